@@ -1,0 +1,139 @@
+"""The operator's settings: frozen sections, one per room, each handed to its room alone.
+
+`load` reads them once, at the edge: flag over environment (TAILRACE_<SECTION>_<FIELD>) over file (TOML, one table per
+section) over default. Nothing below this file reads a flag, the environment or a file of settings.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from tailrace.errors import ConfigError
+
+
+def default_cache_dir() -> str:
+    """The user's cache folder for converted models: $XDG_CACHE_HOME or ~/.cache, then tailrace."""
+    return str(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tailrace")
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of the sections."""
+
+
+class ModelConfig(Section):
+    """Which model, and in which arithmetic.
+
+    model: a Hugging Face folder, a hub id, a GGUF file, or None for the small default model.
+    name: the name clients use (and the only one they may); None takes it from the model.
+    dtype: of weights and KV cache. device: "auto" takes a CUDA GPU if there is one. threads: 0 is one per core.
+    """
+
+    model: str | None = None
+    name: str | None = None
+    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+    device: str = "auto"
+    threads: int = 0
+    cache_dir: str = msgspec.field(default_factory=default_cache_dir)
+    trust_remote_code: bool = False
+
+
+class CacheConfig(Section):
+    """The block-paged KV cache. num_blocks 0 takes as many as fit `memory_gib` (0: a share of what is free)."""
+
+    block_size: int = 16
+    num_blocks: int = 0
+    memory_gib: float = 0.0
+    prefix_reuse: bool = True
+
+
+class SchedulerConfig(Section):
+    """Limits of one step and of the waiting line. max_model_len 0 takes the model's own."""
+
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 512
+    max_model_len: int = 0
+    max_waiting: int = 10_000
+
+
+class EngineConfig(Section):
+    """All that the engine process needs; crosses to it as one message at start."""
+
+    model: ModelConfig = ModelConfig()
+    cache: CacheConfig = CacheConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
+
+
+class ServerConfig(Section):
+    """The HTTP front end. `on_engine_death`: exit with an error, or start a new engine. Times are in seconds."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    on_engine_death: Literal["exit", "restart"] = "exit"
+    start_timeout_s: float = 600.0
+    drain_timeout_s: float = 30.0
+    max_logprobs: int = 20
+    max_queue_bytes: int = 4 << 20
+
+
+class Config(Section):
+    """Every section."""
+
+    model: ModelConfig = ModelConfig()
+    cache: CacheConfig = CacheConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
+    server: ServerConfig = ServerConfig()
+
+    @property
+    def engine(self) -> EngineConfig:
+        """The sections of the engine process."""
+        return EngineConfig(model=self.model, cache=self.cache, scheduler=self.scheduler)
+
+
+SECTIONS = ("model", "cache", "scheduler", "server")
+
+
+def load(
+    flags: Mapping[str, Mapping[str, Any]] | None = None,
+    env: Mapping[str, str] | None = None,
+    file: str | Path | None = None,
+) -> Config:
+    """Settings from flags ({section: {field: value}}, None values skipped), environment and file, in that precedence.
+
+    Raises:
+        ConfigError: naming the field, for an unknown table or field, a wrong type, or a file that can't be read.
+    """
+    merged: dict[str, dict[str, Any]] = {name: {} for name in SECTIONS}
+    if file is not None:
+        try:
+            tables = tomllib.loads(Path(file).read_text())
+        except (OSError, tomllib.TOMLDecodeError) as error:
+            raise ConfigError(f"{file}: {error}") from error
+        for name, table in tables.items():
+            if name not in merged or not isinstance(table, dict):
+                raise ConfigError(f"{file}: unknown table [{name}]; there are {', '.join(SECTIONS)}")
+            merged[name].update(table)
+    env = os.environ if env is None else env
+    for name in SECTIONS:
+        for field in fields(name):
+            value = env.get(f"TAILRACE_{name}_{field}".upper())
+            if value is not None:
+                merged[name][field] = value
+    for name, given in (flags or {}).items():
+        merged[name].update({field: value for field, value in given.items() if value is not None})
+    try:
+        return msgspec.convert(merged, Config, strict=False)
+    except msgspec.ValidationError as error:
+        raise ConfigError(str(error)) from error
+
+
+def fields(section: str) -> tuple[str, ...]:
+    """The field names of a section."""
+    return {
+        "model": ModelConfig, "cache": CacheConfig, "scheduler": SchedulerConfig, "server": ServerConfig,
+    }[section].__struct_fields__  # fmt: skip

@@ -1,0 +1,105 @@
+"""Every error tailrace raises on purpose, split by whose fault it is. Each knows its HTTP status.
+
+    TailraceError
+    ├── RequestError                 the caller's fault: 400
+    │   ├── ParameterError           one field is out of range; also a ValueError
+    │   ├── ContextLengthError       the prompt can never fit: 400, code context_length_exceeded
+    │   └── ModelNotFoundError       no such model: 404
+    ├── ConfigError                  the operator's fault: refused at start
+    │   └── ModelLoadError           the model can't be found, fetched or loaded
+    └── EngineError                  ours: 500
+        ├── RowError                 the logits of this one request are unusable (NaN, +inf, all masked)
+        ├── OverloadedError          the waiting line is full: 503, try later
+        └── EngineDeadError          the engine process is gone: 503
+
+Internal code raises; api/problems.py is the one place that turns an error into an HTTP answer, and engine/step.py the
+one place that turns an error of a single request into its `Failed` message.
+"""
+
+from __future__ import annotations
+
+
+class TailraceError(Exception):
+    """Base of all. `code` is the machine-readable word that travels on the wire and in OpenAI's error body."""
+
+    status = 500
+    code = "internal_error"
+    type = "server_error"
+
+
+class RequestError(TailraceError):
+    """The request can't be served as it was asked."""
+
+    status = 400
+    code = "invalid_request"
+    type = "invalid_request_error"
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class ParameterError(RequestError, ValueError):
+    """A parameter is out of range. The message names the field, the range and what was given."""
+
+    code = "invalid_value"
+
+
+class ContextLengthError(RequestError):
+    """Prompt and output can't fit the model's context or the KV cache, now or ever."""
+
+    code = "context_length_exceeded"
+
+
+class ModelNotFoundError(RequestError):
+    """The named model is not the one (or one of those) being served."""
+
+    status = 404
+    code = "model_not_found"
+
+
+class ConfigError(TailraceError):
+    """A flag, an environment variable or a configuration file says something impossible."""
+
+    code = "invalid_config"
+
+
+class ModelLoadError(ConfigError):
+    """The model can't be found, fetched, converted or loaded."""
+
+    code = "model_load_failed"
+
+
+class EngineError(TailraceError):
+    """Something went wrong on our side."""
+
+    code = "engine_error"
+
+
+class RowError(EngineError):
+    """This request's logits have no defined distribution: NaN, +inf, or every token masked."""
+
+    code = "invalid_logits"
+
+
+class OverloadedError(EngineError):
+    """Too many requests are waiting."""
+
+    status = 503
+    code = "overloaded"
+
+
+class EngineDeadError(EngineError):
+    """The engine process died or never came up; every open stream ends with this."""
+
+    status = 503
+    code = "engine_dead"
+
+
+BY_CODE: dict[str, type[TailraceError]] = {
+    cls.code: cls
+    for cls in (
+        RequestError, ParameterError, ContextLengthError, ModelNotFoundError,
+        ConfigError, ModelLoadError, EngineError, RowError, OverloadedError, EngineDeadError,
+    )
+}  # fmt: skip

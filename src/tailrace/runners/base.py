@@ -1,0 +1,64 @@
+"""Token ids → logits: what a model runner is. Knows nothing of requests, sampling or text.
+
+A step is one flat bag of tokens: prefill chunks and single decode tokens side by side, no padding. The KV cache is
+paged: block b, offset o hold the key and value of one position of one sequence; a sequence's blocks are listed in its
+row of `block_tables`. The engine owns which block belongs to whom; the runner owns the memory.
+
+Symbols: T tokens in the step, N sequences in the step, L wanted logits, V vocabulary, B blocks per table row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One step's input. All tensors are on the CPU; the runner moves what it needs. Sequence i owns the tokens
+    query_start[i] … query_start[i + 1] − 1; they are the last of its kv_len[i] positions.
+
+    token_ids:    int64 [T]
+    positions:    int64 [T], 0-based within the sequence
+    slot_mapping: int64 [T], where the token's key and value go: block · block_size + offset
+    query_start:  int32 [N + 1]
+    kv_len:       int32 [N], positions in the cache once this step has written its own
+    block_tables: int32 [N, B], padded with 0
+    wanted:       int64 [L], indices into the T tokens whose next-token logits are asked for
+    """
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    slot_mapping: torch.Tensor
+    query_start: torch.Tensor
+    kv_len: torch.Tensor
+    block_tables: torch.Tensor
+    wanted: torch.Tensor
+
+
+@runtime_checkable
+class ModelRunner(Protocol):
+    """Anything that turns a Batch into logits."""
+
+    vocab_size: int
+    max_model_len: int
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of KV cache per block over all layers, for the block size given to `allocate` (0: no cache needed)."""
+        ...
+
+    def allocate(self, num_blocks: int) -> None:
+        """Make the KV cache. Called once, before the first forward."""
+        ...
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        """Write keys and values of all T tokens, attend causally within each sequence, return logits [L, V] of the wanted
+        tokens, in the model's own dtype, on its device. The result may be overwritten by the next call."""
+        ...
+
+    def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
+        """Copy whole blocks (source, destination) in every layer: copy-on-write of a shared, partly filled block."""
+        ...

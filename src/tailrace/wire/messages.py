@@ -1,0 +1,150 @@
+"""Everything that crosses between a front end and the engine: tagged msgspec structs, one file, field names on the wire.
+
+Imports no torch and no zmq. A request is named by (id, epoch): the client counts epochs up, so a reused id never meets
+an old output. A request has n sequences, 0 … n−1; each ends in exactly one `Finished` or `Failed`. `Aborted` is the
+acknowledgement of an `Abort`, always sent, also for what the engine does not know (any more).
+
+    front end → engine   Hello, Submit, Abort, Drain
+    engine → front end   Ready, Tokens, Finished, Failed, Aborted, Stats, Drained
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from tailrace.params import SamplingParams
+
+VERSION = 1  # both sides must agree; Hello and Ready carry it
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+class Message(msgspec.Struct, tag=True, frozen=True, omit_defaults=True):
+    """Base of all; the class name is the tag."""
+
+
+class Hello(Message):
+    """A front end introduces itself; answered by Ready once the model is loaded."""
+
+    version: int = VERSION
+
+
+class Submit(Message):
+    """Generate. `priority`: smaller runs first; equal ones first come, first served. `arrival_s`: Unix time."""
+
+    id: str
+    epoch: int
+    prompt: list[int]
+    params: SamplingParams
+    priority: int = 0
+    arrival_s: float = 0.0
+
+
+class Abort(Message):
+    """End all sequences of the request, whatever they are doing. Idempotent. `cause` is for logs and metrics."""
+
+    id: str
+    epoch: int
+    cause: str = "client"
+
+
+class Drain(Message):
+    """Take nothing new, finish what runs, then say Drained and exit."""
+
+
+class ModelInfo(msgspec.Struct, frozen=True):
+    """What a front end must know of the model that the engine serves."""
+
+    name: str
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: list[int]
+
+
+class Ready(Message):
+    """The engine can serve."""
+
+    model: ModelInfo
+    version: int = VERSION
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Of one drawn token: natural-log probability (−inf possible), rank (1 = likeliest; ties to the smaller id), the top n."""
+
+    logprob: float
+    rank: int
+    top_ids: list[int]
+    top_logprobs: list[float]
+
+
+class Tokens(Message):
+    """New tokens of one sequence, in order. `logprobs` has one entry per token if the request asked for them."""
+
+    id: str
+    epoch: int
+    index: int
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None = None
+
+
+class Finished(Message):
+    """Terminal. `stop_token_id` says which id stopped it (EOS or a stop id); its token was sent in Tokens before.
+    `cached_tokens`: how many prompt tokens came from the prefix cache."""
+
+    id: str
+    epoch: int
+    index: int
+    reason: FinishReason
+    stop_token_id: int | None = None
+    cached_tokens: int = 0
+
+
+class Failed(Message):
+    """Terminal. `code` is that of errors.py; `param` the field at fault, if one is."""
+
+    id: str
+    epoch: int
+    index: int
+    code: str
+    message: str
+    param: str | None = None
+
+
+class Aborted(Message):
+    """Acknowledges an Abort: nothing of (id, epoch) will come after this. `known` is False for a request long gone."""
+
+    id: str
+    epoch: int
+    known: bool
+
+
+class Stats(Message):
+    """The engine's counters and gauges, sent about once a second and after the last sequence ended."""
+
+    running: int = 0
+    waiting: int = 0
+    slots_total: int = 0
+    blocks_total: int = 0
+    blocks_used: int = 0  # held by running sequences; cached but free blocks do not count
+    steps: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    preemptions: int = 0
+    finished: dict[str, int] = {}  # by reason
+    step_ms: dict[str, float] = {}  # running totals per part of the step: plan, forward, sample, commit, send
+
+
+class Drained(Message):
+    """The last sequence has ended and the engine exits."""
+
+
+ToEngine = Hello | Submit | Abort | Drain
+FromEngine = Ready | Tokens | Finished | Failed | Aborted | Stats | Drained
+SequenceEvent = Tokens | Finished | Failed
+
+to_engine = msgspec.msgpack.Decoder(list[ToEngine])  # messages travel in lists: one frame per step
+from_engine = msgspec.msgpack.Decoder(list[FromEngine])
+encoder = msgspec.msgpack.Encoder()

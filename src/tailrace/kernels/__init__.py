@@ -1,0 +1,144 @@
+"""The arithmetic: tensors in, tensors out. One public function per operation; its docstring is the contract of every
+backend. `reference/` is the specification in obvious torch, `cpu/` calls the C++ kernels of csrc/.
+
+Knows nothing of requests, models or text. Symbols: R rows, V vocabulary, T tokens, N sequences, M rows of a matrix
+product, Hq and Hkv query and KV heads, D head dimension.
+
+Invariance, where a contract says "row-invariant": the result for a row (token) is the same bits whatever the other rows
+are, however many there are, and however many threads run.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tailrace.kernels.cache import KVCache
+from tailrace.kernels.dispatch import choose
+
+__all__ = [
+    "KVCache",
+    "add_rms_norm",
+    "argmax",
+    "gumbel",
+    "linear",
+    "make_cache",
+    "pack_linear",
+    "paged_attention",
+    "philox",
+    "rms_norm",
+    "rotary",
+    "set_num_threads",
+    "silu_mul",
+    "store_kv",
+]
+
+
+def argmax(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The largest entry of each row; of equal ones (−0 equals +0) the smallest id. Row-invariant, exact.
+
+    Args:
+        logits: [R, V], bf16, f16 or f32, rows may be strided, entries of a row contiguous. Not modified.
+
+    Returns:
+        ids int64 [R], −1 where status is not OK; status int32 [R], see kernels/status.py. NaN beats +inf beats all −inf.
+    """
+    return choose("argmax", logits.device.type, torch.float32)(logits)
+
+
+def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
+    """Weights [N, K] (bf16 or f32; bias [N]) in the order `linear` streams them; the original may be freed."""
+    return choose("pack_linear", weight.device.type, weight.dtype)(weight, bias)
+
+
+def linear(x: torch.Tensor, packed: Any) -> torch.Tensor:
+    """x Wᵀ + b for x [..., K] → [..., N] in x's dtype; fp32 accumulation, rounded once. Row-invariant on the CPU."""
+    return choose("linear", x.device.type, x.dtype)(x, packed)
+
+
+def make_cache(
+    num_blocks: int, heads: int, block_size: int, head_dim: int, dtype: torch.dtype, device: torch.device | str = "cpu"
+) -> KVCache:
+    """One layer's KV cache, zeroed. block_size must be a multiple of 16; the layout is the backend's own business."""
+    device = torch.device(device)
+    return choose("make_cache", device.type, dtype)(num_blocks, heads, block_size, head_dim, dtype, device)
+
+
+def store_kv(cache: KVCache, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> None:
+    """Write keys and values [T, Hkv, D] where slots int64 [T] (block · block_size + offset) say. Positions of a sequence
+    must come in ascending order."""
+    choose("store_kv", key.device.type, cache.dtype)(cache, key, value, slots)
+
+
+def paged_attention(
+    query: torch.Tensor,
+    cache: KVCache,
+    block_tables: torch.Tensor,
+    query_start: torch.Tensor,
+    kv_len: torch.Tensor,
+    *,
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+) -> torch.Tensor:
+    """Causal attention of a flat bag of query tokens over the paged cache; decodes and prefill chunks in one call.
+
+    The tokens of sequence i are query_start[i] … query_start[i + 1] − 1 and are the last of its kv_len[i] positions; their
+    keys and values are in the cache already. Query head h reads KV head h // (Hq / Hkv). fp32 accumulation.
+
+    Args:
+        query: [T, Hq, D]. cache: of one layer. block_tables: int32 [N, B]. query_start: int32 [N + 1]. kv_len: int32 [N].
+        scale: multiplies the scores. window: each token sees so many positions, itself included; 0 is all.
+        softcap: scores become softcap · tanh(score / softcap); 0 is off.
+
+    Returns:
+        [T, Hq, D] in query's dtype. Row-invariant on the CPU, also under any chunking of a prefill.
+    """
+    return choose("paged_attention", query.device.type, query.dtype)(
+        query, cache, block_tables, query_start, kv_len, scale, window, softcap
+    )
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, plus_one: bool = False) -> torch.Tensor:
+    """x / √(mean(x²) + eps) · weight over the last dimension; fp32 inside. The normalised x is rounded before the product, as
+    in Llama; `plus_one` multiplies by 1 + weight in fp32 and rounds once, as in Gemma (arXiv 1910.07467). Row-invariant on the CPU."""
+    return choose("rms_norm", x.device.type, x.dtype)(x, weight, eps, plus_one)
+
+
+def add_rms_norm(residual: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """residual += delta in place, both contiguous [..., dim]; returns rms_norm(residual, weight, eps)."""
+    return choose("add_rms_norm", residual.device.type, residual.dtype)(residual, delta, weight, eps)
+
+
+def rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
+    """Rotary position embedding in place: x [T, H, D] (tokens may be strided), cos and sin [T, rotary ≤ D] in x's dtype, the
+    "rotate half" convention (arXiv 2104.09864). Row-invariant on the CPU."""
+    choose("rotary", x.device.type, x.dtype)(x, cos, sin)
+
+
+def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """silu(gate) · up for [..., 2·dim] holding gate then up → [..., dim]. Row-invariant on the CPU."""
+    return choose("silu_mul", gate_up.device.type, gate_up.dtype)(gate_up)
+
+
+def philox(key: torch.Tensor, counter: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """Philox4x32-10 (Salmon et al., SC 2011). key: int64, 64 bits; counter: four int64 of 32 bits each; all broadcast.
+    Returns four int64 tensors of 32 random bits each. Exact, the same bits on every backend."""
+    return choose("philox", key.device.type, torch.int64)(key, counter)
+
+
+def gumbel(key: torch.Tensor, position: torch.Tensor, token_ids: torch.Tensor, stream: int) -> torch.Tensor:
+    """Standard Gumbel noise, float32, a function of (key, position, token id, stream) alone; arguments broadcast.
+    32 random bits each; finite: −3.1 … 22.9. The fine end of the bits is where the noise is large, so that a token of
+    probability 1e-9 still wins as often as it should."""
+    return choose("gumbel", key.device.type, torch.int64)(key, position, token_ids, stream)
+
+
+def set_num_threads(threads: int) -> None:
+    """Threads of the C++ kernels, the calling one included."""
+    from tailrace import _cpu
+
+    if threads < 1:
+        raise ValueError(f"threads must be at least 1, got {threads}")
+    _cpu.set_num_threads(threads)

@@ -1,0 +1,399 @@
+// Attention of a flat bag of query tokens over a block-paged KV cache: decodes and causal prefill chunks in one call.
+//
+// Layout. Keys lie transposed within a block, so that one load holds 16 positions of a pair of dimensions and scores
+// come out side by side, without horizontal sums; values lie in pairs of positions, so that the weighted sum takes two
+// positions per multiplication (vdpbf16ps). Floats use the same order without the pairing.
+//
+// Invariance. Positions are walked in chunks of 64 and partitions of 512 counted from the sequence's start, partitions
+// are merged in order, and a masked position adds exactly 0. So a token's result depends on its own sequence alone: not
+// on its neighbours, not on how the prompt was chunked, not on the number of threads. (FlashAttention-2's online
+// softmax, arXiv 2307.08691; fixed partitions as in flash-decoding.)
+#include "kernels.h"
+#include "pool.h"
+#include "simd.h"
+
+#include <algorithm>
+#include <limits>
+#include <vector>
+
+namespace tailrace {
+namespace {
+
+constexpr int kRows = 6;        // query rows (token × head of a KV group) that share a pass over the keys
+constexpr int kChunk = 64;      // positions per step of the online softmax
+constexpr int64_t kPart = 512;  // positions per partition
+constexpr float kNone = -std::numeric_limits<float>::infinity();
+
+struct Tile {
+    int64_t sequence, head, row;  // first row; row = token · group + member
+    int rows;
+    int64_t part_from, part_to;
+};
+
+// What a pass over some positions leaves per row: running maximum, sum of weights, weighted sum of values.
+struct State {
+    float max[kRows], sum[kRows];
+    std::vector<float> out;  // [rows, D]
+    explicit State(int64_t dim) : out(static_cast<size_t>(kRows) * dim) { clear(); }
+    void clear() {
+        std::fill(max, max + kRows, kNone);
+        std::fill(sum, sum + kRows, 0.0f);
+        std::fill(out.begin(), out.end(), 0.0f);
+    }
+};
+
+// Adds `part` to `total`, both relative to their own maxima.
+void merge(State &total, const State &part, int rows, int64_t dim) {
+    for (int r = 0; r < rows; ++r) {
+        if (part.max[r] == kNone) continue;
+        const float max = std::max(total.max[r], part.max[r]);
+        const float a = total.max[r] == kNone ? 0.0f : fast_exp(total.max[r] - max);
+        const float b = fast_exp(part.max[r] - max);
+        total.max[r] = max;
+        total.sum[r] = total.sum[r] * a + part.sum[r] * b;
+        float *to = total.out.data() + r * dim;
+        const float *from = part.out.data() + r * dim;
+        for (int64_t d = 0; d < dim; ++d) to[d] = to[d] * a + from[d] * b;
+    }
+}
+
+// ---- scores: s[r][j] = q_r · k_j for 16 positions; keys points at [D/pair][stride] of this head, offset to position 0.
+
+#if TAILRACE_X86
+template <int R>
+TAILRACE_BF16 void scores_tile(const bf16 *const *q, const bf16 *const *keys, int64_t dim, int64_t stride, float *s) {
+    __m512 acc[R][4];
+    for (int r = 0; r < R; ++r)
+        for (int j = 0; j < 4; ++j) acc[r][j] = _mm512_setzero_ps();
+    const bf16 *k0 = keys[0], *k1 = keys[1], *k2 = keys[2], *k3 = keys[3];
+    for (int64_t d = 0; d < dim; d += 2) {
+        const __m512bh w0 = (__m512bh)_mm512_loadu_si512(k0), w1 = (__m512bh)_mm512_loadu_si512(k1);
+        const __m512bh w2 = (__m512bh)_mm512_loadu_si512(k2), w3 = (__m512bh)_mm512_loadu_si512(k3);
+        k0 += stride, k1 += stride, k2 += stride, k3 += stride;
+#pragma GCC unroll 6
+        for (int r = 0; r < R; ++r) {
+            int32_t pair;
+            std::memcpy(&pair, q[r] + d, 4);
+            const __m512bh b = (__m512bh)_mm512_set1_epi32(pair);
+            acc[r][0] = _mm512_dpbf16_ps(acc[r][0], w0, b);
+            acc[r][1] = _mm512_dpbf16_ps(acc[r][1], w1, b);
+            acc[r][2] = _mm512_dpbf16_ps(acc[r][2], w2, b);
+            acc[r][3] = _mm512_dpbf16_ps(acc[r][3], w3, b);
+        }
+    }
+    for (int r = 0; r < R; ++r)
+        for (int j = 0; j < 4; ++j) _mm512_storeu_ps(s + r * kChunk + 16 * j, acc[r][j]);
+}
+
+// out[r][0 … 16·W) += Σ_pairs p[r][pair] · v[pair]; values[i] points at pair i's dimensions.
+template <int R, int W>
+TAILRACE_BF16 void values_tile(const bf16 *p, const bf16 *const *values, int pairs, int64_t at, int64_t dim,
+                               float *out) {
+    __m512 acc[R][W];
+    for (int r = 0; r < R; ++r)
+        for (int j = 0; j < W; ++j) acc[r][j] = _mm512_loadu_ps(out + r * dim + at + 16 * j);
+    for (int i = 0; i < pairs; ++i) {
+        const bf16 *v = values[i] + 2 * at;
+        __m512bh w[W];
+        for (int j = 0; j < W; ++j) w[j] = (__m512bh)_mm512_loadu_si512(v + 32 * j);
+#pragma GCC unroll 6
+        for (int r = 0; r < R; ++r) {
+            int32_t pair;
+            std::memcpy(&pair, p + r * kChunk + 2 * i, 4);
+            const __m512bh b = (__m512bh)_mm512_set1_epi32(pair);
+            for (int j = 0; j < W; ++j) acc[r][j] = _mm512_dpbf16_ps(acc[r][j], w[j], b);
+        }
+    }
+    for (int r = 0; r < R; ++r)
+        for (int j = 0; j < W; ++j) _mm512_storeu_ps(out + r * dim + at + 16 * j, acc[r][j]);
+}
+
+template <int R>
+TAILRACE_BF16 void values_rows(const bf16 *p, const bf16 *const *values, int pairs, int64_t dim, float *out) {
+    int64_t at = 0;
+    for (; at + 64 <= dim; at += 64) values_tile<R, 4>(p, values, pairs, at, dim, out);
+    for (; at + 16 <= dim; at += 16) values_tile<R, 1>(p, values, pairs, at, dim, out);
+}
+
+#define TAILRACE_BY_ROWS(CALL)      \
+    switch (rows) {                 \
+        case 1: CALL(1); break;     \
+        case 2: CALL(2); break;     \
+        case 3: CALL(3); break;     \
+        case 4: CALL(4); break;     \
+        case 5: CALL(5); break;     \
+        default: CALL(6); break;    \
+    }
+#endif
+
+TAILRACE_CLONES void scores_bf16(int rows, const bf16 *const *q, const bf16 *const *keys, int64_t dim, int64_t stride,
+                                 float *s) {
+    for (int r = 0; r < rows; ++r)
+        for (int c = 0; c < 4; ++c) {
+            float acc[16] = {};
+            const bf16 *k = keys[c];
+            for (int64_t d = 0; d < dim; d += 2, k += stride) {
+                const float even = to_float(q[r][d]), odd = to_float(q[r][d + 1]);
+                for (int j = 0; j < 16; ++j) acc[j] += to_float(k[2 * j]) * even + to_float(k[2 * j + 1]) * odd;
+            }
+            std::memcpy(s + r * kChunk + 16 * c, acc, sizeof acc);
+        }
+}
+
+TAILRACE_CLONES void scores_f32(int rows, const float *const *q, const float *const *keys, int64_t dim, int64_t stride,
+                                float *s) {
+    for (int r = 0; r < rows; ++r)
+        for (int c = 0; c < 4; ++c) {
+            float acc[16] = {};
+            const float *k = keys[c];
+            for (int64_t d = 0; d < dim; ++d, k += stride) {
+                const float value = q[r][d];
+                for (int j = 0; j < 16; ++j) acc[j] += k[j] * value;
+            }
+            std::memcpy(s + r * kChunk + 16 * c, acc, sizeof acc);
+        }
+}
+
+TAILRACE_CLONES void values_bf16(int rows, const bf16 *p, const bf16 *const *values, int pairs, int64_t dim,
+                                 float *out) {
+    for (int r = 0; r < rows; ++r)
+        for (int i = 0; i < pairs; ++i) {
+            const float even = to_float(p[r * kChunk + 2 * i]), odd = to_float(p[r * kChunk + 2 * i + 1]);
+            const bf16 *v = values[i];
+            for (int64_t d = 0; d < dim; ++d) out[r * dim + d] += even * to_float(v[2 * d]) + odd * to_float(v[2 * d + 1]);
+        }
+}
+
+TAILRACE_CLONES void values_f32(int rows, const float *p, const float *const *values, int positions, int64_t dim,
+                                float *out) {
+    for (int r = 0; r < rows; ++r)
+        for (int i = 0; i < positions; ++i) {
+            const float weight = p[r * kChunk + i];
+            const float *v = values[i];
+            for (int64_t d = 0; d < dim; ++d) out[r * dim + d] += weight * v[d];
+        }
+}
+
+// Scale, cap and mask one row's chunk, then its online-softmax step. Visible are positions [low, high) of the chunk.
+// Returns the factor by which the row's sums so far are to be multiplied.
+TAILRACE_CLONES float soften(float *s, int low, int high, float scale, float softcap, float *max, float *sum) {
+    for (int j = 0; j < kChunk; ++j) s[j] *= scale;
+    if (softcap != 0.0f)
+        for (int j = 0; j < kChunk; ++j) s[j] = softcap * std::tanh(s[j] / softcap);
+    for (int j = 0; j < kChunk; ++j) s[j] = (j >= low && j < high) ? s[j] : kNone;
+    float part[16];
+    for (int j = 0; j < 16; ++j) part[j] = s[j];
+    for (int i = 16; i < kChunk; i += 16)
+        for (int j = 0; j < 16; ++j) part[j] = s[i + j] > part[j] ? s[i + j] : part[j];
+    float top = *max;
+    for (int j = 0; j < 16; ++j) top = part[j] > top ? part[j] : top;
+    const float shift = top == kNone ? 0.0f : top;
+    for (int j = 0; j < kChunk; ++j) s[j] = fast_exp(s[j] - shift);
+    for (int j = 0; j < 16; ++j) part[j] = 0.0f;
+    for (int i = 0; i < kChunk; i += 16)
+        for (int j = 0; j < 16; ++j) part[j] += s[i + j];
+    float total = 0.0f;
+    for (int j = 0; j < 16; ++j) total += part[j];
+    const float factor = *max == kNone ? 0.0f : fast_exp(*max - shift);
+    *sum = *sum * factor + total;
+    *max = top;
+    return factor;
+}
+
+TAILRACE_CLONES void to_pairs(const float *s, bf16 *p) {
+    for (int j = 0; j < kChunk; ++j) p[j] = to_bf16(s[j]);
+}
+inline void to_pairs(const float *s, float *p) { std::memcpy(p, s, kChunk * sizeof(float)); }
+
+inline void scores(int rows, const bf16 *const *q, const bf16 *const *keys, int64_t dim, int64_t stride, float *s) {
+#if TAILRACE_X86
+    if (has_bf16()) {
+#define CALL(R) scores_tile<R>(q, keys, dim, stride, s)
+        TAILRACE_BY_ROWS(CALL)
+#undef CALL
+        return;
+    }
+#endif
+    scores_bf16(rows, q, keys, dim, stride, s);
+}
+inline void scores(int rows, const float *const *q, const float *const *keys, int64_t dim, int64_t stride, float *s) {
+    scores_f32(rows, q, keys, dim, stride, s);
+}
+
+inline void weigh(int rows, const bf16 *p, const bf16 *const *values, int count, int64_t dim, float *out) {
+#if TAILRACE_X86
+    if (has_bf16() && dim % 16 == 0) {
+#define CALL(R) values_rows<R>(p, values, count, dim, out)
+        TAILRACE_BY_ROWS(CALL)
+#undef CALL
+        return;
+    }
+#endif
+    values_bf16(rows, p, values, count, dim, out);
+}
+inline void weigh(int rows, const float *p, const float *const *values, int count, int64_t dim, float *out) {
+    values_f32(rows, p, values, count, dim, out);
+}
+
+template <typename T> struct Walk {
+    static constexpr int64_t pair = sizeof(T) == 2 ? 2 : 1;
+    const Attention &c;
+    const Tile &tile;
+    int64_t group, length, first_token;
+    const T *q[kRows];
+    int64_t low[kRows], high[kRows];  // visible positions of each row
+
+    Walk(const Attention &call, const Tile &t) : c(call), tile(t), group(call.heads_q / call.heads_kv) {
+        length = c.kv_len[t.sequence];
+        first_token = c.query_start[t.sequence];
+        const int64_t tokens = c.query_start[t.sequence + 1] - first_token;
+        for (int r = 0; r < t.rows; ++r) {
+            q[r] = static_cast<const T *>(c.query) + offset(r, c.query_stride);
+            const int64_t position = length - tokens + (t.row + r) / group;
+            high[r] = position + 1;
+            low[r] = c.window > 0 ? std::max<int64_t>(0, position + 1 - c.window) : 0;
+        }
+    }
+
+    int64_t offset(int r, int64_t token_stride) const {
+        const int64_t row = tile.row + r;
+        return (first_token + row / group) * token_stride + (tile.head * group + row % group) * c.head_dim;
+    }
+
+    int64_t block_base(int64_t position) const {
+        const int64_t block = c.tables[tile.sequence * c.table_width + position / c.block_size];
+        return (block * c.heads_kv + tile.head) * c.block_size * c.head_dim;
+    }
+
+    void chunk(int64_t base, int64_t end, State &state) const {
+        const int count = static_cast<int>(std::min<int64_t>(kChunk, end - base));
+        const T *keys[4];
+        for (int i = 0; i < 4; ++i) {
+            // past the end any valid address will do: those scores are masked
+            const int64_t position = base + (16 * i < count ? 16 * i : 0);
+            keys[i] = static_cast<const T *>(c.keys) + block_base(position) + position % c.block_size * pair;
+        }
+        const T *values[kChunk];
+        const int units = static_cast<int>((count + pair - 1) / pair);
+        for (int i = 0; i < units; ++i) {
+            const int64_t position = base + i * pair;
+            values[i] = static_cast<const T *>(c.values) + block_base(position) + position % c.block_size * c.head_dim;
+        }
+        alignas(64) float s[kRows * kChunk];
+        alignas(64) T p[kRows * kChunk];
+        scores(tile.rows, q, keys, c.head_dim, c.block_size * pair, s);
+        for (int r = 0; r < tile.rows; ++r) {
+            const int from = static_cast<int>(std::clamp<int64_t>(low[r] - base, 0, kChunk));
+            const int to = static_cast<int>(std::clamp<int64_t>(std::min(high[r], end) - base, 0, kChunk));
+            const float factor =
+                soften(s + r * kChunk, from, to, c.scale, c.softcap, &state.max[r], &state.sum[r]);
+            if (factor != 1.0f)
+                for (int64_t d = 0; d < c.head_dim; ++d) state.out[r * c.head_dim + d] *= factor;
+            to_pairs(s + r * kChunk, p + r * kChunk);
+        }
+        weigh(tile.rows, p, values, units, c.head_dim, state.out.data());
+    }
+
+    void part(int64_t index, State &state) const {
+        const int64_t end = std::min((index + 1) * kPart, high[tile.rows - 1]);
+        for (int64_t base = std::max(index * kPart, low[0] / kChunk * kChunk); base < end; base += kChunk)
+            chunk(base, std::min(length, high[tile.rows - 1]), state);
+    }
+
+    void finish(const State &total) const {
+        for (int r = 0; r < tile.rows; ++r) {
+            T *out = static_cast<T *>(c.out) + offset(r, c.heads_q * c.head_dim);
+            const float scale = total.sum[r] > 0.0f ? 1.0f / total.sum[r] : total.sum[r];
+            for (int64_t d = 0; d < c.head_dim; ++d) out[d] = from_float<T>(total.out[r * c.head_dim + d] * scale);
+        }
+    }
+};
+
+std::vector<Tile> tiles(const Attention &c) {
+    std::vector<Tile> list;
+    const int64_t group = c.heads_q / c.heads_kv;
+    for (int64_t s = 0; s < c.sequences; ++s) {
+        const int64_t rows = (c.query_start[s + 1] - c.query_start[s]) * group;
+        const int64_t parts = (c.kv_len[s] + kPart - 1) / kPart;
+        for (int64_t h = 0; h < c.heads_kv; ++h)
+            for (int64_t r = 0; r < rows; r += kRows)
+                list.push_back({s, h, r, static_cast<int>(std::min<int64_t>(kRows, rows - r)), 0, parts});
+    }
+    return list;
+}
+
+template <typename T> void whole(const Attention &c, const std::vector<Tile> &list) {
+    Pool::instance().run(static_cast<int64_t>(list.size()), [&](int64_t i) {
+        const Walk<T> walk(c, list[i]);
+        State total(c.head_dim), one(c.head_dim);
+        for (int64_t p = list[i].part_from; p < list[i].part_to; ++p) {
+            one.clear();
+            walk.part(p, one);
+            merge(total, one, list[i].rows, c.head_dim);
+        }
+        walk.finish(total);
+    });
+}
+
+// Few tiles and long contexts: every partition is a task of its own, merged in order afterwards.
+template <typename T> void split(const Attention &c, const std::vector<Tile> &list) {
+    std::vector<std::pair<int64_t, int64_t>> work;
+    std::vector<size_t> first(list.size() + 1);
+    for (size_t i = 0; i < list.size(); ++i) {
+        first[i] = work.size();
+        for (int64_t p = 0; p < list[i].part_to; ++p) work.emplace_back(i, p);
+    }
+    first[list.size()] = work.size();
+    std::vector<State> states(work.size(), State(c.head_dim));
+    Pool::instance().run(static_cast<int64_t>(work.size()), [&](int64_t w) {
+        Walk<T>(c, list[work[w].first]).part(work[w].second, states[w]);
+    });
+    for (size_t i = 0; i < list.size(); ++i) {
+        State total(c.head_dim);
+        for (size_t w = first[i]; w < first[i + 1]; ++w) merge(total, states[w], list[i].rows, c.head_dim);
+        Walk<T>(c, list[i]).finish(total);
+    }
+}
+
+template <typename T> void run(const Attention &c) {
+    const std::vector<Tile> list = tiles(c);
+    int64_t parts = 0;
+    for (const Tile &tile : list) parts = std::max(parts, tile.part_to);
+    const bool few = static_cast<int64_t>(list.size()) < 4 * Pool::instance().size();
+    few &&parts > 1 ? split<T>(c, list) : whole<T>(c, list);
+}
+
+template <typename T>
+void store(const T *key, const T *value, T *keys, T *values, const int64_t *slots, int64_t tokens, int64_t heads,
+           int64_t dim, int64_t size, int64_t key_stride, int64_t value_stride) {
+    constexpr int64_t pair = sizeof(T) == 2 ? 2 : 1;
+    for (int64_t t = 0; t < tokens; ++t) {
+        const int64_t block = slots[t] / size, at = slots[t] % size;
+        for (int64_t h = 0; h < heads; ++h) {
+            const int64_t base = (block * heads + h) * size * dim;
+            const T *k = key + t * key_stride + h * dim, *v = value + t * value_stride + h * dim;
+            for (int64_t d = 0; d < dim; ++d) keys[base + d / pair * pair * size + at * pair + d % pair] = k[d];
+            T *row = values + base + at / pair * pair * dim + at % pair;
+            for (int64_t d = 0; d < dim; ++d) row[d * pair] = v[d];
+            // the pair's other half may be an old owner's: a zero weight must not meet its NaN or infinity
+            if (pair == 2 && at % 2 == 0)
+                for (int64_t d = 0; d < dim; ++d) row[d * 2 + 1] = T{0};
+        }
+    }
+}
+
+}  // namespace
+
+void store_kv(const void *key, const void *value, Type type, void *keys, void *values, const int64_t *slots,
+              int64_t tokens, int64_t heads, int64_t dim, int64_t size, int64_t key_stride, int64_t value_stride) {
+    if (type == Type::f32)
+        store(static_cast<const float *>(key), static_cast<const float *>(value), static_cast<float *>(keys),
+              static_cast<float *>(values), slots, tokens, heads, dim, size, key_stride, value_stride);
+    else
+        store(static_cast<const bf16 *>(key), static_cast<const bf16 *>(value), static_cast<bf16 *>(keys),
+              static_cast<bf16 *>(values), slots, tokens, heads, dim, size, key_stride, value_stride);
+}
+
+void attention(const Attention &call, Type type) { type == Type::f32 ? run<float>(call) : run<bf16>(call); }
+
+}  // namespace tailrace

@@ -1,0 +1,44 @@
+// The kernels' C++ interface. Contracts (shapes, dtypes, ties, invariance) are in src/tailrace/kernels/__init__.py.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace tailrace {
+
+enum class Type : int { f32 = 0, bf16 = 1, f16 = 2 };
+
+void argmax(const void *logits, Type type, int64_t rows, int64_t vocab, int64_t row_stride, int64_t *ids,
+            int32_t *status);
+
+// Packed weights: blocks of 64 outputs; bf16 interleaves pairs of inputs, [N/64][K/2][64][2]; f32 is [N/64][K][64].
+constexpr int64_t kPack = 64;
+int64_t packed_elements(Type type, int64_t n, int64_t k);
+void pack_linear(const void *weight, Type type, int64_t n, int64_t k, void *packed);
+void linear(const void *x, Type type, int64_t m, int64_t k, int64_t x_stride, const void *packed, const void *bias,
+            int64_t n, void *y);
+
+struct Attention {
+    const void *query;  // [T, Hq, D]
+    void *out;          // [T, Hq, D]
+    const void *keys;   // [blocks, Hkv, D/2, block_size, 2] bf16, [blocks, Hkv, D, block_size] f32
+    const void *values; // [blocks, Hkv, block_size/2, D, 2] bf16, [blocks, Hkv, block_size, D] f32
+    const int32_t *tables;
+    const int32_t *query_start;
+    const int32_t *kv_len;
+    int64_t sequences, table_width, heads_q, heads_kv, head_dim, block_size, query_stride;
+    float scale, softcap;
+    int64_t window;
+};
+void store_kv(const void *key, const void *value, Type type, void *keys, void *values, const int64_t *slots,
+              int64_t tokens, int64_t heads, int64_t dim, int64_t block_size, int64_t key_stride, int64_t value_stride);
+void attention(const Attention &call, Type type);
+
+void rms_norm(const void *x, const void *weight, Type type, int64_t rows, int64_t dim, int64_t stride, float eps,
+              bool plus_one, void *y);
+void add_rms_norm(void *residual, const void *delta, const void *weight, Type type, int64_t rows, int64_t dim, float eps,
+                  void *y);
+void rope(void *x, const void *cos, const void *sin, Type type, int64_t tokens, int64_t heads, int64_t dim,
+          int64_t rotary, int64_t stride);
+void silu_mul(const void *gate_up, Type type, int64_t rows, int64_t dim, void *y);
+
+}  // namespace tailrace

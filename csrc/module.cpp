@@ -1,0 +1,64 @@
+// The Python binding: addresses and sizes in, nothing checked here; src/tailrace/kernels/cpu checks shapes and dtypes.
+#include <nanobind/nanobind.h>
+
+#include "kernels.h"
+#include "pool.h"
+#include "simd.h"
+
+namespace nb = nanobind;
+using namespace tailrace;
+
+namespace {
+
+using Address = uintptr_t;
+template <typename T = void> T *at(Address address) { return reinterpret_cast<T *>(address); }
+
+}  // namespace
+
+NB_MODULE(_cpu, m) {
+    using Free = nb::call_guard<nb::gil_scoped_release>;
+    m.doc() = "tailrace's CPU kernels; call them through tailrace.kernels";
+    m.def("set_num_threads", [](int n) { Pool::instance().resize(n); }, Free());
+    m.def("num_threads", [] { return Pool::instance().size(); });
+    m.def("has_bf16", [] { return has_bf16(); });
+    m.def("argmax", [](Address logits, int type, int64_t rows, int64_t vocab, int64_t stride, Address ids, Address status) {
+        argmax(at(logits), Type(type), rows, vocab, stride, at<int64_t>(ids), at<int32_t>(status));
+    }, Free());
+    m.def("packed_elements", [](int type, int64_t n, int64_t k) { return packed_elements(Type(type), n, k); });
+    m.def("pack_linear", [](Address weight, int type, int64_t n, int64_t k, Address packed) {
+        pack_linear(at(weight), Type(type), n, k, at(packed));
+    }, Free());
+    m.def("linear", [](Address x, int type, int64_t rows, int64_t k, int64_t stride, Address packed, Address bias,
+                       int64_t n, Address y) {
+        linear(at(x), Type(type), rows, k, stride, at(packed), at(bias), n, at(y));
+    }, Free());
+    m.def("store_kv", [](Address key, Address value, int type, Address keys, Address values, Address slots,
+                         int64_t tokens, int64_t heads, int64_t dim, int64_t block_size, int64_t key_stride,
+                         int64_t value_stride) {
+        store_kv(at(key), at(value), Type(type), at(keys), at(values), at<int64_t>(slots), tokens, heads, dim,
+                 block_size, key_stride, value_stride);
+    }, Free());
+    m.def("attention", [](Address query, Address out, int type, Address keys, Address values, Address tables,
+                          Address query_start, Address kv_len, int64_t sequences, int64_t table_width, int64_t heads_q,
+                          int64_t heads_kv, int64_t dim, int64_t block_size, int64_t query_stride, float scale,
+                          float softcap, int64_t window) {
+        attention({at(query), at(out), at(keys), at(values), at<int32_t>(tables), at<int32_t>(query_start),
+                   at<int32_t>(kv_len), sequences, table_width, heads_q, heads_kv, dim, block_size, query_stride, scale,
+                   softcap, window}, Type(type));
+    }, Free());
+    m.def("rms_norm", [](Address x, Address weight, int type, int64_t rows, int64_t dim, int64_t stride, float eps,
+                         bool plus_one, Address y) {
+        rms_norm(at(x), at(weight), Type(type), rows, dim, stride, eps, plus_one, at(y));
+    }, Free());
+    m.def("add_rms_norm", [](Address residual, Address delta, Address weight, int type, int64_t rows, int64_t dim,
+                             float eps, Address y) {
+        add_rms_norm(at(residual), at(delta), at(weight), Type(type), rows, dim, eps, at(y));
+    }, Free());
+    m.def("rope", [](Address x, Address cos, Address sin, int type, int64_t tokens, int64_t heads, int64_t dim,
+                     int64_t rotary, int64_t stride) {
+        rope(at(x), at(cos), at(sin), Type(type), tokens, heads, dim, rotary, stride);
+    }, Free());
+    m.def("silu_mul", [](Address gate_up, int type, int64_t rows, int64_t dim, Address y) {
+        silu_mul(at(gate_up), Type(type), rows, dim, at(y));
+    }, Free());
+}

@@ -1,0 +1,75 @@
+// bfloat16 as its 16 bits, run-time dispatch, and an exponential that every path shares.
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
+#include <immintrin.h>
+#define TAILRACE_X86 1
+// The portable loops are compiled three times and chosen at load time.
+#define TAILRACE_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#define TAILRACE_BF16 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,fma")))
+#else
+#define TAILRACE_X86 0
+#define TAILRACE_CLONES
+#endif
+
+namespace tailrace {
+
+using bf16 = uint16_t;
+
+inline float to_float(bf16 x) {
+    const uint32_t bits = static_cast<uint32_t>(x) << 16;
+    float out;
+    std::memcpy(&out, &bits, 4);
+    return out;
+}
+inline float to_float(float x) { return x; }
+
+// Round to nearest, ties to even; NaN stays NaN.
+inline bf16 to_bf16(float x) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    const uint32_t rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
+    const bool nan = (bits & 0x7fffffffu) > 0x7f800000u;
+    return static_cast<bf16>(nan ? ((bits >> 16) | 0x40u) : (rounded >> 16));
+}
+template <typename T> inline T from_float(float x);
+template <> inline float from_float<float>(float x) { return x; }
+template <> inline bf16 from_float<bf16>(float x) { return to_bf16(x); }
+
+// exp(x) for x <= 0 (and a little above), relative error < 2e-7; exactly 1 at 0 and 0 below -87.
+// Cody-Waite reduction and a degree-6 polynomial; branch-free, so loops over it vectorise.
+inline float fast_exp(float x) {
+    const float clamped = x < -87.0f ? -87.0f : (x > 88.0f ? 88.0f : x);
+    const float shifted = clamped * 1.44269504088896341f + 12582912.0f;
+    const float n = shifted - 12582912.0f;
+    const float r = (clamped - n * 0.693359375f) + n * 2.12194440e-4f;
+    float p = 1.9875691500e-4f;
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    uint32_t bits;
+    std::memcpy(&bits, &shifted, 4);
+    const uint32_t power = (bits + 127u) << 23;
+    float scale;
+    std::memcpy(&scale, &power, 4);
+    return x < -87.0f ? 0.0f : p * scale;
+}
+
+// True where the CPU multiplies bfloat16 pairs (vdpbf16ps); decided once.
+inline bool has_bf16() {
+#if TAILRACE_X86
+    static const bool yes = __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vl") &&
+                            __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq");
+    return yes;
+#else
+    return false;
+#endif
+}
+
+}  // namespace tailrace

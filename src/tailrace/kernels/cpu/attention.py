@@ -1,0 +1,68 @@
+"""Paged attention by csrc/attention.cpp, which says how its caches are laid out."""
+
+from __future__ import annotations
+
+import torch
+
+from tailrace import _cpu
+from tailrace.kernels.cache import KVCache
+from tailrace.kernels.cpu.types import CODES
+
+
+def make_cache(
+    num_blocks: int, heads: int, block_size: int, head_dim: int, dtype: torch.dtype, device: torch.device
+) -> KVCache:
+    if block_size % 16:
+        raise ValueError(f"block_size must be a multiple of 16, got {block_size}")
+    if head_dim % 2:
+        raise ValueError(f"head_dim must be even, got {head_dim}")
+    pair = 2 if dtype == torch.bfloat16 else 1
+    return KVCache(
+        torch.zeros((num_blocks, heads, head_dim // pair, block_size, pair), dtype=dtype),
+        torch.zeros((num_blocks, heads, block_size // pair, head_dim, pair), dtype=dtype),
+        heads,
+        block_size,
+        head_dim,
+    )
+
+
+def rows(x: torch.Tensor) -> torch.Tensor:
+    """x [T, H, D] with the heads of a token side by side; the tokens may be strided."""
+    return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()
+
+
+def store_kv(cache: KVCache, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> None:
+    shape = (slots.shape[0], cache.heads, cache.head_dim)
+    if key.shape != shape or value.shape != shape or key.dtype != cache.dtype or value.dtype != cache.dtype:
+        raise ValueError(f"key and value must be {shape} of {cache.dtype}, got {tuple(key.shape)}, {tuple(value.shape)}")
+    key, value = rows(key), rows(value)
+    _cpu.store_kv(
+        key.data_ptr(), value.data_ptr(), CODES[cache.dtype], cache.keys.data_ptr(), cache.values.data_ptr(),
+        slots.data_ptr(), shape[0], cache.heads, cache.head_dim, cache.block_size, key.stride(0), value.stride(0),
+    )  # fmt: skip
+
+
+def paged_attention(
+    query: torch.Tensor,
+    cache: KVCache,
+    block_tables: torch.Tensor,
+    query_start: torch.Tensor,
+    kv_len: torch.Tensor,
+    scale: float,
+    window: int,
+    softcap: float,
+) -> torch.Tensor:
+    tokens, heads, dim = query.shape
+    if dim != cache.head_dim or heads % cache.heads or query.dtype != cache.dtype:
+        raise ValueError(
+            f"query must be [T, a multiple of {cache.heads}, {cache.head_dim}] of {cache.dtype}, "
+            f"got {query.dtype} {tuple(query.shape)}"
+        )
+    query = rows(query)
+    out = torch.empty((tokens, heads, dim), dtype=query.dtype)
+    _cpu.attention(
+        query.data_ptr(), out.data_ptr(), CODES[query.dtype], cache.keys.data_ptr(), cache.values.data_ptr(),
+        block_tables.data_ptr(), query_start.data_ptr(), kv_len.data_ptr(), kv_len.shape[0], block_tables.shape[1],
+        heads, cache.heads, dim, cache.block_size, query.stride(0), scale, softcap, window,
+    )  # fmt: skip
+    return out

@@ -1,0 +1,52 @@
+"""Packed linear layers by csrc/linear.cpp."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from tailrace import _cpu
+from tailrace.kernels.cpu.types import CODES
+
+
+class Packed(NamedTuple):
+    """data: the packed weights of an [N, K] matrix. K is even for bf16 (a zero column is added where it was odd)."""
+
+    data: torch.Tensor
+    bias: torch.Tensor | None
+    n: int
+    k: int
+
+
+def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Packed:
+    if weight.dim() != 2 or weight.dtype not in (torch.bfloat16, torch.float32):
+        raise ValueError(f"weight must be [N, K] of bf16 or f32, got {weight.dtype} {tuple(weight.shape)}")
+    if bias is not None and (bias.shape != weight.shape[:1] or bias.dtype != weight.dtype):
+        raise ValueError(f"bias must be [{weight.shape[0]}] of {weight.dtype}, got {bias.dtype} {tuple(bias.shape)}")
+    n, k = weight.shape
+    if k % 2:
+        weight = torch.nn.functional.pad(weight, (0, 1))
+    weight = weight.detach().contiguous()
+    code = CODES[weight.dtype]
+    data = torch.empty(_cpu.packed_elements(code, n, weight.shape[1]), dtype=weight.dtype)
+    _cpu.pack_linear(weight.data_ptr(), code, n, weight.shape[1], data.data_ptr())
+    return Packed(data, None if bias is None else bias.detach().clone(), n, k)
+
+
+def linear(x: torch.Tensor, packed: Packed) -> torch.Tensor:
+    if x.shape[-1] != packed.k or x.dtype != packed.data.dtype:
+        raise ValueError(f"x must be [..., {packed.k}] of {packed.data.dtype}, got {x.dtype} {tuple(x.shape)}")
+    k = packed.k
+    if k % 2:
+        x, k = torch.nn.functional.pad(x, (0, 1)), k + 1
+    rows = x.reshape(-1, k)
+    if rows.stride(1) != 1:
+        rows = rows.contiguous()
+    y = torch.empty((*x.shape[:-1], packed.n), dtype=x.dtype)
+    bias = 0 if packed.bias is None else packed.bias.data_ptr()
+    _cpu.linear(
+        rows.data_ptr(), CODES[x.dtype], rows.shape[0], k, rows.stride(0), packed.data.data_ptr(), bias, packed.n,
+        y.data_ptr(),
+    )  # fmt: skip
+    return y

@@ -1,0 +1,23 @@
+"""Linear layers, in torch: nothing is packed."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+
+class Plain(NamedTuple):
+    """weight [N, K], bias [N] or None."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+
+
+def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Plain:
+    return Plain(weight, bias)
+
+
+def linear(x: torch.Tensor, packed: Plain) -> torch.Tensor:
+    return F.linear(x, packed.weight, packed.bias)

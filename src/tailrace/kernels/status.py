@@ -1,0 +1,12 @@
+"""What can be wrong with a row of logits. One code per row, the same in every backend and in csrc/argmax.cpp."""
+
+OK = 0
+EMPTY = 1  # every entry is −inf: nothing can be drawn
+NAN = 2
+INF = 3  # +inf: no distribution is defined
+
+MESSAGES = {
+    EMPTY: "every token is masked (all logits are -inf)",
+    NAN: "the logits hold NaN",
+    INF: "the logits hold +inf",
+}

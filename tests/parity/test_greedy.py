@@ -1,0 +1,187 @@
+"""Greedy tokens equal transformers' `generate`, however the engine schedules the work.
+
+Twenty prompts of different lengths; alone, batched together, with chunked prefill, with prefix reuse, with preemption
+forced by a tiny cache, and with n = 3. In float32 the tokens must be equal; in bfloat16 two arithmetic orders may part at
+a near-tie, so a divergence is allowed only where transformers' own logits put the two tokens closer than BF16_MARGIN,
+and every one is printed with its margin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from tailrace.config import CacheConfig, ModelConfig, SchedulerConfig
+from tailrace.engine.engine import Engine
+from tailrace.models import describe
+from tailrace.params import SamplingParams
+from tailrace.runners import load_runner
+from tailrace.wire.inproc import InprocClient
+from tailrace.wire.messages import Failed, Finished, Tokens
+
+pytestmark = pytest.mark.model
+
+NUM_TOKENS = 24
+BF16_MARGIN = 0.5  # logits are around 16 … 32, where neighbouring bf16 values lie 0.125 apart
+SEED_TEXT = (
+    "The river ran down from the hills past the old mill, where the wheel had turned for two hundred years. "
+    "def fibonacci(n):\n    if n < 2:\n        return n\n    return fibonacci(n - 1) + fibonacci(n - 2)\n"
+    "In 1969 three people flew to the moon; what they found there was dust, rock and silence. "
+    "Once upon a time, in a small village by the sea, there lived a fisherman who could not swim. "
+)
+
+
+@dataclass(frozen=True)
+class World:
+    """How one run is scheduled."""
+
+    max_num_seqs: int = 32
+    max_num_batched_tokens: int = 512
+    num_blocks: int = 512
+    prefix_reuse: bool = False
+
+
+WORLDS = {
+    "batched": World(),
+    "alone": World(max_num_seqs=1),
+    "chunked": World(max_num_batched_tokens=32),
+    "preempted": World(num_blocks=40, max_num_batched_tokens=64),
+    "prefix reuse": World(prefix_reuse=True),
+}
+
+
+@pytest.fixture(scope="module")
+def prompts(model_folder: Path) -> list[list[int]]:
+    from tailrace.text.tokenizer import Tokenizer
+
+    ids = Tokenizer.load(model_folder).encode(SEED_TEXT * 3)
+    lengths = [1, 2, 3, 5, 7, 11, 15, 16, 17, 23, 31, 32, 33, 47, 48, 64, 80, 100, 128, 200]
+    return [ids[i * 3 : i * 3 + length] for i, length in enumerate(lengths)]
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def dtype(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def reference(model_folder: Path, dtype: str):
+    from transformers import AutoModelForCausalLM
+
+    torch.set_num_threads(2)
+    return AutoModelForCausalLM.from_pretrained(model_folder, dtype=getattr(torch, dtype)).eval()
+
+
+@pytest.fixture(scope="module")
+def expected(reference, prompts: list[list[int]]) -> list[list[int]]:
+    outputs = []
+    for prompt in prompts:
+        ids = torch.tensor([prompt])
+        with torch.inference_mode():
+            out = reference.generate(
+                ids, attention_mask=torch.ones_like(ids), max_new_tokens=NUM_TOKENS, min_new_tokens=NUM_TOKENS,
+                do_sample=False, pad_token_id=0,
+            )  # fmt: skip
+        outputs.append(out[0, len(prompt) :].tolist())
+    return outputs
+
+
+@pytest.fixture(scope="module")
+def engine_parts(model_folder: Path, dtype: str):
+    """A loaded runner per cache size, made once each: loading is the slow part."""
+    made: dict[int, object] = {}
+
+    def engine(world: World) -> Engine:
+        config = ModelConfig(dtype=dtype, threads=2)
+        if world.num_blocks not in made:
+            made[world.num_blocks] = load_runner(config, model_folder, block_size=16, max_num_batched_tokens=512)
+        return Engine(
+            made[world.num_blocks],
+            describe(model_folder, "smollm2"),
+            CacheConfig(num_blocks=world.num_blocks, prefix_reuse=world.prefix_reuse),
+            SchedulerConfig(max_num_seqs=world.max_num_seqs, max_num_batched_tokens=world.max_num_batched_tokens),
+        )
+
+    return engine
+
+
+def collect(stream: Iterable) -> dict[int, list[int]]:
+    """Token ids per sequence of a stream, checking that each ends in exactly one Finished."""
+    tokens: dict[int, list[int]] = {}
+    ended: list[int] = []
+    for events in stream:
+        for event in events:
+            assert not isinstance(event, Failed), event
+            if isinstance(event, Tokens):
+                tokens.setdefault(event.index, []).extend(event.token_ids)
+            elif isinstance(event, Finished):
+                ended.append(event.index)
+    assert sorted(ended) == sorted(set(ended)) == sorted(tokens)
+    return tokens
+
+
+def greedy(n: int = 1) -> SamplingParams:
+    # min_tokens = max_tokens bans EOS throughout, as generate's min_new_tokens does
+    return SamplingParams(temperature=0.0, n=n, max_tokens=NUM_TOKENS, min_tokens=NUM_TOKENS)
+
+
+def margin(reference, prompt: list[int], theirs: list[int], ours: list[int]) -> float:
+    """By how much transformers prefers its token to ours where the two first part; 0 where they don't."""
+    at = next((i for i, (a, b) in enumerate(zip(theirs, ours, strict=True)) if a != b), None)
+    if at is None:
+        return 0.0
+    with torch.inference_mode():
+        logits = reference(torch.tensor([prompt + theirs[:at]])).logits[0, -1].float()
+    gap = (logits[theirs[at]] - logits[ours[at]]).item()
+    print(f"prompt of {len(prompt)}: tokens part at {at} ({theirs[at]} against {ours[at]}), margin {gap:.4f}")
+    return gap
+
+
+def check(reference, dtype: str, prompts, expected, outputs: list[list[int]]) -> None:
+    for prompt, theirs, ours in zip(prompts, expected, outputs, strict=True):
+        if dtype == "float32":
+            assert ours == theirs, f"prompt of {len(prompt)}: {margin(reference, prompt, theirs, ours)}"
+        else:
+            assert abs(margin(reference, prompt, theirs, ours)) <= BF16_MARGIN
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_greedy_equals_generate(name, engine_parts, reference, dtype, prompts, expected):
+    engine = engine_parts(WORLDS[name])
+    client = InprocClient(engine)
+    client.start()
+    streams = [client.submit(prompt, greedy()) for prompt in prompts]
+    outputs = [collect(stream)[0] for stream in streams]
+    check(reference, dtype, prompts, expected, outputs)
+    stats = engine.stats()
+    assert stats.running == stats.waiting == stats.blocks_used == 0
+    if name == "preempted":
+        assert stats.preemptions > 0
+    if name == "prefix reuse":
+        again = [collect(client.submit(prompt, greedy()))[0] for prompt in prompts]
+        check(reference, dtype, prompts, expected, again)
+        assert engine.stats().cached_tokens > stats.cached_tokens
+
+
+def test_n_3_shares_the_prompt_and_gives_the_same_tokens(engine_parts, reference, dtype, prompts, expected):
+    engine = engine_parts(WORLDS["batched"])
+    client = InprocClient(engine)
+    client.start()
+    streams = [client.submit(prompt, greedy(n=3)) for prompt in prompts[::4]]
+    for prompt, theirs, stream in zip(prompts[::4], expected[::4], streams, strict=True):
+        tokens = collect(stream)
+        assert sorted(tokens) == [0, 1, 2]
+        for ours in tokens.values():
+            check(reference, dtype, [prompt], [theirs], [ours])
+    assert engine.stats().blocks_used == 0
+
+
+def test_the_margin_is_seen(reference, prompts, expected):
+    """The negative control: a token changed by hand has a margin far above the bound."""
+    wrong = list(expected[10])
+    wrong[3] = (wrong[3] + 1) % 49152
+    assert margin(reference, prompts[10], expected[10], wrong) > BF16_MARGIN

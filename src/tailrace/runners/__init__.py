@@ -1,0 +1,25 @@
+"""Token ids → logits. `load_runner` makes the runner that a model's name or folder asks for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tailrace.config import ModelConfig
+from tailrace.runners.base import Batch, ModelRunner
+
+__all__ = ["Batch", "ModelRunner", "load_runner"]
+
+
+def load_runner(config: ModelConfig, folder: Path | None, *, block_size: int, vocab_size: int = 0) -> ModelRunner:
+    """The runner for config.model: `scripted:…` needs `vocab_size`, everything else the model's folder.
+
+    Raises:
+        ModelLoadError, ConfigError: see the runners.
+    """
+    if folder is None:
+        from tailrace.runners.scripted import named
+
+        return named(config.model or "", vocab_size, block_size)
+    from tailrace.runners.transformers import TransformersRunner
+
+    return TransformersRunner.load(config, folder, block_size=block_size)

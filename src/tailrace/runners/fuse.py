@@ -1,0 +1,169 @@
+"""Faster modules for the CPU, swapped in at load: packed linear layers for every model, and for modules of the Llama
+family merged projections, fused norms, rotary embedding and gate.
+
+A table from class name to builder; each replacement of a kind is compared with the original on random input before the
+first one is swapped in. One that does not match is left as it was, and the log says so. Weights are packed once and the
+originals freed, so memory is not doubled; a tied output projection is packed as a copy of its own, because the embedding
+still needs its rows.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from tailrace import kernels
+from tailrace.runners.attention import ATTRIBUTE, Layer
+
+log = logging.getLogger(__name__)
+
+
+class PackedLinear(nn.Module):
+    """nn.Linear with packed weights."""
+
+    def __init__(self, original: nn.Linear) -> None:
+        super().__init__()
+        self.packed = kernels.pack_linear(original.weight.detach(), _detached(original.bias))
+        self.in_features, self.out_features = original.in_features, original.out_features
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return kernels.linear(x, self.packed)
+
+
+class FusedNorm(nn.Module):
+    """RMS norm, Llama's or (plus_one) Gemma's."""
+
+    def __init__(self, original: Any, plus_one: bool) -> None:
+        super().__init__()
+        self.weight = original.weight.detach()
+        self.eps = getattr(original, "variance_epsilon", None) or original.eps
+        self.plus_one = plus_one
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return kernels.rms_norm(x, self.weight, self.eps, self.plus_one)
+
+
+class FusedMLP(nn.Module):
+    """down(silu(gate(x)) · up(x)), gate and up in one projection."""
+
+    def __init__(self, original: Any) -> None:
+        super().__init__()
+        self.gate_up = merge(original.gate_proj, original.up_proj)
+        self.down = pack(original.down_proj)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return kernels.linear(kernels.silu_mul(kernels.linear(x, self.gate_up)), self.down)
+
+
+class FusedAttention(nn.Module):
+    """Self-attention with q, k and v in one projection and rotary embedding in place."""
+
+    def __init__(self, original: Any) -> None:
+        super().__init__()
+        self.layer: Layer = getattr(original, ATTRIBUTE)
+        self.layer_idx = original.layer_idx
+        self.head_dim = original.head_dim
+        self.widths = [p.out_features for p in (original.q_proj, original.k_proj, original.v_proj)]
+        self.qkv = merge(original.q_proj, original.k_proj, original.v_proj)
+        self.out = pack(original.o_proj)
+        self.q_norm = FusedNorm(original.q_norm, False) if hasattr(original, "q_norm") else None
+        self.k_norm = FusedNorm(original.k_norm, False) if hasattr(original, "k_norm") else None
+
+    def forward(
+        self, hidden_states: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor], **_: Any
+    ) -> tuple[torch.Tensor, None]:
+        projected = kernels.linear(hidden_states[0], self.qkv)
+        query, key, value = (
+            part.unflatten(-1, (-1, self.head_dim)) for part in projected.split_with_sizes(self.widths, -1)
+        )
+        if self.q_norm is not None and self.k_norm is not None:
+            query, key = self.q_norm(query), self.k_norm(key)
+        cos, sin = position_embeddings
+        kernels.rotary(query, cos[0], sin[0])
+        kernels.rotary(key, cos[0], sin[0])
+        mixed = self.layer.attend(query, key, value)
+        return kernels.linear(mixed.flatten(1), self.out)[None], None
+
+
+def _detached(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    return None if tensor is None else tensor.detach()
+
+
+def pack(linear: nn.Linear) -> Any:
+    """One projection, packed."""
+    return kernels.pack_linear(linear.weight.detach(), _detached(linear.bias))
+
+
+def merge(*linears: nn.Linear) -> Any:
+    """Several projections of one input as one, packed."""
+    bias = None
+    if linears[0].bias is not None:
+        bias = torch.cat([part.bias.detach() for part in linears])
+    return kernels.pack_linear(torch.cat([part.weight.detach() for part in linears]), bias)
+
+
+def _norm(original: Any) -> nn.Module:
+    return FusedNorm(original, plus_one=False)
+
+
+def _gemma_norm(original: Any) -> nn.Module:
+    return FusedNorm(original, plus_one=True)
+
+
+def _mlp(original: Any) -> nn.Module:
+    name = type(original.act_fn).__name__
+    if name not in ("SiLU", "SiLUActivation"):
+        raise TypeError(f"its activation is {name}, not SiLU")
+    return FusedMLP(original)
+
+
+# Class name → builder. Order matters: whole modules first, then the norms and linear layers that are left over.
+MODULES: dict[str, Callable[[Any], nn.Module]] = {
+    **dict.fromkeys(("LlamaAttention", "MistralAttention", "Qwen2Attention", "Qwen3Attention"), FusedAttention),
+    **dict.fromkeys(("LlamaMLP", "MistralMLP", "Qwen2MLP", "Qwen3MLP"), _mlp),
+    **dict.fromkeys(("LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm"), _norm),
+    **dict.fromkeys(("GemmaRMSNorm", "Gemma2RMSNorm", "Gemma3RMSNorm"), _gemma_norm),
+    "Linear": PackedLinear,
+}
+
+
+def fuse(model: nn.Module, run: Callable[[], torch.Tensor]) -> list[str]:
+    """Swap in every replacement that computes the same; returns the class names that were replaced.
+
+    Args:
+        model: in evaluation mode, its attention modules carrying their Layer.
+        run: a trial pass of the whole model → logits; called before and after each kind is swapped in.
+    """
+    replaced = []
+    for name, build in MODULES.items():
+        places = [(parent, child) for parent in model.modules() for child, module in parent.named_children()
+                  if type(module).__name__ == name]  # fmt: skip
+        if not places:
+            continue
+        before = run()
+        parent, child = places[0]
+        original = getattr(parent, child)
+        try:
+            setattr(parent, child, build(original))
+            problem = difference(before, run())
+        except (AttributeError, TypeError, ValueError) as error:
+            problem = str(error)
+        if problem:
+            setattr(parent, child, original)
+            log.warning("%s stays as it is: %s", name, problem)
+            continue
+        for parent, child in places[1:]:
+            setattr(parent, child, build(getattr(parent, child)))
+        replaced.append(name)
+    return replaced
+
+
+def difference(expected: torch.Tensor, got: torch.Tensor) -> str | None:
+    """What is wrong with `got`, or None: the change must be what one module's rounding explains, not a wrong formula."""
+    error = (expected.float() - got.float()).norm() / expected.float().norm()
+    bound = 1e-4 if expected.dtype == torch.float32 else 3e-2
+    return None if error <= bound else f"its replacement changes the logits by {error:.1e} of their norm (bound {bound})"

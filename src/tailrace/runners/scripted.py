@@ -1,0 +1,93 @@
+"""Logits from a function or a table instead of a model: for tests, demos and egress benchmarks.
+
+It keeps token ids in a paged cache exactly as a model keeps keys and values, and reads each sequence back through its
+block table: a wrong table, a missing copy-on-write or a block reused too early gives wrong logits, as it would with a model.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from tailrace.errors import ConfigError
+from tailrace.runners.base import Batch
+
+Script = Callable[[list[int]], "Sequence[float] | torch.Tensor | int"]
+
+
+class ScriptedRunner:
+    """See runners.base.ModelRunner.
+
+    Args:
+        script: the sequence up to and including the wanted position → its next-token logits [V], or one token id,
+            which then gets logit 10 where all others get 0.
+        delay_s: how long a step takes.
+        fail_at: the forward pass of this number (from 0) raises RuntimeError.
+    """
+
+    block_bytes = 0
+
+    def __init__(
+        self,
+        vocab_size: int,
+        script: Script,
+        max_model_len: int = 4096,
+        *,
+        block_size: int = 16,
+        delay_s: float = 0.0,
+        fail_at: int | None = None,
+    ) -> None:
+        self.vocab_size, self.max_model_len, self.block_size = vocab_size, max_model_len, block_size
+        self.script, self.delay_s, self.fail_at = script, delay_s, fail_at
+        self.steps = 0
+        self.memory = torch.full((0, block_size), -1)
+
+    def allocate(self, num_blocks: int) -> None:
+        self.memory = torch.full((num_blocks, self.block_size), -1)
+
+    def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
+        for source, target in pairs:
+            self.memory[target] = self.memory[source]
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        if self.delay_s:
+            time.sleep(self.delay_s)
+        self.steps += 1
+        if self.fail_at == self.steps - 1:
+            raise RuntimeError("the scripted runner fails here, as it was told to")
+        self.memory.view(-1)[batch.slot_mapping] = batch.token_ids
+        owner = torch.searchsorted(batch.query_start[1:].to(torch.int64), batch.wanted, right=True)
+        logits = torch.zeros(len(batch.wanted), self.vocab_size)
+        for row, (sequence, token) in enumerate(zip(owner.tolist(), batch.wanted.tolist(), strict=True)):
+            length = int(batch.positions[token]) + 1
+            blocks = batch.block_tables[sequence, : -(-length // self.block_size)].to(torch.int64)
+            answer = self.script(self.memory[blocks].flatten()[:length].tolist())
+            if isinstance(answer, int):
+                logits[row, answer] = 10.0
+            else:
+                logits[row] = torch.as_tensor(answer, dtype=torch.float32)
+        return logits
+
+
+# Named scripts, so that a whole server can run one: model="scripted:count".
+SCRIPTS: dict[str, Callable[[int], Script]] = {
+    "count": lambda vocab: lambda ids: (ids[-1] + 1) % vocab,
+    "echo": lambda vocab: lambda ids: ids[len(ids) // 2],
+    "hash": lambda vocab: lambda ids: hash(tuple(ids)) % vocab,
+}
+
+
+def named(name: str, vocab_size: int, block_size: int, max_model_len: int = 4096) -> ScriptedRunner:
+    """The runner of `scripted:NAME` or `scripted:NAME:delay in ms`.
+
+    Raises:
+        ConfigError: there is no such script.
+    """
+    script, _, delay = name.removeprefix("scripted:").partition(":")
+    if script not in SCRIPTS:
+        raise ConfigError(f"no scripted model {script!r}; there are {', '.join(SCRIPTS)}")
+    return ScriptedRunner(
+        vocab_size, SCRIPTS[script](vocab_size), max_model_len, block_size=block_size, delay_s=float(delay or 0) / 1e3
+    )

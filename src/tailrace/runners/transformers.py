@@ -1,0 +1,208 @@
+"""Any causal language model of transformers as a ModelRunner: flat bag of tokens, our attention over our paged cache.
+
+The model's own code runs unchanged except for its attention function (transformers' attention interface) and, on the CPU,
+for modules that runners/fuse.py swaps for faster ones. What can't be served right is refused at load: a trial run
+compares our logits with the model's own eager attention.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tailrace import kernels
+from tailrace.config import ModelConfig
+from tailrace.errors import ConfigError, ModelLoadError
+from tailrace.runners.attention import ATTRIBUTE, NAME, Layer, Layers, Step, attend
+from tailrace.runners.base import Batch
+from tailrace.runners.fuse import fuse
+
+log = logging.getLogger(__name__)
+
+TRIAL_TOKENS = 20
+STATEFUL = ("linear_attention", "mamba", "recurrent", "conv", "ssm", "chunked_attention")  # layer types we can't serve
+
+
+class TransformersRunner:
+    """See runners.base.ModelRunner. Load with `TransformersRunner.load`."""
+
+    def __init__(self, model: Any, layers: Layers, attention: list[Layer], block_size: int) -> None:
+        config = model.config.get_text_config()
+        self.vocab_size: int = model.get_output_embeddings().out_features
+        self.max_model_len: int = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", 2048)
+        self.model, self.layers, self.attention, self.block_size = model, layers, attention, block_size
+        self.dtype, self.device = model.dtype, model.device
+        self.picks_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
+
+    @classmethod
+    def load(cls, config: ModelConfig, folder: Path, *, block_size: int) -> TransformersRunner:
+        """Load the model in `folder`, attach the caches' layers, speed it up where the device has kernels for it.
+
+        Raises:
+            ModelLoadError: the folder has no such model, or the model needs what the paged cache does not do.
+            ConfigError: the device or dtype is not there.
+        """
+        device = pick_device(config.device)
+        dtype = getattr(torch, config.dtype)
+        if device.type == "cpu":
+            if dtype == torch.float16:
+                raise ConfigError("dtype float16 has no kernels on the CPU; use bfloat16 or float32")
+            threads = config.threads or len(os.sched_getaffinity(0))
+            torch.set_num_threads(threads)
+            kernels.set_num_threads(threads)
+        model = load_model(folder, dtype, device, config.trust_remote_code)
+        shared = Layers()
+        attention = attach(model, shared)
+        runner = cls(model, shared, attention, block_size)
+        runner.check()
+        if device.type == "cpu":
+            shared.caches = runner.make_caches(-(-TRIAL_TOKENS // block_size))
+            log.info("fused %s", ", ".join(fuse(model, runner.trial)) or "nothing")
+            shared.caches = []
+        return runner
+
+    @property
+    def block_bytes(self) -> int:
+        return sum(2 * a.heads * a.head_dim * self.block_size * self.dtype.itemsize for a in self.attention)
+
+    def make_caches(self, num_blocks: int) -> list[kernels.KVCache]:
+        """One cache per layer."""
+        return [
+            kernels.make_cache(num_blocks, a.heads, self.block_size, a.head_dim, self.dtype, self.device)
+            for a in self.attention
+        ]
+
+    def allocate(self, num_blocks: int) -> None:
+        self.layers.caches = self.make_caches(num_blocks)
+        self.trial()  # the first pass is slow; nobody should wait for it
+
+    def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
+        source, target = (torch.tensor(side, device=self.device) for side in zip(*pairs, strict=True))
+        for cache in self.layers.caches:
+            cache.copy_blocks(source, target)
+
+    @torch.inference_mode()
+    def forward(self, batch: Batch) -> torch.Tensor:
+        to = {"device": self.device, "non_blocking": True}
+        self.layers.step = Step(
+            batch.slot_mapping.to(**to), batch.query_start.to(**to), batch.kv_len.to(**to), batch.block_tables.to(**to)
+        )
+        wanted = batch.wanted.to(**to)
+        options = {"logits_to_keep": wanted} if self.picks_logits else {}
+        try:
+            logits = self.model(
+                input_ids=batch.token_ids.to(**to)[None],
+                position_ids=batch.positions.to(**to)[None],
+                use_cache=False,
+                **options,
+            ).logits[0]
+        finally:
+            self.layers.step = None
+        return logits if self.picks_logits else logits[wanted]
+
+    # ---- at load
+
+    def trial(self) -> torch.Tensor:
+        """Logits of a short fixed prompt through the paged path, using the cache's first blocks."""
+        count = TRIAL_TOKENS
+        tokens = torch.arange(count)
+        blocks = -(-count // self.block_size)
+        return self.forward(
+            Batch(
+                token_ids=trial_ids(self.vocab_size),
+                positions=tokens,
+                slot_mapping=tokens,
+                query_start=torch.tensor([0, count], dtype=torch.int32),
+                kv_len=torch.tensor([count], dtype=torch.int32),
+                block_tables=torch.arange(blocks, dtype=torch.int32)[None],
+                wanted=tokens,
+            )
+        ).clone()
+
+    @torch.inference_mode()
+    def check(self) -> None:
+        """Learn every layer's shape and compare our logits with the model's own attention."""
+        ids = trial_ids(self.vocab_size).to(self.device)[None]
+        name = type(self.model).__name__
+        self.model(input_ids=ids, use_cache=False)
+        if missed := [a.index for a in self.attention if a.calls != 1]:
+            raise ModelLoadError(f"{name}: layers {missed} do not call attention once per pass; it can't be served")
+        self.layers.caches = self.make_caches(-(-TRIAL_TOKENS // self.block_size))
+        ours = self.trial().float()
+        self.model.set_attn_implementation("eager")
+        theirs = self.model(input_ids=ids, use_cache=False).logits[0].float()
+        self.model.set_attn_implementation(NAME)
+        self.layers.caches = []
+        error = ((ours - theirs).norm() / theirs.norm()).item()
+        bound = 1e-4 if self.dtype == torch.float32 else 5e-2
+        if not error <= bound:
+            raise ModelLoadError(f"{name}: paged attention does not reproduce the model (error {error:.1e}); not served")
+
+
+def trial_ids(vocab_size: int) -> torch.Tensor:
+    """A fixed prompt of TRIAL_TOKENS different ids."""
+    return (torch.arange(TRIAL_TOKENS) * 7919 + 11) % vocab_size
+
+
+def pick_device(name: str) -> torch.device:
+    """ "auto" is the first CUDA GPU if there is one, else the CPU.
+
+    Raises:
+        ConfigError: the device is unknown or missing.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"device: {error}") from error
+    if device.type not in ("cpu", "cuda") or (device.type == "cuda" and not torch.cuda.is_available()):
+        raise ConfigError(f"device {name!r} is not available; use cpu" + (", cuda" * torch.cuda.is_available()))
+    return device
+
+
+def load_model(folder: Path, dtype: torch.dtype, device: torch.device, trust_remote_code: bool) -> Any:
+    """The folder's causal language model, in evaluation mode, with our attention function."""
+    from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
+    from transformers.utils import logging as hf_logging
+
+    hf_logging.disable_progress_bar()
+    AttentionInterface.register(NAME, attend)
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+        refuse_stateful(config)
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, config=config, dtype=dtype, attn_implementation=NAME, trust_remote_code=trust_remote_code
+        )
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise ModelLoadError(f"{folder}: {error}") from error
+    if not getattr(model, "_supports_attention_backend", False):
+        raise ModelLoadError(f"{type(model).__name__} does not go through transformers' attention interface")
+    return model.to(device).eval()
+
+
+def refuse_stateful(config: Any) -> None:
+    """Raise ModelLoadError for models whose state is not a KV cache of past positions."""
+    if getattr(config, "is_encoder_decoder", False):
+        raise ModelLoadError(f"{config.model_type} is an encoder-decoder model; only causal language models are served")
+    types = set(getattr(config.get_text_config(), "layer_types", None) or ())
+    if bad := [kind for kind in types if any(word in kind for word in STATEFUL)]:
+        raise ModelLoadError(f"{config.model_type} has {', '.join(sorted(bad))} layers, which are not supported")
+
+
+def attach(model: Any, shared: Layers) -> list[Layer]:
+    """Give every attention module its Layer; returns them in the order of their index."""
+    found: dict[int, Layer] = {}
+    for module in model.modules():
+        index = getattr(module, "layer_idx", None)
+        if isinstance(index, int) and "Attention" in type(module).__name__ and index not in found:
+            found[index] = Layer(shared, index)
+            setattr(module, ATTRIBUTE, found[index])
+    if sorted(found) != list(range(len(found))) or not found:
+        raise ModelLoadError(f"{type(model).__name__}: its attention layers are not numbered 0, 1, 2, …")
+    return [found[i] for i in sorted(found)]

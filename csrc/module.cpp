@@ -58,6 +58,9 @@ NB_MODULE(_cpu, m) {
                      int64_t rotary, int64_t stride) {
         rope(at(x), at(cos), at(sin), Type(type), tokens, heads, dim, rotary, stride);
     }, Free());
+    m.def("gumbel", [](int64_t key, int64_t position, int64_t stream, Address ids, int64_t n, Address out) {
+        gumbel(key, position, stream, at<int64_t>(ids), n, at<float>(out));
+    }, Free());
     m.def("silu_mul", [](Address gate_up, int type, int64_t rows, int64_t dim, Address y) {
         silu_mul(at(gate_up), Type(type), rows, dim, at(y));
     }, Free());

@@ -128,11 +128,16 @@ def philox(key: torch.Tensor, counter: tuple[torch.Tensor, ...]) -> tuple[torch.
     return choose("philox", key.device.type, torch.int64)(key, counter)
 
 
-def gumbel(key: torch.Tensor, position: torch.Tensor, token_ids: torch.Tensor, stream: int) -> torch.Tensor:
-    """Standard Gumbel noise, float32, a function of (key, position, token id, stream) alone; arguments broadcast.
-    32 random bits each; finite: −3.1 … 22.9. The fine end of the bits is where the noise is large, so that a token of
-    probability 1e-9 still wins as often as it should."""
-    return choose("gumbel", key.device.type, torch.int64)(key, position, token_ids, stream)
+def gumbel(key: int, position: int, token_ids: torch.Tensor, stream: int) -> torch.Tensor:
+    """Standard Gumbel noise of one row, float32 [n], a function of (key, position, token id, stream) alone.
+
+    32 random bits each; finite: −3.2 … 22.9. Their fine end is where the noise is large, so that a token of probability
+    1e-9 still wins as often as it should. Backends share the bits; their logarithms may differ in the last place.
+
+    Args:
+        key: 64-bit seed. position: 0 … 2^63 − 1. token_ids: int64 [n], 0 … 2^32 − 1. stream: 0 … 2^32 − 1; independent noise.
+    """
+    return choose("gumbel", token_ids.device.type, torch.int64)(key, position, token_ids, stream)
 
 
 def set_num_threads(threads: int) -> None:

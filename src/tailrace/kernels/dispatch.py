@@ -39,12 +39,12 @@ MODULES = {
 # backend -> operations it has; a hole is visible here
 BACKENDS: dict[str, frozenset[str]] = {
     "reference": frozenset(OPERATIONS),
-    "cpu": frozenset(OPERATIONS) - {"philox", "gumbel"},
+    "cpu": frozenset(OPERATIONS) - {"philox"},
 }
 
 PREFERENCE: dict[str, tuple[str, ...]] = {"cpu": ("cpu", "reference"), "cuda": ("reference",)}
 DTYPES: dict[str, frozenset[torch.dtype]] = {  # of the C++ kernels; argmax reads float16 too and checks for itself
-    "cpu": frozenset({torch.bfloat16, torch.float32}),
+    "cpu": frozenset({torch.bfloat16, torch.float32, torch.int64}),
 }
 
 

@@ -32,9 +32,10 @@ def philox(key: torch.Tensor, counter: tuple[torch.Tensor, ...]) -> tuple[torch.
     return c0, c1, c2, c3
 
 
-def gumbel(key: torch.Tensor, position: torch.Tensor, token_ids: torch.Tensor, stream: int) -> torch.Tensor:
-    counter = (token_ids, torch.full_like(token_ids, stream), position & MASK, (position >> 32) & MASK)
-    bits = philox(key, counter)[0]
-    # v in (0, 1) is the upper tail 1 − u: near 0 fp32 resolves it finely, and there the noise −log(−log(1 − v)) is large.
+def gumbel(key: int, position: int, token_ids: torch.Tensor, stream: int) -> torch.Tensor:
+    word = torch.ones_like(token_ids)
+    counter = (token_ids, word * stream, word * (position & MASK), word * ((position >> 32) & MASK))
+    bits = philox(torch.tensor(key, device=token_ids.device), counter)[0]
+    # v in (0, 1) is the upper tail 1 − u: near 0 it is resolved finely, and there the noise −log(−log(1 − v)) is large.
     v = (bits.double() + 0.5) * 2.0**-32
     return (-torch.log(-torch.log1p(-v))).float()

@@ -1,0 +1,47 @@
+"""What a drawn token's log-probability, rank and likeliest rivals were. Only rows that ask pay.
+
+"raw" is log-softmax of the model's own logits; "processed" that of the distribution really drawn from, −inf for what was
+removed. A greedy row draws from no distribution; its processed logprobs are those of the edited logits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from tailrace.sampling.row import Survivors
+
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """Of one token: natural-log probability, rank (1 = likeliest; ties to the smaller id), and the top n, in that order."""
+
+    logprob: float
+    rank: int
+    top_ids: list[int]
+    top_logprobs: list[float]
+
+
+def describe(survivors: Survivors, token: int, n: int, vocab_size: int) -> Logprobs:
+    """Logprobs of `token` within the distribution of `survivors`; where they are fewer than n, the smallest other ids follow."""
+    logprobs = survivors.logits.double().log_softmax(0)
+    place = int(torch.searchsorted(survivors.ids, token))
+    mine = survivors.logits[place]
+    rank = 1 + int((survivors.logits > mine).sum()) + int((survivors.logits[:place] == mine).sum())
+    ids, values = _top(survivors, logprobs, min(n, survivors.ids.numel()))
+    if len(ids) < n:
+        present = set(survivors.ids.tolist())
+        ids += [i for i in range(vocab_size) if i not in present][: n - len(ids)]
+        values += [float("-inf")] * (len(ids) - len(values))
+    return Logprobs(float(logprobs[place]), rank, ids, values)
+
+
+def _top(survivors: Survivors, logprobs: torch.Tensor, n: int) -> tuple[list[int], list[float]]:
+    """The n likeliest, ties to the smaller id."""
+    if n == 0:
+        return [], []
+    boundary = torch.topk(survivors.logits, n).values[-1]
+    near = (survivors.logits >= boundary).nonzero().squeeze(1)
+    order = near[torch.sort(survivors.logits[near], descending=True, stable=True).indices][:n]
+    return survivors.ids[order].tolist(), logprobs[order].tolist()

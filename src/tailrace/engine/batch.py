@@ -1,0 +1,81 @@
+"""A step's work as tensors: the runner's Batch and the sampler's Rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from tailrace.engine.request import Sequence
+from tailrace.runners.base import Batch
+from tailrace.sampling.rows import Rows
+
+
+class BlockTables:
+    """Block tables of all slots, [slots, blocks] int32, written when a sequence's blocks change, never rebuilt."""
+
+    def __init__(self, num_slots: int, width: int) -> None:
+        self.table = np.zeros((num_slots, width), dtype=np.int32)
+        self.written = [0] * num_slots
+
+    def clear(self, slot: int) -> None:
+        """The slot has a new owner."""
+        self.written[slot] = 0
+
+    def write(self, sequence: Sequence, start: int | None = None) -> None:
+        """Enter the sequence's blocks from place `start` on (None: those not entered yet)."""
+        slot = sequence.slot
+        first = self.written[slot] if start is None else min(start, self.written[slot])
+        if first < len(sequence.blocks):
+            self.table[slot, first : len(sequence.blocks)] = sequence.blocks[first:]
+        self.written[slot] = len(sequence.blocks)
+
+
+
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    """batch for the runner; rows for the sampler; drawing: the sequence each row draws for."""
+
+    batch: Batch
+    rows: Rows
+    drawing: list[Sequence]
+
+
+def assemble(work: list[tuple[Sequence, int]], tables: BlockTables, block_size: int) -> Assembled:
+    """Lay the planned tokens out as one flat bag. A sequence whose last token is among them draws, and so do the siblings
+    that waited for its prefill: their rows share its logits."""
+    tokens: list[int] = []
+    starts, lengths, slots = [0], [], []
+    wanted: list[int] = []
+    drawing: list[Sequence] = []
+    source: list[int] = []
+    for sequence, count in work:
+        first, last = sequence.computed, sequence.computed + count
+        tokens += sequence.tokens[first:last]
+        starts.append(len(tokens))
+        lengths.append(last)
+        slots.append(sequence.slot)
+        if last == len(sequence.tokens):
+            group = [sequence, *sequence.siblings]
+            drawing += group
+            source += [len(wanted)] * len(group)
+            wanted.append(len(tokens) - 1)
+    counts = np.diff(starts)
+    ends = np.array(lengths)
+    positions = np.arange(len(tokens)) - np.repeat(np.array(starts[1:]) - ends, counts)
+    width = -(-max(lengths) // block_size)
+    table = tables.table[slots, :width]
+    owner = np.repeat(np.arange(len(work)), counts)
+    slot_mapping = table[owner, positions // block_size].astype(np.int64) * block_size + positions % block_size
+    batch = Batch(
+        token_ids=torch.tensor(tokens, dtype=torch.int64),
+        positions=torch.from_numpy(positions),
+        slot_mapping=torch.from_numpy(slot_mapping),
+        query_start=torch.tensor(starts, dtype=torch.int32),
+        kv_len=torch.tensor(lengths, dtype=torch.int32),
+        block_tables=torch.from_numpy(table),
+        wanted=torch.tensor(wanted, dtype=torch.int64),
+    )
+    rows = Rows.plain([s.slot for s in drawing], source, [len(s.tokens) for s in drawing])
+    return Assembled(batch, rows, drawing)

@@ -1,0 +1,215 @@
+"""The engine: requests in, messages out, one `step` at a time. Owns every request, slot and block, and gives all of them
+back in one place (`_end`). No I/O, no text; engine/process.py runs it as a process, wire/inproc.py in yours.
+
+A bad request never raises here: it is answered with a Failed message. Neither does a failing step: the sequences in it fail.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import insort
+from collections import defaultdict
+from itertools import count
+
+from tailrace.config import CacheConfig, SchedulerConfig
+from tailrace.engine import sizing
+from tailrace.engine.admission import Limits
+from tailrace.engine.batch import BlockTables
+from tailrace.engine.kv_cache import BlockCache
+from tailrace.engine.request import LIVING, Request, Sequence, State
+from tailrace.engine.stats import Counters
+from tailrace.engine.step import step
+from tailrace.errors import RequestError, TailraceError
+from tailrace.runners.base import ModelRunner
+from tailrace.sampling import Sampler, Slots, request_key
+from tailrace.wire.messages import Abort, Aborted, Failed, Finished, FinishReason, FromEngine, ModelInfo, Stats, Submit
+
+log = logging.getLogger(__name__)
+
+
+class Engine:
+    """Continuous batching over one runner.
+
+    Args:
+        runner: the model. info: what front ends are told of it; max_model_len is lowered to what the cache holds.
+    """
+
+    def __init__(
+        self, runner: ModelRunner, info: ModelInfo, cache: CacheConfig, scheduler: SchedulerConfig
+    ) -> None:
+        longest = min(x for x in (info.max_model_len, runner.max_model_len, scheduler.max_model_len) if x)
+        per_slot = -(-longest // cache.block_size)
+        blocks = sizing.num_blocks(cache, runner.block_bytes, scheduler.max_num_seqs * per_slot)
+        runner.allocate(blocks)
+        longest = min(longest, blocks * cache.block_size)
+        self.info = ModelInfo(info.name, runner.vocab_size, longest, info.eos_token_ids)
+        self.limits = Limits(runner.vocab_size, longest, scheduler)
+        self.eos = frozenset(info.eos_token_ids)
+        self.runner = runner
+        self.cache = BlockCache(blocks, cache.block_size, cache.prefix_reuse)
+        self.slots = Slots(scheduler.max_num_seqs, runner.vocab_size)
+        self.sampler = Sampler(self.slots)
+        self.tables = BlockTables(scheduler.max_num_seqs, per_slot)
+        self.free_slots = list(reversed(range(scheduler.max_num_seqs)))
+        self.requests: dict[tuple[bytes, str, int], Request] = {}
+        self.waiting: list[Sequence] = []  # both in order of Request.order
+        self.running: list[Sequence] = []
+        self.arrivals = count()
+        self.counters = Counters()
+        self.outbox: defaultdict[bytes, list[FromEngine]] = defaultdict(list)
+
+    # ---- what front ends ask
+
+    def submit(self, message: Submit, client: bytes = b"") -> None:
+        """Accept a request, or queue its Failed."""
+        try:
+            if (client, message.id, message.epoch) in self.requests:
+                raise RequestError(f"request ({message.id}, {message.epoch}) is already here", "id")
+            self.limits.check(message, len(self.waiting))
+        except TailraceError as error:
+            for index in range(message.params.n):
+                self._send(client, failed(message.id, message.epoch, index, error))
+            return
+        request = Request(
+            client, message.id, message.epoch, message.params, (message.priority, next(self.arrivals)),
+            self.limits.length(message),
+        )  # fmt: skip
+        for index in range(message.params.n):
+            key = request_key(message.params.seed, index)
+            state = State.FORKING if index else State.WAITING
+            request.sequences.append(Sequence(request, index, key, len(message.prompt), list(message.prompt), state))
+        self.requests[request.name] = request
+        insort(self.waiting, request.sequences[0], key=order)
+        self.counters.prompt_tokens += len(message.prompt)
+
+    def abort(self, message: Abort, client: bytes = b"") -> None:
+        """End what is left of a request, then acknowledge; also what is unknown (any more) is acknowledged."""
+        request = self.requests.get((client, message.id, message.epoch))
+        if request is not None:
+            log.debug("request %s aborted: %s", message.id, message.cause)
+            for sequence in reversed(request.sequences):  # siblings before the leader they wait for
+                if sequence.state in LIVING:
+                    self.finish(sequence, "abort")
+        self._send(client, Aborted(message.id, message.epoch, known=request is not None))
+
+    def abort_client(self, client: bytes) -> None:
+        """A front end is gone: end all its requests and say nothing."""
+        for request in [r for r in self.requests.values() if r.client == client]:
+            self.abort(Abort(request.id, request.epoch, "front end gone"), client)
+        self.outbox.pop(client, None)
+
+    @property
+    def has_work(self) -> bool:
+        """Something runs, waits, or is to be sent."""
+        return bool(self.running or self.waiting or self.outbox)
+
+    def step(self) -> dict[bytes, list[FromEngine]]:
+        """One step; returns all messages due, per client, in order."""
+        if self.running or self.waiting:
+            step(self)
+        out, self.outbox = self.outbox, defaultdict(list)
+        return dict(out)
+
+    def stats(self) -> Stats:
+        """Counters and gauges of now."""
+        return self.counters.snapshot(
+            running=len(self.running),
+            waiting=len(self.waiting),
+            slots_total=self.limits.scheduler.max_num_seqs,
+            blocks_total=self.cache.num_blocks,
+            blocks_used=self.cache.num_used,
+        )
+
+    # ---- what a step does to sequences
+
+    def admit(self, sequence: Sequence, cached: list[int]) -> None:
+        """Give a waiting sequence (and the siblings it will fork) slots and the cached blocks it starts from."""
+        self.waiting.remove(sequence)
+        sequence.advance("admit")
+        insort(self.running, sequence, key=order)
+        self.cache.attach(sequence, cached)
+        if sequence.num_output == 0:
+            sequence.cached = sequence.computed
+            self.counters.cached_tokens += sequence.computed
+        for member in (sequence, *sequence.siblings):
+            member.slot = self.free_slots.pop()
+            self.tables.clear(member.slot)
+        self.tables.write(sequence)
+        self.slots.join(
+            sequence.slot, sequence.request.params, key=sequence.key, prompt=sequence.tokens[: sequence.num_prompt],
+            output=sequence.tokens[sequence.num_prompt :], eos_token_ids=self.info.eos_token_ids,
+        )  # fmt: skip
+        for sibling in sequence.siblings:
+            self.slots.fork(sequence.slot, sibling.slot, key=sibling.key)
+
+    def fork(self, leader: Sequence) -> None:
+        """The shared prefill is done: the siblings run from here on, sharing its blocks."""
+        for sibling in leader.siblings:
+            self.cache.fork(leader, sibling)
+            sibling.cached = leader.cached
+            self.tables.write(sibling)
+            sibling.advance("fork")
+            insort(self.running, sibling, key=order)
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Take back everything; it waits to be recomputed."""
+        self.running.remove(sequence)
+        for member in (sequence, *sequence.siblings):
+            self._free(member)
+        sequence.advance("preempt")
+        insort(self.waiting, sequence, key=order)
+        self.counters.preemptions += 1
+
+    def finish(self, sequence: Sequence, reason: FinishReason, stop_token_id: int | None = None) -> None:
+        """The sequence ends with Finished."""
+        request = sequence.request
+        self._end(sequence, "finish", reason)
+        self._send(
+            request.client,
+            Finished(request.id, request.epoch, sequence.index, reason, stop_token_id, sequence.cached),
+        )
+
+    def fail(self, sequence: Sequence, error: TailraceError) -> None:
+        """The sequence ends with Failed."""
+        request = sequence.request
+        self._end(sequence, "fail", "error")
+        self._send(request.client, failed(request.id, request.epoch, sequence.index, error))
+
+    def send(self, sequence: Sequence, message: FromEngine) -> None:
+        """Queue a message to the sequence's client."""
+        self._send(sequence.request.client, message)
+
+    # ---- the one place where things are given back
+
+    def _end(self, sequence: Sequence, event: str, reason: str) -> None:
+        assert not sequence.siblings, "nobody else can compute the siblings' prefill: they end first"
+        was = sequence.state
+        sequence.advance(event)
+        if was is State.WAITING:
+            self.waiting.remove(sequence)
+        elif was is State.RUNNING:
+            self.running.remove(sequence)
+        self._free(sequence)
+        self.counters.finished[reason] += 1
+        if sequence.request.done:
+            del self.requests[sequence.request.name]
+
+    def _free(self, sequence: Sequence) -> None:
+        if sequence.slot >= 0:
+            self.slots.leave(sequence.slot)
+            self.free_slots.append(sequence.slot)
+            sequence.slot = -1
+        self.cache.release(sequence)
+
+    def _send(self, client: bytes, message: FromEngine) -> None:
+        self.outbox[client].append(message)
+
+
+def order(sequence: Sequence) -> tuple[int, int, int]:
+    """Who goes first: priority, arrival, index."""
+    return (*sequence.request.order, sequence.index)
+
+
+def failed(id: str, epoch: int, index: int, error: TailraceError) -> Failed:
+    """The message of an error."""
+    return Failed(id, epoch, index, error.code, str(error), getattr(error, "param", None))

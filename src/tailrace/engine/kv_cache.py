@@ -1,0 +1,189 @@
+"""Which block of the KV cache belongs to whom: reference counts, prefix reuse by chained hash, copy-on-write, truncation.
+
+Blocks nobody refers to are free; those whose contents are known by hash stay findable until they are taken, least recently
+used first. A block is published under its hash only once all its positions are computed. Knows nothing of the memory
+itself, which is the runner's.
+
+The hash of a block is blake2b-128 over its parent's hash and its token ids, so equal hashes mean equal prefixes.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from hashlib import blake2b
+
+import numpy as np
+
+from tailrace.engine.request import Sequence
+
+Copies = list[tuple[int, int]]
+
+
+class BlockCache:
+    """`num_blocks` blocks of `block_size` positions. `prefix_reuse` False never publishes a block."""
+
+    def __init__(self, num_blocks: int, block_size: int, prefix_reuse: bool = True) -> None:
+        self.num_blocks, self.block_size, self.prefix_reuse = num_blocks, block_size, prefix_reuse
+        self.references = [0] * num_blocks
+        self.free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))  # first = next to be taken
+        self.hash_of: dict[int, bytes] = {}
+        self.by_hash: dict[bytes, int] = {}
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that nobody refers to."""
+        return len(self.free)
+
+    @property
+    def num_used(self) -> int:
+        """Blocks that some sequence refers to."""
+        return self.num_blocks - len(self.free)
+
+    def blocks_for(self, length: int) -> int:
+        """How many blocks hold `length` positions."""
+        return -(-length // self.block_size)
+
+    # ---- planning: reads only
+
+    def match(self, sequence: Sequence) -> list[int]:
+        """Published blocks that hold the longest prefix of the sequence; the last token is never among it, because its
+        logits must be computed."""
+        found: list[int] = []
+        if not self.prefix_reuse:
+            return found
+        for digest in self._chain(sequence, (len(sequence.tokens) - 1) // self.block_size):
+            block = self.by_hash.get(digest)
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def demand(self, sequence: Sequence, length: int) -> int:
+        """Free blocks that `reserve(sequence, length)` would take."""
+        return max(0, self.blocks_for(length) - len(sequence.blocks)) + self._must_copy(sequence)
+
+    def yields(self, sequence: Sequence) -> int:
+        """Blocks that become free when the sequence lets go of its own."""
+        return sum(self.references[block] == 1 for block in sequence.blocks)
+
+    # ---- changes
+
+    def attach(self, sequence: Sequence, blocks: list[int]) -> None:
+        """Start an empty sequence with matched blocks: their positions count as computed."""
+        for block in blocks:
+            self._refer(block)
+        sequence.blocks = list(blocks)
+        sequence.computed = len(blocks) * self.block_size
+        sequence.published = len(blocks)
+
+    def reserve(self, sequence: Sequence, length: int) -> Copies:
+        """Make the sequence's blocks cover `length` positions and its next write safe: a shared block is replaced by a copy
+        (returned as (source, target), to be made before the write), a published one that will be written is withdrawn.
+
+        Raises:
+            MemoryError: not enough free blocks; see `demand`. Nothing is changed.
+        """
+        if self.demand(sequence, length) > self.num_free:
+            raise MemoryError(f"{self.demand(sequence, length)} blocks wanted, {self.num_free} free")
+        copies: Copies = []
+        at = sequence.computed // self.block_size
+        if self._must_copy(sequence):
+            fresh = self._take()
+            copies.append((sequence.blocks[at], fresh))
+            self._release(sequence.blocks[at])
+            sequence.blocks[at] = fresh
+        elif at < len(sequence.blocks):
+            self._withdraw(sequence.blocks[at])
+        while len(sequence.blocks) < self.blocks_for(length):
+            sequence.blocks.append(self._take())
+        return copies
+
+    def commit(self, sequence: Sequence) -> None:
+        """Publish the blocks whose last position has been computed since."""
+        full = sequence.computed // self.block_size
+        if not self.prefix_reuse or full <= sequence.published:
+            return
+        chain = self._chain(sequence, full)
+        for place in range(sequence.published, full):
+            block = sequence.blocks[place]
+            if chain[place] not in self.by_hash and block not in self.hash_of:
+                self.by_hash[chain[place]] = block
+                self.hash_of[block] = chain[place]
+        sequence.published = full
+
+    def truncate(self, sequence: Sequence, length: int) -> None:
+        """Forget all positions from `length` on, to the token."""
+        keep = self.blocks_for(length)
+        for block in reversed(sequence.blocks[keep:]):
+            self._release(block)
+        del sequence.blocks[keep:]
+        full = length // self.block_size
+        sequence.computed = min(sequence.computed, length)
+        sequence.published = min(sequence.published, full)
+        del sequence.hashes[full:]
+
+    def fork(self, source: Sequence, target: Sequence) -> None:
+        """Let the empty `target` share all blocks of `source`."""
+        for block in source.blocks:
+            self._refer(block)
+        target.blocks = list(source.blocks)
+        target.computed, target.published = source.computed, source.published
+        target.hashes = list(source.hashes)
+
+    def release(self, sequence: Sequence) -> None:
+        """Let go of all blocks; the sequence is as if never computed."""
+        for block in reversed(sequence.blocks):  # the end of a prefix is taken again before its start
+            self._release(block)
+        sequence.blocks = []
+        sequence.computed = sequence.published = 0
+
+    def check(self, sequences: list[Sequence]) -> None:
+        """Raise AssertionError unless the books balance. For tests."""
+        counts = [0] * self.num_blocks
+        for sequence in sequences:
+            assert len(sequence.blocks) >= self.blocks_for(sequence.computed)
+            for block in sequence.blocks:
+                counts[block] += 1
+        assert counts == self.references
+        assert set(self.free) == {block for block, count in enumerate(counts) if count == 0}
+        assert {block: digest for digest, block in self.by_hash.items()} == self.hash_of
+
+    # ---- inside
+
+    def _chain(self, sequence: Sequence, blocks: int) -> list[bytes]:
+        """Hashes of the sequence's first blocks; those computed before are kept with it."""
+        size, hashes = self.block_size, sequence.hashes
+        while len(hashes) < blocks:
+            at = len(hashes) * size
+            digest = blake2b(hashes[-1] if hashes else b"", digest_size=16)
+            digest.update(np.array(sequence.tokens[at : at + size], dtype=np.int64).tobytes())
+            hashes.append(digest.digest())
+        return hashes[:blocks]
+
+    def _must_copy(self, sequence: Sequence) -> bool:
+        """The next position to be written lies in a block that others refer to."""
+        at = sequence.computed // self.block_size
+        return at < len(sequence.blocks) and self.references[sequence.blocks[at]] > 1
+
+    def _refer(self, block: int) -> None:
+        if self.references[block] == 0:
+            del self.free[block]
+        self.references[block] += 1
+
+    def _take(self) -> int:
+        block, _ = self.free.popitem(last=False)
+        self._withdraw(block)
+        self.references[block] = 1
+        return block
+
+    def _release(self, block: int) -> None:
+        self.references[block] -= 1
+        if self.references[block] == 0:
+            self.free[block] = None
+            if block not in self.hash_of:
+                self.free.move_to_end(block, last=False)  # of no use to anybody: taken first
+
+    def _withdraw(self, block: int) -> None:
+        digest = self.hash_of.pop(block, None)
+        if digest is not None:
+            del self.by_hash[digest]

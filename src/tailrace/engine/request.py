@@ -1,0 +1,111 @@
+"""A request and its sequences: what they hold, and which changes of state are legal.
+
+    WAITING ──admit──► RUNNING ──finish──► FINISHED
+       ▲                 │  ▲ └───fail───► FAILED        finish and fail are legal from every living state
+       └────preempt──────┘  │
+    FORKING ─────fork───────┘                            siblings (n > 1) wait here for the shared prefill
+
+A sequence ends in exactly one terminal state, because nothing leads out of one. Knows nothing of blocks or models.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from tailrace.params import SamplingParams
+
+
+class State(enum.Enum):
+    """Where a sequence is in its life."""
+
+    WAITING = enum.auto()
+    FORKING = enum.auto()
+    RUNNING = enum.auto()
+    FINISHED = enum.auto()
+    FAILED = enum.auto()
+
+
+LIVING = (State.WAITING, State.FORKING, State.RUNNING)
+TRANSITIONS: dict[tuple[State, str], State] = {
+    (State.WAITING, "admit"): State.RUNNING,
+    (State.RUNNING, "preempt"): State.WAITING,
+    (State.FORKING, "fork"): State.RUNNING,
+    **{(state, "finish"): State.FINISHED for state in LIVING},
+    **{(state, "fail"): State.FAILED for state in LIVING},
+}
+
+
+class IllegalTransition(RuntimeError):
+    """Our bug: the sequence was not changed."""
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """One submitted request: `client` and (id, epoch) name it; `order` sorts it: smaller runs first."""
+
+    client: bytes
+    id: str
+    epoch: int
+    params: SamplingParams
+    order: tuple[int, int]  # priority, then arrival
+    max_len: int  # of prompt and output together
+    sequences: list[Sequence] = field(default_factory=list)
+
+    @property
+    def name(self) -> tuple[bytes, str, int]:
+        """Its key among all requests."""
+        return (self.client, self.id, self.epoch)
+
+    @property
+    def done(self) -> bool:
+        """All sequences have ended."""
+        return all(sequence.state not in LIVING for sequence in self.sequences)
+
+
+@dataclass(eq=False, slots=True)
+class Sequence:
+    """One sequence. tokens: prompt and output; computed: how many of them have keys and values in the cache; blocks: those that
+    hold them; published: how many of the blocks are findable by their hash, whose chain is `hashes`; slot: its place in
+    the sampler and the block tables, −1 while it has none."""
+
+    request: Request
+    index: int
+    key: int
+    num_prompt: int
+    tokens: list[int]
+    state: State = State.WAITING
+    slot: int = -1
+    computed: int = 0
+    cached: int = 0  # prompt tokens found in the prefix cache when it was first admitted
+    blocks: list[int] = field(default_factory=list)
+    hashes: list[bytes] = field(default_factory=list)
+    published: int = 0
+
+    @property
+    def remaining(self) -> int:
+        """Tokens whose keys and values are yet to be computed: 1 when decoding."""
+        return len(self.tokens) - self.computed
+
+    @property
+    def num_output(self) -> int:
+        """Tokens drawn so far."""
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def siblings(self) -> list[Sequence]:
+        """Those that wait for this sequence's prefill."""
+        if self.index:
+            return []
+        return [sequence for sequence in self.request.sequences if sequence.state is State.FORKING]
+
+    def advance(self, event: str) -> None:
+        """Change state.
+
+        Raises:
+            IllegalTransition: the table has no such change.
+        """
+        target = TRANSITIONS.get((self.state, event))
+        if target is None:
+            raise IllegalTransition(f"sequence {self.request.id}/{self.index} can't {event} while {self.state.name}")
+        self.state = target

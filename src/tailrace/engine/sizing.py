@@ -1,0 +1,41 @@
+"""How many blocks the KV cache gets when the operator does not say."""
+
+from __future__ import annotations
+
+import os
+
+from tailrace.config import CacheConfig
+from tailrace.errors import ConfigError
+
+SHARE = 0.3  # of the memory that is available now
+
+
+def num_blocks(config: CacheConfig, block_bytes: int, wanted: int, device_free: int | None = None) -> int:
+    """As configured, or as many as fit config.memory_gib (0: SHARE of what is free), but no more than `wanted`.
+
+    Args:
+        block_bytes: of one block over all layers; 0 where the runner needs no memory.
+        wanted: blocks with which every slot could reach the full context.
+        device_free: free bytes on the device; None asks for the machine's available memory.
+
+    Raises:
+        ConfigError: not even one block fits.
+    """
+    if config.num_blocks:
+        return config.num_blocks
+    if block_bytes == 0:
+        return wanted
+    budget = config.memory_gib * 2**30 or SHARE * (available() if device_free is None else device_free)
+    fitting = int(budget // block_bytes)
+    if fitting < 1:
+        raise ConfigError(f"cache.memory_gib: {budget / 2**30:.2f} GiB do not hold a block of {block_bytes} bytes")
+    return min(wanted, fitting)
+
+
+def available() -> int:
+    """Bytes of memory that can be had without swapping."""
+    try:
+        with open("/proc/meminfo") as lines:
+            return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2

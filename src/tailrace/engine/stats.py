@@ -1,0 +1,46 @@
+"""The engine's running totals."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from tailrace.wire.messages import Stats
+
+
+@dataclass(slots=True)
+class Counters:
+    """See wire.messages.Stats."""
+
+    steps: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    preemptions: int = 0
+    finished: Counter[str] = field(default_factory=Counter)
+    step_ms: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def timed(self, part: str) -> Iterator[None]:
+        """Add the time inside to a part of the step."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.step_ms[part] = self.step_ms.get(part, 0.0) + (time.perf_counter() - start) * 1e3
+
+    def snapshot(self, **gauges: int) -> Stats:
+        """The message of now."""
+        return Stats(
+            steps=self.steps,
+            prompt_tokens=self.prompt_tokens,
+            cached_tokens=self.cached_tokens,
+            generated_tokens=self.generated_tokens,
+            preemptions=self.preemptions,
+            finished=dict(self.finished),
+            step_ms={part: round(total, 3) for part, total in self.step_ms.items()},
+            **gauges,
+        )

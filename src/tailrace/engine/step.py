@@ -1,0 +1,110 @@
+"""The step, on one screen: plan → draft (none yet) → forward → sample → commit → outputs."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+
+from tailrace.engine.batch import Assembled, assemble
+from tailrace.engine.request import Sequence, State
+from tailrace.engine.schedule import Plan, schedule
+from tailrace.errors import EngineError, RowError
+from tailrace.kernels.status import MESSAGES, OK
+from tailrace.sampling import Sampled
+from tailrace.sampling.report import Logprobs
+from tailrace.wire.messages import TokenLogprobs, Tokens
+
+if TYPE_CHECKING:
+    from tailrace.engine.engine import Engine
+
+log = logging.getLogger(__name__)
+
+
+def step(engine: Engine) -> None:
+    """Compute and draw once; the engine's outbox holds what came of it."""
+    timed = engine.counters.timed
+    with timed("plan"):
+        plan = schedule(
+            engine.running, engine.waiting, engine.cache, engine.limits.scheduler, len(engine.free_slots)
+        )
+        copies = apply(engine, plan)
+        if not plan.work:
+            return
+        assembled = assemble(plan.work, engine.tables, engine.cache.block_size)
+    engine.counters.steps += 1
+    try:
+        with timed("forward"):
+            if copies:
+                engine.runner.copy_blocks(copies)
+            logits = engine.runner.forward(assembled.batch)
+        with timed("sample"):
+            sampled = engine.sampler(logits, assembled.rows)
+    except Exception as error:  # a model or kernel that fails must not take the engine down with it
+        log.exception("step %d failed", engine.counters.steps)
+        lose(engine, plan, error)
+        return
+    with timed("commit"):
+        commit(engine, plan, assembled, sampled)
+
+
+def apply(engine: Engine, plan: Plan) -> list[tuple[int, int]]:
+    """Make the plan true: preempt, admit, reserve. Returns the block copies to make before the forward pass."""
+    for sequence in plan.preempt:
+        engine.preempt(sequence)
+    for sequence, cached in plan.admit:  # all cached blocks are taken before any fresh one can displace them
+        engine.admit(sequence, cached)
+    copies = []
+    for sequence, tokens in plan.work:
+        first = sequence.computed // engine.cache.block_size
+        made = engine.cache.reserve(sequence, sequence.computed + tokens)
+        engine.tables.write(sequence, first if made else None)
+        copies += made
+    return copies
+
+
+def lose(engine: Engine, plan: Plan, error: Exception) -> None:
+    """The step failed: whoever was in it fails, siblings that waited for it too; everybody else goes on."""
+    reason = EngineError(f"the step failed: {type(error).__name__}: {error}")
+    for sequence, _ in plan.work:
+        for member in (*sequence.siblings, sequence):
+            engine.fail(member, reason)
+
+
+def commit(engine: Engine, plan: Plan, assembled: Assembled, sampled: Sampled) -> None:
+    """What was computed counts; what was drawn becomes history and messages."""
+    for sequence, tokens in plan.work:
+        sequence.computed += tokens
+        engine.cache.commit(sequence)
+        if sequence.remaining == 0:
+            engine.fork(sequence)
+    ids, status = sampled.token_ids[:, 0], sampled.status
+    good = status == OK
+    engine.slots.commit(assembled.rows.slot[good], ids[good])
+    for sequence, token, code, logprobs in zip(
+        assembled.drawing, ids.tolist(), status.tolist(), sampled.logprobs, strict=True
+    ):
+        if code != OK:
+            engine.fail(sequence, RowError(f"{MESSAGES[code]} at position {len(sequence.tokens)}"))
+            continue
+        emit(engine, sequence, token, logprobs)
+
+
+def emit(engine: Engine, sequence: Sequence, token: int, logprobs: list[Logprobs] | None) -> None:
+    """One drawn token: append, send, and end the sequence if the token or its length says so.
+
+    EOS is looked at first, then the stop ids, then the length; where several apply, the first gives the reason.
+    """
+    assert sequence.state is State.RUNNING
+    request, params = sequence.request, sequence.request.params
+    sequence.tokens.append(token)
+    engine.counters.generated_tokens += 1
+    entries = None
+    if logprobs is not None:
+        entries = [TokenLogprobs(e.logprob, e.rank, e.top_ids, e.top_logprobs) for e in logprobs]
+    engine.send(sequence, Tokens(request.id, request.epoch, sequence.index, [token], entries))
+    ends = (token in engine.eos and not params.ignore_eos) or token in params.stop_token_ids
+    if ends and sequence.num_output >= params.min_tokens:
+        engine.finish(sequence, "stop", token)
+    elif len(sequence.tokens) >= request.max_len:
+        engine.finish(sequence, "length")

@@ -1,0 +1,91 @@
+"""An engine over a scripted runner, and what its messages amount to."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from tailrace.config import CacheConfig, SchedulerConfig
+from tailrace.engine.engine import Engine
+from tailrace.params import SamplingParams
+from tailrace.runners.scripted import ScriptedRunner
+from tailrace.wire.messages import Aborted, Failed, Finished, ModelInfo, Submit, Tokens
+
+VOCAB = 97
+EOS = 96
+
+
+def script(ids: list[int]) -> int:
+    """Depends on the whole sequence, so any wrong position shows; never EOS."""
+    return hash(tuple(ids)) % (VOCAB - 2)
+
+
+@dataclass
+class Story:
+    """What became of one sequence."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list = field(default_factory=list)
+    end: Finished | Failed | None = None
+
+
+class Harness:
+    """Runs an engine to the end and checks on the way that its books balance."""
+
+    def __init__(self, runner=None, *, num_blocks=64, block_size=16, prefix_reuse=True, **limits):
+        self.runner = runner or ScriptedRunner(VOCAB, script, 512, block_size=block_size)
+        self.engine = Engine(
+            self.runner,
+            ModelInfo("scripted", VOCAB, 512, [EOS]),
+            CacheConfig(num_blocks=num_blocks, block_size=block_size, prefix_reuse=prefix_reuse),
+            SchedulerConfig(**({"max_num_seqs": 8, "max_num_batched_tokens": 64} | limits)),
+        )
+        self.stories: dict[tuple[str, int, int], Story] = defaultdict(Story)
+        self.aborted: list[Aborted] = []
+        self.closed: set[tuple[str, int]] = set()
+
+    def submit(self, id: str, prompt: list[int], epoch: int = 0, priority: int = 0, **params) -> None:
+        self.engine.submit(Submit(id, epoch, prompt, SamplingParams(**({"temperature": 0.0} | params)), priority))
+
+    def step(self) -> None:
+        for message in self.engine.step().get(b"", []):
+            self.note(message)
+        engine = self.engine
+        living = [s for r in engine.requests.values() for s in r.sequences]
+        engine.cache.check(living)
+        assert sorted([*engine.free_slots, *(s.slot for s in living if s.slot >= 0)]) == list(
+            range(engine.limits.scheduler.max_num_seqs)
+        )
+
+    def note(self, message) -> None:
+        assert (message.id, message.epoch) not in self.closed, "something came after the acknowledgement"
+        if isinstance(message, Aborted):
+            self.aborted.append(message)
+            self.closed.add((message.id, message.epoch))
+            return
+        story = self.stories[message.id, message.epoch, message.index]
+        assert story.end is None, "something came after the terminal event"
+        if isinstance(message, Tokens):
+            story.tokens += message.token_ids
+            story.logprobs += message.logprobs or []
+        else:
+            story.end = message
+
+    def run(self, limit: int = 5000) -> dict[tuple[str, int, int], Story]:
+        while self.engine.has_work:
+            self.step()
+            limit -= 1
+            assert limit, "the engine does not come to an end"
+        assert all(story.end is not None for story in self.stories.values())
+        stats = self.engine.stats()
+        assert (stats.running, stats.waiting, stats.blocks_used) == (0, 0, 0)
+        assert not self.engine.requests
+        return dict(self.stories)
+
+
+def alone(prompt: list[int], num_tokens: int) -> list[int]:
+    """What the script says, without any engine."""
+    ids = list(prompt)
+    for _ in range(num_tokens):
+        ids.append(script(ids))
+    return ids[len(prompt) :]

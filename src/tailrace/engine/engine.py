@@ -67,8 +67,7 @@ class Engine:
                 raise RequestError(f"request ({message.id}, {message.epoch}) is already here", "id")
             self.limits.check(message, len(self.waiting))
         except TailraceError as error:
-            for index in range(message.params.n):
-                self._send(client, failed(message.id, message.epoch, index, error))
+            self.refuse(message, error, client)
             return
         request = Request(
             client, message.id, message.epoch, message.params, (message.priority, next(self.arrivals)),
@@ -81,6 +80,20 @@ class Engine:
         self.requests[request.name] = request
         insort(self.waiting, request.sequences[0], key=order)
         self.counters.prompt_tokens += len(message.prompt)
+
+    def refuse(self, message: Submit, error: TailraceError, client: bytes = b"") -> None:
+        """Answer every sequence of a request with Failed, without having accepted it."""
+        for index in range(message.params.n):
+            self._send(client, failed(message.id, message.epoch, index, error))
+
+    def fail_all(self, error: TailraceError) -> dict[bytes, list[FromEngine]]:
+        """The engine can't go on: every sequence ends; returns the messages due."""
+        for request in list(self.requests.values()):
+            for sequence in reversed(request.sequences):
+                if sequence.state in LIVING:
+                    self.fail(sequence, error)
+        out, self.outbox = self.outbox, defaultdict(list)
+        return dict(out)
 
     def abort(self, message: Abort, client: bytes = b"") -> None:
         """End what is left of a request, then acknowledge; also what is unknown (any more) is acknowledged."""

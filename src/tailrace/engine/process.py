@@ -1,0 +1,180 @@
+"""The engine as a process of its own: `python -m tailrace.engine.process`, started by wire/launch.py.
+
+Reads its settings from the first line of stdin, loads the model, then: receive, step, send. It ends when it is told to drain, on
+SIGTERM, and when stdin closes, because then its parent is gone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tailrace.config import EngineConfig
+from tailrace.engine.engine import Engine
+from tailrace.errors import EngineError, TailraceError
+from tailrace.wire.messages import Abort, Drain, Drained, FromEngine, Hello, ModelInfo, Ready, Submit
+from tailrace.wire.sockets import EngineSocket
+
+log = logging.getLogger("tailrace.engine")
+
+STATS_EVERY_S = 1.0
+IDLE_POLL_MS = 200
+SCRIPTED_VOCAB = 49152
+
+
+class Start(msgspec.Struct):
+    """The line on stdin."""
+
+    url: str
+    config: EngineConfig
+
+
+def build(config: EngineConfig) -> Engine:
+    """The engine for a resolved model: a folder, or `scripted:…`.
+
+    Raises:
+        TailraceError: the model or the settings are impossible.
+    """
+    from tailrace.models import describe
+    from tailrace.runners import load_runner
+
+    name = config.model.model or ""
+    if name.startswith("scripted:"):
+        runner = load_runner(config.model, None, block_size=config.cache.block_size, vocab_size=SCRIPTED_VOCAB)
+        info = ModelInfo(config.model.name or name, runner.vocab_size, runner.max_model_len, [2])
+    else:
+        folder = Path(name)
+        runner = load_runner(config.model, folder, block_size=config.cache.block_size)
+        info = describe(folder, config.model.name or folder.name, config.scheduler.max_model_len)
+    return Engine(runner, info, config.cache, config.scheduler)
+
+
+class Loop:
+    """Between the socket and the engine."""
+
+    def __init__(self, engine: Engine, socket: EngineSocket) -> None:
+        self.engine, self.socket = engine, socket
+        self.clients: set[bytes] = set()
+        self.draining = False
+        self.stats_due = 0.0
+        self.handlers: dict[type, Callable[[bytes, Any], None]] = {
+            Hello: self.hello,
+            Submit: self.submit,
+            Abort: lambda client, message: engine.abort(message, client),
+            Drain: lambda client, message: self.drain(),
+        }
+
+    def run(self) -> None:
+        """Until drained."""
+        busy = False
+        while True:
+            for client, messages in self.socket.receive(0 if self.engine.has_work else IDLE_POLL_MS):
+                self.clients.add(client)
+                for message in messages:
+                    self.handlers[type(message)](client, message)
+            for client, out in self.engine.step().items():
+                self.send(client, out)
+            still_busy = bool(self.engine.running or self.engine.waiting)
+            if time.monotonic() >= self.stats_due or (busy and not still_busy):
+                self.publish_stats()
+            busy = still_busy
+            if self.draining and not self.engine.has_work:
+                for client in list(self.clients):
+                    self.send(client, [Drained()])
+                return
+
+    def hello(self, client: bytes, message: Hello) -> None:
+        """A front end introduces itself. It checks the version we answer with."""
+        self.send(client, [Ready(self.engine.info)])
+
+    def submit(self, client: bytes, message: Submit) -> None:
+        """A request; refused while draining."""
+        if self.draining:
+            refusal = EngineError("the engine is draining and takes nothing new")
+            self.engine.refuse(message, refusal, client)
+        else:
+            self.engine.submit(message, client)
+
+    def drain(self) -> None:
+        """Take nothing new and end once all is done."""
+        self.draining = True
+
+    def publish_stats(self) -> None:
+        """Tell everybody."""
+        self.stats_due = time.monotonic() + STATS_EVERY_S
+        stats = self.engine.stats()
+        for client in list(self.clients):
+            self.send(client, [stats])
+
+    def send(self, client: bytes, messages: list[FromEngine]) -> None:
+        """Or find that the front end is gone: then its requests end within this step."""
+        if not self.socket.send(client, messages):
+            log.warning("front end %s is gone", client.hex())
+            self.clients.discard(client)
+            self.engine.abort_client(client)
+
+    def fail_all(self, error: TailraceError) -> None:
+        """Our bug: tell everybody before the process ends."""
+        for client, messages in self.engine.fail_all(error).items():
+            self.send(client, messages)
+
+
+def die_with_parent() -> None:
+    """Linux ends this process with its parent; elsewhere, and for good measure, the closing of stdin does."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+    def watch() -> None:
+        while os.read(0, 4096):
+            pass
+        os._exit(0)
+
+    threading.Thread(target=watch, daemon=True, name="life line").start()
+
+
+def main() -> int:
+    """Exit code 0 after a drain, 1 with a line of JSON on the status pipe otherwise."""
+    status = os.dup(1)
+    os.dup2(2, 1)  # whatever prints, prints to the log
+    logging.basicConfig(level=os.environ.get("TAILRACE_LOG", "INFO").upper(), format="%(levelname)s %(name)s: %(message)s")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    line = b""
+    while not line.endswith(b"\n"):
+        byte = os.read(0, 1)
+        if not byte:
+            return 0
+        line += byte
+    start = msgspec.json.decode(line, type=Start)
+    die_with_parent()
+    try:
+        socket = EngineSocket(start.url)
+        loop = Loop(build(start.config), socket)
+    except TailraceError as error:
+        os.write(status, json.dumps({"code": error.code, "message": str(error)}).encode() + b"\n")
+        return 1
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    try:
+        loop.run()
+    except Exception as error:
+        log.exception("the engine's loop failed")
+        loop.fail_all(EngineError(f"{type(error).__name__}: {error}"))
+        os.write(status, json.dumps({"code": "engine_error", "message": str(error)}).encode() + b"\n")
+        socket.close()
+        return 1
+    socket.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,169 @@
+"""The asyncio client of an engine process; interface in wire/sync.py. One task reads the socket, one watches the process; a
+stream wakes once per frame, however many events it holds."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+from tailrace.config import EngineConfig
+from tailrace.errors import EngineDeadError, EngineError, TailraceError
+from tailrace.params import SamplingParams
+from tailrace.wire.launch import EngineProcess
+from tailrace.wire.ledger import Account, Ledger
+from tailrace.wire.messages import VERSION, Abort, Drain, Hello, ModelInfo, SequenceEvent, Stats
+from tailrace.wire.sockets import AsyncFrontSocket
+
+
+class AsyncStream:
+    """Iterating yields lists of events: all that came since the last. Leaving `async with` early aborts."""
+
+    def __init__(self, client: AsyncClient, account: Account) -> None:
+        self._client, self._account = client, account
+        self.id, self.epoch = account.id, account.epoch
+        self._woken = asyncio.Event()
+        account.wake = self._woken.set
+
+    async def __aiter__(self) -> AsyncIterator[list[SequenceEvent]]:
+        try:
+            while self._account.open or self._account.events:
+                if self._account.events:
+                    yield self._account.take()
+                    continue
+                self._woken.clear()
+                await self._woken.wait()
+        finally:  # also when the task is cancelled or the iterator closed
+            self.abort("iteration ended")
+
+    def abort(self, cause: str = "client") -> None:
+        """End it; nothing more is delivered. Idempotent."""
+        if self._client._ledger.close(self._account) and self._client.error is None:
+            self._client._socket.send(Abort(self.id, self.epoch, cause))
+
+    async def __aenter__(self) -> AsyncStream:
+        return self
+
+    async def __aexit__(self, *_: Any) -> None:
+        self.abort()
+
+
+class AsyncClient:
+    """Owns one engine process; `restart` gives it a new one."""
+
+    def __init__(self, config: EngineConfig, start_timeout_s: float = 600.0) -> None:
+        self._config, self._timeout_s = config, start_timeout_s
+        self._ledger = Ledger()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._drained = asyncio.Event()
+        self.error: TailraceError | None = None
+        self.died = asyncio.Event()  # set whenever the engine is lost; cleared by a restart
+
+    async def start(self) -> ModelInfo:
+        """Start the process and wait for Ready.
+
+        Raises:
+            TailraceError: what the engine said, EngineDeadError if it said nothing or took too long.
+        """
+        ready = asyncio.Event()
+        self._ledger.model = None
+        self._process = EngineProcess(self._config)
+        self._socket = AsyncFrontSocket(self._process.address.url)
+        self._tasks = [asyncio.create_task(self._read(ready)), asyncio.create_task(self._watch())]
+        self._socket.send(Hello())
+        waits = [asyncio.create_task(ready.wait()), asyncio.create_task(self.died.wait())]
+        try:
+            await asyncio.wait(waits, timeout=self._timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in waits:
+                task.cancel()
+        if self.error is None and self._ledger.model is None:
+            self.error = EngineDeadError(f"the engine was not ready within {self._timeout_s:g} s")
+        if self.error is None and self._ledger.version != VERSION:
+            self.error = EngineError(f"the engine speaks version {self._ledger.version}, not {VERSION}")
+        if self.error is not None:
+            error = self.error
+            await self.close()
+            raise error
+        return self.model
+
+    async def restart(self) -> ModelInfo:
+        """After the engine died: a new one. Streams of before have failed."""
+        await self.close()
+        self.error = None
+        self.died.clear()
+        return await self.start()
+
+    @property
+    def pid(self) -> int:
+        """Of the engine process."""
+        return self._process.pid
+
+    @property
+    def model(self) -> ModelInfo:
+        """What the engine serves."""
+        assert self._ledger.model is not None, "not started"
+        return self._ledger.model
+
+    @property
+    def stats(self) -> Stats:
+        """The latest."""
+        return self._ledger.stats
+
+    @property
+    def unacknowledged(self) -> int:
+        """Aborts that the engine has not confirmed yet."""
+        return len(self._ledger.unacknowledged)
+
+    def submit(
+        self, prompt: list[int], params: SamplingParams, *, id: str | None = None, priority: int = 0
+    ) -> AsyncStream:
+        """Ask for a generation."""
+        account, message = self._ledger.open(prompt, params, id, priority, time.time())
+        if self.error is not None:
+            self._ledger.fail_all(EngineDeadError(str(self.error)))
+        else:
+            self._socket.send(message)
+        return AsyncStream(self, account)
+
+    async def drain(self, timeout_s: float = 30.0) -> bool:
+        """Let the engine finish what runs and exit; True if it did within the time."""
+        if self.error is not None:
+            return False
+        self._socket.send(Drain())
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._drained.wait(), timeout_s)
+        return self._ledger.drained
+
+    async def close(self) -> None:
+        """End the engine and every open stream. Idempotent."""
+        self.error = self.error or EngineDeadError("the client was closed")
+        self._ledger.fail_all(EngineDeadError(str(self.error)))
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._tasks:
+            self._tasks = []
+            self._socket.close()
+            await asyncio.to_thread(self._process.stop)
+
+    async def _read(self, ready: asyncio.Event) -> None:
+        while True:
+            self._ledger.deliver(await self._socket.receive())
+            if self._ledger.model is not None:
+                ready.set()
+            if self._ledger.drained:
+                self._drained.set()
+
+    async def _watch(self) -> None:
+        """Wait for the process's end without asking again and again."""
+        process = self._process
+        while not await asyncio.to_thread(process.wait, 0.2):
+            pass
+        if self._ledger.drained:
+            return
+        self.error = process.error()
+        self._ledger.fail_all(EngineDeadError(str(self.error)))
+        self.died.set()

@@ -1,0 +1,120 @@
+"""ZeroMQ, and the only file that knows it. One frame is a list of messages; the engine is a ROUTER that knows its front ends
+by identity, a front end is a DEALER. Nothing is dropped for being slow: the high-water marks are off, and a front end that is
+gone is reported when the engine sends to it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from tailrace.wire.messages import FromEngine, ToEngine, encoder, from_engine, to_engine
+
+log = logging.getLogger(__name__)
+
+
+class Address:
+    """An ipc address in a folder of its own that only this user may enter; `remove` deletes it."""
+
+    def __init__(self) -> None:
+        self.folder = tempfile.mkdtemp(prefix="tailrace-")  # mode 0700
+        self.url = f"ipc://{self.folder}/engine"
+
+    def remove(self) -> None:
+        """Delete the folder. Idempotent."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _configure(socket: zmq.Socket | zmq.asyncio.Socket) -> None:
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.SNDHWM, 0)
+    socket.setsockopt(zmq.RCVHWM, 0)
+
+
+class EngineSocket:
+    """The engine's side: receives from and sends to any number of front ends."""
+
+    def __init__(self, url: str) -> None:
+        self.socket = zmq.Context.instance().socket(zmq.ROUTER)
+        _configure(self.socket)
+        self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self.socket.bind(url)
+
+    def receive(self, timeout_ms: int) -> Iterator[tuple[bytes, list[ToEngine]]]:
+        """Everything that has arrived; waits so long for the first. A malformed frame is logged and dropped."""
+        if not self.socket.poll(timeout_ms):
+            return
+        while True:
+            try:
+                client, frame = self.socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            try:
+                yield client, to_engine.decode(frame)
+            except msgspec.MsgspecError as error:
+                log.error("a malformed frame from %s was dropped: %s", client.hex(), error)
+
+    def send(self, client: bytes, messages: list[FromEngine]) -> bool:
+        """False if the front end is gone. Never blocks."""
+        try:
+            self.socket.send_multipart([client, encoder.encode(messages)], zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            if error.errno in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                return False
+            raise
+        return True
+
+    def close(self) -> None:
+        """Flush what can be flushed within a second, then close."""
+        self.socket.close(linger=1000)
+
+
+class FrontSocket:
+    """A front end's side, blocking."""
+
+    def __init__(self, url: str) -> None:
+        self.socket = zmq.Context.instance().socket(zmq.DEALER)
+        _configure(self.socket)
+        self.socket.setsockopt(zmq.IDENTITY, os.urandom(8))
+        self.socket.connect(url)
+
+    def send(self, message: ToEngine) -> None:
+        """Queue one message."""
+        self.socket.send(encoder.encode([message]))
+
+    def receive(self, timeout_ms: int) -> list[FromEngine]:
+        """One frame's messages, or none within the time."""
+        return from_engine.decode(self.socket.recv()) if self.socket.poll(timeout_ms) else []
+
+    def close(self) -> None:
+        """Close at once."""
+        self.socket.close()
+
+
+class AsyncFrontSocket:
+    """A front end's side for asyncio."""
+
+    def __init__(self, url: str) -> None:
+        self.socket = zmq.asyncio.Context.instance().socket(zmq.DEALER)
+        _configure(self.socket)
+        self.socket.setsockopt(zmq.IDENTITY, os.urandom(8))
+        self.socket.connect(url)
+
+    def send(self, message: ToEngine) -> None:
+        """Queue one message: with the high-water mark off this never waits, so it needs no await."""
+        zmq.Socket.shadow(self.socket).send(encoder.encode([message]), zmq.NOBLOCK)
+
+    async def receive(self) -> list[FromEngine]:
+        """One frame's messages."""
+        return from_engine.decode(await self.socket.recv())
+
+    def close(self) -> None:
+        """Close at once."""
+        self.socket.close()

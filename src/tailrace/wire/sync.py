@@ -1,0 +1,133 @@
+"""The blocking client of an engine process. Iterating any stream pumps the socket for all of them; no threads.
+
+Interface of the three clients (asyncio's has async methods):
+
+    client.start() → ModelInfo          waits until the engine can serve; raises what it said if it can't
+    client.model, client.stats          what it serves; its counters, about a second old
+    client.error                        None, or why the engine is dead
+    client.submit(prompt, params) → stream of lists of events; one Finished or Failed per sequence, then it ends
+    stream.abort(cause)                 nothing more is delivered; leaving `with` early does it too
+    client.drain(timeout_s), client.close()
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from tailrace.config import EngineConfig
+from tailrace.errors import EngineDeadError, EngineError, TailraceError
+from tailrace.params import SamplingParams
+from tailrace.wire.launch import EngineProcess
+from tailrace.wire.ledger import Account, Ledger
+from tailrace.wire.messages import VERSION, Abort, Drain, Hello, ModelInfo, SequenceEvent, Stats
+from tailrace.wire.sockets import FrontSocket
+
+POLL_MS = 100  # how long the engine may be dead before somebody who waits notices
+
+
+class SyncStream:
+    """See InprocStream."""
+
+    def __init__(self, client: SyncClient, account: Account) -> None:
+        self._client, self._account = client, account
+        self.id, self.epoch = account.id, account.epoch
+
+    def __iter__(self) -> Iterator[list[SequenceEvent]]:
+        while self._account.open or self._account.events:
+            if self._account.events:
+                yield self._account.take()
+            else:
+                self._client.pump(POLL_MS)
+        self._client._ledger.close(self._account)
+
+    def abort(self, cause: str = "client") -> None:
+        """End it; nothing more is delivered. Idempotent."""
+        if self._client._ledger.close(self._account) and self._client.error is None:
+            self._client._socket.send(Abort(self.id, self.epoch, cause))
+
+    def __enter__(self) -> SyncStream:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.abort()
+
+
+class SyncClient:
+    """Owns one engine process."""
+
+    def __init__(self, config: EngineConfig, start_timeout_s: float = 600.0) -> None:
+        self._config, self._timeout_s = config, start_timeout_s
+        self._ledger = Ledger()
+        self.error: TailraceError | None = None
+
+    def start(self) -> ModelInfo:
+        """Start the process and wait for Ready.
+
+        Raises:
+            TailraceError: what the engine said, EngineDeadError if it said nothing or took too long.
+        """
+        self._process = EngineProcess(self._config)
+        self._socket = FrontSocket(self._process.address.url)
+        self._socket.send(Hello())
+        until = time.monotonic() + self._timeout_s
+        while self._ledger.model is None and self.error is None:
+            self.pump(POLL_MS)
+            if time.monotonic() > until:
+                self.error = EngineDeadError(f"the engine was not ready within {self._timeout_s:g} s")
+        if self.error is None and self._ledger.version != VERSION:
+            self.error = EngineError(f"the engine speaks version {self._ledger.version}, not {VERSION}")
+        if self.error is not None:
+            self.close()
+            raise self.error
+        return self.model
+
+    @property
+    def model(self) -> ModelInfo:
+        """What the engine serves."""
+        assert self._ledger.model is not None, "not started"
+        return self._ledger.model
+
+    @property
+    def stats(self) -> Stats:
+        """The latest; fetches what has arrived."""
+        self.pump(0)
+        return self._ledger.stats
+
+    def pump(self, timeout_ms: int) -> None:
+        """Deliver what arrives within the time; notice a dead engine."""
+        if self.error is not None:
+            return
+        messages = self._socket.receive(timeout_ms)
+        self._ledger.deliver(messages)
+        if not messages and not self._process.alive and not self._ledger.drained:
+            self.error = self._process.error()
+            self._ledger.fail_all(EngineDeadError(str(self.error)))
+
+    def submit(
+        self, prompt: list[int], params: SamplingParams, *, id: str | None = None, priority: int = 0
+    ) -> SyncStream:
+        """Ask for a generation."""
+        account, message = self._ledger.open(prompt, params, id, priority, time.time())
+        if self.error is not None:
+            self._ledger.fail_all(EngineDeadError(str(self.error)))
+        else:
+            self._socket.send(message)
+        return SyncStream(self, account)
+
+    def drain(self, timeout_s: float = 30.0) -> bool:
+        """Let the engine finish what runs and exit; True if it did within the time."""
+        until = time.monotonic() + timeout_s
+        self._socket.send(Drain())
+        while not self._ledger.drained and self.error is None and time.monotonic() < until:
+            self.pump(POLL_MS)
+        return self._ledger.drained
+
+    def close(self) -> None:
+        """End the engine and every open stream. Idempotent."""
+        self.error = self.error or EngineDeadError("the client was closed")
+        self._ledger.fail_all(EngineDeadError(str(self.error)))
+        if hasattr(self, "_socket"):
+            self._socket.close()
+            self._process.stop()

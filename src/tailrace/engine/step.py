@@ -104,7 +104,7 @@ def emit(engine: Engine, sequence: Sequence, token: int, logprobs: list[Logprobs
         entries = [TokenLogprobs(e.logprob, e.rank, e.top_ids, e.top_logprobs) for e in logprobs]
     engine.send(sequence, Tokens(request.id, request.epoch, sequence.index, [token], entries))
     ends = (token in engine.eos and not params.ignore_eos) or token in params.stop_token_ids
-    if ends and sequence.num_output >= params.min_tokens:
+    if ends and sequence.num_output > params.min_tokens:
         engine.finish(sequence, "stop", token)
     elif len(sequence.tokens) >= request.max_len:
         engine.finish(sequence, "length")

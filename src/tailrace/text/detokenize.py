@@ -1,0 +1,111 @@
+"""Token ids → text, one id at a time: only complete characters come out, `flush` gives the rest.
+
+Law: the concatenation of everything that comes out equals the tokenizer's decode of all ids, under any chunking. Text is that of the
+output alone; a prompt's unfinished character is not completed here.
+"""
+
+from __future__ import annotations
+
+import codecs
+from typing import Protocol
+
+import tokenizers
+from tokenizers.decoders import DecodeStream
+
+from tailrace.text.tokenizer import Tokenizer
+from tailrace.text.vocabulary import METASPACE, fallback_byte, strips_first_space
+
+
+class Detokenizer(Protocol):
+    """feed returns the text that this id completes; flush what is left, at the end."""
+
+    def feed(self, id: int) -> str: ...
+    def flush(self) -> str: ...
+
+
+def detokenizer(tokenizer: Tokenizer, skip_special_tokens: bool) -> Detokenizer:
+    """A fresh one for this kind of tokenizer."""
+    return {"bytes": ByteDetokenizer, "pieces": PieceDetokenizer, "library": LibraryDetokenizer}[tokenizer.kind](
+        tokenizer, skip_special_tokens
+    )
+
+
+class ByteDetokenizer:
+    """Byte-level vocabularies: a table from id to bytes and a UTF-8 state machine. Malformed bytes become U+FFFD, one per
+    maximal invalid part, as in the Unicode standard (chapter 3.9) and in the library's decode."""
+
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
+        self._bytes_of = tokenizer.bytes_of
+        self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+
+    def feed(self, id: int) -> str:
+        return "" if id in self._skipped else self._decode(self._bytes_of(id))
+
+    def flush(self) -> str:
+        return self._decode(b"", True)
+
+
+class PieceDetokenizer:
+    """SentencePiece with byte fallback. A run of byte tokens is text if it is valid UTF-8 as a whole and else one U+FFFD per
+    byte, so it can come out only when the run has ended. The text's first space goes where the decoder strips it."""
+
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
+        self._token_of = tokenizer.token_of
+        self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
+        self._strip = strips_first_space(tokenizer.decoder or {})
+        self._run = bytearray()
+
+    def feed(self, id: int) -> str:
+        if id in self._skipped:
+            return ""
+        token = self._token_of(id).replace(METASPACE, " ")
+        byte = fallback_byte(token)
+        if byte is not None:
+            self._run.append(byte)
+            return ""
+        return self._first(self.flush() + token)
+
+    def flush(self) -> str:
+        run, self._run = bytes(self._run), bytearray()
+        try:
+            text = run.decode()
+        except UnicodeDecodeError:
+            text = "\ufffd" * len(run)
+        return self._first(text)
+
+    def _first(self, text: str) -> str:
+        if self._strip and text:
+            self._strip = False
+            return text.removeprefix(" ")
+        return text
+
+
+class LibraryDetokenizer:
+    """Any other tokenizer: the library's own stream. Where it gives up (it does on text that changes backwards), what it has not
+    said comes at the end, from the decode of everything."""
+
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
+        self._tokenizer: tokenizers.Tokenizer = tokenizer.backend
+        self._skip = skip_special_tokens
+        self._stream: DecodeStream | None = DecodeStream(skip_special_tokens=skip_special_tokens)
+        self._ids: list[int] = []
+        self._said = ""
+
+    def feed(self, id: int) -> str:
+        self._ids.append(id)
+        if self._stream is None:
+            return ""
+        try:
+            text = self._stream.step(self._tokenizer, id) or ""
+        except Exception:  # the library raises a plain Exception: "Invalid prefix encountered …"
+            self._stream = None
+            return ""
+        self._said += text
+        return text
+
+    def flush(self) -> str:
+        whole = self._tokenizer.decode(self._ids, skip_special_tokens=self._skip)
+        rest = whole.removeprefix(self._said) if whole.startswith(self._said) else ""
+        self._said += rest
+        return rest

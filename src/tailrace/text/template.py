@@ -1,0 +1,44 @@
+"""Chat messages → prompt text, by the model's own Jinja template, in a sandbox."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from typing import Any
+
+import jinja2
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from tailrace.errors import RequestError
+
+
+def _raise(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _to_json(value: Any, indent: int | None = None, **options: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=indent, **options)
+
+
+class ChatTemplate:
+    """One compiled template, with what transformers' templates expect to find in their environment."""
+
+    def __init__(self, source: str, special_tokens: dict[str, str]) -> None:
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _raise
+        environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+        self._template = environment.from_string(source)
+        self._special_tokens = special_tokens
+
+    def render(self, messages: list[dict[str, Any]], **options: Any) -> str:
+        """The prompt.
+
+        Raises:
+            RequestError: the template refuses these messages; the message says why.
+        """
+        try:
+            return self._template.render(messages=messages, **self._special_tokens, **options)
+        except (jinja2.TemplateError, TypeError, KeyError, AttributeError) as error:
+            raise RequestError(f"messages: the model's chat template refuses them: {error}", "messages") from error

@@ -1,0 +1,156 @@
+"""Text ↔ token ids, and what front ends must know of a vocabulary. Around the tokenizers library; imports no torch unless
+the model has no tokenizer.json, and transformers must make one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from tailrace.errors import ModelLoadError, RequestError
+from tailrace.text.template import ChatTemplate
+from tailrace.text.vocabulary import byte_level, decoder_kind, piece
+
+NAMED = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
+
+
+class Tokenizer:
+    """See `load`. Immutable after construction, so threads may share it.
+
+    Attributes:
+        vocab_size: number of ids, added tokens included.
+        special_ids: ids that `skip_special_tokens` leaves out.
+        kind: "bytes", "pieces" or "library", see text/vocabulary.py.
+    """
+
+    def __init__(
+        self, backend: tokenizers.Tokenizer, template: str | None = None, named: dict[str, str] | None = None
+    ) -> None:
+        self.backend = backend
+        self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
+        self.special_ids = frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special)
+        self.decoder: dict[str, Any] | None = json.loads(backend.to_str())["decoder"]
+        self.kind = decoder_kind(self.decoder)
+        spell = byte_level if self.kind == "bytes" else piece
+        last = max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
+        # id_to_token, not get_vocab: of an added token it gives the normalised form, which is what decode spells
+        self._tokens = [backend.id_to_token(i) or "" for i in range(last + 1)]
+        self._bytes = [spell(token) for token in self._tokens]
+        if self.kind == "bytes" and not self._reversible():
+            self.kind = "library"
+        self._template = ChatTemplate(template, named or {}) if template else None
+
+    @classmethod
+    def load(cls, folder: str | Path, trust_remote_code: bool = False) -> Tokenizer:
+        """The tokenizer and chat template of a Hugging Face folder.
+
+        Raises:
+            ModelLoadError: there is none, or it can't be read.
+        """
+        folder = Path(folder)
+        try:
+            if (folder / "tokenizer.json").is_file():
+                backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+                backend.no_truncation()
+                backend.no_padding()
+            else:
+                from transformers import AutoTokenizer
+
+                slow = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+                backend = slow.backend_tokenizer
+        except Exception as error:
+            raise ModelLoadError(f"{folder}: no usable tokenizer: {error}") from error
+        config = _read_json(folder / "tokenizer_config.json")
+        named = {name: token for name in NAMED if (token := _content(config.get(name))) is not None}
+        return cls(backend, _template(folder, config), named)
+
+    # ---- text → ids
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text."""
+        return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def encode_chat(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **options: Any,
+    ) -> list[int]:
+        """Token ids of a conversation through the model's chat template.
+
+        Raises:
+            RequestError: the model has no chat template, or it refuses these messages.
+        """
+        if self._template is None:
+            raise RequestError("messages: this model has no chat template; use /v1/completions", "messages")
+        options = {"documents": None} | options
+        text = self._template.render(
+            messages, tools=tools, add_generation_prompt=add_generation_prompt, **options
+        )
+        return self.encode(text, add_special_tokens=False)
+
+    def bad_word_ids(self, word: str) -> tuple[tuple[int, ...], ...]:
+        """The canonical spellings of a word as ids: as given, and with a space before it."""
+        spellings = {tuple(self.encode(form, add_special_tokens=False)) for form in (word, f" {word}")}
+        return tuple(sorted(spelling for spelling in spellings if spelling))
+
+    # ---- ids → text
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+        """Text of token ids.
+
+        Raises:
+            ValueError: an id is outside the vocabulary.
+        """
+        self.check(ids)
+        return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+
+    def check(self, ids: Iterable[int]) -> None:
+        """Raise ValueError for an id that is negative or beyond all ids. One without a token stands for nothing."""
+        for i in ids:
+            if not 0 <= i < 2**32:
+                raise ValueError(f"token id {i} is not in 0 … {len(self._bytes) - 1}")
+
+    def bytes_of(self, id: int) -> bytes:
+        """The token's own bytes; of an id without a token, none."""
+        return self._bytes[id] if 0 <= id < len(self._bytes) else b""
+
+    def text_of(self, id: int) -> str:
+        """The token's bytes as text, U+FFFD where they are no whole characters."""
+        return self.bytes_of(id).decode("utf-8", errors="replace")
+
+    def token_of(self, id: int) -> str:
+        """The token as it stands in the vocabulary, "" if there is none."""
+        return self._tokens[id] if 0 <= id < len(self._tokens) else ""
+
+    def _reversible(self) -> bool:
+        """The byte table says what the library's decode says, on every added token and a walk through the vocabulary."""
+        ids = [*self.backend.get_added_tokens_decoder(), *range(0, len(self._tokens), max(1, len(self._tokens) // 500))]
+        joined = b"".join(self.bytes_of(i) for i in ids).decode("utf-8", errors="replace")
+        each = all(self.backend.decode([i], skip_special_tokens=False) == self.text_of(i) for i in ids)
+        return each and self.backend.decode(ids, skip_special_tokens=False) == joined
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text()) if path.is_file() else {}
+
+
+def _content(token: Any) -> str | None:
+    return token.get("content") if isinstance(token, dict) else token
+
+
+def _template(folder: Path, config: dict[str, Any]) -> str | None:
+    """The chat template, wherever the folder keeps it."""
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text()
+    template = _read_json(folder / "chat_template.json").get("chat_template") or config.get("chat_template")
+    if isinstance(template, list):  # several, by name
+        by_name = {entry["name"]: entry["template"] for entry in template}
+        return by_name.get("default")
+    return template

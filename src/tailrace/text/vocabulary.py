@@ -1,0 +1,69 @@
+"""What each token id stands for: its bytes, from the tokenizer's vocabulary and the way its decoder reads it.
+
+Three kinds of decoder: "bytes" (byte-level BPE: a token is its bytes, and text is the decode of their concatenation),
+"pieces" (SentencePiece with byte fallback), and "library" (everything else, where only the tokenizers library knows).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+METASPACE = "▁"
+
+
+def byte_alphabet() -> dict[str, int]:
+    """GPT-2's printable stand-in for each byte → the byte (Radford et al. 2019)."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+ALPHABET = byte_alphabet()
+
+
+def byte_level(token: str) -> bytes:
+    """A byte-level token's bytes; one with a character outside the alphabet stands for itself."""
+    try:
+        return bytes([ALPHABET[char] for char in token])
+    except KeyError:
+        return token.encode()
+
+
+def fallback_byte(token: str) -> int | None:
+    """The byte of a token like <0x0A>, None for any other."""
+    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+        try:
+            return int(token[3:5], 16)
+        except ValueError:
+            return None
+    return None
+
+
+def piece(token: str) -> bytes:
+    """A SentencePiece token's bytes."""
+    byte = fallback_byte(token)
+    return bytes([byte]) if byte is not None else token.replace(METASPACE, " ").encode()
+
+
+def decoder_kind(decoder: dict[str, Any] | None) -> str:
+    """ "bytes", "pieces" or "library", from the decoder entry of tokenizer.json."""
+    if decoder is None:
+        return "library"
+    steps = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
+    names = [step["type"] for step in steps]
+    if names == ["ByteLevel"]:
+        return "bytes"
+    llama = ["Replace", "ByteFallback", "Fuse"]
+    if names[:3] == llama and names[3:] in ([], ["Strip"]) and steps[0] == _METASPACE_STEP:
+        strip = steps[3] if names[3:] else None
+        if strip is None or (strip["content"], strip["start"], strip["stop"]) == (" ", 1, 0):
+            return "pieces"
+    return "library"
+
+
+_METASPACE_STEP = {"type": "Replace", "pattern": {"String": METASPACE}, "content": " "}
+
+
+def strips_first_space(decoder: dict[str, Any]) -> bool:
+    """Of a "pieces" decoder: the text's first space goes."""
+    return decoder["decoders"][-1]["type"] == "Strip"

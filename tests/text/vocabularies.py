@@ -1,0 +1,75 @@
+"""Tokenizers of every kind, small and hostile."""
+
+from __future__ import annotations
+
+import tokenizers
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
+
+from tailrace.text.tokenizer import Tokenizer
+from tailrace.text.vocabulary import ALPHABET
+
+STAND_IN = {byte: char for char, byte in ALPHABET.items()}
+
+
+def spelled(data: bytes) -> str:
+    return "".join(STAND_IN[byte] for byte in data)
+
+
+def byte_level() -> Tokenizer:
+    """All single bytes, tokens that split characters anywhere, an empty token, a literal U+FFFD, special and other added ones."""
+    parts = [bytes([b]) for b in range(256)]
+    parts += ["é".encode()[:1] + b"", "😀".encode()[:2], "😀".encode()[2:], "😀".encode()[1:], b"a\xf0\x9f", "�".encode()]
+    parts += ["👨‍👩‍👧".encode()[3:9], "e\u0301".encode(), b"\x80\x80", b"\xff\xfe", b"hello", b" world", b"stop", b"st", b"op", b"\n\n"]
+    vocab: dict[str, int] = {}
+    for part in parts:
+        vocab.setdefault(spelled(part), len(vocab))
+    vocab.setdefault("", len(vocab))
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken("<|end|>", special=True), AddedToken("<|é|>", special=True)])
+    tokenizer.add_tokens([AddedToken("<tool>", special=False), AddedToken("two words", special=False)])
+    return Tokenizer(tokenizer)
+
+
+def pieces(strip: bool = True) -> Tokenizer:
+    """SentencePiece with byte fallback, as Llama 2 has it."""
+    vocab = {"<unk>": 0, "<s>": 1, "</s>": 2}
+    for byte in range(256):
+        vocab[f"<0x{byte:02X}>"] = len(vocab)
+    for token in ("▁", "▁hello", "hello", "▁▁", "lo", "é", "😀", "stop", "▁st", "op", "."):
+        vocab[token] = len(vocab)
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=True, unk_token="<unk>"))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if strip else steps)
+    tokenizer.add_special_tokens([AddedToken(t, special=True) for t in ("<s>", "</s>")])
+    tokenizer.add_tokens([AddedToken("<tool>", special=False)])
+    return Tokenizer(tokenizer)
+
+
+def word_piece() -> Tokenizer:
+    words = ["[UNK]", "[SEP]", "hello", "##lo", "##op", "st", ".", ",", "'", "s", "é", "##😀", "world"]
+    tokenizer = tokenizers.Tokenizer(models.WordPiece({w: i for i, w in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.decoder = decoders.WordPiece(cleanup=False)
+    tokenizer.add_special_tokens([AddedToken("[SEP]", special=True)])
+    return Tokenizer(tokenizer)
+
+
+def metaspace() -> Tokenizer:
+    """Unigram without byte fallback, as T5 has it."""
+    words = ["<unk>", "▁hello", "▁", "lo", "st", "op", "▁st", "é", "😀"]
+    tokenizer = tokenizers.Tokenizer(models.Unigram([(w, -float(i)) for i, w in enumerate(words)], unk_id=0))
+    tokenizer.decoder = decoders.Metaspace()
+    tokenizer.add_special_tokens([AddedToken("</s>", special=True)])
+    return Tokenizer(tokenizer)
+
+
+ALL = {
+    "byte-level": byte_level(),
+    "pieces": pieces(),
+    "pieces, no strip": pieces(strip=False),
+    "word piece": word_piece(),
+    "metaspace": metaspace(),
+}
+KINDS = {"byte-level": "bytes", "pieces": "pieces", "pieces, no strip": "pieces", "word piece": "library", "metaspace": "library"}

@@ -26,7 +26,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Base of the sections."""
 
 
-class ModelConfig(Section):
+class ModelConfig(Section, frozen=True):
     """Which model, and in which arithmetic.
 
     model: a Hugging Face folder, a hub id, a GGUF file, or None for the small default model.
@@ -43,7 +43,7 @@ class ModelConfig(Section):
     trust_remote_code: bool = False
 
 
-class CacheConfig(Section):
+class CacheConfig(Section, frozen=True):
     """The block-paged KV cache. num_blocks 0 takes as many as fit `memory_gib` (0: a share of what is free)."""
 
     block_size: int = 16
@@ -52,7 +52,7 @@ class CacheConfig(Section):
     prefix_reuse: bool = True
 
 
-class SchedulerConfig(Section):
+class SchedulerConfig(Section, frozen=True):
     """Limits of one step and of the waiting line. max_model_len 0 takes the model's own."""
 
     max_num_seqs: int = 64
@@ -61,7 +61,7 @@ class SchedulerConfig(Section):
     max_waiting: int = 10_000
 
 
-class EngineConfig(Section):
+class EngineConfig(Section, frozen=True):
     """All that the engine process needs; crosses to it as one message at start."""
 
     model: ModelConfig = ModelConfig()
@@ -69,7 +69,7 @@ class EngineConfig(Section):
     scheduler: SchedulerConfig = SchedulerConfig()
 
 
-class ServerConfig(Section):
+class ServerConfig(Section, frozen=True):
     """The HTTP front end. `on_engine_death`: exit with an error, or start a new engine. Times are in seconds."""
 
     host: str = "127.0.0.1"
@@ -81,7 +81,7 @@ class ServerConfig(Section):
     max_queue_bytes: int = 4 << 20
 
 
-class Config(Section):
+class Config(Section, frozen=True):
     """Every section."""
 
     model: ModelConfig = ModelConfig()

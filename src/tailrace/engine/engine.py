@@ -96,14 +96,17 @@ class Engine:
         return dict(out)
 
     def abort(self, message: Abort, client: bytes = b"") -> None:
-        """End what is left of a request, then acknowledge; also what is unknown (any more) is acknowledged."""
+        """End what is left of a request or of one of its sequences, then acknowledge; also what is unknown (any more)."""
         request = self.requests.get((client, message.id, message.epoch))
-        if request is not None:
+        living = [] if request is None else [s for s in request.sequences if s.state in LIVING]
+        chosen = [s for s in living if message.index in (None, s.index)]
+        if any(s.siblings for s in chosen):
+            chosen = living  # the leader of a shared prefill takes along those that wait for it
+        if chosen:
             log.debug("request %s aborted: %s", message.id, message.cause)
-            for sequence in reversed(request.sequences):  # siblings before the leader they wait for
-                if sequence.state in LIVING:
-                    self.finish(sequence, "abort")
-        self._send(client, Aborted(message.id, message.epoch, known=request is not None))
+        for sequence in reversed(chosen):  # siblings before the leader
+            self.finish(sequence, "abort")
+        self._send(client, Aborted(message.id, message.epoch, bool(chosen), message.index))
 
     def abort_client(self, client: bytes) -> None:
         """A front end is gone: end all its requests and say nothing."""

@@ -60,7 +60,7 @@ def linear(x: torch.Tensor, packed: Any) -> torch.Tensor:
 def make_cache(
     num_blocks: int, heads: int, block_size: int, head_dim: int, dtype: torch.dtype, device: torch.device | str = "cpu"
 ) -> KVCache:
-    """One layer's KV cache, zeroed. block_size must be a multiple of 16; the layout is the backend's own business."""
+    """One layer's KV cache, contents undefined. block_size must be a multiple of 16; the layout is the backend's own business."""
     device = torch.device(device)
     return choose("make_cache", device.type, dtype)(num_blocks, heads, block_size, head_dim, dtype, device)
 

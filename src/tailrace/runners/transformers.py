@@ -183,7 +183,8 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device, trust_rem
         raise ModelLoadError(f"{folder}: {error}") from error
     if not getattr(model, "_supports_attention_backend", False):
         raise ModelLoadError(f"{type(model).__name__} does not go through transformers' attention interface")
-    return model.to(device).eval()
+    model.to(device)
+    return model.eval()
 
 
 def refuse_stateful(config: Any) -> None:

@@ -43,6 +43,11 @@ class AsyncStream:
         if self._client._ledger.close(self._account) and self._client.error is None:
             self._client._socket.send(Abort(self.id, self.epoch, cause))
 
+    def abort_sequence(self, index: int, cause: str = "stop string") -> None:
+        """End one sequence; the others go on. Idempotent."""
+        if self._client._ledger.close_sequence(self._account, index) and self._client.error is None:
+            self._client._socket.send(Abort(self.id, self.epoch, cause, index))
+
     async def __aenter__(self) -> AsyncStream:
         return self
 
@@ -102,9 +107,19 @@ class AsyncClient:
         return self._process.pid
 
     @property
+    def ready(self) -> bool:
+        """The engine can serve."""
+        return self.error is None and self._ledger.model is not None
+
+    @property
     def model(self) -> ModelInfo:
-        """What the engine serves."""
-        assert self._ledger.model is not None, "not started"
+        """What the engine serves.
+
+        Raises:
+            EngineDeadError: it is dead, or not up yet.
+        """
+        if self._ledger.model is None:
+            raise self.error or EngineDeadError("the engine is still starting")
         return self._ledger.model
 
     @property

@@ -43,6 +43,12 @@ class InprocStream:
             self._client._engine.abort(Abort(self.id, self.epoch, cause))
             self._client.step()
 
+    def abort_sequence(self, index: int, cause: str = "stop string") -> None:
+        """End one sequence; the others go on. Idempotent."""
+        if self._client._ledger.close_sequence(self._account, index):
+            self._client._engine.abort(Abort(self.id, self.epoch, cause, index))
+            self._client.step()
+
     def __enter__(self) -> InprocStream:
         return self
 

@@ -75,6 +75,15 @@ class Ledger:
         self.unacknowledged.add(name)
         return True
 
+    def close_sequence(self, account: Account, index: int) -> bool:
+        """Nothing more of this sequence is wanted; True if it was still open, so that the engine must be told."""
+        if index not in account.open:
+            return False
+        account.open.discard(index)
+        account.events = [event for event in account.events if event.index != index]
+        account.wake()
+        return True
+
     def deliver(self, messages: Iterable[FromEngine]) -> None:
         """Route what the engine said."""
         woken: set[Account] = set()
@@ -89,7 +98,8 @@ class Ledger:
                         account.open.discard(message.index)
                     woken.add(account)
                 case Aborted():
-                    self.unacknowledged.discard((message.id, message.epoch))
+                    if message.index is None:
+                        self.unacknowledged.discard((message.id, message.epoch))
                 case Stats():
                     self.stats = message
                 case Ready():

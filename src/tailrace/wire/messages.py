@@ -25,13 +25,13 @@ class Message(msgspec.Struct, tag=True, frozen=True, omit_defaults=True):
     """Base of all; the class name is the tag."""
 
 
-class Hello(Message):
+class Hello(Message, frozen=True):
     """A front end introduces itself; answered by Ready once the model is loaded."""
 
     version: int = VERSION
 
 
-class Submit(Message):
+class Submit(Message, frozen=True):
     """Generate. `priority`: smaller runs first; equal ones first come, first served. `arrival_s`: Unix time."""
 
     id: str
@@ -42,15 +42,16 @@ class Submit(Message):
     arrival_s: float = 0.0
 
 
-class Abort(Message):
-    """End all sequences of the request, whatever they are doing. Idempotent. `cause` is for logs and metrics."""
+class Abort(Message, frozen=True):
+    """End all sequences of the request, or the one of this index, whatever they are doing. Idempotent. `cause` is for logs."""
 
     id: str
     epoch: int
     cause: str = "client"
+    index: int | None = None
 
 
-class Drain(Message):
+class Drain(Message, frozen=True):
     """Take nothing new, finish what runs, then say Drained and exit."""
 
 
@@ -63,7 +64,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     eos_token_ids: list[int]
 
 
-class Ready(Message):
+class Ready(Message, frozen=True):
     """The engine can serve."""
 
     model: ModelInfo
@@ -79,7 +80,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     top_logprobs: list[float]
 
 
-class Tokens(Message):
+class Tokens(Message, frozen=True):
     """New tokens of one sequence, in order. `logprobs` has one entry per token if the request asked for them."""
 
     id: str
@@ -89,7 +90,7 @@ class Tokens(Message):
     logprobs: list[TokenLogprobs] | None = None
 
 
-class Finished(Message):
+class Finished(Message, frozen=True):
     """Terminal. `stop_token_id` says which id stopped it (EOS or a stop id); its token was sent in Tokens before.
     `cached_tokens`: how many prompt tokens came from the prefix cache."""
 
@@ -101,7 +102,7 @@ class Finished(Message):
     cached_tokens: int = 0
 
 
-class Failed(Message):
+class Failed(Message, frozen=True):
     """Terminal. `code` is that of errors.py; `param` the field at fault, if one is."""
 
     id: str
@@ -112,15 +113,17 @@ class Failed(Message):
     param: str | None = None
 
 
-class Aborted(Message):
-    """Acknowledges an Abort: nothing of (id, epoch) will come after this. `known` is False for a request long gone."""
+class Aborted(Message, frozen=True):
+    """Acknowledges an Abort: nothing of (id, epoch), or of that one sequence, will come after this. `known` is False for what had
+    ended before."""
 
     id: str
     epoch: int
     known: bool
+    index: int | None = None
 
 
-class Stats(Message):
+class Stats(Message, frozen=True):
     """The engine's counters and gauges, sent about once a second and after the last sequence ended."""
 
     running: int = 0
@@ -137,7 +140,7 @@ class Stats(Message):
     step_ms: dict[str, float] = {}  # running totals per part of the step: plan, forward, sample, commit, send
 
 
-class Drained(Message):
+class Drained(Message, frozen=True):
     """The last sequence has ended and the engine exits."""
 
 

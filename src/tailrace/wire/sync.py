@@ -47,6 +47,11 @@ class SyncStream:
         if self._client._ledger.close(self._account) and self._client.error is None:
             self._client._socket.send(Abort(self.id, self.epoch, cause))
 
+    def abort_sequence(self, index: int, cause: str = "stop string") -> None:
+        """End one sequence; the others go on. Idempotent."""
+        if self._client._ledger.close_sequence(self._account, index) and self._client.error is None:
+            self._client._socket.send(Abort(self.id, self.epoch, cause, index))
+
     def __enter__(self) -> SyncStream:
         return self
 

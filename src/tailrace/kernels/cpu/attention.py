@@ -18,8 +18,8 @@ def make_cache(
         raise ValueError(f"head_dim must be even, got {head_dim}")
     pair = 2 if dtype == torch.bfloat16 else 1
     return KVCache(
-        torch.zeros((num_blocks, heads, head_dim // pair, block_size, pair), dtype=dtype),
-        torch.zeros((num_blocks, heads, block_size // pair, head_dim, pair), dtype=dtype),
+        torch.empty((num_blocks, heads, head_dim // pair, block_size, pair), dtype=dtype),  # touched when used
+        torch.empty((num_blocks, heads, block_size // pair, head_dim, pair), dtype=dtype),
         heads,
         block_size,
         head_dim,

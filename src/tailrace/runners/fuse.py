@@ -139,23 +139,25 @@ def fuse(model: nn.Module, run: Callable[[], torch.Tensor]) -> list[str]:
         run: a trial pass of the whole model → logits; called before and after each kind is swapped in.
     """
     replaced = []
+    before = run()
     for name, build in MODULES.items():
         places = [(parent, child) for parent in model.modules() for child, module in parent.named_children()
                   if type(module).__name__ == name]  # fmt: skip
         if not places:
             continue
-        before = run()
         parent, child = places[0]
         original = getattr(parent, child)
         try:
             setattr(parent, child, build(original))
-            problem = difference(before, run())
+            after = run()
+            problem = difference(before, after)
         except (AttributeError, TypeError, ValueError) as error:
             problem = str(error)
         if problem:
             setattr(parent, child, original)
             log.warning("%s stays as it is: %s", name, problem)
             continue
+        before = after  # with one replaced; the rest of its kind are the same code on other weights
         for parent, child in places[1:]:
             setattr(parent, child, build(getattr(parent, child)))
         replaced.append(name)

@@ -92,15 +92,12 @@ def expected(reference, prompts: list[list[int]]) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def engine_parts(model_folder: Path, dtype: str):
-    """A loaded runner per cache size, made once each: loading is the slow part."""
-    made: dict[int, object] = {}
+    """Engines over one loaded runner: loading is the slow part."""
+    runner = load_runner(ModelConfig(dtype=dtype, threads=2), model_folder, block_size=16)
 
     def engine(world: World) -> Engine:
-        config = ModelConfig(dtype=dtype, threads=2)
-        if world.num_blocks not in made:
-            made[world.num_blocks] = load_runner(config, model_folder, block_size=16, max_num_batched_tokens=512)
         return Engine(
-            made[world.num_blocks],
+            runner,
             describe(model_folder, "smollm2"),
             CacheConfig(num_blocks=world.num_blocks, prefix_reuse=world.prefix_reuse),
             SchedulerConfig(max_num_seqs=world.max_num_seqs, max_num_batched_tokens=world.max_num_batched_tokens),

@@ -122,7 +122,8 @@ def tokenizer_eos(folder: Path) -> int | None:
     for number, entry in (config.get("added_tokens_decoder") or {}).items():
         if entry.get("content") == token:
             return int(number)
-    return fast_token_id(folder / "tokenizer.json", token) or plain_token_id(folder, token)
+    fast = fast_token_id(folder / "tokenizer.json", token)
+    return plain_token_id(folder, token) if fast is None else fast
 
 
 def fast_token_id(path: Path, token: str) -> int | None:

@@ -29,7 +29,7 @@ def is_whole(folder: Path) -> bool:
     try:
         files = json.loads((folder / MARKER).read_text())["files"]
         return all((folder / name).stat().st_size == size for name, size in files.items())
-    except (OSError, ValueError, KeyError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
 
 

@@ -1,0 +1,42 @@
+"""`tailrace bench NAME`: runs a benchmark of the repository's bench/ folder, which no installed package holds."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import tailrace
+from tailrace.errors import ConfigError
+
+BENCHES: dict[str, str] = {
+    "serve": "a server's throughput and latencies against a plain transformers loop",
+    "kernels": "each kernel against torch doing the same work",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The name; the rest belongs to the benchmark, which has its own --help."""
+    names = "; ".join(f"{name}: {text}" for name, text in BENCHES.items())
+    parser.add_argument("name", choices=sorted(BENCHES), help=names)
+    parser.add_argument("rest", nargs=argparse.REMAINDER, metavar="…", help="--json FILE and the benchmark's own flags")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Import bench/NAME.py from the project and call its main(argv)."""
+    sys.path.insert(0, str(project_root(args.name)))
+    return import_module(f"bench.{args.name}").main(args.rest)
+
+
+def project_root(name: str) -> Path:
+    """The checkout that holds bench/NAME.py: where this package's sources lie, or the current folder.
+
+    Raises:
+        ConfigError: neither is a checkout.
+    """
+    candidates = (Path(tailrace.__file__ or "").resolve().parents[2], Path.cwd())
+    for root in candidates:
+        if (root / "bench" / f"{name}.py").is_file():
+            return root
+    raise ConfigError(f"bench/{name}.py is in neither {candidates[0]} nor {candidates[1]}: benchmarks need a checkout")

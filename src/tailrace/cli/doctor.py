@@ -1,0 +1,169 @@
+"""`tailrace doctor`: what this machine and this installation have, as a list a person can paste into a report.
+
+Exit code 1 if something is missing without which no model can be served.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+from collections.abc import Callable
+from importlib import import_module, metadata
+from pathlib import Path
+from typing import Any
+
+from tailrace.cli.flags import add_config_flags, read_config
+from tailrace.models import DEFAULT_NAME
+from tailrace.models.default import default_gguf_path
+from tailrace.models.gguf import converted_folder
+from tailrace.models.store import MARKER, is_whole
+
+PACKAGES = ("tailrace", "torch", "transformers", "tokenizers", "safetensors", "accelerate", "gguf", "msgspec", "pyzmq",
+            "starlette", "uvicorn")  # fmt: skip
+OPTIONAL = ("uvloop", "httptools", "pip")
+FEATURES = ("avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "bf16", "sve")  # that kernels can make use of
+
+Section = tuple[dict[str, Any], list[str]]  # what there is, and which essentials are missing
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Its form, and where the cache is."""
+    parser.add_argument("--json", action="store_true", help="as one JSON object")
+    add_config_flags(parser, ("model",))
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print every section; exit code 1 if an essential thing is missing."""
+    model = read_config(args).model
+    cache, dtype = Path(model.cache_dir).expanduser(), model.dtype
+    sections: dict[str, Callable[[], Section]] = {
+        "versions": versions,
+        "machine": machine,
+        "devices": devices,
+        "kernels": kernels,
+        "cache": lambda: cache_folder(cache, dtype),
+    }
+    found: dict[str, Any] = {}
+    missing: list[str] = []
+    for name, look in sections.items():
+        found[name], lacks = look()
+        missing += lacks
+    found["missing"] = missing
+    print(json.dumps(found, indent=2) if args.json else layout(found))
+    return 1 if missing else 0
+
+
+def versions() -> Section:
+    """Of Python and of every package that is used."""
+    found: dict[str, Any] = {"python": f"{platform.python_version()} ({sys.executable})"}
+    missing = []
+    for package in (*PACKAGES, *OPTIONAL):
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = "missing"
+            if package not in OPTIONAL:
+                missing.append(f"package {package}")
+    return found, missing
+
+
+def machine() -> Section:
+    """System, processor and the features of it that the kernels can use, memory."""
+    info = cpu_info()
+    flags = set((info.get("flags") or info.get("Features") or "").split())
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {
+        "system": platform.platform(),
+        "cpu": info.get("model name") or platform.processor() or platform.machine(),
+        "cpu features": " ".join(feature for feature in FEATURES if feature in flags) or "unknown",
+        "cores": cores,
+        "memory": size(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
+    }, []
+
+
+def cpu_info() -> dict[str, str]:
+    """The first processor's entries of /proc/cpuinfo; {} where there is none."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
+    except OSError:
+        return {}
+    return {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+
+
+def devices() -> Section:
+    """What torch can compute on."""
+    try:
+        import torch
+    except Exception as error:  # a broken installation fails in many ways, and saying so is our task
+        return {"torch": f"can't be imported: {error}"}, ["a torch that can be imported"]
+    found: dict[str, Any] = {"cpu": f"{torch.get_num_threads()} threads"}
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        found[f"cuda:{index}"] = f"{properties.name}, {size(properties.total_memory)}"
+    if not torch.cuda.is_available():
+        found["cuda"] = "none"
+    return found, []
+
+
+def kernels() -> Section:
+    """Per operation and backend: there, a hole, or why it can't be loaded."""
+    try:
+        dispatch = import_module("tailrace.kernels.dispatch")
+    except Exception as error:  # as above
+        return {"kernels": f"can't be imported: {error}"}, ["the kernels"]
+    found: dict[str, Any] = {}
+    missing: list[str] = []
+    for operation in dispatch.OPERATIONS:
+        states = {}
+        for backend, operations in dispatch.BACKENDS.items():
+            states[backend] = "-"
+            if operation in operations:
+                try:
+                    dispatch.find(operation, backend)
+                    states[backend] = "yes"
+                except Exception as error:  # as above
+                    states[backend] = f"broken ({error})"
+                    missing.append(f"kernel {operation} of backend {backend}")
+        found[operation] = states
+    return found, missing
+
+
+def cache_folder(cache: Path, dtype: str) -> Section:
+    """The folder, whether it can be written, what is in it, and whether the default model is ready."""
+    parent = next(path for path in (cache, *cache.parents) if path.exists())
+    writable = os.access(parent, os.W_OK)
+    file = default_gguf_path(cache)
+    converted = file.is_file() and is_whole(converted_folder(file, cache, dtype, DEFAULT_NAME))
+    found: dict[str, Any] = {
+        "folder": str(cache) if writable else f"{cache} (can't be written)",
+        "default model": "ready" if converted else "downloaded" if file.is_file() else "fetched at first use",
+    }
+    for marker in sorted(cache.glob(f"*/*/{MARKER}")):
+        files = [path for path in marker.parent.rglob("*") if path.is_file()]
+        state = "" if is_whole(marker.parent) else " (damaged: it will be made anew)"
+        found[str(marker.parent.relative_to(cache))] = size(sum(path.stat().st_size for path in files)) + state
+    return found, [] if writable else [f"a cache folder that can be written: {cache}"]
+
+
+def size(count: int) -> str:
+    """Bytes in words."""
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
+
+
+def layout(found: dict[str, Any]) -> str:
+    """The sections as aligned text."""
+    lines: list[str] = []
+    for section, entries in found.items():
+        if section == "missing":
+            continue
+        lines.append(section)
+        width = max(len(key) for key in entries)
+        for key, value in entries.items():
+            cells = "  ".join(f"{k}: {v}" for k, v in value.items()) if isinstance(value, dict) else str(value)
+            lines.append(f"  {key:<{width}}  {cells}")
+    missing = found["missing"]
+    lines.append("missing: " + "; ".join(missing) if missing else "nothing essential is missing")
+    return "\n".join(lines)

@@ -1,0 +1,59 @@
+"""What the commands share that run a model themselves: find it, load its tokenizer, start an engine."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from tailrace.config import Config, ModelConfig
+from tailrace.models import LocalModel, resolve
+from tailrace.text.tokenizer import Tokenizer
+from tailrace.wire.sync import SyncClient
+
+SCRIPTED = "scripted:"  # a model without weights, for tests and egress benchmarks; it borrows the default's tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Settings whose model is on this machine, and its tokenizer."""
+
+    config: Config
+    folder: Path
+    name: str
+    tokenizer: Tokenizer
+
+
+def prepare(config: Config, progress: bool = True) -> Prepared:
+    """Resolve the model (fetch, convert) and load its tokenizer.
+
+    Raises:
+        ModelLoadError: it can't be had.
+    """
+    model = config.model
+    if (model.model or "").startswith(SCRIPTED):
+        found = resolve(ModelConfig(cache_dir=model.cache_dir, dtype=model.dtype), progress)
+        found = LocalModel(found.folder, model.name or str(model.model))
+        model = msgspec.structs.replace(model, name=found.name)
+    else:
+        found = resolve(model, progress)
+        model = msgspec.structs.replace(model, model=str(found.folder), name=found.name)
+    tokenizer = Tokenizer.load(found.folder, model.trust_remote_code)
+    return Prepared(msgspec.structs.replace(config, model=model), found.folder, found.name, tokenizer)
+
+
+@contextmanager
+def engine(prepared: Prepared):
+    """A SyncClient with its own engine process, which ends with the block.
+
+    Raises:
+        TailraceError: it does not start.
+    """
+    client = SyncClient(prepared.config.engine, prepared.config.server.start_timeout_s)
+    try:
+        client.start()
+        yield client
+    finally:
+        client.close()

@@ -1,0 +1,85 @@
+# Everything a person, a hook or CI runs. Each target sets up what it needs, and nothing twice.
+#
+#   make serve [PORT=8000] [HOST=127.0.0.1] [MODEL=…] [ARGS="--dtype float32"]
+#   make chat  [MODEL=…] [ARGS=…]
+#   make test | test-long | lint | bench [ARGS=…]
+
+VENV := .venv
+BIN := $(VENV)/bin
+DEPS := $(VENV)/.stamp-dependencies
+BUILD := $(VENV)/.stamp-package
+SOURCES := $(wildcard csrc/*.cpp csrc/*.h csrc/*.hpp)
+
+PORT ?= 8000
+HOST ?= 127.0.0.1
+MODEL ?=
+ARGS ?=
+MODEL_FLAG := $(if $(MODEL),--model "$(MODEL)")
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+.PHONY: install serve chat test test-long bench lint format lock clean help
+.DEFAULT_GOAL := help
+
+help:
+	@sed -n '/^# /s/^# \{0,1\}//p;/^#$$/s/.*//p' Makefile
+
+install: $(BUILD)
+
+# The newest Python that will do; PYTHON=… names another.
+$(BIN)/python:
+	@set -e; found=""; \
+	for python in $(PYTHON) python3.13 python3.12 python3.11 python3 python; do \
+	  if $$python -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then found=$$python; break; fi; \
+	done; \
+	if [ -z "$$found" ]; then echo "tailrace needs Python 3.11 or newer with its venv module; none was found (try PYTHON=/path/to/python)" >&2; exit 1; fi; \
+	echo "creating $(VENV) with $$($$found --version)"; \
+	rm -rf $(VENV); $$found -m venv $(VENV)
+
+$(DEPS): requirements.lock | $(BIN)/python
+	$(PIP) install --quiet -r requirements.lock
+	@touch $@
+
+$(BUILD): $(DEPS) $(SOURCES) CMakeLists.txt pyproject.toml
+	@command -v "$${CXX:-c++}" >/dev/null || command -v g++ >/dev/null || command -v clang++ >/dev/null || \
+	  { echo "a C++ compiler is needed to build the CPU kernels (g++ or clang++)" >&2; exit 1; }
+	@$(BIN)/python -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))' || \
+	  { echo "Python.h is needed to build the CPU kernels (Debian and Ubuntu: the package python3-dev)" >&2; exit 1; }
+	$(PIP) install --quiet --no-build-isolation --no-deps -e .
+	@touch $@
+
+serve: install
+	@$(BIN)/tailrace serve --host "$(HOST)" --port "$(PORT)" $(MODEL_FLAG) $(ARGS)
+
+chat: install
+	@$(BIN)/tailrace chat $(MODEL_FLAG) $(ARGS)
+
+test: lint
+	$(BIN)/python -m pytest -m "not long" $(ARGS)
+
+test-long: install
+	$(BIN)/python -m pytest $(ARGS)
+
+bench: install
+	@mkdir -p bench/results
+	$(BIN)/tailrace bench serve --json bench/results/serve.json $(ARGS)
+
+lint: install
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/pyright
+
+format: install
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+# Renew the versions: everything pyproject.toml asks for, newest, in an environment of its own.
+lock: $(BIN)/python
+	@set -e; work=$$(mktemp -d); trap 'rm -rf "$$work"' EXIT; \
+	$(BIN)/python -m venv "$$work/venv"; \
+	$(BIN)/python -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb")); print(*p["project"]["dependencies"], *p["dependency-groups"]["dev"], sep="\n")' > "$$work/wanted"; \
+	"$$work/venv/bin/python" -m pip install --quiet -r "$$work/wanted"; \
+	{ head -1 requirements.lock; "$$work/venv/bin/python" -m pip freeze | sed -E 's/^(torch==[^+]+).*/\1/; s/^(uvloop==.*)/\1; platform_system != "Windows"/; /^nvidia|^triton/d' | sort -f; } > "$$work/lock"; \
+	cp "$$work/lock" requirements.lock; echo "requirements.lock renewed; run make test"
+
+clean:
+	rm -rf $(VENV) build

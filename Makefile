@@ -21,12 +21,12 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 .DEFAULT_GOAL := help
 
 help:
-	@sed -n '/^# /s/^# \{0,1\}//p;/^#$$/s/.*//p' Makefile
+	@sed -n '/^$$/q;s/^# \{0,1\}//p' Makefile
 
 install: $(BUILD)
 
-# The newest Python that will do; PYTHON=… names another.
-$(BIN)/python:
+# The newest Python that will do; PYTHON=… names another. pip is the last thing that appears in a new environment.
+$(BIN)/pip:
 	@set -e; found=""; \
 	for python in $(PYTHON) python3.13 python3.12 python3.11 python3 python; do \
 	  if $$python -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then found=$$python; break; fi; \
@@ -35,7 +35,7 @@ $(BIN)/python:
 	echo "creating $(VENV) with $$($$found --version)"; \
 	rm -rf $(VENV); $$found -m venv $(VENV)
 
-$(DEPS): requirements.lock | $(BIN)/python
+$(DEPS): requirements.lock | $(BIN)/pip
 	$(PIP) install --quiet -r requirements.lock
 	@touch $@
 
@@ -73,7 +73,7 @@ format: install
 	$(BIN)/ruff format
 
 # Renew the versions: everything pyproject.toml asks for, newest, in an environment of its own.
-lock: $(BIN)/python
+lock: $(BIN)/pip
 	@set -e; work=$$(mktemp -d); trap 'rm -rf "$$work"' EXIT; \
 	$(BIN)/python -m venv "$$work/venv"; \
 	$(BIN)/python -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb")); print(*p["project"]["dependencies"], *p["dependency-groups"]["dev"], sep="\n")' > "$$work/wanted"; \

@@ -1,0 +1,1 @@
+"""Text → HTTP: the OpenAI-compatible front end. Knows the tokenizer and the wire's client; no engine and no tensor."""

@@ -1,0 +1,1 @@
+"""One file per endpoint; the table that lists them is in api/app.py."""

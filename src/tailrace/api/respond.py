@@ -1,0 +1,64 @@
+"""One generator of chunks, two ways to answer: as events, or folded into one body. A client that leaves ends either."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import TypeVar
+from uuid import uuid4
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tailrace.api.disconnect import unless_gone
+from tailrace.api.generate import Generation
+from tailrace.api.schema.common import GenerateRequest
+from tailrace.api.sse import EventStream
+
+Chunk = TypeVar("Chunk", bound=msgspec.Struct)
+
+REQUEST_ID = "x-request-id"
+MAX_REQUEST_ID = 128
+
+_encode = msgspec.json.Encoder().encode
+
+
+def json_answer(body: msgspec.Struct, status: int = 200) -> Response:
+    """A struct as a JSON response."""
+    return Response(_encode(body), status, media_type="application/json")
+
+
+async def respond(
+    request: Request,
+    generation: Generation,
+    chunks: AsyncGenerator[Chunk, None],
+    fold: Callable[[AsyncGenerator[Chunk, None]], Awaitable[msgspec.Struct]],
+    streamed: bool,
+) -> Response:
+    """The first chunk is awaited before a stream begins, so that a refusal by the engine is still an HTTP error.
+
+    Raises:
+        TailraceError: it failed before anything was sent. ClientDisconnect: nobody is there any more.
+    """
+
+    def gone() -> None:
+        generation.abort("disconnect")
+
+    if not streamed:
+        return json_answer(await unless_gone(request.receive, fold(chunks), gone))
+    first = await unless_gone(request.receive, anext(chunks), gone)
+    return EventStream(first, chunks, gone)
+
+
+def request_id(request: Request, ask: GenerateRequest) -> str:
+    """The body's, the header's, or a fresh one; also what the answer's header will say."""
+    if ask.request_id is not None:
+        request.state.request_id = ask.request_id
+    return request.state.request_id
+
+
+def id_of_headers(value: str | None) -> str:
+    """The client's own id if it is a short printable word, else a fresh one."""
+    if value and len(value) <= MAX_REQUEST_ID and all("!" <= c <= "~" for c in value):
+        return value
+    return uuid4().hex

@@ -1,0 +1,127 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from msgspec import UNSET
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tailrace.api.body import BodyReader
+from tailrace.api.chunks import UsageOf, head, pieces
+from tailrace.api.fold import fold_completion
+from tailrace.api.generate import Generation
+from tailrace.api.logprobs import CompletionLogprobsWriter
+from tailrace.api.respond import request_id, respond
+from tailrace.api.sampling import num_logprobs, output_limit, sampling_params
+from tailrace.api.schema.completions import COMPLETION_REFUSED, Completion, CompletionChoice, CompletionRequest
+from tailrace.api.service import Service, service_of
+from tailrace.errors import ParameterError
+
+READER = BodyReader(CompletionRequest, COMPLETION_REFUSED)
+
+MAX_PROMPTS = 1024
+
+Prompt = str | list[int]
+
+
+async def create_completion(request: Request) -> Response:
+    """A completion of each prompt, streamed or whole."""
+    service = service_of(request)
+    ask = await READER.read(request)
+    info = service.supervisor.check()
+    service.check_model(ask.model)
+    if ask.echo and ask.logprobs is not None:
+        raise ParameterError(
+            "echo can't be true where logprobs are asked for: those of the prompt are not supported", "echo"
+        )
+    prompts = prompts_of(ask.prompt)
+    ids = await encode(service, ask, prompts)
+    limit = output_limit(max(map(len, ids)), info.max_model_len, ask.max_tokens, "max_tokens", "prompt")
+    top = None if ask.logprobs is None else num_logprobs(ask.logprobs, service.config.max_logprobs, "logprobs")
+    params = sampling_params(ask, service.tokenizer, max_tokens=limit, logprobs=top)
+    generation = Generation(service, f"cmpl-{request_id(request, ask)}", ids, params, ask.priority or 0)
+    echoes = [echo(service, prompt) for prompt in prompts] if ask.echo else None
+    return await respond(request, generation, chunks(service, ask, generation, echoes), fold_completion, ask.streamed)
+
+
+async def chunks(
+    service: Service, ask: CompletionRequest, generation: Generation, echoes: list[str] | None
+) -> AsyncGenerator[Completion, None]:
+    """The answer as it comes: per choice the echoed prompt, then text, then the finish reason; at the end the usage.
+
+    Raises:
+        TailraceError: see Generation.deltas.
+    """
+    shared = head(service, generation.id)
+    usage = UsageOf(ask, generation)
+    params, with_ids = generation.params, bool(ask.return_token_ids)
+    greeted: set[int] = set()
+    writers: dict[int, CompletionLogprobsWriter] = {}
+    hidden = service.tokenizer.special_ids if params.skip_special_tokens else frozenset()
+    async with aclosing(generation.deltas()) as deltas:
+        async for index, delta in deltas:
+            if index not in greeted:
+                greeted.add(index)
+                p = index // params.n
+                if params.logprobs is not None:
+                    writers[index] = CompletionLogprobsWriter(service.labels, params.logprobs, hidden)
+                if echoes is not None or with_ids:
+                    greeting: dict[str, Any] = (
+                        {"token_ids": [], "prompt_token_ids": generation.prompts[p]} if with_ids else {}
+                    )
+                    choice = CompletionChoice(index, echoes[p] if echoes is not None else "", **greeting)
+                    yield Completion(**shared, choices=[choice], usage=usage.so_far())
+            for piece in pieces(delta, with_ids):
+                logprobs = None
+                if piece.logprobs and index in writers:
+                    logprobs = writers[index].write(piece.token_ids, piece.logprobs)
+                stop_reason = UNSET if piece.finish_reason is None else piece.stop_reason
+                ids = list(piece.token_ids) if with_ids else UNSET
+                choice = CompletionChoice(index, piece.text, logprobs, piece.finish_reason, stop_reason, ids)
+                yield Completion(**shared, choices=[choice], usage=usage.so_far())
+    if ask.reports_usage:
+        yield Completion(**shared, choices=[], usage=generation.usage)
+
+
+def prompts_of(given: str | list[Any]) -> list[Prompt]:
+    """The prompts: one or several, each a string or token ids.
+
+    Raises:
+        ParameterError: none, too many, or strings and ids mixed up.
+    """
+    if isinstance(given, str):
+        return [given]
+    if not given:
+        raise ParameterError("prompt must not be empty", "prompt")
+    kinds = {type(item) for item in given}
+    if len(kinds) > 1:
+        raise ParameterError(
+            "prompt must be a string, token ids, a list of strings or a list of lists of token ids", "prompt"
+        )
+    if kinds == {int}:
+        return [given]
+    if len(given) > MAX_PROMPTS:
+        raise ParameterError(f"prompt must hold at most {MAX_PROMPTS} prompts, got {len(given)}", "prompt")
+    return given
+
+
+async def encode(service: Service, ask: CompletionRequest, prompts: list[Prompt]) -> list[list[int]]:
+    """Token ids of each prompt."""
+    special = ask.add_special_tokens is not False
+
+    def work() -> list[list[int]]:
+        return [
+            service.tokenizer.encode(prompt, add_special_tokens=special) if isinstance(prompt, str) else prompt
+            for prompt in prompts
+        ]
+
+    return await service.tokenized(work, sum(len(prompt) for prompt in prompts))
+
+
+def echo(service: Service, prompt: Prompt) -> str:
+    """The prompt as text: as it was given, or spelt from its ids."""
+    return prompt if isinstance(prompt, str) else service.tokenizer.decode(prompt)

@@ -1,0 +1,111 @@
+"""What the generating endpoints share: request fields under OpenAI's and vLLM's names, and the usage record.
+
+Every optional field may also be null, which means "not given". `known` and `refused` say what becomes of other fields.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+
+from tailrace.params import LogprobsMode
+
+MAX_TOKEN_ID = 2**31 - 1  # any vocabulary is smaller; keeps what crosses the wire within 64 bits
+TokenId = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKEN_ID)]
+Priority = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
+RequestId = Annotated[str, msgspec.Meta(min_length=1, max_length=128, pattern=r"^[\x21-\x7e]*$")]
+
+
+class StreamOptions(msgspec.Struct):
+    """`include_usage`: a last chunk with the usage. `continuous_usage_stats`: usage so far in each chunk."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class GenerateRequest(msgspec.Struct, kw_only=True):
+    """The fields of both endpoints. Sampling fields mean what params.SamplingParams says; null takes its default."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    n: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    stop: str | list[str] | None = None
+    seed: int | None = None
+    logit_bias: dict[str, float] | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    # beyond OpenAI's
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: list[TokenId] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    allowed_token_ids: list[TokenId] | None = None
+    bad_words: list[str] | None = None
+    logprobs_mode: LogprobsMode | None = None
+    priority: Priority | None = None
+    return_token_ids: bool | None = None
+    request_id: RequestId | None = None
+
+    @property
+    def streamed(self) -> bool:
+        """The answer goes out as it comes."""
+        return bool(self.stream)
+
+    @property
+    def reports_usage(self) -> bool:
+        """The chunks end with one that carries the usage; always so where they are folded into one answer."""
+        return not self.stream or bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def reports_usage_always(self) -> bool:
+        """Every chunk of the stream carries the usage so far."""
+        return bool(self.stream and self.stream_options and self.stream_options.continuous_usage_stats)
+
+
+# Fields that ask for nothing that would change the answer: accepted in silence.
+TOLERATED = frozenset({
+    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
+    "prediction", "parallel_tool_calls",
+})  # fmt: skip
+
+# Fields that would change the answer, were they served: field → the values at which they ask for nothing.
+REFUSED: dict[str, tuple[Any, ...]] = {
+    "use_beam_search": (None, False),
+    "length_penalty": (None, 1.0),
+    "prompt_logprobs": (None,),
+    "truncate_prompt_tokens": (None,),
+    "prompt_embeds": (None,),
+    "structured_outputs": (None,),
+    "guided_json": (None,),
+    "guided_regex": (None,),
+    "guided_choice": (None,),
+    "guided_grammar": (None,),
+    "grammar": (None, ""),
+    "json_schema": (None,),
+    "logits_processors": (None, []),
+    "thinking_token_budget": (None,),
+}
+
+
+class PromptTokensDetails(msgspec.Struct, frozen=True):
+    """How much of the prompt came from the prefix cache."""
+
+    cached_tokens: int = 0
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Token counts of one request: each prompt once, every choice's tokens, the stopping token included."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails

@@ -1,0 +1,59 @@
+"""POST /v1/completions: request, chunk, full answer (which has the shape of a chunk)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from tailrace.api.schema.common import REFUSED, GenerateRequest, TokenId, Usage
+
+
+class CompletionRequest(GenerateRequest, kw_only=True):
+    """`prompt`: a string, token ids, or a list of either; choices are numbered prompt by prompt."""
+
+    prompt: str | list[str | TokenId | list[TokenId]]
+    logprobs: int | None = None
+    echo: bool | None = None
+    add_special_tokens: bool | None = None
+
+
+COMPLETION_REFUSED: dict[str, tuple[Any, ...]] = REFUSED | {
+    "suffix": (None, ""),
+    "best_of": (None, 1),
+    "response_format": (None, {"type": "text"}),
+}
+
+
+class CompletionLogprobs(msgspec.Struct, frozen=True):
+    """Parallel lists, one entry per token. `text_offset`: where in the text the token begins, in characters."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+class CompletionChoice(msgspec.Struct, frozen=True):
+    """New text of a choice, or all of it; `finish_reason` is null until the choice's last chunk."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | UnsetType | None = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class Completion(msgspec.Struct, frozen=True, kw_only=True):
+    """One event of the stream, or the full answer."""
+
+    id: str
+    object: str = "text_completion"
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[CompletionChoice]
+    usage: Usage | UnsetType | None = UNSET

@@ -1,0 +1,22 @@
+"""GET /v1/models."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
+    """One served model. `max_model_len` (prompt and output together) is null until the engine is ready."""
+
+    id: str
+    created: int
+    max_model_len: int | None
+    object: str = "model"
+    owned_by: str = "tailrace"
+
+
+class ModelList(msgspec.Struct, frozen=True, kw_only=True):
+    """All of them."""
+
+    data: list[ModelCard]
+    object: str = "list"

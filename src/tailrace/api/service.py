@@ -1,0 +1,73 @@
+"""What every endpoint has at hand: the engine's client, the tokenizer, the settings, the requests being served."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import TYPE_CHECKING, TypeVar
+
+from starlette.requests import Request
+
+from tailrace.api.logprobs import Labels
+from tailrace.api.metrics import Metrics
+from tailrace.api.supervise import Supervisor
+from tailrace.config import ServerConfig
+from tailrace.errors import ModelNotFoundError, NotReadyError
+from tailrace.wire.aio import AsyncClient
+
+if TYPE_CHECKING:
+    from tailrace.api.generate import Generation
+    from tailrace.text.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+INLINE_CHARS = 2048  # up to here tokenizing takes less than a millisecond, less than a change of threads is worth
+DRAIN_POLL_S = 0.05
+
+
+class Service:
+    """One per app, in `app.state.service`."""
+
+    def __init__(self, client: AsyncClient, tokenizer: Tokenizer, config: ServerConfig, model_name: str) -> None:
+        self.client, self.tokenizer, self.config, self.model_name = client, tokenizer, config, model_name
+        self.supervisor = Supervisor(client, config.on_engine_death)
+        self.labels = Labels(tokenizer)
+        self.metrics = Metrics(lambda: client.stats, lambda: self.supervisor.state == "ready")
+        self.live: set[Generation] = set()
+        self.created_s = int(time.time())
+        self.fingerprint = "fp_" + hashlib.sha256(f"{version('tailrace')} {model_name}".encode()).hexdigest()[:10]
+
+    def check_model(self, name: str | None) -> None:
+        """None is whatever is served.
+
+        Raises:
+            ModelNotFoundError: any other name.
+        """
+        if name is not None and name != self.model_name:
+            raise ModelNotFoundError(f"the model {name!r} does not exist; there is {self.model_name!r}", "model")
+
+    async def tokenized(self, work: Callable[[], T], num_chars: int) -> T:
+        """The result of `work`, which tokenizes so many characters: off the event loop if that takes long."""
+        return await asyncio.to_thread(work) if num_chars > INLINE_CHARS else work()
+
+    async def drain(self, timeout_s: float) -> None:
+        """Accept nothing new; let what runs finish within the time, then end it with an error."""
+        self.supervisor.drain()
+        until_s = time.monotonic() + timeout_s
+        while self.live and time.monotonic() < until_s:
+            await asyncio.sleep(DRAIN_POLL_S)
+        if self.live:
+            log.warning("%d requests did not finish within %g s and are aborted", len(self.live), timeout_s)
+        for generation in list(self.live):
+            generation.fail(NotReadyError("the server is shutting down"), "shutdown")
+
+
+def service_of(request: Request) -> Service:
+    """The service behind a request."""
+    return request.app.state.service

@@ -39,7 +39,7 @@ START_TIMEOUT_S = 300.0
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:
     """What to measure."""
-    parser = argparse.ArgumentParser(prog="tailrace bench serve", description=__doc__.split("\n\n")[0])
+    parser = argparse.ArgumentParser(prog="tailrace bench serve", description=__doc__)
     parser.add_argument("--json", type=Path, help="write the results here too")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32], help="concurrent streams")
     parser.add_argument("--prompt-tokens", type=int, default=128)
@@ -107,13 +107,11 @@ def serving(args: argparse.Namespace, local: LocalModel) -> Iterator[dict[str, A
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "tailrace.cli", "serve", "--log-level", "warning", "--host", HOST, "--port", str(port), "--model",
-               str(local.folder), "--served-model-name", local.name, "--dtype", args.dtype, "--threads",
-               str(args.threads), *args.server_args.split()]  # fmt: skip
+    command = [sys.executable, "-m", "tailrace.cli", "serve", "--log-level", "warning", "--host", HOST,
+               "--port", str(port), "--model", str(local.folder), "--served-model-name", local.name,
+               "--dtype", args.dtype, "--threads", str(args.threads), *args.server_args.split()]  # fmt: skip
     start = time.perf_counter()
-    process = subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, cwd=ROOT, env={**os.environ, "TAILRACE_LOG": "warning"}
-    )
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=ROOT)
     try:
         while not is_ready(port):
             if process.poll() is not None:
@@ -164,8 +162,8 @@ def measure(
 
 
 def summary(rounds: list[dict[str, Any]]) -> dict[str, Any]:
-    """Throughput per round, and latencies of all rounds together. Gaps are between events with text, nearly all of which
-    hold one token."""
+    """Throughput per round, and latencies of all rounds together. Gaps are between events with text, and nearly all of
+    those hold one token."""
     requests = [request for answer in rounds for request in answer["requests"]]
     gaps = [b - a for request in requests for a, b in zip(request["arrivals"], request["arrivals"][1:], strict=False)]
     first = [request["arrivals"][0] for request in requests]

@@ -1,4 +1,4 @@
-"""`tailrace serve`: finds the model, then hands everything to api/serve.py and says when it is ready. Knows no endpoint."""
+"""`tailrace serve`: finds the model, hands everything to api/serve.py, and says when it is ready."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from tailrace.models import LocalModel, resolve
 from tailrace.text.tokenizer import Tokenizer
 from tailrace.wire.sync import SyncClient
 
+LEVEL_VARIABLE = "TAILRACE_LOG"  # how the engine's process hears of the log level
 SCRIPTED = "scripted:"  # a model without weights, for tests and egress benchmarks; it borrows the default's tokenizer
 
 
@@ -51,6 +53,7 @@ def engine(prepared: Prepared):
     Raises:
         TailraceError: it does not start.
     """
+    os.environ.setdefault(LEVEL_VARIABLE, "warning")  # a terminal is for the answers
     client = SyncClient(prepared.config.engine, prepared.config.server.start_timeout_s)
     try:
         client.start()

@@ -16,11 +16,10 @@ import urllib.request
 import msgspec
 
 from tailrace.cli.flags import add_config_flags, read_config
-from tailrace.cli.local import prepare
+from tailrace.cli.local import LEVEL_VARIABLE, prepare
 from tailrace.config import SECTIONS, Config, ServerConfig
 
 LEVELS = ("debug", "info", "warning", "error")
-LEVEL_VARIABLE = "TAILRACE_LOG"  # how the engine's process hears of it
 POLL_S = 0.05
 ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # listening on all addresses: reach it on this one
 

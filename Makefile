@@ -1,68 +1,85 @@
-# tailrace: every command sets up what it needs, and does it once.
-#   make serve PORT=8000 HOST=127.0.0.1 MODEL=path-or-hub-id ARGS="--max-num-seqs 32"
+# Everything a person, a hook or CI runs. Each target sets up what it needs, and nothing twice.
+#
+#   make serve [PORT=8000] [HOST=127.0.0.1] [MODEL=…] [ARGS="--dtype float32"]
+#   make chat  [MODEL=…] [ARGS=…]
+#   make test | test-long | lint | bench [ARGS=…]
 
-PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+DEPS := $(VENV)/.stamp-dependencies
+BUILD := $(VENV)/.stamp-package
+SOURCES := $(wildcard csrc/*.cpp csrc/*.h csrc/*.hpp)
+
 PORT ?= 8000
 HOST ?= 127.0.0.1
 MODEL ?=
 ARGS ?=
-MODEL_FLAG := $(if $(MODEL),--model $(MODEL))
-NATIVE := CMakeLists.txt pyproject.toml $(wildcard csrc/*)
+MODEL_FLAG := $(if $(MODEL),--model "$(MODEL)")
+PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: install serve chat test test-long bench lint format lock clean
-.DELETE_ON_ERROR:
+.PHONY: install serve chat test test-long bench lint format lock clean help
+.DEFAULT_GOAL := help
 
-install: $(VENV)/.installed
+help:
+	@sed -n '/^$$/q;s/^# \{0,1\}//p' Makefile
 
-$(BIN)/python:
-	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version) if sys.version_info < (3, 11) else None'
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
+install: $(BUILD)
 
-# Third-party packages, at the locked versions.
-$(VENV)/.packages: pyproject.toml requirements.lock | $(BIN)/python
-	@echo "installing packages into $(VENV)"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock torch==2.13.0
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock --requirement requirements.lock
+# The newest Python that will do; PYTHON=… names another. pip is the last thing that appears in a new environment.
+$(BIN)/pip:
+	@set -e; found=""; \
+	for python in $(PYTHON) python3.13 python3.12 python3.11 python3 python; do \
+	  if $$python -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then found=$$python; break; fi; \
+	done; \
+	if [ -z "$$found" ]; then echo "tailrace needs Python 3.11 or newer with its venv module; none was found (try PYTHON=/path/to/python)" >&2; exit 1; fi; \
+	echo "creating $(VENV) with $$($$found --version)"; \
+	rm -rf $(VENV); $$found -m venv $(VENV)
+
+$(DEPS): requirements.lock | $(BIN)/pip
+	$(PIP) install --quiet -r requirements.lock
 	@touch $@
 
-# tailrace itself, editable; again only when something compiled has changed.
-$(VENV)/.installed: $(VENV)/.packages $(NATIVE)
-	@echo "building the C++ kernels"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps --editable .
+$(BUILD): $(DEPS) $(SOURCES) CMakeLists.txt pyproject.toml
+	@command -v "$${CXX:-c++}" >/dev/null || command -v g++ >/dev/null || command -v clang++ >/dev/null || \
+	  { echo "a C++ compiler is needed to build the CPU kernels (g++ or clang++)" >&2; exit 1; }
+	@$(BIN)/python -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))' || \
+	  { echo "Python.h is needed to build the CPU kernels (Debian and Ubuntu: the package python3-dev)" >&2; exit 1; }
+	$(PIP) install --quiet --no-build-isolation --no-deps -e .
 	@touch $@
 
 serve: install
-	$(BIN)/tailrace serve $(MODEL_FLAG) --host $(HOST) --port $(PORT) $(ARGS)
+	@$(BIN)/tailrace serve --host "$(HOST)" --port "$(PORT)" $(MODEL_FLAG) $(ARGS)
 
 chat: install
-	$(BIN)/tailrace chat $(MODEL_FLAG) $(ARGS)
+	@$(BIN)/tailrace chat $(MODEL_FLAG) $(ARGS)
 
 test: lint
 	$(BIN)/python -m pytest -m "not long" $(ARGS)
 
 test-long: install
-	$(BIN)/python -m pytest -m long $(ARGS)
+	$(BIN)/python -m pytest $(ARGS)
 
 bench: install
-	$(BIN)/tailrace bench serve $(ARGS)
-	$(BIN)/tailrace bench kernels
+	@mkdir -p bench/results
+	$(BIN)/tailrace bench serve --json bench/results/serve.json $(ARGS)
 
 lint: install
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
 	$(BIN)/pyright
 
 format: install
-	$(BIN)/ruff check --fix .
-	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
 
-# Re-make the lock from what is installed now.
-lock: install
-	@{ echo "# Exact versions that are tested; used as pip constraints (-c). Made by: make lock"; \
-	   $(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu//'; } > requirements.lock
+# Renew the versions: everything pyproject.toml asks for, newest, in an environment of its own.
+lock: $(BIN)/pip
+	@set -e; work=$$(mktemp -d); trap 'rm -rf "$$work"' EXIT; \
+	$(BIN)/python -m venv "$$work/venv"; \
+	$(BIN)/python -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb")); print(*p["project"]["dependencies"], *p["dependency-groups"]["dev"], sep="\n")' > "$$work/wanted"; \
+	"$$work/venv/bin/python" -m pip install --quiet -r "$$work/wanted"; \
+	{ head -1 requirements.lock; "$$work/venv/bin/python" -m pip freeze | sed -E 's/^(torch==[^+]+).*/\1/; s/^(uvloop==.*)/\1; platform_system != "Windows"/; /^nvidia|^triton/d' | sort -f; } > "$$work/lock"; \
+	cp "$$work/lock" requirements.lock; echo "requirements.lock renewed; run make test"
 
 clean:
-	rm -rf build $(VENV) .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build

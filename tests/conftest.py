@@ -1,24 +1,30 @@
-"""What all tests share."""
+"""Fixtures that every room's tests may use."""
 
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tailrace.config import ModelConfig
+from tailrace.models import resolve
+
 
 @pytest.fixture(scope="session")
 def model_folder() -> Path:
-    """The default model, fetched and converted if it is not there yet."""
-    from tailrace.config import ModelConfig
-    from tailrace.models import resolve
-
+    """The default model's folder in the user's own cache: fetched and converted by the first test that asks."""
     return resolve(ModelConfig(), progress=False).folder
 
 
 @pytest.fixture
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
+def free_port() -> Callable[[], int]:
+    """A function that finds a TCP port of 127.0.0.1 nobody listens on."""
+
+    def find() -> int:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            return probe.getsockname()[1]
+
+    return find

@@ -10,11 +10,17 @@ import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from tailrace.errors import ConfigError
+
+Natural = Annotated[int, msgspec.Meta(ge=0)]
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+Amount = Annotated[float, msgspec.Meta(ge=0)]
+Seconds = Annotated[float, msgspec.Meta(gt=0)]
 
 
 def default_cache_dir() -> str:
@@ -38,7 +44,7 @@ class ModelConfig(Section, frozen=True):
     name: str | None = None
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     device: str = "auto"
-    threads: int = 0
+    threads: Natural = 0
     cache_dir: str = msgspec.field(default_factory=default_cache_dir)
     trust_remote_code: bool = False
 
@@ -46,19 +52,19 @@ class ModelConfig(Section, frozen=True):
 class CacheConfig(Section, frozen=True):
     """The block-paged KV cache. num_blocks 0 takes as many as fit `memory_gib` (0: a share of what is free)."""
 
-    block_size: int = 16
-    num_blocks: int = 0
-    memory_gib: float = 0.0
+    block_size: Positive = 16
+    num_blocks: Natural = 0
+    memory_gib: Amount = 0.0
     prefix_reuse: bool = True
 
 
 class SchedulerConfig(Section, frozen=True):
     """Limits of one step and of the waiting line. max_model_len 0 takes the model's own."""
 
-    max_num_seqs: int = 64
-    max_num_batched_tokens: int = 512
-    max_model_len: int = 0
-    max_waiting: int = 10_000
+    max_num_seqs: Positive = 64
+    max_num_batched_tokens: Positive = 512
+    max_model_len: Natural = 0
+    max_waiting: Natural = 10_000
 
 
 class EngineConfig(Section, frozen=True):
@@ -73,12 +79,12 @@ class ServerConfig(Section, frozen=True):
     """The HTTP front end. `on_engine_death`: exit with an error, or start a new engine. Times are in seconds."""
 
     host: str = "127.0.0.1"
-    port: int = 8000
+    port: Port = 8000
     on_engine_death: Literal["exit", "restart"] = "exit"
-    start_timeout_s: float = 600.0
-    drain_timeout_s: float = 30.0
-    max_logprobs: int = 20
-    max_queue_bytes: int = 4 << 20
+    start_timeout_s: Seconds = 600.0
+    drain_timeout_s: Seconds = 30.0
+    max_logprobs: Natural = 20
+    max_queue_bytes: Positive = 4 << 20
 
 
 class Config(Section, frozen=True):

@@ -10,6 +10,7 @@
     └── EngineError                  ours: 500
         ├── RowError                 the logits of this one request are unusable (NaN, +inf, all masked)
         ├── OverloadedError          the waiting line is full: 503, try later
+        ├── NotReadyError            the engine is still starting, or the server is shutting down: 503, try later
         └── EngineDeadError          the engine process is gone: 503
 
 Internal code raises; api/problems.py is the one place that turns an error into an HTTP answer, and engine/step.py the
@@ -89,6 +90,13 @@ class OverloadedError(EngineError):
     code = "overloaded"
 
 
+class NotReadyError(EngineError):
+    """The engine is still starting, or the server takes nothing new because it is shutting down."""
+
+    status = 503
+    code = "not_ready"
+
+
 class EngineDeadError(EngineError):
     """The engine process died or never came up; every open stream ends with this."""
 
@@ -100,6 +108,6 @@ BY_CODE: dict[str, type[TailraceError]] = {
     cls.code: cls
     for cls in (
         RequestError, ParameterError, ContextLengthError, ModelNotFoundError,
-        ConfigError, ModelLoadError, EngineError, RowError, OverloadedError, EngineDeadError,
+        ConfigError, ModelLoadError, EngineError, RowError, OverloadedError, NotReadyError, EngineDeadError,
     )
 }  # fmt: skip

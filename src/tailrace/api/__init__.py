@@ -1,1 +1,1 @@
-"""Text → SSE over HTTP, in OpenAI's shapes. Imports no torch; meets the engine only through a wire client."""
+"""Text → HTTP: the OpenAI-compatible front end. Knows the tokenizer and the wire's client; no engine and no tensor."""

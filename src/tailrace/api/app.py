@@ -1,40 +1,87 @@
-"""The ASGI app: which path goes where."""
+"""The ASGI application: the table of endpoints, what wraps them, and the engine's life around them."""
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware import Middleware
 from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from tailrace.api.disconnect import end
 from tailrace.api.problems import HANDLERS
-from tailrace.api.routes.chat import chat_completions
-from tailrace.api.routes.completions import completions
+from tailrace.api.respond import REQUEST_ID, id_of_headers
+from tailrace.api.routes.chat import create_chat_completion
+from tailrace.api.routes.completions import create_completion
 from tailrace.api.routes.health import health
 from tailrace.api.routes.metrics import metrics
-from tailrace.api.routes.models import model, models
+from tailrace.api.routes.models import list_models, retrieve_model
 from tailrace.api.service import Service
 from tailrace.config import ServerConfig
-from tailrace.text.tokenizer import Tokenizer
+from tailrace.wire.aio import AsyncClient
 
-ROUTES = [
-    Route("/v1/chat/completions", chat_completions, methods=["POST"]),
-    Route("/v1/completions", completions, methods=["POST"]),
-    Route("/v1/models", models, methods=["GET"]),
-    Route("/v1/models/{id:path}", model, methods=["GET"]),
-    Route("/health", health, methods=["GET"]),
-    Route("/metrics", metrics, methods=["GET"]),
-]
+if TYPE_CHECKING:
+    from tailrace.text.tokenizer import Tokenizer
+
+ROUTES = (
+    ("POST", "/v1/chat/completions", create_chat_completion),
+    ("POST", "/v1/completions", create_completion),
+    ("GET", "/v1/models", list_models),
+    ("GET", "/v1/models/{id:path}", retrieve_model),
+    ("GET", "/health", health),
+    ("GET", "/metrics", metrics),
+)
 
 
-def create_app(
-    client: Any,
-    tokenizer: Tokenizer,
-    model_name: str,
-    config: ServerConfig | None = None,
-    defaults: dict[str, float | int] | None = None,
-) -> Starlette:
-    """The app over a wire AsyncClient, which somebody else starts and closes. See Service for the arguments."""
-    app = Starlette(routes=ROUTES, exception_handlers=HANDLERS)
-    app.state.service = Service(client, tokenizer, model_name, config or ServerConfig(), defaults or {})
+def create_app(client: AsyncClient, tokenizer: Tokenizer, config: ServerConfig, model_name: str) -> Starlette:
+    """The application. Its lifespan starts the client and closes it.
+
+    It listens while the engine still starts: until then /health says so and requests get a 503.
+
+    Args:
+        client: not started. model_name: the one name that requests may give.
+    """
+    service = Service(client, tokenizer, config, model_name)
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        running = asyncio.create_task(service.supervisor.run())
+        try:
+            yield
+        finally:
+            await end(running)
+            await client.close()
+
+    app = Starlette(
+        routes=[Route(path, endpoint, methods=[method]) for method, path, endpoint in ROUTES],
+        middleware=[Middleware(RequestId)],
+        exception_handlers=HANDLERS,
+        lifespan=lifespan,
+    )
+    app.state.service = service
     return app
+
+
+class RequestId:
+    """Names each request, as the client's x-request-id says if it does, and says the name in the answer."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        state = scope.setdefault("state", {})
+        state["request_id"] = id_of_headers(Headers(scope=scope).get(REQUEST_ID))
+
+        async def named(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)[REQUEST_ID] = state["request_id"]
+            await send(message)
+
+        await self._app(scope, receive, named)

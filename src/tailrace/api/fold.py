@@ -1,66 +1,111 @@
-"""The full answer is a fold of the stream's chunks: what a client that never streamed gets is what one that did put together."""
+"""The full answer is a fold of the stream's chunks: there is one generator per endpoint, and this."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Iterable
-from typing import TypeVar
+import contextlib
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
 
 from msgspec import UNSET, UnsetType
 
-from tailrace.api.schema.chat import AnswerMessage, ChatChoice, ChatChunk, ChatCompletion, ChoiceLogprobs
-from tailrace.api.schema.completions import Completion, CompletionChoice, Logprobs
-
-T = TypeVar("T")
-
-
-async def gather(chunks: AsyncIterable[T]) -> list[T]:
-    """All of them."""
-    return [chunk async for chunk in chunks]
+from tailrace.api.schema.chat import AnswerMessage, ChatChoice, ChatChunk, ChatCompletion, ChatLogprobs, TokenLogprob
+from tailrace.api.schema.common import Usage
+from tailrace.api.schema.completions import Completion, CompletionChoice, CompletionLogprobs
 
 
-def chat(chunks: list[ChatChunk]) -> ChatCompletion:
-    """Chat chunks → the completion."""
-    choices: dict[int, ChatChoice] = {}
-    for chunk in chunks:
-        for new in chunk.choices:
-            whole = choices.setdefault(new.index, ChatChoice(new.index, AnswerMessage(""), None, None))
-            whole.message.content += new.delta.content or ""
-            if new.logprobs is not None:
-                whole.logprobs = whole.logprobs or ChoiceLogprobs([])
-                whole.logprobs.content += new.logprobs.content
-            _finish(whole, new)
-    last = chunks[-1]
-    usage = None if isinstance(last.usage, UnsetType) else last.usage
-    ordered = [choices[index] for index in sorted(choices)]
-    return ChatCompletion(last.id, last.created, last.model, ordered, usage, system_fingerprint=last.system_fingerprint)
+@dataclass(slots=True)
+class Gathered:
+    """One choice so far."""
+
+    text: list[str] = field(default_factory=list)
+    chat_logprobs: list[TokenLogprob] | None = None
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+    def end(self, finish_reason: str | None, stop_reason: str | int | UnsetType | None) -> None:
+        """Note the end, if this chunk brings it."""
+        if finish_reason is not None:
+            self.finish_reason = finish_reason
+            self.stop_reason = None if isinstance(stop_reason, UnsetType) else stop_reason
+
+    def add_ids(self, token_ids: list[int] | UnsetType) -> None:
+        """Note the ids, if they are reported."""
+        if not isinstance(token_ids, UnsetType):
+            self.token_ids = [*(self.token_ids or ()), *token_ids]
 
 
-def completion(chunks: list[Completion]) -> Completion:
-    """Completion chunks → the completion."""
-    choices: dict[int, CompletionChoice] = {}
-    for chunk in chunks:
-        for new in chunk.choices:
-            whole = choices.setdefault(new.index, CompletionChoice(new.index, ""))
-            whole.text += new.text
-            if new.logprobs is not None:
-                whole.logprobs = whole.logprobs or Logprobs([], [], [], [])
-                for name in Logprobs.__struct_fields__:
-                    getattr(whole.logprobs, name).extend(getattr(new.logprobs, name))
-            _finish(whole, new)
-    last = chunks[-1]
-    ordered = [choices[index] for index in sorted(choices)]
-    return Completion(
-        last.id, last.created, last.model, ordered, system_fingerprint=last.system_fingerprint, usage=last.usage
+async def fold_chat(chunks: AsyncGenerator[ChatChunk, None]) -> ChatCompletion:
+    """All chunks → the full answer. `chunks` is closed in every case; what it raises goes through."""
+    choices: dict[int, Gathered] = {}
+    usage: Usage | None = None
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    chunk: ChatChunk | None = None
+    async with contextlib.aclosing(chunks):
+        async for chunk in chunks:
+            usage = chunk.usage or usage
+            prompt_token_ids = chunk.prompt_token_ids or prompt_token_ids
+            for choice in chunk.choices:
+                so_far = choices.setdefault(choice.index, Gathered())
+                so_far.text.append(choice.delta.content or "")
+                if choice.logprobs is not None:
+                    so_far.chat_logprobs = (so_far.chat_logprobs or []) + choice.logprobs.content
+                so_far.end(choice.finish_reason, choice.stop_reason)
+                so_far.add_ids(choice.token_ids)
+    assert chunk is not None
+    assert usage is not None, "a stream to be folded ends with its usage"
+    return ChatCompletion(
+        id=chunk.id, created=chunk.created, model=chunk.model, system_fingerprint=chunk.system_fingerprint, usage=usage,
+        choices=[_chat_choice(index, choices[index]) for index in sorted(choices)], prompt_token_ids=prompt_token_ids,
+    )  # fmt: skip
+
+
+def _chat_choice(index: int, whole: Gathered) -> ChatChoice:
+    return ChatChoice(
+        index=index,
+        message=AnswerMessage("".join(whole.text)),
+        logprobs=None if whole.chat_logprobs is None else ChatLogprobs(whole.chat_logprobs),
+        finish_reason=whole.finish_reason,
+        stop_reason=whole.stop_reason,
+        token_ids=whole.token_ids,
     )
 
 
-def _finish(whole: ChatChoice | CompletionChoice, new: object) -> None:
-    """Reasons and token ids, which both kinds have."""
-    whole.finish_reason = getattr(new, "finish_reason", None) or whole.finish_reason
-    reason = getattr(new, "stop_reason", UNSET)
-    if reason is not UNSET:
-        whole.stop_reason = reason
-    ids: Iterable[int] | UnsetType = getattr(new, "token_ids", UNSET)
-    if not isinstance(ids, UnsetType):
-        before = [] if isinstance(whole.token_ids, UnsetType) else whole.token_ids
-        whole.token_ids = [*before, *ids]
+async def fold_completion(chunks: AsyncGenerator[Completion, None]) -> Completion:
+    """All chunks → the full answer. `chunks` is closed in every case; what it raises goes through."""
+    choices: dict[int, Gathered] = {}
+    usage: Usage | None = None
+    chunk: Completion | None = None
+    async with contextlib.aclosing(chunks):
+        async for chunk in chunks:
+            usage = chunk.usage or usage
+            for choice in chunk.choices:
+                so_far = choices.setdefault(choice.index, Gathered())
+                so_far.text.append(choice.text)
+                so_far.logprobs = _joined(so_far.logprobs, choice.logprobs)
+                so_far.end(choice.finish_reason, choice.stop_reason)
+                so_far.add_ids(choice.token_ids)
+                so_far.prompt_token_ids = choice.prompt_token_ids or so_far.prompt_token_ids
+    assert chunk is not None
+    assert usage is not None, "a stream to be folded ends with its usage"
+    return Completion(
+        id=chunk.id, created=chunk.created, model=chunk.model, system_fingerprint=chunk.system_fingerprint, usage=usage,
+        choices=[_completion_choice(index, choices[index]) for index in sorted(choices)],
+    )  # fmt: skip
+
+
+def _completion_choice(index: int, whole: Gathered) -> CompletionChoice:
+    return CompletionChoice(
+        index, "".join(whole.text), whole.logprobs, whole.finish_reason, whole.stop_reason, whole.token_ids,
+        whole.prompt_token_ids,
+    )  # fmt: skip
+
+
+def _joined(so_far: CompletionLogprobs | None, new: CompletionLogprobs | None) -> CompletionLogprobs | None:
+    if so_far is None or new is None:
+        return so_far or new
+    for name in so_far.__struct_fields__:
+        getattr(so_far, name).extend(getattr(new, name))
+    return so_far

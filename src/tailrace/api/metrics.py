@@ -1,69 +1,115 @@
-"""Prometheus metrics, under the field's names: what the front end measures, and the engine's own counters as they last came."""
+"""What /metrics tells, in a Prometheus registry of its own. Latencies are measured here, where the client feels them;
+load and cache come from the engine's own counters, about a second old.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from tailrace.wire.messages import Stats
 
-SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-BETWEEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+FIRST_TOKEN_S = (
+    0.001,
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.25,
+    0.5,
+    0.75,
+    1,
+    2.5,
+    5,
+    7.5,
+    10,
+    20,
+    40,
+    80,
+    160,
+    640,
+)
+BETWEEN_TOKENS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10)
+END_TO_END_S = (0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960)
 
 
 class Metrics:
-    """One set per app."""
+    """Counters and histograms that the front end keeps; `expose` writes them and the engine's as Prometheus' text."""
 
-    def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        make = {"registry": self.registry, "namespace": "tailrace"}
-        self.first_token = Histogram("time_to_first_token_seconds", "Request to first token", buckets=SECONDS, **make)
-        self.between = Histogram("inter_token_latency_seconds", "Between tokens of a choice", buckets=BETWEEN, **make)
-        self.whole = Histogram("e2e_request_latency_seconds", "Request to last token", buckets=SECONDS, **make)
-        self.finished = Counter("request_success", "Choices ended", ["finished_reason"], **make)
-        self.failed = Counter("request_errors", "Requests refused or failed", ["code"], **make)
-        self.aborted = Counter("request_aborts", "Requests ended from this side", ["cause"], **make)
-        self.prompt_tokens = Counter("prompt_tokens", "Prompt tokens of finished requests", **make)
-        self.generated_tokens = Counter("generation_tokens", "Tokens delivered", **make)
-        self.engine = EngineStats()
-        self.registry.register(self.engine)
+    def __init__(self, stats: Callable[[], Stats], ready: Callable[[], bool]) -> None:
+        self._registry = CollectorRegistry()
+        self._registry.register(EngineCollector(stats, ready))
+        self.time_to_first_token = Histogram(
+            "tailrace_time_to_first_token_seconds", "From the request's arrival to its first token, per prompt.",
+            buckets=FIRST_TOKEN_S, registry=self._registry,
+        )  # fmt: skip
+        self.inter_token_latency = Histogram(
+            "tailrace_inter_token_latency_seconds",
+            "Between two tokens of a sequence; tokens of one event share the gap.",
+            buckets=BETWEEN_TOKENS_S, registry=self._registry,
+        )  # fmt: skip
+        self.e2e_latency = Histogram(
+            "tailrace_e2e_request_latency_seconds", "From the request's arrival to its last token.",
+            buckets=END_TO_END_S, registry=self._registry,
+        )  # fmt: skip
+        self.finished = Counter(
+            "tailrace_request_finished_total", "Sequences that ended, by finish reason.", ["finish_reason"],
+            registry=self._registry,
+        )  # fmt: skip
+        self.failed = Counter(
+            "tailrace_request_failed_total", "Requests that ended with an error, by its code.", ["code"],
+            registry=self._registry,
+        )  # fmt: skip
+        self.aborted = Counter(
+            "tailrace_request_aborted_total", "Aborts sent to the engine, by cause.", ["cause"],
+            registry=self._registry,
+        )  # fmt: skip
 
-    def render(self, stats: Stats, alive: bool) -> bytes:
-        """The text that Prometheus scrapes."""
-        self.engine.stats, self.engine.alive = stats, alive
-        return generate_latest(self.registry)
+    def expose(self) -> bytes:
+        """All of them as text."""
+        return generate_latest(self._registry)
 
 
-class EngineStats(Collector):
-    """The engine's last Stats message as metrics."""
+class EngineCollector(Collector):
+    """The engine's gauges and counters, read when asked. A restarted engine's counters begin at 0 again."""
 
-    stats = Stats()
-    alive = False
+    def __init__(self, stats: Callable[[], Stats], ready: Callable[[], bool]) -> None:
+        self._stats, self._ready = stats, ready
+
+    def describe(self) -> list[Metric]:
+        """Nothing to check for duplicates before the first scrape."""
+        return []
 
     def collect(self) -> Iterator[Metric]:
-        s = self.stats
-        gauges = {
-            "engine_up": ("1 while the engine can serve", float(self.alive)),
-            "num_requests_running": ("Sequences being computed", s.running),
-            "num_requests_waiting": ("Requests in the waiting line", s.waiting),
-            "kv_cache_blocks_used": ("Blocks held by running sequences", s.blocks_used),
-            "kv_cache_usage_perc": ("Share of blocks in use, 0 … 1", s.blocks_used / s.blocks_total if s.blocks_total else 0),
-        }
-        counters = {
-            "engine_steps": ("Steps computed", s.steps),
-            "engine_prompt_tokens": ("Prompt tokens accepted", s.prompt_tokens),
-            "prefix_cache_hit_tokens": ("Prompt tokens found in the prefix cache", s.cached_tokens),
-            "engine_generated_tokens": ("Tokens drawn", s.generated_tokens),
-            "num_preemptions": ("Sequences preempted", s.preemptions),
-        }
-        for name, (text, value) in gauges.items():
-            yield GaugeMetricFamily(f"tailrace_{name}", text, value)
-        for name, (text, value) in counters.items():
-            yield CounterMetricFamily(f"tailrace_{name}", text, value)
-        parts = CounterMetricFamily("tailrace_step_time_ms", "Time per part of the step", labels=["part"])
-        for part, total in s.step_ms.items():
-            parts.add_metric([part], total)
+        """Gauges, then counters, then the time of each part of the step."""
+        stats = self._stats()
+        usage = stats.blocks_used / stats.blocks_total if stats.blocks_total else 0.0
+        for name, text, value in (
+            ("tailrace_engine_ready", "1 while the engine can serve.", float(self._ready())),
+            ("tailrace_num_requests_running", "Sequences that hold a slot.", stats.running),
+            ("tailrace_num_requests_waiting", "Sequences that wait for a slot.", stats.waiting),
+            ("tailrace_num_slots", "Slots there are.", stats.slots_total),
+            ("tailrace_kv_cache_usage_ratio", "Share of KV cache blocks held by running sequences, 0 … 1.", usage),
+        ):
+            yield GaugeMetricFamily(name, text, value=value)
+        for name, text, value in (
+            ("tailrace_prompt_tokens", "Prompt tokens accepted.", stats.prompt_tokens),
+            ("tailrace_prompt_tokens_cached", "Prompt tokens that came from the prefix cache.", stats.cached_tokens),
+            ("tailrace_generation_tokens", "Tokens generated.", stats.generated_tokens),
+            ("tailrace_num_preemptions", "Sequences that had to give back their blocks.", stats.preemptions),
+            ("tailrace_engine_steps", "Steps of the engine.", stats.steps),
+        ):
+            yield CounterMetricFamily(name, text, value=value)
+        parts = CounterMetricFamily(
+            "tailrace_engine_step_seconds", "Time spent in each part of the step.", labels=["part"]
+        )
+        for part, total_ms in stats.step_ms.items():
+            parts.add_metric([part], total_ms / 1e3)
         yield parts

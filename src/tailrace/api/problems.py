@@ -1,90 +1,114 @@
-"""Errors → HTTP answers in OpenAI's shape: {"error": {"message", "type", "param", "code"}}. The one place that does it."""
+"""Errors → HTTP, the one place: which status, which of OpenAI's words, and whose fault.
+
+Handlers raise; what they raise meets `HANDLERS` here. An error in the middle of a stream becomes an event by `body`.
+"""
 
 from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from tailrace.api.schema.errors import ErrorBody, Problem
 from tailrace.errors import BY_CODE, EngineError, ParameterError, RequestError, TailraceError
 from tailrace.wire.messages import Failed
 
 log = logging.getLogger(__name__)
 
+CLIENT_GONE = 499  # nobody reads it; the access log does
+RETRY_AFTER_S = 1
 
-def body(error: TailraceError) -> bytes:
-    """The JSON of an error; also what an error in mid-stream sends."""
-    return msgspec.json.encode(
-        {
-            "error": {
-                "message": str(error),
-                "type": error.type,
-                "param": getattr(error, "param", None),
-                "code": error.code,
-            }
-        }
+# HTTP's own refusals: status → code
+HTTP_CODES = {
+    404: "not_found",
+    405: "method_not_allowed",
+    413: "request_too_large",
+    415: "unsupported_media_type",
+}
+
+_encode = msgspec.json.Encoder().encode
+_PATH = re.compile(r"^(?P<what>.*) - at `(?P<key>key in )?\$\.?(?P<path>.*)`$", re.DOTALL)
+_MISSING = re.compile(r"^Object missing required field `(?P<name>[^`]+)`")
+
+
+def body(error: TailraceError) -> ErrorBody:
+    """OpenAI's body for an error of ours."""
+    return ErrorBody(Problem(str(error), error.type, getattr(error, "param", None), error.code))
+
+
+def of_any(error: Exception) -> ErrorBody:
+    """The body for whatever was raised. Of our bugs the log has the traceback, the client a plain sentence."""
+    if isinstance(error, TailraceError):
+        return body(error)
+    log.error("a bug of ours", exc_info=error)
+    return ErrorBody(
+        Problem("internal error; the server's log says more", TailraceError.type, None, TailraceError.code)
     )
 
 
-def answer(error: TailraceError) -> Response:
-    """The HTTP response of an error."""
-    headers = {"Retry-After": "1"} if error.status == 503 else None
-    return Response(body(error), error.status, headers, "application/json")
+def of_failed(message: Failed) -> TailraceError:
+    """The error that the engine reported."""
+    cls = BY_CODE.get(message.code, EngineError)
+    return cls(message.message, message.param) if issubclass(cls, RequestError) else cls(message.message)
 
 
-def from_failed(event: Failed) -> TailraceError:
-    """The error that a Failed message stands for."""
-    kind = BY_CODE.get(event.code, EngineError)
-    return kind(event.message, event.param) if issubclass(kind, RequestError) else kind(event.message)
+def of_validation(error: msgspec.ValidationError) -> ParameterError:
+    """msgspec's complaint, naming the field first: "max_tokens: expected `int | null`, got `str`"."""
+    text = str(error)
+    at = _PATH.match(text)
+    what, path = (at["what"], at["path"]) if at else (text, "")
+    missing = _MISSING.match(what)
+    if missing:
+        path, what = f"{path}.{missing['name']}".lstrip("."), "required, but missing"
+    what = what[:1].lower() + what[1:]
+    return ParameterError(f"{path}: {what}" if path else f"the body: {what}", path or None)
 
 
-def from_validation(error: msgspec.ValidationError) -> ParameterError:
-    """msgspec's complaint, with the field it names."""
-    found = re.search(r"at `\$\.?([^`]*)`", str(error))
-    param = found.group(1) if found and found.group(1) else None
-    what = str(error).split(" - at ")[0]
-    return ParameterError(f"{param}: {what}" if param else what, param)
+def answer(status: int, problem: ErrorBody, headers: Mapping[str, str] | None = None) -> Response:
+    """An error as a response."""
+    return Response(_encode(problem), status, headers, "application/json")
 
 
 async def on_tailrace_error(request: Request, error: Exception) -> Response:
-    """Ours."""
+    """An error of ours; a server's fault is logged, a caller's is not."""
     assert isinstance(error, TailraceError)
-    request.app.state.service.metrics.failed.labels(error.code).inc()
     if error.status >= 500:
         log.error("%s %s: %s", request.method, request.url.path, error)
-    return answer(error)
-
-
-class PathError(RequestError):
-    """No such path or method; `status` is set per case."""
-
-    def __init__(self, message: str, status: int) -> None:
-        super().__init__(message)
-        self.status = status
-        self.code = {404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}.get(status, self.code)
+    headers = {"retry-after": str(RETRY_AFTER_S)} if error.status == 503 else None
+    return answer(error.status, body(error), headers)
 
 
 async def on_http_error(request: Request, error: Exception) -> Response:
-    """Starlette's: unknown paths and methods."""
+    """No such path, wrong method, body too large: HTTP's words in OpenAI's shape."""
     assert isinstance(error, HTTPException)
-    response = answer(PathError(f"{request.method} {request.url.path}: {error.detail}", error.status_code))
-    response.headers.update(error.headers or {})
-    return response
+    message = {
+        404: f"there is no {request.url.path} here",
+        405: f"{request.url.path} does not take {request.method}",
+    }.get(error.status_code, error.detail)
+    code = HTTP_CODES.get(error.status_code, "http_error")
+    problem = ErrorBody(Problem(message, RequestError.type, None, code))
+    return answer(error.status_code, problem, error.headers)
 
 
-async def on_any_error(request: Request, error: Exception) -> Response:
-    """Our bugs."""
-    log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    return answer(EngineError(f"internal error: {type(error).__name__}"))
+async def on_disconnect(request: Request, error: Exception) -> Response:
+    """The client is gone: nobody reads this."""
+    return Response(status_code=CLIENT_GONE)
+
+
+async def on_bug(request: Request, error: Exception) -> Response:
+    """Our bug."""
+    return answer(500, of_any(error))
 
 
 HANDLERS: dict[Any, Any] = {
     TailraceError: on_tailrace_error,
     HTTPException: on_http_error,
-    Exception: on_any_error,
+    ClientDisconnect: on_disconnect,
+    Exception: on_bug,
 }

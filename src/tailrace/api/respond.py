@@ -1,54 +1,64 @@
-"""A generator of chunks → the HTTP answer: streamed, or folded; the way all generating endpoints share."""
+"""One generator of chunks, two ways to answer: as events, or folded into one body. A client that leaves ends either."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from typing import Any
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import TypeVar
 from uuid import uuid4
 
 import msgspec
-from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tailrace.api.fold import gather
-from tailrace.api.sse import ClientGone, EventStream, unless_gone
+from tailrace.api.disconnect import unless_gone
+from tailrace.api.generate import Generation
+from tailrace.api.schema.common import GenerateRequest
+from tailrace.api.sse import EventStream
 
-ENCODER = msgspec.json.Encoder()
-CLOSED = 499  # what nginx logs for a client that went away; nobody reads it
+Chunk = TypeVar("Chunk", bound=msgspec.Struct)
+
+REQUEST_ID = "x-request-id"
+MAX_REQUEST_ID = 128
+
+_encode = msgspec.json.Encoder().encode
 
 
-def new_id(prefix: str, asked: str | None) -> str:
-    """An answer's id."""
-    return f"{prefix}-{asked or uuid4().hex}"
+def json_answer(body: msgspec.Struct, status: int = 200) -> Response:
+    """A struct as a JSON response."""
+    return Response(_encode(body), status, media_type="application/json")
 
 
 async def respond(
     request: Request,
-    chunks: AsyncGenerator[Any, None],
-    fold: Callable[[list[Any]], Any],
-    stream: bool,
-    include_usage: bool,
+    generation: Generation,
+    chunks: AsyncGenerator[Chunk, None],
+    fold: Callable[[AsyncGenerator[Chunk, None]], Awaitable[msgspec.Struct]],
+    streamed: bool,
 ) -> Response:
-    """The answer made of `chunks`, whose last one has no choices but the usage. Ends the generator in every case."""
-    headers = {"x-request-id": request.headers.get("x-request-id") or uuid4().hex}
-    try:
-        if not stream:
-            whole = fold(await unless_gone(request.receive, gather(chunks)))
-            return Response(ENCODER.encode(whole), 200, headers, "application/json")
-        events = encoded(chunks, include_usage)
-        first = await unless_gone(request.receive, events.__anext__())
-        return EventStream(first, events, headers)
-    except ClientGone:
-        await chunks.aclose()
-        return Response(status_code=CLOSED)
+    """The first chunk is awaited before a stream begins, so that a refusal by the engine is still an HTTP error.
+
+    Raises:
+        TailraceError: it failed before anything was sent. ClientDisconnect: nobody is there any more.
+    """
+
+    def gone() -> None:
+        generation.abort("disconnect")
+
+    if not streamed:
+        return json_answer(await unless_gone(request.receive, fold(chunks), gone))
+    first = await unless_gone(request.receive, anext(chunks), gone)
+    return EventStream(first, chunks, gone)
 
 
-async def encoded(chunks: AsyncIterator[Any], include_usage: bool) -> AsyncGenerator[bytes, None]:
-    """JSON of the chunks; the usage chunk only if it was asked for, and then a null usage on all others."""
-    async for chunk in chunks:
-        if chunk.choices:
-            chunk.usage = None if include_usage else UNSET
-        elif not include_usage:
-            continue
-        yield ENCODER.encode(chunk)
+def request_id(request: Request, ask: GenerateRequest) -> str:
+    """The body's, the header's, or a fresh one; also what the answer's header will say."""
+    if ask.request_id is not None:
+        request.state.request_id = ask.request_id
+    return request.state.request_id
+
+
+def id_of_headers(value: str | None) -> str:
+    """The client's own id if it is a short printable word, else a fresh one."""
+    if value and len(value) <= MAX_REQUEST_ID and all("!" <= c <= "~" for c in value):
+        return value
+    return uuid4().hex

@@ -1,68 +1,73 @@
-"""What every endpoint works with: the engine's client, the tokenizer, the settings. Frozen; made once."""
+"""What every endpoint has at hand: the engine's client, the tokenizer, the settings, the requests being served."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+import asyncio
+import hashlib
+import logging
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import TYPE_CHECKING, TypeVar
 
 from starlette.requests import Request
 
+from tailrace.api.logprobs import Labels
 from tailrace.api.metrics import Metrics
+from tailrace.api.supervise import Supervisor
 from tailrace.config import ServerConfig
-from tailrace.errors import ContextLengthError, ModelNotFoundError, ParameterError
-from tailrace.params import SamplingParams
-from tailrace.text.tokenizer import Tokenizer
-from tailrace.wire.messages import ModelInfo
+from tailrace.errors import ModelNotFoundError, NotReadyError
+from tailrace.wire.aio import AsyncClient
+
+if TYPE_CHECKING:
+    from tailrace.api.generate import Generation
+    from tailrace.text.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+INLINE_CHARS = 2048  # up to here tokenizing takes less than a millisecond, less than a change of threads is worth
+DRAIN_POLL_S = 0.05
 
 
-@dataclass(frozen=True)
 class Service:
-    """client: a wire AsyncClient. model_name: what requests may name. defaults: sampling fields of the model's generation config."""
+    """One per app, in `app.state.service`."""
 
-    client: Any
-    tokenizer: Tokenizer
-    model_name: str
-    config: ServerConfig = ServerConfig()
-    defaults: dict[str, float | int] = field(default_factory=dict)
-    metrics: Metrics = field(default_factory=Metrics)
+    def __init__(self, client: AsyncClient, tokenizer: Tokenizer, config: ServerConfig, model_name: str) -> None:
+        self.client, self.tokenizer, self.config, self.model_name = client, tokenizer, config, model_name
+        self.supervisor = Supervisor(client, config.on_engine_death)
+        self.labels = Labels(tokenizer)
+        self.metrics = Metrics(lambda: client.stats, lambda: self.supervisor.state == "ready")
+        self.live: set[Generation] = set()
+        self.created_s = int(time.time())
+        self.fingerprint = "fp_" + hashlib.sha256(f"{version('tailrace')} {model_name}".encode()).hexdigest()[:10]
 
-    @staticmethod
-    def of(request: Request) -> Service:
-        """The one of the app that got this request."""
-        return request.app.state.service
-
-    @property
-    def model(self) -> ModelInfo:
-        """What the engine serves.
+    def check_model(self, name: str | None) -> None:
+        """None is whatever is served.
 
         Raises:
-            EngineDeadError: it is dead or not up yet.
+            ModelNotFoundError: any other name.
         """
-        if self.client.error is not None:
-            raise self.client.error
-        return self.client.model
-
-    def check_name(self, name: str | None) -> None:
-        """Raise ModelNotFoundError unless it is the served model's, or None."""
         if name is not None and name != self.model_name:
-            raise ModelNotFoundError(f"The model '{name}' does not exist; this server has '{self.model_name}'", "model")
+            raise ModelNotFoundError(f"the model {name!r} does not exist; there is {self.model_name!r}", "model")
 
-    def check_fit(self, prompt: list[int], params: SamplingParams, field: str) -> None:
-        """Raise the 400 that says what does not fit the context.
+    async def tokenized(self, work: Callable[[], T], num_chars: int) -> T:
+        """The result of `work`, which tokenizes so many characters: off the event loop if that takes long."""
+        return await asyncio.to_thread(work) if num_chars > INLINE_CHARS else work()
 
-        Raises:
-            ContextLengthError: the prompt. ParameterError: max_tokens on top of it, or a token id.
-        """
-        longest = self.model.max_model_len
-        if len(prompt) >= longest:
-            raise ContextLengthError(
-                f"This model's context has {longest} tokens; the prompt has {len(prompt)}, and at least one must be left",
-                field,
-            )
-        if params.max_tokens is not None and len(prompt) + params.max_tokens > longest:
-            raise ParameterError(
-                f"max_tokens must be at most {longest - len(prompt)} (context {longest} less prompt {len(prompt)}), "
-                f"got {params.max_tokens}",
-                "max_tokens",
-            )
-        params.check_vocab(self.model.vocab_size)
+    async def drain(self, timeout_s: float) -> None:
+        """Accept nothing new; let what runs finish within the time, then end it with an error."""
+        self.supervisor.drain()
+        until_s = time.monotonic() + timeout_s
+        while self.live and time.monotonic() < until_s:
+            await asyncio.sleep(DRAIN_POLL_S)
+        if self.live:
+            log.warning("%d requests did not finish within %g s and are aborted", len(self.live), timeout_s)
+        for generation in list(self.live):
+            generation.fail(NotReadyError("the server is shutting down"), "shutdown")
+
+
+def service_of(request: Request) -> Service:
+    """The service behind a request."""
+    return request.app.state.service

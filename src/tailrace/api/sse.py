@@ -1,83 +1,69 @@
-"""Server-sent events, and clients that go away.
+"""Server-sent events: chunks → frames → a response. Knows nothing of what the chunks say.
 
-A frame is `data: JSON` and an empty line; the stream ends with `data: [DONE]` after a finish, and only then. An error in
-mid-stream is one frame with an error object, then the connection closes without [DONE], so it can't be taken for success.
+data: {…}\\n\\n      one per chunk
+data: [DONE]\\n\\n   only after the last chunk
+data: {"error":…}   instead, if it fails on the way; then the response ends
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, Coroutine
-from typing import Any, TypeVar
+import contextlib
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
 
+import msgspec
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tailrace.api import problems
-from tailrace.errors import TailraceError
+from tailrace.api.disconnect import unless_gone
 
-T = TypeVar("T")
 DONE = b"data: [DONE]\n\n"
 
-
-class ClientGone(Exception):
-    """The client closed the connection; there is nobody to answer."""
+_encode = msgspec.json.Encoder().encode
 
 
-def frame(json: bytes) -> bytes:
-    """One event."""
-    return b"data: " + json + b"\n\n"
-
-
-async def until_gone(receive: Receive) -> None:
-    """Returns when the client has closed the connection."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, cancelled if the client goes away first.
-
-    Raises:
-        ClientGone, or whatever `work` raises.
-    """
-    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(until_gone(receive))
-    try:
-        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        raise ClientGone
-    finally:
-        for each in (task, gone):
-            each.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
+def frame(chunk: msgspec.Struct) -> bytes:
+    """One event. JSON has no raw line breaks, so a frame is never split."""
+    return b"data: " + _encode(chunk) + b"\n\n"
 
 
 class EventStream(Response):
-    """Sends the JSON that `events` yields. `first` was awaited before, so that refusals could still be HTTP errors."""
+    """Sends `first` and then `rest` as they come.
+
+    Args:
+        first: already there, so that a refusal could still become an HTTP error.
+        rest: closed in every case. An error from it becomes an error event.
+        on_gone: called if the client leaves, before `rest` is cancelled.
+    """
 
     media_type = "text/event-stream"
 
-    def __init__(self, first: bytes, events: AsyncGenerator[bytes, None], headers: dict[str, str]) -> None:
-        super().__init__(None, 200, {"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
-        del self.headers["content-length"]
-        self._first, self._events = first, events
+    def __init__(
+        self, first: msgspec.Struct, rest: AsyncGenerator[msgspec.Struct, None], on_gone: Callable[[], None]
+    ) -> None:
+        self.status_code = 200
+        self.background = None
+        self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
+        self._first, self._rest, self._on_gone = first, rest, on_gone
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await unless_gone(receive, self._send(send))
-        except (ClientGone, OSError):
-            pass
-        finally:
-            await self._events.aclose()
+        start: Any = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        async with contextlib.aclosing(self._rest):
+            await send(start)
+            with contextlib.suppress(ClientDisconnect):
+                await unless_gone(receive, self._send_all(send), self._on_gone)
 
-    async def _send(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        await send({"type": "http.response.body", "body": frame(self._first), "more_body": True})
+    async def _send_all(self, send: Send) -> None:
+        async def put(data: bytes, more: bool = True) -> None:
+            await send({"type": "http.response.body", "body": data, "more_body": more})
+
+        await put(frame(self._first))
         try:
-            async for event in self._events:
-                await send({"type": "http.response.body", "body": frame(event), "more_body": True})
-            end = DONE
-        except TailraceError as error:
-            end = frame(problems.body(error))
-        await send({"type": "http.response.body", "body": end, "more_body": False})
+            async for chunk in self._rest:
+                await put(frame(chunk))
+        except Exception as error:
+            await put(frame(problems.of_any(error)), more=False)
+        else:
+            await put(DONE, more=False)

@@ -1,44 +1,56 @@
-"""`tailrace`: one subcommand per file, found through a table; each is imported only when it is called."""
+"""The `tailrace` command: a table of subcommands, each a module that is imported only when it is called.
+
+A module has `add_arguments(parser)` and `run(args) -> exit code`. What tailrace raises on purpose ends as one line on
+stderr: exit code 2 where the settings are at fault, 1 otherwise.
+"""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from collections.abc import Sequence
-from importlib import import_module
+from importlib import import_module, metadata
 
-from tailrace import __version__
 from tailrace.errors import ConfigError, RequestError, TailraceError
 
-# name → (module with `add_arguments(parser)` and `run(arguments) -> int`, one line of help)
-COMMANDS = {
+COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("tailrace.cli.serve", "serve a model over HTTP, OpenAI-compatible"),
-    "chat": ("tailrace.cli.chat", "talk with a model in the terminal"),
-    "generate": ("tailrace.cli.generate", "continue prompts, without a server"),
-    "doctor": ("tailrace.cli.doctor", "print versions, devices, kernels, cache folder"),
-    "bench": ("tailrace.cli.bench", "run a benchmark of the project"),
+    "chat": ("tailrace.cli.chat", "talk to a model in the terminal"),
+    "generate": ("tailrace.cli.generate", "complete prompts without a server"),
+    "doctor": ("tailrace.cli.doctor", "say what is installed, what is present and what is missing"),
+    "bench": ("tailrace.cli.bench", "run a benchmark of the repository"),
 }
+FAILED, MISUSED, INTERRUPTED = 1, 2, 130
+
+
+def make_parser(chosen: str | None) -> argparse.ArgumentParser:
+    """The parser of all names, with the arguments of the chosen subcommand only."""
+    parser = argparse.ArgumentParser(prog="tailrace", description="From a model's logits to streamed text.")
+    parser.add_argument("--version", action="version", version=f"tailrace {metadata.version('tailrace')}")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, (module, help_text) in COMMANDS.items():
+        layout = argparse.ArgumentDefaultsHelpFormatter
+        sub = subparsers.add_parser(name, help=help_text, description=help_text + ".", formatter_class=layout)
+        if name == chosen:
+            import_module(module).add_arguments(sub)
+    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code: 0 good, 1 it failed, 2 it was asked wrongly."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    parser = argparse.ArgumentParser("tailrace", description="From a model's logits to streamed text.")
-    parser.add_argument("--version", action="version", version=f"tailrace {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    named = next((word for word in words if word in COMMANDS), None)
-    for name, (module, text) in COMMANDS.items():
-        command = commands.add_parser(name, help=text, description=text)
-        if name == named:  # only the one that is called is imported
-            import_module(module).add_arguments(command)
-    arguments = parser.parse_args(words)
+    """Run the subcommand named first. Returns the exit code."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    chosen = argv[0] if argv else None
+    args = make_parser(chosen).parse_args(argv)
     try:
-        return import_module(COMMANDS[arguments.command][0]).run(arguments)
+        return import_module(COMMANDS[args.command][0]).run(args)
     except (ConfigError, RequestError) as error:
-        print(f"tailrace {arguments.command}: {error}", file=sys.stderr)
-        return 2
+        print(f"tailrace: {error}", file=sys.stderr)
+        return MISUSED
     except TailraceError as error:
-        print(f"tailrace {arguments.command}: {error}", file=sys.stderr)
-        return 1
+        print(f"tailrace: {error}", file=sys.stderr)
+        return FAILED
     except KeyboardInterrupt:
-        return 130
+        return INTERRUPTED
+    except BrokenPipeError:  # the reader of our output has left, as `head` does
+        sys.stderr.close()
+        return FAILED

@@ -1,39 +1,42 @@
-"""tailrace bench NAME: the project's measurements. They live in bench/ of the repository, not in the wheel."""
+"""`tailrace bench NAME`: runs a benchmark of the repository's bench/ folder, which no installed package holds."""
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
+import sys
+from importlib import import_module
 from pathlib import Path
 
+import tailrace
 from tailrace.errors import ConfigError
 
-FOLDER = Path(__file__).resolve().parents[3] / "bench"
-
-
-def names() -> list[str]:
-    """The benchmarks that are there: files that have a `run`."""
-    return sorted(path.stem for path in FOLDER.glob("*.py") if "\ndef run(" in path.read_text())
+BENCHES: dict[str, str] = {
+    "serve": "a server's throughput and latencies against a plain transformers loop",
+    "kernels": "each kernel against torch doing the same work",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The benchmark's own flags follow its name."""
-    parser.add_argument("name", metavar="NAME", help=f"one of {', '.join(names()) or 'none: there is no bench folder'}")
-    parser.add_argument("--json", metavar="FILE", help="write the figures there too")
-    parser.add_argument("options", nargs=argparse.REMAINDER, help="for the benchmark itself: NAME --help lists them")
+    """The name; the rest belongs to the benchmark, which has its own --help."""
+    names = "; ".join(f"{name}: {text}" for name, text in BENCHES.items())
+    parser.add_argument("name", choices=sorted(BENCHES), help=names)
+    parser.add_argument("rest", nargs=argparse.REMAINDER, metavar="…", help="--json FILE and the benchmark's own flags")
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Load the file and call its `run(options, json_file)`.
+def run(args: argparse.Namespace) -> int:
+    """Import bench/NAME.py from the project and call its main(argv)."""
+    sys.path.insert(0, str(project_root(args.name)))
+    return import_module(f"bench.{args.name}").main(args.rest)
+
+
+def project_root(name: str) -> Path:
+    """The checkout that holds bench/NAME.py: where this package's sources lie, or the current folder.
 
     Raises:
-        ConfigError: there is no such benchmark.
+        ConfigError: neither is a checkout.
     """
-    if arguments.name not in names():
-        raise ConfigError(f"no benchmark {arguments.name!r} in {FOLDER}; there are {', '.join(names()) or 'none'}")
-    spec = importlib.util.spec_from_file_location(f"bench_{arguments.name}", FOLDER / f"{arguments.name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.run(arguments.options, arguments.json)
+    candidates = (Path(tailrace.__file__ or "").resolve().parents[2], Path.cwd())
+    for root in candidates:
+        if (root / "bench" / f"{name}.py").is_file():
+            return root
+    raise ConfigError(f"bench/{name}.py is in neither {candidates[0]} nor {candidates[1]}: benchmarks need a checkout")

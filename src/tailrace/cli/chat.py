@@ -1,138 +1,107 @@
-"""tailrace chat: a conversation in the terminal, streamed; with an engine of its own, or with a server by --url.
+"""`tailrace chat`: a conversation in the terminal, with a server (--url) or with an engine of its own.
 
-/reset forgets the conversation, /quit (or end of input) ends it, Ctrl-C stops the answer and nothing else.
+Knows nothing of HTTP or tokens: see voices.py. Ctrl-C ends the answer, not the conversation; piped input works too.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import contextlib
 import sys
-from collections.abc import Callable, Iterator
-from typing import Any
+from contextlib import AbstractContextManager
 
-import httpx
+from tailrace.cli.flags import ENGINE_SECTIONS, add_config_flags, add_sampling_flags
+from tailrace.cli.voices import Message, Voice, local_voice, remote_voice
+from tailrace.errors import EngineError, RequestError
 
-from tailrace.api.problems import from_failed
-from tailrace.cli.local import prepare
-from tailrace.cli.options import add_config, add_sampling, read_config, read_sampling
-from tailrace.errors import EngineDeadError, EngineError, TailraceError
-from tailrace.params import SamplingParams
-from tailrace.text.stream import TextStream
-from tailrace.wire.messages import Failed, Tokens
-from tailrace.wire.sync import SyncClient
-
-Messages = list[dict[str, Any]]
-Answer = Callable[[Messages], Iterator[str]]
+HELP = (
+    "/reset forgets what was said, /system TEXT sets the system message, /quit or Ctrl-D ends, Ctrl-C stops an answer"
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of `tailrace chat`."""
-    parser.add_argument("--url", help="a running server, like http://localhost:8000; left out: an engine of its own")
-    parser.add_argument("--system", help="the system message")
-    add_sampling(parser)
-    add_config(parser, "model", "cache", "scheduler")
+    """Where the model is, who it is told to be, settings, sampling."""
+    parser.add_argument("--url", help="of a running server, such as http://localhost:8000; none: start an engine here")
+    parser.add_argument("--api-key", help="for --url")
+    parser.add_argument("--system", metavar="TEXT", help="system message")
+    add_config_flags(parser, ENGINE_SECTIONS)
+    add_sampling_flags(parser)
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Until the input ends."""
-    if arguments.url:
-        converse(remote(arguments.url, read_sampling(arguments, {})), arguments.system)
-        return 0
-    local = prepare(read_config(arguments))
-    params = read_sampling(arguments, local.defaults)
-    client = SyncClient(local.engine)
-    eos = client.start().eos_token_ids
+class Conversation:
+    """What has been said so far."""
 
-    def answer(messages: Messages) -> Iterator[str]:
-        text = TextStream(local.tokenizer, params, eos)
-        with client.submit(local.tokenizer.encode_chat(messages), params) as stream:
-            for events in stream:
-                for event in events:
-                    if isinstance(event, Failed):
-                        raise from_failed(event)
-                    delta = (
-                        text.feed(event.token_ids)
-                        if isinstance(event, Tokens)
-                        else text.flush(event.reason, event.stop_token_id)
-                    )
-                    yield delta.text
-                    if delta.finish_reason is not None:
-                        return
+    def __init__(self, voice: Voice, system: str | None) -> None:
+        self.voice, self.system = voice, system
+        self.messages: list[Message] = []
 
-    try:
-        converse(answer, arguments.system)
-    finally:
-        client.close()
-    return 0
+    def reset(self) -> None:
+        """Forget all but the system message."""
+        self.messages = []
 
-
-def remote(url: str, params: SamplingParams) -> Answer:
-    """Answers of a server's /v1/chat/completions."""
-    asked = {name: getattr(params, name) for name in params.__struct_fields__}
-    neutral = SamplingParams()
-    body = {name: value for name, value in asked.items() if value != getattr(neutral, name)}
-
-    def answer(messages: Messages) -> Iterator[str]:
-        request = {"messages": messages, "stream": True, **body}
+    def say(self, text: str) -> None:
+        """Put a message to the model and print its answer as it comes. Interrupted, what was said so far is kept; if
+        nothing was said, or the request failed, the message is taken back."""
+        system: list[Message] = [{"role": "system", "content": self.system}] if self.system else []
+        said: list[str] = []
+        ending = ""
         try:
-            with httpx.stream("POST", f"{url.rstrip('/')}/v1/chat/completions", json=request, timeout=None) as response:
-                if response.status_code != 200:
-                    raise EngineError(json.loads(response.read())["error"]["message"])
-                for line in response.iter_lines():
-                    if line.startswith("data: {"):
-                        yield content(json.loads(line.removeprefix("data: ")))
-        except httpx.HTTPError as error:
-            raise EngineDeadError(f"{url}: {error}") from error
-
-    return answer
-
-
-def content(chunk: dict[str, Any]) -> str:
-    """A chunk's text.
-
-    Raises:
-        EngineError: the chunk is an error.
-    """
-    if "error" in chunk:
-        raise EngineError(chunk["error"]["message"])
-    return "".join(choice["delta"].get("content") or "" for choice in chunk["choices"])
+            with contextlib.closing(self.voice([*system, *self.messages, {"role": "user", "content": text}])) as deltas:
+                for delta in deltas:
+                    said.append(delta)
+                    print(delta, end="", flush=True)
+        except KeyboardInterrupt:
+            ending = " [stopped]"
+        finally:
+            print(ending, flush=True)
+            if said:
+                self.messages += [{"role": "user", "content": text}, {"role": "assistant", "content": "".join(said)}]
 
 
-def converse(answer: Answer, system: str | None) -> None:
-    """Read, answer, remember."""
-    opening: Messages = [{"role": "system", "content": system}] if system else []
-    messages = list(opening)
-    prompt = "> " if sys.stdin.isatty() else ""
+def run(args: argparse.Namespace) -> int:
+    """Talk until the input ends or /quit."""
+    source: AbstractContextManager[Voice] = remote_voice(args) if args.url else local_voice(args)
+    with source as voice:
+        if sys.stdin.isatty():
+            with contextlib.suppress(ImportError):
+                import readline  # noqa: F401 - gives input() line editing and history
+            print(HELP, file=sys.stderr)
+        return talk(Conversation(voice, args.system))
+
+
+def talk(conversation: Conversation) -> int:
+    """Read lines and obey them. Exit code 1 if the engine is lost, or if a request failed on piped input."""
+    interactive = sys.stdin.isatty()
     while True:
         try:
-            line = input(prompt).strip()
-        except (EOFError, KeyboardInterrupt):
-            return
-        if line == "/quit":
-            return
-        if line == "/reset":
-            messages = list(opening)
+            line = input("> " if interactive else "").strip()
+        except EOFError:
+            return 0
+        except KeyboardInterrupt:
+            print("\n(Ctrl-D ends)", file=sys.stderr)
+            continue
+        if line.startswith("/"):
+            if line in ("/quit", "/exit", "/bye"):
+                return 0
+            obey(line, conversation)
         elif line:
-            said = speak(answer, [*messages, {"role": "user", "content": line}])
-            if said is not None:
-                messages += [{"role": "user", "content": line}, {"role": "assistant", "content": said}]
+            try:
+                conversation.say(line)
+            except RequestError as error:
+                print(f"tailrace: {error}", file=sys.stderr)
+                if not interactive:
+                    return 1
+            except EngineError as error:
+                print(f"tailrace: {error}", file=sys.stderr)
+                return 1
 
 
-def speak(answer: Answer, messages: Messages) -> str | None:
-    """Print an answer as it comes; what was said, None if it failed."""
-    said = ""
-    parts = answer(messages)
-    try:
-        for part in parts:
-            print(part, end="", flush=True)
-            said += part
-    except KeyboardInterrupt:
-        close = getattr(parts, "close", None)
-        if close is not None:
-            close()
-    except TailraceError as error:
-        print(f"[{error}]", file=sys.stderr)
-        return None
-    print(flush=True)
-    return said
+def obey(line: str, conversation: Conversation) -> None:
+    """A line that begins with a slash."""
+    command, _, rest = line.partition(" ")
+    if command == "/reset":
+        conversation.reset()
+    elif command == "/system":
+        conversation.system = rest.strip() or None
+    else:
+        print(HELP if command == "/help" else f"no command {command}; {HELP}", file=sys.stderr)

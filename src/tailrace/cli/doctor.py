@@ -1,96 +1,169 @@
-"""tailrace doctor: what is here and what is missing. Exit code 1 if something essential is."""
+"""`tailrace doctor`: what this machine and this installation have, as a list a person can paste into a report.
+
+Exit code 1 if something is missing without which no model can be served.
+"""
 
 from __future__ import annotations
 
 import argparse
-import importlib
+import json
 import os
 import platform
 import sys
-from importlib import metadata
+from collections.abc import Callable
+from importlib import import_module, metadata
 from pathlib import Path
+from typing import Any
 
-from tailrace import __version__
-from tailrace.config import load
-from tailrace.models import default
+from tailrace.cli.flags import add_config_flags, read_config
+from tailrace.models import DEFAULT_NAME
+from tailrace.models.default import default_gguf_path
+from tailrace.models.gguf import converted_folder
+from tailrace.models.store import MARKER, is_whole
 
-PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "msgspec", "pyzmq", "starlette", "uvicorn", "gguf", "accelerate")
-FEATURES = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "bf16")
+PACKAGES = ("tailrace", "torch", "transformers", "tokenizers", "safetensors", "accelerate", "gguf", "msgspec", "pyzmq",
+            "starlette", "uvicorn")  # fmt: skip
+OPTIONAL = ("uvloop", "httptools", "pip")
+FEATURES = ("avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "bf16", "sve")  # that kernels can make use of
+
+Section = tuple[dict[str, Any], list[str]]  # what there is, and which essentials are missing
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """None."""
+    """Its form, and where the cache is."""
+    parser.add_argument("--json", action="store_true", help="as one JSON object")
+    add_config_flags(parser, ("model",))
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Print the report."""
-    problems: list[str] = []
-    line("tailrace", f"{__version__} on Python {platform.python_version()}, {platform.platform()}")
-    for package in PACKAGES:
+def run(args: argparse.Namespace) -> int:
+    """Print every section; exit code 1 if an essential thing is missing."""
+    model = read_config(args).model
+    cache, dtype = Path(model.cache_dir).expanduser(), model.dtype
+    sections: dict[str, Callable[[], Section]] = {
+        "versions": versions,
+        "machine": machine,
+        "devices": devices,
+        "kernels": kernels,
+        "cache": lambda: cache_folder(cache, dtype),
+    }
+    found: dict[str, Any] = {}
+    missing: list[str] = []
+    for name, look in sections.items():
+        found[name], lacks = look()
+        missing += lacks
+    found["missing"] = missing
+    print(json.dumps(found, indent=2) if args.json else layout(found))
+    return 1 if missing else 0
+
+
+def versions() -> Section:
+    """Of Python and of every package that is used."""
+    found: dict[str, Any] = {"python": f"{platform.python_version()} ({sys.executable})"}
+    missing = []
+    for package in (*PACKAGES, *OPTIONAL):
         try:
-            line(package, metadata.version(package))
+            found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
-            line(package, "MISSING")
-            problems.append(f"the package {package} is not installed")
-    line("cpu", cpu())
-    line("devices", devices())
-    problems += kernels()
-    cache()
-    for problem in problems:
-        print(f"problem: {problem}", file=sys.stderr)
-    return 1 if problems else 0
+            found[package] = "missing"
+            if package not in OPTIONAL:
+                missing.append(f"package {package}")
+    return found, missing
 
 
-def line(name: str, value: str) -> None:
-    """One row of the report."""
-    print(f"{name:<14}{value}")
+def machine() -> Section:
+    """System, processor and the features of it that the kernels can use, memory."""
+    info = cpu_info()
+    flags = set((info.get("flags") or info.get("Features") or "").split())
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {
+        "system": platform.platform(),
+        "cpu": info.get("model name") or platform.processor() or platform.machine(),
+        "cpu features": " ".join(feature for feature in FEATURES if feature in flags) or "unknown",
+        "cores": cores,
+        "memory": size(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
+    }, []
 
 
-def cpu() -> str:
-    """Model, usable cores, and the instruction sets our kernels know."""
+def cpu_info() -> dict[str, str]:
+    """The first processor's entries of /proc/cpuinfo; {} where there is none."""
     try:
-        info = Path("/proc/cpuinfo").read_text()
+        lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
     except OSError:
-        return f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"
-    lines = dict(part.split(":", 1) for part in info.splitlines() if ":" in part)
-    fields = {name.strip(): value.strip() for name, value in lines.items()}
-    flags = (fields.get("flags") or fields.get("Features") or "").split()
-    has = [feature for feature in FEATURES if feature in flags]
-    cores = len(os.sched_getaffinity(0))
-    return f"{fields.get('model name', platform.machine())}, {cores} cores, {' '.join(has) or 'no vector sets we know'}"
+        return {}
+    return {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
 
 
-def devices() -> str:
-    """Where a model can run."""
-    import torch
-
-    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    return ", ".join(["cpu", *(f"cuda:{i} ({name})" for i, name in enumerate(gpus))])
-
-
-def kernels() -> list[str]:
-    """Operations per backend, and what is wrong with the compiled ones."""
-    from tailrace.kernels.dispatch import BACKENDS, OPERATIONS
-
-    for name, operations in BACKENDS.items():
-        holes = [operation for operation in OPERATIONS if operation not in operations]
-        line(f"kernels/{name}", "all" if not holes else f"all but {', '.join(holes)}")
+def devices() -> Section:
+    """What torch can compute on."""
     try:
-        native = importlib.import_module("tailrace._cpu")
-    except ImportError as error:
-        return [f"the C++ kernels are not built ({error}); run make install"]
-    line("bf16 products", "in hardware" if native.has_bf16() else "emulated")
-    return []
+        import torch
+    except Exception as error:  # a broken installation fails in many ways, and saying so is our task
+        return {"torch": f"can't be imported: {error}"}, ["a torch that can be imported"]
+    found: dict[str, Any] = {"cpu": f"{torch.get_num_threads()} threads"}
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        found[f"cuda:{index}"] = f"{properties.name}, {size(properties.total_memory)}"
+    if not torch.cuda.is_available():
+        found["cuda"] = "none"
+    return found, []
 
 
-def cache() -> None:
-    """The cache folder, and what is in it."""
-    folder = Path(load().model.cache_dir)
-    line("cache", str(folder))
-    for kind in ("default", "converted"):
-        for path in sorted(folder.glob(f"{kind}/*")):
-            if path.suffix != ".lock":
-                size = sum(f.stat().st_size for f in path.rglob("*")) if path.is_dir() else path.stat().st_size
-                line("", f"{kind}/{path.name}  {size / 2**20:.0f} MiB")
-    here = (folder / "default" / Path(default.MEMBER).name).is_file()
-    line("default model", f"{default.NAME}, {'fetched' if here else 'not fetched yet'}")
+def kernels() -> Section:
+    """Per operation and backend: there, a hole, or why it can't be loaded."""
+    try:
+        dispatch = import_module("tailrace.kernels.dispatch")
+    except Exception as error:  # as above
+        return {"kernels": f"can't be imported: {error}"}, ["the kernels"]
+    found: dict[str, Any] = {}
+    missing: list[str] = []
+    for operation in dispatch.OPERATIONS:
+        states = {}
+        for backend, operations in dispatch.BACKENDS.items():
+            states[backend] = "-"
+            if operation in operations:
+                try:
+                    dispatch.find(operation, backend)
+                    states[backend] = "yes"
+                except Exception as error:  # as above
+                    states[backend] = f"broken ({error})"
+                    missing.append(f"kernel {operation} of backend {backend}")
+        found[operation] = states
+    return found, missing
+
+
+def cache_folder(cache: Path, dtype: str) -> Section:
+    """The folder, whether it can be written, what is in it, and whether the default model is ready."""
+    parent = next(path for path in (cache, *cache.parents) if path.exists())
+    writable = os.access(parent, os.W_OK)
+    file = default_gguf_path(cache)
+    converted = file.is_file() and is_whole(converted_folder(file, cache, dtype, DEFAULT_NAME))
+    found: dict[str, Any] = {
+        "folder": str(cache) if writable else f"{cache} (can't be written)",
+        "default model": "ready" if converted else "downloaded" if file.is_file() else "fetched at first use",
+    }
+    for marker in sorted(cache.glob(f"*/*/{MARKER}")):
+        files = [path for path in marker.parent.rglob("*") if path.is_file()]
+        state = "" if is_whole(marker.parent) else " (damaged: it will be made anew)"
+        found[str(marker.parent.relative_to(cache))] = size(sum(path.stat().st_size for path in files)) + state
+    return found, [] if writable else [f"a cache folder that can be written: {cache}"]
+
+
+def size(count: int) -> str:
+    """Bytes in words."""
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
+
+
+def layout(found: dict[str, Any]) -> str:
+    """The sections as aligned text."""
+    lines: list[str] = []
+    for section, entries in found.items():
+        if section == "missing":
+            continue
+        lines.append(section)
+        width = max(len(key) for key in entries)
+        for key, value in entries.items():
+            cells = "  ".join(f"{k}: {v}" for k, v in value.items()) if isinstance(value, dict) else str(value)
+            lines.append(f"  {key:<{width}}  {cells}")
+    missing = found["missing"]
+    lines.append("missing: " + "; ".join(missing) if missing else "nothing essential is missing")
+    return "\n".join(lines)

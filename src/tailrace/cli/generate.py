@@ -1,87 +1,185 @@
-"""tailrace generate: continue prompts with an engine process of its own, without HTTP."""
+"""`tailrace generate`: completes prompts with an engine of its own, many at once; answers in the prompts' order."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
-from tailrace.api.problems import from_failed
-from tailrace.cli.local import prepare
-from tailrace.cli.options import add_config, add_sampling, read_config, read_sampling
+import msgspec
+
+from tailrace.cli.flags import ENGINE_SECTIONS, add_config_flags, add_sampling_flags, read_config, read_sampling
+from tailrace.cli.local import Prepared, engine, prepare
+from tailrace.errors import BY_CODE, ConfigError, EngineError
+from tailrace.models import defaults
 from tailrace.params import SamplingParams
-from tailrace.text.stream import Delta, TextStream
-from tailrace.text.tokenizer import Tokenizer
-from tailrace.wire.messages import Failed, Finished, Tokens
+from tailrace.text.stream import TextStream
+from tailrace.wire.messages import Failed, Finished, SequenceEvent, TokenLogprobs, Tokens
 from tailrace.wire.sync import SyncClient, SyncStream
+
+MAX_TOKENS = 256  # unless --max-tokens says otherwise
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of `tailrace generate`."""
-    parser.add_argument("prompts", nargs="*", metavar="PROMPT", help="without any: one prompt per line of stdin")
-    parser.add_argument("--chat", action="store_true", help="each prompt is a user's message, through the chat template")
-    parser.add_argument("--json", action="store_true", help="one JSON object per choice")
-    add_sampling(parser)
-    add_config(parser, "model", "cache", "scheduler")
+    """Prompts, their form, settings, sampling."""
+    parser.add_argument("prompts", nargs="*", metavar="PROMPT", help="none: all of stdin is one prompt")
+    parser.add_argument("--lines", action="store_true", help="every line of stdin is a prompt")
+    parser.add_argument("--chat", action="store_true", help="put each prompt to the model as a user's message")
+    parser.add_argument("--system", metavar="TEXT", help="system message before each prompt; implies --chat")
+    parser.add_argument("--json", action="store_true", help="one JSON object per answer and line, instead of text")
+    add_config_flags(parser, ENGINE_SECTIONS)
+    add_sampling_flags(parser)
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """All prompts at once, batched; answers in their order."""
-    config = read_config(arguments)
-    prompts: list[str] = arguments.prompts or [line.rstrip("\n") for line in sys.stdin if line.strip()]
-    local = prepare(config)
-    params = read_sampling(arguments, {"max_tokens": 128, **local.defaults})
-    client = SyncClient(local.engine)
-    eos = client.start().eos_token_ids
-    try:
-        streams = [client.submit(encode(local.tokenizer, text, arguments.chat), params) for text in prompts]
-        for prompt, stream in zip(prompts, streams, strict=True):
-            for index, delta in enumerate(collect(stream, local.tokenizer, params, eos)):
-                show(prompt, index, delta, arguments.json)
-    finally:
-        client.close()
+@dataclass
+class Answer:
+    """One sequence of one prompt, as it grows."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+
+@dataclass
+class Job:
+    """One prompt being answered: its stream, and per sequence the text stream and the answer."""
+
+    prompt: str
+    prompt_tokens: int
+    stream: SyncStream
+    events: Iterator[list[SequenceEvent]]
+    texts: list[TextStream]
+    answers: list[Answer]
+
+    @property
+    def done(self) -> bool:
+        return all(answer.finish_reason for answer in self.answers)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Answer every prompt; exit code 0."""
+    prompts = read_prompts(args)
+    prepared = prepare(read_config(args))
+    start = {"max_tokens": MAX_TOKENS, **defaults(prepared.folder)}
+    params = read_sampling(args, start, prepared.tokenizer)
+    encoded = [encode(prompt, args, prepared) for prompt in prompts]
+    several = len(prompts) * params.n > 1
+    with engine(prepared) as client:
+        for job in answer_all(prompts, encoded, params, prepared, client):
+            show(job, as_json=args.json, several=several)
     return 0
 
 
-def encode(tokenizer: Tokenizer, text: str, chat: bool) -> list[int]:
-    """A prompt's ids."""
-    return tokenizer.encode_chat([{"role": "user", "content": text}]) if chat else tokenizer.encode(text)
-
-
-def collect(stream: SyncStream, tokenizer: Tokenizer, params: SamplingParams, eos: list[int]) -> list[Delta]:
-    """The whole of each choice.
+def read_prompts(args: argparse.Namespace) -> list[str]:
+    """The arguments, or stdin.
 
     Raises:
-        TailraceError: a sequence failed.
+        ConfigError: there is no prompt, or there are two sources.
     """
-    from msgspec.structs import replace
-
-    whole = replace(params, output_kind="final")
-    texts = [TextStream(tokenizer, whole, eos) for _ in range(params.n)]
-    ends: dict[int, Delta] = {}
-    for events in stream:
-        for event in events:
-            if isinstance(event, Failed):
-                raise from_failed(event)
-            text = texts[event.index]
-            delta = text.feed(event.token_ids, event.logprobs) if isinstance(event, Tokens) else _flush(text, event)
-            if delta.finish_reason is not None:
-                ends[event.index] = delta
-                stream.abort_sequence(event.index)
-    return [ends[index] for index in sorted(ends)]
+    if args.prompts and args.lines:
+        raise ConfigError("--lines reads prompts from stdin, so none can be given as arguments")
+    if args.prompts:
+        return args.prompts
+    text = sys.stdin.read()
+    prompts = [line for line in text.splitlines() if line.strip()] if args.lines else [text.removesuffix("\n")]
+    if not any(prompts):
+        raise ConfigError("no prompt: give some as arguments or on stdin")
+    return prompts
 
 
-def _flush(text: TextStream, event: Any) -> Delta:
-    assert isinstance(event, Finished)
-    return text.flush(event.reason, event.stop_token_id)
+def encode(prompt: str, args: argparse.Namespace, prepared: Prepared) -> list[int]:
+    """Token ids of the prompt as it is, or as a message in the model's chat template."""
+    if not (args.chat or args.system):
+        return prepared.tokenizer.encode(prompt)
+    system = [{"role": "system", "content": args.system}] if args.system else []
+    return prepared.tokenizer.encode_chat([*system, {"role": "user", "content": prompt}])
 
 
-def show(prompt: str, index: int, delta: Delta, as_json: bool) -> None:
-    """One choice on stdout."""
-    if as_json:
-        entry = {"prompt": prompt, "index": index, "text": delta.text, "finish_reason": delta.finish_reason,
-                 "tokens": len(delta.token_ids)}  # fmt: skip
-        print(json.dumps(entry, ensure_ascii=False), flush=True)
-    else:
-        print(delta.text, flush=True)
+def answer_all(
+    prompts: list[str], encoded: list[list[int]], params: SamplingParams, prepared: Prepared, client: SyncClient
+) -> Iterator[Job]:
+    """Jobs in the order of the prompts, each when it is done. No more are submitted than the engine computes at once,
+    so that all that run are read in turn and a stop string ends its sequence at once."""
+    window = max(1, prepared.config.scheduler.max_num_seqs // params.n)
+    waiting = iter(zip(prompts, encoded, strict=True))
+    jobs: list[Job] = []
+    running: list[Job] = []
+    shown = 0
+    while True:
+        while len(running) < window and (following := next(waiting, None)) is not None:
+            job = submit(*following, params, prepared, client)
+            jobs.append(job)
+            running.append(job)
+        if not running:
+            return
+        for job in running:
+            advance(job)
+        running = [job for job in running if not job.done]
+        while shown < len(jobs) and jobs[shown].done:
+            yield jobs[shown]
+            shown += 1
+
+
+def submit(prompt: str, ids: list[int], params: SamplingParams, prepared: Prepared, client: SyncClient) -> Job:
+    """Send one prompt to the engine."""
+    stream = client.submit(ids, params)
+    texts = [TextStream(prepared.tokenizer, params) for _ in range(params.n)]
+    return Job(prompt, len(ids), stream, iter(stream), texts, [Answer() for _ in range(params.n)])
+
+
+def advance(job: Job) -> None:
+    """Take what has arrived for the job; end it in the engine once all its texts have ended.
+
+    Raises:
+        TailraceError: the engine says that a sequence failed.
+    """
+    for event in next(job.events, ()):
+        answer, text = job.answers[event.index], job.texts[event.index]
+        if answer.finish_reason:
+            continue  # its text ended at a stop string before the engine heard of it
+        match event:
+            case Tokens():
+                delta = text.feed(event.token_ids, event.logprobs)
+            case Finished():
+                delta = text.flush(event.reason, event.stop_token_id)
+            case Failed():
+                raise BY_CODE.get(event.code, EngineError)(event.message)
+        answer.text += delta.text
+        answer.token_ids += delta.token_ids
+        answer.logprobs += delta.logprobs or []
+        answer.finish_reason, answer.stop_reason = delta.finish_reason, delta.stop_reason
+    if job.done:
+        job.stream.abort("stop")
+
+
+def show(job: Job, *, as_json: bool, several: bool) -> None:
+    """Print a job's answers."""
+    for index, answer in enumerate(job.answers):
+        if as_json:
+            record: dict[str, Any] = {
+                "prompt": job.prompt,
+                "index": index,
+                "text": answer.text,
+                "token_ids": answer.token_ids,
+                "finish_reason": answer.finish_reason,
+                "stop_reason": answer.stop_reason,
+                "prompt_tokens": job.prompt_tokens,
+                "completion_tokens": job.texts[index].num_tokens,
+            }
+            if answer.logprobs:
+                record["logprobs"] = [
+                    {
+                        "logprob": entry.logprob,
+                        "rank": entry.rank,
+                        "top": dict(zip(entry.top_ids, entry.top_logprobs, strict=True)),
+                    }
+                    for entry in answer.logprobs
+                ]
+            print(msgspec.json.encode(record).decode(), flush=True)
+        else:
+            heading = f"── {' '.join(job.prompt.split())[:70]}\n" if several else ""
+            print(f"{heading}{answer.text}", flush=True)

@@ -1,39 +1,62 @@
-"""From settings to what the commands need: the model's folder, its tokenizer, and the engine's settings with the folder in."""
+"""What the commands share that run a model themselves: find it, load its tokenizer, start an engine."""
 
 from __future__ import annotations
 
+import os
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
-from tailrace.config import Config, EngineConfig
-from tailrace.models import defaults, resolve
+from tailrace.config import Config, ModelConfig
+from tailrace.models import LocalModel, resolve
 from tailrace.text.tokenizer import Tokenizer
+from tailrace.wire.sync import SyncClient
+
+LEVEL_VARIABLE = "TAILRACE_LOG"  # how the engine's process hears of the log level
+SCRIPTED = "scripted:"  # a model without weights, for tests and egress benchmarks; it borrows the default's tokenizer
 
 
 @dataclass(frozen=True, slots=True)
-class Local:
-    """A model that is here."""
+class Prepared:
+    """Settings whose model is on this machine, and its tokenizer."""
 
+    config: Config
+    folder: Path
     name: str
-    engine: EngineConfig
     tokenizer: Tokenizer
-    defaults: dict[str, float | int]
 
 
-def prepare(config: Config) -> Local:
-    """Fetch and convert what is not there yet, load the tokenizer.
+def prepare(config: Config, progress: bool = True) -> Prepared:
+    """Resolve the model (fetch, convert) and load its tokenizer.
 
     Raises:
         ModelLoadError: it can't be had.
     """
-    if (config.model.model or "").startswith("scripted:"):  # logits from a script, the default model's tokenizer
-        found = resolve(msgspec.structs.replace(config.model, model=None))
-        engine, name = config.engine, config.model.name or config.model.model or ""
+    model = config.model
+    if (model.model or "").startswith(SCRIPTED):
+        found = resolve(ModelConfig(cache_dir=model.cache_dir, dtype=model.dtype), progress)
+        found = LocalModel(found.folder, model.name or str(model.model))
+        model = msgspec.structs.replace(model, name=found.name)
     else:
-        found = resolve(config.model)
-        name = found.name
-        model = msgspec.structs.replace(config.model, model=str(found.folder), name=name)
-        engine = msgspec.structs.replace(config.engine, model=model)
-    tokenizer = Tokenizer.load(found.folder, config.model.trust_remote_code)
-    return Local(name, engine, tokenizer, defaults(found.folder))
+        found = resolve(model, progress)
+        model = msgspec.structs.replace(model, model=str(found.folder), name=found.name)
+    tokenizer = Tokenizer.load(found.folder, model.trust_remote_code)
+    return Prepared(msgspec.structs.replace(config, model=model), found.folder, found.name, tokenizer)
+
+
+@contextmanager
+def engine(prepared: Prepared):
+    """A SyncClient with its own engine process, which ends with the block.
+
+    Raises:
+        TailraceError: it does not start.
+    """
+    os.environ.setdefault(LEVEL_VARIABLE, "warning")  # a terminal is for the answers
+    client = SyncClient(prepared.config.engine, prepared.config.server.start_timeout_s)
+    try:
+        client.start()
+        yield client
+    finally:
+        client.close()

@@ -1,48 +1,82 @@
-"""tailrace serve: engine process and HTTP front end."""
+"""`tailrace serve`: finds the model, hands everything to api/serve.py, and says when it is ready."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import logging
+import os
+import socket
 import sys
+import threading
 import time
+import urllib.error
+import urllib.request
 
-import uvloop
+import msgspec
 
-from tailrace.cli.local import prepare
-from tailrace.cli.options import add_config, read_config
+from tailrace.cli.flags import add_config_flags, read_config
+from tailrace.cli.local import LEVEL_VARIABLE, prepare
+from tailrace.config import SECTIONS, Config, ServerConfig
+
+LEVELS = ("debug", "info", "warning", "error")
+POLL_S = 0.05
+ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # listening on all addresses: reach it on this one
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of `tailrace serve`."""
-    add_config(parser, "model", "cache", "scheduler", "server")
-    parser.add_argument("--no-model-defaults", action="store_true", help="ignore the sampling defaults of the model")
+    """Every setting there is."""
+    level = os.environ.get(LEVEL_VARIABLE, "info").lower()
+    parser.add_argument("--log-level", choices=LEVELS, default=level, help=f"of server and engine (default: {level})")
+    add_config_flags(parser, SECTIONS)
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Serve until told to stop."""
-    started = time.perf_counter()
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    config = read_config(arguments)
-    local = prepare(config)
-    from tailrace.api.app import create_app
+def run(args: argparse.Namespace) -> int:
+    """Serve until a signal or the engine's death; the exit code is the server's."""
+    start_s = time.monotonic()
+    os.environ[LEVEL_VARIABLE] = args.log_level
+    logging.basicConfig(level=args.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
+    config = with_port(read_config(args))
+    prepared = prepare(config)
     from tailrace.api.serve import serve
-    from tailrace.wire.aio import AsyncClient
 
-    def ready() -> None:
-        url = f"http://{config.server.host}:{config.server.port}"
-        print(f"tailrace serves {local.name} at {url} (ready in {time.perf_counter() - started:.1f} s). Try:\n", file=sys.stderr)
-        print(
-            f"curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' -d '"
-            '{"messages": [{"role": "user", "content": "Why is the sky blue?"}], "stream": true, "max_tokens": 100}\'\n',
-            file=sys.stderr,
-            flush=True,
-        )
+    arguments = (prepared.config.server, prepared.name, start_s)
+    threading.Thread(target=announce, args=arguments, daemon=True, name="announce").start()
+    return serve(prepared.config, prepared.tokenizer)
 
-    async def main() -> int:
-        client = AsyncClient(local.engine, config.server.start_timeout_s)
-        defaults = {} if arguments.no_model_defaults else local.defaults
-        app = create_app(client, local.tokenizer, local.name, config.server, defaults)
-        return await serve(app, client, config.server, ready)
 
-    return uvloop.run(main())
+def with_port(config: Config) -> Config:
+    """Port 0 becomes a port that was free a moment ago, so that it can be announced."""
+    if config.server.port:
+        return config
+    family = socket.AF_INET6 if ":" in config.server.host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.bind((config.server.host, 0))
+        port = probe.getsockname()[1]
+    return msgspec.structs.replace(config, server=msgspec.structs.replace(config.server, port=port))
+
+
+def base_url(server: ServerConfig) -> str:
+    """Where a client on this machine reaches the server."""
+    host = ANYWHERE.get(server.host, server.host)
+    return f"http://[{host}]:{server.port}" if ":" in host else f"http://{host}:{server.port}"
+
+
+def announce(server: ServerConfig, name: str, start_s: float) -> None:
+    """Wait until the server is ready, then say where, how fast, and how to try it."""
+    url = base_url(server)
+    while not is_ready(url):
+        time.sleep(POLL_S)
+    body = json.dumps({"messages": [{"role": "user", "content": "What is a tailrace?"}], "stream": True})
+    print(f"tailrace: {name} is ready at {url} after {time.monotonic() - start_s:.1f} s; try:")
+    print(f"  curl -N {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'")
+    sys.stdout.flush()
+
+
+def is_ready(url: str) -> bool:
+    """/health answers 200."""
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=1) as response:
+            return response.status == 200
+    except (urllib.error.URLError, OSError):
+        return False

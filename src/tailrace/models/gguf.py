@@ -1,76 +1,109 @@
-"""A GGUF file becomes a Hugging Face folder, once: dequantised by transformers, kept in the user's cache folder.
+"""A GGUF file → a folder in Hugging Face's layout, dequantised once and kept in the cache.
 
-The folder is made under a temporary name and renamed when it is whole and on disk, under a lock; so two starts at once make one, and
-a kill halfway leaves only a temporary folder that the next start removes.
+The work is done by `python -m tailrace.models.convert` in a process of its own, so that this one never imports torch.
+Knows how to tell files apart, not how to read them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import json
-import os
-import shutil
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
-from filelock import FileLock
-
-from tailrace.config import ModelConfig
 from tailrace.errors import ModelLoadError
+from tailrace.models.progress import Progress
+from tailrace.models.store import make_once
 
-FORMAT = 1  # counted up when the conversion changes: older folders are then made anew
-WORK = "tmp-"
+FORMAT = 1  # of converted folders; counting it up makes old ones unused
+MAGIC = b"GGUF"
+SHARD = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
+SAMPLE_BYTES = 1 << 20  # read at either end for the key: headers and metadata lie in front
+BAR = re.compile(r"(\d+)/(\d+) \[")  # the counts in a tqdm line
 
 
-def convert(file: Path, config: ModelConfig, progress: bool) -> Path:
-    """The converted folder of a GGUF file, made if it is not there. Keyed by the file's place, size and time of change.
+def convert(path: Path, cache_dir: Path, dtype: str, progress: Progress, label: str) -> Path:
+    """The converted folder of a GGUF file, made the first time. Later calls take milliseconds.
 
     Raises:
-        ModelLoadError: the file can't be converted; the message ends with what transformers said.
+        ModelLoadError: the file is not GGUF, is one part of several, or transformers can't convert it.
     """
-    file = file.resolve()
-    stat = file.stat()
-    identity = f"{file}|{stat.st_size}|{stat.st_mtime_ns}|{config.dtype}|{FORMAT}"
-    root = Path(config.cache_dir) / "converted"
-    target = root / f"{file.stem}-{config.dtype}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
-    if target.is_dir():
-        return target
-    root.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{target}.lock"):
-        if target.is_dir():
-            return target
-        work = root / f"{WORK}{target.name}"
-        shutil.rmtree(work, ignore_errors=True)  # what a killed conversion left; the lock says nobody is at it
-        if progress:
-            print(f"converting {file.name} to {config.dtype}, once", file=sys.stderr, flush=True)
-        run(file, work, config.dtype, progress)
-        sync(work)
-        work.rename(target)
-    return target
-
-
-def run(file: Path, work: Path, dtype: str, progress: bool) -> None:
-    """Convert in a process of its own, so that this one stays light and a crash there is an error here."""
-    task = json.dumps({"file": str(file), "folder": str(work), "dtype": dtype, "progress": progress and sys.stderr.isatty()})
-    done = subprocess.run(
-        [sys.executable, "-m", "tailrace.models.dequantise", task],
-        stderr=None if progress else subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        check=False,
+    check_gguf(path)
+    target = converted_folder(path, cache_dir, dtype, label)
+    return make_once(
+        target,
+        lambda folder: run_converter(path, folder, dtype, progress, label),
+        on_wait=lambda: progress.stage(f"waiting for another process that converts {label}"),
     )
-    if done.returncode:
-        shutil.rmtree(work, ignore_errors=True)
-        said = (done.stdout or done.stderr or "").strip().splitlines()
-        raise ModelLoadError(f"{file}: {said[-1] if said else f'conversion ended with code {done.returncode}'}")
 
 
-def sync(folder: Path) -> None:
-    """To disk, so that the rename can't survive a power cut that the contents don't."""
-    for path in [*folder.iterdir(), folder]:
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+def check_gguf(path: Path) -> None:
+    """Raise ModelLoadError unless `path` is one whole GGUF file."""
+    if SHARD.search(path.name):
+        raise ModelLoadError(
+            f"{path.name} is one part of a split GGUF file: join them first (llama-gguf-split --merge)"
+        )
+    try:
+        with path.open("rb") as file:
+            magic = file.read(len(MAGIC))
+    except OSError as error:
+        raise ModelLoadError(f"{path} can't be read: {error}") from error
+    if magic != MAGIC:
+        raise ModelLoadError(f"{path} is a file but not a GGUF file; a model is a GGUF file, a folder or a hub id")
+
+
+def converted_folder(path: Path, cache_dir: Path, dtype: str, label: str) -> Path:
+    """Where the conversion belongs: named by the file's size, time and both ends, the dtype and our format."""
+    stat = path.stat()
+    digest = hashlib.blake2b(f"{FORMAT} {dtype} {stat.st_size} {stat.st_mtime_ns}".encode(), digest_size=8)
+    with path.open("rb") as file:
+        digest.update(file.read(SAMPLE_BYTES))
+        file.seek(max(0, stat.st_size - SAMPLE_BYTES))
+        digest.update(file.read(SAMPLE_BYTES))
+    readable = re.sub(r"[^\w.-]+", "-", label)
+    return cache_dir / "models" / f"{readable}-{dtype}-{digest.hexdigest()}"
+
+
+def run_converter(path: Path, folder: Path, dtype: str, progress: Progress, label: str) -> dict[str, Any]:
+    """Convert in a child process, show its progress, raise what it says. It ends when this process does."""
+    progress.stage(f"converting {label} to {dtype} (once)")
+    command = [sys.executable, "-m", "tailrace.models.convert", str(path), str(folder), dtype]
+    said: list[str] = []
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    try:
+        assert child.stderr is not None
+        line = bytearray()
+        while byte := child.stderr.read(1):
+            if byte not in b"\r\n":
+                line += byte
+                continue
+            follow(line.decode(errors="replace").strip(), progress, label, said)
+            line.clear()
+        follow(line.decode(errors="replace").strip(), progress, label, said)
+        child.wait()
+    finally:
+        with contextlib.suppress(OSError):
+            child.kill()
+        child.wait()
+        for pipe in (child.stdin, child.stderr):
+            if pipe is not None:
+                pipe.close()
+    if child.returncode != 0:
+        how = said[-1] if said else f"its process ended with {child.returncode}"
+        raise ModelLoadError(f"{path} can't be converted: {how.removeprefix('error: ')}")
+    return {"source": str(path), "dtype": dtype, "format": FORMAT}
+
+
+def follow(line: str, progress: Progress, label: str, said: list[str]) -> None:
+    """One line of the child: a stage, a warning, a tqdm bar's state, or something to quote if it fails."""
+    if counts := BAR.search(line):
+        progress.advance(int(counts[1]), int(counts[2]))
+    elif line.startswith("stage: "):
+        progress.stage(f"{label}: {line.removeprefix('stage: ')}")
+    elif line.startswith("warning: "):
+        progress.stage(f"{label}: {line}")
+    elif line:
+        said.append(line)

@@ -1,4 +1,4 @@
-"""Which models are served, by name."""
+"""Which model names a server answers to. One model is loaded; asking for another is an error, never a silent swap."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from tailrace.wire.messages import ModelInfo
 
 
 class Registry:
-    """Names → models. One today; the first is what a request without a name gets."""
+    """The models being served, by the name clients use."""
 
-    def __init__(self, *models: ModelInfo) -> None:
-        self._models = {model.name: model for model in models}
+    def __init__(self, first: ModelInfo, *others: ModelInfo) -> None:
+        self._models = {model.name: model for model in (first, *others)}
 
     def __iter__(self) -> Iterator[ModelInfo]:
         return iter(self._models.values())
@@ -21,11 +21,10 @@ class Registry:
         """The model of that name; None finds the first.
 
         Raises:
-            ModelNotFoundError: naming what there is.
+            ModelNotFoundError: naming what is loaded.
         """
         if name is None:
             return next(iter(self))
-        model = self._models.get(name)
-        if model is None:
+        if name not in self._models:
             raise ModelNotFoundError(f"The model '{name}' does not exist; there is {', '.join(self._models)}", "model")
-        return model
+        return self._models[name]

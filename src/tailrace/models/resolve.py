@@ -1,69 +1,45 @@
-"""From what --model says to a local Hugging Face folder: a folder as it is, a hub id fetched, a GGUF file converted once,
-nothing = the default model."""
+"""What `--model` may be, tried in order: nothing, a folder, a GGUF file, a hub id. Fetches and converts as needed."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
 from pathlib import Path
 
 from tailrace.config import ModelConfig
 from tailrace.errors import ModelLoadError
-from tailrace.models import default, gguf
-
-WEIGHTS = ("*.safetensors", "*.bin")
-PATTERNS = ["*.json", "*.safetensors", "*.jinja", "*.model", "tokenizer*", "*.py", "*.txt"]
-
-
-@dataclass(frozen=True, slots=True)
-class LocalModel:
-    """folder: config, weights and tokenizer. name: what clients call it."""
-
-    folder: Path
-    name: str
+from tailrace.models.default import DEFAULT_NAME, fetch_default
+from tailrace.models.gguf import convert
+from tailrace.models.hub import HUB_ID, fetch_snapshot
+from tailrace.models.local import LocalModel, check_folder
+from tailrace.models.progress import Progress
 
 
 def resolve(config: ModelConfig, progress: bool = True) -> LocalModel:
-    """Find the model, fetching and converting what is not there yet. `progress` shows bars on stderr.
+    """The model that `config.model` names, as a whole folder on this machine, and the name clients use for it.
+
+    A folder's name is its last part, a GGUF file's its stem, a hub id is its own name; config.name overrides.
 
     Raises:
-        ModelLoadError: it can't be had; the message says what was looked for.
+        ModelLoadError: saying what was looked for, what is missing and what to do.
     """
-    if config.model is None:
-        file = default.fetch(Path(config.cache_dir), progress)
-        return LocalModel(gguf.convert(file, config, progress), config.name or default.NAME)
-    path = Path(config.model).expanduser()
-    if path.is_file():
-        if path.suffix != ".gguf":
-            raise ModelLoadError(f"{path} is neither a folder nor a .gguf file")
-        return LocalModel(gguf.convert(path, config, progress), config.name or path.stem)
-    if path.is_dir():
-        return LocalModel(check(path), config.name or path.resolve().name)
-    if config.model.count("/") == 1 and not config.model.startswith((".", "/", "~")):
-        return LocalModel(check(fetch(config.model, progress)), config.name or config.model)
-    raise ModelLoadError(f"{config.model}: no such folder, GGUF file or hub id")
+    cache_dir = Path(config.cache_dir).expanduser()
+    with Progress(progress) as bar:
+        if config.model is None:
+            file = fetch_default(cache_dir, bar)
+            folder = convert(file, cache_dir, config.dtype, bar, DEFAULT_NAME)
+            return LocalModel(folder, config.name or DEFAULT_NAME)
+        path = Path(config.model).expanduser()
+        if path.is_dir():
+            return LocalModel(check_folder(path.resolve()), config.name or path.resolve().name)
+        if path.is_file():
+            folder = convert(path.resolve(), cache_dir, config.dtype, bar, path.stem)
+            return LocalModel(folder, config.name or path.stem)
+        if looks_like_path(config.model):
+            raise ModelLoadError(f"there is no file or folder {config.model}")
+        folder = fetch_snapshot(config.model, remote_code=config.trust_remote_code, progress=progress)
+        return LocalModel(folder, config.name or config.model)
 
 
-def check(folder: Path) -> Path:
-    """The folder itself, if it has what a model needs."""
-    if not (folder / "config.json").is_file():
-        raise ModelLoadError(f"{folder} has no config.json")
-    if not any(next(folder.glob(pattern), None) for pattern in WEIGHTS):
-        raise ModelLoadError(f"{folder} has no weights ({' or '.join(WEIGHTS)})")
-    return folder
-
-
-def fetch(hub_id: str, progress: bool) -> Path:
-    """The hub's snapshot, from the local cache if it is there."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.utils import disable_progress_bars
-
-    if not progress:
-        disable_progress_bars()
-    try:
-        return Path(snapshot_download(hub_id, allow_patterns=PATTERNS, local_files_only=True))
-    except Exception:  # not there yet, in whatever way the library says it
-        pass
-    try:
-        return Path(snapshot_download(hub_id, allow_patterns=PATTERNS))
-    except Exception as error:
-        raise ModelLoadError(f"{hub_id} is not in the local cache and can't be fetched: {error}") from error
+def looks_like_path(name: str) -> bool:
+    """True for what can't be a hub id: those have exactly one slash and no leading dot, slash or tilde."""
+    return name.startswith((".", "~", os.sep)) or name.endswith(".gguf") or not HUB_ID.match(name)

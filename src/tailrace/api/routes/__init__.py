@@ -1,1 +1,1 @@
-"""One endpoint per file."""
+"""One file per endpoint; the table that lists them is in api/app.py."""

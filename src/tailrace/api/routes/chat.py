@@ -1,105 +1,188 @@
-"""POST /v1/chat/completions."""
+"""POST /v1/chat/completions.
+
+Tool calls are not parsed yet: tools reach the chat template, and what the model says of them comes back as content.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
 
+import msgspec
 from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tailrace import __version__
-from tailrace.api import fold
-from tailrace.api.generation import Generation
-from tailrace.api.respond import new_id, respond
-from tailrace.api.schema.chat import (
-    ChatChunk,
-    ChatDelta,
-    ChatRequest,
-    ChoiceLogprobs,
-    ChunkChoice,
-    TokenLogprob,
-    TopLogprob,
-)
-from tailrace.api.schema.common import finite, read_body
-from tailrace.api.service import Service
+from tailrace.api.body import BodyReader
+from tailrace.api.chunks import UsageOf, head, pieces
+from tailrace.api.fold import fold_chat
+from tailrace.api.generate import Generation
+from tailrace.api.logprobs import chat_logprobs
+from tailrace.api.respond import request_id, respond
+from tailrace.api.sampling import num_logprobs, output_limit, sampling_params
+from tailrace.api.schema.chat import CHAT_REFUSED, ChatChunk, ChatChunkChoice, ChatDelta, ChatMessage, ChatRequest
+from tailrace.api.service import Service, service_of
+from tailrace.errors import ParameterError
 from tailrace.text.stream import Delta
-from tailrace.text.tokenizer import Tokenizer
-from tailrace.wire.messages import TokenLogprobs
+
+READER = BodyReader(ChatRequest, CHAT_REFUSED)
+
+# what the template gets from us, and what would let a request choose the template itself
+RESERVED = frozenset({
+    "messages", "conversation", "tools", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize",
+    "return_tensors", "return_dict", "padding", "truncation",
+})  # fmt: skip
 
 
-async def chat_completions(request: Request) -> Response:
-    """Answer a conversation."""
-    service = Service.of(request)
-    body = await read_body(request, ChatRequest)
-    service.check_name(body.model)
-    body.refuse_unsupported()
-    limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
-    params = body.sampling(service.tokenizer, service.defaults, limit, body.num_logprobs())
-    prompt = await asyncio.to_thread(
-        service.tokenizer.encode_chat,
-        body.template_messages(),
-        body.tools,
-        body.add_generation_prompt,
-        **(body.chat_template_kwargs or {}),
-    )
-    service.check_fit(prompt, params, "messages")
-    generation = Generation(service, [prompt], params, new_id("chatcmpl", body.request_id), body.priority or 0)
-    chunks = chat_chunks(service, generation, bool(body.return_token_ids))
-    return await respond(request, chunks, fold.chat, bool(body.stream), body.include_usage)
+async def create_chat_completion(request: Request) -> Response:
+    """A chat completion, streamed or whole."""
+    service = service_of(request)
+    ask = await READER.read(request)
+    info = service.supervisor.check()
+    service.check_model(ask.model)
+    check(ask)
+    prompt = await encode(service, ask)
+    asked, field = max_tokens(ask)
+    limit = output_limit(len(prompt), info.max_model_len, asked, field, "messages")
+    top = logprobs_asked(ask, service.config.max_logprobs)
+    params = sampling_params(ask, service.tokenizer, max_tokens=limit, logprobs=top)
+    id = f"chatcmpl-{request_id(request, ask)}"
+    generation = Generation(service, id, [prompt], params, ask.priority or 0)
+    return await respond(request, generation, chunks(service, ask, generation), fold_chat, ask.streamed)
 
 
-async def chat_chunks(
-    service: Service, generation: Generation, with_ids: bool
-) -> AsyncGenerator[ChatChunk, None]:
-    """The stream: each choice's role with its first text, then text, then its finish; at the end the usage."""
-    created = int(time.time())
+async def chunks(service: Service, ask: ChatRequest, generation: Generation) -> AsyncGenerator[ChatChunk, None]:
+    """The answer as it comes: per choice the role, text, the finish reason; at the end the usage, if reported.
 
-    def chunk(choices: list[ChunkChoice]) -> ChatChunk:
-        fingerprint = f"tailrace-{__version__}"
-        return ChatChunk(generation.id, created, service.model_name, choices, system_fingerprint=fingerprint)
-
+    Raises:
+        TailraceError: see Generation.deltas.
+    """
+    shared = head(service, generation.id)
+    usage = UsageOf(ask, generation)
     greeted: set[int] = set()
-    async for choices in generation.deltas():
-        out: list[ChunkChoice] = []
-        for index, delta in choices:
+    with_ids = bool(ask.return_token_ids)
+    async with aclosing(generation.deltas()) as deltas:
+        async for index, delta in deltas:
             if index not in greeted:
                 greeted.add(index)
-                out.append(ChunkChoice(index, ChatDelta(role="assistant", content="")))
-            choice = ChunkChoice(index, ChatDelta(content=delta.text), logprobs(service.tokenizer, delta))
-            if delta.finish_reason is not None:
-                choice.finish_reason, choice.stop_reason = delta.finish_reason, delta.stop_reason
-            choice.token_ids = list(delta.token_ids) if with_ids else UNSET
-            out.append(choice)
-        for choice in out:
-            yield chunk([choice])
-    last = chunk([])
-    last.usage = generation.usage
-    yield last
+                choice = ChatChunkChoice(index, ChatDelta("assistant", ""), token_ids=[] if with_ids else UNSET)
+                ids = generation.prompts[0] if with_ids and len(greeted) == 1 else UNSET
+                yield ChatChunk(**shared, choices=[choice], usage=usage.so_far(), prompt_token_ids=ids)
+            for piece in pieces(delta, with_ids):
+                choice = choice_of(service, index, piece, generation.params.logprobs, with_ids)
+                yield ChatChunk(**shared, choices=[choice], usage=usage.so_far())
+    if ask.reports_usage:
+        yield ChatChunk(**shared, choices=[], usage=generation.usage)
 
 
-def logprobs(tokenizer: Tokenizer, delta: Delta) -> ChoiceLogprobs | None:
-    """A delta's logprobs in OpenAI's shape; None where none were asked for."""
-    if delta.logprobs is None:
-        return None
-    pairs = zip(delta.token_ids, delta.logprobs, strict=True)
-    return ChoiceLogprobs([entry(tokenizer, token, details) for token, details in pairs])
+def choice_of(service: Service, index: int, piece: Delta, top: int | None, with_ids: bool) -> ChatChunkChoice:
+    """One piece of one choice."""
+    ids = list(piece.token_ids) if with_ids else UNSET
+    if piece.finish_reason is not None:
+        return ChatChunkChoice(index, ChatDelta(), None, piece.finish_reason, piece.stop_reason, ids)
+    logprobs = None
+    if top is not None and piece.logprobs is not None:
+        logprobs = chat_logprobs(service.labels, piece.token_ids, piece.logprobs, top)
+    return ChatChunkChoice(index, ChatDelta(content=piece.text), logprobs, token_ids=ids)
 
 
-def entry(tokenizer: Tokenizer, token: int, details: TokenLogprobs) -> TokenLogprob:
-    """One drawn token."""
+# ---- what is asked
 
-    def top(ids: Sequence[int], values: Sequence[float]) -> list[TopLogprob]:
-        return [
-            TopLogprob(tokenizer.text_of(i), finite(value), list(tokenizer.bytes_of(i)))
-            for i, value in zip(ids, values, strict=True)
-        ]
 
-    return TokenLogprob(
-        tokenizer.text_of(token),
-        finite(details.logprob),
-        list(tokenizer.bytes_of(token)),
-        top(details.top_ids, details.top_logprobs),
+def check(ask: ChatRequest) -> None:
+    """Refuse what would be ignored otherwise.
+
+    Raises:
+        ParameterError: naming the field.
+    """
+    if not ask.messages:
+        raise ParameterError("messages must have at least one message, got none", "messages")
+    if ask.response_format is not None and ask.response_format.type != "text":
+        raise ParameterError(
+            f'response_format.type must be "text", got {ask.response_format.type!r}: no structured output yet',
+            "response_format",
+        )
+    if ask.tool_choice not in (None, "none", "auto"):
+        raise ParameterError('tool_choice must be "none" or "auto": forced tool calls are not supported', "tool_choice")
+    if ask.continue_final_message and ask.add_generation_prompt:
+        raise ParameterError(
+            "continue_final_message can't be true where add_generation_prompt is", "continue_final_message"
+        )
+    if ask.continue_final_message and ask.messages[-1].role != "assistant":
+        raise ParameterError("continue_final_message needs a last message of the assistant", "continue_final_message")
+    for name in ask.chat_template_kwargs or ():
+        if name in RESERVED:
+            raise ParameterError(f"chat_template_kwargs must not hold {name!r}", "chat_template_kwargs")
+
+
+def max_tokens(ask: ChatRequest) -> tuple[int | None, str]:
+    """The limit asked for, and the name it came under.
+
+    Raises:
+        ParameterError: two limits that differ.
+    """
+    old, new = ask.max_tokens, ask.max_completion_tokens
+    if new is None:
+        return old, "max_tokens"
+    if old is not None and old != new:
+        raise ParameterError(
+            f"max_completion_tokens ({new}) and max_tokens ({old}) are two names of one limit", "max_completion_tokens"
+        )
+    return new, "max_completion_tokens"
+
+
+def logprobs_asked(ask: ChatRequest, limit: int) -> int | None:
+    """How many alternatives to report per token; None is no logprobs at all.
+
+    Raises:
+        ParameterError: top_logprobs without logprobs, or out of range.
+    """
+    if ask.top_logprobs is not None:
+        num_logprobs(ask.top_logprobs, limit, "top_logprobs")
+        if ask.top_logprobs and not ask.logprobs:
+            raise ParameterError("top_logprobs needs logprobs to be true", "top_logprobs")
+    return (ask.top_logprobs or 0) if ask.logprobs else None
+
+
+# ---- messages → token ids
+
+
+async def encode(service: Service, ask: ChatRequest) -> list[int]:
+    """The prompt's token ids, through the model's chat template.
+
+    Raises:
+        RequestError: a part that is not text, or the template refuses the messages.
+    """
+    messages = [template_message(i, message) for i, message in enumerate(ask.messages)]
+    options: dict[str, Any] = dict(ask.chat_template_kwargs or {})
+    continued = bool(ask.continue_final_message)
+    if continued:
+        options["continue_final_message"] = True
+    open_turn = not continued if ask.add_generation_prompt is None else ask.add_generation_prompt
+    tools = None if ask.tool_choice == "none" else ask.tools or None
+    num_chars = sum(len(message.get("content") or "") for message in messages)
+    return await service.tokenized(
+        lambda: service.tokenizer.encode_chat(messages, tools=tools, add_generation_prompt=open_turn, **options),
+        num_chars,
     )
+
+
+def template_message(i: int, message: ChatMessage) -> dict[str, Any]:
+    """A message as templates expect it: content is one string, text parts joined by line breaks."""
+    fields: dict[str, Any] = msgspec.to_builtins(message)
+    if isinstance(message.content, list):
+        texts = []
+        for j, part in enumerate(message.content):
+            name = f"messages[{i}].content[{j}]"
+            if part.type != "text":
+                raise ParameterError(f'{name}.type must be "text", got {part.type!r}', f"{name}.type")
+            if part.text is None:
+                raise ParameterError(f"{name}.text: required, but missing", f"{name}.text")
+            texts.append(part.text)
+        fields["content"] = "\n".join(texts)
+    elif message.content is None:
+        if message.role in ("system", "developer", "user"):
+            raise ParameterError(f"messages[{i}].content: required, but missing", f"messages[{i}].content")
+        fields["content"] = ""
+    return fields

@@ -2,94 +2,126 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
 
 from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tailrace import __version__
-from tailrace.api import fold
-from tailrace.api.generation import Generation
-from tailrace.api.respond import new_id, respond
-from tailrace.api.schema.common import finite, read_body
-from tailrace.api.schema.completions import (
-    DEFAULT_MAX_TOKENS,
-    Completion,
-    CompletionChoice,
-    CompletionRequest,
-    Logprobs,
-)
-from tailrace.api.service import Service
-from tailrace.text.stream import Delta
-from tailrace.text.tokenizer import Tokenizer
+from tailrace.api.body import BodyReader
+from tailrace.api.chunks import UsageOf, head, pieces
+from tailrace.api.fold import fold_completion
+from tailrace.api.generate import Generation
+from tailrace.api.logprobs import CompletionLogprobsWriter
+from tailrace.api.respond import request_id, respond
+from tailrace.api.sampling import num_logprobs, output_limit, sampling_params
+from tailrace.api.schema.completions import COMPLETION_REFUSED, Completion, CompletionChoice, CompletionRequest
+from tailrace.api.service import Service, service_of
+from tailrace.errors import ParameterError
+
+READER = BodyReader(CompletionRequest, COMPLETION_REFUSED)
+
+MAX_PROMPTS = 1024
+
+Prompt = str | list[int]
 
 
-async def completions(request: Request) -> Response:
-    """Continue one or several prompts."""
-    service = Service.of(request)
-    body = await read_body(request, CompletionRequest)
-    service.check_name(body.model)
-    body.refuse_unsupported()
-    limit = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
-    params = body.sampling(service.tokenizer, service.defaults, limit, body.num_logprobs())
-    prompts = [await encode(service.tokenizer, prompt, body.add_special_tokens) for prompt in body.prompts()]
-    for prompt in prompts:
-        service.check_fit(prompt, params, "prompt")
-    echoes = [service.tokenizer.decode(ids) for ids in prompts] if body.echo else None
-    generation = Generation(service, prompts, params, new_id("cmpl", body.request_id), body.priority or 0)
-    chunks = completion_chunks(service, generation, echoes, bool(body.return_token_ids))
-    return await respond(request, chunks, fold.completion, bool(body.stream), body.include_usage)
+async def create_completion(request: Request) -> Response:
+    """A completion of each prompt, streamed or whole."""
+    service = service_of(request)
+    ask = await READER.read(request)
+    info = service.supervisor.check()
+    service.check_model(ask.model)
+    if ask.echo and ask.logprobs is not None:
+        raise ParameterError(
+            "echo can't be true where logprobs are asked for: those of the prompt are not supported", "echo"
+        )
+    prompts = prompts_of(ask.prompt)
+    ids = await encode(service, ask, prompts)
+    limit = output_limit(max(map(len, ids)), info.max_model_len, ask.max_tokens, "max_tokens", "prompt")
+    top = None if ask.logprobs is None else num_logprobs(ask.logprobs, service.config.max_logprobs, "logprobs")
+    params = sampling_params(ask, service.tokenizer, max_tokens=limit, logprobs=top)
+    generation = Generation(service, f"cmpl-{request_id(request, ask)}", ids, params, ask.priority or 0)
+    echoes = [echo(service, prompt) for prompt in prompts] if ask.echo else None
+    return await respond(request, generation, chunks(service, ask, generation, echoes), fold_completion, ask.streamed)
 
 
-async def encode(tokenizer: Tokenizer, prompt: str | list[int], add_special_tokens: bool) -> list[int]:
-    """A prompt as token ids; long texts off the event loop."""
-    if isinstance(prompt, list):
-        return prompt
-    return await asyncio.to_thread(tokenizer.encode, prompt, add_special_tokens)
-
-
-async def completion_chunks(
-    service: Service, generation: Generation, echoes: list[str] | None, with_ids: bool
+async def chunks(
+    service: Service, ask: CompletionRequest, generation: Generation, echoes: list[str] | None
 ) -> AsyncGenerator[Completion, None]:
-    """The stream: text per choice (first its prompt, if it is echoed), its finish; at the end the usage."""
-    created = int(time.time())
+    """The answer as it comes: per choice the echoed prompt, then text, then the finish reason; at the end the usage.
 
-    def chunk(choices: list[CompletionChoice]) -> Completion:
-        fingerprint = f"tailrace-{__version__}"
-        return Completion(generation.id, created, service.model_name, choices, system_fingerprint=fingerprint)
+    Raises:
+        TailraceError: see Generation.deltas.
+    """
+    shared = head(service, generation.id)
+    usage = UsageOf(ask, generation)
+    params, with_ids = generation.params, bool(ask.return_token_ids)
+    greeted: set[int] = set()
+    writers: dict[int, CompletionLogprobsWriter] = {}
+    hidden = service.tokenizer.special_ids if params.skip_special_tokens else frozenset()
+    async with aclosing(generation.deltas()) as deltas:
+        async for index, delta in deltas:
+            if index not in greeted:
+                greeted.add(index)
+                p = index // params.n
+                if params.logprobs is not None:
+                    writers[index] = CompletionLogprobsWriter(service.labels, params.logprobs, hidden)
+                if echoes is not None or with_ids:
+                    greeting: dict[str, Any] = (
+                        {"token_ids": [], "prompt_token_ids": generation.prompts[p]} if with_ids else {}
+                    )
+                    choice = CompletionChoice(index, echoes[p] if echoes is not None else "", **greeting)
+                    yield Completion(**shared, choices=[choice], usage=usage.so_far())
+            for piece in pieces(delta, with_ids):
+                logprobs = None
+                if piece.logprobs and index in writers:
+                    logprobs = writers[index].write(piece.token_ids, piece.logprobs)
+                stop_reason = UNSET if piece.finish_reason is None else piece.stop_reason
+                ids = list(piece.token_ids) if with_ids else UNSET
+                choice = CompletionChoice(index, piece.text, logprobs, piece.finish_reason, stop_reason, ids)
+                yield Completion(**shared, choices=[choice], usage=usage.so_far())
+    if ask.reports_usage:
+        yield Completion(**shared, choices=[], usage=generation.usage)
 
-    started: set[int] = set()
-    async for choices in generation.deltas():
-        for index, delta in choices:
-            text = delta.text
-            if echoes is not None and index not in started:
-                started.add(index)
-                text = echoes[index // generation.params.n] + text
-            choice = CompletionChoice(index, text, logprobs(service.tokenizer, delta))
-            if delta.finish_reason is not None:
-                choice.finish_reason, choice.stop_reason = delta.finish_reason, delta.stop_reason
-            choice.token_ids = list(delta.token_ids) if with_ids else UNSET
-            yield chunk([choice])
-    last = chunk([])
-    last.usage = generation.usage
-    yield last
+
+def prompts_of(given: str | list[Any]) -> list[Prompt]:
+    """The prompts: one or several, each a string or token ids.
+
+    Raises:
+        ParameterError: none, too many, or strings and ids mixed up.
+    """
+    if isinstance(given, str):
+        return [given]
+    if not given:
+        raise ParameterError("prompt must not be empty", "prompt")
+    kinds = {type(item) for item in given}
+    if len(kinds) > 1:
+        raise ParameterError(
+            "prompt must be a string, token ids, a list of strings or a list of lists of token ids", "prompt"
+        )
+    if kinds == {int}:
+        return [given]
+    if len(given) > MAX_PROMPTS:
+        raise ParameterError(f"prompt must hold at most {MAX_PROMPTS} prompts, got {len(given)}", "prompt")
+    return given
 
 
-def logprobs(tokenizer: Tokenizer, delta: Delta) -> Logprobs | None:
-    """A delta's logprobs in the legacy shape; None where none were asked for. The drawn token is always among the top."""
-    if delta.logprobs is None:
-        return None
-    shaped = Logprobs([], [], [], list(delta.offsets))
-    for token, details in zip(delta.token_ids, delta.logprobs, strict=True):
-        text = tokenizer.text_of(token)
-        top: dict[str, float] = {}
-        for rival, value in zip(details.top_ids, details.top_logprobs, strict=True):
-            top.setdefault(tokenizer.text_of(rival), finite(value))
-        top.setdefault(text, finite(details.logprob))
-        shaped.tokens.append(text)
-        shaped.token_logprobs.append(finite(details.logprob))
-        shaped.top_logprobs.append(top)
-    return shaped
+async def encode(service: Service, ask: CompletionRequest, prompts: list[Prompt]) -> list[list[int]]:
+    """Token ids of each prompt."""
+    special = ask.add_special_tokens is not False
+
+    def work() -> list[list[int]]:
+        return [
+            service.tokenizer.encode(prompt, add_special_tokens=special) if isinstance(prompt, str) else prompt
+            for prompt in prompts
+        ]
+
+    return await service.tokenized(work, sum(len(prompt) for prompt in prompts))
+
+
+def echo(service: Service, prompt: Prompt) -> str:
+    """The prompt as text: as it was given, or spelt from its ids."""
+    return prompt if isinstance(prompt, str) else service.tokenizer.decode(prompt)

@@ -1,4 +1,4 @@
-"""GET /metrics, for Prometheus."""
+"""GET /metrics, in Prometheus' text format."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tailrace.api.service import Service
+from tailrace.api.service import service_of
 
 
 async def metrics(request: Request) -> Response:
-    """All of them."""
-    service = Service.of(request)
-    text = service.metrics.render(service.client.stats, service.client.error is None)
-    return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
+    """Everything that api/metrics.py knows."""
+    return Response(service_of(request).metrics.expose(), headers={"content-type": CONTENT_TYPE_LATEST})

@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-import time
-
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tailrace.api.schema.models import Model, ModelList
-from tailrace.api.service import Service
-
-STARTED = int(time.time())
-
-
-def served(service: Service) -> Model:
-    """The one model there is."""
-    return Model(service.model_name, STARTED, service.model.max_model_len)
+from tailrace.api.respond import json_answer
+from tailrace.api.schema.models import ModelCard, ModelList
+from tailrace.api.service import Service, service_of
 
 
-async def models(request: Request) -> Response:
-    """All models."""
-    listing = ModelList([served(Service.of(request))])
-    return Response(msgspec.json.encode(listing), media_type="application/json")
+async def list_models(request: Request) -> Response:
+    """What is served."""
+    return json_answer(ModelList(data=[card(service_of(request))]))
 
 
-async def model(request: Request) -> Response:
-    """One model; 404 for any other name."""
-    service = Service.of(request)
-    service.check_name(request.path_params["id"])
-    return Response(msgspec.json.encode(served(service)), media_type="application/json")
+async def retrieve_model(request: Request) -> Response:
+    """One of them, by name (which may hold slashes)."""
+    service = service_of(request)
+    service.check_model(request.path_params["id"])
+    return json_answer(card(service))
+
+
+def card(service: Service) -> ModelCard:
+    """The served model."""
+    model = service.supervisor.model
+    return ModelCard(
+        id=service.model_name, created=service.created_s, max_model_len=None if model is None else model.max_model_len
+    )

@@ -1,1 +1,1 @@
-"""What requests may say and what answers look like: msgspec structs, one file per endpoint."""
+"""What goes over HTTP: msgspec structs, one file per endpoint. Shapes and types; ranges of sampling are params.py's."""

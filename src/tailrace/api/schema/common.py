@@ -1,170 +1,111 @@
-"""What Chat Completions and Completions share: sampling fields, usage, reading a body."""
+"""What the generating endpoints share: request fields under OpenAI's and vLLM's names, and the usage record.
+
+Every optional field may also be null, which means "not given". `known` and `refused` say what becomes of other fields.
+"""
 
 from __future__ import annotations
 
-import logging
-from typing import Any, TypeVar
+from typing import Annotated, Any
 
 import msgspec
-from starlette.requests import Request
 
-from tailrace.api.problems import PathError, from_validation
-from tailrace.errors import ParameterError, RequestError
-from tailrace.params import LogprobsMode, SamplingParams
-from tailrace.text.tokenizer import Tokenizer
+from tailrace.params import LogprobsMode
 
-log = logging.getLogger(__name__)
-
-MAX_BODY = 16 << 20  # bytes
-MAX_BIAS = 100.0  # OpenAI's range of logit_bias
-MAX_STOPS = 64
-LOGPROB_FLOOR = -9999.0  # JSON has no −inf: a token of probability 0 is reported with this
-
-# Fields that SamplingParams has under the same name; None in a request means "not said".
-PLAIN_FIELDS = (
-    "n", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed",
-    "min_tokens", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "logprobs_mode",
-)  # fmt: skip
-
-T = TypeVar("T", bound="GenerationRequest")
-_told: set[str] = set()  # unknown fields that the log has named already
+MAX_TOKEN_ID = 2**31 - 1  # any vocabulary is smaller; keeps what crosses the wire within 64 bits
+TokenId = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKEN_ID)]
+Priority = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
+RequestId = Annotated[str, msgspec.Meta(min_length=1, max_length=128, pattern=r"^[\x21-\x7e]*$")]
 
 
 class StreamOptions(msgspec.Struct):
-    """OpenAI's stream_options."""
+    """`include_usage`: a last chunk with the usage. `continuous_usage_stats`: usage so far in each chunk."""
 
-    include_usage: bool = False
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
-class GenerationRequest(msgspec.Struct, kw_only=True):
-    """OpenAI's sampling fields, then vLLM's names for what OpenAI does not have."""
+class GenerateRequest(msgspec.Struct, kw_only=True):
+    """The fields of both endpoints. Sampling fields mean what params.SamplingParams says; null takes its default."""
 
     model: str | None = None
-    stream: bool | None = False
+    stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: int | None = None
     n: int | None = None
     temperature: float | None = None
     top_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
     stop: str | list[str] | None = None
     seed: int | None = None
-    user: str | None = None
-    # beyond OpenAI
+    logit_bias: dict[str, float] | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    # beyond OpenAI's
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: list[TokenId] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
-    allowed_token_ids: list[int] | None = None
+    allowed_token_ids: list[TokenId] | None = None
     bad_words: list[str] | None = None
     logprobs_mode: LogprobsMode | None = None
-    priority: int | None = None
-    request_id: str | None = None
+    priority: Priority | None = None
     return_token_ids: bool | None = None
+    request_id: RequestId | None = None
 
     @property
-    def include_usage(self) -> bool:
-        """A last chunk with usage is wanted."""
-        return self.stream_options is not None and self.stream_options.include_usage
+    def streamed(self) -> bool:
+        """The answer goes out as it comes."""
+        return bool(self.stream)
 
-    def sampling(
-        self, tokenizer: Tokenizer, defaults: dict[str, float | int], max_tokens: int | None, logprobs: int | None
-    ) -> SamplingParams:
-        """The parameters asked for, over the model's defaults.
+    @property
+    def reports_usage(self) -> bool:
+        """The chunks end with one that carries the usage; always so where they are folded into one answer."""
+        return not self.stream or bool(self.stream_options and self.stream_options.include_usage)
 
-        Raises:
-            ParameterError: naming the field and its range.
-        """
-        if self.stream_options is not None and not self.stream:
-            raise ParameterError("stream_options is only allowed when stream is true", "stream_options")
-        fields: dict[str, Any] = dict(defaults)
-        for name in PLAIN_FIELDS:
-            value = getattr(self, name)
-            if value is not None:
-                fields[name] = value
-        stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        if len(stop) > MAX_STOPS:
-            raise ParameterError(f"stop must have at most {MAX_STOPS} strings, got {len(stop)}", "stop")
-        return SamplingParams(
-            **fields,
-            max_tokens=max_tokens,
-            logprobs=logprobs,
-            stop=tuple(stop),
-            logit_bias=read_bias(self.logit_bias or {}),
-            stop_token_ids=tuple(self.stop_token_ids or ()),
-            allowed_token_ids=None if self.allowed_token_ids is None else tuple(self.allowed_token_ids),
-            bad_words=read_bad_words(self.bad_words or [], tokenizer),
-        )
+    @property
+    def reports_usage_always(self) -> bool:
+        """Every chunk of the stream carries the usage so far."""
+        return bool(self.stream and self.stream_options and self.stream_options.continuous_usage_stats)
 
 
-def read_bias(bias: dict[str, float]) -> dict[int, float]:
-    """OpenAI's logit_bias: ids as strings, −100 … 100."""
-    read: dict[int, float] = {}
-    for key, value in bias.items():
-        if not key.isdecimal():
-            raise ParameterError(f"logit_bias: keys must be token ids, got {key!r}", "logit_bias")
-        if not abs(value) <= MAX_BIAS:
-            raise ParameterError(f"logit_bias must lie between -100 and 100, got {value} for token {key}", "logit_bias")
-        read[int(key)] = value
-    return read
+# Fields that ask for nothing that would change the answer: accepted in silence.
+TOLERATED = frozenset({
+    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
+    "prediction", "parallel_tool_calls",
+})  # fmt: skip
+
+# Fields that would change the answer, were they served: field → the values at which they ask for nothing.
+REFUSED: dict[str, tuple[Any, ...]] = {
+    "use_beam_search": (None, False),
+    "length_penalty": (None, 1.0),
+    "prompt_logprobs": (None,),
+    "truncate_prompt_tokens": (None,),
+    "prompt_embeds": (None,),
+    "structured_outputs": (None,),
+    "guided_json": (None,),
+    "guided_regex": (None,),
+    "guided_choice": (None,),
+    "guided_grammar": (None,),
+    "grammar": (None, ""),
+    "json_schema": (None,),
+    "logits_processors": (None, []),
+    "thinking_token_budget": (None,),
+}
 
 
-def read_bad_words(words: list[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
-    """Words as the ids of their spellings."""
-    if any(not word for word in words):
-        raise ParameterError("bad_words must hold non-empty strings", "bad_words")
-    return tuple(spelling for word in words for spelling in tokenizer.bad_word_ids(word))
-
-
-class PromptTokensDetails(msgspec.Struct):
-    """How many came from the prefix cache."""
+class PromptTokensDetails(msgspec.Struct, frozen=True):
+    """How much of the prompt came from the prefix cache."""
 
     cached_tokens: int = 0
 
 
-class Usage(msgspec.Struct):
-    """Token counts of a whole request."""
+class Usage(msgspec.Struct, frozen=True):
+    """Token counts of one request: each prompt once, every choice's tokens, the stopping token included."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
-
-
-async def read_body(request: Request, schema: type[T]) -> T:
-    """The request's JSON as a struct. Unknown fields are tolerated and logged once each.
-
-    Raises:
-        RequestError: not JSON, too large, or a field of the wrong type (named).
-    """
-    data = b""
-    async for chunk in request.stream():
-        data += chunk
-        if len(data) > MAX_BODY:
-            raise PathError(f"the body has more than {MAX_BODY} bytes", 413)
-    try:
-        raw = msgspec.json.decode(data)
-    except msgspec.DecodeError as error:
-        raise RequestError(f"the body is not JSON: {error}") from error
-    except UnicodeDecodeError as error:
-        raise RequestError(f"the body is not UTF-8: {error}") from error
-    if not isinstance(raw, dict):
-        raise RequestError("the body must be a JSON object")
-    for name in raw.keys() - set(schema.__struct_fields__) - _told:
-        _told.add(name)
-        log.warning("the field %r is not known and has no effect", name)
-    try:
-        return msgspec.convert(raw, schema)
-    except msgspec.ValidationError as error:
-        raise from_validation(error) from error
-
-
-def finite(logprob: float) -> float:
-    """A log-probability that JSON can hold."""
-    return logprob if logprob > LOGPROB_FLOOR else LOGPROB_FLOOR

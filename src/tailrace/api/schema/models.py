@@ -1,24 +1,22 @@
-"""Models, as documented by OpenAI; max_model_len is an addition."""
+"""GET /v1/models."""
 
 from __future__ import annotations
-
-from typing import Literal
 
 import msgspec
 
 
-class Model(msgspec.Struct):
-    """One served model."""
+class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
+    """One served model. `max_model_len` (prompt and output together) is null until the engine is ready."""
 
     id: str
     created: int
-    max_model_len: int
-    object: Literal["model"] = "model"
+    max_model_len: int | None
+    object: str = "model"
     owned_by: str = "tailrace"
 
 
-class ModelList(msgspec.Struct):
+class ModelList(msgspec.Struct, frozen=True, kw_only=True):
     """All of them."""
 
-    data: list[Model]
-    object: Literal["list"] = "list"
+    data: list[ModelCard]
+    object: str = "list"

@@ -1,0 +1,92 @@
+"""The client of a serving benchmark: keeps so many streams open and notes when each piece of each answer arrives.
+
+Run as a worker (see harness.Worker), so that it shares no interpreter with what it measures. It reads raw sockets and
+only notes (time, bytes) while the clock runs; everything is parsed afterwards, because the server needs the cores.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from typing import Any
+
+READ_BYTES = 1 << 16
+
+
+async def fetch(host: str, port: int, body: dict[str, Any]) -> tuple[float, list[tuple[float, bytes]]]:
+    """One request: when it was sent and what arrived when, in seconds of time.perf_counter."""
+    payload = json.dumps(body).encode()
+    reader, writer = await asyncio.open_connection(host, port)
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nhost: {host}:{port}\r\ncontent-type: application/json\r\n"
+        f"content-length: {len(payload)}\r\nconnection: close\r\n\r\n"
+    )
+    pieces: list[tuple[float, bytes]] = []
+    sent = time.perf_counter()
+    writer.write(head.encode() + payload)
+    while piece := await reader.read(READ_BYTES):
+        pieces.append((time.perf_counter(), piece))
+    writer.close()
+    return sent, pieces
+
+
+def parse(sent: float, pieces: list[tuple[float, bytes]], expected_tokens: int) -> dict[str, Any]:
+    """When each event with text came, in seconds after the request was sent.
+
+    Raises:
+        RuntimeError: the server refused, broke off, or gave another number of tokens than was asked for.
+    """
+    whole = b"".join(piece for _, piece in pieces)
+    if not whole.startswith(b"HTTP/1.1 200"):
+        raise RuntimeError(f"the server answers {whole[:500]!r}")
+    arrivals: list[float] = []
+    usage: dict[str, Any] | None = None
+    buffer = b""
+    for at, piece in pieces:
+        buffer += piece
+        *lines, buffer = buffer.split(b"\n")
+        for line in lines:
+            data = line.strip()
+            if not data.startswith(b"data: {"):
+                continue
+            event = json.loads(data[6:])
+            usage = event.get("usage") or usage
+            if any(choice.get("text") for choice in event["choices"]):
+                arrivals.append(at - sent)
+    if usage is None or usage["completion_tokens"] != expected_tokens or b"data: [DONE]" not in whole:
+        raise RuntimeError(f"expected {expected_tokens} tokens and [DONE], got usage {usage}")
+    return {"arrivals": arrivals, "end": pieces[-1][0] - sent}
+
+
+async def stream(question: dict[str, Any], prompts: list[list[int]]) -> list[tuple[float, list[tuple[float, bytes]]]]:
+    """One client: its prompts one after another."""
+    common = {
+        "max_tokens": question["output_tokens"],
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        **question["sampling"],
+    }
+    return [await fetch(question["host"], question["port"], {**common, "prompt": prompt}) for prompt in prompts]
+
+
+async def measure(question: dict[str, Any]) -> dict[str, Any]:
+    """All clients at once: client i has the prompts i, i + streams, …"""
+    streams, prompts = question["streams"], question["prompts"]
+    start = time.perf_counter()
+    answers = await asyncio.gather(*(stream(question, prompts[i::streams]) for i in range(streams)))
+    wall_s = time.perf_counter() - start
+    requests = [parse(sent, pieces, question["output_tokens"]) for answer in answers for sent, pieces in answer]
+    return {"wall_s": wall_s, "tokens": question["output_tokens"] * len(prompts), "requests": requests}
+
+
+def main() -> None:
+    """Answer questions until stdin closes."""
+    for line in sys.stdin:
+        print(json.dumps(asyncio.run(measure(json.loads(line)))), flush=True)
+
+
+if __name__ == "__main__":
+    main()

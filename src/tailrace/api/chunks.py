@@ -1,0 +1,58 @@
+"""What both generators of chunks need: what every chunk begins with, and how a delta becomes one or two pieces."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypedDict
+
+from msgspec import UNSET, UnsetType
+
+from tailrace.api.generate import Generation
+from tailrace.api.schema.common import GenerateRequest, Usage
+from tailrace.api.service import Service
+from tailrace.text.stream import Delta
+
+
+class Head(TypedDict):
+    """The fields that all chunks of an answer share."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+
+
+def head(service: Service, id: str) -> Head:
+    """Of an answer that begins now."""
+    return {
+        "id": id, "created": int(time.time()), "model": service.model_name, "system_fingerprint": service.fingerprint,
+    }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class UsageOf:
+    """What the `usage` field of a chunk says: nothing, null (it comes at the end), or the counts so far."""
+
+    request: GenerateRequest
+    generation: Generation
+
+    def so_far(self) -> Usage | UnsetType | None:
+        """For a chunk on the way."""
+        if self.request.reports_usage_always:
+            return self.generation.usage
+        return None if self.request.reports_usage else UNSET
+
+
+def pieces(delta: Delta, with_ids: bool) -> Iterator[Delta]:
+    """The delta as it goes out: nothing if there is nothing to see; text and end apart, because some clients read no
+    text from the chunk that has the finish reason."""
+    has_content = bool(delta.text or delta.logprobs or (with_ids and delta.token_ids))
+    if delta.finish_reason is None:
+        if has_content:
+            yield delta
+        return
+    if has_content:
+        yield Delta(delta.text, delta.token_ids, delta.logprobs, finish_reason=None, stop_reason=None)
+    yield Delta("", [], None, finish_reason=delta.finish_reason, stop_reason=delta.stop_reason)

@@ -1,0 +1,169 @@
+"""One request to the API while it is generated: submits it, turns tokens into text, ends it in every case, counts it.
+
+A request has one or more prompts with n sequences each; choice p·n + i is sequence i of prompt p. Knows no HTTP.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from tailrace.api import problems
+from tailrace.api.merge import merge
+from tailrace.api.schema.common import PromptTokensDetails, Usage
+from tailrace.errors import EngineError, TailraceError
+from tailrace.params import SamplingParams
+from tailrace.text.stream import Delta, TextStream
+from tailrace.wire.messages import Failed, Finished, SequenceEvent, Tokens
+
+if TYPE_CHECKING:
+    from tailrace.api.service import Service
+    from tailrace.wire.aio import AsyncStream
+
+
+class Generation:
+    """Iterate `deltas` once. `abort` and `fail` may be called at any time, by anybody."""
+
+    def __init__(
+        self, service: Service, id: str, prompts: Sequence[list[int]], params: SamplingParams, priority: int = 0
+    ) -> None:
+        self.id, self.prompts, self.params = id, prompts, params
+        self._service, self._metrics = service, service.metrics
+        self._priority = priority
+        self._arrival_s = time.perf_counter()
+        self._streams: list[AsyncStream] = []
+        self._texts: list[TextStream] = []
+        self._cached = [0] * len(prompts)
+        self._open = 0
+        self._failure: TailraceError | None = None
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens so far."""
+        prompt = sum(map(len, self.prompts))
+        completion = sum(text.num_tokens for text in self._texts)
+        return Usage(prompt, completion, prompt + completion, PromptTokensDetails(sum(self._cached)))
+
+    async def deltas(self) -> AsyncGenerator[tuple[int, Delta], None]:
+        """(choice, what is new of it) as it comes; the last of each choice has its finish reason.
+
+        Raises:
+            TailraceError: a sequence failed, or `fail` was called. Everything of the request has ended by then.
+        """
+        service, n = self._service, self.params.n
+        service.supervisor.check()
+        service.live.add(self)
+        try:
+            for prompt in self.prompts:
+                stream = service.client.submit(prompt, self.params, id=self.id, priority=self._priority)
+                self._streams.append(stream)
+                self._texts += [TextStream(service.tokenizer, self.params) for _ in range(n)]
+            self._open = len(self._texts)
+            async with contextlib.aclosing(merge([self._of_prompt(p) for p in range(len(self.prompts))])) as merged:
+                async for choice, delta in merged:
+                    yield choice, delta
+            self._metrics.e2e_latency.observe(time.perf_counter() - self._arrival_s)
+        except TailraceError as error:
+            self._metrics.failed.labels(error.code).inc()
+            self.abort("failed")
+            raise
+        finally:
+            self.abort("closed")
+            service.live.discard(self)
+
+    def abort(self, cause: str) -> None:
+        """End whatever is still open; nothing more comes. Idempotent."""
+        if self._open:
+            self._open = 0
+            self._metrics.aborted.labels(cause).inc()
+            for stream in self._streams:
+                stream.abort(cause)
+
+    def fail(self, error: TailraceError, cause: str) -> None:
+        """End whatever is still open; `deltas` then raises the error."""
+        self._failure = error
+        self.abort(cause)
+
+    async def _of_prompt(self, p: int) -> AsyncGenerator[tuple[int, Delta], None]:
+        n, stream = self.params.n, self._streams[p]
+        open_ = set(range(n))
+        clock = TokenClock(self._service, self._arrival_s)
+        async with stream:
+            async for events in stream:
+                for event in joined(events):
+                    if isinstance(event, Finished):
+                        self._cached[p] = max(self._cached[p], event.cached_tokens)
+                    if event.index not in open_:  # its text ended before the engine knew
+                        continue
+                    delta = self._delta(p, event, clock)
+                    if delta.finish_reason is not None:
+                        self._metrics.finished.labels(delta.finish_reason).inc()
+                        open_.discard(event.index)
+                        self._open -= 1
+                        if not open_ and isinstance(event, Tokens):  # a stop string: the engine can't know
+                            self._metrics.aborted.labels("stop string").inc()
+                            stream.abort("stop string")
+                    yield p * n + event.index, delta
+        if open_:
+            raise self._failure or EngineError("the engine's stream ended before its sequences did")
+
+    def _delta(self, p: int, event: SequenceEvent, clock: TokenClock) -> Delta:
+        text = self._texts[p * self.params.n + event.index]
+        match event:
+            case Tokens():
+                clock.tick(event.index, len(event.token_ids))
+                return text.feed(event.token_ids, event.logprobs)
+            case Finished():
+                return text.flush(event.reason, event.stop_token_id)
+            case Failed():
+                raise problems.of_failed(event)
+
+
+class TokenClock:
+    """Time to first token and inter-token latency of one prompt's sequences."""
+
+    def __init__(self, service: Service, arrival_s: float) -> None:
+        self._metrics = service.metrics
+        self._arrival_s = arrival_s
+        self._last_s: dict[int, float] = {}  # per sequence
+
+    def tick(self, index: int, num_tokens: int) -> None:
+        """So many tokens of sequence `index` have come just now."""
+        now_s = time.perf_counter()
+        if not self._last_s:
+            self._metrics.time_to_first_token.observe(now_s - self._arrival_s)
+        last_s = self._last_s.get(index)
+        if last_s is not None:
+            for _ in range(num_tokens):
+                self._metrics.inter_token_latency.observe((now_s - last_s) / num_tokens)
+        self._last_s[index] = now_s
+
+
+def joined(events: list[SequenceEvent]) -> Iterator[SequenceEvent]:
+    """The events with each sequence's tokens in one: a slow reader gets larger pieces, not more of them.
+
+    The order within each sequence is kept.
+    """
+    if len(events) == 1:
+        yield events[0]
+        return
+    by_sequence: dict[int, list[SequenceEvent]] = {}
+    for event in events:
+        by_sequence.setdefault(event.index, []).append(event)
+    for several in by_sequence.values():
+        tokens = [event for event in several if isinstance(event, Tokens)]
+        if tokens:
+            yield concatenated(tokens)
+        yield from (event for event in several if not isinstance(event, Tokens))  # terminal, so behind all tokens
+
+
+def concatenated(several: list[Tokens]) -> Tokens:
+    """One message with the tokens of all."""
+    first = several[0]
+    if len(several) == 1:
+        return first
+    ids = [token for event in several for token in event.token_ids]
+    logprobs = None if first.logprobs is None else [entry for event in several for entry in event.logprobs or ()]
+    return Tokens(first.id, first.epoch, first.index, ids, logprobs)

@@ -1,0 +1,80 @@
+"""The life of the engine as the front end sees it: starting, ready, dead, draining. Knows no HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Literal
+
+from tailrace.errors import EngineDeadError, NotReadyError, TailraceError
+from tailrace.wire.aio import AsyncClient
+from tailrace.wire.messages import ModelInfo
+
+log = logging.getLogger(__name__)
+
+State = Literal["starting", "ready", "dead", "draining"]
+
+RESTART_AFTER_S = 1.0  # so that an engine which dies at once is not restarted in a tight loop
+
+
+class Supervisor:
+    """Starts the engine, waits for its death, and then does what the operator chose.
+
+    `model` is None until the engine was ready once. `error` says why the engine is dead; `dead` is set if it stays so.
+    """
+
+    def __init__(self, client: AsyncClient, on_engine_death: Literal["exit", "restart"]) -> None:
+        self._client = client
+        self._restart = on_engine_death == "restart"
+        self.state: State = "starting"
+        self.model: ModelInfo | None = None
+        self.error: TailraceError | None = None
+        self.dead = asyncio.Event()
+
+    async def run(self) -> None:
+        """Returns when the engine is dead and stays dead."""
+        try:
+            self._ready(await self._client.start())
+            while True:
+                await self._client.died.wait()
+                self._lost(self._client.error or EngineDeadError("the engine is gone"))
+                if not self._restart:
+                    break
+                await asyncio.sleep(RESTART_AFTER_S)
+                self._ready(await self._client.restart())
+        except TailraceError as error:
+            self._lost(error)
+        self._become("dead")
+        self.dead.set()
+
+    def drain(self) -> None:
+        """Nothing new is accepted from here on."""
+        self.state = "draining"
+
+    def check(self) -> ModelInfo:
+        """What is served.
+
+        Raises:
+            NotReadyError, EngineDeadError: nothing can be accepted now.
+        """
+        if self.state == "dead":
+            raise EngineDeadError(f"the engine is dead: {self.error}")
+        if self.state == "draining":
+            raise NotReadyError("the server is shutting down")
+        if self.state == "starting" or self.model is None:
+            raise NotReadyError("the engine is starting; try again shortly")
+        return self.model
+
+    def _ready(self, model: ModelInfo) -> None:
+        self.model, self.error = model, None
+        self._become("ready")
+        log.info("ready: %s, context of %d tokens", model.name, model.max_model_len)
+
+    def _lost(self, error: TailraceError) -> None:
+        self.error = error
+        self._become("starting" if self._restart else "dead")
+        log.error("the engine is lost: %s", error)
+
+    def _become(self, state: State) -> None:
+        if self.state != "draining":  # which is final
+            self.state = state

@@ -1,0 +1,168 @@
+"""Command-line flags made from the settings' sections and from SamplingParams, and read back into them.
+
+One flag per field, named after it; a flag not given leaves the field to the environment, the file or the default.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import re
+import types
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from tailrace import config as settings
+from tailrace.config import Config, load
+from tailrace.errors import ConfigError, ParameterError
+from tailrace.params import SamplingParams
+
+if TYPE_CHECKING:
+    from tailrace.text.tokenizer import Tokenizer
+
+HELP: dict[str, str] = {
+    "model.model": "a Hugging Face folder, a hub id, a GGUF file; none: a small default model, fetched once",
+    "model.name": "the name clients use for the model; none: taken from the model",
+    "model.dtype": "of weights and KV cache",
+    "model.device": "auto (a CUDA GPU if there is one), cpu, cuda, cuda:1 …",
+    "model.threads": "for arithmetic on the CPU; 0: one per core",
+    "model.cache_dir": "where downloaded and converted models are kept",
+    "model.trust_remote_code": "run Python code that comes with the model",
+    "cache.block_size": "tokens per block of the KV cache",
+    "cache.num_blocks": "blocks of the KV cache; 0: as many as --memory-gib holds",
+    "cache.memory_gib": "GiB for the KV cache; 0: a share of what is free",
+    "cache.prefix_reuse": "keep the KV cache of finished prompts for prompts that begin alike",
+    "scheduler.max_num_seqs": "sequences computed at once",
+    "scheduler.max_num_batched_tokens": "tokens computed per step; longer prompts are cut in chunks",
+    "scheduler.max_model_len": "tokens of prompt and output together; 0: the model's own limit",
+    "scheduler.max_waiting": "requests that may wait; more are refused with 503",
+    "server.host": "address to listen on; 0.0.0.0 for all",
+    "server.port": "port to listen on; 0: any free one",
+    "server.on_engine_death": "what the server does when its engine dies",
+    "server.start_timeout_s": "seconds the engine may take to start",
+    "server.drain_timeout_s": "seconds running requests may take to finish at shutdown",
+    "server.max_logprobs": "most logprobs per token a request may ask for",
+    "server.max_queue_bytes": "bytes held for a slow client before its deltas are merged",
+}
+FLAGS: dict[str, str] = {"model.name": "--served-model-name"}  # where the field's own name would mislead
+ENGINE_SECTIONS = ("model", "cache", "scheduler")
+
+SCALARS = ("n", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+           "min_tokens", "max_tokens", "ignore_eos", "seed", "include_stop_str_in_output", "logprobs", "logprobs_mode",
+           "skip_special_tokens")  # fmt: skip
+LISTS: dict[str, tuple[str, type]] = {  # field → what one occurrence of its flag holds
+    "stop": ("TEXT", str),
+    "stop_token_ids": ("ID", int),
+    "allowed_token_ids": ("ID", int),
+    "bad_words": ("TEXT", str),
+    "logit_bias": ("ID=BIAS", str),
+}
+
+
+def plain_type(hint: Any) -> Any:
+    """A field's type without None and without its range."""
+    if get_origin(hint) in (Union, types.UnionType):
+        hint = next(part for part in get_args(hint) if part is not type(None))
+    return hint
+
+
+def add_flag(group: Any, flag: str, dest: str, hint: Any, help_text: str) -> None:
+    """One flag; its default is None, which means not given."""
+    hint = plain_type(hint)
+    common = {"dest": dest, "default": None, "help": help_text}
+    if hint is bool:
+        group.add_argument(flag, action=argparse.BooleanOptionalAction, **common)
+    elif get_origin(hint) is Literal:
+        group.add_argument(flag, choices=get_args(hint), **common)
+    else:
+        group.add_argument(flag, type=hint, metavar={int: "N", float: "X"}.get(hint, "TEXT"), **common)
+
+
+def add_config_flags(parser: argparse.ArgumentParser, sections: Iterable[str]) -> None:
+    """A flag for every field of the sections, and --config for a file of them."""
+    parser.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help="TOML file, one table per section")
+    defaults = load(env={})
+    for section in sections:
+        group = parser.add_argument_group(f"{section} (or TAILRACE_{section.upper()}_…)")
+        kind = type(getattr(defaults, section))
+        for field, hint in get_type_hints(kind).items():
+            key = f"{section}.{field}"
+            value = getattr(getattr(defaults, section), field)
+            shown = f"{HELP[key]} (default: {str(value).replace('%', '%%')})"
+            add_flag(group, FLAGS.get(key, "--" + field.replace("_", "-")), key, hint, shown)
+    parser.formatter_class = argparse.HelpFormatter  # the defaults are in the texts: argparse sees only None
+
+
+def read_config(args: argparse.Namespace) -> Config:
+    """The settings that flags, environment and file give together.
+
+    Raises:
+        ConfigError: naming the field.
+    """
+    flags: dict[str, dict[str, Any]] = {}
+    for key, value in vars(args).items():
+        section, _, field = key.partition(".")
+        if section in settings.SECTIONS and field:
+            flags.setdefault(section, {})[field] = value
+    return load(flags, file=getattr(args, "config", None))
+
+
+def field_helps() -> dict[str, str]:
+    """What the docstring of SamplingParams says of each field; empty under python -OO."""
+    text = inspect.getdoc(SamplingParams) or ""
+    attributes = text.partition("Attributes:")[2].partition("Raises:")[0]
+    entries = re.split(r"\n    (?=\w+: )", attributes)
+    pairs = (entry.strip().partition(": ") for entry in entries)
+    return {name: " ".join(text.split()).replace("%", "%%") for name, _, text in pairs if name}
+
+
+def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
+    """A flag for every field of SamplingParams that makes sense here; lists are given by repeating the flag."""
+    group = parser.add_argument_group("sampling")
+    helps, hints = field_helps(), get_type_hints(SamplingParams)
+    for field in SCALARS:
+        add_flag(group, "--" + field.replace("_", "-"), f"sampling.{field}", hints[field], helps.get(field, ""))
+    for field, (metavar, kind) in LISTS.items():
+        group.add_argument("--" + field.replace("_", "-"), dest=f"sampling.{field}", action="append", default=None,
+                           metavar=metavar, type=kind, help=helps.get(field, "") + " (repeatable)")  # fmt: skip
+
+
+def given_sampling(args: argparse.Namespace) -> dict[str, Any]:
+    """The fields whose flags were given, as the flags hold them."""
+    pairs = ((key.partition(".")[2], value) for key, value in vars(args).items() if key.startswith("sampling."))
+    return {field: value for field, value in pairs if value is not None}
+
+
+def read_sampling(args: argparse.Namespace, defaults: dict[str, Any], tokenizer: Tokenizer | None) -> SamplingParams:
+    """The parameters that the flags give, over `defaults`. `tokenizer` turns --bad-words into ids.
+
+    Raises:
+        ParameterError: naming the field and its range. ConfigError: bad words without a tokenizer.
+    """
+    fields = {**defaults, **given_sampling(args)}
+    if "bad_words" in fields:
+        if tokenizer is None:
+            raise ConfigError("--bad-words needs the model's tokenizer, so it can't be used with --url")
+        fields["bad_words"] = tuple(ids for word in fields["bad_words"] for ids in tokenizer.bad_word_ids(word))
+    if "logit_bias" in fields:
+        fields["logit_bias"] = dict(map(read_bias, fields["logit_bias"]))
+    for field in ("stop", "stop_token_ids", "allowed_token_ids"):
+        if field in fields:
+            fields[field] = tuple(fields[field])
+    try:
+        return msgspec.structs.replace(SamplingParams(), **fields)
+    except ParameterError:
+        raise
+    except TypeError as error:
+        raise ParameterError(str(error)) from error
+
+
+def read_bias(text: str) -> tuple[int, float]:
+    """ID=BIAS as a pair."""
+    token, _, bias = text.partition("=")
+    try:
+        return int(token), float(bias)
+    except ValueError:
+        raise ParameterError(f"logit_bias must look like 123=-1.5, got {text!r}", "logit_bias") from None

@@ -1,0 +1,120 @@
+"""Where a conversation's answers come from: a server over HTTP, or an engine of our own. Both are functions from
+messages to a generator of text; closing the generator ends the answer at its source."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import msgspec
+
+from tailrace.cli.flags import given_sampling, read_config, read_sampling
+from tailrace.cli.local import Prepared, engine, prepare
+from tailrace.errors import BY_CODE, ConfigError, EngineDeadError, EngineError, RequestError
+from tailrace.models import defaults
+from tailrace.params import SamplingParams
+from tailrace.text.stream import TextStream
+from tailrace.wire.messages import Failed, Finished, Tokens
+from tailrace.wire.sync import SyncClient
+
+Message = dict[str, str]
+Voice = Callable[[list[Message]], Generator[str, None, None]]
+
+MAX_TOKENS = 1024  # of an answer, unless --max-tokens says otherwise
+CONNECT_TIMEOUT_S = 10.0
+
+
+@contextmanager
+def local_voice(args: argparse.Namespace) -> Iterator[Voice]:
+    """Answers of an engine process that lives as long as the block."""
+    prepared = prepare(read_config(args))
+    params = read_sampling(args, {"max_tokens": MAX_TOKENS, **defaults(prepared.folder)}, prepared.tokenizer)
+    refuse_many(params)
+    with engine(prepared) as client:
+        yield lambda messages: local_answer(messages, params, prepared, client)
+
+
+def local_answer(
+    messages: list[Message], params: SamplingParams, prepared: Prepared, client: SyncClient
+) -> Generator[str, None, None]:
+    """The text of one answer, delta by delta.
+
+    Raises:
+        TailraceError: the engine refused the request, or died.
+    """
+    text = TextStream(prepared.tokenizer, params)
+    with client.submit(prepared.tokenizer.encode_chat(messages), params) as stream:
+        for events in stream:
+            for event in events:
+                match event:
+                    case Tokens():
+                        delta = text.feed(event.token_ids, event.logprobs)
+                    case Finished():
+                        delta = text.flush(event.reason, event.stop_token_id)
+                    case Failed():
+                        raise BY_CODE.get(event.code, EngineError)(event.message)
+                if delta.text:
+                    yield delta.text
+                if delta.finish_reason:
+                    return
+
+
+@contextmanager
+def remote_voice(args: argparse.Namespace) -> Iterator[Voice]:
+    """Answers of the server at args.url."""
+    url = args.url.rstrip("/").removesuffix("/v1") + "/v1/chat/completions"
+    if not url.startswith(("http://", "https://")):
+        raise ConfigError(f"--url must begin with http:// or https://, got {args.url!r}")
+    params = read_sampling(args, {}, None)
+    refuse_many(params)
+    asked = {field: getattr(params, field) for field in given_sampling(args)}  # the server has its own defaults
+    body = msgspec.to_builtins(asked, str_keys=True)
+    if args.__dict__.get("model.model"):
+        body["model"] = args.__dict__["model.model"]
+    headers = {"authorization": f"Bearer {args.api_key}"} if args.api_key else {}
+    timeout = httpx.Timeout(None, connect=CONNECT_TIMEOUT_S)
+    with httpx.Client(headers=headers, timeout=timeout) as http:
+        yield lambda messages: remote_answer(http, url, {**body, "messages": messages, "stream": True})
+
+
+def remote_answer(http: httpx.Client, url: str, body: dict[str, Any]) -> Generator[str, None, None]:
+    """The text of one answer, delta by delta, read from a stream of server-sent events.
+
+    Raises:
+        RequestError: the server refused the request. EngineDeadError: it can't be reached, or broke off.
+    """
+    try:
+        with http.stream("POST", url, json=body) as response:
+            if response.status_code != 200:
+                response.read()
+                raise RequestError(f"the server answers {response.status_code}: {problem(response)}")
+            for line in response.iter_lines():
+                data = line.removeprefix("data: ")
+                if data == line or data == "[DONE]":
+                    continue
+                event = json.loads(data)
+                if "error" in event:
+                    raise EngineError(event["error"].get("message", data))
+                for choice in event.get("choices", ()):
+                    if content := choice["delta"].get("content"):
+                        yield content
+    except httpx.HTTPError as error:
+        raise EngineDeadError(f"{url}: {error or type(error).__name__}") from error
+
+
+def problem(response: httpx.Response) -> str:
+    """The message of an OpenAI error body, or the body."""
+    try:
+        return str(response.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return response.text.strip()[:500]
+
+
+def refuse_many(params: SamplingParams) -> None:
+    """A conversation has one answer."""
+    if params.n != 1:
+        raise ConfigError(f"n must be 1 in a conversation, got {params.n}")

@@ -1,0 +1,57 @@
+"""A Hugging Face hub id → the folder of its snapshot in Hugging Face's own cache, which other programs share.
+
+What is in that cache and whole is used as it is, without asking the network; `name@revision` names a revision.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from pathlib import Path
+
+from tqdm.auto import tqdm
+
+from tailrace.errors import ModelLoadError
+from tailrace.models.local import check_folder
+
+HUB_ID = re.compile(r"^[\w.-]+/[\w.-]+(@[\w./-]+)?$")
+PATTERNS = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
+WITHOUT_NETWORK = "download it elsewhere and name the folder, or leave --model out for the default model"
+
+
+class QuietBar(tqdm):
+    """A progress bar that shows nothing."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__(*args, **{**kwargs, "disable": True})  # type: ignore[arg-type]
+
+
+def fetch_snapshot(hub_id: str, *, remote_code: bool, progress: bool) -> Path:
+    """The snapshot's folder, downloaded if it is not in the cache. Only safetensors weights are fetched.
+
+    Args:
+        remote_code: fetch the repository's Python files too.
+
+    Raises:
+        ModelLoadError: no such model, no access to it, no network, or the repository lacks something we need.
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+    name, _, revision = hub_id.partition("@")
+    patterns = [*PATTERNS, "*.py"] if remote_code else PATTERNS
+    snapshot = partial(snapshot_download, name, revision=revision or None, allow_patterns=patterns)
+    try:
+        return check_folder(Path(snapshot(local_files_only=True)))
+    except (LocalEntryNotFoundError, ModelLoadError):
+        pass  # not there, or only part of it
+    try:
+        folder = snapshot(tqdm_class=None if progress else QuietBar)
+    except GatedRepoError as error:
+        raise ModelLoadError(f"{name} needs its licence accepted and a token: run `hf auth login`") from error
+    except RepositoryNotFoundError as error:
+        raise ModelLoadError(f"there is no model {name} on the hub (or it is private: run `hf auth login`)") from error
+    except (OSError, ValueError, RuntimeError) as error:  # whatever the HTTP stack raises is one of these
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ModelLoadError(f"the hub can't be reached for {name}: {reason}; {WITHOUT_NETWORK}") from error
+    return check_folder(Path(folder))

@@ -1,0 +1,114 @@
+"""Folders that are made once and appear whole or not at all. Knows nothing of what is in them.
+
+Whoever makes one holds its lock, works in a temporary folder beside it, syncs that to disk and renames it. So two
+processes that start at once share one result; a kill at any point leaves a temporary folder, which nobody mistakes for
+the real one and the next maker deletes. The lock is the kernel's: it goes with the process that held it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from tailrace.errors import ModelLoadError
+
+MARKER = "tailrace.json"  # written last: lists every file with its size in bytes, and where it came from
+TEMPORARY = ".tmp-"
+
+
+def is_whole(folder: Path) -> bool:
+    """True if the folder has its marker and every file the marker lists, at its size."""
+    try:
+        files = json.loads((folder / MARKER).read_text())["files"]
+        return all((folder / name).stat().st_size == size for name, size in files.items())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+
+
+def make_once(target: Path, build: Callable[[Path], dict[str, Any]], on_wait: Callable[[], None]) -> Path:
+    """`target`, made by `build(temporary folder)` unless it is there already.
+
+    Args:
+        build: fills the empty folder it is given; what it returns is kept in the marker.
+        on_wait: called once if another process is making it.
+
+    Raises:
+        ModelLoadError: the disk refused (full, read-only, no permission). What `build` raises passes through.
+    """
+    if is_whole(target):
+        return target
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with locked(lock_of(target), on_wait):
+            if not is_whole(target):
+                make(target, build)
+    except OSError as error:
+        raise ModelLoadError(f"the cache folder {target.parent} can't be used: {error}") from error
+    return target
+
+
+def make(target: Path, build: Callable[[Path], dict[str, Any]]) -> None:
+    """Build, sync, rename. The caller holds the lock."""
+    sweep(target)
+    temporary = Path(tempfile.mkdtemp(prefix=target.name + TEMPORARY, dir=target.parent))
+    try:
+        origin = build(temporary)
+        files = {str(p.relative_to(temporary)): p.stat().st_size for p in sorted(temporary.rglob("*")) if p.is_file()}
+        (temporary / MARKER).write_text(json.dumps({**origin, "files": files}, indent=2) + "\n")
+        for path in [*temporary.rglob("*"), temporary]:
+            sync(path)
+        temporary.chmod(0o755)
+        temporary.rename(target)
+        sync(target.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)  # after the rename there is nothing at that path
+
+
+def sweep(target: Path) -> None:
+    """Delete what is not whole at `target`, and the temporary folders of makers that are gone, ours or another's."""
+    if target.exists():  # damaged: a file was deleted or cut short
+        shutil.rmtree(target)
+    for path in target.parent.glob(f"*{TEMPORARY}*"):
+        owner = path.with_name(path.name.rpartition(TEMPORARY)[0])
+        if owner == target:
+            shutil.rmtree(path, ignore_errors=True)
+            continue
+        with contextlib.suppress(Timeout), FileLock(lock_of(owner), timeout=0):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def locked(path: Path, on_wait: Callable[[], None]):
+    """Hold the lock file; call `on_wait` if somebody else does."""
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        on_wait()
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def lock_of(target: Path) -> Path:
+    """The lock file of a target. It stays: deleting a lock file lets two processes hold 'the' lock."""
+    return target.with_name(f".{target.name}.lock")
+
+
+def sync(path: Path) -> None:
+    """Flush a file or folder to the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

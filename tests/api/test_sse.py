@@ -1,0 +1,124 @@
+"""Frames, the order of a stream's end, and two whole transcripts, byte for byte."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+
+import msgspec
+import pytest
+
+from api.harness import LocalClient, events, front_of, saying
+from tailrace.api.sse import EventStream, frame
+from tailrace.errors import EngineError
+
+
+class Chunk(msgspec.Struct):
+    text: str
+
+
+def test_a_frame_holds_no_raw_line_break():
+    assert frame(Chunk("a\n\nb\r\u2028")) == 'data: {"text":"a\\n\\nb\\r\u2028"}\n\n'.encode()
+
+
+class Wire:
+    """An ASGI connection that nobody leaves."""
+
+    def __init__(self) -> None:
+        self.sent: list[dict] = []
+
+    async def receive(self) -> dict:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def send(self, message: dict) -> None:
+        self.sent.append(message)
+
+    @property
+    def body(self) -> str:
+        return b"".join(m.get("body", b"") for m in self.sent).decode()
+
+
+async def run(rest) -> Wire:
+    wire = Wire()
+    await EventStream(Chunk("first"), rest, lambda: None)({"type": "http"}, wire.receive, wire.send)
+    assert wire.sent[0]["type"] == "http.response.start"
+    assert [m["more_body"] for m in wire.sent[1:]] == [True] * (len(wire.sent) - 2) + [False]
+    return wire
+
+
+async def test_done_only_after_the_last_chunk():
+    async def rest():
+        yield Chunk("second")
+
+    assert events((await run(rest())).body) == [{"text": "first"}, {"text": "second"}, "[DONE]"]
+
+
+@pytest.mark.parametrize(("error", "code"), [(EngineError("it broke"), "engine_error"), (KeyError("x"), "internal_error")])
+async def test_an_error_is_the_last_event_and_not_done(error, code):
+    closed = []
+
+    async def rest():
+        try:
+            yield Chunk("second")
+            raise error
+        finally:
+            closed.append(True)
+
+    *chunks, last = events((await run(rest())).body)
+    assert chunks == [{"text": "first"}, {"text": "second"}]
+    assert last["error"]["code"] == code
+    assert closed
+
+
+def settled(transcript: str) -> str:
+    """A transcript without what differs from run to run."""
+    transcript = re.sub(r'"created":\d+', '"created":0', transcript)
+    return re.sub(r'"system_fingerprint":"fp_[0-9a-f]+"', '"system_fingerprint":"fp"', transcript)
+
+
+CHAT = """\
+data: {"id":"chatcmpl-g","object":"chat.completion.chunk","created":0,"model":"scripted","system_fingerprint":"fp",\
+"choices":[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}],"usage":null}
+
+data: {"id":"chatcmpl-g","object":"chat.completion.chunk","created":0,"model":"scripted","system_fingerprint":"fp",\
+"choices":[{"index":0,"delta":{"content":"h"},"logprobs":null,"finish_reason":null}],"usage":null}
+
+data: {"id":"chatcmpl-g","object":"chat.completion.chunk","created":0,"model":"scripted","system_fingerprint":"fp",\
+"choices":[{"index":0,"delta":{"content":"é"},"logprobs":null,"finish_reason":null}],"usage":null}
+
+data: {"id":"chatcmpl-g","object":"chat.completion.chunk","created":0,"model":"scripted","system_fingerprint":"fp",\
+"choices":[{"index":0,"delta":{},"logprobs":null,"finish_reason":"stop","stop_reason":null}],"usage":null}
+
+data: {"id":"chatcmpl-g","object":"chat.completion.chunk","created":0,"model":"scripted","system_fingerprint":"fp",\
+"choices":[],"usage":{"prompt_tokens":21,"completion_tokens":4,"total_tokens":25,"prompt_tokens_details":\
+{"cached_tokens":0}}}
+
+data: [DONE]
+
+"""
+
+COMPLETION = """\
+data: {"id":"cmpl-g","object":"text_completion","created":0,"model":"scripted","system_fingerprint":"fp",\
+"choices":[{"index":0,"text":"x=","logprobs":null,"finish_reason":null}]}
+
+data: {"id":"cmpl-g","object":"text_completion","created":0,"model":"scripted","system_fingerprint":"fp",\
+"choices":[{"index":0,"text":"h","logprobs":null,"finish_reason":null}]}
+
+data: {"id":"cmpl-g","object":"text_completion","created":0,"model":"scripted","system_fingerprint":"fp",\
+"choices":[{"index":0,"text":"é","logprobs":null,"finish_reason":null}]}
+
+data: {"id":"cmpl-g","object":"text_completion","created":0,"model":"scripted","system_fingerprint":"fp",\
+"choices":[{"index":0,"text":"","logprobs":null,"finish_reason":"length","stop_reason":null}]}
+
+data: [DONE]
+
+"""
+
+
+async def test_golden_transcripts(tokenizer):
+    async with front_of(LocalClient(saying("hé".encode()), tick_s=0.05), tokenizer) as front:
+        chat = await front.chat(stream=True, stream_options={"include_usage": True}, request_id="g")
+        assert settled(chat.text) == CHAT
+        completion = await front.complete(stream=True, echo=True, max_tokens=3, request_id="g")
+        assert settled(completion.text) == COMPLETION

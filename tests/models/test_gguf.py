@@ -1,0 +1,203 @@
+"""GGUF files: told apart, converted once in a child process, kept; the text split as the file says."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gguf import GGUFWriter
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+
+from tailrace.config import ModelConfig
+from tailrace.errors import ModelLoadError
+from tailrace.models import describe, resolve
+from tailrace.models.gguf import check_gguf, converted_folder
+from tailrace.models.pretokenizer import missing_split
+from tailrace.models.store import TEMPORARY, is_whole
+
+RESOLVE = """
+import sys
+from tailrace.config import ModelConfig
+from tailrace.models import resolve
+print("folder", resolve(ModelConfig(model=sys.argv[1], cache_dir=sys.argv[2])).folder, flush=True)
+sys.exit("torch" in sys.modules)
+"""
+VOCAB, WIDTH = 257, 64
+
+
+def tiny_gguf(path: Path, pre: str = "smollm") -> Path:
+    """A whole little Llama: byte vocabulary, one layer, an end-of-turn token beside the end-of-text one."""
+    writer = GGUFWriter(path, "llama")
+    writer.add_context_length(128)
+    writer.add_embedding_length(WIDTH)
+    writer.add_block_count(1)
+    writer.add_feed_forward_length(WIDTH)
+    writer.add_head_count(2)
+    writer.add_head_count_kv(2)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(VOCAB)
+    alphabet = sorted(ByteLevel.alphabet())
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list([*alphabet, "ĠĠ"])
+    writer.add_token_types([1] * VOCAB)
+    writer.add_token_merges(["Ġ Ġ"])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(1)
+    writer.add_eot_token_id(5)
+    random = np.random.default_rng(0)
+
+    def tensor(name: str, *shape: int) -> None:
+        writer.add_tensor(name, random.standard_normal(shape).astype(np.float32))
+
+    tensor("token_embd.weight", VOCAB, WIDTH)
+    tensor("output_norm.weight", WIDTH)
+    for name in ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"):
+        tensor(f"blk.0.{name}.weight", WIDTH, WIDTH)
+    tensor("blk.0.attn_norm.weight", WIDTH)
+    tensor("blk.0.ffn_norm.weight", WIDTH)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def start(file: Path, cache: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", RESOLVE, str(file), str(cache)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_gguf(tmp_path_factory.mktemp("tiny") / "tiny.Q8.gguf")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("notes.txt", b"hello", "is a file but not a GGUF file"),
+        ("cut.gguf", b"GG", "is a file but not a GGUF file"),
+        ("big-00001-of-00003.gguf", b"GGUF", "one part of a split"),
+    ],
+)
+def test_files_that_are_refused(tmp_path: Path, name: str, content: bytes, said: str):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ModelLoadError, match=said):
+        resolve(ModelConfig(model=str(tmp_path / name), cache_dir=str(tmp_path / "cache")))
+
+
+def test_the_key_follows_content_time_and_dtype(tmp_path: Path):
+    file = tmp_path / "a.gguf"
+    file.write_bytes(b"GGUF" + b"x" * 100)
+    check_gguf(file)
+
+    def key(dtype: str = "bfloat16") -> Path:
+        return converted_folder(file, tmp_path, dtype, "a")
+
+    first = key()
+    assert key() == first != key("float32")
+    stat = file.stat()
+    file.write_bytes(b"GGUF" + b"y" * 100)
+    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert key() != first
+    moved = tmp_path / "elsewhere.gguf"
+    shutil.copy2(file, moved)
+    assert converted_folder(moved, tmp_path, "bfloat16", "a") == key()
+
+
+def test_killed_half_way_then_made_by_two_at_once(tiny: Path, tmp_path: Path):
+    """One story, because each conversion takes seconds: killed half-way, made right by two at once, found again."""
+    cache = tmp_path / "cache"
+    killed = start(tiny, cache)
+    deadline = time.monotonic() + 120
+    while not list((cache / "models").glob(f"*{TEMPORARY}*/*")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate(timeout=60)
+    finished = [p for p in (cache / "models").iterdir() if p.is_dir() and TEMPORARY not in p.name]
+    assert not finished
+    assert list((cache / "models").glob(f"*{TEMPORARY}*"))
+
+    both = [start(tiny, cache) for _ in range(2)]
+    results = [process.communicate(timeout=180) for process in both]
+    assert [process.returncode for process in both] == [0, 0], results
+    folders = {out.split()[1] for out, _ in results}
+    assert len(folders) == 1
+    folder = Path(folders.pop())
+    assert is_whole(folder)
+    assert sum("dequantising" in err for _, err in results) == 1, "it was converted twice"
+    assert not list((cache / "models").glob(f"*{TEMPORARY}*"))
+
+    info = describe(folder, "tiny")
+    assert (info.vocab_size, info.max_model_len, info.eos_token_ids) == (VOCAB, 128, [1, 5])
+    assert json.loads((folder / "config.json").read_text())["dtype"] == "bfloat16"
+    found = resolve(ModelConfig(model=str(tiny), cache_dir=str(cache)), progress=False)
+    assert (found.folder, found.name) == (folder, "tiny.Q8")
+    tokens = Tokenizer.from_file(str(folder / "tokenizer.json")).encode("  12").tokens
+    assert tokens == ["ĠĠ", "1", "2"]
+
+
+def test_a_broken_file_says_what_is_wrong(tiny: Path, tmp_path: Path):
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(tiny.read_bytes()[:2000])
+    with pytest.raises(ModelLoadError, match=r"broken\.gguf can't be converted: \w+: ."):
+        resolve(ModelConfig(model=str(broken), cache_dir=str(tmp_path)), progress=False)
+    assert not [p for p in (tmp_path / "models").iterdir() if p.is_dir()]
+
+
+def tokens_of(text: str, pre: str | None) -> list[str]:
+    """`text` with a vocabulary that merges spaces and digits wherever its split lets it."""
+    merges = [("Ġ", "Ġ"), ("ĠĠ", "Ġ"), ("1", "2"), ("12", "3"), ("123", "4"), ("Ċ", "Ċ"), ("ĊĊ", "Ġ")]
+    words = [*sorted(ByteLevel.alphabet()), *(a + b for a, b in merges)]
+    tokenizer = Tokenizer(BPE({word: number for number, word in enumerate(words)}, merges))
+    split = missing_split(pre)
+    assert pre is None or split is not None
+    tokenizer.pre_tokenizer = split or ByteLevel(add_prefix_space=False)
+    return tokenizer.encode(text).tokens
+
+
+@pytest.mark.parametrize(
+    ("pre", "text", "tokens"),
+    [
+        ("smollm", "1234", ["1", "2", "3", "4"]),
+        ("smollm", "  1", ["ĠĠ", "1"]),
+        ("smollm", "\n\n 1", ["ĊĊĠ", "1"]),
+        ("stablelm2", "1234", ["1", "2", "3", "4"]),
+        ("glm4", "1234", ["123", "4"]),
+        ("deepseek-coder", "1234", ["1", "2", "3", "4"]),
+        ("deepseek-coder", "\n\n", ["Ċ", "Ċ"]),
+        (None, "1234", ["1234"]),  # the negative control: GPT-2's split gets all of these wrong
+        (None, "  1", ["Ġ", "Ġ", "1"]),
+        (None, "\n\n 1", ["ĊĊ", "Ġ", "1"]),
+    ],
+)
+def test_splits(pre: str | None, text: str, tokens: list[str]):
+    assert tokens_of(text, pre) == tokens
+
+
+def test_names_that_transformers_learns_leave_our_table():
+    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+
+    from tailrace.models.pretokenizer import MISSING
+
+    assert not MISSING.keys() & GGUF_PRE_TOKENIZER_SPLITS.keys()
+
+
+@pytest.mark.model
+def test_the_default_model_encodes_as_the_original(model_folder: Path):
+    tokenizer = Tokenizer.from_file(str(model_folder / "tokenizer.json"))
+    assert tokenizer.encode("12345").tokens == ["1", "2", "3", "4", "5"]
+    assert tokenizer.encode("  12\n\n 34").tokens == ["ĠĠ", "1", "2", "ĊĊĠ", "3", "4"]
+    assert tokenizer.encode("<|im_start|>user").ids[0] == 1
+    assert describe(model_folder, "m").eos_token_ids == [2]

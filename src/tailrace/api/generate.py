@@ -54,12 +54,13 @@ class Generation:
         """
         service, n = self._service, self.params.n
         service.supervisor.check()
+        eos = service.client.model.eos_token_ids
         service.live.add(self)
         try:
             for prompt in self.prompts:
                 stream = service.client.submit(prompt, self.params, id=self.id, priority=self._priority)
                 self._streams.append(stream)
-                self._texts += [TextStream(service.tokenizer, self.params) for _ in range(n)]
+                self._texts += [TextStream(service.tokenizer, self.params, eos) for _ in range(n)]
             self._open = len(self._texts)
             async with contextlib.aclosing(merge([self._of_prompt(p) for p in range(len(self.prompts))])) as merged:
                 async for choice, delta in merged:
@@ -102,9 +103,9 @@ class Generation:
                         self._metrics.finished.labels(delta.finish_reason).inc()
                         open_.discard(event.index)
                         self._open -= 1
-                        if not open_ and isinstance(event, Tokens):  # a stop string: the engine can't know
+                        if isinstance(event, Tokens):  # a stop string: the engine can't know
                             self._metrics.aborted.labels("stop string").inc()
-                            stream.abort("stop string")
+                            stream.abort_sequence(event.index)
                     yield p * n + event.index, delta
         if open_:
             raise self._failure or EngineError("the engine's stream ended before its sequences did")

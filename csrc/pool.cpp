@@ -15,7 +15,8 @@ namespace tailrace {
 
 namespace {
 // Long enough to bridge the Python between two kernels of a decode step, short enough not to steal a core from others.
-constexpr auto kSpin = std::chrono::microseconds(60);
+constexpr auto kSpin = std::chrono::microseconds(50);
+constexpr int kSpinsBeforeYield = 2000;
 }  // namespace
 
 Pool &Pool::instance() {
@@ -44,6 +45,14 @@ void Pool::drain() {
     for (int64_t i; (i = next_.fetch_add(1, std::memory_order_relaxed)) < tasks_;) (*task_)(i);
 }
 
+// False once the caller has closed the call: a worker that wakes late is not waited for and touches nothing.
+bool Pool::enter() {
+    int inside = inside_.load(std::memory_order_acquire);
+    while (inside != kClosed)
+        if (inside_.compare_exchange_weak(inside, inside + 1, std::memory_order_acquire)) return true;
+    return false;
+}
+
 void Pool::work(uint64_t seen) {
     for (;;) {
         const auto until = std::chrono::steady_clock::now() + kSpin;
@@ -57,8 +66,10 @@ void Pool::work(uint64_t seen) {
         }
         seen = generation_.load(std::memory_order_acquire);
         if (stop_) return;
-        drain();
-        busy_.fetch_sub(1, std::memory_order_release);
+        if (enter()) {
+            drain();
+            inside_.fetch_sub(1, std::memory_order_release);
+        }
     }
 }
 
@@ -72,14 +83,20 @@ void Pool::run(int64_t tasks, const std::function<void(int64_t)> &task) {
     task_ = &task;
     tasks_ = tasks;
     next_.store(0, std::memory_order_relaxed);
-    busy_.store(static_cast<int>(workers_.size()), std::memory_order_relaxed);
+    inside_.store(0, std::memory_order_release);
     generation_.fetch_add(1, std::memory_order_seq_cst);
     if (sleepers_.load(std::memory_order_seq_cst) > 0) {
         std::lock_guard<std::mutex> lock(sleep_);
         wake_.notify_all();
     }
     drain();
-    while (busy_.load(std::memory_order_acquire) > 0) TAILRACE_PAUSE();
+    // Wait only for workers that took a task; give the core away if one of them lost its own.
+    for (int spins = 0;; ++spins) {
+        int nobody = 0;
+        if (inside_.compare_exchange_strong(nobody, kClosed, std::memory_order_acquire)) return;
+        if (spins < kSpinsBeforeYield) TAILRACE_PAUSE();
+        else std::this_thread::yield();
+    }
 }
 
 }  // namespace tailrace

@@ -23,9 +23,11 @@ class Pool {
     void run(int64_t tasks, const std::function<void(int64_t)> &task);
 
   private:
+    static constexpr int kClosed = -1;
     Pool() = default;
     ~Pool();
     void work(uint64_t seen);
+    bool enter();
     void drain();
 
     std::vector<std::thread> workers_;
@@ -35,7 +37,7 @@ class Pool {
     std::atomic<int> sleepers_{0};
     std::atomic<uint64_t> generation_{0};
     std::atomic<int64_t> next_{0};
-    std::atomic<int> busy_{0};
+    std::atomic<int> inside_{kClosed};  // workers on the current call; closed between calls
     std::atomic<bool> stop_{false};
     int64_t tasks_ = 0;
     const std::function<void(int64_t)> *task_ = nullptr;

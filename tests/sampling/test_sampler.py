@@ -1,0 +1,315 @@
+"""The sampler against the float64 oracle: kept sets, probabilities, the token a seed draws; and that neighbours don't matter."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from oracles import brute
+from tailrace.kernels.status import EMPTY, INF, NAN, OK
+from tailrace.params import SamplingParams
+from tailrace.sampling import Rows, Sampler, Slots, request_key
+from tailrace.sampling.sampler import distribution
+
+V = 61
+EOS = 60
+
+
+def slots_with(*entries: tuple[SamplingParams, int, list[int], list[int]], vocab: int = V) -> Slots:
+    slots = Slots(max(8, len(entries)), vocab)
+    for slot, (params, key, prompt, output) in enumerate(entries):
+        slots.join(slot, params, key=key, prompt=prompt, output=output, eos_token_ids=[vocab - 1])
+    return slots
+
+
+def ask_of(params: SamplingParams, vocab: int = V) -> brute.Ask:
+    eos = [] if params.ignore_eos else [vocab - 1]
+    return brute.Ask(
+        params.temperature, max(0, params.top_k), params.top_p, params.min_p, params.repetition_penalty,
+        params.presence_penalty, params.frequency_penalty, dict(params.logit_bias),
+        None if params.allowed_token_ids is None else list(params.allowed_token_ids),
+        [list(word) for word in params.bad_words], params.min_tokens, [*eos, *params.stop_token_ids],
+    )  # fmt: skip
+
+
+def draw(slots: Slots, logits: torch.Tensor, position: int = 9) -> list[int]:
+    n = logits.shape[0]
+    return Sampler(slots)(logits, Rows.plain(list(range(n)), list(range(n)), [position] * n)).token_ids[:, 0].tolist()
+
+
+ids = st.integers(0, V - 1)
+PARAMS = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([0.0, 1.0, 0.7, 1.8, 1e-3]),
+    top_k=st.sampled_from([0, -1, 1, 2, 7, 60, 61, 1000]),
+    top_p=st.sampled_from([1.0, 0.0, 0.3, 0.9, 0.999]),
+    min_p=st.sampled_from([0.0, 0.05, 0.5, 1.0]),
+    repetition_penalty=st.sampled_from([1.0, 1.3, 0.8]),
+    presence_penalty=st.sampled_from([0.0, 0.6, -0.5]),
+    frequency_penalty=st.sampled_from([0.0, 0.4, -0.2]),
+    logit_bias=st.dictionaries(ids, st.sampled_from([-5.0, 2.0, 100.0]), max_size=3),
+    allowed_token_ids=st.none() | st.lists(ids, min_size=3, max_size=20).map(tuple),
+    bad_words=st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=3).map(tuple), max_size=3).map(tuple),
+    min_tokens=st.sampled_from([0, 2, 5]),
+    stop_token_ids=st.lists(ids, max_size=2).map(tuple),
+)
+
+
+def logits_of(kind: str, seed: int) -> torch.Tensor:
+    rng = torch.Generator().manual_seed(seed)
+    row = torch.randn(V, generator=rng) * 3
+    if kind == "ties":
+        row = (row / 2).round() * 2
+    elif kind == "flat":
+        row = torch.zeros(V)
+    elif kind == "peaked":
+        row[seed % V] = 60.0
+    elif kind == "holes":
+        row[torch.rand(V, generator=rng) < 0.4] = float("-inf")
+        row[3] = 1.0
+    elif kind == "bf16":
+        row = row.bfloat16().float()
+    elif kind == "huge":
+        row = row * 1e4
+    return row
+
+
+KINDS = ["random", "ties", "flat", "peaked", "holes", "bf16", "huge"]
+
+
+@settings(max_examples=1200, deadline=None)
+@given(PARAMS, st.sampled_from(KINDS), st.integers(0, 50), st.lists(st.integers(0, 9), max_size=5), st.lists(st.integers(0, 9), max_size=7))
+def test_kept_sets_probabilities_and_draws_are_the_oracles(params, kind, seed, prompt, output):
+    row = logits_of(kind, seed)
+    slots = slots_with((params, seed, prompt, output))
+    edited = brute.edit(row.double().tolist(), ask_of(params), prompt, output)
+    if all(x == brute.NONE for x in edited):
+        assert distribution(row, slots[0]) is None
+        return
+    survivors = distribution(row, slots[0])
+    position = len(prompt) + len(output)
+    token = draw(slots, row[None], position)[0]
+    if params.greedy:
+        assert edited[token] >= max(edited) - 1e-4 * max(1.0, abs(max(edited)))
+        return
+    alive = brute.refine(edited, ask_of(params))
+    got, wanted = survivors.ids.tolist(), sorted(alive)
+    if got != wanted:  # float32 logits may fall on the other side of a threshold that they all but touch
+        assert near_a_threshold(edited, ask_of(params), set(got) ^ set(wanted))
+        return
+    expected = brute.softmax(alive)
+    for i, p in zip(got, survivors.probabilities().tolist(), strict=True):
+        assert abs(p - expected[i]) < 1e-5
+    marks = brute.scores(alive, seed, position)
+    assert marks[token] >= max(marks.values()) - 1e-3
+
+
+def near_a_threshold(edited: list[float], ask: brute.Ask, disputed: set[int]) -> bool:
+    """Whether a shift of the knobs within float32's rounding explains a different kept set."""
+    for shift in (-1e-5, 1e-5):
+        moved = brute.Ask(**{**ask.__dict__, "top_p": min(1.0, max(0.0, ask.top_p + shift)) if 0 < ask.top_p < 1 else ask.top_p,
+                             "min_p": min(1.0, ask.min_p * (1 + shift)) if ask.min_p else 0.0})
+        kept = set(brute.refine(edited, moved))
+        plain = set(brute.refine(edited, ask))
+        if disputed <= (kept ^ plain):
+            return True
+    values = sorted(edited[i] for i in disputed if edited[i] != brute.NONE)
+    return len(values) > 1 and values[-1] - values[0] <= 1e-5 * max(1.0, abs(values[-1]))
+
+
+# ---- neighbours
+
+
+def company(seed: int) -> list[tuple[SamplingParams, int, list[int], list[int]]]:
+    rng = random.Random(seed)
+    make = lambda **fields: SamplingParams(**fields)  # noqa: E731
+    params = [
+        make(temperature=0.0), make(), make(temperature=0.8, top_p=0.9, seed=3), make(top_k=5, min_p=0.1),
+        make(temperature=1.3, repetition_penalty=1.2, presence_penalty=0.5, logprobs=4), make(temperature=0.0, logprobs=2),
+        make(allowed_token_ids=(1, 2, 3)), make(logit_bias={5: 3.0}, min_tokens=9),
+    ]  # fmt: skip
+    return [(p, rng.randrange(2**60), [rng.randrange(V) for _ in range(5)], [1, 2]) for p in params]
+
+
+def test_a_row_is_the_same_alone_in_any_slot_order_and_company():
+    entries = company(1)
+    logits = torch.stack([logits_of(kind, 7) for kind in [*KINDS, "random"]])
+    together = draw(slots_with(*entries), logits)
+    for i, entry in enumerate(entries):
+        assert draw(slots_with(entry), logits[i : i + 1]) == [together[i]]
+    order = [5, 2, 7, 0, 1, 6, 3, 4]
+    shuffled = draw(slots_with(*(entries[i] for i in order)), logits[order])
+    assert [shuffled[order.index(i)] for i in range(8)] == together
+    half = draw(slots_with(*entries), logits.double().float().contiguous())
+    assert half == together
+
+
+def test_the_container_may_be_bf16_and_strided_and_is_not_modified():
+    entries = company(2)
+    logits = torch.stack([logits_of("bf16", s) for s in range(8)])
+    wide = torch.zeros(8, V + 9, dtype=torch.bfloat16)
+    wide[:, 4 : V + 4] = logits.bfloat16()
+    before = wide.clone()
+    assert draw(slots_with(*entries), wide[:, 4 : V + 4]) == draw(slots_with(*entries), logits)
+    assert torch.equal(wide, before)
+
+
+def test_noise_shared_between_rows_would_be_seen():
+    """The planted fault: rows that share their key draw the same tokens everywhere."""
+    flat = torch.zeros(8, V)
+    same = [(SamplingParams(), 5, [], []) for _ in range(8)]
+    assert len(set(draw(slots_with(*same), flat))) == 1
+    apart = [(SamplingParams(), request_key(5, i), [], []) for i in range(8)]
+    assert len(set(draw(slots_with(*apart), flat))) > 4
+
+
+def test_children_share_logits_and_draw_apart():
+    slots = Slots(4, V)
+    slots.join(0, SamplingParams(seed=1), key=request_key(1, 0), prompt=[1])
+    for i in (1, 2):
+        slots.fork(0, i, key=request_key(1, i))
+    flat = torch.zeros(1, V)
+    rows = Rows.plain([0, 1, 2], [0, 0, 0], [1, 1, 1])
+    first = Sampler(slots)(flat, rows).token_ids[:, 0].tolist()
+    assert len(set(first)) == 3
+    assert Sampler(slots)(flat, rows).token_ids[:, 0].tolist() == first
+    assert request_key(7, 1) != request_key(8, 0)
+    assert request_key(None, 0) != request_key(None, 0)
+
+
+# ---- bad rows
+
+
+def test_bad_rows_are_flagged_and_neighbours_are_not_touched():
+    rows = torch.randn(8, V, generator=torch.Generator().manual_seed(1))
+    entries = [(SamplingParams(seed=1), i, [], []) for i in range(8)]
+    good = draw(slots_with(*entries), rows)
+    bad = rows.clone()
+    bad[1], bad[2, 5], bad[3, 5] = float("-inf"), float("nan"), float("inf")
+    entries[4] = (SamplingParams(allowed_token_ids=(7,), bad_words=((7,),)), 4, [], [])
+    sampled = Sampler(slots_with(*entries))(bad, Rows.plain(list(range(8)), list(range(8)), [9] * 8))
+    assert sampled.status.tolist() == [OK, EMPTY, NAN, INF, EMPTY, OK, OK, OK]
+    assert sampled.num_tokens.tolist() == [1, 0, 0, 0, 0, 1, 1, 1]
+    got = sampled.token_ids[:, 0].tolist()
+    assert got[1:5] == [-1] * 4
+    assert [got[i] for i in (0, 5, 6, 7)] == [good[i] for i in (0, 5, 6, 7)]
+
+
+# ---- edges, by the cases that broke others
+
+
+@pytest.mark.parametrize("temperature", [1e-45, 1e-7])
+def test_case_04_tiny_temperatures_are_greedy_never_token_0(temperature):
+    row = torch.zeros(1, V)
+    row[0, 17] = 0.5
+    assert draw(slots_with((SamplingParams(temperature=temperature), 1, [], [])), row) == [17]
+    row[0, 30] = 0.5  # of equal ones either may be drawn
+    seen = {draw(slots_with((SamplingParams(temperature=temperature), key, [], [])), row)[0] for key in range(40)}
+    assert seen == {17, 30}
+
+
+def kept(row: torch.Tensor, **fields) -> list[int]:
+    return distribution(row, slots_with((SamplingParams(**fields), 0, [], []), vocab=len(row))[0]).ids.tolist()
+
+
+def test_case_03_top_p_near_one_and_zero():
+    flat = torch.zeros(V)
+    assert kept(flat, top_p=1 - 1e-7) == list(range(V))
+    assert kept(flat, top_p=0.0) == [0]
+    assert kept(torch.arange(V).float(), top_p=0.0) == [V - 1]
+
+
+def test_case_06_ties_at_the_boundary_go_to_the_smaller_id():
+    row = torch.tensor([1.0, 5.0, 3.0, 3.0, 3.0, 0.0])
+    assert kept(row, top_k=3) == [1, 2, 3]
+    assert kept(torch.zeros(6), top_k=4) == [0, 1, 2, 3]
+    assert kept(torch.zeros(10), top_p=0.35) == [0, 1, 2, 3]
+    assert kept(row, min_p=1.0) == [1]
+    assert kept(torch.zeros(6), min_p=1.0) == list(range(6))
+
+
+def test_case_07_top_p_takes_its_mass_from_what_top_k_left():
+    row = torch.log(torch.tensor([0.1] * 9 + [0.05, 0.05]))
+    assert kept(row, top_k=2, top_p=0.5) == [0]  # of the two, each has one half: the first reaches 0.5
+    assert kept(row, top_k=2, top_p=0.51) == [0, 1]
+
+
+def test_case_07_temperature_and_repetition_penalty_act_once():
+    row = torch.tensor([2.0, 1.0, 0.0, -1.0])
+    p = distribution(row, slots_with((SamplingParams(temperature=0.5), 0, [], []), vocab=4)[0]).probabilities()
+    torch.testing.assert_close(p, (row / 0.5).softmax(0))
+    params = SamplingParams(repetition_penalty=2.0)
+    penalised = distribution(row, slots_with((params, 0, [0, 0, 3], [0]), vocab=4)[0])
+    torch.testing.assert_close(penalised.probabilities(), torch.tensor([1.0, 1.0, 0.0, -2.0]).softmax(0))
+
+
+def test_case_09_penalty_scopes():
+    """Frequency and presence look at the output alone; repetition also at the prompt, each distinct token once."""
+    row = torch.zeros(5)
+    params = SamplingParams(frequency_penalty=1.0, presence_penalty=0.5)
+    got = distribution(row, slots_with((params, 0, [1, 1, 2], [2, 2, 3]), vocab=5)[0]).logits
+    torch.testing.assert_close(got, torch.tensor([0.0, 0.0, -2.5, -1.5, 0.0]))
+
+
+def test_history_follows_the_committed_tokens():
+    slots = slots_with((SamplingParams(frequency_penalty=1.0, bad_words=((3, 4),)), 0, [3], []), vocab=6)
+    row = torch.zeros(6)
+    assert 4 not in distribution(row, slots[0]).ids.tolist()
+    for token in (2, 2, 5) * 20:
+        slots.commit(torch.tensor([0]), torch.tensor([token]))
+    got = distribution(row, slots[0])
+    assert got.ids.tolist() == list(range(6))
+    torch.testing.assert_close(got.logits, torch.tensor([0.0, 0.0, -40.0, 0.0, 0.0, -20.0]))
+
+
+def test_slots_are_checked():
+    slots = slots_with((SamplingParams(), 0, [], []))
+    with pytest.raises(ValueError, match="slot 0 is taken"):
+        slots.join(0, SamplingParams(), key=0, prompt=[])
+    with pytest.raises(ValueError, match="slot 7 is empty"):
+        slots.leave(7)
+    with pytest.raises(ValueError, match="stop_token_ids"):
+        slots.join(1, SamplingParams(stop_token_ids=(V,)), key=0, prompt=[])
+    with pytest.raises(ValueError, match="61 columns"):
+        draw(slots, torch.zeros(1, 5))
+    rows = Rows.plain([0, 0], [0, 0], [1, 2])
+    drafted = Rows(rows.slot, rows.source, rows.position, torch.tensor([0, 2]), rows.draft)
+    with pytest.raises(ValueError, match="without drafts"):
+        Sampler(slots)(torch.zeros(1, V), drafted)
+
+
+# ---- logprobs
+
+
+@pytest.mark.parametrize("mode", ["raw", "processed"])
+def test_logprobs_are_those_of_the_distribution_they_name(mode):
+    row = logits_of("ties", 3)
+    params = SamplingParams(temperature=0.7, top_k=6, logit_bias={4: 2.0}, logprobs=9, logprobs_mode=mode)
+    slots = slots_with((params, 11, [], []))
+    sampled = Sampler(slots)(row[None], Rows.plain([0], [0], [4]))
+    entry, token = sampled.logprobs[0][0], int(sampled.token_ids[0, 0])
+    values = row.double().tolist()
+    if mode == "raw":
+        alive = dict(enumerate(values))
+    else:
+        alive = brute.refine(brute.edit(values, ask_of(params), [], []), ask_of(params))
+    p = brute.softmax(alive)
+    order = brute.descending(alive) + [i for i in range(V) if i not in alive]
+    assert entry.rank == order.index(token) + 1
+    assert entry.top_ids == order[:9]
+    assert math.isclose(entry.logprob, math.log(p[token]), abs_tol=1e-5)
+    expected = [math.log(p[i]) if i in p else float("-inf") for i in order[:9]]
+    assert entry.top_logprobs == pytest.approx(expected, abs=1e-5)
+
+
+def test_logprobs_are_given_only_to_those_who_ask():
+    slots = slots_with((SamplingParams(temperature=0.0), 0, [], []), (SamplingParams(temperature=0.0, logprobs=0), 0, [], []))
+    sampled = Sampler(slots)(torch.randn(2, V), Rows.plain([0, 1], [0, 1], [1, 1]))
+    assert sampled.logprobs[0] is None
+    assert sampled.logprobs[1][0].top_ids == []
+    assert sampled.logprobs[1][0].rank == 1

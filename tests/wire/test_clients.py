@@ -1,0 +1,258 @@
+"""One contract for the three clients: in-process, blocking and asyncio over ZMQ."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tailrace.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from tailrace.engine.engine import Engine
+from tailrace.errors import ConfigError, EngineDeadError, ModelLoadError
+from tailrace.params import SamplingParams
+from tailrace.runners.scripted import named
+from tailrace.wire.aio import AsyncClient
+from tailrace.wire.inproc import InprocClient
+from tailrace.wire.messages import Failed, Finished, ModelInfo, Tokens
+from tailrace.wire.sync import SyncClient
+
+VOCAB = 49152
+
+
+def config(model: str = "scripted:count:1", **scheduler: int) -> EngineConfig:
+    return EngineConfig(
+        model=ModelConfig(model=model), cache=CacheConfig(num_blocks=256), scheduler=SchedulerConfig(**scheduler)
+    )
+
+
+class Blocking:
+    """The asyncio client with a blocking face, so that one contract serves all three."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        self.client = client
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self.thread.start()
+
+    def call(self, work: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(60)
+
+    def start(self) -> ModelInfo:
+        return self.call(self.client.start())
+
+    def submit(self, *args: Any, **options: Any) -> BlockingStream:
+        async def work():
+            return self.client.submit(*args, **options)
+
+        return BlockingStream(self, self.call(work()))
+
+    @property
+    def stats(self):
+        return self.client.stats
+
+    @property
+    def error(self):
+        return self.client.error
+
+    def drain(self, timeout_s: float) -> bool:
+        return self.call(self.client.drain(timeout_s))
+
+    def close(self) -> None:
+        self.call(self.client.close())
+
+    def end(self) -> None:
+        self.close()
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join()
+        self.loop.close()
+
+
+class BlockingStream:
+    def __init__(self, owner: Blocking, stream: Any) -> None:
+        self.owner, self.stream, self.id, self.epoch = owner, stream, stream.id, stream.epoch
+
+    def __iter__(self) -> Iterator[list]:
+        events = self.stream.__aiter__()
+        while True:
+            try:
+                yield self.owner.call(events.__anext__())
+            except StopAsyncIteration:
+                return
+
+    def _in_loop(self, call: Callable, *args: Any) -> None:
+        async def work():
+            call(*args)
+
+        self.owner.call(work())
+
+    def abort(self, cause: str = "client") -> None:
+        self._in_loop(self.stream.abort, cause)
+
+    def abort_sequence(self, index: int) -> None:
+        self._in_loop(self.stream.abort_sequence, index)
+
+    def __enter__(self) -> BlockingStream:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.abort()
+
+
+def inproc() -> InprocClient:
+    settings = config()
+    runner = named("scripted:count:1", VOCAB, 16)
+    return InprocClient(Engine(runner, ModelInfo("scripted", VOCAB, 4096, [2]), settings.cache, settings.scheduler))
+
+
+MAKERS: dict[str, Callable[[], Any]] = {
+    "in process": inproc,
+    "blocking": lambda: SyncClient(config()),
+    "asyncio": lambda: Blocking(AsyncClient(config())),
+}
+
+
+@pytest.fixture(scope="module", params=MAKERS)
+def client(request: pytest.FixtureRequest):
+    made = MAKERS[request.param]()
+    info = made.start()
+    assert (info.vocab_size, info.eos_token_ids) == (VOCAB, [2])
+    yield made
+    (made.end if isinstance(made, Blocking) else made.close)()
+
+
+def greedy(max_tokens: int = 5, **fields: Any) -> SamplingParams:
+    return SamplingParams(temperature=0.0, max_tokens=max_tokens, **fields)
+
+
+def tell(stream: Any) -> tuple[dict[int, list[int]], dict[int, Any]]:
+    tokens: dict[int, list[int]] = {}
+    ends: dict[int, Any] = {}
+    for events in stream:
+        assert events
+        for event in events:
+            assert event.index not in ends
+            if isinstance(event, Tokens):
+                tokens.setdefault(event.index, []).extend(event.token_ids)
+            else:
+                ends[event.index] = event
+    return tokens, ends
+
+
+def settle(client: Any) -> None:
+    """Wait until the engine says that nothing is left."""
+    until = time.monotonic() + 20
+    while time.monotonic() < until:
+        stats = client.stats
+        if (stats.running, stats.waiting, stats.blocks_used) == (0, 0, 0) and stats.steps:
+            return
+        time.sleep(0.05)
+    raise AssertionError(client.stats)
+
+
+def test_a_request_gets_its_tokens_and_one_end(client):
+    tokens, ends = tell(client.submit([10], greedy()))
+    assert tokens == {0: [11, 12, 13, 14, 15]}
+    assert ends[0].reason == "length"
+
+
+def test_several_sequences_each_end_once(client):
+    tokens, ends = tell(client.submit([10, 20], greedy(n=3)))
+    assert tokens == {i: [21, 22, 23, 24, 25] for i in range(3)}
+    assert sorted(ends) == [0, 1, 2]
+
+
+def test_many_streams_at_once(client):
+    streams = [client.submit([100 * i], greedy(8)) for i in range(1, 20)]
+    for i, stream in reversed(list(enumerate(streams, 1))):
+        assert tell(stream)[0] == {0: [100 * i + k for k in range(1, 9)]}
+    settle(client)
+
+
+def test_a_refused_request_is_told_why(client):
+    _, ends = tell(client.submit([VOCAB + 1], greedy()))
+    assert isinstance(ends[0], Failed)
+    assert (ends[0].code, ends[0].param) == ("invalid_value", "prompt")
+
+
+@pytest.mark.parametrize("after", [0, 1, 3])
+def test_after_an_abort_nothing_comes_and_nothing_is_left(client, after):
+    stream = client.submit([10], greedy(3000))
+    events = iter(stream)
+    for _ in range(after):
+        next(events)
+    stream.abort()
+    assert list(events) == []
+    stream.abort()  # again: nothing happens
+    settle(client)
+
+
+def test_leaving_early_aborts(client):
+    with client.submit([10], greedy(3000, n=2)) as stream:
+        next(iter(stream))
+    settle(client)
+
+
+def test_one_sequence_can_be_ended_alone(client):
+    stream = client.submit([10], greedy(6, n=3))
+    pieces = iter(stream)
+    first = next(pieces)
+    stream.abort_sequence(1)
+    tokens, ends = tell(pieces)
+    assert sorted(ends) == [0, 2]
+    before = [i for event in first if event.index == 0 for i in event.token_ids]
+    assert before + tokens[0] == [11, 12, 13, 14, 15, 16]
+    settle(client)
+
+
+def test_an_id_used_again_at_once_gets_its_own_output(client):
+    for round in range(10):
+        stream = client.submit([1000 * round], greedy(500), id="same")
+        next(iter(stream))
+        stream.abort()
+    tokens, _ = tell(client.submit([5], greedy(4), id="same"))
+    assert tokens == {0: [6, 7, 8, 9]}
+    settle(client)
+
+
+def test_a_slow_reader_gets_everything_in_fewer_pieces(client):
+    stream = client.submit([10], greedy(40))
+    events = iter(stream)
+    pieces = [next(events)]
+    time.sleep(0.3)
+    pieces += list(events)
+    tokens = [i for piece in pieces for event in piece if isinstance(event, Tokens) for i in event.token_ids]
+    assert tokens == list(range(11, 51))
+
+
+@pytest.mark.parametrize("name", ["blocking", "asyncio"])
+def test_drain_finishes_what_runs_and_close_is_idempotent(name):
+    made = MAKERS[name]()
+    made.start()
+    stream = made.submit([10], greedy(30))
+    assert made.drain(20)
+    tokens, ends = tell(stream)
+    assert len(tokens[0]) == 30
+    assert isinstance(ends[0], Finished)
+    made.close()
+    made.close()
+    if isinstance(made, Blocking):
+        made.end()
+
+
+@pytest.mark.parametrize(
+    ("model", "error", "words"),
+    [("scripted:nothing", ConfigError, "no scripted model 'nothing'"), ("/nowhere/at/all", ModelLoadError, "nowhere")],
+)
+@pytest.mark.parametrize("name", ["blocking", "asyncio"])
+def test_an_engine_that_can_not_start_says_why(name, model, error, words):
+    made = SyncClient(config(model)) if name == "blocking" else Blocking(AsyncClient(config(model)))
+    with pytest.raises(error, match=words):
+        made.start()
+    if isinstance(made, Blocking):
+        made.end()
+    _, ends = ({}, {}) if isinstance(made, Blocking) else tell(made.submit([1], greedy()))
+    assert all(isinstance(end, Failed) and end.code == EngineDeadError.code for end in ends.values())

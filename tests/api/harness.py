@@ -63,10 +63,7 @@ def saying(answer: bytes, then: int = EOS) -> Callable[[list[int]], torch.Tensor
     """A script that answers so after "=" or after a chat's last turn was opened, and then goes on with `then`."""
 
     def script(ids: list[int]) -> torch.Tensor:
-        if START in ids:
-            begin = len(ids) - ids[::-1].index(START) + len(MARK)
-        else:
-            begin = ids.index(ord("=")) + 1
+        begin = len(ids) - ids[::-1].index(START) + len(MARK) if START in ids else ids.index(ord("=")) + 1
         said = len(ids) - begin
         logits = torch.zeros(VOCAB)
         logits[answer[said] if said < len(answer) else then] = 50.0

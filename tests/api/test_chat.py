@@ -131,9 +131,7 @@ async def test_n_answers(front):
 async def test_a_seed_fixes_the_answer_and_the_temperature_is_one_by_default(tokenizer):
     async with front_of(LocalClient(lambda ids: [0.0] * 128 + [-50.0] * 130), tokenizer) as front:
         ask = {"temperature": None, "max_tokens": 40}
-        texts = [
-            (await front.chat(**ask, seed=seed)).json()["choices"][0]["message"]["content"] for seed in (7, 7, 8)
-        ]
+        texts = [(await front.chat(**ask, seed=seed)).json()["choices"][0]["message"]["content"] for seed in (7, 7, 8)]
         assert texts[0] == texts[1] != texts[2]
         unseeded = {(await front.chat(**ask)).json()["choices"][0]["message"]["content"] for _ in range(3)}
         assert len(unseeded) == 3

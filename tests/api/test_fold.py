@@ -41,7 +41,9 @@ def chat_from(chunks: list[dict]) -> dict:
 async def test_chat(tokenizer, ask, extra):
     async with front_of(LocalClient(saying(TEXT)), tokenizer) as front:
         whole = (await front.chat(**ask, **extra)).json()
-        *chunks, done = events((await front.chat(**ask, **extra, stream=True, stream_options={"include_usage": True})).text)
+        *chunks, done = events(
+            (await front.chat(**ask, **extra, stream=True, stream_options={"include_usage": True})).text
+        )
         assert done == "[DONE]"
         folded = chat_from(chunks)
         assert sorted(folded) == [c["index"] for c in whole["choices"]]
@@ -66,10 +68,15 @@ async def test_completions(tokenizer, ask, extra):
         for choice in whole["choices"]:
             mine = [c for chunk in chunks for c in chunk["choices"] if c["index"] == choice["index"]]
             assert choice["text"] == "".join(c["text"] for c in mine)
-            assert (choice["finish_reason"], choice["stop_reason"]) == (mine[-1]["finish_reason"], mine[-1]["stop_reason"])
+            assert (choice["finish_reason"], choice["stop_reason"]) == (
+                mine[-1]["finish_reason"],
+                mine[-1]["stop_reason"],
+            )
             for name in choice["logprobs"] or ():
                 assert choice["logprobs"][name] == [x for c in mine if c["logprobs"] for x in c["logprobs"][name]]
-            assert choice.get("token_ids") == ([i for c in mine for i in c["token_ids"]] if "token_ids" in mine[0] else None)
+            assert choice.get("token_ids") == (
+                [i for c in mine for i in c["token_ids"]] if "token_ids" in mine[0] else None
+            )
         assert without_cache(whole["usage"]) == without_cache(chunks[-1]["usage"])
 
 

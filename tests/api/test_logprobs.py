@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 
@@ -54,7 +55,7 @@ def test_offsets_say_where_in_the_text_a_token_begins(tokenizer, text, cuts):
     writer = CompletionLogprobsWriter(Labels(tokenizer), 0, frozenset({EOS}))
     offsets = []
     edges = sorted({0, len(ids), *(min(c, len(ids)) for c in cuts)})
-    for begin, end in zip(edges, edges[1:], strict=False):
+    for begin, end in itertools.pairwise(edges):
         offsets += writer.write(ids[begin:end], [sure(0)] * (end - begin)).text_offset
     wholes = [len(text.encode()[: i // 2].decode(errors="ignore")) for i in range(len(ids))]
     assert offsets == wholes

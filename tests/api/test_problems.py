@@ -104,7 +104,11 @@ async def test_a_bad_value_is_a_400_that_names_the_field(front, path, fields, pa
         ({"messages": [{"content": "x"}]}, "messages[0].role", "missing"),
         ({"messages": [{"role": "king", "content": "x"}]}, "messages[0].role", "'king'"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "got `int`"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type", "image_url"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "messages[0].content[0].type",
+            "image_url",
+        ),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text", "missing"),
         ({"messages": [{"role": "function", "content": "x"}]}, "messages", "no functions here"),
         ({"tool_choice": "required"}, "tool_choice", "none"),
@@ -155,7 +159,19 @@ async def test_completion_refusals(front, fields, param, words):
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETE])
 @pytest.mark.parametrize(
-    "raw", [b"", b"{", b"nonsense", b'{"n": 1}}', b'{"model": "\xff"}', rb'{"model": "\ud800"}', b"[" * 100_000, b"[]", b'"x"', b"null"]
+    "raw",
+    [
+        b"",
+        b"{",
+        b"nonsense",
+        b'{"n": 1}}',
+        b'{"model": "\xff"}',
+        rb'{"model": "\ud800"}',
+        b"[" * 100_000,
+        b"[]",
+        b'"x"',
+        b"null",
+    ],
 )
 async def test_what_is_no_json_object(front, path, raw):
     error = problem(await front.http.post(path, content=raw), 400)

@@ -54,7 +54,9 @@ async def test_done_only_after_the_last_chunk():
     assert events((await run(rest())).body) == [{"text": "first"}, {"text": "second"}, "[DONE]"]
 
 
-@pytest.mark.parametrize(("error", "code"), [(EngineError("it broke"), "engine_error"), (KeyError("x"), "internal_error")])
+@pytest.mark.parametrize(
+    ("error", "code"), [(EngineError("it broke"), "engine_error"), (KeyError("x"), "internal_error")]
+)
 async def test_an_error_is_the_last_event_and_not_done(error, code):
     closed = []
 

@@ -1,0 +1,76 @@
+"""Several async iterators as one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tailrace.api.merge import merge
+
+
+async def numbers(source: int, count: int, naps: list[int]):
+    for i in range(count):
+        for _ in range(naps[i % len(naps)] if naps else 0):
+            await asyncio.sleep(0)
+        yield source, i
+
+
+@given(st.lists(st.tuples(st.integers(0, 6), st.lists(st.integers(0, 4), max_size=3)), min_size=1, max_size=6))
+def test_everything_comes_once_and_in_its_sources_order(sources):
+    async def run():
+        return [item async for item in merge([numbers(s, count, naps) for s, (count, naps) in enumerate(sources)])]
+
+    by_source = defaultdict(list)
+    for source, i in asyncio.run(run()):
+        by_source[source].append(i)
+    assert dict(by_source) == {s: list(range(count)) for s, (count, _) in enumerate(sources) if count}
+
+
+async def waiting(ended: list[str]):
+    try:
+        yield "one"
+        await asyncio.Event().wait()
+    finally:
+        ended.append("ended")
+
+
+async def failing():
+    await asyncio.sleep(0.01)
+    raise ValueError("x")
+    yield
+
+
+async def test_the_first_error_ends_the_others():
+    ended: list[str] = []
+    with pytest.raises(ValueError, match="x"):
+        async for _ in merge([waiting(ended), failing(), waiting(ended)]):
+            pass
+    assert ended == ["ended", "ended"]
+
+
+async def test_closing_early_ends_all():
+    ended: list[str] = []
+    merged = merge([waiting(ended), waiting(ended)])
+    await anext(merged)
+    await merged.aclose()
+    assert ended  # those that had begun
+
+
+async def test_sources_wait_while_nobody_asks():
+    taken = []
+
+    async def eager(name):
+        for i in range(100):
+            taken.append((name, i))
+            yield i
+
+    merged = merge([eager("a"), eager("b")])
+    await anext(merged)
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert len(taken) <= 6
+    await merged.aclose()

@@ -14,30 +14,34 @@
 
 #include <algorithm>
 #include <limits>
+#include <stdexcept>
+#include <string>
 #include <vector>
 
 namespace tailrace {
 namespace {
 
-constexpr int kRows = 6;        // query rows (token × head of a KV group) that share a pass over the keys
+constexpr int kRows = 6;        // query rows (token × head of a KV group) whose accumulators fit the registers
+constexpr int kTile = 48;       // query rows that share a chunk of keys and values while it is in the nearest cache
 constexpr int kChunk = 64;      // positions per step of the online softmax
 constexpr int64_t kPart = 512;  // positions per partition
 constexpr float kNone = -std::numeric_limits<float>::infinity();
+constexpr float kLog2e = 1.44269504088896341f;  // scores are kept in units of log 2: exp becomes 2^x
 
 struct Tile {
     int64_t sequence, head, row;  // first row; row = token · group + member
     int rows;
-    int64_t part_from, part_to;
+    int64_t parts;  // partitions up to the last position that it sees
 };
 
 // What a pass over some positions leaves per row: running maximum, sum of weights, weighted sum of values.
 struct State {
-    float max[kRows], sum[kRows];
+    float max[kTile], sum[kTile];
     std::vector<float> out;  // [rows, D]
-    explicit State(int64_t dim) : out(static_cast<size_t>(kRows) * dim) { clear(); }
+    State(int rows, int64_t dim) : out(static_cast<size_t>(rows * dim)) { clear(); }
     void clear() {
-        std::fill(max, max + kRows, kNone);
-        std::fill(sum, sum + kRows, 0.0f);
+        std::fill(max, max + kTile, kNone);
+        std::fill(sum, sum + kTile, 0.0f);
         std::fill(out.begin(), out.end(), 0.0f);
     }
 };
@@ -45,10 +49,10 @@ struct State {
 // Adds `part` to `total`, both relative to their own maxima.
 void merge(State &total, const State &part, int rows, int64_t dim) {
     for (int r = 0; r < rows; ++r) {
-        if (part.max[r] == kNone) continue;
+        if (part.sum[r] == 0.0f) continue;  // saw nothing; a NaN sum goes on, it must not be lost
         const float max = std::max(total.max[r], part.max[r]);
-        const float a = total.max[r] == kNone ? 0.0f : fast_exp(total.max[r] - max);
-        const float b = fast_exp(part.max[r] - max);
+        const float a = total.max[r] == kNone ? 0.0f : fast_exp2(total.max[r] - max);
+        const float b = fast_exp2(part.max[r] - max);
         total.max[r] = max;
         total.sum[r] = total.sum[r] * a + part.sum[r] * b;
         float *to = total.out.data() + r * dim;
@@ -63,6 +67,7 @@ void merge(State &total, const State &part, int rows, int64_t dim) {
 template <int R>
 TAILRACE_BF16 void scores_tile(const bf16 *const *q, const bf16 *const *keys, int64_t dim, int64_t stride, float *s) {
     __m512 acc[R][4];
+#pragma GCC unroll 6
     for (int r = 0; r < R; ++r)
         for (int j = 0; j < 4; ++j) acc[r][j] = _mm512_setzero_ps();
     const bf16 *k0 = keys[0], *k1 = keys[1], *k2 = keys[2], *k3 = keys[3];
@@ -81,6 +86,7 @@ TAILRACE_BF16 void scores_tile(const bf16 *const *q, const bf16 *const *keys, in
             acc[r][3] = _mm512_dpbf16_ps(acc[r][3], w3, b);
         }
     }
+#pragma GCC unroll 6
     for (int r = 0; r < R; ++r)
         for (int j = 0; j < 4; ++j) _mm512_storeu_ps(s + r * kChunk + 16 * j, acc[r][j]);
 }
@@ -90,6 +96,7 @@ template <int R, int W>
 TAILRACE_BF16 void values_tile(const bf16 *p, const bf16 *const *values, int pairs, int64_t at, int64_t dim,
                                float *out) {
     __m512 acc[R][W];
+#pragma GCC unroll 6
     for (int r = 0; r < R; ++r)
         for (int j = 0; j < W; ++j) acc[r][j] = _mm512_loadu_ps(out + r * dim + at + 16 * j);
     for (int i = 0; i < pairs; ++i) {
@@ -104,6 +111,7 @@ TAILRACE_BF16 void values_tile(const bf16 *p, const bf16 *const *values, int pai
             for (int j = 0; j < W; ++j) acc[r][j] = _mm512_dpbf16_ps(acc[r][j], w[j], b);
         }
     }
+#pragma GCC unroll 6
     for (int r = 0; r < R; ++r)
         for (int j = 0; j < W; ++j) _mm512_storeu_ps(out + r * dim + at + 16 * j, acc[r][j]);
 }
@@ -113,6 +121,34 @@ TAILRACE_BF16 void values_rows(const bf16 *p, const bf16 *const *values, int pai
     int64_t at = 0;
     for (; at + 64 <= dim; at += 64) values_tile<R, 4>(p, values, pairs, at, dim, out);
     for (; at + 16 <= dim; at += 16) values_tile<R, 1>(p, values, pairs, at, dim, out);
+}
+
+// `soften` below for bf16 weights, four registers at a time.
+TAILRACE_BF16 float soften_bf16(float *s, bf16 *p, int low, int high, float scale, float *max, float *sum) {
+    __m512 x[4];
+    const __m512 factor = _mm512_set1_ps(scale);
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) x[j] = _mm512_mul_ps(_mm512_loadu_ps(s + 16 * j), factor);
+    if (low > 0 || high < kChunk) {
+        const uint64_t all = ~uint64_t{0};
+        const uint64_t seen = (high < kChunk ? ~(all << high) : all) & (low < kChunk ? all << low : 0);
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; ++j)
+            x[j] = _mm512_mask_mov_ps(_mm512_set1_ps(kNone), static_cast<__mmask16>(seen >> (16 * j)), x[j]);
+    }
+    const __m512 widest = _mm512_max_ps(_mm512_max_ps(x[0], x[1]), _mm512_max_ps(x[2], x[3]));
+    const float top = std::max(*max, _mm512_reduce_max_ps(widest));
+    const float shift = top == kNone ? 0.0f : top;
+    const __m512 by = _mm512_set1_ps(shift);
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) x[j] = fast_exp2(_mm512_sub_ps(x[j], by));
+    _mm512_storeu_si512(p, (__m512i)_mm512_cvtne2ps_pbh(x[1], x[0]));
+    _mm512_storeu_si512(p + 32, (__m512i)_mm512_cvtne2ps_pbh(x[3], x[2]));
+    const float total = _mm512_reduce_add_ps(_mm512_add_ps(_mm512_add_ps(x[0], x[1]), _mm512_add_ps(x[2], x[3])));
+    const float decay = *max == kNone ? 0.0f : *max == top ? 1.0f : fast_exp2(*max - shift);
+    *sum = *sum * decay + total;
+    *max = top;
+    return decay;
 }
 
 #define TAILRACE_BY_ROWS(CALL)      \
@@ -174,13 +210,10 @@ TAILRACE_CLONES void values_f32(int rows, const float *p, const float *const *va
         }
 }
 
-// Scale, cap and mask one row's chunk, then its online-softmax step. Visible are positions [low, high) of the chunk.
-// Returns the factor by which the row's sums so far are to be multiplied.
-TAILRACE_CLONES float soften(float *s, int low, int high, float scale, float softcap, float *max, float *sum) {
-    for (int j = 0; j < kChunk; ++j) s[j] *= scale;
-    if (softcap != 0.0f)
-        for (int j = 0; j < kChunk; ++j) s[j] = softcap * std::tanh(s[j] / softcap);
-    for (int j = 0; j < kChunk; ++j) s[j] = (j >= low && j < high) ? s[j] : kNone;
+// Scale and mask one row's chunk, then its online-softmax step; the weights go to s and, as the values' type, to p.
+// Visible are positions [low, high) of the chunk. Returns the factor by which the row's sums so far are to be multiplied.
+TAILRACE_CLONES float soften(float *s, int low, int high, float scale, float *max, float *sum) {
+    for (int j = 0; j < kChunk; ++j) s[j] = (j >= low && j < high) ? s[j] * scale : kNone;
     float part[16];
     for (int j = 0; j < 16; ++j) part[j] = s[j];
     for (int i = 16; i < kChunk; i += 16)
@@ -188,22 +221,39 @@ TAILRACE_CLONES float soften(float *s, int low, int high, float scale, float sof
     float top = *max;
     for (int j = 0; j < 16; ++j) top = part[j] > top ? part[j] : top;
     const float shift = top == kNone ? 0.0f : top;
-    for (int j = 0; j < kChunk; ++j) s[j] = fast_exp(s[j] - shift);
+    for (int j = 0; j < kChunk; ++j) s[j] = fast_exp2(s[j] - shift);
     for (int j = 0; j < 16; ++j) part[j] = 0.0f;
     for (int i = 0; i < kChunk; i += 16)
         for (int j = 0; j < 16; ++j) part[j] += s[i + j];
     float total = 0.0f;
     for (int j = 0; j < 16; ++j) total += part[j];
-    const float factor = *max == kNone ? 0.0f : fast_exp(*max - shift);
-    *sum = *sum * factor + total;
+    const float decay = *max == kNone ? 0.0f : fast_exp2(*max - shift);
+    *sum = *sum * decay + total;
     *max = top;
-    return factor;
+    return decay;
 }
 
 TAILRACE_CLONES void to_pairs(const float *s, bf16 *p) {
     for (int j = 0; j < kChunk; ++j) p[j] = to_bf16(s[j]);
 }
-inline void to_pairs(const float *s, float *p) { std::memcpy(p, s, kChunk * sizeof(float)); }
+
+TAILRACE_CLONES void multiply(float *x, int64_t n, float by) {
+    for (int64_t i = 0; i < n; ++i) x[i] *= by;
+}
+
+inline float soften(float *s, bf16 *p, int low, int high, float scale, float *max, float *sum) {
+#if TAILRACE_X86
+    if (has_bf16()) return soften_bf16(s, p, low, high, scale, max, sum);
+#endif
+    const float decay = soften(s, low, high, scale, max, sum);
+    to_pairs(s, p);
+    return decay;
+}
+inline float soften(float *s, float *p, int low, int high, float scale, float *max, float *sum) {
+    const float decay = soften(s, low, high, scale, max, sum);
+    std::memcpy(p, s, kChunk * sizeof(float));
+    return decay;
+}
 
 inline void scores(int rows, const bf16 *const *q, const bf16 *const *keys, int64_t dim, int64_t stride, float *s) {
 #if TAILRACE_X86
@@ -240,12 +290,14 @@ template <typename T> struct Walk {
     const Attention &c;
     const Tile &tile;
     int64_t group, length, first_token;
-    const T *q[kRows];
-    int64_t low[kRows], high[kRows];  // visible positions of each row
+    float scale;
+    const T *q[kTile];
+    int64_t low[kTile], high[kTile];  // visible positions of each row; both ascend
 
     Walk(const Attention &call, const Tile &t) : c(call), tile(t), group(call.heads_q / call.heads_kv) {
         length = c.kv_len[t.sequence];
         first_token = c.query_start[t.sequence];
+        scale = c.softcap != 0.0f ? kLog2e : c.scale * kLog2e;
         const int64_t tokens = c.query_start[t.sequence + 1] - first_token;
         for (int r = 0; r < t.rows; ++r) {
             q[r] = static_cast<const T *>(c.query) + offset(r, c.query_stride);
@@ -265,39 +317,56 @@ template <typename T> struct Walk {
         return (block * c.heads_kv + tile.head) * c.block_size * c.head_dim;
     }
 
-    void chunk(int64_t base, int64_t end, State &state) const {
+    // Positions [base, end) of one chunk for every row of the tile that sees some of them. `spare` holds 2·D values.
+    void chunk(int64_t base, int64_t end, T *spare, State &state) const {
         const int count = static_cast<int>(std::min<int64_t>(kChunk, end - base));
-        const T *keys[4];
+        const T *keys[4], *values[kChunk];
+        int units = 0;
         for (int i = 0; i < 4; ++i) {
             // past the end any valid address will do: those scores are masked
             const int64_t position = base + (16 * i < count ? 16 * i : 0);
-            keys[i] = static_cast<const T *>(c.keys) + block_base(position) + position % c.block_size * pair;
+            const int64_t at = block_base(position), in = position % c.block_size;
+            keys[i] = static_cast<const T *>(c.keys) + at + in * pair;
+            const T *value = static_cast<const T *>(c.values) + at + in * c.head_dim;
+            for (int j = 16 * i; j < std::min(16 * i + 16, count); j += pair, value += pair * c.head_dim)
+                values[units++] = value;
         }
-        const T *values[kChunk];
-        const int units = static_cast<int>((count + pair - 1) / pair);
-        for (int i = 0; i < units; ++i) {
-            const int64_t position = base + i * pair;
-            values[i] = static_cast<const T *>(c.values) + block_base(position) + position % c.block_size * c.head_dim;
+        if (pair == 2 && count % 2) {  // the last pair's other half is nobody's yet: a zero weight must not meet its NaN
+            for (int64_t d = 0; d < c.head_dim; ++d) {
+                spare[2 * d] = values[units - 1][2 * d];
+                spare[2 * d + 1] = T{0};
+            }
+            values[units - 1] = spare;
         }
+        for (int r = 0; r < tile.rows; r += kRows) {
+            const int rows = std::min(kRows, tile.rows - r);
+            if (high[r + rows - 1] > base && low[r] < base + kChunk) some(base, r, rows, keys, values, units, state);
+        }
+    }
+
+    // At most kRows rows, from r on.
+    void some(int64_t base, int r, int rows, const T *const *keys, const T *const *values, int units,
+              State &state) const {
         alignas(64) float s[kRows * kChunk];
         alignas(64) T p[kRows * kChunk];
-        scores(tile.rows, q, keys, c.head_dim, c.block_size * pair, s);
-        for (int r = 0; r < tile.rows; ++r) {
-            const int from = static_cast<int>(std::clamp<int64_t>(low[r] - base, 0, kChunk));
-            const int to = static_cast<int>(std::clamp<int64_t>(std::min(high[r], end) - base, 0, kChunk));
-            const float factor =
-                soften(s + r * kChunk, from, to, c.scale, c.softcap, &state.max[r], &state.sum[r]);
-            if (factor != 1.0f)
-                for (int64_t d = 0; d < c.head_dim; ++d) state.out[r * c.head_dim + d] *= factor;
-            to_pairs(s + r * kChunk, p + r * kChunk);
+        scores(rows, q + r, keys, c.head_dim, c.block_size * pair, s);
+        if (c.softcap != 0.0f)
+            for (int i = 0; i < rows * kChunk; ++i) s[i] = c.softcap * std::tanh(s[i] * c.scale / c.softcap);
+        for (int i = 0; i < rows; ++i) {
+            const int from = static_cast<int>(std::clamp<int64_t>(low[r + i] - base, 0, kChunk));
+            const int to = static_cast<int>(std::clamp<int64_t>(high[r + i] - base, 0, kChunk));
+            const float decay =
+                soften(s + i * kChunk, p + i * kChunk, from, to, scale, &state.max[r + i], &state.sum[r + i]);
+            if (decay != 1.0f) multiply(state.out.data() + (r + i) * c.head_dim, c.head_dim, decay);
         }
-        weigh(tile.rows, p, values, units, c.head_dim, state.out.data());
+        weigh(rows, p, values, units, c.head_dim, state.out.data() + r * c.head_dim);
     }
 
     void part(int64_t index, State &state) const {
-        const int64_t end = std::min((index + 1) * kPart, high[tile.rows - 1]);
+        const int64_t seen = high[tile.rows - 1], end = std::min((index + 1) * kPart, seen);
+        std::vector<T> spare(static_cast<size_t>(2 * c.head_dim));
         for (int64_t base = std::max(index * kPart, low[0] / kChunk * kChunk); base < end; base += kChunk)
-            chunk(base, std::min(length, high[tile.rows - 1]), state);
+            chunk(base, seen, spare.data(), state);
     }
 
     void finish(const State &total) const {
@@ -309,27 +378,31 @@ template <typename T> struct Walk {
     }
 };
 
-std::vector<Tile> tiles(const Attention &c) {
+std::vector<Tile> tiles(const Attention &c, int size) {
     std::vector<Tile> list;
     const int64_t group = c.heads_q / c.heads_kv;
     for (int64_t s = 0; s < c.sequences; ++s) {
-        const int64_t rows = (c.query_start[s + 1] - c.query_start[s]) * group;
-        const int64_t parts = (c.kv_len[s] + kPart - 1) / kPart;
+        const int64_t tokens = c.query_start[s + 1] - c.query_start[s], rows = tokens * group;
         for (int64_t h = 0; h < c.heads_kv; ++h)
-            for (int64_t r = 0; r < rows; r += kRows)
-                list.push_back({s, h, r, static_cast<int>(std::min<int64_t>(kRows, rows - r)), 0, parts});
+            for (int64_t r = 0; r < rows; r += size) {
+                const int count = static_cast<int>(std::min<int64_t>(size, rows - r));
+                const int64_t seen = c.kv_len[s] - tokens + (r + count - 1) / group + 1;
+                list.push_back({s, h, r, count, (seen + kPart - 1) / kPart});
+            }
     }
     return list;
 }
 
 template <typename T> void whole(const Attention &c, const std::vector<Tile> &list) {
-    Pool::instance().run(static_cast<int64_t>(list.size()), [&](int64_t i) {
-        const Walk<T> walk(c, list[i]);
-        State total(c.head_dim), one(c.head_dim);
-        for (int64_t p = list[i].part_from; p < list[i].part_to; ++p) {
+    const int64_t count = static_cast<int64_t>(list.size());
+    Pool::instance().run(count, [&](int64_t i) {
+        const Tile &tile = list[count - 1 - i];  // a prefill's last tiles are its longest: they go first
+        const Walk<T> walk(c, tile);
+        State total(tile.rows, c.head_dim), one(tile.rows, c.head_dim);
+        for (int64_t p = 0; p < tile.parts; ++p) {
             one.clear();
             walk.part(p, one);
-            merge(total, one, list[i].rows, c.head_dim);
+            merge(total, one, tile.rows, c.head_dim);
         }
         walk.finish(total);
     });
@@ -337,30 +410,32 @@ template <typename T> void whole(const Attention &c, const std::vector<Tile> &li
 
 // Few tiles and long contexts: every partition is a task of its own, merged in order afterwards.
 template <typename T> void split(const Attention &c, const std::vector<Tile> &list) {
-    std::vector<std::pair<int64_t, int64_t>> work;
-    std::vector<size_t> first(list.size() + 1);
-    for (size_t i = 0; i < list.size(); ++i) {
-        first[i] = work.size();
-        for (int64_t p = 0; p < list[i].part_to; ++p) work.emplace_back(i, p);
-    }
-    first[list.size()] = work.size();
-    std::vector<State> states(work.size(), State(c.head_dim));
+    std::vector<std::pair<size_t, int64_t>> work;
+    std::vector<State> states;
+    for (size_t i = 0; i < list.size(); ++i)
+        for (int64_t p = 0; p < list[i].parts; ++p) {
+            work.emplace_back(i, p);
+            states.emplace_back(list[i].rows, c.head_dim);
+        }
     Pool::instance().run(static_cast<int64_t>(work.size()), [&](int64_t w) {
         Walk<T>(c, list[work[w].first]).part(work[w].second, states[w]);
     });
-    for (size_t i = 0; i < list.size(); ++i) {
-        State total(c.head_dim);
-        for (size_t w = first[i]; w < first[i + 1]; ++w) merge(total, states[w], list[i].rows, c.head_dim);
-        Walk<T>(c, list[i]).finish(total);
+    size_t w = 0;
+    for (const Tile &tile : list) {
+        State total(tile.rows, c.head_dim);
+        for (int64_t p = 0; p < tile.parts; ++p) merge(total, states[w++], tile.rows, c.head_dim);
+        Walk<T>(c, tile).finish(total);
     }
 }
 
 template <typename T> void run(const Attention &c) {
-    const std::vector<Tile> list = tiles(c);
+    // Wide tiles read less, narrow ones give every thread some; the result is the same.
+    const size_t enough = 4 * static_cast<size_t>(Pool::instance().size());
+    std::vector<Tile> list = tiles(c, kTile);
+    if (list.size() < enough) list = tiles(c, kRows);
     int64_t parts = 0;
-    for (const Tile &tile : list) parts = std::max(parts, tile.part_to);
-    const bool few = static_cast<int64_t>(list.size()) < 4 * Pool::instance().size();
-    few &&parts > 1 ? split<T>(c, list) : whole<T>(c, list);
+    for (const Tile &tile : list) parts = std::max(parts, tile.parts);
+    list.size() < enough && parts > 1 ? split<T>(c, list) : whole<T>(c, list);
 }
 
 template <typename T>
@@ -375,17 +450,21 @@ void store(const T *key, const T *value, T *keys, T *values, const int64_t *slot
             for (int64_t d = 0; d < dim; ++d) keys[base + d / pair * pair * size + at * pair + d % pair] = k[d];
             T *row = values + base + at / pair * pair * dim + at % pair;
             for (int64_t d = 0; d < dim; ++d) row[d * pair] = v[d];
-            // the pair's other half may be an old owner's: a zero weight must not meet its NaN or infinity
-            if (pair == 2 && at % 2 == 0)
-                for (int64_t d = 0; d < dim; ++d) row[d * 2 + 1] = T{0};
         }
     }
+}
+
+void require(bool holds, const char *what, int64_t got) {
+    if (!holds) throw std::invalid_argument(std::string(what) + ", got " + std::to_string(got));
 }
 
 }  // namespace
 
 void store_kv(const void *key, const void *value, Type type, void *keys, void *values, const int64_t *slots,
-              int64_t tokens, int64_t heads, int64_t dim, int64_t size, int64_t key_stride, int64_t value_stride) {
+              int64_t tokens, int64_t heads, int64_t dim, int64_t size, int64_t blocks, int64_t key_stride,
+              int64_t value_stride) {
+    for (int64_t t = 0; t < tokens; ++t)
+        require(slots[t] >= 0 && slots[t] < blocks * size, "slots must lie within the cache", slots[t]);
     if (type == Type::f32)
         store(static_cast<const float *>(key), static_cast<const float *>(value), static_cast<float *>(keys),
               static_cast<float *>(values), slots, tokens, heads, dim, size, key_stride, value_stride);
@@ -394,6 +473,21 @@ void store_kv(const void *key, const void *value, Type type, void *keys, void *v
               static_cast<bf16 *>(values), slots, tokens, heads, dim, size, key_stride, value_stride);
 }
 
-void attention(const Attention &call, Type type) { type == Type::f32 ? run<float>(call) : run<bf16>(call); }
+void attention(const Attention &call, Type type) {
+    const int32_t *start = call.query_start;
+    require(start[0] == 0 && start[call.sequences] == call.tokens, "query_start must go from 0 to the number of tokens",
+            start[call.sequences]);
+    for (int64_t s = 0; s < call.sequences; ++s) {
+        const int64_t tokens = start[s + 1] - start[s], length = call.kv_len[s];
+        require(tokens >= 0, "query_start must not fall", start[s + 1]);
+        require(length >= tokens && length <= call.table_width * call.block_size,
+                "kv_len must be at least the sequence's query tokens and fit its block table", length);
+        for (int64_t b = 0; b * call.block_size < length; ++b) {
+            const int32_t block = call.tables[s * call.table_width + b];
+            require(block >= 0 && block < call.blocks, "block_tables must name blocks of the cache", block);
+        }
+    }
+    type == Type::f32 ? run<float>(call) : run<bf16>(call);
+}
 
 }  // namespace tailrace

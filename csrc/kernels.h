@@ -25,12 +25,14 @@ struct Attention {
     const int32_t *tables;
     const int32_t *query_start;
     const int32_t *kv_len;
-    int64_t sequences, table_width, heads_q, heads_kv, head_dim, block_size, query_stride;
+    int64_t tokens, blocks, sequences, table_width, heads_q, heads_kv, head_dim, block_size, query_stride;
     float scale, softcap;
     int64_t window;
 };
+// Both throw std::invalid_argument where a table or a slot points outside the cache.
 void store_kv(const void *key, const void *value, Type type, void *keys, void *values, const int64_t *slots,
-              int64_t tokens, int64_t heads, int64_t dim, int64_t block_size, int64_t key_stride, int64_t value_stride);
+              int64_t tokens, int64_t heads, int64_t dim, int64_t block_size, int64_t blocks, int64_t key_stride,
+              int64_t value_stride);
 void attention(const Attention &call, Type type);
 
 void rms_norm(const void *x, const void *weight, Type type, int64_t rows, int64_t dim, int64_t stride, float eps,

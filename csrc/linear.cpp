@@ -2,14 +2,14 @@
 // whether it is alone or in a batch, so a row's result does not depend on its neighbours, bit for bit.
 //
 // The packed weights stream through once per call in blocks of 64 outputs, which stay in L2 while the rows pass by, six
-// at a time: 6 × 4 accumulators fill the register file of AVX-512. The bf16 path multiplies pairs (vdpbf16ps); the
-// portable one widens the same layout by a shift and a mask and is left to the compiler to vectorise.
+// at a time: 6 × 4 accumulators fill the register file of AVX-512. While they pass, the thread's next block is prefetched,
+// so that reading the weights and multiplying overlap. The bf16 path multiplies pairs (vdpbf16ps); the portable one widens
+// the same layout by a shift and a mask and is left to the compiler to vectorise.
 #include "kernels.h"
 #include "pool.h"
 #include "simd.h"
 
 #include <algorithm>
-#include <vector>
 
 namespace tailrace {
 namespace {
@@ -25,13 +25,19 @@ struct Call {
 };
 
 #if TAILRACE_X86
-template <int R>
+// Lines: cache lines of the next block, at `ahead`, that are prefetched per pair of inputs (a pair is 4 lines).
+template <int R, int Lines>
 TAILRACE_BF16 inline void tile_bf16(const bf16 *x, int64_t stride, const bf16 *w, int64_t pairs, const float *bias,
-                                    float *out) {
+                                    float *out, const char *ahead) {
     __m512 acc[R][4];
+#pragma GCC unroll 6
     for (int r = 0; r < R; ++r)
         for (int j = 0; j < 4; ++j) acc[r][j] = _mm512_loadu_ps(bias + 16 * j);
     for (int64_t p = 0; p < pairs; ++p, w += 128) {
+        if constexpr (Lines > 0) _mm_prefetch(ahead + p * Lines * 64, _MM_HINT_T1);
+        if constexpr (Lines > 1) _mm_prefetch(ahead + p * Lines * 64 + 64, _MM_HINT_T1);
+        if constexpr (Lines > 2) _mm_prefetch(ahead + p * Lines * 64 + 128, _MM_HINT_T1);
+        if constexpr (Lines > 3) _mm_prefetch(ahead + p * Lines * 64 + 192, _MM_HINT_T1);
         const __m512bh w0 = (__m512bh)_mm512_loadu_si512(w), w1 = (__m512bh)_mm512_loadu_si512(w + 32);
         const __m512bh w2 = (__m512bh)_mm512_loadu_si512(w + 64), w3 = (__m512bh)_mm512_loadu_si512(w + 96);
 #pragma GCC unroll 6
@@ -45,19 +51,21 @@ TAILRACE_BF16 inline void tile_bf16(const bf16 *x, int64_t stride, const bf16 *w
             acc[r][3] = _mm512_dpbf16_ps(acc[r][3], w3, b);
         }
     }
+#pragma GCC unroll 6
     for (int r = 0; r < R; ++r)
         for (int j = 0; j < 4; ++j) _mm512_storeu_ps(out + r * kPack + 16 * j, acc[r][j]);
 }
 
+template <int Lines>
 TAILRACE_BF16 void tiles_bf16(int rows, const bf16 *x, int64_t stride, const bf16 *w, int64_t pairs, const float *bias,
-                              float *out) {
+                              float *out, const char *ahead) {
     switch (rows) {
-        case 1: return tile_bf16<1>(x, stride, w, pairs, bias, out);
-        case 2: return tile_bf16<2>(x, stride, w, pairs, bias, out);
-        case 3: return tile_bf16<3>(x, stride, w, pairs, bias, out);
-        case 4: return tile_bf16<4>(x, stride, w, pairs, bias, out);
-        case 5: return tile_bf16<5>(x, stride, w, pairs, bias, out);
-        default: return tile_bf16<6>(x, stride, w, pairs, bias, out);
+        case 1: return tile_bf16<1, Lines>(x, stride, w, pairs, bias, out, ahead);
+        case 2: return tile_bf16<2, Lines>(x, stride, w, pairs, bias, out, ahead);
+        case 3: return tile_bf16<3, Lines>(x, stride, w, pairs, bias, out, ahead);
+        case 4: return tile_bf16<4, Lines>(x, stride, w, pairs, bias, out, ahead);
+        case 5: return tile_bf16<5, Lines>(x, stride, w, pairs, bias, out, ahead);
+        default: return tile_bf16<6, Lines>(x, stride, w, pairs, bias, out, ahead);
     }
 }
 #endif
@@ -96,29 +104,49 @@ TAILRACE_CLONES void tile_f32(int rows, const float *x, int64_t stride, const fl
     }
 }
 
-inline void tiles(int rows, const bf16 *x, int64_t stride, const bf16 *w, int64_t k, const float *bias, float *out) {
+// What to prefetch while a pass over one block runs: `lines` cache lines per pair of inputs, from `at` on; at most 4.
+struct Ahead {
+    const char *at;
+    int lines;
+};
+
+inline void tiles(int rows, const bf16 *x, int64_t stride, const bf16 *w, int64_t k, const float *bias, float *out,
+                  Ahead ahead) {
 #if TAILRACE_X86
-    if (has_bf16()) return tiles_bf16(rows, x, stride, w, k / 2, bias, out);
+    if (has_bf16()) switch (ahead.lines) {
+            case 0: return tiles_bf16<0>(rows, x, stride, w, k / 2, bias, out, ahead.at);
+            case 1: return tiles_bf16<1>(rows, x, stride, w, k / 2, bias, out, ahead.at);
+            case 2: return tiles_bf16<2>(rows, x, stride, w, k / 2, bias, out, ahead.at);
+            default: return tiles_bf16<4>(rows, x, stride, w, k / 2, bias, out, ahead.at);
+        }
 #endif
+    (void)ahead;
     tile_portable_bf16(rows, x, stride, w, k / 2, bias, out);
 }
-inline void tiles(int rows, const float *x, int64_t stride, const float *w, int64_t k, const float *bias, float *out) {
+inline void tiles(int rows, const float *x, int64_t stride, const float *w, int64_t k, const float *bias, float *out,
+                  Ahead) {
     tile_f32(rows, x, stride, w, k, bias, out);
 }
 
-// One block of 64 outputs for rows [from, to).
-template <typename T> void block(const Call &c, int64_t b, int64_t from, int64_t to) {
+// One block of 64 outputs for all rows; `next` is the block that this thread will do next, or -1.
+template <typename T> void block(const Call &c, int64_t b, int64_t next) {
     const T *x = static_cast<const T *>(c.x);
-    const T *w = static_cast<const T *>(c.packed) + b * kPack * c.k;
+    const T *weights = static_cast<const T *>(c.packed);
+    const T *w = weights + b * kPack * c.k;
     T *y = static_cast<T *>(c.y);
     const int64_t width = std::min(kPack, c.n - b * kPack);
     float bias[kPack] = {};
     if (c.bias)
         for (int64_t j = 0; j < width; ++j) bias[j] = to_float(static_cast<const T *>(c.bias)[b * kPack + j]);
+    const int64_t passes = (c.m + kRows - 1) / kRows;
+    const int64_t lines = next < 0 ? 0 : passes > 3 ? 1 : passes > 1 ? 2 : 4;
+    const char *ahead = reinterpret_cast<const char *>(weights + std::max<int64_t>(next, 0) * kPack * c.k);
     alignas(64) float out[kRows * kPack];
-    for (int64_t r = from; r < to; r += kRows) {
-        const int rows = static_cast<int>(std::min<int64_t>(kRows, to - r));
-        tiles(rows, x + r * c.x_stride, c.x_stride, w, c.k, bias, out);
+    for (int64_t pass = 0; pass < passes; ++pass) {
+        const int64_t r = pass * kRows;
+        const int rows = static_cast<int>(std::min<int64_t>(kRows, c.m - r));
+        const int fetch = pass * lines < 4 ? static_cast<int>(lines) : 0;
+        tiles(rows, x + r * c.x_stride, c.x_stride, w, c.k, bias, out, {ahead + pass * lines * 64 * (c.k / 2), fetch});
         for (int i = 0; i < rows; ++i) {
             T *target = y + (r + i) * c.n + b * kPack;
             for (int64_t j = 0; j < width; ++j) target[j] = from_float<T>(out[i * kPack + j]);
@@ -127,13 +155,7 @@ template <typename T> void block(const Call &c, int64_t b, int64_t from, int64_t
 }
 
 template <typename T> void run(const Call &c) {
-    const int64_t blocks = (c.n + kPack - 1) / kPack;
-    // A task is a few blocks: at least some 100 kB of weights, so that handing out tasks costs nothing beside them.
-    const int64_t per_task = std::max<int64_t>(1, 98304 / (kPack * c.k * static_cast<int64_t>(sizeof(T))));
-    const int64_t tasks = (blocks + per_task - 1) / per_task;
-    Pool::instance().run(tasks, [&](int64_t t) {
-        for (int64_t b = t * per_task; b < std::min(blocks, (t + 1) * per_task); ++b) block<T>(c, b, 0, c.m);
-    });
+    Pool::instance().sweep((c.n + kPack - 1) / kPack, [&](int64_t b, int64_t next) { block<T>(c, b, next); });
 }
 
 }  // namespace

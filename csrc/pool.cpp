@@ -1,5 +1,6 @@
 #include "pool.h"
 
+#include <algorithm>
 #include <chrono>
 
 #if defined(__x86_64__)
@@ -97,6 +98,27 @@ void Pool::run(int64_t tasks, const std::function<void(int64_t)> &task) {
         if (spins < kSpinsBeforeYield) TAILRACE_PAUSE();
         else std::this_thread::yield();
     }
+}
+
+void Pool::sweep(int64_t tasks, const std::function<void(int64_t, int64_t)> &task) {
+    const int64_t shares = std::min<int64_t>(size(), tasks);
+    if (shares <= 0) return;
+    struct alignas(64) Share {
+        std::atomic<int64_t> next;
+        int64_t end;
+    };
+    std::vector<Share> share(static_cast<size_t>(shares));
+    for (int64_t s = 0; s < shares; ++s) {
+        share[s].next = s * tasks / shares;
+        share[s].end = (s + 1) * tasks / shares;
+    }
+    run(shares, [&](int64_t own) {
+        for (int64_t s = 0; s < shares; ++s) {
+            Share &from = share[(own + s) % shares];
+            for (int64_t i; (i = from.next.fetch_add(1, std::memory_order_relaxed)) < from.end;)
+                task(i, i + 1 < from.end ? i + 1 : -1);
+        }
+    });
 }
 
 }  // namespace tailrace

@@ -7,11 +7,17 @@
 #if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
 #include <immintrin.h>
 #define TAILRACE_X86 1
-// The portable loops are compiled three times and chosen at load time.
-#define TAILRACE_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #define TAILRACE_BF16 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,fma")))
 #else
 #define TAILRACE_X86 0
+#endif
+
+// The portable loops are compiled three times and chosen at load time, where the loader can do that (glibc's ifunc).
+#if TAILRACE_X86 && defined(__ELF__) && defined(__GLIBC__) && (defined(__clang__) || __GNUC__ >= 12)
+#define TAILRACE_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#elif TAILRACE_X86 && defined(__ELF__) && defined(__GLIBC__)  // GCC 11 does not know the levels here
+#define TAILRACE_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
 #define TAILRACE_CLONES
 #endif
 
@@ -39,7 +45,7 @@ template <typename T> inline T from_float(float x);
 template <> inline float from_float<float>(float x) { return x; }
 template <> inline bf16 from_float<bf16>(float x) { return to_bf16(x); }
 
-// exp(x) for x <= 0 (and a little above), relative error < 2e-7; exactly 1 at 0 and 0 below -87.
+// exp(x), relative error < 2e-7; exactly 1 at 0, 0 below -87, infinite above 88. NaN stays NaN.
 // Cody-Waite reduction and a degree-6 polynomial; branch-free, so loops over it vectorise.
 inline float fast_exp(float x) {
     const float clamped = x < -87.0f ? -87.0f : (x > 88.0f ? 88.0f : x);
@@ -58,8 +64,45 @@ inline float fast_exp(float x) {
     const uint32_t power = (bits + 127u) << 23;
     float scale;
     std::memcpy(&scale, &power, 4);
-    return x < -87.0f ? 0.0f : p * scale;
+    return x < -87.0f ? 0.0f : x > 88.0f ? HUGE_VALF : p * scale;
 }
+
+// 2^x for x <= 0 (and a little above), relative error < 3e-7; exactly 1 at 0 and 0 below -126. NaN stays NaN.
+inline float fast_exp2(float x) {
+    const float clamped = x < -126.0f ? -126.0f : x;
+    const float shifted = clamped + 12582912.0f;
+    const float r = clamped - (shifted - 12582912.0f);
+    float p = 1.535336188319500e-4f;
+    p = p * r + 1.339887440266574e-3f;
+    p = p * r + 9.618437357674640e-3f;
+    p = p * r + 5.550332471162809e-2f;
+    p = p * r + 2.402264791363012e-1f;
+    p = p * r + 6.931472028550421e-1f;
+    p = p * r + 1.0f;
+    uint32_t bits;
+    std::memcpy(&bits, &shifted, 4);
+    const uint32_t power = (bits + 127u) << 23;
+    float scale;
+    std::memcpy(&scale, &power, 4);
+    return x < -126.0f ? 0.0f : p * scale;
+}
+
+#if TAILRACE_X86
+// The same for sixteen; the last place may differ from the scalar one.
+TAILRACE_BF16 inline __m512 fast_exp2(__m512 x) {
+    const __m512 clamped = _mm512_max_ps(_mm512_set1_ps(-200.0f), x);  // NaN is the second operand: it stays
+    const __m512 n = _mm512_roundscale_ps(clamped, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    const __m512 r = _mm512_sub_ps(clamped, n);
+    __m512 p = _mm512_set1_ps(1.535336188319500e-4f);
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.339887440266574e-3f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(9.618437357674640e-3f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(5.550332471162809e-2f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(2.402264791363012e-1f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(6.931472028550421e-1f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f));
+    return _mm512_scalef_ps(p, n);
+}
+#endif
 
 // True where the CPU multiplies bfloat16 pairs (vdpbf16ps); decided once.
 inline bool has_bf16() {

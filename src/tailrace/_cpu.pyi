@@ -9,11 +9,11 @@ def pack_linear(weight: int, type: int, n: int, k: int, packed: int) -> None: ..
 def linear(x: int, type: int, rows: int, k: int, stride: int, packed: int, bias: int, n: int, y: int) -> None: ...
 def store_kv(
     key: int, value: int, type: int, keys: int, values: int, slots: int, tokens: int, heads: int, dim: int,
-    block_size: int, key_stride: int, value_stride: int,
+    block_size: int, blocks: int, key_stride: int, value_stride: int,
 ) -> None: ...  # fmt: skip
 def attention(
     query: int, out: int, type: int, keys: int, values: int, tables: int, query_start: int, kv_len: int,
-    sequences: int, table_width: int, heads_q: int, heads_kv: int, dim: int, block_size: int, query_stride: int,
+    tokens: int, blocks: int, sequences: int, table_width: int, heads_q: int, heads_kv: int, dim: int, block_size: int, query_stride: int,
     scale: float, softcap: float, window: int,
 ) -> None: ...  # fmt: skip
 def rms_norm(

@@ -66,8 +66,11 @@ def make_cache(
 
 
 def store_kv(cache: KVCache, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> None:
-    """Write keys and values [T, Hkv, D] where slots int64 [T] (block · block_size + offset) say. Positions of a sequence
-    must come in ascending order."""
+    """Write keys and values [T, Hkv, D] where slots int64 [T] (block · block_size + offset) say; nothing else changes.
+
+    Raises:
+        ValueError: a slot lies outside the cache; shapes or dtypes do not fit.
+    """
     choose("store_kv", key.device.type, cache.dtype)(cache, key, value, slots)
 
 
@@ -94,6 +97,10 @@ def paged_attention(
 
     Returns:
         [T, Hq, D] in query's dtype. Row-invariant on the CPU, also under any chunking of a prefill.
+
+    Raises:
+        ValueError: on the CPU, a table names a block outside the cache, kv_len does not fit its table, query_start does
+            not run from 0 to T; or shapes and dtypes do not fit.
     """
     return choose("paged_attention", query.device.type, query.dtype)(
         query, cache, block_tables, query_start, kv_len, scale, window, softcap

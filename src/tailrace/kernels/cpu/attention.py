@@ -31,14 +31,25 @@ def rows(x: torch.Tensor) -> torch.Tensor:
     return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()
 
 
+def integers(x: torch.Tensor, dtype: torch.dtype, name: str) -> None:
+    """Raise ValueError unless x is contiguous and of this dtype: the kernels read it by address."""
+    if x.dtype != dtype or not x.is_contiguous():
+        raise ValueError(f"{name} must be contiguous {dtype}, got {x.dtype} with strides {x.stride()}")
+
+
 def store_kv(cache: KVCache, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> None:
     shape = (slots.shape[0], cache.heads, cache.head_dim)
     if key.shape != shape or value.shape != shape or key.dtype != cache.dtype or value.dtype != cache.dtype:
-        raise ValueError(f"key and value must be {shape} of {cache.dtype}, got {tuple(key.shape)}, {tuple(value.shape)}")
+        raise ValueError(
+            f"key and value must be {shape} of {cache.dtype}, got {key.dtype} {tuple(key.shape)} and {value.dtype} "
+            f"{tuple(value.shape)}"
+        )
+    integers(slots, torch.int64, "slots")
     key, value = rows(key), rows(value)
     _cpu.store_kv(
         key.data_ptr(), value.data_ptr(), CODES[cache.dtype], cache.keys.data_ptr(), cache.values.data_ptr(),
-        slots.data_ptr(), shape[0], cache.heads, cache.head_dim, cache.block_size, key.stride(0), value.stride(0),
+        slots.data_ptr(), shape[0], cache.heads, cache.head_dim, cache.block_size,
+        cache.keys.shape[0], key.stride(0), value.stride(0),
     )  # fmt: skip
 
 
@@ -58,11 +69,22 @@ def paged_attention(
             f"query must be [T, a multiple of {cache.heads}, {cache.head_dim}] of {cache.dtype}, "
             f"got {query.dtype} {tuple(query.shape)}"
         )
+    sequences = kv_len.shape[0]
+    if block_tables.dim() != 2 or block_tables.shape[0] != sequences or query_start.shape != (sequences + 1,):
+        raise ValueError(
+            f"for kv_len [{sequences}] block_tables must be [{sequences}, B] and query_start [{sequences + 1}], "
+            f"got {tuple(block_tables.shape)} and {tuple(query_start.shape)}"
+        )
+    if window < 0:
+        raise ValueError(f"window must be at least 0, got {window}")
+    integers(block_tables, torch.int32, "block_tables")
+    integers(query_start, torch.int32, "query_start")
+    integers(kv_len, torch.int32, "kv_len")
     query = rows(query)
     out = torch.empty((tokens, heads, dim), dtype=query.dtype)
     _cpu.attention(
         query.data_ptr(), out.data_ptr(), CODES[query.dtype], cache.keys.data_ptr(), cache.values.data_ptr(),
-        block_tables.data_ptr(), query_start.data_ptr(), kv_len.data_ptr(), kv_len.shape[0], block_tables.shape[1],
-        heads, cache.heads, dim, cache.block_size, query.stride(0), scale, softcap, window,
+        block_tables.data_ptr(), query_start.data_ptr(), kv_len.data_ptr(), tokens, cache.keys.shape[0], sequences,
+        block_tables.shape[1], heads, cache.heads, dim, cache.block_size, query.stride(0), scale, softcap, window,
     )  # fmt: skip
     return out

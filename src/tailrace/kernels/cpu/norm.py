@@ -8,10 +8,18 @@ from tailrace import _cpu
 from tailrace.kernels.cpu.types import CODES
 
 
+def check_weight(weight: torch.Tensor, x: torch.Tensor) -> None:
+    """Raise ValueError unless weight is [dim], contiguous, of x's dtype: the kernel reads it by address."""
+    if weight.shape != x.shape[-1:] or weight.dtype != x.dtype or not weight.is_contiguous():
+        raise ValueError(
+            f"weight must be contiguous [{x.shape[-1]}] of {x.dtype}, got {weight.dtype} {tuple(weight.shape)} "
+            f"with strides {weight.stride()}"
+        )
+
+
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, plus_one: bool = False) -> torch.Tensor:
     dim = x.shape[-1]
-    if weight.shape != (dim,) or weight.dtype != x.dtype:
-        raise ValueError(f"weight must be [{dim}] of {x.dtype}, got {weight.dtype} {tuple(weight.shape)}")
+    check_weight(weight, x)
     flat = x.reshape(-1, dim)
     if flat.stride(1) != 1:
         flat = flat.contiguous()
@@ -25,8 +33,12 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, plus_one: bool =
 
 def add_rms_norm(residual: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     dim = residual.shape[-1]
-    if delta.shape != residual.shape or not residual.is_contiguous() or weight.shape != (dim,):
-        raise ValueError("residual and delta must be contiguous and of one shape, weight [dim]")
+    check_weight(weight, residual)
+    if delta.shape != residual.shape or delta.dtype != residual.dtype or not residual.is_contiguous():
+        raise ValueError(
+            f"residual must be contiguous and delta like it, got {residual.dtype} {tuple(residual.shape)} with strides "
+            f"{residual.stride()} and {delta.dtype} {tuple(delta.shape)}"
+        )
     delta = delta.contiguous()
     y = torch.empty_like(residual)
     _cpu.add_rms_norm(

@@ -20,4 +20,6 @@ def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Plain
 
 
 def linear(x: torch.Tensor, packed: Plain) -> torch.Tensor:
+    if not isinstance(packed, Plain):
+        raise ValueError(f"x of {x.dtype} does not fit weights packed by {type(packed).__module__}")
     return F.linear(x, packed.weight, packed.bias)

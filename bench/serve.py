@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness import ROOT, Worker, cores, machine, percentile, table, write_json
-from tailrace.text.tokenizer import Tokenizer
 
 from tailrace.config import ModelConfig
 from tailrace.models import LocalModel, resolve
+from tailrace.text.tokenizer import Tokenizer
 
 HOST = "127.0.0.1"
 GREEDY = {"temperature": 0.0}

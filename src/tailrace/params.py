@@ -36,7 +36,9 @@ RANGES: dict[str, tuple[float, float, bool, bool]] = {
     "seed": (MIN_SEED, MAX_SEED, True, True),
 }
 
-MAX_LIST = 65_536  # entries in logit_bias, allowed_token_ids, stop_token_ids, bad_words: bounded, so nobody can flood us
+MAX_LIST = (
+    65_536  # entries in logit_bias, allowed_token_ids, stop_token_ids, bad_words: bounded, so nobody can flood us
+)
 MAX_BIAS = 1e4  # |logit bias|; OpenAI's own range is -100 … 100, which the HTTP schema enforces
 
 
@@ -120,7 +122,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                     f"logit_bias must lie between {-MAX_BIAS:g} and {MAX_BIAS:g}, got {bias} for token {token}",
                     "logit_bias",
                 )
-        for name, allowed in (("logprobs_mode", ("raw", "processed")), ("output_kind", ("delta", "cumulative", "final"))):
+        for name, allowed in (
+            ("logprobs_mode", ("raw", "processed")),
+            ("output_kind", ("delta", "cumulative", "final")),
+        ):
             if getattr(self, name) not in allowed:
                 raise ParameterError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}", name)
 

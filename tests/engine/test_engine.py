@@ -8,11 +8,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from engine.harness import EOS, VOCAB, Harness, alone, script
 from tailrace.engine.kv_cache import BlockCache
 from tailrace.params import SamplingParams
 from tailrace.runners.scripted import ScriptedRunner
 from tailrace.wire.messages import Abort, Failed, Finished, Submit
-from engine.harness import EOS, VOCAB, Harness, alone, script
 
 
 def prompt_of(seed: int, length: int) -> list[int]:
@@ -93,7 +93,11 @@ def no_copy_on_write(monkeypatch):
 
 
 def wrong_match(monkeypatch):
-    monkeypatch.setattr(BlockCache, "match", lambda self, s: [next(iter(self.by_hash.values()))] if self.by_hash and len(s.tokens) > 16 else [])
+    monkeypatch.setattr(
+        BlockCache,
+        "match",
+        lambda self, s: [next(iter(self.by_hash.values()))] if self.by_hash and len(s.tokens) > 16 else [],
+    )
 
 
 @pytest.mark.parametrize("fault", [faulty_copy, no_copy_on_write, wrong_match])
@@ -101,7 +105,7 @@ def test_planted_faults_are_seen(fault, monkeypatch):
     """With tokens drawn apart (seeded, n = 3), siblings that write into one block disturb each other."""
 
     def outputs():
-        harness = Harness(ScriptedRunner(VOCAB, lambda ids: [float((hash((*ids, v)) % 7)) for v in range(VOCAB)], 512))
+        harness = Harness(ScriptedRunner(VOCAB, lambda ids: [float(hash((*ids, v)) % 7) for v in range(VOCAB)], 512))
         for i in range(6):
             harness.submit(f"r{i}", prompt_of(i, 21 + i), max_tokens=30, n=3, seed=i, temperature=1.0)
         return {name: story.tokens for name, story in harness.run().items()}
@@ -119,7 +123,9 @@ def test_a_seeded_sequence_is_the_same_in_any_company_and_after_preemption():
     def run(**world):
         harness = Harness(ScriptedRunner(VOCAB, flat, 512), **world)
         for i in range(10):
-            harness.submit(f"r{i}", prompt_of(i, 20), max_tokens=25, seed=i, temperature=1.0, top_p=0.9, presence_penalty=0.5)
+            harness.submit(
+                f"r{i}", prompt_of(i, 20), max_tokens=25, seed=i, temperature=1.0, top_p=0.9, presence_penalty=0.5
+            )
         return harness, {name: story.tokens for name, story in harness.run().items()}
 
     _, roomy = run()

@@ -42,7 +42,9 @@ async def test_kill_9_under_load_ends_every_stream_within_a_second():
     ends: list[tuple[float, object]] = []
 
     async def read(i: int) -> None:
-        async for events in client.submit([i], SamplingParams(temperature=0.0, max_tokens=4000, ignore_eos=True, n=1 + i % 2)):
+        async for events in client.submit(
+            [i], SamplingParams(temperature=0.0, max_tokens=4000, ignore_eos=True, n=1 + i % 2)
+        ):
             for event in events:
                 if not hasattr(event, "token_ids"):
                     ends.append((time.monotonic(), event))

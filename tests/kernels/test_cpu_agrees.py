@@ -133,7 +133,9 @@ def test_linear_takes_leading_dimensions_and_strided_rows():
 class Scene:
     """A ragged batch over shuffled blocks, written through a backend's own store_kv."""
 
-    def __init__(self, backend: str, dtype: torch.dtype, contexts: list[tuple[int, int]], heads=(6, 2), dim=64, size=16):
+    def __init__(
+        self, backend: str, dtype: torch.dtype, contexts: list[tuple[int, int]], heads=(6, 2), dim=64, size=16
+    ):
         self.backend, self.dtype, self.dim, self.contexts = backend, dtype, dim, contexts
         generator = torch.Generator().manual_seed(7)
         width = max(-(-length // size) for length, _ in contexts)
@@ -179,7 +181,10 @@ def test_attention(dtype, options):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("heads", "dim", "size"), [((1, 1), 32, 16), ((9, 3), 64, 32), ((8, 1), 80, 16), ((7, 7), 128, 16), ((4, 2), 36, 48)])
+@pytest.mark.parametrize(
+    ("heads", "dim", "size"),
+    [((1, 1), 32, 16), ((9, 3), 64, 32), ((8, 1), 80, 16), ((7, 7), 128, 16), ((4, 2), 36, 48)],
+)
 def test_attention_shapes(dtype, heads, dim, size):
     scenes = [Scene(backend, dtype, [(40, 7), (100, 1)], heads, dim, size).run() for backend in ("cpu", "reference")]
     close(*scenes, dtype)
@@ -221,7 +226,9 @@ def test_cache_refuses_odd_shapes_and_copies_blocks():
     scene.tables = other.to(torch.int32)[None]
     assert torch.equal(scene.run(), before)
     with pytest.raises(ValueError, match="query must be"):
-        kernels.paged_attention(torch.zeros(1, 3, 64), scene.cache, scene.tables, scene.tables[0], scene.tables[0], scale=1)
+        kernels.paged_attention(
+            torch.zeros(1, 3, 64), scene.cache, scene.tables, scene.tables[0], scene.tables[0], scale=1
+        )
 
 
 # ---- small operations

@@ -182,9 +182,10 @@ def test_what_cannot_be_served_is_refused(tmp_path):
     bloom = transformers.BloomConfig(vocab_size=50, hidden_size=32, n_layer=2, n_head=4)
     with pytest.raises(ModelLoadError):
         load(bloom)
+    (tmp_path / "t5").mkdir()
+    t5 = transformers.T5Config(d_model=32, num_layers=1, num_heads=2, d_ff=32, vocab_size=50)
+    t5.save_pretrained(tmp_path / "t5")
     with pytest.raises(ModelLoadError, match="encoder-decoder"):
-        (tmp_path / "t5").mkdir()
-        transformers.T5Config(d_model=32, num_layers=1, num_heads=2, d_ff=32, vocab_size=50).save_pretrained(tmp_path / "t5")
         load_runner(ModelConfig(), tmp_path / "t5", block_size=SIZE)
     with pytest.raises(ModelLoadError):
         load_runner(ModelConfig(), tmp_path, block_size=SIZE)

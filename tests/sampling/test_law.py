@@ -26,7 +26,14 @@ PARAMS = {
     "min-p": {"min_p": 0.1},
     "top-k": {"top_k": 9},
     "top-p": {"top_p": 0.8},
-    "all": {"temperature": 0.9, "min_p": 0.02, "top_k": 20, "top_p": 0.95, "presence_penalty": 0.4, "repetition_penalty": 1.2},
+    "all": {
+        "temperature": 0.9,
+        "min_p": 0.02,
+        "top_k": 20,
+        "top_p": 0.95,
+        "presence_penalty": 0.4,
+        "repetition_penalty": 1.2,
+    },
 }
 
 
@@ -34,7 +41,9 @@ def expected(fields: dict, prompt: list[int], output: list[int]) -> dict[int, fl
     return brute.distribution(LOGITS, brute.Ask(**fields), prompt, output)
 
 
-def counts(ids: torch.Tensor, logits: torch.Tensor, draws: int, key: int = 77, same_position: bool = False) -> torch.Tensor:
+def counts(
+    ids: torch.Tensor, logits: torch.Tensor, draws: int, key: int = 77, same_position: bool = False
+) -> torch.Tensor:
     """How often each id wins over so many positions, with the noise the sampler uses."""
     found = torch.zeros(V)
     for position in range(draws):

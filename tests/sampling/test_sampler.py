@@ -83,7 +83,13 @@ KINDS = ["random", "ties", "flat", "peaked", "holes", "bf16", "huge"]
 
 
 @settings(max_examples=1200, deadline=None)
-@given(PARAMS, st.sampled_from(KINDS), st.integers(0, 50), st.lists(st.integers(0, 9), max_size=5), st.lists(st.integers(0, 9), max_size=7))
+@given(
+    PARAMS,
+    st.sampled_from(KINDS),
+    st.integers(0, 50),
+    st.lists(st.integers(0, 9), max_size=5),
+    st.lists(st.integers(0, 9), max_size=7),
+)
 def test_kept_sets_probabilities_and_draws_are_the_oracles(params, kind, seed, prompt, output):
     row = logits_of(kind, seed)
     slots = slots_with((params, seed, prompt, output))
@@ -112,8 +118,13 @@ def test_kept_sets_probabilities_and_draws_are_the_oracles(params, kind, seed, p
 def near_a_threshold(edited: list[float], ask: brute.Ask, disputed: set[int]) -> bool:
     """Whether a shift of the knobs within float32's rounding explains a different kept set."""
     for shift in (-1e-5, 1e-5):
-        moved = brute.Ask(**{**ask.__dict__, "top_p": min(1.0, max(0.0, ask.top_p + shift)) if 0 < ask.top_p < 1 else ask.top_p,
-                             "min_p": min(1.0, ask.min_p * (1 + shift)) if ask.min_p else 0.0})
+        moved = brute.Ask(
+            **{
+                **ask.__dict__,
+                "top_p": min(1.0, max(0.0, ask.top_p + shift)) if 0 < ask.top_p < 1 else ask.top_p,
+                "min_p": min(1.0, ask.min_p * (1 + shift)) if ask.min_p else 0.0,
+            }
+        )
         kept = set(brute.refine(edited, moved))
         plain = set(brute.refine(edited, ask))
         if disputed <= (kept ^ plain):
@@ -294,10 +305,11 @@ def test_logprobs_are_those_of_the_distribution_they_name(mode):
     sampled = Sampler(slots)(row[None], Rows.plain([0], [0], [4]))
     entry, token = sampled.logprobs[0][0], int(sampled.token_ids[0, 0])
     values = row.double().tolist()
-    if mode == "raw":
-        alive = dict(enumerate(values))
-    else:
-        alive = brute.refine(brute.edit(values, ask_of(params), [], []), ask_of(params))
+    alive = (
+        dict(enumerate(values))
+        if mode == "raw"
+        else brute.refine(brute.edit(values, ask_of(params), [], []), ask_of(params))
+    )
     p = brute.softmax(alive)
     order = brute.descending(alive) + [i for i in range(V) if i not in alive]
     assert entry.rank == order.index(token) + 1
@@ -308,7 +320,9 @@ def test_logprobs_are_those_of_the_distribution_they_name(mode):
 
 
 def test_logprobs_are_given_only_to_those_who_ask():
-    slots = slots_with((SamplingParams(temperature=0.0), 0, [], []), (SamplingParams(temperature=0.0, logprobs=0), 0, [], []))
+    slots = slots_with(
+        (SamplingParams(temperature=0.0), 0, [], []), (SamplingParams(temperature=0.0, logprobs=0), 0, [], [])
+    )
     sampled = Sampler(slots)(torch.randn(2, V), Rows.plain([0, 1], [0, 1], [1, 1]))
     assert sampled.logprobs[0] is None
     assert sampled.logprobs[1][0].top_ids == []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -23,7 +25,7 @@ def plain_search(text: str, stops: tuple[str, ...]) -> tuple[str, str] | None:
 def run(text: str, stops: tuple[str, ...], cuts: list[int]) -> tuple[str, str | None]:
     matcher, out = StopMatcher(stops), ""
     edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
-    for start, end in zip(edges, edges[1:], strict=False):
+    for start, end in itertools.pairwise(edges):
         safe, match = matcher.feed(text[start:end])
         out += safe
         if match:

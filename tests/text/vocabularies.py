@@ -18,8 +18,26 @@ def spelled(data: bytes) -> str:
 def byte_level() -> Tokenizer:
     """All single bytes, tokens that split characters anywhere, an empty token, a literal U+FFFD, special and other added ones."""
     parts = [bytes([b]) for b in range(256)]
-    parts += ["é".encode()[:1] + b"", "😀".encode()[:2], "😀".encode()[2:], "😀".encode()[1:], b"a\xf0\x9f", "�".encode()]
-    parts += ["👨‍👩‍👧".encode()[3:9], "e\u0301".encode(), b"\x80\x80", b"\xff\xfe", b"hello", b" world", b"stop", b"st", b"op", b"\n\n"]
+    parts += [
+        "é".encode()[:1] + b"",
+        "😀".encode()[:2],
+        "😀".encode()[2:],
+        "😀".encode()[1:],
+        b"a\xf0\x9f",
+        "�".encode(),
+    ]
+    parts += [
+        "👨‍👩‍👧".encode()[3:9],
+        "e\u0301".encode(),
+        b"\x80\x80",
+        b"\xff\xfe",
+        b"hello",
+        b" world",
+        b"stop",
+        b"st",
+        b"op",
+        b"\n\n",
+    ]
     vocab: dict[str, int] = {}
     for part in parts:
         vocab.setdefault(spelled(part), len(vocab))
@@ -72,4 +90,10 @@ ALL = {
     "word piece": word_piece(),
     "metaspace": metaspace(),
 }
-KINDS = {"byte-level": "bytes", "pieces": "pieces", "pieces, no strip": "pieces", "word piece": "library", "metaspace": "library"}
+KINDS = {
+    "byte-level": "bytes",
+    "pieces": "pieces",
+    "pieces, no strip": "pieces",
+    "word piece": "library",
+    "metaspace": "library",
+}

@@ -32,7 +32,6 @@ class BlockTables:
         self.written[slot] = len(sequence.blocks)
 
 
-
 @dataclass(frozen=True, slots=True)
 class Assembled:
     """batch for the runner; rows for the sampler; drawing: the sequence each row draws for."""

@@ -34,9 +34,7 @@ class Engine:
         runner: the model. info: what front ends are told of it; max_model_len is lowered to what the cache holds.
     """
 
-    def __init__(
-        self, runner: ModelRunner, info: ModelInfo, cache: CacheConfig, scheduler: SchedulerConfig
-    ) -> None:
+    def __init__(self, runner: ModelRunner, info: ModelInfo, cache: CacheConfig, scheduler: SchedulerConfig) -> None:
         longest = min(x for x in (info.max_model_len, runner.max_model_len, scheduler.max_model_len) if x)
         per_slot = -(-longest // cache.block_size)
         blocks = sizing.num_blocks(cache, runner.block_bytes, scheduler.max_num_seqs * per_slot)

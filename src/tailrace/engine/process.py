@@ -147,7 +147,9 @@ def main() -> int:
     """Exit code 0 after a drain, 1 with a line of JSON on the status pipe otherwise."""
     status = os.dup(1)
     os.dup2(2, 1)  # whatever prints, prints to the log
-    logging.basicConfig(level=os.environ.get("TAILRACE_LOG", "INFO").upper(), format="%(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(
+        level=os.environ.get("TAILRACE_LOG", "INFO").upper(), format="%(levelname)s %(name)s: %(message)s"
+    )
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     line = b""
     while not line.endswith(b"\n"):

@@ -36,7 +36,7 @@ TRANSITIONS: dict[tuple[State, str], State] = {
 }
 
 
-class IllegalTransition(RuntimeError):
+class IllegalTransitionError(RuntimeError):
     """Our bug: the sequence was not changed."""
 
 
@@ -103,9 +103,11 @@ class Sequence:
         """Change state.
 
         Raises:
-            IllegalTransition: the table has no such change.
+            IllegalTransitionError: the table has no such change.
         """
         target = TRANSITIONS.get((self.state, event))
         if target is None:
-            raise IllegalTransition(f"sequence {self.request.id}/{self.index} can't {event} while {self.state.name}")
+            raise IllegalTransitionError(
+                f"sequence {self.request.id}/{self.index} can't {event} while {self.state.name}"
+            )
         self.state = target

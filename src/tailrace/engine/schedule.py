@@ -77,9 +77,7 @@ def _fitting(sequence: Sequence, cache: BlockCache, free: int) -> int:
     return min(sequence.remaining, room) if copied <= free else 0
 
 
-def _admit(
-    plan: Plan, waiting: List[Sequence], cache: BlockCache, budget: int, free: int, free_slots: int
-) -> None:
+def _admit(plan: Plan, waiting: List[Sequence], cache: BlockCache, budget: int, free: int, free_slots: int) -> None:
     """Take waiting requests in order while budget, slots and blocks last."""
     for sequence in waiting:
         slots = 1 + len(sequence.siblings)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-
 from tailrace.engine.batch import Assembled, assemble
 from tailrace.engine.request import Sequence, State
 from tailrace.engine.schedule import Plan, schedule
@@ -25,9 +24,7 @@ def step(engine: Engine) -> None:
     """Compute and draw once; the engine's outbox holds what came of it."""
     timed = engine.counters.timed
     with timed("plan"):
-        plan = schedule(
-            engine.running, engine.waiting, engine.cache, engine.limits.scheduler, len(engine.free_slots)
-        )
+        plan = schedule(engine.running, engine.waiting, engine.cache, engine.limits.scheduler, len(engine.free_slots))
         copies = apply(engine, plan)
         if not plan.work:
             return

@@ -146,7 +146,7 @@ def fuse(model: nn.Module, run: Callable[[], torch.Tensor]) -> list[str]:
         if not places:
             continue
         parent, child = places[0]
-        original = getattr(parent, child)
+        original, after = getattr(parent, child), before
         try:
             setattr(parent, child, build(original))
             after = run()
@@ -168,4 +168,6 @@ def difference(expected: torch.Tensor, got: torch.Tensor) -> str | None:
     """What is wrong with `got`, or None: the change must be what one module's rounding explains, not a wrong formula."""
     error = (expected.float() - got.float()).norm() / expected.float().norm()
     bound = 1e-4 if expected.dtype == torch.float32 else 3e-2
-    return None if error <= bound else f"its replacement changes the logits by {error:.1e} of their norm (bound {bound})"
+    return (
+        None if error <= bound else f"its replacement changes the logits by {error:.1e} of their norm (bound {bound})"
+    )

@@ -34,7 +34,9 @@ class TransformersRunner:
     def __init__(self, model: Any, layers: Layers, attention: list[Layer], block_size: int) -> None:
         config = model.config.get_text_config()
         self.vocab_size: int = model.get_output_embeddings().out_features
-        self.max_model_len: int = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", 2048)
+        self.max_model_len: int = getattr(config, "max_position_embeddings", None) or getattr(
+            config, "n_positions", 2048
+        )
         self.model, self.layers, self.attention, self.block_size = model, layers, attention, block_size
         self.dtype, self.device = model.dtype, model.device
         self.picks_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
@@ -141,7 +143,9 @@ class TransformersRunner:
         error = ((ours - theirs).norm() / theirs.norm()).item()
         bound = 1e-4 if self.dtype == torch.float32 else 5e-2
         if not error <= bound:
-            raise ModelLoadError(f"{name}: paged attention does not reproduce the model (error {error:.1e}); not served")
+            raise ModelLoadError(
+                f"{name}: paged attention does not reproduce the model (error {error:.1e}); not served"
+            )
 
 
 def trial_ids(vocab_size: int) -> torch.Tensor:
@@ -183,7 +187,7 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device, trust_rem
         raise ModelLoadError(f"{folder}: {error}") from error
     if not getattr(model, "_supports_attention_backend", False):
         raise ModelLoadError(f"{type(model).__name__} does not go through transformers' attention interface")
-    model.to(device)
+    torch.nn.Module.to(model, device)
     return model.eval()
 
 

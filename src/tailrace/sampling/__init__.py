@@ -1,8 +1,8 @@
 """Logits → token ids, with everyone's own parameters.
 
-    slots = Slots(num_slots=8, vocab_size=V)
-    slots.join(0, SamplingParams(temperature=0.8, top_p=0.95), key=request_key(seed, 0), prompt=ids)
-    sampled = Sampler(slots)(logits, Rows.plain(slot=[0], source=[0], position=[len(ids)]))
+slots = Slots(num_slots=8, vocab_size=V)
+slots.join(0, SamplingParams(temperature=0.8, top_p=0.95), key=request_key(seed, 0), prompt=ids)
+sampled = Sampler(slots)(logits, Rows.plain(slot=[0], source=[0], position=[len(ids)]))
 """
 
 from tailrace.sampling.keys import request_key

@@ -60,7 +60,9 @@ class TextStream:
         self._check = tokenizer.check
         self._detokenizer = detokenizer(tokenizer, params.skip_special_tokens)
         self._stops = StopMatcher(params.stop)
-        self._enders = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(eos_token_ids))
+        self._enders = frozenset(params.stop_token_ids) | (
+            frozenset() if params.ignore_eos else frozenset(eos_token_ids)
+        )
         self._pending: deque[Pending] = deque()
         self._ender: tuple[int, TokenLogprobs | None] | None = None
         self._decoded = 0  # characters that left the detokenizer

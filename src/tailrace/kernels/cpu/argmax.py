@@ -10,7 +10,9 @@ from tailrace.kernels.cpu.types import CODES
 
 def argmax(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     if logits.dim() != 2 or logits.dtype not in CODES or logits.shape[1] == 0:
-        raise ValueError(f"logits must be [rows, vocabulary] of bf16, f16 or f32, got {logits.dtype} {tuple(logits.shape)}")
+        raise ValueError(
+            f"logits must be [rows, vocabulary] of bf16, f16 or f32, got {logits.dtype} {tuple(logits.shape)}"
+        )
     if logits.stride(1) != 1:
         logits = logits.contiguous()
     rows, vocab = logits.shape

@@ -30,6 +30,8 @@ class EngineProcess:
             [sys.executable, "-m", "tailrace.engine.process"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            # libgomp's threads would spin for milliseconds after each of torch's parallel regions, on our kernels' cores
+            env={"OMP_WAIT_POLICY": "passive", **os.environ},
             start_new_session=True,  # the terminal's Ctrl-C is for the front end, which decides
         )
         assert self.process.stdin is not None

@@ -76,7 +76,10 @@ class EngineConfig(Section, frozen=True):
 
 
 class ServerConfig(Section, frozen=True):
-    """The HTTP front end. `on_engine_death`: exit with an error, or start a new engine. Times are in seconds."""
+    """The HTTP front end. `on_engine_death`: exit with an error, or start a new engine. Times are in seconds.
+
+    model_defaults: sampling fields that a request leaves out come from the model's generation config, where it has some.
+    """
 
     host: str = "127.0.0.1"
     port: Port = 8000
@@ -84,7 +87,7 @@ class ServerConfig(Section, frozen=True):
     start_timeout_s: Seconds = 600.0
     drain_timeout_s: Seconds = 30.0
     max_logprobs: Natural = 20
-    max_queue_bytes: Positive = 4 << 20
+    model_defaults: bool = True
 
 
 class Config(Section, frozen=True):

@@ -25,7 +25,7 @@ ARRIVES_AS = {
 
 def params(tokenizer, **fields) -> SamplingParams:
     request = msgspec.convert({"prompt": "x"} | fields, CompletionRequest)
-    return sampling_params(request, tokenizer, max_tokens=9, logprobs=None)
+    return sampling_params(request, tokenizer, {}, max_tokens=9, logprobs=None)
 
 
 def test_all_at_once(tokenizer):
@@ -67,3 +67,9 @@ def test_the_limit():
     with pytest.raises(ParameterError, match=r"max_completion_tokens must be an integer in \[1") as caught:
         output_limit(10, 100, 0, "max_completion_tokens", "messages")
     assert caught.value.param == "max_completion_tokens"
+
+
+def test_the_models_defaults_fill_what_a_request_leaves_out(tokenizer):
+    request = msgspec.convert({"prompt": "x", "top_p": 0.5}, CompletionRequest)
+    got = sampling_params(request, tokenizer, {"temperature": 0.6, "top_p": 0.9}, max_tokens=9, logprobs=None)
+    assert (got.temperature, got.top_p) == (0.6, 0.5)

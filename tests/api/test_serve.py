@@ -130,7 +130,7 @@ def launch(tmp_path, free_port):
 
 
 def test_drain_lets_finish_what_can_and_ends_the_rest(launch):
-    with launch(drain_timeout_s=1.5) as server:
+    with launch(drain_timeout_s=4) as server:
         server.until(200)
         [engine] = server.children()
         reader = server.stream()

@@ -6,6 +6,7 @@ Also what a person does: the curl of the README, kill -9 of the engine under loa
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -87,7 +88,15 @@ def test_chat(client):
 
 
 def test_streamed_chat_is_the_same_text(client):
-    ask = {"model": NAME, "messages": QUESTION, "temperature": 0, "max_tokens": 40, "n": 2, "logprobs": True, "top_logprobs": 3}
+    ask = {
+        "model": NAME,
+        "messages": QUESTION,
+        "temperature": 0,
+        "max_tokens": 40,
+        "n": 2,
+        "logprobs": True,
+        "top_logprobs": 3,
+    }
     whole = client.chat.completions.create(**ask)
     chunks = list(client.chat.completions.create(**ask, stream=True, stream_options={"include_usage": True}))
     for i, choice in enumerate(whole.choices):
@@ -113,7 +122,9 @@ def test_seeds_stops_and_lengths(client):
     again = [c.message.content for c in client.chat.completions.create(**ask, seed=7).choices]
     assert first == again
     assert len(set(first)) > 1
-    stopped = client.chat.completions.create(model=NAME, messages=QUESTION, temperature=0, stop=[" of", "zzz"], max_tokens=40)
+    stopped = client.chat.completions.create(
+        model=NAME, messages=QUESTION, temperature=0, stop=[" of", "zzz"], max_tokens=40
+    )
     assert stopped.choices[0].finish_reason == "stop"
     assert stopped.choices[0].message.content.endswith("capital")
     short = client.chat.completions.create(model=NAME, messages=QUESTION, temperature=0, max_tokens=3)
@@ -121,7 +132,13 @@ def test_seeds_stops_and_lengths(client):
 
 
 def test_completions(client):
-    ask = {"model": NAME, "prompt": ["Once upon a time", "1, 2, 3, 4,"], "temperature": 0, "max_tokens": 12, "logprobs": 2}
+    ask = {
+        "model": NAME,
+        "prompt": ["Once upon a time", "1, 2, 3, 4,"],
+        "temperature": 0,
+        "max_tokens": 12,
+        "logprobs": 2,
+    }
     whole = client.completions.create(**ask)
     assert [c.index for c in whole.choices] == [0, 1]
     assert "5" in whole.choices[1].text
@@ -154,7 +171,13 @@ def test_errors_are_the_clients_own_kinds(client):
     with pytest.raises(openai.NotFoundError) as missing:
         client.chat.completions.create(model="gpt-17", messages=QUESTION)
     assert missing.value.code == "model_not_found"
-    for field, value in (("temperature", -1), ("top_p", 3), ("n", 0), ("max_tokens", 10**6), ("logit_bias", {"99999999": 1})):
+    for field, value in (
+        ("temperature", -1),
+        ("top_p", 3),
+        ("n", 0),
+        ("max_tokens", 10**6),
+        ("logit_bias", {"99999999": 1}),
+    ):
         with pytest.raises(openai.BadRequestError) as bad:
             client.chat.completions.create(model=NAME, messages=QUESTION, **{field: value})
         assert bad.value.param == field
@@ -197,11 +220,15 @@ async def test_disconnects_leave_nothing(server):
     async with httpx.AsyncClient(base_url=server.url) as client:
 
         async def leave(i: int) -> None:
-            body = {"prompt": f"{i} " * (1 + i % 50), "max_tokens": 300, "stream": i % 2 == 0, "n": 1 + i % 2, "ignore_eos": True}
-            try:
+            body = {
+                "prompt": f"{i} " * (1 + i % 50),
+                "max_tokens": 300,
+                "stream": i % 2 == 0,
+                "n": 1 + i % 2,
+                "ignore_eos": True,
+            }
+            with contextlib.suppress(TimeoutError, httpx.HTTPError):
                 await asyncio.wait_for(client.post("/v1/completions", json=body, timeout=None), 0.02 * (i % 11))
-            except (TimeoutError, httpx.HTTPError):
-                pass
 
         await asyncio.gather(*(leave(i) for i in range(60)))
     end = time.monotonic() + 30

@@ -26,6 +26,7 @@ class Story:
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list = field(default_factory=list)
+    cached: int = 0
     end: Finished | Failed | None = None
 
 
@@ -58,15 +59,16 @@ class Harness:
         )
 
     def note(self, message) -> None:
-        assert (message.id, message.epoch) not in self.closed, "something came after the acknowledgement"
-        if isinstance(message, Aborted):
+        if isinstance(message, Aborted):  # one per Abort, also for a second one
             self.aborted.append(message)
             self.closed.add((message.id, message.epoch))
             return
+        assert (message.id, message.epoch) not in self.closed, "something came after the acknowledgement"
         story = self.stories[message.id, message.epoch, message.index]
         assert story.end is None, "something came after the terminal event"
         if isinstance(message, Tokens):
             story.tokens += message.token_ids
+            story.cached += message.cached_tokens
             story.logprobs += message.logprobs or []
         else:
             story.end = message

@@ -189,7 +189,7 @@ def test_cached_tokens_are_reported():
     prompt = prompt_of(1, 40)
     for i in range(2):
         harness.submit(f"r{i}", prompt, max_tokens=2)
-        assert harness.run()[f"r{i}", 0, 0].end.cached_tokens == 32 * i
+        assert harness.run()[f"r{i}", 0, 0].cached == 32 * i
 
 
 # ---- refusals

@@ -25,7 +25,7 @@ from tailrace.wire.messages import Failed, Finished, Tokens
 
 pytestmark = pytest.mark.model
 
-NUM_TOKENS = 24
+NUM_TOKENS = 16
 BF16_MARGIN = 0.5  # logits are around 16 … 32, where neighbouring bf16 values lie 0.125 apart
 SEED_TEXT = (
     "The river ran down from the hills past the old mill, where the wheel had turned for two hundred years. "

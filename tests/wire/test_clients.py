@@ -77,9 +77,13 @@ class BlockingStream:
 
     def __iter__(self) -> Iterator[list]:
         events = self.stream.__aiter__()
+
+        async def following() -> list:
+            return await events.__anext__()  # begun in the loop, so that the loop also finalises it
+
         while True:
             try:
-                yield self.owner.call(events.__anext__())
+                yield self.owner.call(following())
             except StopAsyncIteration:
                 return
 

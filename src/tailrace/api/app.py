@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -38,15 +38,21 @@ ROUTES = (
 )
 
 
-def create_app(client: AsyncClient, tokenizer: Tokenizer, config: ServerConfig, model_name: str) -> Starlette:
+def create_app(
+    client: AsyncClient,
+    tokenizer: Tokenizer,
+    config: ServerConfig,
+    model_name: str,
+    defaults: Mapping[str, float | int] | None = None,
+) -> Starlette:
     """The application. Its lifespan starts the client and closes it.
 
     It listens while the engine still starts: until then /health says so and requests get a 503.
 
     Args:
-        client: not started. model_name: the one name that requests may give.
+        client: not started. model_name: the one name that requests may give. defaults: sampling fields of the model.
     """
-    service = Service(client, tokenizer, config, model_name)
+    service = Service(client, tokenizer, config, model_name, defaults or {})
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:

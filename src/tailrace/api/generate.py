@@ -94,7 +94,7 @@ class Generation:
         async with stream:
             async for events in stream:
                 for event in joined(events):
-                    if isinstance(event, Finished):
+                    if isinstance(event, Tokens):
                         self._cached[p] = max(self._cached[p], event.cached_tokens)
                     if event.index not in open_:  # its text ended before the engine knew
                         continue
@@ -167,4 +167,4 @@ def concatenated(several: list[Tokens]) -> Tokens:
         return first
     ids = [token for event in several for token in event.token_ids]
     logprobs = None if first.logprobs is None else [entry for event in several for entry in event.logprobs or ()]
-    return Tokens(first.id, first.epoch, first.index, ids, logprobs)
+    return Tokens(first.id, first.epoch, first.index, ids, logprobs, first.cached_tokens)

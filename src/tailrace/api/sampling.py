@@ -5,7 +5,8 @@ Ranges are params.py's; here are only those that are narrower over HTTP.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from tailrace.api.schema.common import MAX_TOKEN_ID, GenerateRequest
 from tailrace.errors import ContextLengthError, ParameterError
@@ -26,17 +27,24 @@ SAME = (
 
 
 def sampling_params(
-    request: GenerateRequest, tokenizer: Tokenizer, *, max_tokens: int, logprobs: int | None
+    request: GenerateRequest,
+    tokenizer: Tokenizer,
+    defaults: Mapping[str, float | int],
+    *,
+    max_tokens: int,
+    logprobs: int | None,
 ) -> SamplingParams:
     """The parameters as the engine takes them.
 
     Args:
-        max_tokens: see `output_limit`. logprobs: how many alternatives to report, or None.
+        defaults: fields that a request may leave out. max_tokens: see `output_limit`. logprobs: how many alternatives to report, or None.
 
     Raises:
         ParameterError: naming the field.
     """
-    given = {name: value for name in SAME if (value := getattr(request, name)) is not None}
+    given: dict[str, Any] = dict(defaults) | {
+        name: value for name in SAME if (value := getattr(request, name)) is not None
+    }
     stop = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
     allowed = request.allowed_token_ids
     return SamplingParams(

@@ -12,6 +12,7 @@ import logging
 import math
 import signal
 import socket
+from collections.abc import Mapping
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -32,7 +33,7 @@ LAST_WORDS_S = 5  # beyond the drain: for error events to reach their clients
 KEEP_ALIVE_S = 75  # longer than the idle time of common proxies, so that they close first
 
 
-def serve(config: Config, tokenizer: Tokenizer) -> int:
+def serve(config: Config, tokenizer: Tokenizer, defaults: Mapping[str, float | int] | None = None) -> int:
     """Serve until it ends; returns the exit code.
 
     Args:
@@ -40,7 +41,7 @@ def serve(config: Config, tokenizer: Tokenizer) -> int:
     """
     assert config.model.name, "the caller resolved the model, so it has a name"
     client = AsyncClient(config.engine, config.server.start_timeout_s)
-    app = create_app(client, tokenizer, config.server, config.model.name)
+    app = create_app(client, tokenizer, config.server, config.model.name, defaults)
     server = Server(app.state.service, uvicorn_config(app, config.server))
     with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
         try:

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from typing import TYPE_CHECKING, TypeVar
 
@@ -34,8 +34,16 @@ DRAIN_POLL_S = 0.05
 class Service:
     """One per app, in `app.state.service`."""
 
-    def __init__(self, client: AsyncClient, tokenizer: Tokenizer, config: ServerConfig, model_name: str) -> None:
+    def __init__(
+        self,
+        client: AsyncClient,
+        tokenizer: Tokenizer,
+        config: ServerConfig,
+        model_name: str,
+        defaults: Mapping[str, float | int],
+    ) -> None:
         self.client, self.tokenizer, self.config, self.model_name = client, tokenizer, config, model_name
+        self.defaults = defaults
         self.supervisor = Supervisor(client, config.on_engine_death)
         self.labels = Labels(tokenizer)
         self.metrics = Metrics(lambda: client.stats, lambda: self.supervisor.state == "ready")

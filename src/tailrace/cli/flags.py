@@ -44,7 +44,7 @@ HELP: dict[str, str] = {
     "server.start_timeout_s": "seconds the engine may take to start",
     "server.drain_timeout_s": "seconds running requests may take to finish at shutdown",
     "server.max_logprobs": "most logprobs per token a request may ask for",
-    "server.max_queue_bytes": "bytes held for a slow client before its deltas are merged",
+    "server.model_defaults": "take sampling defaults from the model's generation config",
 }
 FLAGS: dict[str, str] = {"model.name": "--served-model-name"}  # where the field's own name would mislead
 ENGINE_SECTIONS = ("model", "cache", "scheduler")

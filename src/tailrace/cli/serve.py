@@ -18,6 +18,7 @@ import msgspec
 from tailrace.cli.flags import add_config_flags, read_config
 from tailrace.cli.local import LEVEL_VARIABLE, prepare
 from tailrace.config import SECTIONS, Config, ServerConfig
+from tailrace.models import defaults
 
 LEVELS = ("debug", "info", "warning", "error")
 POLL_S = 0.05
@@ -42,7 +43,8 @@ def run(args: argparse.Namespace) -> int:
 
     arguments = (prepared.config.server, prepared.name, start_s)
     threading.Thread(target=announce, args=arguments, daemon=True, name="announce").start()
-    return serve(prepared.config, prepared.tokenizer)
+    chosen = defaults(prepared.folder) if config.server.model_defaults else {}
+    return serve(prepared.config, prepared.tokenizer, chosen)
 
 
 def with_port(config: Config) -> Config:

@@ -180,7 +180,7 @@ class Engine:
         self._end(sequence, "finish", reason)
         self._send(
             request.client,
-            Finished(request.id, request.epoch, sequence.index, reason, stop_token_id, sequence.cached),
+            Finished(request.id, request.epoch, sequence.index, reason, stop_token_id),
         )
 
     def fail(self, sequence: Sequence, error: TailraceError) -> None:

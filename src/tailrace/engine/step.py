@@ -99,7 +99,8 @@ def emit(engine: Engine, sequence: Sequence, token: int, logprobs: list[Logprobs
     entries = None
     if logprobs is not None:
         entries = [TokenLogprobs(e.logprob, e.rank, e.top_ids, e.top_logprobs) for e in logprobs]
-    engine.send(sequence, Tokens(request.id, request.epoch, sequence.index, [token], entries))
+    cached = sequence.cached if sequence.num_output == 1 else 0
+    engine.send(sequence, Tokens(request.id, request.epoch, sequence.index, [token], entries, cached))
     ends = (token in engine.eos and not params.ignore_eos) or token in params.stop_token_ids
     if ends and sequence.num_output > params.min_tokens:
         engine.finish(sequence, "stop", token)

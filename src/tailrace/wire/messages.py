@@ -81,25 +81,25 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Tokens(Message, frozen=True):
-    """New tokens of one sequence, in order. `logprobs` has one entry per token if the request asked for them."""
+    """New tokens of one sequence, in order. `logprobs` has one entry per token if the request asked for them. The sequence's first
+    message says how many prompt tokens came from the prefix cache."""
 
     id: str
     epoch: int
     index: int
     token_ids: list[int]
     logprobs: list[TokenLogprobs] | None = None
+    cached_tokens: int = 0
 
 
 class Finished(Message, frozen=True):
-    """Terminal. `stop_token_id` says which id stopped it (EOS or a stop id); its token was sent in Tokens before.
-    `cached_tokens`: how many prompt tokens came from the prefix cache."""
+    """Terminal. `stop_token_id` says which id stopped it (EOS or a stop id); its token was sent in Tokens before."""
 
     id: str
     epoch: int
     index: int
     reason: FinishReason
     stop_token_id: int | None = None
-    cached_tokens: int = 0
 
 
 class Failed(Message, frozen=True):

@@ -108,8 +108,10 @@ class AsyncFrontSocket:
         self.socket.connect(url)
 
     def send(self, message: ToEngine) -> None:
-        """Queue one message: with the high-water mark off this never waits, so it needs no await."""
-        zmq.Socket.shadow(self.socket).send(encoder.encode([message]), zmq.NOBLOCK)
+        """Queue one message. With the high-water mark off it is sent before this returns, so the future is done and needs no
+        await. It must go through the asyncio socket all the same: a send consumes the edge-triggered wake-up of what has
+        arrived meanwhile, and only that socket looks again."""
+        self.socket.send(encoder.encode([message]))
 
     async def receive(self) -> list[FromEngine]:
         """One frame's messages."""

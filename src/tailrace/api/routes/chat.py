@@ -46,7 +46,7 @@ async def create_chat_completion(request: Request) -> Response:
     asked, field = max_tokens(ask)
     limit = output_limit(len(prompt), info.max_model_len, asked, field, "messages")
     top = logprobs_asked(ask, service.config.max_logprobs)
-    params = sampling_params(ask, service.tokenizer, max_tokens=limit, logprobs=top)
+    params = sampling_params(ask, service.tokenizer, service.defaults, max_tokens=limit, logprobs=top)
     id = f"chatcmpl-{request_id(request, ask)}"
     generation = Generation(service, id, [prompt], params, ask.priority or 0)
     return await respond(request, generation, chunks(service, ask, generation), fold_chat, ask.streamed)

@@ -42,7 +42,7 @@ async def create_completion(request: Request) -> Response:
     ids = await encode(service, ask, prompts)
     limit = output_limit(max(map(len, ids)), info.max_model_len, ask.max_tokens, "max_tokens", "prompt")
     top = None if ask.logprobs is None else num_logprobs(ask.logprobs, service.config.max_logprobs, "logprobs")
-    params = sampling_params(ask, service.tokenizer, max_tokens=limit, logprobs=top)
+    params = sampling_params(ask, service.tokenizer, service.defaults, max_tokens=limit, logprobs=top)
     generation = Generation(service, f"cmpl-{request_id(request, ask)}", ids, params, ask.priority or 0)
     echoes = [echo(service, prompt) for prompt in prompts] if ask.echo else None
     return await respond(request, generation, chunks(service, ask, generation, echoes), fold_completion, ask.streamed)

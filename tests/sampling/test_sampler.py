@@ -14,7 +14,7 @@ from oracles import brute
 from tailrace.kernels.status import EMPTY, INF, NAN, OK
 from tailrace.params import SamplingParams
 from tailrace.sampling import Rows, Sampler, Slots, request_key
-from tailrace.sampling.sampler import distribution
+from tailrace.sampling.sampler import BadRowError, distribution
 
 V = 61
 EOS = 60
@@ -95,7 +95,9 @@ def test_kept_sets_probabilities_and_draws_are_the_oracles(params, kind, seed, p
     slots = slots_with((params, seed, prompt, output))
     edited = brute.edit(row.double().tolist(), ask_of(params), prompt, output)
     if all(x == brute.NONE for x in edited):
-        assert distribution(row, slots[0]) is None
+        with pytest.raises(BadRowError) as bad:
+            distribution(row, slots[0])
+        assert bad.value.status == EMPTY
         return
     survivors = distribution(row, slots[0])
     position = len(prompt) + len(output)
@@ -327,3 +329,10 @@ def test_logprobs_are_given_only_to_those_who_ask():
     assert sampled.logprobs[0] is None
     assert sampled.logprobs[1][0].top_ids == []
     assert sampled.logprobs[1][0].rank == 1
+
+
+def test_an_edit_that_overflows_is_an_error_not_a_missing_token():
+    params = SamplingParams(repetition_penalty=1e-39)
+    with pytest.raises(BadRowError) as bad:
+        distribution(torch.tensor([50.0, 1.0, 0.0]), slots_with((params, 0, [0], []), vocab=3)[0])
+    assert bad.value.status == INF

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from tailrace import kernels
-from tailrace.kernels.status import EMPTY, OK
+from tailrace.kernels.status import MESSAGES, OK
 from tailrace.sampling.pipeline import EDITS, REFINEMENTS
 from tailrace.sampling.report import Logprobs, describe
 from tailrace.sampling.row import Survivors
@@ -73,9 +73,10 @@ class Sampler:
             if slot.plain_greedy or status[i] != OK:
                 continue
             raw = logits[source].float().cpu()
-            drawn_from = distribution(raw, slot)
-            if drawn_from is None:
-                ids[i], status[i] = -1, EMPTY
+            try:
+                drawn_from = distribution(raw, slot)
+            except BadRowError as error:
+                ids[i], status[i] = -1, error.status
                 continue
             token = draw(drawn_from, slot, position)
             ids[i] = token
@@ -84,15 +85,27 @@ class Sampler:
                 reports[i] = [describe(basis, token, slot.params.logprobs, self.slots.vocab_size)]
 
 
-def distribution(raw: torch.Tensor, slot: Slot) -> Survivors | None:
-    """The survivors a row [V] (float32, not modified) leaves after its slot's edits and, unless greedy, refinements; None
-    if every token is masked."""
+class BadRowError(Exception):
+    """The edits left a row without a distribution; `status` as in kernels/status.py."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(MESSAGES[status])
+        self.status = status
+
+
+def distribution(raw: torch.Tensor, slot: Slot) -> Survivors:
+    """The survivors a row [V] (float32, not modified) leaves after its slot's edits and, unless greedy, refinements.
+
+    Raises:
+        BadRowError: every token is masked, or a penalty made a logit overflow.
+    """
     row = raw.clone() if slot.edits else raw
     for name in slot.edits:
         EDITS[name].apply(row, slot)
+    status = int(kernels.argmax(row[None])[1])
+    if status != OK:
+        raise BadRowError(status)
     survivors = Survivors.of(row)
-    if survivors.ids.numel() == 0:
-        return None
     if not slot.params.greedy:
         for name in slot.refinements:
             survivors = REFINEMENTS[name].apply(survivors, slot.params)

@@ -36,9 +36,9 @@ RANGES: dict[str, tuple[float, float, bool, bool]] = {
     "seed": (MIN_SEED, MAX_SEED, True, True),
 }
 
-MAX_LIST = (
-    65_536  # entries in logit_bias, allowed_token_ids, stop_token_ids, bad_words: bounded, so nobody can flood us
-)
+# field -> entries it may have: bounded, so that nobody can flood the engine
+MAX_ENTRIES = {"logit_bias": 65_536, "allowed_token_ids": 65_536, "bad_words": 1024, "stop": 128, "stop_token_ids": 1024}
+MAX_STOP_CHARS = 1024
 MAX_BIAS = 1e4  # |logit bias|; OpenAI's own range is -100 … 100, which the HTTP schema enforces
 
 
@@ -107,15 +107,17 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             )
         if any(not isinstance(s, str) or not s for s in self.stop):
             raise ParameterError("stop must hold non-empty strings", "stop")
+        if any(len(s) > MAX_STOP_CHARS for s in self.stop):
+            raise ParameterError(f"stop must hold strings of at most {MAX_STOP_CHARS} characters", "stop")
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise ParameterError("allowed_token_ids must not be empty; leave it out to allow every token",
                                  "allowed_token_ids")  # fmt: skip
         if any(not word for word in self.bad_words):
             raise ParameterError("bad_words must hold non-empty sequences of token ids", "bad_words")
-        for name in ("logit_bias", "allowed_token_ids", "bad_words", "stop", "stop_token_ids"):
+        for name, limit in MAX_ENTRIES.items():
             size = len(getattr(self, name) or ())
-            if size > MAX_LIST:
-                raise ParameterError(f"{name} must have at most {MAX_LIST} entries, got {size}", name)
+            if size > limit:
+                raise ParameterError(f"{name} must have at most {limit} entries, got {size}", name)
         for token, bias in self.logit_bias.items():
             if not math.isfinite(bias) or abs(bias) > MAX_BIAS:
                 raise ParameterError(
@@ -162,7 +164,7 @@ def check_range(name: str, value: float | int | None) -> None:
     low, high, low_in, high_in = RANGES[name]
     whole = isinstance(low, int) and isinstance(high, int)
     number = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
-    inside = number and not math.isnan(value) and (
+    inside = number and not (isinstance(value, float) and math.isnan(value)) and (
         (low <= value if low_in else low < value) and (value <= high if high_in else value < high)
     )  # fmt: skip
     if not inside:

@@ -40,9 +40,12 @@ class Engine:
         blocks = sizing.num_blocks(cache, runner.block_bytes, scheduler.max_num_seqs * per_slot)
         runner.allocate(blocks)
         longest = min(longest, blocks * cache.block_size)
-        self.info = ModelInfo(info.name, runner.vocab_size, longest, info.eos_token_ids)
+        eos = [
+            i for i in info.eos_token_ids if 0 <= i < runner.vocab_size
+        ]  # a tokenizer may know ids that the head does not
+        self.info = ModelInfo(info.name, runner.vocab_size, longest, eos)
         self.limits = Limits(runner.vocab_size, longest, scheduler)
-        self.eos = frozenset(info.eos_token_ids)
+        self.eos = frozenset(eos)
         self.runner = runner
         self.cache = BlockCache(blocks, cache.block_size, cache.prefix_reuse)
         self.slots = Slots(scheduler.max_num_seqs, runner.vocab_size)

@@ -6,7 +6,6 @@ SIGTERM, and when stdin closes, because then its parent is gone.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import logging
 import os
@@ -22,7 +21,7 @@ import msgspec
 
 from tailrace.config import EngineConfig
 from tailrace.engine.engine import Engine
-from tailrace.errors import EngineError, TailraceError
+from tailrace.errors import EngineError, NotReadyError, TailraceError
 from tailrace.wire.messages import Abort, Drain, Drained, FromEngine, Hello, ModelInfo, Ready, Submit
 from tailrace.wire.sockets import EngineSocket
 
@@ -101,7 +100,7 @@ class Loop:
     def submit(self, client: bytes, message: Submit) -> None:
         """A request; refused while draining."""
         if self.draining:
-            refusal = EngineError("the engine is draining and takes nothing new")
+            refusal = NotReadyError("the engine is draining and takes nothing new")
             self.engine.refuse(message, refusal, client)
         else:
             self.engine.submit(message, client)
@@ -131,9 +130,7 @@ class Loop:
 
 
 def die_with_parent() -> None:
-    """Linux ends this process with its parent; elsewhere, and for good measure, the closing of stdin does."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    """End with the parent: stdin closes when it does, however it dies."""
 
     def watch() -> None:
         while os.read(0, 4096):
@@ -162,8 +159,9 @@ def main() -> int:
     try:
         socket = EngineSocket(start.url)
         loop = Loop(build(start.config), socket)
-    except TailraceError as error:
-        os.write(status, json.dumps({"code": error.code, "message": str(error)}).encode() + b"\n")
+    except Exception as error:
+        code = error.code if isinstance(error, TailraceError) else "engine_error"
+        os.write(status, json.dumps({"code": code, "message": str(error)}).encode() + b"\n")
         return 1
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:

@@ -54,7 +54,7 @@ class TransformersRunner:
         if device.type == "cpu":
             if dtype == torch.float16:
                 raise ConfigError("dtype float16 has no kernels on the CPU; use bfloat16 or float32")
-            threads = config.threads or len(os.sched_getaffinity(0))
+            threads = config.threads or usable_cores()
             torch.set_num_threads(threads)
             kernels.set_num_threads(threads)
         model = load_model(folder, dtype, device, config.trust_remote_code)
@@ -80,6 +80,8 @@ class TransformersRunner:
         ]
 
     def allocate(self, num_blocks: int) -> None:
+        if num_blocks * self.block_size < TRIAL_TOKENS:
+            raise ConfigError(f"cache.num_blocks must hold at least {TRIAL_TOKENS} positions, got {num_blocks} blocks")
         self.layers.caches = self.make_caches(num_blocks)
         self.trial()  # the first pass is slow; nobody should wait for it
 
@@ -148,6 +150,11 @@ class TransformersRunner:
             )
 
 
+def usable_cores() -> int:
+    """Cores that this process may run on, where the system tells."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def trial_ids(vocab_size: int) -> torch.Tensor:
     """A fixed prompt of TRIAL_TOKENS different ids."""
     return (torch.arange(TRIAL_TOKENS) * 7919 + 11) % vocab_size
@@ -195,6 +202,10 @@ def refuse_stateful(config: Any) -> None:
     """Raise ModelLoadError for models whose state is not a KV cache of past positions."""
     if getattr(config, "is_encoder_decoder", False):
         raise ModelLoadError(f"{config.model_type} is an encoder-decoder model; only causal language models are served")
+    rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
+    kinds = {rope.get("rope_type"), *(part.get("rope_type") for part in rope.values() if isinstance(part, dict))}
+    if bad := kinds & {"dynamic", "longrope"}:  # transformers derives them from the longest sequence of the whole batch
+        raise ModelLoadError(f"{config.model_type} has {bad.pop()} rotary scaling, where neighbours would matter")
     types = set(getattr(config.get_text_config(), "layer_types", None) or ())
     if bad := [kind for kind in types if any(word in kind for word in STATEFUL)]:
         raise ModelLoadError(f"{config.model_type} has {', '.join(sorted(bad))} layers, which are not supported")

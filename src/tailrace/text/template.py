@@ -32,13 +32,13 @@ class ChatTemplate:
         self._template = environment.from_string(source)
         self._special_tokens = special_tokens
 
-    def render(self, messages: list[dict[str, Any]], **options: Any) -> str:
+    def render(self, messages: list[dict[str, Any]], options: dict[str, Any]) -> str:
         """The prompt.
 
         Raises:
             RequestError: the template refuses these messages; the message says why.
         """
         try:
-            return self._template.render(messages=messages, **self._special_tokens, **options)
-        except (jinja2.TemplateError, TypeError, KeyError, AttributeError) as error:
+            return self._template.render({**self._special_tokens, **options, "messages": messages})
+        except Exception as error:  # the template is the model's code: whatever it raises, it refuses these messages
             raise RequestError(f"messages: the model's chat template refuses them: {error}", "messages") from error

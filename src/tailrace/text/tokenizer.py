@@ -88,8 +88,8 @@ class Tokenizer:
         """
         if self._template is None:
             raise RequestError("messages: this model has no chat template; use /v1/completions", "messages")
-        options = {"documents": None} | options
-        text = self._template.render(messages, tools=tools, add_generation_prompt=add_generation_prompt, **options)
+        fixed = {"tools": tools, "add_generation_prompt": add_generation_prompt}
+        text = self._template.render(messages, {"documents": None, **options, **fixed})
         return self.encode(text, add_special_tokens=False)
 
     def bad_word_ids(self, word: str) -> tuple[tuple[int, ...], ...]:

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from tailrace.config import EngineConfig
-from tailrace.errors import EngineDeadError, EngineError, TailraceError
+from tailrace.errors import EngineDeadError, EngineError, NotReadyError, TailraceError
 from tailrace.params import SamplingParams
 from tailrace.wire.launch import EngineProcess
 from tailrace.wire.ledger import Account, Ledger
@@ -165,20 +165,29 @@ class AsyncClient:
             await asyncio.to_thread(self._process.stop)
 
     async def _read(self, ready: asyncio.Event) -> None:
-        while True:
-            self._ledger.deliver(await self._socket.receive())
-            if self._ledger.model is not None:
-                ready.set()
-            if self._ledger.drained:
-                self._drained.set()
+        try:
+            while True:
+                self._ledger.deliver(await self._socket.receive())
+                if self._ledger.model is not None:
+                    ready.set()
+                if self._ledger.drained:
+                    self._drained.set()
+        except Exception as error:  # nothing can be heard any more: that is as good as dead
+            self._lose(EngineError(f"the engine can't be understood: {error}"))
 
     async def _watch(self) -> None:
         """Wait for the process's end without asking again and again."""
         process = self._process
         while not await asyncio.to_thread(process.wait, 0.2):
             pass
-        if self._ledger.drained:
-            return
-        self.error = process.error()
-        self._ledger.fail_all(EngineDeadError(str(self.error)))
+        if self._ledger.drained:  # as it was told; what came too late ends as well
+            self.error = NotReadyError("the engine has been drained")
+            self._ledger.fail_all(self.error)
+        else:
+            self._lose(process.error())
+
+    def _lose(self, error: TailraceError) -> None:
+        """The engine is gone: every open stream ends, whoever watches is told."""
+        self.error = error
+        self._ledger.fail_all(EngineDeadError(str(error)))
         self.died.set()

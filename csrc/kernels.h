@@ -41,9 +41,6 @@ void add_rms_norm(void *residual, const void *delta, const void *weight, Type ty
                   void *y);
 void rope(void *x, const void *cos, const void *sin, Type type, int64_t tokens, int64_t heads, int64_t dim,
           int64_t rotary, int64_t stride);
-// One row's noise; see kernels/reference/noise.py for the counter's layout.
-void gumbel(int64_t key, int64_t position, int64_t stream, const int64_t *ids, int64_t n, float *out);
-
 void silu_mul(const void *gate_up, Type type, int64_t rows, int64_t dim, void *y);
 
 }  // namespace tailrace

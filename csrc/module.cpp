@@ -1,8 +1,13 @@
 // The Python binding: addresses and sizes in, nothing checked here; src/tailrace/kernels/cpu checks shapes and dtypes.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
 
 #include "kernels.h"
+#include "noise.h"
 #include "pool.h"
+#include "program.h"
+#include "sample.h"
 #include "simd.h"
 
 namespace nb = nanobind;
@@ -59,8 +64,24 @@ NB_MODULE(_cpu, m) {
         rope(at(x), at(cos), at(sin), Type(type), tokens, heads, dim, rotary, stride);
     }, Free());
     m.def("gumbel", [](int64_t key, int64_t position, int64_t stream, Address ids, int64_t n, Address out) {
-        gumbel(key, position, stream, at<int64_t>(ids), n, at<float>(out));
+        gumbel({static_cast<uint64_t>(key), static_cast<uint64_t>(position), static_cast<uint32_t>(stream)},
+               at<uint32_t>(ids), n, at<float>(out));
     }, Free());
+    m.def("uniform", [](int64_t key, int64_t position, int64_t stream) {
+        return uniform({static_cast<uint64_t>(key), static_cast<uint64_t>(position), static_cast<uint32_t>(stream)});
+    });
+    m.def("sample", [](Address step) { sample(*at<Step>(step)); }, Free());
+    m.def("struct_sizes", [] { return std::vector<size_t>{sizeof(Edit), sizeof(Stage), sizeof(Program), sizeof(Step)}; });
+    nb::class_<Counts>(m, "Counts")
+        .def(nb::init<>())
+        .def(nb::init<const Counts &>())
+        .def("add", &Counts::add)
+        .def("drop", &Counts::drop)
+        .def("extend", [](Counts &c, Address ids, int64_t n, uint32_t repeated, uint32_t counted) {
+            c.extend(at<int64_t>(ids), n, repeated, counted);
+        })
+        .def("lists", [](const Counts &c) { return std::make_tuple(c.ids, c.repeated, c.counted); })
+        .def_prop_ro("address", [](const Counts &c) { return reinterpret_cast<Address>(&c); });
     m.def("silu_mul", [](Address gate_up, int type, int64_t rows, int64_t dim, Address y) {
         silu_mul(at(gate_up), Type(type), rows, dim, at(y));
     }, Free());

@@ -104,6 +104,15 @@ TAILRACE_BF16 inline __m512 fast_exp2(__m512 x) {
 }
 #endif
 
+#if TAILRACE_X86
+#define TAILRACE_AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq")))
+inline bool has_avx512() {
+    static const bool yes = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+    return yes;
+}
+#endif
+
 // True where the CPU multiplies bfloat16 pairs (vdpbf16ps); decided once.
 inline bool has_bf16() {
 #if TAILRACE_X86

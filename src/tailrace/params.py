@@ -1,14 +1,14 @@
 """What one request asks of the sampler: a frozen record, its ranges and its neutral values.
 
-Knows nothing of tensors, tokenizers or HTTP. Strings that must become token ids (bad words) are turned into ids at the
-edge that has the tokenizer; stop strings stay strings, because they are matched on text.
+Knows nothing of tensors, tokenizers or HTTP. Strings that must become token ids (bad words, sequence breakers) are turned into ids at the
+edge that has the tokenizer; stop strings and banned strings stay strings, because they are matched on text.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -16,6 +16,7 @@ from tailrace.errors import ParameterError
 
 LogprobsMode = Literal["raw", "processed"]
 OutputKind = Literal["delta", "cumulative", "final"]
+Scope = Literal["prompt", "output", "both"]
 
 MAX_SEED = 2**63 - 1
 MIN_SEED = -(2**63)
@@ -23,12 +24,36 @@ MIN_SEED = -(2**63)
 # field -> (low, high, low is allowed, high is allowed). A value outside is refused, never clamped.
 RANGES: dict[str, tuple[float, float, bool, bool]] = {
     "temperature": (0.0, math.inf, True, False),
+    "dynatemp_range": (0.0, math.inf, True, False),
+    "dynatemp_exponent": (0.0, 100.0, False, True),
+    "smoothing_factor": (0.0, math.inf, True, False),
+    "smoothing_curve": (1.0, 3.0, True, True),
     "top_k": (-1, 2**31 - 1, True, True),
     "top_p": (0.0, 1.0, True, True),
     "min_p": (0.0, 1.0, True, True),
-    "repetition_penalty": (0.0, math.inf, False, False),
+    "top_a": (0.0, 1.0, True, True),
+    "typical_p": (0.0, 1.0, True, True),
+    "tfs_z": (0.0, 1.0, True, True),
+    "epsilon_cutoff": (0.0, 1.0, True, False),
+    "eta_cutoff": (0.0, 1.0, True, False),
+    "top_n_sigma": (-1.0, math.inf, True, False),
+    "top_h": (0.0, 1.0, True, True),
+    "xtc_probability": (0.0, 1.0, True, True),
+    "xtc_threshold": (0.0, 0.5, False, True),
+    "mirostat": (0, 2, True, True),
+    "mirostat_tau": (0.0, 100.0, False, True),
+    "mirostat_eta": (0.0, 100.0, True, True),
+    "adaptive_target": (-1.0, 1.0, True, True),
+    "adaptive_decay": (0.0, 0.99, True, True),
+    "repetition_penalty": (1e-3, 1e3, True, True),
     "presence_penalty": (-2.0, 2.0, True, True),
     "frequency_penalty": (-2.0, 2.0, True, True),
+    "penalty_last_n": (-1, 2**31 - 1, True, True),
+    "dry_multiplier": (0.0, 1e6, True, True),
+    "dry_base": (1.0, 1e6, True, True),
+    "dry_allowed_length": (1, 2**31 - 1, True, True),
+    "dry_penalty_last_n": (-1, 2**31 - 1, True, True),
+    "no_repeat_ngram_size": (0, 2**31 - 1, True, True),
     "min_tokens": (0, 2**31 - 1, True, True),
     "max_tokens": (1, 2**31 - 1, True, True),
     "logprobs": (0, 2**31 - 1, True, True),
@@ -37,37 +62,118 @@ RANGES: dict[str, tuple[float, float, bool, bool]] = {
 }
 
 # field -> entries it may have: bounded, so that nobody can flood the engine
-MAX_ENTRIES = {"logit_bias": 65_536, "allowed_token_ids": 65_536, "bad_words": 1024, "stop": 128, "stop_token_ids": 1024}
-MAX_STOP_CHARS = 1024
+MAX_ENTRIES = {
+    "logit_bias": 65_536, "allowed_token_ids": 65_536, "bad_words": 1024, "sequence_bias": 1024, "stop": 128,
+    "stop_token_ids": 1024, "dry_sequence_breakers": 65_536, "banned_strings": 128, "forced_token_ids": 65_536,
+    "sampler_order": 32, "processors": 16,
+}  # fmt: skip
+MAX_CHARS = 1024  # of one stop string or banned string
 MAX_BIAS = 1e4  # |logit bias|; OpenAI's own range is -100 … 100, which the HTTP schema enforces
+
+# a knob → the one without which it has no effect: giving the first alone is refused
+COMPANIONS: dict[str, tuple[str, ...]] = {
+    "dynatemp_exponent": ("dynatemp_range",),
+    "smoothing_curve": ("smoothing_factor",),
+    "xtc_threshold": ("xtc_probability",),
+    "mirostat_tau": ("mirostat",),
+    "mirostat_eta": ("mirostat",),
+    "adaptive_decay": ("adaptive_target",),
+    "penalty_last_n": ("repetition_penalty", "presence_penalty", "frequency_penalty"),
+    "repetition_scope": ("repetition_penalty",),
+    "penalty_scope": ("presence_penalty", "frequency_penalty"),
+    "dry_base": ("dry_multiplier",),
+    "dry_allowed_length": ("dry_multiplier",),
+    "dry_penalty_last_n": ("dry_multiplier",),
+    "dry_sequence_breakers": ("dry_multiplier",),
+}
+
+# what mirostat replaces: asking for both is refused
+TRUNCATIONS = (
+    "top_k", "top_p", "min_p", "top_a", "typical_p", "tfs_z", "epsilon_cutoff", "eta_cutoff", "top_n_sigma", "top_h",
+    "xtc_probability", "adaptive_target",
+)  # fmt: skip
+
+REFINEMENT_NAMES = (
+    "temperature", "dynatemp", "smoothing", "min_p", "top_k", "top_p", "top_a", "typical_p", "tfs_z", "epsilon_cutoff",
+    "eta_cutoff", "top_n_sigma", "top_h", "xtc", "mirostat", "adaptive_p", "synthid",
+)  # fmt: skip
+
+
+class Watermark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A watermark that the holder of `key` can detect later (sampling/watermark.py).
+
+    Attributes:
+        kind: "kgw": the green list of Kirchenbauer et al. (arXiv 2301.10226): a keyed share `gamma` of the vocabulary gets +`delta`.
+            "synthid": the two-candidate tournament of Dathathri et al. (Nature 634, 2024), which keeps the distribution on average.
+        key: 64-bit secret. context: how many tokens before seed the choice. gamma: 0 < γ < 1. delta: 0 < δ ≤ 100.
+        depth: layers of the tournament, 1 … 64.
+    """
+
+    kind: Literal["kgw", "synthid"]
+    key: int
+    context: int = 1
+    gamma: float = 0.25
+    delta: float = 2.0
+    depth: int = 30
+
+    def __post_init__(self) -> None:
+        for name, low, high in (("key", MIN_SEED, MAX_SEED), ("context", 1, 64), ("depth", 1, 64)):
+            if isinstance(value := getattr(self, name), bool) or not isinstance(value, int) or not low <= value <= high:
+                raise ParameterError(
+                    f"watermark.{name} must be an integer in [{low}, {high}], got {value!r}", "watermark"
+                )
+        if not 0.0 < self.gamma < 1.0:
+            raise ParameterError(f"watermark.gamma must be a number in (0, 1), got {self.gamma!r}", "watermark")
+        if not 0.0 < self.delta <= 100.0:
+            raise ParameterError(f"watermark.delta must be a number in (0, 100], got {self.delta!r}", "watermark")
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """Sampling parameters of one request. Every field has a neutral value at which its stage is not run.
 
+    The formulas, sources and edge cases are in sampling/methods, one file each.
+
     Attributes:
         n: how many sequences are drawn for the prompt (they share its KV cache). 1 … 1024.
-        temperature: logits are divided by it; 0 is greedy. 0 ≤ t < ∞; neutral 1.
+        temperature: logits are divided by it; 0 is greedy: the largest edited logit, no refinement. 0 ≤ t < ∞; neutral 1.
+        dynatemp_range, dynatemp_exponent: temperature ± range by entropy. Neutral range 0.
+        smoothing_factor, smoothing_curve: quadratic smoothing. Neutral factor 0; curve 1 … 3.
         top_k: keep the k largest logits, ties to the smaller token id. 0 and −1 are off.
-        top_p: keep the smallest descending prefix whose mass is ≥ top_p, at least one token (arXiv 1904.09751).
-            0 ≤ p ≤ 1; 1 is off; 0 keeps the largest only.
-        min_p: keep p ≥ min_p · p_max (arXiv 2407.01082). 0 ≤ p ≤ 1; 0 is off.
-        repetition_penalty: for each distinct token of prompt and output, a positive logit is divided by it and a negative
-            one multiplied (CTRL, arXiv 1909.05858). > 0; neutral 1.
-        presence_penalty: subtracted once from the logit of each token already in the output. −2 … 2; neutral 0.
-        frequency_penalty: subtracted once per occurrence in the output. −2 … 2; neutral 0.
+        top_p: keep the smallest descending prefix whose mass is ≥ top_p, at least one token. 1 is off; 0 keeps the largest.
+        min_p: keep p ≥ min_p · p_max. 0 is off.
+        top_a: keep p ≥ top_a · p_max². 0 is off.
+        typical_p: keep what is closest to the expected surprise, up to this mass. 1 is off.
+        tfs_z: tail-free sampling. 1 is off.
+        epsilon_cutoff, eta_cutoff: keep p ≥ ε; p ≥ min(η, √η e^−H). 0 is off.
+        top_n_sigma: keep logits within so many standard deviations of the largest. 0 and below are off.
+        top_h: keep a prefix with this share of the entropy of the 100 likeliest. 0 is off.
+        xtc_probability, xtc_threshold: with this probability, drop all but the least likely of the tokens with p ≥ threshold.
+        mirostat, mirostat_tau, mirostat_eta: 1 or 2: surprise held at tau bits; replaces the truncations. 0 is off.
+        adaptive_target, adaptive_decay: probabilities near a moving target are favoured. Below 0 is off.
+        repetition_penalty, presence_penalty, frequency_penalty: see sampling/methods/penalties.py. Neutral 1, 0, 0.
+        penalty_last_n: penalties look at the last n tokens; −1 is all, 0 none.
+        repetition_scope, penalty_scope: whether prompt, output or both are looked at.
+        dry_multiplier, dry_base, dry_allowed_length, dry_penalty_last_n, dry_sequence_breakers: the DRY repetition penalty.
+        no_repeat_ngram_size: no n-gram comes twice. 0 is off.
         logit_bias: token id → value added to its logit.
+        sequence_bias: (token ids, bias): the bias goes to the last id where the ids before it end the sequence.
         allowed_token_ids: only these may be drawn; None is off.
         bad_words: sequences of token ids; the last id is banned when the ids before it end the sequence so far.
+        banned_strings: these never appear in the text: where one is about to, the sequence backs up and draws again.
         min_tokens: EOS and stop ids are banned, and stop strings not looked for, until so many tokens are out.
         max_tokens: the output's length limit; None is as far as the context reaches.
         ignore_eos: EOS does not end the sequence. Stop ids and stop strings still do.
+        forced_token_ids: the output begins with these whatever would have been drawn; logprobs are the model's own.
+        processors: names of processors registered on the server → their arguments, applied in this order.
+        watermark: mark the text; None is off.
+        sampler_order: refinements by name, in the order they are to run; those not named follow in the default order.
         seed: 64-bit key of the request's noise; None draws a fresh one at admission.
         stop: strings that end the sequence where they first appear in the text.
         stop_token_ids: token ids that end the sequence.
         include_stop_str_in_output: keep the stop string (or the text of the stop token) in the text.
         logprobs: None is off; k reports the drawn token and the k likeliest.
         logprobs_mode: "raw" are those of the model's own logits, "processed" those really drawn from.
+        report_entropy: entropy and varentropy with each token's logprobs, of the distribution that logprobs_mode names.
         skip_special_tokens: special tokens leave no text.
         output_kind: each event carries the new text ("delta"), all so far ("cumulative") or only the end ("final").
 
@@ -77,24 +183,58 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     n: int = 1
     temperature: float = 1.0
+    dynatemp_range: float = 0.0
+    dynatemp_exponent: float = 1.0
+    smoothing_factor: float = 0.0
+    smoothing_curve: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    top_a: float = 0.0
+    typical_p: float = 1.0
+    tfs_z: float = 1.0
+    epsilon_cutoff: float = 0.0
+    eta_cutoff: float = 0.0
+    top_n_sigma: float = 0.0
+    top_h: float = 0.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    mirostat: int = 0
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
+    adaptive_target: float = -1.0
+    adaptive_decay: float = 0.9
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    penalty_last_n: int = -1
+    repetition_scope: Scope = "both"
+    penalty_scope: Scope = "output"
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = -1
+    dry_sequence_breakers: tuple[int, ...] = ()
+    no_repeat_ngram_size: int = 0
     logit_bias: Mapping[int, float] = {}
+    sequence_bias: tuple[tuple[tuple[int, ...], float], ...] = ()
     allowed_token_ids: tuple[int, ...] | None = None
     bad_words: tuple[tuple[int, ...], ...] = ()
+    banned_strings: tuple[str, ...] = ()
     min_tokens: int = 0
     max_tokens: int | None = None
     ignore_eos: bool = False
+    forced_token_ids: tuple[int, ...] = ()
+    processors: Mapping[str, Mapping[str, Any]] = {}
+    watermark: Watermark | None = None
+    sampler_order: tuple[str, ...] = ()
     seed: int | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     include_stop_str_in_output: bool = False
     logprobs: int | None = None
     logprobs_mode: LogprobsMode = "raw"
+    report_entropy: bool = False
     skip_special_tokens: bool = True
     output_kind: OutputKind = "delta"
 
@@ -105,31 +245,73 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             raise ParameterError(
                 f"min_tokens must be at most max_tokens ({self.max_tokens}), got {self.min_tokens}", "min_tokens"
             )
-        if any(not isinstance(s, str) or not s for s in self.stop):
-            raise ParameterError("stop must hold non-empty strings", "stop")
-        if any(len(s) > MAX_STOP_CHARS for s in self.stop):
-            raise ParameterError(f"stop must hold strings of at most {MAX_STOP_CHARS} characters", "stop")
+        self._check_lists()
+        self._check_words()
+        self._check_company()
+
+    def _check_lists(self) -> None:
+        for name in ("stop", "banned_strings"):
+            if any(not isinstance(s, str) or not s for s in getattr(self, name)):
+                raise ParameterError(f"{name} must hold non-empty strings", name)
+            if any(len(s) > MAX_CHARS for s in getattr(self, name)):
+                raise ParameterError(f"{name} must hold strings of at most {MAX_CHARS} characters", name)
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise ParameterError("allowed_token_ids must not be empty; leave it out to allow every token",
                                  "allowed_token_ids")  # fmt: skip
-        if any(not word for word in self.bad_words):
-            raise ParameterError("bad_words must hold non-empty sequences of token ids", "bad_words")
+        for name, words in (("bad_words", self.bad_words), ("sequence_bias", [ids for ids, _ in self.sequence_bias])):
+            if any(not word for word in words):
+                raise ParameterError(f"{name} must hold non-empty sequences of token ids", name)
         for name, limit in MAX_ENTRIES.items():
             size = len(getattr(self, name) or ())
             if size > limit:
                 raise ParameterError(f"{name} must have at most {limit} entries, got {size}", name)
-        for token, bias in self.logit_bias.items():
+        biases = [*self.logit_bias.items(), *self.sequence_bias]
+        for place, (token, bias) in enumerate(biases):
             if not math.isfinite(bias) or abs(bias) > MAX_BIAS:
+                name = "logit_bias" if place < len(self.logit_bias) else "sequence_bias"
                 raise ParameterError(
-                    f"logit_bias must lie between {-MAX_BIAS:g} and {MAX_BIAS:g}, got {bias} for token {token}",
-                    "logit_bias",
+                    f"{name} must lie between {-MAX_BIAS:g} and {MAX_BIAS:g}, got {bias} for token {token}", name
                 )
+
+    def _check_words(self) -> None:
+        scopes = ("prompt", "output", "both")
         for name, allowed in (
             ("logprobs_mode", ("raw", "processed")),
             ("output_kind", ("delta", "cumulative", "final")),
+            ("repetition_scope", scopes),
+            ("penalty_scope", scopes),
         ):
             if getattr(self, name) not in allowed:
                 raise ParameterError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}", name)
+        for name in self.sampler_order:
+            if name not in REFINEMENT_NAMES:
+                raise ParameterError(
+                    f"sampler_order must hold names out of {', '.join(REFINEMENT_NAMES)}, got {name!r}", "sampler_order"
+                )
+        if len(set(self.sampler_order)) < len(self.sampler_order):
+            raise ParameterError("sampler_order must name each refinement once", "sampler_order")
+
+    def _check_company(self) -> None:
+        for name, needed in COMPANIONS.items():
+            if getattr(self, name) != NEUTRAL[name] and all(self.neutral(of) for of in needed):
+                raise ParameterError(f"{name} has no effect without {' or '.join(needed)}", name)
+        if self.mirostat:
+            for name in TRUNCATIONS:
+                if not self.neutral(name):
+                    raise ParameterError(f"{name} has no effect with mirostat, which replaces it", name)
+        if self.dynatemp_range and self.greedy:
+            raise ParameterError("dynatemp_range has no effect with temperature 0", "dynatemp_range")
+
+    def neutral(self, name: str) -> bool:
+        """The field is at (or below) the value at which it does nothing."""
+        value = getattr(self, name)
+        return (
+            value <= 0
+            if name in ("top_k", "top_n_sigma")
+            else value < 0
+            if name == "adaptive_target"
+            else value == NEUTRAL[name]
+        )
 
     @property
     def greedy(self) -> bool:
@@ -138,16 +320,21 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     @property
     def penalised(self) -> bool:
-        """True where the history of the sequence changes its logits."""
-        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+        """True where repetition, presence or frequency penalty changes logits."""
+        return self.penalty_last_n != 0 and not (
+            self.repetition_penalty == 1.0 and self.presence_penalty == 0.0 and self.frequency_penalty == 0.0
+        )
 
     def check_vocab(self, vocab_size: int) -> None:
         """Raise ParameterError if any token id lies outside 0 … vocab_size − 1, or logprobs asks for more than there are."""
         ids: dict[str, list[int]] = {
             "logit_bias": list(self.logit_bias),
+            "sequence_bias": [token for word, _ in self.sequence_bias for token in word],
             "allowed_token_ids": list(self.allowed_token_ids or ()),
             "stop_token_ids": list(self.stop_token_ids),
             "bad_words": [token for word in self.bad_words for token in word],
+            "forced_token_ids": list(self.forced_token_ids),
+            "dry_sequence_breakers": list(self.dry_sequence_breakers),
         }
         for name, tokens in ids.items():
             for token in tokens:
@@ -155,6 +342,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                     raise ParameterError(f"{name}: token id {token} is not in 0 … {vocab_size - 1}", name)
         if self.logprobs is not None and self.logprobs > vocab_size:
             raise ParameterError(f"logprobs must be at most {vocab_size}, got {self.logprobs}", "logprobs")
+
+
+# field -> its default, which is its neutral value
+NEUTRAL: dict[str, Any] = {
+    field.name: field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
+    for field in msgspec.structs.fields(SamplingParams)
+}
 
 
 def check_range(name: str, value: float | int | None) -> None:
@@ -170,4 +364,5 @@ def check_range(name: str, value: float | int | None) -> None:
     if not inside:
         opening, closing = "[" if low_in else "(", "]" if high_in else ")"
         kind = "an integer" if whole else "a number"
-        raise ParameterError(f"{name} must be {kind} in {opening}{low:g}, {high:g}{closing}, got {value!r}", name)
+        shown = repr(value) if not isinstance(value, int) or abs(value) < 2**64 else "an integer of more than 64 bits"
+        raise ParameterError(f"{name} must be {kind} in {opening}{low:g}, {high:g}{closing}, got {shown}", name)

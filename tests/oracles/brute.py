@@ -1,11 +1,12 @@
 """The whole sampler for one row in plain Python and float64, written from the formulas: the oracle. Imports nothing of ours.
 
-Order: allowed ids, bad words, min_tokens, bias, penalties; then temperature, min-p, top-k, top-p, each on the renormalised survivors of the
-one before. Ties: larger value first, then smaller id.
+Order of the edits: allowed ids, bad words, min_tokens, no-repeat n-gram, bias, sequence bias, penalties, DRY. Order of the refinements: as
+asked, each on the renormalised survivors of the one before. Ties: larger value first, then smaller id.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from dataclasses import dataclass, field
@@ -18,39 +19,117 @@ class Ask:
     """What the request asks, by the field's names."""
 
     temperature: float = 1.0
+    dynatemp_range: float = 0.0
+    dynatemp_exponent: float = 1.0
+    smoothing_factor: float = 0.0
+    smoothing_curve: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    top_a: float = 0.0
+    typical_p: float = 1.0
+    tfs_z: float = 1.0
+    epsilon_cutoff: float = 0.0
+    eta_cutoff: float = 0.0
+    top_n_sigma: float = 0.0
+    top_h: float = 0.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    mirostat: int = 0
+    mirostat_mu: float = 10.0
+    adaptive_target: float = -1.0
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    penalty_last_n: int = -1
+    repetition_scope: str = "both"
+    penalty_scope: str = "output"
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = -1
+    dry_sequence_breakers: list[int] = field(default_factory=list)
+    no_repeat_ngram_size: int = 0
     logit_bias: dict[int, float] = field(default_factory=dict)
+    sequence_bias: list[tuple[list[int], float]] = field(default_factory=list)
     allowed_token_ids: list[int] | None = None
     bad_words: list[list[int]] = field(default_factory=list)
     min_tokens: int = 0
     enders: list[int] = field(default_factory=list)
+    eos: list[int] = field(default_factory=list)
+    sampler_order: list[str] = field(default_factory=list)
+    key: int = 0
+    position: int = 0
+
+
+# ---- edits
 
 
 def edit(logits: list[float], ask: Ask, prompt: list[int], output: list[int]) -> list[float]:
     row = list(logits)
+    text = prompt + output
     if ask.allowed_token_ids is not None:
         row = [x if i in ask.allowed_token_ids else NONE for i, x in enumerate(row)]
-    text = prompt + output
     for word in ask.bad_words:
-        head = word[:-1]
-        if not head or text[-len(head) :] == head:
+        if ends_with(text, word[:-1]):
             row[word[-1]] = NONE
     if len(output) < ask.min_tokens:
         for i in ask.enders:
             row[i] = NONE
+    if ask.no_repeat_ngram_size:
+        n = ask.no_repeat_ngram_size
+        for at in range(len(text) - n + 1):
+            if ends_with(text, text[at : at + n - 1]):
+                row[text[at + n - 1]] = NONE
     for i, bias in ask.logit_bias.items():
         row[i] += bias
-    for i in set(text):
+    for word, bias in ask.sequence_bias:
+        if ends_with(text, list(word[:-1])):
+            row[word[-1]] += bias
+    penalise(row, ask, prompt, output)
+    for i, amount in dry(ask, text).items():
+        row[i] -= amount
+    return row
+
+
+def ends_with(text: list[int], tail: list[int]) -> bool:
+    return not tail or text[-len(tail) :] == list(tail)
+
+
+def penalise(row: list[float], ask: Ask, prompt: list[int], output: list[int]) -> None:
+    marked = [(i, "prompt") for i in prompt] + [(i, "output") for i in output]
+    if ask.penalty_last_n >= 0:
+        marked = marked[max(0, len(marked) - ask.penalty_last_n) :]
+    seen = {i for i, part in marked if ask.repetition_scope in ("both", part)}
+    counts = Counter(i for i, part in marked if ask.penalty_scope in ("both", part))
+    for i in seen:
         r = ask.repetition_penalty
         row[i] = row[i] / r if row[i] > 0 else row[i] * r
-    for i, count in Counter(output).items():
+    for i, count in counts.items():
         row[i] -= ask.frequency_penalty * count + ask.presence_penalty
-    return row
+
+
+def dry(ask: Ask, text: list[int]) -> dict[int, float]:
+    """By definition: every earlier place, how far back it agrees with the end."""
+    if ask.dry_multiplier == 0 or not text:
+        return {}
+    window = text if ask.dry_penalty_last_n < 0 else text[max(0, len(text) - ask.dry_penalty_last_n) :]
+    longest: dict[int, int] = {}
+    for at in range(len(window) - 1):
+        n = 0
+        while (
+            n <= at
+            and window[at - n] == window[len(window) - 1 - n]
+            and window[at - n] not in ask.dry_sequence_breakers
+        ):
+            n += 1
+        token = window[at + 1]
+        if n >= ask.dry_allowed_length and token not in ask.dry_sequence_breakers:
+            longest[token] = max(n, longest.get(token, 0))
+    return {i: ask.dry_multiplier * ask.dry_base ** (n - ask.dry_allowed_length) for i, n in longest.items()}
+
+
+# ---- refinements: {id: logit} → {id: logit}
 
 
 def softmax(row: dict[int, float]) -> dict[int, float]:
@@ -64,25 +143,184 @@ def descending(row: dict[int, float]) -> list[int]:
     return sorted(row, key=lambda i: (-row[i], i))
 
 
-def refine(row: list[float], ask: Ask) -> dict[int, float]:
-    """Surviving id → its logit after temperature."""
-    alive = {i: x for i, x in enumerate(row) if x != NONE}
+def entropy(p: dict[int, float]) -> float:
+    return -math.fsum(x * math.log(x) for x in p.values() if x > 0)
+
+
+def only(alive: dict[int, float], ids) -> dict[int, float]:
+    return {i: alive[i] for i in sorted(ids)}
+
+
+def temperature(alive, ask, row):
     top = max(alive.values())
-    alive = {i: (x - top) / ask.temperature for i, x in alive.items()}
-    if ask.min_p > 0:
-        p = softmax(alive)
-        best = max(p.values())
-        alive = {i: x for i, x in alive.items() if x >= math.log(ask.min_p) and p[i] <= best}
-    if ask.top_k > 0:
-        alive = {i: alive[i] for i in descending(alive)[: ask.top_k]}
-    if ask.top_p < 1:
-        p, kept, mass = softmax(alive), [], 0.0
-        for i in descending(alive):
-            if kept and mass >= ask.top_p:
-                break
-            kept.append(i)
-            mass += p[i]
-        alive = {i: alive[i] for i in kept}
+    return {i: (x - top) / ask.temperature for i, x in alive.items()}
+
+
+def dynatemp(alive, ask, row):
+    if len(alive) == 1:
+        return alive
+    low, high = max(0.0, ask.temperature - ask.dynatemp_range), ask.temperature + ask.dynatemp_range
+    t = low + (high - low) * (entropy(softmax(alive)) / math.log(len(alive))) ** ask.dynatemp_exponent
+    top = max(alive.values())
+    if t <= 0:
+        return {i: x for i, x in alive.items() if x == top}
+    return {i: (x - top) / t for i, x in alive.items()}
+
+
+def smoothing(alive, ask, row):
+    top, s, c = max(alive.values()), ask.smoothing_factor, ask.smoothing_curve
+    return {i: -(s * (3 - c) / 2) * (top - x) ** 2 - (s * (c - 1) / 2) * (top - x) ** 3 for i, x in alive.items()}
+
+
+def min_p(alive, ask, row):
+    top = max(alive.values())
+    return {i: x for i, x in alive.items() if x >= top + math.log(ask.min_p)}
+
+
+def top_k(alive, ask, row):
+    return only(alive, descending(alive)[: ask.top_k])
+
+
+def prefix(alive, order, weights, limit):
+    """Ids in this order until their weights reach the limit; at least one."""
+    kept, mass = [], 0.0
+    for i in order:
+        if kept and mass >= limit:
+            break
+        kept.append(i)
+        mass += weights[i]
+    return only(alive, kept)
+
+
+def top_p(alive, ask, row):
+    return prefix(alive, descending(alive), softmax(alive), ask.top_p)
+
+
+def top_a(alive, ask, row):
+    p = softmax(alive)
+    return only(alive, [i for i in p if p[i] >= min(ask.top_a * max(p.values()) ** 2, max(p.values()))])
+
+
+def typical_p(alive, ask, row):
+    p = softmax(alive)
+    h = entropy(p)
+    distance = {i: abs(-math.log(x) - h) if x > 0 else math.inf for i, x in p.items()}
+    return prefix(alive, sorted(p, key=lambda i: (distance[i], i)), p, ask.typical_p)
+
+
+def tfs_z(alive, ask, row):
+    if len(alive) <= 2:
+        return alive
+    p = softmax(alive)
+    order = descending(alive)
+    q = [p[i] for i in order]
+    first = [b - a for a, b in itertools.pairwise(q)]
+    second = [abs(b - a) for a, b in itertools.pairwise(first)]
+    total = math.fsum(second)
+    second = [x / total if total > 0 else 1 / len(second) for x in second]
+    running = 0.0
+    for i, x in enumerate(second):
+        running += x
+        if running > ask.tfs_z:
+            return only(alive, order[: max(1, i)])
+    return alive
+
+
+def epsilon_cutoff(alive, ask, row):
+    p = softmax(alive)
+    return only(alive, [i for i in p if p[i] >= min(ask.epsilon_cutoff, max(p.values()))])
+
+
+def eta_cutoff(alive, ask, row):
+    p = softmax(alive)
+    least = min(ask.eta_cutoff, math.sqrt(ask.eta_cutoff) * math.exp(-entropy(p)))
+    return only(alive, [i for i in p if p[i] >= min(least, max(p.values()))])
+
+
+def top_n_sigma(alive, ask, row):
+    finite = [x for x in row if x != NONE]
+    mean = math.fsum(finite) / len(finite)
+    sigma = math.sqrt(math.fsum((x - mean) ** 2 for x in finite) / len(finite))
+    return only(alive, [i for i in alive if row[i] >= max(finite) - ask.top_n_sigma * sigma])
+
+
+def top_h(alive, ask, row):
+    order = descending(alive)[:100]
+    p = softmax({i: alive[i] for i in order})
+    limit = ask.top_h * entropy(p)
+    kept, running = [], 0.0
+    for i in order:
+        running += -p[i] * math.log(p[i]) if p[i] > 0 else 0.0
+        if running > limit * (1 + 1e-12):
+            break
+        kept.append(i)
+    return only(alive, kept or order[:1])
+
+
+def xtc(alive, ask, row):
+    if uniform(ask.key, ask.position, 3) >= ask.xtc_probability:
+        return alive
+    p = softmax(alive)
+    top = [i for i in descending(alive) if p[i] >= ask.xtc_threshold and i not in ask.eos]
+    return alive if len(top) < 2 else only(alive, set(alive) - set(top[:-1]))
+
+
+def mirostat(alive, ask, row):
+    p = softmax(alive)
+    order = descending(alive)
+    if ask.mirostat == 2:
+        kept = [i for i in p if p[i] > 0 and -math.log2(p[i]) <= ask.mirostat_mu]
+        return only(alive, kept or [i for i in p if p[i] == max(p.values())])
+    q = [alive[i] for i in order[:100]]
+    if len(q) < 2:
+        return alive
+    t = [math.log((i + 2) / (i + 1)) for i in range(len(q) - 1)]
+    b = [a - c for a, c in itertools.pairwise(q)]
+    s = math.fsum(x * y for x, y in zip(t, b, strict=True)) / math.fsum(x * x for x in t)
+    e = s - 1
+    if s <= 0:
+        return alive
+    log_k = (math.log(abs(e)) + ask.mirostat_mu * math.log(2) - math.log(abs(1 - len(row) ** -e))) / s
+    return only(alive, order[: max(1, min(len(order), round(math.exp(min(log_k, 50)))))])
+
+
+def adaptive_p(alive, ask, row):
+    aim = min(1.0, max(0.0, ask.adaptive_target))  # the average starts at the target
+    moved = {}
+    for i, p in softmax(alive).items():
+        d = abs(p - aim) / 0.3
+        moved[i] = 5 - 10 * d * d / (1 + d)
+    return moved
+
+
+REFINEMENTS = {
+    "temperature": (temperature, lambda a: a.temperature != 1 and a.dynatemp_range == 0),
+    "dynatemp": (dynatemp, lambda a: a.dynatemp_range > 0),
+    "smoothing": (smoothing, lambda a: a.smoothing_factor > 0),
+    "min_p": (min_p, lambda a: a.min_p > 0),
+    "top_k": (top_k, lambda a: a.top_k > 0),
+    "top_p": (top_p, lambda a: a.top_p < 1),
+    "top_n_sigma": (top_n_sigma, lambda a: a.top_n_sigma > 0),
+    "typical_p": (typical_p, lambda a: a.typical_p < 1),
+    "tfs_z": (tfs_z, lambda a: a.tfs_z < 1),
+    "top_a": (top_a, lambda a: a.top_a > 0),
+    "epsilon_cutoff": (epsilon_cutoff, lambda a: a.epsilon_cutoff > 0),
+    "eta_cutoff": (eta_cutoff, lambda a: a.eta_cutoff > 0),
+    "top_h": (top_h, lambda a: a.top_h > 0),
+    "mirostat": (mirostat, lambda a: a.mirostat > 0),
+    "xtc": (xtc, lambda a: a.xtc_probability > 0),
+    "adaptive_p": (adaptive_p, lambda a: a.adaptive_target >= 0),
+}
+
+
+def refine(row: list[float], ask: Ask) -> dict[int, float]:
+    """Surviving id → its logit, relative to the largest of the row, after all refinements."""
+    top = max(row)
+    alive = {i: x - top for i, x in enumerate(row) if x != NONE}
+    for name in dict.fromkeys([*ask.sampler_order, *REFINEMENTS]):
+        apply, wanted = REFINEMENTS[name]
+        if wanted(ask):
+            alive = apply(alive, ask, row)
     return alive
 
 
@@ -109,11 +347,69 @@ def philox(key: int, counter: tuple[int, int, int, int]) -> tuple[int, int, int,
     return c0, c1, c2, c3
 
 
-def gumbel(key: int, position: int, token: int) -> float:
-    bits = philox(key, (token, 0, position & 0xFFFFFFFF, position >> 32))[0]
-    return -math.log(-math.log1p(-(bits + 0.5) * 2.0**-32))
+def gumbel(key: int, position: int, token: int, stream: int = 0) -> float:
+    place = (position & 0xFFFFFFFF, position >> 32)
+    w0, w1, w2, w3 = philox(key, (token // 16, 2 * stream + 1, *place))
+    halves = [h for w in (w0, w1, w2, w3) for h in (w & 0xFFFF, w >> 16)]
+    hot = all(h >> (token % 16) & 1 for h in halves)
+    v = (philox(key, (token, 2 * stream, *place))[0] + 0.5) * 2.0**-32
+    e = -math.log1p(-v / 256) if hot else -math.log((1 - v) * (255 / 256))
+    return -math.log(e)
+
+
+def uniform(key: int, position: int, stream: int) -> float:
+    w0, w1, _, _ = philox(key, (0, 2 * stream, position & 0xFFFFFFFF, position >> 32))
+    return ((w0 << 21 | w1 >> 11) + 0.5) * 2.0**-53
 
 
 def scores(alive: dict[int, float], key: int, position: int) -> dict[int, float]:
     """Logit plus noise: the largest is drawn."""
     return {i: x + gumbel(key, position, i) for i, x in alive.items()}
+
+
+# ---- speculative outcomes, by enumeration
+
+Law = dict[tuple[int, ...], float]
+
+
+def plain_law(targets: list[list[float]], length: int) -> Law:
+    """What plain sampling says: positions are independent here, as the targets do not depend on what was drawn."""
+    law: Law = {(): 1.0}
+    for p in targets[:length]:
+        law = {(*said, x): mass * px for said, mass in law.items() for x, px in enumerate(p) if px > 0}
+    return law
+
+
+def rejection_law(targets: list[list[float]], proposals: list[list[float]]) -> Law:
+    """Emitted tokens of one verification of K drafts drawn from the proposals: Leviathan's rule by the formula."""
+    law: Law = {}
+
+    def walk(j: int, said: tuple[int, ...], mass: float) -> None:
+        if mass == 0:
+            return
+        if j == len(proposals):
+            for x, px in enumerate(targets[j]):
+                law[(*said, x)] = law.get((*said, x), 0.0) + mass * px
+            return
+        p, q = targets[j], proposals[j]
+        rest = [max(0.0, a - b) for a, b in zip(p, q, strict=True)]
+        for x, qx in enumerate(q):
+            if qx == 0:
+                continue
+            accept = min(1.0, p[x] / qx)
+            walk(j + 1, (*said, x), mass * qx * accept)
+            if accept < 1:
+                for y, r in enumerate(rest):
+                    if r > 0:
+                        law[(*said, y)] = law.get((*said, y), 0.0) + mass * qx * (1 - accept) * r / sum(rest)
+
+    walk(0, (), 1.0)
+    return law
+
+
+def first_tokens(law: Law) -> dict[int, float]:
+    """Law of the first emitted token: must be the first target, under every lossless rule."""
+    out: dict[int, float] = {}
+    for said, mass in law.items():
+        out[said[0]] = out.get(said[0], 0.0) + mass
+    return out

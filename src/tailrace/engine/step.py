@@ -76,8 +76,8 @@ def commit(engine: Engine, plan: Plan, assembled: Assembled, sampled: Sampled) -
         if sequence.remaining == 0:
             engine.fork(sequence)
     ids, status = sampled.token_ids[:, 0], sampled.status
-    good = status == OK
-    engine.slots.commit(assembled.rows.slot[good], ids[good])
+    good = [i for i, code in enumerate(status.tolist()) if code == OK]
+    engine.slots.commit([assembled.drawing[i].slot for i in good], [[int(ids[i])] for i in good])
     for sequence, token, code, logprobs in zip(
         assembled.drawing, ids.tolist(), status.tolist(), sampled.logprobs, strict=True
     ):

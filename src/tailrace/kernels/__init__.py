@@ -32,6 +32,7 @@ __all__ = [
     "set_num_threads",
     "silu_mul",
     "store_kv",
+    "uniform",
 ]
 
 
@@ -138,13 +139,19 @@ def philox(key: torch.Tensor, counter: tuple[torch.Tensor, ...]) -> tuple[torch.
 def gumbel(key: int, position: int, token_ids: torch.Tensor, stream: int) -> torch.Tensor:
     """Standard Gumbel noise of one row, float32 [n], a function of (key, position, token id, stream) alone.
 
-    32 random bits each; finite: −3.2 … 22.9. Their fine end is where the noise is large, so that a token of probability
-    1e-9 still wins as often as it should. Backends share the bits; their logarithms may differ in the last place.
+    At least 32 random bits each, 40 where the noise is large, so that a token of probability 1e-10 still wins as often as it should;
+    finite: −3.2 … 28.5. Backends share the bits; their logarithms may differ in the last place. How a bound of the noise is known before the noise:
+    kernels/reference/noise.py.
 
     Args:
         key: 64-bit seed. position: 0 … 2^63 − 1. token_ids: int64 [n], 0 … 2^32 − 1. stream: 0 … 2^32 − 1; independent noise.
     """
     return choose("gumbel", token_ids.device.type, torch.int64)(key, position, token_ids, stream)
+
+
+def uniform(key: int, position: int, stream: int) -> float:
+    """One number of 53 bits in (0, 1), a function of (key, position, stream) alone; the same on every backend."""
+    return choose("uniform", "cpu", torch.int64)(key, position, stream)
 
 
 def set_num_threads(threads: int) -> None:

@@ -1,56 +1,180 @@
-"""What one slot remembers of its sequence: distinct tokens with counts, and the last few ids. Updated in O(1) per token."""
+"""What one slot remembers of its sequence, as far as its methods ask. O(1) per token, and a token can be taken back."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-import torch
+import numpy as np
+
+from tailrace import _cpu
+from tailrace.params import SamplingParams, Scope
 
 
 class History:
-    """Sparse counts of a sequence. `ids`, `in_prompt` and `count` are aligned: one entry per distinct token.
+    """The tokens of a sequence, prompt and output, and what is derived from them.
 
     Args:
-        prompt, output: token ids so far.
-        remember: how many of the last ids `tail` keeps (the longest banned phrase less one).
+        params: says what is needed. `counts` is for the penalties, `repeats` for DRY, `ngrams` for no-repeat-ngram.
     """
 
-    def __init__(self, prompt: Iterable[int], output: Iterable[int], remember: int) -> None:
-        prompt, output = list(prompt), list(output)
-        self.remember = remember
-        self.tail: list[int] = (prompt + output)[-remember:] if remember else []
-        self.index: dict[int, int] = {}
-        for token in (*prompt, *output):
-            self.index.setdefault(token, len(self.index))
-        self.ids = torch.tensor(list(self.index), dtype=torch.int64)
-        self.in_prompt = torch.zeros(len(self.index), dtype=torch.bool)
-        self.in_prompt[[self.index[token] for token in set(prompt)]] = True
-        self.count = torch.zeros(len(self.index), dtype=torch.float32)
-        if output:
-            places = torch.tensor([self.index[token] for token in output])
-            self.count.index_add_(0, places, torch.ones(len(output)))
+    def __init__(self, params: SamplingParams, prompt: Iterable[int], output: Iterable[int]) -> None:
+        self.tokens = [*prompt]
+        self.num_prompt = len(self.tokens)
+        self.tokens += output
+        self.window = params.penalty_last_n
+        self.scopes = (params.repetition_scope, params.penalty_scope)
+        self.counts = self._count() if params.penalised else None
+        self.repeats = Suffixes(self.tokens, params.dry_sequence_breakers) if params.dry_multiplier else None
+        self.ngrams = Suffixes(self.tokens, ()) if params.no_repeat_ngram_size else None
 
     @property
-    def size(self) -> int:
-        """Distinct tokens; the aligned tensors may have room for more."""
-        return len(self.index)
+    def num_output(self) -> int:
+        """Tokens drawn so far."""
+        return len(self.tokens) - self.num_prompt
 
     def append(self, token: int) -> None:
         """One more output token."""
-        if self.remember:
-            self.tail = [*self.tail[-(self.remember - 1) :], token] if self.remember > 1 else [token]
-        place = self.index.setdefault(token, len(self.index))
-        if place == self.ids.numel():
-            room = max(16, place)  # doubling: amortised O(1)
-            self.ids = torch.cat([self.ids, torch.zeros(room, dtype=torch.int64)])
-            self.in_prompt = torch.cat([self.in_prompt, torch.zeros(room, dtype=torch.bool)])
-            self.count = torch.cat([self.count, torch.zeros(room)])
-        self.ids[place] = token
-        self.count[place] += 1
+        self.tokens.append(token)
+        if self.counts is not None:
+            self.counts.add(token, *self.weights(len(self.tokens) - 1))
+            if (out := self._leaving()) is not None:
+                self.counts.drop(self.tokens[out], *self.weights(out))
+        for suffixes in (self.repeats, self.ngrams):
+            if suffixes is not None:
+                suffixes.append(token)
+
+    def pop(self) -> None:
+        """Take the last output token back."""
+        if self.counts is not None:
+            if (out := self._leaving()) is not None:
+                self.counts.add(self.tokens[out], *self.weights(out))
+            self.counts.drop(self.tokens[-1], *self.weights(len(self.tokens) - 1))
+        self.tokens.pop()
+        for suffixes in (self.repeats, self.ngrams):
+            if suffixes is not None:
+                suffixes.pop()
+
+    def weights(self, place: int) -> tuple[int, int]:
+        """How often the token at `place` counts as repeated, and for presence and frequency."""
+        output = place >= self.num_prompt
+        repeated, counted = (in_scope(scope, output) for scope in self.scopes)
+        return int(repeated), int(counted)
 
     def copy(self) -> History:
         """An independent copy, for a fork."""
         twin = object.__new__(History)
-        twin.remember, twin.tail, twin.index = self.remember, list(self.tail), dict(self.index)
-        twin.ids, twin.in_prompt, twin.count = self.ids.clone(), self.in_prompt.clone(), self.count.clone()
+        twin.tokens, twin.num_prompt, twin.window, twin.scopes = (
+            list(self.tokens),
+            self.num_prompt,
+            self.window,
+            self.scopes,
+        )
+        twin.counts = self.counts and _cpu.Counts(self.counts)
+        twin.repeats = self.repeats and self.repeats.copy()
+        twin.ngrams = self.ngrams and self.ngrams.copy()
         return twin
+
+    def _leaving(self) -> int | None:
+        """The place that the newest token has pushed out of the window."""
+        place = len(self.tokens) - 1 - self.window
+        return place if self.window >= 0 and place >= 0 else None
+
+    def _count(self) -> _cpu.Counts:
+        counts = _cpu.Counts()
+        first = max(0, len(self.tokens) - self.window) if self.window >= 0 else 0
+        for part, at in (
+            (self.tokens[first : self.num_prompt], 0),
+            (self.tokens[max(first, self.num_prompt) :], self.num_prompt),
+        ):
+            ids = np.array(part, dtype=np.int64)
+            counts.extend(ids.ctypes.data, ids.size, *self.weights(at))
+        return counts
+
+
+def in_scope(scope: Scope, output: bool) -> bool:
+    """Whether tokens of the output (else of the prompt) belong to the scope."""
+    return scope == "both" or scope == ("output" if output else "prompt")
+
+
+class Suffixes:
+    """For every earlier place whose token is the last one: how long the two stretches that end there and at the end agree.
+
+    Incremental: agreement of places i and end is 1 + agreement of i − 1 and end − 1 where the tokens are equal, so a new token
+    costs only its own earlier occurrences. A breaker ends every stretch and is in none.
+    """
+
+    def __init__(self, tokens: Iterable[int], breakers: Iterable[int]) -> None:
+        self.breakers = frozenset(breakers)
+        self.tokens = np.empty(64, dtype=np.int64)
+        self.length = np.empty(64, dtype=np.int64)  # valid where the token is the last one
+        self.size = 0
+        self.places: dict[int, list[int]] = {}
+        tokens = list(tokens)
+        self._fill(tokens)
+
+    def append(self, token: int) -> None:
+        """One more token."""
+        if self.size == self.tokens.size:
+            self.tokens = np.concatenate([self.tokens, np.empty_like(self.tokens)])
+            self.length = np.concatenate([self.length, np.empty_like(self.length)])
+        self.tokens[self.size] = token
+        self.size += 1
+        earlier = self.places.setdefault(token, [])
+        if earlier:
+            self._extend(np.array(earlier))
+        earlier.append(self.size - 1)
+
+    def pop(self) -> None:
+        """Take the last token back."""
+        self.size -= 1
+        self.places[int(self.tokens[self.size])].pop()
+        self._recompute()
+
+    def agreements(self) -> tuple[np.ndarray, np.ndarray]:
+        """Earlier places of the last token, ascending, and the length of agreement at each (0 where it is a breaker)."""
+        if self.size == 0:
+            return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
+        places = np.array(self.places[int(self.tokens[self.size - 1])][:-1], dtype=np.int64)
+        return places, self.length[places]
+
+    def copy(self) -> Suffixes:
+        """An independent copy."""
+        twin = object.__new__(Suffixes)
+        twin.breakers, twin.size = self.breakers, self.size
+        twin.tokens, twin.length = self.tokens.copy(), self.length.copy()
+        twin.places = {token: list(places) for token, places in self.places.items()}
+        return twin
+
+    def _fill(self, tokens: list[int]) -> None:
+        """All tokens at once: only the agreements with the end are needed."""
+        room = max(64, 2 * len(tokens))
+        self.tokens, self.length = np.empty(room, dtype=np.int64), np.empty(room, dtype=np.int64)
+        self.tokens[: len(tokens)] = tokens
+        self.size = len(tokens)
+        for place, token in enumerate(tokens):
+            self.places.setdefault(token, []).append(place)
+        self._recompute()
+
+    def _extend(self, earlier: np.ndarray) -> None:
+        """Agreements with the new end, from those with the old one."""
+        token = int(self.tokens[self.size - 1])
+        if token in self.breakers:
+            self.length[earlier] = 0
+            return
+        before = earlier - 1
+        agreed = (before >= 0) & (self.tokens[before] == self.tokens[self.size - 2])
+        self.length[earlier] = 1 + np.where(agreed, self.length[before], 0)
+
+    def _recompute(self) -> None:
+        """Agreements with the end from nothing: all places at once, one step back at a time."""
+        if self.size == 0:
+            return
+        last = self.size - 1
+        places = np.array(self.places[int(self.tokens[last])][:-1], dtype=np.int64)
+        self.length[places] = 0
+        alive, back = places, 0
+        while alive.size and int(self.tokens[last - back]) not in self.breakers:
+            alive = alive[alive - back >= 0]
+            alive = alive[self.tokens[alive - back] == self.tokens[last - back]]
+            self.length[alive] += 1
+            back += 1

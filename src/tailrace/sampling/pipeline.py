@@ -2,28 +2,82 @@
 
 from __future__ import annotations
 
+from tailrace.params import SamplingParams
+from tailrace.sampling.methods.adaptive_p import ADAPTIVE_P
 from tailrace.sampling.methods.allowed_token_ids import ALLOWED_TOKEN_IDS
 from tailrace.sampling.methods.bad_words import BAD_WORDS
-from tailrace.sampling.methods.base import Edit, Refinement
+from tailrace.sampling.methods.banned_at import BANNED_AT
+from tailrace.sampling.methods.base import EditMethod, Refinement
+from tailrace.sampling.methods.dry import DRY
+from tailrace.sampling.methods.dynatemp import DYNATEMP
+from tailrace.sampling.methods.epsilon_cutoff import EPSILON_CUTOFF
+from tailrace.sampling.methods.eta_cutoff import ETA_CUTOFF
+from tailrace.sampling.methods.grammar import GRAMMAR
+from tailrace.sampling.methods.green_list import GREEN_LIST
 from tailrace.sampling.methods.logit_bias import LOGIT_BIAS
 from tailrace.sampling.methods.min_p import MIN_P
 from tailrace.sampling.methods.min_tokens import MIN_TOKENS
+from tailrace.sampling.methods.mirostat import MIROSTAT
+from tailrace.sampling.methods.no_repeat_ngram import NO_REPEAT_NGRAM
 from tailrace.sampling.methods.penalties import PENALTIES
+from tailrace.sampling.methods.processors import PROCESSORS
+from tailrace.sampling.methods.sequence_bias import SEQUENCE_BIAS
+from tailrace.sampling.methods.smoothing import SMOOTHING
+from tailrace.sampling.methods.synthid import SYNTHID
 from tailrace.sampling.methods.temperature import TEMPERATURE
+from tailrace.sampling.methods.tfs_z import TFS_Z
+from tailrace.sampling.methods.top_a import TOP_A
+from tailrace.sampling.methods.top_h import TOP_H
 from tailrace.sampling.methods.top_k import TOP_K
+from tailrace.sampling.methods.top_n_sigma import TOP_N_SIGMA
 from tailrace.sampling.methods.top_p import TOP_P
+from tailrace.sampling.methods.typical_p import TYPICAL_P
+from tailrace.sampling.methods.xtc import XTC
 
-EDITS: dict[str, Edit] = {
+EDITS: dict[str, EditMethod] = {
     "allowed_token_ids": ALLOWED_TOKEN_IDS,  # first the bans, which nothing later lifts: −inf plus or times anything is −inf
+    "grammar": GRAMMAR,
     "bad_words": BAD_WORDS,
+    "banned_at": BANNED_AT,
     "min_tokens": MIN_TOKENS,
+    "no_repeat_ngram": NO_REPEAT_NGRAM,
     "logit_bias": LOGIT_BIAS,  # before the penalties, which look at the sign of the biased logit
+    "sequence_bias": SEQUENCE_BIAS,
+    "processors": PROCESSORS,
     "penalties": PENALTIES,
+    "dry": DRY,
+    "green_list": GREEN_LIST,  # last: the mark must survive what is asked for otherwise
 }
 
 REFINEMENTS: dict[str, Refinement] = {
     "temperature": TEMPERATURE,  # first: the others cut the distribution that is really drawn from
+    "dynatemp": DYNATEMP,
+    "smoothing": SMOOTHING,
     "min_p": MIN_P,  # relative to the likeliest token, so before anything renormalises; cheap, leaves little for the rest
     "top_k": TOP_K,
-    "top_p": TOP_P,  # last: it takes its mass from what the others left
+    "top_p": TOP_P,  # takes its mass from what the others left
+    "top_n_sigma": TOP_N_SIGMA,
+    "typical_p": TYPICAL_P,
+    "tfs_z": TFS_Z,
+    "top_a": TOP_A,
+    "epsilon_cutoff": EPSILON_CUTOFF,
+    "eta_cutoff": ETA_CUTOFF,
+    "top_h": TOP_H,
+    "mirostat": MIROSTAT,
+    "xtc": XTC,  # removes the likeliest of what is left
+    "adaptive_p": ADAPTIVE_P,  # reshapes by the probabilities of what is left
+    "synthid": SYNTHID,  # last: the tournament is held among what may be drawn
 }
+
+
+def edits_of(params: SamplingParams) -> tuple[str, ...]:
+    """The edits a request wants, in order."""
+    return tuple(name for name, method in EDITS.items() if method.wanted(params))
+
+
+def refinements_of(params: SamplingParams) -> tuple[str, ...]:
+    """The refinements a request wants: those it ordered, then the others in the default order. None if it is greedy."""
+    if params.greedy:
+        return ()
+    order = dict.fromkeys((*params.sampler_order, *REFINEMENTS))
+    return tuple(name for name in order if REFINEMENTS[name].wanted(params))

@@ -10,31 +10,43 @@ from dataclasses import dataclass
 
 import torch
 
-from tailrace.sampling.row import Survivors
+from tailrace.sampling.survivors import Survivors
 
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """Of one token: natural-log probability, rank (1 = likeliest; ties to the smaller id), and the top n, in that order."""
+    """Of one token: natural-log probability (−inf if it was forced and could not have been drawn), rank (1 = likeliest; ties to the
+    smaller id), and the top n, in that order. entropy, varentropy: of the whole distribution in nats, if asked for."""
 
     logprob: float
     rank: int
     top_ids: list[int]
     top_logprobs: list[float]
+    entropy: float | None = None
+    varentropy: float | None = None
 
 
-def describe(survivors: Survivors, token: int, n: int, vocab_size: int) -> Logprobs:
+def describe(survivors: Survivors, token: int, n: int, vocab_size: int, entropies: bool = False) -> Logprobs:
     """Logprobs of `token` within the distribution of `survivors`; where they are fewer than n, the smallest other ids follow."""
     logprobs = survivors.logits.double().log_softmax(0)
     place = int(torch.searchsorted(survivors.ids, token))
-    mine = survivors.logits[place]
-    rank = 1 + int((survivors.logits > mine).sum()) + int((survivors.logits[:place] == mine).sum())
+    inside = place < survivors.ids.numel() and int(survivors.ids[place]) == token
+    if inside:
+        mine = survivors.logits[place]
+        rank = 1 + int((survivors.logits > mine).sum()) + int((survivors.logits[:place] == mine).sum())
+    else:
+        rank = survivors.ids.numel() + 1
     ids, values = _top(survivors, logprobs, min(n, survivors.ids.numel()))
     if len(ids) < n:
         present = set(survivors.ids.tolist())
         ids += [i for i in range(vocab_size) if i not in present][: n - len(ids)]
         values += [float("-inf")] * (len(ids) - len(values))
-    return Logprobs(float(logprobs[place]), rank, ids, values)
+    entropy = varentropy = None
+    if entropies:
+        p = logprobs.exp()
+        entropy = float(-(p * logprobs).sum())
+        varentropy = float((p * (logprobs + entropy) ** 2).sum())
+    return Logprobs(float(logprobs[place]) if inside else float("-inf"), rank, ids, values, entropy, varentropy)
 
 
 def _top(survivors: Survivors, logprobs: torch.Tensor, n: int) -> tuple[list[int], list[float]]:

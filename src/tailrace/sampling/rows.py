@@ -6,9 +6,14 @@ Plain decoding is verifying zero drafts: every request has one row, R = N.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
+
+Rule = Literal["exact", "rejection", "block"]
+RULES: tuple[Rule, ...] = ("exact", "rejection", "block")
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +23,9 @@ class Rows:
     position:  int64 [R], index, within prompt + output, of the token that this row decides: the noise's counter.
     start:     int64 [N + 1], request i owns rows start[i] … start[i + 1] − 1: its drafts in order, then the bonus row.
     draft:     int64 [R], the draft token this row verifies; −1 on bonus rows.
+    width:     K + 1.
+    rule:      int32 [N], how drafts are verified, as an index of RULES; None: all exact.
+    proposals: float32 [R, V], the distributions that the drafts were drawn from; None: they are one-hot.
     """
 
     slot: torch.Tensor
@@ -25,9 +33,12 @@ class Rows:
     position: torch.Tensor
     start: torch.Tensor
     draft: torch.Tensor
+    width: int = 1
+    rule: torch.Tensor | None = None
+    proposals: torch.Tensor | None = None
 
     @staticmethod
-    def plain(slot: list[int], source: list[int], position: list[int]) -> Rows:
+    def plain(slot: Sequence[int], source: Sequence[int], position: Sequence[int]) -> Rows:
         """Rows of a step without drafts: one per request."""
         n = len(slot)
         return Rows(
@@ -38,7 +49,38 @@ class Rows:
             draft=torch.full((n,), -1, dtype=torch.int64),
         )
 
+    @staticmethod
+    def drafted(
+        slot: Sequence[int],
+        position: Sequence[int],
+        drafts: Sequence[Sequence[int]],
+        rule: Sequence[Rule] | None = None,
+        proposals: torch.Tensor | None = None,
+    ) -> Rows:
+        """Rows of a step that verifies drafts; logits row r is row r.
+
+        Args:
+            slot, position: of each request; position is that of its first row. drafts: of each request, possibly none.
+            rule: of each request; None is "exact" for all. proposals: see above; bonus rows are not looked at.
+        """
+        counts = [len(d) + 1 for d in drafts]
+        start = torch.tensor([0, *counts]).cumsum(0)
+        return Rows(
+            slot=torch.tensor(slot, dtype=torch.int64).repeat_interleave(torch.tensor(counts)),
+            source=torch.arange(int(start[-1])),
+            position=torch.tensor([p + j for p, count in zip(position, counts, strict=True) for j in range(count)]),
+            start=start,
+            draft=torch.tensor([token for d in drafts for token in (*d, -1)], dtype=torch.int64),
+            width=max(counts),
+            rule=None if rule is None else torch.tensor([RULES.index(r) for r in rule], dtype=torch.int32),
+            proposals=proposals,
+        )
+
     @property
     def num_requests(self) -> int:
         """N."""
         return self.start.numel() - 1
+
+    def rule_of(self, request: int) -> Rule:
+        """How this request's drafts are verified."""
+        return "exact" if self.rule is None else RULES[int(self.rule[request])]

@@ -1,31 +1,31 @@
-"""Logits → token ids: edit, refine, draw, report. The reference backend: row by row in torch, the specification that every
-faster backend is compared with. Knows no method by name (sampling/pipeline.py), no request, no text.
+"""Logits → token ids: edit, prune, refine, draw, report; with drafts, verify. Knows no method by name, no request, no text.
 
-The draw is Gumbel-max: argmax of logit + noise, the noise a function of (key, position, token id). So a row's token
-depends on its own logits, parameters, key and position alone.
+On the CPU one call of the kernels does a whole step (kernels/cpu/sample.py). A request that asks for what they don't have goes
+the reference's way (sampling/reference.py, sampling/verify.py), alone. Both draw by Gumbel-max with noise that is a function of
+(key, position, token id): a row's token depends on its own logits, parameters, key and position alone.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
-from tailrace import kernels
-from tailrace.kernels.status import MESSAGES, OK
-from tailrace.sampling.pipeline import EDITS, REFINEMENTS
-from tailrace.sampling.report import Logprobs, describe
-from tailrace.sampling.row import Survivors
+from tailrace.kernels.cpu.sample import Outcome, sample
+from tailrace.sampling.report import Logprobs
 from tailrace.sampling.rows import Rows
 from tailrace.sampling.slots import Slot, Slots
+from tailrace.sampling.verify import verify
 
-DRAW_STREAM = 0  # of the noise; other uses of a key take other streams
+Backend = Literal["reference", "cpu"]
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """token_ids: int64 [N, K + 1], −1 where there is none. num_tokens: int64 [N]. status: int32 [N], kernels/status.py.
-    logprobs: per request one entry per token, or None where it did not ask."""
+    """token_ids: int64 [N, K + 1], −1 where there is none. num_tokens: int64 [N], 0 where status is not OK. status: int32 [N],
+    kernels/status.py. logprobs: per request one entry per token, or None where it did not ask."""
 
     token_ids: torch.Tensor
     num_tokens: torch.Tensor
@@ -34,87 +34,79 @@ class Sampled:
 
 
 class Sampler:
-    """Draws one token per request of a step from its slot's distribution; does not commit them."""
+    """Draws for the requests of a step from their slots' distributions; does not commit what it drew.
 
-    def __init__(self, slots: Slots) -> None:
-        self.slots = slots
+    Args:
+        backend: None takes the kernels where the logits are on the CPU.
+    """
+
+    def __init__(self, slots: Slots, backend: Backend | None = None) -> None:
+        self.slots, self.backend = slots, backend
 
     def __call__(self, logits: torch.Tensor, rows: Rows) -> Sampled:
-        """logits [L, V] of any float dtype, not modified; rows: see sampling/rows.py.
+        """logits [L, V] of bf16, f16 or f32, rows may be strided; not modified. rows: see sampling/rows.py.
 
         Raises:
-            ValueError: the rows carry drafts, which this backend does not verify, or the vocabulary differs.
+            ValueError: the vocabulary differs, or a slot is empty.
         """
-        if rows.start.numel() - 1 != rows.slot.numel():
-            raise ValueError("the reference sampler draws plainly: one row per request, without drafts")
-        if logits.shape[1] != self.slots.vocab_size:
-            raise ValueError(f"logits must have {self.slots.vocab_size} columns, got {logits.shape[1]}")
-        shared = rows.source.numel() == logits.shape[0] and bool((rows.source == torch.arange(logits.shape[0])).all())
-        ids, status = kernels.argmax(logits if shared else logits[rows.source.to(logits.device)])
-        ids, status = ids.cpu(), status.cpu()
-        reports: list[list[Logprobs] | None] = [None] * rows.num_requests
-        if self.slots.special:
-            self._draw_special(logits, rows, ids, status, reports)
-        return Sampled(ids[:, None], (status == OK).to(torch.int64), status, reports)
+        if logits.dim() != 2 or logits.shape[1] != self.slots.vocab_size:
+            raise ValueError(f"logits must have {self.slots.vocab_size} columns, got {tuple(logits.shape)}")
+        owners = rows.slot[rows.start[:-1]].tolist()
+        entries = [self.slots[index] for index in owners]
+        backend = self.backend or ("cpu" if logits.device.type == "cpu" else "reference")
+        apart = torch.zeros(len(owners), dtype=torch.uint8)
+        if backend == "reference":
+            apart.fill_(1)
+        elif self.slots.special or rows.width > 1:
+            for i, entry in enumerate(entries):
+                apart[i] = entry.rare or (entry.steps and rows.width > 1 and int(rows.start[i + 1] - rows.start[i]) > 1)
+        reported = [entry.reported for entry in entries] if self.slots.special else [False] * len(entries)
+        top = max((entry.params.logprobs or 0 for entry in entries), default=0)
+        outcome = sample(
+            logits if backend == "cpu" else logits[:0].cpu(), self.slots.programs, slot=rows.slot,
+            source=rows.source if backend == "cpu" else rows.source[:0], position=rows.position,
+            start=rows.start, draft=rows.draft, rule=rows.rule, proposals=rows.proposals, skip=apart, width=rows.width, top=top,
+            reports=any(reported),
+        )  # fmt: skip
+        reports = read(outcome, entries, reported, apart) if any(reported) else [None] * len(entries)
+        for i in apart.nonzero().squeeze(1).tolist():
+            self._by_reference(logits, rows, i, outcome, reports)
+        return Sampled(outcome.token_ids, outcome.num_tokens, outcome.status, reports)
 
-    def _draw_special(
-        self,
-        logits: torch.Tensor,
-        rows: Rows,
-        ids: torch.Tensor,
-        status: torch.Tensor,
-        reports: list[list[Logprobs] | None],
+    def _by_reference(
+        self, logits: torch.Tensor, rows: Rows, i: int, outcome: Outcome, reports: list[list[Logprobs] | None]
     ) -> None:
-        """Replace the argmax of every row that wants more than that."""
-        for i, (index, source, position) in enumerate(
-            zip(rows.slot.tolist(), rows.source.tolist(), rows.position.tolist(), strict=True)
-        ):
-            slot = self.slots[index]
-            if slot.plain_greedy or status[i] != OK:
-                continue
-            raw = logits[source].float().cpu()
-            try:
-                drawn_from = distribution(raw, slot)
-            except BadRowError as error:
-                ids[i], status[i] = -1, error.status
-                continue
-            token = draw(drawn_from, slot, position)
-            ids[i] = token
-            if slot.params.logprobs is not None:
-                basis = drawn_from if slot.params.logprobs_mode == "processed" else Survivors.of(raw)
-                reports[i] = [describe(basis, token, slot.params.logprobs, self.slots.vocab_size)]
+        """Fill in request i."""
+        first, last = int(rows.start[i]), int(rows.start[i + 1]) - 1
+        slot = self.slots[int(rows.slot[first])]
+        tokens, described, status = verify(
+            [logits[int(source)] for source in rows.source[first : last + 1]], slot, int(rows.position[first]),
+            rows.draft[first:last].tolist(), None if rows.proposals is None else rows.proposals[first:last], rows.rule_of(i),
+        )  # fmt: skip
+        outcome.token_ids[i, : len(tokens)] = torch.tensor(tokens, dtype=torch.int64)
+        outcome.num_tokens[i], outcome.status[i] = len(tokens), status
+        if slot.reported:
+            reports[i] = [entry for entry in described if entry is not None]
 
 
-class BadRowError(Exception):
-    """The edits left a row without a distribution; `status` as in kernels/status.py."""
-
-    def __init__(self, status: int) -> None:
-        super().__init__(MESSAGES[status])
-        self.status = status
-
-
-def distribution(raw: torch.Tensor, slot: Slot) -> Survivors:
-    """The survivors a row [V] (float32, not modified) leaves after its slot's edits and, unless greedy, refinements.
-
-    Raises:
-        BadRowError: every token is masked, or a penalty made a logit overflow.
-    """
-    row = raw.clone() if slot.edits else raw
-    for name in slot.edits:
-        EDITS[name].apply(row, slot)
-    status = int(kernels.argmax(row[None])[1])
-    if status != OK:
-        raise BadRowError(status)
-    survivors = Survivors.of(row)
-    if not slot.params.greedy:
-        for name in slot.refinements:
-            survivors = REFINEMENTS[name].apply(survivors, slot.params)
-    return survivors
-
-
-def draw(survivors: Survivors, slot: Slot, position: int) -> int:
-    """The token: the largest logit if greedy, else Gumbel-max. Ties to the smaller id."""
-    scores = survivors.logits
-    if not slot.params.greedy:
-        scores = scores + kernels.gumbel(slot.key, position, survivors.ids, DRAW_STREAM)
-    return int(survivors.ids[int((scores == scores.max()).nonzero()[0])])
+def read(
+    outcome: Outcome, entries: list[Slot], reported: list[bool], apart: torch.Tensor
+) -> list[list[Logprobs] | None]:
+    """The requests' reports out of the kernels' arrays; None for those that did not ask or went apart."""
+    # whole arrays become lists at once: a tensor per row would cost more than the sampling
+    columns = (outcome.logprob, outcome.rank, outcome.top_ids, outcome.top_logprobs, outcome.entropy)
+    logprob, rank, top_ids, top_logprobs, entropy = (column.tolist() for column in columns)
+    counts, away = outcome.num_tokens.tolist(), apart.tolist()
+    reports: list[list[Logprobs] | None] = [None] * len(entries)
+    for i, entry in enumerate(entries):
+        if not reported[i] or away[i]:
+            continue
+        top, entropies = entry.params.logprobs or 0, entry.params.report_entropy
+        reports[i] = [
+            Logprobs(
+                logprob[i][j] if entry.params.logprobs is not None else math.nan, rank[i][j], top_ids[i][j][:top],
+                top_logprobs[i][j][:top], *(entropy[i][j] if entropies else ()),
+            )
+            for j in range(counts[i])
+        ]  # fmt: skip
+    return reports

@@ -1,51 +1,123 @@
 """The sampler's one mutable state: per slot, what its request asks and what its sequence has said.
 
-A request joins, leaves and forks in O(its own parameters); rows of a step point into the slots by index. Which stages any
-slot needs (`wants`) changes only with membership. Knows nothing of logits.
+A request joins, leaves and forks in O(its own parameters); rows of a step point into the slots by index. On the CPU each slot also has its
+program, the form that the kernels read (kernels/cpu/program.py): written when a request joins, and where an edit moves, after every
+token. Knows nothing of logits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
 
+from tailrace.kernels.cpu.program import ENTROPY, GREEDY, MAX_EDITS, PROCESSED, Programs
+from tailrace.kernels.program import Dense, Edit, ascending
 from tailrace.params import SamplingParams
 from tailrace.sampling.history import History
-from tailrace.sampling.pipeline import EDITS, REFINEMENTS
+from tailrace.sampling.pipeline import EDITS, REFINEMENTS, edits_of, refinements_of
+from tailrace.sampling.processors import find
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
 class Slot:
-    """One occupied slot. num_output counts committed tokens; `stages` are the edits and refinements it wants, in order."""
+    """One occupied slot.
+
+    edits, refinements: the methods it wants, in order. state: what its refinements carry from token to token. mask: of the
+    grammar, for the next position. banned: output position → ids that may not be drawn there.
+    """
 
     params: SamplingParams
     key: int
     eos_token_ids: tuple[int, ...]
+    vocab_size: int
     num_output: int
     history: History | None
-    edits: tuple[str, ...] = ()
-    refinements: tuple[str, ...] = ()
-    extra: dict[str, torch.Tensor] = field(default_factory=dict)  # tensors that methods derive from the parameters once
+    edits: tuple[str, ...]
+    refinements: tuple[str, ...]
+    state: dict[str, float] = field(default_factory=dict)
+    mask: np.ndarray | None = None
+    banned: dict[int, set[int]] = field(default_factory=dict)
+    derived: dict[str, Any] = field(default_factory=dict)  # made once from the parameters
+    drawn: list[float] = field(default_factory=list)  # probabilities of the tokens drawn and not yet committed
+
+    def once(self, name: str, make: Callable[[], T]) -> T:
+        """`make()`, the first time; afterwards what it made."""
+        if name not in self.derived:
+            self.derived[name] = make()
+        return self.derived[name]
+
+    @property
+    def program(self) -> list[Edit]:
+        """What the edits do at the next position."""
+        return [edit for name in self.edits for edit in EDITS[name].edits(self)]
+
+    @property
+    def moves(self) -> bool:
+        """The program changes from token to token."""
+        return bool(self.params.forced_token_ids) or any(EDITS[name].moves(self.params) for name in self.edits)
+
+    @property
+    def rare(self) -> bool:
+        """The kernels don't have all that it asks for: its rows go the reference's way, alone."""
+        return bool(self.params.processors) or any(REFINEMENTS[name].stage is None for name in self.refinements)
+
+    @property
+    def steps(self) -> bool:
+        """Drafts must be verified one at a time, because more than the counts of its history changes with each."""
+        return self.moves or bool(self.state) or self.params.penalty_last_n >= 0
 
     @property
     def plain_greedy(self) -> bool:
         """Nothing but the argmax of the model's own logits is asked for."""
-        return self.params.greedy and not self.edits and self.params.logprobs is None
+        return self.params.greedy and not self.program and not self.reported and self.forced is None
+
+    @property
+    def reported(self) -> bool:
+        """Logprobs or entropies are asked for."""
+        return self.params.logprobs is not None or self.params.report_entropy
+
+    @property
+    def forced(self) -> int | None:
+        """The token that the next position must have."""
+        forced = self.params.forced_token_ids
+        return forced[self.num_output] if self.num_output < len(forced) else None
+
+    def append(self, token: int) -> None:
+        """One more output token."""
+        self.num_output += 1
+        if self.history is not None:
+            self.history.append(token)
+        if self.state and self.drawn:
+            p = self.drawn.pop(0)
+            for name in self.refinements:
+                if (learn := REFINEMENTS[name].learn) is not None:
+                    learn(self, p)
+
+    def pop(self) -> None:
+        """Take the last output token back. What the state has learnt from it is the caller's to restore."""
+        self.num_output -= 1
+        if self.history is not None:
+            self.history.pop()
 
 
 class Slots:
     """S slots over a vocabulary of V tokens.
 
     Raises:
-        ValueError: from `join`, `leave` and `fork` for a slot out of range, taken, or empty.
+        ValueError: from `join`, `leave`, `fork` and `slots[i]` for a slot out of range, taken, or empty.
     """
 
-    def __init__(self, num_slots: int, vocab_size: int, device: torch.device | str = "cpu") -> None:
-        self.vocab_size, self.device = vocab_size, torch.device(device)
+    def __init__(self, num_slots: int, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
         self.slots: list[Slot | None] = [None] * num_slots
-        self.special = 0  # how many slots want more than the plain argmax
+        self.programs = Programs(num_slots)
+        self.special = 0  # how many slots ask for something that no kernel has, or for reports
 
     def __getitem__(self, slot: int) -> Slot:
         found = self.slots[slot] if 0 <= slot < len(self.slots) else None
@@ -66,44 +138,109 @@ class Slots:
         """Occupy an empty slot. `output` is what the sequence has said before (after a preemption).
 
         Raises:
-            ParameterError: the parameters name a token outside the vocabulary.
+            ParameterError: the parameters name a token outside the vocabulary, or a processor that is not there.
         """
         self._check_free(slot)
         params.check_vocab(self.vocab_size)
-        remember = max((len(word) - 1 for word in params.bad_words), default=0)
-        needs_history = params.penalised or remember > 0
-        history = History(prompt, output, remember) if needs_history else None
-        entry = Slot(params, key, tuple(eos_token_ids), len(output), history)
-        entry.edits = tuple(name for name, edit in EDITS.items() if edit.wanted(params))
-        entry.refinements = tuple(name for name, method in REFINEMENTS.items() if method.wanted(params))
-        for name in entry.edits:
-            entry.extra.update(EDITS[name].prepare(entry, self.device))
+        for name in params.processors:
+            find(name)
+        edits, refinements = edits_of(params), refinements_of(params)
+        recalls = any(EDITS[name].recalls(params) for name in edits) or params.watermark is not None
+        state: dict[str, float] = {}
+        for name in refinements:
+            if (begin := REFINEMENTS[name].begin) is not None:
+                state |= begin(params)
+        history = History(params, prompt, output) if recalls else None
+        entry = Slot(
+            params, key, tuple(eos_token_ids), self.vocab_size, len(output), history, edits, refinements, state
+        )
         self._place(slot, entry)
 
     def leave(self, slot: int) -> None:
         """Empty the slot."""
-        self.special -= not self[slot].plain_greedy
+        self.special -= self._is_special(self[slot])
         self.slots[slot] = None
 
     def fork(self, source: int, target: int, *, key: int) -> None:
         """Make the empty `target` a copy of `source` with its own noise."""
         entry = self[source]
         self._check_free(target)
-        twin = Slot(entry.params, key, entry.eos_token_ids, entry.num_output, entry.history and entry.history.copy(),
-                    entry.edits, entry.refinements, entry.extra)  # fmt: skip
+        twin = Slot(
+            entry.params, key, entry.eos_token_ids, entry.vocab_size, entry.num_output, entry.history and entry.history.copy(),
+            entry.edits, entry.refinements, dict(entry.state), entry.mask,
+            {place: set(ids) for place, ids in entry.banned.items()}, entry.derived, list(entry.drawn),
+        )  # fmt: skip
         self._place(target, twin)
 
-    def commit(self, slot: torch.Tensor, token_ids: torch.Tensor) -> None:
-        """Accepted tokens, int64 [N] each: they become history."""
-        for index, token in zip(slot.tolist(), token_ids.tolist(), strict=True):
+    def commit(self, slots: Iterable[int], tokens: Iterable[Sequence[int]]) -> None:
+        """Accepted tokens of each slot: they become history."""
+        for index, accepted in zip(slots, tokens, strict=True):
             entry = self[index]
-            entry.num_output += 1
-            if entry.history is not None:
-                entry.history.append(token)
+            for token in accepted:
+                entry.append(token)
+            entry.drawn.clear()
+            if entry.moves:
+                self.refresh(index)
+
+    def rewind(self, slot: int, count: int) -> None:
+        """Take back the last `count` output tokens.
+
+        Raises:
+            ValueError: there are not so many, or the slot carries state that can't be taken back.
+        """
+        entry = self[slot]
+        if not 0 <= count <= entry.num_output:
+            raise ValueError(f"count must be in 0 … {entry.num_output}, got {count}")
+        if entry.state:
+            raise ValueError("mirostat and adaptive-p carry state that can't be taken back")
+        for _ in range(count):
+            entry.pop()
+        self.refresh(slot)
+
+    def ban(self, slot: int, token: int) -> None:
+        """`token` may not be drawn at the slot's next position."""
+        entry = self[slot]
+        entry.banned.setdefault(entry.num_output, set()).add(token)
+        self.refresh(slot)
+
+    def set_mask(self, slot: int, mask: torch.Tensor | np.ndarray | None) -> None:
+        """The grammar's bits for the slot's next position: uint32 or int32 [⌈V / 32⌉], bit i of word i // 32 for token i; None lifts it.
+
+        Raises:
+            ValueError: the mask has not so many words.
+        """
+        entry, words = self[slot], -(-self.vocab_size // 32)
+        if mask is not None:
+            mask = np.ascontiguousarray(np.asarray(mask)).view(np.uint32)
+            if mask.shape != (words,):
+                raise ValueError(f"mask must have {words} words of 32 bits, got {mask.shape}")
+        entry.mask = mask
+        self.refresh(slot)
+
+    def refresh(self, slot: int) -> None:
+        """Write what the slot's edits do at its next position."""
+        entry = self[slot]
+        program = [edit for edit in entry.program if not isinstance(edit, Dense)]
+        if len(program) > MAX_EDITS:
+            raise AssertionError(f"{len(program)} edits in one program")
+        self.programs.write_edits(slot, program, entry.forced)
 
     def _place(self, slot: int, entry: Slot) -> None:
         self.slots[slot] = entry
-        self.special += not entry.plain_greedy
+        self.special += self._is_special(entry)
+        params, counts = entry.params, entry.history.counts if entry.history else None
+        repeated, counted = entry.history.weights(entry.history.num_prompt) if entry.history else (0, 0)
+        stages = [stage(params) for name in entry.refinements if (stage := REFINEMENTS[name].stage) is not None]
+        self.programs.write(
+            slot, key=entry.key, stages=stages, exempt=ascending(entry.eos_token_ids), logprobs=params.logprobs,
+            flags=GREEDY * params.greedy + PROCESSED * (params.logprobs_mode == "processed") + ENTROPY * params.report_entropy,
+            history=counts, repeated=repeated, counted=counted,
+        )  # fmt: skip
+        self.refresh(slot)
+
+    @staticmethod
+    def _is_special(entry: Slot) -> bool:
+        return entry.rare or entry.reported
 
     def _check_free(self, slot: int) -> None:
         if not 0 <= slot < len(self.slots) or self.slots[slot] is not None:

@@ -1,7 +1,12 @@
-"""Counter-based noise: Philox4x32-10 and the Gumbel noise made of it, in exact integer arithmetic on int64.
+"""Counter-based noise: Philox4x32-10 and what is made of it, in exact integer arithmetic on int64.
 
-Counter layout, the same on every backend: word 0 = token id, word 1 = stream, words 2 and 3 = position (low, high).
-The key's low 32 bits are Philox key 0, its high 32 bits key 1. Gumbel noise takes output word 0.
+Counter layout, the same on every backend: word 0 = token id (or group of ids), word 1 = 2 · stream (+ 1 for hot bits), words 2 and 3
+= position (low, high). The key's low 32 bits are Philox key 0, its high 32 bits key 1.
+
+Sixteen ids share the 128 bits of one call for their hot bits: bit i of the AND of its eight halfwords, set with probability 2^-8. A
+hot id's u is its own word (word 0 of a call of its own) scaled to (0, 2^-8), another's to (2^-8, 1): exactly uniform, 40
+bits fine where the noise is large, and no id that is not hot has noise above 5.5433: a draw can rule out most of a row
+without computing its noise (docs/decisions/0009-noise-with-a-bound.md).
 """
 
 from __future__ import annotations
@@ -12,6 +17,8 @@ MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 WEYL = (0x9E3779B9, 0xBB67AE85)
 MASK = 0xFFFFFFFF
 ROUNDS = 10
+GROUP = 16  # ids that share their hot bits
+HOT = 2.0**-8  # how many of them are hot
 
 
 def multiply(a: torch.Tensor, b: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -33,9 +40,22 @@ def philox(key: torch.Tensor, counter: tuple[torch.Tensor, ...]) -> tuple[torch.
 
 
 def gumbel(key: int, position: int, token_ids: torch.Tensor, stream: int) -> torch.Tensor:
-    word = torch.ones_like(token_ids)
-    counter = (token_ids, word * stream, word * (position & MASK), word * ((position >> 32) & MASK))
-    bits = philox(torch.tensor(key, device=token_ids.device), counter)[0]
-    # v in (0, 1) is the upper tail 1 − u: near 0 it is resolved finely, and there the noise −log(−log(1 − v)) is large.
-    v = (bits.double() + 0.5) * 2.0**-32
-    return (-torch.log(-torch.log1p(-v))).float()
+    def words(ids: torch.Tensor, of_stream: int) -> tuple[torch.Tensor, ...]:
+        one = torch.ones_like(ids)
+        counter = (ids, one * of_stream, one * (position & MASK), one * ((position >> 32) & MASK))
+        return philox(torch.tensor(key, device=ids.device), counter)
+
+    w0, w1, w2, w3 = words(token_ids // GROUP, 2 * stream + 1)
+    both = w0 & w1 & w2 & w3
+    hot = (both & (both >> 16)) >> (token_ids % GROUP) & 1 == 1
+    v = (words(token_ids, 2 * stream)[0].double() + 0.5) * 2.0**-32
+    # e = −ln(1 − u), a standard exponential: where u is small, so is e, and the noise −ln e is large
+    e = torch.where(hot, -torch.log1p(-v * HOT), -torch.log((1.0 - v) * (1.0 - HOT)))
+    return (-torch.log(e)).float()
+
+
+def uniform(key: int, position: int, stream: int) -> float:
+    zero = torch.zeros((), dtype=torch.int64)
+    counter = (zero, zero + 2 * stream, zero + (position & MASK), zero + ((position >> 32) & MASK))
+    w0, w1, _, _ = philox(torch.tensor(key), counter)
+    return ((int(w0) << 21 | int(w1) >> 11) + 0.5) * 2.0**-53

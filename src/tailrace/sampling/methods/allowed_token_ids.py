@@ -4,23 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-
-from tailrace.sampling.methods.base import Edit
+from tailrace.kernels.program import Mask, ascending, mask_of
+from tailrace.sampling.methods.base import EditMethod
 
 if TYPE_CHECKING:
     from tailrace.sampling.slots import Slot
 
 
-def prepare(slot: Slot, device: torch.device) -> dict[str, torch.Tensor]:
-    return {"allowed": torch.tensor(sorted(set(slot.params.allowed_token_ids or ())), device=device)}
+def edits(slot: Slot) -> list[Mask]:
+    return [mask_of(ascending(slot.params.allowed_token_ids or ()), slot.vocab_size)]
 
 
-def apply(row: torch.Tensor, slot: Slot) -> None:
-    ids = slot.extra["allowed"]
-    values = row[ids]
-    row.fill_(float("-inf"))
-    row[ids] = values
-
-
-ALLOWED_TOKEN_IDS = Edit(lambda params: params.allowed_token_ids is not None, apply, prepare)
+ALLOWED_TOKEN_IDS = EditMethod(lambda params: params.allowed_token_ids is not None, edits)

@@ -1,24 +1,47 @@
 """Bad words: the last id of a phrase becomes −inf where the ids before it end the sequence so far; a phrase of one id is
-always banned. Phrases come as token ids: all spellings of a word are the business of whoever has the tokenizer. Neutral: ()."""
+always banned (transformers' NoBadWordsLogitsProcessor). Phrases come as token ids: all spellings of a word are the business of
+whoever has the tokenizer. Neutral: ()."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-
-from tailrace.sampling.methods.base import Edit
+from tailrace.kernels.program import Ban, ascending
+from tailrace.params import SamplingParams
+from tailrace.sampling.methods.base import EditMethod
 
 if TYPE_CHECKING:
     from tailrace.sampling.slots import Slot
 
 
-def apply(row: torch.Tensor, slot: Slot) -> None:
-    tail = slot.history.tail if slot.history is not None else []
-    for word in slot.params.bad_words:
-        before = len(word) - 1
-        if before == 0 or tail[-before:] == list(word[:-1]):
-            row[word[-1]] = float("-inf")
+def edits(slot: Slot) -> list[Ban]:
+    always = slot.once(
+        "bad_words", lambda: Ban(ascending([word[-1] for word in slot.params.bad_words if len(word) == 1]))
+    )
+    by_last = slot.once("bad_words_by_last", lambda: phrases(slot.params.bad_words))
+    now = ending(by_last, slot.history.tokens) if by_last and slot.history else ()
+    return [always, Ban(ascending(now))] if now else [always]
 
 
-BAD_WORDS = Edit(lambda params: bool(params.bad_words), apply)
+def phrases(words: tuple[tuple[int, ...], ...]) -> dict[int, list[tuple[int, ...]]]:
+    """Phrases of more than one id by the id before their last: only those can be completed now."""
+    table: dict[int, list[tuple[int, ...]]] = {}
+    for word in words:
+        if len(word) > 1:
+            table.setdefault(word[-2], []).append(word)
+    return table
+
+
+def ending(by_last: dict[int, list[tuple[int, ...]]], tokens: list[int]) -> list[int]:
+    """The ids that would complete a phrase."""
+    if not tokens:
+        return []
+    return [word[-1] for word in by_last.get(tokens[-1], ()) if tuple(tokens[-(len(word) - 1) :]) == word[:-1]]
+
+
+def longer(params: SamplingParams) -> bool:
+    """Some phrase depends on what was said before."""
+    return any(len(word) > 1 for word in params.bad_words)
+
+
+BAD_WORDS = EditMethod(lambda params: bool(params.bad_words), edits, moves=longer, recalls=longer)

@@ -1,42 +1,49 @@
 """The two kinds of method.
 
-An **edit** changes single entries of a row [V] (float32) in place; it may move the argmax, so greedy rows get it too. A
-**refinement** maps survivors to survivors; it never moves the argmax, so greedy rows skip it.
+An **edit** changes single entries of a row; it may move the argmax, so greedy rows get it too. It is data (kernels/program.py): a
+method makes it from its slot, every backend applies it. A **refinement** maps survivors to survivors; greedy rows skip it. Its
+`apply` is the specification in torch; its `stage` is the same for the kernels, which are compared with it. Without a stage a row
+falls back, alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
-
+from tailrace.kernels import program
 from tailrace.params import SamplingParams
+from tailrace.sampling.survivors import Context, Survivors
 
 if TYPE_CHECKING:
-    from tailrace.sampling.row import Survivors
     from tailrace.sampling.slots import Slot
 
 
-def nothing(slot: Slot, device: torch.device) -> dict[str, torch.Tensor]:
-    """Most edits derive nothing from the parameters."""
-    return {}
+def never(params: SamplingParams) -> bool:
+    """Most edits stay the same as long as the request does."""
+    return False
 
 
 @dataclass(frozen=True, slots=True)
-class Edit:
-    """wanted: does this request need it at all. apply(row, slot): in place. prepare: tensors made once, when the request joins,
-    found again in slot.extra."""
+class EditMethod:
+    """wanted: does this request need it at all. edits(slot): what it does at the slot's next position. moves: whether that
+    changes from token to token. recalls: whether it needs the sequence's history."""
 
     wanted: Callable[[SamplingParams], bool]
-    apply: Callable[[torch.Tensor, Slot], None]
-    prepare: Callable[[Slot, torch.device], dict[str, torch.Tensor]] = nothing
+    edits: Callable[[Slot], Sequence[program.Edit]]
+    moves: Callable[[SamplingParams], bool] = never
+    recalls: Callable[[SamplingParams], bool] = never
 
 
 @dataclass(frozen=True, slots=True)
 class Refinement:
-    """wanted: does this request need it at all. apply(survivors, params) → survivors, at least one."""
+    """wanted: does this request need it at all. apply(survivors, context) → survivors, at least one. stage(params): the same for
+    the kernels, or None. begin(params): the state it carries from token to token; learn(slot, p): the drawn token had
+    probability p among the survivors."""
 
     wanted: Callable[[SamplingParams], bool]
-    apply: Callable[[Survivors, SamplingParams], Survivors]
+    apply: Callable[[Survivors, Context], Survivors]
+    stage: Callable[[SamplingParams], program.Stage] | None = None
+    begin: Callable[[SamplingParams], dict[str, float]] | None = None
+    learn: Callable[[Slot, float], None] | None = None

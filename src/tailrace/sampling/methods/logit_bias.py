@@ -4,24 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
+import numpy as np
 
-from tailrace.sampling.methods.base import Edit
+from tailrace.kernels.program import Add
+from tailrace.sampling.methods.base import EditMethod
 
 if TYPE_CHECKING:
     from tailrace.sampling.slots import Slot
 
 
-def prepare(slot: Slot, device: torch.device) -> dict[str, torch.Tensor]:
-    bias = slot.params.logit_bias
-    return {
-        "bias_ids": torch.tensor(list(bias), dtype=torch.int64, device=device),
-        "bias": torch.tensor(list(bias.values()), dtype=torch.float32, device=device),
-    }
+def edits(slot: Slot) -> list[Add]:
+    bias = sorted(slot.params.logit_bias.items())
+    return [Add(np.array([i for i, _ in bias], dtype=np.uint32), np.array([b for _, b in bias], dtype=np.float32))]
 
 
-def apply(row: torch.Tensor, slot: Slot) -> None:
-    row[slot.extra["bias_ids"]] += slot.extra["bias"]
-
-
-LOGIT_BIAS = Edit(lambda params: bool(params.logit_bias), apply, prepare)
+LOGIT_BIAS = EditMethod(lambda params: bool(params.logit_bias), edits)

@@ -5,22 +5,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-
-from tailrace.sampling.methods.base import Edit
+from tailrace.kernels.program import Ban, ascending
+from tailrace.sampling.methods.base import EditMethod
 
 if TYPE_CHECKING:
     from tailrace.sampling.slots import Slot
 
 
-def prepare(slot: Slot, device: torch.device) -> dict[str, torch.Tensor]:
+def edits(slot: Slot) -> list[Ban]:
+    if slot.num_output >= slot.params.min_tokens:
+        return []
     eos = () if slot.params.ignore_eos else slot.eos_token_ids
-    return {"enders": torch.tensor(sorted({*eos, *slot.params.stop_token_ids}), dtype=torch.int64, device=device)}
+    return [slot.once("enders", lambda: Ban(ascending((*eos, *slot.params.stop_token_ids))))]
 
 
-def apply(row: torch.Tensor, slot: Slot) -> None:
-    if slot.num_output < slot.params.min_tokens:
-        row[slot.extra["enders"]] = float("-inf")
-
-
-MIN_TOKENS = Edit(lambda params: params.min_tokens > 0, apply, prepare)
+MIN_TOKENS = EditMethod(lambda params: params.min_tokens > 0, edits, moves=lambda params: params.min_tokens > 0)

@@ -1,37 +1,34 @@
-"""Repetition, frequency and presence penalty, in this order, on the distinct tokens of the sequence.
+"""Repetition, then frequency and presence penalty, on the distinct tokens of the sequence within scope and window.
 
-Repetition r (CTRL, arXiv 1909.05858), scope prompt and output: l > 0 ? l / r : l · r, once per distinct token. Neutral 1.
-Frequency f and presence p (OpenAI), scope output: l −= f · count + p. Neutral 0.
+Repetition r (CTRL, arXiv 1909.05858): l > 0 ? l / r : l · r, once per distinct token; scope prompt and output unless
+`repetition_scope` says otherwise (transformers, vLLM). Neutral 1. Frequency f and presence p (OpenAI): l −= f · count + p;
+scope output unless `penalty_scope` says otherwise. Neutral 0. `penalty_last_n` (llama.cpp): only the last n tokens count; −1
+is all of them, 0 none.
+
+The counts are kept up to date by the drawn tokens themselves; a row costs its distinct tokens, whatever the length of its history.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-
+from tailrace.kernels.program import Penalty
 from tailrace.params import SamplingParams
-from tailrace.sampling.methods.base import Edit
+from tailrace.sampling.methods.base import EditMethod
 
 if TYPE_CHECKING:
     from tailrace.sampling.slots import Slot
 
 
-def apply(row: torch.Tensor, slot: Slot) -> None:
-    history, params = slot.history, slot.params
-    if history is None or history.size == 0:
-        return
-    ids = history.ids[: history.size].to(row.device)
-    count = history.count[: history.size].to(row.device)
-    values = row[ids]
-    if params.repetition_penalty != 1.0:
-        r = params.repetition_penalty
-        values = torch.where(values > 0, values / r, values * r)
-    row[ids] = values - params.frequency_penalty * count - params.presence_penalty * (count > 0)
+def edits(slot: Slot) -> list[Penalty]:
+    params, history = slot.params, slot.history
+    assert history is not None
+    assert history.counts is not None
+    return [Penalty(history.counts, params.repetition_penalty, params.frequency_penalty, params.presence_penalty)]
 
 
 def wanted(params: SamplingParams) -> bool:
     return params.penalised
 
 
-PENALTIES = Edit(wanted, apply)
+PENALTIES = EditMethod(wanted, edits, recalls=wanted)

@@ -1,20 +1,21 @@
 """Temperature: l / T. 0 is greedy and never comes here; 1 is neutral.
 
-The maximum is subtracted first, so a tiny T (1e-45) overflows to −inf below the maximum and never to +inf: those tokens'
-probability is 0 in any arithmetic, and they leave the survivors.
-"""
+What is divided is the distance from the maximum, so a tiny T (1e-45) overflows to −inf below it and never to +inf: those tokens'
+probability is 0 in any arithmetic, and they leave the survivors."""
 
 from __future__ import annotations
 
-from tailrace.params import SamplingParams
+from tailrace.kernels.program import Stage
 from tailrace.sampling.methods.base import Refinement
-from tailrace.sampling.row import Survivors
+from tailrace.sampling.survivors import Context, Survivors
 
 
-def apply(survivors: Survivors, params: SamplingParams) -> Survivors:
-    below = (survivors.logits.double() - survivors.logits.max().double()) / params.temperature
-    scaled = Survivors(survivors.ids, below.float())
-    return scaled.keep(scaled.logits.isfinite())
+def apply(survivors: Survivors, context: Context) -> Survivors:
+    return survivors.rescaled(survivors.logits.double() / context.slot.params.temperature)
 
 
-TEMPERATURE = Refinement(lambda params: params.temperature not in (0.0, 1.0), apply)
+TEMPERATURE = Refinement(
+    lambda params: params.temperature not in (0.0, 1.0) and params.dynatemp_range == 0.0,
+    apply,
+    lambda params: Stage("temperature", a=params.temperature),
+)

@@ -1,0 +1,18 @@
+// Gumbel-max over survivors, and over what was not collected of a row.
+#pragma once
+#include "survivors.h"
+
+namespace tailrace {
+
+constexpr uint32_t kDrawStream = 0, kAcceptStream = 1, kResidualStream = 2;
+constexpr int64_t kNobody = -1;
+
+// argmax of x + noise, ties to the smaller id, without `excluded`. `x` need not be sorted; ids ascend.
+int64_t draw(const Survivors &survivors, const Noise &noise, int64_t excluded, Workspace &space);
+
+// The same over the whole row where only (l − max) / temperature was asked for. `survivors` holds the row down to `floor` (a
+// logit); scan.hot must be there. May collect deeper.
+int64_t draw_all(const Row &row, const Scan &scan, double temperature, float floor, Survivors &survivors, const Noise &noise,
+                 int64_t excluded, Workspace &space);
+
+}  // namespace tailrace

@@ -1,0 +1,66 @@
+// What a row's slot asks, as the kernels read it: edits and stages in the request's own order. Written by
+// src/tailrace/kernels/cpu/program.py (which mirrors these structs), read by the sampler.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+namespace tailrace {
+
+// Distinct tokens of a sequence with how often they count, sorted by id. `repeated` is what the repetition penalty looks at,
+// `counted` what presence and frequency penalty do; they differ where the scopes do. A token that counts for neither is gone.
+class Counts {
+  public:
+    void add(uint32_t id, uint32_t repeated, uint32_t counted);
+    void drop(uint32_t id, uint32_t repeated, uint32_t counted);
+    // Many at once: sorts once.
+    void extend(const int64_t *ids, int64_t n, uint32_t repeated, uint32_t counted);
+
+    std::vector<uint32_t> ids, repeated, counted;
+
+  private:
+    int64_t place(uint32_t id) const;
+};
+
+enum class EditKind : int32_t { mask = 0, ban = 1, add = 2, penalty = 3 };
+
+// mask: ids points at one bit per token, 32 per word; cleared bits become −inf. ban: `count` ids become −inf. add: values[i] is
+// added to ids[i]. penalty: ids points at a Counts; a, b, c are repetition, frequency and presence penalty. Ids ascend.
+struct Edit {
+    EditKind kind;
+    int32_t count;
+    const void *ids;
+    const float *values;
+    double a, b, c;
+};
+
+enum class StageKind : int32_t {
+    temperature = 0, dynamic_temperature, quadratic, min_p, top_k, top_p, top_a, typical, epsilon, eta, top_n_sigma, xtc,
+};
+
+// The knobs of one refinement: see survivors.h for what a, b, c mean to each.
+struct Stage {
+    StageKind kind;
+    int32_t k;
+    double a, b, c;
+};
+
+constexpr int kMaxEdits = 16;
+constexpr int kMaxStages = 20;
+constexpr int32_t kGreedy = 1, kProcessed = 2, kEntropy = 4;
+
+struct Program {
+    int64_t key;
+    int64_t forced;    // this token is taken whatever would have been drawn; −1: none
+    Counts *history;   // gets the drafts of a request while they are verified; null where nothing looks at it
+    const uint32_t *exempt;  // ids that XTC never removes
+    int32_t num_exempt;
+    int32_t repeated, counted;  // what an output token adds to history
+    int32_t num_edits, num_stages;
+    int32_t logprobs;  // how many alternatives to report; −1: none
+    int32_t flags;
+    int32_t unused;
+    Edit edits[kMaxEdits];
+    Stage stages[kMaxStages];
+};
+
+}  // namespace tailrace

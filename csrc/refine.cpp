@@ -1,0 +1,301 @@
+#include "refine.h"
+
+#include <algorithm>
+
+#include "simd.h"
+
+namespace tailrace {
+namespace {
+
+constexpr uint32_t kXtcStream = 3;
+constexpr int32_t kSpare = 16;  // so many of the blocks whose maximum is only a bound may not reach it
+
+// The state of one walk through the stages. While the survivors are incomplete, every uncollected token lies below `floor` in
+// the scale of x, and x is (l − max) / temperature: other changes of scale need all of them.
+struct Walk {
+    const Context &context;
+    Survivors &s;
+    double floor;
+    double temperature = 1.0;
+    double needed = 0;  // where a stage gives up: the depth, in the scale of x, that it needs
+
+    bool undecided(double depth) {
+        needed = depth;
+        return false;
+    }
+    // Σ e^x over all survivors, if it can be known.
+    bool know_mass() {
+        if (s.mass >= 0) return true;
+        if (s.complete) s.mass = collected_mass(s);
+        else if (context.mass_temperature == temperature) s.mass = context.scan.mass.total;
+        return s.mass >= 0;
+    }
+    // Keep x ≥ cut; the likeliest stays.
+    bool cut(double at) {
+        const double bound = std::min(at, 0.0);
+        if (!s.complete && floor > bound) return undecided(bound);
+        keep_above(s, bound);
+        narrowed();
+        return true;
+    }
+    void narrowed() {
+        s.complete = true;
+        s.mass = -1;
+    }
+    // x changed: its weights and mass are of the past.
+    void rescaled() {
+        s.weighted = false;
+        s.mass = -1;
+    }
+    bool know_entropy(double *entropy) {
+        if (!know_mass()) return false;
+        if (!s.complete) {
+            *entropy = context.scan.mass.entropy();
+            return true;
+        }
+        weigh(s);
+        double first = 0;
+        for (int64_t i = 0; i < s.n; ++i)
+            if (s.weights[i] > 0) first += static_cast<double>(s.weights[i]) * s.x[i];
+        *entropy = std::log(s.mass) - first / s.mass;
+        return true;
+    }
+};
+
+// l / T in double, then dropped where it is −inf: a temperature of 1e-45 leaves the maximum and its equals.
+TAILRACE_CLONES void divide(float *x, int64_t n, double by) {
+    for (int64_t i = 0; i < n; ++i) x[i] = static_cast<float>(x[i] / by);
+}
+
+bool temperature(Walk &walk, const Stage &stage) {
+    if (walk.temperature * stage.a < 1e-30 && !walk.s.complete) {  // the bounds of an incomplete set would overflow
+        const double all_but_equal = -1e-20;
+        if (walk.floor > all_but_equal) return walk.undecided(all_but_equal);
+    }
+    divide(walk.s.x, walk.s.n, stage.a);
+    if (stage.a < 1.0 && deepest(walk.s.x, walk.s.n) == kNone) keep_above(walk.s, -std::numeric_limits<float>::max());
+    walk.floor /= stage.a;
+    walk.temperature *= stage.a;
+    walk.rescaled();
+    return true;
+}
+
+// T = max(0, a − b) + (a + b − max(0, a − b)) · (H / ln n)^c; a: temperature, b: range, c: exponent.
+bool dynamic_temperature(Walk &walk, const Stage &stage) {
+    Survivors &s = walk.s;
+    if (!s.complete) return walk.undecided(kEverything);
+    if (s.n == 1) return true;
+    double entropy = 0;
+    walk.know_entropy(&entropy);
+    const double low = std::max(0.0, stage.a - stage.b), high = stage.a + stage.b;
+    const double t = low + (high - low) * std::pow(std::max(0.0, entropy) / std::log(static_cast<double>(s.n)), stage.c);
+    if (t <= 0) return walk.cut(0.0);
+    divide(s.x, s.n, t);
+    keep_above(s, -std::numeric_limits<float>::max());
+    walk.rescaled();
+    return true;
+}
+
+// x' = −d² (k + q d) with d = −x, k = s (3 − c) / 2, q = s (c − 1) / 2; a: factor s, b: curve c.
+bool quadratic(Walk &walk, const Stage &stage) {
+    Survivors &s = walk.s;
+    if (!s.complete) return walk.undecided(kEverything);
+    const double k = stage.a * (3.0 - stage.b) / 2.0, q = stage.a * (stage.b - 1.0) / 2.0;
+    for (int64_t i = 0; i < s.n; ++i) {
+        const double d = -static_cast<double>(s.x[i]);
+        s.x[i] = static_cast<float>(-d * d * (k + q * d));
+    }
+    keep_above(s, -std::numeric_limits<float>::max());
+    walk.rescaled();
+    return true;
+}
+
+bool min_p(Walk &walk, const Stage &stage) { return walk.cut(std::log(stage.a)); }
+
+bool top_k(Walk &walk, const Stage &stage) {
+    Survivors &s = walk.s;
+    if (s.complete && stage.k >= s.n) return true;
+    if (s.n < stage.k)  // maxima that were only bounds promised too much: deeper
+        return walk.undecided(walk.context.scan.bounds && walk.floor > -50.0 ? 2.0 * walk.floor - 1.0 : kEverything);
+    keep(s, nth(ranked(s), stage.k, walk.context.space));
+    walk.narrowed();
+    return true;
+}
+
+bool top_p(Walk &walk, const Stage &stage) {
+    Survivors &s = walk.s;
+    if (!walk.know_mass()) return walk.undecided(kEverything);
+    const double target = stage.a * s.mass;
+    if (!s.complete && !(collected_mass(s) >= target)) {
+        // all tokens below (1 − top_p) / V weigh less than 1 − top_p together: enough is above; but first half-way there
+        const double sure = std::log(0.5 * (1.0 - stage.a) * s.mass / static_cast<double>(walk.context.scan.vocab));
+        if (walk.floor <= sure) return walk.undecided(kEverything);  // rounding alone keeps the sum below
+        return walk.undecided(walk.floor > -8.0 && sure < -8.0 ? -8.0 : sure);
+    }
+    weigh(s);
+    keep(s, reaching(ranked(s), target, walk.context.space));
+    walk.narrowed();
+    return true;
+}
+
+// p ≥ a · p₁², and p₁ = 1 / mass
+bool top_a(Walk &walk, const Stage &stage) {
+    return walk.know_mass() ? walk.cut(std::log(stage.a / walk.s.mass)) : walk.undecided(kEverything);
+}
+
+bool epsilon(Walk &walk, const Stage &stage) {
+    return walk.know_mass() ? walk.cut(std::log(stage.a * walk.s.mass)) : walk.undecided(kEverything);
+}
+
+// p ≥ min(a, √a · e^−H)
+bool eta(Walk &walk, const Stage &stage) {
+    double entropy = 0;
+    if (!walk.know_entropy(&entropy)) return walk.undecided(kEverything);
+    const double least = std::min(stage.a, std::sqrt(stage.a) * std::exp(-entropy));
+    return walk.cut(std::log(least * walk.s.mass));
+}
+
+// |−ln p − H| smallest first, until their mass exceeds a. What is uncollected is less likely than anything here: if what lies
+// within its distance from H suffices, it can't be among them.
+bool typical(Walk &walk, const Stage &stage) {
+    Survivors &s = walk.s;
+    Workspace &space = walk.context.space;
+    double entropy = 0;
+    if (!walk.know_entropy(&entropy)) return walk.undecided(kEverything);
+    const double log_mass = std::log(s.mass), target = stage.a * s.mass;
+    weigh(s);
+    float *nearness = space.noise.data();
+    for (int64_t i = 0; i < s.n; ++i) nearness[i] = -static_cast<float>(std::fabs(log_mass - s.x[i] - entropy));
+    const Ranked near{s.ids, nearness, s.weights, s.n};
+    const bool enough = s.complete || collected_mass(s) >= target;
+    const Boundary last = enough ? reaching(near, target, space) : Boundary{kNone, 0};
+    const double nearest_unseen = log_mass - walk.floor - entropy;
+    if (!s.complete && (!enough || -static_cast<double>(last.x) >= nearest_unseen))
+        return walk.undecided(walk.floor > -50.0 ? 2.0 * walk.floor : kEverything);
+    for (int64_t i = 0; i < s.n; ++i)
+        space.flags[i] = nearness[i] > last.x || (nearness[i] == last.x && s.ids[i] <= last.id);
+    keep_flagged(s, space.flags.data());
+    walk.narrowed();
+    // the likeliest may be gone
+    float top = kNone;
+    for (int64_t i = 0; i < s.n; ++i) top = std::max(top, s.x[i]);
+    if (top < 0) {
+        for (int64_t i = 0; i < s.n; ++i) s.x[i] -= top;
+        walk.rescaled();
+    }
+    return true;
+}
+
+// l ≥ l_max − a · σ, σ over the whole edited row
+bool top_n_sigma(Walk &walk, const Stage &stage) {
+    Survivors &s = walk.s;
+    const double at = -stage.a * walk.context.scan.sigma;
+    if (!s.complete && walk.floor * walk.temperature > at) return walk.undecided(at / walk.temperature);
+    for (int64_t i = 0; i < s.n; ++i) walk.context.space.flags[i] = static_cast<double>(s.raw[i]) >= at;
+    keep_flagged(s, walk.context.space.flags.data());
+    walk.narrowed();
+    return true;
+}
+
+// With probability b: of the tokens with p ≥ a, all but the least likely go; those that must never go don't count among them.
+bool xtc(Walk &walk, const Stage &stage) {
+    Survivors &s = walk.s;
+    const Program &program = walk.context.program;
+    if (uniform({static_cast<uint64_t>(program.key), static_cast<uint64_t>(walk.context.position), kXtcStream}) >= stage.b)
+        return true;
+    if (!s.complete) return walk.undecided(kEverything);
+    walk.know_mass();
+    const double bound = std::log(stage.a * s.mass);
+    int64_t least = -1, found = 0;
+    uint8_t *flags = walk.context.space.flags.data();
+    for (int64_t i = 0; i < s.n; ++i) {
+        const bool safe = std::binary_search(program.exempt, program.exempt + program.num_exempt, s.ids[i]);
+        flags[i] = safe || s.x[i] < bound;
+        if (flags[i]) continue;
+        ++found;
+        if (least < 0 || s.x[i] <= s.x[least]) least = i;
+    }
+    if (found < 2) return true;
+    flags[least] = 1;
+    keep_flagged(s, flags);
+    walk.narrowed();
+    float top = kNone;
+    for (int64_t i = 0; i < s.n; ++i) top = std::max(top, s.x[i]);
+    for (int64_t i = 0; i < s.n; ++i) s.x[i] -= top;
+    walk.rescaled();
+    return true;
+}
+
+using Apply = bool (*)(Walk &, const Stage &);
+constexpr Apply kApply[] = {temperature, dynamic_temperature, quadratic, min_p, top_k, top_p, top_a,
+                            typical,     epsilon,             eta,       top_n_sigma, xtc};
+
+bool needs_moments(StageKind kind) { return kind == StageKind::eta || kind == StageKind::typical; }
+bool needs_mass(StageKind kind) {
+    return kind == StageKind::top_p || kind == StageKind::top_a || kind == StageKind::epsilon || needs_moments(kind);
+}
+bool completes(StageKind kind) {
+    return kind == StageKind::min_p || kind == StageKind::top_k || kind == StageKind::top_n_sigma;
+}
+bool needs_all(StageKind kind) {
+    return kind == StageKind::dynamic_temperature || kind == StageKind::quadratic || kind == StageKind::xtc;
+}
+
+}  // namespace
+
+void plan(const Program &program, Wants &wants) {
+    for (int32_t i = 0; i < program.num_stages; ++i) wants.sigma |= program.stages[i].kind == StageKind::top_n_sigma;
+    double temperature = 1.0;
+    for (int32_t i = 0; i < program.num_stages; ++i) {
+        const Stage &stage = program.stages[i];
+        if (completes(stage.kind) || needs_all(stage.kind)) return;
+        if (stage.kind == StageKind::temperature) temperature *= stage.a;
+        if (needs_mass(stage.kind)) {
+            wants.mass = true;
+            wants.moments = needs_moments(stage.kind);
+            wants.temperature = temperature;
+            return;
+        }
+    }
+}
+
+double first_depth(const Context &context) {
+    const Program &program = context.program;
+    const Scan &scan = context.scan;
+    double temperature = 1.0, depth = kEverything;
+    for (int32_t i = 0; i < program.num_stages; ++i) {
+        const Stage &stage = program.stages[i];
+        if (needs_all(stage.kind) && depth == kEverything) return depth;
+        if (needs_all(stage.kind)) break;
+        const double slack = 1.0 + 1e-6;  // rounding must not make the first try fail
+        switch (stage.kind) {
+            case StageKind::temperature: temperature *= stage.a; break;
+            case StageKind::min_p: depth = std::max(depth, temperature * std::log(stage.a) * slack); break;
+            case StageKind::top_n_sigma: depth = std::max(depth, -stage.a * scan.sigma * slack); break;
+            case StageKind::top_k: {
+                // the k-th largest block maximum has k tokens at or above it
+                const float reached = reached_by(scan.block_max, scan.blocks, stage.k + (scan.bounds ? kSpare : 0), context.space);
+                if (reached > kNone) depth = std::max(depth, static_cast<double>(reached) - scan.max);
+                break;
+            }
+            case StageKind::epsilon: depth = std::max(depth, temperature * std::log(stage.a * scan.mass.total) * slack); break;
+            default: depth = std::max(depth, -4.0 * temperature); break;
+        }
+        if (depth > kEverything && stage.kind != StageKind::temperature && !needs_mass(stage.kind)) break;
+    }
+    return depth;
+}
+
+bool refine(const Context &context, double floor, Survivors &survivors, double *depth) {
+    Walk walk{context, survivors, floor};
+    const Program &program = context.program;
+    for (int32_t i = 0; i < program.num_stages; ++i) {
+        const Stage &stage = program.stages[i];
+        if (kApply[static_cast<int>(stage.kind)](walk, stage)) continue;
+        *depth = walk.needed == kEverything ? kEverything : walk.needed * walk.temperature * (1.0 + 1e-6);
+        return false;
+    }
+    return true;
+}
+
+}  // namespace tailrace

@@ -1,0 +1,35 @@
+// The sampler for rows of logits: edit, prune, refine, draw, report; and the verification of drafts. Contracts: kernels/__init__.py.
+#pragma once
+#include "kernels.h"
+#include "program.h"
+
+namespace tailrace {
+
+enum class Rule : int32_t { exact = 0, rejection = 1, block = 2 };
+
+// One step. N requests; request i owns rows start[i] … start[i + 1] − 1. K + 1 = width: tokens a request may get.
+struct Step {
+    const void *logits;
+    Type type;
+    int64_t vocab, stride, requests, width;
+    Program *programs;        // by slot
+    const int64_t *slot, *source, *position, *start, *draft;  // as in sampling/rows.py
+    const int32_t *rule;      // [N], or null: all exact
+    const float *proposals;   // [R, vocab] probabilities of dense drafts, contiguous, or null: one-hot
+    const uint8_t *skip;      // [N]: 1 leaves the request alone
+    // out
+    int64_t *token_ids;       // [N, width], −1 where there is none
+    int64_t *num_tokens;      // [N]
+    int32_t *status;          // [N]
+    int64_t *kept;            // [N, width] survivors of the refinements, −1 where they were not counted
+    double *logprob;          // [N, width]; this and what follows only where a program asks
+    int64_t *rank;            // [N, width]
+    int64_t *top_ids;         // [N, width, top]
+    double *top_logprobs;     // [N, width, top]
+    double *entropy;          // [N, width, 2]: entropy and varentropy, nats
+    int64_t top;
+};
+
+void sample(const Step &step);
+
+}  // namespace tailrace

@@ -1,0 +1,86 @@
+"""What a sampling program is made of: edits of single entries, and stages over what survives. Plain data, read by every
+backend; sampling/methods makes it from a request's parameters, the backends give it its meaning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from tailrace._cpu import Counts
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """Tokens whose bit is 0 become −inf. words: uint32 [⌈V / 32⌉], bit i of word i // 32 stands for token i."""
+
+    words: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class Ban:
+    """These become −inf. ids: uint32 [n], ascending, distinct."""
+
+    ids: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class Add:
+    """values float32 [n] are added to the logits of ids uint32 [n], ascending, distinct."""
+
+    ids: np.ndarray
+    values: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class Penalty:
+    """For each token of `counts`: if it was repeated, l > 0 ? l / repetition : l · repetition; then, if it counts c > 0 times,
+    l −= frequency · c + presence. float32, each operation rounded on its own."""
+
+    counts: Counts
+    repetition: float
+    frequency: float
+    presence: float
+
+
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """Any function of the whole row, float32 [V], changed in place. No kernel has it: such a row goes the reference's way."""
+
+    apply: Callable[[torch.Tensor], None]
+
+
+Edit = Mask | Ban | Add | Penalty | Dense
+
+StageKind = Literal[
+    "temperature", "dynamic_temperature", "quadratic", "min_p", "top_k", "top_p", "top_a", "typical", "epsilon", "eta",
+    "top_n_sigma", "xtc",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One refinement: its kind and its knobs, as csrc/refine.cpp reads them."""
+
+    kind: StageKind
+    k: int = 0
+    a: float = 0.0
+    b: float = 0.0
+    c: float = 0.0
+
+
+def ascending(ids: list[int] | tuple[int, ...] | set[int]) -> np.ndarray:
+    """Token ids as a program has them: uint32, ascending, distinct."""
+    return np.unique(np.asarray(list(ids), dtype=np.uint32))
+
+
+def mask_of(ids: np.ndarray, vocab_size: int) -> Mask:
+    """The mask that lets only these through."""
+    bits = np.zeros(-(-vocab_size // 32) * 32, dtype=np.uint8)
+    bits[ids] = 1
+    return Mask(np.packbits(bits, bitorder="little").view(np.uint32))

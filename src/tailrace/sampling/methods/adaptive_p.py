@@ -1,0 +1,40 @@
+"""adaptive-p (llama.cpp): tokens whose probability is near a target are favoured, and the target leans against what was drawn before.
+
+a = clamp(2 · target − average, 0, 1); l' = 5 − 10 · d² / (1 + d), d = |p − a| / 0.3, p among the survivors. The average is of the drawn tokens' p,
+each step's weight `adaptive_decay` of the next one's; it starts at the target. Runs last. Off below 0."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tailrace.params import SamplingParams
+from tailrace.sampling.methods.base import Refinement
+from tailrace.sampling.survivors import Context, Survivors
+
+if TYPE_CHECKING:
+    from tailrace.sampling.slots import Slot
+
+
+PEAK, SHARPNESS, WIDTH = 5.0, 10.0, 0.3
+
+
+def apply(survivors: Survivors, context: Context) -> Survivors:
+    slot = context.slot
+    average = slot.state["adaptive_sum"] / slot.state["adaptive_weight"]
+    aim = min(1.0, max(0.0, 2.0 * slot.params.adaptive_target - average))
+    d = (survivors.probabilities() - aim).abs() / WIDTH
+    return survivors.rescaled(PEAK - SHARPNESS * d * d / (1.0 + d))
+
+
+def begin(params: SamplingParams) -> dict[str, float]:
+    weight = 1.0 / (1.0 - params.adaptive_decay)
+    return {"adaptive_sum": params.adaptive_target * weight, "adaptive_weight": weight}
+
+
+def learn(slot: Slot, p: float) -> None:
+    decay = slot.params.adaptive_decay
+    slot.state["adaptive_sum"] = p + decay * slot.state["adaptive_sum"]
+    slot.state["adaptive_weight"] = 1.0 + decay * slot.state["adaptive_weight"]
+
+
+ADAPTIVE_P = Refinement(lambda params: params.adaptive_target >= 0.0, apply, begin=begin, learn=learn)

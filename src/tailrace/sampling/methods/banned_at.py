@@ -1,0 +1,21 @@
+"""Bans at one position: tokens that began a banned string, or were ruled out by whoever looks at the text, may not be drawn there
+again. Set per position by Slots.ban; the rewind itself is the engine's (exllamav2's banned strings, koboldcpp's "antislop").
+Neutral: none."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tailrace.kernels.program import Ban, ascending
+from tailrace.sampling.methods.base import EditMethod
+
+if TYPE_CHECKING:
+    from tailrace.sampling.slots import Slot
+
+
+def edits(slot: Slot) -> list[Ban]:
+    banned = slot.banned.get(slot.num_output)
+    return [Ban(ascending(banned))] if banned else []
+
+
+BANNED_AT = EditMethod(lambda params: bool(params.banned_strings), edits, moves=lambda params: True)

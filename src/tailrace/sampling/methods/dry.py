@@ -1,0 +1,54 @@
+"""DRY, "don't repeat yourself" (p-e-w, text-generation-webui pull request 5677; koboldcpp, llama.cpp).
+
+For each token t that earlier followed a stretch equal to the sequence's last n tokens, n the longest such: if n ≥ allowed_length,
+l[t] −= multiplier · base^(n − allowed_length). A sequence breaker ends a stretch and is in none; a breaker itself is not penalised.
+`dry_penalty_last_n`: only the last so many tokens are looked at; −1 is all, 0 none. Neutral: multiplier 0. Defaults: base 1.75, allowed
+length 2. The penalty is held at 1e30.
+
+Cost per token: the earlier occurrences of the last one (history.Suffixes), not the length of the history.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tailrace.kernels.program import Add
+from tailrace.params import SamplingParams
+from tailrace.sampling.methods.base import EditMethod
+
+if TYPE_CHECKING:
+    from tailrace.sampling.slots import Slot
+
+LARGEST = 1e30  # beyond any logit, and far from overflow
+
+
+def edits(slot: Slot) -> list[Add]:
+    params, history = slot.params, slot.history
+    assert history is not None
+    assert history.repeats is not None
+    places, lengths = history.repeats.agreements()
+    if params.dry_penalty_last_n >= 0:
+        first = history.repeats.size - params.dry_penalty_last_n
+        inside = places >= first
+        places, lengths = places[inside], np.minimum(lengths[inside], places[inside] - first + 1)
+    long = lengths >= params.dry_allowed_length
+    longest: dict[int, int] = {}
+    for token, length in zip(history.repeats.tokens[places[long] + 1].tolist(), lengths[long].tolist(), strict=True):
+        if token not in history.repeats.breakers:
+            longest[token] = max(length, longest.get(token, 0))
+    if not longest:
+        return []
+    ids = np.array(sorted(longest), dtype=np.uint32)
+    excess = np.array([longest[i] for i in ids.tolist()], dtype=np.float64) - params.dry_allowed_length
+    with np.errstate(over="ignore"):
+        penalty = np.minimum(params.dry_multiplier * np.power(params.dry_base, excess), LARGEST)
+    return [Add(ids, -penalty.astype(np.float32))]
+
+
+def wanted(params: SamplingParams) -> bool:
+    return params.dry_multiplier > 0.0
+
+
+DRY = EditMethod(wanted, edits, moves=wanted, recalls=wanted)

@@ -1,0 +1,33 @@
+"""Green-list watermark (KGW; Kirchenbauer et al., arXiv 2301.10226): a share γ of the vocabulary, chosen by a key and the tokens
+just before (left hash), gets +δ. Who has the key counts green tokens (sampling/watermark.py). Neutral: watermark None."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tailrace.kernels.program import Add
+from tailrace.params import SamplingParams
+from tailrace.sampling.methods.base import EditMethod
+from tailrace.sampling.watermark import green_list
+
+if TYPE_CHECKING:
+    from tailrace.sampling.slots import Slot
+
+
+def edits(slot: Slot) -> list[Add]:
+    mark, history = slot.params.watermark, slot.history
+    assert mark is not None
+    assert history is not None
+    if len(history.tokens) < mark.context:
+        return []
+    ids = green_list(mark, history.tokens[-mark.context :], slot.vocab_size)
+    return [Add(ids, np.full(ids.size, mark.delta, dtype=np.float32))]
+
+
+def wanted(params: SamplingParams) -> bool:
+    return params.watermark is not None and params.watermark.kind == "kgw"
+
+
+GREEN_LIST = EditMethod(wanted, edits, moves=wanted, recalls=wanted)

@@ -1,0 +1,60 @@
+"""Mirostat 1 and 2 (Basu et al., arXiv 2007.14966; llama.cpp): the surprise of what is drawn is held near τ bits. Replaces the other
+truncations. μ starts at 2 τ; after a draw with probability p among the kept, μ −= η · (−log2 p − τ). Neutral: 0.
+
+2: keep −log2 p ≤ μ, at least one. 1: from the 100 likeliest the Zipf exponent ŝ = Σ tᵢ bᵢ / Σ tᵢ², tᵢ = ln((i + 2) / (i +
+1)), bᵢ = ln(pᵢ / pᵢ₊₁); then the k likeliest with k = (ε 2^μ / (1 − V^−ε))^(1 / ŝ), ε = ŝ − 1."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+from tailrace.sampling.methods.base import Refinement
+from tailrace.sampling.survivors import Context, Survivors
+
+if TYPE_CHECKING:
+    from tailrace.sampling.slots import Slot
+
+
+CANDIDATES = 100
+
+
+def apply(survivors: Survivors, context: Context) -> Survivors:
+    mu = context.slot.state["mirostat_mu"]
+    if context.slot.params.mirostat == 2:
+        surprise = -survivors.logits.double().log_softmax(0) / math.log(2.0)
+        return survivors.keep(surprise <= max(mu, float(surprise.min())))
+    order = survivors.descending()
+    logits = survivors.logits[order[:CANDIDATES]].double()
+    if logits.numel() < 2:
+        return survivors
+    i = torch.arange(logits.numel() - 1, dtype=torch.float64)
+    t, b = torch.log((i + 2) / (i + 1)), logits[:-1] - logits[1:]  # ln(pᵢ / pᵢ₊₁), without a probability that underflows
+    s = float((t * b).sum() / (t * t).sum())
+    return survivors.first(order, min(zipf_k(s, mu, context.slot.vocab_size), order.numel()))
+
+
+def zipf_k(s: float, mu: float, vocab_size: int) -> int:
+    """How many tokens a Zipf law of exponent s keeps at surprise mu; everything where the formula has no finite value."""
+    epsilon = s - 1.0
+    if s <= 0.0:
+        return vocab_size
+    # ε → 0: (1 − V^−ε) / ε → ln V
+    share = -math.expm1(-epsilon * math.log(vocab_size)) / epsilon if abs(epsilon) > 1e-12 else math.log(vocab_size)
+    log_k = (mu * math.log(2.0) - math.log(share)) / s
+    return vocab_size if log_k >= math.log(vocab_size) else max(1, round(math.exp(log_k)))
+
+
+def learn(slot: Slot, p: float) -> None:
+    params = slot.params
+    slot.state["mirostat_mu"] -= params.mirostat_eta * (-math.log2(p) - params.mirostat_tau)
+
+
+MIROSTAT = Refinement(
+    lambda params: params.mirostat > 0,
+    apply,
+    begin=lambda params: {"mirostat_mu": 2.0 * params.mirostat_tau},
+    learn=learn,
+)

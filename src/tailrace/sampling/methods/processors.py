@@ -1,0 +1,24 @@
+"""Custom processors: functions of the whole row, registered on the server by name (sampling/processors.py), with arguments per request.
+They may move the argmax. Neutral: none. A row with one falls back to the reference backend, alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tailrace.kernels.program import Dense
+from tailrace.sampling.methods.base import EditMethod
+from tailrace.sampling.processors import find
+
+if TYPE_CHECKING:
+    from tailrace.sampling.slots import Slot
+
+
+def edits(slot: Slot) -> list[Dense]:
+    found = slot.once(
+        "processors", lambda: [(find(name), dict(given)) for name, given in slot.params.processors.items()]
+    )
+    tokens = slot.history.tokens if slot.history else []
+    return [Dense(lambda row, f=f, given=given: f(row, tokens, **given)) for f, given in found]
+
+
+PROCESSORS = EditMethod(lambda params: bool(params.processors), edits, recalls=lambda params: bool(params.processors))

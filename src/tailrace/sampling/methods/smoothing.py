@@ -1,0 +1,22 @@
+"""Quadratic smoothing (kalomaze; text-generation-webui, koboldcpp): l' = l_max − d² · (k + q · d), d = l_max − l, k = s (3 − c) / 2,
+q = s (c − 1) / 2, with factor s and curve c, 1 ≤ c ≤ 3. At c = 1 a plain parabola. Neutral: factor 0."""
+
+from __future__ import annotations
+
+from tailrace.kernels.program import Stage
+from tailrace.sampling.methods.base import Refinement
+from tailrace.sampling.survivors import Context, Survivors
+
+
+def apply(survivors: Survivors, context: Context) -> Survivors:
+    s, c = context.slot.params.smoothing_factor, context.slot.params.smoothing_curve
+    k, q = s * (3.0 - c) / 2.0, s * (c - 1.0) / 2.0
+    d = survivors.logits.double().max() - survivors.logits.double()
+    return survivors.rescaled(-d * d * (k + q * d))
+
+
+SMOOTHING = Refinement(
+    lambda params: params.smoothing_factor > 0.0,
+    apply,
+    lambda params: Stage("quadratic", a=params.smoothing_factor, b=params.smoothing_curve),
+)

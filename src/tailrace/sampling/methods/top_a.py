@@ -1,0 +1,15 @@
+"""top-a (koboldcpp; BlinkDL's RWKV-LM): keep p ≥ a · p_max². The likeliest token stays. Neutral 0."""
+
+from __future__ import annotations
+
+from tailrace.kernels.program import Stage
+from tailrace.sampling.methods.base import Refinement
+from tailrace.sampling.survivors import Context, Survivors
+
+
+def apply(survivors: Survivors, context: Context) -> Survivors:
+    p = survivors.probabilities()
+    return survivors.keep(p >= min(context.slot.params.top_a * float(p.max()) ** 2, float(p.max())))
+
+
+TOP_A = Refinement(lambda params: params.top_a > 0.0, apply, lambda params: Stage("top_a", a=params.top_a))

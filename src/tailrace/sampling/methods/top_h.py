@@ -1,0 +1,20 @@
+"""top-H (Potraghloo et al., arXiv 2509.02510; transformers): among the 100 likeliest, renormalised, with entropy H: keep the
+longest descending prefix whose share −Σ p ln p is at most h · H, at least one token. Off at 0 (at 1 the 100 likeliest stay)."""
+
+from __future__ import annotations
+
+from tailrace.sampling.methods.base import Refinement
+from tailrace.sampling.survivors import Context, Survivors
+
+CANDIDATES = 100
+
+
+def apply(survivors: Survivors, context: Context) -> Survivors:
+    order = survivors.descending()[:CANDIDATES]
+    logp = survivors.logits[order].double().log_softmax(0)
+    share = -(logp.exp() * logp)
+    kept = int((share.cumsum(0) <= context.slot.params.top_h * share.sum() * (1.0 + 1e-12)).sum())
+    return survivors.first(order, kept)
+
+
+TOP_H = Refinement(lambda params: params.top_h > 0.0, apply)

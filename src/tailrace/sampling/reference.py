@@ -1,0 +1,145 @@
+"""The reference backend: one request at a time in torch, the specification that the kernels are compared with, and the way of rows
+that ask for what the kernels don't have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from tailrace import kernels
+from tailrace.kernels.program import Add, Ban, Dense, Edit, Mask, Penalty
+from tailrace.kernels.status import MESSAGES, OK
+from tailrace.sampling.pipeline import REFINEMENTS
+from tailrace.sampling.report import Logprobs, describe
+from tailrace.sampling.slots import Slot
+from tailrace.sampling.survivors import Context, Survivors
+
+DRAW_STREAM = 0  # of the noise; csrc/draw.h
+
+
+class BadRowError(Exception):
+    """The edits left a row without a distribution; `status` as in kernels/status.py."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(MESSAGES[status])
+        self.status = status
+
+
+def mask(row: torch.Tensor, edit: Mask) -> None:
+    bits = torch.from_numpy(edit.words.view("uint8").copy())
+    allowed = (bits[:, None] >> torch.arange(8) & 1).bool().flatten()[: row.numel()]
+    row[~allowed] = float("-inf")
+
+
+def ban(row: torch.Tensor, edit: Ban) -> None:
+    row[torch.from_numpy(edit.ids.astype("int64"))] = float("-inf")
+
+
+def add(row: torch.Tensor, edit: Add) -> None:
+    row[torch.from_numpy(edit.ids.astype("int64"))] += torch.from_numpy(edit.values)
+
+
+def penalise(row: torch.Tensor, edit: Penalty) -> None:
+    ids, repeated, counted = (torch.tensor(part, dtype=torch.int64) for part in edit.counts.lists())
+    values, r = row[ids], edit.repetition
+    if r != 1.0:
+        values = torch.where(repeated > 0, torch.where(values > 0, values / r, values * r), values)
+    lowered = values - edit.frequency * counted.float() - edit.presence
+    row[ids] = torch.where(counted > 0, lowered, values)
+
+
+def dense(row: torch.Tensor, edit: Dense) -> None:
+    edit.apply(row)
+
+
+APPLY: dict[type[Edit], Callable[[torch.Tensor, Edit], None]] = {
+    Mask: mask, Ban: ban, Add: add, Penalty: penalise, Dense: dense,
+}  # type: ignore[dict-item]  # fmt: skip
+
+
+def edited(raw: torch.Tensor, slot: Slot) -> torch.Tensor:
+    """The row [V] (float32, not modified) after its slot's edits.
+
+    Raises:
+        BadRowError: it, or what the edits make of it, has no distribution.
+    """
+    check(raw)
+    program = slot.program
+    if not program:
+        return raw
+    row = raw.clone()
+    for edit in program:
+        APPLY[type(edit)](row, edit)
+    check(row)
+    return row
+
+
+def check(row: torch.Tensor) -> None:
+    """Raise BadRowError unless the row can be drawn from."""
+    status = int(kernels.argmax(row[None])[1])
+    if status != OK:
+        raise BadRowError(status)
+
+
+def distribution(raw: torch.Tensor, slot: Slot, position: int = 0) -> Survivors:
+    """The survivors a row leaves after its slot's edits and, unless greedy, refinements.
+
+    Args:
+        raw: float32 [V], not modified. position: the one it decides; only XTC looks at it.
+
+    Raises:
+        BadRowError: every token is masked, or an edit made a logit overflow.
+    """
+    row = edited(raw, slot)
+    survivors, context = Survivors.of(row), Context(slot, position, row)
+    for name in slot.refinements:
+        survivors = REFINEMENTS[name].apply(survivors, context)
+    return survivors
+
+
+def draw(survivors: Survivors, slot: Slot, position: int, stream: int = DRAW_STREAM) -> int:
+    """The token: the largest logit if greedy, else Gumbel-max. Ties to the smaller id."""
+    scores = survivors.logits
+    if not slot.params.greedy:
+        scores = scores + kernels.gumbel(slot.key, position, survivors.ids, stream)
+    return int(survivors.ids[int((scores == scores.max()).nonzero()[0])])
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One row's distribution. p: float64 [V], what is drawn from (one-hot if greedy)."""
+
+    raw: torch.Tensor
+    survivors: Survivors
+    p: torch.Tensor
+
+
+def target(raw: torch.Tensor, slot: Slot, position: int) -> Target:
+    """Everything that verification must know of a row.
+
+    Raises:
+        BadRowError: see `distribution`.
+    """
+    survivors = distribution(raw, slot, position)
+    p = torch.zeros(raw.numel(), dtype=torch.float64)
+    if slot.params.greedy:
+        p[draw(survivors, slot, position)] = 1.0
+    else:
+        p[survivors.ids] = survivors.probabilities()
+    return Target(raw, survivors, p)
+
+
+def choose(row: Target, slot: Slot, position: int) -> int:
+    """The token of a row without a draft: the forced one, or the drawn one."""
+    return slot.forced if slot.forced is not None else draw(row.survivors, slot, position)
+
+
+def report(row: Target, slot: Slot, token: int) -> Logprobs | None:
+    """What the slot's request wants to know of the token, if anything."""
+    if not slot.reported:
+        return None
+    basis = row.survivors if slot.params.logprobs_mode == "processed" else Survivors.of(row.raw)
+    return describe(basis, token, slot.params.logprobs or 0, row.raw.numel(), slot.params.report_entropy)

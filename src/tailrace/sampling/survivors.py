@@ -1,0 +1,73 @@
+"""One row on its way from logits to a token, in the reference backend: what refinements work on.
+
+Knows nothing of batches: a row is computed from its own logits and its own request alone, which is how "your neighbours
+don't matter" holds by construction here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from tailrace.sampling.slots import Slot
+
+
+@dataclass(frozen=True, slots=True)
+class Survivors:
+    """The tokens still in play. ids: int64 [n], ascending; raw: float32 [n], their edited logits less the row's largest; logits: float32
+    [n], what the refinements have made of them; finite. n ≥ 1."""
+
+    ids: torch.Tensor
+    raw: torch.Tensor
+    logits: torch.Tensor
+
+    @staticmethod
+    def of(row: torch.Tensor) -> Survivors:
+        """All entries of a row [V] that are not −inf."""
+        ids = row.isfinite().nonzero().squeeze(1)
+        values = row[ids]
+        raw = values - values.max()
+        return Survivors(ids, raw, raw)
+
+    def keep(self, where: torch.Tensor) -> Survivors:
+        """Those where the mask (bool [n]) or the indices (int64, ascending) say."""
+        return Survivors(self.ids[where], self.raw[where], self.logits[where])
+
+    def first(self, order: torch.Tensor, count: int) -> Survivors:
+        """The first `count`, at least one, in this order of indices."""
+        return self.keep(order[: max(1, count)].sort().values)
+
+    def rescaled(self, logits: torch.Tensor) -> Survivors:
+        """The same tokens with other logits (float64 or float32), relative to the largest; those that became −inf are gone."""
+        moved = (logits.double() - logits.double().max()).float()
+        return Survivors(self.ids, self.raw, moved).keep(moved.isfinite())
+
+    def probabilities(self) -> torch.Tensor:
+        """Softmax over the survivors, float64 [n]."""
+        return self.logits.double().softmax(0)
+
+    def entropy(self) -> float:
+        """Of their distribution, nats."""
+        logp = self.logits.double().log_softmax(0)
+        return float(-(logp.exp() * logp).sum())
+
+    def descending(self) -> torch.Tensor:
+        """Indices in order: larger logit first, then smaller token id."""
+        return torch.sort(self.logits, descending=True, stable=True).indices
+
+
+@dataclass(slots=True)
+class Context:
+    """What a refinement may look at besides the survivors: the slot it works for, the position it decides, the edited row."""
+
+    slot: Slot
+    position: int
+    row: torch.Tensor
+
+    @property
+    def sigma(self) -> float:
+        """Population standard deviation of the row's finite logits."""
+        return float(self.row[self.row.isfinite()].double().std(correction=0))

@@ -1,0 +1,81 @@
+"""The keyed choices behind the watermarks, and their detectors.
+
+Both derive their bits from Philox with the watermark's own key: counter = (token id, layer, hash of the context). A detector needs
+the key and the token ids, no model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from tailrace import kernels
+from tailrace.params import Watermark
+
+MASK = 2**64 - 1
+
+
+def context_hash(tokens: Sequence[int]) -> int:
+    """63 bits of the tokens in their order (FNV-1a on 64-bit words, then one SplitMix64 round)."""
+    value = 0xCBF29CE484222325
+    for token in tokens:
+        value = (value ^ (token + 1)) * 0x100000001B3 & MASK
+    value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & MASK
+    value = (value ^ value >> 27) * 0x94D049BB133111EB & MASK
+    return (value ^ value >> 31) >> 1
+
+
+def words(mark: Watermark, context: Sequence[int], ids: torch.Tensor, layer: int) -> torch.Tensor:
+    """32 random bits per id, int64 [n]."""
+    hashed, one = context_hash(context), torch.ones_like(ids)
+    counter = (ids, one * layer, one * (hashed & 0xFFFFFFFF), one * (hashed >> 32))
+    return kernels.philox(torch.tensor(mark.key), counter)[0]
+
+
+def green_list(mark: Watermark, context: Sequence[int], vocab_size: int) -> np.ndarray:
+    """The ids that get the bias after this context: uint32, ascending; each is in with probability gamma."""
+    green = words(mark, context, torch.arange(vocab_size), 0) < int(mark.gamma * 2**32)
+    return green.nonzero().squeeze(1).numpy().astype(np.uint32)
+
+
+def g_values(mark: Watermark, context: Sequence[int], ids: torch.Tensor) -> list[torch.Tensor]:
+    """One layer's bits per entry: float64 [n] of 0 and 1."""
+    out: list[torch.Tensor] = []
+    for layer in range(mark.depth):
+        if layer % 32 == 0:
+            word = words(mark, context, ids, 1 + layer // 32)
+        out.append((word >> layer % 32 & 1).double())
+    return out
+
+
+def detect(mark: Watermark, tokens: Sequence[int]) -> float:
+    """How many standard deviations the text is above what an unmarked one shows; 4 and more is evidence (p < 4e-5).
+
+    Repeated (context, token) pairs count once, as both papers advise.
+
+    Args:
+        tokens: ids of the text, at least context + 1; the prompt may be among them and dilutes the score.
+
+    Raises:
+        ValueError: too few tokens.
+    """
+    pairs = {(tuple(tokens[i - mark.context : i]), tokens[i]) for i in range(mark.context, len(tokens))}
+    if not pairs:
+        raise ValueError(f"at least {mark.context + 1} tokens are needed, got {len(tokens)}")
+    if mark.kind == "kgw":
+        green = sum(
+            int(words(mark, context, torch.tensor([token]), 0)[0]) < int(mark.gamma * 2**32) for context, token in pairs
+        )
+        return (green - mark.gamma * len(pairs)) / math.sqrt(len(pairs) * mark.gamma * (1.0 - mark.gamma))
+    # the mean of the bits, earlier layers weighing more: they are less used up by the layers before them
+    weights = np.linspace(10.0, 1.0, mark.depth)
+    weights /= weights.sum()
+    total = sum(
+        float(weight * g[0])
+        for context, token in pairs
+        for weight, g in zip(weights, g_values(mark, context, torch.tensor([token])), strict=True)
+    )
+    return (total - 0.5 * len(pairs)) / math.sqrt(len(pairs) * 0.25 * float((weights**2).sum()))

@@ -1,0 +1,220 @@
+"""The kernels against the reference, at sizes where their short cuts are taken: the same tokens, kept sets, logprobs, entropies."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tailrace import kernels
+from tailrace.kernels.status import EMPTY, INF, NAN, OK
+from tailrace.params import SamplingParams
+from tailrace.sampling import Rows, Sampler, Slots
+from tailrace.sampling.reference import distribution
+
+HISTORY = [(i * i * 7919) % 4001 for i in range(400)]
+PARAMS: dict[str, dict] = {
+    "greedy": {"temperature": 0.0},
+    "plain": {},
+    "temperature": {"temperature": 0.8},
+    "cold": {"temperature": 1e-4},
+    "frozen": {"temperature": 1e-45},
+    "hot": {"temperature": 30.0},
+    "min_p": {"min_p": 0.03, "temperature": 0.8},
+    "min_p 1": {"min_p": 1.0},
+    "top_k": {"top_k": 50},
+    "top_k many": {"top_k": 3000},
+    "top_k all": {"top_k": 10_000_000},
+    "top_p": {"top_p": 0.9, "temperature": 0.7},
+    "top_p most": {"top_p": 0.9999},
+    "top_p nearly all": {"top_p": 1 - 1e-7},
+    "top_p 0": {"top_p": 0.0},
+    "top_k top_p": {"top_k": 40, "top_p": 0.8, "temperature": 0.6},
+    "top_p before temperature": {"top_p": 0.8, "temperature": 0.6, "sampler_order": ("top_p", "temperature")},
+    "min_p after top_p": {"top_p": 0.99, "min_p": 0.01, "sampler_order": ("top_p", "min_p")},
+    "top_a": {"top_a": 0.3},
+    "typical": {"typical_p": 0.6},
+    "typical most": {"typical_p": 0.999},
+    "epsilon": {"epsilon_cutoff": 1e-3},
+    "eta": {"eta_cutoff": 3e-3},
+    "top_n_sigma": {"top_n_sigma": 1.2, "temperature": 1.5},
+    "top_n_sigma last": {"top_p": 0.95, "top_n_sigma": 2.1},
+    "xtc": {"xtc_probability": 1.0, "xtc_threshold": 0.01},
+    "xtc coin": {"xtc_probability": 0.5, "xtc_threshold": 0.05, "min_p": 0.01},
+    "dynatemp": {"dynatemp_range": 0.5},
+    "smoothing": {"smoothing_factor": 0.2, "smoothing_curve": 1.5, "min_p": 0.001},
+    "penalties": {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.2},
+    "penalties up": {"repetition_penalty": 0.7, "presence_penalty": -0.5, "top_k": 30},
+    "penalties window": {"presence_penalty": 1.0, "penalty_last_n": 50, "top_p": 0.9},
+    "bias": {"logit_bias": {3: 40.0, 4: -100.0, 11: 5.0}, "top_k": 5},
+    "bias and penalties": {"logit_bias": {7: 9.0}, "repetition_penalty": 1.2, "min_p": 0.02},
+    "allowed": {"allowed_token_ids": tuple(range(3, 200, 7))},
+    "bad words": {"bad_words": tuple((i,) for i in range(0, 4000, 3)), "top_k": 20},
+    "bans and penalties": {"bad_words": tuple((i,) for i in range(0, 4000, 2)), "presence_penalty": 0.9, "top_k": 20},
+    "dry": {"dry_multiplier": 0.8, "dry_allowed_length": 1},
+    "everything": {
+        "temperature": 0.9, "top_k": 200, "top_p": 0.95, "min_p": 0.01, "repetition_penalty": 1.1, "frequency_penalty": 0.1,
+        "logit_bias": {5: 3.0}, "bad_words": ((9,),), "typical_p": 0.95,
+    },
+}  # fmt: skip
+SIZES = (1, 2, 16, 255, 256, 257, 4097, 33_000)
+
+
+def rows_of(vocab: int) -> dict[str, torch.Tensor]:
+    rng = torch.Generator().manual_seed(vocab)
+    normal = torch.randn(vocab, generator=rng)
+    peaked = normal * 2.5
+    peaked[torch.randint(0, vocab, (12,), generator=rng)] += 14.0
+    holes = normal * 3
+    holes[torch.rand(vocab, generator=rng) < 0.7] = float("-inf")
+    holes[vocab // 2] = 1.0
+    return {
+        "normal": normal,
+        "peaked": peaked,
+        "flat": torch.full((vocab,), 3.25),
+        "two values": (torch.rand(vocab, generator=rng) < 0.1).float() * 2.0,
+        "steps": (normal * 2).round() / 2,
+        "holes": holes,
+        "one": torch.where(torch.arange(vocab) == vocab - 1, 5.0, float("-inf")),
+        "far": normal * 1e4,
+        "offset": normal + 1e4,
+        "ascending": torch.arange(vocab) / 100.0,
+    }
+
+
+def sampled(slots: Slots, logits: torch.Tensor, backend: str, position: int = 9):
+    n = logits.shape[0]
+    return Sampler(slots, backend)(logits, Rows.plain(range(n), range(n), [position] * n))
+
+
+def slots_for(fields: dict, vocab: int, n: int, **more) -> Slots:
+    slots = Slots(n, vocab)
+    prune = dict(fields)
+    if "logit_bias" in prune:
+        prune["logit_bias"] = {i: b for i, b in prune["logit_bias"].items() if i < vocab}
+    for name in ("allowed_token_ids",):
+        if name in prune:
+            prune[name] = tuple(i for i in prune[name] if i < vocab) or (0,)
+    if "bad_words" in prune:
+        prune["bad_words"] = tuple(w for w in prune["bad_words"] if w[0] < vocab)
+    history = [i % vocab for i in HISTORY]
+    try:
+        params = SamplingParams(**prune, **more)
+    except ValueError:
+        pytest.skip("not for so small a vocabulary")
+    for slot in range(n):
+        slots.join(
+            slot, params, key=slot * 7919 + 5, prompt=history[:200], output=history[200:], eos_token_ids=[vocab - 1]
+        )
+    return slots
+
+
+@pytest.mark.parametrize("vocab", SIZES)
+@pytest.mark.parametrize("name", PARAMS)
+def test_the_same_tokens(name, vocab):
+    logits = torch.stack(list(rows_of(vocab).values()))
+    logits = torch.cat([logits] * (3 if vocab < 10_000 else 1))
+    slots = slots_for(PARAMS[name], vocab, logits.shape[0])
+    kernel, reference = sampled(slots, logits, "cpu"), sampled(slots, logits, "reference")
+    assert kernel.status.tolist() == reference.status.tolist()
+    differ = (kernel.token_ids != reference.token_ids).flatten().nonzero().flatten().tolist()
+    assert all(tied(slots, logits[i], i, kernel.token_ids[i, 0], reference.token_ids[i, 0]) for i in differ), differ
+    assert len(differ) <= 2
+
+
+def tied(slots: Slots, row: torch.Tensor, i: int, a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether rounding explains that one backend took a, the other b: scores within 1e-4, or one is at the edge of the kept set."""
+    survivors = distribution(row, slots[i], 9)
+    scores = survivors.logits + kernels.gumbel(slots[i].key, 9, survivors.ids, 0)
+    found = {int(t): float(s) for t, s in zip(survivors.ids, scores, strict=True)}
+    if int(a) in found and int(b) in found:
+        return abs(found[int(a)] - found[int(b)]) < 1e-4
+    return survivors.ids.numel() > 1000  # of so many, the last ones weigh less than float32 sums can tell
+
+
+@pytest.mark.parametrize("mode", ["raw", "processed"])
+@pytest.mark.parametrize(
+    "name", ["greedy", "plain", "temperature", "top_k", "top_p", "penalties", "allowed", "everything", "xtc", "bias"]
+)
+@pytest.mark.parametrize("vocab", [16, 257, 4097])
+def test_the_same_reports(name, vocab, mode):
+    logits = torch.stack([row for kind, row in rows_of(vocab).items() if kind != "far"])
+    slots = slots_for(
+        PARAMS[name], vocab, logits.shape[0], logprobs=min(20, vocab), logprobs_mode=mode, report_entropy=True
+    )
+    kernel, reference = sampled(slots, logits, "cpu"), sampled(slots, logits, "reference")
+    for i in range(logits.shape[0]):
+        if kernel.token_ids[i, 0] != reference.token_ids[i, 0]:
+            assert tied(slots, logits[i], i, kernel.token_ids[i, 0], reference.token_ids[i, 0])
+            continue
+        if kernel.status[i] != OK:
+            continue
+        mine, theirs = kernel.logprobs[i][0], reference.logprobs[i][0]
+        assert mine.top_ids == theirs.top_ids
+        assert mine.rank == theirs.rank
+        assert mine.logprob == pytest.approx(theirs.logprob, abs=2e-5)
+        assert mine.top_logprobs == pytest.approx(theirs.top_logprobs, abs=2e-5)
+        assert mine.entropy == pytest.approx(theirs.entropy, abs=1e-4)
+        assert mine.varentropy == pytest.approx(theirs.varentropy, rel=1e-3, abs=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("name", PARAMS)
+def test_the_container_and_its_strides_do_not_matter(name, dtype):
+    vocab = 4097
+    logits = torch.stack([row for kind, row in rows_of(vocab).items() if kind not in ("far", "offset")]).to(dtype)
+    slots = slots_for(PARAMS[name], vocab, logits.shape[0])
+    wide = torch.full((logits.shape[0], vocab + 37), 9e3, dtype=dtype)
+    wide[:, 5 : vocab + 5] = logits
+    before = wide.clone()
+    expected = sampled(slots, logits.float(), "cpu")
+    got = sampled(slots, wide[:, 5 : vocab + 5], "cpu")
+    assert torch.equal(got.token_ids, expected.token_ids)
+    assert torch.equal(wide, before)
+
+
+@pytest.mark.parametrize("name", PARAMS)
+def test_threads_order_and_company_do_not_matter(name):
+    vocab = 4097
+    logits = torch.cat([torch.stack(list(rows_of(vocab).values()))] * 3)
+    n = logits.shape[0]
+    slots = slots_for(PARAMS[name], vocab, n, logprobs=3)
+    threads = torch.get_num_threads()
+    try:
+        kernels.set_num_threads(1)
+        alone = [Sampler(slots)(logits, Rows.plain([i], [i], [9])) for i in range(n)]
+        kernels.set_num_threads(3)
+        order = torch.randperm(n, generator=torch.Generator().manual_seed(1)).tolist()
+        together = Sampler(slots)(logits, Rows.plain(order, order, [9] * n))
+    finally:
+        kernels.set_num_threads(threads)
+    for place, i in enumerate(order):
+        assert together.token_ids[place, 0] == alone[i].token_ids[0, 0]
+        assert together.logprobs[place] == alone[i].logprobs[0]
+
+
+def test_bad_rows_are_flagged_in_every_shape_of_request():
+    vocab = 1000
+    good = torch.randn(vocab, generator=torch.Generator().manual_seed(3))
+    bad = {EMPTY: float("-inf"), NAN: float("nan"), INF: float("inf")}
+    for fields in PARAMS.values():
+        for status, value in bad.items():
+            row = good.clone()
+            if status == EMPTY:
+                row.fill_(value)
+            else:
+                row[731] = value
+            slots = slots_for(fields, vocab, 3)
+            out = sampled(slots, torch.stack([good, row, good]), "cpu")
+            assert out.status.tolist() == [OK, status, OK]
+            assert out.token_ids[1, 0] == -1
+            assert out.num_tokens.tolist() == [1, 0, 1]
+            assert out.token_ids[0, 0] == sampled(slots, torch.stack([good] * 3), "cpu").token_ids[0, 0]
+
+
+def test_nan_and_inf_together_are_nan_and_a_banned_nan_is_one_too():
+    row = torch.zeros(600)
+    row[5], row[500] = float("inf"), float("nan")
+    for fields in ({}, {"bad_words": ((500,),), "top_k": 3}, {"allowed_token_ids": (1, 2)}, {"temperature": 0.0}):
+        slots = slots_for(fields, 600, 1)
+        assert sampled(slots, row[None], "cpu").status.tolist() == [NAN]
+        assert sampled(slots, row[None], "reference").status.tolist() == [NAN]

@@ -66,7 +66,7 @@ class Draw {
     }
     int64_t winner(uint32_t stream, int64_t excluded) {
         if (greedy()) return likeliest();
-        if (!untruncated_) return draw(survivors_, noise(stream), excluded, space_);
+        if (!untruncated_ || spent_) return draw(survivors_, noise(stream), excluded, space_);
         if (stream != kDrawStream) {  // the pass computed the hot bits of the draw's own stream
             everything();
             return draw(survivors_, noise(stream), excluded, space_);

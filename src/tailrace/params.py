@@ -81,6 +81,7 @@ COMPANIONS: dict[str, tuple[str, ...]] = {
     "penalty_last_n": ("repetition_penalty", "presence_penalty", "frequency_penalty"),
     "repetition_scope": ("repetition_penalty",),
     "penalty_scope": ("presence_penalty", "frequency_penalty"),
+    "banned_ignore_case": ("banned_strings",),
     "dry_base": ("dry_multiplier",),
     "dry_allowed_length": ("dry_multiplier",),
     "dry_penalty_last_n": ("dry_multiplier",),
@@ -97,6 +98,22 @@ REFINEMENT_NAMES = (
     "temperature", "dynatemp", "smoothing", "min_p", "top_k", "top_p", "top_a", "typical_p", "tfs_z", "epsilon_cutoff",
     "eta_cutoff", "top_n_sigma", "top_h", "xtc", "mirostat", "adaptive_p", "synthid",
 )  # fmt: skip
+
+
+# named starting points; what a request gives itself goes before
+PRESETS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "precise": {"temperature": 0.3, "min_p": 0.1},
+    "balanced": {"temperature": 0.7, "min_p": 0.05},
+    "creative": {"temperature": 1.1, "min_p": 0.03, "xtc_probability": 0.3, "xtc_threshold": 0.1},
+    "wild": {"temperature": 1.5, "top_n_sigma": 1.0},
+    # what other servers do by default, in their order
+    "llama.cpp": {
+        "temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05,
+        "sampler_order": ("top_n_sigma", "top_k", "typical_p", "top_p", "min_p", "xtc", "temperature"),
+    },
+    "vllm": {"temperature": 1.0, "sampler_order": ("temperature", "min_p", "top_k", "top_p")},
+}  # fmt: skip
 
 
 class Watermark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -159,7 +176,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         sequence_bias: (token ids, bias): the bias goes to the last id where the ids before it end the sequence.
         allowed_token_ids: only these may be drawn; None is off.
         bad_words: sequences of token ids; the last id is banned when the ids before it end the sequence so far.
-        banned_strings: these never appear in the text: where one is about to, the sequence backs up and draws again.
+        banned_strings, banned_ignore_case: these never appear in the text: where one has, the sequence backs up and draws again. With
+            ignore_case, ASCII letters match either way.
         min_tokens: EOS and stop ids are banned, and stop strings not looked for, until so many tokens are out.
         max_tokens: the output's length limit; None is as far as the context reaches.
         ignore_eos: EOS does not end the sequence. Stop ids and stop strings still do.
@@ -221,6 +239,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     allowed_token_ids: tuple[int, ...] | None = None
     bad_words: tuple[tuple[int, ...], ...] = ()
     banned_strings: tuple[str, ...] = ()
+    banned_ignore_case: bool = False
     min_tokens: int = 0
     max_tokens: int | None = None
     ignore_eos: bool = False
@@ -299,6 +318,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             for name in TRUNCATIONS:
                 if not self.neutral(name):
                     raise ParameterError(f"{name} has no effect with mirostat, which replaces it", name)
+        if self.banned_strings and (self.mirostat or not self.neutral("adaptive_target")):
+            raise ParameterError("banned_strings can't be had with mirostat or adaptive_target, whose state can't be taken back",
+                                 "banned_strings")  # fmt: skip
         if self.dynatemp_range and self.greedy:
             raise ParameterError("dynatemp_range has no effect with temperature 0", "dynatemp_range")
 

@@ -38,7 +38,7 @@ BAD_SAMPLING = [
     ({"top_p": 1.5}, "top_p", "[0, 1]"),
     ({"min_p": -0.1}, "min_p", "[0, 1]"),
     ({"top_k": -2}, "top_k", "[-1,"),
-    ({"repetition_penalty": 0}, "repetition_penalty", "(0, inf)"),
+    ({"repetition_penalty": 0}, "repetition_penalty", "[0.001, 1000]"),
     ({"presence_penalty": 2.5}, "presence_penalty", "[-2, 2]"),
     ({"frequency_penalty": -2.5}, "frequency_penalty", "[-2, 2]"),
     ({"n": 0}, "n", "[1,"),

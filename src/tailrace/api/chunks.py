@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import Any, TypedDict
 
+import msgspec
 from msgspec import UNSET, UnsetType
 
 from tailrace.api.generate import Generation
@@ -29,6 +30,11 @@ def head(service: Service, id: str) -> Head:
     return {
         "id": id, "created": int(time.time()), "model": service.model_name, "system_fingerprint": service.fingerprint,
     }  # fmt: skip
+
+
+def effective(request: GenerateRequest, generation: Generation) -> dict[str, Any] | UnsetType:
+    """What is really sampled with, defaults and presets included, if the request asks to be told. The seed only if one was given."""
+    return msgspec.to_builtins(generation.params, str_keys=True) if request.return_sampling_params else UNSET
 
 
 @dataclass(frozen=True, slots=True)

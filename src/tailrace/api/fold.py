@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
+from typing import Any
 
 from msgspec import UNSET, UnsetType
 
@@ -42,11 +43,13 @@ async def fold_chat(chunks: AsyncGenerator[ChatChunk, None]) -> ChatCompletion:
     choices: dict[int, Gathered] = {}
     usage: Usage | None = None
     prompt_token_ids: list[int] | UnsetType = UNSET
+    told: dict[str, Any] | UnsetType = UNSET
     chunk: ChatChunk | None = None
     async with contextlib.aclosing(chunks):
         async for chunk in chunks:
             usage = chunk.usage or usage
             prompt_token_ids = chunk.prompt_token_ids or prompt_token_ids
+            told = chunk.sampling_params or told
             for choice in chunk.choices:
                 so_far = choices.setdefault(choice.index, Gathered())
                 so_far.text.append(choice.delta.content or "")
@@ -59,6 +62,7 @@ async def fold_chat(chunks: AsyncGenerator[ChatChunk, None]) -> ChatCompletion:
     return ChatCompletion(
         id=chunk.id, created=chunk.created, model=chunk.model, system_fingerprint=chunk.system_fingerprint, usage=usage,
         choices=[_chat_choice(index, choices[index]) for index in sorted(choices)], prompt_token_ids=prompt_token_ids,
+        sampling_params=told,
     )  # fmt: skip
 
 
@@ -77,10 +81,12 @@ async def fold_completion(chunks: AsyncGenerator[Completion, None]) -> Completio
     """All chunks → the full answer. `chunks` is closed in every case; what it raises goes through."""
     choices: dict[int, Gathered] = {}
     usage: Usage | None = None
+    told: dict[str, Any] | UnsetType = UNSET
     chunk: Completion | None = None
     async with contextlib.aclosing(chunks):
         async for chunk in chunks:
             usage = chunk.usage or usage
+            told = chunk.sampling_params or told
             for choice in chunk.choices:
                 so_far = choices.setdefault(choice.index, Gathered())
                 so_far.text.append(choice.text)
@@ -92,7 +98,7 @@ async def fold_completion(chunks: AsyncGenerator[Completion, None]) -> Completio
     assert usage is not None, "a stream to be folded ends with its usage"
     return Completion(
         id=chunk.id, created=chunk.created, model=chunk.model, system_fingerprint=chunk.system_fingerprint, usage=usage,
-        choices=[_completion_choice(index, choices[index]) for index in sorted(choices)],
+        choices=[_completion_choice(index, choices[index]) for index in sorted(choices)], sampling_params=told,
     )  # fmt: skip
 
 

@@ -5,25 +5,31 @@ Ranges are params.py's; here are only those that are narrower over HTTP.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tailrace.api.schema.common import MAX_TOKEN_ID, GenerateRequest
 from tailrace.errors import ContextLengthError, ParameterError
-from tailrace.params import SamplingParams, check_range
+from tailrace.params import PRESETS, TRUNCATIONS, SamplingParams, check_range
 
 if TYPE_CHECKING:
     from tailrace.text.tokenizer import Tokenizer
 
 MAX_API_BIAS = 100.0
 MAX_BAD_WORD_CHARS = 1000
+MAX_BREAKERS = 64
 
 # the same name and meaning on both sides; null is the default of SamplingParams
 SAME = (
-    "n", "temperature", "top_p", "seed", "presence_penalty", "frequency_penalty", "top_k", "min_p",
-    "repetition_penalty", "min_tokens", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens",
-    "logprobs_mode",
+    "n", "temperature", "dynatemp_range", "dynatemp_exponent", "smoothing_factor", "smoothing_curve", "top_p", "seed",
+    "presence_penalty", "frequency_penalty", "top_k", "min_p", "top_a", "typical_p", "tfs_z", "epsilon_cutoff", "eta_cutoff",
+    "top_n_sigma", "top_h", "xtc_probability", "xtc_threshold", "mirostat", "mirostat_tau", "mirostat_eta", "adaptive_target",
+    "adaptive_decay", "repetition_penalty", "penalty_last_n", "repetition_scope", "penalty_scope", "dry_multiplier", "dry_base",
+    "dry_allowed_length", "dry_penalty_last_n", "no_repeat_ngram_size", "banned_ignore_case", "processors", "watermark",
+    "min_tokens", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "logprobs_mode", "report_entropy",
 )  # fmt: skip
+LISTS = ("banned_strings", "forced_token_ids", "sampler_order", "stop_token_ids")  # the same, as tuples
+DRY_BREAKERS = ("\n", ":", '"', "*")  # what every implementation has by default
 
 
 def sampling_params(
@@ -42,21 +48,48 @@ def sampling_params(
     Raises:
         ParameterError: naming the field.
     """
-    given: dict[str, Any] = dict(defaults) | {
-        name: value for name in SAME if (value := getattr(request, name)) is not None
-    }
+    given: dict[str, Any] = {name: value for name in SAME if (value := getattr(request, name)) is not None}
+    given |= {name: tuple(value) for name in LISTS if (value := getattr(request, name)) is not None}
+    given = starting_point(request.preset, defaults, given) | given
     stop = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
     allowed = request.allowed_token_ids
+    biases, sequences = logit_bias(request.logit_bias or {}, tokenizer)
     return SamplingParams(
         **given,
         max_tokens=max_tokens,
         logprobs=logprobs,
         stop=stop,
-        stop_token_ids=tuple(request.stop_token_ids or ()),
         allowed_token_ids=None if allowed is None else tuple(allowed),
-        logit_bias=logit_bias(request.logit_bias or {}),
+        logit_bias=biases,
+        sequence_bias=sequences + sequence_bias(request.sequence_bias or (), tokenizer),
         bad_words=bad_words(request.bad_words or (), tokenizer),
+        dry_sequence_breakers=breakers(request, tokenizer) if given.get("dry_multiplier") else (),
     )
+
+
+def starting_point(preset: str | None, defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that the request did not give: of its preset, else of the model; none that would contradict what it gave.
+
+    Raises:
+        ParameterError: there is no such preset.
+    """
+    if preset is not None and preset not in PRESETS:
+        raise ParameterError(f"preset must be one of {', '.join(PRESETS)}, got {preset!r}", "preset")
+    start = dict(defaults if preset is None else PRESETS[preset])
+    if given.get("mirostat"):
+        start = {name: value for name, value in start.items() if name not in TRUNCATIONS}
+    return start
+
+
+def breakers(request: GenerateRequest, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """The ids of all tokens that hold one of the sequence breakers."""
+    strings = DRY_BREAKERS if request.dry_sequence_breakers is None else request.dry_sequence_breakers
+    if len(strings) > MAX_BREAKERS or any(not 0 < len(s) <= MAX_BAD_WORD_CHARS for s in strings):
+        raise ParameterError(
+            f"dry_sequence_breakers must hold at most {MAX_BREAKERS} strings of 1 to {MAX_BAD_WORD_CHARS} characters",
+            "dry_sequence_breakers",
+        )
+    return tokenizer.ids_with(tuple(strings))
 
 
 def output_limit(num_prompt: int, max_model_len: int, asked: int | None, field: str, prompt_field: str) -> int:
@@ -100,25 +133,53 @@ def num_logprobs(asked: int, limit: int, field: str) -> int:
     return asked
 
 
-def logit_bias(by_name: dict[str, float]) -> dict[int, float]:
-    """JSON's string keys → token ids; biases in OpenAI's range.
+Sequences = tuple[tuple[tuple[int, ...], float], ...]
+
+
+def logit_bias(by_name: dict[str, float], tokenizer: Tokenizer) -> tuple[dict[int, float], Sequences]:
+    """JSON's string keys → biases of ids, and of the spellings of strings. Digits are a token id; anything else is text, whose every
+    spelling (with and without a space before it) gets the bias on its last token.
 
     Raises:
-        ParameterError: a key is no token id, or a bias lies outside.
+        ParameterError: a key is neither, or a bias lies outside OpenAI's range.
     """
     biases: dict[int, float] = {}
+    sequences: list[tuple[tuple[int, ...], float]] = []
     for key, bias in by_name.items():
-        if not (key.isascii() and key.isdigit() and len(key) <= 10 and int(key) <= MAX_TOKEN_ID):
-            raise ParameterError(f"logit_bias: {key[:100]!r} is not a token id", "logit_bias")
         if not -MAX_API_BIAS <= bias <= MAX_API_BIAS:
             raise ParameterError(
-                f"logit_bias must lie between {-MAX_API_BIAS:g} and {MAX_API_BIAS:g}, got {bias} for token {key}",
+                f"logit_bias must lie between {-MAX_API_BIAS:g} and {MAX_API_BIAS:g}, got {bias} for token {key[:100]}",
                 "logit_bias",
             )
+        if not (key.isascii() and key.isdigit()):
+            sequences += [(spelling, bias) for spelling in spellings(key, tokenizer, "logit_bias")]
+            continue
+        if len(key) > 10 or int(key) > MAX_TOKEN_ID:
+            raise ParameterError(f"logit_bias: {key[:100]!r} is not a token id", "logit_bias")
         if int(key) in biases:
             raise ParameterError(f"logit_bias: token {int(key)} is there twice", "logit_bias")
         biases[int(key)] = bias
-    return biases
+    return biases, tuple(sequences)
+
+
+def sequence_bias(entries: Iterable[tuple[str | list[int], float]], tokenizer: Tokenizer) -> Sequences:
+    """Each entry's ids, or its text's spellings, with their bias."""
+    found: list[tuple[tuple[int, ...], float]] = []
+    for what, bias in entries:
+        words = (tuple(what),) if isinstance(what, list) else spellings(what, tokenizer, "sequence_bias")
+        found += [(word, bias) for word in words]
+    return tuple(found)
+
+
+def spellings(word: str, tokenizer: Tokenizer, field: str) -> tuple[tuple[int, ...], ...]:
+    """A word's spellings as token ids.
+
+    Raises:
+        ParameterError: it is empty or too long to be one.
+    """
+    if not 0 < len(word) <= MAX_BAD_WORD_CHARS:
+        raise ParameterError(f"{field} must hold strings of 1 to {MAX_BAD_WORD_CHARS} characters", field)
+    return tokenizer.bad_word_ids(word)
 
 
 def bad_words(words: list[str] | tuple[str, ...], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
@@ -127,7 +188,5 @@ def bad_words(words: list[str] | tuple[str, ...], tokenizer: Tokenizer) -> tuple
     Raises:
         ParameterError: a word is empty or too long to be one.
     """
-    for word in words:
-        if not 0 < len(word) <= MAX_BAD_WORD_CHARS:
-            raise ParameterError(f"bad_words must hold strings of 1 to {MAX_BAD_WORD_CHARS} characters", "bad_words")
-    return tuple(dict.fromkeys(spelling for word in words for spelling in tokenizer.bad_word_ids(word)))
+    found = (spelling for word in words for spelling in spellings(word, tokenizer, "bad_words"))
+    return tuple(dict.fromkeys(found))

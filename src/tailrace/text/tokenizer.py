@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,12 @@ class Tokenizer:
         """The canonical spellings of a word as ids: as given, and with a space before it."""
         spellings = {tuple(self.encode(form, add_special_tokens=False)) for form in (word, f" {word}")}
         return tuple(sorted(spelling for spelling in spellings if spelling))
+
+    @lru_cache(maxsize=16)  # noqa: B019, one tokenizer lives as long as its process
+    def ids_with(self, strings: tuple[str, ...]) -> tuple[int, ...]:
+        """The ids of all tokens whose bytes hold one of these strings."""
+        wanted = [string.encode() for string in strings]
+        return tuple(i for i, data in enumerate(self._bytes) if any(w in data for w in wanted))
 
     # ---- ids → text
 

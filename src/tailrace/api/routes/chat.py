@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tailrace.api.body import BodyReader
-from tailrace.api.chunks import UsageOf, head, pieces
+from tailrace.api.chunks import UsageOf, effective, head, pieces
 from tailrace.api.fold import fold_chat
 from tailrace.api.generate import Generation
 from tailrace.api.logprobs import chat_logprobs
@@ -68,7 +68,10 @@ async def chunks(service: Service, ask: ChatRequest, generation: Generation) -> 
                 greeted.add(index)
                 choice = ChatChunkChoice(index, ChatDelta("assistant", ""), token_ids=[] if with_ids else UNSET)
                 ids = generation.prompts[0] if with_ids and len(greeted) == 1 else UNSET
-                yield ChatChunk(**shared, choices=[choice], usage=usage.so_far(), prompt_token_ids=ids)
+                told = effective(ask, generation) if len(greeted) == 1 else UNSET
+                yield ChatChunk(
+                    **shared, choices=[choice], usage=usage.so_far(), prompt_token_ids=ids, sampling_params=told
+                )
             for piece in pieces(delta, with_ids):
                 choice = choice_of(service, index, piece, generation.params.logprobs, with_ids)
                 yield ChatChunk(**shared, choices=[choice], usage=usage.so_far())

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tailrace.api.body import BodyReader
-from tailrace.api.chunks import UsageOf, head, pieces
+from tailrace.api.chunks import UsageOf, effective, head, pieces
 from tailrace.api.fold import fold_completion
 from tailrace.api.generate import Generation
 from tailrace.api.logprobs import CompletionLogprobsWriter
@@ -69,12 +69,13 @@ async def chunks(
                 p = index // params.n
                 if params.logprobs is not None:
                     writers[index] = CompletionLogprobsWriter(service.labels, params.logprobs, hidden)
-                if echoes is not None or with_ids:
+                told = effective(ask, generation) if len(greeted) == 1 else UNSET
+                if echoes is not None or with_ids or told is not UNSET:
                     greeting: dict[str, Any] = (
                         {"token_ids": [], "prompt_token_ids": generation.prompts[p]} if with_ids else {}
                     )
                     choice = CompletionChoice(index, echoes[p] if echoes is not None else "", **greeting)
-                    yield Completion(**shared, choices=[choice], usage=usage.so_far())
+                    yield Completion(**shared, choices=[choice], usage=usage.so_far(), sampling_params=told)
             for piece in pieces(delta, with_ids):
                 logprobs = None
                 if piece.logprobs and index in writers:

@@ -117,6 +117,7 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    sampling_params: dict[str, Any] | UnsetType = UNSET
 
 
 class AnswerMessage(msgspec.Struct, frozen=True):
@@ -149,3 +150,4 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     choices: list[ChatChoice]
     usage: Usage
     prompt_token_ids: list[int] | UnsetType = UNSET
+    sampling_params: dict[str, Any] | UnsetType = UNSET

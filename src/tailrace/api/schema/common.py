@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from tailrace.params import LogprobsMode
+from tailrace.params import LogprobsMode, Scope, Watermark
 
 MAX_TOKEN_ID = 2**31 - 1  # any vocabulary is smaller; keeps what crosses the wire within 64 bits
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKEN_ID)]
@@ -40,9 +40,46 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     # beyond OpenAI's
+    preset: str | None = None
+    dynatemp_range: float | None = None
+    dynatemp_exponent: float | None = None
+    smoothing_factor: float | None = None
+    smoothing_curve: float | None = None
     top_k: int | None = None
     min_p: float | None = None
+    top_a: float | None = None
+    typical_p: float | None = None
+    tfs_z: float | None = None
+    epsilon_cutoff: float | None = None
+    eta_cutoff: float | None = None
+    top_n_sigma: float | None = None
+    top_h: float | None = None
+    xtc_probability: float | None = None
+    xtc_threshold: float | None = None
+    mirostat: int | None = None
+    mirostat_tau: float | None = None
+    mirostat_eta: float | None = None
+    adaptive_target: float | None = None
+    adaptive_decay: float | None = None
     repetition_penalty: float | None = None
+    penalty_last_n: int | None = None
+    repetition_scope: Scope | None = None
+    penalty_scope: Scope | None = None
+    dry_multiplier: float | None = None
+    dry_base: float | None = None
+    dry_allowed_length: int | None = None
+    dry_penalty_last_n: int | None = None
+    dry_sequence_breakers: list[str] | None = None
+    no_repeat_ngram_size: int | None = None
+    sequence_bias: list[tuple[str | list[TokenId], float]] | None = None
+    banned_strings: list[str] | None = None
+    banned_ignore_case: bool | None = None
+    forced_token_ids: list[TokenId] | None = None
+    processors: dict[str, dict[str, Any]] | None = None
+    watermark: Watermark | None = None
+    sampler_order: list[str] | None = None
+    report_entropy: bool | None = None
+    return_sampling_params: bool | None = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None
     stop_token_ids: list[TokenId] | None = None

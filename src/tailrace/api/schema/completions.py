@@ -57,3 +57,4 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     system_fingerprint: str
     choices: list[CompletionChoice]
     usage: Usage | UnsetType | None = UNSET
+    sampling_params: dict[str, Any] | UnsetType = UNSET

@@ -31,7 +31,10 @@ def apply(survivors: Survivors, context: Context) -> Survivors:
     if logits.numel() < 2:
         return survivors
     i = torch.arange(logits.numel() - 1, dtype=torch.float64)
-    t, b = torch.log((i + 2) / (i + 1)), logits[:-1] - logits[1:]  # ln(pᵢ / pᵢ₊₁), without a probability that underflows
+    t, b = (
+        torch.log((i + 2) / (i + 1)),
+        logits[:-1] - logits[1:],
+    )  # ln(pᵢ / pᵢ₊₁), without a probability that underflows
     s = float((t * b).sum() / (t * t).sum())
     return survivors.first(order, min(zipf_k(s, mu, context.slot.vocab_size), order.numel()))
 

@@ -17,10 +17,7 @@ def apply(survivors: Survivors, context: Context) -> Survivors:
     p = survivors.probabilities()[order]
     curvature = p.diff().diff().abs()
     total = float(curvature.sum())
-    if total > 0.0:
-        curvature = curvature / total
-    else:
-        curvature = torch.full_like(curvature, 1.0 / curvature.numel())
+    curvature = curvature / total if total > 0.0 else torch.full_like(curvature, 1.0 / curvature.numel())
     beyond = (curvature.cumsum(0) > context.slot.params.tfs_z).nonzero()
     return survivors.first(order, int(beyond[0]) if beyond.numel() else p.numel())
 

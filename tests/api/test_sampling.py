@@ -8,19 +8,32 @@ import pytest
 from tailrace.api.sampling import output_limit, sampling_params
 from tailrace.api.schema.completions import CompletionRequest
 from tailrace.errors import ContextLengthError, ParameterError
-from tailrace.params import SamplingParams
+from tailrace.params import PRESETS, SamplingParams, Watermark
 
 # field → a value that is not its default
 EVERY = {
     "n": 2, "temperature": 0.5, "top_p": 0.5, "seed": 3, "presence_penalty": 1.0, "frequency_penalty": -1.0, "top_k": 4,
     "min_p": 0.25, "repetition_penalty": 1.5, "min_tokens": 2, "ignore_eos": True, "include_stop_str_in_output": True,
     "skip_special_tokens": False, "logprobs_mode": "processed", "stop": ["a", "b"], "stop_token_ids": [1, 2],
-    "allowed_token_ids": [5, 6], "logit_bias": {"7": -3.5}, "bad_words": ["no"],
+    "allowed_token_ids": [5, 6], "logit_bias": {"7": -3.5}, "bad_words": ["no"], "dynatemp_range": 0.2, "dynatemp_exponent": 2.0,
+    "smoothing_factor": 0.3, "smoothing_curve": 1.5, "top_a": 0.1, "typical_p": 0.9, "tfs_z": 0.8, "epsilon_cutoff": 0.01,
+    "eta_cutoff": 0.02, "top_n_sigma": 1.5, "top_h": 0.4, "xtc_probability": 0.5, "xtc_threshold": 0.2, "adaptive_target": 0.4,
+    "adaptive_decay": 0.5, "penalty_last_n": 64, "repetition_scope": "prompt", "penalty_scope": "both", "dry_multiplier": 0.8,
+    "dry_base": 2.0, "dry_allowed_length": 3, "dry_penalty_last_n": 100, "dry_sequence_breakers": ["a"],
+    "no_repeat_ngram_size": 3, "sequence_bias": [["ab", 1.5], [[4, 5], -2.0]], "forced_token_ids": [9],
+    "processors": {"mine": {"x": 1}}, "watermark": {"kind": "kgw", "key": 3}, "sampler_order": ["top_p", "temperature"],
+    "report_entropy": True, "banned_strings": ["bad"], "banned_ignore_case": True,
 }  # fmt: skip
 ARRIVES_AS = {
     "stop": ("a", "b"), "stop_token_ids": (1, 2), "allowed_token_ids": (5, 6), "logit_bias": {7: -3.5},
-    "bad_words": ((110, 111), (32, 110, 111)),
+    "bad_words": ((110, 111), (32, 110, 111)), "dry_sequence_breakers": (97,), "forced_token_ids": (9,),
+    "sequence_bias": (((32, 97, 98), 1.5), ((97, 98), 1.5), ((4, 5), -2.0)), "sampler_order": ("top_p", "temperature"),
+    "watermark": Watermark(kind="kgw", key=3), "banned_strings": ("bad",),
 }  # fmt: skip
+
+
+# what can't be had with the others
+ALONE = ("adaptive_target", "adaptive_decay")
 
 
 def params(tokenizer, **fields) -> SamplingParams:
@@ -29,8 +42,10 @@ def params(tokenizer, **fields) -> SamplingParams:
 
 
 def test_all_at_once(tokenizer):
-    got = params(tokenizer, **EVERY)
+    got = params(tokenizer, **{name: value for name, value in EVERY.items() if name not in ALONE})
     for name, value in EVERY.items():
+        if name in ALONE:
+            continue
         wanted = ARRIVES_AS.get(name, value)
         actual = getattr(got, name)
         assert (sorted(actual) if name == "bad_words" else actual) == (
@@ -41,7 +56,7 @@ def test_all_at_once(tokenizer):
 def test_every_sampling_field_of_the_schema_is_in_this_test():
     elsewhere = {
         "model", "stream", "stream_options", "max_tokens", "priority", "return_token_ids", "request_id", "prompt",
-        "logprobs", "echo", "add_special_tokens",
+        "logprobs", "echo", "add_special_tokens", "mirostat", "mirostat_tau", "mirostat_eta", "preset", "return_sampling_params",
     }  # fmt: skip
     assert set(CompletionRequest.__struct_fields__) == set(EVERY) | elsewhere
 
@@ -73,3 +88,29 @@ def test_the_models_defaults_fill_what_a_request_leaves_out(tokenizer):
     request = msgspec.convert({"prompt": "x", "top_p": 0.5}, CompletionRequest)
     got = sampling_params(request, tokenizer, {"temperature": 0.6, "top_p": 0.9}, max_tokens=9, logprobs=None)
     assert (got.temperature, got.top_p) == (0.6, 0.5)
+
+
+def test_a_preset_is_a_starting_point(tokenizer):
+    for name, fields in PRESETS.items():
+        got = params(tokenizer, preset=name)
+        assert all(getattr(got, field) == value for field, value in fields.items())
+        assert params(tokenizer, preset=name, temperature=0.123).temperature == 0.123
+
+
+def test_mirostat_drops_the_models_default_truncations_but_not_the_requests(tokenizer):
+    request = msgspec.convert({"prompt": "x", "mirostat": 2}, CompletionRequest)
+    got = sampling_params(request, tokenizer, {"top_p": 0.9, "temperature": 0.6}, max_tokens=9, logprobs=None)
+    assert (got.mirostat, got.top_p, got.temperature) == (2, 1.0, 0.6)
+    with pytest.raises(ParameterError, match="top_p has no effect with mirostat"):
+        params(tokenizer, mirostat=2, top_p=0.5)
+
+
+def test_a_bias_of_text_goes_to_all_its_spellings(tokenizer):
+    got = params(tokenizer, logit_bias={"no": 5.0, "7": 1.0})
+    assert got.logit_bias == {7: 1.0}
+    assert sorted(got.sequence_bias) == [((32, 110, 111), 5.0), ((110, 111), 5.0)]
+
+
+def test_the_default_breakers_come_with_dry_alone(tokenizer):
+    assert params(tokenizer).dry_sequence_breakers == ()
+    assert set(params(tokenizer, dry_multiplier=0.8).dry_sequence_breakers) == {10, 58, 34, 42}

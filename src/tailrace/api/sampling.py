@@ -5,6 +5,7 @@ Ranges are params.py's; here are only those that are narrower over HTTP.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 MAX_API_BIAS = 100.0
 MAX_BAD_WORD_CHARS = 1000
 MAX_BREAKERS = 64
+NUMBER = re.compile(r"[-+]?[0-9.]+")  # a key of logit_bias that must be a token id; any other is text
 
 # the same name and meaning on both sides; null is the default of SamplingParams
 SAME = (
@@ -151,10 +153,10 @@ def logit_bias(by_name: dict[str, float], tokenizer: Tokenizer) -> tuple[dict[in
                 f"logit_bias must lie between {-MAX_API_BIAS:g} and {MAX_API_BIAS:g}, got {bias} for token {key[:100]}",
                 "logit_bias",
             )
-        if not (key.isascii() and key.isdigit()):
+        if not NUMBER.fullmatch(key):
             sequences += [(spelling, bias) for spelling in spellings(key, tokenizer, "logit_bias")]
             continue
-        if len(key) > 10 or int(key) > MAX_TOKEN_ID:
+        if not key.isdigit() or len(key) > 10 or int(key) > MAX_TOKEN_ID:
             raise ParameterError(f"logit_bias: {key[:100]!r} is not a token id", "logit_bias")
         if int(key) in biases:
             raise ParameterError(f"logit_bias: token {int(key)} is there twice", "logit_bias")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from tailrace.config import SchedulerConfig
 from tailrace.errors import ContextLengthError, OverloadedError, ParameterError, RequestError
+from tailrace.sampling import processors
 from tailrace.wire.messages import Submit
 
 
@@ -28,6 +29,8 @@ class Limits:
         if bad := next((t for t in submit.prompt if not 0 <= t < self.vocab_size), None):
             raise ParameterError(f"prompt: token id {bad} is not in 0 … {self.vocab_size - 1}", "prompt")
         submit.params.check_vocab(self.vocab_size)
+        for name in submit.params.processors:
+            processors.find(name)
         if submit.params.n > self.scheduler.max_num_seqs:
             raise ParameterError(
                 f"n must be at most {self.scheduler.max_num_seqs} (max_num_seqs), got {submit.params.n}", "n"

@@ -139,9 +139,9 @@ def philox(key: torch.Tensor, counter: tuple[torch.Tensor, ...]) -> tuple[torch.
 def gumbel(key: int, position: int, token_ids: torch.Tensor, stream: int) -> torch.Tensor:
     """Standard Gumbel noise of one row, float32 [n], a function of (key, position, token id, stream) alone.
 
-    At least 32 random bits each, 40 where the noise is large, so that a token of probability 1e-10 still wins as often as it should;
-    finite: −3.2 … 28.5. Backends share the bits; their logarithms may differ in the last place. How a bound of the noise is known before the noise:
-    kernels/reference/noise.py.
+    At least 32 random bits each, 40 where the noise is large, so that a token of probability 1e-10 still wins as
+    often as it should; finite: −3.2 … 28.5. Backends share the bits; their logarithms may differ in the last place.
+    kernels/reference/noise.py says how a bound of the noise is known before the noise.
 
     Args:
         key: 64-bit seed. position: 0 … 2^63 − 1. token_ids: int64 [n], 0 … 2^32 − 1. stream: 0 … 2^32 − 1; independent noise.

@@ -4,6 +4,7 @@ that ask for what the kernels don't have.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -11,11 +12,13 @@ import torch
 
 from tailrace import kernels
 from tailrace.kernels.program import Add, Ban, Dense, Edit, Mask, Penalty
-from tailrace.kernels.status import MESSAGES, OK
+from tailrace.kernels.status import MESSAGES, OK, PROCESSOR
 from tailrace.sampling.pipeline import REFINEMENTS
 from tailrace.sampling.report import Logprobs, describe
 from tailrace.sampling.slots import Slot
 from tailrace.sampling.survivors import Context, Survivors
+
+log = logging.getLogger(__name__)
 
 DRAW_STREAM = 0  # of the noise; csrc/draw.h
 
@@ -52,7 +55,11 @@ def penalise(row: torch.Tensor, edit: Penalty) -> None:
 
 
 def dense(row: torch.Tensor, edit: Dense) -> None:
-    edit.apply(row)
+    try:
+        edit.apply(row)
+    except Exception as error:  # the operator's code, the request's arguments: only this request fails
+        log.exception("a custom processor failed")
+        raise BadRowError(PROCESSOR) from error
 
 
 APPLY: dict[type[Edit], Callable[[torch.Tensor, Edit], None]] = {

@@ -68,7 +68,9 @@ class Sampler:
             start=rows.start, draft=rows.draft, rule=rows.rule, proposals=rows.proposals, skip=apart, width=rows.width, top=top,
             reports=any(reported),
         )  # fmt: skip
-        reports = read(outcome, entries, reported, apart) if any(reported) else [None] * len(entries)
+        reports: list[list[Logprobs] | None] = (
+            read(outcome, entries, reported, apart) if any(reported) else [None for _ in entries]
+        )
         for i in apart.nonzero().squeeze(1).tolist():
             self._by_reference(logits, rows, i, outcome, reports)
         return Sampled(outcome.token_ids, outcome.num_tokens, outcome.status, reports)

@@ -43,12 +43,8 @@ def green_list(mark: Watermark, context: Sequence[int], vocab_size: int) -> np.n
 
 def g_values(mark: Watermark, context: Sequence[int], ids: torch.Tensor) -> list[torch.Tensor]:
     """One layer's bits per entry: float64 [n] of 0 and 1."""
-    out: list[torch.Tensor] = []
-    for layer in range(mark.depth):
-        if layer % 32 == 0:
-            word = words(mark, context, ids, 1 + layer // 32)
-        out.append((word >> layer % 32 & 1).double())
-    return out
+    drawn = [words(mark, context, ids, 1 + block) for block in range(-(-mark.depth // 32))]
+    return [torch.bitwise_and(drawn[layer // 32] >> layer % 32, 1).double() for layer in range(mark.depth)]
 
 
 def detect(mark: Watermark, tokens: Sequence[int]) -> float:

@@ -41,6 +41,9 @@ void add_rms_norm(void *residual, const void *delta, const void *weight, Type ty
                   void *y);
 void rope(void *x, const void *cos, const void *sin, Type type, int64_t tokens, int64_t heads, int64_t dim,
           int64_t rotary, int64_t stride);
+// Reads so many bytes, from front to back.
+uint64_t stream(const void *data, int64_t bytes);
+
 void silu_mul(const void *gate_up, Type type, int64_t rows, int64_t dim, void *y);
 
 }  // namespace tailrace

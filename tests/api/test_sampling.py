@@ -33,7 +33,7 @@ ARRIVES_AS = {
 
 
 # what can't be had with the others
-ALONE = ("adaptive_target", "adaptive_decay")
+ALONE = ("banned_strings", "banned_ignore_case")
 
 
 def params(tokenizer, **fields) -> SamplingParams:

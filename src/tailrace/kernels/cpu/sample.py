@@ -29,6 +29,9 @@ class Outcome:
     entropy: torch.Tensor
 
 
+NOTHING = (torch.empty(0),) * 5  # in place of reports, where nobody asks
+
+
 def sample(
     logits: torch.Tensor,
     programs: Programs,
@@ -70,17 +73,21 @@ def sample(
         raise ValueError(
             f"proposals must be contiguous float32 [{slot.numel()}, {vocab}], got {tuple(proposals.shape)}"
         )
-    reported = n if reports else 0
+    described = NOTHING
+    if reports:
+        described = (
+            torch.zeros((n, width), dtype=torch.float64),
+            torch.zeros((n, width), dtype=torch.int64),
+            torch.empty((n, width, top), dtype=torch.int64),
+            torch.empty((n, width, top), dtype=torch.float64),
+            torch.empty((n, width, 2), dtype=torch.float64),
+        )
     out = Outcome(
         torch.full((n, width), -1),
         torch.zeros(n, dtype=torch.int64),
         torch.zeros(n, dtype=torch.int32),
         torch.full((n, width), -1),
-        torch.zeros((reported, width), dtype=torch.float64),
-        torch.zeros((reported, width), dtype=torch.int64),
-        torch.empty((reported, width, top), dtype=torch.int64),
-        torch.empty((reported, width, top), dtype=torch.float64),
-        torch.empty((reported, width, 2), dtype=torch.float64),
+        *described,
     )
     pointer = lambda x: None if x is None else x.data_ptr()  # noqa: E731
     step = StepRecord(

@@ -1,0 +1,139 @@
+"""What sampling knobs cost a server: its throughput with each of them on every stream, against greedy in the same run.
+
+One server; the modes take turns for several rounds, so that a noisy moment hits all of them. The client is a process of its own. Then the
+length of history: the step's sampling time with penalties after 1,000 to 30,000 tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from bench.harness import Worker, cores, machine, table, write_json
+from bench.serve import HOST, WARM_UP_TOKENS, Prompts, serving
+
+from tailrace.config import ModelConfig
+from tailrace.models import resolve
+from tailrace.sampling import Rows, Sampler, SamplingParams, Slots
+from tailrace.text.tokenizer import Tokenizer
+
+NUCLEUS = {"temperature": 0.8, "top_p": 0.95}
+PENALTIES = {"repetition_penalty": 1.1, "presence_penalty": 0.2, "frequency_penalty": 0.1}
+# mode → (fields, goal as a share of greedy's throughput)
+MODES: dict[str, tuple[dict[str, Any], float]] = {
+    "greedy": ({"temperature": 0.0}, 1.0),
+    "temperature 0.8, top-p 0.95": (NUCLEUS, 0.97),
+    "… with all penalties": (NUCLEUS | PENALTIES, 0.96),
+    "… with seeds": (NUCLEUS | {"seed": 7}, 0.97),
+    "… with 5 logprobs": (NUCLEUS | {"logprobs": 5}, 0.93),
+}
+HISTORIES = (1_000, 3_000, 10_000, 30_000)
+
+
+def arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="tailrace bench knobs", description=__doc__)
+    parser.add_argument("--streams", type=int, default=32)
+    parser.add_argument("--prompt-tokens", type=int, default=64)
+    parser.add_argument("--output-tokens", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--model", help="as for tailrace serve")
+    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
+    parser.add_argument("--threads", type=int, default=cores())
+    parser.add_argument("--server-args", default="", help="further flags for tailrace serve, in one string")
+    parser.add_argument("--json", type=Path, help="write the results here too")
+    return parser.parse_args(argv)
+
+
+def throughput(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Tokens per second of each mode."""
+    local = resolve(ModelConfig(model=args.model, dtype=args.dtype))
+    prompts = Prompts(Tokenizer.load(local.folder), args.prompt_tokens)
+    rates: dict[str, list[float]] = {mode: [] for mode in MODES}
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(serving(args, local))
+        client = stack.enter_context(Worker("bench.load", threads=1))
+        own = {"host": HOST, "port": server["port"], "streams": args.streams}
+        for turn in range(-1, args.rounds):
+            order = list(MODES) if turn % 2 else list(reversed(MODES))
+            for mode in order:
+                tokens = args.output_tokens if turn >= 0 else WARM_UP_TOKENS
+                question = {"sampling": MODES[mode][0], "output_tokens": tokens, "prompts": prompts.take(args.streams)}
+                answer = client.ask(question | own)
+                if turn >= 0:
+                    rates[mode].append(answer["tokens"] / answer["wall_s"])
+            print(f"round {turn + 1} of {args.rounds}", file=sys.stderr, flush=True)
+    # rounds are compared with their own greedy: the machine's mood changes from round to round
+    return [
+        {
+            "mode": mode, "tok/s": statistics.median(rates[mode]),
+            "of greedy": statistics.median(a / b for a, b in zip(rates[mode], rates["greedy"], strict=True)), "goal": MODES[mode][1],
+        }
+        for mode in MODES
+    ]  # fmt: skip
+
+
+def histories(vocab: int = 49_152, rows: int = 32) -> list[dict[str, Any]]:
+    """Sampling and committing one token per row with three penalties, by length of history: of text-like tokens, which
+    repeat, and of as many distinct ones as there are places."""
+    logits = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(0)) * 2.5
+    found = []
+    for length in HISTORIES:
+        rng = torch.Generator().manual_seed(length)
+        line: dict[str, Any] = {"history": length}
+        texts = {
+            "text-like": (torch.rand(length, generator=rng) ** 6 * vocab).long(),  # few words make most of a text
+            "all distinct": torch.randperm(vocab, generator=rng)[:length],
+        }
+        for kind, tokens in texts.items():
+            slots = Slots(rows, vocab)
+            for slot in range(rows):
+                slots.join(
+                    slot,
+                    SamplingParams(**NUCLEUS, **PENALTIES),
+                    key=slot,
+                    prompt=tokens[:10].tolist(),
+                    output=tokens[10:].tolist(),
+                )
+            sampler, where, times = Sampler(slots), Rows.plain(range(rows), range(rows), [length] * rows), []
+            for _ in range(60):
+                begin = time.perf_counter()
+                out = sampler(logits, where)
+                slots.commit(range(rows), out.token_ids.tolist())
+                times.append((time.perf_counter() - begin) / rows * 1e6)
+            line[f"distinct, {kind}"] = int(tokens.unique().numel())
+            line[f"µs/row, {kind}"] = statistics.median(times)
+        found.append(line)
+    return found
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measure, print, write."""
+    args = arguments(argv)
+    by_history = histories()
+    results = throughput(args)
+    record = {
+        "machine": machine(),
+        "streams": args.streams,
+        "dtype": args.dtype,
+        "results": results,
+        "histories": by_history,
+    }
+    print(
+        f"{record['machine']['cpu']}, {args.threads} threads, {args.dtype}, {args.streams} streams, {args.rounds} rounds in turns"
+    )
+    print(table(results))
+    print("\nthree penalties by length of history, 32 rows of V = 49,152")
+    print(table(by_history))
+    if args.json:
+        write_json(args.json, record)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

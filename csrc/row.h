@@ -85,16 +85,31 @@ TAILRACE_INLINE void ahead(const Row &row, int64_t block) {
     for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(at + line);
 }
 
+// Up to sixteen entries of a penalty, from `from` on, applied to their logits in `value`: all lanes at once, no branches.
+TAILRACE_INLINE void penalise(const Edit &edit, int64_t from, int64_t some, float *value) {
+    const Counts &counts = *static_cast<const Counts *>(edit.ids);
+    const F16 r = all(static_cast<float>(edit.a)), f = all(static_cast<float>(edit.b)), p = all(static_cast<float>(edit.c));
+    uint32_t repeated[kLanes] = {}, counted[kLanes] = {};
+    std::memcpy(repeated, counts.repeated.data() + from, static_cast<size_t>(some) * 4);
+    std::memcpy(counted, counts.counted.data() + from, static_cast<size_t>(some) * 4);
+    const F16 again = __builtin_convertvector(load16<U16>(repeated), F16), count = __builtin_convertvector(load16<U16>(counted), F16);
+    const F16 v = load16<F16>(value);
+    const F16 divided = v / r, multiplied = v * r, scaled = v > F16{} ? divided : multiplied;
+    const F16 one = again > F16{} ? scaled : v, lowered = one - f * count - p;
+    store16(value, count > F16{} ? lowered : one);
+}
+
+// One entry alone: the same operations.
 TAILRACE_INLINE float penalised(float value, const Edit &edit, const Counts &counts, int64_t i) {
     const float r = static_cast<float>(edit.a);
-    if (counts.repeated[i] && edit.a != 1.0) value = value > 0 ? value / r : value * r;
+    if (counts.repeated[i]) value = value > 0 ? value / r : value * r;
     if (counts.counted[i])
         value = value - static_cast<float>(edit.b) * static_cast<float>(counts.counted[i]) - static_cast<float>(edit.c);
     return value;
 }
 
 // The edits of one block, in the request's order. `x` holds the block from id `first` on.
-inline void edit(const Row &row, int64_t first, float *x, Cursor &cursor) {
+TAILRACE_INLINE void edit(const Row &row, int64_t first, float *x, Cursor &cursor) {
     for (int32_t e = 0; e < row.num_edits; ++e) {
         const Edit &edit = row.edits[e];
         if (edit.kind == EditKind::mask) {
@@ -107,11 +122,27 @@ inline void edit(const Row &row, int64_t first, float *x, Cursor &cursor) {
         }
         const auto [ids, n] = touched_by(edit);
         int64_t i = cursor.at[e];
-        for (; i < n && ids[i] < first + kBlock; ++i) {
-            float &value = x[ids[i] - first];
-            if (edit.kind == EditKind::ban) value = kNone;
-            else if (edit.kind == EditKind::add) value += edit.values[i];
-            else value = penalised(value, edit, *static_cast<const Counts *>(edit.ids), i);
+        if (edit.kind == EditKind::penalty) {
+            constexpr int64_t kWorthIt = 6;  // fewer entries are quicker one by one
+            while (i < n && ids[i] < first + kBlock) {
+                if (i + kWorthIt > n || ids[i + kWorthIt - 1] >= first + kBlock) {
+                    float &value = x[ids[i] - first];
+                    value = penalised(value, edit, *static_cast<const Counts *>(edit.ids), i);
+                    ++i;
+                    continue;
+                }
+                float value[kLanes] = {};
+                int64_t some = 0;
+                for (; some < kLanes && i + some < n && ids[i + some] < first + kBlock; ++some) value[some] = x[ids[i + some] - first];
+                penalise(edit, i, some, value);
+                for (int64_t l = 0; l < some; ++l) x[ids[i + l] - first] = value[l];
+                i += some;
+            }
+        } else {
+            for (; i < n && ids[i] < first + kBlock; ++i) {
+                float &value = x[ids[i] - first];
+                value = edit.kind == EditKind::ban ? kNone : value + edit.values[i];
+            }
         }
         cursor.at[e] = i;
     }
@@ -141,7 +172,7 @@ inline Cursor seek(const Row &row, int64_t first) {
 }
 
 // 256 edited logits. Returns where they are: `buffer`, or the row itself where nothing is edited.
-inline const float *load(const Row &row, int64_t block, float *buffer) {
+TAILRACE_INLINE const float *load(const Row &row, int64_t block, float *buffer) {
     const float *x = read(row, block, buffer);
     if (row.num_edits == 0) return x;
     if (x != buffer) std::memcpy(buffer, x, kBlock * sizeof(float));

@@ -159,28 +159,14 @@ int32_t classify(const Row &row, bool edited) {
 
 // Block maxima of the raw row become bounds of what the edit makes of it: sixteen of its entries at a time.
 TAILRACE_INLINE void raise(const Row &row, const Edit &edit, float *block_max, float *touched) {
-    const Counts *counts = edit.kind == EditKind::penalty ? static_cast<const Counts *>(edit.ids) : nullptr;
     const auto [ids, n] = touched_by(edit);
-    const F16 r = all(static_cast<float>(edit.a)), f = all(static_cast<float>(edit.b)), p = all(static_cast<float>(edit.c));
     for (int64_t from = 0; from < n; from += kLanes) {
         const int64_t some = std::min(kLanes, n - from);
-        float value[kLanes] = {}, repeated[kLanes] = {}, counted[kLanes] = {};
+        float value[kLanes] = {};
         for (int64_t i = 0; i < some; ++i) value[i] = raw_logit(row, ids[from + i]);
-        F16 v = load16<F16>(value);
-        if (counts) {
-            for (int64_t i = 0; i < some; ++i) {
-                repeated[i] = static_cast<float>(counts->repeated[from + i]);
-                counted[i] = static_cast<float>(counts->counted[from + i]);
-            }
-            const F16 again = load16<F16>(repeated), count = load16<F16>(counted);
-            const F16 divided = v / r, multiplied = v * r, scaled = v > F16{} ? divided : multiplied;
-            v = again > F16{} ? scaled : v;
-            const F16 lowered = v - f * count - p;
-            v = count > F16{} ? lowered : v;
-            store16(value, v);
-        } else {
+        if (edit.kind == EditKind::penalty) penalise(edit, from, some, value);
+        else
             for (int64_t i = 0; i < some; ++i) value[i] += edit.values[from + i];
-        }
         std::memcpy(touched + from, value, static_cast<size_t>(some) * sizeof(float));
         for (int64_t i = 0; i < some; ++i) {
             float &top = block_max[ids[from + i] / kBlock];

@@ -24,7 +24,17 @@ MAY_IMPORT: dict[str, set[str]] = {
     "sampling": {"kernels", "wire.messages"},
     "runners": {"kernels"},
     "models": {"wire.messages"},
-    "engine": {"kernels", "sampling", "runners", "models", "wire.messages", "wire.sockets"},
+    # of text only what works on the bytes of tokens: banned strings are found where tokens are drawn
+    "engine": {
+        "kernels",
+        "sampling",
+        "runners",
+        "models",
+        "wire.messages",
+        "wire.sockets",
+        "text.stops",
+        "text.tokenizer",
+    },
     "wire": set(),
     "text": {"wire.messages"},
     "api": {"text", "wire"},

@@ -26,7 +26,7 @@ EVERY = {
 }  # fmt: skip
 ARRIVES_AS = {
     "stop": ("a", "b"), "stop_token_ids": (1, 2), "allowed_token_ids": (5, 6), "logit_bias": {7: -3.5},
-    "bad_words": ((110, 111), (32, 110, 111)), "dry_sequence_breakers": (97,), "forced_token_ids": (9,),
+    "bad_words": ((110, 111), (32, 110, 111)), "dry_sequence_breakers": (97, 256), "forced_token_ids": (9,),
     "sequence_bias": (((32, 97, 98), 1.5), ((97, 98), 1.5), ((4, 5), -2.0)), "sampler_order": ("top_p", "temperature"),
     "watermark": Watermark(kind="kgw", key=3), "banned_strings": ("bad",),
 }  # fmt: skip

@@ -104,6 +104,7 @@ class EngineCollector(Collector):
             ("tailrace_prompt_tokens_cached", "Prompt tokens that came from the prefix cache.", stats.cached_tokens),
             ("tailrace_generation_tokens", "Tokens generated.", stats.generated_tokens),
             ("tailrace_num_preemptions", "Sequences that had to give back their blocks.", stats.preemptions),
+            ("tailrace_num_rewinds", "Times a sequence backed up because a banned string was complete.", stats.rewinds),
             ("tailrace_engine_steps", "Steps of the engine.", stats.steps),
         ):
             yield CounterMetricFamily(name, text, value=value)

@@ -23,6 +23,10 @@ class BlockTables:
         """The slot has a new owner."""
         self.written[slot] = 0
 
+    def cut(self, sequence: Sequence) -> None:
+        """The sequence has let go of its last blocks."""
+        self.written[sequence.slot] = min(self.written[sequence.slot], len(sequence.blocks))
+
     def write(self, sequence: Sequence, start: int | None = None) -> None:
         """Enter the sequence's blocks from place `start` on (None: those not entered yet)."""
         slot = sequence.slot

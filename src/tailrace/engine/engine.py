@@ -9,17 +9,19 @@ from __future__ import annotations
 import logging
 from bisect import insort
 from collections import defaultdict
+from collections.abc import Sequence as List
 from itertools import count
 
 from tailrace.config import CacheConfig, SchedulerConfig
 from tailrace.engine import sizing
 from tailrace.engine.admission import Limits
+from tailrace.engine.banned import BannedText
 from tailrace.engine.batch import BlockTables
 from tailrace.engine.kv_cache import BlockCache
 from tailrace.engine.request import LIVING, Request, Sequence, State
 from tailrace.engine.stats import Counters
 from tailrace.engine.step import step
-from tailrace.errors import RequestError, TailraceError
+from tailrace.errors import ParameterError, RequestError, TailraceError
 from tailrace.runners.base import ModelRunner
 from tailrace.sampling import Sampler, Slots, request_key
 from tailrace.wire.messages import Abort, Aborted, Failed, Finished, FinishReason, FromEngine, ModelInfo, Stats, Submit
@@ -32,9 +34,17 @@ class Engine:
 
     Args:
         runner: the model. info: what front ends are told of it; max_model_len is lowered to what the cache holds.
+        token_bytes: what each token id spells; without it strings can't be banned.
     """
 
-    def __init__(self, runner: ModelRunner, info: ModelInfo, cache: CacheConfig, scheduler: SchedulerConfig) -> None:
+    def __init__(
+        self,
+        runner: ModelRunner,
+        info: ModelInfo,
+        cache: CacheConfig,
+        scheduler: SchedulerConfig,
+        token_bytes: List[bytes] = (),
+    ) -> None:
         longest = min(x for x in (info.max_model_len, runner.max_model_len, scheduler.max_model_len) if x)
         per_slot = -(-longest // cache.block_size)
         blocks = sizing.num_blocks(cache, runner.block_bytes, scheduler.max_num_seqs * per_slot)
@@ -47,6 +57,7 @@ class Engine:
         self.limits = Limits(runner.vocab_size, longest, scheduler)
         self.eos = frozenset(eos)
         self.runner = runner
+        self.token_bytes = token_bytes
         self.cache = BlockCache(blocks, cache.block_size, cache.prefix_reuse)
         self.slots = Slots(scheduler.max_num_seqs, runner.vocab_size)
         self.sampler = Sampler(self.slots)
@@ -67,6 +78,8 @@ class Engine:
             if (client, message.id, message.epoch) in self.requests:
                 raise RequestError(f"request ({message.id}, {message.epoch}) is already here", "id")
             self.limits.check(message, len(self.waiting))
+            if message.params.banned_strings and not self.token_bytes:
+                raise ParameterError("banned_strings: the bytes of this model's tokens are not known", "banned_strings")
         except TailraceError as error:
             self.refuse(message, error, client)
             return
@@ -77,7 +90,10 @@ class Engine:
         for index in range(message.params.n):
             key = request_key(message.params.seed, index)
             state = State.FORKING if index else State.WAITING
-            request.sequences.append(Sequence(request, index, key, len(message.prompt), list(message.prompt), state))
+            sequence = Sequence(request, index, key, len(message.prompt), list(message.prompt), state)
+            if message.params.banned_strings:
+                sequence.watch = BannedText(message.params, self.token_bytes)
+            request.sequences.append(sequence)
         self.requests[request.name] = request
         insort(self.waiting, request.sequences[0], key=order)
         self.counters.prompt_tokens += len(message.prompt)
@@ -154,10 +170,12 @@ class Engine:
         self.tables.write(sequence)
         self.slots.join(
             sequence.slot, sequence.request.params, key=sequence.key, prompt=sequence.tokens[: sequence.num_prompt],
-            output=sequence.tokens[sequence.num_prompt :], eos_token_ids=self.info.eos_token_ids,
+            output=sequence.tokens[sequence.num_prompt :], eos_token_ids=self.info.eos_token_ids, state=sequence.sampler_state,
+            banned=None if sequence.watch is None else sequence.watch.banned,
         )  # fmt: skip
         for sibling in sequence.siblings:
-            self.slots.fork(sequence.slot, sibling.slot, key=sibling.key)
+            banned = None if sibling.watch is None else sibling.watch.banned
+            self.slots.fork(sequence.slot, sibling.slot, key=sibling.key, banned=banned)
 
     def fork(self, leader: Sequence) -> None:
         """The shared prefill is done: the siblings run from here on, sharing its blocks."""
@@ -171,11 +189,25 @@ class Engine:
     def preempt(self, sequence: Sequence) -> None:
         """Take back everything; it waits to be recomputed."""
         self.running.remove(sequence)
+        sequence.sampler_state = dict(self.slots[sequence.slot].state)
         for member in (sequence, *sequence.siblings):
             self._free(member)
         sequence.advance("preempt")
         insort(self.waiting, sequence, key=order)
         self.counters.preemptions += 1
+
+    def rewind(self, sequence: Sequence, position: int) -> None:
+        """A banned string is complete: back to the output position of the token that began it, which is banned there."""
+        assert sequence.watch is not None
+        end = sequence.num_prompt + position
+        token, count = sequence.tokens[end], len(sequence.tokens) - end
+        del sequence.tokens[end:]
+        self.cache.truncate(sequence, end - 1)  # the last token that stays is computed again: it gives the logits
+        self.tables.cut(sequence)
+        sequence.watch.back_to(position)
+        self.slots.rewind(sequence.slot, count)
+        self.slots.ban(sequence.slot, token)
+        self.counters.rewinds += 1
 
     def finish(self, sequence: Sequence, reason: FinishReason, stop_token_id: int | None = None) -> None:
         """The sequence ends with Finished."""

@@ -47,16 +47,20 @@ def build(config: EngineConfig) -> Engine:
     """
     from tailrace.models import describe
     from tailrace.runners import load_runner
+    from tailrace.text.tokenizer import Tokenizer
 
     name = config.model.model or ""
     if name.startswith("scripted:"):
         runner = load_runner(config.model, None, block_size=config.cache.block_size, vocab_size=SCRIPTED_VOCAB)
         info = ModelInfo(config.model.name or name, runner.vocab_size, runner.max_model_len, [2])
+        spelt = []
     else:
         folder = Path(name)
         runner = load_runner(config.model, folder, block_size=config.cache.block_size)
         info = describe(folder, config.model.name or folder.name, config.scheduler.max_model_len)
-    return Engine(runner, info, config.cache, config.scheduler)
+        tokenizer = Tokenizer.load(folder)
+        spelt = [tokenizer.bytes_of(token) for token in range(info.vocab_size)]
+    return Engine(runner, info, config.cache, config.scheduler, spelt)
 
 
 class Loop:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from tailrace.engine.banned import BannedText
 from tailrace.params import SamplingParams
 
 
@@ -81,6 +82,8 @@ class Sequence:
     blocks: list[int] = field(default_factory=list)
     hashes: list[bytes] = field(default_factory=list)
     published: int = 0
+    watch: BannedText | None = None  # where strings are banned
+    sampler_state: dict[str, float] | None = None  # of the sampler's methods, while it has no slot
 
     @property
     def remaining(self) -> int:

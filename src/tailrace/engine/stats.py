@@ -20,6 +20,7 @@ class Counters:
     cached_tokens: int = 0
     generated_tokens: int = 0
     preemptions: int = 0
+    rewinds: int = 0
     finished: Counter[str] = field(default_factory=Counter)
     step_ms: dict[str, float] = field(default_factory=dict)
 
@@ -40,6 +41,7 @@ class Counters:
             cached_tokens=self.cached_tokens,
             generated_tokens=self.generated_tokens,
             preemptions=self.preemptions,
+            rewinds=self.rewinds,
             finished=dict(self.finished),
             step_ms={part: round(total, 3) for part, total in self.step_ms.items()},
             **gauges,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from tailrace.engine.banned import MAX_REWINDS
 from tailrace.engine.batch import Assembled, assemble
 from tailrace.engine.request import Sequence, State
 from tailrace.engine.schedule import Plan, schedule
@@ -96,13 +97,44 @@ def emit(engine: Engine, sequence: Sequence, token: int, logprobs: list[Logprobs
     request, params = sequence.request, sequence.request.params
     sequence.tokens.append(token)
     engine.counters.generated_tokens += 1
-    entries = None
-    if logprobs is not None:
-        entries = [TokenLogprobs(e.logprob, e.rank, e.top_ids, e.top_logprobs) for e in logprobs]
-    cached = sequence.cached if sequence.num_output == 1 else 0
-    engine.send(sequence, Tokens(request.id, request.epoch, sequence.index, [token], entries, cached))
+    entry = None
+    if logprobs:
+        e = logprobs[0]
+        entry = TokenLogprobs(e.logprob, e.rank, e.top_ids, e.top_logprobs, e.entropy, e.varentropy)
     ends = (token in engine.eos and not params.ignore_eos) or token in params.stop_token_ids
-    if ends and sequence.num_output > params.min_tokens:
+    stops = ends and sequence.num_output > params.min_tokens
+    full = len(sequence.tokens) >= request.max_len
+    if sequence.watch is None:
+        send(engine, sequence, [(token, entry)], first=sequence.num_output == 1)
+    elif not watch(engine, sequence, token, entry, stops or full):
+        return
+    if stops:
         engine.finish(sequence, "stop", token)
-    elif len(sequence.tokens) >= request.max_len:
+    elif full:
         engine.finish(sequence, "length")
+
+
+def watch(engine: Engine, sequence: Sequence, token: int, entry: TokenLogprobs | None, last: bool) -> bool:
+    """Send what can't become a banned string any more. False if one is complete: the sequence has backed up, or given up."""
+    text = sequence.watch
+    assert text is not None
+    if (position := text.push(token)) is not None:
+        if text.rewinds >= MAX_REWINDS:
+            engine.fail(sequence, RowError(f"banned_strings: the model wants nothing else after {MAX_REWINDS} rewinds"))
+        else:
+            engine.rewind(sequence, position)
+        return False
+    text.held.append((token, entry))
+    first = text.sent == 0
+    if out := text.release(everything=last):
+        send(engine, sequence, out, first)
+    return True
+
+
+def send(engine: Engine, sequence: Sequence, out: list[tuple[int, TokenLogprobs | None]], first: bool) -> None:
+    """Tokens go out; the first ones say how much of the prompt was cached."""
+    request = sequence.request
+    entries = [entry for _, entry in out if entry is not None] or None
+    cached = sequence.cached if first else 0
+    message = Tokens(request.id, request.epoch, sequence.index, [token for token, _ in out], entries, cached)
+    engine.send(sequence, message)

@@ -134,8 +134,14 @@ class Slots:
         prompt: Sequence[int],
         output: Sequence[int] = (),
         eos_token_ids: Sequence[int] = (),
+        state: dict[str, float] | None = None,
+        banned: dict[int, set[int]] | None = None,
     ) -> None:
-        """Occupy an empty slot. `output` is what the sequence has said before (after a preemption).
+        """Occupy an empty slot.
+
+        Args:
+            output: what the sequence has said before, and state: what its methods had learnt from that (after a preemption).
+            banned: output position → ids that may not be drawn there; kept, and added to by `ban`.
 
         Raises:
             ParameterError: the parameters name a token outside the vocabulary, or a processor that is not there.
@@ -146,14 +152,24 @@ class Slots:
             find(name)
         edits, refinements = edits_of(params), refinements_of(params)
         recalls = any(EDITS[name].recalls(params) for name in edits) or params.watermark is not None
-        state: dict[str, float] = {}
+        learnt: dict[str, float] = {}
         for name in refinements:
             if (begin := REFINEMENTS[name].begin) is not None:
-                state |= begin(params)
+                learnt |= begin(params)
         history = History(params, prompt, output) if recalls else None
         entry = Slot(
-            params, key, tuple(eos_token_ids), self.vocab_size, len(output), history, edits, refinements, state
+            params,
+            key,
+            tuple(eos_token_ids),
+            self.vocab_size,
+            len(output),
+            history,
+            edits,
+            refinements,
+            learnt | (state or {}),
         )
+        if banned is not None:
+            entry.banned = banned
         self._place(slot, entry)
 
     def leave(self, slot: int) -> None:
@@ -161,14 +177,14 @@ class Slots:
         self.special -= self._is_special(self[slot])
         self.slots[slot] = None
 
-    def fork(self, source: int, target: int, *, key: int) -> None:
-        """Make the empty `target` a copy of `source` with its own noise."""
+    def fork(self, source: int, target: int, *, key: int, banned: dict[int, set[int]] | None = None) -> None:
+        """Make the empty `target` a copy of `source` with its own noise. banned: as for `join`."""
         entry = self[source]
         self._check_free(target)
         twin = Slot(
             entry.params, key, entry.eos_token_ids, entry.vocab_size, entry.num_output, entry.history and entry.history.copy(),
             entry.edits, entry.refinements, dict(entry.state), entry.mask,
-            {place: set(ids) for place, ids in entry.banned.items()}, entry.derived, list(entry.drawn),
+            {place: set(ids) for place, ids in entry.banned.items()} if banned is None else banned, entry.derived, list(entry.drawn),
         )  # fmt: skip
         self._place(target, twin)
 

@@ -58,7 +58,7 @@ class Automaton:
         return self.step[state].get(byte, 0)
 
 
-compiled = lru_cache(maxsize=1024)(Automaton)
+compiled = lru_cache(maxsize=64)(Automaton)  # of at most 128 · 1,024 characters each
 
 
 class StopMatcher:

@@ -78,6 +78,8 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     rank: int
     top_ids: list[int]
     top_logprobs: list[float]
+    entropy: float | None = None
+    varentropy: float | None = None
 
 
 class Tokens(Message, frozen=True):
@@ -136,6 +138,7 @@ class Stats(Message, frozen=True):
     cached_tokens: int = 0
     generated_tokens: int = 0
     preemptions: int = 0
+    rewinds: int = 0  # banned strings taken back
     finished: dict[str, int] = {}  # by reason
     step_ms: dict[str, float] = {}  # running totals per part of the step: plan, forward, sample, commit, send
 

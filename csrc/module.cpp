@@ -67,6 +67,10 @@ NB_MODULE(_cpu, m) {
         gumbel({static_cast<uint64_t>(key), static_cast<uint64_t>(position), static_cast<uint32_t>(stream)},
                at<uint32_t>(ids), n, at<float>(out));
     }, Free());
+    m.def("words", [](int64_t key, int64_t position, int64_t stream, Address ids, int64_t n, Address out) {
+        words({static_cast<uint64_t>(key), static_cast<uint64_t>(position), static_cast<uint32_t>(stream)},
+              at<uint32_t>(ids), n, at<uint32_t>(out));
+    }, Free());
     m.def("uniform", [](int64_t key, int64_t position, int64_t stream) {
         return uniform({static_cast<uint64_t>(key), static_cast<uint64_t>(position), static_cast<uint32_t>(stream)});
     });

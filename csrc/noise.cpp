@@ -181,6 +181,19 @@ void hot_groups(const Noise &noise, int64_t first, int64_t n, Hot &out) {
 void gumbel(const Noise &noise, const uint32_t *ids, int64_t n, float *out) { noise_of(noise, ids, n, false, out); }
 void gumbel_hot(const Noise &noise, const uint32_t *ids, int64_t n, float *out) { noise_of(noise, ids, n, true, out); }
 
+void words(const Noise &noise, const uint32_t *ids, int64_t n, uint32_t *out) {
+    alignas(64) uint32_t word[kBatch];
+    for (int64_t at = 0; at < n; at += kBatch) {
+        const int64_t count = std::min(kBatch, n - at);
+#if TAILRACE_X86
+        (has_avx512() ? draw_bits_avx512 : draw_bits_plain)(noise, ids + at, count, true, word, nullptr);
+#else
+        draw_bits_plain(noise, ids + at, count, true, word, nullptr);
+#endif
+        std::copy(word, word + count, out + at);
+    }
+}
+
 double uniform(const Noise &noise) {
     const Words w = philox(noise.key, 0, 2 * noise.stream, noise.position);
     const uint64_t bits = (static_cast<uint64_t>(w.w0) << 21) | (w.w1 >> 11);

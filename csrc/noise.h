@@ -60,6 +60,8 @@ void hot_groups(const Noise &noise, int64_t first, int64_t n, Hot &out);
 void gumbel(const Noise &noise, const uint32_t *ids, int64_t n, float *out);
 // The same where all ids are known to be hot.
 void gumbel_hot(const Noise &noise, const uint32_t *ids, int64_t n, float *out);
+// The ids' own words, of 32 random bits each.
+void words(const Noise &noise, const uint32_t *ids, int64_t n, uint32_t *out);
 // One uniform number in (0, 1) with 53 bits.
 double uniform(const Noise &noise);
 

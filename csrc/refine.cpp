@@ -186,12 +186,15 @@ bool typical(Walk &walk, const Stage &stage) {
     return true;
 }
 
-// l ≥ l_max − a · σ, σ over the whole edited row
+// l ≥ l_max − a · σ, σ over the whole edited row; the largest there is stays
 bool top_n_sigma(Walk &walk, const Stage &stage) {
     Survivors &s = walk.s;
     const double at = -stage.a * walk.context.scan.sigma;
     if (!s.complete && walk.floor * walk.temperature > at) return walk.undecided(at / walk.temperature);
-    for (int64_t i = 0; i < s.n; ++i) walk.context.space.flags[i] = static_cast<double>(s.raw[i]) >= at;
+    float largest = kNone;  // an earlier stage may have removed the row's own
+    for (int64_t i = 0; i < s.n; ++i) largest = std::max(largest, s.raw[i]);
+    const double bound = std::min(at, static_cast<double>(largest));
+    for (int64_t i = 0; i < s.n; ++i) walk.context.space.flags[i] = static_cast<double>(s.raw[i]) >= bound;
     keep_flagged(s, walk.context.space.flags.data());
     walk.narrowed();
     return true;
@@ -274,7 +277,7 @@ double first_depth(const Context &context) {
             case StageKind::top_n_sigma: depth = std::max(depth, -stage.a * scan.sigma * slack); break;
             case StageKind::top_k: {
                 // the k-th largest block maximum has k tokens at or above it
-                const float reached = reached_by(scan.block_max, scan.blocks, stage.k + (scan.bounds ? kSpare : 0), context.space);
+                const float reached = reached_by(scan.block_max, scan.blocks, int64_t{stage.k} + (scan.bounds ? kSpare : 0), context.space);
                 if (reached > kNone) depth = std::max(depth, static_cast<double>(reached) - scan.max);
                 break;
             }

@@ -45,7 +45,10 @@ void report_raw(const Row &row, const Scan &scan, int64_t token, const Report &o
     const float mine = load_raw(plain, token / kBlock, buffer)[token % kBlock];
     *out.logprob = static_cast<double>(mine) - scan.raw_max - log_mass;
     int64_t above = 0;
-    for (int64_t b = 0; b < scan.blocks; ++b) {
+    if (mine == kNone) {  // a forced token: behind all that could have come
+        for (int64_t b = 0; b < scan.blocks; ++b) above += count_above(load_raw(plain, b, buffer), kNone);
+    }
+    for (int64_t b = 0; b < scan.blocks && mine > kNone; ++b) {
         if (!(block_max[b] >= mine)) continue;
         const float *x = load_raw(plain, b, buffer);
         const int64_t before = token - b * kBlock;  // of equal ones, those with a smaller id are above

@@ -10,6 +10,8 @@
 namespace tailrace {
 namespace {
 
+constexpr int32_t kRemoved = 1;  // no token is left: kernels/status.py
+
 // One row on its way: read once, refined as far as the request asks, then drawn from as often as the rule needs.
 class Draw {
   public:
@@ -55,7 +57,7 @@ class Draw {
         if (scan_.status != 0) return scan_.status;
         mass_temperature_ = wants.mass ? wants.temperature : 0;
         if (!greedy()) select();
-        return 0;
+        return greedy() || untruncated_ || survivors_.n > 0 ? 0 : kRemoved;
     }
 
     bool greedy() const { return program_.flags & kGreedy; }
@@ -228,7 +230,7 @@ class Request {
         const int64_t first = step_.start[index_], last = step_.start[index_ + 1] - 1;
         const Rule rule = step_.rule ? static_cast<Rule>(step_.rule[index_]) : Rule::exact;
         int32_t status = 0;
-        if (rule == Rule::block && step_.proposals) status = by_block(first, last);
+        if (rule == Rule::block && step_.proposals && last > first) status = by_block(first, last);
         else
             for (int64_t row = first; row <= last; ++row)
                 if ((status = one(row, step_.draft[row] < 0 ? Rule::exact : rule)) != 0 || rejected_) break;

@@ -383,6 +383,7 @@ double collected_mass(Survivors &s) {
 Boundary nth(const Ranked &among, int64_t k, Workspace &space) {
     const Interval range = narrow(among, space, [k](double, int64_t count) { return count >= k; });
     const int64_t n = in_question(range, space);
+    if (n == 0) return {from_depth_bits(range.upto), ~uint32_t{0}};  // only if rounding contradicts itself
     const auto at = space.order.begin() + std::clamp<int64_t>(k - range.count_before, 1, n) - 1;
     std::nth_element(space.order.begin(), at, space.order.begin() + n);
     return boundary(*at);
@@ -391,6 +392,7 @@ Boundary nth(const Ranked &among, int64_t k, Workspace &space) {
 Boundary reaching(const Ranked &among, double target, Workspace &space) {
     const Interval range = narrow(among, space, [target](double mass, int64_t) { return mass >= target; });
     const int64_t n = in_question(range, space);
+    if (n == 0) return {from_depth_bits(range.upto), ~uint32_t{0}};
     if (range.low() != range.upto) std::sort(space.order.begin(), space.order.begin() + n);
     // each one's own weight: ids ascend in `among`, so it is found by its id
     const auto weight_of = [&](uint32_t id) {
@@ -406,7 +408,7 @@ Boundary reaching(const Ranked &among, double target, Workspace &space) {
 }
 
 float reached_by(const float *block_max, int64_t blocks, int64_t k, Workspace &space) {
-    if (k > blocks) return kNone;
+    if (k < 1 || k > blocks) return kNone;
     // maxima of about 2 k groups of blocks: the k-th largest of those has k tokens at or above it just as well
     const int64_t groups = std::min(blocks, (2 * k + kLanes - 1) / kLanes * kLanes);
     float *top = space.ranked.data();

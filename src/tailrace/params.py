@@ -23,10 +23,10 @@ MIN_SEED = -(2**63)
 
 # field -> (low, high, low is allowed, high is allowed). A value outside is refused, never clamped.
 RANGES: dict[str, tuple[float, float, bool, bool]] = {
-    "temperature": (0.0, math.inf, True, False),
-    "dynatemp_range": (0.0, math.inf, True, False),
+    "temperature": (0.0, 1e6, True, True),
+    "dynatemp_range": (0.0, 1e6, True, True),
     "dynatemp_exponent": (0.0, 100.0, False, True),
-    "smoothing_factor": (0.0, math.inf, True, False),
+    "smoothing_factor": (0.0, 1e6, True, True),
     "smoothing_curve": (1.0, 3.0, True, True),
     "top_k": (-1, 2**31 - 1, True, True),
     "top_p": (0.0, 1.0, True, True),
@@ -36,7 +36,7 @@ RANGES: dict[str, tuple[float, float, bool, bool]] = {
     "tfs_z": (0.0, 1.0, True, True),
     "epsilon_cutoff": (0.0, 1.0, True, False),
     "eta_cutoff": (0.0, 1.0, True, False),
-    "top_n_sigma": (-1.0, math.inf, True, False),
+    "top_n_sigma": (-1.0, 1e6, True, True),
     "top_h": (0.0, 1.0, True, True),
     "xtc_probability": (0.0, 1.0, True, True),
     "xtc_threshold": (0.0, 0.5, False, True),
@@ -82,6 +82,7 @@ COMPANIONS: dict[str, tuple[str, ...]] = {
     "repetition_scope": ("repetition_penalty",),
     "penalty_scope": ("presence_penalty", "frequency_penalty"),
     "banned_ignore_case": ("banned_strings",),
+    "report_entropy": ("logprobs",),
     "dry_base": ("dry_multiplier",),
     "dry_allowed_length": ("dry_multiplier",),
     "dry_penalty_last_n": ("dry_multiplier",),
@@ -93,6 +94,9 @@ TRUNCATIONS = (
     "top_k", "top_p", "min_p", "top_a", "typical_p", "tfs_z", "epsilon_cutoff", "eta_cutoff", "top_n_sigma", "top_h",
     "xtc_probability", "adaptive_target",
 )  # fmt: skip
+
+# asked for on purpose, and without effect where the largest logit is taken: refused there. (Truncations are not: clients send them always.)
+NOT_GREEDY = ("dynatemp_range", "smoothing_factor", "mirostat", "xtc_probability", "adaptive_target")
 
 REFINEMENT_NAMES = (
     "temperature", "dynatemp", "smoothing", "min_p", "top_k", "top_p", "top_a", "typical_p", "tfs_z", "epsilon_cutoff",
@@ -121,14 +125,15 @@ class Watermark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
 
     Attributes:
         kind: "kgw": the green list of Kirchenbauer et al. (arXiv 2301.10226): a keyed share `gamma` of the vocabulary gets +`delta`.
-            "synthid": the two-candidate tournament of Dathathri et al. (Nature 634, 2024), which keeps the distribution on average.
+            "synthid": the two-candidate tournament of Dathathri et al. (Nature 634, 2024), which keeps the distribution on
+            average over contexts; where a context comes again, so do its favourites.
         key: 64-bit secret. context: how many tokens before seed the choice. gamma: 0 < γ < 1. delta: 0 < δ ≤ 100.
         depth: layers of the tournament, 1 … 64.
     """
 
     kind: Literal["kgw", "synthid"]
     key: int
-    context: int = 1
+    context: int = 4
     gamma: float = 0.25
     delta: float = 2.0
     depth: int = 30
@@ -152,7 +157,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     Attributes:
         n: how many sequences are drawn for the prompt (they share its KV cache). 1 … 1024.
-        temperature: logits are divided by it; 0 is greedy: the largest edited logit, no refinement. 0 ≤ t < ∞; neutral 1.
+        temperature: logits are divided by it; 0 is greedy: the largest edited logit, no refinement. 0 … 1e6; neutral 1.
         dynatemp_range, dynatemp_exponent: temperature ± range by entropy. Neutral range 0.
         smoothing_factor, smoothing_curve: quadratic smoothing. Neutral factor 0; curve 1 … 3.
         top_k: keep the k largest logits, ties to the smaller token id. 0 and −1 are off.
@@ -321,8 +326,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         if self.banned_strings and (self.mirostat or not self.neutral("adaptive_target")):
             raise ParameterError("banned_strings can't be had with mirostat or adaptive_target, whose state can't be taken back",
                                  "banned_strings")  # fmt: skip
-        if self.dynatemp_range and self.greedy:
-            raise ParameterError("dynatemp_range has no effect with temperature 0", "dynatemp_range")
+        if self.banned_strings and self.forced_token_ids:
+            raise ParameterError(
+                "banned_strings can't be had with forced_token_ids, which leave no choice", "banned_strings"
+            )
+        if self.greedy:
+            for name in NOT_GREEDY:
+                if not self.neutral(name):
+                    raise ParameterError(f"{name} has no effect with temperature 0", name)
 
     def neutral(self, name: str) -> bool:
         """The field is at (or below) the value at which it does nothing."""

@@ -405,11 +405,3 @@ def rejection_law(targets: list[list[float]], proposals: list[list[float]]) -> L
 
     walk(0, (), 1.0)
     return law
-
-
-def first_tokens(law: Law) -> dict[int, float]:
-    """Law of the first emitted token: must be the first target, under every lossless rule."""
-    out: dict[int, float] = {}
-    for said, mass in law.items():
-        out[said[0]] = out.get(said[0], 0.0) + mass
-    return out

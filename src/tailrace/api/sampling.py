@@ -6,12 +6,12 @@ Ranges are params.py's; here are only those that are narrower over HTTP.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tailrace.api.schema.common import MAX_TOKEN_ID, GenerateRequest
 from tailrace.errors import ContextLengthError, ParameterError
-from tailrace.params import PRESETS, TRUNCATIONS, SamplingParams, check_range
+from tailrace.params import MAX_ENTRIES, PRESETS, TRUNCATIONS, SamplingParams, check_range
 
 if TYPE_CHECKING:
     from tailrace.text.tokenizer import Tokenizer
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 MAX_API_BIAS = 100.0
 MAX_BAD_WORD_CHARS = 1000
 MAX_BREAKERS = 64
-NUMBER = re.compile(r"[-+]?[0-9.]+")  # a key of logit_bias that must be a token id; any other is text
+NUMBER = re.compile(r"[-+]?[0-9][0-9.]*")  # a key of logit_bias that must be a token id; any other is text
 
 # the same name and meaning on both sides; null is the default of SamplingParams
 SAME = (
@@ -65,7 +65,7 @@ def sampling_params(
         logit_bias=biases,
         sequence_bias=sequences + sequence_bias(request.sequence_bias or (), tokenizer),
         bad_words=bad_words(request.bad_words or (), tokenizer),
-        dry_sequence_breakers=breakers(request, tokenizer) if given.get("dry_multiplier") else (),
+        dry_sequence_breakers=breakers(request, tokenizer, bool(given.get("dry_multiplier"))),
     )
 
 
@@ -83,9 +83,11 @@ def starting_point(preset: str | None, defaults: Mapping[str, Any], given: Mappi
     return start
 
 
-def breakers(request: GenerateRequest, tokenizer: Tokenizer) -> tuple[int, ...]:
+def breakers(request: GenerateRequest, tokenizer: Tokenizer, on: bool) -> tuple[int, ...]:
     """The ids of all tokens that hold one of the sequence breakers."""
-    strings = DRY_BREAKERS if request.dry_sequence_breakers is None else request.dry_sequence_breakers
+    if request.dry_sequence_breakers is None:
+        return tokenizer.ids_with(DRY_BREAKERS) if on else ()
+    strings = request.dry_sequence_breakers
     if len(strings) > MAX_BREAKERS or any(not 0 < len(s) <= MAX_BAD_WORD_CHARS for s in strings):
         raise ParameterError(
             f"dry_sequence_breakers must hold at most {MAX_BREAKERS} strings of 1 to {MAX_BAD_WORD_CHARS} characters",
@@ -147,6 +149,10 @@ def logit_bias(by_name: dict[str, float], tokenizer: Tokenizer) -> tuple[dict[in
     """
     biases: dict[int, float] = {}
     sequences: list[tuple[tuple[int, ...], float]] = []
+    texts = sum(not NUMBER.fullmatch(key) for key in by_name)
+    if texts > MAX_ENTRIES["sequence_bias"]:
+        limit = MAX_ENTRIES["sequence_bias"]
+        raise ParameterError(f"logit_bias must have at most {limit} keys that are text, got {texts}", "logit_bias")
     for key, bias in by_name.items():
         if not -MAX_API_BIAS <= bias <= MAX_API_BIAS:
             raise ParameterError(
@@ -164,9 +170,12 @@ def logit_bias(by_name: dict[str, float], tokenizer: Tokenizer) -> tuple[dict[in
     return biases, tuple(sequences)
 
 
-def sequence_bias(entries: Iterable[tuple[str | list[int], float]], tokenizer: Tokenizer) -> Sequences:
+def sequence_bias(entries: Sequence[tuple[str | list[int], float]], tokenizer: Tokenizer) -> Sequences:
     """Each entry's ids, or its text's spellings, with their bias."""
     found: list[tuple[tuple[int, ...], float]] = []
+    if len(entries) > MAX_ENTRIES["sequence_bias"]:
+        limit = MAX_ENTRIES["sequence_bias"]
+        raise ParameterError(f"sequence_bias must have at most {limit} entries, got {len(entries)}", "sequence_bias")
     for what, bias in entries:
         words = (tuple(what),) if isinstance(what, list) else spellings(what, tokenizer, "sequence_bias")
         found += [(word, bias) for word in words]
@@ -190,5 +199,9 @@ def bad_words(words: list[str] | tuple[str, ...], tokenizer: Tokenizer) -> tuple
     Raises:
         ParameterError: a word is empty or too long to be one.
     """
+    if len(words) > MAX_ENTRIES["bad_words"]:
+        raise ParameterError(
+            f"bad_words must have at most {MAX_ENTRIES['bad_words']} entries, got {len(words)}", "bad_words"
+        )
     found = (spelling for word in words for spelling in spellings(word, tokenizer, "bad_words"))
     return tuple(dict.fromkeys(found))

@@ -58,7 +58,7 @@ class BannedText:
     def release(self, everything: bool = False) -> list[tuple[int, TokenLogprobs | None]]:
         """The held tokens that can go out: those that can't be part of a banned string any more; at the end all."""
         free = self.lengths[-1] - self.automaton.hold[self.states[-1]]
-        count = len(self.held) if everything else bisect_right(self.lengths, free) - 1 - self.sent
+        count = len(self.held) if everything else max(0, bisect_right(self.lengths, free) - 1 - self.sent)
         out, self.held = self.held[:count], self.held[count:]
         self.sent += len(out)
         return out

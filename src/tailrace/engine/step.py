@@ -77,13 +77,17 @@ def commit(engine: Engine, plan: Plan, assembled: Assembled, sampled: Sampled) -
         if sequence.remaining == 0:
             engine.fork(sequence)
     ids, status = sampled.token_ids[:, 0], sampled.status
-    good = [i for i, code in enumerate(status.tolist()) if code == OK]
-    engine.slots.commit([assembled.drawing[i].slot for i in good], [[int(ids[i])] for i in good])
     for sequence, token, code, logprobs in zip(
         assembled.drawing, ids.tolist(), status.tolist(), sampled.logprobs, strict=True
     ):
         if code != OK:
             engine.fail(sequence, RowError(f"{MESSAGES[code]} at position {len(sequence.tokens)}"))
+            continue
+        try:
+            engine.slots.commit([sequence.slot], [[token]])
+        except Exception as error:  # one request's methods must not take the others down
+            log.exception("request %s could not be committed", sequence.request.id)
+            engine.fail(sequence, EngineError(f"the token could not be committed: {type(error).__name__}: {error}"))
             continue
         emit(engine, sequence, token, logprobs)
 

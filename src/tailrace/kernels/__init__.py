@@ -33,6 +33,7 @@ __all__ = [
     "silu_mul",
     "store_kv",
     "uniform",
+    "words",
 ]
 
 
@@ -147,6 +148,11 @@ def gumbel(key: int, position: int, token_ids: torch.Tensor, stream: int) -> tor
         key: 64-bit seed. position: 0 … 2^63 − 1. token_ids: int64 [n], 0 … 2^32 − 1. stream: 0 … 2^32 − 1; independent noise.
     """
     return choose("gumbel", token_ids.device.type, torch.int64)(key, position, token_ids, stream)
+
+
+def words(key: int, position: int, stream: int, token_ids: torch.Tensor) -> torch.Tensor:
+    """32 random bits per token id, int64 [n], a function of (key, position, stream, token id) alone; the same on every backend."""
+    return choose("words", token_ids.device.type, torch.int64)(key, position, stream, token_ids)
 
 
 def uniform(key: int, position: int, stream: int) -> float:

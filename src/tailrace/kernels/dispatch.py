@@ -17,7 +17,7 @@ from tailrace.errors import ConfigError
 
 OPERATIONS = (
     "argmax", "pack_linear", "linear", "make_cache", "store_kv", "paged_attention",
-    "rms_norm", "add_rms_norm", "rotary", "silu_mul", "philox", "gumbel", "uniform",
+    "rms_norm", "add_rms_norm", "rotary", "silu_mul", "philox", "gumbel", "words", "uniform",
 )  # fmt: skip
 
 # The module that holds an operation has the same name in every backend's folder.
@@ -34,6 +34,7 @@ MODULES = {
     "silu_mul": "activation",
     "philox": "noise",
     "gumbel": "noise",
+    "words": "noise",
     "uniform": "noise",
 }
 

@@ -7,7 +7,7 @@ INF = 3  # +inf: no distribution is defined
 PROCESSOR = 4  # a custom processor raised; kernels never say so
 
 MESSAGES = {
-    EMPTY: "every token is masked (all logits are -inf)",
+    EMPTY: "every token is masked or removed (all logits are -inf)",
     NAN: "the logits hold NaN",
     INF: "the logits hold +inf",
     PROCESSOR: "a custom processor failed (the server's log says how)",

@@ -24,8 +24,12 @@ class History:
         self.window = params.penalty_last_n
         self.scopes = (params.repetition_scope, params.penalty_scope)
         self.counts = self._count() if params.penalised else None
-        self.repeats = Suffixes(self.tokens, params.dry_sequence_breakers) if params.dry_multiplier else None
-        self.ngrams = Suffixes(self.tokens, ()) if params.no_repeat_ngram_size else None
+        self.repeats = (
+            Suffixes(self.tokens, params.dry_allowed_length + 64, params.dry_sequence_breakers)
+            if params.dry_multiplier
+            else None
+        )
+        self.ngrams = Suffixes(self.tokens, params.no_repeat_ngram_size) if params.no_repeat_ngram_size else None
 
     @property
     def num_output(self) -> int:
@@ -100,10 +104,12 @@ class Suffixes:
     """For every earlier place whose token is the last one: how long the two stretches that end there and at the end agree.
 
     Incremental: agreement of places i and end is 1 + agreement of i − 1 and end − 1 where the tokens are equal, so a new token
-    costs only its own earlier occurrences. A breaker ends every stretch and is in none.
+    costs only its own earlier occurrences. A breaker ends every stretch and is in none. Agreement is followed for `limit`
+    tokens, so that a text of one word does not cost the square of its length.
     """
 
-    def __init__(self, tokens: Iterable[int], breakers: Iterable[int]) -> None:
+    def __init__(self, tokens: Iterable[int], limit: int, breakers: Iterable[int] = ()) -> None:
+        self.limit = limit
         self.breakers = frozenset(breakers)
         self.tokens = np.empty(64, dtype=np.int64)
         self.length = np.empty(64, dtype=np.int64)  # valid where the token is the last one
@@ -140,7 +146,7 @@ class Suffixes:
     def copy(self) -> Suffixes:
         """An independent copy."""
         twin = object.__new__(Suffixes)
-        twin.breakers, twin.size = self.breakers, self.size
+        twin.breakers, twin.size, twin.limit = self.breakers, self.size, self.limit
         twin.tokens, twin.length = self.tokens.copy(), self.length.copy()
         twin.places = {token: list(places) for token, places in self.places.items()}
         return twin
@@ -163,7 +169,7 @@ class Suffixes:
             return
         before = earlier - 1
         agreed = (before >= 0) & (self.tokens[before] == self.tokens[self.size - 2])
-        self.length[earlier] = 1 + np.where(agreed, self.length[before], 0)
+        self.length[earlier] = np.minimum(self.limit, 1 + np.where(agreed, self.length[before], 0))
 
     def _recompute(self) -> None:
         """Agreements with the end from nothing: all places at once, one step back at a time."""
@@ -173,7 +179,7 @@ class Suffixes:
         places = np.array(self.places[int(self.tokens[last])][:-1], dtype=np.int64)
         self.length[places] = 0
         alive, back = places, 0
-        while alive.size and int(self.tokens[last - back]) not in self.breakers:
+        while alive.size and back < self.limit and int(self.tokens[last - back]) not in self.breakers:
             alive = alive[alive - back >= 0]
             alive = alive[self.tokens[alive - back] == self.tokens[last - back]]
             self.length[alive] += 1

@@ -8,6 +8,7 @@ the reference's way (sampling/reference.py, sampling/verify.py), alone. Both dra
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
@@ -53,6 +54,8 @@ class Sampler:
             raise ValueError(f"logits must have {self.slots.vocab_size} columns, got {tuple(logits.shape)}")
         owners = rows.slot[rows.start[:-1]].tolist()
         entries = [self.slots[index] for index in owners]
+        if rows.width > 1:
+            self._check_drafts(rows, owners)
         backend = self.backend or ("cpu" if logits.device.type == "cpu" else "reference")
         apart = torch.zeros(len(owners), dtype=torch.uint8)
         if backend == "reference":
@@ -74,6 +77,19 @@ class Sampler:
         for i in apart.nonzero().squeeze(1).tolist():
             self._by_reference(logits, rows, i, outcome, reports)
         return Sampled(outcome.token_ids, outcome.num_tokens, outcome.status, reports)
+
+    def _check_drafts(self, rows: Rows, owners: list[int]) -> None:
+        """Raise ValueError for drafts that can't be verified together."""
+        if not -1 <= int(rows.draft.min()) <= int(rows.draft.max()) < self.slots.vocab_size:
+            raise ValueError(f"drafts must be token ids in 0 … {self.slots.vocab_size - 1}")
+        for index, count in Counter(owners).items():
+            entry = self.slots[index]
+            if count > 1 and entry.history is not None:
+                raise ValueError(
+                    f"slot {index} has {count} requests with drafts in one step, and a history that they share"
+                )
+            if entry.mask is not None:
+                raise ValueError(f"slot {index} has one mask, and drafts that would each need their own")
 
     def _by_reference(
         self, logits: torch.Tensor, rows: Rows, i: int, outcome: Outcome, reports: list[list[Logprobs] | None]

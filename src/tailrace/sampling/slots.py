@@ -7,6 +7,7 @@ token. Knows nothing of logits.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -20,6 +21,7 @@ from tailrace.params import SamplingParams
 from tailrace.sampling.history import History
 from tailrace.sampling.pipeline import EDITS, REFINEMENTS, edits_of, refinements_of
 from tailrace.sampling.processors import find
+from tailrace.sampling.survivors import Survivors
 
 T = TypeVar("T")
 
@@ -44,7 +46,10 @@ class Slot:
     mask: np.ndarray | None = None
     banned: dict[int, set[int]] = field(default_factory=dict)
     derived: dict[str, Any] = field(default_factory=dict)  # made once from the parameters
-    drawn: list[float] = field(default_factory=list)  # probabilities of the tokens drawn and not yet committed
+    drawn: list[float] = field(
+        default_factory=list
+    )  # what is learnt from the tokens drawn and not yet committed; nan: nothing
+    basis: Survivors | None = None  # those whose probabilities are learnt from, at the row looked at last
 
     def once(self, name: str, make: Callable[[], T]) -> T:
         """`make()`, the first time; afterwards what it made."""
@@ -70,12 +75,7 @@ class Slot:
     @property
     def steps(self) -> bool:
         """Drafts must be verified one at a time, because more than the counts of its history changes with each."""
-        return self.moves or bool(self.state) or self.params.penalty_last_n >= 0
-
-    @property
-    def plain_greedy(self) -> bool:
-        """Nothing but the argmax of the model's own logits is asked for."""
-        return self.params.greedy and not self.program and not self.reported and self.forced is None
+        return self.moves or bool(self.state) or self.params.penalty_last_n >= 0 or self.mask is not None
 
     @property
     def reported(self) -> bool:
@@ -95,9 +95,20 @@ class Slot:
             self.history.append(token)
         if self.state and self.drawn:
             p = self.drawn.pop(0)
-            for name in self.refinements:
+            for name in self.refinements if p == p else ():
                 if (learn := REFINEMENTS[name].learn) is not None:
                     learn(self, p)
+
+    def lesson(self, token: int) -> float:
+        """The probability that the slot's methods learn from if this token stands; nan if they must not: it was forced."""
+        if self.basis is None or self.forced is not None:
+            return math.nan
+        at = int(torch.searchsorted(self.basis.ids, token))
+        return (
+            float(self.basis.probabilities()[at])
+            if at < self.basis.ids.numel() and self.basis.ids[at] == token
+            else math.nan
+        )
 
     def pop(self) -> None:
         """Take the last output token back. What the state has learnt from it is the caller's to restore."""
@@ -148,6 +159,9 @@ class Slots:
         """
         self._check_free(slot)
         params.check_vocab(self.vocab_size)
+        for name, ids in (("prompt", prompt), ("output", output)):
+            if len(ids) and not 0 <= min(ids) <= max(ids) < self.vocab_size:
+                raise ValueError(f"{name} must hold token ids in 0 … {self.vocab_size - 1}")
         for name in params.processors:
             find(name)
         edits, refinements = edits_of(params), refinements_of(params)
@@ -211,6 +225,8 @@ class Slots:
             raise ValueError("mirostat and adaptive-p carry state that can't be taken back")
         for _ in range(count):
             entry.pop()
+        for place in [place for place in entry.banned if place > entry.num_output]:
+            del entry.banned[place]
         self.refresh(slot)
 
     def ban(self, slot: int, token: int) -> None:
@@ -227,7 +243,7 @@ class Slots:
         """
         entry, words = self[slot], -(-self.vocab_size // 32)
         if mask is not None:
-            mask = np.ascontiguousarray(np.asarray(mask)).view(np.uint32)
+            mask = np.array(mask).view(np.uint32)  # a copy: the caller may go on with its own
             if mask.shape != (words,):
                 raise ValueError(f"mask must have {words} words of 32 bits, got {mask.shape}")
         entry.mask = mask

@@ -54,6 +54,13 @@ class Survivors:
         logp = self.logits.double().log_softmax(0)
         return float(-(logp.exp() * logp).sum())
 
+    def likeliest(self, count: int) -> torch.Tensor:
+        """The first `count` of `descending`, without sorting the others."""
+        if count >= self.ids.numel():
+            return self.descending()
+        near = (self.logits >= torch.topk(self.logits, count).values[-1]).nonzero().squeeze(1)
+        return near[torch.sort(self.logits[near], descending=True, stable=True).indices][:count]
+
     def descending(self) -> torch.Tensor:
         """Indices in order: larger logit first, then smaller token id."""
         return torch.sort(self.logits, descending=True, stable=True).indices

@@ -54,12 +54,14 @@ def verify(
         return target(logits[j].float().cpu(), slot, position + j)
 
     status = OK
-    walk = by_block if rule == "block" and q is not None and drafts else one_by_one
+    # block verification decides on all drafts together: not where a row depends on more than the drafts before it
+    together = rule == "block" and q is not None and drafts and not slot.state and not slot.params.forced_token_ids
+    walk = by_block if together else one_by_one
     try:
         for row, token in walk(at, slot, position, drafts, q, rule):
             tokens.append(token)
             reports.append(report(row, slot, token))
-            probabilities.append(float(row.p[token]))
+            probabilities.append(slot.lesson(token))
     except BadRowError as error:
         status = OK if tokens else error.status
     for _ in range(walked):
@@ -75,7 +77,7 @@ def one_by_one(
     """Rows and tokens, until one is not its draft."""
     for j in range(len(drafts) + 1):
         row = at(j)
-        if j == len(drafts) or rule == "exact":
+        if j == len(drafts) or rule == "exact" or slot.forced is not None:
             token = choose(row, slot, position + j)
         else:
             token = accept_or_replace(row, slot, position + j, drafts[j], None if q is None else q[j].double())

@@ -30,9 +30,7 @@ def context_hash(tokens: Sequence[int]) -> int:
 
 def words(mark: Watermark, context: Sequence[int], ids: torch.Tensor, layer: int) -> torch.Tensor:
     """32 random bits per id, int64 [n]."""
-    hashed, one = context_hash(context), torch.ones_like(ids)
-    counter = (ids, one * layer, one * (hashed & 0xFFFFFFFF), one * (hashed >> 32))
-    return kernels.philox(torch.tensor(mark.key), counter)[0]
+    return kernels.words(mark.key, context_hash(context), layer, ids)
 
 
 def green_list(mark: Watermark, context: Sequence[int], vocab_size: int) -> np.ndarray:

@@ -54,6 +54,12 @@ def gumbel(key: int, position: int, token_ids: torch.Tensor, stream: int) -> tor
     return (-torch.log(e)).float()
 
 
+def words(key: int, position: int, stream: int, token_ids: torch.Tensor) -> torch.Tensor:
+    one = torch.ones_like(token_ids)
+    counter = (token_ids, one * 2 * stream, one * (position & MASK), one * ((position >> 32) & MASK))
+    return philox(torch.tensor(key, device=token_ids.device), counter)[0]
+
+
 def uniform(key: int, position: int, stream: int) -> float:
     zero = torch.zeros((), dtype=torch.int64)
     counter = (zero, zero + 2 * stream, zero + (position & MASK), zero + ((position >> 32) & MASK))

@@ -22,6 +22,7 @@ PEAK, SHARPNESS, WIDTH = 5.0, 10.0, 0.3
 
 def apply(survivors: Survivors, context: Context) -> Survivors:
     slot = context.slot
+    slot.basis = survivors  # the average is of their probabilities, not of what is made of them here
     average = slot.state["adaptive_sum"] / slot.state["adaptive_weight"]
     aim = min(1.0, max(0.0, 2.0 * slot.params.adaptive_target - average))
     d = (survivors.probabilities() - aim).abs() / WIDTH

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def edits(slot: Slot) -> list[Mask]:
-    return [mask_of(ascending(slot.params.allowed_token_ids or ()), slot.vocab_size)]
+    return [slot.once("allowed", lambda: mask_of(ascending(slot.params.allowed_token_ids or ()), slot.vocab_size))]
 
 
 ALLOWED_TOKEN_IDS = EditMethod(lambda params: params.allowed_token_ids is not None, edits)

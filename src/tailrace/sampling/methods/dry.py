@@ -3,7 +3,8 @@
 For each token t that earlier followed a stretch equal to the sequence's last n tokens, n the longest such: if n ≥ allowed_length,
 l[t] −= multiplier · base^(n − allowed_length). A sequence breaker ends a stretch and is in none; a breaker itself is not penalised.
 `dry_penalty_last_n`: only the last so many tokens are looked at; −1 is all, 0 none. Neutral: multiplier 0. Defaults: base 1.75, allowed
-length 2. The penalty is held at 1e30.
+length 2.
+Stretches are followed for allowed_length + 64 tokens: beyond that the penalty is past all bounds anyway. The penalty is held at 1e30.
 
 Cost per token: the earlier occurrences of the last one (history.Suffixes), not the length of the history.
 """
@@ -34,17 +35,17 @@ def edits(slot: Slot) -> list[Add]:
         inside = places >= first
         places, lengths = places[inside], np.minimum(lengths[inside], places[inside] - first + 1)
     long = lengths >= params.dry_allowed_length
-    longest: dict[int, int] = {}
-    for token, length in zip(history.repeats.tokens[places[long] + 1].tolist(), lengths[long].tolist(), strict=True):
-        if token not in history.repeats.breakers:
-            longest[token] = max(length, longest.get(token, 0))
-    if not longest:
+    followers, lengths = history.repeats.tokens[places[long] + 1], lengths[long]
+    free = ~np.isin(followers, list(history.repeats.breakers))
+    ids, which = np.unique(followers[free], return_inverse=True)
+    if ids.size == 0:
         return []
-    ids = np.array(sorted(longest), dtype=np.uint32)
-    excess = np.array([longest[i] for i in ids.tolist()], dtype=np.float64) - params.dry_allowed_length
+    longest = np.zeros(ids.size)
+    np.maximum.at(longest, which, lengths[free])
+    excess = longest - params.dry_allowed_length
     with np.errstate(over="ignore"):
         penalty = np.minimum(params.dry_multiplier * np.power(params.dry_base, excess), LARGEST)
-    return [Add(ids, -penalty.astype(np.float32))]
+    return [Add(ids.astype(np.uint32), -penalty.astype(np.float32))]
 
 
 def wanted(params: SamplingParams) -> bool:

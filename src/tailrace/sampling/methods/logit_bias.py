@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,8 +15,12 @@ if TYPE_CHECKING:
 
 
 def edits(slot: Slot) -> list[Add]:
-    bias = sorted(slot.params.logit_bias.items())
-    return [Add(np.array([i for i, _ in bias], dtype=np.uint32), np.array([b for _, b in bias], dtype=np.float32))]
+    return [slot.once("logit_bias", lambda: sorted_bias(slot.params.logit_bias))]
+
+
+def sorted_bias(bias: Mapping[int, float]) -> Add:
+    ids = sorted(bias)
+    return Add(np.array(ids, dtype=np.uint32), np.array([bias[i] for i in ids], dtype=np.float32))
 
 
 LOGIT_BIAS = EditMethod(lambda params: bool(params.logit_bias), edits)

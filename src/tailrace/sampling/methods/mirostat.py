@@ -25,9 +25,8 @@ def apply(survivors: Survivors, context: Context) -> Survivors:
     mu = context.slot.state["mirostat_mu"]
     if context.slot.params.mirostat == 2:
         surprise = -survivors.logits.double().log_softmax(0) / math.log(2.0)
-        return survivors.keep(surprise <= max(mu, float(surprise.min())))
-    order = survivors.descending()
-    logits = survivors.logits[order[:CANDIDATES]].double()
+        return learning(survivors.keep(surprise <= max(mu, float(surprise.min()))), context)
+    logits = survivors.logits[survivors.likeliest(CANDIDATES)].double()
     if logits.numel() < 2:
         return survivors
     i = torch.arange(logits.numel() - 1, dtype=torch.float64)
@@ -36,7 +35,14 @@ def apply(survivors: Survivors, context: Context) -> Survivors:
         logits[:-1] - logits[1:],
     )  # ln(pᵢ / pᵢ₊₁), without a probability that underflows
     s = float((t * b).sum() / (t * t).sum())
-    return survivors.first(order, min(zipf_k(s, mu, context.slot.vocab_size), order.numel()))
+    k = min(zipf_k(s, mu, context.slot.vocab_size), survivors.ids.numel())
+    return learning(survivors.first(survivors.likeliest(k), k), context)
+
+
+def learning(kept: Survivors, context: Context) -> Survivors:
+    """What is learnt from is the probability among the kept, whatever comes after."""
+    context.slot.basis = kept
+    return kept
 
 
 def zipf_k(s: float, mu: float, vocab_size: int) -> int:

@@ -19,7 +19,7 @@ def edits(slot: Slot) -> list[Ban]:
     assert history.ngrams is not None
     before = slot.params.no_repeat_ngram_size - 1
     if before == 0:
-        return [Ban(ascending(list(history.ngrams.places)))]
+        return [Ban(ascending([token for token, places in history.ngrams.places.items() if places]))]
     places, lengths = history.ngrams.agreements()
     followers = history.ngrams.tokens[places[lengths >= before] + 1]
     return [Ban(ascending(followers.tolist()))] if followers.size else []

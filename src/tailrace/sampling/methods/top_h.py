@@ -10,7 +10,7 @@ CANDIDATES = 100
 
 
 def apply(survivors: Survivors, context: Context) -> Survivors:
-    order = survivors.descending()[:CANDIDATES]
+    order = survivors.likeliest(CANDIDATES)
     logp = survivors.logits[order].double().log_softmax(0)
     share = -(logp.exp() * logp)
     kept = int((share.cumsum(0) <= context.slot.params.top_h * share.sum() * (1.0 + 1e-12)).sum())

@@ -3,8 +3,6 @@ Neutral 0 and −1."""
 
 from __future__ import annotations
 
-import torch
-
 from tailrace.kernels.program import Stage
 from tailrace.sampling.methods.base import Refinement
 from tailrace.sampling.survivors import Context, Survivors
@@ -14,9 +12,7 @@ def apply(survivors: Survivors, context: Context) -> Survivors:
     k = context.slot.params.top_k
     if k >= survivors.ids.numel():
         return survivors
-    boundary = torch.topk(survivors.logits, k).values[-1]
-    candidates = survivors.keep(survivors.logits >= boundary)  # k, and what ties with the last
-    return candidates.first(candidates.descending(), k)
+    return survivors.first(survivors.likeliest(k), k)
 
 
 TOP_K = Refinement(lambda params: params.top_k > 0, apply, lambda params: Stage("top_k", k=params.top_k))

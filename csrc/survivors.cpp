@@ -390,7 +390,7 @@ Boundary nth(const Ranked &among, int64_t k, Workspace &space) {
 }
 
 Boundary reaching(const Ranked &among, double target, Workspace &space) {
-    const Interval range = narrow(among, space, [target](double mass, int64_t) { return mass >= target; });
+    const Interval range = narrow(among, space, [target](double mass, int64_t count) { return count > 0 && mass >= target; });
     const int64_t n = in_question(range, space);
     if (n == 0) return {from_depth_bits(range.upto), ~uint32_t{0}};
     if (range.low() != range.upto) std::sort(space.order.begin(), space.order.begin() + n);

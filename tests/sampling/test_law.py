@@ -17,7 +17,7 @@ from oracles import brute
 from tailrace import kernels
 from tailrace.kernels.dispatch import find
 from tailrace.params import SamplingParams
-from tailrace.sampling import Rows, Sampler, Slots
+from tailrace.sampling import Rows, Sampler, Slots, reference
 from tailrace.sampling.reference import distribution
 
 ALPHA = 1e-6
@@ -154,11 +154,55 @@ def test_tails_are_drawn_as_often_as_they_should(draws, vocab, p):
     assert wins > 0
 
 
-def test_coarse_noise_is_seen():
-    """The planted fault: noise of 24-bit uniforms leaves the tail out."""
-    gumbel = torch.rand(2**24, generator=torch.Generator().manual_seed(1)).clamp(min=2.0**-25)
-    noise = -torch.log(-torch.log1p(-gumbel.double()))
-    assert float(noise.max()) < 20.7  # ln 1e9: such a token could not beat even the least noise of its rival by much
+def test_coarse_noise_is_seen(monkeypatch):
+    """The planted fault: noise of 24-bit uniforms, drawn by the same sampler's reference, leaves the tail out."""
+
+    def coarse(key: int, position: int, ids: torch.Tensor, stream: int) -> torch.Tensor:
+        bits = kernels.words(key, position, stream, ids) >> 8
+        return -torch.log(-torch.log1p(-(bits.double() + 0.5) * 2.0**-24)).float()
+
+    slots = Slots(1, 65_536)
+    slots.join(0, SamplingParams(), key=5, prompt=[1])
+    row = torch.full((65_536,), math.log(1e-7))
+    row[0] = 0.0
+    survivors = distribution(row, slots[0])
+    monkeypatch.setattr(reference.kernels, "gumbel", coarse)
+    wins = sum(reference.draw(survivors, slots[0], position) != 0 for position in range(1000))
+    expected = 1000 * 65_535e-7
+    assert (
+        wins < expected / 2
+    )  # and the true noise gives as many as expected: test_tails_are_drawn_as_often_as_they_should
+
+
+WIDE = 1500
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"temperature": 1.5}, {"top_k": 1000}, {"min_p": 1e-4}, {"top_p": 0.99}], ids=str
+)
+@pytest.mark.parametrize("kind", ["flat", "two levels", "slope"])
+def test_draws_that_skip_most_tokens_have_the_law(fields, kind):
+    """Rows of many blocks, where hot bits decide whose noise is looked at: by probability classes of 15 tokens each."""
+    rng = torch.Generator().manual_seed(3)
+    row = {
+        "flat": torch.zeros(WIDE),
+        "two levels": torch.where(torch.rand(WIDE, generator=rng) < 0.02, 5.0, 0.0),
+        "slope": torch.arange(WIDE) / 200.0,
+    }[kind]
+    slots = Slots(1, WIDE)
+    slots.join(0, SamplingParams(**fields), key=9, prompt=[1])
+    alive = distribution(row, slots[0])
+    law = torch.zeros(WIDE, dtype=torch.float64)
+    law[alive.ids] = alive.probabilities()
+    found = torch.zeros(WIDE)
+    for first in range(0, 2**17, 2**15):
+        out = Sampler(slots)(row[None], Rows.plain([0] * 2**15, [0] * 2**15, range(first, first + 2**15)))
+        found += torch.bincount(out.token_ids[:, 0], minlength=WIDE)
+    assert found[law == 0].sum() == 0
+    observed, wanted = found.double().view(-1, 15).sum(1), law.view(-1, 15).sum(1) * 2**17
+    cells = wanted > 5
+    chi2 = float(((observed - wanted)[cells] ** 2 / wanted[cells]).sum())
+    assert stats.chi2.sf(chi2, int(cells.sum()) - 1) > ALPHA
 
 
 FAULTS = {

@@ -1,0 +1,63 @@
+"""Watermarks: marked text is told from unmarked text by whoever has the key, and by nobody else."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tailrace.params import SamplingParams, Watermark
+from tailrace.sampling import Rows, Sampler, Slots
+from tailrace.sampling.reference import distribution
+from tailrace.sampling.watermark import detect, green_list
+
+V = 500
+
+
+def text(watermark: Watermark | None, length: int = 250, key: int = 5) -> list[int]:
+    """Sampled at temperature 1 from a table of fairly flat rows."""
+    table = torch.randn(64, V, generator=torch.Generator().manual_seed(2))
+    slots = Slots(1, V)
+    slots.join(0, SamplingParams(watermark=watermark), key=key, prompt=[1, 2, 3, 4])
+    sampler, tokens = Sampler(slots), [1, 2, 3, 4]
+    while len(tokens) < length:
+        out = sampler(table[tokens[-1] % 64][None], Rows.plain([0], [0], [len(tokens)]))
+        slots.commit([0], out.token_ids.tolist())
+        tokens.append(int(out.token_ids[0, 0]))
+    return tokens
+
+
+@pytest.mark.parametrize(
+    "mark", [Watermark(kind="kgw", key=77, context=1), Watermark(kind="synthid", key=77)], ids=["kgw", "synthid"]
+)
+def test_marked_text_is_detected_with_the_key_alone(mark):
+    marked, plain = text(mark), text(None)
+    assert detect(mark, marked) > 4
+    assert abs(detect(mark, plain)) < 4
+    other = Watermark(kind=mark.kind, key=78, context=mark.context)
+    assert abs(detect(other, marked)) < 4
+
+
+def test_the_green_list_is_its_share_of_the_vocabulary_and_depends_on_key_and_context():
+    mark = Watermark(kind="kgw", key=1, gamma=0.25)
+    green = green_list(mark, [3], 20_000)
+    assert abs(len(green) - 5000) < 5 * (20_000 * 0.25 * 0.75) ** 0.5
+    assert sorted(green.tolist()) == green.tolist()
+    assert set(green) != set(green_list(mark, [4], 20_000))
+    assert set(green) != set(green_list(Watermark(kind="kgw", key=2), [3], 20_000))
+
+
+def test_the_tournament_keeps_the_distribution_on_average_over_keys():
+    row = torch.tensor([2.0, 1.0, 0.0, -1.0, 0.5])
+    total = torch.zeros(5, dtype=torch.float64)
+    keys = 3000
+    for key in range(keys):
+        slots = Slots(1, 5)
+        slots.join(0, SamplingParams(watermark=Watermark(kind="synthid", key=key, depth=6)), key=1, prompt=[1, 2, 3, 4])
+        survivors = distribution(row, slots[0])
+        total[survivors.ids] += survivors.probabilities()
+    assert torch.allclose(total / keys, row.double().softmax(0), atol=0.03)
+
+
+def test_a_detector_needs_enough_tokens():
+    with pytest.raises(ValueError, match="at least 5 tokens"):
+        detect(Watermark(kind="kgw", key=1), [1, 2])

@@ -80,7 +80,6 @@ BAD_SAMPLING = [
     ({"guided_json": {}}, "guided_json", "not supported"),
     ({"structured_outputs": {"regex": "a"}}, "structured_outputs", "not supported"),
     ({"use_beam_search": True}, "use_beam_search", "not supported"),
-    ({"best_of": 2}, "best_of", "not supported"),
     ({"prompt_logprobs": 1}, "prompt_logprobs", "not supported"),
 ]
 

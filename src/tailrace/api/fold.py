@@ -113,5 +113,6 @@ def _joined(so_far: CompletionLogprobs | None, new: CompletionLogprobs | None) -
     if so_far is None or new is None:
         return so_far or new
     for name in so_far.__struct_fields__:
-        getattr(so_far, name).extend(getattr(new, name))
+        if not isinstance(more := getattr(new, name), UnsetType):
+            getattr(so_far, name).extend(more)
     return so_far

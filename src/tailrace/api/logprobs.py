@@ -10,6 +10,8 @@ import codecs
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from msgspec import UnsetType
+
 from tailrace.api.schema.chat import ChatLogprobs, TokenLogprob, TopLogprob
 from tailrace.api.schema.completions import CompletionLogprobs
 from tailrace.wire.messages import TokenLogprobs
@@ -61,7 +63,8 @@ def _chat_entry(labels: Labels, id: int, entry: TokenLogprobs, top: int) -> Toke
     for other, logprob in zip(entry.top_ids[:top], entry.top_logprobs[:top], strict=True):
         name, other_data, _ = labels[other]
         tops.append(TopLogprob(name, finite(logprob), other_data))
-    return TokenLogprob(label, finite(entry.logprob), data, tops)
+    told = () if entry.entropy is None or entry.varentropy is None else (entry.entropy, entry.varentropy)
+    return TokenLogprob(label, finite(entry.logprob), data, tops, *told)
 
 
 class CompletionLogprobsWriter:
@@ -75,12 +78,16 @@ class CompletionLogprobsWriter:
 
     def write(self, token_ids: Sequence[int], entries: Sequence[TokenLogprobs]) -> CompletionLogprobs:
         """The next tokens. The drawn token is always among its alternatives: there may be one more than asked for."""
-        lists = CompletionLogprobs([], [], [], [])
+        entropies = bool(entries) and entries[0].entropy is not None
+        lists = CompletionLogprobs([], [], [], [], *(([], []) if entropies else ()))
         for id, entry in zip(token_ids, entries, strict=True):
             lists.tokens.append(self._labels.legacy(id))
             lists.token_logprobs.append(finite(entry.logprob))
             lists.top_logprobs.append(self._alternatives(id, entry))
             lists.text_offset.append(self._offset)
+            if not isinstance(lists.entropy, UnsetType) and not isinstance(lists.varentropy, UnsetType):
+                lists.entropy.append(entry.entropy or 0.0)
+                lists.varentropy.append(entry.varentropy or 0.0)
             if id not in self._hidden:
                 self._offset += len(self._decode(bytes(self._labels[id][1])))
         return lists

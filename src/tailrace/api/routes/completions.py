@@ -6,10 +6,12 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
+import msgspec
 from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tailrace.api.best_of import best_of
 from tailrace.api.body import BodyReader
 from tailrace.api.chunks import UsageOf, effective, head, pieces
 from tailrace.api.fold import fold_completion
@@ -43,9 +45,14 @@ async def create_completion(request: Request) -> Response:
     limit = output_limit(max(map(len, ids)), info.max_model_len, ask.max_tokens, "max_tokens", "prompt")
     top = None if ask.logprobs is None else num_logprobs(ask.logprobs, service.config.max_logprobs, "logprobs")
     params = sampling_params(ask, service.tokenizer, service.defaults, max_tokens=limit, logprobs=top)
+    fold = fold_completion
+    if ask.best_of is not None and ask.best_of != params.n:
+        check_best_of(ask, ask.best_of, params.n)
+        fold = best_of(params.n, ask.best_of, keep_logprobs=top is not None)
+        params = msgspec.structs.replace(params, n=ask.best_of, logprobs=top or 0)
     generation = Generation(service, f"cmpl-{request_id(request, ask)}", ids, params, ask.priority or 0)
     echoes = [echo(service, prompt) for prompt in prompts] if ask.echo else None
-    return await respond(request, generation, chunks(service, ask, generation, echoes), fold_completion, ask.streamed)
+    return await respond(request, generation, chunks(service, ask, generation, echoes), fold, ask.streamed)
 
 
 async def chunks(
@@ -86,6 +93,16 @@ async def chunks(
                 yield Completion(**shared, choices=[choice], usage=usage.so_far())
     if ask.reports_usage:
         yield Completion(**shared, choices=[], usage=generation.usage)
+
+
+def check_best_of(ask: CompletionRequest, best: int, n: int) -> None:
+    """Raise ParameterError for what best_of can't be."""
+    if best < n:
+        raise ParameterError(f"best_of must be at least n ({n}), got {best}", "best_of")
+    if best > 1024:
+        raise ParameterError(f"best_of must be an integer in [{n}, 1024], got {best}", "best_of")
+    if ask.streamed:
+        raise ParameterError("best_of can't be streamed: the best are known only at the end", "best_of")
 
 
 def prompts_of(given: str | list[Any]) -> list[Prompt]:

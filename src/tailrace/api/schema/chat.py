@@ -73,13 +73,15 @@ class TopLogprob(msgspec.Struct, frozen=True):
     bytes: list[int]
 
 
-class TokenLogprob(msgspec.Struct, frozen=True):
-    """The drawn token and the likeliest ones."""
+class TokenLogprob(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The drawn token and the likeliest ones; entropy and varentropy in nats where `report_entropy` asks for them."""
 
     token: str
     logprob: float
     bytes: list[int]
     top_logprobs: list[TopLogprob]
+    entropy: float | UnsetType = UNSET
+    varentropy: float | UnsetType = UNSET
 
 
 class ChatLogprobs(msgspec.Struct, frozen=True):

@@ -16,23 +16,26 @@ class CompletionRequest(GenerateRequest, kw_only=True):
     prompt: str | list[str | TokenId | list[TokenId]]
     logprobs: int | None = None
     echo: bool | None = None
+    best_of: int | None = None
     add_special_tokens: bool | None = None
 
 
 COMPLETION_REFUSED: dict[str, tuple[Any, ...]] = REFUSED | {
     "suffix": (None, ""),
-    "best_of": (None, 1),
     "response_format": (None, {"type": "text"}),
 }
 
 
 class CompletionLogprobs(msgspec.Struct, frozen=True):
-    """Parallel lists, one entry per token. `text_offset`: where in the text the token begins, in characters."""
+    """Parallel lists, one entry per token. `text_offset`: where in the text the token begins, in characters. The entropies, in nats,
+    where `report_entropy` asks for them."""
 
     tokens: list[str]
     token_logprobs: list[float]
     top_logprobs: list[dict[str, float]]
     text_offset: list[int]
+    entropy: list[float] | UnsetType = UNSET
+    varentropy: list[float] | UnsetType = UNSET
 
 
 class CompletionChoice(msgspec.Struct, frozen=True):

@@ -1,0 +1,37 @@
+"""best_of: so many sequences are drawn for each prompt, the n with the best mean logprob are the answer (OpenAI's legacy field)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncGenerator, Awaitable, Callable
+
+import msgspec
+
+from tailrace.api.fold import fold_completion
+from tailrace.api.schema.completions import Completion, CompletionChoice
+
+
+def best_of(
+    n: int, best: int, *, keep_logprobs: bool
+) -> Callable[[AsyncGenerator[Completion, None]], Awaitable[Completion]]:
+    """A fold that keeps the best n of each prompt's `best` choices, best first. Usage counts them all: they were all computed."""
+
+    async def fold(chunks: AsyncGenerator[Completion, None]) -> Completion:
+        whole = await fold_completion(chunks)
+        kept: list[CompletionChoice] = []
+        for first in range(0, len(whole.choices), best):
+            ranked = sorted(whole.choices[first : first + best], key=mean_logprob, reverse=True)
+            kept += ranked[:n]
+        choices = [
+            msgspec.structs.replace(choice, index=index, logprobs=choice.logprobs if keep_logprobs else None)
+            for index, choice in enumerate(kept)
+        ]
+        return msgspec.structs.replace(whole, choices=choices)
+
+    return fold
+
+
+def mean_logprob(choice: CompletionChoice) -> float:
+    """Of its tokens; an empty choice comes last."""
+    logprobs = choice.logprobs.token_logprobs if choice.logprobs is not None else []
+    return sum(logprobs) / len(logprobs) if logprobs else -math.inf

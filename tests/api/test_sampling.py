@@ -33,7 +33,7 @@ ARRIVES_AS = {
 
 
 # what can't be had with the others
-ALONE = ("banned_strings", "banned_ignore_case")
+ALONE = ("banned_strings", "banned_ignore_case", "report_entropy")
 
 
 def params(tokenizer, **fields) -> SamplingParams:
@@ -56,7 +56,9 @@ def test_all_at_once(tokenizer):
 def test_every_sampling_field_of_the_schema_is_in_this_test():
     elsewhere = {
         "model", "stream", "stream_options", "max_tokens", "priority", "return_token_ids", "request_id", "prompt",
-        "logprobs", "echo", "best_of", "add_special_tokens", "mirostat", "mirostat_tau", "mirostat_eta", "preset", "return_sampling_params",
+        "logprobs", "echo", "best_of", "use_beam_search",
+        "length_penalty", "early_stopping", "add_special_tokens", "mirostat", "mirostat_tau",
+        "mirostat_eta", "preset", "return_sampling_params",
     }  # fmt: skip
     assert set(CompletionRequest.__struct_fields__) == set(EVERY) | elsewhere
 

@@ -20,6 +20,7 @@ from tailrace.errors import ModelNotFoundError, NotReadyError
 from tailrace.wire.aio import AsyncClient
 
 if TYPE_CHECKING:
+    from tailrace.api.beam import BeamRequest
     from tailrace.api.generate import Generation
     from tailrace.text.tokenizer import Tokenizer
 
@@ -47,7 +48,7 @@ class Service:
         self.supervisor = Supervisor(client, config.on_engine_death)
         self.labels = Labels(tokenizer)
         self.metrics = Metrics(lambda: client.stats, lambda: self.supervisor.state == "ready")
-        self.live: set[Generation] = set()
+        self.live: set[Generation | BeamRequest] = set()
         self.created_s = int(time.time())
         self.fingerprint = "fp_" + hashlib.sha256(f"{version('tailrace')} {model_name}".encode()).hexdigest()[:10]
 

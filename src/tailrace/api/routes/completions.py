@@ -11,17 +11,21 @@ from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tailrace.api.beam import BeamRequest, BeamSearch
 from tailrace.api.best_of import best_of
 from tailrace.api.body import BodyReader
 from tailrace.api.chunks import UsageOf, effective, head, pieces
+from tailrace.api.disconnect import unless_gone
 from tailrace.api.fold import fold_completion
 from tailrace.api.generate import Generation
 from tailrace.api.logprobs import CompletionLogprobsWriter
-from tailrace.api.respond import request_id, respond
+from tailrace.api.respond import json_answer, request_id, respond
 from tailrace.api.sampling import num_logprobs, output_limit, sampling_params
+from tailrace.api.schema.common import PromptTokensDetails, Usage
 from tailrace.api.schema.completions import COMPLETION_REFUSED, Completion, CompletionChoice, CompletionRequest
 from tailrace.api.service import Service, service_of
 from tailrace.errors import ParameterError
+from tailrace.params import SamplingParams
 
 READER = BodyReader(CompletionRequest, COMPLETION_REFUSED)
 
@@ -45,6 +49,11 @@ async def create_completion(request: Request) -> Response:
     limit = output_limit(max(map(len, ids)), info.max_model_len, ask.max_tokens, "max_tokens", "prompt")
     top = None if ask.logprobs is None else num_logprobs(ask.logprobs, service.config.max_logprobs, "logprobs")
     params = sampling_params(ask, service.tokenizer, service.defaults, max_tokens=limit, logprobs=top)
+    if ask.use_beam_search:
+        return await beam_search(request, service, ask, ids, params)
+    for name in ("length_penalty", "early_stopping"):
+        if getattr(ask, name) not in (None, 1.0, False):
+            raise ParameterError(f"{name} has no effect without use_beam_search", name)
     fold = fold_completion
     if ask.best_of is not None and ask.best_of != params.n:
         check_best_of(ask, ask.best_of, params.n)
@@ -93,6 +102,48 @@ async def chunks(
                 yield Completion(**shared, choices=[choice], usage=usage.so_far())
     if ask.reports_usage:
         yield Completion(**shared, choices=[], usage=generation.usage)
+
+
+# what a beam search has its own word for, or has no use for
+NOT_WITH_BEAMS = (
+    "stream", "logprobs", "echo", "stop", "stop_token_ids", "min_tokens", "ignore_eos", "seed", "presence_penalty", "frequency_penalty",
+    "repetition_penalty", "dry_multiplier", "no_repeat_ngram_size", "banned_strings", "forced_token_ids", "watermark", "mirostat",
+    "adaptive_target", "sequence_bias", "bad_words", "preset", "return_token_ids", "processors",
+)  # fmt: skip
+MAX_BEAMS = 64
+
+
+async def beam_search(
+    request: Request, service: Service, ask: CompletionRequest, ids: list[list[int]], params: SamplingParams
+) -> Response:
+    """The n best of `best_of` (default n) beams for one prompt.
+
+    Raises:
+        ParameterError: fields that a beam search does not take, or out of range.
+    """
+    for name in NOT_WITH_BEAMS:
+        if getattr(ask, name):
+            raise ParameterError(f"{name} can't be had with use_beam_search", name)
+    width, n = ask.best_of or params.n, params.n
+    if not n <= width <= MAX_BEAMS:
+        raise ParameterError(f"best_of must be an integer in [{n}, {MAX_BEAMS}], got {width}", "best_of")
+    if len(ids) > 1:
+        raise ParameterError("prompt must be one prompt with use_beam_search", "prompt")
+    penalty = 1.0 if ask.length_penalty is None else ask.length_penalty
+    if not -10.0 <= penalty <= 10.0:
+        raise ParameterError(f"length_penalty must be a number in [-10, 10], got {penalty}", "length_penalty")
+    eos = frozenset(service.client.model.eos_token_ids)
+    assert params.max_tokens is not None
+    search = BeamSearch(width, params.max_tokens, eos, penalty, ask.early_stopping or False)
+    work = BeamRequest(service, f"cmpl-{request_id(request, ask)}", ids[0], params, search)
+    beams = (await unless_gone(request.receive, work.run(), lambda: work.abort("disconnect")))[:n]
+    choices = [
+        CompletionChoice(i, service.tokenizer.decode(beam.tokens, params.skip_special_tokens), None, beam.reason, None)
+        for i, beam in enumerate(beams)
+    ]
+    completion = sum(len(beam.tokens) for beam in beams)
+    usage = Usage(len(ids[0]), completion, len(ids[0]) + completion, PromptTokensDetails())
+    return json_answer(Completion(**head(service, work.id), choices=choices, usage=usage))
 
 
 def check_best_of(ask: CompletionRequest, best: int, n: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -17,10 +17,14 @@ class CompletionRequest(GenerateRequest, kw_only=True):
     logprobs: int | None = None
     echo: bool | None = None
     best_of: int | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | Literal["never"] | None = None
     add_special_tokens: bool | None = None
 
 
-COMPLETION_REFUSED: dict[str, tuple[Any, ...]] = REFUSED | {
+COMPLETION_REFUSED: dict[str, tuple[Any, ...]] = {
+    **{name: values for name, values in REFUSED.items() if name not in ("use_beam_search", "length_penalty")},
     "suffix": (None, ""),
     "response_format": (None, {"type": "text"}),
 }

@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
-from tailrace.kernels.cpu.sample import Outcome, sample
+from tailrace.kernels.cpu.sample import Outcome, nothing, sample
 from tailrace.sampling.report import Logprobs
 from tailrace.sampling.rows import Rows
 from tailrace.sampling.slots import Slot, Slots
@@ -52,28 +52,39 @@ class Sampler:
         """
         if logits.dim() != 2 or logits.shape[1] != self.slots.vocab_size:
             raise ValueError(f"logits must have {self.slots.vocab_size} columns, got {tuple(logits.shape)}")
-        owners = rows.slot[rows.start[:-1]].tolist()
+        owners = rows.slot if rows.width == 1 and rows.slot.numel() == rows.num_requests else rows.slot[rows.start[:-1]]
+        inside = bool(((owners >= 0) & (owners < len(self.slots.slots))).all())
+        taken = self.slots.taken[owners] if inside else torch.zeros(1)
+        backend: Backend = self.backend or ("cpu" if logits.device.type == "cpu" else "reference")
+        if backend == "cpu" and rows.width == 1 and bool((taken == 1).all()):
+            drawn = self._kernels(logits, rows)
+            return Sampled(drawn.token_ids, drawn.num_tokens, drawn.status, [None] * rows.num_requests)
+        return self._with_records(logits, rows, owners.tolist(), backend)
+
+    def _kernels(self, logits: torch.Tensor, rows: Rows, **more: Any) -> Outcome:
+        return sample(
+            logits, self.slots.programs, slot=rows.slot, source=rows.source, position=rows.position, start=rows.start,
+            draft=rows.draft, rule=rows.rule, proposals=rows.proposals, width=rows.width, **more,
+        )  # fmt: skip
+
+    def _with_records(self, logits: torch.Tensor, rows: Rows, owners: list[int], backend: Backend) -> Sampled:
+        """A step in which somebody asks for reports, or for what no kernel has, or in which drafts are verified."""
         entries = [self.slots[index] for index in owners]
         if rows.width > 1:
             self._check_drafts(rows, owners)
-        backend = self.backend or ("cpu" if logits.device.type == "cpu" else "reference")
         apart = torch.zeros(len(owners), dtype=torch.uint8)
-        if backend == "reference":
-            apart.fill_(1)
-        elif self.slots.special or rows.width > 1:
-            for i, entry in enumerate(entries):
-                apart[i] = entry.rare or (entry.steps and rows.width > 1 and int(rows.start[i + 1] - rows.start[i]) > 1)
-        reported = [entry.reported for entry in entries] if self.slots.special else [False] * len(entries)
-        top = max((entry.params.logprobs or 0 for entry in entries), default=0)
-        outcome = sample(
-            logits if backend == "cpu" else logits[:0].cpu(), self.slots.programs, slot=rows.slot,
-            source=rows.source if backend == "cpu" else rows.source[:0], position=rows.position,
-            start=rows.start, draft=rows.draft, rule=rows.rule, proposals=rows.proposals, skip=apart, width=rows.width, top=top,
-            reports=any(reported),
-        )  # fmt: skip
-        reports: list[list[Logprobs] | None] = (
-            read(outcome, entries, reported, apart) if any(reported) else [None for _ in entries]
-        )
+        for i, entry in enumerate(entries):
+            drafted = rows.width > 1 and int(rows.start[i + 1] - rows.start[i]) > 1
+            apart[i] = backend == "reference" or entry.rare or (drafted and entry.steps)
+        reported = [entry.reported for entry in entries]
+        if backend == "cpu":
+            top = max((entry.params.logprobs or 0 for entry in entries), default=0)
+            outcome = self._kernels(logits, rows, skip=apart, top=top, reports=any(reported))
+        else:
+            outcome = nothing(len(owners), rows.width)
+        reports: list[list[Logprobs] | None] = [None for _ in entries]
+        if backend == "cpu" and any(reported):
+            reports = read(outcome, entries, reported, apart)
         for i in apart.nonzero().squeeze(1).tolist():
             self._by_reference(logits, rows, i, outcome, reports)
         return Sampled(outcome.token_ids, outcome.num_tokens, outcome.status, reports)

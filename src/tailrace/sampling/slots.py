@@ -128,7 +128,9 @@ class Slots:
         self.vocab_size = vocab_size
         self.slots: list[Slot | None] = [None] * num_slots
         self.programs = Programs(num_slots)
-        self.special = 0  # how many slots ask for something that no kernel has, or for reports
+        # uint8 [S]: 0 empty, 1 taken, 2 taken and asking for reports or for what no kernel has. A step looks at these alone
+        # where nobody is special: touching every slot's record would cost more than sampling.
+        self.taken = torch.zeros(num_slots, dtype=torch.uint8)
 
     def __getitem__(self, slot: int) -> Slot:
         found = self.slots[slot] if 0 <= slot < len(self.slots) else None
@@ -188,8 +190,8 @@ class Slots:
 
     def leave(self, slot: int) -> None:
         """Empty the slot."""
-        self.special -= self._is_special(self[slot])
-        self.slots[slot] = None
+        self[slot]  # raises if there is nobody
+        self.slots[slot], self.taken[slot] = None, 0
 
     def fork(self, source: int, target: int, *, key: int, banned: dict[int, set[int]] | None = None) -> None:
         """Make the empty `target` a copy of `source` with its own noise. banned: as for `join`."""
@@ -258,8 +260,7 @@ class Slots:
         self.programs.write_edits(slot, program, entry.forced)
 
     def _place(self, slot: int, entry: Slot) -> None:
-        self.slots[slot] = entry
-        self.special += self._is_special(entry)
+        self.slots[slot], self.taken[slot] = entry, 2 if entry.rare or entry.reported else 1
         params, counts = entry.params, entry.history.counts if entry.history else None
         repeated, counted = entry.history.weights(entry.history.num_prompt) if entry.history else (0, 0)
         stages = [stage(params) for name in entry.refinements if (stage := REFINEMENTS[name].stage) is not None]
@@ -269,10 +270,6 @@ class Slots:
             history=counts, repeated=repeated, counted=counted,
         )  # fmt: skip
         self.refresh(slot)
-
-    @staticmethod
-    def _is_special(entry: Slot) -> bool:
-        return entry.rare or entry.reported
 
     def _check_free(self, slot: int) -> None:
         if not 0 <= slot < len(self.slots) or self.slots[slot] is not None:

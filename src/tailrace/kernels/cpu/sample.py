@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -29,7 +29,15 @@ class Outcome:
     entropy: torch.Tensor
 
 
-NOTHING = (torch.empty(0),) * 5  # in place of reports, where nobody asks
+EMPTY = torch.empty(0)
+
+
+def nothing(n: int, width: int) -> Outcome:
+    """An outcome that is yet to be filled in, without reports."""
+    return Outcome(
+        torch.full((n, width), -1), torch.zeros(n, dtype=torch.int64), torch.zeros(n, dtype=torch.int32),
+        torch.full((n, width), -1), EMPTY, EMPTY, EMPTY, EMPTY, EMPTY,
+    )  # fmt: skip
 
 
 def sample(
@@ -73,22 +81,16 @@ def sample(
         raise ValueError(
             f"proposals must be contiguous float32 [{slot.numel()}, {vocab}], got {tuple(proposals.shape)}"
         )
-    described = NOTHING
+    described: dict[str, torch.Tensor] = {}
     if reports:
-        described = (
-            torch.zeros((n, width), dtype=torch.float64),
-            torch.zeros((n, width), dtype=torch.int64),
-            torch.empty((n, width, top), dtype=torch.int64),
-            torch.empty((n, width, top), dtype=torch.float64),
-            torch.empty((n, width, 2), dtype=torch.float64),
-        )
-    out = Outcome(
-        torch.full((n, width), -1),
-        torch.zeros(n, dtype=torch.int64),
-        torch.zeros(n, dtype=torch.int32),
-        torch.full((n, width), -1),
-        *described,
-    )
+        described = {
+            "logprob": torch.zeros((n, width), dtype=torch.float64),
+            "rank": torch.zeros((n, width), dtype=torch.int64),
+            "top_ids": torch.empty((n, width, top), dtype=torch.int64),
+            "top_logprobs": torch.empty((n, width, top), dtype=torch.float64),
+            "entropy": torch.empty((n, width, 2), dtype=torch.float64),
+        }
+    out = replace(nothing(n, width), **described)
     pointer = lambda x: None if x is None else x.data_ptr()  # noqa: E731
     step = StepRecord(
         logits.data_ptr(), CODES[logits.dtype], vocab, logits.stride(0), n, width, programs.address,

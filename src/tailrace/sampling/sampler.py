@@ -55,7 +55,8 @@ class Sampler:
         owners = rows.slot if rows.width == 1 and rows.slot.numel() == rows.num_requests else rows.slot[rows.start[:-1]]
         inside = bool(((owners >= 0) & (owners < len(self.slots.slots))).all())
         taken = self.slots.taken[owners] if inside else torch.zeros(1)
-        backend: Backend = self.backend or ("cpu" if logits.device.type == "cpu" else "reference")
+        on_device: Backend = "cpu" if logits.device.type == "cpu" else "reference"
+        backend = self.backend or on_device
         if backend == "cpu" and rows.width == 1 and bool((taken == 1).all()):
             drawn = self._kernels(logits, rows)
             return Sampled(drawn.token_ids, drawn.num_tokens, drawn.status, [None] * rows.num_requests)

@@ -42,7 +42,8 @@ class Sampler:
     """
 
     def __init__(self, slots: Slots, backend: Backend | None = None) -> None:
-        self.slots, self.backend = slots, backend
+        self.slots = slots
+        self.backend: Backend | None = backend
 
     def __call__(self, logits: torch.Tensor, rows: Rows) -> Sampled:
         """logits [L, V] of bf16, f16 or f32, rows may be strided; not modified. rows: see sampling/rows.py.

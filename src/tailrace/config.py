@@ -37,6 +37,7 @@ class ModelConfig(Section, frozen=True):
 
     model: a Hugging Face folder, a hub id, a GGUF file, or None for the small default model.
     name: the name clients use (and the only one they may); None takes it from the model.
+    processors: logits processors that requests may name: "name=package.module:function", separated by commas.
     dtype: of weights and KV cache. device: "auto" takes a CUDA GPU if there is one. threads: 0 is one per core.
     """
 
@@ -47,6 +48,7 @@ class ModelConfig(Section, frozen=True):
     threads: Natural = 0
     cache_dir: str = msgspec.field(default_factory=default_cache_dir)
     trust_remote_code: bool = False
+    processors: str = ""
 
 
 class CacheConfig(Section, frozen=True):

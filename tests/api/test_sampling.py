@@ -5,10 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from tailrace.api.presets import PRESETS
 from tailrace.api.sampling import output_limit, sampling_params
 from tailrace.api.schema.completions import CompletionRequest
 from tailrace.errors import ContextLengthError, ParameterError
-from tailrace.params import PRESETS, SamplingParams, Watermark
+from tailrace.params import SamplingParams, Watermark
 
 # field → a value that is not its default
 EVERY = {

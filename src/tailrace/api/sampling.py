@@ -9,9 +9,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tailrace.api.presets import PRESETS
 from tailrace.api.schema.common import MAX_TOKEN_ID, GenerateRequest
 from tailrace.errors import ContextLengthError, ParameterError
-from tailrace.params import MAX_ENTRIES, PRESETS, TRUNCATIONS, SamplingParams, check_range
+from tailrace.params import MAX_ENTRIES, TRUNCATIONS, SamplingParams, check_range
 
 if TYPE_CHECKING:
     from tailrace.text.tokenizer import Tokenizer

@@ -30,6 +30,7 @@ HELP: dict[str, str] = {
     "model.threads": "for arithmetic on the CPU; 0: one per core",
     "model.cache_dir": "where downloaded and converted models are kept",
     "model.trust_remote_code": "run Python code that comes with the model",
+    "model.processors": "logits processors that requests may name: name=package.module:function, …",
     "cache.block_size": "tokens per block of the KV cache",
     "cache.num_blocks": "blocks of the KV cache; 0: as many as --memory-gib holds",
     "cache.memory_gib": "GiB for the KV cache; 0: a share of what is free",

@@ -22,6 +22,7 @@ import msgspec
 from tailrace.config import EngineConfig
 from tailrace.engine.engine import Engine
 from tailrace.errors import EngineError, NotReadyError, TailraceError
+from tailrace.sampling import processors
 from tailrace.wire.messages import Abort, Drain, Drained, FromEngine, Hello, ModelInfo, Ready, Submit
 from tailrace.wire.sockets import EngineSocket
 
@@ -47,8 +48,8 @@ def build(config: EngineConfig) -> Engine:
     """
     from tailrace.models import describe
     from tailrace.runners import load_runner
-    from tailrace.text.tokenizer import Tokenizer
 
+    processors.load(config.model.processors)
     name = config.model.model or ""
     if name.startswith("scripted:"):
         runner = load_runner(config.model, None, block_size=config.cache.block_size, vocab_size=SCRIPTED_VOCAB)
@@ -58,9 +59,20 @@ def build(config: EngineConfig) -> Engine:
         folder = Path(name)
         runner = load_runner(config.model, folder, block_size=config.cache.block_size)
         info = describe(folder, config.model.name or folder.name, config.scheduler.max_model_len)
-        tokenizer = Tokenizer.load(folder)
-        spelt = [tokenizer.bytes_of(token) for token in range(info.vocab_size)]
+        spelt = spellings(folder, config.model.trust_remote_code, info.vocab_size)
     return Engine(runner, info, config.cache, config.scheduler, spelt)
+
+
+def spellings(folder: Path, trust_remote_code: bool, vocab_size: int) -> list[bytes]:
+    """What each token id spells; empty where the model comes without a tokenizer: then strings can't be banned."""
+    from tailrace.text.tokenizer import Tokenizer
+
+    try:
+        tokenizer = Tokenizer.load(folder, trust_remote_code)
+    except TailraceError as error:
+        log.info("strings can't be banned: %s", error)
+        return []
+    return [tokenizer.bytes_of(token) for token in range(vocab_size)]
 
 
 class Loop:

@@ -8,9 +8,10 @@ and output so far, not to be changed. It must depend on nothing else, or neighbo
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
-from tailrace.errors import ParameterError
+from tailrace.errors import ConfigError, ParameterError
 
 Processor = Callable[..., Any]
 REGISTERED: dict[str, Processor] = {}
@@ -25,6 +26,23 @@ def register(name: str, processor: Processor) -> None:
     if name in REGISTERED:
         raise ValueError(f"a processor named {name!r} is registered already")
     REGISTERED[name] = processor
+
+
+def load(spec: str) -> None:
+    """Register what "name=package.module:function, …" says.
+
+    Raises:
+        ConfigError: it says something else, or what it names is not there.
+    """
+    for entry in filter(None, (part.strip() for part in spec.split(","))):
+        name, _, target = entry.partition("=")
+        module, _, function = target.partition(":")
+        if not (name and module and function):
+            raise ConfigError(f"model.processors must hold entries like name=package.module:function, got {entry!r}")
+        try:
+            register(name.strip(), getattr(import_module(module.strip()), function.strip()))
+        except (ImportError, AttributeError, ValueError) as error:
+            raise ConfigError(f"model.processors: {entry!r} can't be had: {error}") from error
 
 
 def find(name: str) -> Processor:

@@ -105,3 +105,11 @@ def test_eos_finishes_a_beam_only_among_the_first():
     search.step([[(7, -0.1), (8, -0.2), (EOS, -3.0)]])
     assert not search.finished
     assert [beam.tokens for beam in search.running] == [(7,), (8,)]
+
+
+async def test_chat_refuses_beams(front):
+    answer = await front.http.post(
+        "/v1/chat/completions", json={"messages": [{"role": "user", "content": "hi"}], "use_beam_search": True}
+    )
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "use_beam_search"

@@ -34,7 +34,7 @@ def problem(answer, status: int, code: str | None = None) -> dict:
 
 # field and value → words that must be in the message
 BAD_SAMPLING = [
-    ({"temperature": -1}, "temperature", "[0, inf)"),
+    ({"temperature": -1}, "temperature", "[0, 1e+06]"),
     ({"top_p": 1.5}, "top_p", "[0, 1]"),
     ({"min_p": -0.1}, "min_p", "[0, 1]"),
     ({"top_k": -2}, "top_k", "[-1,"),
@@ -79,7 +79,6 @@ BAD_SAMPLING = [
     ({"response_format": {"type": "json_object"}}, "response_format", ""),
     ({"guided_json": {}}, "guided_json", "not supported"),
     ({"structured_outputs": {"regex": "a"}}, "structured_outputs", "not supported"),
-    ({"use_beam_search": True}, "use_beam_search", "not supported"),
     ({"prompt_logprobs": 1}, "prompt_logprobs", "not supported"),
 ]
 

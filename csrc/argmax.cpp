@@ -10,7 +10,6 @@ namespace tailrace {
 namespace {
 
 constexpr int64_t kBlock = 2048;
-enum Status : int32_t { kOk = 0, kEmpty = 1, kNan = 2, kInf = 3 };
 
 template <typename I> struct Keys;
 template <> struct Keys<int16_t> { static constexpr int16_t flip = 0x7fff; };

@@ -3,25 +3,27 @@
 #include <algorithm>
 #include <bit>
 
-
 namespace tailrace {
 namespace {
 
+// The largest x + noise so far, ties to the smaller id.
 struct Best {
+    const Noise &noise;
+    int64_t excluded;
+    float *room;  // for the noise of what is offered
     float score = kNone;
     int64_t id = kNobody;
-    void offer(float candidate, int64_t of) {
-        if (candidate > score || (candidate == score && of < id)) {
+
+    void offer(const uint32_t *ids, const float *x, int64_t n, bool known_hot = false) {
+        (known_hot ? gumbel_hot : gumbel)(noise, ids, n, room);
+        for (int64_t i = 0; i < n; ++i) {
+            const float candidate = x[i] + room[i];
+            if (ids[i] == excluded || candidate < score || (candidate == score && ids[i] >= id)) continue;
             score = candidate;
-            id = of;
+            id = ids[i];
         }
     }
 };
-
-void offer_all(const uint32_t *ids, const float *x, const float *noise, int64_t n, int64_t excluded, Best &best) {
-    for (int64_t i = 0; i < n; ++i)
-        if (ids[i] != excluded) best.offer(x[i] + noise[i], ids[i]);
-}
 
 // The hot ids, ascending.
 int64_t ids_of(const Hot &hot, uint32_t *ids) {
@@ -37,10 +39,9 @@ constexpr int64_t kFew = 256;  // of so few, the noise is simply computed
 }  // namespace
 
 int64_t draw(const Survivors &s, const Noise &noise, int64_t excluded, Workspace &space) {
-    Best best;
+    Best best{noise, excluded, space.noise.data()};
     if (s.n <= kFew) {
-        gumbel(noise, s.ids, s.n, space.noise.data());
-        offer_all(s.ids, s.x, space.noise.data(), s.n, excluded, best);
+        best.offer(s.ids, s.x, s.n);
         return best.id;
     }
     // The hot ones first: in a flat crowd the winner is nearly always among them, and then no other can beat it.
@@ -62,9 +63,8 @@ int64_t draw(const Survivors &s, const Noise &noise, int64_t excluded, Workspace
         space.other_ids[found] = id;
         space.other_x[found++] = s.x[at];
     }
-    gumbel_hot(noise, space.other_ids.data(), found, space.noise.data());
-    offer_all(space.other_ids.data(), space.other_x.data(), space.noise.data(), found, excluded, best);
-    const float bound = best.id == kNobody ? -std::numeric_limits<float>::max() : best.score - kCold;
+    best.offer(space.other_ids.data(), space.other_x.data(), found, true);
+    const float bound = best.id == kNobody ? kLowest : best.score - kCold;
     if (bound > 0.0f) return best.id;
     n = 0;
     for (int64_t i = 0; i < s.n; ++i) {
@@ -72,16 +72,14 @@ int64_t draw(const Survivors &s, const Noise &noise, int64_t excluded, Workspace
         space.other_x[n] = s.x[i];
         n += s.x[i] >= bound;
     }
-    gumbel(noise, space.other_ids.data(), n, space.noise.data());
-    offer_all(space.other_ids.data(), space.other_x.data(), space.noise.data(), n, excluded, best);
+    best.offer(space.other_ids.data(), space.other_x.data(), n);
     return best.id;
 }
 
 int64_t draw_all(const Row &row, const Scan &scan, double temperature, float floor, Survivors &s, const Noise &noise,
                  int64_t excluded, Workspace &space) {
-    Best best;
-    gumbel(noise, s.ids, s.n, space.noise.data());
-    offer_all(s.ids, s.x, space.noise.data(), s.n, excluded, best);
+    Best best{noise, excluded, space.noise.data()};
+    best.offer(s.ids, s.x, s.n);
     const int64_t hot = ids_of(scan.hot, space.other_ids.data());
     logits_of(row, space.other_ids.data(), hot, space.other_x.data());
     // where even the hottest noise would not do, or what is offered already, is left out
@@ -93,18 +91,15 @@ int64_t draw_all(const Row &row, const Scan &scan, double temperature, float flo
         space.other_x[n] = l - scan.max;
         n += (l < floor) & (l > kNone) & (l >= least);
     }
-    for (int64_t i = 0; i < n; ++i) space.other_x[i] = static_cast<float>(space.other_x[i] / temperature);
-    gumbel_hot(noise, space.other_ids.data(), n, space.noise.data());
-    offer_all(space.other_ids.data(), space.other_x.data(), space.noise.data(), n, excluded, best);
+    divide(space.other_x.data(), n, temperature);
+    best.offer(space.other_ids.data(), space.other_x.data(), n, true);
     // No token that is neither hot nor collected has noise above kCold.
     const double depth = best.id == kNobody ? -std::numeric_limits<double>::infinity() : (best.score - kCold) * temperature;
     const double bound = scan.max + depth - 1e-5 * std::fabs(depth) - 1e-6 * std::fabs(static_cast<double>(scan.max));
     if (!s.complete && bound < floor) {
-        const double lowest = -std::numeric_limits<float>::max();
-        collect(row, scan, static_cast<float>(std::max(bound, lowest)), s);
-        for (int64_t i = 0; i < s.n; ++i) s.x[i] = static_cast<float>(s.x[i] / temperature);
-        gumbel(noise, s.ids, s.n, space.noise.data());
-        offer_all(s.ids, s.x, space.noise.data(), s.n, excluded, best);
+        collect(row, scan, static_cast<float>(std::max(bound, static_cast<double>(kLowest))), s);
+        divide(s.x, s.n, temperature);
+        best.offer(s.ids, s.x, s.n);
     }
     return best.id;
 }

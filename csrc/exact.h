@@ -13,6 +13,7 @@ namespace tailrace {
 
 constexpr int64_t kLanes = 16;
 constexpr float kNone = -std::numeric_limits<float>::infinity();
+constexpr float kLowest = -std::numeric_limits<float>::max();  // the least that a token still in play can have
 
 // Sixteen at once, whatever registers there are: one of AVX-512, two of AVX2, four of SSE2 or NEON. A comparison must stand right before
 // its `? :`, for GCC 12 takes a mask that has a name of its own apart into scalars.

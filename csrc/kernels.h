@@ -7,6 +7,9 @@ namespace tailrace {
 
 enum class Type : int { f32 = 0, bf16 = 1, f16 = 2 };
 
+// What can be wrong with a row of logits: kernels/status.py.
+enum Status : int32_t { kOk = 0, kEmpty = 1, kNan = 2, kInf = 3 };
+
 void argmax(const void *logits, Type type, int64_t rows, int64_t vocab, int64_t row_stride, int64_t *ids,
             int32_t *status);
 

@@ -75,6 +75,7 @@ NB_MODULE(_cpu, m) {
         return uniform({static_cast<uint64_t>(key), static_cast<uint64_t>(position), static_cast<uint32_t>(stream)});
     });
     m.def("stream", [](Address data, int64_t bytes) { return stream(at(data), bytes); }, Free());
+    m.def("check", [](Address step) { check(*at<Step>(step)); });
     m.def("sample", [](Address step) { sample(*at<Step>(step)); }, Free());
     m.def("struct_sizes", [] { return std::vector<size_t>{sizeof(Edit), sizeof(Stage), sizeof(Program), sizeof(Step)}; });
     nb::class_<Counts>(m, "Counts")

@@ -32,44 +32,25 @@ TAILRACE_AVX512 inline void multiply(__m512i a, __m512i by, __m512i *high, __m51
     *low = _mm512_mask_blend_epi32(0xAAAA, even, _mm512_slli_epi64(odd, 32));
 }
 
-TAILRACE_AVX512 inline Wide philox16(uint64_t key, __m512i c0, uint32_t c1, uint64_t position) {
-    Wide c{c0, _mm512_set1_epi32(static_cast<int>(c1)), _mm512_set1_epi32(static_cast<int>(position)),
-           _mm512_set1_epi32(static_cast<int>(position >> 32))};
-    uint32_t k0 = static_cast<uint32_t>(key), k1 = static_cast<uint32_t>(key >> 32);
-    const __m512i m0 = _mm512_set1_epi64(0xD2511F53), m1 = _mm512_set1_epi64(0xCD9E8D57);
-    for (int round = 0; round < 10; ++round) {
-        __m512i high0, low0, high1, low1;
-        multiply(c.w0, m0, &high0, &low0);
-        multiply(c.w2, m1, &high1, &low1);
-        constexpr int kXor3 = 0x96;
-        c.w0 = _mm512_ternarylogic_epi32(high1, c.w1, _mm512_set1_epi32(static_cast<int>(k0)), kXor3);
-        c.w2 = _mm512_ternarylogic_epi32(high0, c.w3, _mm512_set1_epi32(static_cast<int>(k1)), kXor3);
-        c.w1 = low1;
-        c.w3 = low0;
-        k0 += 0x9E3779B9u;
-        k1 += 0xBB67AE85u;
-    }
-    return c;
-}
-
-// Four batches side by side; c[i].w0 holds the first counter word.
-TAILRACE_AVX512 inline void philox16x4(uint64_t key, uint32_t c1, uint64_t position, Wide (&c)[4]) {
-    for (int i = 0; i < 4; ++i) {
+// N batches side by side, for a round waits for the one before; c[i].w0 holds the first counter word.
+template <int N> TAILRACE_AVX512 inline void philox16(uint64_t key, uint32_t c1, uint64_t position, Wide (&c)[N]) {
+    for (int i = 0; i < N; ++i) {
         c[i].w1 = _mm512_set1_epi32(static_cast<int>(c1));
         c[i].w2 = _mm512_set1_epi32(static_cast<int>(position));
         c[i].w3 = _mm512_set1_epi32(static_cast<int>(position >> 32));
     }
     uint32_t k0 = static_cast<uint32_t>(key), k1 = static_cast<uint32_t>(key >> 32);
     const __m512i m0 = _mm512_set1_epi64(0xD2511F53), m1 = _mm512_set1_epi64(0xCD9E8D57);
+    constexpr int kXor3 = 0x96;
     for (int round = 0; round < 10; ++round) {
         const __m512i key0 = _mm512_set1_epi32(static_cast<int>(k0)), key1 = _mm512_set1_epi32(static_cast<int>(k1));
 #pragma GCC unroll 4
-        for (int i = 0; i < 4; ++i) {
+        for (int i = 0; i < N; ++i) {
             __m512i high0, low0, high1, low1;
             multiply(c[i].w0, m0, &high0, &low0);
             multiply(c[i].w2, m1, &high1, &low1);
-            c[i].w0 = _mm512_ternarylogic_epi32(high1, c[i].w1, key0, 0x96);
-            c[i].w2 = _mm512_ternarylogic_epi32(high0, c[i].w3, key1, 0x96);
+            c[i].w0 = _mm512_ternarylogic_epi32(high1, c[i].w1, key0, kXor3);
+            c[i].w2 = _mm512_ternarylogic_epi32(high0, c[i].w3, key1, kXor3);
             c[i].w1 = low1;
             c[i].w3 = low0;
         }
@@ -84,7 +65,10 @@ TAILRACE_AVX512 inline __m512i joined(const Wide &w) {
 }
 
 TAILRACE_AVX512 inline __m512i hot_bits16(const Noise &noise, __m512i group) {
-    return joined(philox16(noise.key, group, 2 * noise.stream + 1, noise.position));
+    Wide c[1];
+    c[0].w0 = group;
+    philox16(noise.key, 2 * noise.stream + 1, noise.position, c);
+    return joined(c[0]);
 }
 
 TAILRACE_AVX512 inline void append(__m512i group, __m512i words, __mmask16 valid, Hot &out) {
@@ -97,13 +81,12 @@ TAILRACE_AVX512 inline void append(__m512i group, __m512i words, __mmask16 valid
 TAILRACE_AVX512 void hot_groups_avx512(const Noise &noise, int64_t first, int64_t n, Hot &out) {
     const __m512i step = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     int64_t g = 0;
-    // four at once: a round of Philox waits for the one before
     for (; g + 4 * kLanes <= n; g += 4 * kLanes) {
         __m512i group[4];
         Wide c[4];
         for (int i = 0; i < 4; ++i)
             c[i].w0 = group[i] = _mm512_add_epi32(_mm512_set1_epi32(static_cast<int>(first + g + i * kLanes)), step);
-        philox16x4(noise.key, 2 * noise.stream + 1, noise.position, c);
+        philox16(noise.key, 2 * noise.stream + 1, noise.position, c);
         for (int i = 0; i < 4; ++i) append(group[i], joined(c[i]), 0xffff, out);
     }
     for (; g < n; g += kLanes) {
@@ -118,7 +101,10 @@ TAILRACE_AVX512 void draw_bits_avx512(const Noise &noise, const uint32_t *ids, i
     for (int64_t i = 0; i < n; i += kLanes) {
         const __mmask16 valid = n - i >= kLanes ? 0xffff : static_cast<__mmask16>((1u << (n - i)) - 1);
         const __m512i id = _mm512_maskz_loadu_epi32(valid, ids + i);
-        _mm512_storeu_si512(word + i, philox16(noise.key, id, 2 * noise.stream, noise.position).w0);
+        Wide c[1];
+        c[0].w0 = id;
+        philox16(noise.key, 2 * noise.stream, noise.position, c);
+        _mm512_storeu_si512(word + i, c[0].w0);
         if (know_hot) continue;
         const __m512i bits = hot_bits16(noise, _mm512_srli_epi32(id, 4));
         const __m512i bit = _mm512_srlv_epi32(bits, _mm512_and_si512(id, _mm512_set1_epi32(15)));
@@ -152,46 +138,33 @@ TAILRACE_CLONES void values(const uint32_t *word, const uint32_t *hot, int64_t n
     for (int64_t i = 0; i < n; ++i) out[i] = value(word[i], hot[i] != 0);
 }
 
-void noise_of(const Noise &noise, const uint32_t *ids, int64_t n, bool know_hot, float *out) {
+// Calls use(at, count, word, hot) with the bits of kBatch ids at a time.
+template <typename Use> void each_batch(const Noise &noise, const uint32_t *ids, int64_t n, bool know_hot, Use use) {
     alignas(64) uint32_t hot[kBatch], word[kBatch];
-    if (know_hot) std::fill(hot, hot + kBatch, 1u);
-#if TAILRACE_X86
-    const auto draw_bits = has_avx512() ? draw_bits_avx512 : draw_bits_plain;
-#else
-    const auto draw_bits = draw_bits_plain;
-#endif
+    std::fill(hot, hot + kBatch, 1u);
     for (int64_t at = 0; at < n; at += kBatch) {
         const int64_t count = std::min(kBatch, n - at);
-        draw_bits(noise, ids + at, count, know_hot, word, hot);
-        values(word, hot, count, out + at);
+        TAILRACE_BEST(draw_bits)(noise, ids + at, count, know_hot, word, hot);
+        use(at, count, word, hot);
     }
+}
+
+void noise_of(const Noise &noise, const uint32_t *ids, int64_t n, bool know_hot, float *out) {
+    each_batch(noise, ids, n, know_hot, [out](int64_t at, int64_t count, const uint32_t *word, const uint32_t *hot) {
+        values(word, hot, count, out + at);
+    });
 }
 
 }  // namespace
 
-void hot_groups(const Noise &noise, int64_t first, int64_t n, Hot &out) {
-#if TAILRACE_X86
-    if (has_avx512()) {
-        hot_groups_avx512(noise, first, n, out);
-        return;
-    }
-#endif
-    hot_groups_plain(noise, first, n, out);
-}
+void hot_groups(const Noise &noise, int64_t first, int64_t n, Hot &out) { TAILRACE_BEST(hot_groups)(noise, first, n, out); }
 void gumbel(const Noise &noise, const uint32_t *ids, int64_t n, float *out) { noise_of(noise, ids, n, false, out); }
 void gumbel_hot(const Noise &noise, const uint32_t *ids, int64_t n, float *out) { noise_of(noise, ids, n, true, out); }
 
 void words(const Noise &noise, const uint32_t *ids, int64_t n, uint32_t *out) {
-    alignas(64) uint32_t word[kBatch];
-    for (int64_t at = 0; at < n; at += kBatch) {
-        const int64_t count = std::min(kBatch, n - at);
-#if TAILRACE_X86
-        (has_avx512() ? draw_bits_avx512 : draw_bits_plain)(noise, ids + at, count, true, word, nullptr);
-#else
-        draw_bits_plain(noise, ids + at, count, true, word, nullptr);
-#endif
+    each_batch(noise, ids, n, true, [out](int64_t at, int64_t count, const uint32_t *word, const uint32_t *) {
         std::copy(word, word + count, out + at);
-    }
+    });
 }
 
 double uniform(const Noise &noise) {

@@ -46,7 +46,10 @@ struct Stage {
 
 constexpr int kMaxEdits = 16;
 constexpr int kMaxStages = 20;
-constexpr int32_t kGreedy = 1, kProcessed = 2, kEntropy = 4;
+// Of a program: greedy; logprobs of the processed distribution; entropies; the slot is taken; it asks for what the kernels don't have; its
+// drafts must be verified one at a time. Of a step: somebody asks for logprobs or entropies.
+constexpr int32_t kGreedy = 1, kProcessed = 2, kEntropy = 4, kTaken = 8, kRare = 16, kStepwise = 32, kReported = 64;
+constexpr int32_t kApart = -1;  // the status of a request that was left alone
 
 struct Program {
     int64_t key;

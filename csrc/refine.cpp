@@ -62,18 +62,14 @@ struct Walk {
     }
 };
 
-// l / T in double, then dropped where it is −inf: a temperature of 1e-45 leaves the maximum and its equals.
-TAILRACE_CLONES void divide(float *x, int64_t n, double by) {
-    for (int64_t i = 0; i < n; ++i) x[i] = static_cast<float>(x[i] / by);
-}
-
+// Divided, then dropped where it is −inf: a temperature of 1e-45 leaves the maximum and its equals.
 bool temperature(Walk &walk, const Stage &stage) {
     if (walk.temperature * stage.a < 1e-30 && !walk.s.complete) {  // the bounds of an incomplete set would overflow
         const double all_but_equal = -1e-20;
         if (walk.floor > all_but_equal) return walk.undecided(all_but_equal);
     }
     divide(walk.s.x, walk.s.n, stage.a);
-    if (stage.a < 1.0 && deepest(walk.s.x, walk.s.n) == kNone) keep_above(walk.s, -std::numeric_limits<float>::max());
+    if (stage.a < 1.0 && deepest(walk.s.x, walk.s.n) == kNone) keep_above(walk.s, kLowest);
     walk.floor /= stage.a;
     walk.temperature *= stage.a;
     walk.rescaled();
@@ -91,7 +87,7 @@ bool dynamic_temperature(Walk &walk, const Stage &stage) {
     const double t = low + (high - low) * std::pow(std::max(0.0, entropy) / std::log(static_cast<double>(s.n)), stage.c);
     if (t <= 0) return walk.cut(0.0);
     divide(s.x, s.n, t);
-    keep_above(s, -std::numeric_limits<float>::max());
+    keep_above(s, kLowest);
     walk.rescaled();
     return true;
 }
@@ -105,7 +101,7 @@ bool quadratic(Walk &walk, const Stage &stage) {
         const double d = -static_cast<double>(s.x[i]);
         s.x[i] = static_cast<float>(-d * d * (k + q * d));
     }
-    keep_above(s, -std::numeric_limits<float>::max());
+    keep_above(s, kLowest);
     walk.rescaled();
     return true;
 }

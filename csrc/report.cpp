@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "simd.h"
-
 namespace tailrace {
 namespace {
 
@@ -42,15 +40,15 @@ void report_raw(const Row &row, const Scan &scan, int64_t token, const Report &o
     const Row plain{row.data, row.type, row.vocab, nullptr, 0};
     const float *block_max = row.num_edits ? scan.raw_block_max : scan.block_max;  // exact
     const double log_mass = std::log(scan.raw_mass.total);
-    const float mine = load_raw(plain, token / kBlock, buffer)[token % kBlock];
+    const float mine = read(plain, token / kBlock, buffer)[token % kBlock];
     *out.logprob = static_cast<double>(mine) - scan.raw_max - log_mass;
     int64_t above = 0;
     if (mine == kNone) {  // a forced token: behind all that could have come
-        for (int64_t b = 0; b < scan.blocks; ++b) above += count_above(load_raw(plain, b, buffer), kNone);
+        for (int64_t b = 0; b < scan.blocks; ++b) above += count_above(read(plain, b, buffer), kNone);
     }
     for (int64_t b = 0; b < scan.blocks && mine > kNone; ++b) {
         if (!(block_max[b] >= mine)) continue;
-        const float *x = load_raw(plain, b, buffer);
+        const float *x = read(plain, b, buffer);
         const int64_t before = token - b * kBlock;  // of equal ones, those with a smaller id are above
         above += count_above(x, before >= kBlock ? std::nextafterf(mine, kNone) : mine);
         if (before > 0 && before < kBlock)

@@ -7,6 +7,7 @@
 #include "kernels.h"
 #include "noise.h"
 #include "program.h"
+#include "simd.h"
 
 namespace tailrace {
 
@@ -39,13 +40,6 @@ struct Cursor {
     int64_t at[kMaxEdits] = {};
 };
 
-TAILRACE_INLINE float bf16_to_float(uint16_t bits) {
-    const uint32_t wide = static_cast<uint32_t>(bits) << 16;
-    float out;
-    std::memcpy(&out, &wide, 4);
-    return out;
-}
-
 TAILRACE_INLINE float half_to_float(uint16_t bits) {
     _Float16 half;
     std::memcpy(&half, &bits, 2);
@@ -66,10 +60,10 @@ TAILRACE_INLINE const float *read(const Row &row, int64_t block, float *buffer) 
     const uint16_t *x = static_cast<const uint16_t *>(row.data) + first;
     if (row.type == Type::bf16) {
         if (n == kBlock) {
-            for (int64_t i = 0; i < kBlock; ++i) buffer[i] = bf16_to_float(x[i]);
+            for (int64_t i = 0; i < kBlock; ++i) buffer[i] = to_float(x[i]);
             return buffer;
         }
-        for (int64_t i = 0; i < n; ++i) buffer[i] = bf16_to_float(x[i]);
+        for (int64_t i = 0; i < n; ++i) buffer[i] = to_float(x[i]);
         return buffer;
     }
     for (int64_t i = 0; i < n; ++i) buffer[i] = half_to_float(x[i]);
@@ -180,12 +174,11 @@ TAILRACE_INLINE const float *load(const Row &row, int64_t block, float *buffer) 
     edit(row, block * kBlock, buffer, cursor);
     return buffer;
 }
-inline const float *load_raw(const Row &row, int64_t block, float *buffer) { return read(row, block, buffer); }
 
 TAILRACE_INLINE float raw_logit(const Row &row, uint32_t id) {
     if (row.type == Type::f32) return static_cast<const float *>(row.data)[id];
     const uint16_t bits = static_cast<const uint16_t *>(row.data)[id];
-    return row.type == Type::bf16 ? bf16_to_float(bits) : half_to_float(bits);
+    return row.type == Type::bf16 ? to_float(bits) : half_to_float(bits);
 }
 
 // The edited logits of ascending ids below the vocabulary's size.

@@ -1,6 +1,8 @@
 #include "sample.h"
 
 #include <algorithm>
+#include <stdexcept>
+#include <string>
 
 #include "draw.h"
 #include "pool.h"
@@ -10,7 +12,7 @@
 namespace tailrace {
 namespace {
 
-constexpr int32_t kRemoved = 1;  // no token is left: kernels/status.py
+bool reported(const Program &program) { return program.logprobs >= 0 || (program.flags & kEntropy); }
 
 // One row on its way: read once, refined as far as the request asks, then drawn from as often as the rule needs.
 class Draw {
@@ -33,9 +35,9 @@ class Draw {
     // The pass over the row and the refinements. `all_masses`: the probability of single tokens will be asked for.
     int32_t prepare(bool all_masses) {
         const bool processed = program_.flags & kProcessed, entropy = program_.flags & kEntropy;
-        const bool reported = program_.logprobs >= 0 || entropy;
+        const bool described = reported(program_);
         Wants wants;
-        wants.raw = wants.raw_mass = reported && !processed;
+        wants.raw = wants.raw_mass = described && !processed;
         wants.raw_moments = wants.raw && entropy;
         if (!greedy()) {
             plan(program_, wants);
@@ -46,10 +48,10 @@ class Draw {
                 wants.hot = true;
                 wants.noise = noise(kDrawStream);
                 wants.temperature = temperature_;
-                wants.mass = all_masses || (reported && processed);
+                wants.mass = all_masses || (described && processed);
                 wants.moments = entropy && processed;
             }
-        } else if (reported && processed) {
+        } else if (described && processed) {
             wants.mass = true;
             wants.moments = entropy;
         }
@@ -57,10 +59,21 @@ class Draw {
         if (scan_.status != 0) return scan_.status;
         mass_temperature_ = wants.mass ? wants.temperature : 0;
         if (!greedy()) select();
-        return greedy() || untruncated_ || survivors_.n > 0 ? 0 : kRemoved;
+        return greedy() || untruncated_ || survivors_.n > 0 ? kOk : kEmpty;
     }
 
     bool greedy() const { return program_.flags & kGreedy; }
+
+    int64_t likeliest() const {
+        alignas(64) float buffer[kBlock];
+        for (int64_t b = 0; b < scan_.blocks; ++b) {
+            if (scan_.block_max[b] != scan_.max) continue;
+            const float *x = load(row_, b, buffer);
+            for (int64_t i = 0; i < kBlock; ++i)
+                if (x[i] == scan_.max) return b * kBlock + i;
+        }
+        return kNobody;
+    }
 
     int64_t token() {
         if (program_.forced >= 0) return program_.forced;
@@ -93,9 +106,8 @@ class Draw {
     double subtract(const float *q, double scale) {
         everything();
         spent_ = true;
-        const double mass = collected_mass(survivors_);
         Survivors &s = survivors_;
-        weigh(s);
+        const double mass = collected_mass(s);
         double sum = 0;
         for (int64_t i = 0; i < s.n; ++i) {
             const double rest = scale * s.weights[i] / mass - q[s.ids[i]];
@@ -104,11 +116,8 @@ class Draw {
             s.x[i] = rest > 0 ? static_cast<float>(std::log(rest)) : kNone;
         }
         keep_flagged(s, space_.flags.data());
-        s.weighted = false;
         return sum;
     }
-
-    int64_t kept() const { return kept_; }
 
     void describe(int64_t token, const Report &report, double *entropy) {
         const bool processed = program_.flags & kProcessed;
@@ -121,7 +130,7 @@ class Draw {
             return;
         }
         if (processed) {  // greedy: of the edited logits
-            floor_ = -std::numeric_limits<float>::max();
+            floor_ = kLowest;
             collect(row_, scan_, floor_, survivors_);
             if (program_.logprobs >= 0) report_processed(survivors_, scan_.mass.total, row_.vocab, token, report, space_);
             if (program_.flags & kEntropy) write(scan_.mass, entropy);
@@ -136,17 +145,6 @@ class Draw {
         return {static_cast<uint64_t>(program_.key), static_cast<uint64_t>(position_), stream};
     }
 
-    int64_t likeliest() const {
-        alignas(64) float buffer[kBlock];
-        for (int64_t b = 0; b < scan_.blocks; ++b) {
-            if (scan_.block_max[b] != scan_.max) continue;
-            const float *x = load(row_, b, buffer);
-            for (int64_t i = 0; i < kBlock; ++i)
-                if (x[i] == scan_.max) return b * kBlock + i;
-        }
-        return kNobody;
-    }
-
     void select() {
         const Context context{program_, scan_, position_, mass_temperature_, space_};
         spent_ = false;
@@ -154,24 +152,18 @@ class Draw {
             // a few of the likeliest give a score that most others can be measured against
             constexpr int64_t kFirst = 24;
             collect_from(reached_by(scan_.block_max, scan_.blocks, std::min(kFirst, scan_.blocks), space_));
-            divide_by_temperature();
+            divide(survivors_.x, survivors_.n, temperature_);
             return;
         }
-        constexpr double kLowest = -std::numeric_limits<float>::max();
         for (double depth = first_depth(context);;) {
-            const double wanted = depth == kEverything ? kLowest : std::max(scan_.max + depth, kLowest);
+            const double wanted = std::max(scan_.max + depth, static_cast<double>(kLowest));
             float floor = static_cast<float>(wanted);
             if (floor > wanted) floor = std::nextafterf(floor, kNone);
-            collect_from(std::max(floor, static_cast<float>(kLowest)));
+            collect_from(std::max(floor, kLowest));
             const double before = depth;
             if (refine(context, static_cast<double>(floor_) - scan_.max, survivors_, &depth)) break;
             if (!(depth < before)) depth = kEverything;  // rounding must not make it ask for the same again
         }
-        kept_ = survivors_.n;
-    }
-
-    void divide_by_temperature() {
-        for (int64_t i = 0; i < survivors_.n; ++i) survivors_.x[i] = static_cast<float>(survivors_.x[i] / temperature_);
     }
 
     void collect_from(float floor) {
@@ -183,9 +175,9 @@ class Draw {
     // All survivors of a row that nothing truncates.
     void everything() {
         if (!untruncated_ || greedy()) return;
-        collect_from(-std::numeric_limits<float>::max());
-        divide_by_temperature();
-        keep_above(survivors_, -std::numeric_limits<float>::max());
+        collect_from(kLowest);
+        divide(survivors_.x, survivors_.n, temperature_);
+        keep_above(survivors_, kLowest);
     }
 
     Mass moments(double mass) {
@@ -217,7 +209,6 @@ class Draw {
     float floor_ = 0;
     bool untruncated_ = false;  // only a temperature: nothing is removed
     bool spent_ = false;        // the survivors have been made into something else
-    int64_t kept_ = -1;
 };
 
 // One request: its rows in order, the drafts it accepts becoming history for the rows after them.
@@ -228,6 +219,11 @@ class Request {
 
     void run() {
         const int64_t first = step_.start[index_], last = step_.start[index_ + 1] - 1;
+        step_.num_tokens[index_] = 0;
+        if ((program_.flags & kRare) || (last > first && (program_.flags & kStepwise))) {
+            step_.status[index_] = kApart;
+            return;
+        }
         const Rule rule = step_.rule ? static_cast<Rule>(step_.rule[index_]) : Rule::exact;
         int32_t status = 0;
         if (rule == Rule::block && step_.proposals && last > first) status = by_block(first, last);
@@ -282,7 +278,7 @@ class Request {
             const double next = bonus ? 0.0 : draw.probability(step_.draft[row]);
             double h = p;
             if (!bonus) {
-                const double rest = draw.greedy() ? residual_of_greedy(draw, q, p) : draw.subtract(q, p);
+                const double rest = draw.greedy() ? std::max(0.0, p - q[draw.likeliest()]) : draw.subtract(q, p);
                 h = rest > 0 ? rest / (rest + 1.0 - p) : p >= 1.0 ? 1.0 : 0.0;
             }
             if (j == 0 || acceptance(row - 1) <= h) {
@@ -300,7 +296,7 @@ class Request {
         forget();
         for (int64_t j = 0; j <= accepted; ++j) {
             const int64_t token = j < accepted ? step_.draft[first + j] : follower;
-            if (!reported()) {
+            if (!reported(program_)) {
                 put(token);
                 continue;
             }
@@ -312,21 +308,13 @@ class Request {
         return 0;
     }
 
-    static double residual_of_greedy(const Draw &draw, const float *q, double p) {
-        const int64_t top = const_cast<Draw &>(draw).winner(kDrawStream, kNobody);
-        return std::max(0.0, p - q[top]);
-    }
-
     double acceptance(int64_t row) const {
         return uniform({static_cast<uint64_t>(program_.key), static_cast<uint64_t>(step_.position[row]), kAcceptStream});
     }
 
-    bool reported() const { return program_.logprobs >= 0 || (program_.flags & kEntropy); }
-
     void emit(Draw &draw, int64_t token) {
         const int64_t place = index_ * step_.width + accepted_;
-        step_.kept[place] = draw.kept();
-        if (reported()) {
+        if (reported(program_)) {
             const Report report{step_.logprob + place, step_.rank + place, step_.top_ids + place * step_.top,
                                 step_.top_logprobs + place * step_.top, program_.logprobs};
             draw.describe(token, report, step_.entropy + 2 * place);
@@ -357,9 +345,37 @@ class Request {
 
 }  // namespace
 
+void check(Step &step) {
+    const auto inside = [](const char *name, int64_t value, int64_t low, int64_t high) {
+        if (value < low || value > high)
+            throw std::invalid_argument(std::string(name) + " must be in " + std::to_string(low) + " … " + std::to_string(high) + ", got " +
+                                        std::to_string(value));
+    };
+    step.flags = step.top = 0;
+    inside("start[0]", step.start[0], 0, 0);
+    inside("start[N]", step.start[step.requests], step.rows, step.rows);
+    for (int64_t i = 0; i < step.requests; ++i) {
+        const int64_t first = step.start[i], last = step.start[i + 1] - 1;
+        inside("the rows of a request", last - first + 1, 1, step.width);
+        inside("start", last, 0, step.rows - 1);
+        for (int64_t row = first; row <= last; ++row) {
+            inside("source", step.source[row], 0, step.logits_rows - 1);
+            inside("position", step.position[row], 0, std::numeric_limits<int64_t>::max());
+            inside("slot", step.slot[row], 0, step.slots - 1);
+            if (row < last) inside("drafts", step.draft[row], 0, step.vocab - 1);
+        }
+        inside("the draft of a bonus row", step.draft[last], -1, -1);
+        const Program &program = step.programs[step.slot[first]];
+        if (!(program.flags & kTaken)) throw std::invalid_argument("slot " + std::to_string(step.slot[first]) + " is empty");
+        step.flags |= program.flags;
+        if (reported(program)) step.flags |= kReported;
+        step.top = std::max(step.top, program.logprobs);
+    }
+}
+
 void sample(const Step &step) {
+    std::fill(step.token_ids, step.token_ids + step.requests * step.width, int64_t{-1});
     Pool::instance().run(step.requests, [&](int64_t i) {
-        if (step.skip && step.skip[i]) return;
         Workspace &space = Workspace::mine();
         space.fit(step.vocab);
         Request(step, i, space).run();

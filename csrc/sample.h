@@ -11,25 +11,28 @@ enum class Rule : int32_t { exact = 0, rejection = 1, block = 2 };
 struct Step {
     const void *logits;
     Type type;
-    int64_t vocab, stride, requests, width;
+    int64_t logits_rows, vocab, stride, slots, rows, requests, width;
     Program *programs;        // by slot
-    const int64_t *slot, *source, *position, *start, *draft;  // as in sampling/rows.py
+    const int64_t *slot, *source, *position, *start, *draft;  // as in kernels/rows.py
     const int32_t *rule;      // [N], or null: all exact
     const float *proposals;   // [R, vocab] probabilities of dense drafts, contiguous, or null: one-hot
-    const uint8_t *skip;      // [N]: 1 leaves the request alone
+    // found by check
+    int32_t flags;            // all that is set in any program of the step, and kReported
+    int32_t top;              // the most alternatives that a program asks for
     // out
     int64_t *token_ids;       // [N, width], −1 where there is none
     int64_t *num_tokens;      // [N]
-    int32_t *status;          // [N]
-    int64_t *kept;            // [N, width] survivors of the refinements, −1 where they were not counted
+    int32_t *status;          // [N]: a Status, or kApart
     double *logprob;          // [N, width]; this and what follows only where a program asks
     int64_t *rank;            // [N, width]
     int64_t *top_ids;         // [N, width, top]
     double *top_logprobs;     // [N, width, top]
     double *entropy;          // [N, width, 2]: entropy and varentropy, nats
-    int64_t top;
 };
 
+// Throws std::invalid_argument where the step's numbers point outside of what they point into.
+void check(Step &step);
+// Needs what check found. Requests that ask for what the kernels don't have get kApart.
 void sample(const Step &step);
 
 }  // namespace tailrace

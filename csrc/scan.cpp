@@ -1,12 +1,10 @@
 // The one streaming pass: block maxima, and the sums that a row's request needs.
 #include "row.h"
-#include "simd.h"
 
 namespace tailrace {
 namespace {
 
 constexpr int64_t kHotBlocks = 4;  // hot bits are computed for so many at a time
-constexpr int32_t kOk = 0, kEmpty = 1, kNan = 2, kInf = 3;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 // Maximum of 256. *twice becomes the largest of the bits shifted left by one: above kInfinityTwice there was a NaN. As integers, because
@@ -148,7 +146,7 @@ int32_t classify(const Row &row, bool edited) {
     alignas(64) float buffer[kBlock];
     bool infinite = false;
     for (int64_t b = 0; b < row.blocks(); ++b) {
-        const float *x = edited ? load(row, b, buffer) : load_raw(row, b, buffer);
+        const float *x = edited ? load(row, b, buffer) : read(row, b, buffer);
         for (int64_t i = 0; i < kBlock; ++i) {
             if (x[i] != x[i]) return kNan;
             infinite |= x[i] == kInfinity;

@@ -104,6 +104,7 @@ TAILRACE_BF16 inline __m512 fast_exp2(__m512 x) {
 }
 #endif
 
+// Decided once. TAILRACE_BEST(f) is f_avx512 where the CPU has it, else f_plain.
 #if TAILRACE_X86
 #define TAILRACE_AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq")))
 inline bool has_avx512() {
@@ -111,17 +112,15 @@ inline bool has_avx512() {
                             __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
     return yes;
 }
-#endif
-
-// True where the CPU multiplies bfloat16 pairs (vdpbf16ps); decided once.
+// vdpbf16ps, which multiplies bfloat16 pairs
 inline bool has_bf16() {
-#if TAILRACE_X86
-    static const bool yes = __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vl") &&
-                            __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq");
+    static const bool yes = has_avx512() && __builtin_cpu_supports("avx512bf16");
     return yes;
-#else
-    return false;
-#endif
 }
+#define TAILRACE_BEST(name) (has_avx512() ? name##_avx512 : name##_plain)
+#else
+inline bool has_bf16() { return false; }
+#define TAILRACE_BEST(name) name##_plain
+#endif
 
 }  // namespace tailrace

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <bit>
 
-#include "simd.h"
 
 namespace tailrace {
 namespace {
@@ -58,7 +57,7 @@ TAILRACE_AVX512 int64_t keep_avx512(Survivors &s, Boundary last) {
     return n;
 }
 
-// What lies between, copied out in order.
+// What lies between, copied out in order; n of it.
 TAILRACE_AVX512 int64_t extract_avx512(const Ranked &from, float shallow, float deep, uint32_t *ids, float *x, float *weights) {
     int64_t n = 0;
     for (int64_t i = 0; i < from.n; i += 16) {
@@ -86,7 +85,7 @@ template <typename Use> TAILRACE_INLINE void each_flagged(const uint8_t *flags, 
     }
 }
 
-TAILRACE_CLONES int64_t take_block(const float *x, float floor, float max, uint32_t first, uint32_t *ids, float *out) {
+TAILRACE_CLONES int64_t take_block_plain(const float *x, float floor, float max, uint32_t first, uint32_t *ids, float *out) {
     alignas(64) uint8_t flag[kBlock];
     for (int64_t i = 0; i < kBlock; ++i) flag[i] = x[i] >= floor;
     int64_t n = 0;
@@ -97,7 +96,19 @@ TAILRACE_CLONES int64_t take_block(const float *x, float floor, float max, uint3
     return n;
 }
 
-TAILRACE_CLONES int64_t extract(const Ranked &from, float shallow, float deep, uint32_t *ids, float *x, float *weights) {
+int64_t keep_plain(Survivors &s, Boundary last) {
+    int64_t n = 0;
+    for (int64_t i = 0; i < s.n; ++i) {
+        const bool in = s.x[i] > last.x || (s.x[i] == last.x && s.ids[i] <= last.id);
+        s.x[n] = s.x[i];
+        s.ids[n] = s.ids[i];
+        if (s.raw) s.raw[n] = s.raw[i];
+        n += in;
+    }
+    return n;
+}
+
+TAILRACE_CLONES int64_t extract_plain(const Ranked &from, float shallow, float deep, uint32_t *ids, float *x, float *weights) {
     int64_t n = 0;
     for (int64_t at = 0; at < from.n; at += kBlock) {
         alignas(64) uint8_t flag[kBlock] = {};
@@ -222,12 +233,7 @@ template <typename Reached> Interval narrow(const Ranked &all, Workspace &space,
         if (range.count_upto - range.count_before > range.among.n / 2) continue;
         uint32_t *ids = space.other_ids.data();
         float *x = space.other_x.data(), *weights = space.other_weights.data();
-#if TAILRACE_X86
-        const auto copy = has_avx512() ? extract_avx512 : extract;
-#else
-        const auto copy = extract;
-#endif
-        const int64_t n = copy(range.among, from_depth_bits(range.low()), from_depth_bits(range.upto), ids, x, weights);
+        const int64_t n = TAILRACE_BEST(extract)(range.among, from_depth_bits(range.low()), from_depth_bits(range.upto), ids, x, weights);
         range.among = {ids, x, weights, n};
         mass_outside = range.mass_before;
         count_outside = range.count_before;
@@ -253,6 +259,10 @@ TAILRACE_CLONES float smallest(const float *x, int64_t n) {
 }  // namespace
 
 float deepest(const float *x, int64_t n) { return smallest(x, n); }
+
+TAILRACE_CLONES void divide(float *x, int64_t n, double by) {
+    for (int64_t i = 0; i < n; ++i) x[i] = static_cast<float>(x[i] / by);
+}
 
 void Workspace::fit(int64_t vocab) {
     const size_t blocks = static_cast<size_t>((vocab + kBlock - 1) / kBlock), all = blocks * kBlock + kLanes;
@@ -314,48 +324,30 @@ void collect(const Row &row, const Scan &scan, float floor, Survivors &out) {
     alignas(64) float buffer[kBlock];
     out.n = 0;
     out.weighted = false;
-    floor = std::max(floor, -std::numeric_limits<float>::max());  // −inf is nobody's logit
-#if TAILRACE_X86
-    const auto take = has_avx512() ? take_block_avx512 : take_block;
-#else
-    const auto take = take_block;
-#endif
+    floor = std::max(floor, kLowest);  // −inf is nobody's logit
+    const auto take = TAILRACE_BEST(take_block);
     const bool amended = row.num_edits > 0 && scan.bounds;
     Cursor cursor;
     for (int64_t b = 0; b < row.blocks(); ++b) {
         if (!(scan.block_max[b] >= floor)) continue;
-        const float *x = amended ? load_raw(row, b, buffer) : load(row, b, buffer);
+        const float *x = amended ? read(row, b, buffer) : load(row, b, buffer);
         const int64_t from = out.n;
         out.n += take(x, floor, scan.max, static_cast<uint32_t>(b * kBlock), out.ids + out.n, out.x + out.n);
         if (amended) amend(row, scan, b, floor, from, cursor, out);
     }
     if (out.raw) std::memcpy(out.raw, out.x, static_cast<size_t>(out.n) * sizeof(float));
-    out.complete = floor == -std::numeric_limits<float>::max();
+    out.complete = floor == kLowest;
 }
 
 void keep(Survivors &s, Boundary last) {
     s.weighted = false;
-#if TAILRACE_X86
-    if (has_avx512()) {
-        s.n = keep_avx512(s, last);
-        return;
-    }
-#endif
-    int64_t n = 0;
-    for (int64_t i = 0; i < s.n; ++i) {
-        const bool in = s.x[i] > last.x || (s.x[i] == last.x && s.ids[i] <= last.id);
-        s.x[n] = s.x[i];
-        s.ids[n] = s.ids[i];
-        if (s.raw) s.raw[n] = s.raw[i];
-        n += in;
-    }
-    s.n = n;
+    s.n = TAILRACE_BEST(keep)(s, last);
 }
 
 void keep_above(Survivors &s, double x) {
     float bound = static_cast<float>(x);
     if (bound < x) bound = std::nextafterf(bound, std::numeric_limits<float>::infinity());
-    keep(s, {std::max(bound, -std::numeric_limits<float>::max()), ~uint32_t{0}});
+    keep(s, {std::max(bound, kLowest), ~uint32_t{0}});
 }
 
 void keep_flagged(Survivors &s, const uint8_t *flags) {

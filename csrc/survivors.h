@@ -48,6 +48,8 @@ void keep_flagged(Survivors &survivors, const uint8_t *flags);
 
 // e^x of each, once.
 void weigh(Survivors &survivors);
+// l / T in double, rounded once.
+void divide(float *x, int64_t n, double by);
 // Σ e^x of those here, in a fixed order.
 double collected_mass(Survivors &survivors);
 

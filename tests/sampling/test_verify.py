@@ -10,10 +10,10 @@ import torch
 from scipy import stats
 
 from oracles import brute
+from tailrace.kernels.rows import Rule
 from tailrace.kernels.status import NAN, OK
 from tailrace.params import SamplingParams
 from tailrace.sampling import Rows, Sampler, Slots, verify
-from tailrace.sampling.rows import Rule
 
 ALPHA = 1e-6
 V = 4

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from tailrace.engine.request import Sequence
+from tailrace.kernels.rows import Rows
 from tailrace.runners.base import Batch
-from tailrace.sampling.rows import Rows
 
 
 class BlockTables:

@@ -4,9 +4,9 @@ backend; sampling/methods makes it from a request's parameters, the backends giv
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 import torch
@@ -61,6 +61,7 @@ StageKind = Literal[
     "temperature", "dynamic_temperature", "quadratic", "min_p", "top_k", "top_p", "top_a", "typical", "epsilon", "eta",
     "top_n_sigma", "xtc",
 ]  # fmt: skip
+STAGES: tuple[StageKind, ...] = get_args(StageKind)  # as csrc/program.h numbers them
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,27 @@ class Stage:
     a: float = 0.0
     b: float = 0.0
     c: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What stays the same as long as a slot's request does.
+
+    stages: in the request's order. exempt: uint32 ids that XTC never removes. logprobs: how many alternatives are reported;
+    None: no logprobs. processed: of the distribution really drawn from. entropy: it is reported. rare: the request asks for
+    what the kernels don't have. counts: gets (repeated, counted) for each draft while the drafts after it are verified.
+    """
+
+    key: int
+    stages: Sequence[Stage]
+    exempt: np.ndarray
+    logprobs: int | None
+    greedy: bool
+    processed: bool
+    entropy: bool
+    rare: bool
+    counts: Counts | None
+    weights: tuple[int, int]
 
 
 def ascending(ids: list[int] | tuple[int, ...] | set[int]) -> np.ndarray:

@@ -6,15 +6,14 @@ removed. A greedy row draws from no distribution; its processed logprobs are tho
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 from tailrace.sampling.survivors import Survivors
 
 
-@dataclass(frozen=True, slots=True)
-class Logprobs:
+class Logprobs(NamedTuple):
     """Of one token: natural-log probability (−inf if it was forced and could not have been drawn), rank (1 = likeliest; ties to the
     smaller id), and the top n, in that order. entropy, varentropy: of the whole distribution in nats, if asked for."""
 

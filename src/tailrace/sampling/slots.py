@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from tailrace.kernels.cpu.program import ENTROPY, GREEDY, MAX_EDITS, PROCESSED, Programs
-from tailrace.kernels.program import Dense, Edit, ascending
+from tailrace.kernels.cpu.program import MAX_EDITS, Programs
+from tailrace.kernels.program import Dense, Edit, Program, ascending
 from tailrace.params import SamplingParams
 from tailrace.sampling.history import History
 from tailrace.sampling.pipeline import EDITS, REFINEMENTS, edits_of, refinements_of
@@ -128,9 +128,6 @@ class Slots:
         self.vocab_size = vocab_size
         self.slots: list[Slot | None] = [None] * num_slots
         self.programs = Programs(num_slots)
-        # uint8 [S]: 0 empty, 1 taken, 2 taken and asking for reports or for what no kernel has. A step looks at these alone
-        # where nobody is special: touching every slot's record would cost more than sampling.
-        self.taken = torch.zeros(num_slots, dtype=torch.uint8)
 
     def __getitem__(self, slot: int) -> Slot:
         found = self.slots[slot] if 0 <= slot < len(self.slots) else None
@@ -191,7 +188,8 @@ class Slots:
     def leave(self, slot: int) -> None:
         """Empty the slot."""
         self[slot]  # raises if there is nobody
-        self.slots[slot], self.taken[slot] = None, 0
+        self.slots[slot] = None
+        self.programs.clear(slot)
 
     def fork(self, source: int, target: int, *, key: int, banned: dict[int, set[int]] | None = None) -> None:
         """Make the empty `target` a copy of `source` with its own noise. banned: as for `join`."""
@@ -257,18 +255,24 @@ class Slots:
         program = [edit for edit in entry.program if not isinstance(edit, Dense)]
         if len(program) > MAX_EDITS:
             raise AssertionError(f"{len(program)} edits in one program")
-        self.programs.write_edits(slot, program, entry.forced)
+        self.programs.write_edits(slot, program, entry.forced, entry.steps)
 
     def _place(self, slot: int, entry: Slot) -> None:
-        self.slots[slot], self.taken[slot] = entry, 2 if entry.rare or entry.reported else 1
-        params, counts = entry.params, entry.history.counts if entry.history else None
-        repeated, counted = entry.history.weights(entry.history.num_prompt) if entry.history else (0, 0)
-        stages = [stage(params) for name in entry.refinements if (stage := REFINEMENTS[name].stage) is not None]
-        self.programs.write(
-            slot, key=entry.key, stages=stages, exempt=ascending(entry.eos_token_ids), logprobs=params.logprobs,
-            flags=GREEDY * params.greedy + PROCESSED * (params.logprobs_mode == "processed") + ENTROPY * params.report_entropy,
-            history=counts, repeated=repeated, counted=counted,
-        )  # fmt: skip
+        self.slots[slot] = entry
+        params, history = entry.params, entry.history
+        program = Program(
+            key=entry.key,
+            stages=[stage(params) for name in entry.refinements if (stage := REFINEMENTS[name].stage) is not None],
+            exempt=ascending(entry.eos_token_ids),
+            logprobs=params.logprobs,
+            greedy=params.greedy,
+            processed=params.logprobs_mode == "processed",
+            entropy=params.report_entropy,
+            rare=entry.rare,
+            counts=history.counts if history else None,
+            weights=history.weights(history.num_prompt) if history else (0, 0),
+        )
+        self.programs.write(slot, program)
         self.refresh(slot)
 
     def _check_free(self, slot: int) -> None:

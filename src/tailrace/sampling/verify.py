@@ -19,10 +19,10 @@ from collections.abc import Callable, Sequence
 import torch
 
 from tailrace import kernels
+from tailrace.kernels.rows import Rule
 from tailrace.kernels.status import OK
 from tailrace.sampling.reference import BadRowError, Target, choose, draw, report, target
 from tailrace.sampling.report import Logprobs
-from tailrace.sampling.rows import Rule
 from tailrace.sampling.slots import Slot
 from tailrace.sampling.survivors import Survivors
 

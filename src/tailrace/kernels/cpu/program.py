@@ -6,17 +6,11 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from tailrace import _cpu
-from tailrace.kernels.program import Add, Ban, Edit, Mask, Penalty, Stage
+from tailrace.kernels.program import STAGES, Add, Ban, Edit, Mask, Penalty, Program
 
 MAX_EDITS, MAX_STAGES = 16, 20
-GREEDY, PROCESSED, ENTROPY = 1, 2, 4
-STAGES = (
-    "temperature", "dynamic_temperature", "quadratic", "min_p", "top_k", "top_p", "top_a", "typical", "epsilon", "eta",
-    "top_n_sigma", "xtc",
-)  # fmt: skip
+GREEDY, PROCESSED, ENTROPY, TAKEN, RARE, STEPWISE, REPORTED = 1, 2, 4, 8, 16, 32, 64
 
 
 class EditRecord(ctypes.Structure):
@@ -47,6 +41,7 @@ class Programs:
     """One program per slot, and what keeps the memory it points at alive."""
 
     def __init__(self, num_slots: int) -> None:
+        self.num_slots = num_slots
         self.records = (ProgramRecord * num_slots)()
         self._alive: list[list[Any]] = [[] for _ in range(num_slots)]
 
@@ -55,30 +50,36 @@ class Programs:
         """Where the records lie."""
         return ctypes.addressof(self.records)
 
-    def write(
-        self, slot: int, *, key: int, stages: Sequence[Stage], exempt: np.ndarray, logprobs: int | None, flags: int,
-        history: Any | None, repeated: int, counted: int,
-    ) -> None:  # fmt: skip
-        """What stays the same as long as the slot's request does. `history` (Counts) gets `repeated` and `counted` per draft."""
+    def write(self, slot: int, program: Program) -> None:
+        """The slot is taken."""
         record = self.records[slot]
-        record.key, record.forced, record.flags = key, -1, flags
-        record.logprobs = -1 if logprobs is None else logprobs
-        record.history = None if history is None else history.address
-        record.repeated, record.counted = repeated, counted
-        record.exempt, record.num_exempt = exempt.ctypes.data, exempt.size
-        record.num_stages = len(stages)
-        for at, stage in enumerate(stages):
+        record.key, record.forced = program.key, -1
+        record.flags = (
+            TAKEN | GREEDY * program.greedy | PROCESSED * program.processed | ENTROPY * program.entropy | RARE * program.rare
+        )  # fmt: skip
+        record.logprobs = -1 if program.logprobs is None else program.logprobs
+        record.history = None if program.counts is None else program.counts.address
+        record.repeated, record.counted = program.weights
+        record.exempt, record.num_exempt = program.exempt.ctypes.data, program.exempt.size
+        record.num_stages = len(program.stages)
+        for at, stage in enumerate(program.stages):
             record.stages[at] = StageRecord(STAGES.index(stage.kind), stage.k, stage.a, stage.b, stage.c)
-        self._alive[slot] = [history, exempt]
+        self._alive[slot] = [program]
 
-    def write_edits(self, slot: int, edits: Sequence[Edit], forced: int | None) -> None:
-        """What may change with every token."""
+    def write_edits(self, slot: int, edits: Sequence[Edit], forced: int | None, stepwise: bool) -> None:
+        """What may change with every token. stepwise: drafts must be verified one at a time."""
         record = self.records[slot]
+        record.flags = record.flags & ~STEPWISE | STEPWISE * stepwise
         record.forced = -1 if forced is None else forced
         record.num_edits = len(edits)
         for at, edit in enumerate(edits):
             record.edits[at] = edit_record(edit)
-        self._alive[slot][2:] = edits
+        self._alive[slot][1:] = edits
+
+    def clear(self, slot: int) -> None:
+        """The slot is empty."""
+        self.records[slot].flags = 0
+        self._alive[slot] = []
 
 
 def edit_record(edit: Edit) -> EditRecord:
@@ -98,11 +99,11 @@ def edit_record(edit: Edit) -> EditRecord:
 class StepRecord(ctypes.Structure):
     _fields_ = [
         ("logits", ctypes.c_void_p), ("type", ctypes.c_int32),
-        *((name, ctypes.c_int64) for name in ("vocab", "stride", "requests", "width")),
+        *((name, ctypes.c_int64) for name in ("logits_rows", "vocab", "stride", "slots", "rows", "requests", "width")),
+        *((name, ctypes.c_void_p) for name in ("programs", "slot", "source", "position", "start", "draft", "rule", "proposals")),
+        ("flags", ctypes.c_int32), ("top", ctypes.c_int32),
         *((name, ctypes.c_void_p) for name in (
-            "programs", "slot", "source", "position", "start", "draft", "rule", "proposals", "skip",
-            "token_ids", "num_tokens", "status", "kept", "logprob", "rank", "top_ids", "top_logprobs", "entropy")),
-        ("top", ctypes.c_int64),
+            "token_ids", "num_tokens", "status", "logprob", "rank", "top_ids", "top_logprobs", "entropy")),
     ]  # fmt: skip
 
 

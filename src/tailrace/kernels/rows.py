@@ -1,7 +1,8 @@
 """One step's rows, frozen: which logits row belongs to which slot and position. Built once, at the top of the step.
 
 Symbols: N requests in the step, S slots, K drafts at most, R = Σ(kᵢ + 1) rows, L logits rows, V vocabulary.
-Plain decoding is verifying zero drafts: every request has one row, R = N.
+Plain decoding is verifying zero drafts: every request has one row, R = N. All contiguous, on the CPU. Numbers out of range are
+found by whoever reads them.
 """
 
 from __future__ import annotations
@@ -80,6 +81,11 @@ class Rows:
     def num_requests(self) -> int:
         """N."""
         return self.start.numel() - 1
+
+    @property
+    def num_rows(self) -> int:
+        """R."""
+        return self.slot.numel()
 
     def rule_of(self, request: int) -> Rule:
         """How this request's drafts are verified."""

@@ -154,6 +154,11 @@ inline int32_t only_change(const Row &row) {
     return found;
 }
 
+// No logit can become larger by it.
+inline bool lowers(const Edit &edit) {
+    return edit.kind == EditKind::ban || (edit.kind == EditKind::penalty && edit.a >= 1 && edit.b >= 0 && edit.c >= 0);
+}
+
 // A cursor for a block that is visited out of order.
 inline Cursor seek(const Row &row, int64_t first) {
     Cursor cursor;
@@ -221,7 +226,7 @@ struct Scan {
     int64_t vocab = 0, blocks = 0;
     bool bounds = false;  // the block maxima may be larger than what is really there; `max` is exact all the same
     int32_t change = -1;    // with bounds: the edit that only_change found
-    float *touched = nullptr;  // with bounds: what it makes of its entries
+    bool lowered = false;   // with bounds: no logit is larger than it was
     float max = kNone, raw_max = kNone;
     double sigma = 0;
     Mass mass, raw_mass;

@@ -29,7 +29,6 @@ class Draw {
         scan_.raw_block_max = space.raw_block_max.data();
         scan_.sums = space.sums.data();
         scan_.hot = space.hot();
-        scan_.touched = space.touched.data();
     }
 
     // The pass over the row and the refinements. `all_masses`: the probability of single tokens will be asked for.
@@ -315,9 +314,9 @@ class Request {
     void emit(Draw &draw, int64_t token) {
         const int64_t place = index_ * step_.width + accepted_;
         if (reported(program_)) {
-            const Report report{step_.logprob + place, step_.rank + place, step_.top_ids + place * step_.top,
-                                step_.top_logprobs + place * step_.top, program_.logprobs};
-            draw.describe(token, report, step_.entropy + 2 * place);
+            double *numbers = step_.numbers + place * (3 + step_.top);
+            int64_t *ranks = step_.ranks + place * (1 + step_.top);
+            draw.describe(token, {numbers, ranks, ranks + 1, numbers + 3, program_.logprobs}, numbers + 1);
         }
         put(token);
     }

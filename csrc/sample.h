@@ -23,11 +23,8 @@ struct Step {
     int64_t *token_ids;       // [N, width], −1 where there is none
     int64_t *num_tokens;      // [N]
     int32_t *status;          // [N]: a Status, or kApart
-    double *logprob;          // [N, width]; this and what follows only where a program asks
-    int64_t *rank;            // [N, width]
-    int64_t *top_ids;         // [N, width, top]
-    double *top_logprobs;     // [N, width, top]
-    double *entropy;          // [N, width, 2]: entropy and varentropy, nats
+    double *numbers;          // [N, width, 3 + top], where a program asks: logprob, entropy and varentropy in nats, the top logprobs
+    int64_t *ranks;           // [N, width, 1 + top], where a program asks: rank, the top ids
 };
 
 // Throws std::invalid_argument where the step's numbers point outside of what they point into.

@@ -156,7 +156,7 @@ int32_t classify(const Row &row, bool edited) {
 }
 
 // Block maxima of the raw row become bounds of what the edit makes of it: sixteen of its entries at a time.
-TAILRACE_INLINE void raise(const Row &row, const Edit &edit, float *block_max, float *touched) {
+TAILRACE_INLINE void raise(const Row &row, const Edit &edit, float *block_max) {
     const auto [ids, n] = touched_by(edit);
     for (int64_t from = 0; from < n; from += kLanes) {
         const int64_t some = std::min(kLanes, n - from);
@@ -165,7 +165,6 @@ TAILRACE_INLINE void raise(const Row &row, const Edit &edit, float *block_max, f
         if (edit.kind == EditKind::penalty) penalise(edit, from, some, value);
         else
             for (int64_t i = 0; i < some; ++i) value[i] += edit.values[from + i];
-        std::memcpy(touched + from, value, static_cast<size_t>(some) * sizeof(float));
         for (int64_t i = 0; i < some; ++i) {
             float &top = block_max[ids[from + i] / kBlock];
             top = value[i] > top ? value[i] : top;
@@ -208,7 +207,8 @@ TAILRACE_CLONES void pass(const Row &row, const Wants &wants, Scan &out, U16 *ba
             hot_groups(wants.noise, b * kBlockGroups, std::min(kHotBlocks, blocks - b) * kBlockGroups, out.hot);
     }
     out.change = change;
-    if (out.bounds && change >= 0) raise(row, row.edits[change], out.block_max, out.touched);
+    out.lowered = change < 0 || lowers(row.edits[change]);
+    if (out.bounds && !out.lowered) raise(row, row.edits[change], out.block_max);
     for (int64_t b = 0; b < blocks; ++b) out.max = !(out.block_max[b] <= out.max) ? out.block_max[b] : out.max;
     if (wants.mass) out.mass = join(out.block_max, out.sums, blocks, out.max, scale, wants.moments);
     if (wants.raw_mass)

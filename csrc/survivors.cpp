@@ -267,7 +267,7 @@ TAILRACE_CLONES void divide(float *x, int64_t n, double by) {
 void Workspace::fit(int64_t vocab) {
     const size_t blocks = static_cast<size_t>((vocab + kBlock - 1) / kBlock), all = blocks * kBlock + kLanes;
     if (ids.size() >= all) return;
-    for (auto *floats : {&raw, &x, &weights, &noise, &other_x, &other_weights, &touched}) floats->resize(all);
+    for (auto *floats : {&raw, &x, &weights, &noise, &other_x, &other_weights}) floats->resize(all);
     for (auto *floats : {&block_max, &raw_block_max, &ranked}) floats->resize(blocks);
     sums.resize(6 * kLanes * blocks);
     hot_group.resize(blocks * kBlockGroups + kLanes);
@@ -285,10 +285,17 @@ Workspace &Workspace::mine() {
 
 namespace {
 
-// Puts the edited values of one block's touched entries among those taken from the raw block, which start at `from`.
-void amend(const Row &row, const Scan &scan, int64_t block, float floor, int64_t from, Cursor &cursor, Survivors &out) {
-    const uint32_t end = static_cast<uint32_t>((block + 1) * kBlock);
+// Puts the edited values of one block's touched entries among those taken from the raw block `x`, which start at `from`.
+void amend(const Row &row, const Scan &scan, const float *x, int64_t block, float floor, int64_t from, Cursor &cursor, Survivors &out) {
+    const uint32_t first = static_cast<uint32_t>(block * kBlock), end = first + kBlock;
+    const auto changed = [&](const Edit &edit, uint32_t id, int64_t i) {
+        const float value = x[id - first];
+        if (edit.kind == EditKind::ban) return kNone;
+        if (edit.kind == EditKind::add) return value + edit.values[i];
+        return penalised(value, edit, *static_cast<const Counts *>(edit.ids), i);
+    };
     const auto set = [&](uint32_t id, float value) {
+        if (scan.lowered && !(x[id - first] >= floor)) return;  // it was not taken, and is not now
         int64_t at = from;
         while (at < out.n && out.ids[at] < id) ++at;
         const bool there = at < out.n && out.ids[at] == id;
@@ -307,15 +314,15 @@ void amend(const Row &row, const Scan &scan, int64_t block, float floor, int64_t
         out.ids[at] = id;
         out.x[at] = value - scan.max;
     };
-    const auto walk = [&](int32_t e, bool ban) {
+    const auto walk = [&](int32_t e) {
         const auto [ids, n] = touched_by(row.edits[e]);
         int64_t &i = cursor.at[e];
-        while (i < n && ids[i] < end - kBlock) ++i;
-        for (; i < n && ids[i] < end; ++i) set(ids[i], ban ? kNone : scan.touched[i]);
+        while (i < n && ids[i] < first) ++i;
+        for (; i < n && ids[i] < end; ++i) set(ids[i], changed(row.edits[e], ids[i], i));
     };
-    if (scan.change >= 0) walk(scan.change, false);
+    if (scan.change >= 0) walk(scan.change);
     for (int32_t e = 0; e < row.num_edits; ++e)  // a ban is one wherever it stands in the order
-        if (e != scan.change) walk(e, true);
+        if (e != scan.change) walk(e);
 }
 
 }  // namespace
@@ -333,7 +340,7 @@ void collect(const Row &row, const Scan &scan, float floor, Survivors &out) {
         const float *x = amended ? read(row, b, buffer) : load(row, b, buffer);
         const int64_t from = out.n;
         out.n += take(x, floor, scan.max, static_cast<uint32_t>(b * kBlock), out.ids + out.n, out.x + out.n);
-        if (amended) amend(row, scan, b, floor, from, cursor, out);
+        if (amended) amend(row, scan, x, b, floor, from, cursor, out);
     }
     if (out.raw) std::memcpy(out.raw, out.x, static_cast<size_t>(out.n) * sizeof(float));
     out.complete = floor == kLowest;

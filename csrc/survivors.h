@@ -12,7 +12,7 @@ namespace tailrace {
 
 // Memory of one thread, grown to the largest vocabulary it has met and never given back: no allocation per step.
 struct Workspace {
-    std::vector<float> block_max, raw_block_max, sums, ranked, raw, x, weights, noise, other_x, other_weights, touched;
+    std::vector<float> block_max, raw_block_max, sums, ranked, raw, x, weights, noise, other_x, other_weights;
     std::vector<uint8_t> flags;
     std::vector<uint32_t> ids, other_ids, hot_group, hot_bits;
     std::vector<uint64_t> order;

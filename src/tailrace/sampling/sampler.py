@@ -102,20 +102,21 @@ class Sampler:
         if outcome.reports is None:
             return reports
         # whole arrays become lists at once: a tensor per row would cost more than the sampling
-        logprob, rank, top_ids, top_logprobs, entropy = (column.tolist() for column in outcome.reports)
+        numbers, ranks = outcome.reports.numbers.tolist(), outcome.reports.ranks.tolist()
         owners = rows.slot if rows.width == 1 else rows.slot[rows.start[:-1]]
         for i, (owner, count) in enumerate(zip(owners.tolist(), outcome.num_tokens.tolist(), strict=True)):
             slot = self.slots[owner]
-            if not slot.reported:
-                continue
-            found = reports[i] = []
-            top, entropies = slot.params.logprobs, slot.params.report_entropy
-            for j in range(count):
-                more = entropy[i][j] if entropies else ()
-                if top is None:
-                    found.append(Logprobs(math.nan, 0, [], [], *more))
-                else:
-                    found.append(
-                        Logprobs(logprob[i][j], rank[i][j], top_ids[i][j][:top], top_logprobs[i][j][:top], *more)
-                    )
+            if slot.reported:
+                params = slot.params
+                reports[i] = [
+                    logprobs(numbers[i][j], ranks[i][j], params.logprobs, params.report_entropy) for j in range(count)
+                ]
         return reports
+
+
+def logprobs(numbers: list[float], ranks: list[int], top: int | None, entropies: bool) -> Logprobs:
+    """One token's, out of the kernels' arrays."""
+    more = numbers[1:3] if entropies else ()
+    if top is None:
+        return Logprobs(math.nan, 0, [], [], *more)
+    return Logprobs(numbers[0], ranks[0], ranks[1 : 1 + top], numbers[3 : 3 + top], *more)

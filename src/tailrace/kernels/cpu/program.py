@@ -103,7 +103,7 @@ class StepRecord(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("programs", "slot", "source", "position", "start", "draft", "rule", "proposals")),
         ("flags", ctypes.c_int32), ("top", ctypes.c_int32),
         *((name, ctypes.c_void_p) for name in (
-            "token_ids", "num_tokens", "status", "logprob", "rank", "top_ids", "top_logprobs", "entropy")),
+            "token_ids", "num_tokens", "status", "numbers", "ranks")),
     ]  # fmt: skip
 
 

@@ -16,14 +16,11 @@ APART = -1  # the status of a request that was left alone
 
 
 class Reports(NamedTuple):
-    """logprob float64 and rank int64 [N, W], top_ids int64 and top_logprobs float64 [N, W, top], entropy float64 [N, W, 2]:
-    set where a program asks."""
+    """Set where a program asks. numbers: float64 [N, W, 3 + top], logprob, entropy and varentropy in nats, the top logprobs.
+    ranks: int64 [N, W, 1 + top], rank, the top ids."""
 
-    logprob: torch.Tensor
-    rank: torch.Tensor
-    top_ids: torch.Tensor
-    top_logprobs: torch.Tensor
-    entropy: torch.Tensor
+    numbers: torch.Tensor
+    ranks: torch.Tensor
 
 
 class Outcome(NamedTuple):
@@ -86,11 +83,11 @@ class Step:
         record.token_ids, record.num_tokens = out.token_ids.data_ptr(), out.num_tokens.data_ptr()
         record.status = out.status.data_ptr()
         if reports:
-            kinds = (torch.float64, torch.int64, torch.int64, torch.float64, torch.float64)
-            more = ((), (), (record.top,), (record.top,), (2,))
-            made = Reports(*(torch.empty((*self.shape, *m), dtype=k) for m, k in zip(more, kinds, strict=True)))
+            made = Reports(
+                torch.empty((*self.shape, 3 + record.top), dtype=torch.float64),
+                torch.empty((*self.shape, 1 + record.top), dtype=torch.int64),
+            )
+            record.numbers, record.ranks = made.numbers.data_ptr(), made.ranks.data_ptr()
             out = out._replace(reports=made)
-            for name, tensor in zip(Reports._fields, made, strict=True):
-                setattr(record, name, tensor.data_ptr())
         _cpu.sample(self.address)
         return out

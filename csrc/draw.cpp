@@ -6,26 +6,20 @@
 namespace tailrace {
 namespace {
 
-// The largest x + noise so far, ties to the smaller id.
-struct Best {
-    const Noise &noise;
-    int64_t excluded;
-    float *room;  // for the noise of what is offered
-    float score = kNone;
-    int64_t id = kNobody;
+constexpr int64_t kFew = 256;  // of so few, the noise is simply computed
 
-    void offer(const uint32_t *ids, const float *x, int64_t n, bool known_hot = false) {
-        (known_hot ? gumbel_hot : gumbel)(noise, ids, n, room);
-        for (int64_t i = 0; i < n; ++i) {
-            const float candidate = x[i] + room[i];
-            if (ids[i] == excluded || candidate < score || (candidate == score && ids[i] >= id)) continue;
-            score = candidate;
-            id = ids[i];
-        }
+}  // namespace
+
+void Best::offer(const uint32_t *ids, const float *x, int64_t n, bool known_hot) {
+    (known_hot ? gumbel_hot : gumbel)(noise, ids, n, room);
+    for (int64_t i = 0; i < n; ++i) {
+        const float candidate = x[i] + room[i];
+        if (ids[i] == excluded || candidate < score || (candidate == score && ids[i] >= id)) continue;
+        score = candidate;
+        id = ids[i];
     }
-};
+}
 
-// The hot ids, ascending.
 int64_t ids_of(const Hot &hot, uint32_t *ids) {
     int64_t n = 0;
     for (int64_t i = 0; i < hot.n; ++i)
@@ -33,10 +27,6 @@ int64_t ids_of(const Hot &hot, uint32_t *ids) {
             ids[n++] = static_cast<uint32_t>(hot.group[i] * kGroup + std::countr_zero(word));
     return n;
 }
-
-constexpr int64_t kFew = 256;  // of so few, the noise is simply computed
-
-}  // namespace
 
 int64_t draw(const Survivors &s, const Noise &noise, int64_t excluded, Workspace &space) {
     Best best{noise, excluded, space.noise.data()};

@@ -7,6 +7,20 @@ namespace tailrace {
 constexpr uint32_t kDrawStream = 0, kAcceptStream = 1, kResidualStream = 2;
 constexpr int64_t kNobody = -1;
 
+// The largest x + noise of what was offered, ties to the smaller id.
+struct Best {
+    const Noise &noise;
+    int64_t excluded;
+    float *room;  // for the noise of what is offered
+    float score = kNone;
+    int64_t id = kNobody;
+
+    void offer(const uint32_t *ids, const float *x, int64_t n, bool known_hot = false);
+};
+
+// The hot ids, ascending; how many.
+int64_t ids_of(const Hot &hot, uint32_t *ids);
+
 // argmax of x + noise, ties to the smaller id, without `excluded`. `x` need not be sorted; ids ascend.
 int64_t draw(const Survivors &survivors, const Noise &noise, int64_t excluded, Workspace &space);
 

@@ -160,16 +160,16 @@ bool typical(Walk &walk, const Stage &stage) {
     if (!walk.know_entropy(&entropy)) return walk.undecided(kEverything);
     const double log_mass = std::log(s.mass), target = stage.a * s.mass;
     weigh(s);
-    float *nearness = space.noise.data();
-    for (int64_t i = 0; i < s.n; ++i) nearness[i] = -static_cast<float>(std::fabs(log_mass - s.x[i] - entropy));
-    const Ranked near{s.ids, nearness, s.weights, s.n};
+    float *nearby = space.noise.data();
+    nearness(s.x, s.n, log_mass, entropy, nearby);
+    const Ranked near{s.ids, nearby, s.weights, s.n};
     const bool enough = s.complete || collected_mass(s) >= target;
     const Boundary last = enough ? reaching(near, target, space) : Boundary{kNone, 0};
     const double nearest_unseen = log_mass - walk.floor - entropy;
     if (!s.complete && (!enough || -static_cast<double>(last.x) >= nearest_unseen))
         return walk.undecided(walk.floor > -50.0 ? 2.0 * walk.floor : kEverything);
     for (int64_t i = 0; i < s.n; ++i)
-        space.flags[i] = nearness[i] > last.x || (nearness[i] == last.x && s.ids[i] <= last.id);
+        space.flags[i] = nearby[i] > last.x || (nearby[i] == last.x && s.ids[i] <= last.id);
     keep_flagged(s, space.flags.data());
     walk.narrowed();
     // the likeliest may be gone
@@ -241,6 +241,10 @@ bool needs_all(StageKind kind) {
 }
 
 }  // namespace
+
+TAILRACE_CLONES void nearness(const float *x, int64_t n, double log_mass, double entropy, float *out) {
+    for (int64_t i = 0; i < n; ++i) out[i] = -static_cast<float>(std::fabs(log_mass - x[i] - entropy));
+}
 
 void plan(const Program &program, Wants &wants) {
     for (int32_t i = 0; i < program.num_stages; ++i) wants.sigma |= program.stages[i].kind == StageKind::top_n_sigma;

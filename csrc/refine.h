@@ -15,6 +15,8 @@ struct Context {
 
 constexpr double kEverything = -1e300;  // a depth that only the complete row satisfies
 
+// −|log_mass − x − entropy| of each: how near −ln p is to the entropy.
+void nearness(const float *x, int64_t n, double log_mass, double entropy, float *out);
 // What the streaming pass must find so that the stages can decide; sets mass, moments, sigma and temperature.
 void plan(const Program &program, Wants &wants);
 // Down to which logit, relative to the maximum, it is worth collecting first.

@@ -4,6 +4,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "crowd.h"
 #include "draw.h"
 #include "pool.h"
 #include "refine.h"
@@ -31,7 +32,7 @@ class Draw {
         scan_.hot = space.hot();
     }
 
-    // The pass over the row and the refinements. `all_masses`: the probability of single tokens will be asked for.
+    // The pass over the row and the refinements. `all_masses`: the probability of single tokens will be asked for, so the survivors must be there.
     int32_t prepare(bool all_masses) {
         const bool processed = program_.flags & kProcessed, entropy = program_.flags & kEntropy;
         const bool described = reported(program_);
@@ -57,8 +58,8 @@ class Draw {
         scan(row_, wants, scan_);
         if (scan_.status != 0) return scan_.status;
         mass_temperature_ = wants.mass ? wants.temperature : 0;
-        if (!greedy()) select();
-        return greedy() || untruncated_ || survivors_.n > 0 ? kOk : kEmpty;
+        if (!greedy()) select(!all_masses && !(described && processed));
+        return greedy() || untruncated_ || crowd_ || survivors_.n > 0 ? kOk : kEmpty;
     }
 
     bool greedy() const { return program_.flags & kGreedy; }
@@ -80,6 +81,11 @@ class Draw {
     }
     int64_t winner(uint32_t stream, int64_t excluded) {
         if (greedy()) return likeliest();
+        if (crowd_) {
+            const int64_t found = draw_crowd(row_, context(), noise(stream));
+            if (found != kNobody) return found;
+            select(false);
+        }
         if (!untruncated_ || spent_) return draw(survivors_, noise(stream), excluded, space_);
         if (stream != kDrawStream) {  // the pass computed the hot bits of the draw's own stream
             everything();
@@ -121,7 +127,7 @@ class Draw {
     void describe(int64_t token, const Report &report, double *entropy) {
         const bool processed = program_.flags & kProcessed;
         if (processed && !greedy()) {
-            if (spent_) select();
+            if (spent_) select(false);
             if (untruncated_) everything();
             const double mass = collected_mass(survivors_);
             if (program_.logprobs >= 0) report_processed(survivors_, mass, row_.vocab, token, report, space_);
@@ -144,9 +150,13 @@ class Draw {
         return {static_cast<uint64_t>(program_.key), static_cast<uint64_t>(position_), stream};
     }
 
-    void select() {
-        const Context context{program_, scan_, position_, mass_temperature_, space_};
+    Context context() const { return {program_, scan_, position_, mass_temperature_, space_}; }
+
+    // Collects what survives; with `lazy`, only where that is not much.
+    void select(bool lazy) {
+        const Context context = this->context();
         spent_ = false;
+        crowd_ = false;
         if (untruncated_) {
             // a few of the likeliest give a score that most others can be measured against
             constexpr int64_t kFirst = 24;
@@ -154,6 +164,7 @@ class Draw {
             divide(survivors_.x, survivors_.n, temperature_);
             return;
         }
+        if ((crowd_ = lazy && crowded(context))) return;
         for (double depth = first_depth(context);;) {
             const double wanted = std::max(scan_.max + depth, static_cast<double>(kLowest));
             float floor = static_cast<float>(wanted);
@@ -208,6 +219,7 @@ class Draw {
     float floor_ = 0;
     bool untruncated_ = false;  // only a temperature: nothing is removed
     bool spent_ = false;        // the survivors have been made into something else
+    bool crowd_ = false;        // there are so many survivors that they were not collected
 };
 
 // One request: its rows in order, the drafts it accepts becoming history for the rows after them.

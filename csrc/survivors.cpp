@@ -11,23 +11,26 @@ constexpr int64_t kSortable = 256;  // so few are sorted at once
 constexpr int kProbes = 7;          // thresholds tried in one pass
 
 #if TAILRACE_X86
-TAILRACE_AVX512 int64_t take_block_avx512(const float *x, float floor, float max, uint32_t first, uint32_t *ids, float *out) {
+TAILRACE_AVX512 int64_t take_block_avx512(const float *key, const float *x, float low, float high, float max, uint32_t first, uint32_t *ids,
+                                           float *out) {
     const __m512i step = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    constexpr int64_t kAtOnce = 4;  // a branch for each sixteen would be guessed wrong too often
     int64_t n = 0;
-    for (int64_t i = 0; i < kBlock; i += 16) {
-        const __m512 v = _mm512_loadu_ps(x + i);
-        const __mmask16 in = _mm512_cmp_ps_mask(v, _mm512_set1_ps(floor), _CMP_GE_OQ);
-        if (!in) continue;
-        const __m512i id = _mm512_add_epi32(_mm512_set1_epi32(static_cast<int>(first + i)), step);
-        if (in == 0xffff) {
-            _mm512_storeu_si512(ids + n, id);
-            _mm512_storeu_ps(out + n, _mm512_sub_ps(v, _mm512_set1_ps(max)));
-            n += 16;
-            continue;
+    for (int64_t i = 0; i < kBlock; i += kAtOnce * kLanes) {
+        __mmask16 in[kAtOnce], any = 0;
+        for (int j = 0; j < kAtOnce; ++j) {
+            const __m512 k = _mm512_loadu_ps(key + i + j * kLanes);
+            in[j] = _mm512_cmp_ps_mask(k, _mm512_set1_ps(low), _CMP_GE_OQ) & _mm512_cmp_ps_mask(k, _mm512_set1_ps(high), _CMP_LE_OQ);
+            any |= in[j];
         }
-        _mm512_storeu_si512(ids + n, _mm512_maskz_compress_epi32(in, id));
-        _mm512_storeu_ps(out + n, _mm512_maskz_compress_ps(in, _mm512_sub_ps(v, _mm512_set1_ps(max))));
-        n += std::popcount(static_cast<unsigned>(in));
+        if (!any) continue;
+        for (int j = 0; j < kAtOnce; ++j) {
+            const __m512 depth = _mm512_sub_ps(_mm512_loadu_ps(x + i + j * kLanes), _mm512_set1_ps(max));
+            const __m512i id = _mm512_add_epi32(_mm512_set1_epi32(static_cast<int>(first + i + j * kLanes)), step);
+            _mm512_storeu_si512(ids + n, _mm512_maskz_compress_epi32(in[j], id));
+            _mm512_storeu_ps(out + n, _mm512_maskz_compress_ps(in[j], depth));
+            n += std::popcount(static_cast<unsigned>(in[j]));
+        }
     }
     return n;
 }
@@ -85,9 +88,10 @@ template <typename Use> TAILRACE_INLINE void each_flagged(const uint8_t *flags, 
     }
 }
 
-TAILRACE_CLONES int64_t take_block_plain(const float *x, float floor, float max, uint32_t first, uint32_t *ids, float *out) {
+TAILRACE_CLONES int64_t take_block_plain(const float *key, const float *x, float low, float high, float max, uint32_t first, uint32_t *ids,
+                                         float *out) {
     alignas(64) uint8_t flag[kBlock];
-    for (int64_t i = 0; i < kBlock; ++i) flag[i] = x[i] >= floor;
+    for (int64_t i = 0; i < kBlock; ++i) flag[i] = (key[i] >= low) & (key[i] <= high);
     int64_t n = 0;
     each_flagged(flag, [&](int64_t i) {
         ids[n] = first + static_cast<uint32_t>(i);
@@ -327,19 +331,22 @@ void amend(const Row &row, const Scan &scan, const float *x, int64_t block, floa
 
 }  // namespace
 
+void take_block(const float *key, const float *l, float low, float high, float max, uint32_t first, Survivors &out) {
+    out.n += TAILRACE_BEST(take_block)(key, l, low, high, max, first, out.ids + out.n, out.x + out.n);
+}
+
 void collect(const Row &row, const Scan &scan, float floor, Survivors &out) {
     alignas(64) float buffer[kBlock];
     out.n = 0;
     out.weighted = false;
     floor = std::max(floor, kLowest);  // −inf is nobody's logit
-    const auto take = TAILRACE_BEST(take_block);
     const bool amended = row.num_edits > 0 && scan.bounds;
     Cursor cursor;
     for (int64_t b = 0; b < row.blocks(); ++b) {
         if (!(scan.block_max[b] >= floor)) continue;
         const float *x = amended ? read(row, b, buffer) : load(row, b, buffer);
         const int64_t from = out.n;
-        out.n += take(x, floor, scan.max, static_cast<uint32_t>(b * kBlock), out.ids + out.n, out.x + out.n);
+        take_block(x, x, floor, -kNone, scan.max, static_cast<uint32_t>(b * kBlock), out);
         if (amended) amend(row, scan, x, b, floor, from, cursor, out);
     }
     if (out.raw) std::memcpy(out.raw, out.x, static_cast<size_t>(out.n) * sizeof(float));
@@ -388,8 +395,17 @@ Boundary nth(const Ranked &among, int64_t k, Workspace &space) {
     return boundary(*at);
 }
 
+Interval narrow_to(const Ranked &among, double target, Workspace &space) {
+    return narrow(among, space, [target](double mass, int64_t count) { return count > 0 && mass >= target; });
+}
+
+Between near(const Ranked &among, double target, Workspace &space) {
+    const Interval range = narrow_to(among, target, space);
+    return {from_depth_bits(range.low()), from_depth_bits(range.upto)};
+}
+
 Boundary reaching(const Ranked &among, double target, Workspace &space) {
-    const Interval range = narrow(among, space, [target](double mass, int64_t count) { return count > 0 && mass >= target; });
+    const Interval range = narrow_to(among, target, space);
     const int64_t n = in_question(range, space);
     if (n == 0) return {from_depth_bits(range.upto), ~uint32_t{0}};
     if (range.low() != range.upto) std::sort(space.order.begin(), space.order.begin() + n);

@@ -31,6 +31,8 @@ struct Survivors {
     double mass = -1;  // Σ e^x over all of them, the uncollected included; −1: not known
 };
 
+// Of a block of logits that begins with id `first`: those with low <= key <= high are put behind what is there.
+void take_block(const float *key, const float *l, float low, float high, float max, uint32_t first, Survivors &out);
 // All tokens whose edited logit is at least `floor`; raw and x are filled in.
 void collect(const Row &row, const Scan &scan, float floor, Survivors &out);
 
@@ -64,6 +66,11 @@ struct Ranked {
 Boundary nth(const Ranked &among, int64_t k, Workspace &space);
 // The token at which the descending mass reaches `target`, or the last one.
 Boundary reaching(const Ranked &among, double target, Workspace &space);
+// Values between which that token lies, close to each other.
+struct Between {
+    float high, low;
+};
+Between near(const Ranked &among, double target, Workspace &space);
 inline Ranked ranked(const Survivors &s) { return {s.ids, s.x, s.weights, s.n}; }
 
 // A value that at least k blocks' maxima reach, so at least k tokens: near the k-th largest, for a fraction of its price. −inf where

@@ -1,0 +1,14 @@
+// Rows so flat that the survivors of their one truncation are a large part of the vocabulary. Copying them would cost more than
+// looking again: the truncation's boundary is found in place, guided by a sample of the blocks, and the draw looks at hot tokens only.
+#pragma once
+#include "draw.h"
+#include "refine.h"
+
+namespace tailrace {
+
+// Whether a draw may go this way, by what is asked and by what the pass found.
+bool crowded(const Context &context);
+// The token; kNobody where the sample misled or other than hot tokens may win: then the survivors must be collected after all.
+int64_t draw_crowd(const Row &row, const Context &context, const Noise &noise);
+
+}  // namespace tailrace

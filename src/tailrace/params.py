@@ -269,10 +269,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         for name, words in (("bad_words", self.bad_words), ("sequence_bias", [ids for ids, _ in self.sequence_bias])):
             if any(not word for word in words):
                 raise ParameterError(f"{name} must hold non-empty sequences of token ids", name)
-        for name, limit in MAX_ENTRIES.items():
-            size = len(getattr(self, name) or ())
-            if size > limit:
-                raise ParameterError(f"{name} must have at most {limit} entries, got {size}", name)
+        for name in MAX_ENTRIES:
+            check_entries(name, len(getattr(self, name) or ()))
         biases = [*self.logit_bias.items(), *self.sequence_bias]
         for place, (token, bias) in enumerate(biases):
             if not math.isfinite(bias) or abs(bias) > MAX_BIAS:
@@ -366,6 +364,15 @@ NEUTRAL: dict[str, Any] = {
     field.name: field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
     for field in msgspec.structs.fields(SamplingParams)
 }
+
+
+def check_entries(name: str, size: int, of: str | None = None) -> None:
+    """Raise ParameterError, naming `of` (the field where the entries come from), if there are more than MAX_ENTRIES[name]."""
+    if size > MAX_ENTRIES[name]:
+        field = of or name
+        raise ParameterError(
+            f"{field} must have at most {MAX_ENTRIES[name]} entries{' of text' if of else ''}, got {size}", field
+        )
 
 
 def check_range(name: str, value: float | int | None) -> None:

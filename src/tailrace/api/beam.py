@@ -116,8 +116,8 @@ class BeamRequest:
         self._failure: TailraceError | None = None
         self._aborted = False
 
-    async def run(self) -> list[Beam]:
-        """All finished beams, best first.
+    async def run(self) -> None:
+        """Feed the search until it is done.
 
         Raises:
             TailraceError: the engine refused or failed.
@@ -130,7 +130,6 @@ class BeamRequest:
                     raise self._failure or EngineError("the request was aborted")
                 entries = await asyncio.gather(*(self._one(beam) for beam in self._search.running))
                 self._search.step([list(zip(e.top_ids, e.top_logprobs, strict=True)) for e in entries])
-            return self._search.finished
         finally:
             self.abort("closed")
             self._service.live.discard(self)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tailrace.api.presets import PRESETS
 from tailrace.api.schema.common import MAX_TOKEN_ID, GenerateRequest
 from tailrace.errors import ContextLengthError, ParameterError
-from tailrace.params import MAX_ENTRIES, TRUNCATIONS, SamplingParams, check_range
+from tailrace.params import TRUNCATIONS, SamplingParams, check_entries, check_range
 
 if TYPE_CHECKING:
     from tailrace.text.tokenizer import Tokenizer
@@ -151,9 +151,7 @@ def logit_bias(by_name: dict[str, float], tokenizer: Tokenizer) -> tuple[dict[in
     biases: dict[int, float] = {}
     sequences: list[tuple[tuple[int, ...], float]] = []
     texts = sum(not NUMBER.fullmatch(key) for key in by_name)
-    if texts > MAX_ENTRIES["sequence_bias"]:
-        limit = MAX_ENTRIES["sequence_bias"]
-        raise ParameterError(f"logit_bias must have at most {limit} keys that are text, got {texts}", "logit_bias")
+    check_entries("sequence_bias", texts, of="logit_bias")
     for key, bias in by_name.items():
         if not -MAX_API_BIAS <= bias <= MAX_API_BIAS:
             raise ParameterError(
@@ -174,9 +172,7 @@ def logit_bias(by_name: dict[str, float], tokenizer: Tokenizer) -> tuple[dict[in
 def sequence_bias(entries: Sequence[tuple[str | list[int], float]], tokenizer: Tokenizer) -> Sequences:
     """Each entry's ids, or its text's spellings, with their bias."""
     found: list[tuple[tuple[int, ...], float]] = []
-    if len(entries) > MAX_ENTRIES["sequence_bias"]:
-        limit = MAX_ENTRIES["sequence_bias"]
-        raise ParameterError(f"sequence_bias must have at most {limit} entries, got {len(entries)}", "sequence_bias")
+    check_entries("sequence_bias", len(entries))
     for what, bias in entries:
         words = (tuple(what),) if isinstance(what, list) else spellings(what, tokenizer, "sequence_bias")
         found += [(word, bias) for word in words]
@@ -200,9 +196,6 @@ def bad_words(words: list[str] | tuple[str, ...], tokenizer: Tokenizer) -> tuple
     Raises:
         ParameterError: a word is empty or too long to be one.
     """
-    if len(words) > MAX_ENTRIES["bad_words"]:
-        raise ParameterError(
-            f"bad_words must have at most {MAX_ENTRIES['bad_words']} entries, got {len(words)}", "bad_words"
-        )
+    check_entries("bad_words", len(words))
     found = (spelling for word in words for spelling in spellings(word, tokenizer, "bad_words"))
     return tuple(dict.fromkeys(found))

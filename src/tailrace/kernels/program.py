@@ -4,7 +4,7 @@ backend; sampling/methods makes it from a request's parameters, the backends giv
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -96,9 +96,9 @@ class Program:
     weights: tuple[int, int]
 
 
-def ascending(ids: list[int] | tuple[int, ...] | set[int]) -> np.ndarray:
+def ascending(ids: Iterable[int] | np.ndarray) -> np.ndarray:
     """Token ids as a program has them: uint32, ascending, distinct."""
-    return np.unique(np.asarray(list(ids), dtype=np.uint32))
+    return np.unique(np.asarray(ids if isinstance(ids, np.ndarray) else list(ids)).astype(np.uint32))
 
 
 def mask_of(ids: np.ndarray, vocab_size: int) -> Mask:

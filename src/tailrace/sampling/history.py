@@ -100,6 +100,12 @@ def in_scope(scope: Scope, output: bool) -> bool:
     return scope == "both" or scope == ("output" if output else "prompt")
 
 
+def completed_by(phrase: tuple[int, ...], tokens: list[int]) -> int | None:
+    """The id that would complete the phrase now, if what comes before it is what was said last."""
+    before = len(phrase) - 1
+    return phrase[-1] if before == 0 or tuple(tokens[-before:]) == phrase[:-1] else None
+
+
 class Suffixes:
     """For every earlier place whose token is the last one: how long the two stretches that end there and at the end agree.
 
@@ -109,14 +115,18 @@ class Suffixes:
     """
 
     def __init__(self, tokens: Iterable[int], limit: int, breakers: Iterable[int] = ()) -> None:
+        tokens = list(tokens)
+        room = max(64, 2 * len(tokens))
         self.limit = limit
         self.breakers = frozenset(breakers)
-        self.tokens = np.empty(64, dtype=np.int64)
-        self.length = np.empty(64, dtype=np.int64)  # valid where the token is the last one
-        self.size = 0
+        self.tokens = np.empty(room, dtype=np.int64)
+        self.length = np.empty(room, dtype=np.int64)  # valid where the token is the last one
+        self.size = len(tokens)
+        self.tokens[: self.size] = tokens
         self.places: dict[int, list[int]] = {}
-        tokens = list(tokens)
-        self._fill(tokens)
+        for place, token in enumerate(tokens):
+            self.places.setdefault(token, []).append(place)
+        self._recompute()
 
     def append(self, token: int) -> None:
         """One more token."""
@@ -150,16 +160,6 @@ class Suffixes:
         twin.tokens, twin.length = self.tokens.copy(), self.length.copy()
         twin.places = {token: list(places) for token, places in self.places.items()}
         return twin
-
-    def _fill(self, tokens: list[int]) -> None:
-        """All tokens at once: only the agreements with the end are needed."""
-        room = max(64, 2 * len(tokens))
-        self.tokens, self.length = np.empty(room, dtype=np.int64), np.empty(room, dtype=np.int64)
-        self.tokens[: len(tokens)] = tokens
-        self.size = len(tokens)
-        for place, token in enumerate(tokens):
-            self.places.setdefault(token, []).append(place)
-        self._recompute()
 
     def _extend(self, earlier: np.ndarray) -> None:
         """Agreements with the new end, from those with the old one."""

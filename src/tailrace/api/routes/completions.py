@@ -136,7 +136,8 @@ async def beam_search(
     assert params.max_tokens is not None
     search = BeamSearch(width, params.max_tokens, eos, penalty, ask.early_stopping or False)
     work = BeamRequest(service, f"cmpl-{request_id(request, ask)}", ids[0], params, search)
-    beams = (await unless_gone(request.receive, work.run(), lambda: work.abort("disconnect")))[:n]
+    await unless_gone(request.receive, work.run(), lambda: work.abort("disconnect"))
+    beams = search.best(n)
     choices = [
         CompletionChoice(i, service.tokenizer.decode(beam.tokens, params.skip_special_tokens), None, beam.reason, None)
         for i, beam in enumerate(beams)

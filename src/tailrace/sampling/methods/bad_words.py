@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from tailrace.kernels.program import Ban, ascending
 from tailrace.params import SamplingParams
+from tailrace.sampling.history import completed_by
 from tailrace.sampling.methods.base import EditMethod
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def ending(by_last: dict[int, list[tuple[int, ...]]], tokens: list[int]) -> list
     """The ids that would complete a phrase."""
     if not tokens:
         return []
-    return [word[-1] for word in by_last.get(tokens[-1], ()) if tuple(tokens[-(len(word) - 1) :]) == word[:-1]]
+    return [id for word in by_last.get(tokens[-1], ()) if (id := completed_by(word, tokens)) is not None]
 
 
 def longer(params: SamplingParams) -> bool:

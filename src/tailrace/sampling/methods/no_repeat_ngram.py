@@ -22,7 +22,7 @@ def edits(slot: Slot) -> list[Ban]:
         return [Ban(ascending([token for token, places in history.ngrams.places.items() if places]))]
     places, lengths = history.ngrams.agreements()
     followers = history.ngrams.tokens[places[lengths >= before] + 1]
-    return [Ban(ascending(followers.tolist()))] if followers.size else []
+    return [Ban(ascending(followers))] if followers.size else []
 
 
 def wanted(params: SamplingParams) -> bool:

@@ -9,6 +9,7 @@ import numpy as np
 
 from tailrace.kernels.program import Add
 from tailrace.params import SamplingParams
+from tailrace.sampling.history import completed_by
 from tailrace.sampling.methods.base import EditMethod
 
 if TYPE_CHECKING:
@@ -19,9 +20,8 @@ def edits(slot: Slot) -> list[Add]:
     tokens = slot.history.tokens if slot.history else []
     total: dict[int, float] = {}
     for word, bias in slot.params.sequence_bias:
-        before = len(word) - 1
-        if before == 0 or tuple(tokens[-before:]) == word[:-1]:
-            total[word[-1]] = total.get(word[-1], 0.0) + bias
+        if (id := completed_by(word, tokens)) is not None:
+            total[id] = total.get(id, 0.0) + bias
     ids = sorted(total)
     return [Add(np.array(ids, dtype=np.uint32), np.array([total[i] for i in ids], dtype=np.float32))] if ids else []
 

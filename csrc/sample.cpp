@@ -160,7 +160,10 @@ class Draw {
         if (untruncated_) {
             // a few of the likeliest give a score that most others can be measured against
             constexpr int64_t kFirst = 24;
-            collect_from(reached_by(scan_.block_max, scan_.blocks, std::min(kFirst, scan_.blocks), space_));
+            const float reached = reached_by(scan_.block_max, scan_.blocks, std::min(kFirst, scan_.blocks), space_);
+            const int64_t many = std::count_if(scan_.block_max, scan_.block_max + scan_.blocks, [reached](float top) { return top >= reached; });
+            // a crowd of equals is left to the hot bits
+            collect_from(many > 4 * kFirst ? std::nextafterf(reached, -kNone) : reached);
             divide(survivors_.x, survivors_.n, temperature_);
             return;
         }

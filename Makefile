@@ -2,7 +2,7 @@
 #
 #   make serve [PORT=8000] [HOST=127.0.0.1] [MODEL=…] [ARGS="--dtype float32"]
 #   make chat  [MODEL=…] [ARGS=…]
-#   make test | test-long | lint | bench [ARGS=…]
+#   make test | test-long | lint | bench [BENCH="serve sampler knobs kernels"] [ARGS=…]
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -59,9 +59,10 @@ test: lint
 test-long: install
 	$(BIN)/python -m pytest $(ARGS)
 
+BENCH ?= serve sampler
 bench: install
 	@mkdir -p bench/results
-	$(BIN)/tailrace bench serve --json bench/results/serve.json $(ARGS)
+	@set -e; for name in $(BENCH); do $(BIN)/tailrace bench $$name --json bench/results/$$name.json $(ARGS); done
 
 lint: install
 	$(BIN)/ruff check

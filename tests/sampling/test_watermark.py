@@ -58,6 +58,20 @@ def test_the_tournament_keeps_the_distribution_on_average_over_keys():
     assert torch.allclose(total / keys, row.double().softmax(0), atol=0.03)
 
 
+def test_a_context_that_was_there_before_is_not_marked():
+    row = torch.tensor([2.0, 1.0, 0.0, -1.0, 0.5])
+
+    def marked(prompt: list[int]) -> bool:
+        slots = Slots(1, 5)
+        slots.join(0, SamplingParams(watermark=Watermark(kind="synthid", key=3, context=3)), key=1, prompt=prompt)
+        return not torch.allclose(distribution(row, slots[0]).probabilities(), row.double().softmax(0), atol=1e-6)
+
+    assert marked([1, 2, 3])
+    assert marked([4, 2, 3, 1, 2, 3])
+    assert not marked([1, 2, 3, 0, 1, 2, 3])
+    assert not marked([1, 1, 1, 1])  # they may overlap
+
+
 def test_a_detector_needs_enough_tokens():
     with pytest.raises(ValueError, match="at least 5 tokens"):
         detect(Watermark(kind="kgw", key=1), [1, 2])

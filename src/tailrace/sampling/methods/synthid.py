@@ -1,19 +1,30 @@
 """Tournament watermark (SynthID-Text; Dathathri et al., Nature 634, 2024; transformers): `depth` layers of two-candidate
-tournaments with keyed bits g: p' = p · (1 + g − Σ p g) in each. Averaged over keys it keeps the distribution. Runs last.
-Neutral: watermark None."""
+tournaments with keyed bits g: p' = p · (1 + g − Σ p g) in each. Averaged over keys it keeps the distribution; so that this holds for
+whole texts too, a context that was there before, within the last RECENT places, is left unmarked. Runs last. Neutral: watermark None."""
 
 from __future__ import annotations
+
+import numpy as np
 
 from tailrace.sampling.methods.base import Refinement
 from tailrace.sampling.survivors import Context, Survivors
 from tailrace.sampling.watermark import g_values
 
 
+RECENT = 1024
+
+
+def repeated(tokens: list[int], size: int) -> bool:
+    """Whether the last `size` tokens stand somewhere before, too."""
+    contexts = np.lib.stride_tricks.sliding_window_view(np.array(tokens[-size - RECENT :]), size)
+    return bool((contexts[:-1] == contexts[-1]).all(1).any())
+
+
 def apply(survivors: Survivors, context: Context) -> Survivors:
     mark, history = context.slot.params.watermark, context.slot.history
     assert mark is not None
     assert history is not None
-    if len(history.tokens) < mark.context:
+    if len(history.tokens) < mark.context or repeated(history.tokens, mark.context):
         return survivors
     p = survivors.probabilities()
     for g in g_values(mark, history.tokens[-mark.context :], survivors.ids):

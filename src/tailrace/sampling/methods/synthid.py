@@ -10,7 +10,6 @@ from tailrace.sampling.methods.base import Refinement
 from tailrace.sampling.survivors import Context, Survivors
 from tailrace.sampling.watermark import g_values
 
-
 RECENT = 1024
 
 

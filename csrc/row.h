@@ -102,6 +102,9 @@ TAILRACE_INLINE float penalised(float value, const Edit &edit, const Counts &cou
     return value;
 }
 
+// A penalty on a block that begins with id `first`, from its i-th entry on; returns the first entry beyond the block.
+int64_t penalise_block(const Edit &edit, int64_t i, int64_t first, float *x);
+
 // The edits of one block, in the request's order. `x` holds the block from id `first` on.
 TAILRACE_INLINE void edit(const Row &row, int64_t first, float *x, Cursor &cursor) {
     for (int32_t e = 0; e < row.num_edits; ++e) {
@@ -117,21 +120,7 @@ TAILRACE_INLINE void edit(const Row &row, int64_t first, float *x, Cursor &curso
         const auto [ids, n] = touched_by(edit);
         int64_t i = cursor.at[e];
         if (edit.kind == EditKind::penalty) {
-            constexpr int64_t kWorthIt = 6;  // fewer entries are quicker one by one
-            while (i < n && ids[i] < first + kBlock) {
-                if (i + kWorthIt > n || ids[i + kWorthIt - 1] >= first + kBlock) {
-                    float &value = x[ids[i] - first];
-                    value = penalised(value, edit, *static_cast<const Counts *>(edit.ids), i);
-                    ++i;
-                    continue;
-                }
-                float value[kLanes] = {};
-                int64_t some = 0;
-                for (; some < kLanes && i + some < n && ids[i + some] < first + kBlock; ++some) value[some] = x[ids[i + some] - first];
-                penalise(edit, i, some, value);
-                for (int64_t l = 0; l < some; ++l) x[ids[i + l] - first] = value[l];
-                i += some;
-            }
+            i = penalise_block(edit, i, first, x);
         } else {
             for (; i < n && ids[i] < first + kBlock; ++i) {
                 float &value = x[ids[i] - first];

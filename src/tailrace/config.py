@@ -81,6 +81,9 @@ class ServerConfig(Section, frozen=True):
     """The HTTP front end. `on_engine_death`: exit with an error, or start a new engine. Times are in seconds.
 
     model_defaults: sampling fields that a request leaves out come from the model's generation config, where it has some.
+    api_keys, cors_origins: separated by commas; none: anybody may call, no other site's pages may.
+    max_request_s: a request that takes longer ends with what it has; 0: none does. keep_alive_s: a stream that was silent for so long
+    gets a comment. max_body_mib: of a request.
     """
 
     host: str = "127.0.0.1"
@@ -90,6 +93,11 @@ class ServerConfig(Section, frozen=True):
     drain_timeout_s: Seconds = 30.0
     max_logprobs: Natural = 20
     model_defaults: bool = True
+    api_keys: str = ""
+    cors_origins: str = ""
+    max_request_s: Amount = 0.0
+    keep_alive_s: Seconds = 15.0
+    max_body_mib: Positive = 16
 
 
 class Config(Section, frozen=True):

@@ -4,12 +4,14 @@
     ├── RequestError                 the caller's fault: 400
     │   ├── ParameterError           one field is out of range; also a ValueError
     │   ├── ContextLengthError       the prompt can never fit: 400, code context_length_exceeded
-    │   └── ModelNotFoundError       no such model: 404
+    │   ├── ModelNotFoundError       no such model: 404
+    │   ├── RequestNotFoundError     no such request is running (or stored): 404
+    │   └── AuthenticationError      no API key, or a wrong one: 401
     ├── ConfigError                  the operator's fault: refused at start
     │   └── ModelLoadError           the model can't be found, fetched or loaded
     └── EngineError                  ours: 500
         ├── RowError                 the logits of this one request are unusable (NaN, +inf, all masked)
-        ├── OverloadedError          the waiting line is full: 503, try later
+        ├── OverloadedError          the waiting line is full: 429, try later
         ├── NotReadyError            the engine is still starting, or the server is shutting down: 503, try later
         └── EngineDeadError          the engine process is gone: 503
 
@@ -59,6 +61,20 @@ class ModelNotFoundError(RequestError):
     code = "model_not_found"
 
 
+class RequestNotFoundError(RequestError):
+    """No request of this id is running or stored."""
+
+    status = 404
+    code = "request_not_found"
+
+
+class AuthenticationError(RequestError):
+    """The server has API keys, and this is none of them."""
+
+    status = 401
+    code = "invalid_api_key"
+
+
 class ConfigError(TailraceError):
     """A flag, an environment variable or a configuration file says something impossible."""
 
@@ -86,8 +102,9 @@ class RowError(EngineError):
 class OverloadedError(EngineError):
     """Too many requests are waiting."""
 
-    status = 503
+    status = 429
     code = "overloaded"
+    type = "rate_limit_error"
 
 
 class NotReadyError(EngineError):
@@ -107,7 +124,7 @@ class EngineDeadError(EngineError):
 BY_CODE: dict[str, type[TailraceError]] = {
     cls.code: cls
     for cls in (
-        RequestError, ParameterError, ContextLengthError, ModelNotFoundError,
+        RequestError, ParameterError, ContextLengthError, ModelNotFoundError, RequestNotFoundError, AuthenticationError,
         ConfigError, ModelLoadError, EngineError, RowError, OverloadedError, NotReadyError, EngineDeadError,
     )
 }  # fmt: skip

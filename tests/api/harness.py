@@ -20,6 +20,7 @@ from tailrace.api.serve import Server, uvicorn_config
 from tailrace.api.service import Service
 from tailrace.config import CacheConfig, EngineConfig, SchedulerConfig, ServerConfig
 from tailrace.engine.engine import Engine
+from tailrace.engine.stops import Spelling
 from tailrace.errors import EngineDeadError
 from tailrace.runners.scripted import ScriptedRunner
 from tailrace.text.tokenizer import Tokenizer
@@ -87,6 +88,7 @@ class LocalClient(AsyncClient):
         super().__init__(EngineConfig())
         self._script, self._runner_options, self.tick_s = script, runner, tick_s
         self.hold = False
+        self.spelling = Spelling()  # none: stop strings are found by the front end alone
         self.starts = 0
         self.start_error: Exception | None = None
 
@@ -100,6 +102,7 @@ class LocalClient(AsyncClient):
             ModelInfo(NAME, VOCAB, CONTEXT, [EOS]),
             CacheConfig(num_blocks=256, block_size=16),
             SchedulerConfig(max_num_seqs=32, max_num_batched_tokens=2048, max_waiting=100),
+            self.spelling,
         )
         self._ledger.model = self.engine.info
         self._socket = self

@@ -11,7 +11,7 @@ import pytest
 
 from api.harness import CONTEXT, LocalClient, events, front_of, saying
 from tailrace.api import problems
-from tailrace.api.body import MAX_BODY_BYTES
+from tailrace.config import ServerConfig
 from tailrace.errors import BY_CODE, EngineError, ModelLoadError, RequestError
 from tailrace.wire.messages import Failed
 
@@ -26,7 +26,8 @@ def problem(answer, status: int, code: str | None = None) -> dict:
     body = answer.json()
     assert list(body) == ["error"]
     assert list(body["error"]) == ["message", "type", "param", "code"]
-    assert body["error"]["type"] == ("server_error" if status >= 500 else "invalid_request_error")
+    kind = "server_error" if status >= 500 else "rate_limit_error" if status == 429 else "invalid_request_error"
+    assert body["error"]["type"] == kind
     if code is not None:
         assert body["error"]["code"] == code
     return body["error"]
@@ -217,10 +218,10 @@ async def test_a_body_too_large_declared_and_undeclared(front):
         for _ in range(17):
             yield b" " * (1 << 20)
 
-    declared = await front.http.post(CHAT, content=b" " * (MAX_BODY_BYTES + 1))
+    declared = await front.http.post(CHAT, content=b" " * ((ServerConfig().max_body_mib << 20) + 1))
     problem(declared, 413, "request_too_large")
     undeclared = await front.http.post(CHAT, content=parts())
-    assert str(MAX_BODY_BYTES) in problem(undeclared, 413, "request_too_large")["message"]
+    assert str(ServerConfig().max_body_mib << 20) in problem(undeclared, 413, "request_too_large")["message"]
 
 
 async def test_prompt_longer_than_the_context(front):
@@ -300,10 +301,10 @@ async def test_the_engines_death(tokenizer):
         assert front.metric("tailrace_engine_ready") == 0
 
 
-async def test_too_many_waiting_is_a_503_that_says_when_to_retry(tokenizer):
+async def test_too_many_waiting_is_a_429_that_says_when_to_retry(tokenizer):
     async with front_of(LocalClient(saying(b"Hello")), tokenizer) as front:
         answer = await front.complete(["x="] * 200)
-        problem(answer, 503, "overloaded")
+        problem(answer, 429, "overloaded")
         assert answer.headers["retry-after"] == "1"
         await front.until(front.client.idle)
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from api.harness import LocalClient, events, front_of, saying
-from tailrace.api.sse import EventStream, frame
+from tailrace.api.sse import COMMENT, EventStream, frame
 from tailrace.errors import EngineError
 
 
@@ -39,9 +39,15 @@ class Wire:
         return b"".join(m.get("body", b"") for m in self.sent).decode()
 
 
-async def run(rest) -> Wire:
+async def first(delay_s: float = 0.0) -> Chunk:
+    await asyncio.sleep(delay_s)
+    return Chunk("first")
+
+
+async def run(rest, delay_s: float = 0.0, keep_alive_s: float = 60.0) -> Wire:
     wire = Wire()
-    await EventStream(Chunk("first"), rest, lambda: None)({"type": "http"}, wire.receive, wire.send)
+    stream = EventStream(asyncio.ensure_future(first(delay_s)), rest, lambda: None, keep_alive_s)
+    await stream({"type": "http"}, wire.receive, wire.send)
     assert wire.sent[0]["type"] == "http.response.start"
     assert [m["more_body"] for m in wire.sent[1:]] == [True] * (len(wire.sent) - 2) + [False]
     return wire
@@ -52,6 +58,27 @@ async def test_done_only_after_the_last_chunk():
         yield Chunk("second")
 
     assert events((await run(rest())).body) == [{"text": "first"}, {"text": "second"}, "[DONE]"]
+
+
+async def test_comments_fill_silences_between_frames_and_end_with_the_stream():
+    async def rest():
+        await asyncio.sleep(0.08)
+        yield Chunk("second")
+        for _ in range(200):  # no silence, no comment
+            await asyncio.sleep(0)
+            yield Chunk("more")
+
+    wire = await run(rest(), delay_s=0.08, keep_alive_s=0.02)
+    parts = [m["body"] for m in wire.sent[1:]]
+    comments = [i for i, part in enumerate(parts) if part == COMMENT]
+    frames = [part for part in parts if part != COMMENT]
+    assert all(part.startswith(b"data: ") and part.endswith(b"\n\n") for part in frames)
+    assert parts.index(frames[0]) in range(2, 6)  # comments before the first chunk
+    assert parts.index(frames[1]) - parts.index(frames[0]) in range(2, 6)
+    assert max(comments) < parts.index(frames[1])
+    assert parts[-1] == b"data: [DONE]\n\n"
+    await asyncio.sleep(0.05)
+    assert len(wire.sent) == len(parts) + 1
 
 
 @pytest.mark.parametrize(

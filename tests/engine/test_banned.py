@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from engine.harness import VOCAB, Harness
 from tailrace.engine.banned import BannedText
+from tailrace.engine.stops import Spelling
 from tailrace.errors import ParameterError
 from tailrace.params import SamplingParams
 from tailrace.runners.scripted import ScriptedRunner
@@ -20,7 +21,7 @@ SPELT = [b"", b"a", b"b", b"c", b" ", b"ab", b"bc", b" a", b"ca", b"abc", b" b",
 
 def watched(script, **limits) -> Harness:
     harness = Harness(ScriptedRunner(VOCAB, script, 512, block_size=16), **limits)
-    harness.engine.token_bytes = SPELT
+    harness.engine.spelling = Spelling(SPELT)
     return harness
 
 

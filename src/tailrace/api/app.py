@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tailrace.api.disconnect import end
+from tailrace.api.guard import ApiKeys
 from tailrace.api.problems import HANDLERS
 from tailrace.api.respond import REQUEST_ID, id_of_headers
 from tailrace.api.routes.chat import create_chat_completion
@@ -21,6 +23,8 @@ from tailrace.api.routes.completions import create_completion
 from tailrace.api.routes.health import health
 from tailrace.api.routes.metrics import metrics
 from tailrace.api.routes.models import list_models, retrieve_model
+from tailrace.api.routes.requests import cancel_request
+from tailrace.api.routes.tokenize import detokenize, tokenize
 from tailrace.api.service import Service
 from tailrace.config import ServerConfig
 from tailrace.wire.aio import AsyncClient
@@ -33,6 +37,9 @@ ROUTES = (
     ("POST", "/v1/completions", create_completion),
     ("GET", "/v1/models", list_models),
     ("GET", "/v1/models/{id:path}", retrieve_model),
+    ("DELETE", "/v1/requests/{id:path}", cancel_request),
+    ("POST", "/tokenize", tokenize),
+    ("POST", "/detokenize", detokenize),
     ("GET", "/health", health),
     ("GET", "/metrics", metrics),
 )
@@ -65,12 +72,29 @@ def create_app(
 
     app = Starlette(
         routes=[Route(path, endpoint, methods=[method]) for method, path, endpoint in ROUTES],
-        middleware=[Middleware(RequestId)],
+        middleware=wrapping(config),
         exception_handlers=HANDLERS,
         lifespan=lifespan,
     )
     app.state.service = service
     return app
+
+
+def wrapping(config: ServerConfig) -> list[Middleware]:
+    """What every request passes, outermost first."""
+    found = [Middleware(RequestId)]
+    if origins := listed(config.cors_origins):
+        found.append(
+            Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=[REQUEST_ID])
+        )  # fmt: skip
+    if keys := listed(config.api_keys):
+        found.append(Middleware(ApiKeys, keys=keys))
+    return found
+
+
+def listed(words: str) -> list[str]:
+    """What is between the commas."""
+    return [word for part in words.split(",") if (word := part.strip())]
 
 
 class RequestId:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from tailrace.api import problems
-from tailrace.errors import EngineError, TailraceError
+from tailrace.errors import EngineError, RequestError, TailraceError
 from tailrace.params import SamplingParams
 from tailrace.wire.messages import Failed, TokenLogprobs, Tokens
 
@@ -133,6 +133,10 @@ class BeamRequest:
         finally:
             self.abort("closed")
             self._service.live.discard(self)
+
+    def cut(self, cause: str) -> None:
+        """A search has nothing to show before its end."""
+        self.fail(RequestError(f"the search was ended: {cause}"), cause)
 
     def abort(self, cause: str) -> None:
         """End whatever is open. Idempotent."""

@@ -22,7 +22,6 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-MAX_BODY_BYTES = 16 << 20
 MAX_LOGGED_NAMES = 1000  # so that nobody can fill the log, or the memory of it
 FORM = "application/x-www-form-urlencoded"  # what `curl -d` says of any body
 
@@ -47,7 +46,7 @@ class BodyReader(Generic[T]):
             RequestError: it is no JSON object.
         """
         check_content_type(request)
-        raw = await read_bytes(request)
+        raw = await read_bytes(request, request.app.state.service.config.max_body_mib << 20)
         try:
             fields = _decode_fields(raw)
             self._check_fields(fields)
@@ -73,16 +72,16 @@ def check_content_type(request: Request) -> None:
         raise HTTPException(415, f"the content type must be application/json, not {kind}")
 
 
-async def read_bytes(request: Request) -> bytes:
-    """The body, at most MAX_BODY_BYTES of it; more is a 413, before it is held."""
-    too_large = HTTPException(413, f"the body must be at most {MAX_BODY_BYTES} bytes", {"connection": "close"})
+async def read_bytes(request: Request, limit: int) -> bytes:
+    """The body, at most `limit` bytes of it; more is a 413, before it is held."""
+    too_large = HTTPException(413, f"the body must be at most {limit} bytes", {"connection": "close"})
     declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared) > MAX_BODY_BYTES:
+    if declared.isdecimal() and int(declared) > limit:
         raise too_large
     parts, size = [], 0
     async for part in request.stream():
         size += len(part)
-        if size > MAX_BODY_BYTES:
+        if size > limit:
             raise too_large
         parts.append(part)
     return b"".join(parts)

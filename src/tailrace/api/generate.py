@@ -5,6 +5,7 @@ A request has one or more prompts with n sequences each; choice p·n + i is sequ
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
@@ -24,10 +25,20 @@ if TYPE_CHECKING:
 
 
 class Generation:
-    """Iterate `deltas` once. `abort` and `fail` may be called at any time, by anybody."""
+    """Iterate `deltas` once. `abort`, `fail` and `cut` may be called at any time, by anybody.
+
+    Args:
+        deadline_s: seconds after which it is cut; the server's own limit may come before.
+    """
 
     def __init__(
-        self, service: Service, id: str, prompts: Sequence[list[int]], params: SamplingParams, priority: int = 0
+        self,
+        service: Service,
+        id: str,
+        prompts: Sequence[list[int]],
+        params: SamplingParams,
+        priority: int = 0,
+        deadline_s: float | None = None,
     ) -> None:
         self.id, self.prompts, self.params = id, prompts, params
         self._service, self._metrics = service, service.metrics
@@ -38,6 +49,8 @@ class Generation:
         self._cached = [0] * len(prompts)
         self._open = 0
         self._failure: TailraceError | None = None
+        self._cut: str | None = None
+        self._deadline_s = deadline_s
 
     @property
     def usage(self) -> Usage:
@@ -56,6 +69,8 @@ class Generation:
         service.supervisor.check()
         eos = service.client.model.eos_token_ids
         service.live.add(self)
+        limits = [limit for limit in (self._deadline_s, service.config.max_request_s) if limit]
+        timer = asyncio.get_running_loop().call_later(min(limits), self.cut, "deadline") if limits else None
         try:
             for prompt in self.prompts:
                 stream = service.client.submit(prompt, self.params, id=self.id, priority=self._priority)
@@ -71,8 +86,18 @@ class Generation:
             self.abort("failed")
             raise
         finally:
+            if timer is not None:
+                timer.cancel()
             self.abort("closed")
             service.live.discard(self)
+
+    def cut(self, cause: str) -> None:
+        """End whatever is still open as it is: its finish reason is "abort", its stop reason the cause. Idempotent."""
+        if self._open and self._cut is None:
+            self._cut = cause
+            self._metrics.aborted.labels(cause).inc()
+            for stream in self._streams:
+                stream.abort(cause)
 
     def abort(self, cause: str) -> None:
         """End whatever is still open; nothing more comes. Idempotent."""
@@ -103,11 +128,18 @@ class Generation:
                         self._metrics.finished.labels(delta.finish_reason).inc()
                         open_.discard(event.index)
                         self._open -= 1
-                        if isinstance(event, Tokens):  # a stop string: the engine can't know
+                        if isinstance(event, Tokens) and stream.abort_sequence(
+                            event.index
+                        ):  # a stop that the engine did not find
                             self._metrics.aborted.labels("stop string").inc()
-                            stream.abort_sequence(event.index)
                     yield p * n + event.index, delta
-        if open_:
+        if self._cut is not None and self._failure is None:
+            for index in sorted(open_):
+                text = self._texts[p * n + index]
+                self._metrics.finished.labels("abort").inc()
+                self._open -= 1
+                yield p * n + index, text.flush("abort")._replace(stop_reason=self._cut)
+        elif open_:
             raise self._failure or EngineError("the engine's stream ended before its sequences did")
 
     def _delta(self, p: int, event: SequenceEvent, clock: TokenClock) -> Delta:

@@ -43,9 +43,9 @@ END_TO_END_S = (0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 3
 class Metrics:
     """Counters and histograms that the front end keeps; `expose` writes them and the engine's as Prometheus' text."""
 
-    def __init__(self, stats: Callable[[], Stats], ready: Callable[[], bool]) -> None:
+    def __init__(self, stats: Callable[[], Stats], ready: Callable[[], bool], wasted: Callable[[], int]) -> None:
         self._registry = CollectorRegistry()
-        self._registry.register(EngineCollector(stats, ready))
+        self._registry.register(EngineCollector(stats, ready, wasted))
         self.time_to_first_token = Histogram(
             "tailrace_time_to_first_token_seconds", "From the request's arrival to its first token, per prompt.",
             buckets=FIRST_TOKEN_S, registry=self._registry,
@@ -80,8 +80,8 @@ class Metrics:
 class EngineCollector(Collector):
     """The engine's gauges and counters, read when asked. A restarted engine's counters begin at 0 again."""
 
-    def __init__(self, stats: Callable[[], Stats], ready: Callable[[], bool]) -> None:
-        self._stats, self._ready = stats, ready
+    def __init__(self, stats: Callable[[], Stats], ready: Callable[[], bool], wasted: Callable[[], int]) -> None:
+        self._stats, self._ready, self._wasted = stats, ready, wasted
 
     def describe(self) -> list[Metric]:
         """Nothing to check for duplicates before the first scrape."""
@@ -105,6 +105,11 @@ class EngineCollector(Collector):
             ("tailrace_generation_tokens", "Tokens generated.", stats.generated_tokens),
             ("tailrace_num_preemptions", "Sequences that had to give back their blocks.", stats.preemptions),
             ("tailrace_num_rewinds", "Times a sequence backed up because a banned string was complete.", stats.rewinds),
+            (
+                "tailrace_wasted_tokens",
+                "Tokens drawn after a stop string that only the front end could find.",
+                self._wasted(),
+            ),
             ("tailrace_engine_steps", "Steps of the engine.", stats.steps),
         ):
             yield CounterMetricFamily(name, text, value=value)

@@ -80,7 +80,7 @@ async def on_tailrace_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, TailraceError)
     if error.status >= 500:
         log.error("%s %s: %s", request.method, request.url.path, error)
-    headers = {"retry-after": str(RETRY_AFTER_S)} if error.status == 503 else None
+    headers = {"retry-after": str(RETRY_AFTER_S)} if error.status in (429, 503) else None
     return answer(error.status, body(error), headers)
 
 

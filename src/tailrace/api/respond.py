@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import TypeVar
 from uuid import uuid4
@@ -10,7 +11,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tailrace.api.disconnect import unless_gone
+from tailrace.api.disconnect import end, unless_gone
 from tailrace.api.generate import Generation
 from tailrace.api.schema.common import GenerateRequest
 from tailrace.api.sse import EventStream
@@ -35,7 +36,8 @@ async def respond(
     fold: Callable[[AsyncGenerator[Chunk, None]], Awaitable[msgspec.Struct]],
     streamed: bool,
 ) -> Response:
-    """The first chunk is awaited before a stream begins, so that a refusal by the engine is still an HTTP error.
+    """The first chunk is awaited before a stream begins, so that a refusal by the engine is still an HTTP error; but not for so long
+    that somebody on the way would give up.
 
     Raises:
         TailraceError: it failed before anything was sent. ClientDisconnect: nobody is there any more.
@@ -46,8 +48,16 @@ async def respond(
 
     if not streamed:
         return json_answer(await unless_gone(request.receive, fold(chunks), gone))
-    first = await unless_gone(request.receive, anext(chunks), gone)
-    return EventStream(first, chunks, gone)
+    keep_alive_s = request.app.state.service.config.keep_alive_s
+    first = asyncio.ensure_future(anext(chunks))
+    try:
+        await unless_gone(request.receive, asyncio.wait((first,), timeout=keep_alive_s), gone)
+        if first.done():
+            first.result()
+    except BaseException:
+        await end(first)
+        raise
+    return EventStream(first, chunks, gone, keep_alive_s)
 
 
 def request_id(request: Request, ask: GenerateRequest) -> str:

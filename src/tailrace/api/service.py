@@ -47,7 +47,9 @@ class Service:
         self.defaults = defaults
         self.supervisor = Supervisor(client, config.on_engine_death)
         self.labels = Labels(tokenizer)
-        self.metrics = Metrics(lambda: client.stats, lambda: self.supervisor.state == "ready")
+        self.metrics = Metrics(
+            lambda: client.stats, lambda: self.supervisor.state == "ready", lambda: client.wasted_tokens
+        )
         self.live: set[Generation | BeamRequest] = set()
         self.created_s = int(time.time())
         self.fingerprint = "fp_" + hashlib.sha256(f"{version('tailrace')} {model_name}".encode()).hexdigest()[:10]

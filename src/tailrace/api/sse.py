@@ -3,13 +3,16 @@
 data: {…}\\n\\n      one per chunk
 data: [DONE]\\n\\n   only after the last chunk
 data: {"error":…}   instead, if it fails on the way; then the response ends
+: keep-alive\\n\\n   a comment, between frames, after a silence; also before the first chunk, if that takes long
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable
-from typing import Any
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect
@@ -17,9 +20,12 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tailrace.api import problems
-from tailrace.api.disconnect import unless_gone
+from tailrace.api.disconnect import end, unless_gone
 
 DONE = b"data: [DONE]\n\n"
+COMMENT = b": keep-alive\n\n"
+
+Chunk = TypeVar("Chunk", bound=msgspec.Struct)
 
 _encode = msgspec.json.Encoder().encode
 
@@ -30,40 +36,64 @@ def frame(chunk: msgspec.Struct) -> bytes:
 
 
 class EventStream(Response):
-    """Sends `first` and then `rest` as they come.
+    """Sends the chunks as they come.
 
     Args:
-        first: already there, so that a refusal could still become an HTTP error.
-        rest: closed in every case. An error from it becomes an error event.
+        first: a task that waits for the first chunk. It may be done already, so that a refusal could still become an HTTP error.
+        rest: the others; closed in every case. An error from either becomes an error event.
         on_gone: called if the client leaves, before `rest` is cancelled.
+        keep_alive_s: silence after which a comment is sent.
     """
 
     media_type = "text/event-stream"
 
     def __init__(
-        self, first: msgspec.Struct, rest: AsyncGenerator[msgspec.Struct, None], on_gone: Callable[[], None]
+        self,
+        first: asyncio.Future[Chunk],
+        rest: AsyncGenerator[Chunk, None],
+        on_gone: Callable[[], None],
+        keep_alive_s: float,
     ) -> None:
         self.status_code = 200
         self.background = None
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
-        self._first, self._rest, self._on_gone = first, rest, on_gone
+        self._first, self._rest, self._on_gone, self._keep_alive_s = first, rest, on_gone, keep_alive_s
+        self._sent_s = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         start: Any = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         async with contextlib.aclosing(self._rest):
-            await send(start)
-            with contextlib.suppress(ClientDisconnect):
-                await unless_gone(receive, self._send_all(send), self._on_gone)
+            try:
+                await send(start)
+                with contextlib.suppress(ClientDisconnect):
+                    await unless_gone(receive, self._send_all(send), self._on_gone)
+            finally:
+                await end(self._first)
 
     async def _send_all(self, send: Send) -> None:
         async def put(data: bytes, more: bool = True) -> None:
+            self._sent_s = time.monotonic()
             await send({"type": "http.response.body", "body": data, "more_body": more})
 
-        await put(frame(self._first))
+        pinger = asyncio.create_task(self._ping(put))
         try:
-            async for chunk in self._rest:
-                await put(frame(chunk))
+            try:
+                await put(frame(await self._first))
+                async for chunk in self._rest:
+                    await put(frame(chunk))
+            finally:
+                await end(pinger)
         except Exception as error:
             await put(frame(problems.of_any(error)), more=False)
         else:
             await put(DONE, more=False)
+
+    async def _ping(self, put: Callable[[bytes], Awaitable[None]]) -> None:
+        """Comments into long silences. One write each, as frames are, so that neither splits the other."""
+        self._sent_s = time.monotonic()
+        while True:
+            silent_s = time.monotonic() - self._sent_s
+            if silent_s >= self._keep_alive_s:
+                await put(COMMENT)
+                silent_s = 0.0
+            await asyncio.sleep(self._keep_alive_s - silent_s)

@@ -38,7 +38,7 @@ HELP: dict[str, str] = {
     "scheduler.max_num_seqs": "sequences computed at once",
     "scheduler.max_num_batched_tokens": "tokens computed per step; longer prompts are cut in chunks",
     "scheduler.max_model_len": "tokens of prompt and output together; 0: the model's own limit",
-    "scheduler.max_waiting": "requests that may wait; more are refused with 503",
+    "scheduler.max_waiting": "requests that may wait; more are refused with 429",
     "server.host": "address to listen on; 0.0.0.0 for all",
     "server.port": "port to listen on; 0: any free one",
     "server.on_engine_death": "what the server does when its engine dies",
@@ -46,6 +46,11 @@ HELP: dict[str, str] = {
     "server.drain_timeout_s": "seconds running requests may take to finish at shutdown",
     "server.max_logprobs": "most logprobs per token a request may ask for",
     "server.model_defaults": "take sampling defaults from the model's generation config",
+    "server.api_keys": "keys that may call, separated by commas; none: anybody (better in TAILRACE_SERVER_API_KEYS than on a command line)",
+    "server.cors_origins": "sites whose pages may call, separated by commas; * for all",
+    "server.max_request_s": "seconds after which a request ends with what it has; 0: never",
+    "server.keep_alive_s": "seconds of silence after which a stream gets a comment",
+    "server.max_body_mib": "MiB that a request's body may have",
 }
 FLAGS: dict[str, str] = {"model.name": "--served-model-name"}  # where the field's own name would mislead
 ENGINE_SECTIONS = ("model", "cache", "scheduler")

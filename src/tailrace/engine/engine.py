@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from bisect import insort
 from collections import defaultdict
-from collections.abc import Sequence as List
 from itertools import count
 
 from tailrace.config import CacheConfig, SchedulerConfig
@@ -21,6 +20,7 @@ from tailrace.engine.kv_cache import BlockCache
 from tailrace.engine.request import LIVING, Request, Sequence, State
 from tailrace.engine.stats import Counters
 from tailrace.engine.step import step
+from tailrace.engine.stops import Spelling, StopText
 from tailrace.errors import ParameterError, RequestError, TailraceError
 from tailrace.runners.base import ModelRunner
 from tailrace.sampling import Sampler, Slots, request_key
@@ -34,7 +34,7 @@ class Engine:
 
     Args:
         runner: the model. info: what front ends are told of it; max_model_len is lowered to what the cache holds.
-        token_bytes: what each token id spells; without it strings can't be banned.
+        spelling: what each token id spells; without it strings can't be banned, and only front ends find stop strings.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Engine:
         info: ModelInfo,
         cache: CacheConfig,
         scheduler: SchedulerConfig,
-        token_bytes: List[bytes] = (),
+        spelling: Spelling = Spelling(),  # noqa: B008, it is frozen
     ) -> None:
         longest = min(x for x in (info.max_model_len, runner.max_model_len, scheduler.max_model_len) if x)
         per_slot = -(-longest // cache.block_size)
@@ -57,7 +57,7 @@ class Engine:
         self.limits = Limits(runner.vocab_size, longest, scheduler)
         self.eos = frozenset(eos)
         self.runner = runner
-        self.token_bytes = token_bytes
+        self.spelling = spelling
         self.cache = BlockCache(blocks, cache.block_size, cache.prefix_reuse)
         self.slots = Slots(scheduler.max_num_seqs, runner.vocab_size)
         self.sampler = Sampler(self.slots)
@@ -78,7 +78,7 @@ class Engine:
             if (client, message.id, message.epoch) in self.requests:
                 raise RequestError(f"request ({message.id}, {message.epoch}) is already here", "id")
             self.limits.check(message, len(self.waiting))
-            if message.params.banned_strings and not self.token_bytes:
+            if message.params.banned_strings and not self.spelling.token_bytes:
                 raise ParameterError("banned_strings: the bytes of this model's tokens are not known", "banned_strings")
         except TailraceError as error:
             self.refuse(message, error, client)
@@ -92,7 +92,9 @@ class Engine:
             state = State.FORKING if index else State.WAITING
             sequence = Sequence(request, index, key, len(message.prompt), list(message.prompt), state)
             if message.params.banned_strings:
-                sequence.watch = BannedText(message.params, self.token_bytes)
+                sequence.watch = BannedText(message.params, self.spelling.token_bytes)
+            if message.params.stop and self.spelling.exact:
+                sequence.stops = StopText(message.params, self.spelling)
             request.sequences.append(sequence)
         self.requests[request.name] = request
         insort(self.waiting, request.sequences[0], key=order)

@@ -21,6 +21,7 @@ import msgspec
 
 from tailrace.config import EngineConfig
 from tailrace.engine.engine import Engine
+from tailrace.engine.stops import Spelling
 from tailrace.errors import EngineError, NotReadyError, TailraceError
 from tailrace.sampling import processors
 from tailrace.wire.messages import Abort, Drain, Drained, FromEngine, Hello, ModelInfo, Ready, Submit
@@ -54,25 +55,25 @@ def build(config: EngineConfig) -> Engine:
     if name.startswith("scripted:"):
         runner = load_runner(config.model, None, block_size=config.cache.block_size, vocab_size=SCRIPTED_VOCAB)
         info = ModelInfo(config.model.name or name, runner.vocab_size, runner.max_model_len, [2])
-        spelt = []
+        spelling = Spelling()
     else:
         folder = Path(name)
         runner = load_runner(config.model, folder, block_size=config.cache.block_size)
         info = describe(folder, config.model.name or folder.name, config.scheduler.max_model_len)
-        spelt = spellings(folder, config.model.trust_remote_code, info.vocab_size)
-    return Engine(runner, info, config.cache, config.scheduler, spelt)
+        spelling = spelling_of(folder, config.model.trust_remote_code, info.vocab_size)
+    return Engine(runner, info, config.cache, config.scheduler, spelling)
 
 
-def spellings(folder: Path, trust_remote_code: bool, vocab_size: int) -> list[bytes]:
-    """What each token id spells; empty where the model comes without a tokenizer: then strings can't be banned."""
+def spelling_of(folder: Path, trust_remote_code: bool, vocab_size: int) -> Spelling:
+    """What each token id spells; nothing where the model comes without a tokenizer."""
     from tailrace.text.tokenizer import Tokenizer
 
     try:
         tokenizer = Tokenizer.load(folder, trust_remote_code)
     except TailraceError as error:
         log.info("strings can't be banned: %s", error)
-        return []
-    return [tokenizer.bytes_of(token) for token in range(vocab_size)]
+        return Spelling()
+    return Spelling.of(tokenizer, vocab_size)
 
 
 class Loop:

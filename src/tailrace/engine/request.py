@@ -14,6 +14,7 @@ import enum
 from dataclasses import dataclass, field
 
 from tailrace.engine.banned import BannedText
+from tailrace.engine.stops import StopText
 from tailrace.params import SamplingParams
 
 
@@ -79,10 +80,12 @@ class Sequence:
     slot: int = -1
     computed: int = 0
     cached: int = 0  # prompt tokens found in the prefix cache when it was first admitted
+    told: bool = False  # its first tokens have been sent
     blocks: list[int] = field(default_factory=list)
     hashes: list[bytes] = field(default_factory=list)
     published: int = 0
     watch: BannedText | None = None  # where strings are banned
+    stops: StopText | None = None  # where there are stop strings that can be found here
     sampler_state: dict[str, float] | None = None  # of the sampler's methods, while it has no slot
 
     @property

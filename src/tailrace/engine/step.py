@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+Drawn = tuple[int, TokenLogprobs | None]
+
 
 def step(engine: Engine) -> None:
     """Compute and draw once; the engine's outbox holds what came of it."""
@@ -93,9 +95,9 @@ def commit(engine: Engine, plan: Plan, assembled: Assembled, sampled: Sampled) -
 
 
 def emit(engine: Engine, sequence: Sequence, token: int, logprobs: list[Logprobs] | None) -> None:
-    """One drawn token: append, send, and end the sequence if the token or its length says so.
+    """One drawn token: append, send, and end the sequence if the token, its text or its length says so.
 
-    EOS is looked at first, then the stop ids, then the length; where several apply, the first gives the reason.
+    EOS is looked at first, then the stop ids, then stop strings, then the length; where several apply, the first gives the reason.
     """
     assert sequence.state is State.RUNNING
     request, params = sequence.request, sequence.request.params
@@ -108,18 +110,23 @@ def emit(engine: Engine, sequence: Sequence, token: int, logprobs: list[Logprobs
     ends = (token in engine.eos and not params.ignore_eos) or token in params.stop_token_ids
     stops = ends and sequence.num_output > params.min_tokens
     full = len(sequence.tokens) >= request.max_len
-    if sequence.watch is None:
-        send(engine, sequence, [(token, entry)], first=sequence.num_output == 1)
-    elif not watch(engine, sequence, token, entry, stops or full):
+    released: list[Drawn] | None = [(token, entry)]
+    if sequence.watch is not None and (released := watch(engine, sequence, token, entry, stops or full)) is None:
         return
+    if released:
+        send(engine, sequence, released)
     if stops:
         engine.finish(sequence, "stop", token)
+    elif sequence.stops is not None and any(sequence.stops.push(id) for id, _ in released):
+        engine.finish(sequence, "stop")
     elif full:
         engine.finish(sequence, "length")
 
 
-def watch(engine: Engine, sequence: Sequence, token: int, entry: TokenLogprobs | None, last: bool) -> bool:
-    """Send what can't become a banned string any more. False if one is complete: the sequence has backed up, or given up."""
+def watch(
+    engine: Engine, sequence: Sequence, token: int, entry: TokenLogprobs | None, last: bool
+) -> list[Drawn] | None:
+    """What can't become a banned string any more. None if one is complete: the sequence has backed up, or given up."""
     text = sequence.watch
     assert text is not None
     if (position := text.push(token)) is not None:
@@ -127,18 +134,16 @@ def watch(engine: Engine, sequence: Sequence, token: int, entry: TokenLogprobs |
             engine.fail(sequence, RowError(f"banned_strings: the model wants nothing else after {MAX_REWINDS} rewinds"))
         else:
             engine.rewind(sequence, position)
-        return False
+        return None
     text.held.append((token, entry))
-    first = text.sent == 0
-    if out := text.release(everything=last):
-        send(engine, sequence, out, first)
-    return True
+    return text.release(everything=last)
 
 
-def send(engine: Engine, sequence: Sequence, out: list[tuple[int, TokenLogprobs | None]], first: bool) -> None:
+def send(engine: Engine, sequence: Sequence, out: list[Drawn]) -> None:
     """Tokens go out; the first ones say how much of the prompt was cached."""
     request = sequence.request
     entries = [entry for _, entry in out if entry is not None] or None
-    cached = sequence.cached if first else 0
+    cached = 0 if sequence.told else sequence.cached
+    sequence.told = True
     message = Tokens(request.id, request.epoch, sequence.index, [token for token, _ in out], entries, cached)
     engine.send(sequence, message)

@@ -43,10 +43,12 @@ class AsyncStream:
         if self._client._ledger.close(self._account) and self._client.error is None:
             self._client._socket.send(Abort(self.id, self.epoch, cause))
 
-    def abort_sequence(self, index: int, cause: str = "stop string") -> None:
-        """End one sequence; the others go on. Idempotent."""
-        if self._client._ledger.close_sequence(self._account, index) and self._client.error is None:
+    def abort_sequence(self, index: int, cause: str = "stop string") -> bool:
+        """End one sequence; the others go on. Idempotent. False if it had ended already."""
+        open_ = self._client._ledger.close_sequence(self._account, index)
+        if open_ and self._client.error is None:
             self._client._socket.send(Abort(self.id, self.epoch, cause, index))
+        return open_
 
     async def __aenter__(self) -> AsyncStream:
         return self
@@ -126,6 +128,11 @@ class AsyncClient:
     def stats(self) -> Stats:
         """The latest."""
         return self._ledger.stats
+
+    @property
+    def wasted_tokens(self) -> int:
+        """Drawn for sequences that had ended here: stop strings that the engine could not find itself."""
+        return self._ledger.wasted
 
     @property
     def unacknowledged(self) -> int:

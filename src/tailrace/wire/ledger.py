@@ -50,6 +50,8 @@ class Ledger:
     def __init__(self) -> None:
         self.accounts: dict[tuple[str, int], Account] = {}
         self.unacknowledged: set[tuple[str, int]] = set()
+        self.stopped: set[tuple[str, int, int]] = set()  # sequences ended here before the engine knew
+        self.wasted = 0  # tokens drawn for them all the same
         self.epochs = count(1)
         self.model: ModelInfo | None = None
         self.version: int | None = None
@@ -80,6 +82,7 @@ class Ledger:
         if index not in account.open:
             return False
         account.open.discard(index)
+        self.stopped.add((account.id, account.epoch, index))
         account.events = [event for event in account.events if event.index != index]
         account.wake()
         return True
@@ -92,6 +95,8 @@ class Ledger:
                 case Tokens() | Finished() | Failed():
                     account = self.accounts.get((message.id, message.epoch))
                     if account is None or message.index not in account.open:
+                        if isinstance(message, Tokens) and (message.id, message.epoch, message.index) in self.stopped:
+                            self.wasted += len(message.token_ids)
                         continue
                     account.events.append(message)
                     if not isinstance(message, Tokens):
@@ -100,6 +105,8 @@ class Ledger:
                 case Aborted():
                     if message.index is None:
                         self.unacknowledged.discard((message.id, message.epoch))
+                    else:
+                        self.stopped.discard((message.id, message.epoch, message.index))
                 case Stats():
                     self.stats = message
                 case Ready():
@@ -117,4 +124,5 @@ class Ledger:
             account.open.clear()
             account.wake()
         self.unacknowledged.clear()
+        self.stopped.clear()
         self.stats = Stats()

@@ -7,32 +7,25 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any
 
-import msgspec
 from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
 from tailrace.api.body import BodyReader
 from tailrace.api.chunks import UsageOf, effective, head, pieces
+from tailrace.api.conversation import check_conversation, encode
 from tailrace.api.fold import fold_chat
 from tailrace.api.generate import Generation
 from tailrace.api.logprobs import chat_logprobs
 from tailrace.api.respond import request_id, respond
 from tailrace.api.sampling import num_logprobs, output_limit, sampling_params
-from tailrace.api.schema.chat import CHAT_REFUSED, ChatChunk, ChatChunkChoice, ChatDelta, ChatMessage, ChatRequest
+from tailrace.api.schema.chat import CHAT_REFUSED, ChatChunk, ChatChunkChoice, ChatDelta, ChatRequest
 from tailrace.api.service import Service, service_of
 from tailrace.errors import ParameterError
 from tailrace.text.stream import Delta
 
 READER = BodyReader(ChatRequest, CHAT_REFUSED)
-
-# what the template gets from us, and what would let a request choose the template itself
-RESERVED = frozenset({
-    "messages", "conversation", "tools", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize",
-    "return_tensors", "return_dict", "padding", "truncation",
-})  # fmt: skip
 
 
 async def create_chat_completion(request: Request) -> Response:
@@ -42,13 +35,13 @@ async def create_chat_completion(request: Request) -> Response:
     info = service.supervisor.check()
     service.check_model(ask.model)
     check(ask)
-    prompt = await encode(service, ask)
+    prompt = await encode(service, ask, with_tools=ask.tool_choice != "none")
     asked, field = max_tokens(ask)
     limit = output_limit(len(prompt), info.max_model_len, asked, field, "messages")
     top = logprobs_asked(ask, service.config.max_logprobs)
     params = sampling_params(ask, service.tokenizer, service.defaults, max_tokens=limit, logprobs=top)
     id = f"chatcmpl-{request_id(request, ask)}"
-    generation = Generation(service, id, [prompt], params, ask.priority or 0)
+    generation = Generation(service, id, [prompt], params, ask.priority or 0, ask.deadline_s)
     return await respond(request, generation, chunks(service, ask, generation), fold_chat, ask.streamed)
 
 
@@ -99,8 +92,7 @@ def check(ask: ChatRequest) -> None:
     Raises:
         ParameterError: naming the field.
     """
-    if not ask.messages:
-        raise ParameterError("messages must have at least one message, got none", "messages")
+    check_conversation(ask)
     if ask.response_format is not None and ask.response_format.type != "text":
         raise ParameterError(
             f'response_format.type must be "text", got {ask.response_format.type!r}: no structured output yet',
@@ -108,15 +100,6 @@ def check(ask: ChatRequest) -> None:
         )
     if ask.tool_choice not in (None, "none", "auto"):
         raise ParameterError('tool_choice must be "none" or "auto": forced tool calls are not supported', "tool_choice")
-    if ask.continue_final_message and ask.add_generation_prompt:
-        raise ParameterError(
-            "continue_final_message can't be true where add_generation_prompt is", "continue_final_message"
-        )
-    if ask.continue_final_message and ask.messages[-1].role != "assistant":
-        raise ParameterError("continue_final_message needs a last message of the assistant", "continue_final_message")
-    for name in ask.chat_template_kwargs or ():
-        if name in RESERVED:
-            raise ParameterError(f"chat_template_kwargs must not hold {name!r}", "chat_template_kwargs")
 
 
 def max_tokens(ask: ChatRequest) -> tuple[int | None, str]:
@@ -146,46 +129,3 @@ def logprobs_asked(ask: ChatRequest, limit: int) -> int | None:
         if ask.top_logprobs and not ask.logprobs:
             raise ParameterError("top_logprobs needs logprobs to be true", "top_logprobs")
     return (ask.top_logprobs or 0) if ask.logprobs else None
-
-
-# ---- messages → token ids
-
-
-async def encode(service: Service, ask: ChatRequest) -> list[int]:
-    """The prompt's token ids, through the model's chat template.
-
-    Raises:
-        RequestError: a part that is not text, or the template refuses the messages.
-    """
-    messages = [template_message(i, message) for i, message in enumerate(ask.messages)]
-    options: dict[str, Any] = dict(ask.chat_template_kwargs or {})
-    continued = bool(ask.continue_final_message)
-    if continued:
-        options["continue_final_message"] = True
-    open_turn = not continued if ask.add_generation_prompt is None else ask.add_generation_prompt
-    tools = None if ask.tool_choice == "none" else ask.tools or None
-    num_chars = sum(len(message.get("content") or "") for message in messages)
-    return await service.tokenized(
-        lambda: service.tokenizer.encode_chat(messages, tools=tools, add_generation_prompt=open_turn, **options),
-        num_chars,
-    )
-
-
-def template_message(i: int, message: ChatMessage) -> dict[str, Any]:
-    """A message as templates expect it: content is one string, text parts joined by line breaks."""
-    fields: dict[str, Any] = msgspec.to_builtins(message)
-    if isinstance(message.content, list):
-        texts = []
-        for j, part in enumerate(message.content):
-            name = f"messages[{i}].content[{j}]"
-            if part.type != "text":
-                raise ParameterError(f'{name}.type must be "text", got {part.type!r}', f"{name}.type")
-            if part.text is None:
-                raise ParameterError(f"{name}.text: required, but missing", f"{name}.text")
-            texts.append(part.text)
-        fields["content"] = "\n".join(texts)
-    elif message.content is None:
-        if message.role in ("system", "developer", "user"):
-            raise ParameterError(f"messages[{i}].content: required, but missing", f"messages[{i}].content")
-        fields["content"] = ""
-    return fields

@@ -30,6 +30,7 @@ from tailrace.params import SamplingParams
 READER = BodyReader(CompletionRequest, COMPLETION_REFUSED)
 
 MAX_PROMPTS = 1024
+MAX_CHOICES = 2048  # of one request: prompts times n or best_of
 
 Prompt = str | list[int]
 
@@ -59,7 +60,11 @@ async def create_completion(request: Request) -> Response:
         check_best_of(ask, ask.best_of, params.n)
         fold = best_of(params.n, ask.best_of, keep_logprobs=top is not None)
         params = msgspec.structs.replace(params, n=ask.best_of, logprobs=top or 0)
-    generation = Generation(service, f"cmpl-{request_id(request, ask)}", ids, params, ask.priority or 0)
+    if len(prompts) * params.n > MAX_CHOICES:
+        raise ParameterError(
+            f"prompt: {len(prompts)} prompts with {params.n} choices each are more than {MAX_CHOICES} choices", "prompt"
+        )
+    generation = Generation(service, f"cmpl-{request_id(request, ask)}", ids, params, ask.priority or 0, ask.deadline_s)
     echoes = [echo(service, prompt) for prompt in prompts] if ask.echo else None
     return await respond(request, generation, chunks(service, ask, generation, echoes), fold, ask.streamed)
 

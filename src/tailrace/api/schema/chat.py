@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -35,6 +35,16 @@ class ResponseFormat(msgspec.Struct):
     """Only type "text" is served."""
 
     type: str
+
+
+class Conversation(Protocol):
+    """What becomes a prompt through the chat template."""
+
+    messages: list[ChatMessage]
+    tools: list[dict[str, Any]] | None
+    add_generation_prompt: bool | None
+    continue_final_message: bool | None
+    chat_template_kwargs: dict[str, Any] | None
 
 
 class ChatRequest(GenerateRequest, kw_only=True):

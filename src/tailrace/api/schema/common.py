@@ -14,6 +14,7 @@ from tailrace.params import LogprobsMode, Scope, Watermark
 MAX_TOKEN_ID = 2**31 - 1  # any vocabulary is smaller; keeps what crosses the wire within 64 bits
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKEN_ID)]
 Priority = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
+Deadline = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
 RequestId = Annotated[str, msgspec.Meta(min_length=1, max_length=128, pattern=r"^[\x21-\x7e]*$")]
 
 
@@ -89,6 +90,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     bad_words: list[str] | None = None
     logprobs_mode: LogprobsMode | None = None
     priority: Priority | None = None
+    deadline_s: Deadline | None = None
     return_token_ids: bool | None = None
     request_id: RequestId | None = None
 

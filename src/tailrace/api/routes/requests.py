@@ -1,0 +1,30 @@
+"""DELETE /v1/requests/{id}: end a running request, keeping what it has said."""
+
+from __future__ import annotations
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tailrace.api.respond import json_answer
+from tailrace.api.service import service_of
+from tailrace.errors import RequestNotFoundError
+
+
+class Cancelled(msgspec.Struct, frozen=True):
+    """It ends now; its own answer has the finish reason "abort" and the stop reason "cancelled"."""
+
+    id: str
+    object: str = "request.cancelled"
+    cancelled: bool = True
+
+
+async def cancel_request(request: Request) -> Response:
+    """By the id of its answer ("chatcmpl-…") or by its x-request-id; of several with one name, all."""
+    service, name = service_of(request), request.path_params["id"]
+    found = [work for work in service.live if name in (work.id, work.id.partition("-")[2])]
+    if not found:
+        raise RequestNotFoundError(f"no request {name[:200]!r} is running", "id")
+    for work in found:
+        work.cut("cancelled")
+    return json_answer(Cancelled(found[0].id))

@@ -1,0 +1,49 @@
+"""POST /tokenize and /detokenize, in vLLM's shapes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from tailrace.api.schema.chat import ChatMessage
+from tailrace.api.schema.common import TokenId
+
+
+class TokenizeRequest(msgspec.Struct, kw_only=True):
+    """`prompt`, or `messages` with what the chat template takes. `add_special_tokens`: of a prompt, true; a template writes its own."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[ChatMessage] = []
+    tools: list[dict[str, Any]] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
+
+
+class Tokenized(msgspec.Struct, frozen=True):
+    """`token_strs`: as they stand in the vocabulary, if asked for."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True):
+    """Special tokens are written out."""
+
+    tokens: list[TokenId]
+    model: str | None = None
+
+
+class Detokenized(msgspec.Struct, frozen=True):
+    """The text."""
+
+    prompt: str
+
+
+TOKENIZE_REFUSED: dict[str, tuple[Any, ...]] = {"chat_template": (None,)}

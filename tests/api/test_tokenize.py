@@ -1,0 +1,54 @@
+"""POST /tokenize and /detokenize: what a completion's prompt would be, and back."""
+
+from __future__ import annotations
+
+import pytest
+
+from api.harness import START, VOCAB
+
+
+async def post(front, path: str, **fields):
+    return await front.http.post(path, json=fields)
+
+
+async def test_a_prompt_and_back(front):
+    answer = (await post(front, "/tokenize", prompt="Grüße", return_token_strs=True)).json()
+    assert bytes(answer["tokens"]) == "Grüße".encode()
+    assert (answer["count"], answer["max_model_len"]) == (7, 256)
+    assert len(answer["token_strs"]) == 7
+    back = (await post(front, "/detokenize", tokens=answer["tokens"])).json()
+    assert back == {"prompt": "Grüße"}
+
+
+async def test_messages_are_what_a_chat_would_begin_with(front):
+    messages = [{"role": "user", "content": "hi"}]
+    answer = (await post(front, "/tokenize", messages=messages)).json()
+    chat = (await front.chat(messages=messages, return_token_ids=True)).json()
+    assert answer["tokens"] == chat["prompt_token_ids"]
+    assert answer["tokens"][0] == START
+    assert answer["token_strs"] is None
+    closed = (await post(front, "/tokenize", messages=messages, add_generation_prompt=False)).json()
+    assert closed["count"] < answer["count"]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"prompt": "a", "messages": [{"role": "user", "content": "b"}]}, "prompt"),
+        ("/tokenize", {"prompt": "a", "tools": []}, "tools"),
+        ("/tokenize", {"messages": [{"role": "user", "content": "b"}], "add_special_tokens": True}, "add_special_tokens"),
+        ("/tokenize", {"prompt": 3}, "prompt"),
+        ("/detokenize", {"tokens": [VOCAB]}, "tokens"),
+        ("/detokenize", {"tokens": [-1]}, "tokens[0]"),
+        ("/detokenize", {}, "tokens"),
+    ],
+)  # fmt: skip
+async def test_bad_input_names_the_field(front, path, fields, param):
+    answer = await post(front, path, **fields)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param
+
+
+async def test_another_model_is_not_found(front):
+    assert (await post(front, "/tokenize", prompt="a", model="other")).status_code == 404

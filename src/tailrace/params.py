@@ -57,6 +57,7 @@ RANGES: dict[str, tuple[float, float, bool, bool]] = {
     "min_tokens": (0, 2**31 - 1, True, True),
     "max_tokens": (1, 2**31 - 1, True, True),
     "logprobs": (0, 2**31 - 1, True, True),
+    "prompt_logprobs": (0, 2**31 - 1, True, True),
     "n": (1, 1024, True, True),
     "seed": (MIN_SEED, MAX_SEED, True, True),
 }
@@ -179,6 +180,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         stop_token_ids: token ids that end the sequence.
         include_stop_str_in_output: keep the stop string (or the text of the stop token) in the text.
         logprobs: None is off; k reports the drawn token and the k likeliest.
+        prompt_logprobs: the same of the prompt's tokens, always of the model's own logits.
         logprobs_mode: "raw" are those of the model's own logits, "processed" those really drawn from.
         report_entropy: entropy and varentropy with each token's logprobs, of the distribution that logprobs_mode names.
         skip_special_tokens: special tokens leave no text.
@@ -241,6 +243,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     stop_token_ids: tuple[int, ...] = ()
     include_stop_str_in_output: bool = False
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     logprobs_mode: LogprobsMode = "raw"
     report_entropy: bool = False
     skip_special_tokens: bool = True
@@ -355,8 +358,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             for token in tokens:
                 if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
                     raise ParameterError(f"{name}: token id {token} is not in 0 … {vocab_size - 1}", name)
-        if self.logprobs is not None and self.logprobs > vocab_size:
-            raise ParameterError(f"logprobs must be at most {vocab_size}, got {self.logprobs}", "logprobs")
+        for name in ("logprobs", "prompt_logprobs"):
+            if (asked := getattr(self, name)) is not None and asked > vocab_size:
+                raise ParameterError(f"{name} must be at most {vocab_size}, got {asked}", name)
 
 
 # field -> its default, which is its neutral value

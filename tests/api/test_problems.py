@@ -80,7 +80,6 @@ BAD_SAMPLING = [
     ({"response_format": {"type": "json_object"}}, "response_format", ""),
     ({"guided_json": {}}, "guided_json", "not supported"),
     ({"structured_outputs": {"regex": "a"}}, "structured_outputs", "not supported"),
-    ({"prompt_logprobs": 1}, "prompt_logprobs", "not supported"),
 ]
 
 BAD_TYPES = [
@@ -163,7 +162,6 @@ async def test_chat_refusals(front, fields, param, words):
         ({"suffix": "x"}, "suffix", "not supported"),
         ({"logprobs": 21}, "logprobs", "[0, 20]"),
         ({"logprobs": True}, "logprobs", "got `bool`"),
-        ({"echo": True, "logprobs": 1}, "echo", "logprobs"),
     ],
 )
 async def test_completion_refusals(front, fields, param, words):

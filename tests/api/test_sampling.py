@@ -23,7 +23,7 @@ EVERY = {
     "dry_base": 2.0, "dry_allowed_length": 3, "dry_penalty_last_n": 100, "dry_sequence_breakers": ["a"],
     "no_repeat_ngram_size": 3, "sequence_bias": [["ab", 1.5], [[4, 5], -2.0]], "forced_token_ids": [9],
     "processors": {"mine": {"x": 1}}, "watermark": {"kind": "kgw", "key": 3}, "sampler_order": ["top_p", "temperature"],
-    "report_entropy": True, "banned_strings": ["bad"], "banned_ignore_case": True,
+    "report_entropy": True, "prompt_logprobs": 4, "banned_strings": ["bad"], "banned_ignore_case": True,
 }  # fmt: skip
 ARRIVES_AS = {
     "stop": ("a", "b"), "stop_token_ids": (1, 2), "allowed_token_ids": (5, 6), "logit_bias": {7: -3.5},

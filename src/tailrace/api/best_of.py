@@ -33,5 +33,6 @@ def best_of(
 
 def mean_logprob(choice: CompletionChoice) -> float:
     """Of its tokens; an empty choice comes last."""
-    logprobs = choice.logprobs.token_logprobs if choice.logprobs is not None else []
+    listed = choice.logprobs.token_logprobs if choice.logprobs is not None else []
+    logprobs = [logprob for logprob in listed if logprob is not None]
     return sum(logprobs) / len(logprobs) if logprobs else -math.inf

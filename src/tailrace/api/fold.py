@@ -10,7 +10,7 @@ from typing import Any
 from msgspec import UNSET, UnsetType
 
 from tailrace.api.schema.chat import AnswerMessage, ChatChoice, ChatChunk, ChatCompletion, ChatLogprobs, TokenLogprob
-from tailrace.api.schema.common import Usage
+from tailrace.api.schema.common import PromptLogprobEntries, Usage
 from tailrace.api.schema.completions import Completion, CompletionChoice, CompletionLogprobs
 
 
@@ -25,6 +25,7 @@ class Gathered:
     stop_reason: str | int | None = None
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobEntries | UnsetType = UNSET
 
     def end(self, finish_reason: str | None, stop_reason: str | int | UnsetType | None) -> None:
         """Note the end, if this chunk brings it."""
@@ -43,12 +44,14 @@ async def fold_chat(chunks: AsyncGenerator[ChatChunk, None]) -> ChatCompletion:
     choices: dict[int, Gathered] = {}
     usage: Usage | None = None
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobEntries | UnsetType = UNSET
     told: dict[str, Any] | UnsetType = UNSET
     chunk: ChatChunk | None = None
     async with contextlib.aclosing(chunks):
         async for chunk in chunks:
             usage = chunk.usage or usage
             prompt_token_ids = chunk.prompt_token_ids or prompt_token_ids
+            prompt_logprobs = chunk.prompt_logprobs or prompt_logprobs
             told = chunk.sampling_params or told
             for choice in chunk.choices:
                 so_far = choices.setdefault(choice.index, Gathered())
@@ -62,7 +65,7 @@ async def fold_chat(chunks: AsyncGenerator[ChatChunk, None]) -> ChatCompletion:
     return ChatCompletion(
         id=chunk.id, created=chunk.created, model=chunk.model, system_fingerprint=chunk.system_fingerprint, usage=usage,
         choices=[_chat_choice(index, choices[index]) for index in sorted(choices)], prompt_token_ids=prompt_token_ids,
-        sampling_params=told,
+        prompt_logprobs=prompt_logprobs, sampling_params=told,
     )  # fmt: skip
 
 
@@ -94,6 +97,7 @@ async def fold_completion(chunks: AsyncGenerator[Completion, None]) -> Completio
                 so_far.end(choice.finish_reason, choice.stop_reason)
                 so_far.add_ids(choice.token_ids)
                 so_far.prompt_token_ids = choice.prompt_token_ids or so_far.prompt_token_ids
+                so_far.prompt_logprobs = choice.prompt_logprobs or so_far.prompt_logprobs
     assert chunk is not None
     assert usage is not None, "a stream to be folded ends with its usage"
     return Completion(
@@ -105,7 +109,7 @@ async def fold_completion(chunks: AsyncGenerator[Completion, None]) -> Completio
 def _completion_choice(index: int, whole: Gathered) -> CompletionChoice:
     return CompletionChoice(
         index, "".join(whole.text), whole.logprobs, whole.finish_reason, whole.stop_reason, whole.token_ids,
-        whole.prompt_token_ids,
+        whole.prompt_token_ids, whole.prompt_logprobs,
     )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from tailrace.api.schema.common import PromptTokensDetails, Usage
 from tailrace.errors import EngineError, TailraceError
 from tailrace.params import SamplingParams
 from tailrace.text.stream import Delta, TextStream
-from tailrace.wire.messages import Failed, Finished, SequenceEvent, Tokens
+from tailrace.wire.messages import Failed, Finished, PromptLogprobs, SequenceEvent, TokenLogprobs, Tokens
 
 if TYPE_CHECKING:
     from tailrace.api.service import Service
@@ -47,6 +47,9 @@ class Generation:
         self._streams: list[AsyncStream] = []
         self._texts: list[TextStream] = []
         self._cached = [0] * len(prompts)
+        self.prompt_logprobs: list[list[TokenLogprobs]] = [
+            [] for _ in prompts
+        ]  # of all tokens but the first, before the first delta
         self._open = 0
         self._failure: TailraceError | None = None
         self._cut: str | None = None
@@ -118,7 +121,7 @@ class Generation:
         clock = TokenClock(self._service, self._arrival_s)
         async with stream:
             async for events in stream:
-                for event in joined(events):
+                for event in joined(self._without_scores(p, events)):
                     if isinstance(event, Tokens):
                         self._cached[p] = max(self._cached[p], event.cached_tokens)
                     if event.index not in open_:  # its text ended before the engine knew
@@ -142,6 +145,17 @@ class Generation:
         elif open_:
             raise self._failure or EngineError("the engine's stream ended before its sequences did")
 
+    def _without_scores(self, p: int, events: list[SequenceEvent]) -> list[SequenceEvent]:
+        """Keeps the logprobs of the prompt; returns the other events."""
+        for event in events:
+            if isinstance(event, PromptLogprobs):
+                self.prompt_logprobs[p] += event.entries
+        return (
+            [event for event in events if not isinstance(event, PromptLogprobs)]
+            if self.params.prompt_logprobs is not None
+            else events
+        )
+
     def _delta(self, p: int, event: SequenceEvent, clock: TokenClock) -> Delta:
         text = self._texts[p * self.params.n + event.index]
         match event:
@@ -152,6 +166,8 @@ class Generation:
                 return text.flush(event.reason, event.stop_token_id)
             case Failed():
                 raise problems.of_failed(event)
+            case PromptLogprobs():
+                raise AssertionError("taken out before")
 
 
 class TokenClock:

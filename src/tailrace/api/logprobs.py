@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from msgspec import UnsetType
 
 from tailrace.api.schema.chat import ChatLogprobs, TokenLogprob, TopLogprob
+from tailrace.api.schema.common import PromptLogprob, PromptLogprobEntries
 from tailrace.api.schema.completions import CompletionLogprobs
 from tailrace.wire.messages import TokenLogprobs
 
@@ -67,6 +68,23 @@ def _chat_entry(labels: Labels, id: int, entry: TokenLogprobs, top: int) -> Toke
     return TokenLogprob(label, finite(entry.logprob), data, tops, *told)
 
 
+def prompt_logprobs(
+    labels: Labels, token_ids: Sequence[int], entries: Sequence[TokenLogprobs], top: int
+) -> PromptLogprobEntries:
+    """vLLM's shape, of a whole prompt; `entries` are those of all tokens but the first."""
+    found: PromptLogprobEntries = [None]
+    for id, entry in zip(token_ids[1:], entries, strict=True):
+        here = {
+            other: PromptLogprob(finite(logprob), rank, labels[other][0])
+            for rank, (other, logprob) in enumerate(
+                zip(entry.top_ids[:top], entry.top_logprobs[:top], strict=True), start=1
+            )
+        }
+        here.setdefault(id, PromptLogprob(finite(entry.logprob), entry.rank, labels[id][0]))
+        found.append(here)
+    return found
+
+
 class CompletionLogprobsWriter:
     """Completions' shape for one choice, piece by piece; keeps count of where in the text the next token begins."""
 
@@ -75,6 +93,17 @@ class CompletionLogprobsWriter:
         self._labels, self._top, self._hidden = labels, top, hidden
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         self._offset = 0
+
+    def write_prompt(
+        self, token_ids: Sequence[int], entries: Sequence[TokenLogprobs], hidden: frozenset[int]
+    ) -> CompletionLogprobs:
+        """The tokens of an echoed prompt, whose text hides `hidden`; the first has no logprob. To be called first, if at all."""
+        own, self._hidden = self._hidden, hidden
+        first = TokenLogprobs(0.0, 1, [], [])
+        lists = self.write(token_ids, [first, *entries])
+        lists.token_logprobs[0] = lists.top_logprobs[0] = None
+        self._hidden = own
+        return lists
 
     def write(self, token_ids: Sequence[int], entries: Sequence[TokenLogprobs]) -> CompletionLogprobs:
         """The next tokens. The drawn token is always among its alternatives: there may be one more than asked for."""

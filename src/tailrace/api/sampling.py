@@ -29,7 +29,7 @@ SAME = (
     "top_n_sigma", "top_h", "xtc_probability", "xtc_threshold", "mirostat", "mirostat_tau", "mirostat_eta", "adaptive_target",
     "adaptive_decay", "repetition_penalty", "penalty_last_n", "repetition_scope", "penalty_scope", "dry_multiplier", "dry_base",
     "dry_allowed_length", "dry_penalty_last_n", "no_repeat_ngram_size", "banned_ignore_case", "processors", "watermark",
-    "min_tokens", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "logprobs_mode", "report_entropy",
+    "prompt_logprobs", "min_tokens", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "logprobs_mode", "report_entropy",
 )  # fmt: skip
 LISTS = ("banned_strings", "forced_token_ids", "sampler_order", "stop_token_ids")  # the same, as tuples
 DRY_BREAKERS = ("\n", ":", '"', "*")  # what every implementation has by default

@@ -16,7 +16,7 @@ from tailrace.errors import BY_CODE, ConfigError, EngineError
 from tailrace.models import defaults
 from tailrace.params import SamplingParams
 from tailrace.text.stream import TextStream
-from tailrace.wire.messages import Failed, Finished, SequenceEvent, TokenLogprobs, Tokens
+from tailrace.wire.messages import Failed, Finished, PromptLogprobs, SequenceEvent, TokenLogprobs, Tokens
 from tailrace.wire.sync import SyncClient, SyncStream
 
 MAX_TOKENS = 256  # unless --max-tokens says otherwise
@@ -148,6 +148,8 @@ def advance(job: Job) -> None:
                 delta = text.flush(event.reason, event.stop_token_id)
             case Failed():
                 raise BY_CODE.get(event.code, EngineError)(event.message)
+            case PromptLogprobs():
+                continue
         answer.text += delta.text
         answer.token_ids += delta.token_ids
         answer.logprobs += delta.logprobs or []

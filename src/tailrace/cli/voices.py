@@ -18,7 +18,7 @@ from tailrace.errors import BY_CODE, ConfigError, EngineDeadError, EngineError, 
 from tailrace.models import defaults
 from tailrace.params import SamplingParams
 from tailrace.text.stream import TextStream
-from tailrace.wire.messages import Failed, Finished, Tokens
+from tailrace.wire.messages import Failed, Finished, PromptLogprobs, Tokens
 from tailrace.wire.sync import SyncClient
 
 Message = dict[str, str]
@@ -57,6 +57,8 @@ def local_answer(
                         delta = text.flush(event.reason, event.stop_token_id)
                     case Failed():
                         raise BY_CODE.get(event.code, EngineError)(event.message)
+                    case PromptLogprobs():
+                        continue
                 if delta.text:
                     yield delta.text
                 if delta.finish_reason:

@@ -38,11 +38,22 @@ class BlockTables:
 
 @dataclass(frozen=True, slots=True)
 class Assembled:
-    """batch for the runner; rows for the sampler; drawing: the sequence each row draws for."""
+    """batch for the runner; rows for the sampler; drawing: the sequence each row draws for; scored: prompts' logprobs are asked for."""
 
     batch: Batch
     rows: Rows
     drawing: list[Sequence]
+    scored: list[Scored]
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """Logits rows row … row + count − 1 are what the prompt's tokens start … start + count − 1 were to follow."""
+
+    sequence: Sequence
+    row: int
+    start: int
+    count: int
 
 
 def assemble(work: list[tuple[Sequence, int]], tables: BlockTables, block_size: int) -> Assembled:
@@ -53,12 +64,17 @@ def assemble(work: list[tuple[Sequence, int]], tables: BlockTables, block_size: 
     wanted: list[int] = []
     drawing: list[Sequence] = []
     source: list[int] = []
+    scored: list[Scored] = []
     for sequence, count in work:
         first, last = sequence.computed, sequence.computed + count
         tokens += sequence.tokens[first:last]
         starts.append(len(tokens))
         lengths.append(last)
         slots.append(sequence.slot)
+        if sequence.scoring:
+            start, end = max(first + 1, sequence.scored), min(last + 1, sequence.num_prompt)
+            scored.append(Scored(sequence, len(wanted), start, max(0, end - start)))
+            wanted += range(len(tokens) - count + start - 1 - first, len(tokens) - count + end - 1 - first)
         if last == len(sequence.tokens):
             group = [sequence, *sequence.siblings]
             drawing += group
@@ -81,4 +97,4 @@ def assemble(work: list[tuple[Sequence, int]], tables: BlockTables, block_size: 
         wanted=torch.tensor(wanted, dtype=torch.int64),
     )
     rows = Rows.plain([s.slot for s in drawing], source, [len(s.tokens) for s in drawing])
-    return Assembled(batch, rows, drawing)
+    return Assembled(batch, rows, drawing, scored)

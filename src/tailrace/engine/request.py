@@ -81,6 +81,7 @@ class Sequence:
     computed: int = 0
     cached: int = 0  # prompt tokens found in the prefix cache when it was first admitted
     told: bool = False  # its first tokens have been sent
+    scored: int = 1  # prompt tokens whose logprobs have been sent, or need not be; the first has none
     blocks: list[int] = field(default_factory=list)
     hashes: list[bytes] = field(default_factory=list)
     published: int = 0
@@ -92,6 +93,11 @@ class Sequence:
     def remaining(self) -> int:
         """Tokens whose keys and values are yet to be computed: 1 when decoding."""
         return len(self.tokens) - self.computed
+
+    @property
+    def scoring(self) -> bool:
+        """Logprobs of its prompt are asked for and not all sent: every token of a chunk gets logits."""
+        return self.request.params.prompt_logprobs is not None and self.scored < self.num_prompt
 
     @property
     def num_output(self) -> int:

@@ -15,6 +15,8 @@ from tailrace.config import SchedulerConfig
 from tailrace.engine.kv_cache import BlockCache
 from tailrace.engine.request import Sequence
 
+MAX_SCORED = 128  # rows of logits in one step for prompt logprobs: 128 MiB at a vocabulary of 256 thousand in float32
+
 
 @dataclass(slots=True)
 class Plan:
@@ -30,7 +32,7 @@ def schedule(
 ) -> Plan:
     """The next step. `running` and `waiting` in order (see Request.order); neither they nor the cache are changed."""
     plan = Plan()
-    budget = limits.max_num_batched_tokens
+    budget, rows = limits.max_num_batched_tokens, MAX_SCORED
     free = cache.num_free
     alive = list(running)
     for sequence in sorted(running, key=lambda s: s.remaining > 1):  # stable: decodes, then prefills
@@ -39,6 +41,8 @@ def schedule(
         tokens = min(sequence.remaining, budget)
         if tokens == 0:
             break
+        if sequence.scoring and (tokens := min(tokens, rows)) == 0:
+            continue
         need = cache.demand(sequence, sequence.computed + tokens)
         while need > free and alive[-1] is not sequence:
             free, budget = _preempt(plan, alive, cache, free, budget)
@@ -50,9 +54,10 @@ def schedule(
             need = cache.demand(sequence, sequence.computed + tokens)
         plan.work.append((sequence, tokens))
         budget -= tokens
+        rows -= tokens if sequence.scoring else 0
         free -= need
     if not plan.preempt:
-        _admit(plan, waiting, cache, budget, free, free_slots)
+        _admit(plan, waiting, cache, Left(budget, rows, free, free_slots))
     return plan
 
 
@@ -77,20 +82,33 @@ def _fitting(sequence: Sequence, cache: BlockCache, free: int) -> int:
     return min(sequence.remaining, room) if copied <= free else 0
 
 
-def _admit(plan: Plan, waiting: List[Sequence], cache: BlockCache, budget: int, free: int, free_slots: int) -> None:
-    """Take waiting requests in order while budget, slots and blocks last."""
+@dataclass(slots=True)
+class Left:
+    """What a step still has to give: tokens, rows of logits for prompts, blocks, slots."""
+
+    budget: int
+    rows: int
+    free: int
+    slots: int
+
+
+def _admit(plan: Plan, waiting: List[Sequence], cache: BlockCache, left: Left) -> None:
+    """Take waiting requests in order while there is something left."""
     for sequence in waiting:
         slots = 1 + len(sequence.siblings)
-        if budget == 0 or slots > free_slots:
+        if left.budget == 0 or slots > left.slots or (sequence.scoring and left.rows == 0):
             return
-        cached = cache.match(sequence)
+        cached = [] if sequence.scoring else cache.match(sequence)  # of cached positions there are no logits
         revived = sum(cache.references[block] == 0 for block in cached)  # free now, not free once attached
-        if cache.blocks_for(len(sequence.tokens) + 1) - len(cached) + revived > free:
+        need = cache.blocks_for(len(sequence.tokens) + 1) - len(cached) + revived
+        if need > left.free:
             return
-        tokens = min(len(sequence.tokens) - len(cached) * cache.block_size, budget)
+        tokens = min(len(sequence.tokens) - len(cached) * cache.block_size, left.budget)
+        if sequence.scoring:
+            tokens = min(tokens, left.rows)
+            left.rows -= tokens
         plan.admit.append((sequence, cached))
         plan.work.append((sequence, tokens))
-        budget -= tokens
-        # its whole prompt is set aside, so that the next one admitted can't starve it
-        free -= cache.blocks_for(len(sequence.tokens) + 1) - len(cached) + revived
-        free_slots -= slots
+        left.budget -= tokens
+        left.free -= need  # its whole prompt is set aside, so that the next one admitted can't starve it
+        left.slots -= slots

@@ -5,15 +5,18 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+import torch
+
 from tailrace.engine.banned import MAX_REWINDS
-from tailrace.engine.batch import Assembled, assemble
+from tailrace.engine.batch import Assembled, Scored, assemble
 from tailrace.engine.request import Sequence, State
 from tailrace.engine.schedule import Plan, schedule
 from tailrace.errors import EngineError, RowError
 from tailrace.kernels.status import MESSAGES, OK
 from tailrace.sampling import Sampled
+from tailrace.sampling.replay import replay
 from tailrace.sampling.report import Logprobs
-from tailrace.wire.messages import TokenLogprobs, Tokens
+from tailrace.wire.messages import PromptLogprobs, TokenLogprobs, Tokens
 
 if TYPE_CHECKING:
     from tailrace.engine.engine import Engine
@@ -40,6 +43,7 @@ def step(engine: Engine) -> None:
             logits = engine.runner.forward(assembled.batch)
         with timed("sample"):
             sampled = engine.sampler(logits, assembled.rows)
+            score(engine, assembled.scored, logits)
     except Exception as error:  # a model or kernel that fails must not take the engine down with it
         log.exception("step %d failed", engine.counters.steps)
         lose(engine, plan, error)
@@ -61,6 +65,18 @@ def apply(engine: Engine, plan: Plan) -> list[tuple[int, int]]:
         engine.tables.write(sequence, first if made else None)
         copies += made
     return copies
+
+
+def score(engine: Engine, scored: list[Scored], logits: torch.Tensor) -> None:
+    """Logprobs of prompt tokens go out."""
+    for part in scored:
+        sequence, request, end = part.sequence, part.sequence.request, part.start + part.count
+        if part.count == 0:
+            continue
+        rows, tokens = logits[part.row : part.row + part.count], sequence.tokens[part.start : end]
+        entries = [TokenLogprobs(*entry) for entry in replay(rows, tokens, request.params.prompt_logprobs or 0)]
+        engine.send(sequence, PromptLogprobs(request.id, request.epoch, part.start, entries))
+        sequence.scored = end
 
 
 def lose(engine: Engine, plan: Plan, error: Exception) -> None:

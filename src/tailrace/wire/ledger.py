@@ -20,6 +20,7 @@ from tailrace.wire.messages import (
     Finished,
     FromEngine,
     ModelInfo,
+    PromptLogprobs,
     Ready,
     SequenceEvent,
     Stats,
@@ -92,6 +93,11 @@ class Ledger:
         woken: set[Account] = set()
         for message in messages:
             match message:
+                case PromptLogprobs():
+                    account = self.accounts.get((message.id, message.epoch))
+                    if account is not None:
+                        account.events.append(message)
+                        woken.add(account)
                 case Tokens() | Finished() | Failed():
                     account = self.accounts.get((message.id, message.epoch))
                     if account is None or message.index not in account.open:

@@ -5,7 +5,7 @@ an old output. A request has n sequences, 0 … n−1; each ends in exactly one 
 acknowledgement of an `Abort`, always sent, also for what the engine does not know (any more).
 
     front end → engine   Hello, Submit, Abort, Drain
-    engine → front end   Ready, Tokens, Finished, Failed, Aborted, Stats, Drained
+    engine → front end   Ready, PromptLogprobs, Tokens, Finished, Failed, Aborted, Stats, Drained
 """
 
 from __future__ import annotations
@@ -94,6 +94,16 @@ class Tokens(Message, frozen=True):
     cached_tokens: int = 0
 
 
+class PromptLogprobs(Message, frozen=True):
+    """Of the prompt's tokens from place `start` on, in order; all come before the request's first Tokens. The first token has none."""
+
+    id: str
+    epoch: int
+    start: int
+    entries: list[TokenLogprobs]
+    index: int = 0
+
+
 class Finished(Message, frozen=True):
     """Terminal. `stop_token_id` says which id stopped it (EOS or a stop id); its token was sent in Tokens before."""
 
@@ -148,8 +158,8 @@ class Drained(Message, frozen=True):
 
 
 ToEngine = Hello | Submit | Abort | Drain
-FromEngine = Ready | Tokens | Finished | Failed | Aborted | Stats | Drained
-SequenceEvent = Tokens | Finished | Failed
+FromEngine = Ready | PromptLogprobs | Tokens | Finished | Failed | Aborted | Stats | Drained
+SequenceEvent = PromptLogprobs | Tokens | Finished | Failed
 
 to_engine = msgspec.msgpack.Decoder(list[ToEngine])  # messages travel in lists: one frame per step
 from_engine = msgspec.msgpack.Decoder(list[FromEngine])

@@ -17,7 +17,7 @@ from tailrace.api.chunks import UsageOf, effective, head, pieces
 from tailrace.api.conversation import check_conversation, encode
 from tailrace.api.fold import fold_chat
 from tailrace.api.generate import Generation
-from tailrace.api.logprobs import chat_logprobs
+from tailrace.api.logprobs import chat_logprobs, prompt_logprobs
 from tailrace.api.respond import request_id, respond
 from tailrace.api.sampling import num_logprobs, output_limit, sampling_params
 from tailrace.api.schema.chat import CHAT_REFUSED, ChatChunk, ChatChunkChoice, ChatDelta, ChatRequest
@@ -39,6 +39,8 @@ async def create_chat_completion(request: Request) -> Response:
     asked, field = max_tokens(ask)
     limit = output_limit(len(prompt), info.max_model_len, asked, field, "messages")
     top = logprobs_asked(ask, service.config.max_logprobs)
+    if ask.prompt_logprobs is not None:
+        num_logprobs(ask.prompt_logprobs, service.config.max_logprobs, "prompt_logprobs")
     params = sampling_params(ask, service.tokenizer, service.defaults, max_tokens=limit, logprobs=top)
     id = f"chatcmpl-{request_id(request, ask)}"
     generation = Generation(service, id, [prompt], params, ask.priority or 0, ask.deadline_s)
@@ -62,8 +64,18 @@ async def chunks(service: Service, ask: ChatRequest, generation: Generation) -> 
                 choice = ChatChunkChoice(index, ChatDelta("assistant", ""), token_ids=[] if with_ids else UNSET)
                 ids = generation.prompts[0] if with_ids and len(greeted) == 1 else UNSET
                 told = effective(ask, generation) if len(greeted) == 1 else UNSET
+                scores = UNSET
+                if ask.prompt_logprobs is not None and len(greeted) == 1:
+                    scores = prompt_logprobs(
+                        service.labels, generation.prompts[0], generation.prompt_logprobs[0], ask.prompt_logprobs
+                    )
                 yield ChatChunk(
-                    **shared, choices=[choice], usage=usage.so_far(), prompt_token_ids=ids, sampling_params=told
+                    **shared,
+                    choices=[choice],
+                    usage=usage.so_far(),
+                    prompt_token_ids=ids,
+                    prompt_logprobs=scores,
+                    sampling_params=told,
                 )
             for piece in pieces(delta, with_ids):
                 choice = choice_of(service, index, piece, generation.params.logprobs, with_ids)

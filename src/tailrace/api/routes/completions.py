@@ -18,7 +18,7 @@ from tailrace.api.chunks import UsageOf, effective, head, pieces
 from tailrace.api.disconnect import unless_gone
 from tailrace.api.fold import fold_completion
 from tailrace.api.generate import Generation
-from tailrace.api.logprobs import CompletionLogprobsWriter
+from tailrace.api.logprobs import CompletionLogprobsWriter, prompt_logprobs
 from tailrace.api.respond import json_answer, request_id, respond
 from tailrace.api.sampling import num_logprobs, output_limit, sampling_params
 from tailrace.api.schema.common import PromptTokensDetails, Usage
@@ -41,15 +41,15 @@ async def create_completion(request: Request) -> Response:
     ask = await READER.read(request)
     info = service.supervisor.check()
     service.check_model(ask.model)
-    if ask.echo and ask.logprobs is not None:
-        raise ParameterError(
-            "echo can't be true where logprobs are asked for: those of the prompt are not supported", "echo"
-        )
     prompts = prompts_of(ask.prompt)
     ids = await encode(service, ask, prompts)
     limit = output_limit(max(map(len, ids)), info.max_model_len, ask.max_tokens, "max_tokens", "prompt")
     top = None if ask.logprobs is None else num_logprobs(ask.logprobs, service.config.max_logprobs, "logprobs")
+    if ask.prompt_logprobs is not None:
+        num_logprobs(ask.prompt_logprobs, service.config.max_logprobs, "prompt_logprobs")
     params = sampling_params(ask, service.tokenizer, service.defaults, max_tokens=limit, logprobs=top)
+    if ask.echo and top is not None:
+        params = msgspec.structs.replace(params, prompt_logprobs=max(top, ask.prompt_logprobs or 0))
     if ask.use_beam_search:
         return await beam_search(request, service, ask, ids, params)
     for name in ("length_penalty", "early_stopping"):
@@ -91,10 +91,16 @@ async def chunks(
                 if params.logprobs is not None:
                     writers[index] = CompletionLogprobsWriter(service.labels, params.logprobs, hidden)
                 told = effective(ask, generation) if len(greeted) == 1 else UNSET
-                if echoes is not None or with_ids or told is not UNSET:
-                    greeting: dict[str, Any] = (
-                        {"token_ids": [], "prompt_token_ids": generation.prompts[p]} if with_ids else {}
-                    )
+                greeting: dict[str, Any] = (
+                    {"token_ids": [], "prompt_token_ids": generation.prompts[p]} if with_ids else {}
+                )
+                ids, scores = generation.prompts[p], generation.prompt_logprobs[p]
+                if ask.prompt_logprobs is not None:
+                    greeting["prompt_logprobs"] = prompt_logprobs(service.labels, ids, scores, ask.prompt_logprobs)
+                if echoes is not None and index in writers:
+                    spelt = frozenset() if given_as_ids(ask.prompt) else service.tokenizer.special_ids
+                    greeting["logprobs"] = writers[index].write_prompt(ids, scores, spelt)
+                if echoes is not None or greeting or told is not UNSET:
                     choice = CompletionChoice(index, echoes[p] if echoes is not None else "", **greeting)
                     yield Completion(**shared, choices=[choice], usage=usage.so_far(), sampling_params=told)
             for piece in pieces(delta, with_ids):
@@ -111,9 +117,10 @@ async def chunks(
 
 # what a beam search has its own word for, or has no use for
 NOT_WITH_BEAMS = (
-    "stream", "logprobs", "echo", "stop", "stop_token_ids", "min_tokens", "ignore_eos", "seed", "presence_penalty", "frequency_penalty",
-    "repetition_penalty", "dry_multiplier", "no_repeat_ngram_size", "banned_strings", "forced_token_ids", "watermark", "mirostat",
-    "adaptive_target", "sequence_bias", "bad_words", "preset", "return_token_ids", "processors",
+    "stream", "logprobs", "echo", "prompt_logprobs", "stop", "stop_token_ids", "min_tokens", "ignore_eos", "seed",
+    "presence_penalty", "frequency_penalty", "repetition_penalty", "dry_multiplier", "no_repeat_ngram_size", "banned_strings",
+    "forced_token_ids", "watermark", "mirostat", "adaptive_target", "sequence_bias", "bad_words", "preset", "return_token_ids",
+    "processors",
 )  # fmt: skip
 MAX_BEAMS = 64
 
@@ -182,6 +189,11 @@ def prompts_of(given: str | list[Any]) -> list[Prompt]:
     if len(given) > MAX_PROMPTS:
         raise ParameterError(f"prompt must hold at most {MAX_PROMPTS} prompts, got {len(given)}", "prompt")
     return given
+
+
+def given_as_ids(prompt: Any) -> bool:
+    """Token ids, or lists of them: then every id is part of the text."""
+    return isinstance(prompt, list) and not isinstance(prompt[0], str)
 
 
 async def encode(service: Service, ask: CompletionRequest, prompts: list[Prompt]) -> list[list[int]]:

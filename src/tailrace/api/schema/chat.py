@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from tailrace.api.schema.common import REFUSED, GenerateRequest, Usage
+from tailrace.api.schema.common import REFUSED, GenerateRequest, PromptLogprobEntries, Usage
 
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
@@ -129,6 +129,7 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobEntries | UnsetType = UNSET
     sampling_params: dict[str, Any] | UnsetType = UNSET
 
 
@@ -162,4 +163,5 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     choices: list[ChatChoice]
     usage: Usage
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobEntries | UnsetType = UNSET
     sampling_params: dict[str, Any] | UnsetType = UNSET

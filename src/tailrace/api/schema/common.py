@@ -89,6 +89,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     allowed_token_ids: list[TokenId] | None = None
     bad_words: list[str] | None = None
     logprobs_mode: LogprobsMode | None = None
+    prompt_logprobs: int | None = None
     priority: Priority | None = None
     deadline_s: Deadline | None = None
     return_token_ids: bool | None = None
@@ -120,7 +121,6 @@ TOLERATED = frozenset({
 REFUSED: dict[str, tuple[Any, ...]] = {
     "use_beam_search": (None, False),
     "length_penalty": (None, 1.0),
-    "prompt_logprobs": (None,),
     "truncate_prompt_tokens": (None,),
     "prompt_embeds": (None,),
     "structured_outputs": (None,),
@@ -133,6 +133,18 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "logits_processors": (None, []),
     "thinking_token_budget": (None,),
 }
+
+
+class PromptLogprob(msgspec.Struct, frozen=True):
+    """Of one token at a place of the prompt; rank 1 is the likeliest."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+# vLLM's shape: per token of the prompt null (the first), or token id → its logprob, the token's own among them
+PromptLogprobEntries = list[dict[int, PromptLogprob] | None]
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):

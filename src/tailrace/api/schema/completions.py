@@ -7,7 +7,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from tailrace.api.schema.common import REFUSED, GenerateRequest, TokenId, Usage
+from tailrace.api.schema.common import REFUSED, GenerateRequest, PromptLogprobEntries, TokenId, Usage
 
 
 class CompletionRequest(GenerateRequest, kw_only=True):
@@ -31,12 +31,12 @@ COMPLETION_REFUSED: dict[str, tuple[Any, ...]] = {
 
 
 class CompletionLogprobs(msgspec.Struct, frozen=True):
-    """Parallel lists, one entry per token. `text_offset`: where in the text the token begins, in characters. The entropies, in nats,
-    where `report_entropy` asks for them."""
+    """Parallel lists, one entry per token; null for an echoed prompt's first. `text_offset`: where in the text the token
+    begins, in characters. The entropies, in nats, where `report_entropy` asks for them."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
     entropy: list[float] | UnsetType = UNSET
     varentropy: list[float] | UnsetType = UNSET
@@ -52,6 +52,7 @@ class CompletionChoice(msgspec.Struct, frozen=True):
     stop_reason: str | int | UnsetType | None = UNSET
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobEntries | UnsetType = UNSET
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):

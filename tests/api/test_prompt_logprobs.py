@@ -1,0 +1,95 @@
+"""Logprobs of prompts: `prompt_logprobs` in vLLM's shape, and `echo` with `logprobs` in OpenAI's; however they are chunked."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from api.harness import EOS, VOCAB, LocalClient, events, front_of
+from tailrace.engine import schedule
+
+PROMPT = "The price = 4 €"
+
+
+def row(ids: list[int]) -> torch.Tensor:
+    """Some distribution that depends on all that was said."""
+    rng = torch.Generator().manual_seed(sum((i + 1) * token for i, token in enumerate(ids)))
+    logits = torch.randn(VOCAB, generator=rng) * 2
+    logits[EOS] = -50.0
+    return logits
+
+
+@pytest.fixture
+async def front(tokenizer):
+    async with front_of(LocalClient(row), tokenizer) as front:
+        yield front
+
+
+def expected(ids: list[int]) -> list[float]:
+    return [float(row(ids[:i]).double().log_softmax(0)[ids[i]]) for i in range(1, len(ids))]
+
+
+async def test_echo_with_logprobs(front):
+    ids = list(PROMPT.encode())
+    answer = (await front.complete(PROMPT, echo=True, logprobs=2, max_tokens=3)).json()["choices"][0]
+    lists = answer["logprobs"]
+    assert answer["text"].startswith(PROMPT)
+    assert len(lists["tokens"]) == len(ids) + 3
+    assert lists["token_logprobs"][0] is lists["top_logprobs"][0] is None
+    assert lists["token_logprobs"][1 : len(ids)] == pytest.approx(expected(ids), abs=1e-5)
+    assert all(2 <= len(top) <= 3 for top in lists["top_logprobs"][1:])
+    for at, name in zip(lists["text_offset"], lists["tokens"], strict=True):
+        if not name.startswith("bytes:"):
+            assert answer["text"][at : at + len(name)] == name
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_prompt_logprobs(front, stream):
+    ids = list(PROMPT.encode())
+    fields = {"prompt_logprobs": 3, "max_tokens": 2, "n": 2}
+    if stream:
+        chunks = events((await front.complete(PROMPT, stream=True, **fields)).text)[:-1]
+        found = [c["prompt_logprobs"] for chunk in chunks for c in chunk["choices"] if "prompt_logprobs" in c]
+    else:
+        found = [c["prompt_logprobs"] for c in (await front.complete(PROMPT, **fields)).json()["choices"]]
+    assert len(found) == 2
+    assert found[0] == found[1]
+    assert found[0][0] is None
+    for place, (entry, logprob) in enumerate(zip(found[0][1:], expected(ids), strict=True), start=1):
+        mine = entry[str(ids[place])]
+        assert mine["logprob"] == pytest.approx(logprob, abs=1e-5)
+        order = row(ids[:place]).argsort(descending=True).tolist()
+        assert mine["rank"] == order.index(ids[place]) + 1
+        assert [str(i) for i in order[:3]] == list(entry)[:3]
+
+
+async def test_of_a_chat(front):
+    answer = (await front.chat(prompt_logprobs=0, max_tokens=1, return_token_ids=True)).json()
+    assert len(answer["prompt_logprobs"]) == len(answer["prompt_token_ids"])
+    assert all(len(entry) == 1 for entry in answer["prompt_logprobs"][1:])
+
+
+@pytest.mark.parametrize("rows", [1, 3, 5])
+async def test_chunks_beside_others_and_after_the_prefix_is_cached(front, monkeypatch, rows):
+    monkeypatch.setattr(schedule, "MAX_SCORED", rows)
+    ids = list(PROMPT.encode())
+    await front.complete(PROMPT, max_tokens=2)  # its blocks are cached now
+    several = (await front.complete([PROMPT, "x" * 40, PROMPT], prompt_logprobs=0, max_tokens=2)).json()["choices"]
+    for choice, text in zip(several, (ids, [ord("x")] * 40, ids), strict=True):
+        own = [
+            entry[str(token)]["logprob"] for entry, token in zip(choice["prompt_logprobs"][1:], text[1:], strict=True)
+        ]
+        assert own == pytest.approx(expected(text), abs=1e-5)
+    await front.until(front.client.idle)
+
+
+async def test_a_prompt_of_one_token(front):
+    answer = (await front.complete("a", prompt_logprobs=1, echo=True, logprobs=1, max_tokens=1)).json()["choices"][0]
+    assert answer["prompt_logprobs"] == [None]
+    assert answer["logprobs"]["token_logprobs"][0] is None
+
+
+@pytest.mark.parametrize("value", [-1, 21, "many"])
+async def test_out_of_range(front, value):
+    answer = await front.complete(PROMPT, prompt_logprobs=value)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt_logprobs")

@@ -5,24 +5,28 @@
 namespace tailrace {
 namespace {
 
-constexpr double kFlat = 512;        // 1 / the largest probability, from which on the winner is hot in 6 of 7 draws, soon in nearly all
+constexpr double kFlat = 512;        // kept mass relative to the likeliest token, from which on the winner is hot in 6 of 7 draws, soon in nearly all
 constexpr int64_t kSampled = 32;     // so many blocks tell about where the boundary lies
-constexpr double kDeviations = 4.0;  // the boundary lies outside the sample's bracket once in ten thousand rows
-constexpr double kSlack = 1e-4;      // more than any rounding of a depth
+constexpr double kDeviations = 4.0;  // of the sample; where neighbours are alike the boundary lies outside more often than chance says
+constexpr double kRounding = 0x1p-21;  // relative error of a few float operations
 
 // What the truncation ranks by, always at most 0: the depth itself, or minus the distance of −ln p from the entropy.
 struct Order {
-    bool near;
+    bool typical;
     double temperature, log_mass, entropy;
     float max;
 
     void of(const float *x, int64_t n, float *key) const {
-        if (near) nearness(x, n, log_mass, entropy, key);
+        if (typical) nearness(x, n, log_mass, entropy, key);
         else std::copy(x, x + n, key);
     }
     // The same of a block of logits, roughly and in units of logits.
     float centre() const { return static_cast<float>(max + (log_mass - entropy) * temperature); }
-    float rough(double key) const { return static_cast<float>((near ? 0.0 : max) + key * temperature); }
+    float rough(double key) const { return static_cast<float>((typical ? 0.0 : max) + key * temperature); }
+    // How far rough and exact keys may lie apart, in units of keys, down to keys of this depth.
+    double slack(double key) const {
+        return kRounding * ((std::fabs(max) + std::fabs(static_cast<double>(centre()))) / temperature - key + 1.0);
+    }
 };
 
 TAILRACE_CLONES void minus_distance(const float *l, float centre, float *key) {
@@ -70,8 +74,15 @@ Bracket guess(const Row &row, const Order &order, double share, Survivors &some,
     order.of(some.x, some.n, key);
     const Ranked ranked{some.ids, key, some.weights, some.n};
     Bracket found{0.0, -std::numeric_limits<double>::infinity()};
-    if (share - error > 0.0) found.high = near(ranked, (share - error) * mass, space).high;
-    if (share + error < 1.0) found.low = near(ranked, (share + error) * mass, space).low;
+    // wider by what is lost at the ends, where rough and exact keys may disagree
+    if (share - error > 0.0) {
+        found.high = around(ranked, (share - error) * mass, space).high;
+        found.high = std::min(0.0, found.high + 2.0 * order.slack(found.high));
+    }
+    if (share + error < 1.0) {
+        found.low = around(ranked, (share + error) * mass, space).low;
+        found.low -= 2.0 * order.slack(found.low);
+    }
     return found;
 }
 
@@ -84,9 +95,9 @@ bool find_boundary(const Row &row, const Context &context, const Order &order, d
     double above = 0;
     some.n = 0;
     for (int64_t b = 0; b < row.blocks(); ++b) {
-        if (!order.near && context.scan.block_max[b] < low) continue;
+        if (!order.typical && context.scan.block_max[b] < low) continue;
         const float *l = load(row, b, buffer), *key = l;
-        if (order.near) {
+        if (order.typical) {
             minus_distance(l, order.centre(), keys);
             key = keys;
         }
@@ -100,7 +111,7 @@ bool find_boundary(const Row &row, const Context &context, const Order &order, d
     float *key = space.noise.data();
     order.of(some.x, some.n, key);
     *out = reaching({some.ids, key, some.weights, some.n}, rest, space);
-    const double slack = kSlack * (1.0 - out->x);
+    const double slack = order.slack(out->x);
     return (bracket.high == 0.0 || out->x < bracket.high - slack) && out->x > bracket.low + slack;
 }
 
@@ -113,7 +124,7 @@ bool crowded(const Context &context) {
     const StageKind kind = program.stages[last].kind;
     const double temperature = last == 1 ? program.stages[0].a : 1.0;
     if ((kind != StageKind::top_p && kind != StageKind::typical) || context.mass_temperature != temperature || temperature < 1e-3 ||
-        context.scan.mass.total < kFlat)
+        context.scan.mass.total * program.stages[last].a < kFlat)
         return false;
     const float deep = static_cast<float>(context.scan.max - 4.0 * temperature);
     int64_t reaching = 0;
@@ -125,8 +136,8 @@ int64_t draw_crowd(const Row &row, const Context &context, const Noise &noise) {
     Workspace &space = context.space;
     const Scan &scan = context.scan;
     const Stage &stage = context.program.stages[context.program.num_stages - 1];
-    const bool near = stage.kind == StageKind::typical;
-    const Order order{near, context.mass_temperature, std::log(scan.mass.total), near ? scan.mass.entropy() : 0.0, scan.max};
+    const bool typical = stage.kind == StageKind::typical;
+    const Order order{typical, context.mass_temperature, std::log(scan.mass.total), typical ? scan.mass.entropy() : 0.0, scan.max};
     Survivors some{space.ids.data(), space.x.data(), space.weights.data(), nullptr};
     Boundary last;
     if (!find_boundary(row, context, order, stage.a, some, &last)) return kNobody;
@@ -148,7 +159,9 @@ int64_t draw_crowd(const Row &row, const Context &context, const Noise &noise) {
     }
     Best best{noise, kNobody, space.noise.data()};
     best.offer(ids, x, kept, true);
-    return best.score > kCold ? best.id : kNobody;  // no other can reach that: its x is at most 0
+    if (!(best.score > kCold)) return kNobody;
+    crowd_draws.fetch_add(1, std::memory_order_relaxed);
+    return best.id;  // no other can reach that: its x is at most 0
 }
 
 }  // namespace tailrace

@@ -1,10 +1,15 @@
 // Rows so flat that the survivors of their one truncation are a large part of the vocabulary. Copying them would cost more than
 // looking again: the truncation's boundary is found in place, guided by a sample of the blocks, and the draw looks at hot tokens only.
 #pragma once
+#include <atomic>
+
 #include "draw.h"
 #include "refine.h"
 
 namespace tailrace {
+
+// How many tokens came this way; for tests.
+inline std::atomic<int64_t> crowd_draws = 0;
 
 // Whether a draw may go this way, by what is asked and by what the pass found.
 bool crowded(const Context &context);

@@ -3,6 +3,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include "crowd.h"
 #include "kernels.h"
 #include "noise.h"
 #include "pool.h"
@@ -75,6 +76,8 @@ NB_MODULE(_cpu, m) {
         return uniform({static_cast<uint64_t>(key), static_cast<uint64_t>(position), static_cast<uint32_t>(stream)});
     });
     m.def("stream", [](Address data, int64_t bytes) { return stream(at(data), bytes); }, Free());
+    m.def("want_avx512", [](bool wanted) { avx512_wanted = wanted; });
+    m.def("crowd_draws", [] { return crowd_draws.load(); });
     m.def("check", [](Address step) { check(*at<Step>(step)); });
     m.def("sample", [](Address step) { sample(*at<Step>(step)); }, Free());
     m.def("struct_sizes", [] { return std::vector<size_t>{sizeof(Edit), sizeof(Stage), sizeof(Program), sizeof(Step)}; });

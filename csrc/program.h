@@ -37,7 +37,7 @@ enum class StageKind : int32_t {
     temperature = 0, dynamic_temperature, quadratic, min_p, top_k, top_p, top_a, typical, epsilon, eta, top_n_sigma, xtc,
 };
 
-// The knobs of one refinement: see survivors.h for what a, b, c mean to each.
+// The knobs of one refinement: see refine.cpp for what a, b, c mean to each.
 struct Stage {
     StageKind kind;
     int32_t k;

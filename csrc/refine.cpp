@@ -162,9 +162,9 @@ bool typical(Walk &walk, const Stage &stage) {
     weigh(s);
     float *nearby = space.noise.data();
     nearness(s.x, s.n, log_mass, entropy, nearby);
-    const Ranked near{s.ids, nearby, s.weights, s.n};
+    const Ranked nearest{s.ids, nearby, s.weights, s.n};
     const bool enough = s.complete || collected_mass(s) >= target;
-    const Boundary last = enough ? reaching(near, target, space) : Boundary{kNone, 0};
+    const Boundary last = enough ? reaching(nearest, target, space) : Boundary{kNone, 0};
     const double nearest_unseen = log_mass - walk.floor - entropy;
     if (!s.complete && (!enough || -static_cast<double>(last.x) >= nearest_unseen))
         return walk.undecided(walk.floor > -50.0 ? 2.0 * walk.floor : kEverything);

@@ -379,6 +379,7 @@ void check(Step &step) {
             if (row < last) inside("drafts", step.draft[row], 0, step.vocab - 1);
         }
         inside("the draft of a bonus row", step.draft[last], -1, -1);
+        if (step.rule) inside("rule", step.rule[i], 0, static_cast<int64_t>(Rule::block));
         const Program &program = step.programs[step.slot[first]];
         if (!(program.flags & kTaken)) throw std::invalid_argument("slot " + std::to_string(step.slot[first]) + " is empty");
         step.flags |= program.flags;

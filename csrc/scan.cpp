@@ -230,7 +230,6 @@ bool true_maximum(const Row &row, Scan &out) {
     alignas(64) float buffer[kBlock];
     const float highest = out.max;
     out.max = kNone;
-    if (!(highest < kInfinity)) return false;
     for (float bound = highest; bound > out.max;) {
         float next = kNone;
         for (int64_t b = 0; b < out.blocks; ++b) {

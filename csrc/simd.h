@@ -107,18 +107,21 @@ TAILRACE_BF16 inline __m512 fast_exp2(__m512 x) {
 // Decided once. TAILRACE_BEST(f) is f_avx512 where the CPU has it, else f_plain.
 #if TAILRACE_X86
 #define TAILRACE_AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq")))
-inline bool has_avx512() {
+inline bool avx512_wanted = true;  // false only while tests compare
+inline bool supports_avx512() {
     static const bool yes = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                             __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
     return yes;
 }
+inline bool has_avx512() { return avx512_wanted && supports_avx512(); }
 // vdpbf16ps, which multiplies bfloat16 pairs
 inline bool has_bf16() {
-    static const bool yes = has_avx512() && __builtin_cpu_supports("avx512bf16");
+    static const bool yes = supports_avx512() && __builtin_cpu_supports("avx512bf16");
     return yes;
 }
 #define TAILRACE_BEST(name) (has_avx512() ? name##_avx512 : name##_plain)
 #else
+inline bool avx512_wanted = true;
 inline bool has_bf16() { return false; }
 #define TAILRACE_BEST(name) name##_plain
 #endif

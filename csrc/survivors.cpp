@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <bit>
 
-
 namespace tailrace {
 namespace {
 
@@ -245,6 +244,11 @@ template <typename Reached> Interval narrow(const Ranked &all, Workspace &space,
     return range;
 }
 
+// To the token at which the descending mass reaches `target`.
+Interval narrow_to(const Ranked &among, double target, Workspace &space) {
+    return narrow(among, space, [target](double mass, int64_t count) { return count > 0 && mass >= target; });
+}
+
 // The rank keys of those in question; of one value alone they ascend, as ids do.
 int64_t in_question(const Interval &range, Workspace &space) {
     const float shallow = from_depth_bits(range.low()), deep = from_depth_bits(range.upto);
@@ -254,15 +258,13 @@ int64_t in_question(const Interval &range, Workspace &space) {
     return n;
 }
 
-TAILRACE_CLONES float smallest(const float *x, int64_t n) {
+}  // namespace
+
+TAILRACE_CLONES float deepest(const float *x, int64_t n) {
     F16 low{};
     each16(x, n, 0.0f, [&](int64_t, const F16 &v) { low = v < low ? v : low; });
     return -largest(-low);
 }
-
-}  // namespace
-
-float deepest(const float *x, int64_t n) { return smallest(x, n); }
 
 TAILRACE_CLONES void divide(float *x, int64_t n, double by) {
     for (int64_t i = 0; i < n; ++i) x[i] = static_cast<float>(x[i] / by);
@@ -395,11 +397,7 @@ Boundary nth(const Ranked &among, int64_t k, Workspace &space) {
     return boundary(*at);
 }
 
-Interval narrow_to(const Ranked &among, double target, Workspace &space) {
-    return narrow(among, space, [target](double mass, int64_t count) { return count > 0 && mass >= target; });
-}
-
-Between near(const Ranked &among, double target, Workspace &space) {
+Between around(const Ranked &among, double target, Workspace &space) {
     const Interval range = narrow_to(among, target, space);
     return {from_depth_bits(range.low()), from_depth_bits(range.upto)};
 }

@@ -70,7 +70,7 @@ Boundary reaching(const Ranked &among, double target, Workspace &space);
 struct Between {
     float high, low;
 };
-Between near(const Ranked &among, double target, Workspace &space);
+Between around(const Ranked &among, double target, Workspace &space);
 inline Ranked ranked(const Survivors &s) { return {s.ids, s.x, s.weights, s.n}; }
 
 // A value that at least k blocks' maxima reach, so at least k tokens: near the k-th largest, for a fraction of its price. −inf where

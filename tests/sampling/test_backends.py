@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tailrace import kernels
+from tailrace import _cpu, kernels
 from tailrace.kernels.status import EMPTY, INF, NAN, OK
 from tailrace.params import SamplingParams
 from tailrace.sampling import Rows, Sampler, Slots
@@ -151,19 +151,52 @@ CROWDS: dict[str, dict] = {
 }
 
 
-@pytest.mark.parametrize("sigma", [0.0, 0.3, 1.0, 1.6])
+CROWD_ROWS = {
+    "constant": lambda x: x * 0.0,
+    "narrow": lambda x: x * 0.3,
+    "normal": lambda x: x,
+    "wide": lambda x: x * 1.4,
+    "far": lambda x: x + 2.0**20,
+    "half": lambda x: x.half(),
+    "bfloat16": lambda x: x.bfloat16(),
+    "least": lambda x: torch.where(x > 0, x, torch.finfo(torch.float32).min),
+    "by frequency": lambda x: x.sort(descending=True).values,
+}
+
+
+@pytest.mark.parametrize("kind", CROWD_ROWS)
 @pytest.mark.parametrize("name", CROWDS)
-def test_crowds(name, sigma):
+def test_crowds(name, kind):
     """Rows so flat that csrc/crowd.cpp draws without collecting survivors; 48 keys on one row."""
     vocab, n = 49_152, 48
-    row = torch.randn(vocab, generator=torch.Generator().manual_seed(3)) * sigma
+    row = CROWD_ROWS[kind](torch.randn(vocab, generator=torch.Generator().manual_seed(3)))
+    before = _cpu.crowd_draws()
     logits = row[None].expand(n, vocab)
     slots = slots_for(CROWDS[name], vocab, n)
     kernel, reference = sampled(slots, logits, "cpu"), sampled(slots, logits, "reference")
+    if kind in ("narrow", "normal", "half", "bfloat16") and name in ("top_p 0.5", "typical 0.9", "bans"):
+        assert _cpu.crowd_draws() - before > n / 2
     assert kernel.status.tolist() == reference.status.tolist() == [OK] * n
     differ = (kernel.token_ids != reference.token_ids).flatten().nonzero().flatten().tolist()
     assert all(tied(slots, row, i, kernel.token_ids[i, 0], reference.token_ids[i, 0]) for i in differ), differ
     assert len(differ) <= 2
+
+
+@pytest.mark.parametrize("name", [*PARAMS, *CROWDS])
+def test_the_same_bits_with_and_without_avx512(name):
+    """The hand-written AVX-512 and the portable loops; on a machine without it both are the same."""
+    found = []
+    for wanted in (True, False):
+        _cpu.want_avx512(wanted)
+        try:
+            for vocab in (257, 33_000):
+                logits = torch.stack(list(rows_of(vocab).values()))
+                slots = slots_for((PARAMS | CROWDS)[name], vocab, logits.shape[0], logprobs=3)
+                out = sampled(slots, logits, "cpu")
+                found.append((out.token_ids.tolist(), out.status.tolist(), repr(out.logprobs)))
+        finally:
+            _cpu.want_avx512(True)
+    assert found[:2] == found[2:]
 
 
 @pytest.mark.parametrize("mode", ["raw", "processed"])

@@ -146,7 +146,8 @@ EFFECTS: dict[str, dict] = {
 }  # fmt: skip
 # what changes the noise, the report, the end of a sequence or its text, or the number of sequences: tested where that is
 ELSEWHERE = {
-    "n", "seed", "max_tokens", "logprobs", "logprobs_mode", "report_entropy", "stop", "stop_token_ids", "ignore_eos", "banned_strings",
+    "n", "seed", "max_tokens", "logprobs", "prompt_logprobs", "logprobs_mode", "report_entropy", "stop", "stop_token_ids",
+    "ignore_eos", "banned_strings",
     "include_stop_str_in_output", "skip_special_tokens", "output_kind", "processors", "watermark", "forced_token_ids",
     "mirostat_eta", "adaptive_decay", "banned_ignore_case",
 }  # fmt: skip
@@ -186,7 +187,8 @@ def test_case_12_a_knob_without_the_one_it_belongs_to_is_refused(name):
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in RANGES if name not in ("n", "max_tokens", "logprobs", "seed", "min_tokens")]
+    "name",
+    [name for name in RANGES if name not in ("n", "max_tokens", "logprobs", "prompt_logprobs", "seed", "min_tokens")],
 )
 def test_both_ends_of_every_range_give_a_token(name):
     low, high, low_in, high_in = RANGES[name]

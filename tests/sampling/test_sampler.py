@@ -351,6 +351,55 @@ def test_slots_are_checked():
         Sampler(slots)(torch.zeros(1, V), Rows.plain([0], [3], [1]))
 
 
+def bad_rows(**changed) -> Rows:
+    """Two requests, the first with a draft, as Rows.drafted makes them, but for what is changed."""
+    good = Rows.drafted([0, 1], [5, 7], [[3], []])
+    fields = {name: getattr(good, name) for name in ("slot", "source", "position", "start", "draft", "width")}
+    return Rows(**fields | changed)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"source": torch.tensor([0, 1, 3])}, "source must be in 0 … 2, got 3"),
+        ({"source": torch.tensor([0, 1])}, "source, position and draft must have 3 entries"),
+        ({"position": torch.tensor([5, -1, 7])}, "position must be in 0"),
+        ({"slot": torch.tensor([0, 0, 9])}, "slot must be in 0 … 2, got 9"),
+        ({"slot": torch.tensor([2, 2, 1])}, "slot 2 is empty"),
+        ({"draft": torch.tensor([V, -1, -1])}, f"drafts must be in 0 … {V - 1}, got {V}"),
+        ({"draft": torch.tensor([-1, -1, -1])}, "drafts must be in"),
+        ({"draft": torch.tensor([3, 3, -1])}, "the draft of a bonus row"),
+        ({"width": 1}, "the rows of a request must be in 1 … 1, got 2"),
+        ({"start": torch.tensor([1, 2, 3])}, r"start\[0\]"),
+        ({"start": torch.tensor([0, 2, 4])}, r"start\[N\]"),
+        ({"start": torch.tensor([0, 0, 3])}, "the rows of a request"),
+        ({"start": torch.tensor([], dtype=torch.int64)}, "start at least one"),
+        ({"rule": torch.tensor([0, 7], dtype=torch.int32)}, "rule must be in 0 … 2, got 7"),
+        ({"rule": torch.tensor([0], dtype=torch.int32)}, "rule must have 2 entries"),
+    ],
+)
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_rows_are_checked(backend, changed, message):
+    slots = Slots(3, V)
+    for slot in (0, 1):
+        slots.join(slot, SamplingParams(), key=slot, prompt=[1])
+    sampler = Sampler(slots, backend)
+    assert sampler(torch.zeros(3, V), bad_rows()).num_tokens.min() >= 1
+    with pytest.raises(ValueError, match=message):
+        sampler(torch.zeros(3, V), bad_rows(**changed))
+
+
+def test_ones_drafts_do_not_refuse_anothers_mask():
+    slots = Slots(2, V)
+    slots.join(0, SamplingParams(), key=0, prompt=[1])
+    slots.join(1, SamplingParams(), key=1, prompt=[1])
+    slots.set_mask(1, torch.full((-(-V // 32),), -1, dtype=torch.int32))
+    Sampler(slots)(torch.zeros(3, V), bad_rows())
+    slots.set_mask(0, torch.full((-(-V // 32),), -1, dtype=torch.int32))
+    with pytest.raises(ValueError, match="slot 0 has one mask"):
+        Sampler(slots)(torch.zeros(3, V), bad_rows())
+
+
 # ---- logprobs
 
 
@@ -394,3 +443,13 @@ def test_an_edit_that_overflows_is_an_error_not_a_missing_token():
         distribution(row, slots[0])
     assert bad.value.status == INF
     assert Sampler(slots)(row[None], Rows.plain([0], [0], [1])).status.tolist() == [INF]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1e-3])
+def test_an_overflow_of_a_banned_token_does_not_matter(temperature):
+    params = SamplingParams(repetition_penalty=1e-3, temperature=temperature, bad_words=((0,),))
+    slots = slots_with((params, 0, [0], []), vocab=3)
+    row = torch.tensor([[1e37, 1.0, 0.0]])
+    for backend in ("cpu", "reference"):
+        sampled = Sampler(slots, backend)(row, Rows.plain([0], [0], [1]))
+        assert (sampled.status.tolist(), sampled.token_ids.tolist()) == ([0], [[1]])

@@ -63,9 +63,8 @@ class Sampler:
             outcome.status.fill_(APART)
         else:
             outcome = step.run(bool(step.flags & REPORTED))
-            if not step.flags & (
-                RARE | STEPWISE | REPORTED
-            ):  # no slot's record is touched: that would cost more than sampling
+            # no slot's record is touched where nobody is special: that would cost more than sampling
+            if not step.flags & (RARE | STEPWISE | REPORTED):
                 return Sampled(outcome.token_ids, outcome.num_tokens, outcome.status, [None] * rows.num_requests)
         sampled = Sampled(outcome.token_ids, outcome.num_tokens, outcome.status, self._read(outcome, rows))
         for i in (outcome.status == APART).nonzero().squeeze(1).tolist():
@@ -74,8 +73,10 @@ class Sampler:
 
     def _check_drafts(self, rows: Rows) -> None:
         """Raise ValueError for drafts that can't be verified together."""
-        for index, count in Counter(rows.slot[rows.start[:-1]].tolist()).items():
-            entry = self.slots[index]
+        drafted = rows.start[:-1][rows.start.diff() > 1]
+        owners = Counter(rows.slot[rows.start[:-1]].tolist())
+        for index in rows.slot[drafted].tolist():
+            entry, count = self.slots[index], owners[index]
             if count > 1 and entry.history is not None:
                 raise ValueError(
                     f"slot {index} has {count} requests with drafts in one step, and a history that they share"

@@ -243,7 +243,8 @@ class Slots:
         """
         entry, words = self[slot], -(-self.vocab_size // 32)
         if mask is not None:
-            mask = np.array(mask).view(np.uint32)  # a copy: the caller may go on with its own
+            own = mask.numpy() if isinstance(mask, torch.Tensor) else np.asarray(mask)
+            mask = own.copy().view(np.uint32)  # the caller may go on with its own
             if mask.shape != (words,):
                 raise ValueError(f"mask must have {words} words of 32 bits, got {mask.shape}")
         entry.mask = mask
@@ -258,7 +259,6 @@ class Slots:
         self.programs.write_edits(slot, program, entry.forced, entry.steps)
 
     def _place(self, slot: int, entry: Slot) -> None:
-        self.slots[slot] = entry
         params, history = entry.params, entry.history
         program = Program(
             key=entry.key,
@@ -272,6 +272,7 @@ class Slots:
             counts=history.counts if history else None,
             weights=history.weights(history.num_prompt) if history else (0, 0),
         )
+        self.slots[slot] = entry
         self.programs.write(slot, program)
         self.refresh(slot)
 

@@ -48,7 +48,8 @@ def g_values(mark: Watermark, context: Sequence[int], ids: torch.Tensor) -> list
 def detect(mark: Watermark, tokens: Sequence[int]) -> float:
     """How many standard deviations the text is above what an unmarked one shows; 4 and more is evidence (p < 4e-5).
 
-    Repeated (context, token) pairs count once, as both papers advise.
+    Repeated (context, token) pairs count once, as both papers advise; of synthid's only the first token after each context, as
+    the others were left unmarked.
 
     Args:
         tokens: ids of the text, at least context + 1; the prompt may be among them and dilutes the score.
@@ -56,7 +57,10 @@ def detect(mark: Watermark, tokens: Sequence[int]) -> float:
     Raises:
         ValueError: too few tokens.
     """
-    pairs = {(tuple(tokens[i - mark.context : i]), tokens[i]) for i in range(mark.context, len(tokens))}
+    in_order = [(tuple(tokens[i - mark.context : i]), tokens[i]) for i in range(mark.context, len(tokens))]
+    pairs = set(in_order)
+    if mark.kind == "synthid":
+        pairs = set({context: (context, token) for context, token in reversed(in_order)}.values())
     if not pairs:
         raise ValueError(f"at least {mark.context + 1} tokens are needed, got {len(tokens)}")
     if mark.kind == "kgw":

@@ -53,7 +53,7 @@ class Programs:
     def write(self, slot: int, program: Program) -> None:
         """The slot is taken."""
         record = self.records[slot]
-        record.key, record.forced = program.key, -1
+        record.key, record.forced, record.num_edits = program.key, -1, 0
         record.flags = (
             TAKEN | GREEDY * program.greedy | PROCESSED * program.processed | ENTROPY * program.entropy | RARE * program.rare
         )  # fmt: skip
@@ -78,7 +78,7 @@ class Programs:
 
     def clear(self, slot: int) -> None:
         """The slot is empty."""
-        self.records[slot].flags = 0
+        self.records[slot].flags = self.records[slot].num_edits = 0
         self._alive[slot] = []
 
 

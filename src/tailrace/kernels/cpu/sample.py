@@ -58,7 +58,14 @@ class Step:
             raise ValueError(
                 f"proposals must be contiguous float32 [{rows.num_rows}, {vocab}], got {tuple(proposals.shape)}"
             )
-        self.shape = (rows.num_requests, rows.width)
+        count_rows, n = rows.num_rows, rows.num_requests
+        if n < 0 or not rows.source.numel() == rows.position.numel() == rows.draft.numel() == count_rows:
+            raise ValueError(
+                f"source, position and draft must have {count_rows} entries, as slot has; start at least one"
+            )
+        if rows.rule is not None and rows.rule.numel() != n:
+            raise ValueError(f"rule must have {n} entries, one per request, got {rows.rule.numel()}")
+        self.shape = (n, rows.width)
         self.alive = (logits, rows, programs)  # the record holds addresses only
         self.record = StepRecord(
             logits.data_ptr(), CODES[logits.dtype], count, vocab, logits.stride(0), programs.num_slots, rows.num_rows,

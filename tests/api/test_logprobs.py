@@ -6,12 +6,14 @@ import itertools
 import json
 import math
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from api.harness import EOS, LocalClient, front_of, saying
 from tailrace.api.logprobs import FLOOR, CompletionLogprobsWriter, Labels, chat_logprobs, finite
+from tailrace.api.schema.chat import ChatLogprobs, TokenLogprob
 from tailrace.wire.messages import TokenLogprobs
 
 WAVE = "🌊".encode()
@@ -21,6 +23,24 @@ def sure(id: int) -> TokenLogprobs:
     return TokenLogprobs(0.0, 1, [id], [0.0])
 
 
+def decoded(logprobs: ChatLogprobs) -> list[TokenLogprob]:
+    return [msgspec.json.decode(entry, type=TokenLogprob) for entry in logprobs.content]
+
+
+def test_written_json_is_what_the_schema_says(tokenizer):
+    entry = TokenLogprobs(-math.inf, 3, [34, 92, 257, 37], [-0.25, -1e-30, -math.inf, -3.0], 1.5, 0.25)
+    raw = chat_logprobs(Labels(tokenizer), [10], [entry], top=4).content[0]
+    [got] = decoded(ChatLogprobs([raw]))
+    assert json.loads(bytes(raw)) == json.loads(msgspec.json.encode(got))
+    assert [(t.token, t.logprob) for t in got.top_logprobs] == [
+        ('"', -0.25),
+        ("\\", -1e-30),
+        ("<|im_end|>", FLOOR),
+        ("%", -3.0),
+    ]
+    assert (got.token, got.logprob, got.entropy, got.varentropy) == ("\n", FLOOR, 1.5, 0.25)
+
+
 def test_minus_infinity_has_a_floor():
     assert finite(-math.inf) == FLOOR
     assert finite(-3.5) == -3.5
@@ -28,7 +48,7 @@ def test_minus_infinity_has_a_floor():
 
 def test_chat_has_the_true_bytes_of_each_token(tokenizer):
     labels = Labels(tokenizer)
-    entries = chat_logprobs(labels, [*WAVE, ord("a"), EOS], [sure(0)] * 6, top=0).content
+    entries = decoded(chat_logprobs(labels, [*WAVE, ord("a"), EOS], [sure(0)] * 6, top=0))
     assert [e.bytes for e in entries[:4]] == [[byte] for byte in WAVE]
     assert [e.token for e in entries] == [r"\xf0", r"\x9f", r"\x8c", r"\x8a", "a", "<|im_end|>"]
     assert b"".join(bytes(e.bytes) for e in entries[:5]) == WAVE + b"a"
@@ -36,7 +56,7 @@ def test_chat_has_the_true_bytes_of_each_token(tokenizer):
 
 def test_alternatives_are_cut_at_what_was_asked(tokenizer):
     entry = TokenLogprobs(-5.0, 9, [65, 66, 67], [-0.1, -1.0, -math.inf])
-    [got] = chat_logprobs(Labels(tokenizer), [68], [entry], top=2).content
+    [got] = decoded(chat_logprobs(Labels(tokenizer), [68], [entry], top=2))
     assert (got.token, got.logprob) == ("D", -5.0)
     assert [(t.token, t.logprob, t.bytes) for t in got.top_logprobs] == [("A", -0.1, [65]), ("B", -1.0, [66])]
 

@@ -7,9 +7,10 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 from msgspec import UNSET, UnsetType
 
-from tailrace.api.schema.chat import AnswerMessage, ChatChoice, ChatChunk, ChatCompletion, ChatLogprobs, TokenLogprob
+from tailrace.api.schema.chat import AnswerMessage, ChatChoice, ChatChunk, ChatCompletion, ChatLogprobs
 from tailrace.api.schema.common import PromptLogprobEntries, Usage
 from tailrace.api.schema.completions import Completion, CompletionChoice, CompletionLogprobs
 
@@ -19,7 +20,7 @@ class Gathered:
     """One choice so far."""
 
     text: list[str] = field(default_factory=list)
-    chat_logprobs: list[TokenLogprob] | None = None
+    chat_logprobs: list[msgspec.Raw] | None = None
     logprobs: CompletionLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None

@@ -7,12 +7,13 @@ A token whose bytes are no whole characters is written as OpenAI does, with its 
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
+import msgspec
 from msgspec import UnsetType
 
-from tailrace.api.schema.chat import ChatLogprobs, TokenLogprob, TopLogprob
+from tailrace.api.schema.chat import ChatLogprobs
 from tailrace.api.schema.common import PromptLogprob, PromptLogprobEntries
 from tailrace.api.schema.completions import CompletionLogprobs
 from tailrace.wire.messages import TokenLogprobs
@@ -20,31 +21,49 @@ from tailrace.wire.messages import TokenLogprobs
 if TYPE_CHECKING:
     from tailrace.text.tokenizer import Tokenizer
 
+T = TypeVar("T")
+
 FLOOR = -9999.0  # also vLLM's
 
 
+class Table(dict[int, T]):
+    """Token id → what `make` makes of it, once."""
+
+    def __init__(self, make: Callable[[int], T]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, id: int) -> T:
+        made = self[id] = self._make(id)
+        return made
+
+
 class Labels:
-    """Token id → how it is written and its bytes; each is worked out once."""
+    """How tokens are written.
+
+    Attributes:
+        names: id → (text or escaped bytes, bytes, whether it is text).
+        written: id → JSON of the token, still open, as a format for its logprob: `{"token":…,"logprob":%r,"bytes":[…]`.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._known: dict[int, tuple[str, list[int], bool]] = {}
-
-    def __getitem__(self, id: int) -> tuple[str, list[int], bool]:
-        """(text or escaped bytes, bytes, whether it is text)."""
-        known = self._known.get(id)
-        if known is None:
-            data = self._tokenizer.bytes_of(id)
+        def name(id: int) -> tuple[str, list[int], bool]:
+            data = tokenizer.bytes_of(id)
             try:
-                known = data.decode("utf-8"), list(data), True
+                return data.decode("utf-8"), list(data), True
             except UnicodeDecodeError:
-                known = "".join(f"\\x{byte:02x}" for byte in data), list(data), False
-            self._known[id] = known
-        return known
+                return "".join(f"\\x{byte:02x}" for byte in data), list(data), False
+
+        def write(id: int) -> str:
+            label, data, _ = self.names[id]
+            token = msgspec.json.encode(label).decode().replace("%", "%%")
+            return f'{{"token":{token},"logprob":%r,"bytes":{msgspec.json.encode(data).decode()}'
+
+        self.names, self.written = Table(name), Table(write)
 
     def legacy(self, id: int) -> str:
         """The name of a token among completions' logprobs."""
-        label, _, whole = self[id]
+        label, _, whole = self.names[id]
         return label if whole else f"bytes:{label}"
 
 
@@ -54,18 +73,17 @@ def finite(logprob: float) -> float:
 
 
 def chat_logprobs(labels: Labels, token_ids: Iterable[int], entries: Iterable[TokenLogprobs], top: int) -> ChatLogprobs:
-    """Chat's shape; `top` alternatives each."""
+    """Chat's shape; `top` alternatives each. Written as JSON at once, from parts that each token has once and for all."""
     return ChatLogprobs([_chat_entry(labels, i, entry, top) for i, entry in zip(token_ids, entries, strict=True)])
 
 
-def _chat_entry(labels: Labels, id: int, entry: TokenLogprobs, top: int) -> TokenLogprob:
-    label, data, _ = labels[id]
-    tops = []
-    for other, logprob in zip(entry.top_ids[:top], entry.top_logprobs[:top], strict=True):
-        name, other_data, _ = labels[other]
-        tops.append(TopLogprob(name, finite(logprob), other_data))
-    told = () if entry.entropy is None or entry.varentropy is None else (entry.entropy, entry.varentropy)
-    return TokenLogprob(label, finite(entry.logprob), data, tops, *told)
+def _chat_entry(labels: Labels, id: int, entry: TokenLogprobs, top: int) -> msgspec.Raw:
+    written = labels.written
+    rivals = zip(entry.top_ids[:top], entry.top_logprobs[:top], strict=True)
+    tops = "},".join([written[other] % (logprob if logprob > FLOOR else FLOOR) for other, logprob in rivals])
+    told = "" if entry.entropy is None else f',"entropy":{entry.entropy!r},"varentropy":{entry.varentropy!r}'
+    mine = written[id] % finite(entry.logprob)
+    return msgspec.Raw(f'{mine},"top_logprobs":[{tops}{"}" if tops else ""}]{told}}}'.encode())
 
 
 def prompt_logprobs(
@@ -75,12 +93,12 @@ def prompt_logprobs(
     found: PromptLogprobEntries = [None]
     for id, entry in zip(token_ids[1:], entries, strict=True):
         here = {
-            other: PromptLogprob(finite(logprob), rank, labels[other][0])
+            other: PromptLogprob(finite(logprob), rank, labels.names[other][0])
             for rank, (other, logprob) in enumerate(
                 zip(entry.top_ids[:top], entry.top_logprobs[:top], strict=True), start=1
             )
         }
-        here.setdefault(id, PromptLogprob(finite(entry.logprob), entry.rank, labels[id][0]))
+        here.setdefault(id, PromptLogprob(finite(entry.logprob), entry.rank, labels.names[id][0]))
         found.append(here)
     return found
 
@@ -118,7 +136,7 @@ class CompletionLogprobsWriter:
                 lists.entropy.append(entry.entropy or 0.0)
                 lists.varentropy.append(entry.varentropy or 0.0)
             if id not in self._hidden:
-                self._offset += len(self._decode(bytes(self._labels[id][1])))
+                self._offset += len(self._decode(bytes(self._labels.names[id][1])))
         return lists
 
     def _alternatives(self, id: int, entry: TokenLogprobs) -> dict[str, float]:

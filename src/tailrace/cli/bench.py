@@ -13,6 +13,7 @@ from tailrace.errors import ConfigError
 BENCHES: dict[str, str] = {
     "serve": "a server's throughput and latencies against a plain transformers loop",
     "sampler": "every case of sampling in µs per row, against one read of the row and what others do",
+    "egress": "from token ids to the bytes of events, per token, against what servers usually do",
     "knobs": "a server's throughput with sampling knobs on, against greedy",
     "kernels": "each kernel against torch doing the same work",
 }

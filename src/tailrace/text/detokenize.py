@@ -7,7 +7,7 @@ output alone; a prompt's unfinished character is not completed here.
 from __future__ import annotations
 
 import codecs
-from typing import Protocol
+from typing import Any, Protocol
 
 import tokenizers
 from tokenizers.decoders import DecodeStream
@@ -17,8 +17,10 @@ from tailrace.text.vocabulary import METASPACE, fallback_byte, strips_first_spac
 
 
 class Detokenizer(Protocol):
-    """feed returns the text that this id completes; flush what is left, at the end."""
+    """feed returns the text that this id completes; flush what is left, at the end. plain: the same as feed, where nothing is pending and
+    the id is text by itself, without any change of state; else None."""
 
+    def plain(self, id: int) -> str | None: ...
     def feed(self, id: int) -> str: ...
     def flush(self) -> str: ...
 
@@ -37,13 +39,19 @@ class ByteDetokenizer:
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
         self._bytes_of = tokenizer.bytes_of
         self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
-        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._texts = tokenizer.texts
+        self._decoder: Any = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def plain(self, id: int) -> str | None:
+        if self._decoder.buffer or id in self._skipped or not 0 <= id < len(self._texts):
+            return None
+        return self._texts[id]
 
     def feed(self, id: int) -> str:
-        return "" if id in self._skipped else self._decode(self._bytes_of(id))
+        return "" if id in self._skipped else self._decoder.decode(self._bytes_of(id))
 
     def flush(self) -> str:
-        return self._decode(b"", True)
+        return self._decoder.decode(b"", True)
 
 
 class PieceDetokenizer:
@@ -55,6 +63,12 @@ class PieceDetokenizer:
         self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
         self._strip = strips_first_space(tokenizer.decoder or {})
         self._run = bytearray()
+        self._texts = tokenizer.texts
+
+    def plain(self, id: int) -> str | None:
+        if self._strip or self._run or id in self._skipped or not 0 <= id < len(self._texts):
+            return None
+        return self._texts[id]
 
     def feed(self, id: int) -> str:
         if id in self._skipped:
@@ -91,6 +105,9 @@ class LibraryDetokenizer:
         self._stream: DecodeStream | None = DecodeStream(skip_special_tokens=skip_special_tokens)
         self._ids: list[int] = []
         self._said = ""
+
+    def plain(self, id: int) -> str | None:
+        return None
 
     def feed(self, id: int) -> str:
         self._ids.append(id)

@@ -50,6 +50,16 @@ class Automaton:
                 queue.append(child)
         firsts = bytes(sorted(self.step[0]))
         self.may_start = re.compile(b"[" + re.escape(firsts) + b"]").search if firsts else None
+        self._quiet: dict[str, bool] = {}  # texts of tokens come again and again
+
+    def quiet(self, text: str) -> bool:
+        """No stop can begin in it."""
+        known = self._quiet.get(text)
+        if known is None:
+            if len(self._quiet) >= MAX_QUIET:
+                self._quiet.clear()
+            known = self._quiet[text] = self.may_start is None or not self.may_start(text.encode())
+        return known
 
     def advance(self, state: int, byte: int) -> int:
         """The next state."""
@@ -58,6 +68,7 @@ class Automaton:
         return self.step[state].get(byte, 0)
 
 
+MAX_QUIET = 100_000
 compiled = lru_cache(maxsize=64)(Automaton)  # of at most 128 · 1,024 characters each
 
 
@@ -68,6 +79,10 @@ class StopMatcher:
         self._automaton = compiled(stops) if stops else None
         self._state = 0
         self._held = b""
+
+    def passes(self, text: str) -> bool:
+        """Nothing is held, and the text can go out as it is: `feed` would say the same and change nothing."""
+        return self._automaton is None or (self._state == 0 and self._automaton.quiet(text))
 
     def feed(self, text: str, armed: bool = True) -> tuple[str, Match | None]:
         """More text → (what can go out, the match if one ended in it: what went out then ends where it begins, and nothing after

@@ -20,15 +20,13 @@ from tailrace.wire.messages import FinishReason, TokenLogprobs
 class Delta(NamedTuple):
     """What is new (or, for the cumulative kind, all so far).
 
-    text; token_ids; logprobs: one per token, or None; offsets: where in the whole text each token's own text begins, in
-    characters; finish_reason: set on the last delta; stop_reason: the stop string or stop token id that ended it, None for
-    EOS and all other reasons.
+    text; token_ids; logprobs: one per token, or None; finish_reason: set on the last delta; stop_reason: the stop string or stop
+    token id that ended it, None for EOS and all other reasons.
     """
 
     text: str = ""
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] | None = None
-    offsets: tuple[int, ...] = ()
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
 
@@ -43,7 +41,6 @@ class Pending(NamedTuple):
 
     id: int
     logprobs: TokenLogprobs | None
-    start: int
     end: int
 
 
@@ -63,6 +60,7 @@ class TextStream:
         self._enders = frozenset(params.stop_token_ids) | (
             frozenset() if params.ignore_eos else frozenset(eos_token_ids)
         )
+        self._straight = params.output_kind == "delta"
         self._pending: deque[Pending] = deque()
         self._ender: tuple[int, TokenLogprobs | None] | None = None
         self._decoded = 0  # characters that left the detokenizer
@@ -79,6 +77,16 @@ class TextStream:
         """
         if self.finished:
             raise RuntimeError("fed after its end")
+        if (
+            len(token_ids) == 1 and self._straight
+        ):  # nearly every token: nothing is pending, and its text can't begin a stop
+            id = token_ids[0]
+            plain = self._detokenizer.plain(id)
+            if plain is not None and not self._pending and id not in self._enders and self._stops.passes(plain):
+                self.num_tokens += 1
+                self._decoded += len(plain)
+                self._shown += len(plain)
+                return Delta(plain, (id,), None if logprobs is None else (logprobs[0],))
         self._check(token_ids)
         text: list[str] = []
         for i, id in enumerate(token_ids):
@@ -125,9 +133,8 @@ class TextStream:
 
     def _take(self, id: int, logprobs: TokenLogprobs | None, text: str) -> tuple[str, str | None]:
         """One token and the text it completes → what can go out, and the stop that ended in it."""
-        start = self._decoded
         self._decoded += len(text)
-        self._pending.append(Pending(id, logprobs, start, self._decoded))
+        self._pending.append(Pending(id, logprobs, self._decoded))
         safe, match = self._stops.feed(text, self._armed)
         return safe, match.stop if match else None
 
@@ -140,8 +147,7 @@ class TextStream:
         logprobs = None
         if self._params.logprobs is not None:
             logprobs = tuple(token.logprobs for token in gone if token.logprobs is not None)
-        delta = Delta(text, tuple(t.id for t in gone), logprobs, tuple(t.start for t in gone))
-        return self._by_kind(delta)
+        return self._by_kind(Delta(text, tuple(t.id for t in gone), logprobs))
 
     def _end(self, text: str, reason: FinishReason, stop_reason: str | int | None) -> Delta:
         self.finished = True
@@ -157,6 +163,5 @@ class TextStream:
             self._whole.text + delta.text,
             self._whole.token_ids + delta.token_ids,
             logprobs,
-            self._whole.offsets + delta.offsets,
         )
         return self._whole if self._params.output_kind == "cumulative" or self.finished else Delta()

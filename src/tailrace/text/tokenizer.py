@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import tokenizers
 
 from tailrace.errors import ModelLoadError, RequestError
 from tailrace.text.template import ChatTemplate
-from tailrace.text.vocabulary import byte_level, decoder_kind, piece
+from tailrace.text.vocabulary import METASPACE, byte_level, decoder_kind, fallback_byte, piece
 
 NAMED = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
 
@@ -106,6 +106,16 @@ class Tokenizer:
 
     # ---- ids → text
 
+    @cached_property
+    def texts(self) -> list[str | None]:
+        """Of each id the text that it is by itself, wherever it stands but at the start; None where that depends on its neighbours."""
+        if self.kind == "bytes":
+            return [whole(data) for data in self._bytes]
+        if self.kind == "pieces":
+            spelt = [token.replace(METASPACE, " ") for token in self._tokens]
+            return [None if fallback_byte(token) is not None else token for token in spelt]
+        return [None] * len(self._bytes)
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         """Text of token ids.
 
@@ -139,6 +149,14 @@ class Tokenizer:
         joined = b"".join(self.bytes_of(i) for i in ids).decode("utf-8", errors="replace")
         each = all(self.backend.decode([i], skip_special_tokens=False) == self.text_of(i) for i in ids)
         return each and self.backend.decode(ids, skip_special_tokens=False) == joined
+
+
+def whole(data: bytes) -> str | None:
+    """The bytes as text, if they are whole characters."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return None
 
 
 def _read_json(path: Path) -> dict[str, Any]:

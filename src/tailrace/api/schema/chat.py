@@ -95,9 +95,9 @@ class TokenLogprob(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ChatLogprobs(msgspec.Struct, frozen=True):
-    """One entry per token, in order."""
+    """One TokenLogprob per token, in order, as JSON."""
 
-    content: list[TokenLogprob]
+    content: list[msgspec.Raw]
 
 
 class ChatDelta(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -1,0 +1,292 @@
+"""From token ids to the bytes of events: what the last stretch costs per token, against what servers usually do.
+
+Inside one process, one thread, tokens in turns over so many streams: detokenize and look for stops; the same with 5 logprobs, formatted;
+chunks as bytes. The baseline in the same run: the tokenizers library's DecodeStream, a hold-back as wide as the longest stop, a pydantic
+model per chunk. Then the cost per token by length of output, and a whole front end over HTTP with a scripted engine: tokens per
+second of the front end's own processor time, and what /health takes meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import socket
+import sys
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bench.harness import Worker, cores, machine, percentile, table, write_json
+from bench.serve import HOST, is_ready
+from tokenizers.decoders import DecodeStream
+
+from tailrace.api.logprobs import Labels, chat_logprobs
+from tailrace.api.schema.chat import ChatChunk, ChatChunkChoice, ChatDelta
+from tailrace.api.sse import frame
+from tailrace.config import ModelConfig
+from tailrace.models import resolve
+from tailrace.params import SamplingParams
+from tailrace.text.stream import TextStream
+from tailrace.text.tokenizer import Tokenizer
+from tailrace.wire.messages import TokenLogprobs
+
+STOPS = ("</answer>", "\n\nUser:")
+LENGTHS = (1_000, 10_000, 60_000)
+HEAD: Any = {"id": "chatcmpl-0123456789abcdef", "created": 1, "model": "model", "system_fingerprint": "fp_0123456789"}
+
+
+def text_tokens(tokenizer: Tokenizer, count: int) -> list[int]:
+    """Ids of English prose and code."""
+    import pydoc_data.topics
+
+    ids = tokenizer.encode("\n".join(pydoc_data.topics.topics.values()), add_special_tokens=False)
+    return (ids * (1 + count // len(ids)))[:count]
+
+
+def entry(id: int, top: int) -> TokenLogprobs:
+    """Logprobs of a token with some rivals."""
+    return TokenLogprobs(-0.5, 1, [(id + i) % 40_000 for i in range(top)], [-0.5 - i for i in range(top)])
+
+
+# ---- one call = one token of one stream
+
+
+def ours(
+    tokenizer: Tokenizer, top: int | None, as_bytes: bool
+) -> Callable[[], Callable[[int, TokenLogprobs | None], Any]]:
+    """Our stream; with `as_bytes` up to the event's bytes, as the chat endpoint makes them."""
+    labels = Labels(tokenizer)
+    params = SamplingParams(stop=STOPS, logprobs=top, max_tokens=None)
+
+    def make() -> Callable[[int, TokenLogprobs | None], Any]:
+        text = TextStream(tokenizer, params)
+
+        def push(id: int, logprobs: TokenLogprobs | None) -> Any:
+            delta = text.feed((id,), None if logprobs is None else (logprobs,))
+            if not delta.text and not delta.logprobs:
+                return None
+            shown = None
+            if delta.logprobs is not None and top is not None:
+                shown = chat_logprobs(labels, delta.token_ids, delta.logprobs, top)
+            if not as_bytes:
+                return shown or delta.text
+            return frame(ChatChunk(**HEAD, choices=[ChatChunkChoice(0, ChatDelta(content=delta.text), shown)]))
+
+        return push
+
+    return make
+
+
+def usual(
+    tokenizer: Tokenizer, top: int | None, as_bytes: bool
+) -> Callable[[], Callable[[int, TokenLogprobs | None], Any]]:
+    """What the best-known servers do on this stretch: written anew, by their published designs."""
+    import pydantic
+
+    class Top(pydantic.BaseModel):
+        token: str
+        logprob: float
+        bytes: list[int] | None = None
+
+    class Logprob(Top):
+        top_logprobs: list[Top]
+
+    class Logprobs(pydantic.BaseModel):
+        content: list[Logprob] | None = None
+
+    class Delta(pydantic.BaseModel):
+        role: str | None = None
+        content: str | None = None
+
+    class Choice(pydantic.BaseModel):
+        index: int
+        delta: Delta
+        logprobs: Logprobs | None = None
+        finish_reason: str | None = None
+
+    class Chunk(pydantic.BaseModel):
+        id: str
+        object: str = "chat.completion.chunk"
+        created: int
+        model: str
+        system_fingerprint: str | None = None
+        choices: list[Choice]
+
+    backend, width = tokenizer.backend, max(map(len, STOPS)) - 1
+
+    def named(id: int, logprob: float) -> dict[str, Any]:
+        token = backend.decode([id], skip_special_tokens=False)
+        return {"token": token, "logprob": logprob, "bytes": list(token.encode())}
+
+    def make() -> Callable[[int, TokenLogprobs | None], Any]:
+        stream, text, sent = DecodeStream(skip_special_tokens=True), "", 0
+
+        def push(id: int, logprobs: TokenLogprobs | None) -> Any:
+            nonlocal text, sent
+            piece = stream.step(backend, id) or ""
+            before = len(text)
+            text += piece
+            for stop in STOPS:
+                if text.find(stop, max(0, before - len(stop) + 1)) >= 0:
+                    raise AssertionError("a stop in the bench's text")
+            end = max(sent, len(text) - width)
+            new, sent = text[sent:end], end
+            shown = None
+            if logprobs is not None:
+                tops = [Top(**named(i, p)) for i, p in zip(logprobs.top_ids, logprobs.top_logprobs, strict=True)]
+                shown = Logprobs(content=[Logprob(**named(id, logprobs.logprob), top_logprobs=tops)])
+            if not as_bytes:
+                return shown or new
+            chunk = Chunk(**HEAD, choices=[Choice(index=0, delta=Delta(content=new), logprobs=shown)])
+            return f"data: {chunk.model_dump_json(exclude_unset=True)}\n\n".encode()
+
+        return push
+
+    return make
+
+
+def per_token(
+    make: Callable[[], Callable[[int, TokenLogprobs | None], Any]], ids: list[int], top: int | None, streams: int
+) -> float:
+    """µs per token: so many streams in turns, one token each; the best of three rounds."""
+    entries = {id: entry(id, top) for id in set(ids)} if top is not None else {}
+    best = float("inf")
+    for _ in range(3):
+        pushes = [make() for _ in range(streams)]
+        per_stream = len(ids) // streams
+        begin = time.perf_counter()
+        for place in range(per_stream):
+            for s, push in enumerate(pushes):
+                id = ids[(place + 37 * s) % len(ids)]
+                push(id, entries.get(id))
+        best = min(best, (time.perf_counter() - begin) / (per_stream * streams) * 1e6)
+    return best
+
+
+def inside(tokenizer: Tokenizer, streams: int, tokens: int) -> list[dict[str, Any]]:
+    """Every case, ours and usual."""
+    ids = text_tokens(tokenizer, tokens)
+    found = []
+    for name, top, as_bytes, goal in (
+        ("detokenize + stops", None, False, 1.5),
+        ("… + 5 logprobs", 5, False, 5.0),
+        ("… as events", None, True, None),
+        ("… as events with 5 logprobs", 5, True, None),
+    ):
+        mine = per_token(ours(tokenizer, top, as_bytes), ids, top, streams)
+        peer = per_token(usual(tokenizer, top, as_bytes), ids, top, streams)
+        found.append({"case": name, "µs/token": mine, "goal": goal or "-", "usual µs": peer, "×": peer / mine})
+    return found
+
+
+def by_length(tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    """µs per token of the last 1,000 tokens of one stream so long."""
+    ids = text_tokens(tokenizer, max(LENGTHS))
+    found = []
+    for length in LENGTHS:
+        line: dict[str, Any] = {"tokens": length}
+        for name, make in (("µs/token", ours(tokenizer, None, True)), ("usual µs", usual(tokenizer, None, True))):
+            push = make()
+            for id in ids[: length - 1000]:
+                push(id, None)
+            begin = time.perf_counter()
+            for id in ids[length - 1000 : length]:
+                push(id, None)
+            line[name] = (time.perf_counter() - begin) * 1e3
+        found.append(line)
+    return found
+
+
+# ---- over HTTP
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def health_times(port: int, until: asyncio.Event) -> list[float]:
+    """Seconds that /health takes, ten times a second."""
+
+    def once() -> float:
+        begin = time.perf_counter()
+        urllib.request.urlopen(f"http://{HOST}:{port}/health", timeout=30).read()
+        return time.perf_counter() - begin
+
+    times = []
+    while not until.is_set():
+        times.append(await asyncio.to_thread(once))
+        await asyncio.sleep(0.1)
+    return times
+
+
+async def over_http(args: argparse.Namespace) -> dict[str, Any]:
+    """A front end whose engine is scripted: tokens per second of the front end's processor time."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port = probe.getsockname()[1]
+    command = [
+        sys.executable, "-m", "tailrace.cli", "serve", "--log-level", "warning", "--model", "scripted:count", "--host", HOST,
+        "--port", str(port), "--max-num-seqs", str(args.streams), "--max-num-batched-tokens", str(args.streams * 16),
+        "--num-blocks", str(args.streams * (args.http_tokens // 16 + 2)),
+    ]  # fmt: skip
+    server = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.DEVNULL)
+    try:
+        for _ in range(300):
+            if await asyncio.to_thread(is_ready, port):
+                break
+            await asyncio.sleep(0.1)
+        with Worker("bench.load", threads=1) as client:
+            question = {
+                "host": HOST, "port": port, "streams": args.streams, "output_tokens": args.http_tokens, "sampling": {"temperature": 0.0},
+                "prompts": [[100 + i % 50] for i in range(args.streams)],
+            }  # fmt: skip
+            await asyncio.to_thread(client.ask, question | {"output_tokens": 16})
+            done = asyncio.Event()
+            health = asyncio.create_task(health_times(port, done))
+            before = cpu_seconds(server.pid)
+            answer = await asyncio.to_thread(client.ask, question)
+            used = cpu_seconds(server.pid) - before
+            done.set()
+            latencies = await health
+    finally:
+        server.terminate()
+        await server.wait()
+    return {
+        "streams": args.streams, "tokens": answer["tokens"], "tok/s": answer["tokens"] / answer["wall_s"],
+        "tok/s per core of the front end": answer["tokens"] / used, "/health p99 ms": percentile(latencies, 99) * 1e3,
+    }  # fmt: skip
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(prog="tailrace bench egress", description=__doc__)
+    parser.add_argument("--streams", type=int, default=256)
+    parser.add_argument("--tokens", type=int, default=100_000, help="per case inside the process")
+    parser.add_argument("--http-tokens", type=int, default=512, help="per stream over HTTP; 0 leaves it out")
+    parser.add_argument("--model", help="whose tokenizer (default: the small default model)")
+    parser.add_argument("--json", type=Path, help="write the results here too")
+    args = parser.parse_args(argv)
+    folder = resolve(ModelConfig(model=args.model)).folder
+    tokenizer = Tokenizer.load(folder)
+    record: dict[str, Any] = {"machine": machine(), "inside": inside(tokenizer, args.streams, args.tokens)}
+    print(f"{record['machine']['cpu']}, {cores()} cores; {args.streams} streams")
+    print(table(record["inside"]))
+    record["lengths"] = by_length(tokenizer)
+    print("\nevents of one stream, by its length")
+    print(table(record["lengths"]))
+    if args.http_tokens:
+        record["http"] = asyncio.run(over_http(args))
+        print("\na whole front end over HTTP, scripted engine")
+        print(table([record["http"]]))
+    if args.json:
+        write_json(args.json, record)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -8,6 +8,7 @@ event, exit with 1.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import math
 import signal
@@ -43,6 +44,8 @@ def serve(config: Config, tokenizer: Tokenizer, defaults: Mapping[str, float | i
     client = AsyncClient(config.engine, config.server.start_timeout_s)
     app = create_app(client, tokenizer, config.server, config.model.name, defaults)
     server = Server(app.state.service, uvicorn_config(app, config.server))
+    gc.collect()
+    gc.freeze()  # the tokenizer's tables live as long as the process: collections need not walk them while streams wait
     with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
         try:
             return runner.run(server.until_end())

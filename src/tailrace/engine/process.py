@@ -6,6 +6,7 @@ SIGTERM, and when stdin closes, because then its parent is gone.
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
@@ -181,6 +182,8 @@ def main() -> int:
         os.write(status, json.dumps({"code": code, "message": str(error)}).encode() + b"\n")
         return 1
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    gc.collect()
+    gc.freeze()  # the model lives as long as the process: collections need not walk it between steps
     try:
         loop.run()
     except Exception as error:

@@ -71,6 +71,29 @@ class ScriptedRunner:
         return logits
 
 
+class SuccessorRunner(ScriptedRunner):
+    """Every token is followed by the next id: for benchmarks of what comes after the engine, so it looks at the last tokens alone, all
+    at once, and writes logits of a step only where they differ from the step before."""
+
+    def __init__(self, vocab_size: int, max_model_len: int, *, block_size: int, delay_s: float) -> None:
+        super().__init__(
+            vocab_size, lambda ids: (ids[-1] + 1) % vocab_size, max_model_len, block_size=block_size, delay_s=delay_s
+        )
+        self._logits = torch.zeros(0, vocab_size)
+        self._marked = torch.zeros(0, dtype=torch.int64)
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        if self.delay_s:
+            time.sleep(self.delay_s)
+        count = len(batch.wanted)
+        if count > len(self._logits):
+            self._logits, self._marked = torch.zeros(count, self.vocab_size), torch.zeros(count, dtype=torch.int64)
+        self._logits.scatter_(1, self._marked[:, None], 0.0)
+        self._marked[:count] = (batch.token_ids[batch.wanted] + 1) % self.vocab_size
+        self._logits.scatter_(1, self._marked[:, None], 10.0)
+        return self._logits[:count]
+
+
 # Named scripts, so that a whole server can run one: model="scripted:count".
 SCRIPTS: dict[str, Callable[[int], Script]] = {
     "count": lambda vocab: lambda ids: (ids[-1] + 1) % vocab,
@@ -86,8 +109,10 @@ def named(name: str, vocab_size: int, block_size: int, max_model_len: int = 4096
         ConfigError: there is no such script.
     """
     script, _, delay = name.removeprefix("scripted:").partition(":")
+    if script == "next":
+        return SuccessorRunner(vocab_size, max_model_len, block_size=block_size, delay_s=float(delay or 0) / 1e3)
     if script not in SCRIPTS:
-        raise ConfigError(f"no scripted model {script!r}; there are {', '.join(SCRIPTS)}")
+        raise ConfigError(f"no scripted model {script!r}; there are next, {', '.join(SCRIPTS)}")
     return ScriptedRunner(
         vocab_size, SCRIPTS[script](vocab_size), max_model_len, block_size=block_size, delay_s=float(delay or 0) / 1e3
     )

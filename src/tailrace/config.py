@@ -84,6 +84,8 @@ class ServerConfig(Section, frozen=True):
     api_keys, cors_origins: separated by commas; none: anybody may call, no other site's pages may.
     max_request_s: a request that takes longer ends with what it has; 0: none does. keep_alive_s: a stream that was silent for so long
     gets a comment. max_body_mib: of a request.
+    reasoning_parser, tool_parser: how the model marks what it thinks and the tools it calls (text/channels.py); auto looks at its
+    vocabulary and chat template, none leaves all of it in the content.
     """
 
     host: str = "127.0.0.1"
@@ -98,6 +100,8 @@ class ServerConfig(Section, frozen=True):
     max_request_s: Amount = 0.0
     keep_alive_s: Seconds = 15.0
     max_body_mib: Positive = 16
+    reasoning_parser: Literal["auto", "none", "think", "mistral", "seed"] = "auto"
+    tool_parser: Literal["auto", "none", "hermes"] = "auto"
 
 
 class Config(Section, frozen=True):

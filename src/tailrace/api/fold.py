@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from tailrace.api.schema.chat import AnswerMessage, ChatChoice, ChatChunk, ChatCompletion, ChatLogprobs
+from tailrace.api.schema.chat import AnswerMessage, AnswerToolCall, ChatChoice, ChatChunk, ChatCompletion, ChatLogprobs
 from tailrace.api.schema.common import PromptLogprobEntries, Usage
 from tailrace.api.schema.completions import Completion, CompletionChoice, CompletionLogprobs
 
@@ -20,6 +20,8 @@ class Gathered:
     """One choice so far."""
 
     text: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    tool_calls: list[AnswerToolCall] = field(default_factory=list)
     chat_logprobs: list[msgspec.Raw] | None = None
     logprobs: CompletionLogprobs | None = None
     finish_reason: str | None = None
@@ -57,6 +59,8 @@ async def fold_chat(chunks: AsyncGenerator[ChatChunk, None]) -> ChatCompletion:
             for choice in chunk.choices:
                 so_far = choices.setdefault(choice.index, Gathered())
                 so_far.text.append(choice.delta.content or "")
+                so_far.reasoning.append(choice.delta.reasoning_content or "")
+                so_far.tool_calls += [AnswerToolCall(call.id, call.function) for call in choice.delta.tool_calls or ()]
                 if choice.logprobs is not None:
                     so_far.chat_logprobs = (so_far.chat_logprobs or []) + choice.logprobs.content
                 so_far.end(choice.finish_reason, choice.stop_reason)
@@ -73,7 +77,11 @@ async def fold_chat(chunks: AsyncGenerator[ChatChunk, None]) -> ChatCompletion:
 def _chat_choice(index: int, whole: Gathered) -> ChatChoice:
     return ChatChoice(
         index=index,
-        message=AnswerMessage("".join(whole.text)),
+        message=AnswerMessage(
+            "".join(whole.text) or (None if whole.tool_calls else ""),
+            reasoning_content="".join(whole.reasoning) or UNSET,
+            tool_calls=whole.tool_calls or UNSET,
+        ),
         logprobs=None if whole.chat_logprobs is None else ChatLogprobs(whole.chat_logprobs),
         finish_reason=whole.finish_reason,
         stop_reason=whole.stop_reason,

@@ -17,6 +17,7 @@ from tailrace.api.metrics import Metrics
 from tailrace.api.supervise import Supervisor
 from tailrace.config import ServerConfig
 from tailrace.errors import ModelNotFoundError, NotReadyError
+from tailrace.text.channels import REASONING, TOOLS, Markers
 from tailrace.wire.aio import AsyncClient
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ class Service:
         self.defaults = defaults
         self.supervisor = Supervisor(client, config.on_engine_death)
         self.labels = Labels(tokenizer)
+        self.reasoning = markers_of(config.reasoning_parser, REASONING, tokenizer)
+        self.tools = markers_of(config.tool_parser, TOOLS, tokenizer)
         self.metrics = Metrics(
             lambda: client.stats, lambda: self.supervisor.state == "ready", lambda: client.wasted_tokens
         )
@@ -77,6 +80,13 @@ class Service:
             log.warning("%d requests did not finish within %g s and are aborted", len(self.live), timeout_s)
         for generation in list(self.live):
             generation.fail(NotReadyError("the server is shutting down"), "shutdown")
+
+
+def markers_of(name: str, known: Mapping[str, Markers], tokenizer: Tokenizer) -> Markers | None:
+    """Those of this name; of "auto" the first that the model is known to write."""
+    if name == "auto":
+        return next((markers for markers in known.values() if all(map(tokenizer.writes, markers))), None)
+    return known.get(name)
 
 
 def service_of(request: Request) -> Service:

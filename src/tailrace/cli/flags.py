@@ -51,6 +51,8 @@ HELP: dict[str, str] = {
     "server.max_request_s": "seconds after which a request ends with what it has; 0: never",
     "server.keep_alive_s": "seconds of silence after which a stream gets a comment",
     "server.max_body_mib": "MiB that a request's body may have",
+    "server.reasoning_parser": "how the model marks what it thinks; auto: by its vocabulary and chat template",
+    "server.tool_parser": "how the model marks the tools it calls; auto: by its vocabulary and chat template",
 }
 FLAGS: dict[str, str] = {"model.name": "--served-model-name"}  # where the field's own name would mislead
 ENGINE_SECTIONS = ("model", "cache", "scheduler")

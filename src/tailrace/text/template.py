@@ -29,6 +29,7 @@ class ChatTemplate:
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise
         environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+        self.source = source
         self._template = environment.from_string(source)
         self._special_tokens = special_tokens
 

@@ -93,6 +93,12 @@ class Tokenizer:
         text = self._template.render(messages, {"documents": None, **options, **fixed})
         return self.encode(text, add_special_tokens=False)
 
+    def writes(self, marker: str) -> bool:
+        """The model is known to write this: it is a token of its own that text shows, or the chat template has it."""
+        id = self.backend.token_to_id(marker)
+        shown = id is not None and id not in self.special_ids
+        return shown or (self._template is not None and marker in self._template.source)
+
     def bad_word_ids(self, word: str) -> tuple[tuple[int, ...], ...]:
         """The canonical spellings of a word as ids: as given, and with a space before it."""
         spellings = {tuple(self.encode(form, add_special_tokens=False)) for form in (word, f" {word}")}

@@ -1,12 +1,10 @@
-"""POST /v1/chat/completions.
-
-Tool calls are not parsed yet: tools reach the chat template, and what the model says of them comes back as content.
-"""
+"""POST /v1/chat/completions."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
+from uuid import uuid4
 
 from msgspec import UNSET
 from starlette.requests import Request
@@ -20,12 +18,22 @@ from tailrace.api.generate import Generation
 from tailrace.api.logprobs import chat_logprobs, prompt_logprobs
 from tailrace.api.respond import request_id, respond
 from tailrace.api.sampling import num_logprobs, output_limit, sampling_params
-from tailrace.api.schema.chat import CHAT_REFUSED, ChatChunk, ChatChunkChoice, ChatDelta, ChatRequest
+from tailrace.api.schema.chat import (
+    CHAT_REFUSED,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatDelta,
+    ChatRequest,
+    FunctionCall,
+    ToolCallDelta,
+)
 from tailrace.api.service import Service, service_of
 from tailrace.errors import ParameterError
+from tailrace.text.channels import Segment, Splitter, inside
 from tailrace.text.stream import Delta
 
 READER = BodyReader(ChatRequest, CHAT_REFUSED)
+PROMPT_END = 64  # tokens that tell whether the template has opened the reasoning
 
 
 async def create_chat_completion(request: Request) -> Response:
@@ -57,10 +65,12 @@ async def chunks(service: Service, ask: ChatRequest, generation: Generation) -> 
     usage = UsageOf(ask, generation)
     greeted: set[int] = set()
     with_ids = bool(ask.return_token_ids)
+    splitters: dict[int, Splitter] = {}
     async with aclosing(generation.deltas()) as deltas:
         async for index, delta in deltas:
             if index not in greeted:
                 greeted.add(index)
+                splitters[index] = splitter(service, ask, generation.prompts[0])
                 choice = ChatChunkChoice(index, ChatDelta("assistant", ""), token_ids=[] if with_ids else UNSET)
                 ids = generation.prompts[0] if with_ids and len(greeted) == 1 else UNSET
                 told = effective(ask, generation) if len(greeted) == 1 else UNSET
@@ -78,21 +88,51 @@ async def chunks(service: Service, ask: ChatRequest, generation: Generation) -> 
                     sampling_params=told,
                 )
             for piece in pieces(delta, with_ids):
-                choice = choice_of(service, index, piece, generation.params.logprobs, with_ids)
-                yield ChatChunk(**shared, choices=[choice], usage=usage.so_far())
+                for choice in choices_of(service, index, piece, splitters[index], generation.params.logprobs, with_ids):
+                    yield ChatChunk(**shared, choices=[choice], usage=usage.so_far())
     if ask.reports_usage:
         yield ChatChunk(**shared, choices=[], usage=generation.usage)
 
 
-def choice_of(service: Service, index: int, piece: Delta, top: int | None, with_ids: bool) -> ChatChunkChoice:
-    """One piece of one choice."""
+def splitter(service: Service, ask: ChatRequest, prompt: list[int]) -> Splitter:
+    """Of one choice: what it looks for, and where the prompt has left it."""
+    reasoning = None if ask.separate_reasoning is False else service.reasoning
+    tools = service.tools if ask.tools and ask.tool_choice != "none" else None
+    opened = reasoning is not None and inside(service.tokenizer.decode(prompt[-PROMPT_END:]), reasoning)
+    return Splitter(reasoning, tools, opened)
+
+
+def choices_of(
+    service: Service, index: int, piece: Delta, channels: Splitter, top: int | None, with_ids: bool
+) -> Iterator[ChatChunkChoice]:
+    """One piece of one choice: its text by channels, ids and logprobs with the first of them; or its end."""
     ids = list(piece.token_ids) if with_ids else UNSET
     if piece.finish_reason is not None:
-        return ChatChunkChoice(index, ChatDelta(), None, piece.finish_reason, piece.stop_reason, ids)
+        for segment in channels.flush():
+            yield ChatChunkChoice(index, delta_of(segment), token_ids=[] if with_ids else UNSET)
+        called = channels.calls and piece.finish_reason == "stop"
+        reason = "tool_calls" if called else piece.finish_reason
+        yield ChatChunkChoice(index, ChatDelta(), None, reason, piece.stop_reason, ids)
+        return
     logprobs = None
     if top is not None and piece.logprobs is not None:
         logprobs = chat_logprobs(service.labels, piece.token_ids, piece.logprobs, top)
-    return ChatChunkChoice(index, ChatDelta(content=piece.text), logprobs, token_ids=ids)
+    deltas = [delta_of(segment) for segment in channels.feed(piece.text)]
+    if not deltas and (logprobs is not None or with_ids):
+        deltas = [ChatDelta(content="")]  # their text is held back, or was a marker
+    for delta in deltas:
+        yield ChatChunkChoice(index, delta, logprobs, token_ids=ids)
+        logprobs, ids = None, [] if with_ids else UNSET
+
+
+def delta_of(segment: Segment) -> ChatDelta:
+    """A segment as a chunk says it."""
+    if segment.call is not None:
+        call = FunctionCall(segment.call.name, segment.call.arguments)
+        return ChatDelta(tool_calls=[ToolCallDelta(segment.call.place, f"call_{uuid4().hex[:24]}", call)])
+    return (
+        ChatDelta(reasoning_content=segment.text) if segment.channel == "reasoning" else ChatDelta(content=segment.text)
+    )
 
 
 # ---- what is asked

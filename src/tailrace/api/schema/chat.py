@@ -48,7 +48,8 @@ class Conversation(Protocol):
 
 
 class ChatRequest(GenerateRequest, kw_only=True):
-    """`max_completion_tokens` is the newer name of `max_tokens`; giving both with different values is refused."""
+    """`max_completion_tokens` is the newer name of `max_tokens`; giving both with different values is refused.
+    `separate_reasoning`: false leaves what the model thinks in the content, markers and all."""
 
     messages: list[ChatMessage]
     max_completion_tokens: int | None = None
@@ -60,6 +61,7 @@ class ChatRequest(GenerateRequest, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    separate_reasoning: bool | None = None
 
 
 CHAT_REFUSED: dict[str, tuple[Any, ...]] = REFUSED | {
@@ -100,11 +102,37 @@ class ChatLogprobs(msgspec.Struct, frozen=True):
     content: list[msgspec.Raw]
 
 
+class FunctionCall(msgspec.Struct, frozen=True):
+    """`arguments`: JSON, as the model wrote it."""
+
+    name: str
+    arguments: str
+
+
+class ToolCallDelta(msgspec.Struct, frozen=True):
+    """One whole tool call."""
+
+    index: int
+    id: str
+    function: FunctionCall
+    type: str = "function"
+
+
+class AnswerToolCall(msgspec.Struct, frozen=True):
+    """One tool call of a full answer."""
+
+    id: str
+    function: FunctionCall
+    type: str = "function"
+
+
 class ChatDelta(msgspec.Struct, frozen=True, omit_defaults=True):
-    """New text. The first of a choice carries the role, the last is empty."""
+    """New text, thought or said, or a tool call. The first of a choice carries the role, the last is empty."""
 
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
 class ChatChunkChoice(msgspec.Struct, frozen=True):
@@ -134,11 +162,13 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AnswerMessage(msgspec.Struct, frozen=True):
-    """What the assistant said."""
+    """What the assistant said, thought, and which tools it calls. `content` is null where there are calls and nothing else."""
 
-    content: str
+    content: str | None
     role: str = "assistant"
     refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[AnswerToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):

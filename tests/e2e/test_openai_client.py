@@ -116,6 +116,35 @@ def test_streamed_chat_is_the_same_text(client):
     assert all(chunk.usage is None for chunk in chunks[:-1])
 
 
+def test_responses(client):
+    ask = {"model": NAME, "input": QUESTION[0]["content"], "temperature": 0, "max_output_tokens": 40}
+    whole = client.responses.create(**ask)
+    assert "Paris" in whole.output_text
+    assert (whole.status, whole.error) == ("completed", None)
+    assert whole.usage.total_tokens == whole.usage.input_tokens + whole.usage.output_tokens
+    with client.responses.stream(**ask) as stream:
+        said = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
+        assert stream.get_final_response().output_text == said == whole.output_text
+    assert client.responses.retrieve(whole.id).output_text == whole.output_text
+    more = client.responses.create(**ask | {"input": "And of Italy?"}, previous_response_id=whole.id)
+    assert more.usage.input_tokens > whole.usage.total_tokens
+    client.responses.delete(whole.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(whole.id)
+
+
+def test_echo_and_logprobs_of_a_prompt(client):
+    """What lm-eval's loglikelihood asks for."""
+    choice = client.completions.create(
+        model=NAME, prompt="The capital of France is Paris", echo=True, logprobs=1, max_tokens=1, temperature=0
+    ).choices[0]
+    tokens, logprobs = choice.logprobs.tokens, choice.logprobs.token_logprobs
+    assert "".join(tokens) == choice.text
+    assert logprobs[0] is None
+    assert logprobs[tokens.index(" Paris")] > -2.0
+    assert all(logprob <= 0 for logprob in logprobs[1:])
+
+
 def test_seeds_stops_and_lengths(client):
     ask = {"model": NAME, "messages": QUESTION, "temperature": 1.0, "top_p": 0.9, "max_tokens": 24, "n": 3}
     first = [c.message.content for c in client.chat.completions.create(**ask, seed=7).choices]

@@ -24,6 +24,7 @@ from tailrace.api.routes.health import health
 from tailrace.api.routes.metrics import metrics
 from tailrace.api.routes.models import list_models, retrieve_model
 from tailrace.api.routes.requests import cancel_request
+from tailrace.api.routes.responses import cancel_response, create_response, delete_response, retrieve_response
 from tailrace.api.routes.tokenize import detokenize, tokenize
 from tailrace.api.service import Service
 from tailrace.config import ServerConfig
@@ -37,6 +38,10 @@ ROUTES = (
     ("POST", "/v1/completions", create_completion),
     ("GET", "/v1/models", list_models),
     ("GET", "/v1/models/{id:path}", retrieve_model),
+    ("POST", "/v1/responses", create_response),
+    ("GET", "/v1/responses/{id}", retrieve_response),
+    ("DELETE", "/v1/responses/{id}", delete_response),
+    ("POST", "/v1/responses/{id}/cancel", cancel_response),
     ("DELETE", "/v1/requests/{id:path}", cancel_request),
     ("POST", "/tokenize", tokenize),
     ("POST", "/detokenize", detokenize),

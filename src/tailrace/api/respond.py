@@ -14,7 +14,7 @@ from starlette.responses import Response
 from tailrace.api.disconnect import end, unless_gone
 from tailrace.api.generate import Generation
 from tailrace.api.schema.common import GenerateRequest
-from tailrace.api.sse import EventStream
+from tailrace.api.sse import PLAIN, EventStream, Form
 
 Chunk = TypeVar("Chunk", bound=msgspec.Struct)
 
@@ -35,6 +35,7 @@ async def respond(
     chunks: AsyncGenerator[Chunk, None],
     fold: Callable[[AsyncGenerator[Chunk, None]], Awaitable[msgspec.Struct]],
     streamed: bool,
+    form: Form = PLAIN,
 ) -> Response:
     """The first chunk is awaited before a stream begins, so that a refusal by the engine is still an HTTP error; but not for so long
     that somebody on the way would give up.
@@ -57,7 +58,7 @@ async def respond(
     except BaseException:
         await end(first)
         raise
-    return EventStream(first, chunks, gone, keep_alive_s)
+    return EventStream(first, chunks, gone, keep_alive_s, form)
 
 
 def request_id(request: Request, ask: GenerateRequest) -> str:

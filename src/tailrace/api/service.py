@@ -14,6 +14,7 @@ from starlette.requests import Request
 
 from tailrace.api.logprobs import Labels
 from tailrace.api.metrics import Metrics
+from tailrace.api.store import ResponseStore
 from tailrace.api.supervise import Supervisor
 from tailrace.config import ServerConfig
 from tailrace.errors import ModelNotFoundError, NotReadyError
@@ -53,6 +54,7 @@ class Service:
         self.metrics = Metrics(
             lambda: client.stats, lambda: self.supervisor.state == "ready", lambda: client.wasted_tokens
         )
+        self.responses = ResponseStore()
         self.live: set[Generation | BeamRequest] = set()
         self.created_s = int(time.time())
         self.fingerprint = "fp_" + hashlib.sha256(f"{version('tailrace')} {model_name}".encode()).hexdigest()[:10]

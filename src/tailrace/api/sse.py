@@ -2,6 +2,7 @@
 
 data: {…}\\n\\n      one per chunk
 data: [DONE]\\n\\n   only after the last chunk
+event: TYPE\\ndata: {…}\\n\\n   where events have names (the Responses API), and then no [DONE]
 data: {"error":…}   instead, if it fails on the way; then the response ends
 : keep-alive\\n\\n   a comment, between frames, after a silence; also before the first chunk, if that takes long
 """
@@ -12,7 +13,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect
@@ -35,6 +36,23 @@ def frame(chunk: msgspec.Struct) -> bytes:
     return b"data: " + _encode(chunk) + b"\n\n"
 
 
+def named_frame(event: msgspec.Struct) -> bytes:
+    """One event under its type's name; an error is called so."""
+    name = getattr(event, "type", "error")
+    return b"event: " + name.encode() + b"\ndata: " + _encode(event) + b"\n\n"
+
+
+class Form(NamedTuple):
+    """How chunks are framed, and what follows the last one."""
+
+    frame: Callable[[msgspec.Struct], bytes]
+    done: bytes
+
+
+PLAIN = Form(frame, DONE)
+NAMED = Form(named_frame, b"")
+
+
 class EventStream(Response):
     """Sends the chunks as they come.
 
@@ -53,11 +71,13 @@ class EventStream(Response):
         rest: AsyncGenerator[Chunk, None],
         on_gone: Callable[[], None],
         keep_alive_s: float,
+        form: Form = PLAIN,
     ) -> None:
         self.status_code = 200
         self.background = None
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
         self._first, self._rest, self._on_gone, self._keep_alive_s = first, rest, on_gone, keep_alive_s
+        self._form = form
         self._sent_s = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -78,15 +98,16 @@ class EventStream(Response):
         pinger = asyncio.create_task(self._ping(put))
         try:
             try:
+                frame, done = self._form
                 await put(frame(await self._first))
                 async for chunk in self._rest:
                     await put(frame(chunk))
             finally:
                 await end(pinger)
         except Exception as error:
-            await put(frame(problems.of_any(error)), more=False)
+            await put(self._form.frame(problems.of_any(error)), more=False)
         else:
-            await put(DONE, more=False)
+            await put(done, more=False)
 
     async def _ping(self, put: Callable[[bytes], Awaitable[None]]) -> None:
         """Comments into long silences. One write each, as frames are, so that neither splits the other."""

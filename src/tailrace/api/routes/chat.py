@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
+from typing import Any
 from uuid import uuid4
 
 from msgspec import UNSET
@@ -150,7 +151,12 @@ def check(ask: ChatRequest) -> None:
             f'response_format.type must be "text", got {ask.response_format.type!r}: no structured output yet',
             "response_format",
         )
-    if ask.tool_choice not in (None, "none", "auto"):
+    check_tool_choice(ask.tool_choice)
+
+
+def check_tool_choice(choice: Any) -> None:
+    """Raise ParameterError for what can't be forced yet."""
+    if choice not in (None, "none", "auto"):
         raise ParameterError('tool_choice must be "none" or "auto": forced tool calls are not supported', "tool_choice")
 
 

@@ -1,0 +1,240 @@
+"""POST /v1/responses; GET and DELETE /v1/responses/{id}; POST /v1/responses/{id}/cancel."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tailrace.api.body import BodyReader
+from tailrace.api.chunks import effective
+from tailrace.api.conversation import check_conversation, encode
+from tailrace.api.generate import Generation
+from tailrace.api.narrate import Narrator
+from tailrace.api.respond import json_answer, request_id, respond
+from tailrace.api.routes.chat import check_tool_choice, splitter
+from tailrace.api.sampling import output_limit, sampling_params
+from tailrace.api.schema.chat import ChatMessage, ChatRequest
+from tailrace.api.schema.common import GenerateRequest
+from tailrace.api.schema.responses import (
+    RESPONSES_REFUSED,
+    Deleted,
+    Event,
+    InputDetails,
+    InputItem,
+    OutputDetails,
+    OutputItem,
+    ResponseError,
+    ResponseObject,
+    ResponsesRequest,
+    ResponseUsage,
+    TextOptions,
+)
+from tailrace.api.service import Service, service_of
+from tailrace.api.sse import NAMED
+from tailrace.errors import ParameterError, TailraceError
+from tailrace.text.channels import Splitter
+
+READER = BodyReader(ResponsesRequest, RESPONSES_REFUSED)
+JSON = "application/json"
+
+
+async def create_response(request: Request) -> Response:
+    """A response, streamed or whole."""
+    service = service_of(request)
+    ask = await READER.read(request)
+    info = service.supervisor.check()
+    service.check_model(ask.model)
+    chat = conversation(service, ask)
+    prompt = await encode(service, chat, with_tools=ask.tool_choice != "none")
+    limit = output_limit(len(prompt), info.max_model_len, ask.max_output_tokens, "max_output_tokens", "input")
+    params = sampling_params(chat, service.tokenizer, service.defaults, max_tokens=limit, logprobs=None)
+    generation = Generation(
+        service, f"resp_{request_id(request, ask)}", [prompt], params, ask.priority or 0, ask.deadline_s
+    )
+    response = ResponseObject(
+        id=generation.id, created_at=int(time.time()), instructions=ask.instructions, max_output_tokens=ask.max_output_tokens,
+        model=service.model_name, output=[], previous_response_id=ask.previous_response_id, store=ask.store is not False,
+        temperature=params.temperature, top_p=params.top_p, tools=ask.tools or [], tool_choice=ask.tool_choice or "auto",
+        text=ask.text or TextOptions(), metadata=ask.metadata or {}, sampling_params=effective(ask, generation),
+    )  # fmt: skip
+    said: list[dict[str, Any]] = msgspec.to_builtins(chat.messages)
+    channels = splitter(service, chat, prompt)
+    return await respond(
+        request, generation, events(service, generation, response, channels, said), last, ask.streamed, NAMED
+    )
+
+
+async def events(
+    service: Service, generation: Generation, response: ResponseObject, channels: Splitter, said: list[dict[str, Any]]
+) -> AsyncGenerator[Event, None]:
+    """The response as it comes.
+
+    Raises:
+        TailraceError: it failed before anything was said. Later it ends with an event that says so.
+    """
+    narrator, begun = Narrator(response), False
+    try:
+        async with aclosing(generation.deltas()) as deltas:
+            async for _, delta in deltas:
+                if not begun:
+                    begun = True
+                    keep(service, response, said)
+                    for event in narrator.begin():
+                        yield event
+                segments = channels.feed(delta.text)
+                if delta.finish_reason is not None:
+                    segments += channels.flush()
+                for segment in segments:
+                    for event in narrator.add(segment):
+                        yield event
+                if delta.finish_reason is not None:
+                    for event in narrator.end(delta.finish_reason, delta.stop_reason, usage_of(generation)):
+                        yield event
+    except TailraceError as error:
+        if not begun:
+            raise
+        response.error = ResponseError(error.code, str(error))
+        yield narrator.failed()
+    finally:
+        if response.status == "in_progress" and begun:  # the client left
+            response.status = "cancelled"
+        if begun:
+            keep(service, response, said)
+
+
+async def last(stream: AsyncGenerator[Event, None]) -> ResponseObject:
+    """The response that the stream ends with."""
+    response: ResponseObject | None = None
+    async with aclosing(stream):
+        async for event in stream:
+            response = event.response or response
+    assert response is not None
+    return response
+
+
+async def retrieve_response(request: Request) -> Response:
+    """A stored response, also while it is in progress."""
+    return Response(service_of(request).responses.get(request.path_params["id"]).body, media_type=JSON)
+
+
+async def delete_response(request: Request) -> Response:
+    """Forget a stored response."""
+    service, id = service_of(request), request.path_params["id"]
+    service.responses.get(id)
+    service.responses.discard(id)
+    return json_answer(Deleted(id))
+
+
+async def cancel_response(request: Request) -> Response:
+    """End a response that is in progress; what it has said stays."""
+    service, id = service_of(request), request.path_params["id"]
+    stored = service.responses.get(id)
+    for work in [work for work in service.live if work.id == id]:
+        work.cut("cancelled")
+        stored = stored._replace(body=stored.body.replace(b'"status":"in_progress"', b'"status":"cancelled"', 1))
+    return Response(stored.body, media_type=JSON)
+
+
+def keep(service: Service, response: ResponseObject, said: list[dict[str, Any]]) -> None:
+    """Store the response, if it is to be stored, with the conversation that it ends."""
+    if response.store:
+        service.responses.put(response, [*said, *spoken(response.output)])
+
+
+# ---- input → messages
+
+
+def conversation(service: Service, ask: ResponsesRequest) -> ChatRequest:
+    """The same as a chat.
+
+    Raises:
+        ParameterError: naming the field. RequestNotFoundError: the previous response is not stored.
+    """
+    if ask.max_tokens is not None:
+        raise ParameterError("max_tokens: here it is max_output_tokens", "max_tokens")
+    if ask.n not in (None, 1):
+        raise ParameterError(f"n must be 1, got {ask.n}", "n")
+    for name in ("prompt_logprobs", "report_entropy", "return_token_ids"):
+        if getattr(ask, name):
+            raise ParameterError(f"{name} can't be had with /v1/responses", name)
+    if ask.text is not None and ask.text.format.type != "text":
+        raise ParameterError(
+            f'text.format.type must be "text", got {ask.text.format.type!r}: no structured output yet', "text"
+        )
+    check_tool_choice(ask.tool_choice)
+    messages: list[ChatMessage] = []
+    if ask.instructions is not None:
+        messages.append(ChatMessage(role="system", content=ask.instructions))
+    if ask.previous_response_id is not None:
+        before = service.responses.get(ask.previous_response_id, "previous_response_id").messages
+        messages += [m for m in msgspec.json.decode(before, type=list[ChatMessage]) if m.role != "system"]
+    items = [InputItem(role="user", content=ask.input)] if isinstance(ask.input, str) else ask.input
+    for place, item in enumerate(items):
+        messages += message_of(item, f"input[{place}]")
+    shared = {name: getattr(ask, name) for name in GenerateRequest.__struct_fields__}
+    chat = ChatRequest(
+        **shared, messages=messages, tools=[tool_of(tool, i) for i, tool in enumerate(ask.tools or ())] or None,
+        tool_choice=ask.tool_choice, chat_template_kwargs=ask.chat_template_kwargs, separate_reasoning=ask.separate_reasoning,
+    )  # fmt: skip
+    if not items:
+        raise ParameterError("input must not be empty", "input")
+    check_conversation(chat)
+    return chat
+
+
+def message_of(item: InputItem, name: str) -> list[ChatMessage]:
+    """An input item as the chat template takes it."""
+    if item.type == "reasoning":
+        return []
+    if item.type == "function_call":
+        if item.name is None or item.arguments is None:
+            raise ParameterError(f"{name}: a function_call needs name and arguments", name)
+        call = {"id": item.call_id, "type": "function", "function": {"name": item.name, "arguments": item.arguments}}
+        return [ChatMessage(role="assistant", content="", tool_calls=[call])]
+    if item.type == "function_call_output":
+        if item.output is None:
+            raise ParameterError(f"{name}: a function_call_output needs output", name)
+        return [ChatMessage(role="tool", content=item.output, tool_call_id=item.call_id)]
+    if item.role is None or item.content is None:
+        raise ParameterError(f"{name}: a message needs role and content", name)
+    if isinstance(item.content, str):
+        return [ChatMessage(role=item.role, content=item.content)]
+    for part in item.content:
+        if part.type not in ("input_text", "output_text", "text") or part.text is None:
+            raise ParameterError(f"{name}.content: only text can be served, got {part.type!r}", f"{name}.content")
+    return [ChatMessage(role=item.role, content="".join(part.text or "" for part in item.content))]
+
+
+def tool_of(tool: dict[str, Any], place: int) -> dict[str, Any]:
+    """A function as chat templates expect it: its fields one level deeper."""
+    if tool.get("type") != "function" or not isinstance(tool.get("name"), str):
+        raise ParameterError(f"tools[{place}] must be a function with a name", "tools")
+    return {
+        "type": "function",
+        "function": {key: value for key, value in tool.items() if key not in ("type", "strict")},
+    }
+
+
+def spoken(output: list[OutputItem]) -> list[dict[str, Any]]:
+    """What was answered, as a message for the next turn; thoughts are left out, as templates expect."""
+    text = "".join(part.text for item in output if item.type == "message" for part in item.content or ())
+    calls = [
+        {"id": item.call_id, "type": "function", "function": {"name": item.name, "arguments": item.arguments}}
+        for item in output if item.type == "function_call"
+    ]  # fmt: skip
+    if not text and not calls:
+        return []
+    return [{"role": "assistant", "content": text, **({"tool_calls": calls} if calls else {})}]
+
+
+def usage_of(generation: Generation) -> ResponseUsage:
+    """Tokens so far, by their names here."""
+    usage = generation.usage
+    details = InputDetails(usage.prompt_tokens_details.cached_tokens)
+    return ResponseUsage(usage.prompt_tokens, details, usage.completion_tokens, OutputDetails(), usage.total_tokens)

@@ -1,0 +1,178 @@
+"""POST /v1/responses: request, response object, items, stream events."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from tailrace.api.schema.chat import Role
+from tailrace.api.schema.common import REFUSED, GenerateRequest
+
+
+class InputPart(msgspec.Struct):
+    """One part of an input message; only text is served."""
+
+    type: str
+    text: str | None = None
+
+
+class InputItem(msgspec.Struct, kw_only=True):
+    """A message (`type` may be left out), a tool call of before, its output, or reasoning of before (which is not given to the model)."""
+
+    type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
+    role: Role | None = None
+    content: str | list[InputPart] | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: str | None = None
+
+
+class TextFormat(msgspec.Struct):
+    """Only type "text" is served."""
+
+    type: str = "text"
+
+
+class TextOptions(msgspec.Struct):
+    """How text is written."""
+
+    format: TextFormat = msgspec.field(default_factory=TextFormat)
+
+
+class ResponsesRequest(GenerateRequest, kw_only=True):
+    """Sampling fields as everywhere; `max_output_tokens` takes the place of `max_tokens`. `store`: keep it for retrieval, true."""
+
+    input: str | list[InputItem]
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    previous_response_id: str | None = None
+    store: bool | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    text: TextOptions | None = None
+    metadata: dict[str, str] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    separate_reasoning: bool | None = None
+
+
+RESPONSES_REFUSED: dict[str, tuple[Any, ...]] = REFUSED | {
+    "background": (None, False),
+    "conversation": (None,),
+    "include": (None, []),
+    "max_tool_calls": (None,),
+    "prompt": (None,),
+    "top_logprobs": (None, 0),
+    "truncation": (None, "disabled"),
+    "reasoning": (None, {}),
+}
+
+
+class OutputPart(msgspec.Struct, omit_defaults=True):
+    """Text said ("output_text") or thought ("reasoning_text")."""
+
+    type: str
+    text: str
+    annotations: list[Any] | UnsetType = UNSET
+
+
+class OutputItem(msgspec.Struct, omit_defaults=True):
+    """A message, a stretch of reasoning, or a function call."""
+
+    id: str
+    type: str
+    status: str | UnsetType = UNSET
+    role: str | UnsetType = UNSET
+    content: list[OutputPart] | UnsetType = UNSET
+    summary: list[Any] | UnsetType = UNSET
+    call_id: str | UnsetType = UNSET
+    name: str | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET
+
+
+class InputDetails(msgspec.Struct, frozen=True):
+    """How much of the input came from the prefix cache."""
+
+    cached_tokens: int
+
+
+class OutputDetails(msgspec.Struct, frozen=True):
+    """Always 0 where the tokens of thinking are not counted apart."""
+
+    reasoning_tokens: int = 0
+
+
+class ResponseUsage(msgspec.Struct, frozen=True):
+    """Token counts."""
+
+    input_tokens: int
+    input_tokens_details: InputDetails
+    output_tokens: int
+    output_tokens_details: OutputDetails
+    total_tokens: int
+
+
+class Incomplete(msgspec.Struct, frozen=True):
+    """Why: max_output_tokens, deadline, cancelled."""
+
+    reason: str
+
+
+class ResponseError(msgspec.Struct, frozen=True):
+    """Why it failed."""
+
+    code: str
+    message: str
+
+
+class ResponseObject(msgspec.Struct, kw_only=True):
+    """The response: in_progress, completed, incomplete, cancelled or failed."""
+
+    id: str
+    object: str = "response"
+    created_at: int
+    status: str = "in_progress"
+    error: ResponseError | None = None
+    incomplete_details: Incomplete | None = None
+    instructions: str | None
+    max_output_tokens: int | None
+    model: str
+    output: list[OutputItem]
+    parallel_tool_calls: bool = True
+    previous_response_id: str | None
+    store: bool
+    temperature: float
+    top_p: float
+    tools: list[dict[str, Any]]
+    tool_choice: str | dict[str, Any]
+    truncation: str = "disabled"
+    text: TextOptions
+    metadata: dict[str, str]
+    usage: ResponseUsage | None = None
+    sampling_params: dict[str, Any] | UnsetType = UNSET
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One event of the stream; which fields it has depends on its type."""
+
+    type: str
+    sequence_number: int = msgspec.field(default=-1)
+    response: ResponseObject | UnsetType = UNSET
+    item: OutputItem | UnsetType = UNSET
+    part: OutputPart | UnsetType = UNSET
+    item_id: str | UnsetType = UNSET
+    output_index: int | UnsetType = UNSET
+    content_index: int | UnsetType = UNSET
+    delta: str | UnsetType = UNSET
+    text: str | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET
+
+
+class Deleted(msgspec.Struct, frozen=True):
+    """It is stored no longer."""
+
+    id: str
+    object: str = "response"
+    deleted: bool = True

@@ -1,0 +1,58 @@
+"""Responses kept for retrieval: bounded in number and bytes, the oldest go first."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any, NamedTuple
+
+import msgspec
+
+from tailrace.api.schema.responses import ResponseObject
+from tailrace.errors import RequestNotFoundError
+
+MAX_RESPONSES = 1000
+MAX_BYTES = 64 << 20
+
+
+class Stored(NamedTuple):
+    """body: the response as JSON. messages: the conversation up to it, as the chat template takes it, also as JSON."""
+
+    body: bytes
+    messages: bytes
+
+
+class ResponseStore:
+    """One per front end."""
+
+    def __init__(self, max_responses: int = MAX_RESPONSES, max_bytes: int = MAX_BYTES) -> None:
+        self._stored: OrderedDict[str, Stored] = OrderedDict()
+        self._limits = (max_responses, max_bytes)
+        self.bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._stored)
+
+    def put(self, response: ResponseObject, messages: list[dict[str, Any]]) -> None:
+        """Keep the response as it is now, in place of what was kept of it before."""
+        self.discard(response.id)
+        entry = Stored(msgspec.json.encode(response), msgspec.json.encode(messages))
+        self._stored[response.id] = entry
+        self.bytes += len(entry.body) + len(entry.messages)
+        while len(self._stored) > self._limits[0] or self.bytes > self._limits[1]:
+            self.discard(next(iter(self._stored)))
+
+    def get(self, id: str, param: str | None = None) -> Stored:
+        """What is kept.
+
+        Raises:
+            RequestNotFoundError: nothing (any more).
+        """
+        if id not in self._stored:
+            raise RequestNotFoundError(f"no response {id[:200]!r} is stored", param)
+        return self._stored[id]
+
+    def discard(self, id: str) -> None:
+        """Forget it, if it is there."""
+        entry = self._stored.pop(id, None)
+        if entry is not None:
+            self.bytes -= len(entry.body) + len(entry.messages)

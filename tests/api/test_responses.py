@@ -1,0 +1,174 @@
+"""The Responses API: whole and streamed from the same events; stored, continued, cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from api.harness import LocalClient, endless, front_of, saying
+from tailrace.api.schema.responses import ResponseObject, TextOptions
+from tailrace.api.store import ResponseStore
+from tailrace.config import ServerConfig
+from tailrace.errors import RequestNotFoundError
+
+PATH = "/v1/responses"
+TOOL = [{"type": "function", "name": "add", "parameters": {}}]
+CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+
+
+async def post(front, **fields):
+    return await front.http.post(PATH, json={"input": "hi", "temperature": 0} | fields)
+
+
+def events_of(text: str) -> list[dict]:
+    """The events, each checked to stand under its own name."""
+    found = []
+    for block in text.strip().split("\n\n"):
+        name, data = block.split("\n")
+        event = json.loads(data.removeprefix("data: "))
+        assert name == f"event: {event['type']}"
+        found.append(event)
+    assert [event["sequence_number"] for event in found] == list(range(len(found)))
+    return found
+
+
+async def test_a_whole_response(front):
+    answer = (await post(front, metadata={"k": "v"}, instructions="Be kind.")).json()
+    [item] = answer["output"]
+    assert (answer["object"], answer["status"], answer["metadata"]) == ("response", "completed", {"k": "v"})
+    assert (item["type"], item["role"], item["status"]) == ("message", "assistant", "completed")
+    assert item["content"] == [{"type": "output_text", "text": "Hello", "annotations": []}]
+    usage = answer["usage"]
+    assert usage["output_tokens"] == 6
+    assert usage["total_tokens"] == usage["input_tokens"] + 6
+    assert answer["incomplete_details"] is answer["error"] is None
+
+
+async def test_the_streams_events(front):
+    events = events_of((await post(front, stream=True)).text)
+    names = [event["type"].removeprefix("response.") for event in events]
+    assert names[:4] == ["created", "in_progress", "output_item.added", "content_part.added"]
+    assert names[-4:] == ["output_text.done", "content_part.done", "output_item.done", "completed"]
+    assert set(names[4:-4]) == {"output_text.delta"}
+    assert "".join(event["delta"] for event in events[4:-4]) == events[-4]["text"] == "Hello"
+    assert {event["item_id"] for event in events[3:-2]} == {events[2]["item"]["id"]}
+    whole = (await post(front)).json()
+    same = events[-1]["response"]
+    assert same["output"][0]["content"] == whole["output"][0]["content"]
+    assert same["usage"]["output_tokens"] == whole["usage"]["output_tokens"]
+
+
+async def test_thinking_and_tool_calls_are_items(tokenizer):
+    config = ServerConfig(reasoning_parser="think", tool_parser="hermes")
+    async with front_of(LocalClient(saying(f"<think>hm</think>So {CALL}".encode())), tokenizer, config) as front:
+        answer = (await post(front, tools=TOOL)).json()
+        assert [item["type"] for item in answer["output"]] == ["reasoning", "message", "function_call"]
+        assert answer["output"][0]["content"] == [{"type": "reasoning_text", "text": "hm"}]
+        call = answer["output"][2]
+        assert (call["name"], call["arguments"], call["status"]) == ("add", '{"a": 1}', "completed")
+        events = events_of((await post(front, tools=TOOL, stream=True)).text)
+        assert [event["output_index"] for event in events if event["type"] == "response.output_item.done"] == [0, 1, 2]
+        done = next(event for event in events if event["type"] == "response.function_call_arguments.done")
+        assert json.loads(done["arguments"]) == {"a": 1}
+        items = [
+            {"role": "user", "content": [{"type": "input_text", "text": "add"}]},
+            call,
+            {"type": "function_call_output", "call_id": call["call_id"], "output": "1"},
+        ]
+        assert (await post(front, tools=TOOL, input=items)).json()["status"] == "completed"
+
+
+async def test_cut_by_length(front):
+    answer = (await post(front, max_output_tokens=3)).json()
+    assert (answer["status"], answer["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+    assert answer["output"][0]["content"][0]["text"] == "Hel"
+    assert events_of((await post(front, max_output_tokens=3, stream=True)).text)[-1]["type"] == "response.incomplete"
+
+
+async def test_stored_continued_deleted(front):
+    first = (await post(front)).json()
+    path = f"{PATH}/{first['id']}"
+    assert (await front.http.get(path)).json() == first
+    second = (await post(front, previous_response_id=first["id"], input="and?")).json()
+    assert second["previous_response_id"] == first["id"]
+    assert second["usage"]["input_tokens"] > first["usage"]["total_tokens"]
+    assert (await front.http.delete(path)).json() == {"id": first["id"], "object": "response", "deleted": True}
+    for answer in (await front.http.get(path), await front.http.delete(path), await front.http.post(f"{path}/cancel")):
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "request_not_found")
+    gone = await post(front, previous_response_id=first["id"])
+    assert (gone.status_code, gone.json()["error"]["param"]) == (404, "previous_response_id")
+    unstored = (await post(front, store=False)).json()
+    assert (await front.http.get(f"{PATH}/{unstored['id']}")).status_code == 404
+
+
+async def test_cancelled_on_the_way(tokenizer):
+    async with front_of(LocalClient(endless, tick_s=0.005), tokenizer) as front:
+        running = asyncio.ensure_future(post(front, request_id="mine", max_output_tokens=200))
+        await front.until(lambda: len(front.service.responses) == 1)
+        assert (await front.http.get(f"{PATH}/resp_mine")).json()["status"] == "in_progress"
+        assert (await front.http.post(f"{PATH}/resp_mine/cancel")).json()["status"] == "cancelled"
+        answer = (await running).json()
+        assert (answer["status"], answer["incomplete_details"]) == ("cancelled", {"reason": "cancelled"})
+        assert (await front.http.get(f"{PATH}/resp_mine")).json() == answer
+        await front.until(front.client.idle)
+
+
+async def test_an_engine_that_dies_on_the_way_is_a_failed_response(tokenizer):
+    async with front_of(LocalClient(endless, tick_s=0.005), tokenizer) as front:
+        running = asyncio.ensure_future(post(front, request_id="mine", max_output_tokens=200, stream=True))
+        await front.until(lambda: len(front.service.responses) == 1)
+        front.client.die()
+        last = events_of((await running).text)[-1]
+        assert (last["type"], last["response"]["error"]["code"]) == ("response.failed", "engine_dead")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"input": []}, "input"),
+        ({"input": [{"role": "user"}]}, "input[0]"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content"),
+        ({"input": [{"type": "function_call", "name": "f"}]}, "input[0]"),
+        ({"input": [{"type": "function_call_output"}]}, "input[0]"),
+        ({"max_tokens": 3}, "max_tokens"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"n": 2}, "n"),
+        ({"text": {"format": {"type": "json_object"}}}, "text"),
+        ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"background": True}, "background"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"temperature": -1}, "temperature"),
+    ],
+)
+async def test_what_is_refused(front, fields, param):
+    answer = await post(front, **fields)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+def response(id: str, text: str = "") -> ResponseObject:
+    return ResponseObject(
+        id=id, created_at=0, instructions=text, max_output_tokens=None, model="m", output=[], previous_response_id=None, store=True,
+        temperature=1.0, top_p=1.0, tools=[], tool_choice="auto", text=TextOptions(), metadata={},
+    )  # fmt: skip
+
+
+def test_the_store_is_bounded_and_the_oldest_go_first():
+    store = ResponseStore(max_responses=3, max_bytes=5000)
+    for name in "abcd":
+        store.put(response(name), [])
+    assert len(store) == 3
+    with pytest.raises(RequestNotFoundError):
+        store.get("a")
+    store.put(response("b", "again"), [])
+    store.put(response("e"), [])
+    assert "again" in store.get("b").body.decode()
+    with pytest.raises(RequestNotFoundError):
+        store.get("c")
+    store.put(response("big", "x" * 4000), [])
+    assert store.bytes <= 5000
+    for name in ("b", "d", "e", "big"):
+        store.discard(name)
+    assert (len(store), store.bytes) == (0, 0)

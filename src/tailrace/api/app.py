@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tailrace.api.disconnect import end
 from tailrace.api.guard import ApiKeys
+from tailrace.api.openapi import openapi
 from tailrace.api.problems import HANDLERS
 from tailrace.api.respond import REQUEST_ID, id_of_headers
 from tailrace.api.routes.chat import create_chat_completion
@@ -45,6 +46,7 @@ ROUTES = (
     ("DELETE", "/v1/requests/{id:path}", cancel_request),
     ("POST", "/tokenize", tokenize),
     ("POST", "/detokenize", detokenize),
+    ("GET", "/openapi.json", openapi),
     ("GET", "/health", health),
     ("GET", "/metrics", metrics),
 )

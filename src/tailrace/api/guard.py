@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from tailrace.api import problems
 from tailrace.errors import AuthenticationError
 
-OPEN = ("/health", "/metrics")  # polled by load balancers and scrapers, which have no key
+OPEN = ("/health", "/metrics", "/openapi.json")  # for load balancers, scrapers and tools, which have no key
 
 
 class ApiKeys:

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from tailrace.api.respond import json_answer
+from tailrace.api.schema.requests import Cancelled
 from tailrace.api.service import service_of
 from tailrace.errors import RequestNotFoundError
-
-
-class Cancelled(msgspec.Struct, frozen=True):
-    """It ends now; its own answer has the finish reason "abort" and the stop reason "cancelled"."""
-
-    id: str
-    object: str = "request.cancelled"
-    cancelled: bool = True
 
 
 async def cancel_request(request: Request) -> Response:

@@ -1,0 +1,111 @@
+"""GET /openapi.json: what the endpoints take and give, made from the very structs that read and write it, and the ranges of params.py."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from importlib.metadata import version
+from typing import Any, NamedTuple
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tailrace.api.schema.chat import ChatCompletion, ChatRequest
+from tailrace.api.schema.completions import Completion, CompletionRequest
+from tailrace.api.schema.errors import ErrorBody
+from tailrace.api.schema.models import ModelCard, ModelList
+from tailrace.api.schema.requests import Cancelled
+from tailrace.api.schema.responses import Deleted, ResponseObject, ResponsesRequest
+from tailrace.api.schema.tokenize import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
+from tailrace.params import RANGES
+
+REF = "#/components/schemas/{name}"
+
+
+class Operation(NamedTuple):
+    """summary; what it takes and gives; which other statuses it may answer with; whether it can be streamed."""
+
+    summary: str
+    takes: type | None
+    gives: type | None
+    statuses: tuple[int, ...] = ()
+    streams: bool = False
+
+
+GENERATING = (400, 401, 404, 413, 415, 429, 500, 503)
+OPERATIONS: dict[tuple[str, str], Operation] = {
+    ("POST", "/v1/chat/completions"): Operation("A chat completion", ChatRequest, ChatCompletion, GENERATING, True),
+    ("POST", "/v1/completions"): Operation("A completion of each prompt", CompletionRequest, Completion, GENERATING, True),
+    ("POST", "/v1/responses"): Operation("A response", ResponsesRequest, ResponseObject, GENERATING, True),
+    ("GET", "/v1/responses/{id}"): Operation("A stored response", None, ResponseObject, (401, 404)),
+    ("DELETE", "/v1/responses/{id}"): Operation("Forget a stored response", None, Deleted, (401, 404)),
+    ("POST", "/v1/responses/{id}/cancel"): Operation("End a response in progress", None, ResponseObject, (401, 404)),
+    ("DELETE", "/v1/requests/{id}"): Operation("End a running request, keeping what it has said", None, Cancelled, (401, 404)),
+    ("GET", "/v1/models"): Operation("What is served", None, ModelList, (401,)),
+    ("GET", "/v1/models/{id}"): Operation("One model", None, ModelCard, (401, 404)),
+    ("POST", "/tokenize"): Operation("Token ids of a prompt or a conversation", TokenizeRequest, Tokenized, (400, 401, 404, 413, 415, 503)),
+    ("POST", "/detokenize"): Operation("The text of token ids", DetokenizeRequest, Detokenized, (400, 401, 404, 413, 415, 503)),
+    ("GET", "/health"): Operation("200 while requests are accepted", None, None, (503,)),
+    ("GET", "/metrics"): Operation("Prometheus' text format", None, None),
+}  # fmt: skip
+
+
+async def openapi(request: Request) -> Response:
+    """The document."""
+    return Response(document(), media_type="application/json")
+
+
+@cache
+def document() -> bytes:
+    """As JSON."""
+    types = [
+        kind for operation in OPERATIONS.values() for kind in (operation.takes, operation.gives) if kind is not None
+    ]
+    refs, components = msgspec.json.schema_components([*types, ErrorBody], ref_template=REF)
+    by_type = dict(zip([*types, ErrorBody], refs, strict=True))
+    for kind in (ChatRequest, CompletionRequest, ResponsesRequest):
+        add_ranges(components[kind.__name__]["properties"])
+    paths: dict[str, dict[str, Any]] = {}
+    for (method, path), operation in OPERATIONS.items():
+        paths.setdefault(path, {})[method.lower()] = described(operation, path, by_type)
+    return msgspec.json.encode({
+        "openapi": "3.1.0",
+        "info": {"title": "tailrace", "version": version("tailrace")},
+        "paths": paths,
+        "components": {"schemas": components, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
+        "security": [{}, {"key": []}],
+    })  # fmt: skip
+
+
+def described(operation: Operation, path: str, refs: dict[type, dict[str, Any]]) -> dict[str, Any]:
+    """One operation."""
+    found: dict[str, Any] = {
+        "summary": operation.summary,
+        "operationId": re.sub(r"\W+", "_", operation.summary.lower()),
+    }
+    if "{id}" in path:
+        found["parameters"] = [
+            {"name": "id", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+        ]
+    if operation.takes is not None:
+        found["requestBody"] = {"required": True, "content": {"application/json": {"schema": refs[operation.takes]}}}
+    content: dict[str, Any] = {} if operation.gives is None else {"application/json": {"schema": refs[operation.gives]}}
+    if operation.streams:
+        content["text/event-stream"] = {"schema": {"type": "string"}}
+    found["responses"] = {"200": {"description": operation.summary} | ({"content": content} if content else {})}
+    for status in operation.statuses:
+        found["responses"][str(status)] = {"description": "see error.message"}
+        if path != "/health":
+            found["responses"][str(status)]["content"] = {"application/json": {"schema": refs[ErrorBody]}}
+    return found
+
+
+def add_ranges(properties: dict[str, Any]) -> None:
+    """The ranges that params.py checks, where msgspec knows types only."""
+    for name, (low, high, low_in, high_in) in RANGES.items():
+        for kind in properties.get(name, {}).get("anyOf", []):
+            if kind.get("type") in ("integer", "number"):
+                kind["minimum" if low_in else "exclusiveMinimum"] = low
+                if high < 2**31:
+                    kind["maximum" if high_in else "exclusiveMaximum"] = high

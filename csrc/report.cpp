@@ -18,7 +18,7 @@ void write_top(std::vector<uint64_t> &order, int64_t n, int64_t vocab, double lo
     for (int64_t i = 0; i < top; ++i) {
         const Boundary entry = boundary(order[i]);
         out.top_ids[i] = entry.id;
-        out.top_logprobs[i] = entry.x - log_mass;
+        out.top_logprobs[i] = 0.0 + entry.x - log_mass;  // no −0
     }
     if (top == out.top) return;
     std::sort(order.begin(), order.begin() + n, [](uint64_t a, uint64_t b) { return static_cast<uint32_t>(a) < static_cast<uint32_t>(b); });

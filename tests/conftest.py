@@ -12,6 +12,10 @@ from tailrace.config import ModelConfig
 from tailrace.models import resolve
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--golden-update", action="store_true", help="write tests/api/golden anew instead of comparing")
+
+
 @pytest.fixture(scope="session")
 def model_folder() -> Path:
     """The default model's folder in the user's own cache: fetched and converted by the first test that asks."""

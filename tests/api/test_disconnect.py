@@ -69,7 +69,7 @@ def wait_until_idle(client: LocalClient, live: set) -> None:
         time.sleep(0.01)
 
 
-def test_200_disconnects_leave_nothing(tokenizer, free_port):
+def test_case_25_200_disconnects_leave_nothing(tokenizer, free_port):
     port = free_port()
     client = LocalClient(endless, tick_s=0.05)  # 250 tokens at 50 ms: no answer would end by itself
     app = create_app(client, tokenizer, ServerConfig(port=port), NAME)

@@ -60,7 +60,7 @@ async def test_done_only_after_the_last_chunk():
     assert events((await run(rest())).body) == [{"text": "first"}, {"text": "second"}, "[DONE]"]
 
 
-async def test_comments_fill_silences_between_frames_and_end_with_the_stream():
+async def test_case_26_comments_fill_silences_between_frames_and_end_with_the_stream():
     async def rest():
         await asyncio.sleep(0.08)
         yield Chunk("second")

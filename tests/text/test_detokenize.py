@@ -21,7 +21,7 @@ def test_the_kind_is_recognised(name):
 @pytest.mark.parametrize("skip", [True, False])
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
-def test_deltas_joined_are_the_decode(name, skip, data):
+def test_case_16_deltas_joined_are_the_decode(name, skip, data):
     tokenizer = ALL[name]
     ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=40))
     stream = detokenizer(tokenizer, skip)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
+from collections import deque
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -131,3 +134,28 @@ def test_output_kinds(kind):
 def test_ids_outside_the_vocabulary_are_refused():
     with pytest.raises(ValueError, match="token id -3"):
         TextStream(TOKENIZER, SamplingParams()).feed([-3])
+
+
+@pytest.mark.parametrize("name", ["byte-level", "pieces"])
+def test_case_18_what_is_kept_does_not_grow_with_the_text(name):
+    """The bench shows that the cost per token is flat to 60,000 tokens; this is why."""
+    tokenizer = ALL[name]
+    stream = TextStream(tokenizer, SamplingParams(stop=("never there", "aaaaaaaaab"), max_tokens=None))
+    ids = tokenizer.encode("Some text with é and 😀, ") * 50
+
+    def size() -> int:
+        parts = (stream, stream._detokenizer, stream._stops)
+        return sum(
+            len(
+                pickle.dumps([v for k, v in vars(part).items() if isinstance(v, str | bytes | bytearray | deque | int)])
+            )
+            for part in parts
+        )
+
+    sizes = []
+    for _ in range(60):
+        for id in ids:
+            stream.feed([id])
+        sizes.append(size())
+    assert stream.num_tokens > 60_000
+    assert max(sizes) - sizes[0] < 40  # counters have more digits; nothing else

@@ -116,6 +116,11 @@ class BeamRequest:
         self._failure: TailraceError | None = None
         self._aborted = False
 
+    @property
+    def name(self) -> str:
+        """The request's own id."""
+        return self.id.removeprefix("cmpl-")
+
     async def run(self) -> None:
         """Feed the search until it is done.
 

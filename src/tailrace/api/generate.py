@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -54,6 +55,11 @@ class Generation:
         self._failure: TailraceError | None = None
         self._cut: str | None = None
         self._deadline_s = deadline_s
+
+    @property
+    def name(self) -> str:
+        """The id without what says the kind of answer: the request's own."""
+        return re.sub(r"^(chatcmpl-|cmpl-|resp_)", "", self.id)
 
     @property
     def usage(self) -> Usage:
@@ -148,7 +154,7 @@ class Generation:
     def _without_scores(self, p: int, events: list[SequenceEvent]) -> list[SequenceEvent]:
         """Keeps the logprobs of the prompt; returns the other events."""
         for event in events:
-            if isinstance(event, PromptLogprobs):
+            if isinstance(event, PromptLogprobs) and event.start == len(self.prompt_logprobs[p]) + 1:
                 self.prompt_logprobs[p] += event.entries
         return (
             [event for event in events if not isinstance(event, PromptLogprobs)]

@@ -69,7 +69,7 @@ class Labels:
 
 def finite(logprob: float) -> float:
     """−inf becomes FLOOR."""
-    return max(logprob, FLOOR)
+    return logprob if logprob > FLOOR else FLOOR
 
 
 def chat_logprobs(labels: Labels, token_ids: Iterable[int], entries: Iterable[TokenLogprobs], top: int) -> ChatLogprobs:
@@ -106,8 +106,9 @@ def prompt_logprobs(
 class CompletionLogprobsWriter:
     """Completions' shape for one choice, piece by piece; keeps count of where in the text the next token begins."""
 
-    def __init__(self, labels: Labels, top: int, hidden: frozenset[int]) -> None:
-        """`hidden`: tokens that leave no text."""
+    def __init__(self, labels: Labels, top: int, hidden: frozenset[int], entropies: bool = False) -> None:
+        """`hidden`: tokens that leave no text. entropies: they are listed too."""
+        self._entropies = entropies
         self._labels, self._top, self._hidden = labels, top, hidden
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         self._offset = 0
@@ -125,16 +126,15 @@ class CompletionLogprobsWriter:
 
     def write(self, token_ids: Sequence[int], entries: Sequence[TokenLogprobs]) -> CompletionLogprobs:
         """The next tokens. The drawn token is always among its alternatives: there may be one more than asked for."""
-        entropies = bool(entries) and entries[0].entropy is not None
-        lists = CompletionLogprobs([], [], [], [], *(([], []) if entropies else ()))
+        lists = CompletionLogprobs([], [], [], [], *(([], []) if self._entropies else ()))
         for id, entry in zip(token_ids, entries, strict=True):
             lists.tokens.append(self._labels.legacy(id))
             lists.token_logprobs.append(finite(entry.logprob))
             lists.top_logprobs.append(self._alternatives(id, entry))
             lists.text_offset.append(self._offset)
             if not isinstance(lists.entropy, UnsetType) and not isinstance(lists.varentropy, UnsetType):
-                lists.entropy.append(entry.entropy or 0.0)
-                lists.varentropy.append(entry.varentropy or 0.0)
+                lists.entropy.append(entry.entropy)
+                lists.varentropy.append(entry.varentropy)
             if id not in self._hidden:
                 self._offset += len(self._decode(bytes(self._labels.names[id][1])))
         return lists

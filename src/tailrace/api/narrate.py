@@ -77,10 +77,11 @@ class Narrator:
         kind = "response.completed" if status == "completed" else "response.incomplete"
         yield self._event(kind, response=self.response)
 
-    def failed(self) -> Event:
+    def failed(self) -> Iterator[Event]:
         """It is over: see response.error."""
+        yield from self._close("incomplete")
         self.response.status = "failed"
-        return self._event("response.failed", response=self.response)
+        yield self._event("response.failed", response=self.response)
 
     @property
     def _at(self) -> int:

@@ -138,6 +138,18 @@ def num_logprobs(asked: int, limit: int, field: str) -> int:
     return asked
 
 
+MAX_SCORES = 1_000_000
+
+
+def check_scores(count: int) -> None:
+    """Raise ParameterError if an answer would hold too many logprobs of prompts."""
+    if count > MAX_SCORES:
+        raise ParameterError(
+            f"prompt_logprobs: {count} entries over all prompts and choices are more than {MAX_SCORES}",
+            "prompt_logprobs",
+        )
+
+
 Sequences = tuple[tuple[tuple[int, ...], float], ...]
 
 

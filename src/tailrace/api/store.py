@@ -32,6 +32,9 @@ class ResponseStore:
     def __len__(self) -> int:
         return len(self._stored)
 
+    def __contains__(self, id: str) -> bool:
+        return id in self._stored
+
     def put(self, response: ResponseObject, messages: list[dict[str, Any]]) -> None:
         """Keep the response as it is now, in place of what was kept of it before."""
         self.discard(response.id)

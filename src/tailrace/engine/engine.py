@@ -183,7 +183,7 @@ class Engine:
         """The shared prefill is done: the siblings run from here on, sharing its blocks."""
         for sibling in leader.siblings:
             self.cache.fork(leader, sibling)
-            sibling.cached = leader.cached
+            sibling.cached, sibling.scored = leader.cached, leader.scored
             self.tables.write(sibling)
             sibling.advance("fork")
             insort(self.running, sibling, key=order)

@@ -74,7 +74,13 @@ def score(engine: Engine, scored: list[Scored], logits: torch.Tensor) -> None:
         if part.count == 0:
             continue
         rows, tokens = logits[part.row : part.row + part.count], sequence.tokens[part.start : end]
-        entries = [TokenLogprobs(*entry) for entry in replay(rows, tokens, request.params.prompt_logprobs or 0)]
+        try:
+            found = replay(rows, tokens, request.params.prompt_logprobs or 0)
+        except ValueError as error:  # the logits of this prompt are unusable: nobody else's business
+            for member in (*sequence.siblings, sequence):
+                engine.fail(member, RowError(f"prompt_logprobs: {error}"))
+            continue
+        entries = [TokenLogprobs(*entry) for entry in found]
         engine.send(sequence, PromptLogprobs(request.id, request.epoch, part.start, entries))
         sequence.scored = end
 
@@ -90,6 +96,8 @@ def lose(engine: Engine, plan: Plan, error: Exception) -> None:
 def commit(engine: Engine, plan: Plan, assembled: Assembled, sampled: Sampled) -> None:
     """What was computed counts; what was drawn becomes history and messages."""
     for sequence, tokens in plan.work:
+        if sequence.state is not State.RUNNING:  # its prompt could not be scored
+            continue
         sequence.computed += tokens
         engine.cache.commit(sequence)
         if sequence.remaining == 0:
@@ -98,6 +106,8 @@ def commit(engine: Engine, plan: Plan, assembled: Assembled, sampled: Sampled) -
     for sequence, token, code, logprobs in zip(
         assembled.drawing, ids.tolist(), status.tolist(), sampled.logprobs, strict=True
     ):
+        if sequence.state is not State.RUNNING:
+            continue
         if code != OK:
             engine.fail(sequence, RowError(f"{MESSAGES[code]} at position {len(sequence.tokens)}"))
             continue

@@ -130,7 +130,7 @@ def parsed(written: str, index: int) -> ToolCall | None:
     """The call, or None if it is none."""
     try:
         call = msgspec.json.decode(written, type=Written)
-    except (msgspec.DecodeError, UnicodeEncodeError):
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
         return None
     arguments = (bytes(call.arguments) or bytes(call.parameters) or b"{}").decode()
     return ToolCall(index, call.name, arguments)

@@ -18,7 +18,7 @@ from tailrace.api.fold import fold_chat
 from tailrace.api.generate import Generation
 from tailrace.api.logprobs import chat_logprobs, prompt_logprobs
 from tailrace.api.respond import request_id, respond
-from tailrace.api.sampling import num_logprobs, output_limit, sampling_params
+from tailrace.api.sampling import check_scores, num_logprobs, output_limit, sampling_params
 from tailrace.api.schema.chat import (
     CHAT_REFUSED,
     ChatChunk,
@@ -50,6 +50,7 @@ async def create_chat_completion(request: Request) -> Response:
     top = logprobs_asked(ask, service.config.max_logprobs)
     if ask.prompt_logprobs is not None:
         num_logprobs(ask.prompt_logprobs, service.config.max_logprobs, "prompt_logprobs")
+        check_scores(len(prompt) * (ask.prompt_logprobs + 1))
     params = sampling_params(ask, service.tokenizer, service.defaults, max_tokens=limit, logprobs=top)
     id = f"chatcmpl-{request_id(request, ask)}"
     generation = Generation(service, id, [prompt], params, ask.priority or 0, ask.deadline_s)
@@ -76,7 +77,10 @@ async def chunks(service: Service, ask: ChatRequest, generation: Generation) -> 
                 ids = generation.prompts[0] if with_ids and len(greeted) == 1 else UNSET
                 told = effective(ask, generation) if len(greeted) == 1 else UNSET
                 scores = UNSET
-                if ask.prompt_logprobs is not None and len(greeted) == 1:
+                scored = (
+                    len(generation.prompt_logprobs[0]) == len(generation.prompts[0]) - 1
+                )  # not so if it was cut before
+                if ask.prompt_logprobs is not None and len(greeted) == 1 and scored:
                     scores = prompt_logprobs(
                         service.labels, generation.prompts[0], generation.prompt_logprobs[0], ask.prompt_logprobs
                     )
@@ -99,7 +103,12 @@ def splitter(service: Service, ask: ChatRequest, prompt: list[int]) -> Splitter:
     """Of one choice: what it looks for, and where the prompt has left it."""
     reasoning = None if ask.separate_reasoning is False else service.reasoning
     tools = service.tools if ask.tools and ask.tool_choice != "none" else None
-    opened = reasoning is not None and inside(service.tokenizer.decode(prompt[-PROMPT_END:]), reasoning)
+    end = service.tokenizer.decode(prompt[-PROMPT_END:])
+    if ask.continue_final_message and isinstance(last := ask.messages[-1].content, str):
+        end = last
+    opened = reasoning is not None and (
+        inside(end, reasoning) if ask.continue_final_message else end.rstrip().endswith(reasoning[0])
+    )
     return Splitter(reasoning, tools, opened)
 
 

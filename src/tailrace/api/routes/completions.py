@@ -20,8 +20,8 @@ from tailrace.api.fold import fold_completion
 from tailrace.api.generate import Generation
 from tailrace.api.logprobs import CompletionLogprobsWriter, prompt_logprobs
 from tailrace.api.respond import json_answer, request_id, respond
-from tailrace.api.sampling import num_logprobs, output_limit, sampling_params
-from tailrace.api.schema.common import PromptTokensDetails, Usage
+from tailrace.api.sampling import check_scores, num_logprobs, output_limit, sampling_params
+from tailrace.api.schema.common import PromptLogprobEntries, PromptTokensDetails, Usage
 from tailrace.api.schema.completions import COMPLETION_REFUSED, Completion, CompletionChoice, CompletionRequest
 from tailrace.api.service import Service, service_of
 from tailrace.errors import ParameterError
@@ -60,6 +60,8 @@ async def create_completion(request: Request) -> Response:
         check_best_of(ask, ask.best_of, params.n)
         fold = best_of(params.n, ask.best_of, keep_logprobs=top is not None)
         params = msgspec.structs.replace(params, n=ask.best_of, logprobs=top or 0)
+    if params.prompt_logprobs is not None:
+        check_scores(sum(map(len, ids)) * params.n * (params.prompt_logprobs + 1))
     if len(prompts) * params.n > MAX_CHOICES:
         raise ParameterError(
             f"prompt: {len(prompts)} prompts with {params.n} choices each are more than {MAX_CHOICES} choices", "prompt"
@@ -82,6 +84,7 @@ async def chunks(
     params, with_ids = generation.params, bool(ask.return_token_ids)
     greeted: set[int] = set()
     writers: dict[int, CompletionLogprobsWriter] = {}
+    shown: dict[int, PromptLogprobEntries] = {}
     hidden = service.tokenizer.special_ids if params.skip_special_tokens else frozenset()
     async with aclosing(generation.deltas()) as deltas:
         async for index, delta in deltas:
@@ -89,15 +92,20 @@ async def chunks(
                 greeted.add(index)
                 p = index // params.n
                 if params.logprobs is not None:
-                    writers[index] = CompletionLogprobsWriter(service.labels, params.logprobs, hidden)
+                    writers[index] = CompletionLogprobsWriter(
+                        service.labels, params.logprobs, hidden, params.report_entropy
+                    )
                 told = effective(ask, generation) if len(greeted) == 1 else UNSET
                 greeting: dict[str, Any] = (
                     {"token_ids": [], "prompt_token_ids": generation.prompts[p]} if with_ids else {}
                 )
                 ids, scores = generation.prompts[p], generation.prompt_logprobs[p]
-                if ask.prompt_logprobs is not None:
-                    greeting["prompt_logprobs"] = prompt_logprobs(service.labels, ids, scores, ask.prompt_logprobs)
-                if echoes is not None and index in writers:
+                scored = len(scores) == len(ids) - 1  # not so if it was cut before
+                if ask.prompt_logprobs is not None and scored:
+                    if p not in shown:
+                        shown[p] = prompt_logprobs(service.labels, ids, scores, ask.prompt_logprobs)
+                    greeting["prompt_logprobs"] = shown[p]
+                if echoes is not None and ask.logprobs is not None and scored:
                     spelt = frozenset() if given_as_ids(ask.prompt) else service.tokenizer.special_ids
                     greeting["logprobs"] = writers[index].write_prompt(ids, scores, spelt)
                 if echoes is not None or greeting or told is not UNSET:
@@ -161,6 +169,8 @@ async def beam_search(
 
 def check_best_of(ask: CompletionRequest, best: int, n: int) -> None:
     """Raise ParameterError for what best_of can't be."""
+    if ask.echo and ask.logprobs is not None:
+        raise ParameterError("best_of can't be had with echo and logprobs together", "best_of")
     if best < n:
         raise ParameterError(f"best_of must be at least n ({n}), got {best}", "best_of")
     if best > 1024:

@@ -14,7 +14,7 @@ from tailrace.errors import RequestNotFoundError
 async def cancel_request(request: Request) -> Response:
     """By the id of its answer ("chatcmpl-…") or by its x-request-id; of several with one name, all."""
     service, name = service_of(request), request.path_params["id"]
-    found = [work for work in service.live if name in (work.id, work.id.partition("-")[2])]
+    found = [work for work in service.live if name in (work.id, work.name)]
     if not found:
         raise RequestNotFoundError(f"no request {name[:200]!r} is running", "id")
     for work in found:

@@ -21,6 +21,7 @@ from tailrace.api.routes.chat import check_tool_choice, splitter
 from tailrace.api.sampling import output_limit, sampling_params
 from tailrace.api.schema.chat import ChatMessage, ChatRequest
 from tailrace.api.schema.common import GenerateRequest
+from tailrace.api.schema.requests import Cancelled
 from tailrace.api.schema.responses import (
     RESPONSES_REFUSED,
     Deleted,
@@ -63,7 +64,9 @@ async def create_response(request: Request) -> Response:
         temperature=params.temperature, top_p=params.top_p, tools=ask.tools or [], tool_choice=ask.tool_choice or "auto",
         text=ask.text or TextOptions(), metadata=ask.metadata or {}, sampling_params=effective(ask, generation),
     )  # fmt: skip
-    said: list[dict[str, Any]] = msgspec.to_builtins(chat.messages)
+    said: list[dict[str, Any]] = msgspec.to_builtins(
+        chat.messages[ask.instructions is not None :]
+    )  # those are for this turn alone
     channels = splitter(service, chat, prompt)
     return await respond(
         request, generation, events(service, generation, response, channels, said), last, ask.streamed, NAMED
@@ -94,18 +97,22 @@ async def events(
                     for event in narrator.add(segment):
                         yield event
                 if delta.finish_reason is not None:
-                    for event in narrator.end(delta.finish_reason, delta.stop_reason, usage_of(generation)):
+                    final = list(narrator.end(delta.finish_reason, delta.stop_reason, usage_of(generation)))
+                    keep(service, response, said, anew=False)
+                    for event in final:
                         yield event
     except TailraceError as error:
         if not begun:
             raise
-        response.error = ResponseError(error.code, str(error))
-        yield narrator.failed()
+        response.error, response.usage = ResponseError(error.code, str(error)), usage_of(generation)
+        final = list(narrator.failed())
+        keep(service, response, said, anew=False)
+        for event in final:
+            yield event
     finally:
         if response.status == "in_progress" and begun:  # the client left
-            response.status = "cancelled"
-        if begun:
-            keep(service, response, said)
+            list(narrator.end("abort", "cancelled", usage_of(generation)))
+            keep(service, response, said, anew=False)
 
 
 async def last(stream: AsyncGenerator[Event, None]) -> ResponseObject:
@@ -134,16 +141,20 @@ async def delete_response(request: Request) -> Response:
 async def cancel_response(request: Request) -> Response:
     """End a response that is in progress; what it has said stays."""
     service, id = service_of(request), request.path_params["id"]
-    stored = service.responses.get(id)
-    for work in [work for work in service.live if work.id == id]:
+    found = [work for work in service.live if work.id == id]
+    for work in found:
         work.cut("cancelled")
-        stored = stored._replace(body=stored.body.replace(b'"status":"in_progress"', b'"status":"cancelled"', 1))
-    return Response(stored.body, media_type=JSON)
+    if found and id not in service.responses:  # before its first token, or not to be stored
+        return json_answer(Cancelled(id))
+    body = service.responses.get(id).body
+    if found:
+        body = body.replace(b'"status":"in_progress"', b'"status":"cancelled"', 1)
+    return Response(body, media_type=JSON)
 
 
-def keep(service: Service, response: ResponseObject, said: list[dict[str, Any]]) -> None:
-    """Store the response, if it is to be stored, with the conversation that it ends."""
-    if response.store:
+def keep(service: Service, response: ResponseObject, said: list[dict[str, Any]], anew: bool = True) -> None:
+    """Store the response, if it is to be stored, with the conversation that it ends; not `anew`: unless it was deleted meanwhile."""
+    if response.store and (anew or response.id in service.responses):
         service.responses.put(response, [*said, *spoken(response.output)])
 
 
@@ -173,7 +184,7 @@ def conversation(service: Service, ask: ResponsesRequest) -> ChatRequest:
         messages.append(ChatMessage(role="system", content=ask.instructions))
     if ask.previous_response_id is not None:
         before = service.responses.get(ask.previous_response_id, "previous_response_id").messages
-        messages += [m for m in msgspec.json.decode(before, type=list[ChatMessage]) if m.role != "system"]
+        messages += msgspec.json.decode(before, type=list[ChatMessage])
     items = [InputItem(role="user", content=ask.input)] if isinstance(ask.input, str) else ask.input
     for place, item in enumerate(items):
         messages += message_of(item, f"input[{place}]")

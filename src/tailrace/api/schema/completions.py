@@ -38,8 +38,8 @@ class CompletionLogprobs(msgspec.Struct, frozen=True):
     token_logprobs: list[float | None]
     top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
-    entropy: list[float] | UnsetType = UNSET
-    varentropy: list[float] | UnsetType = UNSET
+    entropy: list[float | None] | UnsetType = UNSET
+    varentropy: list[float | None] | UnsetType = UNSET
 
 
 class CompletionChoice(msgspec.Struct, frozen=True):

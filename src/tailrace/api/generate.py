@@ -48,9 +48,7 @@ class Generation:
         self._streams: list[AsyncStream] = []
         self._texts: list[TextStream] = []
         self._cached = [0] * len(prompts)
-        self.prompt_logprobs: list[list[TokenLogprobs]] = [
-            [] for _ in prompts
-        ]  # of all tokens but the first, before the first delta
+        self._scores: list[list[TokenLogprobs]] = [[] for _ in prompts]  # logprobs of prompts
         self._open = 0
         self._failure: TailraceError | None = None
         self._cut: str | None = None
@@ -67,6 +65,11 @@ class Generation:
         prompt = sum(map(len, self.prompts))
         completion = sum(text.num_tokens for text in self._texts)
         return Usage(prompt, completion, prompt + completion, PromptTokensDetails(sum(self._cached)))
+
+    def prompt_logprobs(self, p: int) -> list[TokenLogprobs] | None:
+        """Of all tokens of prompt p but the first, once its first delta is there; None if they were not asked for, or cut off."""
+        complete = self.params.prompt_logprobs is not None and len(self._scores[p]) == len(self.prompts[p]) - 1
+        return self._scores[p] if complete else None
 
     async def deltas(self) -> AsyncGenerator[tuple[int, Delta], None]:
         """(choice, what is new of it) as it comes; the last of each choice has its finish reason.
@@ -153,14 +156,12 @@ class Generation:
 
     def _without_scores(self, p: int, events: list[SequenceEvent]) -> list[SequenceEvent]:
         """Keeps the logprobs of the prompt; returns the other events."""
+        if self.params.prompt_logprobs is None:
+            return events
         for event in events:
-            if isinstance(event, PromptLogprobs) and event.start == len(self.prompt_logprobs[p]) + 1:
-                self.prompt_logprobs[p] += event.entries
-        return (
-            [event for event in events if not isinstance(event, PromptLogprobs)]
-            if self.params.prompt_logprobs is not None
-            else events
-        )
+            if isinstance(event, PromptLogprobs) and event.start == len(self._scores[p]) + 1:
+                self._scores[p] += event.entries
+        return [event for event in events if not isinstance(event, PromptLogprobs)]
 
     def _delta(self, p: int, event: SequenceEvent, clock: TokenClock) -> Delta:
         text = self._texts[p * self.params.n + event.index]

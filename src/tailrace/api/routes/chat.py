@@ -30,7 +30,7 @@ from tailrace.api.schema.chat import (
 )
 from tailrace.api.service import Service, service_of
 from tailrace.errors import ParameterError
-from tailrace.text.channels import Segment, Splitter, inside
+from tailrace.text.channels import Markers, Segment, Splitter, inside
 from tailrace.text.stream import Delta
 
 READER = BodyReader(ChatRequest, CHAT_REFUSED)
@@ -67,23 +67,19 @@ async def chunks(service: Service, ask: ChatRequest, generation: Generation) -> 
     usage = UsageOf(ask, generation)
     greeted: set[int] = set()
     with_ids = bool(ask.return_token_ids)
+    channels = channels_of(service, ask, generation.prompts[0])
     splitters: dict[int, Splitter] = {}
     async with aclosing(generation.deltas()) as deltas:
         async for index, delta in deltas:
             if index not in greeted:
                 greeted.add(index)
-                splitters[index] = splitter(service, ask, generation.prompts[0])
+                splitters[index] = Splitter(*channels)
                 choice = ChatChunkChoice(index, ChatDelta("assistant", ""), token_ids=[] if with_ids else UNSET)
                 ids = generation.prompts[0] if with_ids and len(greeted) == 1 else UNSET
                 told = effective(ask, generation) if len(greeted) == 1 else UNSET
-                scores = UNSET
-                scored = (
-                    len(generation.prompt_logprobs[0]) == len(generation.prompts[0]) - 1
-                )  # not so if it was cut before
-                if ask.prompt_logprobs is not None and len(greeted) == 1 and scored:
-                    scores = prompt_logprobs(
-                        service.labels, generation.prompts[0], generation.prompt_logprobs[0], ask.prompt_logprobs
-                    )
+                scores, entries = UNSET, generation.prompt_logprobs(0)
+                if ask.prompt_logprobs is not None and len(greeted) == 1 and entries is not None:
+                    scores = prompt_logprobs(service.labels, generation.prompts[0], entries, ask.prompt_logprobs)
                 yield ChatChunk(
                     **shared,
                     choices=[choice],
@@ -99,17 +95,16 @@ async def chunks(service: Service, ask: ChatRequest, generation: Generation) -> 
         yield ChatChunk(**shared, choices=[], usage=generation.usage)
 
 
-def splitter(service: Service, ask: ChatRequest, prompt: list[int]) -> Splitter:
-    """Of one choice: what it looks for, and where the prompt has left it."""
+def channels_of(service: Service, ask: ChatRequest, prompt: list[int]) -> tuple[Markers | None, Markers | None, bool]:
+    """What each choice's Splitter looks for, and where the prompt has left it."""
     reasoning = None if ask.separate_reasoning is False else service.reasoning
     tools = service.tools if ask.tools and ask.tool_choice != "none" else None
-    end = service.tokenizer.decode(prompt[-PROMPT_END:])
-    if ask.continue_final_message and isinstance(last := ask.messages[-1].content, str):
-        end = last
-    opened = reasoning is not None and (
-        inside(end, reasoning) if ask.continue_final_message else end.rstrip().endswith(reasoning[0])
-    )
-    return Splitter(reasoning, tools, opened)
+    if reasoning is None:
+        return None, tools, False
+    last = ask.messages[-1].content if ask.continue_final_message else None
+    end = last if isinstance(last, str) else service.tokenizer.decode(prompt[-PROMPT_END:])
+    opened = inside(end, reasoning) if ask.continue_final_message else end.rstrip().endswith(reasoning[0])
+    return reasoning, tools, opened
 
 
 def choices_of(

@@ -99,13 +99,12 @@ async def chunks(
                 greeting: dict[str, Any] = (
                     {"token_ids": [], "prompt_token_ids": generation.prompts[p]} if with_ids else {}
                 )
-                ids, scores = generation.prompts[p], generation.prompt_logprobs[p]
-                scored = len(scores) == len(ids) - 1  # not so if it was cut before
-                if ask.prompt_logprobs is not None and scored:
+                ids, scores = generation.prompts[p], generation.prompt_logprobs(p)
+                if ask.prompt_logprobs is not None and scores is not None:
                     if p not in shown:
                         shown[p] = prompt_logprobs(service.labels, ids, scores, ask.prompt_logprobs)
                     greeting["prompt_logprobs"] = shown[p]
-                if echoes is not None and ask.logprobs is not None and scored:
+                if echoes is not None and ask.logprobs is not None and scores is not None:
                     spelt = frozenset() if given_as_ids(ask.prompt) else service.tokenizer.special_ids
                     greeting["logprobs"] = writers[index].write_prompt(ids, scores, spelt)
                 if echoes is not None or greeting or told is not UNSET:

@@ -17,7 +17,7 @@ from tailrace.api.conversation import check_conversation, encode
 from tailrace.api.generate import Generation
 from tailrace.api.narrate import Narrator
 from tailrace.api.respond import json_answer, request_id, respond
-from tailrace.api.routes.chat import check_tool_choice, splitter
+from tailrace.api.routes.chat import channels_of, check_tool_choice
 from tailrace.api.sampling import output_limit, sampling_params
 from tailrace.api.schema.chat import ChatMessage, ChatRequest
 from tailrace.api.schema.common import GenerateRequest
@@ -67,7 +67,7 @@ async def create_response(request: Request) -> Response:
     said: list[dict[str, Any]] = msgspec.to_builtins(
         chat.messages[ask.instructions is not None :]
     )  # those are for this turn alone
-    channels = splitter(service, chat, prompt)
+    channels = Splitter(*channels_of(service, chat, prompt))
     return await respond(
         request, generation, events(service, generation, response, channels, said), last, ask.streamed, NAMED
     )

@@ -9,7 +9,7 @@ import torch
 
 from tailrace import _cpu
 from tailrace.kernels.cpu.program import Programs, StepRecord
-from tailrace.kernels.cpu.types import CODES
+from tailrace.kernels.cpu.types import CODES, readable
 from tailrace.kernels.rows import Rows
 
 APART = -1  # the status of a request that was left alone
@@ -43,12 +43,7 @@ class Step:
     """
 
     def __init__(self, logits: torch.Tensor, rows: Rows, programs: Programs) -> None:
-        if logits.dim() != 2 or logits.dtype not in CODES or logits.shape[1] == 0:
-            raise ValueError(
-                f"logits must be [rows, vocabulary] of bf16, f16 or f32, got {logits.dtype} {tuple(logits.shape)}"
-            )
-        if logits.stride(1) != 1:
-            logits = logits.contiguous()
+        logits = readable(logits)
         count, vocab = logits.shape
         if (proposals := rows.proposals) is not None and (
             proposals.shape != (rows.num_rows, vocab)

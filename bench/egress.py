@@ -1,27 +1,23 @@
 """From token ids to the bytes of events: what the last stretch costs per token, against what servers usually do.
 
 Inside one process, one thread, tokens in turns over so many streams: detokenize and look for stops; the same with 5 logprobs, formatted;
-chunks as bytes. The baseline in the same run: the tokenizers library's DecodeStream, a hold-back as wide as the longest stop, a pydantic
-model per chunk. Then the cost per token by length of output, and a whole front end over HTTP with a scripted engine: tokens per
-second of the front end's own processor time, and what /health takes meanwhile.
+chunks as bytes. The baseline in the same run is what bench/baseline.py does per token: the tokenizers library's DecodeStream, a hold-back
+as wide as the longest stop, a pydantic model per chunk. Then the cost per token by length of output, and both as whole front ends over
+HTTP (bench/egress_http.py).
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import os
-import socket
 import sys
 import time
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bench.harness import Worker, cores, machine, percentile, table, write_json
-from bench.serve import HOST, is_ready
-from tokenizers.decoders import DecodeStream
+from bench import baseline
+from bench.egress_http import over_http
+from bench.harness import cores, machine, table, write_json
 
 from tailrace.api.logprobs import Labels, chat_logprobs
 from tailrace.api.schema.chat import ChatChunk, ChatChunkChoice, ChatDelta
@@ -34,7 +30,6 @@ from tailrace.text.tokenizer import Tokenizer
 from tailrace.wire.messages import TokenLogprobs
 
 STOPS = ("</answer>", "\n\nUser:")
-STEPS_MS = (0.0, 2.0)  # what a step of the scripted model takes besides sampling
 LENGTHS = (1_000, 10_000, 60_000)
 HEAD: Any = {"id": "chatcmpl-0123456789abcdef", "created": 1, "model": "model", "system_fingerprint": "fp_0123456789"}
 
@@ -84,64 +79,22 @@ def ours(
 def usual(
     tokenizer: Tokenizer, top: int | None, as_bytes: bool
 ) -> Callable[[], Callable[[int, TokenLogprobs | None], Any]]:
-    """What the best-known servers do on this stretch: written anew, by their published designs."""
-    import pydantic
-
-    class Top(pydantic.BaseModel):
-        token: str
-        logprob: float
-        bytes: list[int] | None = None
-
-    class Logprob(Top):
-        top_logprobs: list[Top]
-
-    class Logprobs(pydantic.BaseModel):
-        content: list[Logprob] | None = None
-
-    class Delta(pydantic.BaseModel):
-        role: str | None = None
-        content: str | None = None
-
-    class Choice(pydantic.BaseModel):
-        index: int
-        delta: Delta
-        logprobs: Logprobs | None = None
-        finish_reason: str | None = None
-
-    class Chunk(pydantic.BaseModel):
-        id: str
-        object: str = "chat.completion.chunk"
-        created: int
-        model: str
-        system_fingerprint: str | None = None
-        choices: list[Choice]
-
-    backend, width = tokenizer.backend, max(map(len, STOPS)) - 1
-
-    def named(id: int, logprob: float) -> dict[str, Any]:
-        token = backend.decode([id], skip_special_tokens=False)
-        return {"token": token, "logprob": logprob, "bytes": list(token.encode())}
+    """What the best-known servers do on this stretch: bench/baseline.py."""
+    backend = tokenizer.backend
 
     def make() -> Callable[[int, TokenLogprobs | None], Any]:
-        stream, text, sent = DecodeStream(skip_special_tokens=True), "", 0
+        text = baseline.Text(backend, STOPS)
 
         def push(id: int, logprobs: TokenLogprobs | None) -> Any:
-            nonlocal text, sent
-            piece = stream.step(backend, id) or ""
-            before = len(text)
-            text += piece
-            for stop in STOPS:
-                if text.find(stop, max(0, before - len(stop) + 1)) >= 0:
-                    raise AssertionError("a stop in the bench's text")
-            end = max(sent, len(text) - width)
-            new, sent = text[sent:end], end
-            shown = None
+            if text.push((id,)):
+                raise AssertionError("a stop in the bench's text")
+            new, shown = text.take(finished=False), None
             if logprobs is not None:
-                tops = [Top(**named(i, p)) for i, p in zip(logprobs.top_ids, logprobs.top_logprobs, strict=True)]
-                shown = Logprobs(content=[Logprob(**named(id, logprobs.logprob), top_logprobs=tops)])
+                shown = baseline.logprobs_of(backend, (id,), (logprobs,))
             if not as_bytes:
                 return shown or new
-            chunk = Chunk(**HEAD, choices=[Choice(index=0, delta=Delta(content=new), logprobs=shown)])
+            choice = baseline.Choice(index=0, delta=baseline.Delta(content=new), logprobs=shown, finish_reason=None)
+            chunk = baseline.Chunk(**HEAD, choices=[choice])
             return f"data: {chunk.model_dump_json(exclude_unset=True)}\n\n".encode()
 
         return push
@@ -201,68 +154,6 @@ def by_length(tokenizer: Tokenizer) -> list[dict[str, Any]]:
     return found
 
 
-# ---- over HTTP
-
-
-def cpu_seconds(pid: int) -> float:
-    """Processor time that a process has used."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-async def health_times(port: int, until: asyncio.Event) -> list[float]:
-    """Seconds that /health takes, ten times a second."""
-
-    def once() -> float:
-        begin = time.perf_counter()
-        urllib.request.urlopen(f"http://{HOST}:{port}/health", timeout=30).read()
-        return time.perf_counter() - begin
-
-    times = []
-    while not until.is_set():
-        times.append(await asyncio.to_thread(once))
-        await asyncio.sleep(0.1)
-    return times
-
-
-async def over_http(args: argparse.Namespace, step_ms: float) -> dict[str, Any]:
-    """A front end whose engine is scripted: tokens per second of the front end's processor time."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port = probe.getsockname()[1]
-    command = [
-        sys.executable, "-m", "tailrace.cli", "serve", "--log-level", "warning", "--model", f"scripted:next:{step_ms}", "--host", HOST,
-        "--port", str(port), "--max-num-seqs", str(args.streams), "--max-num-batched-tokens", str(args.streams * 16),
-        "--threads", "1", "--num-blocks", str(args.streams * (args.http_tokens // 16 + 2)),
-    ]  # fmt: skip
-    server = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.DEVNULL)
-    try:
-        for _ in range(300):
-            if await asyncio.to_thread(is_ready, port):
-                break
-            await asyncio.sleep(0.1)
-        with Worker("bench.load", threads=1) as client:
-            question = {
-                "host": HOST, "port": port, "streams": args.streams, "output_tokens": args.http_tokens, "sampling": {"temperature": 0.0},
-                "prompts": [[100 + i % 50] for i in range(args.streams)],
-            }  # fmt: skip
-            await asyncio.to_thread(client.ask, question | {"output_tokens": 16})
-            done = asyncio.Event()
-            health = asyncio.create_task(health_times(port, done))
-            before = cpu_seconds(server.pid)
-            answer = await asyncio.to_thread(client.ask, question)
-            used = cpu_seconds(server.pid) - before
-            done.set()
-            latencies = await health
-    finally:
-        server.terminate()
-        await server.wait()
-    return {
-        "step ms": step_ms, "streams": args.streams, "tokens": answer["tokens"], "tok/s": answer["tokens"] / answer["wall_s"],
-        "tok/s per core of the front end": answer["tokens"] / used, "/health p99 ms": percentile(latencies, 99) * 1e3,
-    }  # fmt: skip
-
-
 def main(argv: list[str] | None = None) -> int:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(prog="tailrace bench egress", description=__doc__)
@@ -281,8 +172,8 @@ def main(argv: list[str] | None = None) -> int:
     print("\nevents of one stream, by its length")
     print(table(record["lengths"]))
     if args.http_tokens:
-        record["http"] = [asyncio.run(over_http(args, step_ms)) for step_ms in STEPS_MS]
-        print("\na whole front end over HTTP, scripted engine; step 0: as fast as it can, all cores taken")
+        record["http"] = over_http(args.streams, args.http_tokens, STOPS)
+        print("\nwhole front ends over HTTP, scripted engine; saturated: it steps as fast as it can, all cores taken")
         print(table(record["http"]))
     if args.json:
         write_json(args.json, record)

@@ -14,10 +14,12 @@ import pytest
 
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "tailrace"
 
-LEAVES = {"errors", "params", "config", "_cpu", "__version__"}
+LEAVES = {"errors", "ranges", "options", "params", "config", "_cpu", "__version__"}
 # room -> rooms it may know, besides LEAVES
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
+    "ranges": set(),
+    "options": set(),
     "params": set(),
     "config": set(),
     "kernels": set(),

@@ -6,6 +6,7 @@ section) over default. Nothing below this file reads a flag, the environment or 
 
 from __future__ import annotations
 
+import logging
 import os
 import tomllib
 from collections.abc import Mapping
@@ -78,18 +79,23 @@ class EngineConfig(Section, frozen=True):
 
 
 class ServerConfig(Section, frozen=True):
-    """The HTTP front end. `on_engine_death`: exit with an error, or start a new engine. Times are in seconds.
+    """The HTTP front ends, so many processes on one port. `on_engine_death`: exit with an error, or start a new engine. Times are in
+    seconds.
 
     model_defaults: sampling fields that a request leaves out come from the model's generation config, where it has some.
     api_keys, cors_origins: separated by commas; none: anybody may call, no other site's pages may.
+    log_requests: one line in the log per request that has ended.
     max_request_s: a request that takes longer ends with what it has; 0: none does. keep_alive_s: a stream that was silent for so long
     gets a comment. max_body_mib: of a request.
-    reasoning_parser, tool_parser: how the model marks what it thinks and the tools it calls (text/channels.py); auto looks at its
-    vocabulary and chat template, none leaves all of it in the content.
+    stream_buffer_kib: what may wait for a client that reads slowly. slow_readers: whether one for whom more waits is ended with what it
+    has ("cut"), or all of it kept, as far as the context goes ("keep").
+    reasoning_parser, tool_parser: how the model marks what it thinks and the tools it calls (text/channels.py, text/tools); auto looks
+    at its vocabulary and chat template, none leaves all of it in the content.
     """
 
     host: str = "127.0.0.1"
     port: Port = 8000
+    front_ends: Positive = 1
     on_engine_death: Literal["exit", "restart"] = "exit"
     start_timeout_s: Seconds = 600.0
     drain_timeout_s: Seconds = 30.0
@@ -100,8 +106,13 @@ class ServerConfig(Section, frozen=True):
     max_request_s: Amount = 0.0
     keep_alive_s: Seconds = 15.0
     max_body_mib: Positive = 16
+    stream_buffer_kib: Positive = 1024
+    slow_readers: Literal["cut", "keep"] = "cut"
+    log_requests: bool = True
     reasoning_parser: Literal["auto", "none", "think", "mistral", "seed"] = "auto"
-    tool_parser: Literal["auto", "none", "hermes"] = "auto"
+    tool_parser: Literal[
+        "auto", "none", "deepseek_v3", "glm4", "granite", "hermes", "kimi_k2", "llama3_json", "mistral", "pythonic", "qwen3_coder"
+    ] = "auto"  # fmt: skip
 
 
 class Config(Section, frozen=True):
@@ -160,3 +171,32 @@ def fields(section: str) -> tuple[str, ...]:
     return {
         "model": ModelConfig, "cache": CacheConfig, "scheduler": SchedulerConfig, "server": ServerConfig,
     }[section].__struct_fields__  # fmt: skip
+
+
+LOG_FORMATS = ("text", "json")
+
+
+def start_logging(level: str, form: str) -> None:
+    """Log to stderr, as lines of text or as one JSON object a line with what `extra` gives; Python's warnings then too.
+
+    Raises:
+        ConfigError: another form.
+    """
+    if form not in LOG_FORMATS:
+        raise ConfigError(f"the log's format must be one of {', '.join(LOG_FORMATS)}, got {form!r}")
+    formatter = logging.Formatter("%(levelname)s %(name)s: %(message)s")
+    if form == "json":
+        from pythonjsonlogger.core import RESERVED_ATTRS
+        from pythonjsonlogger.json import JsonFormatter
+
+        formatter = JsonFormatter(
+            ["levelname", "name", "message"],
+            rename_fields={"levelname": "level", "name": "logger", "exc_info": "exception", "stack_info": "stack"},
+            timestamp="time",
+            defaults={"time": None},  # so that it comes first
+            reserved_attrs=[*RESERVED_ATTRS, "color_message"],  # uvicorn's second copy of its message, for terminals
+        )
+        logging.captureWarnings(True)
+    handler = logging.StreamHandler()
+    handler.setFormatter(formatter)
+    logging.basicConfig(level=level.upper(), handlers=[handler])

@@ -1,4 +1,4 @@
-"""What one request asks of the sampler: a frozen record, its ranges and its neutral values.
+"""What one request asks of the sampler: a frozen record and its neutral values. The ranges are in ranges.py.
 
 Knows nothing of tensors, tokenizers or HTTP. Strings that must become token ids (bad words, sequence breakers) are turned into ids at the
 edge that has the tokenizer; stop strings and banned strings stay strings, because they are matched on text.
@@ -13,126 +13,23 @@ from typing import Any, Literal
 import msgspec
 
 from tailrace.errors import ParameterError
+from tailrace.options import RepetitionDetection, Stretch, ThinkingBudget, Watermark
+from tailrace.ranges import (
+    COMPANIONS,
+    MAX_BIAS,
+    MAX_CHARS,
+    MAX_ENTRIES,
+    NOT_GREEDY,
+    RANGES,
+    REFINEMENT_NAMES,
+    TRUNCATIONS,
+    check_entries,
+    check_range,
+)
 
 LogprobsMode = Literal["raw", "processed"]
 OutputKind = Literal["delta", "cumulative", "final"]
 Scope = Literal["prompt", "output", "both"]
-
-MAX_SEED = 2**63 - 1
-MIN_SEED = -(2**63)
-
-# field -> (low, high, low is allowed, high is allowed). A value outside is refused, never clamped.
-RANGES: dict[str, tuple[float, float, bool, bool]] = {
-    "temperature": (0.0, 1e6, True, True),
-    "dynatemp_range": (0.0, 1e6, True, True),
-    "dynatemp_exponent": (0.0, 100.0, False, True),
-    "smoothing_factor": (0.0, 1e6, True, True),
-    "smoothing_curve": (1.0, 3.0, True, True),
-    "top_k": (-1, 2**31 - 1, True, True),
-    "top_p": (0.0, 1.0, True, True),
-    "min_p": (0.0, 1.0, True, True),
-    "top_a": (0.0, 1.0, True, True),
-    "typical_p": (0.0, 1.0, True, True),
-    "tfs_z": (0.0, 1.0, True, True),
-    "epsilon_cutoff": (0.0, 1.0, True, False),
-    "eta_cutoff": (0.0, 1.0, True, False),
-    "top_n_sigma": (-1.0, 1e6, True, True),
-    "top_h": (0.0, 1.0, True, True),
-    "xtc_probability": (0.0, 1.0, True, True),
-    "xtc_threshold": (0.0, 0.5, False, True),
-    "mirostat": (0, 2, True, True),
-    "mirostat_tau": (0.0, 100.0, False, True),
-    "mirostat_eta": (0.0, 100.0, True, True),
-    "adaptive_target": (-1.0, 1.0, True, True),
-    "adaptive_decay": (0.0, 0.99, True, True),
-    "repetition_penalty": (1e-3, 1e3, True, True),
-    "presence_penalty": (-2.0, 2.0, True, True),
-    "frequency_penalty": (-2.0, 2.0, True, True),
-    "penalty_last_n": (-1, 2**31 - 1, True, True),
-    "dry_multiplier": (0.0, 1e6, True, True),
-    "dry_base": (1.0, 1e6, True, True),
-    "dry_allowed_length": (1, 2**31 - 1, True, True),
-    "dry_penalty_last_n": (-1, 2**31 - 1, True, True),
-    "no_repeat_ngram_size": (0, 2**31 - 1, True, True),
-    "min_tokens": (0, 2**31 - 1, True, True),
-    "max_tokens": (1, 2**31 - 1, True, True),
-    "logprobs": (0, 2**31 - 1, True, True),
-    "prompt_logprobs": (0, 2**31 - 1, True, True),
-    "n": (1, 1024, True, True),
-    "seed": (MIN_SEED, MAX_SEED, True, True),
-}
-
-# field -> entries it may have: bounded, so that nobody can flood the engine
-MAX_ENTRIES = {
-    "logit_bias": 65_536, "allowed_token_ids": 65_536, "bad_words": 1024, "sequence_bias": 1024, "stop": 128,
-    "stop_token_ids": 1024, "dry_sequence_breakers": 65_536, "banned_strings": 128, "forced_token_ids": 65_536,
-    "sampler_order": 32, "processors": 16,
-}  # fmt: skip
-MAX_CHARS = 1024  # of one stop string or banned string
-MAX_BIAS = 1e4  # |logit bias|; OpenAI's own range is -100 … 100, which the HTTP schema enforces
-
-# a knob → the one without which it has no effect: giving the first alone is refused
-COMPANIONS: dict[str, tuple[str, ...]] = {
-    "dynatemp_exponent": ("dynatemp_range",),
-    "smoothing_curve": ("smoothing_factor",),
-    "xtc_threshold": ("xtc_probability",),
-    "mirostat_tau": ("mirostat",),
-    "mirostat_eta": ("mirostat",),
-    "adaptive_decay": ("adaptive_target",),
-    "penalty_last_n": ("repetition_penalty", "presence_penalty", "frequency_penalty"),
-    "repetition_scope": ("repetition_penalty",),
-    "penalty_scope": ("presence_penalty", "frequency_penalty"),
-    "banned_ignore_case": ("banned_strings",),
-    "report_entropy": ("logprobs",),
-    "dry_base": ("dry_multiplier",),
-    "dry_allowed_length": ("dry_multiplier",),
-    "dry_penalty_last_n": ("dry_multiplier",),
-    "dry_sequence_breakers": ("dry_multiplier",),
-}
-
-# what mirostat replaces: asking for both is refused
-TRUNCATIONS = (
-    "top_k", "top_p", "min_p", "top_a", "typical_p", "tfs_z", "epsilon_cutoff", "eta_cutoff", "top_n_sigma", "top_h",
-    "xtc_probability", "adaptive_target",
-)  # fmt: skip
-
-# asked for on purpose, and without effect where the largest logit is taken: refused there. (Truncations are not: clients send them always.)
-NOT_GREEDY = ("dynatemp_range", "smoothing_factor", "mirostat", "xtc_probability", "adaptive_target")
-
-REFINEMENT_NAMES = (
-    "temperature", "dynatemp", "smoothing", "min_p", "top_k", "top_p", "top_a", "typical_p", "tfs_z", "epsilon_cutoff",
-    "eta_cutoff", "top_n_sigma", "top_h", "xtc", "mirostat", "adaptive_p", "synthid",
-)  # fmt: skip
-
-
-class Watermark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A watermark that the holder of `key` can detect later (sampling/watermark.py).
-
-    Attributes:
-        kind: "kgw": the green list of Kirchenbauer et al. (arXiv 2301.10226): a keyed share `gamma` of the vocabulary gets +`delta`.
-            "synthid": the two-candidate tournament of Dathathri et al. (Nature 634, 2024), which keeps the distribution on
-            average over contexts; where a context comes again, so do its favourites.
-        key: 64-bit secret. context: how many tokens before seed the choice. gamma: 0 < γ < 1. delta: 0 < δ ≤ 100.
-        depth: layers of the tournament, 1 … 64.
-    """
-
-    kind: Literal["kgw", "synthid"]
-    key: int
-    context: int = 4
-    gamma: float = 0.25
-    delta: float = 2.0
-    depth: int = 30
-
-    def __post_init__(self) -> None:
-        for name, low, high in (("key", MIN_SEED, MAX_SEED), ("context", 1, 64), ("depth", 1, 64)):
-            if isinstance(value := getattr(self, name), bool) or not isinstance(value, int) or not low <= value <= high:
-                raise ParameterError(
-                    f"watermark.{name} must be an integer in [{low}, {high}], got {value!r}", "watermark"
-                )
-        if not 0.0 < self.gamma < 1.0:
-            raise ParameterError(f"watermark.gamma must be a number in (0, 1), got {self.gamma!r}", "watermark")
-        if not 0.0 < self.delta <= 100.0:
-            raise ParameterError(f"watermark.delta must be a number in (0, 100], got {self.delta!r}", "watermark")
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -177,7 +74,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         sampler_order: refinements by name, in the order they are to run; those not named follow in the default order.
         seed: 64-bit key of the request's noise; None draws a fresh one at admission.
         stop: strings that end the sequence where they first appear in the text.
+        stop_regex: patterns that do; see text/patterns.py for what they may hold.
+        stop_outside: stretches of the text in which stop strings and patterns are not looked for.
         stop_token_ids: token ids that end the sequence.
+        repetition_detection: end a sequence that goes round in circles; None is off.
+        thinking: how long the model may think; None is as long as it likes.
         include_stop_str_in_output: keep the stop string (or the text of the stop token) in the text.
         logprobs: None is off; k reports the drawn token and the k likeliest.
         prompt_logprobs: the same of the prompt's tokens, always of the model's own logits.
@@ -240,7 +141,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     sampler_order: tuple[str, ...] = ()
     seed: int | None = None
     stop: tuple[str, ...] = ()
+    stop_regex: tuple[str, ...] = ()
+    stop_outside: tuple[Stretch, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
+    repetition_detection: RepetitionDetection | None = None
+    thinking: ThinkingBudget | None = None
     include_stop_str_in_output: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
@@ -261,7 +166,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         self._check_company()
 
     def _check_lists(self) -> None:
-        for name in ("stop", "banned_strings"):
+        for name in ("stop", "stop_regex", "banned_strings"):
             if any(not isinstance(s, str) or not s for s in getattr(self, name)):
                 raise ParameterError(f"{name} must hold non-empty strings", name)
             if any(len(s) > MAX_CHARS for s in getattr(self, name)):
@@ -311,9 +216,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         if self.banned_strings and (self.mirostat or not self.neutral("adaptive_target")):
             raise ParameterError("banned_strings can't be had with mirostat or adaptive_target, whose state can't be taken back",
                                  "banned_strings")  # fmt: skip
-        if self.banned_strings and self.forced_token_ids:
+        if self.banned_strings and (self.forced_token_ids or self.thinking):
+            other = "forced_token_ids" if self.forced_token_ids else "a thinking budget"
             raise ParameterError(
-                "banned_strings can't be had with forced_token_ids, which leave no choice", "banned_strings"
+                f"banned_strings can't be had with {other}: forced tokens leave no choice", "banned_strings"
             )
         if self.greedy:
             for name in NOT_GREEDY:
@@ -352,6 +258,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             "stop_token_ids": list(self.stop_token_ids),
             "bad_words": [token for word in self.bad_words for token in word],
             "forced_token_ids": list(self.forced_token_ids),
+            "thinking_token_budget": list(self.thinking.closing_token_ids if self.thinking else ()),
             "dry_sequence_breakers": list(self.dry_sequence_breakers),
         }
         for name, tokens in ids.items():
@@ -368,29 +275,3 @@ NEUTRAL: dict[str, Any] = {
     field.name: field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
     for field in msgspec.structs.fields(SamplingParams)
 }
-
-
-def check_entries(name: str, size: int, of: str | None = None) -> None:
-    """Raise ParameterError, naming `of` (the field where the entries come from), if there are more than MAX_ENTRIES[name]."""
-    if size > MAX_ENTRIES[name]:
-        field = of or name
-        raise ParameterError(
-            f"{field} must have at most {MAX_ENTRIES[name]} entries{' of text' if of else ''}, got {size}", field
-        )
-
-
-def check_range(name: str, value: float | int | None) -> None:
-    """Raise ParameterError unless `value` is a number inside RANGES[name]; None passes (the field is off)."""
-    if value is None:
-        return
-    low, high, low_in, high_in = RANGES[name]
-    whole = isinstance(low, int) and isinstance(high, int)
-    number = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
-    inside = number and not (isinstance(value, float) and math.isnan(value)) and (
-        (low <= value if low_in else low < value) and (value <= high if high_in else value < high)
-    )  # fmt: skip
-    if not inside:
-        opening, closing = "[" if low_in else "(", "]" if high_in else ")"
-        kind = "an integer" if whole else "a number"
-        shown = repr(value) if not isinstance(value, int) or abs(value) < 2**64 else "an integer of more than 64 bits"
-        raise ParameterError(f"{name} must be {kind} in {opening}{low:g}, {high:g}{closing}, got {shown}", name)

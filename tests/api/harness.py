@@ -20,7 +20,7 @@ from tailrace.api.serve import Server, uvicorn_config
 from tailrace.api.service import Service
 from tailrace.config import CacheConfig, EngineConfig, SchedulerConfig, ServerConfig
 from tailrace.engine.engine import Engine
-from tailrace.engine.stops import Spelling
+from tailrace.engine.spelling import Spelling
 from tailrace.errors import EngineDeadError
 from tailrace.runners.scripted import ScriptedRunner
 from tailrace.text.tokenizer import Tokenizer

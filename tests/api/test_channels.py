@@ -6,8 +6,12 @@ import json
 
 import pytest
 
-from api.harness import LocalClient, events, front_of, saying
+from api.harness import LocalClient, events, front_of, make_tokenizer, saying
+from tailrace.api.service import Service, chosen
 from tailrace.config import ServerConfig
+from tailrace.text.detokenize import detokenizer
+from tailrace.text.tokenizer import Tokenizer
+from tailrace.text.tools import TOOLS
 
 TOOL = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
@@ -51,19 +55,110 @@ async def test_all_of_it_as_content_if_asked_or_configured(tokenizer):
         assert (await both(front))[0]["message"]["content"] == "<think>a</think>b"
 
 
+def calls_of(streamed: list[dict]) -> list[dict]:
+    """The calls, put together from the stream as OpenAI's clients do; its shape is checked on the way."""
+    calls: list[dict] = []
+    for delta in [call for choice in streamed for call in choice["delta"].get("tool_calls", [])]:
+        if "id" in delta:
+            assert delta["index"] == len(calls)
+            assert delta["function"]["arguments"] == ""
+            calls.append({"id": delta["id"], "type": delta["type"], "function": dict(delta["function"])})
+        else:
+            assert (delta["index"], set(delta), set(delta["function"])) == (
+                len(calls) - 1,
+                {"index", "function"},
+                {"arguments"},
+            )
+            calls[-1]["function"]["arguments"] += delta["function"]["arguments"]
+    return calls
+
+
 async def test_tool_calls(tokenizer):
-    async with fronting(tokenizer, f"{CALL}{CALL}") as front:
+    async with fronting(tokenizer, f"{CALL}\n{CALL}") as front:
         whole, streamed = await both(front, tools=TOOL)
         assert (whole["finish_reason"], whole["message"]["content"]) == ("tool_calls", None)
         calls = whole["message"]["tool_calls"]
         assert [call["function"] for call in calls] == [{"name": "add", "arguments": '{"a": 1}'}] * 2
         assert len({call["id"] for call in calls}) == 2
-        deltas = [call for choice in streamed for call in choice["delta"].get("tool_calls", [])]
-        assert [call["index"] for call in deltas] == [0, 1]
-        assert all(
-            json.loads(call["function"]["arguments"]) == {"a": 1} and call["type"] == "function" for call in deltas
-        )
+        assert [call["function"] for call in calls_of(streamed)] == [call["function"] for call in calls]
         assert streamed[-1]["finish_reason"] == "tool_calls"
+
+
+async def test_arguments_are_streamed_as_they_come(tokenizer):
+    client = LocalClient(saying(CALL.encode()))
+    client.patient = True
+    async with front_of(client, tokenizer, CONFIG) as front:
+        streamed = (await both(front, tools=TOOL, logprobs=True, return_token_ids=True))[1]
+        deltas = [call for choice in streamed for call in choice["delta"].get("tool_calls", [])]
+        assert [call["function"]["arguments"] for call in deltas] == ["", *'{"a": 1}']
+        assert bytes([id for choice in streamed for id in choice["token_ids"]][:-1]) == CALL.encode()
+        assert sum(len((choice["logprobs"] or {"content": []})["content"]) for choice in streamed) == len(CALL) + 1
+
+
+FORMATS = {
+    "mistral": '[TOOL_CALLS]add[ARGS]{"a": 1}',
+    "llama3_json": '{"name": "add", "parameters": {"a": 1}}',
+    "pythonic": "[add(a=1)]",
+    "qwen3_coder": "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>",
+    "glm4": "<tool_call>add\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>",
+    "kimi_k2": (
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.add:0<|tool_call_argument_begin|>"
+        '{"a": 1}<|tool_call_end|><|tool_calls_section_end|>'
+    ),
+    "granite": '<|tool_call|>[{"name": "add", "arguments": {"a": 1}}]',
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+async def test_other_formats(tokenizer, name):
+    async with fronting(tokenizer, FORMATS[name], ServerConfig(tool_parser=name)) as front:
+        whole, streamed = await both(front, tools=TOOL, parallel_tool_calls=True, max_tokens=200)
+        message = whole["message"]
+        for calls in (message["tool_calls"], calls_of(streamed)):
+            [call] = calls
+            assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == ("add", {"a": 1})
+            assert name != "kimi_k2" or call["id"] == "functions.add:0"
+        assert (message["content"], whole["finish_reason"]) == (None, "tool_calls")
+        said = (await front.http.post("/v1/responses", json={
+            "input": "hi", "temperature": 0, "max_output_tokens": 200,
+            "tools": [{"type": "function", "name": "add", "parameters": {}}],
+        })).json()["output"]  # fmt: skip
+        assert [(item["type"], item["name"]) for item in said] == [("function_call", "add")]
+        assert name != "kimi_k2" or said[0]["call_id"] == "functions.add:0"
+
+
+async def test_the_schema_decides_what_bare_text_is(tokenizer):
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {"properties": {"a": {"type": "string"}}}}}]
+    async with fronting(tokenizer, FORMATS["qwen3_coder"], ServerConfig(tool_parser="qwen3_coder")) as front:
+        [call] = (await both(front, tools=tools, max_tokens=200))[0]["message"]["tool_calls"]
+        assert json.loads(call["function"]["arguments"]) == {"a": "1"}
+
+
+async def test_a_responses_calls_are_told_in_openais_order(tokenizer):
+    client = LocalClient(saying(f"So {CALL}{CALL[:-15]}".encode()))
+    client.patient = True
+    async with front_of(client, tokenizer, CONFIG) as front:
+        body = {"input": "hi", "temperature": 0, "stream": True, "tools": [{"type": "function", "name": "add"}]}
+        text = (await front.http.post("/v1/responses", json=body)).text
+    told = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
+    assert [event["sequence_number"] for event in told] == list(range(len(told)))
+    names = [event["type"].removeprefix("response.") for event in told]
+    call = ["output_item.added", "function_call_arguments.delta", "function_call_arguments.done", "output_item.done"]
+    order = [name for i, name in enumerate(names) if i == 0 or names[i - 1] != name]
+    assert order[order.index("content_part.done") :] == [
+        "content_part.done",
+        "output_item.done",
+        *call,
+        *call,
+        "completed",
+    ]
+    first, second = (
+        [event for event in told if event.get("output_index") == place and "delta" in event] for place in (1, 2)
+    )
+    assert ["".join(event["delta"] for event in events) for events in (first, second)] == ['{"a": 1}', '{"a": ']
+    done = [event["arguments"] for event in told if event["type"] == "response.function_call_arguments.done"]
+    assert done == ['{"a": 1}', '{"a": ']
+    assert [item["arguments"] for item in told[-1]["response"]["output"][1:]] == done
 
 
 @pytest.mark.parametrize("fields", [{}, {"tools": TOOL, "tool_choice": "none"}])
@@ -73,12 +168,20 @@ async def test_without_tools_there_are_no_calls(tokenizer, fields):
         assert (whole["finish_reason"], whole["message"]["content"]) == ("stop", CALL)
 
 
-async def test_case_22_a_call_cut_by_max_tokens_finishes_as_length(tokenizer):
+@pytest.mark.parametrize(
+    ("length", "arguments", "content"),
+    [(19, None, CALL[:19]), (25, "", None), (44, '{"a"', None), (55, '{"a": 1}', None), (60, '{"a": 1}', None)],
+)
+async def test_case_22_a_call_cut_by_max_tokens_finishes_as_length(tokenizer, length, arguments, content):
+    """What has been streamed stands; before the name is known it is content as it was written."""
     async with fronting(tokenizer, CALL) as front:
-        whole, streamed = await both(front, tools=TOOL, max_tokens=30)
+        whole, streamed = await both(front, tools=TOOL, max_tokens=length)
         assert whole["finish_reason"] == streamed[-1]["finish_reason"] == "length"
-        assert whole["message"]["content"] == CALL[:30] == "".join(c["delta"].get("content", "") for c in streamed)
-        assert "tool_calls" not in whole["message"]
+        message = whole["message"]
+        assert message["content"] == content
+        assert "".join(c["delta"].get("content", "") for c in streamed) == (content or "")
+        for calls in (message.get("tool_calls", []), calls_of(streamed)):
+            assert [c["function"]["arguments"] for c in calls] == ([] if arguments is None else [arguments])
 
 
 async def test_case_20_a_stop_counts_in_thinking_too(tokenizer):
@@ -86,3 +189,39 @@ async def test_case_20_a_stop_counts_in_thinking_too(tokenizer):
         whole, _ = await both(front, stop=["STOP"])
         assert (whole["finish_reason"], whole["stop_reason"]) == ("stop", "STOP")
         assert (whole["message"]["reasoning_content"], whole["message"]["content"]) == ("one ", "")
+
+
+TEMPLATES = {
+    "<tool_call>{{ name }}</tool_call>": "hermes",
+    "<tool_call><function={{ name }}></tool_call>": "qwen3_coder",
+    "<tool_call>{{ name }}<arg_key></tool_call>": "glm4",
+    "<tool_call></tool_call> <｜tool▁calls▁begin｜>": "deepseek_v3",
+    "<|tool_calls_section_begin|>": "kimi_k2",
+    "[TOOL_CALLS]": "mistral",
+    "<|tool_call|>": "granite",
+    "<|python_tag|>": "llama3_json",
+    'in the format {"name": function name, "parameters": dictionary of names}': "llama3_json",
+    "put it as [func_name1(params_name1=params_value1)]": "pythonic",
+    "{{ messages }}": None,
+    '{"name": "f"} [f(a=1)]': None,
+}
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_auto_chooses_by_what_the_template_writes(tokenizer, template):
+    writer = Tokenizer(tokenizer.backend, template)
+    name = TEMPLATES[template]
+    assert chosen("auto", TOOLS, lambda form: form.evidence, writer) is (None if name is None else TOOLS[name])
+    assert chosen("none", TOOLS, lambda form: form.evidence, writer) is None
+
+
+async def test_marks_that_are_special_tokens_are_seen(tmp_path):
+    """A vocabulary like Mistral's: the text would leave them out, and no call would ever be found."""
+    plain = make_tokenizer(tmp_path)
+    plain.backend.add_special_tokens(["[TOOL_CALLS]", "[ARGS]"])
+    tokenizer = Tokenizer(plain.backend)
+    front = Service(LocalClient(saying(b"")), tokenizer, ServerConfig(tool_parser="mistral"), "m", {})
+    ids = [tokenizer.backend.token_to_id(mark) for mark in ("<|im_start|>", "[TOOL_CALLS]", "[ARGS]")]
+    text = "".join(map(detokenizer(front.tokenizer, True).feed, ids))
+    assert (text, front.tokenizer.special_ids) == ("[TOOL_CALLS][ARGS]", {256, 257})
+    assert "".join(map(detokenizer(tokenizer, True).feed, ids)) == ""

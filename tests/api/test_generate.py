@@ -5,37 +5,17 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from api.harness import LocalClient, endless, front_of, saying
-from tailrace.api.generate import Generation, joined
+from tailrace.api.generate import Generation
 from tailrace.errors import NotReadyError
 from tailrace.params import SamplingParams
-from tailrace.wire.messages import Failed, Finished, TokenLogprobs, Tokens
+from tailrace.wire.messages import TokenLogprobs, Tokens
 
 
 def one(index: int, token: int, with_logprobs: bool) -> Tokens:
     entry = [TokenLogprobs(-float(token), 1, [], [])] if with_logprobs else None
     return Tokens("id", 1, index, [token], entry)
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 99)), min_size=1, max_size=20), st.booleans(), st.booleans()
-)
-def test_joining_keeps_every_sequences_tokens_and_its_end_behind_them(drawn, with_logprobs, ends):
-    events = [one(index, token, with_logprobs) for index, token in drawn]
-    indices = {index for index, _ in drawn}
-    if ends:
-        events += [Finished("id", 1, i, "stop") if i % 2 else Failed("id", 1, i, "c", "m") for i in indices]
-    out = list(joined(events))
-    assert len(out) == len(indices) * (1 + ends)
-    for index in indices:
-        first, *rest = [event for event in out if event.index == index]
-        wanted = [token for i, token in drawn if i == index]
-        assert first.token_ids == wanted
-        assert [e.logprob for e in first.logprobs or ()] == [-t for t in wanted] * with_logprobs
-        assert [type(event) for event in rest] == [Finished if index % 2 else Failed] * ends
 
 
 async def gathered(generation: Generation) -> list:

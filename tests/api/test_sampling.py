@@ -9,7 +9,8 @@ from tailrace.api.presets import PRESETS
 from tailrace.api.sampling import output_limit, sampling_params
 from tailrace.api.schema.completions import CompletionRequest
 from tailrace.errors import ContextLengthError, ParameterError
-from tailrace.params import SamplingParams, Watermark
+from tailrace.options import RepetitionDetection, Watermark
+from tailrace.params import SamplingParams
 
 # field → a value that is not its default
 EVERY = {
@@ -24,12 +25,14 @@ EVERY = {
     "no_repeat_ngram_size": 3, "sequence_bias": [["ab", 1.5], [[4, 5], -2.0]], "forced_token_ids": [9],
     "processors": {"mine": {"x": 1}}, "watermark": {"kind": "kgw", "key": 3}, "sampler_order": ["top_p", "temperature"],
     "report_entropy": True, "prompt_logprobs": 4, "banned_strings": ["bad"], "banned_ignore_case": True,
+    "stop_regex": "[0-9]+x", "repetition_detection": {"max_pattern_size": 4, "min_count": 3},
 }  # fmt: skip
 ARRIVES_AS = {
     "stop": ("a", "b"), "stop_token_ids": (1, 2), "allowed_token_ids": (5, 6), "logit_bias": {7: -3.5},
     "bad_words": ((110, 111), (32, 110, 111)), "dry_sequence_breakers": (97, 256), "forced_token_ids": (9,),
     "sequence_bias": (((32, 97, 98), 1.5), ((97, 98), 1.5), ((4, 5), -2.0)), "sampler_order": ("top_p", "temperature"),
-    "watermark": Watermark(kind="kgw", key=3), "banned_strings": ("bad",),
+    "watermark": Watermark(kind="kgw", key=3), "banned_strings": ("bad",), "stop_regex": ("[0-9]+x",),
+    "repetition_detection": RepetitionDetection(max_pattern_size=4, min_count=3),
 }  # fmt: skip
 
 

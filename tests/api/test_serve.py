@@ -2,131 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
 
 import httpx
 import pytest
 
-from api.harness import make_tokenizer
+from api.processes import ENDLESS, gone
 
 if sys.platform != "linux":
     pytest.skip("looks for processes in /proc", allow_module_level=True)
-
-MAIN = """
-import sys, msgspec
-from tailrace.api.serve import serve
-from tailrace.config import Config
-from tailrace.text.tokenizer import Tokenizer
-sys.exit(serve(msgspec.json.decode(sys.argv[1], type=Config), Tokenizer.load(sys.argv[2])))
-"""
-ENDLESS = {"prompt": [97], "allowed_token_ids": [97], "stream": True, "temperature": 0}  # 4095 tokens, 20 s
-
-
-class Process:
-    """A running server."""
-
-    def __init__(self, url: str, process: subprocess.Popen[bytes]) -> None:
-        self.url, self.process = url, process
-        self.http = httpx.Client(base_url=url, timeout=30)
-
-    def children(self) -> list[int]:
-        """Its engine (and nothing else)."""
-        pid = self.process.pid
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-    def health(self) -> int:
-        """HTTP status; 0 if nobody listens."""
-        try:
-            return self.http.get("/health").status_code
-        except httpx.TransportError:
-            return 0
-
-    def until(self, status: int, timeout_s: float = 60) -> None:
-        """Wait for a status of /health."""
-        until = time.monotonic() + timeout_s
-        while self.health() != status:
-            assert time.monotonic() < until, f"health never was {status}"
-            time.sleep(0.05)
-
-    def send(self, sig: int) -> None:
-        """A signal."""
-        self.process.send_signal(sig)
-
-    def stream(self) -> Reader:
-        """An endless answer that is being read."""
-        return Reader(self.url)
-
-
-class Reader(threading.Thread):
-    """Reads an endless answer; `events` with the time each came."""
-
-    def __init__(self, url: str) -> None:
-        super().__init__(daemon=True)
-        self._url = url
-        self.events: list[tuple[float, str]] = []
-        self.begun = threading.Event()
-        self.start()
-        assert self.begun.wait(20)
-
-    def run(self) -> None:
-        with httpx.stream("POST", f"{self._url}/v1/completions", json=ENDLESS, timeout=60) as answer:
-            assert answer.status_code == 200
-            for line in answer.iter_lines():
-                if line:
-                    self.events.append((time.monotonic(), line.removeprefix("data: ")))
-                    self.begun.set()
-
-    def last(self, timeout_s: float = 30) -> dict:
-        """The last event, after the stream has ended."""
-        self.join(timeout_s)
-        assert not self.is_alive()
-        return json.loads(self.events[-1][1])
-
-
-def gone(pid: int, timeout_s: float = 5) -> bool:
-    """The process ends within the time."""
-    until = time.monotonic() + timeout_s
-    while time.monotonic() < until:
-        with suppress(FileNotFoundError, ProcessLookupError):
-            if Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z":
-                time.sleep(0.02)
-                continue
-        return True
-    return False
-
-
-@pytest.fixture
-def launch(tmp_path, free_port):
-    """A function that runs a server: with launch(settings) as process."""
-    make_tokenizer(tmp_path)
-
-    @contextmanager
-    def run(port: int = 0, **server) -> Iterator[Process]:
-        port = port or free_port()
-        config = {
-            "model": {"model": "scripted:count:5", "name": "scripted"},
-            "cache": {"num_blocks": 2048},
-            "server": {"port": port} | server,
-        }
-        process = subprocess.Popen([sys.executable, "-c", MAIN, json.dumps(config), str(tmp_path)])
-        running = Process(f"http://127.0.0.1:{port}", process)
-        try:
-            yield running
-        finally:
-            running.http.close()
-            process.kill()
-            process.wait()
-
-    return run
 
 
 def test_drain_lets_finish_what_can_and_ends_the_rest(launch):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from engine.harness import VOCAB, Harness
 from tailrace.engine.banned import BannedText
-from tailrace.engine.stops import Spelling
+from tailrace.engine.spelling import Spelling
 from tailrace.errors import ParameterError
 from tailrace.params import SamplingParams
 from tailrace.runners.scripted import ScriptedRunner

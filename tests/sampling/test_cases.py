@@ -10,7 +10,8 @@ import torch
 
 from tailrace.errors import ParameterError
 from tailrace.kernels.status import EMPTY, INF, NAN, OK
-from tailrace.params import COMPANIONS, NEUTRAL, RANGES, SamplingParams
+from tailrace.params import NEUTRAL, SamplingParams
+from tailrace.ranges import COMPANIONS, RANGES
 from tailrace.sampling import Rows, Sampler, Slots, request_key
 from tailrace.sampling.reference import distribution
 
@@ -147,7 +148,7 @@ EFFECTS: dict[str, dict] = {
 # what changes the noise, the report, the end of a sequence or its text, or the number of sequences: tested where that is
 ELSEWHERE = {
     "n", "seed", "max_tokens", "logprobs", "prompt_logprobs", "logprobs_mode", "report_entropy", "stop", "stop_token_ids",
-    "ignore_eos", "banned_strings",
+    "stop_regex", "stop_outside", "repetition_detection", "thinking", "ignore_eos", "banned_strings",
     "include_stop_str_in_output", "skip_special_tokens", "output_kind", "processors", "watermark", "forced_token_ids",
     "mirostat_eta", "adaptive_decay", "banned_ignore_case",
 }  # fmt: skip

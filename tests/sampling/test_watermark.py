@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tailrace.params import SamplingParams, Watermark
+from tailrace.options import Watermark
+from tailrace.params import SamplingParams
 from tailrace.sampling import Rows, Sampler, Slots
 from tailrace.sampling.reference import distribution
 from tailrace.sampling.watermark import detect, green_list

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.text.channels import REASONING, TOOLS, Segment, Splitter, ToolCall, inside
+from tailrace.text.channels import REASONING, Segment, Splitter, inside
+from tailrace.text.tools import TOOLS, ToolCall
 
 THINK, HERMES = REASONING["think"], TOOLS["hermes"]
 CALL = '{"name": "add", "arguments": {"a": 1, "b": [2, "</x>"]}}'
@@ -18,13 +19,17 @@ PARTS = st.sampled_from(
 
 
 def joined(segments: list[Segment]) -> list[Segment]:
-    """Neighbours of one channel as one."""
+    """Neighbours of one channel as one, and the pieces of each call."""
     found: list[Segment] = []
     for segment in segments:
-        if found and segment.call is None and found[-1].call is None and found[-1].channel == segment.channel:
-            found[-1] = Segment(segment.channel, found[-1].text + segment.text)
-        else:
+        last = found[-1] if found else None
+        if last is None or last.channel != segment.channel or (segment.call is not None and segment.call.name):
             found.append(segment)
+        elif last.call is not None and segment.call is not None:
+            call = last.call._replace(arguments=last.call.arguments + segment.call.arguments)
+            found[-1] = Segment("tool", call=call)
+        else:
+            found[-1] = Segment(segment.channel, last.text + segment.text)
     return found
 
 
@@ -42,9 +47,10 @@ def test_any_chunking_says_the_same(parts, data, opened):
     assert split(pieces, opened) == split([text], opened) == split(list(text), opened)
 
 
-@given(st.lists(PARTS, max_size=12))
+@given(st.lists(PARTS.filter(lambda part: "tool_call" not in part), max_size=12))
 def test_no_character_is_lost(parts):
-    """Put back between its markers, the text is what it was, up to a marker that closed nothing more than its channel."""
+    """Put back between its markers, the text is what it was, up to a marker that closed nothing more than its channel. For tool calls
+    see test_tools.py."""
     text = "".join(parts)
     back, thinking = "", False
     for segment in split([text]):
@@ -53,7 +59,7 @@ def test_no_character_is_lost(parts):
         if segment.channel != "reasoning" and thinking:
             back += THINK[1]
         thinking = segment.channel == "reasoning"
-        back += segment.text if segment.call is None else HERMES[0] + CALL + HERMES[1]
+        back += segment.text
     for marker in THINK:  # an empty thought leaves no segment
         back, text = back.replace(marker, ""), text.replace(marker, "")
     assert back == text
@@ -82,8 +88,19 @@ def test_what_is_no_call_stays_text(broken):
     assert split([text]) == [Segment("content", text)]
 
 
-def test_a_call_that_is_cut_off_is_text():
+def test_a_call_that_is_cut_off_before_its_name_is_text():
     assert split(['<tool_call>{"na']) == [Segment("content", '<tool_call>{"na')]
+
+
+def test_white_space_between_calls_is_nobodys_and_before_text_the_texts():
+    call = f"<tool_call>{CALL}</tool_call>"
+    written = ToolCall(0, "add", '{"a": 1, "b": [2, "</x>"]}')
+    one, two = (Segment("tool", call=written._replace(place=place)) for place in (0, 1))
+    assert split([f"{call}\n\n{call}\n"]) == [one, two]
+    assert split([f"{call}\n<tool_call>?{call}\n."]) == [
+        one, Segment("content", "\n<tool_call>?"), two, Segment("content", "\n."),
+    ]  # fmt: skip
+    assert split([f"{call} <think>"]) == [one, Segment("content", " ")]
 
 
 def test_held_back_is_only_what_may_become_a_marker():

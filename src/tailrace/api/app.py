@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tailrace.api.disconnect import end
 from tailrace.api.guard import ApiKeys
+from tailrace.api.observe import start_tracing
 from tailrace.api.openapi import openapi
 from tailrace.api.problems import HANDLERS
 from tailrace.api.respond import REQUEST_ID, id_of_headers
@@ -58,10 +60,12 @@ def create_app(
     config: ServerConfig,
     model_name: str,
     defaults: Mapping[str, float | int] | None = None,
+    listens_when_ready: bool = False,
 ) -> Starlette:
     """The application. Its lifespan starts the client and closes it.
 
-    It listens while the engine still starts: until then /health says so and requests get a 503.
+    It listens while the engine still starts: until then /health says so and requests get a 503. With `listens_when_ready` its lifespan
+    begins when the engine is ready.
 
     Args:
         client: not started. model_name: the one name that requests may give. defaults: sampling fields of the model.
@@ -70,12 +74,17 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        service.observer.tracing = start_tracing(os.environ)
         running = asyncio.create_task(service.supervisor.run())
+        if listens_when_ready:
+            await service.supervisor.settled.wait()
         try:
             yield
         finally:
             await end(running)
+            await service.others_gone()
             await client.close()
+            await service.observer.close()
 
     app = Starlette(
         routes=[Route(path, endpoint, methods=[method]) for method, path, endpoint in ROUTES],

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from tailrace.api import problems
+from tailrace.api.observe import UNKNOWN, Origin
+from tailrace.api.schema.common import PromptTokensDetails, Usage
 from tailrace.errors import EngineError, RequestError, TailraceError
 from tailrace.params import SamplingParams
 from tailrace.wire.messages import Failed, TokenLogprobs, Tokens
@@ -105,9 +107,16 @@ class BeamRequest:
     """One beam search through the engine. `abort` and `fail` may be called at any time."""
 
     def __init__(
-        self, service: Service, id: str, prompt: list[int], params: SamplingParams, search: BeamSearch
+        self,
+        service: Service,
+        id: str,
+        prompt: list[int],
+        params: SamplingParams,
+        search: BeamSearch,
+        origin: Origin = UNKNOWN,
     ) -> None:
-        self.id, self._service, self._prompt, self._search = id, service, prompt, search
+        self.id, self._service, self._prompt, self._search, self._n = id, service, prompt, search, params.n
+        self._record = service.observer.begin(origin, id, self.name, params)
         # the engine's part: one token, and what else could have come, of the edited logits
         self._params = msgspec.structs.replace(
             params, n=1, temperature=0.0, max_tokens=1, min_tokens=0, logprobs=search.candidates, logprobs_mode="processed", ignore_eos=True
@@ -120,6 +129,12 @@ class BeamRequest:
     def name(self) -> str:
         """The request's own id."""
         return self.id.removeprefix("cmpl-")
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens of the prompt, and of the answer as far as it is known."""
+        prompt, completion = len(self._prompt), sum(len(beam.tokens) for beam in self._search.best(self._n))
+        return Usage(prompt, completion, prompt + completion, PromptTokensDetails())
 
     async def run(self) -> None:
         """Feed the search until it is done.
@@ -134,10 +149,17 @@ class BeamRequest:
                 if self._aborted:
                     raise self._failure or EngineError("the request was aborted")
                 entries = await asyncio.gather(*(self._one(beam) for beam in self._search.running))
+                self._record.first_token()
                 self._search.step([list(zip(e.top_ids, e.top_logprobs, strict=True)) for e in entries])
+            for place, beam in enumerate(self._search.best(self._n)):
+                self._record.finished(place, beam.reason)
+        except Exception as error:
+            self._record.interrupted(None, error)
+            raise
         finally:
             self.abort("closed")
             self._service.live.discard(self)
+            self._record.end(self.usage)
 
     def cut(self, cause: str) -> None:
         """A search has nothing to show before its end."""
@@ -146,6 +168,8 @@ class BeamRequest:
     def abort(self, cause: str) -> None:
         """End whatever is open. Idempotent."""
         self._aborted = True
+        if not self._search.done:
+            self._record.interrupted(cause)
         for stream in self._streams:
             stream.abort(cause)
         self._streams.clear()
@@ -153,6 +177,8 @@ class BeamRequest:
     def fail(self, error: TailraceError, cause: str) -> None:
         """End whatever is open; `run` then raises the error."""
         self._failure = error
+        if not self._search.done:
+            self._record.interrupted(cause, error)
         self.abort(cause)
 
     async def _one(self, beam: Beam) -> TokenLogprobs:

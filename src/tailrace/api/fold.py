@@ -10,9 +10,37 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from tailrace.api.schema.chat import AnswerMessage, AnswerToolCall, ChatChoice, ChatChunk, ChatCompletion, ChatLogprobs
+from tailrace.api.schema.chat import (
+    AnswerMessage,
+    AnswerToolCall,
+    ChatChoice,
+    ChatChunk,
+    ChatCompletion,
+    ChatLogprobs,
+    FunctionCall,
+    ToolCallDelta,
+)
 from tailrace.api.schema.common import PromptLogprobEntries, Usage
 from tailrace.api.schema.completions import Completion, CompletionChoice, CompletionLogprobs
+
+
+@dataclass(slots=True)
+class GatheredCall:
+    """One tool call so far."""
+
+    id: str = ""
+    name: str = ""
+    arguments: list[str] = field(default_factory=list)
+
+    def add(self, delta: ToolCallDelta) -> None:
+        """Its id and name come once."""
+        self.id = delta.id or self.id
+        self.name = delta.function.name or self.name
+        self.arguments.append(delta.function.arguments)
+
+    def whole(self) -> AnswerToolCall:
+        """As the answer has it."""
+        return AnswerToolCall(self.id, FunctionCall(self.name, "".join(self.arguments)))
 
 
 @dataclass(slots=True)
@@ -21,7 +49,7 @@ class Gathered:
 
     text: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
-    tool_calls: list[AnswerToolCall] = field(default_factory=list)
+    tool_calls: dict[int, GatheredCall] = field(default_factory=dict)
     chat_logprobs: list[msgspec.Raw] | None = None
     logprobs: CompletionLogprobs | None = None
     finish_reason: str | None = None
@@ -60,7 +88,8 @@ async def fold_chat(chunks: AsyncGenerator[ChatChunk, None]) -> ChatCompletion:
                 so_far = choices.setdefault(choice.index, Gathered())
                 so_far.text.append(choice.delta.content or "")
                 so_far.reasoning.append(choice.delta.reasoning_content or "")
-                so_far.tool_calls += [AnswerToolCall(call.id, call.function) for call in choice.delta.tool_calls or ()]
+                for call in choice.delta.tool_calls or ():
+                    so_far.tool_calls.setdefault(call.index, GatheredCall()).add(call)
                 if choice.logprobs is not None:
                     so_far.chat_logprobs = (so_far.chat_logprobs or []) + choice.logprobs.content
                 so_far.end(choice.finish_reason, choice.stop_reason)
@@ -80,7 +109,7 @@ def _chat_choice(index: int, whole: Gathered) -> ChatChoice:
         message=AnswerMessage(
             "".join(whole.text) or (None if whole.tool_calls else ""),
             reasoning_content="".join(whole.reasoning) or UNSET,
-            tool_calls=whole.tool_calls or UNSET,
+            tool_calls=[whole.tool_calls[index].whole() for index in sorted(whole.tool_calls)] or UNSET,
         ),
         logprobs=None if whole.chat_logprobs is None else ChatLogprobs(whole.chat_logprobs),
         finish_reason=whole.finish_reason,

@@ -9,11 +9,12 @@ import asyncio
 import contextlib
 import re
 import time
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import TYPE_CHECKING
 
 from tailrace.api import problems
 from tailrace.api.merge import merge
+from tailrace.api.observe import UNKNOWN, Origin, Record
 from tailrace.api.schema.common import PromptTokensDetails, Usage
 from tailrace.errors import EngineError, TailraceError
 from tailrace.params import SamplingParams
@@ -25,11 +26,15 @@ if TYPE_CHECKING:
     from tailrace.wire.aio import AsyncStream
 
 
+SLOW_AFTER_S = 1.0  # a client that takes longer for a piece of a stream keeps it waiting
+
+
 class Generation:
     """Iterate `deltas` once. `abort`, `fail` and `cut` may be called at any time, by anybody.
 
     Args:
         deadline_s: seconds after which it is cut; the server's own limit may come before.
+        origin: for the record of it.
     """
 
     def __init__(
@@ -40,6 +45,7 @@ class Generation:
         params: SamplingParams,
         priority: int = 0,
         deadline_s: float | None = None,
+        origin: Origin = UNKNOWN,
     ) -> None:
         self.id, self.prompts, self.params = id, prompts, params
         self._service, self._metrics = service, service.metrics
@@ -52,7 +58,9 @@ class Generation:
         self._open = 0
         self._failure: TailraceError | None = None
         self._cut: str | None = None
+        self._handed_s: float | None = None  # since when whoever reads the deltas is busy with one
         self._deadline_s = deadline_s
+        self._record = service.observer.begin(origin, id, self.name, params)
 
     @property
     def name(self) -> str:
@@ -86,35 +94,46 @@ class Generation:
         try:
             for prompt in self.prompts:
                 stream = service.client.submit(prompt, self.params, id=self.id, priority=self._priority)
+                stream.bound(service.config.stream_buffer_kib << 10, self._backlog)
                 self._streams.append(stream)
                 self._texts += [TextStream(service.tokenizer, self.params, eos) for _ in range(n)]
             self._open = len(self._texts)
             async with contextlib.aclosing(merge([self._of_prompt(p) for p in range(len(self.prompts))])) as merged:
                 async for choice, delta in merged:
+                    self._handed_s = time.perf_counter()
                     yield choice, delta
+                    self._handed_s = None
             self._metrics.e2e_latency.observe(time.perf_counter() - self._arrival_s)
         except TailraceError as error:
             self._metrics.failed.labels(error.code).inc()
+            self._record.interrupted(None, error)
             self.abort("failed")
+            raise
+        except Exception as error:  # a bug of ours
+            self._record.interrupted(None, error)
             raise
         finally:
             if timer is not None:
                 timer.cancel()
             self.abort("closed")
             service.live.discard(self)
+            self._record.end(self.usage)
 
     def cut(self, cause: str) -> None:
-        """End whatever is still open as it is: its finish reason is "abort", its stop reason the cause. Idempotent."""
+        """End whatever is still open as it is, with all that has arrived: its finish reason is "abort", its stop reason the cause.
+        Idempotent."""
         if self._open and self._cut is None:
             self._cut = cause
+            self._record.interrupted(cause)
             self._metrics.aborted.labels(cause).inc()
             for stream in self._streams:
-                stream.abort(cause)
+                stream.abort(cause, keep=True)
 
     def abort(self, cause: str) -> None:
         """End whatever is still open; nothing more comes. Idempotent."""
         if self._open:
             self._open = 0
+            self._record.interrupted(cause)
             self._metrics.aborted.labels(cause).inc()
             for stream in self._streams:
                 stream.abort(cause)
@@ -122,22 +141,32 @@ class Generation:
     def fail(self, error: TailraceError, cause: str) -> None:
         """End whatever is still open; `deltas` then raises the error."""
         self._failure = error
+        if self._open:
+            self._record.interrupted(cause, error)
         self.abort(cause)
+
+    def _backlog(self) -> None:
+        """More waits to be read than may. If it waits for us, we hurry; if for the client, it is cut."""
+        slow = self._handed_s is not None and time.perf_counter() - self._handed_s > SLOW_AFTER_S
+        if slow and self._service.config.slow_readers == "cut":
+            self.cut("slow reader")
 
     async def _of_prompt(self, p: int) -> AsyncGenerator[tuple[int, Delta], None]:
         n, stream = self.params.n, self._streams[p]
         open_ = set(range(n))
-        clock = TokenClock(self._service, self._arrival_s)
+        clock = TokenClock(self._service, self._arrival_s, self._record)
         async with stream:
             async for events in stream:
-                for event in joined(self._without_scores(p, events)):
+                for event in self._without_scores(p, events):
                     if isinstance(event, Tokens):
                         self._cached[p] = max(self._cached[p], event.cached_tokens)
+                        clock.admitted(event.queued_s)
                     if event.index not in open_:  # its text ended before the engine knew
                         continue
                     delta = self._delta(p, event, clock)
                     if delta.finish_reason is not None:
                         self._metrics.finished.labels(delta.finish_reason).inc()
+                        self._record.finished(p * n + event.index, delta.finish_reason)
                         open_.discard(event.index)
                         self._open -= 1
                         if isinstance(event, Tokens) and stream.abort_sequence(
@@ -149,8 +178,9 @@ class Generation:
             for index in sorted(open_):
                 text = self._texts[p * n + index]
                 self._metrics.finished.labels("abort").inc()
+                self._record.finished(p * n + index, "abort")
                 self._open -= 1
-                yield p * n + index, text.flush("abort")._replace(stop_reason=self._cut)
+                yield p * n + index, text.flush("abort", cause=self._cut)
         elif open_:
             raise self._failure or EngineError("the engine's stream ended before its sequences did")
 
@@ -170,7 +200,7 @@ class Generation:
                 clock.tick(event.index, len(event.token_ids))
                 return text.feed(event.token_ids, event.logprobs)
             case Finished():
-                return text.flush(event.reason, event.stop_token_id)
+                return text.flush(event.reason, event.stop_token_id, event.cause)
             case Failed():
                 raise problems.of_failed(event)
             case PromptLogprobs():
@@ -180,46 +210,24 @@ class Generation:
 class TokenClock:
     """Time to first token and inter-token latency of one prompt's sequences."""
 
-    def __init__(self, service: Service, arrival_s: float) -> None:
+    def __init__(self, service: Service, arrival_s: float, record: Record) -> None:
         self._metrics = service.metrics
-        self._arrival_s = arrival_s
+        self._arrival_s, self._record = arrival_s, record
         self._last_s: dict[int, float] = {}  # per sequence
+
+    def admitted(self, queued_s: float) -> None:
+        """The prompt waited so long for a slot; counted with its first token."""
+        if not self._last_s:
+            self._metrics.queue_time.observe(queued_s)
 
     def tick(self, index: int, num_tokens: int) -> None:
         """So many tokens of sequence `index` have come just now."""
         now_s = time.perf_counter()
         if not self._last_s:
             self._metrics.time_to_first_token.observe(now_s - self._arrival_s)
+            self._record.first_token()
         last_s = self._last_s.get(index)
         if last_s is not None:
             for _ in range(num_tokens):
                 self._metrics.inter_token_latency.observe((now_s - last_s) / num_tokens)
         self._last_s[index] = now_s
-
-
-def joined(events: list[SequenceEvent]) -> Iterator[SequenceEvent]:
-    """The events with each sequence's tokens in one: a slow reader gets larger pieces, not more of them.
-
-    The order within each sequence is kept.
-    """
-    if len(events) == 1:
-        yield events[0]
-        return
-    by_sequence: dict[int, list[SequenceEvent]] = {}
-    for event in events:
-        by_sequence.setdefault(event.index, []).append(event)
-    for several in by_sequence.values():
-        tokens = [event for event in several if isinstance(event, Tokens)]
-        if tokens:
-            yield concatenated(tokens)
-        yield from (event for event in several if not isinstance(event, Tokens))  # terminal, so behind all tokens
-
-
-def concatenated(several: list[Tokens]) -> Tokens:
-    """One message with the tokens of all."""
-    first = several[0]
-    if len(several) == 1:
-        return first
-    ids = [token for event in several for token in event.token_ids]
-    logprobs = None if first.logprobs is None else [entry for event in several for entry in event.logprobs or ()]
-    return Tokens(first.id, first.epoch, first.index, ids, logprobs, first.cached_tokens)

@@ -4,38 +4,19 @@ load and cache come from the engine's own counters, about a second old.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from tailrace.wire.messages import Stats
 
 FIRST_TOKEN_S = (
-    0.001,
-    0.005,
-    0.01,
-    0.02,
-    0.04,
-    0.06,
-    0.08,
-    0.1,
-    0.25,
-    0.5,
-    0.75,
-    1,
-    2.5,
-    5,
-    7.5,
-    10,
-    20,
-    40,
-    80,
-    160,
-    640,
-)
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640,
+)  # fmt: skip
 BETWEEN_TOKENS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10)
 END_TO_END_S = (0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960)
 
@@ -44,8 +25,9 @@ class Metrics:
     """Counters and histograms that the front end keeps; `expose` writes them and the engine's as Prometheus' text."""
 
     def __init__(self, stats: Callable[[], Stats], ready: Callable[[], bool], wasted: Callable[[], int]) -> None:
+        self._engine = EngineCollector(stats, ready)
         self._registry = CollectorRegistry()
-        self._registry.register(EngineCollector(stats, ready, wasted))
+        self._registry.register(Wasted(wasted))
         self.time_to_first_token = Histogram(
             "tailrace_time_to_first_token_seconds", "From the request's arrival to its first token, per prompt.",
             buckets=FIRST_TOKEN_S, registry=self._registry,
@@ -54,6 +36,10 @@ class Metrics:
             "tailrace_inter_token_latency_seconds",
             "Between two tokens of a sequence; tokens of one event share the gap.",
             buckets=BETWEEN_TOKENS_S, registry=self._registry,
+        )  # fmt: skip
+        self.queue_time = Histogram(
+            "tailrace_request_queue_time_seconds", "From a prompt's arrival at the engine until it was given a slot.",
+            buckets=FIRST_TOKEN_S, registry=self._registry,
         )  # fmt: skip
         self.e2e_latency = Histogram(
             "tailrace_e2e_request_latency_seconds", "From the request's arrival to its last token.",
@@ -72,16 +58,61 @@ class Metrics:
             registry=self._registry,
         )  # fmt: skip
 
-    def expose(self) -> bytes:
-        """All of them as text."""
+    def own(self) -> bytes:
+        """What this front end has counted, as text."""
         return generate_latest(self._registry)
+
+    def expose(self, counted: Sequence[bytes] = ()) -> bytes:
+        """What the engine and the front ends have counted, as text. counted: what each front end's `own` says; none: this one's."""
+        whole = CollectorRegistry()
+        whole.register(self._engine)
+        whole.register(Sum(counted or [self.own()]))
+        return generate_latest(whole)
+
+
+class Sum(Collector):
+    """Counters and histograms of several front ends, added up."""
+
+    def __init__(self, counted: Sequence[bytes]) -> None:
+        self._counted = counted
+
+    def collect(self) -> Iterator[Metric]:
+        """Each family once."""
+        families: dict[str, Metric] = {}
+        totals: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
+        for text in self._counted:
+            for family in text_string_to_metric_families(text.decode()):
+                families.setdefault(family.name, family)
+                for sample in family.samples:
+                    name = (sample.name, frozenset(sample.labels.items()))
+                    if name not in totals and family is not families[family.name]:
+                        families[family.name].samples.append(sample)
+                    # when it was created is a time: the earliest counts
+                    add = min if sample.name.endswith("_created") else float.__add__
+                    totals[name] = add(totals[name], sample.value) if name in totals else sample.value
+        yield GaugeMetricFamily("tailrace_front_ends", "Front ends that have been counted.", value=len(self._counted))
+        for family in families.values():
+            family.samples = [s._replace(value=totals[s.name, frozenset(s.labels.items())]) for s in family.samples]
+            yield family
+
+
+class Wasted(Collector):
+    """Tokens drawn in vain."""
+
+    def __init__(self, wasted: Callable[[], int]) -> None:
+        self._wasted = wasted
+
+    def collect(self) -> Iterator[Metric]:
+        """The count."""
+        text = "Tokens drawn after a stop that only the front end could find."
+        yield CounterMetricFamily("tailrace_wasted_tokens", text, value=self._wasted())
 
 
 class EngineCollector(Collector):
     """The engine's gauges and counters, read when asked. A restarted engine's counters begin at 0 again."""
 
-    def __init__(self, stats: Callable[[], Stats], ready: Callable[[], bool], wasted: Callable[[], int]) -> None:
-        self._stats, self._ready, self._wasted = stats, ready, wasted
+    def __init__(self, stats: Callable[[], Stats], ready: Callable[[], bool]) -> None:
+        self._stats, self._ready = stats, ready
 
     def describe(self) -> list[Metric]:
         """Nothing to check for duplicates before the first scrape."""
@@ -105,14 +136,15 @@ class EngineCollector(Collector):
             ("tailrace_generation_tokens", "Tokens generated.", stats.generated_tokens),
             ("tailrace_num_preemptions", "Sequences that had to give back their blocks.", stats.preemptions),
             ("tailrace_num_rewinds", "Times a sequence backed up because a banned string was complete.", stats.rewinds),
-            (
-                "tailrace_wasted_tokens",
-                "Tokens drawn after a stop string that only the front end could find.",
-                self._wasted(),
-            ),
             ("tailrace_engine_steps", "Steps of the engine.", stats.steps),
         ):
             yield CounterMetricFamily(name, text, value=value)
+        bad = CounterMetricFamily(
+            "tailrace_bad_logits_rows", "Rows of logits that could not be sampled from.", labels=["status"]
+        )
+        for status, count in stats.bad_rows.items():
+            bad.add_metric([status], count)
+        yield bad
         parts = CounterMetricFamily(
             "tailrace_engine_step_seconds", "Time spent in each part of the step.", labels=["part"]
         )

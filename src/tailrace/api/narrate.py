@@ -8,6 +8,7 @@ from uuid import uuid4
 
 from tailrace.api.schema.responses import Event, Incomplete, OutputItem, OutputPart, ResponseObject, ResponseUsage
 from tailrace.text.channels import Segment
+from tailrace.text.tools import ToolCall
 
 # channel → (type of item, its id's prefix, type of its part, the events of its text)
 KINDS = {
@@ -35,21 +36,7 @@ class Narrator:
     def add(self, segment: Segment) -> Iterator[Event]:
         """More text, or a tool call."""
         if segment.call is not None:
-            yield from self._close()
-            call = segment.call
-            item = OutputItem(
-                f"fc_{uuid4().hex}",
-                "function_call",
-                "in_progress",
-                call_id=f"call_{uuid4().hex[:24]}",
-                name=call.name,
-                arguments="",
-            )
-            yield from self._open(item)
-            yield self._event("response.function_call_arguments.delta", **self._place(), delta=call.arguments)
-            yield self._event("response.function_call_arguments.done", **self._place(), arguments=call.arguments)
-            item.arguments, item.status = call.arguments, "completed"
-            yield self._event("response.output_item.done", output_index=self._at, item=item)
+            yield from self._call(segment.call)
             return
         kind, prefix, part, events = KINDS[segment.channel]
         if self._channel != segment.channel:
@@ -94,8 +81,30 @@ class Narrator:
         self.response.output.append(item)
         yield self._event("response.output_item.added", output_index=self._at, item=item)
 
+    def _call(self, call: ToolCall) -> Iterator[Event]:
+        if call.name:
+            yield from self._close()
+            id, call_id = f"fc_{uuid4().hex}", call.id or f"call_{uuid4().hex[:24]}"
+            item = OutputItem(id, "function_call", "in_progress", call_id=call_id, name=call.name, arguments="")
+            yield from self._open(item)
+            self._channel = "tool"
+        if call.arguments:
+            self._text.append(call.arguments)
+            yield self._event("response.function_call_arguments.delta", **self._place(), delta=call.arguments)
+
+    def _close_call(self, status: str) -> Iterator[Event]:
+        item, arguments = self.response.output[-1], "".join(self._text)
+        yield self._event("response.function_call_arguments.done", **self._place(), arguments=arguments)
+        item.arguments, item.status = arguments, status
+        yield self._event("response.output_item.done", output_index=self._at, item=item)
+        self._channel = ""
+        self._text = []
+
     def _close(self, status: str = "completed") -> Iterator[Event]:
         if not self._channel:
+            return
+        if self._channel == "tool":
+            yield from self._close_call(status)
             return
         _, _, kind, events = KINDS[self._channel]
         item, text = self.response.output[-1], "".join(self._text)

@@ -18,7 +18,7 @@ from tailrace.api.schema.models import ModelCard, ModelList
 from tailrace.api.schema.requests import Cancelled
 from tailrace.api.schema.responses import Deleted, ResponseObject, ResponsesRequest
 from tailrace.api.schema.tokenize import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
-from tailrace.params import RANGES
+from tailrace.ranges import RANGES
 
 REF = "#/components/schemas/{name}"
 

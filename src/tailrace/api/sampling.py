@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 from tailrace.api.presets import PRESETS
 from tailrace.api.schema.common import MAX_TOKEN_ID, GenerateRequest
 from tailrace.errors import ContextLengthError, ParameterError
-from tailrace.params import TRUNCATIONS, SamplingParams, check_entries, check_range
+from tailrace.params import SamplingParams
+from tailrace.ranges import TRUNCATIONS, check_entries, check_range
+from tailrace.text.stops import matcher
 
 if TYPE_CHECKING:
     from tailrace.text.tokenizer import Tokenizer
@@ -29,7 +31,8 @@ SAME = (
     "top_n_sigma", "top_h", "xtc_probability", "xtc_threshold", "mirostat", "mirostat_tau", "mirostat_eta", "adaptive_target",
     "adaptive_decay", "repetition_penalty", "penalty_last_n", "repetition_scope", "penalty_scope", "dry_multiplier", "dry_base",
     "dry_allowed_length", "dry_penalty_last_n", "no_repeat_ngram_size", "banned_ignore_case", "processors", "watermark",
-    "prompt_logprobs", "min_tokens", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "logprobs_mode", "report_entropy",
+    "prompt_logprobs", "repetition_detection", "min_tokens", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens",
+    "logprobs_mode", "report_entropy",
 )  # fmt: skip
 LISTS = ("banned_strings", "forced_token_ids", "sampler_order", "stop_token_ids")  # the same, as tuples
 DRY_BREAKERS = ("\n", ":", '"', "*")  # what every implementation has by default
@@ -54,20 +57,27 @@ def sampling_params(
     given: dict[str, Any] = {name: value for name in SAME if (value := getattr(request, name)) is not None}
     given |= {name: tuple(value) for name in LISTS if (value := getattr(request, name)) is not None}
     given = starting_point(request.preset, defaults, given) | given
-    stop = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
     allowed = request.allowed_token_ids
     biases, sequences = logit_bias(request.logit_bias or {}, tokenizer)
-    return SamplingParams(
+    params = SamplingParams(
         **given,
         max_tokens=max_tokens,
         logprobs=logprobs,
-        stop=stop,
+        stop=several(request.stop),
+        stop_regex=several(request.stop_regex),
         allowed_token_ids=None if allowed is None else tuple(allowed),
         logit_bias=biases,
         sequence_bias=sequences + sequence_bias(request.sequence_bias or (), tokenizer),
         bad_words=bad_words(request.bad_words or (), tokenizer),
         dry_sequence_breakers=breakers(request, tokenizer, bool(given.get("dry_multiplier"))),
     )
+    matcher(params)  # a pattern that can't be served says so
+    return params
+
+
+def several(words: str | list[str] | None) -> tuple[str, ...]:
+    """One, some or none."""
+    return (words,) if isinstance(words, str) else tuple(words or ())
 
 
 def starting_point(preset: str | None, defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

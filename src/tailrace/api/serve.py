@@ -11,19 +11,24 @@ import asyncio
 import gc
 import logging
 import math
+import os
 import signal
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
+import msgspec
 import uvicorn
 
 from tailrace.api.app import create_app
 from tailrace.api.disconnect import end
 from tailrace.api.service import Service
+from tailrace.api.siblings import Siblings, Start
 from tailrace.config import Config, ServerConfig
 from tailrace.wire.aio import AsyncClient
+from tailrace.wire.attach import Newsreader
 
 if TYPE_CHECKING:
     from tailrace.text.tokenizer import Tokenizer
@@ -34,23 +39,48 @@ LAST_WORDS_S = 5  # beyond the drain: for error events to reach their clients
 KEEP_ALIVE_S = 75  # longer than the idle time of common proxies, so that they close first
 
 
-def serve(config: Config, tokenizer: Tokenizer, defaults: Mapping[str, float | int] | None = None) -> int:
+def serve(config: Config, tokenizer: Tokenizer, folder: Path, defaults: Mapping[str, float | int] | None = None) -> int:
     """Serve until it ends; returns the exit code.
 
     Args:
         config: `model.model` is a folder that exists already (or a scripted model), `model.name` the name clients use.
+        folder: of the tokenizer, for further front ends.
     """
     assert config.model.name, "the caller resolved the model, so it has a name"
     client = AsyncClient(config.engine, config.server.start_timeout_s)
     app = create_app(client, tokenizer, config.server, config.model.name, defaults)
-    server = Server(app.state.service, uvicorn_config(app, config.server))
+    settings = uvicorn_config(app, config.server)
+    try:
+        if config.server.front_ends == 1:
+            return run(Server(app.state.service, settings))
+        shared = settings.bind_socket()
+        start = Start(config, str(folder), dict(defaults or {}), shared.fileno())
+        return run(Server(app.state.service, settings, Siblings(config.server.front_ends - 1, start)), shared)
+    except SystemExit as error:  # uvicorn could not listen, and has said so
+        return int(error.code or 0)
+
+
+def serve_attached(start: Start, tokenizer: Tokenizer, read: Callable[[], bytes]) -> int:
+    """Serve as a further front end, until told to end; returns the exit code. `read`: the next line of news."""
+    config, shared = start.config, socket.socket(fileno=start.socket)
+    assert config.model.name
+    news = Newsreader(read, closed=lambda: os._exit(0))
+    # an engine that dies is its owner's business: wait for another
+    waiting = msgspec.structs.replace(config.server, on_engine_death="restart")
+    client = AsyncClient(news.engine, config.server.start_timeout_s)
+    app = create_app(client, tokenizer, waiting, config.model.name, start.defaults, listens_when_ready=True)
+    try:
+        return run(Server(app.state.service, uvicorn_config(app, waiting)), shared)
+    except SystemExit as error:
+        return int(error.code or 0)
+
+
+def run(server: Server, shared: socket.socket | None = None) -> int:
+    """Its whole life, in a loop of its own."""
     gc.collect()
     gc.freeze()  # the tokenizer's tables live as long as the process: collections need not walk them while streams wait
     with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
-        try:
-            return runner.run(server.until_end())
-        except SystemExit as error:  # uvicorn could not listen, and has said so
-            return int(error.code or 0)
+        return runner.run(server.until_end(None if shared is None else [shared]))
 
 
 def uvicorn_config(app: object, config: ServerConfig) -> uvicorn.Config:
@@ -70,25 +100,40 @@ def uvicorn_config(app: object, config: ServerConfig) -> uvicorn.Config:
 
 
 class Server(uvicorn.Server):
-    """uvicorn's, which drains our way and ends when the engine does."""
+    """uvicorn's, which drains our way and ends when the engine does.
 
-    def __init__(self, service: Service, config: uvicorn.Config) -> None:
+    Args:
+        siblings: further front ends, which live as long as this one.
+    """
+
+    def __init__(self, service: Service, config: uvicorn.Config, siblings: Siblings | None = None) -> None:
         super().__init__(config)
         self._service = service
+        self._siblings = Siblings(0) if siblings is None else siblings
+        service.client.launched, service.client.lost = self._siblings.launched, self._siblings.lost
+        service.others_gone = self._stop_siblings  # they need the engine until then
 
     async def until_end(self, sockets: list[socket.socket] | None = None) -> int:
         """Serve; returns the exit code."""
         dead = self._service.supervisor.dead
-        watch = asyncio.create_task(self._exit_on(dead))
+        tasks = [asyncio.create_task(self._exit_on(dead)), asyncio.create_task(self._siblings.watch())]
         try:
             await self.serve(sockets)
         finally:
-            await end(watch)
+            await end(*tasks)
+            await self._stop_siblings()
             await self._service.client.close()  # uvicorn skips the lifespan's end when it is forced
         return int(dead.is_set())
 
+    async def _stop_siblings(self) -> None:
+        hurry = self.force_exit or self._service.supervisor.dead.is_set()
+        timeout_s = 0.0 if hurry else self._service.config.drain_timeout_s + LAST_WORDS_S
+        await asyncio.to_thread(self._siblings.stop, timeout_s)
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal. Unlike uvicorn, do not raise it again after a clean end: the exit code is 0."""
+        if not self.started:
+            raise SystemExit(0)
         if self.should_exit:
             self.force_exit = True
         self.should_exit = True
@@ -96,6 +141,7 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Drain while uvicorn waits for the connections to end."""
+        self._siblings.drain()
         draining = asyncio.create_task(self._service.drain(self._service.config.drain_timeout_s))
         try:
             await super().shutdown(sockets)

@@ -6,7 +6,9 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from copy import copy
+from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, TypeVar
 
@@ -14,11 +16,14 @@ from starlette.requests import Request
 
 from tailrace.api.logprobs import Labels
 from tailrace.api.metrics import Metrics
+from tailrace.api.observe import Observer
+from tailrace.api.peers import answer
 from tailrace.api.store import ResponseStore
 from tailrace.api.supervise import Supervisor
 from tailrace.config import ServerConfig
 from tailrace.errors import ModelNotFoundError, NotReadyError
-from tailrace.text.channels import REASONING, TOOLS, Markers
+from tailrace.text.channels import REASONING
+from tailrace.text.tools import TOOLS
 from tailrace.wire.aio import AsyncClient
 
 if TYPE_CHECKING:
@@ -49,13 +54,17 @@ class Service:
         self.defaults = defaults
         self.supervisor = Supervisor(client, config.on_engine_death)
         self.labels = Labels(tokenizer)
-        self.reasoning = markers_of(config.reasoning_parser, REASONING, tokenizer)
-        self.tools = markers_of(config.tool_parser, TOOLS, tokenizer)
+        self.reasoning = chosen(config.reasoning_parser, REASONING, lambda markers: (markers,), tokenizer)
+        self.tools = chosen(config.tool_parser, TOOLS, lambda form: form.evidence, tokenizer)
+        self.tokenizer = showing(tokenizer, (*(self.reasoning or ()), *(self.tools.marks if self.tools else ())))
         self.metrics = Metrics(
             lambda: client.stats, lambda: self.supervisor.state == "ready", lambda: client.wasted_tokens
         )
+        self.observer = Observer(model_name, config)
         self.responses = ResponseStore()
+        client.answer = partial(answer, self)
         self.live: set[Generation | BeamRequest] = set()
+        self.others_gone: Callable[[], Awaitable[None]] = nobody  # waits for whoever else needs this one's engine
         self.created_s = int(time.time())
         self.fingerprint = "fp_" + hashlib.sha256(f"{version('tailrace')} {model_name}".encode()).hexdigest()[:10]
 
@@ -84,11 +93,27 @@ class Service:
             generation.fail(NotReadyError("the server is shutting down"), "shutdown")
 
 
-def markers_of(name: str, known: Mapping[str, Markers], tokenizer: Tokenizer) -> Markers | None:
-    """Those of this name; of "auto" the first that the model is known to write."""
+def chosen(
+    name: str, known: Mapping[str, T], evidence: Callable[[T], Sequence[tuple[str, ...]]], tokenizer: Tokenizer
+) -> T | None:
+    """What has this name; of "auto" the first of which the model is known to write all of some evidence."""
     if name == "auto":
-        return next((markers for markers in known.values() if all(map(tokenizer.writes, markers))), None)
+        return next((it for it in known.values() if any(all(map(tokenizer.writes, e)) for e in evidence(it))), None)
     return known.get(name)
+
+
+def showing(tokenizer: Tokenizer, marks: tuple[str, ...]) -> Tokenizer:
+    """The tokenizer, but these are text even where its vocabulary has them as special tokens: without them no call would be found."""
+    ids = {tokenizer.backend.token_to_id(mark) for mark in marks} & tokenizer.special_ids
+    if not ids:
+        return tokenizer
+    shown = copy(tokenizer)
+    shown.special_ids = tokenizer.special_ids - ids
+    return shown
+
+
+async def nobody() -> None:
+    """There is nobody to wait for."""
 
 
 def service_of(request: Request) -> Service:

@@ -29,6 +29,7 @@ class Supervisor:
         self.state: State = "starting"
         self.model: ModelInfo | None = None
         self.error: TailraceError | None = None
+        self.settled = asyncio.Event()  # for the first time ready, or dead
         self.dead = asyncio.Event()
 
     async def run(self) -> None:
@@ -78,3 +79,5 @@ class Supervisor:
     def _become(self, state: State) -> None:
         if self.state != "draining":  # which is final
             self.state = state
+        if state in ("ready", "dead"):
+            self.settled.set()

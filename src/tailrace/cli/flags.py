@@ -41,6 +41,7 @@ HELP: dict[str, str] = {
     "scheduler.max_waiting": "requests that may wait; more are refused with 429",
     "server.host": "address to listen on; 0.0.0.0 for all",
     "server.port": "port to listen on; 0: any free one",
+    "server.front_ends": "processes that take requests, on the same port and for the same engine",
     "server.on_engine_death": "what the server does when its engine dies",
     "server.start_timeout_s": "seconds the engine may take to start",
     "server.drain_timeout_s": "seconds running requests may take to finish at shutdown",
@@ -51,6 +52,9 @@ HELP: dict[str, str] = {
     "server.max_request_s": "seconds after which a request ends with what it has; 0: never",
     "server.keep_alive_s": "seconds of silence after which a stream gets a comment",
     "server.max_body_mib": "MiB that a request's body may have",
+    "server.log_requests": "a line in the log for every request that has ended",
+    "server.stream_buffer_kib": "KiB of a stream that may wait for a client that reads slowly",
+    "server.slow_readers": "what happens where more waits: end the request with what it has, or keep all of it",
     "server.reasoning_parser": "how the model marks what it thinks; auto: by its vocabulary and chat template",
     "server.tool_parser": "how the model marks the tools it calls; auto: by its vocabulary and chat template",
 }

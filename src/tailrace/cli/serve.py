@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import os
 import socket
 import sys
@@ -17,9 +16,10 @@ import msgspec
 
 from tailrace.cli.flags import add_config_flags, read_config
 from tailrace.cli.local import LEVEL_VARIABLE, prepare
-from tailrace.config import SECTIONS, Config, ServerConfig
+from tailrace.config import LOG_FORMATS, SECTIONS, Config, ServerConfig, start_logging
 from tailrace.models import defaults
 
+FORMAT_VARIABLE = "TAILRACE_LOG_FORMAT"  # how the engine's process hears of the log's format
 LEVELS = ("debug", "info", "warning", "error")
 POLL_S = 0.05
 ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # listening on all addresses: reach it on this one
@@ -29,14 +29,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Every setting there is."""
     level = os.environ.get(LEVEL_VARIABLE, "info").lower()
     parser.add_argument("--log-level", choices=LEVELS, default=level, help=f"of server and engine (default: {level})")
+    form = os.environ.get(FORMAT_VARIABLE, "text")
+    parser.add_argument("--log-format", choices=LOG_FORMATS, default=form, help=f"of the log (default: {form})")
     add_config_flags(parser, SECTIONS)
 
 
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal or the engine's death; the exit code is the server's."""
     start_s = time.monotonic()
-    os.environ[LEVEL_VARIABLE] = args.log_level
-    logging.basicConfig(level=args.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
+    start_logging(args.log_level, args.log_format)
+    os.environ[LEVEL_VARIABLE], os.environ[FORMAT_VARIABLE] = args.log_level, args.log_format
     config = with_port(read_config(args))
     prepared = prepare(config)
     from tailrace.api.serve import serve
@@ -44,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     arguments = (prepared.config.server, prepared.name, start_s)
     threading.Thread(target=announce, args=arguments, daemon=True, name="announce").start()
     chosen = defaults(prepared.folder) if config.server.model_defaults else {}
-    return serve(prepared.config, prepared.tokenizer, chosen)
+    return serve(prepared.config, prepared.tokenizer, prepared.folder, chosen)
 
 
 def with_port(config: Config) -> Config:

@@ -20,14 +20,16 @@ MAX_REWINDS = 1000  # of one sequence: a model that wants nothing else must not 
 class BannedText:
     """One sequence's watch. `banned`: output position → tokens ruled out there. `held`: tokens not sent yet."""
 
-    def __init__(self, params: SamplingParams, token_bytes: Sequence[bytes]) -> None:
+    def __init__(
+        self, params: SamplingParams, token_bytes: Sequence[bytes], banned: dict[int, set[int]] | None = None
+    ) -> None:
         self.fold = params.banned_ignore_case
         strings = (string.encode().lower().decode() if self.fold else string for string in params.banned_strings)
         self.automaton = compiled(tuple(dict.fromkeys(strings)))
         self.token_bytes = token_bytes
         self.states = [0]  # of the automaton, before each token and after the last
         self.lengths = [0]  # of the text in bytes, likewise
-        self.banned: dict[int, set[int]] = {}
+        self.banned = {} if banned is None else banned
         self.held: list[tuple[int, TokenLogprobs | None]] = []
         self.sent = 0
         self.rewinds = 0

@@ -7,6 +7,7 @@ A bad request never raises here: it is answered with a Failed message. Neither d
 from __future__ import annotations
 
 import logging
+import time
 from bisect import insort
 from collections import defaultdict
 from itertools import count
@@ -17,13 +18,18 @@ from tailrace.engine.admission import Limits
 from tailrace.engine.banned import BannedText
 from tailrace.engine.batch import BlockTables
 from tailrace.engine.kv_cache import BlockCache
-from tailrace.engine.request import LIVING, Request, Sequence, State
+from tailrace.engine.loops import LoopWatch
+from tailrace.engine.request import LIVING, Ender, Request, Sequence, State
+from tailrace.engine.spelling import Spelling, TokenText
 from tailrace.engine.stats import Counters
 from tailrace.engine.step import step
-from tailrace.engine.stops import Spelling, StopText
+from tailrace.engine.stops import StopText
+from tailrace.engine.thinking import ThinkingWatch
 from tailrace.errors import ParameterError, RequestError, TailraceError
+from tailrace.params import SamplingParams
 from tailrace.runners.base import ModelRunner
 from tailrace.sampling import Sampler, Slots, request_key
+from tailrace.text.stops import matcher
 from tailrace.wire.messages import Abort, Aborted, Failed, Finished, FinishReason, FromEngine, ModelInfo, Stats, Submit
 
 log = logging.getLogger(__name__)
@@ -78,8 +84,8 @@ class Engine:
             if (client, message.id, message.epoch) in self.requests:
                 raise RequestError(f"request ({message.id}, {message.epoch}) is already here", "id")
             self.limits.check(message, len(self.waiting))
-            if message.params.banned_strings and not self.spelling.token_bytes:
-                raise ParameterError("banned_strings: the bytes of this model's tokens are not known", "banned_strings")
+            self._check_spelling(message.params)
+            matcher(message.params)  # a pattern that can't be served says so
         except TailraceError as error:
             self.refuse(message, error, client)
             return
@@ -91,14 +97,32 @@ class Engine:
             key = request_key(message.params.seed, index)
             state = State.FORKING if index else State.WAITING
             sequence = Sequence(request, index, key, len(message.prompt), list(message.prompt), state)
-            if message.params.banned_strings:
-                sequence.watch = BannedText(message.params, self.spelling.token_bytes)
-            if message.params.stop and self.spelling.exact:
-                sequence.stops = StopText(message.params, self.spelling)
+            self._watch(sequence)
             request.sequences.append(sequence)
         self.requests[request.name] = request
         insort(self.waiting, request.sequences[0], key=order)
         self.counters.prompt_tokens += len(message.prompt)
+
+    def _check_spelling(self, params: SamplingParams) -> None:
+        """Raise ParameterError for what can't be done without knowing what tokens spell."""
+        for name, asked in (("banned_strings", params.banned_strings), ("thinking_token_budget", params.thinking)):
+            if asked and not self.spelling.token_bytes:
+                raise ParameterError(f"{name}: the bytes of this model's tokens are not known", name)
+
+    def _watch(self, sequence: Sequence) -> None:
+        """What looks at the sequence's own tokens: strings that may not come, thoughts that may not last, what ends it."""
+        params, spelling = sequence.request.params, self.spelling
+        if params.banned_strings:
+            sequence.watch = BannedText(params, spelling.token_bytes, sequence.carried.banned)
+        if params.thinking is not None:
+            sequence.thinking = ThinkingWatch(params.thinking, TokenText(spelling, skip_special_tokens=False))
+            sequence.carried.force(0, sequence.thinking.begin())
+        enders: list[Ender] = []
+        if (params.stop or params.stop_regex) and spelling.exact:
+            enders.append(StopText(params, spelling))
+        if params.repetition_detection is not None:
+            enders.append(LoopWatch(params.repetition_detection, params.min_tokens))
+        sequence.enders = tuple(enders)
 
     def refuse(self, message: Submit, error: TailraceError, client: bytes = b"") -> None:
         """Answer every sequence of a request with Failed, without having accepted it."""
@@ -163,6 +187,8 @@ class Engine:
         sequence.advance("admit")
         insort(self.running, sequence, key=order)
         self.cache.attach(sequence, cached)
+        if sequence.request.queued_s is None:
+            sequence.request.queued_s = time.monotonic() - sequence.request.arrived_s
         if sequence.num_output == 0:
             sequence.cached = sequence.computed
             self.counters.cached_tokens += sequence.computed
@@ -172,12 +198,10 @@ class Engine:
         self.tables.write(sequence)
         self.slots.join(
             sequence.slot, sequence.request.params, key=sequence.key, prompt=sequence.tokens[: sequence.num_prompt],
-            output=sequence.tokens[sequence.num_prompt :], eos_token_ids=self.info.eos_token_ids, state=sequence.sampler_state,
-            banned=None if sequence.watch is None else sequence.watch.banned,
+            output=sequence.tokens[sequence.num_prompt :], eos_token_ids=self.info.eos_token_ids, carried=sequence.carried,
         )  # fmt: skip
         for sibling in sequence.siblings:
-            banned = None if sibling.watch is None else sibling.watch.banned
-            self.slots.fork(sequence.slot, sibling.slot, key=sibling.key, banned=banned)
+            self.slots.fork(sequence.slot, sibling.slot, key=sibling.key, carried=sibling.carried)
 
     def fork(self, leader: Sequence) -> None:
         """The shared prefill is done: the siblings run from here on, sharing its blocks."""
@@ -191,7 +215,6 @@ class Engine:
     def preempt(self, sequence: Sequence) -> None:
         """Take back everything; it waits to be recomputed."""
         self.running.remove(sequence)
-        sequence.sampler_state = dict(self.slots[sequence.slot].state)
         for member in (sequence, *sequence.siblings):
             self._free(member)
         sequence.advance("preempt")
@@ -211,14 +234,13 @@ class Engine:
         self.slots.ban(sequence.slot, token)
         self.counters.rewinds += 1
 
-    def finish(self, sequence: Sequence, reason: FinishReason, stop_token_id: int | None = None) -> None:
+    def finish(
+        self, sequence: Sequence, reason: FinishReason, stop_token_id: int | None = None, cause: str | None = None
+    ) -> None:
         """The sequence ends with Finished."""
         request = sequence.request
         self._end(sequence, "finish", reason)
-        self._send(
-            request.client,
-            Finished(request.id, request.epoch, sequence.index, reason, stop_token_id),
-        )
+        self._send(request.client, Finished(request.id, request.epoch, sequence.index, reason, stop_token_id, cause))
 
     def fail(self, sequence: Sequence, error: TailraceError) -> None:
         """The sequence ends with Failed."""

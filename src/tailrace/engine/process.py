@@ -20,12 +20,24 @@ from typing import Any
 
 import msgspec
 
-from tailrace.config import EngineConfig
+from tailrace.config import EngineConfig, start_logging
 from tailrace.engine.engine import Engine
-from tailrace.engine.stops import Spelling
+from tailrace.engine.spelling import Spelling
 from tailrace.errors import EngineError, NotReadyError, TailraceError
 from tailrace.sampling import processors
-from tailrace.wire.messages import Abort, Drain, Drained, FromEngine, Hello, ModelInfo, Ready, Submit
+from tailrace.wire.messages import (
+    Abort,
+    Answer,
+    Ask,
+    Asked,
+    Drain,
+    Drained,
+    FromEngine,
+    Hello,
+    ModelInfo,
+    Ready,
+    Submit,
+)
 from tailrace.wire.sockets import EngineSocket
 
 log = logging.getLogger("tailrace.engine")
@@ -85,11 +97,13 @@ class Loop:
         self.clients: set[bytes] = set()
         self.draining = False
         self.stats_due = 0.0
-        self.handlers: dict[type, Callable[[bytes, Any], None]] = {
+        self.handlers: dict[type, Callable[[bytes, Any], object]] = {
             Hello: self.hello,
             Submit: self.submit,
             Abort: lambda client, message: engine.abort(message, client),
             Drain: lambda client, message: self.drain(),
+            Ask: self.ask,
+            Answer: lambda client, message: self.send(message.asker, [message]),
         }
 
     def run(self) -> None:
@@ -123,6 +137,12 @@ class Loop:
         else:
             self.engine.submit(message, client)
 
+    def ask(self, client: bytes, message: Ask) -> None:
+        """One front end's question goes to all others."""
+        others = self.clients - {client}
+        asked = [self.send(other, [msgspec.structs.replace(message, asker=client)]) for other in others]
+        self.send(client, [Asked(message.number, sum(asked))])
+
     def drain(self) -> None:
         """Take nothing new and end once all is done."""
         self.draining = True
@@ -134,12 +154,14 @@ class Loop:
         for client in list(self.clients):
             self.send(client, [stats])
 
-    def send(self, client: bytes, messages: list[FromEngine]) -> None:
-        """Or find that the front end is gone: then its requests end within this step."""
-        if not self.socket.send(client, messages):
+    def send(self, client: bytes, messages: list[FromEngine]) -> bool:
+        """False if the front end turns out to be gone: then its requests end within this step."""
+        there = self.socket.send(client, messages)
+        if not there and client in self.clients:
             log.warning("front end %s is gone", client.hex())
             self.clients.discard(client)
             self.engine.abort_client(client)
+        return there
 
     def fail_all(self, error: TailraceError) -> None:
         """Our bug: tell everybody before the process ends."""
@@ -162,9 +184,7 @@ def main() -> int:
     """Exit code 0 after a drain, 1 with a line of JSON on the status pipe otherwise."""
     status = os.dup(1)
     os.dup2(2, 1)  # whatever prints, prints to the log
-    logging.basicConfig(
-        level=os.environ.get("TAILRACE_LOG", "INFO").upper(), format="%(levelname)s %(name)s: %(message)s"
-    )
+    start_logging(os.environ.get("TAILRACE_LOG", "info"), os.environ.get("TAILRACE_LOG_FORMAT", "text"))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     line = b""
     while not line.endswith(b"\n"):

@@ -11,11 +11,14 @@ A sequence ends in exactly one terminal state, because nothing leads out of one.
 from __future__ import annotations
 
 import enum
+import time
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from tailrace.engine.banned import BannedText
-from tailrace.engine.stops import StopText
+from tailrace.engine.thinking import ThinkingWatch
 from tailrace.params import SamplingParams
+from tailrace.sampling import Carried
 
 
 class State(enum.Enum):
@@ -38,6 +41,16 @@ TRANSITIONS: dict[tuple[State, str], State] = {
 }
 
 
+class Ender(Protocol):
+    """Something that ends a sequence by what it says. push: one more token that goes out; True if it ends there. stop_reason: its
+    name, where the front end can't find the reason itself."""
+
+    @property
+    def stop_reason(self) -> str | None: ...
+
+    def push(self, token: int) -> bool: ...
+
+
 class IllegalTransitionError(RuntimeError):
     """Our bug: the sequence was not changed."""
 
@@ -52,6 +65,8 @@ class Request:
     params: SamplingParams
     order: tuple[int, int]  # priority, then arrival
     max_len: int  # of prompt and output together
+    arrived_s: float = field(default_factory=time.monotonic)
+    queued_s: float | None = None  # from its arrival until it was first admitted
     sequences: list[Sequence] = field(default_factory=list)
 
     @property
@@ -69,7 +84,7 @@ class Request:
 class Sequence:
     """One sequence. tokens: prompt and output; computed: how many of them have keys and values in the cache; blocks: those that
     hold them; published: how many of the blocks are findable by their hash, whose chain is `hashes`; slot: its place in
-    the sampler and the block tables, −1 while it has none."""
+    the sampler and the block tables, −1 while it has none; carried: what the sampler keeps of it, also while it has none."""
 
     request: Request
     index: int
@@ -85,9 +100,10 @@ class Sequence:
     blocks: list[int] = field(default_factory=list)
     hashes: list[bytes] = field(default_factory=list)
     published: int = 0
+    carried: Carried = field(default_factory=Carried)
     watch: BannedText | None = None  # where strings are banned
-    stops: StopText | None = None  # where there are stop strings that can be found here
-    sampler_state: dict[str, float] | None = None  # of the sampler's methods, while it has no slot
+    thinking: ThinkingWatch | None = None  # where thoughts have a budget
+    enders: tuple[Ender, ...] = ()  # what else may end it, in the order in which they are asked
 
     @property
     def remaining(self) -> int:

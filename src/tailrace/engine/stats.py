@@ -21,6 +21,7 @@ class Counters:
     generated_tokens: int = 0
     preemptions: int = 0
     rewinds: int = 0
+    bad_rows: Counter[str] = field(default_factory=Counter)
     finished: Counter[str] = field(default_factory=Counter)
     step_ms: dict[str, float] = field(default_factory=dict)
 
@@ -42,6 +43,7 @@ class Counters:
             generated_tokens=self.generated_tokens,
             preemptions=self.preemptions,
             rewinds=self.rewinds,
+            bad_rows=dict(self.bad_rows),
             finished=dict(self.finished),
             step_ms={part: round(total, 3) for part, total in self.step_ms.items()},
             **gauges,

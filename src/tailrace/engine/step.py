@@ -12,7 +12,7 @@ from tailrace.engine.batch import Assembled, Scored, assemble
 from tailrace.engine.request import Sequence, State
 from tailrace.engine.schedule import Plan, schedule
 from tailrace.errors import EngineError, RowError
-from tailrace.kernels.status import MESSAGES, OK
+from tailrace.kernels.status import MESSAGES, NAMES, OK
 from tailrace.sampling import Sampled
 from tailrace.sampling.replay import replay
 from tailrace.sampling.report import Logprobs
@@ -77,6 +77,7 @@ def score(engine: Engine, scored: list[Scored], logits: torch.Tensor) -> None:
         try:
             found = replay(rows, tokens, request.params.prompt_logprobs or 0)
         except ValueError as error:  # the logits of this prompt are unusable: nobody else's business
+            engine.counters.bad_rows["prompt"] += 1
             for member in (*sequence.siblings, sequence):
                 engine.fail(member, RowError(f"prompt_logprobs: {error}"))
             continue
@@ -109,6 +110,7 @@ def commit(engine: Engine, plan: Plan, assembled: Assembled, sampled: Sampled) -
         if sequence.state is not State.RUNNING:
             continue
         if code != OK:
+            engine.counters.bad_rows[NAMES[code]] += 1
             engine.fail(sequence, RowError(f"{MESSAGES[code]} at position {len(sequence.tokens)}"))
             continue
         try:
@@ -123,7 +125,8 @@ def commit(engine: Engine, plan: Plan, assembled: Assembled, sampled: Sampled) -
 def emit(engine: Engine, sequence: Sequence, token: int, logprobs: list[Logprobs] | None) -> None:
     """One drawn token: append, send, and end the sequence if the token, its text or its length says so.
 
-    EOS is looked at first, then the stop ids, then stop strings, then the length; where several apply, the first gives the reason.
+    EOS is looked at first, then the stop ids, then stop strings and patterns, then loops, then the length; where several apply, the
+    first gives the reason.
     """
     assert sequence.state is State.RUNNING
     request, params = sequence.request, sequence.request.params
@@ -143,10 +146,12 @@ def emit(engine: Engine, sequence: Sequence, token: int, logprobs: list[Logprobs
         send(engine, sequence, released)
     if stops:
         engine.finish(sequence, "stop", token)
-    elif sequence.stops is not None and any(sequence.stops.push(id) for id, _ in released):
-        engine.finish(sequence, "stop")
+    elif ender := next((e for e in sequence.enders if any(e.push(id) for id, _ in released)), None):
+        engine.finish(sequence, "stop", cause=ender.stop_reason)
     elif full:
         engine.finish(sequence, "length")
+    elif sequence.thinking is not None and (forced := sequence.thinking.push(token)):
+        engine.slots.force(sequence.slot, forced)
 
 
 def watch(
@@ -169,7 +174,7 @@ def send(engine: Engine, sequence: Sequence, out: list[Drawn]) -> None:
     """Tokens go out; the first ones say how much of the prompt was cached."""
     request = sequence.request
     entries = [entry for _, entry in out if entry is not None] or None
-    cached = 0 if sequence.told else sequence.cached
+    first = (0, 0.0) if sequence.told else (sequence.cached, request.queued_s or 0.0)
     sequence.told = True
-    message = Tokens(request.id, request.epoch, sequence.index, [token for token, _ in out], entries, cached)
+    message = Tokens(request.id, request.epoch, sequence.index, [token for token, _ in out], entries, *first)
     engine.send(sequence, message)

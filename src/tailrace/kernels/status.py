@@ -6,6 +6,8 @@ NAN = 2
 INF = 3  # +inf: no distribution is defined
 PROCESSOR = 4  # a custom processor raised; kernels never say so
 
+NAMES = {EMPTY: "empty", NAN: "nan", INF: "inf", PROCESSOR: "processor"}  # for counters
+
 MESSAGES = {
     EMPTY: "every token is masked or removed (all logits are -inf)",
     NAN: "the logits hold NaN",

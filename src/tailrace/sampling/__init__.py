@@ -9,6 +9,6 @@ from tailrace.kernels.rows import Rows
 from tailrace.params import SamplingParams
 from tailrace.sampling.keys import request_key
 from tailrace.sampling.sampler import Sampled, Sampler
-from tailrace.sampling.slots import Slots
+from tailrace.sampling.slots import Carried, Slots
 
-__all__ = ["Rows", "Sampled", "Sampler", "SamplingParams", "Slots", "request_key"]
+__all__ = ["Carried", "Rows", "Sampled", "Sampler", "SamplingParams", "Slots", "request_key"]

@@ -26,12 +26,34 @@ from tailrace.sampling.survivors import Survivors
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """What a sequence takes along from slot to slot, besides its tokens; whoever holds it sees what the slot writes.
+
+    state: what the methods have learnt. banned: output position → ids that may not be drawn there. forced: output position → the id
+    that must be.
+    """
+
+    state: dict[str, float] = field(default_factory=dict)
+    banned: dict[int, set[int]] = field(default_factory=dict)
+    forced: dict[int, int] = field(default_factory=dict)
+
+    def force(self, position: int, tokens: Sequence[int]) -> None:
+        """These are the output from this position on."""
+        self.forced.update(enumerate(tokens, start=position))
+
+    def copy_from(self, other: Carried) -> None:
+        """Begin where another sequence stands."""
+        self.state.update(other.state)
+        self.forced.update(other.forced)
+        self.banned.update({place: set(ids) for place, ids in other.banned.items()})
+
+
 @dataclass(slots=True)
 class Slot:
     """One occupied slot.
 
-    edits, refinements: the methods it wants, in order. state: what its refinements carry from token to token. mask: of the
-    grammar, for the next position. banned: output position → ids that may not be drawn there.
+    edits, refinements: the methods it wants, in order. mask: of the grammar, for the next position.
     """
 
     params: SamplingParams
@@ -42,9 +64,8 @@ class Slot:
     history: History | None
     edits: tuple[str, ...]
     refinements: tuple[str, ...]
-    state: dict[str, float] = field(default_factory=dict)
+    carried: Carried
     mask: np.ndarray | None = None
-    banned: dict[int, set[int]] = field(default_factory=dict)
     derived: dict[str, Any] = field(default_factory=dict)  # made once from the parameters
     drawn: list[float] = field(
         default_factory=list
@@ -58,6 +79,16 @@ class Slot:
         return self.derived[name]
 
     @property
+    def state(self) -> dict[str, float]:
+        """What its refinements carry from token to token."""
+        return self.carried.state
+
+    @property
+    def banned(self) -> dict[int, set[int]]:
+        """Output position → ids that may not be drawn there."""
+        return self.carried.banned
+
+    @property
     def program(self) -> list[Edit]:
         """What the edits do at the next position."""
         return [edit for name in self.edits for edit in EDITS[name].edits(self)]
@@ -65,7 +96,9 @@ class Slot:
     @property
     def moves(self) -> bool:
         """The program changes from token to token."""
-        return bool(self.params.forced_token_ids) or any(EDITS[name].moves(self.params) for name in self.edits)
+        return bool(self.params.forced_token_ids or self.carried.forced) or any(
+            EDITS[name].moves(self.params) for name in self.edits
+        )
 
     @property
     def rare(self) -> bool:
@@ -86,7 +119,7 @@ class Slot:
     def forced(self) -> int | None:
         """The token that the next position must have."""
         forced = self.params.forced_token_ids
-        return forced[self.num_output] if self.num_output < len(forced) else None
+        return forced[self.num_output] if self.num_output < len(forced) else self.carried.forced.get(self.num_output)
 
     def append(self, token: int) -> None:
         """One more output token."""
@@ -144,14 +177,12 @@ class Slots:
         prompt: Sequence[int],
         output: Sequence[int] = (),
         eos_token_ids: Sequence[int] = (),
-        state: dict[str, float] | None = None,
-        banned: dict[int, set[int]] | None = None,
+        carried: Carried | None = None,
     ) -> None:
         """Occupy an empty slot.
 
         Args:
-            output: what the sequence has said before, and state: what its methods had learnt from that (after a preemption).
-            banned: output position → ids that may not be drawn there; kept, and added to by `ban`.
+            output: what the sequence has said before (after a preemption). carried: what it kept from then; written to from now on.
 
         Raises:
             ParameterError: the parameters name a token outside the vocabulary, or a processor that is not there.
@@ -165,10 +196,10 @@ class Slots:
             find(name)
         edits, refinements = edits_of(params), refinements_of(params)
         recalls = any(EDITS[name].recalls(params) for name in edits) or params.watermark is not None
-        learnt: dict[str, float] = {}
+        carried = Carried() if carried is None else carried
         for name in refinements:
             if (begin := REFINEMENTS[name].begin) is not None:
-                learnt |= begin(params)
+                carried.state.update(begin(params) | carried.state)
         history = History(params, prompt, output) if recalls else None
         entry = Slot(
             params,
@@ -179,10 +210,8 @@ class Slots:
             history,
             edits,
             refinements,
-            learnt | (state or {}),
+            carried,
         )
-        if banned is not None:
-            entry.banned = banned
         self._place(slot, entry)
 
     def leave(self, slot: int) -> None:
@@ -191,14 +220,15 @@ class Slots:
         self.slots[slot] = None
         self.programs.clear(slot)
 
-    def fork(self, source: int, target: int, *, key: int, banned: dict[int, set[int]] | None = None) -> None:
-        """Make the empty `target` a copy of `source` with its own noise. banned: as for `join`."""
+    def fork(self, source: int, target: int, *, key: int, carried: Carried | None = None) -> None:
+        """Make the empty `target` a copy of `source` with its own noise. carried: as for `join`."""
         entry = self[source]
         self._check_free(target)
+        carried = Carried() if carried is None else carried
+        carried.copy_from(entry.carried)
         twin = Slot(
             entry.params, key, entry.eos_token_ids, entry.vocab_size, entry.num_output, entry.history and entry.history.copy(),
-            entry.edits, entry.refinements, dict(entry.state), entry.mask,
-            {place: set(ids) for place, ids in entry.banned.items()} if banned is None else banned, entry.derived, list(entry.drawn),
+            entry.edits, entry.refinements, carried, entry.mask, entry.derived, list(entry.drawn),
         )  # fmt: skip
         self._place(target, twin)
 
@@ -233,6 +263,18 @@ class Slots:
         """`token` may not be drawn at the slot's next position."""
         entry = self[slot]
         entry.banned.setdefault(entry.num_output, set()).add(token)
+        self.refresh(slot)
+
+    def force(self, slot: int, tokens: Sequence[int]) -> None:
+        """These are the slot's next tokens, whatever would be drawn.
+
+        Raises:
+            ValueError: an id lies outside the vocabulary.
+        """
+        entry = self[slot]
+        if not all(0 <= token < self.vocab_size for token in tokens):
+            raise ValueError(f"tokens must be ids in 0 … {self.vocab_size - 1}")
+        entry.carried.force(entry.num_output, tokens)
         self.refresh(slot)
 
     def set_mask(self, slot: int, mask: torch.Tensor | np.ndarray | None) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from tailrace import kernels
-from tailrace.params import Watermark
+from tailrace.options import Watermark
 
 MASK = 2**64 - 1
 

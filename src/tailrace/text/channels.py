@@ -1,14 +1,16 @@
 """A model's text → what it thinks, what it says, which tools it calls: split at the markers that models write around each.
 
-Exact: every character of the text comes out in one channel or is part of a marker; held back is only what may still become one, and
-a tool call until it is whole. What looks like a tool call and is none comes out as it was, as content. Knows nothing of tokens.
+Exact: every character of the text comes out in one channel, or is part of a marker or of a call's wrapper, or white space behind a
+call with nothing said after it. Held back is only what may still become a marker, and of a call what comes before its name is known
+(text/tools). What looks like a tool call and is none comes out as it was, as content. Knows nothing of tokens.
 """
 
 from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-import msgspec
+from tailrace.text.tools import Block, Format, ToolCall, Tools
+from tailrace.text.tools.block import overlap
 
 Channel = Literal["content", "reasoning", "tool"]
 Markers = tuple[str, str]  # what opens a channel, and what closes it
@@ -18,122 +20,138 @@ REASONING: dict[str, Markers] = {  # as models of these families write it
     "mistral": ("[THINK]", "[/THINK]"),
     "seed": ("<seed:think>", "</seed:think>"),
 }
-TOOLS: dict[str, Markers] = {
-    "hermes": ("<tool_call>", "</tool_call>"),  # Hermes, Qwen, SmolLM3: one JSON object in each
-}
-
-
-class ToolCall(NamedTuple):
-    """The place-th call: the function's name and its arguments as the model wrote them, in JSON."""
-
-    place: int
-    name: str
-    arguments: str
 
 
 class Segment(NamedTuple):
-    """New text of a channel, or a whole tool call."""
+    """New text of a channel, or what is new of a tool call."""
 
     channel: Channel
     text: str = ""
     call: ToolCall | None = None
 
 
-class Written(msgspec.Struct):
-    """A tool call inside its markers; some models say "parameters"."""
-
-    name: str
-    arguments: msgspec.Raw = msgspec.Raw(b"")
-    parameters: msgspec.Raw = msgspec.Raw(b"")
-
-
 class Splitter:
     """One choice's text, piece by piece.
 
+    If a call goes wrong when its name is out, what has gone out stands and all behind that is content again; but the closing marker,
+    where it comes, still belongs to the call.
+
     Args:
-        reasoning, tools: the markers to look for; None: such text is content like any other.
+        reasoning, tools: what to look for; None: such text is content like any other.
         opened: the prompt ends inside the reasoning already.
+        declared: the request's tools.
     """
 
-    def __init__(self, reasoning: Markers | None, tools: Markers | None, opened: bool = False) -> None:
-        self._markers: dict[Channel, Markers] = {}
-        if reasoning is not None:
-            self._markers["reasoning"] = reasoning
-        if tools is not None:
-            self._markers["tool"] = tools
-        self._channel: Channel = "reasoning" if opened and reasoning is not None else "content"
+    def __init__(
+        self, reasoning: Markers | None, tools: Format | None, opened: bool = False, declared: Tools | None = None
+    ) -> None:
+        self._reasoning, self._tools, self._declared = reasoning, tools, declared or {}
+        self._closing = dict(tools.markers) if tools is not None else {}
+        self._thinking = opened and reasoning is not None
+        self._block: Block | None = None
+        self._bare = tools.bare if tools is not None else ""  # until something has been said
+        self._stray: str | None = None  # the closing marker of a block that went wrong
+        self._gap: str | None = None  # the white space since the last call, while there is nothing else
         self._held = ""
-        self._call = ""  # of a tool call, what has been written so far
+        self._found: list[Segment] = []
         self.calls = 0
 
     def feed(self, text: str) -> list[Segment]:
         """More text → what can go out of it."""
-        if not self._markers:
+        if self._reasoning is None and self._tools is None:
             return [Segment("content", text)] if text else []
-        found: list[Segment] = []
-        rest = self._held + text
-        while True:
-            active = self._active()
-            at, marker = min(((rest.find(marker), marker) for marker in active if marker in rest), default=(-1, ""))
-            if at < 0:
-                keep = max((overlap(rest, marker) for marker in active), default=0)
-                self._held = rest[len(rest) - keep :]
-                self._add(found, rest[: len(rest) - keep])
-                return found
-            self._add(found, rest[:at])
-            self._turn(found, marker)
-            rest = rest[at + len(marker) :]
-
-    def flush(self) -> list[Segment]:
-        """The end: what was held is text; a tool call that was cut off is content, as it was written."""
-        found: list[Segment] = []
-        held, self._held = self._held, ""
-        if self._channel == "tool":
-            found.append(Segment("content", self._markers["tool"][0] + self._call + held))
-        else:
-            self._add(found, held)
+        rest, self._held = self._held + text, ""
+        while rest:
+            rest = self._scan(rest) if self._block is None else self._read(self._block, rest)
+        found, self._found = self._found, []
         return found
 
-    def _active(self) -> tuple[str, ...]:
+    def flush(self) -> list[Segment]:
+        """The end: what was held is text; a tool call that was cut off before its name was known is content, as it was written."""
+        self._add(self._held if self._block is None else self._block.left)
+        self._held, self._block = "", None
+        found, self._found = self._found, []
+        return found
+
+    def _scan(self, text: str) -> str:
+        """Text up to the first marker; what comes behind that."""
+        if self._bare and not self._thinking:
+            start = text.lstrip()
+            if not start:
+                self._held = text
+                return ""
+            if start.startswith(self._bare):
+                self._open(text[: len(text) - len(start)], None, bare=True)
+                return start
+        active = self._active()
+        at, marker = min(((text.find(marker), marker) for marker in active if marker in text), default=(-1, ""))
+        if at < 0:
+            keep = max((overlap(text, marker) for marker in active), default=0)
+            self._held = text[len(text) - keep :]
+            self._add(text[: len(text) - keep])
+            return ""
+        self._add(text[:at])
+        self._turn(marker)
+        return text[at + len(marker) :]
+
+    def _active(self) -> list[str]:
         """The markers that mean something now."""
-        if self._channel == "content":
-            return tuple(opening for opening, _ in self._markers.values())
-        return (self._markers[self._channel][1],)
+        if self._reasoning is not None and self._thinking:
+            return [self._reasoning[1]]
+        return [
+            *self._closing,
+            *([] if self._reasoning is None else [self._reasoning[0]]),
+            *([] if self._stray is None else [self._stray]),
+        ]
 
-    def _add(self, found: list[Segment], text: str) -> None:
-        if self._channel == "tool":
-            self._call += text
-        elif text:
-            found.append(Segment(self._channel, text))
+    def _turn(self, marker: str) -> None:
+        """What a marker does."""
+        if marker in self._closing and not self._thinking:
+            self._open(marker, self._closing[marker])
+        elif marker == self._stray:
+            self._stray = None
+            self._gap = ""
+        else:
+            self._thinking = not self._thinking
+            if self._gap:
+                self._found.append(Segment("content", self._gap))
+            self._gap = None
 
-    def _turn(self, found: list[Segment], marker: str) -> None:
-        if self._channel == "content":
-            self._channel = next(channel for channel, (opening, _) in self._markers.items() if opening == marker)
+    def _open(self, opening: str, closing: str | None, bare: bool = False) -> None:
+        assert self._tools is not None
+        opening = (self._gap or "") + opening
+        self._gap = self._stray = None
+        self._bare = ""
+        self._block = Block(self._tools.read, opening, closing, self._declared, self.calls, bare)
+
+    def _read(self, block: Block, text: str) -> str:
+        """Text inside a block of calls; what comes behind it."""
+        for call in block.feed(text):
+            self._found.append(Segment("tool", call=call))
+            self.calls += bool(call.name)
+        if not block.over:
+            return ""
+        self._block = None
+        if block.num_calls:
+            self._gap, self._stray = "", block.stray
+        self._add(block.held)
+        return block.unread
+
+    def _add(self, text: str) -> None:
+        """Text of the open channel; white space behind a call waits for what follows it."""
+        if self._thinking:
+            if text:
+                self._found.append(Segment("reasoning", text))
             return
-        if self._channel == "tool":
-            call = parsed(self._call, self.calls)
-            if call is None:
-                found.append(Segment("content", self._markers["tool"][0] + self._call + marker))
-            else:
-                found.append(Segment("tool", call=call))
-                self.calls += 1
-            self._call = ""
-        self._channel = "content"
-
-
-def overlap(text: str, marker: str) -> int:
-    """Characters at the end of the text that begin the marker."""
-    return next((n for n in range(min(len(marker) - 1, len(text)), 0, -1) if text.endswith(marker[:n])), 0)
-
-
-def parsed(written: str, index: int) -> ToolCall | None:
-    """The call, or None if it is none."""
-    try:
-        call = msgspec.json.decode(written, type=Written)
-    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
-        return None
-    arguments = (bytes(call.arguments) or bytes(call.parameters) or b"{}").decode()
-    return ToolCall(index, call.name, arguments)
+        said = bool(text.strip())
+        if self._gap is not None and not said:
+            self._gap += text
+            return
+        if said:
+            self._bare = ""
+            text, self._gap = (self._gap or "") + text, None
+        if text:
+            self._found.append(Segment("content", text))
 
 
 def inside(prompt_end: str, markers: Markers) -> bool:

@@ -3,6 +3,8 @@
 The match that ends first wins; of several that end there, the one that starts first (the longest). That is what a search of the
 whole text for the earliest end finds. Held back is exactly the longest suffix that is a proper prefix of some stop: what
 may still become one, and nothing else. Stops and text are whole characters, so cuts fall between characters.
+
+Where there are patterns as well, or stretches in which nothing is looked for, all of it goes character by character.
 """
 
 from __future__ import annotations
@@ -10,13 +12,49 @@ from __future__ import annotations
 import re
 from collections import deque
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
+
+from tailrace.options import Stretch
+from tailrace.params import SamplingParams
+from tailrace.text.patterns import Search, patterns
 
 
 class Match(NamedTuple):
-    """The stop string that was found."""
+    """What was found: the stop string or the pattern, and the text that it stands for."""
 
     stop: str
+    text: str
+
+
+class Matcher(Protocol):
+    """One stream's search. feed and flush give the text that is safe to show."""
+
+    def passes(self, text: str) -> bool:
+        """Nothing is held, and the text can go out as it is: `feed` would say the same and change nothing."""
+        ...
+
+    def feed(self, text: str, armed: bool = True) -> tuple[str, Match | None]:
+        """More text → (what can go out, the match if one ended in it: what went out then ends where it begins, and nothing after
+        it is looked at). While not `armed` matches do not count, but their beginnings do: a stop that begins in unarmed
+        text and ends in armed text is found."""
+        ...
+
+    def flush(self) -> str:
+        """The end came otherwise: what was held is text."""
+        ...
+
+
+def matcher(params: SamplingParams) -> Matcher:
+    """What looks for the request's stops.
+
+    Raises:
+        ParameterError: a pattern that can't be served.
+    """
+    if not (params.stop or params.stop_regex):
+        return StopMatcher(())
+    if not (params.stop_regex or params.stop_outside):
+        return StopMatcher(params.stop)
+    return PatternMatcher(params)
 
 
 class Automaton:
@@ -73,7 +111,7 @@ compiled = lru_cache(maxsize=64)(Automaton)  # of at most 128 · 1,024 character
 
 
 class StopMatcher:
-    """One stream's search. feed and flush give the text that is safe to show."""
+    """Strings alone, wherever they are."""
 
     def __init__(self, stops: tuple[str, ...]) -> None:
         self._automaton = compiled(stops) if stops else None
@@ -81,13 +119,9 @@ class StopMatcher:
         self._held = b""
 
     def passes(self, text: str) -> bool:
-        """Nothing is held, and the text can go out as it is: `feed` would say the same and change nothing."""
         return self._automaton is None or (self._state == 0 and self._automaton.quiet(text))
 
     def feed(self, text: str, armed: bool = True) -> tuple[str, Match | None]:
-        """More text → (what can go out, the match if one ended in it: what went out then ends where it begins, and nothing after
-        it is looked at). While not `armed` matches do not count, but their beginnings do: a stop that begins in unarmed
-        text and ends in armed text is found."""
         automaton = self._automaton
         if automaton is None:
             return text, None
@@ -101,13 +135,83 @@ class StopMatcher:
             stop = automaton.found[state]
             if stop is not None and armed:
                 self._state, self._held = 0, b""
-                return data[: at - len(stop.encode())].decode(), Match(stop)
+                return data[: at - len(stop.encode())].decode(), Match(stop, stop)
         self._state = state
         cut = len(data) - automaton.hold[state]
         self._held = data[cut:]
         return data[:cut].decode(), None
 
     def flush(self) -> str:
-        """The end came otherwise: what was held is text."""
         held, self._held, self._state = self._held, b"", 0
         return held.decode()
+
+
+class PatternMatcher:
+    """Strings and regular expressions, and not in every stretch of the text."""
+
+    def __init__(self, params: SamplingParams) -> None:
+        self._search = Search(patterns(params.stop, params.stop_regex))
+        self._shield = Shield(params.stop_outside)
+        self._held = ""
+
+    def passes(self, text: str) -> bool:
+        return False
+
+    def feed(self, text: str, armed: bool = True) -> tuple[str, Match | None]:
+        data = self._held + text
+        for at, char in enumerate(text, start=len(self._held) + 1):
+            if self._shield.push(char):
+                self._search.reset()
+                continue
+            found = self._search.push(char)
+            if found is not None and armed:
+                stop, length = found
+                self._search.reset()
+                self._held = ""
+                return data[: at - length], Match(stop, data[at - length : at])
+        cut = len(data) - self._search.held
+        self._held = data[cut:]
+        return data[:cut], None
+
+    def flush(self) -> str:
+        held, self._held = self._held, ""
+        self._search.reset()
+        return held
+
+
+class Shield:
+    """Whether the text is in a stretch where nothing is looked for. A marker belongs to its stretch; what ends before a marker is
+    complete has ended first."""
+
+    def __init__(self, stretches: tuple[Stretch, ...]) -> None:
+        self._stretches = stretches
+        self._inside = next((stretch for stretch in stretches if stretch.opened), None)
+        self._longest = max((len(m) for s in stretches for m in (s.opening, s.closing or "")), default=0)
+        self._tail = ""  # the last characters: some may belong to a marker
+
+    @property
+    def inside(self) -> bool:
+        """So far."""
+        return self._inside is not None
+
+    @property
+    def midway(self) -> bool:
+        """The text ends within what may become a marker."""
+        openings = [stretch.opening for stretch in self._stretches]
+        markers = openings if self._inside is None else [self._inside.closing or ""]
+        return any(self._tail.endswith(marker[:n]) for marker in markers for n in range(1, len(marker)))
+
+    def push(self, char: str) -> bool:
+        """One more character; True if it is in a stretch, or completes a marker."""
+        if not self._stretches:
+            return False
+        self._tail = (self._tail + char)[-self._longest :]
+        if self._inside is not None:
+            if self._inside.closing is not None and self._tail.endswith(self._inside.closing):
+                self._inside, self._tail = None, ""
+            return True
+        self._inside = next((stretch for stretch in self._stretches if self._tail.endswith(stretch.opening)), None)
+        if self._inside is None:
+            return False
+        self._tail = ""
+        return True

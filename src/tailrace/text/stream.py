@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from tailrace.params import SamplingParams
 from tailrace.text.detokenize import detokenizer
-from tailrace.text.stops import StopMatcher
+from tailrace.text.stops import Match, matcher
 from tailrace.text.tokenizer import Tokenizer
 from tailrace.wire.messages import FinishReason, TokenLogprobs
 
@@ -20,8 +20,8 @@ from tailrace.wire.messages import FinishReason, TokenLogprobs
 class Delta(NamedTuple):
     """What is new (or, for the cumulative kind, all so far).
 
-    text; token_ids; logprobs: one per token, or None; finish_reason: set on the last delta; stop_reason: the stop string or stop
-    token id that ended it, None for EOS and all other reasons.
+    text; token_ids; logprobs: one per token, or None; finish_reason: set on the last delta; stop_reason: the stop string, the pattern
+    or the stop token id that ended it, or the cause that the engine or the server named; None for EOS and the length.
     """
 
     text: str = ""
@@ -56,7 +56,7 @@ class TextStream:
         self._params = params
         self._check = tokenizer.check
         self._detokenizer = detokenizer(tokenizer, params.skip_special_tokens)
-        self._stops = StopMatcher(params.stop)
+        self._stops = matcher(params)
         self._enders = frozenset(params.stop_token_ids) | (
             frozenset() if params.ignore_eos else frozenset(eos_token_ids)
         )
@@ -95,35 +95,33 @@ class TextStream:
             if id in self._enders and self.num_tokens > self._params.min_tokens:
                 self._ender = (id, entry)  # the engine will say that it ended here
                 break
-            safe, stop = self._take(id, entry, self._detokenizer.feed(id))
+            safe, match = self._take(id, entry, self._detokenizer.feed(id))
             text.append(safe)
-            if stop is not None:
-                if self._params.include_stop_str_in_output:
-                    text.append(stop)
-                return self._end("".join(text), "stop", stop)
+            if match is not None:
+                return self._stop("".join(text), match)
         return self._emit("".join(text))
 
-    def flush(self, reason: FinishReason, stop_token_id: int | None = None) -> Delta:
-        """The engine has ended the sequence: everything that is left.
+    def flush(self, reason: FinishReason, stop_token_id: int | None = None, cause: str | None = None) -> Delta:
+        """The engine has ended the sequence: everything that is left. `cause`: why, where the engine or the server has a name for it.
 
         Raises:
             RuntimeError: the stream has ended already (our bug).
         """
         if self.finished:
             raise RuntimeError("flushed after its end")
-        text, stop = "", None
+        text, match = "", None
         if self._ender is not None:
             id, entry = self._ender
             silent = reason == "stop" and not self._params.include_stop_str_in_output
-            text, stop = self._take(id, entry, "" if silent else self._detokenizer.feed(id))
-        if stop is None:
+            text, match = self._take(id, entry, "" if silent else self._detokenizer.feed(id))
+        if match is None:
             rest = self._detokenizer.flush()
             self._decoded += len(rest)
             safe, match = self._stops.feed(rest, self._armed)
-            text, stop = text + safe, match.stop if match else None
-        if stop is not None:  # the very last text completed a stop string
-            return self._end(text + (stop if self._params.include_stop_str_in_output else ""), "stop", stop)
-        named = stop_token_id if stop_token_id in self._params.stop_token_ids else None
+            text += safe
+        if match is not None:  # the very last text completed a stop
+            return self._stop(text, match)
+        named = stop_token_id if stop_token_id in self._params.stop_token_ids else cause
         return self._end(text + self._stops.flush(), reason, named)
 
     @property
@@ -131,12 +129,15 @@ class TextStream:
         """Stop strings count: they may end only in the text of tokens beyond min_tokens."""
         return self.num_tokens > self._params.min_tokens
 
-    def _take(self, id: int, logprobs: TokenLogprobs | None, text: str) -> tuple[str, str | None]:
+    def _take(self, id: int, logprobs: TokenLogprobs | None, text: str) -> tuple[str, Match | None]:
         """One token and the text it completes → what can go out, and the stop that ended in it."""
         self._decoded += len(text)
         self._pending.append(Pending(id, logprobs, self._decoded))
-        safe, match = self._stops.feed(text, self._armed)
-        return safe, match.stop if match else None
+        return self._stops.feed(text, self._armed)
+
+    def _stop(self, text: str, match: Match) -> Delta:
+        """The end, at a stop that follows the text."""
+        return self._end(text + (match.text if self._params.include_stop_str_in_output else ""), "stop", match.stop)
 
     def _emit(self, text: str, everything: bool = False) -> Delta:
         """Let the text go, and the tokens whose text is out."""

@@ -6,15 +6,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from itertools import count
 from typing import Any
 
 from tailrace.config import EngineConfig
 from tailrace.errors import EngineDeadError, EngineError, NotReadyError, TailraceError
 from tailrace.params import SamplingParams
-from tailrace.wire.launch import EngineProcess
+from tailrace.wire.launch import EngineHandle, EngineProcess
 from tailrace.wire.ledger import Account, Ledger
-from tailrace.wire.messages import VERSION, Abort, Drain, Hello, ModelInfo, SequenceEvent, Stats
+from tailrace.wire.messages import (
+    VERSION,
+    Abort,
+    Answer,
+    Ask,
+    Asked,
+    Drain,
+    Hello,
+    ModelInfo,
+    SequenceEvent,
+    Stats,
+)
 from tailrace.wire.sockets import AsyncFrontSocket
 
 
@@ -38,10 +50,14 @@ class AsyncStream:
         finally:  # also when the task is cancelled or the iterator closed
             self.abort("iteration ended")
 
-    def abort(self, cause: str = "client") -> None:
-        """End it; nothing more is delivered. Idempotent."""
-        if self._client._ledger.close(self._account) and self._client.error is None:
+    def abort(self, cause: str = "client", keep: bool = False) -> None:
+        """End it; nothing more is delivered but, with `keep`, what has arrived. Idempotent."""
+        if self._client._ledger.close(self._account, keep) and self._client.error is None:
             self._client._socket.send(Abort(self.id, self.epoch, cause))
+
+    def bound(self, max_bytes: int, full: Callable[[], None]) -> None:
+        """Call `full` whenever more than so many bytes (about) have arrived and were not fetched."""
+        self._account.max_bytes, self._account.full = max_bytes, full
 
     def abort_sequence(self, index: int, cause: str = "stop string") -> bool:
         """End one sequence; the others go on. Idempotent. False if it had ended already."""
@@ -57,12 +73,48 @@ class AsyncStream:
         self.abort()
 
 
-class AsyncClient:
-    """Owns one engine process; `restart` gives it a new one."""
+class Question:
+    """What the other front ends have answered so far."""
 
-    def __init__(self, config: EngineConfig, start_timeout_s: float = 600.0) -> None:
-        self._config, self._timeout_s = config, start_timeout_s
+    def __init__(self) -> None:
+        self.answers: list[bytes] = []
+        self.complete = asyncio.Event()
+        self._open: int | None = None  # None until it is known how many were asked
+        self._heard = 0
+
+    def note(self, message: Asked | Answer) -> None:
+        """One more word on it."""
+        if isinstance(message, Asked):
+            self._open = message.count
+        else:
+            self._heard += 1
+            if message.data is not None:
+                self.answers.append(message.data)
+        if self._heard == self._open:
+            self.complete.set()
+
+
+class AsyncClient:
+    """Of one engine; `restart` gives it a new one.
+
+    Args:
+        engine: the settings of an engine process of its own, or what gives an engine that another process owns, waiting for it.
+
+    Attributes:
+        launched, lost: called when there is an engine to attach to, at this address, and when it is gone.
+    """
+
+    def __init__(
+        self, engine: EngineConfig | Callable[[], Awaitable[EngineHandle]], start_timeout_s: float = 600.0
+    ) -> None:
+        self._engine, self._timeout_s = engine, start_timeout_s
         self._ledger = Ledger()
+        self._ledger.between = self._hear
+        self._questions: dict[int, Question] = {}
+        self._numbers = count(1)
+        self.answer: Callable[[str, str], bytes | None] = lambda question, argument: None
+        self.launched: Callable[[str], None] = lambda url: None
+        self.lost: Callable[[TailraceError], None] = lambda error: None
         self._tasks: list[asyncio.Task[None]] = []
         self._drained = asyncio.Event()
         self.error: TailraceError | None = None
@@ -76,8 +128,12 @@ class AsyncClient:
         """
         ready = asyncio.Event()
         self._ledger.model = None
-        self._process = EngineProcess(self._config)
-        self._socket = AsyncFrontSocket(self._process.address.url)
+        if isinstance(self._engine, EngineConfig):
+            self._process: EngineHandle = EngineProcess(self._engine)
+        else:
+            self._process = await self._engine()
+        self.launched(self._process.url)
+        self._socket = AsyncFrontSocket(self._process.url)
         self._tasks = [asyncio.create_task(self._read(ready)), asyncio.create_task(self._watch())]
         self._socket.send(Hello())
         waits = [asyncio.create_task(ready.wait()), asyncio.create_task(self.died.wait())]
@@ -150,6 +206,20 @@ class AsyncClient:
             self._socket.send(message)
         return AsyncStream(self, account)
 
+    async def ask(self, question: str, argument: str, timeout_s: float = 1.0) -> list[bytes]:
+        """What the other front ends of this engine answer within the time; those that have nothing to say are left out."""
+        if not self.ready:
+            return []
+        number = next(self._numbers)
+        asked = self._questions[number] = Question()
+        self._socket.send(Ask(number, question, argument))
+        try:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(asked.complete.wait(), timeout_s)
+        finally:
+            del self._questions[number]
+        return asked.answers
+
     async def drain(self, timeout_s: float = 30.0) -> bool:
         """Let the engine finish what runs and exit; True if it did within the time."""
         if self.error is not None:
@@ -170,6 +240,13 @@ class AsyncClient:
             self._tasks = []
             self._socket.close()
             await asyncio.to_thread(self._process.stop)
+
+    def _hear(self, message: Ask | Asked | Answer) -> None:
+        """Another front end asks, or answers."""
+        if isinstance(message, Ask):
+            self._socket.send(Answer(message.asker, message.number, self.answer(message.question, message.argument)))
+        elif (asked := self._questions.get(message.number)) is not None:
+            asked.note(message)
 
     async def _read(self, ready: asyncio.Event) -> None:
         try:
@@ -198,3 +275,4 @@ class AsyncClient:
         self.error = error
         self._ledger.fail_all(EngineDeadError(str(error)))
         self.died.set()
+        self.lost(error)

@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+from typing import Protocol
 
 import msgspec
 
@@ -21,8 +22,23 @@ from tailrace.wire.sockets import Address
 KILL_AFTER_S = 3.0  # between asking politely and not asking
 
 
+class EngineHandle(Protocol):
+    """An engine as a client sees it: its own process, or one that another process owns (wire/attach.py)."""
+
+    @property
+    def url(self) -> str:
+        """Where its socket is."""
+        ...
+
+    @property
+    def pid(self) -> int: ...
+    def wait(self, timeout_s: float | None = None) -> bool: ...
+    def error(self) -> TailraceError: ...
+    def stop(self) -> None: ...
+
+
 class EngineProcess:
-    """A running (or dead) engine process at `address.url`."""
+    """A running (or dead) engine process at `url`."""
 
     def __init__(self, config: EngineConfig) -> None:
         self.address = Address()
@@ -39,6 +55,11 @@ class EngineProcess:
         with contextlib.suppress(BrokenPipeError):  # it died already: `error` will say why
             self.process.stdin.write(line)
             self.process.stdin.flush()
+
+    @property
+    def url(self) -> str:
+        """Where its socket is."""
+        return self.address.url
 
     @property
     def pid(self) -> int:

@@ -6,6 +6,7 @@ not open (any more) is dropped.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import count
@@ -15,6 +16,9 @@ from tailrace.errors import TailraceError
 from tailrace.params import SamplingParams
 from tailrace.wire.messages import (
     Aborted,
+    Answer,
+    Ask,
+    Asked,
     Drained,
     Failed,
     Finished,
@@ -28,20 +32,50 @@ from tailrace.wire.messages import (
     Tokens,
 )
 
+# What waiting tokens take in memory, about: an id in a list; its logprobs; each rival in them
+ID_BYTES, ENTRY_BYTES, RIVAL_BYTES = 40, 200, 70
+
 
 @dataclass(eq=False, slots=True)
 class Account:
-    """One open stream: events not yet fetched, sequences not yet ended, and whom to wake."""
+    """One open stream: events not yet fetched, sequences not yet ended, and whom to wake.
+
+    Tokens that wait are joined, so that a slow reader gets larger pieces, not more of them. held: bytes that they take, about; `full` is
+    called whenever more than `max_bytes` wait.
+    """
 
     id: str
     epoch: int
     open: set[int]
     events: list[SequenceEvent] = field(default_factory=list)
+    waiting: dict[int, Tokens] = field(default_factory=dict)  # of each sequence, the last tokens in `events`
+    held: int = 0
+    max_bytes: int = sys.maxsize
     wake: Callable[[], None] = lambda: None
+    full: Callable[[], None] = lambda: None
+
+    def add(self, event: SequenceEvent) -> None:
+        """It has arrived. The order within each sequence is kept."""
+        if not isinstance(event, Tokens):
+            self.events.append(event)
+            return
+        entries = event.logprobs
+        rivals = 0 if not entries else ENTRY_BYTES + RIVAL_BYTES * len(entries[0].top_ids)
+        self.held += len(event.token_ids) * (ID_BYTES + rivals)
+        before = self.waiting.get(event.index)
+        if before is None:
+            self.waiting[event.index] = event
+            self.events.append(event)
+            return
+        before.token_ids.extend(event.token_ids)
+        if before.logprobs is not None:
+            before.logprobs.extend(entries or ())
 
     def take(self) -> list[SequenceEvent]:
         """Everything that arrived since the last time."""
         events, self.events = self.events, []
+        self.waiting.clear()
+        self.held = 0
         return events
 
 
@@ -58,6 +92,7 @@ class Ledger:
         self.version: int | None = None
         self.stats = Stats()
         self.drained = False
+        self.between: Callable[[Ask | Asked | Answer], None] = lambda message: None  # what other front ends say
 
     def open(
         self, prompt: list[int], params: SamplingParams, id: str | None, priority: int, arrival_s: float
@@ -67,13 +102,15 @@ class Ledger:
         self.accounts[account.id, account.epoch] = account
         return account, Submit(account.id, account.epoch, prompt, params, priority, arrival_s)
 
-    def close(self, account: Account) -> bool:
-        """Forget the stream; True if sequences were still open, so that the engine must be told."""
+    def close(self, account: Account, keep: bool = False) -> bool:
+        """Forget the stream, and, unless it is to `keep` it, what has not been fetched. True if sequences were still open, so that the
+        engine must be told."""
         name = (account.id, account.epoch)
         if self.accounts.pop(name, None) is None or not account.open:
             return False
         account.open.clear()
-        account.events.clear()
+        if not keep:
+            account.take()
         account.wake()
         self.unacknowledged.add(name)
         return True
@@ -85,6 +122,7 @@ class Ledger:
         account.open.discard(index)
         self.stopped.add((account.id, account.epoch, index))
         account.events = [event for event in account.events if event.index != index]
+        account.waiting.pop(index, None)
         account.wake()
         return True
 
@@ -96,7 +134,7 @@ class Ledger:
                 case PromptLogprobs():
                     account = self.accounts.get((message.id, message.epoch))
                     if account is not None:
-                        account.events.append(message)
+                        account.add(message)
                         woken.add(account)
                 case Tokens() | Finished() | Failed():
                     account = self.accounts.get((message.id, message.epoch))
@@ -104,7 +142,7 @@ class Ledger:
                         if isinstance(message, Tokens) and (message.id, message.epoch, message.index) in self.stopped:
                             self.wasted += len(message.token_ids)
                         continue
-                    account.events.append(message)
+                    account.add(message)
                     if not isinstance(message, Tokens):
                         account.open.discard(message.index)
                     woken.add(account)
@@ -119,8 +157,12 @@ class Ledger:
                     self.model, self.version = message.model, message.version
                 case Drained():
                     self.drained = True
+                case Ask() | Asked() | Answer():
+                    self.between(message)
         for account in woken:
             account.wake()
+            if account.held > account.max_bytes:
+                account.full()
 
     def fail_all(self, error: TailraceError) -> None:
         """The engine is gone: every sequence that is still open ends with Failed."""

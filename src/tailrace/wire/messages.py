@@ -4,8 +4,10 @@ Imports no torch and no zmq. A request is named by (id, epoch): the client count
 an old output. A request has n sequences, 0 … n−1; each ends in exactly one `Finished` or `Failed`. `Aborted` is the
 acknowledgement of an `Abort`, always sent, also for what the engine does not know (any more).
 
-    front end → engine   Hello, Submit, Abort, Drain
-    engine → front end   Ready, PromptLogprobs, Tokens, Finished, Failed, Aborted, Stats, Drained
+    front end → engine   Hello, Submit, Abort, Drain, Ask, Answer
+    engine → front end   Ready, PromptLogprobs, Tokens, Finished, Failed, Aborted, Stats, Drained, Asked, Ask, Answer
+
+Where there are several front ends, the engine also carries what they ask each other, without looking at it.
 """
 
 from __future__ import annotations
@@ -84,7 +86,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
 
 class Tokens(Message, frozen=True):
     """New tokens of one sequence, in order. `logprobs` has one entry per token if the request asked for them. The sequence's first
-    message says how many prompt tokens came from the prefix cache."""
+    message says how many prompt tokens came from the prefix cache, and how many seconds its request had waited."""
 
     id: str
     epoch: int
@@ -92,6 +94,7 @@ class Tokens(Message, frozen=True):
     token_ids: list[int]
     logprobs: list[TokenLogprobs] | None = None
     cached_tokens: int = 0
+    queued_s: float = 0.0
 
 
 class PromptLogprobs(Message, frozen=True):
@@ -105,13 +108,15 @@ class PromptLogprobs(Message, frozen=True):
 
 
 class Finished(Message, frozen=True):
-    """Terminal. `stop_token_id` says which id stopped it (EOS or a stop id); its token was sent in Tokens before."""
+    """Terminal. `stop_token_id` says which id stopped it (EOS or a stop id); its token was sent in Tokens before. `cause`: what else
+    did, where only the engine knows: "repetition"."""
 
     id: str
     epoch: int
     index: int
     reason: FinishReason
     stop_token_id: int | None = None
+    cause: str | None = None
 
 
 class Failed(Message, frozen=True):
@@ -149,6 +154,7 @@ class Stats(Message, frozen=True):
     generated_tokens: int = 0
     preemptions: int = 0
     rewinds: int = 0  # banned strings taken back
+    bad_rows: dict[str, int] = {}  # rows of logits that can't be sampled from, by what is wrong with them
     finished: dict[str, int] = {}  # by reason
     step_ms: dict[str, float] = {}  # running totals per part of the step: plan, forward, sample, commit, send
 
@@ -157,8 +163,32 @@ class Drained(Message, frozen=True):
     """The last sequence has ended and the engine exits."""
 
 
-ToEngine = Hello | Submit | Abort | Drain
-FromEngine = Ready | PromptLogprobs | Tokens | Finished | Failed | Aborted | Stats | Drained
+class Ask(Message, frozen=True):
+    """A front end's question to all others. `number` is the asker's own count; `asker` its address, which the engine fills in."""
+
+    number: int
+    question: str
+    argument: str
+    asker: bytes = b""
+
+
+class Asked(Message, frozen=True):
+    """So many front ends have been asked."""
+
+    number: int
+    count: int
+
+
+class Answer(Message, frozen=True):
+    """To one Ask, from one front end; None if it has nothing to say."""
+
+    asker: bytes
+    number: int
+    data: bytes | None
+
+
+ToEngine = Hello | Submit | Abort | Drain | Ask | Answer
+FromEngine = Ready | PromptLogprobs | Tokens | Finished | Failed | Aborted | Stats | Drained | Asked | Ask | Answer
 SequenceEvent = PromptLogprobs | Tokens | Finished | Failed
 
 to_engine = msgspec.msgpack.Decoder(list[ToEngine])  # messages travel in lists: one frame per step

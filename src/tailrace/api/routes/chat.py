@@ -17,6 +17,7 @@ from tailrace.api.conversation import check_conversation, encode
 from tailrace.api.fold import fold_chat
 from tailrace.api.generate import Generation
 from tailrace.api.logprobs import chat_logprobs, prompt_logprobs
+from tailrace.api.observe import origin_of
 from tailrace.api.respond import request_id, respond
 from tailrace.api.sampling import check_scores, num_logprobs, output_limit, sampling_params
 from tailrace.api.schema.chat import (
@@ -25,13 +26,14 @@ from tailrace.api.schema.chat import (
     ChatChunkChoice,
     ChatDelta,
     ChatRequest,
-    FunctionCall,
+    FunctionDelta,
     ToolCallDelta,
 )
 from tailrace.api.service import Service, service_of
 from tailrace.errors import ParameterError
 from tailrace.text.channels import Markers, Segment, Splitter, inside
 from tailrace.text.stream import Delta
+from tailrace.text.tools import Format, Tools, declared
 
 READER = BodyReader(ChatRequest, CHAT_REFUSED)
 PROMPT_END = 64  # tokens that tell whether the template has opened the reasoning
@@ -53,7 +55,8 @@ async def create_chat_completion(request: Request) -> Response:
         check_scores(len(prompt) * (ask.prompt_logprobs + 1))
     params = sampling_params(ask, service.tokenizer, service.defaults, max_tokens=limit, logprobs=top)
     id = f"chatcmpl-{request_id(request, ask)}"
-    generation = Generation(service, id, [prompt], params, ask.priority or 0, ask.deadline_s)
+    origin = origin_of(request, "chat", ask)
+    generation = Generation(service, id, [prompt], params, ask.priority or 0, ask.deadline_s, origin)
     return await respond(request, generation, chunks(service, ask, generation), fold_chat, ask.streamed)
 
 
@@ -95,16 +98,19 @@ async def chunks(service: Service, ask: ChatRequest, generation: Generation) -> 
         yield ChatChunk(**shared, choices=[], usage=generation.usage)
 
 
-def channels_of(service: Service, ask: ChatRequest, prompt: list[int]) -> tuple[Markers | None, Markers | None, bool]:
+def channels_of(
+    service: Service, ask: ChatRequest, prompt: list[int]
+) -> tuple[Markers | None, Format | None, bool, Tools]:
     """What each choice's Splitter looks for, and where the prompt has left it."""
     reasoning = None if ask.separate_reasoning is False else service.reasoning
     tools = service.tools if ask.tools and ask.tool_choice != "none" else None
+    known = declared(ask.tools)
     if reasoning is None:
-        return None, tools, False
+        return None, tools, False, known
     last = ask.messages[-1].content if ask.continue_final_message else None
     end = last if isinstance(last, str) else service.tokenizer.decode(prompt[-PROMPT_END:])
     opened = inside(end, reasoning) if ask.continue_final_message else end.rstrip().endswith(reasoning[0])
-    return reasoning, tools, opened
+    return reasoning, tools, opened, known
 
 
 def choices_of(
@@ -133,8 +139,11 @@ def choices_of(
 def delta_of(segment: Segment) -> ChatDelta:
     """A segment as a chunk says it."""
     if segment.call is not None:
-        call = FunctionCall(segment.call.name, segment.call.arguments)
-        return ChatDelta(tool_calls=[ToolCallDelta(segment.call.place, f"call_{uuid4().hex[:24]}", call)])
+        place, name, arguments, id = segment.call
+        if not name:
+            return ChatDelta(tool_calls=[ToolCallDelta(index=place, function=FunctionDelta(arguments=arguments))])
+        function, id = FunctionDelta(name=name, arguments=arguments), id or f"call_{uuid4().hex[:24]}"
+        return ChatDelta(tool_calls=[ToolCallDelta(index=place, id=id, type="function", function=function)])
     return (
         ChatDelta(reasoning_content=segment.text) if segment.channel == "reasoning" else ChatDelta(content=segment.text)
     )

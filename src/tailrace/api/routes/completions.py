@@ -19,9 +19,10 @@ from tailrace.api.disconnect import unless_gone
 from tailrace.api.fold import fold_completion
 from tailrace.api.generate import Generation
 from tailrace.api.logprobs import CompletionLogprobsWriter, prompt_logprobs
+from tailrace.api.observe import origin_of
 from tailrace.api.respond import json_answer, request_id, respond
 from tailrace.api.sampling import check_scores, num_logprobs, output_limit, sampling_params
-from tailrace.api.schema.common import PromptLogprobEntries, PromptTokensDetails, Usage
+from tailrace.api.schema.common import PromptLogprobEntries
 from tailrace.api.schema.completions import COMPLETION_REFUSED, Completion, CompletionChoice, CompletionRequest
 from tailrace.api.service import Service, service_of
 from tailrace.errors import ParameterError
@@ -66,7 +67,8 @@ async def create_completion(request: Request) -> Response:
         raise ParameterError(
             f"prompt: {len(prompts)} prompts with {params.n} choices each are more than {MAX_CHOICES} choices", "prompt"
         )
-    generation = Generation(service, f"cmpl-{request_id(request, ask)}", ids, params, ask.priority or 0, ask.deadline_s)
+    id, origin = f"cmpl-{request_id(request, ask)}", origin_of(request, "text_completion", ask)
+    generation = Generation(service, id, ids, params, ask.priority or 0, ask.deadline_s, origin)
     echoes = [echo(service, prompt) for prompt in prompts] if ask.echo else None
     return await respond(request, generation, chunks(service, ask, generation, echoes), fold, ask.streamed)
 
@@ -154,16 +156,15 @@ async def beam_search(
     eos = frozenset(service.client.model.eos_token_ids)
     assert params.max_tokens is not None
     search = BeamSearch(width, params.max_tokens, eos, penalty, ask.early_stopping or False)
-    work = BeamRequest(service, f"cmpl-{request_id(request, ask)}", ids[0], params, search)
+    id, origin = f"cmpl-{request_id(request, ask)}", origin_of(request, "text_completion", ask)
+    work = BeamRequest(service, id, ids[0], params, search, origin)
     await unless_gone(request.receive, work.run(), lambda: work.abort("disconnect"))
     beams = search.best(n)
     choices = [
         CompletionChoice(i, service.tokenizer.decode(beam.tokens, params.skip_special_tokens), None, beam.reason, None)
         for i, beam in enumerate(beams)
     ]
-    completion = sum(len(beam.tokens) for beam in beams)
-    usage = Usage(len(ids[0]), completion, len(ids[0]) + completion, PromptTokensDetails())
-    return json_answer(Completion(**head(service, work.id), choices=choices, usage=usage))
+    return json_answer(Completion(**head(service, work.id), choices=choices, usage=work.usage))
 
 
 def check_best_of(ask: CompletionRequest, best: int, n: int) -> None:

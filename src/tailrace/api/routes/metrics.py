@@ -6,9 +6,12 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tailrace.api.peers import everywhere
 from tailrace.api.service import service_of
 
 
 async def metrics(request: Request) -> Response:
-    """Everything that api/metrics.py knows."""
-    return Response(service_of(request).metrics.expose(), headers={"content-type": CONTENT_TYPE_LATEST})
+    """Everything that api/metrics.py knows, of all front ends together."""
+    service = service_of(request)
+    text = service.metrics.expose(await everywhere(service, "counts"))
+    return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})

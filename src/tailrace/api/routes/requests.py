@@ -5,6 +5,7 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tailrace.api.peers import everywhere
 from tailrace.api.respond import json_answer
 from tailrace.api.schema.requests import Cancelled
 from tailrace.api.service import service_of
@@ -13,10 +14,8 @@ from tailrace.errors import RequestNotFoundError
 
 async def cancel_request(request: Request) -> Response:
     """By the id of its answer ("chatcmpl-…") or by its x-request-id; of several with one name, all."""
-    service, name = service_of(request), request.path_params["id"]
-    found = [work for work in service.live if name in (work.id, work.name)]
+    name = request.path_params["id"]
+    found = await everywhere(service_of(request), "cut", name)
     if not found:
         raise RequestNotFoundError(f"no request {name[:200]!r} is running", "id")
-    for work in found:
-        work.cut("cancelled")
-    return json_answer(Cancelled(found[0].id))
+    return json_answer(Cancelled(found[0].decode()))

@@ -16,6 +16,8 @@ from tailrace.api.chunks import effective
 from tailrace.api.conversation import check_conversation, encode
 from tailrace.api.generate import Generation
 from tailrace.api.narrate import Narrator
+from tailrace.api.observe import origin_of
+from tailrace.api.peers import everywhere, kept, somewhere
 from tailrace.api.respond import json_answer, request_id, respond
 from tailrace.api.routes.chat import channels_of, check_tool_choice
 from tailrace.api.sampling import output_limit, sampling_params
@@ -51,13 +53,12 @@ async def create_response(request: Request) -> Response:
     ask = await READER.read(request)
     info = service.supervisor.check()
     service.check_model(ask.model)
-    chat = conversation(service, ask)
+    chat = await conversation(service, ask)
     prompt = await encode(service, chat, with_tools=ask.tool_choice != "none")
     limit = output_limit(len(prompt), info.max_model_len, ask.max_output_tokens, "max_output_tokens", "input")
     params = sampling_params(chat, service.tokenizer, service.defaults, max_tokens=limit, logprobs=None)
-    generation = Generation(
-        service, f"resp_{request_id(request, ask)}", [prompt], params, ask.priority or 0, ask.deadline_s
-    )
+    id, origin = f"resp_{request_id(request, ask)}", origin_of(request, "chat", ask)
+    generation = Generation(service, id, [prompt], params, ask.priority or 0, ask.deadline_s, origin)
     response = ResponseObject(
         id=generation.id, created_at=int(time.time()), instructions=ask.instructions, max_output_tokens=ask.max_output_tokens,
         model=service.model_name, output=[], previous_response_id=ask.previous_response_id, store=ask.store is not False,
@@ -127,26 +128,26 @@ async def last(stream: AsyncGenerator[Event, None]) -> ResponseObject:
 
 async def retrieve_response(request: Request) -> Response:
     """A stored response, also while it is in progress."""
-    return Response(service_of(request).responses.get(request.path_params["id"]).body, media_type=JSON)
+    body = await kept(service_of(request), "response", request.path_params["id"])
+    return Response(body, media_type=JSON)
 
 
 async def delete_response(request: Request) -> Response:
     """Forget a stored response."""
-    service, id = service_of(request), request.path_params["id"]
-    service.responses.get(id)
-    service.responses.discard(id)
+    id = request.path_params["id"]
+    await kept(service_of(request), "forget", id)
     return json_answer(Deleted(id))
 
 
 async def cancel_response(request: Request) -> Response:
     """End a response that is in progress; what it has said stays."""
     service, id = service_of(request), request.path_params["id"]
-    found = [work for work in service.live if work.id == id]
-    for work in found:
-        work.cut("cancelled")
-    if found and id not in service.responses:  # before its first token, or not to be stored
+    found = await everywhere(service, "cut", id) if id.startswith("resp_") else []
+    body = await somewhere(service, "response", id)
+    if found and body is None:  # before its first token, or not to be stored
         return json_answer(Cancelled(id))
-    body = service.responses.get(id).body
+    if body is None:
+        body = await kept(service, "response", id)
     if found:
         body = body.replace(b'"status":"in_progress"', b'"status":"cancelled"', 1)
     return Response(body, media_type=JSON)
@@ -161,7 +162,7 @@ def keep(service: Service, response: ResponseObject, said: list[dict[str, Any]],
 # ---- input → messages
 
 
-def conversation(service: Service, ask: ResponsesRequest) -> ChatRequest:
+async def conversation(service: Service, ask: ResponsesRequest) -> ChatRequest:
     """The same as a chat.
 
     Raises:
@@ -183,7 +184,7 @@ def conversation(service: Service, ask: ResponsesRequest) -> ChatRequest:
     if ask.instructions is not None:
         messages.append(ChatMessage(role="system", content=ask.instructions))
     if ask.previous_response_id is not None:
-        before = service.responses.get(ask.previous_response_id, "previous_response_id").messages
+        before = await kept(service, "conversation", ask.previous_response_id, "previous_response_id")
         messages += msgspec.json.decode(before, type=list[ChatMessage])
     items = [InputItem(role="user", content=ask.input)] if isinstance(ask.input, str) else ask.input
     for place, item in enumerate(items):

@@ -109,13 +109,20 @@ class FunctionCall(msgspec.Struct, frozen=True):
     arguments: str
 
 
-class ToolCallDelta(msgspec.Struct, frozen=True):
-    """One whole tool call."""
+class FunctionDelta(msgspec.Struct, frozen=True, kw_only=True):
+    """More of the arguments; the name, in a call's first delta."""
+
+    name: str | UnsetType = UNSET
+    arguments: str
+
+
+class ToolCallDelta(msgspec.Struct, frozen=True, kw_only=True):
+    """What is new of a tool call. The first of each has id, type and name, and no arguments yet."""
 
     index: int
-    id: str
-    function: FunctionCall
-    type: str = "function"
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+    function: FunctionDelta
 
 
 class AnswerToolCall(msgspec.Struct, frozen=True):

@@ -9,7 +9,8 @@ from typing import Annotated, Any
 
 import msgspec
 
-from tailrace.params import LogprobsMode, Scope, Watermark
+from tailrace.options import RepetitionDetection, Watermark
+from tailrace.params import LogprobsMode, Scope
 
 MAX_TOKEN_ID = 2**31 - 1  # any vocabulary is smaller; keeps what crosses the wire within 64 bits
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKEN_ID)]
@@ -84,6 +85,8 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     min_tokens: int | None = None
     ignore_eos: bool | None = None
     stop_token_ids: list[TokenId] | None = None
+    stop_regex: str | list[str] | None = None
+    repetition_detection: RepetitionDetection | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     allowed_token_ids: list[TokenId] | None = None
@@ -131,7 +134,6 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "grammar": (None, ""),
     "json_schema": (None,),
     "logits_processors": (None, []),
-    "thinking_token_budget": (None,),
 }
 
 

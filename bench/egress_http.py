@@ -1,0 +1,221 @@
+"""Whole front ends over HTTP, ours and bench/baseline.py: same scripted engine, same client, the same requests.
+
+Tokens per second of wall time and of the front end's own processor time, and what /health takes meanwhile. Both must answer with the
+same text. The client is a worker (see harness.Worker): it only gathers bytes while the clock runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import uvloop
+from bench.harness import ROOT, Worker, percentile
+from bench.serve import HOST, is_ready
+
+FRONT_ENDS = {"ours": ("tailrace.cli", "serve", "--log-level", "warning"), "baseline": ("bench.baseline",)}
+GOAL = 4.0  # ours / baseline, per second of processor time
+CASES: tuple[tuple[str, float, int | None], ...] = (  # name, ms a step of the model takes besides sampling, logprobs
+    ("saturated", 0.0, None),
+    ("saturated, 5 logprobs", 0.0, 5),
+    ("a step every 2 ms", 2.0, None),
+)
+WARM_UP_TOKENS = 16
+PROMPT_TOKENS = 64  # at most, template and all
+HEALTH_EVERY_S = 0.05
+START_TIMEOUT_S = 60.0
+
+
+def over_http(streams: int, tokens: int, stops: tuple[str, ...]) -> list[dict[str, Any]]:
+    """A line per case and front end.
+
+    Raises:
+        RuntimeError: a front end did not start, refused, or the two did not say the same.
+    """
+    found = []
+    for case, step_ms, top in CASES:
+        sides = {name: measure(name, streams, tokens, stops, step_ms, top) for name in FRONT_ENDS}
+        if len({side.pop("text") for side in sides.values()}) > 1:
+            raise RuntimeError(f"{case}: the front ends answer with different texts")
+        rates = {name: side["tok/s per core"] for name, side in sides.items()}
+        for name, side in sides.items():
+            ratio = (
+                {"×": rates["ours"] / rates["baseline"], "goal": GOAL} if name == "ours" else {"×": "-", "goal": "-"}
+            )
+            found.append({"front end": name, "case": case, **side, **ratio})
+    return found
+
+
+def measure(
+    name: str, streams: int, tokens: int, stops: tuple[str, ...], step_ms: float, top: int | None
+) -> dict[str, Any]:
+    """One front end in one case, and a hash of all that it said."""
+    with (
+        serving(FRONT_ENDS[name], streams, tokens, step_ms) as (port, pid),
+        Worker("bench.egress_http", threads=1) as client,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        body = {
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "temperature": 0.0,
+            "ignore_eos": True,
+            "stop": stops,
+        }
+        if top is not None:
+            body |= {"logprobs": True, "top_logprobs": top}
+        question = {"port": port, "streams": streams, "body": body}
+        client.ask(question | {"tokens": WARM_UP_TOKENS})
+        done = threading.Event()
+        health = pool.submit(health_times, port, done)
+        before = cpu_seconds(pid)
+        try:
+            answer = client.ask(question | {"tokens": tokens})
+        finally:
+            done.set()
+        used = cpu_seconds(pid) - before
+        latencies = health.result()
+    return {
+        "tok/s": streams * tokens / answer["wall_s"],
+        "tok/s per core": streams * tokens / used,
+        "tok/event": streams * tokens / answer["events"],
+        "/health p50 ms": percentile(latencies, 50) * 1e3,
+        "p99 ms": percentile(latencies, 99) * 1e3,
+        "text": answer["text"],
+    }
+
+
+@contextlib.contextmanager
+def serving(module: tuple[str, ...], streams: int, tokens: int, step_ms: float) -> Iterator[tuple[int, int]]:
+    """A front end with a scripted engine: its port and its process id."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port = probe.getsockname()[1]
+    blocks = streams * ((PROMPT_TOKENS + tokens) // 16 + 1)
+    command = [
+        sys.executable, "-m", *module, "--model", f"scripted:next:{step_ms}", "--host", HOST, "--port", str(port), "--threads", "1",
+        "--max-num-seqs", str(streams), "--max-num-batched-tokens", str(streams * 16), "--num-blocks", str(blocks),
+    ]  # fmt: skip
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=ROOT)
+    try:
+        until = time.monotonic() + START_TIMEOUT_S
+        while not is_ready(port):
+            if process.poll() is not None or time.monotonic() > until:
+                raise RuntimeError(f"{' '.join(module)} did not start within {START_TIMEOUT_S:g} s")
+            time.sleep(0.1)
+        yield port, process.pid
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(timeout=15)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def health_times(port: int, done: threading.Event) -> list[float]:
+    """Seconds that /health takes, again and again."""
+    times = []
+    while not done.wait(HEALTH_EVERY_S):
+        begin = time.perf_counter()
+        urllib.request.urlopen(f"http://{HOST}:{port}/health", timeout=30).read()
+        times.append(time.perf_counter() - begin)
+    return times
+
+
+# ---- the client
+
+
+class Answer(asyncio.Protocol):
+    """One request: sends it and gathers what comes until the server closes."""
+
+    def __init__(self, request: bytes) -> None:
+        self._request = request
+        self.pieces: list[bytes] = []
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: Any) -> None:
+        transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        self.pieces.append(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.done.set_result(None)
+
+
+def request(port: int, body: dict[str, Any]) -> bytes:
+    """A request for a chat completion, as bytes."""
+    payload = json.dumps(body).encode()
+    head = (
+        f"POST /v1/chat/completions HTTP/1.1\r\nhost: {HOST}:{port}\r\ncontent-type: application/json\r\n"
+        f"content-length: {len(payload)}\r\nconnection: close\r\n\r\n"
+    )
+    return head.encode() + payload
+
+
+def read(whole: bytes, tokens: int) -> tuple[str, int]:
+    """The text of an answer, and in how many events with choices it came.
+
+    Raises:
+        RuntimeError: the server refused, broke off, or gave another number of tokens than was asked for.
+    """
+    if not whole.startswith(b"HTTP/1.1 200"):
+        raise RuntimeError(f"the server answers {whole[:500]!r}")
+    text, count, usage = [], 0, None
+    for line in whole.split(b"\n"):
+        if line.startswith(b"data: {"):
+            event = json.loads(line[6:])
+            usage = event.get("usage") or usage
+            for choice in event["choices"]:
+                count += 1
+                text.append(choice["delta"].get("content") or "")
+    if usage is None or usage["completion_tokens"] != tokens or b"data: [DONE]" not in whole:
+        raise RuntimeError(f"expected {tokens} tokens and [DONE], got usage {usage}")
+    return "".join(text), count
+
+
+async def ask(question: dict[str, Any]) -> dict[str, Any]:
+    """All streams at once."""
+    loop = asyncio.get_running_loop()
+    answers = []
+    begin = time.perf_counter()
+    for i in range(question["streams"]):
+        messages = [{"role": "user", "content": f"Question {i}"}]
+        asked = request(question["port"], question["body"] | {"messages": messages, "max_tokens": question["tokens"]})
+        answers.append((await loop.create_connection(lambda asked=asked: Answer(asked), HOST, question["port"]))[1])
+    await asyncio.gather(*(answer.done for answer in answers))
+    wall_s = time.perf_counter() - begin
+    texts, counts = zip(*(read(b"".join(answer.pieces), question["tokens"]) for answer in answers), strict=True)
+    return {"wall_s": wall_s, "events": sum(counts), "text": hashlib.sha256(json.dumps(texts).encode()).hexdigest()}
+
+
+def main() -> None:
+    """Answer questions until stdin closes."""
+    for line in sys.stdin:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            print(json.dumps(runner.run(ask(json.loads(line)))), flush=True)
+
+
+if __name__ == "__main__":
+    main()

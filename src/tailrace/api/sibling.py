@@ -1,0 +1,33 @@
+"""A further front end of an engine that another process owns: `python -m tailrace.api.sibling`, started by api/siblings.py.
+
+Reads what it needs from the first line of stdin, and news of the engine from the lines after it; when stdin closes, its owner is gone,
+and it ends at once. SIGTERM: it finishes what runs, then exits.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import msgspec
+
+from tailrace.api.serve import serve_attached
+from tailrace.api.siblings import Start
+from tailrace.config import start_logging
+from tailrace.text.tokenizer import Tokenizer
+
+
+def main() -> int:
+    """The exit code of the server."""
+    start_logging(os.environ.get("TAILRACE_LOG", "info"), os.environ.get("TAILRACE_LOG_FORMAT", "text"))
+    line = sys.stdin.buffer.readline()
+    if not line:
+        return 0
+    start = msgspec.json.decode(line, type=Start)
+    tokenizer = Tokenizer.load(Path(start.folder), start.config.model.trust_remote_code)
+    return serve_attached(start, tokenizer, sys.stdin.buffer.readline)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

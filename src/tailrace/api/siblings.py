@@ -1,0 +1,122 @@
+"""The other front ends of the same engine, on the same port: processes that this one starts, tells of the engine, and ends.
+
+All of them accept from one listening socket, so a busy one leaves connections to the others. This one owns the engine; when it ends,
+however it ends, so do they. One that dies is replaced, and the engine ends its requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import subprocess
+import sys
+import time
+from typing import IO
+
+import msgspec
+
+from tailrace.config import Config
+from tailrace.errors import TailraceError
+from tailrace.wire.attach import Lost, News
+
+log = logging.getLogger(__name__)
+
+REPLACE_AFTER_S = 1.0
+POLL_S = 0.2
+KILL_AFTER_S = 3.0
+
+
+class Start(msgspec.Struct):
+    """The first line that a sibling reads. `folder`: of the tokenizer. `socket`: the descriptor to accept from."""
+
+    config: Config
+    folder: str
+    defaults: dict[str, float | int]
+    socket: int
+
+
+class Siblings:
+    """So many processes."""
+
+    def __init__(self, count: int, start: Start | None = None) -> None:
+        self._count, self._start = count, start
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._engine: str | None = None
+        self._ending = False
+
+    def launched(self, url: str) -> None:
+        """There is an engine; the first time, start them."""
+        self._engine = url
+        self._tell(News(engine=url))
+        while len(self._processes) < self._count:
+            self._processes.append(self._spawn())
+
+    def lost(self, error: TailraceError) -> None:
+        """The engine is gone."""
+        self._engine = None
+        self._tell(News(lost=Lost(error.code, str(error))))
+
+    async def watch(self) -> None:
+        """Replace those that die, until cancelled."""
+        while self._count:
+            await asyncio.sleep(POLL_S)
+            for place, process in enumerate(self._processes):
+                if process.poll() is not None and not self._ending:
+                    log.error("front end %d died (%d) and is replaced", process.pid, process.returncode)
+                    close(process.stdin)
+                    await asyncio.sleep(REPLACE_AFTER_S)
+                    self._processes[place] = self._spawn()
+
+    def drain(self) -> None:
+        """Ask them to finish what runs and exit; once, since a second signal would mean at once."""
+        if not self._ending:
+            self._ending = True
+            for process in self._processes:
+                process.terminate()
+
+    def stop(self, timeout_s: float) -> None:
+        """Wait for them so long; then end them."""
+        self.drain()
+        until_s = time.monotonic() + timeout_s
+        for process in self._processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, until_s - time.monotonic()))
+            close(process.stdin)  # it ends at once
+            try:
+                process.wait(KILL_AFTER_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
+        assert self._start is not None
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tailrace.api.sibling"],
+            stdin=subprocess.PIPE,
+            pass_fds=(self._start.socket,),
+            start_new_session=True,  # the terminal's Ctrl-C is for the first front end, which decides
+        )
+        say(process.stdin, self._start)
+        if self._engine is not None:
+            say(process.stdin, News(engine=self._engine))
+        return process
+
+    def _tell(self, news: News) -> None:
+        for process in self._processes:
+            say(process.stdin, news)
+
+
+def say(pipe: IO[bytes] | None, line: msgspec.Struct) -> None:
+    """Write a line; a reader that is gone is found out elsewhere."""
+    assert pipe is not None
+    with contextlib.suppress(OSError):
+        pipe.write(msgspec.json.encode(line) + b"\n")
+        pipe.flush()
+
+
+def close(pipe: IO[bytes] | None) -> None:
+    """Close it, whatever its reader does."""
+    assert pipe is not None
+    with contextlib.suppress(OSError):
+        pipe.close()

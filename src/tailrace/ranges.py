@@ -1,0 +1,119 @@
+"""What a sampling parameter may be: ranges, sizes, and which fields need or exclude each other. Data, and the checks that read it."""
+
+from __future__ import annotations
+
+import math
+
+from tailrace.errors import ParameterError
+
+MAX_SEED = 2**63 - 1
+MIN_SEED = -(2**63)
+
+# field -> (low, high, low is allowed, high is allowed). A value outside is refused, never clamped.
+RANGES: dict[str, tuple[float, float, bool, bool]] = {
+    "temperature": (0.0, 1e6, True, True),
+    "dynatemp_range": (0.0, 1e6, True, True),
+    "dynatemp_exponent": (0.0, 100.0, False, True),
+    "smoothing_factor": (0.0, 1e6, True, True),
+    "smoothing_curve": (1.0, 3.0, True, True),
+    "top_k": (-1, 2**31 - 1, True, True),
+    "top_p": (0.0, 1.0, True, True),
+    "min_p": (0.0, 1.0, True, True),
+    "top_a": (0.0, 1.0, True, True),
+    "typical_p": (0.0, 1.0, True, True),
+    "tfs_z": (0.0, 1.0, True, True),
+    "epsilon_cutoff": (0.0, 1.0, True, False),
+    "eta_cutoff": (0.0, 1.0, True, False),
+    "top_n_sigma": (-1.0, 1e6, True, True),
+    "top_h": (0.0, 1.0, True, True),
+    "xtc_probability": (0.0, 1.0, True, True),
+    "xtc_threshold": (0.0, 0.5, False, True),
+    "mirostat": (0, 2, True, True),
+    "mirostat_tau": (0.0, 100.0, False, True),
+    "mirostat_eta": (0.0, 100.0, True, True),
+    "adaptive_target": (-1.0, 1.0, True, True),
+    "adaptive_decay": (0.0, 0.99, True, True),
+    "repetition_penalty": (1e-3, 1e3, True, True),
+    "presence_penalty": (-2.0, 2.0, True, True),
+    "frequency_penalty": (-2.0, 2.0, True, True),
+    "penalty_last_n": (-1, 2**31 - 1, True, True),
+    "dry_multiplier": (0.0, 1e6, True, True),
+    "dry_base": (1.0, 1e6, True, True),
+    "dry_allowed_length": (1, 2**31 - 1, True, True),
+    "dry_penalty_last_n": (-1, 2**31 - 1, True, True),
+    "no_repeat_ngram_size": (0, 2**31 - 1, True, True),
+    "min_tokens": (0, 2**31 - 1, True, True),
+    "max_tokens": (1, 2**31 - 1, True, True),
+    "logprobs": (0, 2**31 - 1, True, True),
+    "prompt_logprobs": (0, 2**31 - 1, True, True),
+    "n": (1, 1024, True, True),
+    "seed": (MIN_SEED, MAX_SEED, True, True),
+}
+
+# field -> entries it may have: bounded, so that nobody can flood the engine
+MAX_ENTRIES = {
+    "logit_bias": 65_536, "allowed_token_ids": 65_536, "bad_words": 1024, "sequence_bias": 1024, "stop": 128, "stop_regex": 16,
+    "stop_token_ids": 1024, "dry_sequence_breakers": 65_536, "banned_strings": 128, "forced_token_ids": 65_536,
+    "sampler_order": 32, "processors": 16,
+}  # fmt: skip
+MAX_CHARS = 1024  # of one stop string or banned string
+MAX_BIAS = 1e4  # |logit bias|; OpenAI's own range is -100 … 100, which the HTTP schema enforces
+
+# a knob → the one without which it has no effect: giving the first alone is refused
+COMPANIONS: dict[str, tuple[str, ...]] = {
+    "dynatemp_exponent": ("dynatemp_range",),
+    "smoothing_curve": ("smoothing_factor",),
+    "xtc_threshold": ("xtc_probability",),
+    "mirostat_tau": ("mirostat",),
+    "mirostat_eta": ("mirostat",),
+    "adaptive_decay": ("adaptive_target",),
+    "penalty_last_n": ("repetition_penalty", "presence_penalty", "frequency_penalty"),
+    "repetition_scope": ("repetition_penalty",),
+    "penalty_scope": ("presence_penalty", "frequency_penalty"),
+    "banned_ignore_case": ("banned_strings",),
+    "report_entropy": ("logprobs",),
+    "dry_base": ("dry_multiplier",),
+    "dry_allowed_length": ("dry_multiplier",),
+    "dry_penalty_last_n": ("dry_multiplier",),
+    "dry_sequence_breakers": ("dry_multiplier",),
+}
+
+# what mirostat replaces: asking for both is refused
+TRUNCATIONS = (
+    "top_k", "top_p", "min_p", "top_a", "typical_p", "tfs_z", "epsilon_cutoff", "eta_cutoff", "top_n_sigma", "top_h",
+    "xtc_probability", "adaptive_target",
+)  # fmt: skip
+
+# asked for on purpose, and without effect where the largest logit is taken: refused there. (Truncations are not: clients send them always.)
+NOT_GREEDY = ("dynatemp_range", "smoothing_factor", "mirostat", "xtc_probability", "adaptive_target")
+
+REFINEMENT_NAMES = (
+    "temperature", "dynatemp", "smoothing", "min_p", "top_k", "top_p", "top_a", "typical_p", "tfs_z", "epsilon_cutoff",
+    "eta_cutoff", "top_n_sigma", "top_h", "xtc", "mirostat", "adaptive_p", "synthid",
+)  # fmt: skip
+
+
+def check_entries(name: str, size: int, of: str | None = None) -> None:
+    """Raise ParameterError, naming `of` (the field where the entries come from), if there are more than MAX_ENTRIES[name]."""
+    if size > MAX_ENTRIES[name]:
+        field = of or name
+        raise ParameterError(
+            f"{field} must have at most {MAX_ENTRIES[name]} entries{' of text' if of else ''}, got {size}", field
+        )
+
+
+def check_range(name: str, value: float | int | None) -> None:
+    """Raise ParameterError unless `value` is a number inside RANGES[name]; None passes (the field is off)."""
+    if value is None:
+        return
+    low, high, low_in, high_in = RANGES[name]
+    whole = isinstance(low, int) and isinstance(high, int)
+    number = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
+    inside = number and not (isinstance(value, float) and math.isnan(value)) and (
+        (low <= value if low_in else low < value) and (value <= high if high_in else value < high)
+    )  # fmt: skip
+    if not inside:
+        opening, closing = "[" if low_in else "(", "]" if high_in else ")"
+        kind = "an integer" if whole else "a number"
+        shown = repr(value) if not isinstance(value, int) or abs(value) < 2**64 else "an integer of more than 64 bits"
+        raise ParameterError(f"{name} must be {kind} in {opening}{low:g}, {high:g}{closing}, got {shown}", name)

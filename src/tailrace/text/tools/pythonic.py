@@ -1,0 +1,63 @@
+"""Calls as a Python list: [f(a=1), g(b="x")]. Read as literals, never run; they go out when the list is whole."""
+
+from __future__ import annotations
+
+import ast
+import re
+import warnings
+
+from tailrace.text.tools.block import Block, NotACallError, Read, in_json
+from tailrace.text.tools.values import PYTHON, nested
+
+NAME = re.compile(r"[A-Za-z_][\w.]*")
+JSON_WORDS = {"true": True, "false": False, "null": None}
+
+
+def pythonic(block: Block) -> Read[None]:
+    """Where no marker says that these are calls, the first name must be a declared function's, or the list is text."""
+    yield from block.white()
+    yield from block.expect("[")
+    yield from block.white()
+    name = yield from block.word()
+    yield from block.white()
+    if not NAME.fullmatch(name) or (yield from block.peek()) != "(":
+        raise NotACallError(name)
+    block.known(name)
+    parts = ["[", name]
+    yield from nested(block, parts.append, PYTHON, ["]"])
+    for name, arguments in calls_of("".join(parts)):
+        block.whole(name, arguments)
+    yield from block.close()
+
+
+def calls_of(text: str) -> list[tuple[str, dict[str, str]]]:
+    """Names and arguments, these in JSON.
+
+    Raises:
+        NotACallError: anything but a list of calls with keywords and literals that JSON knows.
+    """
+    try:
+        with warnings.catch_warnings(action="ignore"):  # what the model writes is no matter for our log
+            tree = ast.parse(text, mode="eval").body
+        return [call_of(node) for node in tree.elts] if isinstance(tree, ast.List) else []
+    except (SyntaxError, ValueError, TypeError, OverflowError, RecursionError, MemoryError) as error:
+        raise NotACallError(str(error)) from None
+
+
+def call_of(node: ast.expr) -> tuple[str, dict[str, str]]:
+    """One call's name and arguments."""
+    if not isinstance(node, ast.Call) or node.args or not NAME.fullmatch(name := ast.unparse(node.func)):
+        raise NotACallError("a call with keywords only")
+    arguments: dict[str, str] = {}
+    for keyword in node.keywords:
+        if keyword.arg is None:
+            raise NotACallError("**")
+        arguments[keyword.arg] = in_json(ast.literal_eval(JsonWords().visit(keyword.value)))
+    return name, arguments
+
+
+class JsonWords(ast.NodeTransformer):
+    """true, false and null as JSON writes them."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.Constant(JSON_WORDS[node.id]) if node.id in JSON_WORDS else node

@@ -1,0 +1,63 @@
+"""Calls in a section of their own, each between markers, the name outside the JSON: DeepSeek and Kimi."""
+
+from __future__ import annotations
+
+import re
+
+from tailrace.text.tools.block import Block, NotACallError, Read
+from tailrace.text.tools.values import json_value
+
+DEEPSEEK = ("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>")
+KIMI = ("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>")
+KIMI_ID = re.compile(r"(?:functions\.)?(?P<name>.+):\d+")
+FENCE = ("```json", "```")
+
+
+def deepseek_v3(block: Block) -> Read[None]:
+    """Name and arguments around the separator (V3.1), or the word "function" before it and name and fenced JSON behind (V3, R1)."""
+    begin, separator, end = DEEPSEEK
+    while True:
+        yield from block.white()
+        yield from block.begin(begin)
+        name = yield from block.word()
+        yield from block.expect(separator)
+        yield from block.white()
+        fenced = (yield from block.peek()) != "{"
+        if fenced:
+            if name != "function":
+                raise NotACallError(name)
+            name = yield from block.word()
+            yield from block.white()
+            yield from block.expect(FENCE[0])
+        yield from block.white()
+        block.name(name)
+        yield from json_value(block, block.say)
+        yield from block.white()
+        if fenced:
+            yield from block.expect(FENCE[1])
+            yield from block.white()
+        yield from block.expect(end)
+        block.end()
+        if (yield from block.close()):
+            return
+
+
+def kimi_k2(block: Block) -> Read[None]:
+    """functions.NAME:NUMBER is the call's id, which the model expects to see again beside its result."""
+    begin, separator, end = KIMI
+    while True:
+        yield from block.white()
+        yield from block.begin(begin)
+        yield from block.white()
+        id = yield from block.word()
+        yield from block.white()
+        yield from block.expect(separator)
+        yield from block.white()
+        numbered = KIMI_ID.fullmatch(id)
+        block.name(numbered["name"] if numbered else id.removeprefix("functions."), id if numbered else None)
+        yield from json_value(block, block.say)
+        yield from block.white()
+        yield from block.expect(end)
+        block.end()
+        if (yield from block.close()):
+            return

@@ -1,0 +1,160 @@
+"""Several front ends on one engine and one port: whoever is asked answers for all, and nobody outlives the first."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from api.processes import ENDLESS, Process, gone
+from tailrace.api.metrics import Metrics
+from tailrace.wire.messages import Stats
+
+if sys.platform != "linux":
+    pytest.skip("looks for processes in /proc", allow_module_level=True)
+
+FRONT_ENDS = 3
+TRIES = 12  # of one question, each on a connection of its own: whoever takes it must know the answer
+
+
+def metric(text: str, name: str) -> float:
+    return sum(
+        sample.value for family in text_string_to_metric_families(text) for sample in family.samples if sample.name == name
+    )  # fmt: skip
+
+
+def ready(server: Process, count: int = FRONT_ENDS, timeout_s: float = 60) -> tuple[int, list[int]]:
+    """The engine and the further front ends, once so many answer."""
+    until = time.monotonic() + timeout_s
+    server.until(200)
+    while metric(server.http.get("/metrics").text, "tailrace_front_ends") != count:
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    children = {pid: Path(f"/proc/{pid}/cmdline").read_text() for pid in server.children()}
+    [engine] = [pid for pid, line in children.items() if "engine.process" in line]
+    others = [pid for pid, line in children.items() if "api.sibling" in line]
+    assert len(others) == count - 1
+    return engine, others
+
+
+def sockets(pid: int) -> int:
+    return sum(os.readlink(link).startswith("socket:") for link in Path(f"/proc/{pid}/fd").iterdir())
+
+
+def alone(server: Process, method: str, path: str, **options) -> httpx.Response:
+    """One request on a connection of its own."""
+    with httpx.Client(base_url=server.url, timeout=30) as http:
+        return http.request(method, path, **options)
+
+
+def everyone(server: Process, method: str, path: str, **options) -> set[int]:
+    """The statuses that many requests get."""
+    return {alone(server, method, path, **options).status_code for _ in range(TRIES)}
+
+
+def test_all_of_them_serve_and_each_answers_for_all(launch):
+    with launch(front_ends=FRONT_ENDS) as server:
+        _, others = ready(server)
+        before = {pid: sockets(pid) for pid in (server.process.pid, *others)}
+        names = [f"r{i}" for i in range(24)]
+        readers = []
+        for name in names:
+            readers.append(server.stream(request_id=name))
+        assert all(sockets(pid) > count for pid, count in before.items()), "one of them takes nothing"
+        # each is cancelled by whoever is asked
+        for name in names:
+            assert alone(server, "DELETE", f"/v1/requests/{name}").json()["id"] == f"cmpl-{name}"
+        assert all(reader.last()["choices"][0]["stop_reason"] == "cancelled" for reader in readers)
+        assert alone(server, "DELETE", f"/v1/requests/{names[0]}").status_code == 404
+        counted = alone(server, "GET", "/metrics").text
+        assert metric(counted, "tailrace_request_finished_total") == len(names)
+        assert metric(counted, "tailrace_time_to_first_token_seconds_count") == len(names)
+        assert counted.count("# TYPE tailrace_request_finished_total counter") == 1
+
+        # a response is found, continued, and forgotten wherever it is kept
+        ask = {"input": "hi", "max_output_tokens": 3}
+        first = alone(server, "POST", "/v1/responses", json=ask).json()
+        assert everyone(server, "GET", f"/v1/responses/{first['id']}") == {200}
+        assert everyone(server, "POST", "/v1/responses", json=ask | {"previous_response_id": first["id"]}) == {200}
+        assert alone(server, "DELETE", f"/v1/responses/{first['id']}").json()["deleted"] is True
+        assert everyone(server, "GET", f"/v1/responses/{first['id']}") == {404}
+        assert everyone(server, "POST", "/v1/responses", json=ask | {"previous_response_id": first["id"]}) == {404}
+
+
+def test_one_that_dies_is_replaced_and_its_requests_end(launch):
+    with launch(front_ends=2) as server:
+        _, [other] = ready(server, 2)
+        readers = [server.stream(request_id=f"r{i}") for i in range(8)]
+        os.kill(other, signal.SIGKILL)
+        _, [successor] = ready(server, 2)
+        assert successor != other
+        left = [reader for reader in readers if reader.is_alive()]
+        until = time.monotonic() + 20
+        while metric(server.http.get("/metrics").text, "tailrace_num_requests_running") != len(left):
+            assert time.monotonic() < until
+            time.sleep(0.1)
+        assert server.http.post("/v1/completions", json=ENDLESS | {"stream": False, "max_tokens": 3}).status_code == 200
+
+
+def test_a_drain_lets_all_of_them_finish(launch):
+    with launch(front_ends=FRONT_ENDS, drain_timeout_s=20) as server:
+        engine, others = ready(server)
+        body = ENDLESS | {"stream": False, "max_tokens": 300}
+        with ThreadPoolExecutor(12) as pool:
+            asked = [pool.submit(alone, server, "POST", "/v1/completions", json=body) for _ in range(12)]
+            until = time.monotonic() + 20
+            while metric(server.http.get("/metrics").text, "tailrace_prompt_tokens_total") < 12:
+                assert time.monotonic() < until
+                time.sleep(0.02)
+            server.send(signal.SIGTERM)
+            bodies = [answer.result().json() for answer in asked]
+            assert [body.get("usage", body)["completion_tokens"] for body in bodies] == [300] * 12, bodies
+        assert server.process.wait(20) == 0
+        assert all(gone(pid) for pid in (engine, *others))
+
+
+def test_nobody_outlives_the_first(launch):
+    with launch(front_ends=FRONT_ENDS) as server:
+        engine, others = ready(server)
+        server.send(signal.SIGKILL)
+        server.process.wait(10)
+        assert all(gone(pid) for pid in (engine, *others))
+
+
+def test_the_engines_death_reaches_every_stream(launch):
+    with launch(front_ends=FRONT_ENDS, on_engine_death="restart") as server:
+        engine, _ = ready(server)
+        readers = [server.stream() for _ in range(12)]
+        os.kill(engine, signal.SIGKILL)
+        assert {reader.last()["error"]["code"] for reader in readers} == {"engine_dead"}
+        successor, _ = ready(server)
+        assert successor != engine
+        assert everyone(server, "POST", "/v1/completions", json=ENDLESS | {"stream": False, "max_tokens": 2}) == {200}
+
+
+def test_counts_are_added_up():
+    fronts = [Metrics(Stats, lambda: True, lambda wasted=wasted: wasted) for wasted in (3, 4)]
+    fronts[0].finished.labels("stop").inc(2)
+    fronts[1].finished.labels("stop").inc(5)
+    fronts[1].finished.labels("length").inc()
+    for i, front in enumerate(fronts):
+        front.queue_time.observe(0.002 + i)
+    text = fronts[0].expose([front.own() for front in fronts]).decode()
+    for line in (
+        'tailrace_request_finished_total{finish_reason="stop"} 7.0',
+        'tailrace_request_finished_total{finish_reason="length"} 1.0',
+        "tailrace_wasted_tokens_total 7.0",
+        'tailrace_request_queue_time_seconds_bucket{le="0.005"} 1.0',
+        'tailrace_request_queue_time_seconds_bucket{le="+Inf"} 2.0',
+        "tailrace_request_queue_time_seconds_count 2.0",
+        "tailrace_front_ends 2.0",
+        "tailrace_engine_ready 1.0",
+    ):
+        assert f"\n{line}\n" in f"\n{text}", line

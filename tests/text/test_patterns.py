@@ -1,0 +1,169 @@
+"""Regular expressions as stops: the match that ends first, found wherever the text is cut; held back is what may still become one."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import re
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from tailrace.errors import ParameterError
+from tailrace.options import Stretch
+from tailrace.params import SamplingParams
+from tailrace.text import patterns as module
+from tailrace.text.patterns import Patterns, Search
+from tailrace.text.stops import Match, PatternMatcher, StopMatcher, matcher
+
+TEXT = st.text(alphabet="abc1 \né", max_size=24)
+ATOMS = st.sampled_from(["a", "b", "é", ".", r"\d", r"\s", "[ab]", "[^a]", r"\w", "(?:ab|b)", "(a|bc|)", "(?i:A)"])
+REPEATS = st.sampled_from(["", "", "", "*", "+", "?", "{2}", "{1,3}", "{0,2}", "{2,}", "*?", "+?"])
+EXPRESSIONS = st.lists(st.tuples(ATOMS, REPEATS).map("".join), min_size=1, max_size=4).map("".join)
+
+
+def brute(text: str, strings: tuple[str, ...], expressions: tuple[str, ...]) -> tuple[str, str] | None:
+    """(text before, text of the match): the earliest end, and of those the earliest beginning; by trying every pair."""
+    compiled = [re.compile(re.escape(s)) for s in strings] + [re.compile(e) for e in expressions]
+    for end in range(1, len(text) + 1):
+        for start in range(end):
+            if any(pattern.fullmatch(text, start, end) for pattern in compiled):
+                return text[:start], text[start:end]
+    return None
+
+
+def run(params: SamplingParams, text: str, cuts: list[int]) -> tuple[str, Match | None]:
+    search, out = PatternMatcher(params), ""
+    edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    for start, end in itertools.pairwise(edges):
+        safe, match = search.feed(text[start:end])
+        out += safe
+        if match:
+            return out, match
+    return out + search.flush(), None
+
+
+def served(expression: str) -> bool:
+    try:
+        Patterns((), (expression,))
+    except ParameterError:
+        return False
+    return True
+
+
+@settings(max_examples=1500, deadline=None)
+@given(
+    TEXT,
+    EXPRESSIONS.filter(served),
+    st.lists(st.text(alphabet="ab1", min_size=1, max_size=3), max_size=2),
+    st.lists(st.integers(0, 24), max_size=6),
+)
+@example("aab", "a+b", [], [1])
+@example("ab1b", "a.{0,2}b", ["1b"], [2])
+@example("abab", "(?:ab){2}", [], [])
+def test_the_earliest_end_is_found(text, expression, strings, cuts):  # fmt: skip
+    expected = brute(text, tuple(strings), (expression,))
+    out, match = run(SamplingParams(stop=tuple(strings), stop_regex=(expression,)), text, cuts)
+    assert (out, match and match.text) == (expected if expected else (text, None))
+
+
+@settings(max_examples=150, deadline=None)
+@given(TEXT, st.lists(st.tuples(ATOMS, REPEATS).map("".join), min_size=1, max_size=2).map("".join).filter(served))
+def test_held_back_is_only_what_may_still_become_one(text, expression):
+    """Whatever is held can be completed: some further text makes a match that begins where the held part begins."""
+    search = Search(Patterns((), (expression,)))
+    for count, char in enumerate(text, 1):
+        if search.push(char) is not None:
+            return
+        assert search.held <= count
+        if search.held:
+            held = text[count - search.held : count]
+            more = ("".join(p) for n in range(1, 7) for p in itertools.product("ab1 \né", repeat=n))
+            assert any(re.fullmatch(expression, held + rest) for rest in more), (expression, held)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    TEXT,
+    st.lists(st.text(alphabet="ab1é", min_size=1, max_size=4), min_size=1, max_size=4),
+    st.lists(st.integers(0, 24), max_size=6),
+)
+def test_strings_alone_are_the_same_as_with_the_automaton(text, stops, cuts):  # fmt: skip
+    search, out, found = StopMatcher(tuple(stops)), "", None
+    edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    for start, end in itertools.pairwise(edges):
+        safe, found = search.feed(text[start:end])
+        out += safe
+        if found:
+            break
+    assert run(SamplingParams(stop=tuple(stops)), text, cuts) == (out + ("" if found else search.flush()), found)
+
+
+def test_a_matcher_that_follows_one_way_only_is_seen(monkeypatch):
+    """The planted fault: forget the ways that began earlier."""
+    monkeypatch.setattr(Search, "push", lambda self, char: None)
+    with pytest.raises(AssertionError):
+        test_the_earliest_end_is_found()
+
+
+@pytest.mark.parametrize(
+    ("expression", "why"),
+    [("(", "can't be read"), ("a*", "matches the empty text"), ("^a", "at is not supported"), (r"a\b", "at is not"), ("a$", "at is not"),
+     (r"(a)\1", "groupref is not"), ("a(?=b)", "assert is not"), ("(?<!a)b", "assert not is not"), ("a++", "possessive repeat is not"),
+     ("(?>a|ab)c", "atomic group is not"), ("a{600}", "more than 512"), ("(a{0,50}){0,50}b", "more than 512"),
+     ("(a?){70}(b?){70}c", "too many ways"),     ("a{4294967296}", "can't be read")],
+)  # fmt: skip
+def test_what_cannot_be_served_says_so(expression, why):
+    with pytest.raises(ParameterError, match=re.escape(why)) as refused:
+        Patterns((), (expression,))
+    assert refused.value.param == "stop_regex"
+
+
+def test_deep_nesting_is_read_or_refused():
+    with contextlib.suppress(ParameterError):
+        Patterns((), ("(" * 5000 + "a" + ")" * 5000,))
+
+
+def test_the_work_per_character_is_bounded():
+    """What makes a backtracking engine explode stays as wide as the pattern."""
+    compiled = Patterns((), ("(a|a)+(a|a)+(a|a)+b",))
+    search = Search(compiled)
+    for _ in range(2000):
+        assert search.push("a") is None
+        assert len(search._begun) <= len(compiled.passes)
+    assert search.push("b") == ("(a|a)+(a|a)+(a|a)+b", 2001)
+
+
+def test_strings_of_any_length_beside_patterns():
+    long = "x" * 1000
+    assert run(SamplingParams(stop=(long,), stop_regex=("y",)), "ab" + long, [500]) == ("ab", Match(long, long))
+    assert module.MAX_POSITIONS < 1000
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(st.sampled_from(["<t>", "</t>", "stop", "st", "op", "<", "a"]), max_size=10).map("".join),
+    st.booleans(),
+    st.lists(st.integers(0, 30), max_size=6),
+)
+def test_stretches_are_left_out(text, opened, cuts):  # fmt: skip
+    """The oracle: cut the text at the markers by hand and search the pieces outside."""
+    params = SamplingParams(stop=("stop",), stop_outside=(Stretch("<t>", "</t>", opened),))
+    at, inside, expected = 0, opened, None
+    while expected is None:
+        end = text.find("</t>" if inside else "<t>", at)
+        piece = text[at : end if end >= 0 else len(text)]
+        if not inside and "stop" in piece:
+            expected = text[: at + piece.index("stop")]
+        elif end < 0:
+            break
+        at, inside = end + (4 if inside else 3), not inside
+    out, match = run(params, text, cuts)
+    assert (out, match is not None) == ((expected, True) if expected is not None else (text, False))
+
+
+def test_nothing_is_searched_where_nothing_is_asked():
+    assert isinstance(matcher(SamplingParams()), StopMatcher)
+    assert isinstance(matcher(SamplingParams(stop=("a",))), StopMatcher)
+    assert isinstance(matcher(SamplingParams(stop_outside=(Stretch("a", "b"),))), StopMatcher)

@@ -84,7 +84,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         prompt_logprobs: the same of the prompt's tokens, always of the model's own logits.
         logprobs_mode: "raw" are those of the model's own logits, "processed" those really drawn from.
         report_entropy: entropy and varentropy with each token's logprobs, of the distribution that logprobs_mode names.
-        skip_special_tokens: special tokens leave no text.
+        skip_special_tokens, shown_token_ids: special tokens leave no text, but for these.
         output_kind: each event carries the new text ("delta"), all so far ("cumulative") or only the end ("final").
 
     Raises:
@@ -152,6 +152,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     logprobs_mode: LogprobsMode = "raw"
     report_entropy: bool = False
     skip_special_tokens: bool = True
+    shown_token_ids: tuple[int, ...] = ()
     output_kind: OutputKind = "delta"
 
     def __post_init__(self) -> None:
@@ -241,6 +242,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     def greedy(self) -> bool:
         """True where the largest logit is taken and no noise is drawn."""
         return self.temperature == 0.0
+
+    def hidden(self, special: frozenset[int]) -> frozenset[int]:
+        """Those of a vocabulary's special ids that leave no text."""
+        if not self.skip_special_tokens:
+            return frozenset()
+        return special.difference(self.shown_token_ids) if self.shown_token_ids else special
 
     @property
     def penalised(self) -> bool:

@@ -7,8 +7,12 @@ import json
 import pytest
 
 from api.harness import LocalClient, events, front_of, make_tokenizer, saying
+from tailrace.api.channels import channels_of, within
+from tailrace.api.schema.chat import ChatRequest
 from tailrace.api.service import Service, chosen
 from tailrace.config import ServerConfig
+from tailrace.engine.spelling import Spelling, TokenText
+from tailrace.params import SamplingParams
 from tailrace.text.detokenize import detokenizer
 from tailrace.text.tokenizer import Tokenizer
 from tailrace.text.tools import TOOLS
@@ -220,8 +224,12 @@ async def test_marks_that_are_special_tokens_are_seen(tmp_path):
     plain = make_tokenizer(tmp_path)
     plain.backend.add_special_tokens(["[TOOL_CALLS]", "[ARGS]"])
     tokenizer = Tokenizer(plain.backend)
-    front = Service(LocalClient(saying(b"")), tokenizer, ServerConfig(tool_parser="mistral"), "m", {})
+    service = Service(LocalClient(saying(b"")), tokenizer, ServerConfig(tool_parser="mistral"), "m", {})
     ids = [tokenizer.backend.token_to_id(mark) for mark in ("<|im_start|>", "[TOOL_CALLS]", "[ARGS]")]
-    text = "".join(map(detokenizer(front.tokenizer, True).feed, ids))
-    assert (text, front.tokenizer.special_ids) == ("[TOOL_CALLS][ARGS]", {256, 257})
-    assert "".join(map(detokenizer(tokenizer, True).feed, ids)) == ""
+    for tools, wanted in (([{"function": {"name": "f"}}], "[TOOL_CALLS][ARGS]"), (None, "")):
+        ask = ChatRequest(messages=[], tools=tools)
+        params = within(SamplingParams(), service, ask, channels_of(service, ask, []))
+        shown = detokenizer(tokenizer, params.hidden(tokenizer.special_ids))
+        assert "".join(map(shown.feed, ids)) == wanted
+        engine = TokenText(Spelling.of(tokenizer, tokenizer.vocab_size), params.hidden(tokenizer.special_ids))
+        assert "".join(map(engine.push, ids)) == wanted

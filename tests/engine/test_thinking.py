@@ -26,7 +26,7 @@ def played(script: str, budget: int, opened: bool = False) -> str:
     """What comes out if the model says `script`, goes on with it after what is forced, and is never asked twice."""
     stretch = Stretch("<t>", "</t>", opened)
     watch = ThinkingWatch(
-        ThinkingBudget(max_tokens=budget, stretch=stretch, closing_token_ids=CLOSING), TokenText(SPELLING, False)
+        ThinkingBudget(max_tokens=budget, stretch=stretch, closing_token_ids=CLOSING), TokenText(SPELLING)
     )
     forced, said = list(watch.begin()), ""
     wanted = ids(script)

@@ -7,7 +7,6 @@ import hashlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from copy import copy
 from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, TypeVar
@@ -56,7 +55,6 @@ class Service:
         self.labels = Labels(tokenizer)
         self.reasoning = chosen(config.reasoning_parser, REASONING, lambda markers: (markers,), tokenizer)
         self.tools = chosen(config.tool_parser, TOOLS, lambda form: form.evidence, tokenizer)
-        self.tokenizer = showing(tokenizer, (*(self.reasoning or ()), *(self.tools.marks if self.tools else ())))
         self.metrics = Metrics(
             lambda: client.stats, lambda: self.supervisor.state == "ready", lambda: client.wasted_tokens
         )
@@ -100,16 +98,6 @@ def chosen(
     if name == "auto":
         return next((it for it in known.values() if any(all(map(tokenizer.writes, e)) for e in evidence(it))), None)
     return known.get(name)
-
-
-def showing(tokenizer: Tokenizer, marks: tuple[str, ...]) -> Tokenizer:
-    """The tokenizer, but these are text even where its vocabulary has them as special tokens: without them no call would be found."""
-    ids = {tokenizer.backend.token_to_id(mark) for mark in marks} & tokenizer.special_ids
-    if not ids:
-        return tokenizer
-    shown = copy(tokenizer)
-    shown.special_ids = tokenizer.special_ids - ids
-    return shown
 
 
 async def nobody() -> None:

@@ -115,7 +115,7 @@ class Engine:
         if params.banned_strings:
             sequence.watch = BannedText(params, spelling.token_bytes, sequence.carried.banned)
         if params.thinking is not None:
-            sequence.thinking = ThinkingWatch(params.thinking, TokenText(spelling, skip_special_tokens=False))
+            sequence.thinking = ThinkingWatch(params.thinking, TokenText(spelling))
             sequence.carried.force(0, sequence.thinking.begin())
         enders: list[Ender] = []
         if (params.stop or params.stop_regex) and spelling.exact:

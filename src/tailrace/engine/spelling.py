@@ -28,11 +28,14 @@ class Spelling:
 
 
 class TokenText:
-    """One sequence's text as its tokens' bytes spell it; the same that the front end's detokenizer gives in byte-level vocabularies."""
+    """One sequence's text as its tokens' bytes spell it; the same that the front end's detokenizer gives in byte-level vocabularies.
 
-    def __init__(self, spelling: Spelling, skip_special_tokens: bool) -> None:
-        self._bytes = spelling.token_bytes
-        self._hidden = spelling.special if skip_special_tokens else frozenset()
+    Args:
+        hidden: ids that leave no text.
+    """
+
+    def __init__(self, spelling: Spelling, hidden: frozenset[int] = frozenset()) -> None:
+        self._bytes, self._hidden = spelling.token_bytes, hidden
         self._decoder: Any = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token: int) -> str:

@@ -19,7 +19,7 @@ class StopText:
 
     def __init__(self, params: SamplingParams, spelling: Spelling) -> None:
         self._matcher = matcher(params)
-        self._text = TokenText(spelling, params.skip_special_tokens)
+        self._text = TokenText(spelling, params.hidden(spelling.special))
         self._min_tokens = params.min_tokens
         self._num_tokens = 0
 

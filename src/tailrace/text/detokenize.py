@@ -25,10 +25,10 @@ class Detokenizer(Protocol):
     def flush(self) -> str: ...
 
 
-def detokenizer(tokenizer: Tokenizer, skip_special_tokens: bool) -> Detokenizer:
-    """A fresh one for this kind of tokenizer."""
+def detokenizer(tokenizer: Tokenizer, hidden: frozenset[int] = frozenset()) -> Detokenizer:
+    """A fresh one for this kind of tokenizer. hidden: ids that leave no text."""
     return {"bytes": ByteDetokenizer, "pieces": PieceDetokenizer, "library": LibraryDetokenizer}[tokenizer.kind](
-        tokenizer, skip_special_tokens
+        tokenizer, hidden
     )
 
 
@@ -36,19 +36,19 @@ class ByteDetokenizer:
     """Byte-level vocabularies: a table from id to bytes and a UTF-8 state machine. Malformed bytes become U+FFFD, one per
     maximal invalid part, as in the Unicode standard (chapter 3.9) and in the library's decode."""
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int]) -> None:
         self._bytes_of = tokenizer.bytes_of
-        self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
+        self._hidden = hidden
         self._texts = tokenizer.texts
         self._decoder: Any = codecs.getincrementaldecoder("utf-8")("replace")
 
     def plain(self, id: int) -> str | None:
-        if self._decoder.buffer or id in self._skipped or not 0 <= id < len(self._texts):
+        if self._decoder.buffer or id in self._hidden or not 0 <= id < len(self._texts):
             return None
         return self._texts[id]
 
     def feed(self, id: int) -> str:
-        return "" if id in self._skipped else self._decoder.decode(self._bytes_of(id))
+        return "" if id in self._hidden else self._decoder.decode(self._bytes_of(id))
 
     def flush(self) -> str:
         return self._decoder.decode(b"", True)
@@ -58,20 +58,20 @@ class PieceDetokenizer:
     """SentencePiece with byte fallback. A run of byte tokens is text if it is valid UTF-8 as a whole and else one U+FFFD per
     byte, so it can come out only when the run has ended. The text's first space goes where the decoder strips it."""
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int]) -> None:
         self._token_of = tokenizer.token_of
-        self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
+        self._hidden = hidden
         self._strip = strips_first_space(tokenizer.decoder or {})
         self._run = bytearray()
         self._texts = tokenizer.texts
 
     def plain(self, id: int) -> str | None:
-        if self._strip or self._run or id in self._skipped or not 0 <= id < len(self._texts):
+        if self._strip or self._run or id in self._hidden or not 0 <= id < len(self._texts):
             return None
         return self._texts[id]
 
     def feed(self, id: int) -> str:
-        if id in self._skipped:
+        if id in self._hidden:
             return ""
         token = self._token_of(id).replace(METASPACE, " ")
         byte = fallback_byte(token)
@@ -99,10 +99,10 @@ class LibraryDetokenizer:
     """Any other tokenizer: the library's own stream. Where it gives up (it does on text that changes backwards), what it has not
     said comes at the end, from the decode of everything."""
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int]) -> None:
         self._tokenizer: tokenizers.Tokenizer = tokenizer.backend
-        self._skip = skip_special_tokens
-        self._stream: DecodeStream | None = DecodeStream(skip_special_tokens=skip_special_tokens)
+        self._hidden = hidden
+        self._stream: DecodeStream | None = DecodeStream(skip_special_tokens=False)
         self._ids: list[int] = []
         self._said = ""
 
@@ -110,6 +110,8 @@ class LibraryDetokenizer:
         return None
 
     def feed(self, id: int) -> str:
+        if id in self._hidden:
+            return ""
         self._ids.append(id)
         if self._stream is None:
             return ""
@@ -122,7 +124,7 @@ class LibraryDetokenizer:
         return text
 
     def flush(self) -> str:
-        whole = self._tokenizer.decode(self._ids, skip_special_tokens=self._skip)
+        whole = self._tokenizer.decode(self._ids, skip_special_tokens=False)
         rest = whole.removeprefix(self._said) if whole.startswith(self._said) else ""
         self._said += rest
         return rest

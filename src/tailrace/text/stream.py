@@ -55,7 +55,7 @@ class TextStream:
     def __init__(self, tokenizer: Tokenizer, params: SamplingParams, eos_token_ids: Sequence[int] = ()) -> None:
         self._params = params
         self._check = tokenizer.check
-        self._detokenizer = detokenizer(tokenizer, params.skip_special_tokens)
+        self._detokenizer = detokenizer(tokenizer, params.hidden(tokenizer.special_ids))
         self._stops = matcher(params)
         self._enders = frozenset(params.stop_token_ids) | (
             frozenset() if params.ignore_eos else frozenset(eos_token_ids)

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tailrace.api.body import BodyReader
+from tailrace.api.channels import Channels, channels_of, within
 from tailrace.api.chunks import UsageOf, effective, head, pieces
 from tailrace.api.conversation import check_conversation, encode
 from tailrace.api.fold import fold_chat
@@ -31,12 +32,10 @@ from tailrace.api.schema.chat import (
 )
 from tailrace.api.service import Service, service_of
 from tailrace.errors import ParameterError
-from tailrace.text.channels import Markers, Segment, Splitter, inside
+from tailrace.text.channels import Segment, Splitter
 from tailrace.text.stream import Delta
-from tailrace.text.tools import Format, Tools, declared
 
 READER = BodyReader(ChatRequest, CHAT_REFUSED)
-PROMPT_END = 64  # tokens that tell whether the template has opened the reasoning
 
 
 async def create_chat_completion(request: Request) -> Response:
@@ -54,13 +53,17 @@ async def create_chat_completion(request: Request) -> Response:
         num_logprobs(ask.prompt_logprobs, service.config.max_logprobs, "prompt_logprobs")
         check_scores(len(prompt) * (ask.prompt_logprobs + 1))
     params = sampling_params(ask, service.tokenizer, service.defaults, max_tokens=limit, logprobs=top)
+    channels = channels_of(service, ask, prompt)
+    params = within(params, service, ask, channels)
     id = f"chatcmpl-{request_id(request, ask)}"
     origin = origin_of(request, "chat", ask)
     generation = Generation(service, id, [prompt], params, ask.priority or 0, ask.deadline_s, origin)
-    return await respond(request, generation, chunks(service, ask, generation), fold_chat, ask.streamed)
+    return await respond(request, generation, chunks(service, ask, generation, channels), fold_chat, ask.streamed)
 
 
-async def chunks(service: Service, ask: ChatRequest, generation: Generation) -> AsyncGenerator[ChatChunk, None]:
+async def chunks(
+    service: Service, ask: ChatRequest, generation: Generation, channels: Channels
+) -> AsyncGenerator[ChatChunk, None]:
     """The answer as it comes: per choice the role, text, the finish reason; at the end the usage, if reported.
 
     Raises:
@@ -70,7 +73,6 @@ async def chunks(service: Service, ask: ChatRequest, generation: Generation) -> 
     usage = UsageOf(ask, generation)
     greeted: set[int] = set()
     with_ids = bool(ask.return_token_ids)
-    channels = channels_of(service, ask, generation.prompts[0])
     splitters: dict[int, Splitter] = {}
     async with aclosing(generation.deltas()) as deltas:
         async for index, delta in deltas:
@@ -96,21 +98,6 @@ async def chunks(service: Service, ask: ChatRequest, generation: Generation) -> 
                     yield ChatChunk(**shared, choices=[choice], usage=usage.so_far())
     if ask.reports_usage:
         yield ChatChunk(**shared, choices=[], usage=generation.usage)
-
-
-def channels_of(
-    service: Service, ask: ChatRequest, prompt: list[int]
-) -> tuple[Markers | None, Format | None, bool, Tools]:
-    """What each choice's Splitter looks for, and where the prompt has left it."""
-    reasoning = None if ask.separate_reasoning is False else service.reasoning
-    tools = service.tools if ask.tools and ask.tool_choice != "none" else None
-    known = declared(ask.tools)
-    if reasoning is None:
-        return None, tools, False, known
-    last = ask.messages[-1].content if ask.continue_final_message else None
-    end = last if isinstance(last, str) else service.tokenizer.decode(prompt[-PROMPT_END:])
-    opened = inside(end, reasoning) if ask.continue_final_message else end.rstrip().endswith(reasoning[0])
-    return reasoning, tools, opened, known
 
 
 def choices_of(

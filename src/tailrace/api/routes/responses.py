@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tailrace.api.body import BodyReader
+from tailrace.api.channels import channels_of, within
 from tailrace.api.chunks import effective
 from tailrace.api.conversation import check_conversation, encode
 from tailrace.api.generate import Generation
@@ -19,7 +20,7 @@ from tailrace.api.narrate import Narrator
 from tailrace.api.observe import origin_of
 from tailrace.api.peers import everywhere, kept, somewhere
 from tailrace.api.respond import json_answer, request_id, respond
-from tailrace.api.routes.chat import channels_of, check_tool_choice
+from tailrace.api.routes.chat import check_tool_choice
 from tailrace.api.sampling import output_limit, sampling_params
 from tailrace.api.schema.chat import ChatMessage, ChatRequest
 from tailrace.api.schema.common import GenerateRequest
@@ -57,6 +58,8 @@ async def create_response(request: Request) -> Response:
     prompt = await encode(service, chat, with_tools=ask.tool_choice != "none")
     limit = output_limit(len(prompt), info.max_model_len, ask.max_output_tokens, "max_output_tokens", "input")
     params = sampling_params(chat, service.tokenizer, service.defaults, max_tokens=limit, logprobs=None)
+    channels = channels_of(service, chat, prompt)
+    params = within(params, service, chat, channels)
     id, origin = f"resp_{request_id(request, ask)}", origin_of(request, "chat", ask)
     generation = Generation(service, id, [prompt], params, ask.priority or 0, ask.deadline_s, origin)
     response = ResponseObject(
@@ -68,10 +71,8 @@ async def create_response(request: Request) -> Response:
     said: list[dict[str, Any]] = msgspec.to_builtins(
         chat.messages[ask.instructions is not None :]
     )  # those are for this turn alone
-    channels = Splitter(*channels_of(service, chat, prompt))
-    return await respond(
-        request, generation, events(service, generation, response, channels, said), last, ask.streamed, NAMED
-    )
+    told = events(service, generation, response, Splitter(*channels), said)
+    return await respond(request, generation, told, last, ask.streamed, NAMED)
 
 
 async def events(
@@ -193,6 +194,7 @@ async def conversation(service: Service, ask: ResponsesRequest) -> ChatRequest:
     chat = ChatRequest(
         **shared, messages=messages, tools=[tool_of(tool, i) for i, tool in enumerate(ask.tools or ())] or None,
         tool_choice=ask.tool_choice, chat_template_kwargs=ask.chat_template_kwargs, separate_reasoning=ask.separate_reasoning,
+        stop_scope=ask.stop_scope, thinking_token_budget=ask.thinking_token_budget,
     )  # fmt: skip
     if not items:
         raise ParameterError("input must not be empty", "input")

@@ -12,6 +12,9 @@ from tailrace.api.schema.common import REFUSED, GenerateRequest, PromptLogprobEn
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
 
+StopScope = Literal["all", "content"]
+
+
 class Part(msgspec.Struct):
     """One part of a message's content; only type "text" is served."""
 
@@ -49,7 +52,8 @@ class Conversation(Protocol):
 
 class ChatRequest(GenerateRequest, kw_only=True):
     """`max_completion_tokens` is the newer name of `max_tokens`; giving both with different values is refused.
-    `separate_reasoning`: false leaves what the model thinks in the content, markers and all."""
+    `separate_reasoning`: false leaves what the model thinks in the content, markers and all. `stop_scope`: "content" looks for stop
+    strings and patterns neither in what it thinks nor in tool calls. `thinking_token_budget`: tokens after which a thought is closed."""
 
     messages: list[ChatMessage]
     max_completion_tokens: int | None = None
@@ -62,6 +66,8 @@ class ChatRequest(GenerateRequest, kw_only=True):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     separate_reasoning: bool | None = None
+    stop_scope: StopScope | None = None
+    thinking_token_budget: int | None = None
 
 
 CHAT_REFUSED: dict[str, tuple[Any, ...]] = REFUSED | {

@@ -26,6 +26,8 @@ class CompletionRequest(GenerateRequest, kw_only=True):
 COMPLETION_REFUSED: dict[str, tuple[Any, ...]] = {
     **{name: values for name, values in REFUSED.items() if name not in ("use_beam_search", "length_penalty")},
     "suffix": (None, ""),
+    "stop_scope": (None, "all"),
+    "thinking_token_budget": (None,),
     "response_format": (None, {"type": "text"}),
 }
 

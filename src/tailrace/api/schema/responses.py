@@ -7,7 +7,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from tailrace.api.schema.chat import Role
+from tailrace.api.schema.chat import Role, StopScope
 from tailrace.api.schema.common import REFUSED, GenerateRequest
 
 
@@ -56,6 +56,8 @@ class ResponsesRequest(GenerateRequest, kw_only=True):
     metadata: dict[str, str] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     separate_reasoning: bool | None = None
+    stop_scope: StopScope | None = None
+    thinking_token_budget: int | None = None
 
 
 RESPONSES_REFUSED: dict[str, tuple[Any, ...]] = REFUSED | {

@@ -1,0 +1,82 @@
+"""Which channels a chat's answer has, and what that means for its sampling: stops in the content alone, how long it may think."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from tailrace.errors import ParameterError
+from tailrace.options import Stretch, ThinkingBudget
+from tailrace.params import SamplingParams
+from tailrace.text.channels import Markers, inside
+from tailrace.text.tools import Format, Tools, declared
+
+if TYPE_CHECKING:
+    from tailrace.api.schema.chat import ChatRequest
+    from tailrace.api.service import Service
+
+PROMPT_END = 64  # tokens that tell whether the template has opened the reasoning
+
+
+class Channels(NamedTuple):
+    """What each choice's Splitter looks for, and where the prompt has left it."""
+
+    reasoning: Markers | None
+    tools: Format | None
+    opened: bool
+    declared: Tools
+
+    @property
+    def stretches(self) -> tuple[Stretch, ...]:
+        """The parts of the text that are not content."""
+        thoughts = () if self.reasoning is None else (Stretch(*self.reasoning, self.opened),)
+        return thoughts + (() if self.tools is None else tuple(Stretch(*pair) for pair in self.tools.markers))
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """What must be seen of the text, though a vocabulary may have it as special tokens."""
+        return (*(self.reasoning or ()), *(self.tools.marks if self.tools is not None else ()))
+
+
+def channels_of(service: Service, ask: ChatRequest, prompt: list[int]) -> Channels:
+    """Of one chat."""
+    reasoning = None if ask.separate_reasoning is False else service.reasoning
+    tools = service.tools if ask.tools and ask.tool_choice != "none" else None
+    return Channels(reasoning, tools, opened(service, ask, prompt), declared(ask.tools))
+
+
+def opened(service: Service, ask: ChatRequest, prompt: list[int]) -> bool:
+    """The prompt ends inside the model's thinking."""
+    if service.reasoning is None:
+        return False
+    last = ask.messages[-1].content if ask.continue_final_message else None
+    end = last if isinstance(last, str) else service.tokenizer.decode(prompt[-PROMPT_END:])
+    if ask.continue_final_message:
+        return inside(end, service.reasoning)
+    return end.rstrip().endswith(service.reasoning[0])
+
+
+def within(params: SamplingParams, service: Service, ask: ChatRequest, channels: Channels) -> SamplingParams:
+    """The parameters, as these channels have them.
+
+    Raises:
+        ParameterError: a thinking budget, and it is not known how the model thinks.
+    """
+    tokenizer = service.tokenizer
+    ids = (tokenizer.backend.token_to_id(mark) for mark in channels.marks)
+    shown = tuple(sorted(tokenizer.special_ids.intersection(id for id in ids if id is not None)))
+    outside = channels.stretches if ask.stop_scope == "content" else ()
+    thinking = None
+    if ask.thinking_token_budget is not None:
+        if service.reasoning is None:
+            raise ParameterError(
+                "thinking_token_budget: how this model marks its thinking is not known (--reasoning-parser names it)",
+                "thinking_token_budget",
+            )
+        thinking = ThinkingBudget(
+            max_tokens=ask.thinking_token_budget,
+            stretch=Stretch(*service.reasoning, channels.opened),
+            closing_token_ids=tuple(tokenizer.encode(service.reasoning[1], add_special_tokens=False)),
+        )
+    return msgspec.structs.replace(params, shown_token_ids=shown, stop_outside=outside, thinking=thinking)

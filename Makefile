@@ -2,12 +2,13 @@
 #
 #   make serve [PORT=8000] [HOST=127.0.0.1] [MODEL=…] [ARGS="--dtype float32"]
 #   make chat  [MODEL=…] [ARGS=…]
-#   make test | test-long | lint | bench [BENCH="serve sampler knobs kernels"] [ARGS=…]
+#   make test | test-long | test-clients | lint | bench [BENCH="serve sampler knobs kernels"] [ARGS=…]
 
 VENV := .venv
 BIN := $(VENV)/bin
 DEPS := $(VENV)/.stamp-dependencies
 BUILD := $(VENV)/.stamp-package
+CLIENTS := .venv-clients
 SOURCES := $(wildcard csrc/*.cpp csrc/*.h csrc/*.hpp)
 
 PORT ?= 8000
@@ -17,7 +18,7 @@ ARGS ?=
 MODEL_FLAG := $(if $(MODEL),--model "$(MODEL)")
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: install serve chat test test-long bench lint format lock clean help
+.PHONY: install serve chat test test-long test-clients bench lint format lock lock-clients clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -59,6 +60,15 @@ test: lint
 test-long: install
 	$(BIN)/python -m pytest $(ARGS)
 
+# Clients of others against the server, in an environment of their own: they hold each other's versions back.
+$(CLIENTS)/.stamp: requirements-clients.lock | $(BIN)/pip
+	@rm -rf $(CLIENTS); $(BIN)/python -m venv $(CLIENTS)
+	$(CLIENTS)/bin/python -m pip --disable-pip-version-check install --quiet -r requirements-clients.lock
+	@touch $@
+
+test-clients: install $(CLIENTS)/.stamp
+	$(CLIENTS)/bin/python -m pytest tests/clients $(ARGS)
+
 BENCH ?= serve sampler
 bench: install
 	@mkdir -p bench/results
@@ -82,5 +92,12 @@ lock: $(BIN)/pip
 	{ head -1 requirements.lock; "$$work/venv/bin/python" -m pip freeze | sed -E 's/^(torch==[^+]+).*/\1/; s/^(uvloop==.*)/\1; platform_system != "Windows"/; /^nvidia|^triton/d' | sort -f; } > "$$work/lock"; \
 	cp "$$work/lock" requirements.lock; echo "requirements.lock renewed; run make test"
 
+lock-clients: $(BIN)/pip
+	@set -e; work=$$(mktemp -d); trap 'rm -rf "$$work"' EXIT; \
+	$(BIN)/python -m venv "$$work/venv"; \
+	"$$work/venv/bin/python" -m pip install --quiet -r requirements-clients.txt; \
+	{ head -1 requirements-clients.lock; "$$work/venv/bin/python" -m pip freeze | sort -f; } > "$$work/lock"; \
+	cp "$$work/lock" requirements-clients.lock; echo "requirements-clients.lock renewed; run make test-clients"
+
 clean:
-	rm -rf $(VENV) build
+	rm -rf $(VENV) $(CLIENTS) build

@@ -1,0 +1,121 @@
+"""Servers to talk to, started as a person starts them: by the command `tailrace serve` of the project's own environment.
+
+This environment knows the clients and not tailrace; TAILRACE names the command, else it is the one in ../../.venv.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+NAME = "small"
+KEY = "sk-right"
+# what the clients would ask the internet for by themselves, and settings of whoever runs this
+os.environ |= {
+    "HF_HUB_OFFLINE": "1",
+    "HF_DATASETS_OFFLINE": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    "LITELLM_TELEMETRY": "False",
+    "LANGSMITH_TRACING": "false",
+}
+for variable in ("OPENAI_BASE_URL", "OPENAI_API_BASE", "OPENAI_API_KEY", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID"):
+    os.environ.pop(variable, None)
+
+
+@dataclass(frozen=True)
+class Server:
+    """One that is ready. `url` has no /v1; `log` is what it has written so far."""
+
+    url: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    @property
+    def v1(self) -> str:
+        return f"{self.url}/v1"
+
+    def healthy(self) -> bool:
+        """It accepts requests."""
+        try:
+            with urllib.request.urlopen(f"{self.url}/health", timeout=5) as answer:
+                return answer.status == 200
+        except (urllib.error.URLError, OSError):
+            return False
+
+
+@pytest.fixture(scope="session")
+def command() -> Path:
+    """`tailrace` of the project's own environment."""
+    found = Path(os.environ.get("TAILRACE") or Path(__file__).resolve().parents[2] / ".venv" / "bin" / "tailrace")
+    assert found.exists(), f"{found} is missing; run make install, or name the command in TAILRACE"
+    return found
+
+
+@pytest.fixture(scope="session")
+def serve(
+    command: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., contextlib.AbstractContextManager[Server]]:
+    """Runs a server with these flags as long as its block lasts. It must end well, and have logged no traceback."""
+
+    @contextlib.contextmanager
+    def run(*flags: str) -> Iterator[Server]:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        log = tmp_path_factory.mktemp("server") / "log"
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                [command, "serve", "--port", str(port), "--served-model-name", NAME, "--num-blocks", "2000", *flags],
+                stdout=out,
+                stderr=subprocess.STDOUT,
+            )
+        server = Server(f"http://127.0.0.1:{port}", process, log)
+        try:
+            end = time.monotonic() + 300  # the first one ever fetches and converts the model
+            while not server.healthy():
+                assert process.poll() is None, f"the server ended:\n{log.read_text()}"
+                assert time.monotonic() < end, f"the server does not get ready:\n{log.read_text()}"
+                time.sleep(0.1)
+            yield server
+            assert process.poll() is None, f"the server died:\n{log.read_text()}"
+        finally:
+            process.send_signal(signal.SIGTERM)
+            status = process.wait(60)
+        assert status == 0, log.read_text()
+        assert "Traceback" not in log.read_text(), log.read_text()
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def server(serve: Callable[..., contextlib.AbstractContextManager[Server]]) -> Iterator[Server]:
+    """The default model; anybody may call."""
+    with serve() as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def guarded(serve: Callable[..., contextlib.AbstractContextManager[Server]]) -> Iterator[Server]:
+    """Scripted logits, for those who have the key."""
+    with serve("--model", "scripted:next", "--api-keys", KEY) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def tokenizer_folder(command: Path) -> str:
+    """Where the default model's tokenizer is, for clients that count tokens themselves."""
+    code = "from tailrace.config import ModelConfig as M; from tailrace.models import resolve; print(resolve(M(), False).folder)"
+    answer = subprocess.run([command.parent / "python", "-c", code], capture_output=True, text=True, check=True)
+    return answer.stdout.strip()

@@ -83,7 +83,7 @@ def test_the_limit():
     assert output_limit(99, 100, None, "max_tokens", "prompt") == 1
     with pytest.raises(ParameterError, match=r"max_tokens must be an integer in \[1, 90\], got 91"):
         output_limit(10, 100, 91, "max_tokens", "prompt")
-    with pytest.raises(ContextLengthError, match="context is 100 tokens, but the prompt alone has 100"):
+    with pytest.raises(ContextLengthError, match="maximum context length is 100 tokens, but the prompt alone has 100"):
         output_limit(100, 100, None, "max_tokens", "prompt")
     with pytest.raises(ParameterError, match=r"max_completion_tokens must be an integer in \[1") as caught:
         output_limit(10, 100, 0, "max_completion_tokens", "messages")

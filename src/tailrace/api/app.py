@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,8 @@ from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -36,15 +38,17 @@ from tailrace.wire.aio import AsyncClient
 if TYPE_CHECKING:
     from tailrace.text.tokenizer import Tokenizer
 
-ROUTES = (
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
     ("POST", "/v1/chat/completions", create_chat_completion),
     ("POST", "/v1/completions", create_completion),
     ("GET", "/v1/models", list_models),
     ("GET", "/v1/models/{id:path}", retrieve_model),
     ("POST", "/v1/responses", create_response),
+    ("POST", "/v1/responses/{id:path}/cancel", cancel_response),  # before the next, of which it would be an id
     ("GET", "/v1/responses/{id:path}", retrieve_response),
     ("DELETE", "/v1/responses/{id:path}", delete_response),
-    ("POST", "/v1/responses/{id:path}/cancel", cancel_response),
     ("DELETE", "/v1/requests/{id:path}", cancel_request),
     ("POST", "/tokenize", tokenize),
     ("POST", "/detokenize", detokenize),
@@ -87,13 +91,32 @@ def create_app(
             await service.observer.close()
 
     app = Starlette(
-        routes=[Route(path, endpoint, methods=[method]) for method, path, endpoint in ROUTES],
+        routes=routes(),
         middleware=wrapping(config),
         exception_handlers=HANDLERS,
         lifespan=lifespan,
     )
     app.state.service = service
     return app
+
+
+def routes() -> list[Route]:
+    """One per path, so that a method it does not have is answered with all that it has."""
+    by_path: dict[str, dict[str, Endpoint]] = {}
+    for method, path, endpoint in ROUTES:
+        by_path.setdefault(path, {})[method] = endpoint
+    return [Route(path, by_method(endpoints), methods=list(endpoints)) for path, endpoints in by_path.items()]
+
+
+def by_method(endpoints: dict[str, Endpoint]) -> Endpoint:
+    """The endpoint of the request's method; HEAD is GET."""
+    if len(endpoints) == 1:
+        return next(iter(endpoints.values()))
+
+    async def chosen(request: Request) -> Response:
+        return await endpoints["GET" if request.method == "HEAD" else request.method](request)
+
+    return chosen
 
 
 def wrapping(config: ServerConfig) -> list[Middleware]:

@@ -31,7 +31,7 @@ class ApiKeys:
         if scheme.lower() == "bearer" and any(matches):
             return await self._app(scope, receive, send)
         error = AuthenticationError(
-            "an API key is required: Authorization: Bearer …" if not given else "this API key is not valid"
+            "an API key is required: Authorization: Bearer …" if not given else "Incorrect API key provided"
         )
         response = problems.answer(
             error.status, problems.body(error), {"www-authenticate": "Bearer", "connection": "close"}

@@ -52,7 +52,7 @@ class Narrator:
                 "response.content_part.added", **self._place(), content_index=0, part=self._part(part, "")
             )
         self._text.append(segment.text)
-        yield self._event(f"{events}.delta", **self._place(), content_index=0, delta=segment.text)
+        yield self._event(f"{events}.delta", **self._place(), content_index=0, delta=segment.text, **scores(part))
 
     def end(self, finish_reason: str, stop_reason: Any, usage: ResponseUsage) -> Iterator[Event]:
         """It is over, for this reason."""
@@ -109,7 +109,7 @@ class Narrator:
         _, _, kind, events = KINDS[self._channel]
         item, text = self.response.output[-1], "".join(self._text)
         part = self._part(kind, text)
-        yield self._event(f"{events}.done", **self._place(), content_index=0, text=text)
+        yield self._event(f"{events}.done", **self._place(), content_index=0, text=text, **scores(kind))
         yield self._event("response.content_part.done", **self._place(), content_index=0, part=part)
         item.content, item.status = [part], status
         yield self._event("response.output_item.done", output_index=self._at, item=item)
@@ -122,3 +122,8 @@ class Narrator:
     def _event(self, type: str, **fields: Any) -> Event:
         self._count += 1
         return Event(type=type, sequence_number=self._count - 1, **fields)
+
+
+def scores(part: str) -> dict[str, list[Any]]:
+    """The field that OpenAI's clients expect with the text of an answer."""
+    return {"logprobs": []} if part == "output_text" else {}

@@ -119,7 +119,8 @@ def output_limit(num_prompt: int, max_model_len: int, asked: int | None, field: 
     rest = max_model_len - num_prompt
     if rest < 1:
         raise ContextLengthError(
-            f"{prompt_field}: the model's context is {max_model_len} tokens, but the prompt alone has {num_prompt}",
+            # in words that clients look for, to tell this error from others
+            f"{prompt_field}: this model's maximum context length is {max_model_len} tokens, but the prompt alone has {num_prompt}",
             prompt_field,
         )
     if asked is None:

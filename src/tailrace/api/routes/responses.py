@@ -190,14 +190,14 @@ async def conversation(service: Service, ask: ResponsesRequest) -> ChatRequest:
     items = [InputItem(role="user", content=ask.input)] if isinstance(ask.input, str) else ask.input
     for place, item in enumerate(items):
         messages += message_of(item, f"input[{place}]")
+    if not items or not messages:
+        raise ParameterError("input must hold a message", "input")
     shared = {name: getattr(ask, name) for name in GenerateRequest.__struct_fields__}
     chat = ChatRequest(
         **shared, messages=messages, tools=[tool_of(tool, i) for i, tool in enumerate(ask.tools or ())] or None,
         tool_choice=ask.tool_choice, chat_template_kwargs=ask.chat_template_kwargs, separate_reasoning=ask.separate_reasoning,
         stop_scope=ask.stop_scope, thinking_token_budget=ask.thinking_token_budget,
     )  # fmt: skip
-    if not items:
-        raise ParameterError("input must not be empty", "input")
     check_conversation(chat)
     return chat
 

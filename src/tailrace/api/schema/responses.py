@@ -95,9 +95,10 @@ class OutputItem(msgspec.Struct, omit_defaults=True):
 
 
 class InputDetails(msgspec.Struct, frozen=True):
-    """How much of the input came from the prefix cache."""
+    """How much of the input came from the prefix cache; what is written to it is not counted."""
 
     cached_tokens: int
+    cache_write_tokens: int = 0
 
 
 class OutputDetails(msgspec.Struct, frozen=True):
@@ -169,6 +170,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     content_index: int | UnsetType = UNSET
     delta: str | UnsetType = UNSET
     text: str | UnsetType = UNSET
+    logprobs: list[Any] | UnsetType = UNSET  # of output_text events; always empty
     arguments: str | UnsetType = UNSET
 
 

@@ -241,7 +241,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="bench.baseline")
     add_config_flags(parser, SECTIONS)
     prepared = prepare(read_config(parser.parse_args()))
-    client = AsyncClient(prepared.config.engine, prepared.config.server.start_timeout_s)
+    client = AsyncClient(prepared.config.engine, prepared.config.server.start_timeout_s, rests=False)
     app = create_app(client, prepared.tokenizer, prepared.name)
     uvicorn.Server(uvicorn_config(app, prepared.config.server)).run()
 

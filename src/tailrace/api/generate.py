@@ -98,7 +98,8 @@ class Generation:
                 self._streams.append(stream)
                 self._texts += [TextStream(service.tokenizer, self.params, eos) for _ in range(n)]
             self._open = len(self._texts)
-            async with contextlib.aclosing(merge([self._of_prompt(p) for p in range(len(self.prompts))])) as merged:
+            sources = [self._of_prompt(p) for p in range(len(self.prompts))]
+            async with contextlib.aclosing(merge(sources) if len(sources) > 1 else sources[0]) as merged:
                 async for choice, delta in merged:
                     self._handed_s = time.perf_counter()
                     yield choice, delta
@@ -156,7 +157,7 @@ class Generation:
         open_ = set(range(n))
         clock = TokenClock(self._service, self._arrival_s, self._record)
         async with stream:
-            async for events in stream:
+            while events := await stream.next():
                 for event in self._without_scores(p, events):
                     if isinstance(event, Tokens):
                         self._cached[p] = max(self._cached[p], event.cached_tokens)
@@ -228,6 +229,5 @@ class TokenClock:
             self._record.first_token()
         last_s = self._last_s.get(index)
         if last_s is not None:
-            for _ in range(num_tokens):
-                self._metrics.inter_token_latency.observe((now_s - last_s) / num_tokens)
+            self._metrics.inter_token_latency.observe((now_s - last_s) / num_tokens, num_tokens)
         self._last_s[index] = now_s

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LAST_WORDS_S = 5  # beyond the drain: for error events to reach their clients
+COLLECT_AFTER = (50_000, 20, 20)  # objects, and collections of the younger: a step of many streams alone makes hundreds
 KEEP_ALIVE_S = 75  # longer than the idle time of common proxies, so that they close first
 
 
@@ -78,6 +79,7 @@ def serve_attached(start: Start, tokenizer: Tokenizer, read: Callable[[], bytes]
 def run(server: Server, shared: socket.socket | None = None) -> int:
     """Its whole life, in a loop of its own."""
     gc.collect()
+    gc.set_threshold(*COLLECT_AFTER)
     gc.freeze()  # the tokenizer's tables live as long as the process: collections need not walk them while streams wait
     with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
         return runner.run(server.until_end(None if shared is None else [shared]))

@@ -60,6 +60,7 @@ class Service:
         )
         self.observer = Observer(model_name, config)
         self.responses = ResponseStore()
+        self._one_at_a_time = asyncio.Lock()
         client.answer = partial(answer, self)
         self.live: set[Generation | BeamRequest] = set()
         self.others_gone: Callable[[], Awaitable[None]] = nobody  # waits for whoever else needs this one's engine
@@ -76,8 +77,12 @@ class Service:
             raise ModelNotFoundError(f"the model {name!r} does not exist; there is {self.model_name!r}", "model")
 
     async def tokenized(self, work: Callable[[], T], num_chars: int) -> T:
-        """The result of `work`, which tokenizes so many characters: off the event loop if that takes long."""
-        return await asyncio.to_thread(work) if num_chars > INLINE_CHARS else work()
+        """The result of `work`, which tokenizes so many characters: off the event loop if that takes long. Of many short ones at once each
+        has a turn of the loop to itself, and others come between."""
+        if num_chars > INLINE_CHARS:
+            return await asyncio.to_thread(work)
+        async with self._one_at_a_time:
+            return work()
 
     async def drain(self, timeout_s: float) -> None:
         """Accept nothing new; let what runs finish within the time, then end it with an error."""

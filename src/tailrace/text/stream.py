@@ -57,6 +57,7 @@ class TextStream:
         self._check = tokenizer.check
         self._detokenizer = detokenizer(tokenizer, params.hidden(tokenizer.special_ids))
         self._stops = matcher(params)
+        self._plain_text, self._passes = self._detokenizer.plain, self._stops.passes
         self._enders = frozenset(params.stop_token_ids) | (
             frozenset() if params.ignore_eos else frozenset(eos_token_ids)
         )
@@ -77,16 +78,8 @@ class TextStream:
         """
         if self.finished:
             raise RuntimeError("fed after its end")
-        if (
-            len(token_ids) == 1 and self._straight
-        ):  # nearly every token: nothing is pending, and its text can't begin a stop
-            id = token_ids[0]
-            plain = self._detokenizer.plain(id)
-            if plain is not None and not self._pending and id not in self._enders and self._stops.passes(plain):
-                self.num_tokens += 1
-                self._decoded += len(plain)
-                self._shown += len(plain)
-                return Delta(plain, (id,), None if logprobs is None else (logprobs[0],))
+        if self._straight and not self._pending and (delta := self._plain(token_ids, logprobs)) is not None:
+            return delta
         self._check(token_ids)
         text: list[str] = []
         for i, id in enumerate(token_ids):
@@ -123,6 +116,19 @@ class TextStream:
             return self._stop(text, match)
         named = stop_token_id if stop_token_id in self._params.stop_token_ids else cause
         return self._end(text + self._stops.flush(), reason, named)
+
+    def _plain(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] | None) -> Delta | None:
+        """What nearly all tokens are: text by themselves, in which no stop can begin. None if they are not."""
+        text = ""
+        for id in token_ids:
+            plain = self._plain_text(id)
+            if plain is None or id in self._enders or not self._passes(plain):
+                return None
+            text += plain
+        self.num_tokens += len(token_ids)
+        self._decoded += len(text)
+        self._shown += len(text)
+        return Delta(text, tuple(token_ids), None if logprobs is None else tuple(logprobs))
 
     @property
     def _armed(self) -> bool:

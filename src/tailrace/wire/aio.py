@@ -31,24 +31,34 @@ from tailrace.wire.sockets import AsyncFrontSocket
 
 
 class AsyncStream:
-    """Iterating yields lists of events: all that came since the last. Leaving `async with` early aborts."""
+    """Iterating yields lists of events: all that came since the last; `next` gives one. Leaving `async with` early aborts."""
 
     def __init__(self, client: AsyncClient, account: Account) -> None:
         self._client, self._account = client, account
         self.id, self.epoch = account.id, account.epoch
-        self._woken = asyncio.Event()
-        account.wake = self._woken.set
+        self._waiter: asyncio.Future[None] | None = None
+        account.wake = self._wake
+
+    async def next(self) -> list[SequenceEvent]:
+        """All events that came since the last time; waits for one. None are left where the list is empty."""
+        account = self._account
+        while not account.events:
+            if not account.open:
+                return []
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        return account.take()
 
     async def __aiter__(self) -> AsyncIterator[list[SequenceEvent]]:
         try:
-            while self._account.open or self._account.events:
-                if self._account.events:
-                    yield self._account.take()
-                    continue
-                self._woken.clear()
-                await self._woken.wait()
+            while events := await self.next():
+                yield events
         finally:  # also when the task is cancelled or the iterator closed
             self.abort("iteration ended")
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     def abort(self, cause: str = "client", keep: bool = False) -> None:
         """End it; nothing more is delivered but, with `keep`, what has arrived. Idempotent."""
@@ -71,6 +81,13 @@ class AsyncStream:
 
     async def __aexit__(self, *_: Any) -> None:
         self.abort()
+
+
+# A round of all streams that takes long is followed by a rest: meanwhile others get their turn, and what arrives is joined, so that the
+# next round has larger pieces, not more of them. The streams take a third of the loop's time then, and wait 30 ms at most.
+SHORT_S = 0.002
+REST = 2.0  # of the round's own length
+MAX_REST_S = 0.03
 
 
 class Question:
@@ -99,15 +116,19 @@ class AsyncClient:
 
     Args:
         engine: the settings of an engine process of its own, or what gives an engine that another process owns, waiting for it.
+        rests: many streams leave the event loop time for others; False hands on everything at once.
 
     Attributes:
         launched, lost: called when there is an engine to attach to, at this address, and when it is gone.
     """
 
     def __init__(
-        self, engine: EngineConfig | Callable[[], Awaitable[EngineHandle]], start_timeout_s: float = 600.0
+        self,
+        engine: EngineConfig | Callable[[], Awaitable[EngineHandle]],
+        start_timeout_s: float = 600.0,
+        rests: bool = True,
     ) -> None:
-        self._engine, self._timeout_s = engine, start_timeout_s
+        self._engine, self._timeout_s, self._rests = engine, start_timeout_s, rests
         self._ledger = Ledger()
         self._ledger.between = self._hear
         self._questions: dict[int, Question] = {}
@@ -251,11 +272,17 @@ class AsyncClient:
     async def _read(self, ready: asyncio.Event) -> None:
         try:
             while True:
-                self._ledger.deliver(await self._socket.receive())
+                messages = await self._socket.receive()
+                begun_s = time.perf_counter()
+                self._ledger.deliver(messages)
                 if self._ledger.model is not None:
                     ready.set()
                 if self._ledger.drained:
                     self._drained.set()
+                await asyncio.sleep(0)  # behind all streams that were woken
+                round_s = time.perf_counter() - begun_s
+                if self._rests and round_s > SHORT_S:
+                    await asyncio.sleep(min(REST * round_s, MAX_REST_S))
         except Exception as error:  # nothing can be heard any more: that is as good as dead
             self._lose(EngineError(f"the engine can't be understood: {error}"))
 

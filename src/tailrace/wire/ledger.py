@@ -60,8 +60,8 @@ class Account:
             self.events.append(event)
             return
         entries = event.logprobs
-        rivals = 0 if not entries else ENTRY_BYTES + RIVAL_BYTES * len(entries[0].top_ids)
-        self.held += len(event.token_ids) * (ID_BYTES + rivals)
+        each = ID_BYTES if entries is None else ID_BYTES + ENTRY_BYTES + RIVAL_BYTES * len(entries[0].top_ids)
+        self.held += len(event.token_ids) * each
         before = self.waiting.get(event.index)
         if before is None:
             self.waiting[event.index] = event
@@ -129,7 +129,14 @@ class Ledger:
     def deliver(self, messages: Iterable[FromEngine]) -> None:
         """Route what the engine said."""
         woken: set[Account] = set()
+        accounts = self.accounts
         for message in messages:
+            if type(message) is Tokens:  # nearly all are
+                account = accounts.get((message.id, message.epoch))
+                if account is not None and message.index in account.open:
+                    account.add(message)
+                    woken.add(account)
+                    continue
             match message:
                 case PromptLogprobs():
                     account = self.accounts.get((message.id, message.epoch))

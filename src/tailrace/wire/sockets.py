@@ -5,6 +5,7 @@ gone is reported when the engine sends to it.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shutil
@@ -114,8 +115,12 @@ class AsyncFrontSocket:
         self.socket.send(encoder.encode([message]))
 
     async def receive(self) -> list[FromEngine]:
-        """One frame's messages."""
-        return from_engine.decode(await self.socket.recv())
+        """The messages of all frames that have arrived; waits for the first."""
+        messages = from_engine.decode(await self.socket.recv())
+        with contextlib.suppress(zmq.Again):
+            while True:
+                messages += from_engine.decode(await self.socket.recv(zmq.NOBLOCK))
+        return messages
 
     def close(self) -> None:
         """Close at once."""

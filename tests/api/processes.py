@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -37,6 +38,16 @@ class Process:
         """Its engine, and its further front ends."""
         pid = self.process.pid
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+    def memory_mib(self) -> float:
+        """What the first process holds."""
+        pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+    def metrics(self) -> dict[str, float]:
+        """All samples, by name and labels as they are written."""
+        lines = self.http.get("/metrics").text.splitlines()
+        return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")}
 
     def health(self) -> int:
         """HTTP status; 0 if nobody listens."""
@@ -104,12 +115,20 @@ def gone(pid: int, timeout_s: float = 5) -> bool:
 
 
 @contextmanager
-def launched(folder: Path, port: int, **server) -> Iterator[Process]:
+def launched(
+    folder: Path,
+    port: int,
+    model: str = "scripted:count:5",
+    scheduler: dict | None = None,
+    num_blocks: int = 2048,
+    **server,
+) -> Iterator[Process]:
     """A server with an endless model, which says a token in 5 ms."""
     make_tokenizer(folder)
     config = {
-        "model": {"model": "scripted:count:5", "name": "scripted"},
-        "cache": {"num_blocks": 2048},
+        "model": {"model": model, "name": "scripted"},
+        "cache": {"num_blocks": num_blocks},
+        "scheduler": scheduler or {},
         "server": {"port": port} | server,
     }
     process = subprocess.Popen([sys.executable, "-c", MAIN, json.dumps(config), str(folder)])

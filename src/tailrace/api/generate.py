@@ -58,6 +58,7 @@ class Generation:
         self._open = 0
         self._failure: TailraceError | None = None
         self._cut: str | None = None
+        self._aborted = False
         self._handed_s: float | None = None  # since when whoever reads the deltas is busy with one
         self._deadline_s = deadline_s
         self._record = service.observer.begin(origin, id, self.name, params)
@@ -133,7 +134,7 @@ class Generation:
     def abort(self, cause: str) -> None:
         """End whatever is still open; nothing more comes. Idempotent."""
         if self._open:
-            self._open = 0
+            self._open, self._aborted = 0, True
             self._record.interrupted(cause)
             self._metrics.aborted.labels(cause).inc()
             for stream in self._streams:
@@ -183,6 +184,8 @@ class Generation:
                 self._open -= 1
                 yield p * n + index, text.flush("abort", cause=self._cut)
         elif open_:
+            if self._failure is None and self._aborted:  # nobody waits for it; whoever aborted cancels the work
+                raise asyncio.CancelledError
             raise self._failure or EngineError("the engine's stream ended before its sequences did")
 
     def _without_scores(self, p: int, events: list[SequenceEvent]) -> list[SequenceEvent]:

@@ -255,9 +255,10 @@ class Storm:
         await asyncio.gather(*(gated() for _ in range(count)))
 
 
-@pytest.mark.parametrize("count", [600, pytest.param(10_000, marks=pytest.mark.long)])
-@pytest.mark.parametrize("front_ends", [1, 2])
-def test_a_storm_of_aborts_leaves_nothing_and_nobody_notices(launch, count, front_ends):
+@pytest.mark.parametrize(
+    ("front_ends", "count"), [(1, 10_000), (2, 1_000), pytest.param(2, 10_000, marks=pytest.mark.long)]
+)
+def test_a_storm_of_aborts_leaves_nothing_and_nobody_notices(launch, front_ends, count):
     async def story(server: Process) -> None:
         expected = await quiet(server)
         await Storm(server, 1).rage(100, 50)  # what the first requests leave in caches stays

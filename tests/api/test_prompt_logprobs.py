@@ -69,6 +69,34 @@ async def test_of_a_chat(front):
     assert all(len(entry) == 1 for entry in answer["prompt_logprobs"][1:])
 
 
+@pytest.mark.parametrize("stop", [None, "a"])
+async def test_the_prompt_alone(front, stop):
+    """max_tokens 0 says nothing, and does not count what was drawn to get there."""
+    ask = {"echo": True, "logprobs": 2, "return_token_ids": True, "stop": stop, "n": 2}
+    whole = (await front.complete(PROMPT, max_tokens=0, **ask)).json()
+    longer = (await front.complete(PROMPT, max_tokens=1, **ask | {"stop": None})).json()
+    for choice, other in zip(whole["choices"], longer["choices"], strict=True):
+        assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == (PROMPT, "length", None)
+        assert choice["token_ids"] == []
+        assert choice["logprobs"]["token_logprobs"] == other["logprobs"]["token_logprobs"][:-1]
+    count = len(PROMPT.encode())
+    assert (whole["usage"]["completion_tokens"], whole["usage"]["total_tokens"]) == (0, count)
+    streamed = await front.complete(PROMPT, max_tokens=0, stream=True, stream_options={"include_usage": True}, **ask)
+    told = [event for event in events(streamed.text) if event != "[DONE]"]
+    for i in range(2):
+        assert "".join(c["text"] for event in told for c in event["choices"] if c["index"] == i) == PROMPT
+    assert told[-1]["usage"] == whole["usage"]
+
+
+@pytest.mark.parametrize("fields", [{}, {"echo": False}, {"echo": True, "min_tokens": 1}, {"echo": True, "best_of": 2}])
+async def test_nothing_at_all_is_refused(front, fields):
+    answer = await front.complete(PROMPT, max_tokens=0, **fields)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (
+        400,
+        next((n for n in fields if n != "echo"), "max_tokens"),
+    )
+
+
 @pytest.mark.parametrize("rows", [1, 3, 5])
 async def test_chunks_beside_others_and_after_the_prefix_is_cached(front, monkeypatch, rows):
     monkeypatch.setattr(schedule, "MAX_SCORED", rows)

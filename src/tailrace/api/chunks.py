@@ -47,8 +47,15 @@ class UsageOf:
     def so_far(self) -> Usage | UnsetType | None:
         """For a chunk on the way."""
         if self.request.reports_usage_always:
-            return self.generation.usage
+            return self.whole()
         return None if self.request.reports_usage else UNSET
+
+    def whole(self) -> Usage:
+        """The counts. Where no token was asked for, the one that was drawn all the same does not count."""
+        usage = self.generation.usage
+        if self.request.max_tokens != 0:
+            return usage
+        return msgspec.structs.replace(usage, completion_tokens=0, total_tokens=usage.prompt_tokens)
 
 
 def pieces(delta: Delta, with_ids: bool) -> Iterator[Delta]:

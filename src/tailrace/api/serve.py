@@ -8,6 +8,7 @@ event, exit with 1.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import math
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+MAX_FILES = 65_536
 LAST_WORDS_S = 5  # beyond the drain: for error events to reach their clients
 COLLECT_AFTER = (50_000, 20, 20)  # objects, and collections of the younger: a step of many streams alone makes hundreds
 KEEP_ALIVE_S = 75  # longer than the idle time of common proxies, so that they close first
@@ -78,11 +80,23 @@ def serve_attached(start: Start, tokenizer: Tokenizer, read: Callable[[], bytes]
 
 def run(server: Server, shared: socket.socket | None = None) -> int:
     """Its whole life, in a loop of its own."""
+    allow_files()
     gc.collect()
     gc.set_threshold(*COLLECT_AFTER)
     gc.freeze()  # the tokenizer's tables live as long as the process: collections need not walk them while streams wait
     with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
         return runner.run(server.until_end(None if shared is None else [shared]))
+
+
+def allow_files() -> None:
+    """As many open files as this process may have: every connection is one, and the usual limit for a start is 1,024."""
+    with contextlib.suppress(ImportError, ValueError, OSError):  # not everywhere, and not always allowed
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
+        if soft < wanted:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def uvicorn_config(app: object, config: ServerConfig) -> uvicorn.Config:

@@ -27,6 +27,7 @@ from tailrace.api.schema.completions import COMPLETION_REFUSED, Completion, Comp
 from tailrace.api.service import Service, service_of
 from tailrace.errors import ParameterError
 from tailrace.params import SamplingParams
+from tailrace.text.stream import Delta
 
 READER = BodyReader(CompletionRequest, COMPLETION_REFUSED)
 
@@ -44,13 +45,16 @@ async def create_completion(request: Request) -> Response:
     service.check_model(ask.model)
     prompts = prompts_of(ask.prompt)
     ids = await encode(service, ask, prompts)
-    limit = output_limit(max(map(len, ids)), info.max_model_len, ask.max_tokens, "max_tokens", "prompt")
+    asked = 1 if only_echo(ask) else ask.max_tokens
+    limit = output_limit(max(map(len, ids)), info.max_model_len, asked, "max_tokens", "prompt")
     top = None if ask.logprobs is None else num_logprobs(ask.logprobs, service.config.max_logprobs, "logprobs")
     if ask.prompt_logprobs is not None:
         num_logprobs(ask.prompt_logprobs, service.config.max_logprobs, "prompt_logprobs")
     params = sampling_params(ask, service.tokenizer, service.defaults, max_tokens=limit, logprobs=top)
     if ask.echo and top is not None:
         params = msgspec.structs.replace(params, prompt_logprobs=max(top, ask.prompt_logprobs or 0))
+    if only_echo(ask):
+        check_only_echo(ask)
     if ask.use_beam_search:
         return await beam_search(request, service, ask, ids, params)
     for name in ("length_penalty", "early_stopping"):
@@ -112,7 +116,7 @@ async def chunks(
                 if echoes is not None or greeting or told is not UNSET:
                     choice = CompletionChoice(index, echoes[p] if echoes is not None else "", **greeting)
                     yield Completion(**shared, choices=[choice], usage=usage.so_far(), sampling_params=told)
-            for piece in pieces(delta, with_ids):
+            for piece in pieces(unsaid(delta) if only_echo(ask) else delta, with_ids):
                 logprobs = None
                 if piece.logprobs and index in writers:
                     logprobs = writers[index].write(piece.token_ids, piece.logprobs)
@@ -121,7 +125,7 @@ async def chunks(
                 choice = CompletionChoice(index, piece.text, logprobs, piece.finish_reason, stop_reason, ids)
                 yield Completion(**shared, choices=[choice], usage=usage.so_far())
     if ask.reports_usage:
-        yield Completion(**shared, choices=[], usage=generation.usage)
+        yield Completion(**shared, choices=[], usage=usage.whole())
 
 
 # what a beam search has its own word for, or has no use for
@@ -222,3 +226,25 @@ async def encode(service: Service, ask: CompletionRequest, prompts: list[Prompt]
 def echo(service: Service, prompt: Prompt) -> str:
     """The prompt as text: as it was given, or spelt from its ids."""
     return prompt if isinstance(prompt, str) else service.tokenizer.decode(prompt)
+
+
+# ---- max_tokens 0: the prompt alone, with its logprobs
+
+
+def only_echo(ask: CompletionRequest) -> bool:
+    """Nothing is to be said; one token is drawn all the same, and not shown."""
+    return ask.max_tokens == 0 and bool(ask.echo)
+
+
+def check_only_echo(ask: CompletionRequest) -> None:
+    """Raise ParameterError for what needs something said."""
+    for name in ("min_tokens", "best_of", "use_beam_search"):
+        if getattr(ask, name):
+            raise ParameterError(f"{name} can't be had with max_tokens 0", name)
+
+
+def unsaid(delta: Delta) -> Delta:
+    """Its end alone, which is that no more was asked for."""
+    if delta.finish_reason is None:
+        return Delta()
+    return Delta(finish_reason="length" if delta.finish_reason == "stop" else delta.finish_reason)

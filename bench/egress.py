@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy
 from bench import baseline
 from bench.egress_http import over_http
 from bench.harness import cores, machine, table, write_json
@@ -43,8 +44,9 @@ def text_tokens(tokenizer: Tokenizer, count: int) -> list[int]:
 
 
 def entry(id: int, top: int) -> TokenLogprobs:
-    """Logprobs of a token with some rivals."""
-    return TokenLogprobs(-0.5, 1, [(id + i) % 40_000 for i in range(top)], [-0.5 - i for i in range(top)])
+    """Logprobs of a token with some rivals: 32-bit numbers, as models give, with all their digits."""
+    scores = numpy.float32(-0.48) - numpy.arange(top, dtype=numpy.float32) * numpy.float32(0.7313)
+    return TokenLogprobs(float(numpy.float32(-0.48)), 1, [(id + i) % 40_000 for i in range(top)], scores.tolist())
 
 
 # ---- one call = one token of one stream

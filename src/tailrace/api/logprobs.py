@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_encode = msgspec.json.Encoder().encode
+
 FLOOR = -9999.0  # also vLLM's
 
 
@@ -43,7 +45,7 @@ class Labels:
 
     Attributes:
         names: id → (text or escaped bytes, bytes, whether it is text).
-        written: id → JSON of the token, still open, as a format for its logprob: `{"token":…,"logprob":%r,"bytes":[…]`.
+        written: id → JSON of the token, still open, as a format for its logprob: `{"token":…,"logprob":%s,"bytes":[…]`.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -57,7 +59,7 @@ class Labels:
         def write(id: int) -> str:
             label, data, _ = self.names[id]
             token = msgspec.json.encode(label).decode().replace("%", "%%")
-            return f'{{"token":{token},"logprob":%r,"bytes":{msgspec.json.encode(data).decode()}'
+            return f'{{"token":{token},"logprob":%s,"bytes":{msgspec.json.encode(data).decode()}'
 
         self.names, self.written = Table(name), Table(write)
 
@@ -79,11 +81,12 @@ def chat_logprobs(labels: Labels, token_ids: Iterable[int], entries: Iterable[To
 
 def _chat_entry(labels: Labels, id: int, entry: TokenLogprobs, top: int) -> msgspec.Raw:
     written = labels.written
-    rivals = zip(entry.top_ids[:top], entry.top_logprobs[:top], strict=True)
-    tops = "},".join([written[other] % (logprob if logprob > FLOOR else FLOOR) for other, logprob in rivals])
+    # all numbers at once, by a library that writes them ten times as fast as repr; −inf is null there
+    numbers = _encode([entry.logprob, *entry.top_logprobs[:top]])[1:-1].decode().replace("null", str(FLOOR)).split(",")
+    tops = "},".join([written[other] for other in entry.top_ids[:top]])
     told = "" if entry.entropy is None else f',"entropy":{entry.entropy!r},"varentropy":{entry.varentropy!r}'
-    mine = written[id] % finite(entry.logprob)
-    return msgspec.Raw(f'{mine},"top_logprobs":[{tops}{"}" if tops else ""}]{told}}}'.encode())
+    whole = f'{written[id]},"top_logprobs":[{tops}{"}" if tops else ""}]{told}}}'
+    return msgspec.Raw((whole % tuple(numbers)).encode())
 
 
 def prompt_logprobs(

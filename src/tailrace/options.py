@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from tailrace.errors import ParameterError
-from tailrace.ranges import MAX_SEED, MIN_SEED
+from tailrace.ranges import MAX_SEED, MIN_SEED, shown
 
 MAX_PATTERN = 512  # tokens of a repeated pattern that is looked for
 MAX_COUNT = 10_000  # times it may be asked to come
@@ -74,11 +74,13 @@ class ThinkingBudget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     Attributes:
         max_tokens: of one thought, the markers not counted; ≥ 0. stretch: how the model marks it. closing_token_ids: what is forced.
+        outside: other stretches, in which the markers mean nothing.
     """
 
     max_tokens: int
     stretch: Stretch
     closing_token_ids: tuple[int, ...]
+    outside: tuple[Stretch, ...] = ()
 
     def __post_init__(self) -> None:
         check_whole("thinking_token_budget", "", self.max_tokens, 0, 2**31 - 1)
@@ -92,5 +94,4 @@ def check_whole(field: str, part: str, value: object, low: int, high: int) -> No
     """Raise ParameterError unless `value` is an integer in low … high."""
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         name = f"{field}.{part}" if part else field
-        shown = repr(value) if not isinstance(value, int) or abs(value) < 2**64 else "an integer of more than 64 bits"
-        raise ParameterError(f"{name} must be an integer in [{low}, {high}], got {shown}", field)
+        raise ParameterError(f"{name} must be an integer in [{low}, {high}], got {shown(value)}", field)

@@ -17,6 +17,7 @@ from tailrace.options import RepetitionDetection, Stretch, ThinkingBudget, Water
 from tailrace.ranges import (
     COMPANIONS,
     MAX_BIAS,
+    MAX_BYTES,
     MAX_CHARS,
     MAX_ENTRIES,
     NOT_GREEDY,
@@ -180,6 +181,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 raise ParameterError(f"{name} must hold non-empty sequences of token ids", name)
         for name in MAX_ENTRIES:
             check_entries(name, len(getattr(self, name) or ()))
+        for name in ("stop", "stop_regex", "banned_strings"):
+            if sum(len(s.encode(errors="replace")) for s in getattr(self, name)) > MAX_BYTES:
+                raise ParameterError(f"{name} must hold at most {MAX_BYTES} bytes in all", name)
         biases = [*self.logit_bias.items(), *self.sequence_bias]
         for place, (token, bias) in enumerate(biases):
             if not math.isfinite(bias) or abs(bias) > MAX_BIAS:

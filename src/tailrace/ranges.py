@@ -57,6 +57,7 @@ MAX_ENTRIES = {
     "sampler_order": 32, "processors": 16,
 }  # fmt: skip
 MAX_CHARS = 1024  # of one stop string or banned string
+MAX_BYTES = 8192  # of all of a request's, as UTF-8: what is compiled from them takes about 300 times that
 MAX_BIAS = 1e4  # |logit bias|; OpenAI's own range is -100 … 100, which the HTTP schema enforces
 
 # a knob → the one without which it has no effect: giving the first alone is refused
@@ -115,5 +116,10 @@ def check_range(name: str, value: float | int | None) -> None:
     if not inside:
         opening, closing = "[" if low_in else "(", "]" if high_in else ")"
         kind = "an integer" if whole else "a number"
-        shown = repr(value) if not isinstance(value, int) or abs(value) < 2**64 else "an integer of more than 64 bits"
-        raise ParameterError(f"{name} must be {kind} in {opening}{low:g}, {high:g}{closing}, got {shown}", name)
+        raise ParameterError(f"{name} must be {kind} in {opening}{low:g}, {high:g}{closing}, got {shown(value)}", name)
+
+
+def shown(value: object) -> str:
+    """As a message says it: a huge integer not digit by digit."""
+    huge = isinstance(value, int) and abs(value) >= 2**64
+    return "an integer of more than 64 bits" if huge else repr(value)

@@ -48,7 +48,7 @@ async def test_a_pattern_stops(tokenizer, known):
 
 @pytest.mark.parametrize(
     ("expression", "why"),
-    [("(", "can't be read"), ("^a", "not supported"), ("a*", "matches the empty text"), ("a{999}", "more than 512")],
+    [("(", "can't be read"), ("^a", "not supported"), ("a*", "matches the empty text"), ("a{999}", "more than 256")],
 )
 async def test_a_pattern_that_cannot_be(front, expression, why):
     for path in ("chat", "complete"):

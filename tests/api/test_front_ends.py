@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +16,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from api.processes import ENDLESS, Process, gone
+from tailrace.api import siblings
+from tailrace.api.disconnect import end
 from tailrace.api.metrics import Metrics
 from tailrace.wire.messages import Stats
 
@@ -103,7 +107,7 @@ def test_one_that_dies_is_replaced_and_its_requests_end(launch):
         assert server.http.post("/v1/completions", json=ENDLESS | {"stream": False, "max_tokens": 3}).status_code == 200
 
 
-def test_a_drain_lets_all_of_them_finish(launch):
+def test_a_drain_lets_all_of_them_finish(launch, capfd):
     with launch(front_ends=FRONT_ENDS, drain_timeout_s=20) as server:
         engine, others = ready(server)
         body = ENDLESS | {"stream": False, "max_tokens": 300}
@@ -118,6 +122,45 @@ def test_a_drain_lets_all_of_them_finish(launch):
             assert [body.get("usage", body)["completion_tokens"] for body in bodies] == [300] * 12, bodies
         assert server.process.wait(20) == 0
         assert all(gone(pid) for pid in (engine, *others))
+    assert "Fatal" not in capfd.readouterr().err  # they end as a process should
+
+
+def test_a_second_signal_does_not_wait_for_the_others(launch):
+    with launch(front_ends=2, drain_timeout_s=60) as server:
+        engine, others = ready(server, 2)
+        readers = [server.stream() for _ in range(8)]
+        server.send(signal.SIGINT)
+        time.sleep(0.5)
+        assert server.process.poll() is None
+        server.send(signal.SIGINT)
+        assert server.process.wait(15) == 0
+        assert all(gone(pid) for pid in (engine, *others))
+        for reader in readers:
+            reader.join(10)
+
+
+async def test_nobody_is_replaced_while_all_are_to_end(monkeypatch):
+    monkeypatch.setattr(siblings, "REPLACE_AFTER_S", 0.3)
+    monkeypatch.setattr(siblings, "POLL_S", 0.02)
+
+    class Sleepers(siblings.Siblings):
+        spawned = 0
+
+        def _spawn(self) -> subprocess.Popen[bytes]:
+            self.spawned += 1
+            return subprocess.Popen(["sleep", "60"], stdin=subprocess.PIPE)
+
+    group = Sleepers(2)
+    group.launched("ipc://nowhere")
+    watch = asyncio.create_task(group.watch())
+    group._processes[0].kill()
+    await asyncio.sleep(0.15)  # it is found dead, and about to be replaced
+    group.drain()
+    await asyncio.sleep(0.4)
+    assert group.spawned == 2
+    await end(watch)
+    group.stop(5, lambda: False)
+    assert all(process.poll() is not None for process in group._processes)
 
 
 def test_nobody_outlives_the_first(launch):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import re
+import weakref
 
 import pytest
 from hypothesis import example, given, settings
@@ -17,10 +19,33 @@ from tailrace.text import patterns as module
 from tailrace.text.patterns import Patterns, Search
 from tailrace.text.stops import Match, PatternMatcher, StopMatcher, matcher
 
-TEXT = st.text(alphabet="abc1 \né", max_size=24)
-ATOMS = st.sampled_from(["a", "b", "é", ".", r"\d", r"\s", "[ab]", "[^a]", r"\w", "(?:ab|b)", "(a|bc|)", "(?i:A)"])
+TEXT = st.text(alphabet="abAB1 \né", max_size=24)
+ATOMS = st.sampled_from(
+    [
+        "a",
+        "B",
+        "(?-i:B)",
+        "(?i:b)",
+        "(?a:\\w)",
+        "(?s:.)",
+        "b",
+        "é",
+        ".",
+        r"\d",
+        r"\s",
+        "[ab]",
+        "[^a]",
+        r"\w",
+        "(?:ab|b)",
+        "(a|bc|)",
+        "(?i:A)",
+    ]
+)
 REPEATS = st.sampled_from(["", "", "", "*", "+", "?", "{2}", "{1,3}", "{0,2}", "{2,}", "*?", "+?"])
-EXPRESSIONS = st.lists(st.tuples(ATOMS, REPEATS).map("".join), min_size=1, max_size=4).map("".join)
+FLAGS = st.sampled_from(["", "", "(?i)", "(?s)", "(?a)"])
+EXPRESSIONS = st.tuples(
+    FLAGS, st.lists(st.tuples(ATOMS, REPEATS).map("".join), min_size=1, max_size=4).map("".join)
+).map("".join)
 
 
 def brute(text: str, strings: tuple[str, ...], expressions: tuple[str, ...]) -> tuple[str, str] | None:
@@ -46,7 +71,7 @@ def run(params: SamplingParams, text: str, cuts: list[int]) -> tuple[str, Match 
 
 def served(expression: str) -> bool:
     try:
-        Patterns((), (expression,))
+        Patterns((expression,))
     except ParameterError:
         return False
     return True
@@ -72,14 +97,14 @@ def test_the_earliest_end_is_found(text, expression, strings, cuts):  # fmt: ski
 @given(TEXT, st.lists(st.tuples(ATOMS, REPEATS).map("".join), min_size=1, max_size=2).map("".join).filter(served))
 def test_held_back_is_only_what_may_still_become_one(text, expression):
     """Whatever is held can be completed: some further text makes a match that begins where the held part begins."""
-    search = Search(Patterns((), (expression,)))
+    search = Search(Patterns((expression,)))
     for count, char in enumerate(text, 1):
         if search.push(char) is not None:
             return
         assert search.held <= count
         if search.held:
             held = text[count - search.held : count]
-            more = ("".join(p) for n in range(1, 7) for p in itertools.product("ab1 \né", repeat=n))
+            more = ("".join(p) for n in range(1, 6) for p in itertools.product("aAbBc1 \né", repeat=n))
             assert any(re.fullmatch(expression, held + rest) for rest in more), (expression, held)
 
 
@@ -111,28 +136,67 @@ def test_a_matcher_that_follows_one_way_only_is_seen(monkeypatch):
     ("expression", "why"),
     [("(", "can't be read"), ("a*", "matches the empty text"), ("^a", "at is not supported"), (r"a\b", "at is not"), ("a$", "at is not"),
      (r"(a)\1", "groupref is not"), ("a(?=b)", "assert is not"), ("(?<!a)b", "assert not is not"), ("a++", "possessive repeat is not"),
-     ("(?>a|ab)c", "atomic group is not"), ("a{600}", "more than 512"), ("(a{0,50}){0,50}b", "more than 512"),
+     ("(?>a|ab)c", "atomic group is not"), ("a{600}", "more than 256"), ("(a{0,50}){0,50}b", "more than 256"),
      ("(a?){70}(b?){70}c", "too many ways"),     ("a{4294967296}", "can't be read")],
 )  # fmt: skip
 def test_what_cannot_be_served_says_so(expression, why):
     with pytest.raises(ParameterError, match=re.escape(why)) as refused:
-        Patterns((), (expression,))
+        Patterns((expression,))
     assert refused.value.param == "stop_regex"
 
 
 def test_deep_nesting_is_read_or_refused():
     with contextlib.suppress(ParameterError):
-        Patterns((), ("(" * 5000 + "a" + ")" * 5000,))
+        Patterns(("(" * 5000 + "a" + ")" * 5000,))
+
+
+@pytest.mark.parametrize(
+    ("expression", "text"),
+    [("(?i)(?-i:a)", "A"), ("(?i)x(?-i:END)", "xend"), ("(?a:\\d)", "٣"), ("(?a:\\w)", "é"), ("(?s)a(?-s:.)", "a\n")],
+)
+def test_flags_hold_where_they_stand(expression, text):
+    assert re.search(expression, text) is None
+    search = Search(Patterns((expression,)))
+    assert all(search.push(char) is None for char in text)
+
+
+@pytest.mark.parametrize(
+    "expression", ["(){4000000000}a", "(?:){4000000000}a", "(a{0}){4000000000}b", "(){0,4000000000}a", "((((){65535}){65535})){65535}a",
+                   "(?:a??){2000000}b", "(?i)[\x00-\uffff]{250}", "(?a)(?u)x", "[[a]]", "[a--b]"],
+)  # fmt: skip
+def test_hostile_patterns_are_read_or_refused_at_once(expression):
+    """Each took seconds, for ever, or raised something else once."""
+    with contextlib.suppress(ParameterError):
+        assert len(Patterns((expression,)).passes) <= module.MAX_POSITIONS
+
+
+def test_what_is_not_used_any_more_is_forgotten():
+    kept = weakref.WeakSet()
+    for i in range(100):
+        found = module.patterns((f"x{i}y",))
+        Search(found).push("x")
+        kept.add(found)
+        del found
+    gc.collect()
+    assert len(kept) <= 16
+
+
+def test_strings_beside_patterns_cost_what_strings_cost():
+    """However their beginnings overlap, one state stands for all of them."""
+    stops = tuple("a" * 60 + chr(0x4E00 + i) for i in range(120))
+    search = PatternMatcher(SamplingParams(stop=stops, stop_regex=("zz",)))
+    assert search.feed("a" * 1000) == ("a" * 940, None)
+    assert len(search._search._begun) == 0
 
 
 def test_the_work_per_character_is_bounded():
     """What makes a backtracking engine explode stays as wide as the pattern."""
-    compiled = Patterns((), ("(a|a)+(a|a)+(a|a)+b",))
+    compiled = Patterns(("(a|a)+(a|a)+(a|a)+b",))
     search = Search(compiled)
     for _ in range(2000):
         assert search.push("a") is None
         assert len(search._begun) <= len(compiled.passes)
-    assert search.push("b") == ("(a|a)+(a|a)+(a|a)+b", 2001)
+    assert search.push("b") == (2001, "(a|a)+(a|a)+(a|a)+b")
 
 
 def test_strings_of_any_length_beside_patterns():

@@ -113,8 +113,11 @@ class BeamRequest:
         prompt: list[int],
         params: SamplingParams,
         search: BeamSearch,
+        priority: int = 0,
+        deadline_s: float | None = None,
         origin: Origin = UNKNOWN,
     ) -> None:
+        self._priority, self._deadline_s = priority, deadline_s
         self.id, self._service, self._prompt, self._search, self._n = id, service, prompt, search, params.n
         self._record = service.observer.begin(origin, id, self.name, params)
         # the engine's part: one token, and what else could have come, of the edited logits
@@ -144,6 +147,7 @@ class BeamRequest:
         """
         self._service.supervisor.check()
         self._service.live.add(self)
+        timer = self._service.limited(self._deadline_s, self.cut)
         try:
             while not self._search.done:
                 if self._aborted:
@@ -157,6 +161,8 @@ class BeamRequest:
             self._record.interrupted(None, error)
             raise
         finally:
+            if timer is not None:
+                timer.cancel()
             self.abort("closed")
             self._service.live.discard(self)
             self._record.end(self.usage)
@@ -183,7 +189,9 @@ class BeamRequest:
 
     async def _one(self, beam: Beam) -> TokenLogprobs:
         """What could follow a beam."""
-        stream = self._service.client.submit([*self._prompt, *beam.tokens], self._params, id=self.id)
+        stream = self._service.client.submit(
+            [*self._prompt, *beam.tokens], self._params, id=self.id, priority=self._priority
+        )
         self._streams.append(stream)
         found: TokenLogprobs | None = None
         async with stream:

@@ -31,7 +31,12 @@ class Channels(NamedTuple):
     def stretches(self) -> tuple[Stretch, ...]:
         """The parts of the text that are not content."""
         thoughts = () if self.reasoning is None else (Stretch(*self.reasoning, self.opened),)
-        return thoughts + (() if self.tools is None else tuple(Stretch(*pair) for pair in self.tools.markers))
+        return thoughts + self.tool_stretches
+
+    @property
+    def tool_stretches(self) -> tuple[Stretch, ...]:
+        """Those of tool calls."""
+        return () if self.tools is None else tuple(Stretch(*pair) for pair in self.tools.markers)
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -78,5 +83,6 @@ def within(params: SamplingParams, service: Service, ask: ChatRequest, channels:
             max_tokens=ask.thinking_token_budget,
             stretch=Stretch(*service.reasoning, channels.opened),
             closing_token_ids=tuple(tokenizer.encode(service.reasoning[1], add_special_tokens=False)),
+            outside=channels.tool_stretches,
         )
     return msgspec.structs.replace(params, shown_token_ids=shown, stop_outside=outside, thinking=thinking)

@@ -67,7 +67,9 @@ class Gathered:
     def add_ids(self, token_ids: list[int] | UnsetType) -> None:
         """Note the ids, if they are reported."""
         if not isinstance(token_ids, UnsetType):
-            self.token_ids = [*(self.token_ids or ()), *token_ids]
+            if isinstance(self.token_ids, UnsetType):
+                self.token_ids = []
+            self.token_ids.extend(token_ids)
 
 
 async def fold_chat(chunks: AsyncGenerator[ChatChunk, None]) -> ChatCompletion:
@@ -91,7 +93,9 @@ async def fold_chat(chunks: AsyncGenerator[ChatChunk, None]) -> ChatCompletion:
                 for call in choice.delta.tool_calls or ():
                     so_far.tool_calls.setdefault(call.index, GatheredCall()).add(call)
                 if choice.logprobs is not None:
-                    so_far.chat_logprobs = (so_far.chat_logprobs or []) + choice.logprobs.content
+                    if so_far.chat_logprobs is None:
+                        so_far.chat_logprobs = []
+                    so_far.chat_logprobs.extend(choice.logprobs.content)
                 so_far.end(choice.finish_reason, choice.stop_reason)
                 so_far.add_ids(choice.token_ids)
     assert chunk is not None

@@ -90,8 +90,7 @@ class Generation:
         service.supervisor.check()
         eos = service.client.model.eos_token_ids
         service.live.add(self)
-        limits = [limit for limit in (self._deadline_s, service.config.max_request_s) if limit]
-        timer = asyncio.get_running_loop().call_later(min(limits), self.cut, "deadline") if limits else None
+        timer = service.limited(self._deadline_s, self.cut)
         try:
             for prompt in self.prompts:
                 stream = service.client.submit(prompt, self.params, id=self.id, priority=self._priority)

@@ -54,11 +54,11 @@ class Narrator:
         self._text.append(segment.text)
         yield self._event(f"{events}.delta", **self._place(), content_index=0, delta=segment.text, **scores(part))
 
-    def end(self, finish_reason: str, stop_reason: Any, usage: ResponseUsage) -> Iterator[Event]:
-        """It is over, for this reason."""
+    def end(self, finish_reason: str, stop_reason: Any, usage: ResponseUsage, whole: bool = True) -> Iterator[Event]:
+        """It is over, for this reason. Not `whole`: its last item is a call that was cut."""
         cut = str(stop_reason)
         status, why = ENDS.get(finish_reason, ("cancelled" if cut == "cancelled" else "incomplete", cut))
-        yield from self._close("completed" if status == "completed" else "incomplete")
+        yield from self._close("completed" if status == "completed" and whole else "incomplete")
         self.response.status, self.response.usage = status, usage
         self.response.incomplete_details = None if why is None else Incomplete(why)
         kind = "response.completed" if status == "completed" else "response.incomplete"

@@ -67,6 +67,8 @@ def of_validation(error: msgspec.ValidationError) -> ParameterError:
     if missing:
         path, what = f"{path}.{missing['name']}".lstrip("."), "required, but missing"
     what = what[:1].lower() + what[1:]
+    if path and what.startswith(path):  # it names the field itself
+        return ParameterError(what, path)
     return ParameterError(f"{path}: {what}" if path else f"the body: {what}", path or None)
 
 

@@ -142,9 +142,9 @@ class Server(uvicorn.Server):
         return int(dead.is_set())
 
     async def _stop_siblings(self) -> None:
-        hurry = self.force_exit or self._service.supervisor.dead.is_set()
-        timeout_s = 0.0 if hurry else self._service.config.drain_timeout_s + LAST_WORDS_S
-        await asyncio.to_thread(self._siblings.stop, timeout_s)
+        dead = self._service.supervisor.dead
+        timeout_s = self._service.config.drain_timeout_s + LAST_WORDS_S
+        await asyncio.to_thread(self._siblings.stop, timeout_s, lambda: self.force_exit or dead.is_set())
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal. Unlike uvicorn, do not raise it again after a clean end: the exit code is 0."""

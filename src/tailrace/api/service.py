@@ -82,7 +82,13 @@ class Service:
         if num_chars > INLINE_CHARS:
             return await asyncio.to_thread(work)
         async with self._one_at_a_time:
+            await asyncio.sleep(0)
             return work()
+
+    def limited(self, deadline_s: float | None, cut: Callable[[str], None]) -> asyncio.TimerHandle | None:
+        """Call `cut` when a request has had its time: its own, or the server's if that ends before; None where there is no limit."""
+        limits = [limit for limit in (deadline_s, self.config.max_request_s) if limit]
+        return asyncio.get_running_loop().call_later(min(limits), cut, "deadline") if limits else None
 
     async def drain(self, timeout_s: float) -> None:
         """Accept nothing new; let what runs finish within the time, then end it with an error."""

@@ -6,6 +6,7 @@ and it ends at once. SIGTERM: it finishes what runs, then exits.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from pathlib import Path
@@ -21,12 +22,13 @@ from tailrace.text.tokenizer import Tokenizer
 def main() -> int:
     """The exit code of the server."""
     start_logging(os.environ.get("TAILRACE_LOG", "info"), os.environ.get("TAILRACE_LOG_FORMAT", "text"))
-    line = sys.stdin.buffer.readline()
+    stdin = io.FileIO(0, closefd=False)  # no buffer: its lock, held by the thread that waits, would break the exit
+    line = stdin.readline()
     if not line:
         return 0
     start = msgspec.json.decode(line, type=Start)
     tokenizer = Tokenizer.load(Path(start.folder), start.config.model.trust_remote_code)
-    return serve_attached(start, tokenizer, sys.stdin.buffer.readline)
+    return serve_attached(start, tokenizer, stdin.readline)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import logging
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from typing import IO
 
 import msgspec
@@ -66,7 +67,8 @@ class Siblings:
                     log.error("front end %d died (%d) and is replaced", process.pid, process.returncode)
                     close(process.stdin)
                     await asyncio.sleep(REPLACE_AFTER_S)
-                    self._processes[place] = self._spawn()
+                    if not self._ending:
+                        self._processes[place] = self._spawn()
 
     def drain(self) -> None:
         """Ask them to finish what runs and exit; once, since a second signal would mean at once."""
@@ -75,13 +77,13 @@ class Siblings:
             for process in self._processes:
                 process.terminate()
 
-    def stop(self, timeout_s: float) -> None:
-        """Wait for them so long; then end them."""
+    def stop(self, timeout_s: float, hurry: Callable[[], bool]) -> None:
+        """Wait for them so long, or until there is no time left; then end them."""
         self.drain()
         until_s = time.monotonic() + timeout_s
+        while time.monotonic() < until_s and not hurry() and any(p.poll() is None for p in self._processes):
+            time.sleep(POLL_S)
         for process in self._processes:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.0, until_s - time.monotonic()))
             close(process.stdin)  # it ends at once
             try:
                 process.wait(KILL_AFTER_S)

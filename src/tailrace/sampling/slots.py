@@ -42,6 +42,11 @@ class Carried:
         """These are the output from this position on."""
         self.forced.update(enumerate(tokens, start=position))
 
+    def forget(self, position: int) -> None:
+        """What was forced before this position has come."""
+        for place in [place for place in self.forced if place < position]:
+            del self.forced[place]
+
     def copy_from(self, other: Carried) -> None:
         """Begin where another sequence stands."""
         self.state.update(other.state)
@@ -96,9 +101,7 @@ class Slot:
     @property
     def moves(self) -> bool:
         """The program changes from token to token."""
-        return bool(self.params.forced_token_ids or self.carried.forced) or any(
-            EDITS[name].moves(self.params) for name in self.edits
-        )
+        return bool(self.carried.forced) or any(EDITS[name].moves(self.params) for name in self.edits)
 
     @property
     def rare(self) -> bool:
@@ -118,8 +121,7 @@ class Slot:
     @property
     def forced(self) -> int | None:
         """The token that the next position must have."""
-        forced = self.params.forced_token_ids
-        return forced[self.num_output] if self.num_output < len(forced) else self.carried.forced.get(self.num_output)
+        return self.carried.forced.get(self.num_output)
 
     def append(self, token: int) -> None:
         """One more output token."""
@@ -197,6 +199,8 @@ class Slots:
         edits, refinements = edits_of(params), refinements_of(params)
         recalls = any(EDITS[name].recalls(params) for name in edits) or params.watermark is not None
         carried = Carried() if carried is None else carried
+        for position in range(len(output), len(params.forced_token_ids)):
+            carried.forced.setdefault(position, params.forced_token_ids[position])
         for name in refinements:
             if (begin := REFINEMENTS[name].begin) is not None:
                 carried.state.update(begin(params) | carried.state)
@@ -240,6 +244,7 @@ class Slots:
                 entry.append(token)
             entry.drawn.clear()
             if entry.moves:
+                entry.carried.forget(entry.num_output)
                 self.refresh(index)
 
     def rewind(self, slot: int, count: int) -> None:

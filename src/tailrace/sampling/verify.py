@@ -55,7 +55,7 @@ def verify(
 
     status = OK
     # block verification decides on all drafts together: not where a row depends on more than the drafts before it
-    together = rule == "block" and q is not None and drafts and not slot.state and not slot.params.forced_token_ids
+    together = rule == "block" and q is not None and drafts and not slot.state and not slot.carried.forced
     walk = by_block if together else one_by_one
     try:
         for row, token in walk(at, slot, position, drafts, q, rule):

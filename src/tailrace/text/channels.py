@@ -55,6 +55,7 @@ class Splitter:
         self._held = ""
         self._found: list[Segment] = []
         self.calls = 0
+        self.cut_call = False  # the last call has gone out in part: its arguments are not whole
 
     def feed(self, text: str) -> list[Segment]:
         """More text → what can go out of it."""
@@ -68,6 +69,8 @@ class Splitter:
 
     def flush(self) -> list[Segment]:
         """The end: what was held is text; a tool call that was cut off before its name was known is content, as it was written."""
+        if self._block is not None:
+            self.cut_call = self._block.unfinished
         self._add(self._held if self._block is None else self._block.left)
         self._held, self._block = "", None
         found, self._found = self._found, []
@@ -131,7 +134,7 @@ class Splitter:
             self.calls += bool(call.name)
         if not block.over:
             return ""
-        self._block = None
+        self._block, self.cut_call = None, block.unfinished
         if block.num_calls:
             self._gap, self._stray = "", block.stray
         self._add(block.held)

@@ -106,8 +106,8 @@ class Automaton:
         return self.step[state].get(byte, 0)
 
 
-MAX_QUIET = 100_000
-compiled = lru_cache(maxsize=64)(Automaton)  # of at most 128 · 1,024 characters each
+MAX_QUIET = 10_000
+compiled = lru_cache(maxsize=16)(Automaton)  # of at most 8,192 bytes each, so 3 MB
 
 
 class StopMatcher:
@@ -147,10 +147,12 @@ class StopMatcher:
 
 
 class PatternMatcher:
-    """Strings and regular expressions, and not in every stretch of the text."""
+    """Strings and regular expressions, and not in every stretch of the text. Of two that end at once the longer counts."""
 
     def __init__(self, params: SamplingParams) -> None:
-        self._search = Search(patterns(params.stop, params.stop_regex))
+        self._strings = compiled(params.stop)
+        self._state = 0
+        self._search = Search(patterns(params.stop_regex))
         self._shield = Shield(params.stop_outside)
         self._held = ""
 
@@ -161,22 +163,34 @@ class PatternMatcher:
         data = self._held + text
         for at, char in enumerate(text, start=len(self._held) + 1):
             if self._shield.push(char):
-                self._search.reset()
+                self._reset()
                 continue
-            found = self._search.push(char)
-            if found is not None and armed:
-                stop, length = found
-                self._search.reset()
+            for byte in char.encode():
+                self._state = self._strings.advance(self._state, byte)
+            stop = self._strings.found[self._state]
+            found = [] if stop is None else [(len(stop), stop)]
+            if (match := self._search.push(char)) is not None:
+                found.append(match)
+            if found and armed:
+                length, stop = max(found, key=lambda match: match[0])
+                self._reset()
                 self._held = ""
                 return data[: at - length], Match(stop, data[at - length : at])
-        cut = len(data) - self._search.held
+        # of the bytes that may become a stop string, as characters: they begin with one, so they are whole ones
+        hold = self._strings.hold[self._state]
+        beginning = len(data.encode()[-hold:].decode()) if hold else 0
+        cut = len(data) - max(self._search.held, beginning)
         self._held = data[cut:]
         return data[:cut], None
 
     def flush(self) -> str:
         held, self._held = self._held, ""
-        self._search.reset()
+        self._reset()
         return held
+
+    def _reset(self) -> None:
+        self._state = 0
+        self._search.reset()
 
 
 class Shield:
@@ -190,9 +204,9 @@ class Shield:
         self._tail = ""  # the last characters: some may belong to a marker
 
     @property
-    def inside(self) -> bool:
-        """So far."""
-        return self._inside is not None
+    def inside(self) -> Stretch | None:
+        """The one it is in so far."""
+        return self._inside
 
     @property
     def midway(self) -> bool:

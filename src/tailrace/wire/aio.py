@@ -291,6 +291,7 @@ class AsyncClient:
         process = self._process
         while not await asyncio.to_thread(process.wait, 0.2):
             pass
+        await asyncio.sleep(2 * MAX_REST_S)  # its last words may still wait to be read
         if self._ledger.drained:  # as it was told; what came too late ends as well
             self.error = NotReadyError("the engine has been drained")
             self._ledger.fail_all(self.error)

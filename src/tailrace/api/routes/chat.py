@@ -108,7 +108,7 @@ def choices_of(
     if piece.finish_reason is not None:
         for segment in channels.flush():
             yield ChatChunkChoice(index, delta_of(segment), token_ids=[] if with_ids else UNSET)
-        called = channels.calls and piece.finish_reason == "stop"
+        called = channels.calls and not channels.cut_call and piece.finish_reason == "stop"
         reason = "tool_calls" if called else piece.finish_reason
         yield ChatChunkChoice(index, ChatDelta(), None, reason, piece.stop_reason, ids)
         return

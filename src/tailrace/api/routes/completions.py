@@ -133,7 +133,7 @@ NOT_WITH_BEAMS = (
     "stream", "logprobs", "echo", "prompt_logprobs", "stop", "stop_token_ids", "min_tokens", "ignore_eos", "seed",
     "presence_penalty", "frequency_penalty", "repetition_penalty", "dry_multiplier", "no_repeat_ngram_size", "banned_strings",
     "forced_token_ids", "watermark", "mirostat", "adaptive_target", "sequence_bias", "bad_words", "preset", "return_token_ids",
-    "processors",
+    "processors", "stop_regex", "repetition_detection", "include_stop_str_in_output", "return_sampling_params",
 )  # fmt: skip
 MAX_BEAMS = 64
 
@@ -161,7 +161,7 @@ async def beam_search(
     assert params.max_tokens is not None
     search = BeamSearch(width, params.max_tokens, eos, penalty, ask.early_stopping or False)
     id, origin = f"cmpl-{request_id(request, ask)}", origin_of(request, "text_completion", ask)
-    work = BeamRequest(service, id, ids[0], params, search, origin)
+    work = BeamRequest(service, id, ids[0], params, search, ask.priority or 0, ask.deadline_s, origin)
     await unless_gone(request.receive, work.run(), lambda: work.abort("disconnect"))
     beams = search.best(n)
     choices = [

@@ -99,7 +99,8 @@ async def events(
                     for event in narrator.add(segment):
                         yield event
                 if delta.finish_reason is not None:
-                    final = list(narrator.end(delta.finish_reason, delta.stop_reason, usage_of(generation)))
+                    usage, whole = usage_of(generation), not channels.cut_call
+                    final = list(narrator.end(delta.finish_reason, delta.stop_reason, usage, whole))
                     keep(service, response, said, anew=False)
                     for event in final:
                         yield event

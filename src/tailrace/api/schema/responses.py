@@ -66,6 +66,7 @@ RESPONSES_REFUSED: dict[str, tuple[Any, ...]] = REFUSED | {
     "include": (None, []),
     "max_tool_calls": (None,),
     "prompt": (None,),
+    "logprobs": (None, False),
     "top_logprobs": (None, 0),
     "truncation": (None, "disabled"),
     "reasoning": (None, {}),

@@ -58,6 +58,7 @@ class Block:
         self.over = False
         self._held = [opening]
         self.undecided = True  # a call has begun, or may have, and its name is not out
+        self.unfinished = False  # its name is out, and its arguments are not whole
         self.short_ids = False
         self._first = self._place = place
         self._closed = False
@@ -152,11 +153,16 @@ class Block:
         return name
 
     def until(self, marker: str) -> Read[str]:
-        """The text up to the marker, which is taken too."""
+        """The text up to the marker, which is taken too. The block ends before that: then it is no call."""
         parts: list[str] = []
         while (end := self.text.find(marker, self.at)) < 0:
-            parts.append(self.take(len(self.text) - self.at - overlap(self.unread, marker)))
+            if self.closing is not None and self.closing in self.unread:
+                raise NotACallError(marker)
+            keep = max(overlap(self.unread, mark) for mark in (marker, self.closing or ""))
+            parts.append(self.take(len(self.text) - self.at - keep))
             yield
+        if self.closing is not None and 0 <= self.text.find(self.closing, self.at) < end:
+            raise NotACallError(marker)
         parts.append(self.take(end - self.at))
         self.take(len(marker))
         return "".join(parts)
@@ -192,7 +198,7 @@ class Block:
         self._out.append(ToolCall(self._place, name, "", uuid4().hex[:SHORT_ID] if self.short_ids and not id else id))
         self._place += 1
         self._held.clear()
-        self.undecided = False
+        self.undecided, self.unfinished = False, True
 
     def say(self, part: str) -> None:
         """More of its arguments."""
@@ -204,6 +210,7 @@ class Block:
         """The call is whole; what was taken behind its arguments is wrapper."""
         self._utter()
         self._held.clear()
+        self.unfinished = False
 
     def whole(self, name: str, arguments: Mapping[str, str]) -> None:
         """A whole call, each of its arguments in JSON."""

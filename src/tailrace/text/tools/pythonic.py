@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 import re
 import warnings
 
@@ -25,7 +26,10 @@ def pythonic(block: Block) -> Read[None]:
     block.known(name)
     parts = ["[", name]
     yield from nested(block, parts.append, PYTHON, ["]"])
-    for name, arguments in calls_of("".join(parts)):
+    calls = calls_of("".join(parts))
+    for name, _ in calls:
+        block.known(name)
+    for name, arguments in calls:
         block.whole(name, arguments)
     yield from block.close()
 
@@ -52,8 +56,22 @@ def call_of(node: ast.expr) -> tuple[str, dict[str, str]]:
     for keyword in node.keywords:
         if keyword.arg is None:
             raise NotACallError("**")
-        arguments[keyword.arg] = in_json(ast.literal_eval(JsonWords().visit(keyword.value)))
+        value = ast.literal_eval(JsonWords().visit(keyword.value))
+        if not of_json(value):
+            raise NotACallError("a value that JSON does not know")
+        arguments[keyword.arg] = in_json(value)
     return name, arguments
+
+
+def of_json(value: object) -> bool:
+    """JSON can say it."""
+    if isinstance(value, dict):
+        return all(isinstance(key, str) for key in value) and all(map(of_json, value.values()))
+    if isinstance(value, list | tuple):
+        return all(map(of_json, value))
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return value is None or isinstance(value, str | int)
 
 
 class JsonWords(ast.NodeTransformer):

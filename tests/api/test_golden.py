@@ -33,13 +33,20 @@ STREAMS = {
     "chat-length": ("one two", "/v1/chat/completions", {"messages": HI, "max_tokens": 2}),
     "chat-thinking": ("<think>a</think>b", "/v1/chat/completions", {"messages": HI}),
     "chat-tool-call": (f"x{CALL}", "/v1/chat/completions", {"messages": HI, "tools": TOOL}),
+    "chat-tool-call-cut": (CALL, "/v1/chat/completions", {"messages": HI, "tools": TOOL, "max_tokens": 47}),
+    "chat-two-choices": ("ab", "/v1/chat/completions", {"messages": HI, "n": 2, **USAGE}),
+    "chat-error": ("Hello", "/v1/chat/completions", {"messages": HI}),
     "completion": ("ab", "/v1/completions", {"prompt": "x=", "echo": True, **USAGE}),
     "completion-logprobs": ("ab", "/v1/completions", {"prompt": "x=", "logprobs": 1}),
+    "response-incomplete": ("one two", "/v1/responses", {"input": "hi", "max_output_tokens": 2}),
+    "response-failed": ("Hello", "/v1/responses", {"input": "hi"}),
     "response": ("Hé!", "/v1/responses", {"input": "hi"}),
     "response-thinking-and-tool-call": (
         f"<think>a</think>b{CALL}", "/v1/responses", {"input": "hi", "tools": [{"type": "function", "name": "add", "parameters": {}}]},
     ),
 }  # fmt: skip
+
+FAILS_AT = {"chat-error": 3, "response-failed": 3}  # the step that fails
 
 
 @pytest.fixture
@@ -56,7 +63,7 @@ def fixed(monkeypatch):
 @pytest.mark.parametrize("name", STREAMS)
 async def test_the_stream_is_what_it_was(tokenizer, fixed, name, request):
     says, path, fields = STREAMS[name]
-    client = LocalClient(saying(says.encode()))
+    client = LocalClient(saying(says.encode()), fail_at=FAILS_AT.get(name))
     client.patient = True
     async with front_of(client, tokenizer, CONFIG) as front:
         front.service.fingerprint = "fp_golden"

@@ -113,11 +113,9 @@ class BeamRequest:
         prompt: list[int],
         params: SamplingParams,
         search: BeamSearch,
-        priority: int = 0,
-        deadline_s: float | None = None,
         origin: Origin = UNKNOWN,
     ) -> None:
-        self._priority, self._deadline_s = priority, deadline_s
+        self._origin = origin
         self.id, self._service, self._prompt, self._search, self._n = id, service, prompt, search, params.n
         self._record = service.observer.begin(origin, id, self.name, params)
         # the engine's part: one token, and what else could have come, of the edited logits
@@ -147,7 +145,7 @@ class BeamRequest:
         """
         self._service.supervisor.check()
         self._service.live.add(self)
-        timer = self._service.limited(self._deadline_s, self.cut)
+        timer = self._service.limited(self._origin.deadline_s, self.cut)
         try:
             while not self._search.done:
                 if self._aborted:
@@ -190,7 +188,7 @@ class BeamRequest:
     async def _one(self, beam: Beam) -> TokenLogprobs:
         """What could follow a beam."""
         stream = self._service.client.submit(
-            [*self._prompt, *beam.tokens], self._params, id=self.id, priority=self._priority
+            [*self._prompt, *beam.tokens], self._params, id=self.id, priority=self._origin.priority
         )
         self._streams.append(stream)
         found: TokenLogprobs | None = None

@@ -33,8 +33,7 @@ class Generation:
     """Iterate `deltas` once. `abort`, `fail` and `cut` may be called at any time, by anybody.
 
     Args:
-        deadline_s: seconds after which it is cut; the server's own limit may come before.
-        origin: for the record of it.
+        origin: how it is to be treated, and for the record of it.
     """
 
     def __init__(
@@ -43,13 +42,11 @@ class Generation:
         id: str,
         prompts: Sequence[list[int]],
         params: SamplingParams,
-        priority: int = 0,
-        deadline_s: float | None = None,
         origin: Origin = UNKNOWN,
     ) -> None:
         self.id, self.prompts, self.params = id, prompts, params
         self._service, self._metrics = service, service.metrics
-        self._priority = priority
+        self._origin = origin
         self._arrival_s = time.perf_counter()
         self._streams: list[AsyncStream] = []
         self._texts: list[TextStream] = []
@@ -60,7 +57,6 @@ class Generation:
         self._cut: str | None = None
         self._aborted = False
         self._handed_s: float | None = None  # since when whoever reads the deltas is busy with one
-        self._deadline_s = deadline_s
         self._record = service.observer.begin(origin, id, self.name, params)
 
     @property
@@ -90,10 +86,10 @@ class Generation:
         service.supervisor.check()
         eos = service.client.model.eos_token_ids
         service.live.add(self)
-        timer = service.limited(self._deadline_s, self.cut)
+        timer = service.limited(self._origin.deadline_s, self.cut)
         try:
             for prompt in self.prompts:
-                stream = service.client.submit(prompt, self.params, id=self.id, priority=self._priority)
+                stream = service.client.submit(prompt, self.params, id=self.id, priority=self._origin.priority)
                 stream.bound(service.config.stream_buffer_kib << 10, self._backlog)
                 self._streams.append(stream)
                 self._texts += [TextStream(service.tokenizer, self.params, eos) for _ in range(n)]

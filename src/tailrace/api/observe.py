@@ -35,13 +35,19 @@ OF_PROTOCOL = {"http/protobuf": "otlp_proto_http", "grpc": "otlp_proto_grpc"}
 
 
 class Origin(NamedTuple):
-    """Where a request came in and what it belongs to. operation: in the words of the GenAI conventions."""
+    """Where a request came in, what it belongs to, and how it is to be treated.
+
+    operation: in the words of the GenAI conventions. priority: smaller runs first. deadline_s: seconds after which it is cut; the
+    server's own limit may come before.
+    """
 
     operation: str = "chat"
     endpoint: str = ""
     streamed: bool = False
     traceparent: str = ""
     tracestate: str = ""
+    priority: int = 0
+    deadline_s: float | None = None
 
 
 UNKNOWN = Origin()  # of what did not come over HTTP
@@ -51,8 +57,9 @@ def origin_of(request: Request, operation: str, ask: GenerateRequest) -> Origin:
     """The origin of a request whose body has been read."""
     headers = request.headers
     return Origin(
-        operation, request.scope["path"], ask.streamed, headers.get("traceparent", ""), headers.get("tracestate", "")
-    )
+        operation, request.scope["path"], ask.streamed, headers.get("traceparent", ""), headers.get("tracestate", ""),
+        ask.priority or 0, ask.deadline_s,
+    )  # fmt: skip
 
 
 class Record:

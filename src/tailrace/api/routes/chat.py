@@ -57,7 +57,7 @@ async def create_chat_completion(request: Request) -> Response:
     params = within(params, service, ask, channels)
     id = f"chatcmpl-{request_id(request, ask)}"
     origin = origin_of(request, "chat", ask)
-    generation = Generation(service, id, [prompt], params, ask.priority or 0, ask.deadline_s, origin)
+    generation = Generation(service, id, [prompt], params, origin)
     return await respond(request, generation, chunks(service, ask, generation, channels), fold_chat, ask.streamed)
 
 

@@ -72,7 +72,7 @@ async def create_completion(request: Request) -> Response:
             f"prompt: {len(prompts)} prompts with {params.n} choices each are more than {MAX_CHOICES} choices", "prompt"
         )
     id, origin = f"cmpl-{request_id(request, ask)}", origin_of(request, "text_completion", ask)
-    generation = Generation(service, id, ids, params, ask.priority or 0, ask.deadline_s, origin)
+    generation = Generation(service, id, ids, params, origin)
     echoes = [echo(service, prompt) for prompt in prompts] if ask.echo else None
     return await respond(request, generation, chunks(service, ask, generation, echoes), fold, ask.streamed)
 
@@ -161,7 +161,7 @@ async def beam_search(
     assert params.max_tokens is not None
     search = BeamSearch(width, params.max_tokens, eos, penalty, ask.early_stopping or False)
     id, origin = f"cmpl-{request_id(request, ask)}", origin_of(request, "text_completion", ask)
-    work = BeamRequest(service, id, ids[0], params, search, ask.priority or 0, ask.deadline_s, origin)
+    work = BeamRequest(service, id, ids[0], params, search, origin)
     await unless_gone(request.receive, work.run(), lambda: work.abort("disconnect"))
     beams = search.best(n)
     choices = [

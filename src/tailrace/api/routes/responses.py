@@ -61,7 +61,7 @@ async def create_response(request: Request) -> Response:
     channels = channels_of(service, chat, prompt)
     params = within(params, service, chat, channels)
     id, origin = f"resp_{request_id(request, ask)}", origin_of(request, "chat", ask)
-    generation = Generation(service, id, [prompt], params, ask.priority or 0, ask.deadline_s, origin)
+    generation = Generation(service, id, [prompt], params, origin)
     response = ResponseObject(
         id=generation.id, created_at=int(time.time()), instructions=ask.instructions, max_output_tokens=ask.max_output_tokens,
         model=service.model_name, output=[], previous_response_id=ask.previous_response_id, store=ask.store is not False,

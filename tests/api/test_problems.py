@@ -350,3 +350,16 @@ def test_the_path_of_a_validation_error():
         with pytest.raises(msgspec.ValidationError) as caught:
             msgspec.json.decode(raw, type=Outer)
         assert problems.of_validation(caught.value).param == param
+
+
+@pytest.mark.parametrize("depth", [3, 400])
+async def test_case_27_a_grammar_is_refused_before_anything_is_compiled(front, depth):
+    """However large: a clear 400, nothing reaches the engine, and the next request is served."""
+    schema: dict = {"type": "string"}
+    for _ in range(depth):
+        schema = {"type": "array", "minItems": 9999, "maxItems": 99999, "items": schema}
+    asked = {"type": "json_schema", "json_schema": {"name": "bomb", "strict": True, "schema": schema}}
+    answer = await front.chat(response_format=asked)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "response_format")
+    assert not front.client.engine.requests
+    assert (await front.chat()).status_code == 200

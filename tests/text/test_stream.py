@@ -107,6 +107,29 @@ def test_the_token_that_ends_it(params, ender, text, stop_reason):
     assert (last.finish_reason, last.stop_reason, stream.num_tokens) == ("stop", stop_reason, 2)
 
 
+@pytest.mark.parametrize("cut", [1, 2, 3, 6])
+def test_case_15_an_end_inside_a_block_of_tokens_cuts_everything_there(cut):
+    """Tokens may come several at once (accepted drafts, or a slow reader): ids, text, logprobs and count end with the same token."""
+    ids = ids_of("hello", "st", "op", " world", "a", "b")
+    stream = TextStream(TOKENIZER, SamplingParams(stop=("stop",), logprobs=0))
+    deltas = []
+    for start in range(0, len(ids), cut):
+        deltas.append(stream.feed(ids[start : start + cut], entries(6)[start : start + cut]))
+        if deltas[-1].finish_reason:
+            break
+    assert "".join(delta.text for delta in deltas) == "hello"
+    assert [id for delta in deltas for id in delta.token_ids] == ids[:3]
+    assert [entry.logprob for delta in deltas for entry in delta.logprobs or ()] == [0.0, -1.0, -2.0]
+    assert (deltas[-1].finish_reason, deltas[-1].stop_reason, stream.num_tokens) == ("stop", "stop", 3)
+
+    ids = [*ids_of("hello"), EOS, *ids_of(" world", "a")]
+    stream = TextStream(TOKENIZER, SamplingParams(logprobs=0), [EOS])
+    first, last = stream.feed(ids, entries(4)), stream.flush("stop", EOS)
+    assert first.text + last.text == "hello"
+    assert first.token_ids + last.token_ids == tuple(ids[:2])
+    assert len((first.logprobs or ()) + (last.logprobs or ())) == stream.num_tokens == 2
+
+
 def test_case_21_min_tokens_and_stops():
     """A stop string may end only in the text of tokens beyond the floor; its beginning may lie before."""
     stream = TextStream(TOKENIZER, SamplingParams(stop=("stop",), min_tokens=2))

@@ -71,6 +71,12 @@ class Account:
         if before.logprobs is not None:
             before.logprobs.extend(entries or ())
 
+    def rouse(self) -> None:
+        """Something has arrived."""
+        self.wake()
+        if self.held > self.max_bytes:
+            self.full()
+
     def take(self) -> list[SequenceEvent]:
         """Everything that arrived since the last time."""
         events, self.events = self.events, []
@@ -127,22 +133,27 @@ class Ledger:
         return True
 
     def deliver(self, messages: Iterable[FromEngine]) -> None:
-        """Route what the engine said."""
-        woken: set[Account] = set()
+        """Route what the engine said, and wake whom it concerns."""
+        for account in self.route(messages):
+            account.rouse()
+
+    def route(self, messages: Iterable[FromEngine]) -> list[Account]:
+        """Put what the engine said where it belongs; the accounts that have something new, for the caller to rouse."""
+        woken: dict[Account, None] = {}
         accounts = self.accounts
         for message in messages:
             if type(message) is Tokens:  # nearly all are
                 account = accounts.get((message.id, message.epoch))
                 if account is not None and message.index in account.open:
                     account.add(message)
-                    woken.add(account)
+                    woken[account] = None
                     continue
             match message:
                 case PromptLogprobs():
                     account = self.accounts.get((message.id, message.epoch))
                     if account is not None:
                         account.add(message)
-                        woken.add(account)
+                        woken[account] = None
                 case Tokens() | Finished() | Failed():
                     account = self.accounts.get((message.id, message.epoch))
                     if account is None or message.index not in account.open:
@@ -152,7 +163,7 @@ class Ledger:
                     account.add(message)
                     if not isinstance(message, Tokens):
                         account.open.discard(message.index)
-                    woken.add(account)
+                    woken[account] = None
                 case Aborted():
                     if message.index is None:
                         self.unacknowledged.discard((message.id, message.epoch))
@@ -166,10 +177,7 @@ class Ledger:
                     self.drained = True
                 case Ask() | Asked() | Answer():
                     self.between(message)
-        for account in woken:
-            account.wake()
-            if account.held > account.max_bytes:
-                account.full()
+        return list(woken)
 
     def fail_all(self, error: TailraceError) -> None:
         """The engine is gone: every sequence that is still open ends with Failed."""

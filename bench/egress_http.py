@@ -11,9 +11,7 @@ import contextlib
 import hashlib
 import json
 import os
-import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -24,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
-from bench.harness import ROOT, Worker, percentile
-from bench.serve import HOST, is_ready
+from bench.harness import Worker, percentile
+from bench.serve import HOST, running
 
 FRONT_ENDS = {"ours": ("tailrace.cli", "serve", "--log-level", "warning"), "baseline": ("bench.baseline",)}
 GOAL = 4.0  # ours / baseline, per second of processor time
@@ -37,7 +35,6 @@ CASES: tuple[tuple[str, float, int | None], ...] = (  # name, ms a step of the m
 WARM_UP_TOKENS = 16
 PROMPT_TOKENS = 64  # at most, template and all
 HEALTH_EVERY_S = 0.05
-START_TIMEOUT_S = 60.0
 
 
 def over_http(streams: int, tokens: int, stops: tuple[str, ...]) -> list[dict[str, Any]]:
@@ -110,21 +107,8 @@ def serving(module: tuple[str, ...], streams: int, tokens: int, step_ms: float) 
         sys.executable, "-m", *module, "--model", f"scripted:next:{step_ms}", "--host", HOST, "--port", str(port), "--threads", "1",
         "--max-num-seqs", str(streams), "--max-num-batched-tokens", str(streams * 16), "--num-blocks", str(blocks),
     ]  # fmt: skip
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=ROOT)
-    try:
-        until = time.monotonic() + START_TIMEOUT_S
-        while not is_ready(port):
-            if process.poll() is not None or time.monotonic() > until:
-                raise RuntimeError(f"{' '.join(module)} did not start within {START_TIMEOUT_S:g} s")
-            time.sleep(0.1)
+    with running(command, port) as process:
         yield port, process.pid
-    finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(timeout=15)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
 
 def cpu_seconds(pid: int) -> float:

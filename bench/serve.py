@@ -111,15 +111,27 @@ def serving(args: argparse.Namespace, local: LocalModel) -> Iterator[dict[str, A
                "--port", str(port), "--model", str(local.folder), "--served-model-name", local.name,
                "--dtype", args.dtype, "--threads", str(args.threads), *args.server_args.split()]  # fmt: skip
     start = time.perf_counter()
+    with running(command, port):
+        yield {"port": port, "start_up_s": time.perf_counter() - start}
+
+
+@contextlib.contextmanager
+def running(command: list[str], port: int) -> Iterator[subprocess.Popen[bytes]]:
+    """A server's process, once it is ready; it ends with the block.
+
+    Raises:
+        RuntimeError: it ended, or was not ready in time.
+    """
+    start, name = time.perf_counter(), " ".join(command[2:4])
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=ROOT)
     try:
         while not is_ready(port):
             if process.poll() is not None:
-                raise RuntimeError(f"tailrace serve ended with code {process.returncode}")
+                raise RuntimeError(f"{name} ended with code {process.returncode}")
             if time.perf_counter() - start > START_TIMEOUT_S:
-                raise RuntimeError(f"tailrace serve was not ready within {START_TIMEOUT_S:g} s")
+                raise RuntimeError(f"{name} was not ready within {START_TIMEOUT_S:g} s")
             time.sleep(0.02)
-        yield {"port": port, "start_up_s": time.perf_counter() - start}
+        yield process
     finally:
         process.send_signal(signal.SIGTERM)
         try:

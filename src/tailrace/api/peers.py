@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from tailrace.errors import RequestNotFoundError
+from tailrace.api.store import missing
 
 if TYPE_CHECKING:
     from tailrace.api.service import Service
@@ -78,5 +78,5 @@ async def kept(service: Service, question: str, id: str, param: str | None = Non
     """
     found = await somewhere(service, question, id)
     if found is None:
-        raise RequestNotFoundError(f"no response {id[:200]!r} is stored", param)
+        raise missing(id, param)
     return found

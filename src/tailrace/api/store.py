@@ -44,14 +44,14 @@ class ResponseStore:
         while len(self._stored) > self._limits[0] or self.bytes > self._limits[1]:
             self.discard(next(iter(self._stored)))
 
-    def get(self, id: str, param: str | None = None) -> Stored:
+    def get(self, id: str) -> Stored:
         """What is kept.
 
         Raises:
             RequestNotFoundError: nothing (any more).
         """
         if id not in self._stored:
-            raise RequestNotFoundError(f"no response {id[:200]!r} is stored", param)
+            raise missing(id)
         return self._stored[id]
 
     def discard(self, id: str) -> None:
@@ -59,3 +59,8 @@ class ResponseStore:
         entry = self._stored.pop(id, None)
         if entry is not None:
             self.bytes -= len(entry.body) + len(entry.messages)
+
+
+def missing(id: str, param: str | None = None) -> RequestNotFoundError:
+    """What to say of a response that is not stored. param: the field that named it, if one did."""
+    return RequestNotFoundError(f"no response {id[:200]!r} is stored", param)

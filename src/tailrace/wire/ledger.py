@@ -140,21 +140,9 @@ class Ledger:
     def route(self, messages: Iterable[FromEngine]) -> list[Account]:
         """Put what the engine said where it belongs; the accounts that have something new, for the caller to rouse."""
         woken: dict[Account, None] = {}
-        accounts = self.accounts
         for message in messages:
-            if type(message) is Tokens:  # nearly all are
-                account = accounts.get((message.id, message.epoch))
-                if account is not None and message.index in account.open:
-                    account.add(message)
-                    woken[account] = None
-                    continue
             match message:
-                case PromptLogprobs():
-                    account = self.accounts.get((message.id, message.epoch))
-                    if account is not None:
-                        account.add(message)
-                        woken[account] = None
-                case Tokens() | Finished() | Failed():
+                case Tokens() | Finished() | Failed():  # first, because nearly all are tokens
                     account = self.accounts.get((message.id, message.epoch))
                     if account is None or message.index not in account.open:
                         if isinstance(message, Tokens) and (message.id, message.epoch, message.index) in self.stopped:
@@ -164,6 +152,11 @@ class Ledger:
                     if not isinstance(message, Tokens):
                         account.open.discard(message.index)
                     woken[account] = None
+                case PromptLogprobs():
+                    account = self.accounts.get((message.id, message.epoch))
+                    if account is not None:
+                        account.add(message)
+                        woken[account] = None
                 case Aborted():
                     if message.index is None:
                         self.unacknowledged.discard((message.id, message.epoch))

@@ -145,14 +145,12 @@ async def cancel_response(request: Request) -> Response:
     """End a response that is in progress; what it has said stays."""
     service, id = service_of(request), request.path_params["id"]
     found = await everywhere(service, "cut", id) if id.startswith("resp_") else []
+    if not found:
+        return Response(await kept(service, "response", id), media_type=JSON)
     body = await somewhere(service, "response", id)
-    if found and body is None:  # before its first token, or not to be stored
+    if body is None:  # before its first token, or not to be stored
         return json_answer(Cancelled(id))
-    if body is None:
-        body = await kept(service, "response", id)
-    if found:
-        body = body.replace(b'"status":"in_progress"', b'"status":"cancelled"', 1)
-    return Response(body, media_type=JSON)
+    return Response(body.replace(b'"status":"in_progress"', b'"status":"cancelled"', 1), media_type=JSON)
 
 
 def keep(service: Service, response: ResponseObject, said: list[dict[str, Any]], anew: bool = True) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "tailrace"
 
-LEAVES = {"errors", "ranges", "options", "params", "config", "_cpu", "__version__"}
+LEAVES = {"errors", "ranges", "options", "params", "config", "logs", "_cpu", "__version__"}
 # room -> rooms it may know, besides LEAVES
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
@@ -22,6 +22,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "options": set(),
     "params": set(),
     "config": set(),
+    "logs": set(),
     "kernels": set(),
     "sampling": {"kernels", "wire.messages"},
     "runners": {"kernels"},

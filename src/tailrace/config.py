@@ -6,7 +6,6 @@ section) over default. Nothing below this file reads a flag, the environment or 
 
 from __future__ import annotations
 
-import logging
 import os
 import tomllib
 from collections.abc import Mapping
@@ -171,32 +170,3 @@ def fields(section: str) -> tuple[str, ...]:
     return {
         "model": ModelConfig, "cache": CacheConfig, "scheduler": SchedulerConfig, "server": ServerConfig,
     }[section].__struct_fields__  # fmt: skip
-
-
-LOG_FORMATS = ("text", "json")
-
-
-def start_logging(level: str, form: str) -> None:
-    """Log to stderr, as lines of text or as one JSON object a line with what `extra` gives; Python's warnings then too.
-
-    Raises:
-        ConfigError: another form.
-    """
-    if form not in LOG_FORMATS:
-        raise ConfigError(f"the log's format must be one of {', '.join(LOG_FORMATS)}, got {form!r}")
-    formatter = logging.Formatter("%(levelname)s %(name)s: %(message)s")
-    if form == "json":
-        from pythonjsonlogger.core import RESERVED_ATTRS
-        from pythonjsonlogger.json import JsonFormatter
-
-        formatter = JsonFormatter(
-            ["levelname", "name", "message"],
-            rename_fields={"levelname": "level", "name": "logger", "exc_info": "exception", "stack_info": "stack"},
-            timestamp="time",
-            defaults={"time": None},  # so that it comes first
-            reserved_attrs=[*RESERVED_ATTRS, "color_message"],  # uvicorn's second copy of its message, for terminals
-        )
-        logging.captureWarnings(True)
-    handler = logging.StreamHandler()
-    handler.setFormatter(formatter)
-    logging.basicConfig(level=level.upper(), handlers=[handler])

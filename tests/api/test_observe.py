@@ -23,8 +23,9 @@ from api.test_disconnect import Leaving, bodies, leave, wait_until_idle
 from tailrace.api import observe
 from tailrace.api.app import create_app
 from tailrace.api.tracing import Tracing
-from tailrace.config import ServerConfig, start_logging
+from tailrace.config import ServerConfig
 from tailrace.errors import ConfigError
+from tailrace.logs import start_logging
 from tailrace.text.stream import TextStream
 from tailrace.wire.messages import Submit
 
@@ -295,7 +296,7 @@ def test_a_storm_of_disconnects_leaves_one_line_each(tokenizer, free_port, lines
 def test_json_lines_of_a_process():
     program = """
 import logging, warnings
-from tailrace.config import start_logging
+from tailrace.logs import start_logging
 start_logging("info", "json")
 log = logging.getLogger("tailrace.some")
 log.info("two\\nlines of %s", "text", extra={"request_id": "r"})
@@ -315,9 +316,7 @@ warnings.warn("old")
 
 
 def test_text_is_as_it_was_and_other_formats_are_refused():
-    program = (
-        'import logging; from tailrace.config import start_logging; start_logging("{}", "text"); logging.info("x")'
-    )
+    program = 'import logging; from tailrace.logs import start_logging; start_logging("{}", "text"); logging.info("x")'
     assert alone(program.format("info")).stderr == "INFO root: x\n"
     assert alone(program.format("warning")).stderr == ""
     with pytest.raises(ConfigError, match="text, json"):

@@ -7,7 +7,6 @@ and it ends at once. SIGTERM: it finishes what runs, then exits.
 from __future__ import annotations
 
 import io
-import os
 import sys
 from pathlib import Path
 
@@ -15,13 +14,13 @@ import msgspec
 
 from tailrace.api.serve import serve_attached
 from tailrace.api.siblings import Start
-from tailrace.config import start_logging
+from tailrace.logs import start_inherited_logging
 from tailrace.text.tokenizer import Tokenizer
 
 
 def main() -> int:
     """The exit code of the server."""
-    start_logging(os.environ.get("TAILRACE_LOG", "info"), os.environ.get("TAILRACE_LOG_FORMAT", "text"))
+    start_inherited_logging()
     stdin = io.FileIO(0, closefd=False)  # no buffer: its lock, held by the thread that waits, would break the exit
     line = stdin.readline()
     if not line:

@@ -10,11 +10,11 @@ from pathlib import Path
 import msgspec
 
 from tailrace.config import Config, ModelConfig
+from tailrace.logs import LEVEL_VARIABLE
 from tailrace.models import LocalModel, resolve
 from tailrace.text.tokenizer import Tokenizer
 from tailrace.wire.sync import SyncClient
 
-LEVEL_VARIABLE = "TAILRACE_LOG"  # how the engine's process hears of the log level
 SCRIPTED = "scripted:"  # a model without weights, for tests and egress benchmarks; it borrows the default's tokenizer
 
 

@@ -15,11 +15,11 @@ import urllib.request
 import msgspec
 
 from tailrace.cli.flags import add_config_flags, read_config
-from tailrace.cli.local import LEVEL_VARIABLE, prepare
-from tailrace.config import LOG_FORMATS, SECTIONS, Config, ServerConfig, start_logging
+from tailrace.cli.local import prepare
+from tailrace.config import SECTIONS, Config, ServerConfig
+from tailrace.logs import FORMAT_VARIABLE, LEVEL_VARIABLE, LOG_FORMATS, start_logging
 from tailrace.models import defaults
 
-FORMAT_VARIABLE = "TAILRACE_LOG_FORMAT"  # how the engine's process hears of the log's format
 LEVELS = ("debug", "info", "warning", "error")
 POLL_S = 0.05
 ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # listening on all addresses: reach it on this one

@@ -20,10 +20,11 @@ from typing import Any
 
 import msgspec
 
-from tailrace.config import EngineConfig, start_logging
+from tailrace.config import EngineConfig
 from tailrace.engine.engine import Engine
 from tailrace.engine.spelling import Spelling
 from tailrace.errors import EngineError, NotReadyError, TailraceError
+from tailrace.logs import start_inherited_logging
 from tailrace.sampling import processors
 from tailrace.wire.messages import (
     Abort,
@@ -184,7 +185,7 @@ def main() -> int:
     """Exit code 0 after a drain, 1 with a line of JSON on the status pipe otherwise."""
     status = os.dup(1)
     os.dup2(2, 1)  # whatever prints, prints to the log
-    start_logging(os.environ.get("TAILRACE_LOG", "info"), os.environ.get("TAILRACE_LOG_FORMAT", "text"))
+    start_inherited_logging()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     line = b""
     while not line.endswith(b"\n"):

@@ -26,12 +26,16 @@ MAY_IMPORT: dict[str, set[str]] = {
     "kernels": set(),
     "sampling": {"kernels", "wire.messages"},
     "runners": {"kernels"},
+    "drafting": {"kernels", "sampling", "runners"},
+    "grammar": set(),
     "models": {"wire.messages"},
     # of text only what works on the bytes of tokens: banned strings are found where tokens are drawn
     "engine": {
         "kernels",
         "sampling",
         "runners",
+        "drafting",
+        "grammar",
         "models",
         "wire.messages",
         "wire.sockets",
@@ -41,7 +45,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "wire": set(),
     "text": {"wire.messages"},
     "api": {"text", "wire"},
-    "cli": {"kernels", "sampling", "runners", "models", "engine", "wire", "text", "api"},
+    "cli": {"kernels", "sampling", "runners", "drafting", "grammar", "models", "engine", "wire", "text", "api"},
 }
 LIGHT = ("errors", "params", "config", "wire.messages", "wire.aio", "wire.sync", "text.stream", "text.tokenizer",
          "api.app", "models")  # fmt: skip

@@ -69,12 +69,44 @@ class SchedulerConfig(Section, frozen=True):
     max_waiting: Natural = 10_000
 
 
+class SpeculationConfig(Section, frozen=True):
+    """Guessing ahead: who guesses (drafting/__init__.py lists them), with which weights, how far, how it is verified.
+
+    drafter: "none", "ngram", "suffix", "early_exit", "draft_model", "eagle" or "block". model: the folder (or hub id, or GGUF file) of the
+    last three. max_drafts: tokens per step at most. adaptive: fewer, or none, where guessing would lose. rule: auto is exact for guessed
+    tokens and rejection for those drawn from distributions. layers: of the target, that early_exit runs; 0: a quarter of them.
+    cache_gib: memory for a draft model's own KV cache.
+    """
+
+    drafter: Literal["none", "ngram", "suffix", "early_exit", "draft_model", "eagle", "block"] = "none"
+    model: str | None = None
+    max_drafts: Annotated[int, msgspec.Meta(ge=1, le=32)] = 5
+    adaptive: bool = True
+    rule: Literal["auto", "exact", "rejection", "block", "typical"] = "auto"
+    layers: Natural = 0
+    cache_gib: Amount = 1.0
+
+
+class GrammarConfig(Section, frozen=True):
+    """Structured output. backend: what "auto" takes first. timeout_s, memory_mib: a grammar that takes more to compile is refused.
+    cached: compiled grammars kept. threads: that fill masks."""
+
+    backend: Literal["xgrammar", "llguidance"] = "llguidance"
+    timeout_s: Seconds = 10.0
+    memory_mib: Positive = 1024
+    workers: Positive = 1
+    cached: Positive = 256
+    threads: Positive = 1
+
+
 class EngineConfig(Section, frozen=True):
     """All that the engine process needs; crosses to it as one message at start."""
 
     model: ModelConfig = ModelConfig()
     cache: CacheConfig = CacheConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
+    speculation: SpeculationConfig = SpeculationConfig()
+    grammar: GrammarConfig = GrammarConfig()
 
 
 class ServerConfig(Section, frozen=True):
@@ -120,15 +152,23 @@ class Config(Section, frozen=True):
     model: ModelConfig = ModelConfig()
     cache: CacheConfig = CacheConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
+    speculation: SpeculationConfig = SpeculationConfig()
+    grammar: GrammarConfig = GrammarConfig()
     server: ServerConfig = ServerConfig()
 
     @property
     def engine(self) -> EngineConfig:
         """The sections of the engine process."""
-        return EngineConfig(model=self.model, cache=self.cache, scheduler=self.scheduler)
+        return EngineConfig(
+            model=self.model,
+            cache=self.cache,
+            scheduler=self.scheduler,
+            speculation=self.speculation,
+            grammar=self.grammar,
+        )
 
 
-SECTIONS = ("model", "cache", "scheduler", "server")
+SECTIONS = ("model", "cache", "scheduler", "speculation", "grammar", "server")
 
 
 def load(
@@ -168,5 +208,6 @@ def load(
 def fields(section: str) -> tuple[str, ...]:
     """The field names of a section."""
     return {
-        "model": ModelConfig, "cache": CacheConfig, "scheduler": SchedulerConfig, "server": ServerConfig,
+        "model": ModelConfig, "cache": CacheConfig, "scheduler": SchedulerConfig, "speculation": SpeculationConfig,
+        "grammar": GrammarConfig, "server": ServerConfig,
     }[section].__struct_fields__  # fmt: skip

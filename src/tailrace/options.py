@@ -90,6 +90,67 @@ class ThinkingBudget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             )
 
 
+GrammarKind = Literal["json_object", "json_schema", "regex", "choice", "ebnf", "lark", "structural_tag"]
+GrammarBackend = Literal["auto", "xgrammar", "llguidance"]
+MAX_GRAMMAR = 1 << 20  # characters of a grammar's source
+MAX_WHITESPACE = 32
+
+
+class Grammar(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What the output must be: each token is drawn from those with which it can still become a word of this language.
+
+    Attributes:
+        kind: json_object: any JSON object. json_schema: JSON that validates. regex: the whole output matches. choice: one of several
+            texts. ebnf: GBNF, as llama.cpp has it. lark: Lark's syntax, as llguidance has it. structural_tag: free text with tagged
+            stretches that must fit schemas, in xgrammar's format.
+        source: the schema, pattern, JSON list of texts, grammar or tag, as text; "" for json_object.
+        backend: which library matches; "auto" takes the first that can.
+        whitespace: JSON may have so many characters of it in a row between two tokens, 0 … 32. The bound is what keeps a model from
+            writing blanks for ever.
+        after: the stretch of the text that is free: what the model thinks. The grammar begins after its closing marker. opening_token_id:
+            what may also come first, where the model opens the stretch by itself.
+        close_in_time: shortly before max_tokens, only what closes the output is let through, so that it ends as a valid one.
+    """
+
+    kind: GrammarKind
+    source: str = ""
+    backend: GrammarBackend = "auto"
+    whitespace: int = 8
+    after: Stretch | None = None
+    opening_token_id: int | None = None
+    close_in_time: bool = False
+
+    def __post_init__(self) -> None:
+        check_whole("grammar", "whitespace", self.whitespace, 0, MAX_WHITESPACE)
+        if len(self.source) > MAX_GRAMMAR:
+            raise ParameterError(
+                f"a grammar must have at most {MAX_GRAMMAR} characters, got {len(self.source)}", "grammar"
+            )
+        if self.after is not None and self.after.closing is None:
+            raise ParameterError("a grammar begins after a stretch only where a marker closes it", "grammar")
+
+
+Rule = Literal["exact", "rejection", "block", "typical"]
+MAX_DRAFTS = 32
+
+
+class Speculation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """How far the engine may guess ahead for one request.
+
+    Attributes:
+        max_drafts: tokens guessed per step at most, 0 … 32; 0 is no guessing; None leaves it to the engine.
+        rule: how guesses are verified (sampling/verify.py); None: exact where a drafter guesses tokens, rejection where it draws them
+            from distributions. "typical" changes the distribution, the others don't.
+    """
+
+    max_drafts: int | None = None
+    rule: Rule | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_drafts is not None:
+            check_whole("speculation", "max_drafts", self.max_drafts, 0, MAX_DRAFTS)
+
+
 def check_whole(field: str, part: str, value: object, low: int, high: int) -> None:
     """Raise ParameterError unless `value` is an integer in low … high."""
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from tailrace.errors import ParameterError
-from tailrace.options import RepetitionDetection, Stretch, ThinkingBudget, Watermark
+from tailrace.options import Grammar, RepetitionDetection, Speculation, Stretch, ThinkingBudget, Watermark
 from tailrace.ranges import (
     COMPANIONS,
     MAX_BIAS,
@@ -72,6 +72,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         forced_token_ids: the output begins with these whatever would have been drawn; logprobs are the model's own.
         processors: names of processors registered on the server → their arguments, applied in this order.
         watermark: mark the text; None is off.
+        grammar: what the output must be; None is off.
+        guidance_scale: classifier-free guidance: logits are l_u + scale · (l_c − l_u), where l_u are those of the same output after another
+            prompt (arXiv 2306.17806). 1 is off.
+        negative_prompt: token ids of that other prompt; () is the prompt's last token alone (as in transformers).
+        speculation: how far the engine may guess ahead; None leaves it to the engine.
         sampler_order: refinements by name, in the order they are to run; those not named follow in the default order.
         seed: 64-bit key of the request's noise; None draws a fresh one at admission.
         stop: strings that end the sequence where they first appear in the text.
@@ -139,6 +144,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     forced_token_ids: tuple[int, ...] = ()
     processors: Mapping[str, Mapping[str, Any]] = {}
     watermark: Watermark | None = None
+    grammar: Grammar | None = None
+    guidance_scale: float = 1.0
+    negative_prompt: tuple[int, ...] = ()
+    speculation: Speculation | None = None
     sampler_order: tuple[str, ...] = ()
     seed: int | None = None
     stop: tuple[str, ...] = ()
@@ -243,6 +252,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         )
 
     @property
+    def guided(self) -> bool:
+        """A second prompt takes part."""
+        return self.guidance_scale != 1.0
+
+    @property
     def greedy(self) -> bool:
         """True where the largest logit is taken and no noise is drawn."""
         return self.temperature == 0.0
@@ -271,6 +285,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             "forced_token_ids": list(self.forced_token_ids),
             "thinking_token_budget": list(self.thinking.closing_token_ids if self.thinking else ()),
             "dry_sequence_breakers": list(self.dry_sequence_breakers),
+            "negative_prompt": list(self.negative_prompt),
         }
         for name, tokens in ids.items():
             for token in tokens:

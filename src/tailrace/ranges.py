@@ -46,6 +46,7 @@ RANGES: dict[str, tuple[float, float, bool, bool]] = {
     "max_tokens": (1, 2**31 - 1, True, True),
     "logprobs": (0, 2**31 - 1, True, True),
     "prompt_logprobs": (0, 2**31 - 1, True, True),
+    "guidance_scale": (0.0, 100.0, True, True),
     "n": (1, 1024, True, True),
     "seed": (MIN_SEED, MAX_SEED, True, True),
 }
@@ -73,6 +74,7 @@ COMPANIONS: dict[str, tuple[str, ...]] = {
     "penalty_scope": ("presence_penalty", "frequency_penalty"),
     "banned_ignore_case": ("banned_strings",),
     "report_entropy": ("logprobs",),
+    "negative_prompt": ("guidance_scale",),
     "dry_base": ("dry_multiplier",),
     "dry_allowed_length": ("dry_multiplier",),
     "dry_penalty_last_n": ("dry_multiplier",),

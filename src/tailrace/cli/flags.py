@@ -39,6 +39,19 @@ HELP: dict[str, str] = {
     "scheduler.max_num_batched_tokens": "tokens computed per step; longer prompts are cut in chunks",
     "scheduler.max_model_len": "tokens of prompt and output together; 0: the model's own limit",
     "scheduler.max_waiting": "requests that may wait; more are refused with 429",
+    "speculation.drafter": "who guesses tokens ahead",
+    "speculation.model": "folder, hub id or GGUF file of the drafter's own weights, where it has some",
+    "speculation.max_drafts": "tokens guessed per sequence and step at most",
+    "speculation.adaptive": "guess less, or not at all, where it would lose",
+    "speculation.rule": "how guesses are verified; auto: exact, or rejection where they are drawn from distributions",
+    "speculation.layers": "of the model, that early_exit guesses with; 0: a quarter of them",
+    "speculation.cache_gib": "GiB for a draft model's own KV cache",
+    "grammar.backend": "the library that structured output is tried with first",
+    "grammar.timeout_s": "seconds after which a grammar that still compiles is refused",
+    "grammar.memory_mib": "MiB beyond which a grammar that compiles is refused",
+    "grammar.workers": "processes that compile grammars",
+    "grammar.cached": "compiled grammars kept",
+    "grammar.threads": "that compute which tokens grammars allow",
     "server.host": "address to listen on; 0.0.0.0 for all",
     "server.port": "port to listen on; 0: any free one",
     "server.front_ends": "processes that take requests, on the same port and for the same engine",
@@ -58,8 +71,16 @@ HELP: dict[str, str] = {
     "server.reasoning_parser": "how the model marks what it thinks; auto: by its vocabulary and chat template",
     "server.tool_parser": "how the model marks the tools it calls; auto: by its vocabulary and chat template",
 }
-FLAGS: dict[str, str] = {"model.name": "--served-model-name"}  # where the field's own name would mislead
-ENGINE_SECTIONS = ("model", "cache", "scheduler")
+FLAGS: dict[str, str] = {  # where the field's own name would mislead
+    "model.name": "--served-model-name",
+    "speculation.model": "--draft-model",
+    "speculation.adaptive": "--adaptive-drafts",
+    "speculation.rule": "--draft-rule",
+    "speculation.layers": "--draft-layers",
+    "speculation.cache_gib": "--draft-cache-gib",
+    **{f"grammar.{field}": f"--grammar-{field.replace('_', '-')}" for field in settings.fields("grammar")},
+}
+ENGINE_SECTIONS = ("model", "cache", "scheduler", "speculation", "grammar")
 
 SCALARS = ("n", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
            "min_tokens", "max_tokens", "ignore_eos", "seed", "include_stop_str_in_output", "logprobs", "logprobs_mode",

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import get_args
 
 import torch
 
-Rule = Literal["exact", "rejection", "block"]
-RULES: tuple[Rule, ...] = ("exact", "rejection", "block")
+from tailrace.options import Rule
+
+RULES: tuple[Rule, ...] = get_args(Rule)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""Recent ids → guesses. See drafting/base.py for what a drafter is."""

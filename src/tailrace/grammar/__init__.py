@@ -1,0 +1,1 @@
+"""Schemas, patterns and grammars → which tokens may come next. See grammar/base.py."""

@@ -1,0 +1,54 @@
+"""Where a sequence stands in its grammar, and which tokens may come next: what a backend must do. Knows nothing of requests or logits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+import torch
+
+
+@runtime_checkable
+class Matcher(Protocol):
+    """One sequence's place. Not for use by two threads at once."""
+
+    def accept(self, token: int) -> bool:
+        """One more token. False: the grammar does not allow it, and nothing has changed. After the end only EOS is allowed, any number
+        of times, and changes nothing."""
+        ...
+
+    def rollback(self, count: int) -> None:
+        """Take the last `count` accepted tokens back, also those that completed the grammar."""
+        ...
+
+    def fill(self, mask: torch.Tensor) -> None:
+        """Write which tokens may come next. mask: int32 [⌈V / 32⌉], bit i of word i // 32 for token i; bits from V on are 0. EOS ids are
+        allowed where the text so far is a word of the grammar. Never all zero."""
+        ...
+
+    def prefix(self, tokens: Sequence[int]) -> int:
+        """How many of these, from the first on, could be accepted one after the other. Nothing changes."""
+        ...
+
+    def forced(self) -> list[int]:
+        """Tokens that spell what must come next in any case, as the tokenizer would cut it; [] where there is a choice. A guess: other
+        tokens may spell the same."""
+        ...
+
+    @property
+    def finished(self) -> bool:
+        """Nothing but the end may follow."""
+        ...
+
+    def fork(self) -> Matcher:
+        """An independent copy."""
+        ...
+
+
+@runtime_checkable
+class Compiled(Protocol):
+    """A grammar ready for use, shared by all sequences that ask for it."""
+
+    def matcher(self) -> Matcher:
+        """At its beginning."""
+        ...

@@ -32,8 +32,8 @@ async def fetch(host: str, port: int, body: dict[str, Any]) -> tuple[float, list
     return sent, pieces
 
 
-def parse(sent: float, pieces: list[tuple[float, bytes]], expected_tokens: int) -> dict[str, Any]:
-    """When each event with text came, in seconds after the request was sent.
+def parse(sent: float, pieces: list[tuple[float, bytes]], expected_tokens: int | None) -> dict[str, Any]:
+    """When each event with text came, in seconds after the request was sent; the text, and how many tokens it is.
 
     Raises:
         RuntimeError: the server refused, broke off, or gave another number of tokens than was asked for.
@@ -42,6 +42,7 @@ def parse(sent: float, pieces: list[tuple[float, bytes]], expected_tokens: int) 
     if not whole.startswith(b"HTTP/1.1 200"):
         raise RuntimeError(f"the server answers {whole[:500]!r}")
     arrivals: list[float] = []
+    texts: list[str] = []
     usage: dict[str, Any] | None = None
     buffer = b""
     for at, piece in pieces:
@@ -53,11 +54,13 @@ def parse(sent: float, pieces: list[tuple[float, bytes]], expected_tokens: int) 
                 continue
             event = json.loads(data[6:])
             usage = event.get("usage") or usage
-            if any(choice.get("text") for choice in event["choices"]):
+            if text := "".join(choice.get("text") or "" for choice in event["choices"]):
                 arrivals.append(at - sent)
-    if usage is None or usage["completion_tokens"] != expected_tokens or b"data: [DONE]" not in whole:
+                texts.append(text)
+    tokens = None if usage is None else usage["completion_tokens"]
+    if tokens is None or expected_tokens not in (None, tokens) or b"data: [DONE]" not in whole:
         raise RuntimeError(f"expected {expected_tokens} tokens and [DONE], got usage {usage}")
-    return {"arrivals": arrivals, "end": pieces[-1][0] - sent}
+    return {"arrivals": arrivals, "end": pieces[-1][0] - sent, "tokens": tokens, "text": "".join(texts)}
 
 
 async def stream(question: dict[str, Any], prompts: list[list[int]]) -> list[tuple[float, list[tuple[float, bytes]]]]:
@@ -73,13 +76,14 @@ async def stream(question: dict[str, Any], prompts: list[list[int]]) -> list[tup
 
 
 async def measure(question: dict[str, Any]) -> dict[str, Any]:
-    """All clients at once: client i has the prompts i, i + streams, …"""
+    """All clients at once: client i has the prompts i, i + streams, … `until_eos`: answers may end before they have all their tokens."""
     streams, prompts = question["streams"], question["prompts"]
     start = time.perf_counter()
     answers = await asyncio.gather(*(stream(question, prompts[i::streams]) for i in range(streams)))
     wall_s = time.perf_counter() - start
-    requests = [parse(sent, pieces, question["output_tokens"]) for answer in answers for sent, pieces in answer]
-    return {"wall_s": wall_s, "tokens": question["output_tokens"] * len(prompts), "requests": requests}
+    expected = None if question.get("until_eos") else question["output_tokens"]
+    requests = [parse(sent, pieces, expected) for answer in answers for sent, pieces in answer]
+    return {"wall_s": wall_s, "tokens": sum(request["tokens"] for request in requests), "requests": requests}
 
 
 def main() -> None:

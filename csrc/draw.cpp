@@ -4,11 +4,6 @@
 #include <bit>
 
 namespace tailrace {
-namespace {
-
-constexpr int64_t kFew = 256;  // of so few, the noise is simply computed
-
-}  // namespace
 
 void Best::offer(const uint32_t *ids, const float *x, int64_t n, bool known_hot) {
     (known_hot ? gumbel_hot : gumbel)(noise, ids, n, room);
@@ -28,17 +23,11 @@ int64_t ids_of(const Hot &hot, uint32_t *ids) {
     return n;
 }
 
-int64_t draw(const Survivors &s, const Noise &noise, int64_t excluded, Workspace &space) {
-    Best best{noise, excluded, space.noise.data()};
-    if (s.n <= kFew) {
-        best.offer(s.ids, s.x, s.n);
-        return best.id;
-    }
-    // The hot ones first: in a flat crowd the winner is nearly always among them, and then no other can beat it.
+int64_t hot_among(const Survivors &s, const Noise &noise, Workspace &space) {
     const int64_t first = s.ids[0] / kGroup, groups = s.ids[s.n - 1] / kGroup + 1 - first;
     Hot hot = space.hot();
     hot_groups(noise, first, groups, hot);
-    int64_t n = ids_of(hot, space.other_ids.data());
+    const int64_t n = ids_of(hot, space.other_ids.data());
     int64_t found = 0;
     for (int64_t i = 0, at = 0; i < n; ++i) {  // both ascend: gallop from one to the next
         const uint32_t id = space.other_ids[i];
@@ -53,10 +42,20 @@ int64_t draw(const Survivors &s, const Noise &noise, int64_t excluded, Workspace
         space.other_ids[found] = id;
         space.other_x[found++] = s.x[at];
     }
-    best.offer(space.other_ids.data(), space.other_x.data(), found, true);
+    return found;
+}
+
+int64_t draw(const Survivors &s, const Noise &noise, int64_t excluded, Workspace &space) {
+    Best best{noise, excluded, space.noise.data()};
+    if (s.n <= kFew) {
+        best.offer(s.ids, s.x, s.n);
+        return best.id;
+    }
+    // The hot ones first: in a flat crowd the winner is nearly always among them, and then no other can beat it.
+    best.offer(space.other_ids.data(), space.other_x.data(), hot_among(s, noise, space), true);
     const float bound = best.id == kNobody ? kLowest : best.score - kCold;
     if (bound > 0.0f) return best.id;
-    n = 0;
+    int64_t n = 0;
     for (int64_t i = 0; i < s.n; ++i) {
         space.other_ids[n] = s.ids[i];
         space.other_x[n] = s.x[i];

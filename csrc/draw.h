@@ -6,6 +6,7 @@ namespace tailrace {
 
 constexpr uint32_t kDrawStream = 0, kAcceptStream = 1, kResidualStream = 2;
 constexpr int64_t kNobody = -1;
+constexpr int64_t kFew = 256;  // of so few, the noise is simply computed
 
 // The largest x + noise of what was offered, ties to the smaller id.
 struct Best {
@@ -20,6 +21,9 @@ struct Best {
 
 // The hot ids, ascending; how many.
 int64_t ids_of(const Hot &hot, uint32_t *ids);
+
+// The survivors that are hot, put into space.other_ids and other_x; how many.
+int64_t hot_among(const Survivors &survivors, const Noise &noise, Workspace &space);
 
 // argmax of x + noise, ties to the smaller id, without `excluded`. `x` need not be sorted; ids ascend.
 int64_t draw(const Survivors &survivors, const Noise &noise, int64_t excluded, Workspace &space);

@@ -46,15 +46,15 @@ struct Stage {
 
 constexpr int kMaxEdits = 16;
 constexpr int kMaxStages = 20;
-// Of a program: greedy; logprobs of the processed distribution; entropies; the slot is taken; it asks for what the kernels don't have; its
-// drafts must be verified one at a time. Of a step: somebody asks for logprobs or entropies.
-constexpr int32_t kGreedy = 1, kProcessed = 2, kEntropy = 4, kTaken = 8, kRare = 16, kStepwise = 32, kReported = 64;
+// Of a program: greedy; logprobs of the processed distribution; entropies; the slot is taken; it asks for what the kernels don't
+// have. Of a step: somebody asks for logprobs or entropies.
+constexpr int32_t kGreedy = 1, kProcessed = 2, kEntropy = 4, kTaken = 8, kRare = 16, kReported = 32;
 constexpr int32_t kApart = -1;  // the status of a request that was left alone
 
 struct Program {
     int64_t key;
     int64_t forced;    // this token is taken whatever would have been drawn; −1: none
-    Counts *history;   // gets the drafts of a request while they are verified; null where nothing looks at it
+    Counts *history;   // gets the drafts of a request while they are verified; null where nothing looks at it, or each row has its own
     const uint32_t *exempt;  // ids that XTC never removes
     int32_t num_exempt;
     int32_t repeated, counted;  // what an output token adds to history

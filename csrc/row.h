@@ -37,7 +37,7 @@ inline Touched touched_by(const Edit &edit) {
 
 // Where each edit's sorted ids stand while the blocks are walked in order.
 struct Cursor {
-    int64_t at[kMaxEdits] = {};
+    int64_t at[kMaxEdits + 1] = {};  // a mask may come before them
 };
 
 TAILRACE_INLINE float half_to_float(uint16_t bits) {

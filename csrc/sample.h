@@ -5,17 +5,21 @@
 
 namespace tailrace {
 
-enum class Rule : int32_t { exact = 0, rejection = 1, block = 2 };
+enum class Rule : int32_t { exact = 0, rejection = 1, block = 2, typical = 3 };
 
 // One step. N requests; request i owns rows start[i] … start[i + 1] − 1. K + 1 = width: tokens a request may get.
 struct Step {
     const void *logits;
     Type type;
     int64_t logits_rows, vocab, stride, slots, rows, requests, width;
-    Program *programs;        // by slot
+    const Program *programs;  // by slot; behind them, those of single rows
+    const int64_t *program;   // [R]: the row's slot, or where its own program is
     const int64_t *slot, *source, *position, *start, *draft;  // as in kernels/rows.py
     const int32_t *rule;      // [N], or null: all exact
     const float *proposals;   // [R, vocab] probabilities of dense drafts, contiguous, or null: one-hot
+    const int64_t *mask;      // [R], the row's place in masks, −1: none; or null
+    const uint32_t *masks;    // [num_masks, ⌈vocab / 32⌉]
+    int64_t num_masks;
     // found by check
     int32_t flags;            // all that is set in any program of the step, and kReported
     int32_t top;              // the most alternatives that a program asks for

@@ -8,6 +8,7 @@ import pytest
 from tailrace.api.presets import PRESETS
 from tailrace.api.sampling import output_limit, sampling_params
 from tailrace.api.schema.completions import CompletionRequest
+from tailrace.api.structured import FIELDS
 from tailrace.errors import ContextLengthError, ParameterError
 from tailrace.options import RepetitionDetection, Watermark
 from tailrace.params import SamplingParams
@@ -63,6 +64,8 @@ def test_every_sampling_field_of_the_schema_is_in_this_test():
         "logprobs", "echo", "best_of", "use_beam_search",
         "length_penalty", "early_stopping", "add_special_tokens", "mirostat", "mirostat_tau",
         "mirostat_eta", "preset", "return_sampling_params",
+        "guidance_scale", "cfg_scale", "negative_prompt", "speculation",  # test_guidance_fields.py
+        "structured_outputs", "guided_decoding_backend", *FIELDS,  # test_structured.py
     }  # fmt: skip
     assert set(CompletionRequest.__struct_fields__) == set(EVERY) | elsewhere
 

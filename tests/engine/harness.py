@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from tailrace.config import CacheConfig, SchedulerConfig
+from tailrace.config import CacheConfig, SchedulerConfig, SpeculationConfig
+from tailrace.drafting.base import Draft
 from tailrace.engine.engine import Engine
+from tailrace.engine.spelling import Spelling
 from tailrace.params import SamplingParams
 from tailrace.runners.scripted import ScriptedRunner
 from tailrace.wire.messages import Aborted, Failed, Finished, ModelInfo, Submit, Tokens
@@ -33,13 +36,32 @@ class Story:
 class Harness:
     """Runs an engine to the end and checks on the way that its books balance."""
 
-    def __init__(self, runner=None, *, num_blocks=64, block_size=16, prefix_reuse=True, **limits):
+    def __init__(
+        self,
+        runner=None,
+        *,
+        num_blocks=64,
+        block_size=16,
+        prefix_reuse=True,
+        drafter=None,
+        max_drafts=5,
+        rule="auto",
+        adaptive=False,
+        grammars=None,
+        spelling=Spelling(),  # noqa: B008, it is frozen
+        eos=EOS,
+        **limits,
+    ):
         self.runner = runner or ScriptedRunner(VOCAB, script, 512, block_size=block_size)
         self.engine = Engine(
             self.runner,
-            ModelInfo("scripted", VOCAB, 512, [EOS]),
+            ModelInfo("scripted", self.runner.vocab_size, 512, [eos]),
             CacheConfig(num_blocks=num_blocks, block_size=block_size, prefix_reuse=prefix_reuse),
             SchedulerConfig(**({"max_num_seqs": 8, "max_num_batched_tokens": 64} | limits)),
+            spelling,
+            grammars,
+            SpeculationConfig(max_drafts=max_drafts, rule=rule, adaptive=adaptive),
+            drafter,
         )
         self.stories: dict[tuple[str, int, int], Story] = defaultdict(Story)
         self.aborted: list[Aborted] = []
@@ -52,7 +74,7 @@ class Harness:
         for message in self.engine.step().get(b"", []):
             self.note(message)
         engine = self.engine
-        living = [s for r in engine.requests.values() for s in r.sequences]
+        living = [member for r in engine.requests.values() for s in r.sequences for member in s.members]
         engine.cache.check(living)
         assert sorted([*engine.free_slots, *(s.slot for s in living if s.slot >= 0)]) == list(
             range(engine.limits.scheduler.max_num_seqs)
@@ -83,6 +105,34 @@ class Harness:
         assert (stats.running, stats.waiting, stats.blocks_used) == (0, 0, 0)
         assert not self.engine.requests
         return dict(self.stories)
+
+
+class Fickle:
+    """Guesses what plain decoding has said, wrong now and then, and of any length."""
+
+    captures = ()
+
+    def __init__(self, stories: list[list[int]], accuracy: float):
+        self.stories, self.accuracy, self.rng = stories, accuracy, random.Random(3)
+        self.offered = 0
+
+    def draft(self, asks):
+        return [Draft(self.guess(ask)) for ask in asks]
+
+    def guess(self, ask) -> list[int]:
+        count = self.rng.randint(0, ask.count)
+        text = next((s for s in self.stories if s[: len(ask.tokens)] == list(ask.tokens)), None)
+        known = [] if text is None else text[len(ask.tokens) : len(ask.tokens) + count]
+        guess = [t if self.rng.random() < self.accuracy else self.rng.randrange(VOCAB) for t in known]
+        guess += [self.rng.randrange(VOCAB) for _ in range(count - len(guess))]
+        self.offered += len(guess)
+        return guess
+
+    def observe(self, seen):
+        raise AssertionError("it captures nothing")
+
+    def leave(self, slot):
+        pass
 
 
 def alone(prompt: list[int], num_tokens: int) -> list[int]:

@@ -62,6 +62,25 @@ def opened(service: Service, ask: ChatRequest, prompt: list[int]) -> bool:
     return end.rstrip().endswith(service.reasoning[0])
 
 
+# what templates of thinking models call the switch
+THINKING_SWITCHES = ("enable_thinking", "thinking")
+
+
+def thought(service: Service, ask: ChatRequest, prompt: list[int]) -> tuple[Stretch | None, int | None]:
+    """The thinking before what a grammar governs, and the token with which the model may open it; None, None where it does not think:
+    a switch of the template says so, or the template has closed the thinking already."""
+    markers, end = service.reasoning, service.tokenizer.decode(prompt[-PROMPT_END:])
+    switched_off = any((ask.chat_template_kwargs or {}).get(name) is False for name in THINKING_SWITCHES)
+    if markers is None:
+        return None, None
+    if opened(service, ask, prompt):
+        return Stretch(*markers, opened=True), None
+    opening = service.tokenizer.backend.token_to_id(markers[0])
+    if switched_off or ask.continue_final_message or end.rstrip().endswith(markers[1]) or opening is None:
+        return None, None
+    return Stretch(*markers), opening
+
+
 def within(params: SamplingParams, service: Service, ask: ChatRequest, channels: Channels) -> SamplingParams:
     """The parameters, as these channels have them.
 

@@ -33,7 +33,7 @@ class Generation:
     """Iterate `deltas` once. `abort`, `fail` and `cut` may be called at any time, by anybody.
 
     Args:
-        origin: how it is to be treated, and for the record of it.
+        origin: how it is to be treated, and for the record of it. grammar_field: what the client calls the grammar.
     """
 
     def __init__(
@@ -43,7 +43,9 @@ class Generation:
         prompts: Sequence[list[int]],
         params: SamplingParams,
         origin: Origin = UNKNOWN,
+        grammar_field: str = "grammar",
     ) -> None:
+        self._grammar_field = grammar_field
         self.id, self.prompts, self.params = id, prompts, params
         self._service, self._metrics = service, service.metrics
         self._origin = origin
@@ -201,7 +203,7 @@ class Generation:
             case Finished():
                 return text.flush(event.reason, event.stop_token_id, event.cause)
             case Failed():
-                raise problems.of_failed(event)
+                raise problems.of_failed(event, self._grammar_field)
             case PromptLogprobs():
                 raise AssertionError("taken out before")
 

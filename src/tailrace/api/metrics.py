@@ -158,6 +158,8 @@ class EngineCollector(Collector):
             ("tailrace_generation_tokens", "Tokens generated.", stats.generated_tokens),
             ("tailrace_num_preemptions", "Sequences that had to give back their blocks.", stats.preemptions),
             ("tailrace_num_rewinds", "Times a sequence backed up because a banned string was complete.", stats.rewinds),
+            ("tailrace_spec_draft_tokens", "Tokens guessed ahead.", stats.drafted_tokens),
+            ("tailrace_spec_accepted_tokens", "Tokens guessed ahead that stood.", stats.accepted_tokens),
             ("tailrace_engine_steps", "Steps of the engine.", stats.steps),
         ):
             yield CounterMetricFamily(name, text, value=value)
@@ -167,6 +169,15 @@ class EngineCollector(Collector):
         for status, count in stats.bad_rows.items():
             bad.add_metric([status], count)
         yield bad
+        for name, counts in (("draft", stats.drafted_at), ("accepted", stats.accepted_at)):
+            places = CounterMetricFamily(
+                f"tailrace_spec_{name}_tokens_per_position",
+                "The same by their place in the draft.",
+                labels=["position"],
+            )
+            for place, count in enumerate(counts):
+                places.add_metric([str(place)], count)
+            yield places
         parts = CounterMetricFamily(
             "tailrace_engine_step_seconds", "Time spent in each part of the step.", labels=["part"]
         )

@@ -52,10 +52,20 @@ def of_any(error: Exception) -> ErrorBody:
     )
 
 
-def of_failed(message: Failed) -> TailraceError:
-    """The error that the engine reported."""
+def of_failed(message: Failed, grammar_field: str = "grammar") -> TailraceError:
+    """The error that the engine reported. grammar_field: what the client calls the grammar."""
     cls = BY_CODE.get(message.code, EngineError)
-    return cls(message.message, message.param) if issubclass(cls, RequestError) else cls(message.message)
+    if not issubclass(cls, RequestError):
+        return cls(message.message)
+    if message.param == "grammar":
+        return renamed(message.message, grammar_field)
+    return cls(message.message, message.param)
+
+
+def renamed(message: str, field: str) -> ParameterError:
+    """What is wrong with a grammar, by the name of the field that it came in."""
+    said = message.removeprefix("grammar: ")
+    return ParameterError(said if said.startswith(field) else f"{field}: {said}", field)
 
 
 def of_validation(error: msgspec.ValidationError) -> ParameterError:

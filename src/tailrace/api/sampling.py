@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tailrace.api.guidance import guidance_scale
 from tailrace.api.presets import PRESETS
 from tailrace.api.schema.common import MAX_TOKEN_ID, GenerateRequest
 from tailrace.errors import ContextLengthError, ParameterError
@@ -32,7 +33,7 @@ SAME = (
     "adaptive_decay", "repetition_penalty", "penalty_last_n", "repetition_scope", "penalty_scope", "dry_multiplier", "dry_base",
     "dry_allowed_length", "dry_penalty_last_n", "no_repeat_ngram_size", "banned_ignore_case", "processors", "watermark",
     "prompt_logprobs", "repetition_detection", "min_tokens", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens",
-    "logprobs_mode", "report_entropy",
+    "logprobs_mode", "report_entropy", "speculation",
 )  # fmt: skip
 LISTS = ("banned_strings", "forced_token_ids", "sampler_order", "stop_token_ids")  # the same, as tuples
 DRY_BREAKERS = ("\n", ":", '"', "*")  # what every implementation has by default
@@ -45,17 +46,21 @@ def sampling_params(
     *,
     max_tokens: int,
     logprobs: int | None,
+    negative_prompt: tuple[int, ...] = (),
 ) -> SamplingParams:
     """The parameters as the engine takes them.
 
     Args:
         defaults: fields that a request may leave out. max_tokens: see `output_limit`. logprobs: how many alternatives to report, or None.
+        negative_prompt: see api/guidance.py.
 
     Raises:
         ParameterError: naming the field.
     """
     given: dict[str, Any] = {name: value for name in SAME if (value := getattr(request, name)) is not None}
     given |= {name: tuple(value) for name in LISTS if (value := getattr(request, name)) is not None}
+    if (scale := guidance_scale(request)) is not None:
+        given["guidance_scale"] = scale
     given = starting_point(request.preset, defaults, given) | given
     allowed = request.allowed_token_ids
     biases, sequences = logit_bias(request.logit_bias or {}, tokenizer)
@@ -63,6 +68,7 @@ def sampling_params(
         **given,
         max_tokens=max_tokens,
         logprobs=logprobs,
+        negative_prompt=negative_prompt,
         stop=several(request.stop),
         stop_regex=several(request.stop_regex),
         allowed_token_ids=None if allowed is None else tuple(allowed),

@@ -15,6 +15,9 @@ BENCHES: dict[str, str] = {
     "sampler": "every case of sampling in µs per row, against one read of the row and what others do",
     "egress": "from token ids to the bytes of events, per token, against what servers usually do",
     "knobs": "a server's throughput with sampling knobs on, against greedy",
+    "spec": "a server that guesses ahead against one that does not, on text that repeats itself and on free text",
+    "verify": "verification of drafts, against one read of the logits and against the same in vectorised torch",
+    "grammar": "grammars compiled and masks filled by either library, on real-world schemas",
     "kernels": "each kernel against torch doing the same work",
 }
 

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import msgspec
 
-from tailrace.config import Config, ModelConfig
+from tailrace.config import Config, ModelConfig, SpeculationConfig
 from tailrace.logs import LEVEL_VARIABLE
 from tailrace.models import LocalModel, resolve
+from tailrace.models.hub import fetch_head
 from tailrace.text.tokenizer import Tokenizer
 from tailrace.wire.sync import SyncClient
 
@@ -43,7 +44,31 @@ def prepare(config: Config, progress: bool = True) -> Prepared:
         found = resolve(model, progress)
         model = msgspec.structs.replace(model, model=str(found.folder), name=found.name)
     tokenizer = Tokenizer.load(found.folder, model.trust_remote_code)
-    return Prepared(msgspec.structs.replace(config, model=model), found.folder, found.name, tokenizer)
+    config = msgspec.structs.replace(config, model=model, speculation=with_weights(config, tokenizer, progress))
+    return Prepared(config, found.folder, found.name, tokenizer)
+
+
+def with_weights(config: Config, tokenizer: Tokenizer, progress: bool) -> SpeculationConfig:
+    """The settings of speculation with its own weights on this machine.
+
+    Raises:
+        ModelLoadError: they can't be had. ConfigError: a draft model has another vocabulary than the model.
+    """
+    speculation, model = config.speculation, config.model
+    if speculation.model is None or speculation.drafter not in ("draft_model", "eagle", "block"):
+        return speculation
+    if speculation.drafter == "draft_model":
+        from tailrace.drafting.model import check_vocabulary
+
+        folder = resolve(
+            ModelConfig(model=speculation.model, cache_dir=model.cache_dir, dtype=model.dtype), progress
+        ).folder
+        check_vocabulary(*(t.tokens for t in (tokenizer, Tokenizer.load(folder, model.trust_remote_code))))
+    else:
+        folder = Path(speculation.model).expanduser()
+        if not folder.is_dir():
+            folder = fetch_head(speculation.model, progress=progress)
+    return msgspec.structs.replace(speculation, model=str(folder))
 
 
 @contextmanager

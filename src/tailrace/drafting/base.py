@@ -22,7 +22,7 @@ class Ask:
 
     slot: its place, 0 … S − 1. tokens: prompt and output so far, not to be kept or changed: it grows. count: at most so many, ≥ 1. rule:
     how they will be verified. blocks, computed: its blocks in the target's cache, which cover len(tokens) + count positions, and how many
-    of these are computed (len(tokens) − 1: the last token's are not).
+    of these are computed (len(tokens) − 1: the last token's are not). Nobody shares the positions from `computed` on.
     """
 
     slot: int
@@ -70,7 +70,7 @@ class Drafter(Protocol):
     captures: tuple[int, ...]
 
     def draft(self, asks: Sequence[Ask]) -> list[Draft]:
-        """Guesses for each, in order. All sequences of the step that want some are asked together."""
+        """Guesses for each, in order. All sequences of the step that want some are asked together, each once."""
         ...
 
     def observe(self, seen: Seen) -> None:

@@ -12,11 +12,14 @@ from tailrace.wire.messages import Submit
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """vocab_size; max_len: positions that fit the model's context and the whole KV cache; scheduler: the operator's limits."""
+    """vocab_size; max_len: positions that fit the model's context and the whole KV cache; scheduler: the operator's limits; cached:
+    positions of the KV cache; block_size: of its blocks."""
 
     vocab_size: int
     max_len: int
     scheduler: SchedulerConfig
+    cached: int
+    block_size: int
 
     def check(self, submit: Submit, waiting: int) -> None:
         """Raise the error that tells the client why not; `waiting` is the length of the waiting line.
@@ -40,11 +43,40 @@ class Limits:
                 f"the prompt has {len(submit.prompt)} tokens; with at least one of output it must fit {self.max_len}",
                 "prompt",
             )
+        if submit.params.guided:
+            self._check_guided(submit)
         if waiting >= self.scheduler.max_waiting:
             raise OverloadedError(f"{waiting} requests are waiting; try again later")
 
+    def _check_guided(self, submit: Submit) -> None:
+        """Raise for a pair that can never be computed."""
+        if 2 * submit.params.n > self.scheduler.max_num_seqs or self.scheduler.max_num_batched_tokens < 2:
+            raise ParameterError(
+                f"guidance_scale: {submit.params.n} sequences and their companions do not fit {self.scheduler.max_num_seqs} (max_num_seqs)",
+                "guidance_scale",
+            )
+        if self.outputs(submit) < 1:
+            raise ContextLengthError(
+                f"the prompt has {len(submit.prompt)} tokens and the negative prompt {len(negative_prompt(submit))}; with at least one of "
+                f"output each must fit {self.max_len}, and both together {self.cached}",
+                "negative_prompt",
+            )
+
+    def outputs(self, submit: Submit) -> int:
+        """Tokens of output that the context has room for."""
+        room = self.max_len - len(submit.prompt)
+        if not submit.params.guided:
+            return room
+        other = len(negative_prompt(submit))
+        together = self.cached - 2 * (self.block_size - 1) - len(submit.prompt) - other
+        return min(room, self.max_len - other, together // 2)
+
     def length(self, submit: Submit) -> int:
         """The most positions the request may reach: max_tokens, or the context's end."""
-        if submit.params.max_tokens is None:
-            return self.max_len
-        return min(self.max_len, len(submit.prompt) + submit.params.max_tokens)
+        asked, room = submit.params.max_tokens, self.outputs(submit)
+        return len(submit.prompt) + (room if asked is None else min(room, asked))
+
+
+def negative_prompt(submit: Submit) -> list[int]:
+    """What guidance leads away from: the last token of the prompt, unless the request says otherwise."""
+    return list(submit.params.negative_prompt) or submit.prompt[-1:]

@@ -1,4 +1,4 @@
-"""A step's work as tensors: the runner's Batch and the sampler's Rows."""
+"""A step's work as tensors: the runner's Batch, and which of its logits are drawn from (draws.py)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from tailrace.engine.draws import NOTHING, Draws, Guess, Masks, draw, grouped
 from tailrace.engine.request import Sequence
-from tailrace.kernels.rows import Rows
 from tailrace.runners.base import Batch
 
 
@@ -37,16 +37,6 @@ class BlockTables:
 
 
 @dataclass(frozen=True, slots=True)
-class Assembled:
-    """batch for the runner; rows for the sampler; drawing: the sequence each row draws for; scored: prompts' logprobs are asked for."""
-
-    batch: Batch
-    rows: Rows
-    drawing: list[Sequence]
-    scored: list[Scored]
-
-
-@dataclass(frozen=True, slots=True)
 class Scored:
     """Logits rows row … row + count − 1 are what the prompt's tokens start … start + count − 1 were to follow."""
 
@@ -56,30 +46,58 @@ class Scored:
     count: int
 
 
-def assemble(work: list[tuple[Sequence, int]], tables: BlockTables, block_size: int) -> Assembled:
-    """Lay the planned tokens out as one flat bag. A sequence whose last token is among them draws, and so do the siblings
-    that waited for its prefill: their rows share its logits."""
+# a sequence; the one that is computed: itself, or the one whose prefill it waits for; the first position; its row of the batch's tokens
+Sight = tuple[Sequence, Sequence, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    """batch for the runner; draws for the sampler; masks: to be filled before them; scored: prompts' logprobs are asked for; seen:
+    what hidden states there will be."""
+
+    batch: Batch
+    draws: list[Draws]
+    masks: Masks
+    scored: list[Scored]
+    seen: list[Sight]
+
+
+def assemble(
+    work: list[tuple[Sequence, int]], guesses: dict[int, Guess], tables: BlockTables, block_size: int, vocab_size: int
+) -> Assembled:
+    """Lay the planned tokens out as one flat bag, guesses after the last token of their sequence and of its companion. A sequence whose
+    last token is among them draws, and so do the siblings that waited for its prefill: their rows share its logits.
+
+    Args:
+        guesses: by the slot of the sequence.
+    """
     tokens: list[int] = []
     starts, lengths, slots = [0], [], []
     wanted: list[int] = []
+    rows: dict[int, int] = {}  # slot → the first of its logits
     drawing: list[Sequence] = []
-    source: list[int] = []
     scored: list[Scored] = []
+    seen: list[Sight] = []
+    guess = NOTHING
     for sequence, count in work:
         first, last = sequence.computed, sequence.computed + count
+        seen += [(member, sequence, first, len(tokens)) for member in (sequence, *sequence.siblings)]
         tokens += sequence.tokens[first:last]
-        starts.append(len(tokens))
-        lengths.append(last)
-        slots.append(sequence.slot)
+        if sequence.leads:  # its companion, if it has one, comes next
+            guess = guesses.get(sequence.slot, NOTHING)
         if sequence.scoring:
             start, end = max(first + 1, sequence.scored), min(last + 1, sequence.num_prompt)
             scored.append(Scored(sequence, len(wanted), start, max(0, end - start)))
             wanted += range(len(tokens) - count + start - 1 - first, len(tokens) - count + end - 1 - first)
         if last == len(sequence.tokens):
-            group = [sequence, *sequence.siblings]
-            drawing += group
-            source += [len(wanted)] * len(group)
-            wanted.append(len(tokens) - 1)
+            rows[sequence.slot] = len(wanted)
+            wanted += range(len(tokens) - 1, len(tokens) + len(guess.tokens))
+            tokens += guess.tokens
+            last += len(guess.tokens)
+            drawing += [sequence, *sequence.siblings] if sequence.leads else []
+        starts.append(len(tokens))
+        lengths.append(last)
+        slots.append(sequence.slot)
     counts = np.diff(starts)
     ends = np.array(lengths)
     positions = np.arange(len(tokens)) - np.repeat(np.array(starts[1:]) - ends, counts)
@@ -96,5 +114,6 @@ def assemble(work: list[tuple[Sequence, int]], tables: BlockTables, block_size: 
         block_tables=torch.from_numpy(table),
         wanted=torch.tensor(wanted, dtype=torch.int64),
     )
-    rows = Rows.plain([s.slot for s in drawing], source, [len(s.tokens) for s in drawing])
-    return Assembled(batch, rows, drawing, scored)
+    masks = Masks(vocab_size)
+    draws = [draw(group, guesses, rows, masks) for group in grouped(drawing, guesses)]
+    return Assembled(batch, draws, masks, scored, seen)

@@ -10,22 +10,30 @@ import logging
 import time
 from bisect import insort
 from collections import defaultdict
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, wait
 from itertools import count
 
-from tailrace.config import CacheConfig, SchedulerConfig
+from tailrace.config import CacheConfig, SchedulerConfig, SpeculationConfig
+from tailrace.drafting.base import Drafter
 from tailrace.engine import sizing
-from tailrace.engine.admission import Limits
+from tailrace.engine.admission import Limits, negative_prompt
 from tailrace.engine.banned import BannedText
 from tailrace.engine.batch import BlockTables
+from tailrace.engine.constraint import Constraint
+from tailrace.engine.draws import Masks
 from tailrace.engine.kv_cache import BlockCache
 from tailrace.engine.loops import LoopWatch
 from tailrace.engine.request import LIVING, Ender, Request, Sequence, State
+from tailrace.engine.speculate import Speculator
 from tailrace.engine.spelling import Spelling, TokenText
 from tailrace.engine.stats import Counters
 from tailrace.engine.step import step
 from tailrace.engine.stops import StopText
 from tailrace.engine.thinking import ThinkingWatch
-from tailrace.errors import ParameterError, RequestError, TailraceError
+from tailrace.errors import EngineError, ParameterError, RequestError, TailraceError
+from tailrace.grammar.base import Compiled
+from tailrace.grammar.service import Filling, Grammars
 from tailrace.params import SamplingParams
 from tailrace.runners.base import ModelRunner
 from tailrace.sampling import Sampler, Slots, request_key
@@ -34,6 +42,8 @@ from tailrace.wire.messages import Abort, Aborted, Failed, Finished, FinishReaso
 
 log = logging.getLogger(__name__)
 
+PATIENCE_S = 0.005  # while nothing runs and grammars are being compiled
+
 
 class Engine:
     """Continuous batching over one runner.
@@ -41,6 +51,8 @@ class Engine:
     Args:
         runner: the model. info: what front ends are told of it; max_model_len is lowered to what the cache holds.
         spelling: what each token id spells; without it strings can't be banned, and only front ends find stop strings.
+        grammars: compiles and matches; without it no grammar is served.
+        speculation: how sequences guess ahead. drafter: makes who guesses, which may draw with the engine's own sampler.
     """
 
     def __init__(
@@ -50,6 +62,9 @@ class Engine:
         cache: CacheConfig,
         scheduler: SchedulerConfig,
         spelling: Spelling = Spelling(),  # noqa: B008, it is frozen
+        grammars: Grammars | None = None,
+        speculation: SpeculationConfig = SpeculationConfig(),  # noqa: B008, it is frozen
+        drafter: Callable[[Sampler], Drafter] | None = None,
     ) -> None:
         longest = min(x for x in (info.max_model_len, runner.max_model_len, scheduler.max_model_len) if x)
         per_slot = -(-longest // cache.block_size)
@@ -60,13 +75,15 @@ class Engine:
             i for i in info.eos_token_ids if 0 <= i < runner.vocab_size
         ]  # a tokenizer may know ids that the head does not
         self.info = ModelInfo(info.name, runner.vocab_size, longest, eos)
-        self.limits = Limits(runner.vocab_size, longest, scheduler)
+        self.limits = Limits(runner.vocab_size, longest, scheduler, blocks * cache.block_size, cache.block_size)
         self.eos = frozenset(eos)
         self.runner = runner
         self.spelling = spelling
         self.cache = BlockCache(blocks, cache.block_size, cache.prefix_reuse)
         self.slots = Slots(scheduler.max_num_seqs, runner.vocab_size)
         self.sampler = Sampler(self.slots)
+        self.grammars = grammars
+        self.speculator = Speculator(None if drafter is None else drafter(self.sampler), speculation)
         self.tables = BlockTables(scheduler.max_num_seqs, per_slot)
         self.free_slots = list(reversed(range(scheduler.max_num_seqs)))
         self.requests: dict[tuple[bytes, str, int], Request] = {}
@@ -84,7 +101,7 @@ class Engine:
             if (client, message.id, message.epoch) in self.requests:
                 raise RequestError(f"request ({message.id}, {message.epoch}) is already here", "id")
             self.limits.check(message, len(self.waiting))
-            self._check_spelling(message.params)
+            self._check_served(message.params)
             matcher(message.params)  # a pattern that can't be served says so
         except TailraceError as error:
             self.refuse(message, error, client)
@@ -97,15 +114,31 @@ class Engine:
             key = request_key(message.params.seed, index)
             state = State.FORKING if index else State.WAITING
             sequence = Sequence(request, index, key, len(message.prompt), list(message.prompt), state)
+            if message.params.guided:
+                other = negative_prompt(message)
+                sequence.companion = Sequence(
+                    request, index, key, len(other), other, State.FOLLOWING, scored=len(other)
+                )
             self._watch(sequence)
             request.sequences.append(sequence)
+        if message.params.grammar is not None and self.grammars is not None:
+            request.compiling = self.grammars.compile(message.params.grammar)
         self.requests[request.name] = request
         insort(self.waiting, request.sequences[0], key=order)
         self.counters.prompt_tokens += len(message.prompt)
 
-    def _check_spelling(self, params: SamplingParams) -> None:
+    def _check_served(self, params: SamplingParams) -> None:
         """Raise ParameterError for what can't be done without knowing what tokens spell."""
-        for name, asked in (("banned_strings", params.banned_strings), ("thinking_token_budget", params.thinking)):
+        if params.grammar is not None and self.grammars is None:
+            raise ParameterError(
+                "grammar: this model is served without a tokenizer that grammars could be matched on", "grammar"
+            )
+        after = params.grammar is not None and params.grammar.after is not None
+        for name, asked in (
+            ("banned_strings", params.banned_strings),
+            ("thinking_token_budget", params.thinking),
+            ("grammar", after),
+        ):
             if asked and not self.spelling.token_bytes:
                 raise ParameterError(f"{name}: the bytes of this model's tokens are not known", name)
 
@@ -163,11 +196,58 @@ class Engine:
         return bool(self.running or self.waiting or self.outbox)
 
     def step(self) -> dict[bytes, list[FromEngine]]:
-        """One step; returns all messages due, per client, in order."""
+        """One step; returns all messages due, per client, in order. Where there is nothing to do but to wait for a grammar, it waits a
+        little."""
+        compiling = [s.request for s in self.waiting if s.request.compiling is not None]
+        if compiling:
+            self._begin_compiled(
+                compiling, PATIENCE_S if len(compiling) == len(self.waiting) and not self.running else 0.0
+            )
         if self.running or self.waiting:
             step(self)
         out, self.outbox = self.outbox, defaultdict(list)
         return dict(out)
+
+    def _begin_compiled(self, requests: list[Request], timeout_s: float) -> None:
+        """Those whose grammar is ready may be admitted; those whose grammar is refused fail."""
+        futures = {request.compiling: request for request in requests if request.compiling is not None}
+        done, _ = wait(futures, timeout=0.0 if self.outbox else timeout_s, return_when=FIRST_COMPLETED)
+        for request in [request for request in requests if request.compiling in done]:
+            future = request.compiling
+            request.compiling = None
+            assert future is not None
+            try:
+                self._constrain(request, future.result())
+            except TailraceError as error:
+                self._fail_request(request, error)
+            except Exception as error:
+                log.exception("the grammar of request %s could not be used", request.id)
+                self._fail_request(request, EngineError(f"grammar: {type(error).__name__}: {error}"))
+
+    def _constrain(self, request: Request, compiled: Compiled) -> None:
+        assert request.params.grammar is not None
+        for sequence in request.sequences:
+            sequence.constraint = Constraint(request.params.grammar, compiled, self.spelling)
+
+    def _fail_request(self, request: Request, error: TailraceError) -> None:
+        for sequence in reversed(request.sequences):
+            if sequence.state in LIVING:
+                self.fail(sequence, error)
+
+    def fill(self, masks: Masks) -> Filling | None:
+        """Begin to fill the masks of grammars, on other threads."""
+        if not masks.jobs or self.grammars is None:
+            return None
+        return self.grammars.fill([job for _, job in masks.jobs])
+
+    def filled(self, masks: Masks, filling: Filling | None) -> None:
+        """Wait until they are; sequences whose grammar fails end."""
+        if filling is None:
+            return
+        for (sequence, _), error in zip(masks.jobs, filling.wait(), strict=True):
+            if error is not None and sequence.state is State.RUNNING:
+                self.fail(sequence, EngineError(f"grammar: {error}"))
+        masks.open()
 
     def stats(self) -> Stats:
         """Counters and gauges of now."""
@@ -181,21 +261,22 @@ class Engine:
 
     # ---- what a step does to sequences
 
-    def admit(self, sequence: Sequence, cached: list[int]) -> None:
-        """Give a waiting sequence (and the siblings it will fork) slots and the cached blocks it starts from."""
+    def admit(self, sequence: Sequence, cached: list[list[int]]) -> None:
+        """Give a waiting sequence, its companion, and the siblings it will fork, slots and the cached blocks they start from."""
         self.waiting.remove(sequence)
         sequence.advance("admit")
         insort(self.running, sequence, key=order)
-        self.cache.attach(sequence, cached)
+        for member, blocks in zip(sequence.members, cached, strict=True):
+            self.cache.attach(member, blocks)
         if sequence.request.queued_s is None:
             sequence.request.queued_s = time.monotonic() - sequence.request.arrived_s
         if sequence.num_output == 0:
             sequence.cached = sequence.computed
             self.counters.cached_tokens += sequence.computed
-        for member in (sequence, *sequence.siblings):
+        for member in (m for s in (sequence, *sequence.siblings) for m in s.members):
             member.slot = self.free_slots.pop()
             self.tables.clear(member.slot)
-        self.tables.write(sequence)
+            self.tables.write(member)
         self.slots.join(
             sequence.slot, sequence.request.params, key=sequence.key, prompt=sequence.tokens[: sequence.num_prompt],
             output=sequence.tokens[sequence.num_prompt :], eos_token_ids=self.info.eos_token_ids, carried=sequence.carried,
@@ -206,9 +287,10 @@ class Engine:
     def fork(self, leader: Sequence) -> None:
         """The shared prefill is done: the siblings run from here on, sharing its blocks."""
         for sibling in leader.siblings:
-            self.cache.fork(leader, sibling)
+            for source, member in zip(leader.members, sibling.members, strict=True):
+                self.cache.fork(source, member)
+                self.tables.write(member)
             sibling.cached, sibling.scored = leader.cached, leader.scored
-            self.tables.write(sibling)
             sibling.advance("fork")
             insort(self.running, sibling, key=order)
 
@@ -226,13 +308,22 @@ class Engine:
         assert sequence.watch is not None
         end = sequence.num_prompt + position
         token, count = sequence.tokens[end], len(sequence.tokens) - end
-        del sequence.tokens[end:]
-        self.cache.truncate(sequence, end - 1)  # the last token that stays is computed again: it gives the logits
-        self.tables.cut(sequence)
+        for member in sequence.members:
+            del member.tokens[-count:]
+        self.cut_back(sequence)
+        if sequence.constraint is not None:
+            sequence.constraint.replay(sequence.tokens[sequence.num_prompt :])
         sequence.watch.back_to(position)
         self.slots.rewind(sequence.slot, count)
         self.slots.ban(sequence.slot, token)
         self.counters.rewinds += 1
+
+    def cut_back(self, sequence: Sequence) -> None:
+        """Give back what it holds of the cache beyond what it has computed. Its last token is not: computing it gives the logits."""
+        for member in sequence.members:
+            self.cache.truncate(member, min(member.computed, len(member.tokens) - 1))
+            self.tables.cut(member)
+            self.cache.commit(member)
 
     def finish(
         self, sequence: Sequence, reason: FinishReason, stop_token_id: int | None = None, cause: str | None = None
@@ -270,9 +361,12 @@ class Engine:
     def _free(self, sequence: Sequence) -> None:
         if sequence.slot >= 0:
             self.slots.leave(sequence.slot)
-            self.free_slots.append(sequence.slot)
-            sequence.slot = -1
-        self.cache.release(sequence)
+            self.speculator.leave(sequence.slot)
+        for member in sequence.members:
+            if member.slot >= 0:
+                self.free_slots.append(member.slot)
+                member.slot = -1
+            self.cache.release(member)
 
     def _send(self, client: bytes, message: FromEngine) -> None:
         self.outbox[client].append(message)

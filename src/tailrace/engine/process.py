@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from tailrace.config import EngineConfig
 from tailrace.engine.engine import Engine
 from tailrace.engine.spelling import Spelling
 from tailrace.errors import EngineError, NotReadyError, TailraceError
+from tailrace.grammar.service import Grammars
 from tailrace.logs import start_inherited_logging
 from tailrace.sampling import processors
 from tailrace.wire.messages import (
@@ -61,6 +63,7 @@ def build(config: EngineConfig) -> Engine:
     Raises:
         TailraceError: the model or the settings are impossible.
     """
+    from tailrace.drafting import load_drafter
     from tailrace.models import describe
     from tailrace.runners import load_runner
 
@@ -69,13 +72,21 @@ def build(config: EngineConfig) -> Engine:
     if name.startswith("scripted:"):
         runner = load_runner(config.model, None, block_size=config.cache.block_size, vocab_size=SCRIPTED_VOCAB)
         info = ModelInfo(config.model.name or name, runner.vocab_size, runner.max_model_len, [2])
-        spelling = Spelling()
+        spelling, folder = Spelling(), None
     else:
         folder = Path(name)
         runner = load_runner(config.model, folder, block_size=config.cache.block_size)
         info = describe(folder, config.model.name or folder.name, config.scheduler.max_model_len)
         spelling = spelling_of(folder, config.model.trust_remote_code, info.vocab_size)
-    return Engine(runner, info, config.cache, config.scheduler, spelling)
+    grammars = None
+    if spelling.token_bytes:
+        grammars = Grammars(
+            config.grammar, folder, spelling.token_bytes, spelling.special, info.eos_token_ids, runner.vocab_size
+        )
+    drafter = None
+    if config.speculation.drafter != "none":
+        drafter = partial(load_drafter, config.speculation, config.model, runner, block_size=config.cache.block_size)
+    return Engine(runner, info, config.cache, config.scheduler, spelling, grammars, config.speculation, drafter)
 
 
 def spelling_of(folder: Path, trust_remote_code: bool, vocab_size: int) -> Spelling:

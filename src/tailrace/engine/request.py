@@ -12,11 +12,14 @@ from __future__ import annotations
 
 import enum
 import time
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from tailrace.engine.banned import BannedText
+from tailrace.engine.constraint import Constraint
 from tailrace.engine.thinking import ThinkingWatch
+from tailrace.grammar.base import Compiled
 from tailrace.params import SamplingParams
 from tailrace.sampling import Carried
 
@@ -27,6 +30,7 @@ class State(enum.Enum):
     WAITING = enum.auto()
     FORKING = enum.auto()
     RUNNING = enum.auto()
+    FOLLOWING = enum.auto()  # a companion, always: it goes where its sequence goes
     FINISHED = enum.auto()
     FAILED = enum.auto()
 
@@ -67,6 +71,7 @@ class Request:
     max_len: int  # of prompt and output together
     arrived_s: float = field(default_factory=time.monotonic)
     queued_s: float | None = None  # from its arrival until it was first admitted
+    compiling: Future[Compiled] | None = None  # its grammar, until it is ready
     sequences: list[Sequence] = field(default_factory=list)
 
     @property
@@ -104,6 +109,25 @@ class Sequence:
     watch: BannedText | None = None  # where strings are banned
     thinking: ThinkingWatch | None = None  # where thoughts have a budget
     enders: tuple[Ender, ...] = ()  # what else may end it, in the order in which they are asked
+    constraint: Constraint | None = None  # where a grammar says what it may be
+    companion: Sequence | None = (
+        None  # where guidance asks for one: the same output after the negative prompt; it never draws
+    )
+
+    @property
+    def members(self) -> tuple[Sequence, ...]:
+        """Those that are admitted, computed, preempted and ended together: the sequence and its companion."""
+        return (self,) if self.companion is None else (self, self.companion)
+
+    @property
+    def leads(self) -> bool:
+        """It is nobody's companion."""
+        return self is self.request.sequences[self.index]
+
+    @property
+    def prefilling(self) -> bool:
+        """More than the last token is yet to be computed."""
+        return any(member.remaining > 1 for member in self.members)
 
     @property
     def remaining(self) -> int:
@@ -114,6 +138,11 @@ class Sequence:
     def scoring(self) -> bool:
         """Logprobs of its prompt are asked for and not all sent: every token of a chunk gets logits."""
         return self.request.params.prompt_logprobs is not None and self.scored < self.num_prompt
+
+    @property
+    def room(self) -> int:
+        """Tokens that may still be drawn."""
+        return self.request.max_len - len(self.tokens)
 
     @property
     def num_output(self) -> int:

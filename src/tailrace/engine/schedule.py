@@ -3,7 +3,10 @@
 Rules, in order: running sequences before waiting ones, decodes before prefills, smaller (priority, arrival) first. A prefill is cut
 to what is left of the token budget. Where blocks run out, the last running sequence is preempted (it lets go of its
 blocks and waits, to be recomputed), never one before it in order, so the first always moves. A waiting request is
-admitted when its slots and the blocks of its whole prompt are there; nobody overtakes it.
+admitted when its slots and the blocks of its whole prompt are there; nobody overtakes it, but where its grammar is still being compiled.
+
+A sequence and its companion (guidance) are admitted, computed and preempted together, and their last tokens are computed in one step,
+because their logits are wanted together.
 """
 
 from __future__ import annotations
@@ -20,11 +23,13 @@ MAX_SCORED = 128  # rows of logits in one step for prompt logprobs: 128 MiB at a
 
 @dataclass(slots=True)
 class Plan:
-    """preempt: these let go of everything first. admit: with the cached blocks they start from. work: (sequence, tokens)."""
+    """preempt: these let go of everything first. admit: with the cached blocks that they, and their companions, start from. work:
+    (sequence, tokens), a companion right after its sequence. spare: tokens and blocks that nobody has asked for."""
 
     preempt: list[Sequence] = field(default_factory=list)
-    admit: list[tuple[Sequence, list[int]]] = field(default_factory=list)
+    admit: list[tuple[Sequence, list[list[int]]]] = field(default_factory=list)
     work: list[tuple[Sequence, int]] = field(default_factory=list)
+    spare: int = 0
 
 
 def schedule(
@@ -35,51 +40,86 @@ def schedule(
     budget, rows = limits.max_num_batched_tokens, MAX_SCORED
     free = cache.num_free
     alive = list(running)
-    for sequence in sorted(running, key=lambda s: s.remaining > 1):  # stable: decodes, then prefills
+    for sequence in sorted(running, key=lambda s: s.prefilling):  # stable: decodes, then prefills
         if sequence not in alive:
             continue
-        tokens = min(sequence.remaining, budget)
-        if tokens == 0:
+        if budget == 0:
             break
-        if sequence.scoring and (tokens := min(tokens, rows)) == 0:
+        parts = share(sequence, budget, rows)
+        if sum(parts) == 0:
             continue
-        need = cache.demand(sequence, sequence.computed + tokens)
+        need = demand(sequence, parts, cache)
         while need > free and alive[-1] is not sequence:
             free, budget = _preempt(plan, alive, cache, free, budget)
         if need > free:
-            tokens = _fitting(sequence, cache, free)
-            if tokens <= 0:
+            parts = _fitting(sequence, cache, free, budget, rows)
+            if sum(parts) == 0:
                 free, budget = _preempt(plan, alive, cache, free, budget)
                 continue
-            need = cache.demand(sequence, sequence.computed + tokens)
-        plan.work.append((sequence, tokens))
-        budget -= tokens
-        rows -= tokens if sequence.scoring else 0
+            need = demand(sequence, parts, cache)
+        plan.work += work(sequence, parts)
+        budget -= sum(parts)
+        rows -= parts[0] if sequence.scoring else 0
         free -= need
+    left = Left(budget, rows, free, free_slots)
     if not plan.preempt:
-        _admit(plan, waiting, cache, Left(budget, rows, free, free_slots))
+        _admit(plan, waiting, cache, left)
+    plan.spare = left.budget
     return plan
+
+
+def share(sequence: Sequence, budget: int, rows: int) -> list[int]:
+    """How many tokens the sequence, and its companion, compute of this budget; rows: of logits, that prompt logprobs may take."""
+    return split([member.remaining for member in sequence.members], budget, rows if sequence.scoring else None)
+
+
+def split(remaining: list[int], budget: int, rows: int | None) -> list[int]:
+    """All that remains, or so much that nobody's last token comes before the other's. rows: what the first may compute at most."""
+    first = remaining[0] if rows is None else min(remaining[0], rows)
+    if len(remaining) == 1:
+        return [min(first, budget)]
+    if first == remaining[0] and sum(remaining) <= budget:
+        return remaining
+    one = min(first, remaining[0] - 1, budget)
+    return [one, min(remaining[1] - 1, budget - one)]
+
+
+def demand(sequence: Sequence, parts: list[int], cache: BlockCache) -> int:
+    """Free blocks that computing so many tokens takes."""
+    return sum(
+        cache.demand(member, member.computed + part)
+        for member, part in zip(sequence.members, parts, strict=True)
+        if part
+    )
+
+
+def work(sequence: Sequence, parts: list[int]) -> list[tuple[Sequence, int]]:
+    """As a plan has it."""
+    return [(member, part) for member, part in zip(sequence.members, parts, strict=True) if part]
 
 
 def _preempt(plan: Plan, alive: list[Sequence], cache: BlockCache, free: int, budget: int) -> tuple[int, int]:
     """Preempt the last one; returns the free blocks and the budget after it."""
     victim = alive.pop()
     plan.preempt.append(victim)
-    free += cache.yields(victim)
-    for place, (sequence, tokens) in enumerate(plan.work):
-        if sequence is victim:
-            del plan.work[place]
-            free += cache.demand(victim, victim.computed + tokens)
-            budget += tokens
-            break
+    free += sum(map(cache.yields, victim.members))
+    for entry in [entry for entry in plan.work if entry[0] in victim.members]:
+        plan.work.remove(entry)
+        member, tokens = entry
+        free += cache.demand(member, member.computed + tokens)
+        budget += tokens
     return free, budget
 
 
-def _fitting(sequence: Sequence, cache: BlockCache, free: int) -> int:
-    """How many of its remaining tokens fit `free` more blocks; 0 where even one does not."""
-    copied = cache.demand(sequence, 0)
-    room = (len(sequence.blocks) + free - copied) * cache.block_size - sequence.computed
-    return min(sequence.remaining, room) if copied <= free else 0
+def _fitting(sequence: Sequence, cache: BlockCache, free: int, budget: int, rows: int) -> list[int]:
+    """What fits `free` more blocks; zeros where not even one token does."""
+    if sequence.companion is None:
+        copied = cache.demand(sequence, 0)
+        room = (len(sequence.blocks) + free - copied) * cache.block_size - sequence.computed
+        return share(sequence, min(budget, max(0, room)) if copied <= free else 0, rows)
+    while budget and demand(sequence, share(sequence, budget, rows), cache) > free:
+        budget //= 2
+    return share(sequence, budget, rows)
 
 
 @dataclass(slots=True)
@@ -95,20 +135,26 @@ class Left:
 def _admit(plan: Plan, waiting: List[Sequence], cache: BlockCache, left: Left) -> None:
     """Take waiting requests in order while there is something left."""
     for sequence in waiting:
-        slots = 1 + len(sequence.siblings)
+        if sequence.request.compiling is not None:
+            continue
+        members = sequence.members
+        slots = (1 + len(sequence.siblings)) * len(members)
         if left.budget == 0 or slots > left.slots or (sequence.scoring and left.rows == 0):
             return
-        cached = [] if sequence.scoring else cache.match(sequence)  # of cached positions there are no logits
-        revived = sum(cache.references[block] == 0 for block in cached)  # free now, not free once attached
-        need = cache.blocks_for(len(sequence.tokens) + 1) - len(cached) + revived
+        # of cached positions there are no logits
+        cached = [[] if member.scoring else cache.match(member) for member in members]
+        revived = sum(
+            cache.references[block] == 0 for blocks in cached for block in blocks
+        )  # free now, not once attached
+        whole = sum(cache.blocks_for(len(member.tokens) + 1) for member in members)
+        need = whole - sum(map(len, cached)) + revived
         if need > left.free:
             return
-        tokens = min(len(sequence.tokens) - len(cached) * cache.block_size, left.budget)
-        if sequence.scoring:
-            tokens = min(tokens, left.rows)
-            left.rows -= tokens
+        remaining = [len(m.tokens) - len(found) * cache.block_size for m, found in zip(members, cached, strict=True)]
+        parts = split(remaining, left.budget, left.rows if sequence.scoring else None)
+        left.rows -= parts[0] if sequence.scoring else 0
         plan.admit.append((sequence, cached))
-        plan.work.append((sequence, tokens))
-        left.budget -= tokens
+        plan.work += work(sequence, parts)
+        left.budget -= sum(parts)
         left.free -= need  # its whole prompt is set aside, so that the next one admitted can't starve it
         left.slots -= slots

@@ -21,6 +21,10 @@ class Counters:
     generated_tokens: int = 0
     preemptions: int = 0
     rewinds: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    drafted_at: Counter[int] = field(default_factory=Counter)  # by place in the draft, from 0
+    accepted_at: Counter[int] = field(default_factory=Counter)
     bad_rows: Counter[str] = field(default_factory=Counter)
     finished: Counter[str] = field(default_factory=Counter)
     step_ms: dict[str, float] = field(default_factory=dict)
@@ -43,6 +47,10 @@ class Counters:
             generated_tokens=self.generated_tokens,
             preemptions=self.preemptions,
             rewinds=self.rewinds,
+            drafted_tokens=self.drafted_tokens,
+            accepted_tokens=self.accepted_tokens,
+            drafted_at=[self.drafted_at[place] for place in range(len(self.drafted_at))],
+            accepted_at=[self.accepted_at[place] for place in range(len(self.drafted_at))],
             bad_rows=dict(self.bad_rows),
             finished=dict(self.finished),
             step_ms={part: round(total, 3) for part, total in self.step_ms.items()},

@@ -28,6 +28,9 @@ class Rows:
     width:     K + 1.
     rule:      int32 [N], how drafts are verified, as an index of RULES; None: all exact.
     proposals: float32 [R, V], the distributions that the drafts were drawn from; None: they are one-hot.
+    mask:      int64 [R], the row's place in `masks`; −1: none. None: no row has one.
+    masks:     int32 [M, ⌈V / 32⌉], contiguous: bit i of word i // 32 stands for token i; where it is 0 the logit becomes −inf before
+               any other edit.
     """
 
     slot: torch.Tensor
@@ -38,9 +41,18 @@ class Rows:
     width: int = 1
     rule: torch.Tensor | None = None
     proposals: torch.Tensor | None = None
+    mask: torch.Tensor | None = None
+    masks: torch.Tensor | None = None
 
     @staticmethod
-    def plain(slot: Sequence[int], source: Sequence[int], position: Sequence[int]) -> Rows:
+    def plain(
+        slot: Sequence[int],
+        source: Sequence[int],
+        position: Sequence[int],
+        *,
+        mask: Sequence[int] | None = None,
+        masks: torch.Tensor | None = None,
+    ) -> Rows:
         """Rows of a step without drafts: one per request."""
         n = len(slot)
         return Rows(
@@ -49,6 +61,8 @@ class Rows:
             position=torch.tensor(position, dtype=torch.int64),
             start=torch.arange(n + 1),
             draft=torch.full((n,), -1, dtype=torch.int64),
+            mask=None if mask is None else torch.tensor(mask, dtype=torch.int64),
+            masks=masks,
         )
 
     @staticmethod
@@ -58,24 +72,33 @@ class Rows:
         drafts: Sequence[Sequence[int]],
         rule: Sequence[Rule] | None = None,
         proposals: torch.Tensor | None = None,
+        *,
+        source: Sequence[int] | None = None,
+        mask: Sequence[int] | None = None,
+        masks: torch.Tensor | None = None,
     ) -> Rows:
-        """Rows of a step that verifies drafts; logits row r is row r.
+        """Rows of a step that verifies drafts.
 
         Args:
             slot, position: of each request; position is that of its first row. drafts: of each request, possibly none.
             rule: of each request; None is "exact" for all. proposals: see above; bonus rows are not looked at.
+            source: of each request, the logits row of its first row, whose successors are its further rows'; None: row r has logits row r.
+            mask, masks: of each row; see above.
         """
         counts = [len(d) + 1 for d in drafts]
         start = torch.tensor([0, *counts]).cumsum(0)
+        first = start[:-1].tolist() if source is None else source
         return Rows(
             slot=torch.tensor(slot, dtype=torch.int64).repeat_interleave(torch.tensor(counts)),
-            source=torch.arange(int(start[-1])),
-            position=torch.tensor([p + j for p, count in zip(position, counts, strict=True) for j in range(count)]),
+            source=spread(first, counts),
+            position=spread(position, counts),
             start=start,
             draft=torch.tensor([token for d in drafts for token in (*d, -1)], dtype=torch.int64),
-            width=max(counts),
+            width=max(counts, default=1),
             rule=None if rule is None else torch.tensor([RULES.index(r) for r in rule], dtype=torch.int32),
             proposals=proposals,
+            mask=None if mask is None else torch.tensor(mask, dtype=torch.int64),
+            masks=masks,
         )
 
     @property
@@ -91,3 +114,8 @@ class Rows:
     def rule_of(self, request: int) -> Rule:
         """How this request's drafts are verified."""
         return "exact" if self.rule is None else RULES[int(self.rule[request])]
+
+
+def spread(first: Sequence[int], counts: Sequence[int]) -> torch.Tensor:
+    """first[i], first[i] + 1, … counts[i] of them, for each i: int64 [Σ counts]."""
+    return torch.tensor([f + j for f, count in zip(first, counts, strict=True) for j in range(count)], dtype=torch.int64)

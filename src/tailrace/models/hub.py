@@ -6,6 +6,7 @@ What is in that cache and whole is used as it is, without asking the network; `n
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -35,14 +36,32 @@ def fetch_snapshot(hub_id: str, *, remote_code: bool, progress: bool) -> Path:
     Raises:
         ModelLoadError: no such model, no access to it, no network, or the repository lacks something we need.
     """
+    return _fetch(hub_id, [*PATTERNS, "*.py"] if remote_code else PATTERNS, progress, check_folder)
+
+
+def fetch_head(hub_id: str, *, progress: bool) -> Path:
+    """The same of weights that are no whole model: a drafter's, which has no tokenizer, and may be published as a pickle of tensors.
+
+    Raises:
+        ModelLoadError: as for `fetch_snapshot`.
+    """
+    return _fetch(hub_id, [*PATTERNS, "*.bin"], progress, _check_head)
+
+
+def _check_head(folder: Path) -> Path:
+    if not (folder / "config.json").is_file() or not any(folder.glob("*model*")):
+        raise ModelLoadError(f"{folder} has no config.json and weights")
+    return folder
+
+
+def _fetch(hub_id: str, patterns: list[str], progress: bool, check: Callable[[Path], Path]) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
 
     name, _, revision = hub_id.partition("@")
-    patterns = [*PATTERNS, "*.py"] if remote_code else PATTERNS
     snapshot = partial(snapshot_download, name, revision=revision or None, allow_patterns=patterns)
     try:
-        return check_folder(Path(snapshot(local_files_only=True)))
+        return check(Path(snapshot(local_files_only=True)))
     except (LocalEntryNotFoundError, ModelLoadError):
         pass  # not there, or only part of it
     try:
@@ -54,4 +73,4 @@ def fetch_snapshot(hub_id: str, *, remote_code: bool, progress: bool) -> Path:
     except (OSError, ValueError, RuntimeError) as error:  # whatever the HTTP stack raises is one of these
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelLoadError(f"the hub can't be reached for {name}: {reason}; {WITHOUT_NETWORK}") from error
-    return check_folder(Path(folder))
+    return check(Path(folder))

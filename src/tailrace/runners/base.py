@@ -62,3 +62,47 @@ class ModelRunner(Protocol):
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         """Copy whole blocks (source, destination) in every layer: copy-on-write of a shared, partly filled block."""
         ...
+
+
+@runtime_checkable
+class LayeredRunner(ModelRunner, Protocol):
+    """A runner whose layers can be looked at, for drafters that live on the target's own states (drafting/).
+
+    num_layers: L. hidden_size: H. dtype, device: of hidden states.
+    """
+
+    num_layers: int
+    hidden_size: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def hidden(self) -> torch.Tensor:
+        """[T, C·H]: what the captured layers put out in the last `forward`, side by side. The next one replaces it by another."""
+        ...
+
+    def capture(self, layers: tuple[int, ...]) -> None:
+        """From now on `forward` leaves these layers' outputs in `hidden`: 0 … L − 1 the decoder layers, L what enters the output
+        head. (): nothing is kept, and nothing is spent on it.
+
+        Raises:
+            ValueError: there is no such layer, or one is named twice.
+        """
+        ...
+
+    def forward_layers(self, batch: Batch, layers: int) -> torch.Tensor:
+        """As `forward`, through the first `layers` layers, then the final norm and the output head. Writes the keys and values of
+        these layers only, and leaves `hidden` alone.
+
+        Raises:
+            ValueError: layers is not in 1 … L.
+        """
+        ...
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """int64 [n] → their rows of the embedding's weights, [n, H], before any scaling that the model may do."""
+        ...
+
+    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The output head: [n, H], normed → logits [n, V]. Row-invariant on the CPU."""
+        ...

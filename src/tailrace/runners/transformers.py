@@ -21,6 +21,7 @@ from tailrace.errors import ConfigError, ModelLoadError
 from tailrace.runners.attention import ATTRIBUTE, NAME, Layer, Layers, Step, attend
 from tailrace.runners.base import Batch
 from tailrace.runners.fuse import fuse
+from tailrace.runners.stack import Stack
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +40,8 @@ class TransformersRunner:
         )
         self.model, self.layers, self.attention, self.block_size = model, layers, attention, block_size
         self.dtype, self.device = model.dtype, model.device
+        self.num_layers, self.hidden_size = len(attention), config.hidden_size
+        self.stack = Stack(model, len(attention))
         self.picks_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     @classmethod
@@ -90,8 +93,34 @@ class TransformersRunner:
         for cache in self.layers.caches:
             cache.copy_blocks(source, target)
 
+    def capture(self, layers: tuple[int, ...]) -> None:
+        self.stack.capture(layers)
+
+    @property
+    def hidden(self) -> torch.Tensor:
+        return self.stack.hidden
+
+    @torch.inference_mode()
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.embedding(token_ids.to(self.device), self.model.get_input_embeddings().weight)
+
+    @torch.inference_mode()
+    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.model.get_output_embeddings()(hidden)
+
     @torch.inference_mode()
     def forward(self, batch: Batch) -> torch.Tensor:
+        logits = self.logits(batch)
+        self.stack.keep()
+        return logits
+
+    @torch.inference_mode()
+    def forward_layers(self, batch: Batch, layers: int) -> torch.Tensor:
+        with self.stack.cut(layers):
+            return self.logits(batch)
+
+    def logits(self, batch: Batch) -> torch.Tensor:
+        """Of the wanted tokens, [L, V], through the layers that there are now."""
         to = {"device": self.device, "non_blocking": True}
         self.layers.step = Step(
             batch.slot_mapping.to(**to), batch.query_start.to(**to), batch.kv_len.to(**to), batch.block_tables.to(**to)

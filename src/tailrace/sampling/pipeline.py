@@ -12,7 +12,6 @@ from tailrace.sampling.methods.dry import DRY
 from tailrace.sampling.methods.dynatemp import DYNATEMP
 from tailrace.sampling.methods.epsilon_cutoff import EPSILON_CUTOFF
 from tailrace.sampling.methods.eta_cutoff import ETA_CUTOFF
-from tailrace.sampling.methods.grammar import GRAMMAR
 from tailrace.sampling.methods.green_list import GREEN_LIST
 from tailrace.sampling.methods.logit_bias import LOGIT_BIAS
 from tailrace.sampling.methods.min_p import MIN_P
@@ -34,9 +33,9 @@ from tailrace.sampling.methods.top_p import TOP_P
 from tailrace.sampling.methods.typical_p import TYPICAL_P
 from tailrace.sampling.methods.xtc import XTC
 
+# Before all edits comes the row's grammar mask (kernels/rows.py): a row of a draft has its own, so it is no slot's business.
 EDITS: dict[str, EditMethod] = {
     "allowed_token_ids": ALLOWED_TOKEN_IDS,  # first the bans, which nothing later lifts: −inf plus or times anything is −inf
-    "grammar": GRAMMAR,
     "bad_words": BAD_WORDS,
     "banned_at": BANNED_AT,
     "min_tokens": MIN_TOKENS,

@@ -67,14 +67,14 @@ APPLY: dict[type[Edit], Callable[[torch.Tensor, Edit], None]] = {
 }  # type: ignore[dict-item]  # fmt: skip
 
 
-def edited(raw: torch.Tensor, slot: Slot) -> torch.Tensor:
-    """The row [V] (float32, not modified) after its slot's edits.
+def edited(raw: torch.Tensor, slot: Slot, allowed: Mask | None = None) -> torch.Tensor:
+    """The row [V] (float32, not modified) after its grammar mask and its slot's edits.
 
     Raises:
         BadRowError: it, or what the edits make of it, has no distribution.
     """
     check(raw)
-    program = slot.program
+    program = slot.program if allowed is None else [allowed, *slot.program]
     if not program:
         return raw
     row = raw.clone()
@@ -91,16 +91,16 @@ def check(row: torch.Tensor) -> None:
         raise BadRowError(status)
 
 
-def distribution(raw: torch.Tensor, slot: Slot, position: int = 0) -> Survivors:
+def distribution(raw: torch.Tensor, slot: Slot, position: int = 0, allowed: Mask | None = None) -> Survivors:
     """The survivors a row leaves after its slot's edits and, unless greedy, refinements.
 
     Args:
-        raw: float32 [V], not modified. position: the one it decides; only XTC looks at it.
+        raw: float32 [V], not modified. position: the one it decides; only XTC looks at it. allowed: by the grammar, at this row.
 
     Raises:
         BadRowError: every token is masked, or an edit made a logit overflow.
     """
-    row = edited(raw, slot)
+    row = edited(raw, slot, allowed)
     survivors, context = Survivors.of(row), Context(slot, position, row)
     for name in slot.refinements:
         survivors = REFINEMENTS[name].apply(survivors, context)
@@ -124,13 +124,13 @@ class Target:
     p: torch.Tensor
 
 
-def target(raw: torch.Tensor, slot: Slot, position: int) -> Target:
+def target(raw: torch.Tensor, slot: Slot, position: int, allowed: Mask | None = None) -> Target:
     """Everything that verification must know of a row.
 
     Raises:
         BadRowError: see `distribution`.
     """
-    survivors = distribution(raw, slot, position)
+    survivors = distribution(raw, slot, position, allowed)
     p = torch.zeros(raw.numel(), dtype=torch.float64)
     if slot.params.greedy:
         p[draw(survivors, slot, position)] = 1.0

@@ -29,7 +29,7 @@ def replay(logits: torch.Tensor, tokens: list[int], top: int) -> list[Logprobs]:
     )  # fmt: skip
     for slot, token in enumerate(tokens):
         programs.write(slot, plain)
-        programs.write_edits(slot, (), token, False)
+        programs.write_edits(slot, (), token)
     outcome = Step(logits.cpu(), Rows.plain(range(count), range(count), [0] * count), programs).run(True)
     for row, status in enumerate(outcome.status.tolist()):
         if status != OK:

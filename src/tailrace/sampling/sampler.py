@@ -14,11 +14,13 @@ from typing import Literal
 
 import torch
 
-from tailrace.kernels.cpu.program import RARE, REPORTED, STEPWISE
+from tailrace.kernels.cpu.program import RARE, REPORTED
 from tailrace.kernels.cpu.sample import APART, Outcome, Step
+from tailrace.kernels.program import Mask
 from tailrace.kernels.rows import Rows
 from tailrace.sampling.report import Logprobs
-from tailrace.sampling.slots import Slots
+from tailrace.sampling.slots import Slot, Slots
+from tailrace.sampling.unroll import unroll
 from tailrace.sampling.verify import verify
 
 Backend = Literal["reference", "cpu"]
@@ -55,34 +57,38 @@ class Sampler:
         if logits.dim() != 2 or logits.shape[1] != self.slots.vocab_size:
             raise ValueError(f"logits must have {self.slots.vocab_size} columns, got {tuple(logits.shape)}")
         step = Step(logits, rows, self.slots.programs)
-        if rows.width > 1:
-            self._check_drafts(rows)
+        drafted = self._drafted(rows) if rows.width > 1 else []
         if self.backend == "reference" or logits.device.type != "cpu":
             outcome = step.outcome()
             outcome.token_ids.fill_(-1)
             outcome.status.fill_(APART)
         else:
+            if moving := [i for i, slot in drafted if slot.unrolls]:
+                step.unroll(unroll(self.slots, rows, moving), self.slots.programs)
             outcome = step.run(bool(step.flags & REPORTED))
             # no slot's record is touched where nobody is special: that would cost more than sampling
-            if not step.flags & (RARE | STEPWISE | REPORTED):
+            if not step.flags & (RARE | REPORTED):
                 return Sampled(outcome.token_ids, outcome.num_tokens, outcome.status, [None] * rows.num_requests)
         sampled = Sampled(outcome.token_ids, outcome.num_tokens, outcome.status, self._read(outcome, rows))
         for i in (outcome.status == APART).nonzero().squeeze(1).tolist():
             self._by_reference(logits, rows, i, sampled)
         return sampled
 
-    def _check_drafts(self, rows: Rows) -> None:
-        """Raise ValueError for drafts that can't be verified together."""
-        drafted = rows.start[:-1][rows.start.diff() > 1]
-        owners = Counter(rows.slot[rows.start[:-1]].tolist())
-        for index in rows.slot[drafted].tolist():
-            entry, count = self.slots[index], owners[index]
-            if count > 1 and entry.history is not None:
+    def _drafted(self, rows: Rows) -> list[tuple[int, Slot]]:
+        """The requests with drafts, and their slots.
+
+        Raises:
+            ValueError: there are drafts that can't be verified together.
+        """
+        owners = rows.slot[rows.start[:-1]].tolist()
+        drafted = [(i, self.slots[owners[i]]) for i in (rows.start.diff() > 1).nonzero().squeeze(1).tolist()]
+        counts = Counter(owners)
+        for i, slot in drafted:
+            if counts[owners[i]] > 1 and slot.history is not None:
                 raise ValueError(
-                    f"slot {index} has {count} requests with drafts in one step, and a history that they share"
+                    f"slot {owners[i]} has {counts[owners[i]]} requests with drafts in one step, and a history that they share"
                 )
-            if entry.mask is not None:
-                raise ValueError(f"slot {index} has one mask, and drafts that would each need their own")
+        return drafted
 
     def _by_reference(self, logits: torch.Tensor, rows: Rows, i: int, sampled: Sampled) -> None:
         """Fill in request i."""
@@ -91,6 +97,7 @@ class Sampler:
         tokens, described, status = verify(
             [logits[int(source)] for source in rows.source[first : last + 1]], slot, int(rows.position[first]),
             rows.draft[first:last].tolist(), None if rows.proposals is None else rows.proposals[first:last], rows.rule_of(i),
+            [allowed(rows, row) for row in range(first, last + 1)],
         )  # fmt: skip
         sampled.token_ids[i, : len(tokens)] = torch.tensor(tokens, dtype=torch.int64)
         sampled.num_tokens[i], sampled.status[i] = len(tokens), status
@@ -113,6 +120,13 @@ class Sampler:
                     logprobs(numbers[i][j], ranks[i][j], params.logprobs, params.report_entropy) for j in range(count)
                 ]
         return reports
+
+
+def allowed(rows: Rows, row: int) -> Mask | None:
+    """The grammar's mask of a row, if it has one."""
+    if rows.mask is None or rows.masks is None or (place := int(rows.mask[row])) < 0:
+        return None
+    return Mask(rows.masks[place].numpy().view("uint32"))
 
 
 def logprobs(numbers: list[float], ranks: list[int], top: int | None, entropies: bool) -> Logprobs:

@@ -7,12 +7,10 @@ token. Knows nothing of logits.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 
 from tailrace.kernels.cpu.program import MAX_EDITS, Programs
@@ -24,6 +22,7 @@ from tailrace.sampling.processors import find
 from tailrace.sampling.survivors import Survivors
 
 T = TypeVar("T")
+Lesson = tuple[int, float | None]  # a token, and the probability that is learnt from
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +57,9 @@ class Carried:
 class Slot:
     """One occupied slot.
 
-    edits, refinements: the methods it wants, in order. mask: of the grammar, for the next position.
+    edits, refinements: the methods it wants, in order. lessons: of the tokens drawn and not yet committed, in order: each with the
+    probability that is learnt from if it stands; None: nothing is. basis: those whose probabilities are learnt from, at the row looked
+    at last. derived: made once from the parameters.
     """
 
     params: SamplingParams
@@ -70,12 +71,9 @@ class Slot:
     edits: tuple[str, ...]
     refinements: tuple[str, ...]
     carried: Carried
-    mask: np.ndarray | None = None
-    derived: dict[str, Any] = field(default_factory=dict)  # made once from the parameters
-    drawn: list[float] = field(
-        default_factory=list
-    )  # what is learnt from the tokens drawn and not yet committed; nan: nothing
-    basis: Survivors | None = None  # those whose probabilities are learnt from, at the row looked at last
+    derived: dict[str, Any] = field(default_factory=dict)
+    lessons: list[Lesson] = field(default_factory=list)
+    basis: Survivors | None = None
 
     def once(self, name: str, make: Callable[[], T]) -> T:
         """`make()`, the first time; afterwards what it made."""
@@ -99,6 +97,14 @@ class Slot:
         return [edit for name in self.edits for edit in EDITS[name].edits(self)]
 
     @property
+    def kernel_program(self) -> list[Edit]:
+        """The same without what no kernel has."""
+        program = [edit for edit in self.program if not isinstance(edit, Dense)]
+        if len(program) > MAX_EDITS:
+            raise AssertionError(f"{len(program)} edits in one program")
+        return program
+
+    @property
     def moves(self) -> bool:
         """The program changes from token to token."""
         return bool(self.carried.forced) or any(EDITS[name].moves(self.params) for name in self.edits)
@@ -109,9 +115,9 @@ class Slot:
         return bool(self.params.processors) or any(REFINEMENTS[name].stage is None for name in self.refinements)
 
     @property
-    def steps(self) -> bool:
-        """Drafts must be verified one at a time, because more than the counts of its history changes with each."""
-        return self.moves or bool(self.state) or self.params.penalty_last_n >= 0 or self.mask is not None
+    def unrolls(self) -> bool:
+        """More than the counts of its history changes with each draft: the kernels want a program per row (sampling/unroll.py)."""
+        return not self.rare and (self.moves or self.params.penalty_last_n >= 0)
 
     @property
     def reported(self) -> bool:
@@ -128,22 +134,22 @@ class Slot:
         self.num_output += 1
         if self.history is not None:
             self.history.append(token)
-        if self.state and self.drawn:
-            p = self.drawn.pop(0)
-            for name in self.refinements if p == p else ():
-                if (learn := REFINEMENTS[name].learn) is not None:
-                    learn(self, p)
+        if self.lessons:
+            drawn, p = self.lessons.pop(0)
+            if drawn != token:  # it came from elsewhere, and what was drawn after it is not what follows
+                self.lessons.clear()
+            elif p is not None:
+                for name in self.refinements:
+                    if (learn := REFINEMENTS[name].learn) is not None:
+                        learn(self, p)
 
-    def lesson(self, token: int) -> float:
-        """The probability that the slot's methods learn from if this token stands; nan if they must not: it was forced."""
+    def lesson(self, token: int) -> Lesson:
+        """What the slot's methods learn if this token stands; nothing if it was forced."""
         if self.basis is None or self.forced is not None:
-            return math.nan
+            return token, None
         at = int(torch.searchsorted(self.basis.ids, token))
-        return (
-            float(self.basis.probabilities()[at])
-            if at < self.basis.ids.numel() and self.basis.ids[at] == token
-            else math.nan
-        )
+        kept = at < self.basis.ids.numel() and int(self.basis.ids[at]) == token
+        return token, float(self.basis.probabilities()[at]) if kept else None
 
     def pop(self) -> None:
         """Take the last output token back. What the state has learnt from it is the caller's to restore."""
@@ -232,17 +238,16 @@ class Slots:
         carried.copy_from(entry.carried)
         twin = Slot(
             entry.params, key, entry.eos_token_ids, entry.vocab_size, entry.num_output, entry.history and entry.history.copy(),
-            entry.edits, entry.refinements, carried, entry.mask, entry.derived, list(entry.drawn),
+            entry.edits, entry.refinements, carried, entry.derived, list(entry.lessons),
         )  # fmt: skip
         self._place(target, twin)
 
     def commit(self, slots: Iterable[int], tokens: Iterable[Sequence[int]]) -> None:
-        """Accepted tokens of each slot: they become history."""
+        """Accepted tokens of each slot: they become history. Those of one step may come in several calls."""
         for index, accepted in zip(slots, tokens, strict=True):
             entry = self[index]
             for token in accepted:
                 entry.append(token)
-            entry.drawn.clear()
             if entry.moves:
                 entry.carried.forget(entry.num_output)
                 self.refresh(index)
@@ -258,6 +263,7 @@ class Slots:
             raise ValueError(f"count must be in 0 … {entry.num_output}, got {count}")
         if entry.state:
             raise ValueError("mirostat and adaptive-p carry state that can't be taken back")
+        entry.lessons.clear()
         for _ in range(count):
             entry.pop()
         for place in [place for place in entry.banned if place > entry.num_output]:
@@ -282,28 +288,10 @@ class Slots:
         entry.carried.force(entry.num_output, tokens)
         self.refresh(slot)
 
-    def set_mask(self, slot: int, mask: torch.Tensor | np.ndarray | None) -> None:
-        """The grammar's bits for the slot's next position: uint32 or int32 [⌈V / 32⌉], bit i of word i // 32 for token i; None lifts it.
-
-        Raises:
-            ValueError: the mask has not so many words.
-        """
-        entry, words = self[slot], -(-self.vocab_size // 32)
-        if mask is not None:
-            own = mask.numpy() if isinstance(mask, torch.Tensor) else np.asarray(mask)
-            mask = own.copy().view(np.uint32)  # the caller may go on with its own
-            if mask.shape != (words,):
-                raise ValueError(f"mask must have {words} words of 32 bits, got {mask.shape}")
-        entry.mask = mask
-        self.refresh(slot)
-
     def refresh(self, slot: int) -> None:
         """Write what the slot's edits do at its next position."""
         entry = self[slot]
-        program = [edit for edit in entry.program if not isinstance(edit, Dense)]
-        if len(program) > MAX_EDITS:
-            raise AssertionError(f"{len(program)} edits in one program")
-        self.programs.write_edits(slot, program, entry.forced, entry.steps)
+        self.programs.write_edits(slot, entry.kernel_program, entry.forced)
 
     def _place(self, slot: int, entry: Slot) -> None:
         params, history = entry.params, entry.history

@@ -8,79 +8,99 @@ before it: every edit and refinement sees them. After all k are accepted, a bonu
 - rejection (Leviathan et al., arXiv 2211.17192): accept with min(1, p(x) / q(x)); at the first rejection draw from max(0, p − q).
 - block (Sun et al., arXiv 2403.10444, algorithm 2): accepts the longest prefix that joint verification allows; at least as many.
   One-hot drafts: the same as rejection.
+- typical (Medusa; Cai et al., arXiv 2401.10774): accept where p(x) > min(ε, δ · e^−H), H the entropy of p in nats; otherwise what
+  plain sampling draws, which may be the draft after all. Not lossless: it sharpens the distribution. q is not looked at.
+
+Whatever the rule, a greedy row accepts its likeliest token alone, and a forced token is taken as it is; where one of a request's rows
+has a forced token, block verification goes row by row, as rejection.
 
 Acceptance, residual and draw take their noise from streams of their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
+from itertools import repeat
 
 import torch
 
 from tailrace import kernels
+from tailrace.kernels.program import Mask
 from tailrace.kernels.rows import Rule
 from tailrace.kernels.status import OK
 from tailrace.sampling.reference import BadRowError, Target, choose, draw, report, target
 from tailrace.sampling.report import Logprobs
-from tailrace.sampling.slots import Slot
+from tailrace.sampling.slots import Lesson, Slot
 from tailrace.sampling.survivors import Survivors
 
 ACCEPT_STREAM, RESIDUAL_STREAM = 1, 2  # csrc/draw.h
+EPSILON, DELTA = 0.09, 0.3  # of rule typical, as Medusa has them; csrc/sample.cpp
 
-Outcome = tuple[list[int], list[Logprobs | None]]
+Walk = Iterator[tuple[Target, int]]
 
 
 def verify(
-    logits: Sequence[torch.Tensor], slot: Slot, position: int, drafts: Sequence[int], q: torch.Tensor | None, rule: Rule
+    logits: Sequence[torch.Tensor],
+    slot: Slot,
+    position: int,
+    drafts: Sequence[int],
+    q: torch.Tensor | None,
+    rule: Rule,
+    masks: Sequence[Mask | None] = (),
 ) -> tuple[list[int], list[Logprobs | None], int]:
     """Tokens, their reports, and the status (kernels/status.py).
 
     Args:
         logits: k + 1 rows [V] of any float dtype. slot: as it is before the first draft, and again on return.
-        position: of the first row. drafts: k of them. q: float32 [k or more, V], or None.
+        position: of the first row. drafts: k of them. q: float32 [k or more, V], or None. masks: the grammar's, of each row; (): none.
     """
     tokens: list[int] = []
     reports: list[Logprobs | None] = []
-    state, probabilities = dict(slot.state), []
-    walked = 0
+    lessons: list[Lesson] = []
+    allowed = masks or list(repeat(None, len(logits)))
+    state, walked = dict(slot.state), 0
 
     def at(j: int) -> Target:
         nonlocal walked
-        slot.drawn[:] = probabilities[walked:j]
+        slot.lessons[:] = lessons[walked:j]
         for token in drafts[walked:j]:
             slot.append(token)
         walked = max(walked, j)
-        return target(logits[j].float().cpu(), slot, position + j)
+        return target(logits[j].float().cpu(), slot, position + j, allowed[j])
 
     status = OK
+    if slot.params.greedy:
+        rule = "exact"
+    forced = any(slot.num_output + j in slot.carried.forced for j in range(len(logits)))
     # block verification decides on all drafts together: not where a row depends on more than the drafts before it
-    together = rule == "block" and q is not None and drafts and not slot.state and not slot.carried.forced
+    together = rule == "block" and q is not None and drafts and not slot.state and not forced
     walk = by_block if together else one_by_one
     try:
         for row, token in walk(at, slot, position, drafts, q, rule):
             tokens.append(token)
             reports.append(report(row, slot, token))
-            probabilities.append(slot.lesson(token))
+            lessons.append(slot.lesson(token))
     except BadRowError as error:
         status = OK if tokens else error.status
+    slot.lessons.clear()
     for _ in range(walked):
         slot.pop()
     slot.state.update(state)
-    slot.drawn[:] = probabilities
+    slot.lessons[:] = lessons if slot.state else ()
     return tokens, reports, status
 
 
 def one_by_one(
     at: Callable[[int], Target], slot: Slot, position: int, drafts: Sequence[int], q: torch.Tensor | None, rule: Rule
-):
+) -> Walk:
     """Rows and tokens, until one is not its draft."""
     for j in range(len(drafts) + 1):
         row = at(j)
-        if j == len(drafts) or rule == "exact" or slot.forced is not None:
+        if j == len(drafts) or slot.forced is not None or (settle := SETTLE[rule]) is None:
             token = choose(row, slot, position + j)
         else:
-            token = accept_or_replace(row, slot, position + j, drafts[j], None if q is None else q[j].double())
+            token = settle(row, slot, position + j, drafts[j], None if q is None else q[j].double())
         yield row, token
         if j == len(drafts) or token != drafts[j]:
             return
@@ -92,26 +112,41 @@ def accept_or_replace(row: Target, slot: Slot, position: int, draft: int, q: tor
     u = kernels.uniform(slot.key, position, ACCEPT_STREAM)
     if u * float(q[draft]) < float(row.p[draft]):
         return draft
-    token = residual(row.p, q, 1.0, slot, position)
-    return draft if token is None else token
+    rest = remainder(row.p, q, 1.0)
+    # rounding may have left nothing
+    return draw(rest, slot, position, RESIDUAL_STREAM) if rest.ids.numel() else draft
 
 
-def residual(p: torch.Tensor, q: torch.Tensor, scale: float, slot: Slot, position: int) -> int | None:
-    """A token drawn from the positive part of scale · p − q; None if rounding has left nothing."""
+def accept_or_draw(row: Target, slot: Slot, position: int, draft: int, q: torch.Tensor | None) -> int:
+    """The draft if it is likely enough for so uncertain a distribution, else what plain sampling draws."""
+    if float(row.p[draft]) > min(EPSILON, DELTA * math.exp(-row.survivors.entropy())):
+        return draft
+    return draw(row.survivors, slot, position)
+
+
+# rule → how a row that has a draft comes to its token; None: as a row without one
+SETTLE: dict[Rule, Callable[[Target, Slot, int, int, torch.Tensor | None], int] | None] = {
+    "exact": None,
+    "rejection": accept_or_replace,
+    "block": accept_or_replace,
+    "typical": accept_or_draw,
+}
+
+
+def remainder(p: torch.Tensor, q: torch.Tensor, scale: float) -> Survivors:
+    """The positive part of scale · p − q, not normalised; nobody may be left."""
     rest = (scale * p - q).clamp(min=0)
     ids = rest.nonzero().squeeze(1)
-    if ids.numel() == 0:
-        return None
     logits = rest[ids].log().float()
-    return draw(Survivors(ids, logits, logits), slot, position, RESIDUAL_STREAM)
+    return Survivors(ids, logits, logits)
 
 
 def by_block(
     at: Callable[[int], Target], slot: Slot, position: int, drafts: Sequence[int], q: torch.Tensor | None, rule: Rule
-):
-    """Algorithm 2, row by row: after row j, the longest accepted prefix so far and the token that would follow it are known."""
+) -> Walk:
+    """Algorithm 2, row by row: after row j, the longest accepted prefix so far is known, and what the token after it is drawn from."""
     assert q is not None
-    p, rows, accepted, follower = 1.0, [], -1, -1
+    p, rows, accepted, rests = 1.0, [], -1, []
     for j in range(len(drafts) + 1):
         try:
             row = at(j)
@@ -119,18 +154,19 @@ def by_block(
             if accepted < 0:
                 raise
             break
-        rows.append(row)
         bonus = j == len(drafts)
         proposal = torch.zeros_like(row.p) if bonus else q[j].double()
+        rows.append(row)
+        rests.append(remainder(row.p, proposal, p))
         rest = float((p * row.p - proposal).clamp(min=0).sum())
         h = p if bonus else rest / (rest + 1.0 - p) if rest > 0 else float(p >= 1.0)
-        if j == 0 or kernels.uniform(slot.key, position + j - 1, ACCEPT_STREAM) <= h:
-            token = residual(row.p, proposal, p, slot, position + j)
-            if token is not None or j == 0:
-                accepted, follower = j, drafts[j] if token is None else token
+        if j == 0 or (rest > 0 and kernels.uniform(slot.key, position + j - 1, ACCEPT_STREAM) <= h):
+            accepted = j
         if not bonus:
             mine, next_p = float(proposal[drafts[j]]), float(row.p[drafts[j]])
             p = min(p * next_p / mine, 1.0) if mine > 0 else float(next_p > 0)
+    last = rests[accepted]
+    follower = draw(last, slot, position + accepted, RESIDUAL_STREAM) if last.ids.numel() else drafts[accepted]
     yield from zip(rows[: accepted + 1], [*drafts[:accepted], follower], strict=True)
 
 

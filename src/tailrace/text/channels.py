@@ -57,6 +57,11 @@ class Splitter:
         self.calls = 0
         self.cut_call = False  # the last call has gone out in part: its arguments are not whole
 
+    @property
+    def called(self) -> bool:
+        """There were calls, and they are whole."""
+        return self.calls > 0 and not self.cut_call
+
     def feed(self, text: str) -> list[Segment]:
         """More text → what can go out of it."""
         if self._reasoning is None and self._tools is None:

@@ -145,6 +145,11 @@ class Tokenizer:
         """The token's bytes as text, U+FFFD where they are no whole characters."""
         return self.bytes_of(id).decode("utf-8", errors="replace")
 
+    @property
+    def tokens(self) -> list[str]:
+        """Every token as it stands in the vocabulary, by id; "" where there is none."""
+        return self._tokens
+
     def token_of(self, id: int) -> str:
         """The token as it stands in the vocabulary, "" if there is none."""
         return self._tokens[id] if 0 <= id < len(self._tokens) else ""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
-from typing import Any
 from uuid import uuid4
 
+import msgspec
 from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
@@ -17,6 +17,7 @@ from tailrace.api.chunks import UsageOf, effective, head, pieces
 from tailrace.api.conversation import check_conversation, encode
 from tailrace.api.fold import fold_chat
 from tailrace.api.generate import Generation
+from tailrace.api.guidance import longest, of_chat
 from tailrace.api.logprobs import chat_logprobs, prompt_logprobs
 from tailrace.api.observe import origin_of
 from tailrace.api.respond import request_id, respond
@@ -31,6 +32,7 @@ from tailrace.api.schema.chat import (
     ToolCallDelta,
 )
 from tailrace.api.service import Service, service_of
+from tailrace.api.tool_choice import choice_of, governed
 from tailrace.errors import ParameterError
 from tailrace.text.channels import Segment, Splitter
 from tailrace.text.stream import Delta
@@ -44,27 +46,34 @@ async def create_chat_completion(request: Request) -> Response:
     ask = await READER.read(request)
     info = service.supervisor.check()
     service.check_model(ask.model)
-    check(ask)
-    prompt = await encode(service, ask, with_tools=ask.tool_choice != "none")
+    check_conversation(ask)
+    choice = choice_of(ask.tool_choice, ask.tools, ask.parallel_tool_calls)
+    prompt = await encode(service, ask, with_tools=choice.mode != "none")
+    negative = await of_chat(service, ask, with_tools=choice.mode != "none")
     asked, field = max_tokens(ask)
-    limit = output_limit(len(prompt), info.max_model_len, asked, field, "messages")
+    taken, taker = longest(len(prompt), negative, "messages")
+    limit = output_limit(taken, info.max_model_len, asked, field, taker)
     top = logprobs_asked(ask, service.config.max_logprobs)
     if ask.prompt_logprobs is not None:
         num_logprobs(ask.prompt_logprobs, service.config.max_logprobs, "prompt_logprobs")
         check_scores(len(prompt) * (ask.prompt_logprobs + 1))
-    params = sampling_params(ask, service.tokenizer, service.defaults, max_tokens=limit, logprobs=top)
+    params = sampling_params(
+        ask, service.tokenizer, service.defaults, max_tokens=limit, logprobs=top, negative_prompt=negative
+    )
     channels = channels_of(service, ask, prompt)
-    params = within(params, service, ask, channels)
+    params, grammar_field = governed(service, ask, choice, ask.tools, prompt, within(params, service, ask, channels))
     id = f"chatcmpl-{request_id(request, ask)}"
     origin = origin_of(request, "chat", ask)
-    generation = Generation(service, id, [prompt], params, origin)
-    return await respond(request, generation, chunks(service, ask, generation, channels), fold_chat, ask.streamed)
+    generation = Generation(service, id, [prompt], params, origin, grammar_field)
+    told = chunks(service, ask, generation, channels, "stop" if choice.mode == "named" else "tool_calls")
+    return await respond(request, generation, told, fold_chat, ask.streamed)
 
 
 async def chunks(
-    service: Service, ask: ChatRequest, generation: Generation, channels: Channels
+    service: Service, ask: ChatRequest, generation: Generation, channels: Channels, called: str = "tool_calls"
 ) -> AsyncGenerator[ChatChunk, None]:
-    """The answer as it comes: per choice the role, text, the finish reason; at the end the usage, if reported.
+    """The answer as it comes: per choice the role, text, the finish reason; at the end the usage, if reported. called: the reason where
+    the model stopped after a call.
 
     Raises:
         TailraceError: see Generation.deltas.
@@ -95,6 +104,8 @@ async def chunks(
                 )
             for piece in pieces(delta, with_ids):
                 for choice in choices_of(service, index, piece, splitters[index], generation.params.logprobs, with_ids):
+                    if choice.finish_reason == "stop" and splitters[index].called:
+                        choice = msgspec.structs.replace(choice, finish_reason=called)
                     yield ChatChunk(**shared, choices=[choice], usage=usage.so_far())
     if ask.reports_usage:
         yield ChatChunk(**shared, choices=[], usage=generation.usage)
@@ -108,9 +119,7 @@ def choices_of(
     if piece.finish_reason is not None:
         for segment in channels.flush():
             yield ChatChunkChoice(index, delta_of(segment), token_ids=[] if with_ids else UNSET)
-        called = channels.calls and not channels.cut_call and piece.finish_reason == "stop"
-        reason = "tool_calls" if called else piece.finish_reason
-        yield ChatChunkChoice(index, ChatDelta(), None, reason, piece.stop_reason, ids)
+        yield ChatChunkChoice(index, ChatDelta(), None, piece.finish_reason, piece.stop_reason, ids)
         return
     logprobs = None
     if top is not None and piece.logprobs is not None:
@@ -137,27 +146,6 @@ def delta_of(segment: Segment) -> ChatDelta:
 
 
 # ---- what is asked
-
-
-def check(ask: ChatRequest) -> None:
-    """Refuse what would be ignored otherwise.
-
-    Raises:
-        ParameterError: naming the field.
-    """
-    check_conversation(ask)
-    if ask.response_format is not None and ask.response_format.type != "text":
-        raise ParameterError(
-            f'response_format.type must be "text", got {ask.response_format.type!r}: no structured output yet',
-            "response_format",
-        )
-    check_tool_choice(ask.tool_choice)
-
-
-def check_tool_choice(choice: Any) -> None:
-    """Raise ParameterError for what can't be forced yet."""
-    if choice not in (None, "none", "auto"):
-        raise ParameterError('tool_choice must be "none" or "auto": forced tool calls are not supported', "tool_choice")
 
 
 def max_tokens(ask: ChatRequest) -> tuple[int | None, str]:

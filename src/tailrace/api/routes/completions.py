@@ -18,6 +18,7 @@ from tailrace.api.chunks import UsageOf, effective, head, pieces
 from tailrace.api.disconnect import unless_gone
 from tailrace.api.fold import fold_completion
 from tailrace.api.generate import Generation
+from tailrace.api.guidance import longest, of_text
 from tailrace.api.logprobs import CompletionLogprobsWriter, prompt_logprobs
 from tailrace.api.observe import origin_of
 from tailrace.api.respond import json_answer, request_id, respond
@@ -25,6 +26,7 @@ from tailrace.api.sampling import check_scores, num_logprobs, output_limit, samp
 from tailrace.api.schema.common import PromptLogprobEntries
 from tailrace.api.schema.completions import COMPLETION_REFUSED, Completion, CompletionChoice, CompletionRequest
 from tailrace.api.service import Service, service_of
+from tailrace.api.structured import asked, compose
 from tailrace.errors import ParameterError
 from tailrace.params import SamplingParams
 from tailrace.text.stream import Delta
@@ -45,17 +47,25 @@ async def create_completion(request: Request) -> Response:
     service.check_model(ask.model)
     prompts = prompts_of(ask.prompt)
     ids = await encode(service, ask, prompts)
-    asked = 1 if only_echo(ask) else ask.max_tokens
-    limit = output_limit(max(map(len, ids)), info.max_model_len, asked, "max_tokens", "prompt")
+    negative = await of_text(service, ask.negative_prompt, special=ask.add_special_tokens is not False)
+    taken, taker = longest(max(map(len, ids)), negative, "prompt")
+    limit = output_limit(taken, info.max_model_len, 1 if only_echo(ask) else ask.max_tokens, "max_tokens", taker)
     top = None if ask.logprobs is None else num_logprobs(ask.logprobs, service.config.max_logprobs, "logprobs")
     if ask.prompt_logprobs is not None:
         num_logprobs(ask.prompt_logprobs, service.config.max_logprobs, "prompt_logprobs")
-    params = sampling_params(ask, service.tokenizer, service.defaults, max_tokens=limit, logprobs=top)
+    params = sampling_params(
+        ask, service.tokenizer, service.defaults, max_tokens=limit, logprobs=top, negative_prompt=negative
+    )
+    wanted = asked(ask)
+    if wanted is not None:
+        params = msgspec.structs.replace(params, grammar=compose(ask, wanted))
     if ask.echo and top is not None:
         params = msgspec.structs.replace(params, prompt_logprobs=max(top, ask.prompt_logprobs or 0))
     if only_echo(ask):
         check_only_echo(ask)
     if ask.use_beam_search:
+        if wanted is not None:
+            raise ParameterError(f"{wanted.field} can't be had with use_beam_search", wanted.field)
         return await beam_search(request, service, ask, ids, params)
     for name in ("length_penalty", "early_stopping"):
         if getattr(ask, name) not in (None, 1.0, False):
@@ -72,7 +82,7 @@ async def create_completion(request: Request) -> Response:
             f"prompt: {len(prompts)} prompts with {params.n} choices each are more than {MAX_CHOICES} choices", "prompt"
         )
     id, origin = f"cmpl-{request_id(request, ask)}", origin_of(request, "text_completion", ask)
-    generation = Generation(service, id, ids, params, origin)
+    generation = Generation(service, id, ids, params, origin, "grammar" if wanted is None else wanted.field)
     echoes = [echo(service, prompt) for prompt in prompts] if ask.echo else None
     return await respond(request, generation, chunks(service, ask, generation, echoes), fold, ask.streamed)
 
@@ -134,6 +144,7 @@ NOT_WITH_BEAMS = (
     "presence_penalty", "frequency_penalty", "repetition_penalty", "dry_multiplier", "no_repeat_ngram_size", "banned_strings",
     "forced_token_ids", "watermark", "mirostat", "adaptive_target", "sequence_bias", "bad_words", "preset", "return_token_ids",
     "processors", "stop_regex", "repetition_detection", "include_stop_str_in_output", "return_sampling_params",
+    "guidance_scale", "cfg_scale", "negative_prompt", "speculation",
 )  # fmt: skip
 MAX_BEAMS = 64
 

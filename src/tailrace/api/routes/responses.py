@@ -16,11 +16,11 @@ from tailrace.api.channels import channels_of, within
 from tailrace.api.chunks import effective
 from tailrace.api.conversation import check_conversation, encode
 from tailrace.api.generate import Generation
+from tailrace.api.guidance import longest, of_chat
 from tailrace.api.narrate import Narrator
 from tailrace.api.observe import origin_of
 from tailrace.api.peers import everywhere, kept, somewhere
 from tailrace.api.respond import json_answer, request_id, respond
-from tailrace.api.routes.chat import check_tool_choice
 from tailrace.api.sampling import output_limit, sampling_params
 from tailrace.api.schema.chat import ChatMessage, ChatRequest
 from tailrace.api.schema.common import GenerateRequest
@@ -39,8 +39,10 @@ from tailrace.api.schema.responses import (
     ResponseUsage,
     TextOptions,
 )
+from tailrace.api.schema.structured import FlatJsonSchemaFormat, JsonSchema, JsonSchemaFormat, ResponseFormat
 from tailrace.api.service import Service, service_of
 from tailrace.api.sse import NAMED
+from tailrace.api.tool_choice import choice_of, governed
 from tailrace.errors import ParameterError, TailraceError
 from tailrace.text.channels import Splitter
 
@@ -54,19 +56,26 @@ async def create_response(request: Request) -> Response:
     ask = await READER.read(request)
     info = service.supervisor.check()
     service.check_model(ask.model)
+    choice = choice_of(ask.tool_choice, ask.tools, ask.parallel_tool_calls)
     chat = await conversation(service, ask)
-    prompt = await encode(service, chat, with_tools=ask.tool_choice != "none")
-    limit = output_limit(len(prompt), info.max_model_len, ask.max_output_tokens, "max_output_tokens", "input")
-    params = sampling_params(chat, service.tokenizer, service.defaults, max_tokens=limit, logprobs=None)
+    prompt = await encode(service, chat, with_tools=choice.mode != "none")
+    negative = await of_chat(service, chat, with_tools=choice.mode != "none")
+    taken, taker = longest(len(prompt), negative, "input")
+    limit = output_limit(taken, info.max_model_len, ask.max_output_tokens, "max_output_tokens", taker)
+    params = sampling_params(
+        chat, service.tokenizer, service.defaults, max_tokens=limit, logprobs=None, negative_prompt=negative
+    )
     channels = channels_of(service, chat, prompt)
     params = within(params, service, chat, channels)
+    params, grammar_field = governed(service, chat, choice, ask.tools, prompt, params, "text.format")
     id, origin = f"resp_{request_id(request, ask)}", origin_of(request, "chat", ask)
-    generation = Generation(service, id, [prompt], params, origin)
+    generation = Generation(service, id, [prompt], params, origin, grammar_field)
     response = ResponseObject(
         id=generation.id, created_at=int(time.time()), instructions=ask.instructions, max_output_tokens=ask.max_output_tokens,
         model=service.model_name, output=[], previous_response_id=ask.previous_response_id, store=ask.store is not False,
         temperature=params.temperature, top_p=params.top_p, tools=ask.tools or [], tool_choice=ask.tool_choice or "auto",
-        text=ask.text or TextOptions(), metadata=ask.metadata or {}, sampling_params=effective(ask, generation),
+        text=ask.text or TextOptions(), parallel_tool_calls=ask.parallel_tool_calls is not False,
+        metadata=ask.metadata or {}, sampling_params=effective(ask, generation),
     )  # fmt: skip
     said: list[dict[str, Any]] = msgspec.to_builtins(
         chat.messages[ask.instructions is not None :]
@@ -175,11 +184,6 @@ async def conversation(service: Service, ask: ResponsesRequest) -> ChatRequest:
     for name in ("prompt_logprobs", "report_entropy", "return_token_ids"):
         if getattr(ask, name):
             raise ParameterError(f"{name} can't be had with /v1/responses", name)
-    if ask.text is not None and ask.text.format.type != "text":
-        raise ParameterError(
-            f'text.format.type must be "text", got {ask.text.format.type!r}: no structured output yet', "text"
-        )
-    check_tool_choice(ask.tool_choice)
     messages: list[ChatMessage] = []
     if ask.instructions is not None:
         messages.append(ChatMessage(role="system", content=ask.instructions))
@@ -195,10 +199,19 @@ async def conversation(service: Service, ask: ResponsesRequest) -> ChatRequest:
     chat = ChatRequest(
         **shared, messages=messages, tools=[tool_of(tool, i) for i, tool in enumerate(ask.tools or ())] or None,
         tool_choice=ask.tool_choice, chat_template_kwargs=ask.chat_template_kwargs, separate_reasoning=ask.separate_reasoning,
-        stop_scope=ask.stop_scope, thinking_token_budget=ask.thinking_token_budget,
+        stop_scope=ask.stop_scope, thinking_token_budget=ask.thinking_token_budget, negative_prompt=ask.negative_prompt,
+        response_format=response_format(ask),
     )  # fmt: skip
     check_conversation(chat)
     return chat
+
+
+def response_format(ask: ResponsesRequest) -> ResponseFormat | None:
+    """text.format as Chat has it."""
+    form = None if ask.text is None else ask.text.format
+    if isinstance(form, FlatJsonSchemaFormat):
+        return JsonSchemaFormat(JsonSchema(form.schema, form.name, form.strict, form.description))
+    return form
 
 
 def message_of(item: InputItem, name: str) -> list[ChatMessage]:

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from tailrace.api.schema.common import REFUSED, GenerateRequest, PromptLogprobEntries, Usage
+from tailrace.api.schema.structured import ResponseFormat
 
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
@@ -34,12 +35,6 @@ class ChatMessage(msgspec.Struct, kw_only=True, omit_defaults=True):
     reasoning: str | None = None
 
 
-class ResponseFormat(msgspec.Struct):
-    """Only type "text" is served."""
-
-    type: str
-
-
 class Conversation(Protocol):
     """What becomes a prompt through the chat template."""
 
@@ -53,7 +48,8 @@ class Conversation(Protocol):
 class ChatRequest(GenerateRequest, kw_only=True):
     """`max_completion_tokens` is the newer name of `max_tokens`; giving both with different values is refused.
     `separate_reasoning`: false leaves what the model thinks in the content, markers and all. `stop_scope`: "content" looks for stop
-    strings and patterns neither in what it thinks nor in tool calls. `thinking_token_budget`: tokens after which a thought is closed."""
+    strings and patterns neither in what it thinks nor in tool calls. `thinking_token_budget`: tokens after which a thought is closed.
+    `negative_prompt`: what guidance leads away from: what the user would say, or a conversation."""
 
     messages: list[ChatMessage]
     max_completion_tokens: int | None = None
@@ -62,6 +58,8 @@ class ChatRequest(GenerateRequest, kw_only=True):
     response_format: ResponseFormat | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    negative_prompt: str | list[ChatMessage] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None

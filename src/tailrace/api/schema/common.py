@@ -9,7 +9,8 @@ from typing import Annotated, Any
 
 import msgspec
 
-from tailrace.options import RepetitionDetection, Watermark
+from tailrace.api.schema.structured import Backend, JsonText, StructuredOutputs
+from tailrace.options import RepetitionDetection, Speculation, Watermark
 from tailrace.params import LogprobsMode, Scope
 
 MAX_TOKEN_ID = 2**31 - 1  # any vocabulary is smaller; keeps what crosses the wire within 64 bits
@@ -80,6 +81,22 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     processors: dict[str, dict[str, Any]] | None = None
     watermark: Watermark | None = None
     sampler_order: list[str] | None = None
+    guidance_scale: float | None = None
+    cfg_scale: float | None = None
+    speculation: Speculation | None = None
+    # what the output must be: at most one of these
+    structured_outputs: StructuredOutputs | None = None
+    structural_tag: JsonText | None = None
+    guided_json: JsonText | None = None
+    guided_json_object: bool | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_decoding_backend: Backend | None = None
+    grammar: str | None = None
+    json_schema: JsonText | None = None
+    regex: str | None = None
+    ebnf: str | None = None
     report_entropy: bool | None = None
     return_sampling_params: bool | None = None
     min_tokens: int | None = None
@@ -126,13 +143,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "length_penalty": (None, 1.0),
     "truncate_prompt_tokens": (None,),
     "prompt_embeds": (None,),
-    "structured_outputs": (None,),
-    "guided_json": (None,),
-    "guided_regex": (None,),
-    "guided_choice": (None,),
-    "guided_grammar": (None,),
-    "grammar": (None, ""),
-    "json_schema": (None,),
+    "guided_whitespace_pattern": (None,),
     "logits_processors": (None, []),
 }
 

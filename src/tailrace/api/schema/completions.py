@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from tailrace.api.schema.common import REFUSED, GenerateRequest, PromptLogprobEntries, TokenId, Usage
+from tailrace.api.schema.structured import ResponseFormat
 
 
 class CompletionRequest(GenerateRequest, kw_only=True):
@@ -21,6 +22,8 @@ class CompletionRequest(GenerateRequest, kw_only=True):
     length_penalty: float | None = None
     early_stopping: bool | Literal["never"] | None = None
     add_special_tokens: bool | None = None
+    response_format: ResponseFormat | None = None
+    negative_prompt: str | list[TokenId] | None = None
 
 
 COMPLETION_REFUSED: dict[str, tuple[Any, ...]] = {
@@ -28,7 +31,6 @@ COMPLETION_REFUSED: dict[str, tuple[Any, ...]] = {
     "suffix": (None, ""),
     "stop_scope": (None, "all"),
     "thinking_token_budget": (None,),
-    "response_format": (None, {"type": "text"}),
 }
 
 

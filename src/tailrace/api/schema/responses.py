@@ -7,8 +7,9 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from tailrace.api.schema.chat import Role, StopScope
+from tailrace.api.schema.chat import ChatMessage, Role, StopScope
 from tailrace.api.schema.common import REFUSED, GenerateRequest
+from tailrace.api.schema.structured import ResponsesFormat, TextFormat
 
 
 class InputPart(msgspec.Struct):
@@ -30,16 +31,10 @@ class InputItem(msgspec.Struct, kw_only=True):
     output: str | None = None
 
 
-class TextFormat(msgspec.Struct):
-    """Only type "text" is served."""
-
-    type: str = "text"
-
-
 class TextOptions(msgspec.Struct):
     """How text is written."""
 
-    format: TextFormat = msgspec.field(default_factory=TextFormat)
+    format: ResponsesFormat = msgspec.field(default_factory=TextFormat)
 
 
 class ResponsesRequest(GenerateRequest, kw_only=True):
@@ -52,6 +47,8 @@ class ResponsesRequest(GenerateRequest, kw_only=True):
     store: bool | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    negative_prompt: str | list[ChatMessage] | None = None
     text: TextOptions | None = None
     metadata: dict[str, str] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -70,6 +67,7 @@ RESPONSES_REFUSED: dict[str, tuple[Any, ...]] = REFUSED | {
     "top_logprobs": (None, 0),
     "truncation": (None, "disabled"),
     "reasoning": (None, {}),
+    "response_format": (None, {"type": "text"}),
 }
 
 

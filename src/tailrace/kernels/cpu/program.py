@@ -10,7 +10,7 @@ from tailrace import _cpu
 from tailrace.kernels.program import STAGES, Add, Ban, Edit, Mask, Penalty, Program
 
 MAX_EDITS, MAX_STAGES = 16, 20
-GREEDY, PROCESSED, ENTROPY, TAKEN, RARE, STEPWISE, REPORTED = 1, 2, 4, 8, 16, 32, 64
+GREEDY, PROCESSED, ENTROPY, TAKEN, RARE, REPORTED = 1, 2, 4, 8, 16, 32
 
 
 class EditRecord(ctypes.Structure):
@@ -38,7 +38,8 @@ class ProgramRecord(ctypes.Structure):
 
 
 class Programs:
-    """One program per slot, and what keeps the memory it points at alive."""
+    """One program per slot, and what keeps the memory it points at alive. Behind them lies room for programs of single rows, which last
+    for a step."""
 
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
@@ -66,15 +67,32 @@ class Programs:
             record.stages[at] = StageRecord(STAGES.index(stage.kind), stage.k, stage.a, stage.b, stage.c)
         self._alive[slot] = [program]
 
-    def write_edits(self, slot: int, edits: Sequence[Edit], forced: int | None, stepwise: bool) -> None:
-        """What may change with every token. stepwise: drafts must be verified one at a time."""
-        record = self.records[slot]
-        record.flags = record.flags & ~STEPWISE | STEPWISE * stepwise
+    def write_edits(self, place: int, edits: Sequence[Edit], forced: int | None) -> None:
+        """What may change with every token."""
+        record = self.records[place]
         record.forced = -1 if forced is None else forced
         record.num_edits = len(edits)
         for at, edit in enumerate(edits):
             record.edits[at] = edit_record(edit)
-        self._alive[slot][1:] = edits
+        self._alive[place][1:] = edits
+
+    def make_room(self, rows: int) -> None:
+        """For programs of so many single rows, behind those of the slots. `address` may change."""
+        if (missing := self.num_slots + rows - len(self.records)) > 0:
+            larger = (ProgramRecord * (len(self.records) + missing))()
+            ctypes.memmove(larger, self.records, ctypes.sizeof(self.records))
+            self.records = larger
+            self._alive += [[] for _ in range(missing)]
+
+    def derive(self, row: int, slot: int, edits: Sequence[Edit], forced: int | None) -> int:
+        """The program of a single row, the `row`-th of the step: the slot's, with edits that know all drafts before it. Returns its
+        place."""
+        place = self.num_slots + row
+        self.records[place] = self.records[slot]
+        self.records[place].history = None
+        self._alive[place] = [self._alive[slot][0]]
+        self.write_edits(place, edits, forced)
+        return place
 
     def clear(self, slot: int) -> None:
         """The slot is empty."""
@@ -100,7 +118,9 @@ class StepRecord(ctypes.Structure):
     _fields_ = [
         ("logits", ctypes.c_void_p), ("type", ctypes.c_int32),
         *((name, ctypes.c_int64) for name in ("logits_rows", "vocab", "stride", "slots", "rows", "requests", "width")),
-        *((name, ctypes.c_void_p) for name in ("programs", "slot", "source", "position", "start", "draft", "rule", "proposals")),
+        *((name, ctypes.c_void_p) for name in (
+            "programs", "program", "slot", "source", "position", "start", "draft", "rule", "proposals", "mask", "masks")),
+        ("num_masks", ctypes.c_int64),
         ("flags", ctypes.c_int32), ("top", ctypes.c_int32),
         *((name, ctypes.c_void_p) for name in (
             "token_ids", "num_tokens", "status", "numbers", "ranks")),

@@ -39,7 +39,7 @@ class Step:
     flags: what the programs of its slots have set, together, and REPORTED if any asks for reports (kernels/cpu/program.py).
 
     Raises:
-        ValueError: shapes or dtypes do not fit; a slot is empty; a source, position or draft is out of range.
+        ValueError: shapes or dtypes do not fit; a slot is empty; a source, position, draft or mask is out of range.
     """
 
     def __init__(self, logits: torch.Tensor, rows: Rows, programs: Programs) -> None:
@@ -60,17 +60,25 @@ class Step:
             )
         if rows.rule is not None and rows.rule.numel() != n:
             raise ValueError(f"rule must have {n} entries, one per request, got {rows.rule.numel()}")
+        check_masks(rows, vocab)
         self.shape = (n, rows.width)
         self.alive = (logits, rows, programs)  # the record holds addresses only
         self.record = StepRecord(
             logits.data_ptr(), CODES[logits.dtype], count, vocab, logits.stride(0), programs.num_slots, rows.num_rows,
-            *self.shape, programs.address, rows.slot.data_ptr(), rows.source.data_ptr(), rows.position.data_ptr(),
+            *self.shape, programs.address, rows.slot.data_ptr(), rows.slot.data_ptr(), rows.source.data_ptr(), rows.position.data_ptr(),
             rows.start.data_ptr(), rows.draft.data_ptr(), None if rows.rule is None else rows.rule.data_ptr(),
             None if proposals is None else proposals.data_ptr(),
+            None if rows.mask is None else rows.mask.data_ptr(), None if rows.masks is None else rows.masks.data_ptr(),
+            0 if rows.masks is None else rows.masks.shape[0],
         )  # fmt: skip
         self.address = ctypes.addressof(self.record)
         _cpu.check(self.address)
         self.flags: int = self.record.flags
+
+    def unroll(self, program: torch.Tensor, programs: Programs) -> None:
+        """Rows have programs of their own. program: int64 [R], where each row's is in `programs`; not checked."""
+        self.alive = (*self.alive, program)
+        self.record.program, self.record.programs = program.data_ptr(), programs.address
 
     def outcome(self) -> Outcome:
         """Room for what comes out."""
@@ -93,3 +101,14 @@ class Step:
             out = out._replace(reports=made)
         _cpu.sample(self.address)
         return out
+
+
+def check_masks(rows: Rows, vocab: int) -> None:
+    """Raise ValueError unless the rows' masks can be read; their numbers are looked at with the other ones."""
+    mask, masks, words = rows.mask, rows.masks, -(-vocab // 32)
+    if mask is not None and (mask.dtype != torch.int64 or mask.shape != (rows.num_rows,) or not mask.is_contiguous()):
+        raise ValueError(f"mask must be contiguous int64 [{rows.num_rows}], got {mask.dtype} {tuple(mask.shape)}")
+    if masks is not None and (
+        masks.dtype != torch.int32 or masks.dim() != 2 or masks.shape[1] != words or not masks.is_contiguous()
+    ):
+        raise ValueError(f"masks must be contiguous int32 [M, {words}], got {masks.dtype} {tuple(masks.shape)}")

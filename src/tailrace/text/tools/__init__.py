@@ -1,6 +1,6 @@
 """How open models write tool calls: a table of formats, each with its markers, its parser and what gives it away.
 
-To add one: a parser (see block.py), a line here, its name in config.py.
+To add one: a parser (see block.py) and beside it the same as a grammar (script.py), a line here, its name in config.py.
 """
 
 from __future__ import annotations
@@ -9,10 +9,18 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from tailrace.text.tools.block import Block, Read, ToolCall, Tools
-from tailrace.text.tools.pythonic import pythonic
-from tailrace.text.tools.sections import DEEPSEEK, KIMI, deepseek_v3, kimi_k2
-from tailrace.text.tools.tagged import glm4, qwen3_coder
-from tailrace.text.tools.wrapped import json_calls, mistral
+from tailrace.text.tools.pythonic import pythonic, pythonic_script
+from tailrace.text.tools.script import Script, Written
+from tailrace.text.tools.sections import DEEPSEEK, KIMI, deepseek_script, deepseek_v3, kimi_k2, kimi_script
+from tailrace.text.tools.tagged import glm4, glm4_script, qwen3_coder, qwen3_coder_script
+from tailrace.text.tools.wrapped import (
+    granite_script,
+    hermes_script,
+    json_calls,
+    llama_script,
+    mistral,
+    mistral_script,
+)
 
 __all__ = ["TOOLS", "Block", "Format", "ToolCall", "Tools", "declared"]
 
@@ -20,11 +28,13 @@ __all__ = ["TOOLS", "Block", "Format", "ToolCall", "Tools", "declared"]
 class Format(NamedTuple):
     """One way to write calls.
 
-    markers: (opening, closing or None) of a block of calls. evidence: a model that writes all of any of these writes calls so.
+    read: the parser. script: the same as a grammar. markers: (opening, closing or None) of a block of calls.
+    evidence: a model that writes all of any of these writes calls so.
     bare: an answer that begins so may be a block without markers. inner: other marks, that a vocabulary may have as special tokens.
     """
 
     read: Callable[[Block], Read[None]]
+    script: Callable[[Script], Written]
     markers: tuple[tuple[str, str | None], ...]
     evidence: tuple[tuple[str, ...], ...]
     bare: str = ""
@@ -39,21 +49,22 @@ class Format(NamedTuple):
 TAGS = ("<tool_call>", "</tool_call>")
 # in the order in which they are recognized: of those that share a marker the one with more evidence first, those of text last
 TOOLS: dict[str, Format] = {
-    "qwen3_coder": Format(qwen3_coder, (TAGS,), ((TAGS[0], "<function="),)),
-    "glm4": Format(glm4, (TAGS,), ((TAGS[0], "<arg_key>"),), inner=("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")),
+    "qwen3_coder": Format(qwen3_coder, qwen3_coder_script, (TAGS,), ((TAGS[0], "<function="),)),
+    "glm4": Format(glm4, glm4_script, (TAGS,), ((TAGS[0], "<arg_key>"),), inner=("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")),
     "deepseek_v3": Format(
-        deepseek_v3, (("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),), (("<｜tool▁calls▁begin｜>",),), inner=DEEPSEEK,
+        deepseek_v3, deepseek_script, (("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),), (("<｜tool▁calls▁begin｜>",),), inner=DEEPSEEK,
     ),
     "kimi_k2": Format(
-        kimi_k2, (("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),), (("<|tool_calls_section_begin|>",),), inner=KIMI,
+        kimi_k2, kimi_script, (("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),), (("<|tool_calls_section_begin|>",),),
+        inner=KIMI,
     ),
-    "hermes": Format(json_calls, (TAGS,), (TAGS,)),
-    "mistral": Format(mistral, (("[TOOL_CALLS]", None),), (("[TOOL_CALLS]",),), inner=("[CALL_ID]", "[ARGS]")),
-    "granite": Format(json_calls, (("<|tool_call|>", None), TAGS), (("<|tool_call|>",),)),
+    "hermes": Format(json_calls, hermes_script, (TAGS,), (TAGS,)),
+    "mistral": Format(mistral, mistral_script, (("[TOOL_CALLS]", None),), (("[TOOL_CALLS]",),), inner=("[CALL_ID]", "[ARGS]")),
+    "granite": Format(json_calls, granite_script, (("<|tool_call|>", None), TAGS), (("<|tool_call|>",),)),
     "llama3_json": Format(
-        json_calls, (("<|python_tag|>", None),), (("<|python_tag|>",), ('{"name": function name, "parameters": ',)), bare="{",
+        json_calls, llama_script, (("<|python_tag|>", None),), (("<|python_tag|>",), ('{"name": function name, "parameters": ',)), bare="{",
     ),
-    "pythonic": Format(pythonic, (("<|python_start|>", "<|python_end|>"),), (("[func_name1(",),), bare="["),
+    "pythonic": Format(pythonic, pythonic_script, (("<|python_start|>", "<|python_end|>"),), (("[func_name1(",),), bare="["),
 }  # fmt: skip
 
 

@@ -6,8 +6,13 @@ import ast
 import math
 import re
 import warnings
+from collections.abc import Iterator
+from keyword import iskeyword
 
 from tailrace.text.tools.block import Block, NotACallError, Read, in_json
+from tailrace.text.tools.functions import Function
+from tailrace.text.tools.script import Script, Written, quoted
+from tailrace.text.tools.unquoted import parameters, unsayable
 from tailrace.text.tools.values import PYTHON, nested
 
 NAME = re.compile(r"[A-Za-z_][\w.]*")
@@ -79,3 +84,50 @@ class JsonWords(ast.NodeTransformer):
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         return ast.Constant(JSON_WORDS[node.id]) if node.id in JSON_WORDS else node
+
+
+# ---- the same as a grammar
+
+
+def pythonic_script(script: Script) -> Written:
+    """A list without a marker. A value is JSON, which Python reads as a literal; true and false by themselves are Python's."""
+
+    def form(function: Function, before: str = "") -> str:
+        if not spoken(function.name, dotted=True):
+            raise unsayable(function.name, "a name that is none in Python,")
+        return f'"{before}{function.name}(" {keywords(script, function)} ")"'
+
+    # one literal up to the parenthesis: up to there the text could still be something else, and a matcher reads what is longest
+    first = script.rule("first", " | ".join(form(function, "[") for function in script.functions))
+    more = f'(", " {script.rule("call", " | ".join(map(form, script.functions)))})*' if script.many else ""
+    return Written("", f'{first} {more} "]"', r"\s*\[\s*[A-Za-z_][\w.]*\s*\((?s:.*)")
+
+
+def keywords(script: Script, function: Function) -> str:
+    """name=value, with a comma before each but the first that is there."""
+    rest, place = '""', script.functions.index(function)
+    for i, (name, value, required) in reversed(list(enumerate(values(script, function)))):
+        # after_i: what follows where something stands before; first_i: where nothing does
+        one = script.rule(f"arg_{place}_{i}", f"{quoted(f'{name}=')} {value}")
+        after, first = f"after_{place}_{i}", f"first_{place}_{i}"
+        followed = f"{one} {rest}"
+        alone = rest.replace("after_", "first_")
+        script.rule(after, f'", " {followed}' + ("" if required else f" | {rest}"))
+        script.rule(first, followed + ("" if required else f" | {alone}"))
+        rest = after
+    return rest.replace("after_", "first_")
+
+
+def values(script: Script, function: Function) -> Iterator[tuple[str, str, bool]]:
+    """Each parameter's name, how its value is written, and whether it is required."""
+    for name, schema, required in parameters(function):
+        if not spoken(name):
+            raise unsayable(function.name, f"the name {name!r:.100}")
+        plain = schema.get("type") == "boolean" and not schema.keys() & {"enum", "const"}
+        yield name, '("True" | "False")' if plain else script.json(schema), required
+
+
+def spoken(name: str, dotted: bool = False) -> bool:
+    """Python reads it as a name."""
+    parts = name.split(".") if dotted else [name]
+    return name.isascii() and all(part.isidentifier() and not iskeyword(part) for part in parts)

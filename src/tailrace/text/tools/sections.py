@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from tailrace.text.tools.block import Block, NotACallError, Read
+from tailrace.text.tools.script import Script, Written, quoted
 from tailrace.text.tools.values import json_value
 
 DEEPSEEK = ("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>")
@@ -61,3 +62,34 @@ def kimi_k2(block: Block) -> Read[None]:
         block.end()
         if (yield from block.close()):
             return
+
+
+# ---- the same as grammars
+
+
+def deepseek_script(script: Script) -> Written:
+    """Fenced where the model's template is, else plain."""
+    begin, separator, end = map(script.mark, DEEPSEEK)
+    closing = script.mark("<｜tool▁calls▁end｜>")
+    fenced = script.knows(FENCE[0])
+
+    def call(name: str, arguments: str) -> str:
+        if fenced:
+            return rf'"function" {separator} {quoted(name)} "\n```json\n" {arguments} "\n```"'
+        return f"{quoted(name)} {separator} {arguments}"
+
+    calls = script.calls(
+        lambda f: f"{begin} {call(f.name, script.arguments(f))} {end}", quoted("\n") if fenced else '""'
+    )
+    return Written("<｜tool▁calls▁begin｜>", f"{calls} {closing}")
+
+
+def kimi_script(script: Script) -> Written:
+    """The numbers are the model's own: they count on from the calls of before."""
+    begin, separator, end = map(script.mark, KIMI)
+    closing = script.mark("<|tool_calls_section_end|>")
+    number = script.rule("NUMBER", "/[0-9]{1,4}/")
+    calls = script.calls(
+        lambda f: f"{begin} {quoted(f'functions.{f.name}:')} {number} {separator} {script.arguments(f)} {end}", '""'
+    )
+    return Written("<|tool_calls_section_begin|>", f"{calls} {closing}")

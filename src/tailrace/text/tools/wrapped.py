@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tailrace.text.tools.block import Block, NotACallError, Read, forget
+from tailrace.text.tools.functions import Function
+from tailrace.text.tools.script import Script, Written, quoted
 from tailrace.text.tools.values import json_text, json_value
 
 ARGUMENTS = ("arguments", "parameters")
@@ -86,3 +90,47 @@ def mistral(block: Block) -> Read[None]:
     block.name(name, id)
     yield from json_value(block, block.say)
     block.end()
+
+
+# ---- the same as grammars
+
+
+def json_object(script: Script, arguments: str = "arguments") -> Callable[[Function], str]:
+    """One call as an object."""
+
+    def form(function: Function) -> str:
+        head = f'{{"name": "{function.name}", "{arguments}": '
+        return f'{quoted(head)} {script.arguments(function)} "}}"'
+
+    return form
+
+
+def hermes_script(script: Script) -> Written:
+    """Each call in tags of its own, on a line of its own."""
+    opening, closing = (script.mark(tag) for tag in ("<tool_call>", "</tool_call>"))
+    calls = script.calls(json_object(script), rf'"\n" {closing} "\n" {opening} "\n"')
+    return Written("<tool_call>", rf'"\n" {calls} "\n" {closing}')
+
+
+def granite_script(script: Script) -> Written:
+    """A list behind a marker; which, depends on the model."""
+    listed = f'"[" {script.calls(json_object(script), quoted(", "))} "]"'
+    if script.knows("<|tool_call|>") or not script.knows("<tool_call>"):
+        return Written("<|tool_call|>", listed)
+    return Written("<tool_call>", f"{listed} {script.mark('</tool_call>')}")
+
+
+def llama_script(script: Script) -> Written:
+    """Bare objects, as the template asks for."""
+    calls = script.calls(json_object(script, "parameters"), quoted("; "))
+    return Written("", calls, r'\s*\{\s*"(name|parameters|arguments|type|id)"(?s:.*)')
+
+
+def mistral_script(script: Script) -> Written:
+    """The newer form where the model knows its marker, else a list."""
+    opening = "[TOOL_CALLS]"
+    if not script.knows("[ARGS]"):
+        return Written(opening, f'" "? "[" {script.calls(json_object(script), quoted(", "))} "]"')
+    separator = script.mark("[ARGS]")
+    calls = script.calls(lambda f: f"{quoted(f.name)} {separator} {script.arguments(f)}", script.mark(opening))
+    return Written(opening, calls)

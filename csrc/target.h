@@ -1,0 +1,64 @@
+// One row's distribution: read once, refined as far as its request asks, then drawn from as often as the rule needs.
+#pragma once
+#include "draw.h"
+#include "refine.h"
+#include "report.h"
+#include "sample.h"
+
+namespace tailrace {
+
+inline bool reported(const Program &program) { return program.logprobs >= 0 || (program.flags & kEntropy); }
+
+// What will be asked of a row besides a draw; not of greedy ones. `masses`: the probability of single tokens, so the survivors must be there.
+struct Asked {
+    bool masses = false, entropy = false;
+};
+
+class Target {
+  public:
+    Target(const Step &step, int64_t row, Workspace &space);
+    Target(const Target &) = delete;  // row_ may point at edits_
+
+    // The pass over the row and the refinements; a Status.
+    int32_t prepare(Asked asked);
+
+    // What plain sampling takes: the forced token, or the drawn one.
+    int64_t token();
+    // Drawn with the stream's noise, without `excluded`; kNobody if there is no other. After `subtract`: of what that left.
+    int64_t winner(uint32_t stream, int64_t excluded);
+    // Of one token, under what is drawn from. Needs Asked::masses.
+    double probability(int64_t token);
+    // Of what is drawn from, nats. Needs Asked::entropy.
+    double entropy();
+    // The survivors become the positive part of scale · p − q; returns its sum. q [V] are probabilities. Needs Asked::masses.
+    double subtract(const float *q, double scale);
+    void describe(int64_t token, const Report &report, double *entropy);
+
+  private:
+    bool greedy() const { return program_.flags & kGreedy; }
+    int64_t likeliest() const;
+    Noise noise(uint32_t stream) const {
+        return {static_cast<uint64_t>(program_.key), static_cast<uint64_t>(position_), stream};
+    }
+    Context context() const { return {program_, scan_, position_, mass_temperature_, space_}; }
+    void select(bool lazy);
+    void collect_from(float floor);
+    void everything();
+    Mass moments(double mass);
+
+    const Program &program_;
+    int64_t position_;
+    Workspace &space_;
+    Row row_;
+    Edit edits_[kMaxEdits + 1];  // filled where the row has a mask: that one, then the program's
+    Survivors survivors_;
+    Scan scan_;
+    double temperature_ = 1.0, mass_temperature_ = 0.0;
+    float floor_ = 0;
+    uint32_t hot_stream_ = kDrawStream;  // whose hot bits scan_ has, if untruncated_
+    bool untruncated_ = false;           // only a temperature: nothing is removed
+    bool spent_ = false;                 // the survivors have been made into something else
+    bool crowd_ = false;                 // there are so many survivors that they were not collected
+};
+
+}  // namespace tailrace

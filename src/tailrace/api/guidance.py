@@ -1,0 +1,75 @@
+"""A request's other prompt, for classifier-free guidance: text, ids or messages → token ids, with the length that both prompts need."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from tailrace.api.conversation import encode
+from tailrace.api.schema.chat import ChatMessage
+from tailrace.errors import ParameterError, RequestError
+
+if TYPE_CHECKING:
+    from tailrace.api.schema.chat import ChatRequest
+    from tailrace.api.schema.common import GenerateRequest
+    from tailrace.api.service import Service
+
+FIELD = "negative_prompt"
+
+
+def guidance_scale(ask: GenerateRequest) -> float | None:
+    """The scale, under either of its names.
+
+    Raises:
+        ParameterError: two that differ.
+    """
+    if None not in (ask.guidance_scale, ask.cfg_scale) and ask.guidance_scale != ask.cfg_scale:
+        raise ParameterError(
+            f"cfg_scale ({ask.cfg_scale:g}) and guidance_scale ({ask.guidance_scale:g}) are two names of one scale",
+            "cfg_scale",
+        )
+    return ask.cfg_scale if ask.guidance_scale is None else ask.guidance_scale
+
+
+async def of_text(service: Service, given: str | list[int] | None, special: bool) -> tuple[int, ...]:
+    """Token ids of a completion's; () for none. special: the tokenizer's own tokens around it, as around the prompt."""
+    if given is None:
+        return ()
+    if isinstance(given, str):
+        text = given
+        given = await service.tokenized(lambda: service.tokenizer.encode(text, add_special_tokens=special), len(text))
+    return filled(given)
+
+
+async def of_chat(service: Service, ask: ChatRequest, with_tools: bool) -> tuple[int, ...]:
+    """Token ids of a chat's: a string is what the user says; everything else is as in the chat itself."""
+    given = ask.negative_prompt
+    if given is None:
+        return ()
+    if isinstance(given, str):
+        last = ask.messages[-1:] if ask.continue_final_message else []
+        messages = [ChatMessage(role="user", content=given), *last]
+    elif not given:
+        raise ParameterError(f"{FIELD} must have at least one message, got none", FIELD)
+    else:
+        messages = given
+    continued = bool(ask.continue_final_message) and messages[-1].role == "assistant"
+    other = msgspec.structs.replace(ask, messages=messages, continue_final_message=continued)
+    try:
+        return filled(await encode(service, other, with_tools))
+    except RequestError as error:
+        param = (error.param or FIELD).replace("messages", FIELD, 1)
+        raise ParameterError(str(error).replace("messages", FIELD, 1), param) from error
+
+
+def filled(ids: list[int]) -> tuple[int, ...]:
+    """The ids, of which there must be one."""
+    if not ids:
+        raise ParameterError(f"{FIELD} must have at least one token, got none; leave it out for the default", FIELD)
+    return tuple(ids)
+
+
+def longest(num_prompt: int, negative: tuple[int, ...], prompt_field: str) -> tuple[int, str]:
+    """How many tokens of the context are taken before the output begins, and by which field."""
+    return (len(negative), FIELD) if len(negative) > num_prompt else (num_prompt, prompt_field)

@@ -1,0 +1,216 @@
+"""What the output must be: OpenAI's, vLLM's, SGLang's and llama.cpp's fields → one Grammar, and the name under which it was asked for.
+
+Knows the form of the fields only; whether a grammar can be had, the engine finds out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from tailrace.api.problems import renamed
+from tailrace.api.schema.structured import (
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    ResponseFormat,
+    StructuredOutputs,
+    TextFormat,
+)
+from tailrace.errors import ParameterError
+from tailrace.options import Grammar, GrammarBackend, GrammarKind, Stretch
+
+if TYPE_CHECKING:
+    from tailrace.api.schema.common import GenerateRequest
+
+# which of two languages a grammar is in, told by how the rule it begins with is defined
+EBNF = re.compile(r"^\s*root\s*::=", re.MULTILINE)
+LARK = re.compile(r"^\s*\??start\s*(\[[^\]]*\])?\s*:(?!:)", re.MULTILINE)
+
+BACKENDS: dict[str, GrammarBackend] = {
+    "auto": "auto",
+    "xgrammar": "xgrammar",
+    "llguidance": "llguidance",
+    "guidance": "llguidance",
+}
+
+
+class Asked(NamedTuple):
+    """One constraint: the field it came in, and what of a Grammar it says."""
+
+    field: str
+    kind: GrammarKind
+    source: str = ""
+
+
+# ---- one field's value → the constraint, if it is one
+
+
+def schema(field: str, value: dict[str, Any] | str) -> Asked:
+    """A JSON schema, as an object or as text."""
+    return Asked(field, "json_schema", json_object(field, value))
+
+
+def any_object(field: str, value: bool) -> Asked | None:
+    """Any JSON object, if true."""
+    return Asked(field, "json_object") if value else None
+
+
+def regex(field: str, value: str) -> Asked:
+    """A pattern of the whole output."""
+    return Asked(field, "regex", filled(field, value))
+
+
+def choice(field: str, value: list[str]) -> Asked:
+    """One of these texts."""
+    if not value or not all(value):
+        raise ParameterError(f"{field} must be a list of one or more non-empty strings", field)
+    return Asked(field, "choice", in_json(value))
+
+
+def ebnf(field: str, value: str) -> Asked:
+    """GBNF."""
+    return Asked(field, "ebnf", filled(field, value))
+
+
+def gbnf(field: str, value: str) -> Asked | None:
+    """llama.cpp's field, which its clients send empty where they mean none."""
+    return ebnf(field, value) if value else None
+
+
+def grammar(field: str, value: str) -> Asked:
+    """EBNF or Lark."""
+    if EBNF.search(value):
+        return Asked(field, "ebnf", value)
+    if LARK.search(value):
+        return Asked(field, "lark", value)
+    raise ParameterError(
+        f"{field} must define either root ::= … (then it is EBNF as in GBNF) or start: … (then it is Lark)", field
+    )
+
+
+def structural_tag(field: str, value: dict[str, Any] | str) -> Asked:
+    """xgrammar's structural tag, as an object or as text."""
+    return Asked(field, "structural_tag", json_object(field, value))
+
+
+def response_format(field: str, value: ResponseFormat) -> Asked | None:
+    """OpenAI's."""
+    match value:
+        case TextFormat():
+            return None
+        case JsonObjectFormat(schema=None):
+            return Asked(field, "json_object")
+        case JsonObjectFormat():
+            return schema(field, value.schema or {})
+        case JsonSchemaFormat():
+            return schema(field, value.json_schema.schema)
+    if (value.format is None) == (value.structures is None) or (value.structures is None) != (value.triggers is None):
+        raise ParameterError(f'{field}: a structural_tag needs either "format", or "structures" and "triggers"', field)
+    return structural_tag(field, msgspec.to_builtins(value))
+
+
+Reader = Callable[[str, Any], Asked | None]
+FIELDS: dict[str, Reader] = {
+    "response_format": response_format,
+    # vLLM's
+    "guided_json": schema, "guided_json_object": any_object, "guided_regex": regex, "guided_choice": choice, "guided_grammar": grammar,
+    "structural_tag": structural_tag,
+    # llama.cpp's and SGLang's
+    "grammar": gbnf, "json_schema": schema, "regex": regex, "ebnf": ebnf,
+}  # fmt: skip
+PARTS: dict[str, Reader] = {
+    "json": schema, "json_object": any_object, "regex": regex, "choice": choice, "grammar": grammar, "structural_tag": structural_tag,
+}  # fmt: skip
+
+
+def asked(ask: GenerateRequest, format_field: str = "response_format") -> Asked | None:
+    """The constraint that the request gives. format_field: what the client calls its response_format.
+
+    Raises:
+        ParameterError: naming the field; or two constraints, naming both.
+    """
+    found = list(constraints(ask, format_field))
+    if len(found) > 1:
+        first, second = found[0].field, found[1].field
+        raise ParameterError(f"{second} and {first} both say what the output must be; give one of them", second)
+    options = ask.structured_outputs
+    if options is not None and not found and given(options):
+        raise ParameterError("structured_outputs: options without a constraint have no effect", "structured_outputs")
+    return found[0] if found else None
+
+
+def constraints(ask: GenerateRequest, format_field: str) -> Iterator[Asked]:
+    """All that the request gives."""
+    for name, read in FIELDS.items():
+        value, field = getattr(ask, name, None), format_field if name == "response_format" else name
+        if value is not None and (one := read(field, value)) is not None:
+            yield one
+    for name, read in PARTS.items():
+        value = getattr(ask.structured_outputs, name, None)
+        if value is not None and (one := read(f"structured_outputs.{name}", value)) is not None:
+            yield one
+
+
+def given(options: StructuredOutputs) -> bool:
+    """Any option is."""
+    return any(option is not None for option in (options.backend, options.whitespace, options.close_in_time))
+
+
+def compose(ask: GenerateRequest, wanted: Asked, after: Stretch | None = None, opening: int | None = None) -> Grammar:
+    """The constraint with the request's options. after, opening: see Grammar.
+
+    Raises:
+        ParameterError: it is too long, or two backends.
+    """
+    options = ask.structured_outputs or StructuredOutputs()
+    chosen = {"whitespace": options.whitespace, "close_in_time": options.close_in_time}
+    more: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
+    library = backend(ask, options)
+    try:
+        return Grammar(
+            kind=wanted.kind, source=wanted.source, backend=library, after=after, opening_token_id=opening, **more
+        )  # fmt: skip
+    except ParameterError as error:
+        raise renamed(str(error), wanted.field) from error
+
+
+def backend(ask: GenerateRequest, options: StructuredOutputs) -> GrammarBackend:
+    """Which library is to match, whatever its field calls it."""
+    names: set[GrammarBackend] = {
+        BACKENDS[name] for name in (ask.guided_decoding_backend, options.backend) if name is not None
+    }
+    if len(names) > 1:
+        field = "guided_decoding_backend"
+        raise ParameterError(f"{field} and structured_outputs.backend differ: {', '.join(sorted(names))}", field)
+    return names.pop() if names else "auto"
+
+
+# ---- texts
+
+
+def filled(field: str, value: str) -> str:
+    """The text, which must not be empty."""
+    if not value.strip():
+        raise ParameterError(f"{field} must be a non-empty string", field)
+    return value
+
+
+def json_object(field: str, value: dict[str, Any] | str) -> str:
+    """A JSON object as text."""
+    if isinstance(value, dict):
+        return in_json(value)
+    try:
+        found = msgspec.json.decode(value)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ParameterError(f"{field} must be a JSON object, or one as a string: {error}", field) from error
+    if not isinstance(found, dict):
+        raise ParameterError(f"{field} must be a JSON object, or one as a string, got {value!r:.100}", field)
+    return value
+
+
+def in_json(value: Any) -> str:
+    """As text."""
+    return msgspec.json.encode(value).decode()

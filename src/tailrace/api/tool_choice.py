@@ -1,0 +1,152 @@
+"""Which tools the model may or must call: tool_choice, parallel_tool_calls, `strict` → a grammar in the model's own way to write calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import msgspec
+
+from tailrace.api.channels import thought
+from tailrace.api.structured import Asked, asked, compose
+from tailrace.errors import ParameterError
+from tailrace.params import SamplingParams
+from tailrace.text.tools.functions import Function, functions_of
+from tailrace.text.tools.grammar import forced, optional
+from tailrace.text.tools.script import Script
+
+if TYPE_CHECKING:
+    from tailrace.api.schema.chat import ChatRequest
+    from tailrace.api.service import Service
+
+FORMS = (
+    'tool_choice must be "none", "auto", "required", {"type": "function", "function": {"name": …}} or '
+    '{"type": "allowed_tools", "allowed_tools": {"mode": "auto" or "required", "tools": […]}}'
+)
+ANY_ARGUMENTS = {"type": "object"}
+WHITESPACE = 8  # characters in a row, as options.Grammar has it
+
+
+class Choice(NamedTuple):
+    """mode: "named" is one function by name. names: those that may be called, None is all. many: more than one call."""
+
+    mode: Literal["none", "auto", "required", "named"]
+    names: tuple[str, ...] | None = None
+    many: bool = True
+
+    @property
+    def must(self) -> bool:
+        """A call is forced."""
+        return self.mode in ("required", "named")
+
+
+def governed(
+    service: Service,
+    ask: ChatRequest,
+    choice: Choice,
+    tools: list[dict[str, Any]] | None,
+    prompt: list[int],
+    params: SamplingParams,
+    format_field: str = "response_format",
+) -> tuple[SamplingParams, str]:
+    """The parameters with what the output must be, and the field that says so. format_field: see structured.asked.
+
+    Raises:
+        ParameterError: see structured.asked and `constraint`.
+    """
+    options = ask.structured_outputs
+    whitespace = WHITESPACE if options is None or options.whitespace is None else options.whitespace
+    wanted = constraint(service, choice, tools, asked(ask, format_field), whitespace)
+    if wanted is None:
+        return params, "grammar"
+    after, opening = thought(service, ask, prompt)
+    return msgspec.structs.replace(params, grammar=compose(ask, wanted, after, opening)), wanted.field
+
+
+def choice_of(wanted: Any, tools: Sequence[Any] | None, parallel: bool | None) -> Choice:
+    """A request's tool_choice, in the form of Chat or of Responses.
+
+    Raises:
+        ParameterError: it is none of these forms, or wants a call where there are no tools.
+    """
+    many = parallel is not False
+    if wanted is None or wanted in ("none", "auto"):
+        return Choice(wanted or "auto", None, many)
+    if not tools:
+        raise ParameterError("tool_choice: there is no tool to call; give tools, or leave it out", "tool_choice")
+    if wanted == "required":
+        return Choice("required", None, many)
+    match wanted:
+        case {"type": "function", "function": {"name": str(name)}} | {"type": "function", "name": str(name)}:
+            return Choice("named", (name,), many=False)
+        case {
+            "type": "allowed_tools",
+            "allowed_tools": {"mode": ("auto" | "required") as mode, "tools": [*allowed]},
+        } | {"type": "allowed_tools", "mode": ("auto" | "required") as mode, "tools": [*allowed]} if allowed:
+            return Choice(mode, tuple(names_of(allowed)), many)
+    raise ParameterError(FORMS, "tool_choice")
+
+
+def names_of(allowed: list[Any]) -> Iterator[str]:
+    """The functions that allowed_tools lists."""
+    for tool in allowed:
+        match tool:
+            case {"type": "function", "function": {"name": str(name)}} | {"type": "function", "name": str(name)}:
+                yield name
+            case _:
+                raise ParameterError(FORMS, "tool_choice")
+
+
+def constraint(
+    service: Service, choice: Choice, tools: list[dict[str, Any]] | None, content: Asked | None, whitespace: int
+) -> Asked | None:
+    """What the choice makes of the output, together with what the content must be; None where neither says anything.
+
+    Raises:
+        ParameterError: a call is forced and it is not known how the model writes one, or it can't be in that way; or calls and this
+            content can't be told apart.
+    """
+    if choice.mode == "none" or not tools or (service.tools is None and not choice.must):
+        return content
+    if choice.must and content is not None:
+        raise ParameterError(
+            f"{content.field} and tool_choice both say what the output must be; give one of them", content.field
+        )
+    plain = content is None and choice.many and choice.names is None and not any(map(is_strict, tools))
+    if not choice.must and plain:
+        return None
+    if service.tools is None:
+        raise ParameterError(
+            "tool_choice: how this model writes tool calls is not known (--tool-parser names it)", "tool_choice"
+        )
+    functions = chosen(functions_of(tools), choice)
+    if choice.must:
+        script = Script(functions, service.tokenizer, choice.many, whitespace)
+        return Asked("tool_choice", "lark", forced(service.tools, script))
+    loose = [function if function.strict else function._replace(parameters=ANY_ARGUMENTS) for function in functions]
+    script = Script(loose, service.tokenizer, choice.many, whitespace)
+    if content is None:
+        return Asked("tools", "lark", optional(service.tools, script))
+    if content.kind not in ("json_object", "json_schema"):
+        raise ParameterError(
+            f'{content.field}: together with tools it must be JSON; or give tool_choice "none"', content.field
+        )
+    said = msgspec.json.decode(content.source) if content.source else {"type": "object"}
+    return Asked(content.field, "lark", optional(service.tools, script, said))
+
+
+def is_strict(tool: dict[str, Any]) -> bool:
+    """The tool says so, in the form of Chat or of Responses."""
+    function = tool.get("function")
+    return tool.get("strict") is True or (isinstance(function, dict) and function.get("strict") is True)
+
+
+def chosen(functions: list[Function], choice: Choice) -> list[Function]:
+    """Those that may be called."""
+    if choice.names is None:
+        return functions
+    known = {function.name: function for function in functions}
+    for name in choice.names:
+        if name not in known:
+            raise ParameterError(f"tool_choice: there is no tool {name!r:.100}", "tool_choice")
+    return [known[name] for name in dict.fromkeys(choice.names)]

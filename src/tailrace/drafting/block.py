@@ -1,0 +1,120 @@
+"""Drafts of a whole block in one pass (drafting/block_head.py; DFlash, arXiv 2602.06036).
+
+A block is the last token, whose state the target has not computed yet, and masks after it. What the head puts out at a mask is about
+the token at that very place. It attends over all of the block and over the target's states of the positions before, which `observe`
+has turned into keys and values of every layer; the block's own are overwritten by what comes after it.
+
+Given what is before them the drafts of a block are independent of each other: each is taken from its own place's logits. So they are
+a chain of proposals like any other, only one that does not look at its own beginning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import accumulate
+
+import torch
+
+from tailrace import kernels
+from tailrace.drafting.base import Ask, Draft, Seen
+from tailrace.drafting.block_head import BlockHead, Level
+from tailrace.drafting.context import Context, flat, place
+from tailrace.drafting.pick import Picker
+
+ROWS = 256  # of logits that are made at a time
+
+
+class BlockDrafter:
+    """See drafting.base.Drafter. At most block_size − 1 drafts; none where the last computed position was not seen, or the cache has no
+    room for the block.
+
+    Args:
+        num_blocks, block_size: of its cache; block_size a multiple of 16. (The head's own block_size is how many tokens it fills in.)
+
+    Raises:
+        ValueError: num_blocks or block_size is out of range.
+    """
+
+    def __init__(self, head: BlockHead, picker: Picker, num_blocks: int, block_size: int) -> None:
+        self.head, self.picker = head, picker
+        self.captures = head.captures
+        self.context = Context(num_blocks, block_size)
+        self.caches = [level.layer.make_cache(num_blocks, block_size) for level in head.levels]
+
+    def draft(self, asks: Sequence[Ask]) -> list[Draft]:
+        length = self.head.block_size
+        asks = [replace(ask, count=min(ask.count, length - 1)) for ask in asks]
+        held = [self.context.reach(ask.slot, ask.tokens) for ask in asks]
+        going = [i for i, n in enumerate(held) if n and self.context.pages.grow(asks[i].slot, n + length)]
+        with self.picker.start(asks) as picks:
+            for group in grouped(going, [ask.count for ask in asks]):
+                logits = self._logits([asks[i] for i in group], [held[i] for i in group])
+                starts = dict(zip(group, accumulate((asks[i].count for i in group), initial=0), strict=False))
+                while group:
+                    group = picks.take(logits[[starts[i] + len(picks.tokens[i]) for i in group]], group)
+            return picks.drafts()
+
+    @torch.inference_mode()
+    def observe(self, seen: Seen) -> None:
+        for entries in flat(self.context.enter(seen)):
+            features = self.head.features(seen.hidden[entries.rows])
+            rope = self.head.rotary(entries.positions)
+            for level, cache in zip(self.head.levels, self.caches, strict=True):
+                kernels.store_kv(cache, *level.layer.keys_values(features, rope), entries.places)
+
+    def leave(self, slot: int) -> None:
+        self.context.leave(slot)
+
+    # ---- inside
+
+    @torch.inference_mode()
+    def _logits(self, asks: Sequence[Ask], held: Sequence[int]) -> torch.Tensor:
+        """Of all masks that are asked for, one ask's after the other's: [sum of counts, V]. held: entries before each block."""
+        length = self.head.block_size
+        inside = torch.arange(length)
+        token_ids = torch.full((len(asks), length), self.head.mask)
+        token_ids[:, 0] = torch.tensor([ask.tokens[-1] for ask in asks])
+        positions = torch.tensor([[len(ask.tokens) - 1] for ask in asks]) + inside
+        known = torch.tensor(held)
+        tables = self.context.pages.tables([ask.slot for ask in asks])
+        places = place(tables, known[:, None] + inside, self.context.pages.block_size).flatten()
+        rope = self.head.rotary(positions.flatten())
+        stream = self.head.embed(token_ids.flatten())
+        for level, cache in zip(self.head.levels, self.caches, strict=True):
+            layer, x = level.layer, level.norm(stream)
+            kernels.store_kv(cache, *layer.keys_values(x, rope), places)
+            stream = layer.after(stream, attend(level, layer.query(x, rope), cache, tables, known + length))
+        blocks = stream.unflatten(0, (len(asks), length))
+        return self.head.logits(torch.cat([b[1 : 1 + ask.count] for b, ask in zip(blocks, asks, strict=True)]))
+
+
+def attend(
+    level: Level, query: torch.Tensor, cache: kernels.KVCache, tables: torch.Tensor, lengths: torch.Tensor
+) -> torch.Tensor:
+    """Attention of n blocks' tokens, [n · block, Hq, D], over what is before them and over the block.
+
+    The kernel is causal: to let a token see the whole block, it goes in as a sequence of its own that ends where the block does.
+    """
+    block = len(query) // len(lengths)
+    each = block if level.causal else 1
+    starts = torch.arange(0, len(query) + 1, each, dtype=torch.int32)
+    lengths = lengths.to(torch.int32).repeat_interleave(block // each)
+    tables = tables.repeat_interleave(block // each, 0)
+    return kernels.paged_attention(
+        query, cache, tables, starts, lengths, scale=level.layer.scale, window=level.window
+    )  # fmt: skip
+
+
+def grouped(going: Sequence[int], counts: Sequence[int]) -> Iterator[list[int]]:
+    """`going` in groups that have at most ROWS rows together."""
+    group: list[int] = []
+    rows = 0
+    for i in going:
+        if group and rows + counts[i] > ROWS:
+            yield group
+            group, rows = [], 0
+        group.append(i)
+        rows += counts[i]
+    if group:
+        yield group

@@ -1,0 +1,145 @@
+"""One decoder layer of the Llama family, taken apart: keys and values here, queries there, the rest after attention. Drafting heads
+are made of such layers and differ in what enters them.
+
+All arithmetic is the kernels': on the CPU a row's result is the same bits whatever its neighbours are. Knows nothing of caches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tailrace import kernels
+from tailrace.drafting.checkpoint import Checkpoint
+from tailrace.errors import ModelLoadError
+
+Rope = tuple[torch.Tensor, torch.Tensor]  # cosines and sines, each [n, D]
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """RMS norm."""
+
+    weight: torch.Tensor
+    eps: float
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return kernels.rms_norm(x, self.weight, self.eps)
+
+
+class Layer:
+    """Attention's projections and the MLP. Symbols: n rows, H hidden size, Hq and Hkv heads of D.
+
+    Args:
+        prefix: of its tensors' names, with the dot. config: a Llama-like configuration of transformers, see `configuration`.
+        width: of what enters its projections.
+
+    Raises:
+        ModelLoadError: a tensor is missing or has another shape; an activation that is not SiLU.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, prefix: str, config: Any, width: int) -> None:
+        hidden, inner = config.hidden_size, config.intermediate_size
+        self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self.head_dim: int = config.head_dim or hidden // self.heads
+        if config.hidden_act not in ("silu", "swish"):
+            raise ModelLoadError(f"{checkpoint.folder}: hidden_act must be silu, got {config.hidden_act!r}")
+        if self.heads % self.kv_heads or self.head_dim % 2:
+            raise ModelLoadError(
+                f"{checkpoint.folder}: num_attention_heads must be a multiple of num_key_value_heads and head_dim even, "
+                f"got {self.heads}, {self.kv_heads} and {self.head_dim}"
+            )
+        attention = f"{prefix}self_attn."
+        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        self.q = packed(checkpoint, width, (f"{attention}q_proj", queries))
+        self.kv = packed(checkpoint, width, (f"{attention}k_proj", keys), (f"{attention}v_proj", keys))
+        self.o = packed(checkpoint, queries, (f"{attention}o_proj", hidden))
+        self.gate_up = packed(checkpoint, hidden, (f"{prefix}mlp.gate_proj", inner), (f"{prefix}mlp.up_proj", inner))
+        self.down = packed(checkpoint, inner, (f"{prefix}mlp.down_proj", hidden))
+        eps = config.rms_norm_eps
+        q_norm = checkpoint.maybe(f"{attention}q_norm.weight", self.head_dim)
+        k_norm = checkpoint.maybe(f"{attention}k_norm.weight", self.head_dim)
+        self.q_norm = None if q_norm is None else Norm(q_norm, eps)
+        self.k_norm = None if k_norm is None else Norm(k_norm, eps)
+        self.dtype, self.device, self.scale = checkpoint.dtype, checkpoint.device, self.head_dim**-0.5
+        self.norm = Norm(checkpoint.take(f"{prefix}post_attention_layernorm.weight", hidden), eps)
+
+    @property
+    def position_bytes(self) -> int:
+        """Of cache per position."""
+        return 2 * self.kv_heads * self.head_dim * self.dtype.itemsize
+
+    def make_cache(self, num_blocks: int, block_size: int) -> kernels.KVCache:
+        """For keys and values of the layer; see kernels.make_cache."""
+        return kernels.make_cache(num_blocks, self.kv_heads, block_size, self.head_dim, self.dtype, self.device)
+
+    def query(self, x: torch.Tensor, rope: Rope) -> torch.Tensor:
+        """[n, width] → [n, Hq, D], at the positions of `rope`."""
+        query = kernels.linear(x, self.q).unflatten(-1, (self.heads, self.head_dim))
+        query = query if self.q_norm is None else self.q_norm(query)
+        kernels.rotary(query, *rope)
+        return query
+
+    def keys_values(self, x: torch.Tensor, rope: Rope) -> tuple[torch.Tensor, torch.Tensor]:
+        """[n, width] → keys, at the positions of `rope`, and values, each [n, Hkv, D]."""
+        key, value = kernels.linear(x, self.kv).unflatten(-1, (2, self.kv_heads, self.head_dim)).unbind(-3)
+        key = key if self.k_norm is None else self.k_norm(key)
+        kernels.rotary(key, *rope)
+        return key, value
+
+    def after(self, residual: torch.Tensor, mixed: torch.Tensor) -> torch.Tensor:
+        """What the layer puts out, [n, H], given what attention has mixed, [n, Hq, D]. `residual` [n, H] is not modified."""
+        stream = residual.clone()
+        normed = kernels.add_rms_norm(stream, kernels.linear(mixed.flatten(1), self.o), self.norm.weight, self.norm.eps)
+        return stream + kernels.linear(kernels.silu_mul(kernels.linear(normed, self.gate_up)), self.down)
+
+
+class Rotary:
+    """Positions → cosines and sines, of every kind of rotary scaling that does not depend on the other positions."""
+
+    def __init__(self, config: Any, dtype: torch.dtype, device: torch.device | str) -> None:
+        from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+        self.embedding = LlamaRotaryEmbedding(config).to(device)
+        self.like = torch.empty(0, dtype=dtype, device=device)
+
+    def __call__(self, positions: torch.Tensor) -> Rope:
+        """int64 [n] → two [n, D]."""
+        cos, sin = self.embedding(self.like, positions.to(self.like.device)[None])
+        return cos[0], sin[0]
+
+
+def configuration(checkpoint: Checkpoint) -> Any:
+    """The folder's configuration as transformers' class for its model_type, so that all defaults are the published ones. (The speculators
+    library keeps it in a section of its own.)
+
+    Raises:
+        ModelLoadError: its model_type is not of the Llama family, or it has a rotary scaling where neighbours would matter.
+    """
+    from transformers import CONFIG_MAPPING
+
+    from tailrace.runners.transformers import refuse_stateful
+
+    section = checkpoint.config.get("transformer_layer_config") or checkpoint.config
+    kind = section.get("model_type", "llama")
+    if kind not in ("llama", "mistral", "qwen2", "qwen3"):
+        raise ModelLoadError(f"{checkpoint.folder}: model_type must be llama, mistral, qwen2 or qwen3, got {kind!r}")
+    try:
+        config = CONFIG_MAPPING[kind](**{k: v for k, v in section.items() if k != "model_type"})
+    except (TypeError, ValueError, KeyError) as error:
+        raise ModelLoadError(f"{checkpoint.folder}: config.json: {error}") from error
+    refuse_stateful(config)
+    config.head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return config
+
+
+def packed(checkpoint: Checkpoint, width: int, *parts: tuple[str, int]) -> Any:
+    """Projections of one input as one: of each its name and how wide its output is. Biases are taken where there are any."""
+    weights = [checkpoint.take(f"{name}.weight", rows, width) for name, rows in parts]
+    biases = [checkpoint.maybe(f"{name}.bias", rows) for name, rows in parts]
+    bias = None
+    if any(part is not None for part in biases):
+        bias = torch.cat([w.new_zeros(len(w)) if b is None else b for w, b in zip(weights, biases, strict=True)])
+    return kernels.pack_linear(torch.cat(weights), bias)

@@ -1,0 +1,151 @@
+"""A draft model: any causal language model with the target's vocabulary, on a paged cache of its own (Leviathan et al., arXiv 2211.17192).
+
+It runs behind the target: what was accepted is kept, what was rejected is cut, what it has not seen is fed before it drafts. All
+sequences go through it together: first what each has to catch up on, then one token each per draft.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from tailrace.drafting.base import Ask, Draft, Seen
+from tailrace.drafting.pages import Pages, lay_out
+from tailrace.drafting.pick import Picker, Picks
+from tailrace.errors import ConfigError
+from tailrace.options import MAX_DRAFTS
+from tailrace.runners.base import ModelRunner
+
+COMPARED = 256  # tokens compared at a time; the first piece that differs is looked at token by token
+
+
+class DraftModel:
+    """See drafting.base.Drafter.
+
+    A sequence gets no drafts while its prompt is not yet in the draft model's cache, where the cache has no room for it, where it holds
+    a token that the draft model does not know, and beyond the draft model's longest sequence.
+
+    Args:
+        runner: not allocated yet. num_blocks, block_size: of its cache. chunk: how many tokens of prompts one call feeds at most; a
+            sequence that has only its last drafts to catch up on is always fed.
+
+    Raises:
+        ValueError: one of the numbers is not at least 1.
+        ConfigError: the cache is too small for the runner.
+    """
+
+    captures: tuple[int, ...] = ()
+
+    def __init__(self, runner: ModelRunner, picker: Picker, num_blocks: int, block_size: int, chunk: int = 512) -> None:
+        if chunk < 1:
+            raise ValueError(f"chunk must be at least 1, got {chunk}")
+        self.runner, self.picker, self.chunk = runner, picker, chunk
+        self.pages = Pages(num_blocks, block_size)
+        self.held: dict[
+            int, list[int]
+        ] = {}  # slot → the tokens whose positions its cache holds; those asked for last at the end
+        runner.allocate(num_blocks)
+
+    def draft(self, asks: Sequence[Ask]) -> list[Draft]:
+        asks = [replace(ask, count=min(ask.count, self._reach(ask))) for ask in asks]
+        fed = self._plan(asks)
+        tables = self.pages.tables([ask.slot for ask in asks])
+        with self.picker.start(asks) as picks:
+            ready = [i for i, end in fed.items() if end == len(asks[i].tokens)]
+            going = self._forward(picks, fed, ready, tables) if fed else []
+            while going:
+                fed = {i: len(asks[i].tokens) + len(picks.tokens[i]) for i in going}
+                going = self._forward(picks, fed, going, tables)
+            return picks.drafts()
+
+    def observe(self, seen: Seen) -> None:
+        pass
+
+    def leave(self, slot: int) -> None:
+        self.held.pop(slot, None)
+        self.pages.release(slot)
+
+    # ---- inside
+
+    def _reach(self, ask: Ask) -> int:
+        """Drafts that the model's longest sequence leaves room for: the last one is not fed."""
+        return self.runner.max_model_len + 1 - len(ask.tokens)
+
+    def _plan(self, asks: Sequence[Ask]) -> dict[int, int]:
+        """Ask → up to which position it is fed in the first pass; those that aren't are left out. Only the last may be fed a part: when
+        the chunk is used up, it is so for all that owe more."""
+        for ask in asks:
+            self._rewind(ask)
+        asked = {ask.slot for ask in asks}
+        owing = {i: len(ask.tokens) - len(self.held[ask.slot]) for i, ask in enumerate(asks) if self._admit(ask, asked)}
+        left, plan = self.chunk, {}
+        for i, count in sorted(owing.items(), key=lambda item: item[1]):  # the shortest first: it drafts soonest
+            if count > MAX_DRAFTS + 1:
+                count = min(count, left)
+                left -= count
+            if count:
+                plan[i] = len(self.held[asks[i].slot]) + count
+        return plan
+
+    def _rewind(self, ask: Ask) -> None:
+        """Cut what the cache holds of another continuation. The last token is always fed, for its logits."""
+        held = self.held.pop(ask.slot, [])
+        del held[min(common_prefix(held, ask.tokens), len(ask.tokens) - 1) :]
+        self.pages.cut(ask.slot, len(held))
+        self.held[ask.slot] = held
+
+    def _admit(self, ask: Ask, asked: set[int]) -> bool:
+        """Take blocks for all that the ask may feed, from slots that nobody asks for if need be. One that gets none gives back what it
+        has: sequences that wait for each other's blocks would hold them for ever."""
+        length = len(ask.tokens) + ask.count - 1
+        idle = [slot for slot in self.held if slot not in asked]
+        lacking = self.pages.lacking(ask.slot, length) - len(self.pages.free)
+        known = max(ask.tokens[len(self.held[ask.slot]) :]) < self.runner.vocab_size
+        if not known or ask.count < 1 or lacking > sum(len(self.pages.blocks.get(slot, ())) for slot in idle):
+            self.leave(ask.slot)
+            return False
+        while not self.pages.grow(ask.slot, length):
+            self.leave(idle.pop(0))
+        return True
+
+    def _forward(self, picks: Picks, fed: dict[int, int], wanted: list[int], tables: torch.Tensor) -> list[int]:
+        """Feed each ask up to the position, pick a draft for those wanted, which come first; who wants another."""
+        held = [self.held[picks.asks[i].slot] for i in fed]
+        first = [len(tokens) for tokens in held]
+        new = [picks.since(i, start)[: end - start] for (i, end), start in zip(fed.items(), first, strict=True)]
+        batch = lay_out(new, first, tables[list(fed)], self.pages.block_size, range(len(wanted)))
+        logits = self.runner.forward(batch)
+        for known, tokens in zip(held, new, strict=True):
+            known += tokens
+        going = picks.take(logits, wanted)
+        return [i for i in going if picks.tokens[i][-1] < self.runner.vocab_size]
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many tokens the two begin with in common."""
+    shorter = min(len(a), len(b))
+    for start in range(0, shorter, COMPARED):
+        mine, other = list(a[start : start + COMPARED]), list(b[start : start + COMPARED])
+        if mine != other:
+            pairs = zip(mine, other, strict=False)
+            return start + next((i for i, (x, y) in enumerate(pairs) if x != y), min(len(mine), len(other)))
+    return shorter
+
+
+def check_vocabulary(target: Sequence[str], draft: Sequence[str]) -> None:
+    """Whether a draft model's ids mean what the target's do.
+
+    Args:
+        target, draft: the token of each id; "" where there is none. One may be longer: ids that only one of them has are never drafted.
+
+    Raises:
+        ConfigError: an id is one token here and another there, or they share none.
+    """
+    pairs = list(zip(target, draft, strict=False))
+    for i, (mine, other) in enumerate(pairs):
+        if mine != other and mine and other:
+            raise ConfigError(f"the draft model has another vocabulary: id {i} is {other!r}, the target's is {mine!r}")
+    if not any(mine and other for mine, other in pairs):
+        raise ConfigError("the draft model has another vocabulary: no id has a token in both")

@@ -1,0 +1,183 @@
+"""Draft logits → draft tokens. Knows no model: it is given logits, and says whose next draft is wanted.
+
+Two ways, by how an ask's drafts will be verified (sampling/verify.py):
+
+- coupled (rule "exact", and every greedy request): the draft is what the request's own sampler would draw from these logits, with the
+  request's key, position and methods. Draft and target then share the Gumbel noise and differ only where their logits do (Daliri et al.,
+  arXiv 2408.07978): one-hot.
+- drawn (every other rule): the draft is drawn from a distribution q that is returned with it. Its noise is no other's: the drafts must not
+  depend on what decides about them, nor on drafts that a step before has thrown away. So draft j of a step has a stream of its own, at
+  the position where the step begins, and no two steps begin at the same one.
+
+While drafts are made, the request's slot stands where it would after the drafts before (penalties, forced tokens, mirostat see them);
+afterwards it is as it was. No mask of a grammar is looked at: what it forbids is pruned before verification.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch.nn import functional as F
+
+from tailrace import kernels
+from tailrace.drafting.base import Ask, Draft
+from tailrace.kernels.rows import Rows
+from tailrace.kernels.status import OK
+from tailrace.params import SamplingParams
+from tailrace.sampling import Sampler
+from tailrace.sampling.reference import BadRowError, edited
+from tailrace.sampling.slots import Slot
+
+DRAFT_STREAM = 16  # of the noise, for draft 0 of a step; draft j has DRAFT_STREAM + j. The sampler's are 0 … 3
+
+
+class Picker:
+    """Makes drafts for the requests in the sampler's slots."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        self.sampler = sampler
+
+    @contextmanager
+    def start(self, asks: Sequence[Ask]) -> Iterator[Picks]:
+        """The drafts of one step, at most one ask per slot. On leaving, the slots are as they were.
+
+        Raises:
+            ValueError: a slot is empty.
+        """
+        picks = Picks(self.sampler, asks)
+        try:
+            yield picks
+        finally:
+            picks.take_back()
+
+
+class Picks:
+    """Drafts that grow side by side. tokens: of each ask so far."""
+
+    def __init__(self, sampler: Sampler, asks: Sequence[Ask]) -> None:
+        self.sampler, self.asks, self.vocab_size = sampler, asks, sampler.slots.vocab_size
+        self.slots = [sampler.slots[ask.slot] for ask in asks]
+        self.before = [(dict(slot.state), list(slot.lessons)) for slot in self.slots]
+        self.tokens: list[list[int]] = [[] for _ in asks]
+        self.q: dict[int, torch.Tensor] = {}  # of the asks whose drafts are drawn, float32 [count, V]
+
+    def take(self, logits: torch.Tensor, who: Sequence[int]) -> list[int]:
+        """One more draft for each of these asks, unless its logits are unusable (NaN, +inf, all masked).
+
+        Args:
+            logits: [len(who), V'] of bf16, f16 or f32, on any device. V' may be another than the target's V: ids that only the drafter
+                has are never drafted, and ids that it lacks neither.
+
+        Returns:
+            Those of `who` that got one and want another.
+        """
+        if not who:
+            return []
+        logits = fitted(logits, self.vocab_size)
+        coupled = [row for row, i in enumerate(who) if self.asks[i].rule == "exact" or self.slots[i].params.greedy]
+        found = self._coupled(logits, who, coupled) if coupled else {}
+        for row in set(range(len(who))).difference(coupled):
+            found[row] = self._drawn(logits[row], who[row])
+        going = []
+        for row, i in enumerate(who):
+            token = found[row]
+            if token is None:
+                continue
+            self.tokens[i].append(token)
+            self.slots[i].append(token)
+            if self.slots[i].moves:
+                self.sampler.slots.refresh(self.asks[i].slot)
+            if len(self.tokens[i]) < self.asks[i].count:
+                going.append(i)
+        return going
+
+    def since(self, i: int, position: int) -> list[int]:
+        """Tokens and drafts of the ask from this position on."""
+        ask = self.asks[i]
+        return [*ask.tokens[position:], *self.tokens[i][max(0, position - len(ask.tokens)) :]]
+
+    def drafts(self) -> list[Draft]:
+        """What has come of each ask."""
+        return [
+            Draft(tokens, self.q[i][: len(tokens)] if tokens and i in self.q else None)
+            for i, tokens in enumerate(self.tokens)
+        ]
+
+    def take_back(self) -> None:
+        """The slots are as they were before the first draft."""
+        for ask, slot, tokens, (state, lessons) in zip(self.asks, self.slots, self.tokens, self.before, strict=True):
+            for _ in tokens:
+                slot.pop()
+            slot.state.update(state)
+            slot.lessons[:] = lessons
+            if tokens and slot.moves:
+                self.sampler.slots.refresh(ask.slot)
+
+    def _coupled(self, logits: torch.Tensor, who: Sequence[int], rows: list[int]) -> dict[int, int | None]:
+        """What the sampler draws of each of these rows."""
+        asks = [self.asks[who[row]] for row in rows]
+        positions = [len(ask.tokens) + len(self.tokens[who[row]]) for row, ask in zip(rows, asks, strict=True)]
+        out = self.sampler(logits, Rows.plain([ask.slot for ask in asks], rows, positions))
+        drawn = zip(rows, out.token_ids[:, 0].tolist(), out.status.tolist(), strict=True)
+        return {row: token if status == OK else None for row, token, status in drawn}
+
+    def _drawn(self, row: torch.Tensor, i: int) -> int | None:
+        """A token of the row's proposal, which is kept."""
+        ask, slot, step = self.asks[i], self.slots[i], len(self.tokens[i])
+        try:
+            q = proposal(row, slot)
+        except BadRowError:
+            return None
+        if i not in self.q:
+            self.q[i] = torch.empty(ask.count, self.vocab_size)
+        self.q[i][step] = q
+        return draw(q, kernels.uniform(slot.key, len(ask.tokens), DRAFT_STREAM + step))
+
+
+def fitted(logits: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """Logits [R, V'] as [R, V]: ids from V on are cut off, those that there are none of get −inf."""
+    missing = vocab_size - logits.shape[1]
+    return F.pad(logits, (0, missing), value=-math.inf) if missing > 0 else logits[:, :vocab_size]
+
+
+def proposal(row: torch.Tensor, slot: Slot) -> torch.Tensor:
+    """q, float32 [V] on the CPU, for a row of draft logits [V]: the request's edits, temperature, min-p, top-k and top-p, so that q covers
+    about what the target's distribution does. Its other methods are left out: q need only be what is drawn from. One-hot where the
+    token is forced.
+
+    Raises:
+        BadRowError: the row can't be drawn from, or the request's edits leave nothing of it.
+    """
+    row = edited(row.float().cpu(), slot)
+    if slot.forced is not None:
+        return F.one_hot(torch.tensor(slot.forced), row.numel()).float()
+    x = (row - row.max()).double().div_(slot.params.temperature)
+    return cut(x, slot.params).softmax(0).float()
+
+
+def cut(x: torch.Tensor, params: SamplingParams) -> torch.Tensor:
+    """Logits [V], less their largest, float64, changed in place: −inf where min-p, top-k or top-p removes them. Equal ones at a boundary
+    all stay."""
+    least = math.log(params.min_p) if params.min_p > 0.0 else -math.inf
+    if 0 < params.top_k < x.numel():
+        least = max(least, float(x.topk(params.top_k, sorted=False).values.min()))
+    if least > -math.inf:
+        x.masked_fill_(x < least, -math.inf)
+    if params.top_p < 1.0:
+        p = x.softmax(0)
+        # those below can't be in the nucleus, see sampling/methods/top_p.py
+        likely = p[p >= 0.5 * (1.0 - params.top_p) / p.numel()].sort(descending=True).values
+        inside = int((likely.cumsum(0) - likely < params.top_p).sum())
+        x.masked_fill_(p < likely[max(1, inside) - 1], -math.inf)
+    return x
+
+
+def draw(q: torch.Tensor, u: float) -> int:
+    """The token of q [V] at u in (0, 1) of its mass; its q is > 0."""
+    mass = q.double().cumsum(0)
+    # below the whole of it, also where the product is rounded up
+    at = min(u * float(mass[-1]), math.nextafter(float(mass[-1]), 0.0))
+    return int(torch.searchsorted(mass, at, right=True))

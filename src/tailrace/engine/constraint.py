@@ -1,0 +1,98 @@
+"""One sequence's grammar: when it begins, what it allows, and how it ends in time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from tailrace.engine.spelling import Spelling, TokenText
+from tailrace.grammar.base import Compiled, Matcher
+from tailrace.grammar.closing import closing
+from tailrace.options import Grammar
+from tailrace.text.stops import Shield
+
+LONGEST_CLOSING = 512  # tokens; what needs more is not closed in time
+EARLY = 48  # tokens: so long before the end, and twice what closing took at first, it is looked for after every token
+
+
+class Constraint:
+    """The grammar rules the text, or, where a stretch of it is free (what the model thinks), the text after that.
+
+    bound: it rules the next token. opening: a token that may come next although the grammar does not know it, because it opens the
+    free stretch. matcher: where the text stands in the grammar.
+    """
+
+    def __init__(self, grammar: Grammar, compiled: Compiled, spelling: Spelling) -> None:
+        self._grammar, self._compiled, self._spelling = grammar, compiled, spelling
+        self._begin()
+
+    def _begin(self) -> None:
+        after = self._grammar.after
+        self.bound = after is None or not after.opened
+        self.opening = self._grammar.opening_token_id if self.bound and after is not None else None
+        self.matcher: Matcher = self._compiled.matcher()
+        self._shield = Shield(() if after is None else (after,))
+        self._text = TokenText(self._spelling)
+        self._way_out: list[int] | None = None  # what would close the text from here
+        self._watched = 0  # tokens before the end from which on it is looked for
+        if self._grammar.close_in_time:
+            self._watched = EARLY + 2 * len(closing(self.matcher, LONGEST_CLOSING) or ())
+
+    @property
+    def finished(self) -> bool:
+        """Nothing but the end may follow."""
+        return self.bound and self.matcher.finished
+
+    def allows(self, drafts: Sequence[int]) -> int:
+        """How many of these guesses, from the first on, may come. Where the text is free all may: where it ceases to be is found when they
+        have been drawn."""
+        if not self.bound:
+            return len(drafts)
+        return self.matcher.prefix(drafts if self.opening is None else drafts[:1])
+
+    def forced(self) -> list[int]:
+        """Guesses that can hardly be wrong."""
+        return self.matcher.forced() if self.bound and self.opening is None else []
+
+    def push(self, token: int) -> bool:
+        """One more token. True if with it the grammar began or gave way: what was drawn after it was drawn under other rules.
+
+        Raises:
+            ValueError: the grammar does not allow it.
+        """
+        opens, self.opening = token == self.opening, None
+        if opens or not self.bound:
+            for char in self._text.push(token):
+                self._shield.push(char)
+            before, self.bound = self.bound, self._shield.inside is None
+            if opens or self.bound != before:
+                return True
+            if not self.bound:
+                return False
+        if not self.matcher.accept(token):
+            raise ValueError("the grammar does not allow what had to be said")
+        return False
+
+    def replay(self, tokens: Iterable[int]) -> None:
+        """Begin again, with these tokens."""
+        self._begin()
+        for token in tokens:
+            self.push(token)
+
+    def way_out(self, token: int, room: int) -> list[int] | None:
+        """What must be said instead of `token`, because after it the text could not be closed any more within `room` tokens, it included:
+        [] if the text is complete as it is. None: nothing stands against the token, or it is too late already."""
+        if not self.bound or self.opening is not None or room > self._watched:
+            return None
+        if self._way_out is None:
+            self._way_out = closing(self.matcher, room)
+        if self._way_out is None or self._way_out[:1] == [token]:
+            self._way_out = self._way_out and self._way_out[1:]
+            return None
+        after = None
+        if self.matcher.accept(token):
+            after = closing(self.matcher, room - 1)
+            self.matcher.rollback(1)
+        if after is None:
+            return self._way_out
+        self._way_out = after
+        return None

@@ -1,0 +1,145 @@
+"""What the sampler draws in a step: rows of logits, guesses to be verified, masks of grammars, companions of guided rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+import torch
+
+from tailrace.engine.request import Sequence
+from tailrace.grammar.service import Job
+from tailrace.kernels.rows import Rows
+from tailrace.options import Rule
+from tailrace.sampling.guidance import guide
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """What a sequence may say next, to be verified.
+
+    q: float32 [len(tokens), V], the distributions the tokens were drawn from; None: they are one-hot. lawful: how many of the tokens its
+    grammar allows, from the first on. certain: nobody's skill is measured by it.
+    """
+
+    tokens: list[int]
+    q: torch.Tensor | None = None
+    rule: Rule = "exact"
+    lawful: int = 0
+    certain: bool = False
+
+    @property
+    def rows(self) -> int:
+        """Of logits that it takes to verify them, the bonus token's included."""
+        return len(self.tokens) + 1
+
+
+NOTHING = Guess([])
+Guesses = dict[int, Guess]  # by the slot of the sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Guided:
+    """Which of the step's logits guided draws are made of: own and companion int64 [R], scale float32 [R]."""
+
+    own: torch.Tensor
+    companion: torch.Tensor
+    scale: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """Draws that the sampler makes in one call: whose they are, its rows, and where they are guided, by what."""
+
+    sequences: list[Sequence]
+    rows: Rows
+    guided: Guided | None = None
+
+    def logits(self, logits: torch.Tensor) -> torch.Tensor:
+        """What they are drawn from, of the step's logits [L, V]."""
+        if self.guided is None:
+            return logits
+        return guide(logits[self.guided.own], logits[self.guided.companion], self.guided.scale)
+
+
+class Masks:
+    """Which tokens the grammars of a step's rows allow. jobs: what is to be filled before the draws."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._words = -(-vocab_size // 32)
+        self.jobs: list[tuple[Sequence, Job]] = []
+
+    def of(self, sequences: list[Sequence], guesses: list[Guess]) -> tuple[list[int] | None, torch.Tensor | None]:
+        """Each row's place among the masks (−1: none) and the masks; None where no grammar rules."""
+        ruled = [
+            (s, g) for s, g in zip(sequences, guesses, strict=True) if s.constraint is not None and s.constraint.bound
+        ]
+        if not ruled:
+            return None, None
+        # after a guess that is not allowed nothing is drawn; its rows must be there all the same
+        masks = torch.full((sum(guess.rows for _, guess in ruled), self._words), -1, dtype=torch.int32)
+        places: list[int] = []
+        at = 0
+        for sequence, guess in zip(sequences, guesses, strict=True):
+            if sequence.constraint is None or not sequence.constraint.bound:
+                places += [-1] * guess.rows
+                continue
+            places += range(at, at + guess.rows)
+            lawful = guess.tokens[: guess.lawful]
+            self.jobs.append((sequence, Job(sequence.constraint.matcher, lawful, masks[at : at + len(lawful) + 1])))
+            at += guess.rows
+        return places, masks
+
+    def open(self) -> None:
+        """Once they are filled: let through what opens a stretch that the grammar does not know."""
+        for sequence, job in self.jobs:
+            assert sequence.constraint is not None
+            if (token := sequence.constraint.opening) is not None:
+                job.masks[0].numpy().view(np.uint32)[token // 32] |= np.uint32(1 << token % 32)
+
+
+def grouped(drawing: list[Sequence], guesses: Guesses) -> list[list[Sequence]]:
+    """Those that the sampler can serve in one call: guided ones have logits of their own, proposals are given for all rows or none."""
+    groups: dict[tuple[bool, bool], list[Sequence]] = {}
+    for sequence in drawing:
+        kind = (sequence.companion is not None, guesses.get(sequence.slot, NOTHING).q is not None)
+        groups.setdefault(kind, []).append(sequence)
+    return list(groups.values())
+
+
+def draw(sequences: list[Sequence], guesses: Guesses, first: dict[int, int], masks: Masks) -> Draws:
+    """The draws of one group. first: slot → the first of its rows of the step's logits; those that wait for a prefill have none, and share
+    that of their request's first sequence."""
+    of = [guesses.get(sequence.slot, NOTHING) for sequence in sequences]
+    computed = [s if s.slot in first else s.request.sequences[0] for s in sequences]
+    source = [first[sequence.slot] for sequence in computed]
+    guided = None
+    if sequences[0].companion is not None:
+        companions = [first[s.companion.slot] for s in computed if s.companion is not None]
+        scales = [s.request.params.guidance_scale for s in sequences]
+        guided = Guided(
+            torch.tensor([row + j for row, guess in zip(source, of, strict=True) for j in range(guess.rows)]),
+            torch.tensor([row + j for row, guess in zip(companions, of, strict=True) for j in range(guess.rows)]),
+            torch.tensor([scale for scale, guess in zip(scales, of, strict=True) for _ in range(guess.rows)]),
+        )
+        source = list(accumulate((guess.rows for guess in of[:-1]), initial=0))
+    place, filled = masks.of(sequences, of)
+    slots, positions = [s.slot for s in sequences], [len(s.tokens) for s in sequences]
+    if not any(guess.tokens for guess in of):
+        return Draws(sequences, Rows.plain(slots, source, positions, mask=place, masks=filled), guided)
+    rows = Rows.drafted(
+        slots, positions, [guess.tokens for guess in of], [guess.rule for guess in of], proposals(of),
+        source=source, mask=place, masks=filled,
+    )  # fmt: skip
+    return Draws(sequences, rows, guided)
+
+
+def proposals(guesses: list[Guess]) -> torch.Tensor | None:
+    """float32 [R, V]: each row's, those of bonus rows unused; None where the guesses are one-hot."""
+    parts = []
+    for guess in guesses:
+        if guess.q is None:
+            return None
+        parts += [guess.q, guess.q[-1:]]
+    return torch.cat(parts)

@@ -1,0 +1,80 @@
+"""Structural tags: free text in which tagged stretches must fit. xgrammar's JSON form, the older one too, and what llguidance can of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from tailrace.grammar.check import UnsupportedError, refuse
+from tailrace.grammar.schema import without_annotations
+
+
+def normal(tag: dict[str, Any], whitespace: int) -> dict[str, Any]:
+    """The newer form; JSON in it has bounded whitespace. Raises ParameterError: the older form is incomplete."""
+    if "format" not in tag:
+        tag = {"type": "structural_tag", "format": triggered(tag)}
+    for content in formats(tag["format"]):
+        if content.get("type") == "json_schema":
+            content.setdefault("max_whitespace_cnt", max(1, whitespace))
+            if isinstance(content.get("json_schema"), dict):
+                without_annotations(content["json_schema"])
+    return tag
+
+
+def triggered(tag: dict[str, Any]) -> dict[str, Any]:
+    """{"structures": [{"begin", "schema", "end"}], "triggers": [...]} as triggered tags."""
+    tags = []
+    for structure in tag["structures"]:
+        if not isinstance(structure, dict) or not isinstance(structure.get("begin"), str):
+            refuse('each of a structural tag\'s structures needs "begin", "schema" and "end"')
+        schema = structure.get("schema", structure.get("json_schema", {}))
+        content = {"type": "json_schema", "json_schema": schema}
+        tags.append({"type": "tag", "begin": structure["begin"], "content": content, "end": structure.get("end", "")})
+    if not isinstance(triggers := tag.get("triggers"), list) or not triggers:
+        refuse("a structural tag needs one or more triggers")
+    return {"type": "triggered_tags", "triggers": triggers, "tags": tags}
+
+
+def formats(node: Any) -> Iterator[dict[str, Any]]:
+    """All formats within a format, itself too; what is inside of schemas is none."""
+    if isinstance(node, list):
+        for inner in node:
+            yield from formats(inner)
+    elif isinstance(node, dict):
+        if "type" in node:
+            yield node
+        for key, inner in node.items():
+            if key != "json_schema":
+                yield from formats(inner)
+
+
+def as_lark(tag: dict[str, Any], options: dict[str, Any]) -> str:
+    """Triggered tags around JSON as a grammar of llguidance; `options` for each schema. Raises UnsupportedError: any other format."""
+    from llguidance import StructTag
+
+    form = tag["format"]
+    if form.get("type") != "triggered_tags" or any(
+        form.get(k) for k in ("at_least_one", "stop_after_first", "excludes")
+    ):
+        raise UnsupportedError(f"the structural tag format {form.get('type')!r}, but for plain triggered_tags")
+    parts = []
+    for item in form.get("tags", ()):
+        content, begin, end = item.get("content", {}), item.get("begin"), item.get("end")
+        schema = content.get("json_schema")
+        plain = content.get("type") == "json_schema" and content.get("style", "json") == "json"
+        if not plain or not isinstance(schema, dict) or content.get("any_order") or content.get("excludes"):
+            raise UnsupportedError("a tag's content that is not plain JSON of a schema")
+        trigger = next((t for t in form["triggers"] if isinstance(begin, str) and t and begin.startswith(t)), None)
+        if trigger is None or not isinstance(end, str):
+            raise UnsupportedError("a tag that begins with none of the triggers, or has several ends")
+        bounded = {**schema, "x-guidance": options}
+        parts.append(StructTag(trigger=trigger, begin=begin, grammar=bounded, end=end))
+    if {part.trigger for part in parts} != set(form["triggers"]):
+        raise UnsupportedError("a trigger that no tag begins with")
+    return StructTag.to_grammar(parts, assume_special=False)
+
+
+def schemas(tag: dict[str, Any]) -> list[dict[str, Any]]:
+    """The schemas in it that say anything; themselves, not copies."""
+    found = [content.get("json_schema") for content in formats(tag["format"])]
+    return [schema for schema in found if isinstance(schema, dict)]

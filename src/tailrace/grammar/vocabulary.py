@@ -1,0 +1,97 @@
+"""What tokens spell, as the backends need it, and how a text is cut into tokens. Plain data; crosses to the compiling processes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+CLOSERS = b'"]}'  # what ends a JSON value
+
+
+class Vocabulary(msgspec.Struct, frozen=True, eq=False, dict=True):
+    """A model's tokens.
+
+    Attributes:
+        token_bytes: what each id below `vocab_size` spells; b"" where nothing: those of `special`, and the rows that only pad the logits.
+        special: ids that never spell text.
+        eos: the ids that end the output, ascending.
+        vocab_size: of the logits.
+        folder: of the tokenizer (tokenizer.json), "" for none: texts are then cut greedily.
+    """
+
+    token_bytes: tuple[bytes, ...]
+    special: tuple[int, ...]
+    eos: tuple[int, ...]
+    vocab_size: int
+    folder: str = ""
+
+    @staticmethod
+    def of(
+        folder: Path | None,
+        token_bytes: Sequence[bytes],
+        special: frozenset[int],
+        eos_token_ids: Sequence[int],
+        vocab_size: int,
+    ) -> Vocabulary:
+        """Raises ValueError: no EOS id, or one that is no row of the logits."""
+        eos = tuple(sorted(set(eos_token_ids)))
+        if not eos or eos[0] < 0 or eos[-1] >= vocab_size:
+            raise ValueError(f"a grammar needs EOS ids in [0, {vocab_size - 1}], got {list(eos)}")
+        silent = special | set(eos)
+        spelled = [b"" if i in silent else bytes(data) for i, data in enumerate(token_bytes[:vocab_size])]
+        spelled += [b""] * (vocab_size - len(spelled))
+        named = tuple(sorted(i for i in special if i < min(vocab_size, len(token_bytes))))
+        return Vocabulary(tuple(spelled), named, eos, vocab_size, "" if folder is None else str(folder))
+
+    @property
+    def words(self) -> int:
+        """int32 words of a mask."""
+        return -(-self.vocab_size // 32)
+
+    def cut(self, text: bytes) -> tuple[list[int], int]:
+        """The tokens that spell `text` up to its last whole character, as the tokenizer cuts it, and how many of them stay the same
+        whatever comes after: those before the last piece that the tokenizer cuts by itself (a word, mostly)."""
+        whole = text.decode("utf-8", "ignore")
+        if self._tokenizer is not None:
+            cut = self._tokenizer.encode(whole, add_special_tokens=False)
+            if b"".join(self.token_bytes[i] for i in cut.ids if i < self.vocab_size) == whole.encode():
+                last = cut.word_ids[-1] if cut.ids else None
+                return cut.ids, next((i for i, word in enumerate(cut.word_ids) if word == last), 0)
+        ids = self._greedy(whole.encode())
+        return ids, max(0, len(ids) - 1)
+
+    def _greedy(self, text: bytes) -> list[int]:
+        """Always the longest token that fits; ends where none does."""
+        ids, at = [], 0
+        while at < len(text):
+            lengths = range(min(self._longest, len(text) - at), 0, -1)
+            found = next(
+                (self._by_bytes[text[at : at + n]] for n in lengths if text[at : at + n] in self._by_bytes), -1
+            )
+            if found < 0:
+                break
+            ids.append(found)
+            at += len(self.token_bytes[found])
+        return ids
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        """tokenizers.Tokenizer, or None."""
+        path = Path(self.folder) / "tokenizer.json"
+        if not self.folder or not path.is_file():
+            return None
+        from tokenizers import Tokenizer
+
+        return Tokenizer.from_file(str(path))
+
+    @cached_property
+    def _by_bytes(self) -> dict[bytes, int]:
+        return {data: i for i, data in reversed(list(enumerate(self.token_bytes))) if data}
+
+    @cached_property
+    def _longest(self) -> int:
+        return max(map(len, self._by_bytes), default=0)

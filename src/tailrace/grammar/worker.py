@@ -1,0 +1,131 @@
+"""The process in which grammars are compiled: python -m tailrace.grammar.worker. It may be killed at any time.
+
+Reads messages from stdin, writes them to what was its stdout, each as four bytes of length and MessagePack; ends when stdin does. What the
+libraries print goes nowhere.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import struct
+import sys
+import threading
+from collections.abc import Callable
+from typing import IO, Literal, TypeVar
+
+import msgspec
+
+from tailrace.errors import ParameterError
+from tailrace.grammar.backends import Backend, make
+from tailrace.grammar.check import UnsupportedError, check
+from tailrace.grammar.vocabulary import Vocabulary
+from tailrace.options import Grammar
+
+MIB = 1 << 20
+LENGTH = struct.Struct("<I")
+# Half of what Linux gives the engine's threads, which load what is made here: recursion that fits here fits there.
+STACK = 4 * MIB
+ORPHAN_S = 5  # how much longer than its time limit a process lives that nobody kills
+T = TypeVar("T")
+
+
+class Hello(msgspec.Struct, frozen=True):
+    """First message. memory_mib: of address space that one grammar may take."""
+
+    vocabulary: Vocabulary
+    memory_mib: int
+    timeout_s: float
+
+
+class Task(msgspec.Struct, frozen=True):
+    backend: str
+    grammar: Grammar
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """ready: the library is loaded, time counts from now. compiled: text for Backend.load, which took `resident` bytes to make.
+    unsupported, invalid: text says why. memory: there was not enough; this process ends. broken: an error of ours."""
+
+    outcome: Literal["ready", "compiled", "unsupported", "invalid", "memory", "broken"]
+    text: str = ""
+    resident: int = 0
+
+
+def send(stream: IO[bytes], message: msgspec.Struct) -> None:
+    data = msgspec.msgpack.encode(message)
+    stream.write(LENGTH.pack(len(data)) + data)
+    stream.flush()
+
+
+def receive(stream: IO[bytes], kind: type[T]) -> T | None:
+    """None at the end."""
+    head = stream.read(LENGTH.size)
+    if len(head) < LENGTH.size:
+        return None
+    return msgspec.msgpack.decode(stream.read(LENGTH.unpack(head)[0]), type=kind)
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "wb")
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 1)
+    os.dup2(nothing, 2)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    threading.stack_size(STACK)
+    if (hello := receive(sys.stdin.buffer, Hello)) is None:
+        return
+    backends: dict[str, Backend] = {}
+    while (task := receive(sys.stdin.buffer, Task)) is not None:
+        if task.backend not in backends:
+            backends[task.backend] = make(task.backend, hello.vocabulary)
+        backend = backends[task.backend]
+        send(answers, Reply("ready"))
+        reply = bounded(lambda backend=backend, task=task: compiled(backend, task.grammar), hello)
+        send(answers, reply)
+        if reply.outcome in ("memory", "broken"):
+            return
+
+
+def compiled(backend: Backend, grammar: Grammar) -> Reply:
+    before = memory("VmRSS")
+    try:
+        check(grammar)
+        text = backend.compile(grammar)
+    except ParameterError as error:
+        return Reply("invalid", str(error))
+    except UnsupportedError as error:
+        return Reply("unsupported", str(error))
+    except RecursionError:
+        return Reply("unsupported", "nested too deeply")
+    except MemoryError:
+        return Reply("memory")
+    except Exception as error:
+        return Reply("broken", f"{type(error).__name__}: {error}")
+    return Reply("compiled", text, max(0, memory("VmRSS") - before))
+
+
+def bounded(work: Callable[[], Reply], hello: Hello) -> Reply:
+    """On a thread of its own, for its stack, with bounded memory; the alarm's default action ends the process even inside a library."""
+    replies: list[Reply] = []
+    signal.setitimer(signal.ITIMER_REAL, hello.timeout_s + ORPHAN_S)
+    thread = threading.Thread(target=lambda: replies.append(work()))
+    thread.start()
+    resource.setrlimit(resource.RLIMIT_AS, (memory("VmSize") + hello.memory_mib * MIB, resource.RLIM_INFINITY))
+    thread.join()
+    resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    return replies[0] if replies else Reply("memory")
+
+
+def memory(name: str) -> int:
+    """Bytes of this process: VmSize, VmRSS."""
+    with open("/proc/self/status") as status:
+        line = next(line for line in status if line.startswith(f"{name}:"))
+    return int(line.split()[1]) * 1024
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""Classifier-free guidance (Sanchez et al., arXiv 2306.17806): away from what the model says without the prompt, or with a negative one.
+
+A pure function on logits. It comes before everything else that happens to a row; who the two sequences are is others' business.
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+def guide(conditional: torch.Tensor, unconditional: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """l_u + s · (l_c − l_u), float32 [R, V]: the logarithm of p_u^(1 − s) · p_c^s, but for a constant per row.
+
+    At s = 1 it is the conditional row and at s = 0 the unconditional one, bit for bit; the other is then not looked at. Otherwise, with
+    −∞: what the conditional excludes stays excluded; what the unconditional alone excludes is excluded where s < 1, the limit of the
+    formula, and where s > 1, whose limit would be certainty, it keeps the conditional's own logit. NaN in either is NaN.
+
+    Args:
+        conditional, unconditional: [R, V], any float dtype; not modified. scale: [R], s ≥ 0.
+
+    Raises:
+        ValueError: shapes differ, or a scale is negative or not finite.
+    """
+    if conditional.dim() != 2 or conditional.shape != unconditional.shape or scale.shape != conditional.shape[:1]:
+        raise ValueError(
+            f"conditional and unconditional must be [R, V] and scale [R], got {tuple(conditional.shape)}, "
+            f"{tuple(unconditional.shape)} and {tuple(scale.shape)}"
+        )
+    s = scale.to(conditional.device, torch.float32)[:, None]
+    if not bool(((s >= 0) & s.isfinite()).all()):
+        raise ValueError(f"scale must be finite and at least 0, got {scale.tolist()}")
+    c, u = conditional.float(), unconditional.float()
+    guided = u + s * (c - u)
+    if not bool(guided.isfinite().all()):
+        nan = c.isnan() | u.isnan()
+        guided = torch.where(u.isneginf(), torch.where(s > 1, c, -torch.inf), guided)
+        guided = torch.where(c.isneginf(), -torch.inf, guided)
+        guided = torch.where(nan, torch.nan, guided)
+    if bool((s <= 1).any()):
+        guided = torch.where(s == 1, c, torch.where(s == 0, u, guided))
+    return guided

@@ -1,0 +1,132 @@
+"""Guessing ahead changes nothing but the number of steps: whoever guesses, whatever is asked, also where a sequence ends or turns in the
+middle of what was guessed."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from engine.harness import EOS, VOCAB, Fickle, Harness
+from tailrace.drafting.ngram import NGram
+from tailrace.engine.spelling import Spelling
+from tailrace.options import Speculation
+from tailrace.runners.scripted import ScriptedRunner
+
+CHARS = [chr(33 + i) for i in range(VOCAB)]
+SPELLING = Spelling([c.encode() for c in CHARS], frozenset({EOS}), True)
+
+
+def logits(ids: list[int]) -> torch.Tensor:
+    """A few likely tokens, which depend on the last four."""
+    rng = random.Random(repr(ids[-4:]))
+    row = torch.full((VOCAB,), -4.0)
+    for _ in range(8):
+        row[rng.randrange(VOCAB)] = rng.uniform(0, 3)
+    row[EOS] = 0.5
+    return row
+
+
+PROMPTS = [[5, 6, 7, 8, 5, 6, 7], list(range(20)), [9] * 5]
+ASKED = {
+    "greedy": {"temperature": 0.0},
+    "sampled": {"temperature": 0.8, "top_p": 0.95, "seed": 1},
+    "penalties": {"seed": 2, "repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.2},
+    "window": {"seed": 3, "repetition_penalty": 1.5, "penalty_last_n": 6},
+    "min_p, bias": {"seed": 4, "min_p": 0.05, "logit_bias": {7: 2.0, 11: -3.0}},
+    "min_tokens": {"seed": 5, "min_tokens": 12},
+    "stop ids": {"seed": 6, "stop_token_ids": tuple(range(30, 50))},
+    "stop strings": {"seed": 7, "stop": ("3", "Q", "ab"), "ignore_eos": True},
+    "logprobs": {"seed": 8, "logprobs": 3, "report_entropy": True},
+    "processed": {"seed": 9, "logprobs": 2, "logprobs_mode": "processed", "top_k": 5},
+    "dry, no repeats": {"seed": 10, "dry_multiplier": 1.0, "no_repeat_ngram_size": 3},
+    "mirostat": {"seed": 11, "mirostat": 2, "mirostat_tau": 3.0},
+    "bad words": {"seed": 12, "bad_words": ((7, 8), (9,))},
+    "banned strings": {"seed": 13, "banned_strings": ("'", "(5", "a"), "ignore_eos": True},
+    "forced": {"seed": 14, "forced_token_ids": (40, 41, 42, 43, 44, 45)},
+    "n": {"seed": 15, "n": 3},
+    "loops": {"seed": 16, "temperature": 0.1, "ignore_eos": True},
+}
+
+
+def stories(drafter=None, **asked):
+    """What three requests become; the number of steps; the drafter's engine."""
+    world = Harness(
+        ScriptedRunner(VOCAB, logits, 512),
+        drafter=drafter and (lambda sampler: drafter),
+        spelling=SPELLING,
+        num_blocks=48,
+    )
+    for place, prompt in enumerate(PROMPTS):
+        world.submit(f"r{place}", prompt, **({"max_tokens": 40, "temperature": 1.0} | asked))
+    found = world.run()
+    return {
+        name: (s.tokens, s.logprobs, s.end.reason, s.end.stop_token_id, s.end.cause) for name, s in found.items()
+    }, world
+
+
+@pytest.mark.parametrize("asked", ASKED.values(), ids=ASKED.keys())
+def test_exact_guesses_change_nothing(asked):
+    plain, slow = stories(**asked)
+    texts = [PROMPTS[int(name[0][1:])] + tokens for name, (tokens, *_) in plain.items()]
+    for accuracy in (1.0, 0.7):
+        drafter = Fickle(texts, accuracy)
+        guessed, fast = stories(drafter, **asked)
+        assert guessed == plain
+        assert drafter.offered
+        assert 0 < fast.engine.counters.accepted_tokens <= fast.engine.counters.drafted_tokens
+        assert fast.runner.steps < slow.runner.steps
+    guessed, _ = stories(NGram(), **asked)
+    assert guessed == plain
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block", "typical"])
+def test_other_rules_say_something_of_the_right_length(rule):
+    plain, _ = stories(temperature=0.0)
+    guessed, world = stories(Fickle([], 1.0), temperature=0.0, speculation=Speculation(rule=rule))
+    assert guessed == plain  # greedy: every rule accepts the likeliest token alone
+    assert world.engine.counters.drafted_tokens
+
+
+def test_a_request_may_do_without():
+    _, world = stories(Fickle([], 1.0), speculation=Speculation(max_drafts=0), seed=1)
+    assert world.engine.counters.drafted_tokens == 0
+
+
+def test_guesses_never_outgrow_what_is_asked():
+    for room in range(1, 8):
+        plain, _ = stories(max_tokens=room, seed=4, ignore_eos=True)
+        texts = [PROMPTS[int(name[0][1:])] + tokens for name, (tokens, *_) in plain.items()]
+        guessed, _ = stories(Fickle(texts, 1.0), max_tokens=room, seed=4, ignore_eos=True)
+        assert guessed == plain
+        assert all(len(tokens) == room for tokens, *_ in guessed.values())
+
+
+def test_a_drafter_that_fails_is_left_alone():
+    class Broken(Fickle):
+        def draft(self, asks):
+            raise RuntimeError("no idea")
+
+    plain, _ = stories(seed=1)
+    guessed, world = stories(Broken([], 1.0), seed=1)
+    assert guessed == plain
+    assert world.engine.speculator.drafter is None
+
+
+def test_forced_tokens_take_no_steps_of_their_own():
+    asked = {"forced_token_ids": tuple(range(20, 32)), "temperature": 0.0, "max_tokens": 13, "ignore_eos": True}
+    found, world = stories(None, **asked)
+    assert all(tokens[:12] == list(range(20, 32)) for tokens, *_ in found.values())
+    assert world.runner.steps < 13
+
+
+def test_a_tight_cache_guesses_less_and_loses_nothing():
+    plain, _ = stories(seed=3, ignore_eos=True)
+    world = Harness(
+        ScriptedRunner(VOCAB, logits, 512), drafter=lambda sampler: NGram(), num_blocks=7, spelling=SPELLING
+    )
+    for place, prompt in enumerate(PROMPTS):
+        world.submit(f"r{place}", prompt, max_tokens=40, temperature=1.0, seed=3, ignore_eos=True)
+    assert {name: story.tokens for name, story in world.run().items()} == {name: s[0] for name, s in plain.items()}
+    assert world.engine.counters.preemptions

@@ -1,0 +1,65 @@
+"""What completes a text within a budget: from every place of random texts, and only with what the grammar allows."""
+
+from __future__ import annotations
+
+import numpy
+import pytest
+
+from grammar.test_position import CASES, WORDS, cases, compiled, ids_of, mask_of, start, text_of
+from grammar.vocabularies import EOS, small
+from tailrace.grammar.backends import make
+from tailrace.grammar.closing import closing
+from tailrace.grammar.position import Position
+from tailrace.options import Grammar
+
+
+def follow(matcher: Position, tokens: list[int]) -> None:
+    assert all(matcher.accept(token) for token in tokens)
+    assert matcher.accept(EOS[0])
+
+
+@cases
+def test_every_place_of_a_random_text_is_closed(backend: str, name: str):
+    tried = closed = 0
+    for seed in range(6):
+        rng, matcher, path = numpy.random.default_rng(seed), start(backend, name), []
+        for _ in range(15):
+            mask = mask_of(matcher)
+            tokens = closing(matcher, 60)
+            tried += 1
+            if tokens is not None:
+                closed += 1
+                assert len(tokens) <= 60
+                assert tokens == closing(matcher.fork(), 60)
+                assert mask_of(matcher).equal(mask)
+                follow(matcher.fork(), tokens)
+                text = text_of(backend, [*path, *tokens])
+                assert text is None or WORDS[name][1](text)
+            token = int(rng.choice(ids_of(mask)))
+            if token in EOS:
+                break
+            matcher.accept(token)
+            path.append(token)
+    # a language of brackets that were opened one by one may need more tokens than there are
+    assert closed >= 0.97 * tried, f"{closed} of {tried}"
+
+
+@pytest.mark.parametrize("backend", ["llguidance", "xgrammar"])
+def test_the_budget_is_kept(backend: str):
+    grammar = Grammar(kind="regex", source="[a-c]{9}x?", backend=backend)
+    matcher = make(backend, small()).load(make(backend, small()).compile(grammar)).matcher()
+    assert matcher.accept(ord("a"))
+    shortest = next(n for n in range(10) if closing(matcher, n) is not None)
+    assert shortest == 3  # "abc" is a token, so eight letters are at least three
+    assert closing(matcher, 0) is None
+    assert closing(matcher, 10, max_masks=1) is None
+    for token in closing(matcher, 10) or []:
+        assert matcher.accept(token)
+    assert closing(matcher, 0) == []
+
+
+def test_the_end_is_closed():
+    matcher = compiled(*CASES[0]).matcher()
+    assert matcher.prefix([*b"{}", EOS[1]]) == 3
+    assert all(matcher.accept(token) for token in [*b"{}", EOS[1]])
+    assert closing(matcher, 5) == []

@@ -1,0 +1,103 @@
+"""Real schemas (schemas.md): what can be written under the masks validates, by jsonschema, with the default model's tokenizer."""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy
+import pytest
+
+from tailrace.errors import ParameterError
+from tailrace.grammar.backends import Backend, make
+from tailrace.grammar.check import UnsupportedError
+from tailrace.grammar.closing import closing
+from tailrace.grammar.position import Position
+from tailrace.grammar.vocabulary import Vocabulary
+from tailrace.options import Grammar
+from tailrace.text.tokenizer import Tokenizer
+
+pytestmark = pytest.mark.model
+RECORDS = [json.loads(line) for line in (Path(__file__).parent / "schemas.jsonl").read_text().splitlines()]
+STEPS = 25  # tokens drawn at random before the text is closed
+
+
+@lru_cache
+def backend_of(name: str, folder: Path) -> Backend:
+    tokenizer = Tokenizer.load(folder)
+    config = json.loads((folder / "config.json").read_text())
+    size = config["vocab_size"]
+    spelled = [tokenizer.bytes_of(i) for i in range(size)]
+    vocabulary = Vocabulary.of(folder, spelled, frozenset(tokenizer.special_ids), [config["eos_token_id"]], size)
+    return make(name, vocabulary)
+
+
+def written(matcher: Position, seed: int) -> str | None:
+    """A random text, closed after a while; None: no way to close it was found."""
+    rng, path = numpy.random.default_rng(seed), []
+    eos = matcher.vocabulary.eos[0]
+    while len(path) < STEPS:
+        token = int(rng.choice(matcher.allowed().nonzero()[0]))
+        assert matcher.accept(token)
+        if token == eos:
+            break
+        path.append(token)
+    else:
+        if (rest := closing(matcher, 1000)) is None:
+            return None
+        assert all(matcher.accept(token) for token in [*rest, eos])
+        path += rest
+    assert matcher.finished
+    return b"".join(matcher.vocabulary.token_bytes[i] for i in path).decode()
+
+
+def validates(text: str, schema: dict[str, Any]) -> None:
+    jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)(schema).validate(json.loads(text))
+
+
+def run(backend: Backend, records: list[dict[str, Any]]) -> tuple[int, int]:
+    """How many are accepted, and how many of the texts could not be closed."""
+    accepted = unclosed = 0
+    for seed, record in enumerate(records):
+        source = json.dumps(record["schema"])
+        try:
+            compiled = backend.load(backend.compile(Grammar(kind="json_schema", source=source, whitespace=2)))
+        except (UnsupportedError, ParameterError):
+            continue
+        accepted += 1
+        matcher = compiled.matcher()
+        assert isinstance(matcher, Position)
+        if (text := written(matcher, seed)) is None:
+            unclosed += 1
+        else:
+            validates(text, record["schema"])
+    return accepted, unclosed
+
+
+def test_the_corpus_is_large_and_diverse():
+    assert len(RECORDS) >= 250
+    assert len({json.dumps(record["schema"]) for record in RECORDS}) == len(RECORDS)
+    assert {record["source"] for record in RECORDS} == {"bfcl-eval", "schemastore", "check-jsonschema"}
+
+
+def test_llguidance_writes_what_validates(model_folder: Path):
+    accepted, unclosed = run(backend_of("llguidance", model_folder), RECORDS)
+    assert accepted >= 210
+    assert unclosed <= 0.02 * accepted
+
+
+def test_xgrammar_writes_what_validates(model_folder: Path):
+    """A few of each source: it takes seconds for some; all of them in the long run."""
+    some = [record for record in RECORDS if len(json.dumps(record["schema"])) < 900][::6]
+    accepted, _ = run(backend_of("xgrammar", model_folder), some)
+    assert accepted >= 0.4 * len(some)
+
+
+@pytest.mark.long
+def test_xgrammar_writes_what_validates_everywhere(model_folder: Path):
+    small = [record for record in RECORDS if len(json.dumps(record["schema"])) < 6000]
+    accepted, _ = run(backend_of("xgrammar", model_folder), small)
+    assert accepted >= 100

@@ -1,0 +1,266 @@
+"""The engine's side: what is compiled apart is bounded, known, replaced and ended; masks of many at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import Literal
+
+import pytest
+import torch
+
+from grammar.vocabularies import EOS, PADDED, SPECIAL, small, spelled
+from tailrace.config import GrammarConfig
+from tailrace.errors import EngineError, ParameterError, RowError
+from tailrace.grammar.base import Compiled
+from tailrace.grammar.service import Cache, Grammars, Job, digest
+from tailrace.options import Grammar, Stretch
+
+CONFIG = GrammarConfig(timeout_s=1.5, memory_mib=128, threads=2)
+WORDS = -(-PADDED // 32)
+DOUBLING = {
+    f"d{i}": {
+        "anyOf": [
+            {"type": "object", "properties": {x: {"$ref": f"#/$defs/d{i + 1}"} for x in "xyz"}},
+            {"type": "array", "prefixItems": [{"$ref": f"#/$defs/d{i + 1}"}] * 3, "maxItems": 3},
+        ]
+    }
+    for i in range(40)
+}
+PATTERNS = {f"p{i}": {"type": "string", "pattern": f"^[a-z]{{3,{30 + i}}}x[0-9]{{2}}$"} for i in range(1000)}
+
+
+def schema(value: object) -> Grammar:
+    return Grammar(kind="json_schema", source=json.dumps(value), backend="xgrammar")
+
+
+def regex(source: str, backend: Literal["xgrammar", "llguidance"]) -> Grammar:
+    return Grammar(kind="regex", source=source, backend=backend)
+
+
+# most for xgrammar, which works everything out beforehand; llguidance takes them, and bounds each step
+BOMBS = {
+    "nested quantifiers": regex("((((a{1,100}b){1,100}c){1,100}d){1,100}e){1,100}", "xgrammar"),
+    "a length of a million": schema({"type": "string", "minLength": 1, "maxLength": 1_000_000}),
+    "references that double": schema({"$ref": "#/$defs/d0", "$defs": {**DOUBLING, "d40": {"type": "string"}}}),
+    "a thousand patterns": schema({"type": "object", "properties": PATTERNS}),
+    "an enormous enum": schema({"enum": [f"{i}-{i * i}-{i**3}" for i in range(25_000)]}),
+    "repeats of all lengths": regex("|".join(f"[a-z]{{{i}}}{i}[0-9]*x" for i in range(3000)), "llguidance"),
+}
+
+
+def grammars(config: GrammarConfig = CONFIG) -> Grammars:
+    return Grammars(config, None, spelled(), SPECIAL, EOS, PADDED)
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[Grammars]:
+    made = grammars()
+    yield made
+    made.close()
+
+
+def number(i: int, **more) -> Grammar:
+    return Grammar(kind="regex", source=f"x{i}[0-9]", **more)
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def resident_mib() -> float:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def test_nothing_starts_before_the_first_grammar():
+    threads = threading.active_count()
+    made = grammars()
+    assert threading.active_count() == threads
+    assert made.pids == []
+    made.close()
+
+
+def test_a_grammar_is_compiled_once_and_kept(service: Grammars):
+    first = service.compile(number(0))
+    compiled = first.result(120)
+    assert compiled.matcher().prefix(b"x07") == 3
+    assert service.compile(number(0)).result(0) is compiled
+    # what does not change the language does not count
+    assert service.compile(number(0, close_in_time=True, after=Stretch("<a>", "</a>"))).result(0) is compiled
+    assert digest(number(0)) != digest(number(0, backend="xgrammar")) != digest(number(1))
+
+
+def test_fifty_at_once_and_equal_ones_together(service: Grammars):
+    futures = [service.compile(number(i % 25)) for i in range(50)]
+    compiled = [future.result(120) for future in futures]
+    assert all(a is b for a, b in zip(compiled[:25], compiled[25:], strict=True))
+    for i in range(25):
+        assert compiled[i].matcher().prefix(f"x{i}7".encode()) == len(f"x{i}7")
+    assert not any(future.cancel() for future in futures)
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_bomb_is_refused_and_costs_this_process_nothing(service: Grammars, name: str):
+    other = "llguidance" if BOMBS[name].backend == "xgrammar" else "xgrammar"
+    for backend in (BOMBS[name].backend, other):  # both are there before memory is measured
+        service.compile(number(99, backend=backend)).result(120)
+    before = resident_mib()
+    future = service.compile(BOMBS[name])
+    with pytest.raises(ParameterError, match=r"too big|takes longer than|takes more than|not supported") as caught:
+        future.result(120)
+    assert caught.value.param == "grammar"
+    assert resident_mib() - before < 24
+    # not a half result, and others go on
+    with pytest.raises(ParameterError):
+        service.compile(BOMBS[name]).result(120)
+    assert service.compile(number(98)).result(120).matcher().prefix(b"x980") == 4
+
+
+def test_a_process_killed_in_the_middle_is_replaced(service: Grammars):
+    service.compile(number(1)).result(120)
+    (pid,) = service.pids
+    os.kill(pid, signal.SIGSTOP)  # so that it is certainly in the middle
+    future = service.compile(number(50))
+    assert not future.done()
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(ParameterError, match="breaks the compiler"):
+        future.result(120)
+    assert service.compile(number(50)).result(120).matcher().prefix(b"x505") == 4
+    assert service.pids != [pid]
+    # killed while it has nothing to do: nobody notices
+    os.kill(service.pids[0], signal.SIGKILL)
+    time.sleep(0.05)
+    assert service.compile(number(51)).result(120).matcher().prefix(b"x515") == 4
+
+
+@pytest.mark.parametrize(
+    ("grammar", "message"),
+    [
+        (Grammar(kind="json_schema", source='{"type": "object",}'), "line 1, column 19"),
+        (Grammar(kind="json_schema", source="[1]"), "must be a JSON object, got list"),
+        (Grammar(kind="json_schema", source="false"), "no value validates"),
+        (Grammar(kind="json_schema", source='{"const": NaN}'), "NaN is not JSON"),
+        (Grammar(kind="json_schema", source='{"not":' * 70 + "{}" + "}" * 70), "nested deeper than 64"),
+        (Grammar(kind="json_schema", source="[" * 200_000), "nested deeper than 64"),
+        (Grammar(kind="json_schema", source='{"type":"array","uniqueItems":true}'), r"llguidance: .*uniqueItems.*xgrammar: uniqueI"),
+        (Grammar(kind="json_schema", source='{"type":"a"}', backend="llguidance"), "Invalid type: a"),
+        (Grammar(kind="json_object", source="{}"), "has no source"),
+        (Grammar(kind="choice", source="[]"), "one or more texts"),
+        (Grammar(kind="choice", source='["a", ""]'), "none of them empty"),
+        (Grammar(kind="choice", source='["a", 3]'), "one or more texts"),
+        (Grammar(kind="choice", source='["\\ud800"]'), "surrogate"),
+        (Grammar(kind="regex", source=" "), "must not be empty"),
+        (Grammar(kind="regex", source="a\0"), "NUL"),
+        (Grammar(kind="regex", source="(a"), "llguidance: .*regex.*xgrammar: .*parenthesis"),
+        (Grammar(kind="regex", source="a(?=b)b"), "llguidance: .*look.*xgrammar: "),
+        (Grammar(kind="ebnf", source="start ::= x"), "root"),
+        (Grammar(kind="ebnf", source="root ::= x"), '"x" is not defined'),
+        (Grammar(kind="lark", source="start: foo"), "foo"),
+        (Grammar(kind="lark", source="start: /a/", backend="xgrammar"), "xgrammar: the kind lark"),
+        (Grammar(kind="structural_tag", source="[]"), "must be a JSON object"),
+        (Grammar(kind="structural_tag", source="{}"), '"format"'),
+        (Grammar(kind="structural_tag", source='{"structures": [{"begin": "<a>"}]}'), "triggers"),
+        (Grammar(kind="structural_tag", source='{"format": {"type": "nope"}}'), "nope"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said(service: Grammars, grammar: Grammar, message: str):
+    with pytest.raises(ParameterError, match=message) as caught:
+        service.compile(grammar).result(120)
+    assert caught.value.param == "grammar"
+    assert "<state>" not in str(caught.value)
+
+
+def test_closing_ends_what_is_being_compiled_and_leaves_nothing():
+    threads, files = threading.active_count(), len(os.listdir("/proc/self/fd"))
+    made = grammars(GrammarConfig(timeout_s=60, memory_mib=4096, workers=2))
+    made.compile(number(0)).result(120)
+    running = [
+        made.compile(BOMBS["a thousand patterns"]),
+        made.compile(BOMBS["references that double"]),
+        made.compile(number(3)),
+    ]
+    made.fill([]).wait()
+    time.sleep(0.2)
+    pids = made.pids
+    made.close()
+    for future in running:
+        outcome = future.exception(0)
+        assert outcome is None or isinstance(outcome, (EngineError, ParameterError))
+    assert any(isinstance(future.exception(0), EngineError) for future in running)
+    with pytest.raises(EngineError, match="shut down"):
+        made.compile(number(4)).result(0)
+    made.close()
+    assert not any(map(alive, pids))
+    assert threading.active_count() == threads
+    assert len(os.listdir("/proc/self/fd")) <= files
+
+
+def test_the_least_used_leaves_the_cache():
+    cache, compiled = Cache(max_entries=3, max_bytes=100), Future[Compiled]()
+    for key, size in ((b"a", 10), (b"b", 10), (b"c", 10)):
+        cache.put(key, compiled, size)  # type: ignore[arg-type]
+    assert cache.get(b"a") is not None
+    cache.put(b"d", compiled, 10)  # type: ignore[arg-type]
+    assert [cache.get(key) is not None for key in (b"a", b"b", b"c", b"d")] == [True, False, True, True]
+    cache.put(b"e", compiled, 85)  # type: ignore[arg-type]
+    assert [cache.get(key) is not None for key in (b"a", b"c", b"d", b"e")] == [False, False, True, True]
+
+
+@pytest.mark.parametrize("backend", ["llguidance", "xgrammar"])
+def test_masks_of_many_with_drafts(service: Grammars, backend: str):
+    compiled = service.compile(Grammar(kind="regex", source="(ab|cd)+[0-9]", backend=backend)).result(120)
+    drafts = [b"", b"a", b"abc", b"abcdab", b"ab5"] * 4
+    matchers = [compiled.matcher() for _ in drafts]
+    masks = [torch.full((len(d) + 1, WORDS), -1, dtype=torch.int32) for d in drafts]
+    jobs = [Job(m, list(d), mask) for m, d, mask in zip(matchers, drafts, masks, strict=True)]
+    assert service.fill(jobs).wait() == [None] * len(jobs)
+    for matcher, draft, mask in zip(matchers, drafts, masks, strict=True):
+        alone, row = compiled.matcher(), torch.zeros(WORDS, dtype=torch.int32)
+        for j in range(len(draft) + 1):
+            alone.fill(row)
+            assert torch.equal(mask[j], row)
+            assert j == len(draft) or alone.accept(draft[j])
+        matcher.fill(row)
+        assert torch.equal(row, masks[0][0])
+
+
+def test_a_job_that_fails_fails_alone(service: Grammars):
+    compiled = service.compile(number(7)).result(120)
+
+    class Broken:
+        def fill(self, mask: torch.Tensor) -> None:
+            raise RowError("broken")
+
+    def job(matcher, drafts: bytes) -> Job:
+        return Job(matcher, list(drafts), torch.zeros((len(drafts) + 1, WORDS), dtype=torch.int32))
+
+    jobs = [
+        job(compiled.matcher(), b"x7"),
+        job(Broken(), b""),
+        job(compiled.matcher(), b"xq"),
+        job(compiled.matcher(), b""),
+    ]
+    first, second, third, fourth = service.fill(jobs).wait()
+    assert first is None
+    assert isinstance(second, RowError)
+    assert isinstance(third, ValueError)
+    assert "draft 1 " in str(third)
+    assert fourth is None
+    assert jobs[0].masks.any(dim=1).all()
+
+
+def test_a_vocabulary_needs_an_end():
+    for eos in ([], [PADDED], [-1]):
+        with pytest.raises(ValueError, match="EOS ids in"):
+            Grammars(CONFIG, None, spelled(), SPECIAL, eos, PADDED)
+    assert small().eos == EOS

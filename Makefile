@@ -88,7 +88,8 @@ lock: $(BIN)/pip
 	@set -e; work=$$(mktemp -d); trap 'rm -rf "$$work"' EXIT; \
 	$(BIN)/python -m venv "$$work/venv"; \
 	$(BIN)/python -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb")); print(*p["project"]["dependencies"], *p["dependency-groups"]["dev"], sep="\n")' > "$$work/wanted"; \
-	"$$work/venv/bin/python" -m pip install --quiet -r "$$work/wanted"; \
+	grep '^torch==' requirements.lock > "$$work/kept"; \
+	"$$work/venv/bin/python" -m pip install --quiet -r "$$work/wanted" -c "$$work/kept"; \
 	{ head -1 requirements.lock; "$$work/venv/bin/python" -m pip freeze | sed -E 's/^(torch==[^+]+).*/\1/; s/^(uvloop==.*)/\1; platform_system != "Windows"/; /^nvidia|^triton/d' | sort -f; } > "$$work/lock"; \
 	cp "$$work/lock" requirements.lock; echo "requirements.lock renewed; run make test"
 

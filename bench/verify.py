@@ -199,9 +199,15 @@ def main(argv: list[str] | None = None) -> int:
             for dense in (False, True):
                 for acceptance in STRONG:
                     results += lines(args, acceptance, dense, dtype)
-                    print(f"measured: {dtype}, {'dense' if dense else 'one-hot'}, {acceptance}", file=sys.stderr, flush=True)
+                    print(
+                        f"measured: {dtype}, {'dense' if dense else 'one-hot'}, {acceptance}",
+                        file=sys.stderr,
+                        flush=True,
+                    )
     record = {"machine": machine(), "results": results}
-    print(f"{record['machine']['cpu']}, {args.threads} threads; {args.requests} × {args.drafts} drafts, V = {args.vocab:,}")
+    print(
+        f"{record['machine']['cpu']}, {args.threads} threads; {args.requests} × {args.drafts} drafts, V = {args.vocab:,}"
+    )
     print(table(results))
     if args.json:
         write_json(args.json, record)

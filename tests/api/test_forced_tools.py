@@ -25,6 +25,7 @@ from tailrace.text.tools import TOOLS, declared
 from tailrace.text.tools.functions import functions_of
 from tailrace.text.tools.grammar import forced, optional
 from tailrace.text.tools.script import Script
+from tailrace.wire.messages import Submit
 
 EOS = 256
 ENDS = ("\n</parameter>", "</arg_value>", '"')  # of free text; chance alone would hardly find them
@@ -78,7 +79,7 @@ class Vocabulary:
 
         class Plain:
             eos_token_id, bos_token_id, tokens = EOS, None, self.spelt
-            special_token_ids = [EOS, *(range(257, 257 + len(marks)) if special else ())]
+            special_token_ids = (EOS, *(range(257, 257 + len(marks)) if special else ()))
 
             def __call__(self, text: bytes | str) -> list[int]:
                 return list(text if isinstance(text, bytes) else text.encode())
@@ -449,9 +450,10 @@ async def test_a_model_whose_calls_are_not_known_can_only_be_asked(tokenizer):
 async def test_how_a_call_finishes(front, monkeypatch, choice, reason, stream):
     """As at OpenAI and in vLLM: "stop" where the function was named. What the engine makes of the grammar is not looked at here."""
     submit = front.client.engine.submit
-    bare = lambda message: submit(
-        msgspec.structs.replace(message, params=msgspec.structs.replace(message.params, grammar=None))
-    )  # noqa: E731
+
+    def bare(message: Submit) -> None:
+        submit(msgspec.structs.replace(message, params=msgspec.structs.replace(message.params, grammar=None)))
+
     monkeypatch.setattr(front.client.engine, "submit", bare)
     answer = await front.chat(tools=ASKED, tool_choice=choice, stream=stream)
     if stream:

@@ -113,7 +113,7 @@ async def test_responses_have_their_own_form(front, form, kind, source):
 
 
 async def test_options(front):
-    more = {"structured_outputs": {"whitespace": 0, "close_in_time": True, "backend": "guidance"}}
+    more: dict[str, Any] = {"structured_outputs": {"whitespace": 0, "close_in_time": True, "backend": "guidance"}}
     params, error = await asked(front, guided_regex="a", **more)
     assert params.grammar == Grammar(kind="regex", source="a", whitespace=0, close_in_time=True, backend="llguidance")
     assert error["param"] == "guided_regex"

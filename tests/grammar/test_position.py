@@ -211,6 +211,18 @@ def test_forced_tokens_are_all_that_can_come(backend: str, name: str):
 
 
 @pytest.mark.parametrize("backend", ["llguidance", "xgrammar"])
+def test_a_forced_token_that_could_merge_with_what_follows_is_left_out(backend: str):
+    def forced(source: str) -> list[bytes]:
+        library = make(backend, small())
+        matcher = library.load(library.compile(Grammar(kind="regex", source=source))).matcher()
+        return [spelled()[token] for token in matcher.forced()]
+
+    assert forced("xab[cd]") == [b"x"]  # "abc" is a token
+    assert forced("xabcd") == [b"x", b"abc", b"d"]  # nothing follows
+    assert forced("[xy]ab") == []
+
+
+@pytest.mark.parametrize("backend", ["llguidance", "xgrammar"])
 def test_whitespace_is_bounded(backend: str):
     name = "schema"  # two characters
     for text, fits in (

@@ -150,7 +150,7 @@ ELSEWHERE = {
     "n", "seed", "max_tokens", "logprobs", "prompt_logprobs", "logprobs_mode", "report_entropy", "stop", "stop_token_ids",
     "stop_regex", "stop_outside", "repetition_detection", "thinking", "ignore_eos", "banned_strings",
     "include_stop_str_in_output", "skip_special_tokens", "shown_token_ids", "output_kind", "processors", "watermark", "forced_token_ids",
-    "mirostat_eta", "adaptive_decay", "banned_ignore_case",
+    "mirostat_eta", "adaptive_decay", "banned_ignore_case", "grammar", "guidance_scale", "negative_prompt", "speculation",
 }  # fmt: skip
 
 

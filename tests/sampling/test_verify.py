@@ -10,6 +10,7 @@ import torch
 from scipy import stats
 
 from oracles import brute
+from tailrace import kernels
 from tailrace.kernels.rows import Rule
 from tailrace.kernels.status import NAN, OK
 from tailrace.params import SamplingParams
@@ -94,7 +95,7 @@ def test_block_verification_accepts_at_least_as_many():
     assert lengths["block"] >= lengths["rejection"]
 
 
-@pytest.mark.parametrize("rule", ["exact", "rejection", "block"])
+@pytest.mark.parametrize("rule", ["exact", "rejection", "block", "typical"])
 @pytest.mark.parametrize("dense", [True, False])
 def test_backends_agree(rule, dense):
     assert outcomes(400, rule, "cpu", dense) == outcomes(400, rule, "reference", dense)
@@ -142,6 +143,18 @@ def test_noise_shared_by_draft_and_acceptance_is_seen():
     ).clamp(max=V - 1)
     found = outcomes(n, "rejection", "cpu", True, drafts=drafts)
     assert p_value(continued(found), brute.plain_law(TARGETS, K + 1)) < ALPHA
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_noise_shared_by_draft_and_residual_is_seen(shared):
+    """Drafts drawn by Gumbel-max with the noise that then draws what replaces them: what nearly won before wins too seldom."""
+    n, targets = 2**13, [[0.1, 0.6, 0.25, 0.05], [0.2, 0.2, 0.5, 0.1], [0.7, 0.1, 0.1, 0.1]]
+    proposals = [[0.6, 0.35, 0.01, 0.04], [0.4, 0.55, 0.02, 0.03]]
+    stream = verify.RESIDUAL_STREAM if shared else 99
+    noise = [kernels.gumbel(11, 10 * i + 1 + j, torch.arange(V), stream) for i in range(n) for j in range(K)]
+    drafts = (torch.stack(noise).view(n, K, V) + torch.tensor(proposals).log()).argmax(2)
+    found = outcomes(n, "rejection", "cpu", True, targets=targets, proposals=proposals, drafts=drafts)
+    assert (p_value(found, brute.rejection_law(targets, proposals)) < ALPHA) == shared
 
 
 # ---- the same tokens as without drafts

@@ -27,7 +27,7 @@ MAX_SPACING = 32  # steps between two probes of one sequence
 RATE = 0.015  # of the time of plain steps goes into the purse
 START, FULL = 2.0, 6.0  # plain steps whose time is in the purse at first, and at most: good times do not pay for bad ones
 CLIP = 0.5  # how far the time of one step may be off what is known and count: others take the cores now and then
-PRIOR_WEIGHT = 1.5  # observations that what is known of all sequences counts for in one
+PRIOR_WEIGHT = 2.0  # observations that what is known of all sequences counts for in one
 
 
 class Pace:
@@ -213,7 +213,7 @@ class _Known:
     """Of one sequence. ready: how often the drafter has something when asked. wait: steps until the next probe, spacing: between the
     last two. probed: what it got last was a probe."""
 
-    acceptance: _Acceptance = field(default_factory=lambda: _Acceptance(memory=8.0))
+    acceptance: _Acceptance = field(default_factory=lambda: _Acceptance(memory=16.0))
     ready: Ratio = field(default_factory=lambda: Ratio(memory=16.0))
     spacing: int = 1
     wait: int = 1
@@ -230,6 +230,9 @@ class _Known:
         )
 
 
+RIDGE = 1e-3
+
+
 class GuessTime:
     """Seconds that the drafter takes: so many for a sequence that is asked and so many for each draft, by least squares over the last
     hundred steps. Where these can't tell the two apart, both get their share (a ridge)."""
@@ -243,13 +246,13 @@ class GuessTime:
         new = (asked * asked, asked * drafts, drafts * drafts, asked * seconds, drafts * seconds)
         self._sums = [0.99 * old + more for old, more in zip(self._sums, new, strict=True)]
         aa, ad, dd, at, dt = self._sums
-        ridge = 1e-3 * (aa + dd) + 1e-9
-        det = (aa + ridge) * (dd + ridge) - ad * ad
-        per_ask, per_draft = ((dd + ridge) * at - ad * dt) / det, ((aa + ridge) * dt - ad * at) / det
+        aa, dd = aa + 1e-9, dd * (1.0 + RIDGE) + 1e-9
+        det = aa * dd - ad * ad
+        per_ask, per_draft = (dd * at - ad * dt) / det, (aa * dt - ad * at) / det
         if per_ask < 0.0:
-            per_ask, per_draft = 0.0, dt / (dd + ridge)
+            per_ask, per_draft = 0.0, dt / dd
         elif per_draft < 0.0:
-            per_ask, per_draft = at / (aa + ridge), 0.0
+            per_ask, per_draft = at / aa, 0.0
         self.costs = (per_ask, per_draft)
 
 
@@ -302,7 +305,7 @@ class StepTime:
         """Of steps of tokens, tokens + 1, … tokens + more tokens; without measurements in a unit of its own."""
         curve = self._curve or [(1.0, 1.0)]
         (first, first_s), (last, last_s) = curve[0], curve[-1]
-        slope = max(last_s * FLAT / _prior(last), (last_s - first_s) / (last - first) if last > first else 0.0)
+        slope = (last_s - first_s) / (last - first) if last > first else last_s * FLAT / _prior(last)
         end = max(last, tokens + more) + 1.0
         xs = [0.0, *(x for x, _ in curve), end]
         ys = [first_s * _prior(0) / _prior(first), *(y for _, y in curve), last_s + slope * (end - last)]

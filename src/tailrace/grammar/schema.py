@@ -96,8 +96,8 @@ def without_annotations(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_counts(schema: dict[str, Any]) -> None:
-    """No library keeps an object from having the same name twice, which counts once when it is read. Raises UnsupportedError where minProperties
-    could be met that way."""
+    """No library keeps an object from having the same name twice, which counts once when it is read. Raises UnsupportedError where
+    minProperties could be met that way."""
     for place, node in subschemas(schema):
         least, open_ = node.get("minProperties", 0), node.get("additionalProperties", True) is not False
         known = max(1, len(listed(node)))
@@ -118,7 +118,7 @@ def narrow(schema: dict[str, Any]) -> None:
 
 def check_for_xgrammar(schema: dict[str, Any]) -> None:
     """xgrammar passes over much of the standard in silence (most constraints beside others). What it is known to keep is listed here;
-    everything else raises UnsupportedError, naming the place, so that no output fails to validate."""
+    all else raises UnsupportedError, naming the place, so that no output fails to validate."""
     for place, node in subschemas(schema):
         if extra := ignored(node):
             raise UnsupportedError(f"{', '.join(sorted(extra))} at {place}")
@@ -203,7 +203,8 @@ PIECE = re.compile(r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|.)|\[\^?\]?(?:\\.|[^\]
 
 
 def check_pattern(pattern: Any, place: str, dot: str = ".") -> str:
-    """The pattern, its unescaped dots as `dot`. xgrammar drops anchors in the middle and what begins with "(?": those raise UnsupportedError."""
+    """The pattern, its unescaped dots as `dot`. Raises UnsupportedError where xgrammar would drop something: anchors in the middle, and
+    what begins with "(?"."""
     if not isinstance(pattern, str):
         raise UnsupportedError(f"a pattern that is no text at {place}")
     pieces = PIECE.findall(pattern)

@@ -118,4 +118,6 @@ class Rows:
 
 def spread(first: Sequence[int], counts: Sequence[int]) -> torch.Tensor:
     """first[i], first[i] + 1, … counts[i] of them, for each i: int64 [Σ counts]."""
-    return torch.tensor([f + j for f, count in zip(first, counts, strict=True) for j in range(count)], dtype=torch.int64)
+    return torch.tensor(
+        [f + j for f, count in zip(first, counts, strict=True) for j in range(count)], dtype=torch.int64
+    )

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 
 from tailrace.engine.spelling import Spelling, TokenText
 from tailrace.grammar.base import Compiled, Matcher
-from tailrace.grammar.closing import closing
 from tailrace.options import Grammar
 from tailrace.text.stops import Shield
 
 LONGEST_CLOSING = 512  # tokens; what needs more is not closed in time
+WORK, MORE_WORK = 96, 256  # masks looked at after a token, and once at the beginning: a few milliseconds, tens of them
 EARLY = 48  # tokens: so long before the end, and twice what closing took at first, it is looked for after every token
 
 
@@ -35,7 +35,7 @@ class Constraint:
         self._way_out: list[int] | None = None  # what would close the text from here
         self._watched = 0  # tokens before the end from which on it is looked for
         if self._grammar.close_in_time:
-            self._watched = EARLY + 2 * len(closing(self.matcher, LONGEST_CLOSING) or ())
+            self._watched = EARLY + 2 * len(self.matcher.closing(LONGEST_CLOSING, MORE_WORK) or ())
 
     @property
     def finished(self) -> bool:
@@ -84,13 +84,13 @@ class Constraint:
         if not self.bound or self.opening is not None or room > self._watched:
             return None
         if self._way_out is None:
-            self._way_out = closing(self.matcher, room)
+            self._way_out = self.matcher.closing(room, MORE_WORK)
         if self._way_out is None or self._way_out[:1] == [token]:
             self._way_out = self._way_out and self._way_out[1:]
             return None
         after = None
         if self.matcher.accept(token):
-            after = closing(self.matcher, room - 1)
+            after = self.matcher.closing(room - 1, WORK)
             self.matcher.rollback(1)
         if after is None:
             return self._way_out

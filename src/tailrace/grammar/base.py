@@ -35,6 +35,10 @@ class Matcher(Protocol):
         tokens may spell the same."""
         ...
 
+    def closing(self, budget: int, max_masks: int) -> list[int] | None:
+        """Tokens, at most `budget`, after which the text is complete; see grammar/closing.py."""
+        ...
+
     @property
     def finished(self) -> bool:
         """Nothing but the end may follow."""

@@ -10,11 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy
 
-from tailrace.grammar.position import Position
 from tailrace.grammar.vocabulary import CLOSERS, Vocabulary
+
+if TYPE_CHECKING:
+    from tailrace.grammar.position import Position
 
 MAX_MASKS = 256  # looked at in one search: most of its cost, some 0.1 to 0.5 ms each
 WIDTH = 4  # tokens tried at a place

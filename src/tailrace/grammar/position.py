@@ -13,6 +13,7 @@ import numpy
 import torch
 
 from tailrace.errors import RowError
+from tailrace.grammar.closing import closing
 from tailrace.grammar.vocabulary import Vocabulary
 
 
@@ -73,6 +74,9 @@ class Position(ABC):
         walker = self.fork()
         taken = next((i for i, token in enumerate(tokens) if not walker.accept(token)), len(tokens))
         return tokens if taken == len(tokens) and walker.finished else tokens[: min(taken, kept)]
+
+    def closing(self, budget: int, max_masks: int) -> list[int] | None:
+        return closing(self, budget, max_masks)
 
     @property
     def finished(self) -> bool:

@@ -18,7 +18,7 @@ constexpr double kTypicalEpsilon = 0.09, kTypicalDelta = 0.3;
 class Request {
   public:
     Request(const Step &step, int64_t index, Workspace &space)
-        : step_(step), index_(index), program_(program(step.start[index])), space_(space) {}
+        : step_(step), index_(index), program_(step.program_of(step.start[index])), space_(space) {}
 
     void run() {
         const int64_t first = step_.start[index_], last = step_.start[index_ + 1] - 1;
@@ -34,19 +34,17 @@ class Request {
         if (rule == Rule::block && step_.proposals && last > first && !forced(first, last)) status = by_block(first, last);
         else
             for (int64_t row = first; row <= last && !rejected_; ++row)
-                if ((status = one(row, step_.draft[row] < 0 || program(row).forced >= 0 ? Rule::exact : rule)) != 0) break;
+                if ((status = one(row, step_.draft[row] < 0 || step_.program_of(row).forced >= 0 ? Rule::exact : rule)) != 0) break;
         forget();
         step_.num_tokens[index_] = accepted_;
         step_.status[index_] = accepted_ ? 0 : status;  // what was accepted before a bad row stands; the row will come again
     }
 
   private:
-    const Program &program(int64_t row) const { return step_.programs[step_.program[row]]; }
-
     // Block verification decides on all drafts together, so none may be settled beforehand.
     bool forced(int64_t first, int64_t last) const {
         for (int64_t row = first; row <= last; ++row)
-            if (program(row).forced >= 0) return true;
+            if (step_.program_of(row).forced >= 0) return true;
         return false;
     }
 

@@ -13,13 +13,13 @@ struct Step {
     Type type;
     int64_t logits_rows, vocab, stride, slots, rows, requests, width;
     const Program *programs;  // by slot; behind them, those of single rows
-    const int64_t *program;   // [R]: the row's slot, or where its own program is
     const int64_t *slot, *source, *position, *start, *draft;  // as in kernels/rows.py
     const int32_t *rule;      // [N], or null: all exact
     const float *proposals;   // [R, vocab] probabilities of dense drafts, contiguous, or null: one-hot
     const int64_t *mask;      // [R], the row's place in masks, −1: none; or null
     const uint32_t *masks;    // [num_masks, ⌈vocab / 32⌉]
     int64_t num_masks;
+    const int64_t *program;   // [R], the row's place in programs; or null: its slot
     // found by check
     int32_t flags;            // all that is set in any program of the step, and kReported
     int32_t top;              // the most alternatives that a program asks for
@@ -29,6 +29,8 @@ struct Step {
     int32_t *status;          // [N]: a Status, or kApart
     double *numbers;          // [N, width, 3 + top], where a program asks: logprob, entropy and varentropy in nats, the top logprobs
     int64_t *ranks;           // [N, width, 1 + top], where a program asks: rank, the top ids
+
+    const Program &program_of(int64_t row) const { return programs[program ? program[row] : slot[row]]; }
 };
 
 // Throws std::invalid_argument where the step's numbers point outside of what they point into.

@@ -18,7 +18,7 @@ void write(const Mass &mass, double *entropy) {
 }  // namespace
 
 Target::Target(const Step &step, int64_t row, Workspace &space)
-    : program_(step.programs[step.program[row]]), position_(step.position[row]), space_(space) {
+    : program_(step.program_of(row)), position_(step.position[row]), space_(space) {
     const int64_t bytes = step.type == Type::f32 ? 4 : 2;
     const char *logits = static_cast<const char *>(step.logits);
     row_ = {logits + step.source[row] * step.stride * bytes, step.type, step.vocab, program_.edits, program_.num_edits};

@@ -1,4 +1,4 @@
-"""Instructor in its mode that needs no grammar: the model is asked for JSON in a code block.
+"""Instructor: in the mode that needs no grammar, where the model is asked for JSON in a code block, and in those that do.
 
 A model of 135M parameters knows what to write but copies the schema first; `forced_token_ids` begin its answer, and the
 values are then its own.
@@ -7,6 +7,7 @@ values are then its own.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from typing import Any
 
 import instructor
@@ -33,6 +34,13 @@ class Person(BaseModel):
 
 
 JOHN = ("John", 30)
+
+
+@pytest.fixture(scope="module")
+def calling(serve) -> Iterator[Server]:
+    """Where it is known how the model writes calls."""
+    with serve("--tool-parser", "hermes") as running:
+        yield running
 
 
 @pytest.fixture
@@ -91,19 +99,33 @@ def test_an_answer_that_does_not_pass_is_asked_for_again(server, ask):
     assert answer.usage.prompt_tokens > 2 * once.prompt_tokens
 
 
-@pytest.mark.parametrize(
-    ("mode", "field"),
-    [
-        (instructor.Mode.JSON, "response_format"),
-        (instructor.Mode.JSON_SCHEMA, "response_format"),
-        (instructor.Mode.TOOLS, "tool_choice"),
-    ],
-)
-def test_modes_that_need_a_grammar_are_refused_by_name(server, ask, mode, field):
+def test_any_json_object(server, ask):
+    """This mode tells the schema to the model alone; so small a one answers with a schema, but in JSON."""
+
+    class Anything(BaseModel, extra="allow"):
+        pass
+
+    found = client_of(server, instructor.Mode.JSON).create(
+        **ask | {"extra_body": {}, "max_retries": 0, "response_model": Anything, "max_tokens": 200}
+    )
+    assert found.model_extra
+
+
+@pytest.mark.parametrize("mode", [instructor.Mode.JSON_SCHEMA, instructor.Mode.TOOLS])
+def test_modes_of_a_grammar(calling, ask, mode):
+    """Nothing is forced but the form; each answer passes at the first try."""
+    person, answer = client_of(calling, mode).create_with_completion(**ask | {"extra_body": {}, "max_retries": 0})
+    assert isinstance(person.name, str)
+    assert isinstance(person.age, int)
+    assert answer.choices[0].finish_reason == "stop"  # also of a call, where the function is named
+    assert bool(answer.choices[0].message.tool_calls) == (mode is instructor.Mode.TOOLS)
+
+
+def test_without_a_known_form_of_calls_none_can_be_forced(server, ask):
     with pytest.raises(InstructorRetryException) as refused:
-        client_of(server, mode).create(**ask | {"max_retries": 0})
+        client_of(server, instructor.Mode.TOOLS).create(**ask | {"max_retries": 0})
     cause = refused.value.__cause__
     while cause is not None and not isinstance(cause, openai.BadRequestError):
         cause = cause.__cause__
     assert cause is not None, "another error than a 400"
-    assert cause.param == field
+    assert cause.param == "tool_choice"

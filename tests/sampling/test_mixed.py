@@ -214,7 +214,7 @@ def test_a_mask_is_its_rows_alone(backend):
         ({"mask": torch.tensor([0, -2])}, "mask must be in -1 … 1, got -2"),
         ({"mask": torch.tensor([0])}, r"mask must be contiguous int64 \[2\]"),
         ({"mask": torch.tensor([0, 0], dtype=torch.int32)}, "mask must be contiguous int64"),
-        ({"masks": None}, "mask must be in -1 … -1, got 0"),
+        ({"masks": None}, "masks must be .* where rows have a mask, got none"),
         ({"masks": torch.zeros(2, 21, dtype=torch.int32)}, r"masks must be contiguous int32 \[M, 22\]"),
         ({"masks": torch.zeros(2, 22)}, "masks must be contiguous int32"),
         ({"masks": torch.zeros(2, 44, dtype=torch.int32)[:, ::2]}, "masks must be contiguous int32"),

@@ -24,9 +24,11 @@ from tailrace.options import MAX_DRAFTS
 
 PROBE = 2  # drafts of a probe: the second says whether what stands goes on
 MAX_SPACING = 32  # steps between two probes of one sequence
-RATE = 0.015  # of the time of plain steps goes into the purse
-START, FULL = 2.0, 6.0  # plain steps whose time is in the purse at first, and at most: good times do not pay for bad ones
-CLIP = 0.5  # how far the time of one step may be off what is known and count: others take the cores now and then
+# The purse, in plain steps' time (steps without drafts):
+RATE = 0.015  # goes into it with each plain step
+START, FULL, DEBT = 1.0, 6.0, -2.0  # are in it at first, at most and at least: good times do not pay for bad ones
+CLIP = 0.5  # so far off its size's usual time a step is charged, since others take the cores now and then, but never more than its
+# tokens one by one
 PRIOR_WEIGHT = 2.0  # observations that what is known of all sequences counts for in one
 
 
@@ -51,22 +53,24 @@ class Pace:
         self._all.first.add(2.0, 4.0)  # until something is known: one in two stands …
         self._all.later.add(3.0, 4.0)  # … and of what follows an accepted one three in four
         self._known: dict[int, _Known] = {}
-        self._purse_s: float | None = None
-        # of the step under way: sequences that decode, those that were asked, time without drafts, whether it has prefills
-        self._sequences, self._asked, self._plain_s, self._mixed = 0, 0, 0.0, False
+        self._purse = START
+        self._step = _Step()
 
     def counts(self, asks: Sequence[tuple[int, int]], others: int) -> list[int]:
         """How many drafts each may get, 0: none.
 
-        asks: (slot, the most that it can have) of the sequences that decode in this step. others: further tokens of the step.
+        asks: (slot, the most that it can have) of the sequences that decode in this step. others: further tokens of the step: prefills,
+        and sequences that nothing is guessed for.
         """
-        most = [max(0, min(limit, self._max_drafts)) for _, limit in asks]
-        if self._adaptive and any(most):
-            known = [self._known.setdefault(slot, _Known()) for slot, _ in asks]
-            self._sequences, self._mixed = len(asks), others > 0
-            most = self._chosen(known, most, others)
-        self._asked = len(most) - most.count(0)
-        return most
+        counts = [max(0, min(limit, self._max_drafts)) for _, limit in asks]
+        if self._adaptive:
+            self._settle()
+            self._step = _Step(tokens=len(asks) + others)
+            if any(counts):
+                known = [self._known.setdefault(slot, _Known()) for slot, _ in asks]
+                counts = self._chosen(known, counts, others)
+            self._step.asked = len(counts) - counts.count(0)
+        return counts
 
     def drafted(self, slot: int, offered: int, accepted: int) -> None:
         """Of `offered` drafts the first `accepted` stood. offered = 0: it was asked, and the drafter had nothing."""
@@ -81,49 +85,50 @@ class Pace:
         elif known.probed:
             known.spacing = min(2 * known.spacing, MAX_SPACING)
         known.wait = known.spacing
-        if not self._mixed:
-            self._pay(-accepted * self._plain_s / max(1, self._sequences))
+        self._step.accepted += accepted
 
     def stepped(self, tokens: int, seconds: float) -> None:
         """A decode step of so many tokens, drafts included, took so long: forward pass and sampling, no prefill in it."""
         if tokens < 1 or seconds <= 0.0:
             return
-        plain = tokens <= self._sequences
-        self._time.add(tokens, seconds, plain)
-        known_s = self._time.ahead(tokens, 0)[0]
-        clipped_s = min(max(seconds, (1.0 - CLIP) * known_s), (1.0 + CLIP) * known_s)
-        self._pay(-RATE * known_s if plain else clipped_s - self._plain_s)
+        step = self._step
+        step.plain = tokens <= step.tokens
+        usual_s = self._time.add(tokens, seconds, step.plain)
+        if not step.plain:
+            most_s = (1.0 + CLIP) * min(usual_s, step.plain_s * tokens / max(1, step.tokens))
+            step.forward_s = min(max(seconds, (1.0 - CLIP) * usual_s), most_s)
 
     def guessed(self, drafts: int, seconds: float) -> None:
         """Making so many drafts took so long."""
-        self._guess.add(self._asked, drafts, seconds)
-        self._pay(seconds)
+        self._guess.add(self._step.asked, drafts, seconds)
+        self._step.guess_s += seconds
 
     def leave(self, slot: int) -> None:
         """The slot's sequence is gone."""
         self._known.pop(slot, None)
 
-    def _pay(self, seconds: float) -> None:
-        """Out of the purse, or into it."""
-        if self._purse_s is not None:
-            self._purse_s = min(self._purse_s - seconds, FULL * self._plain_s)
+    def _settle(self) -> None:
+        """Pay for the last step. One with prefills has no plain one to be compared with, nor has one before plain ones are known."""
+        step = self._step
+        if step.plain is None or not step.plain_s:
+            return
+        saved = RATE if step.plain else 1.0 - step.forward_s / step.plain_s + step.accepted / step.sequences
+        self._purse = min(max(self._purse + saved - step.guess_s / step.plain_s, DEBT), FULL)
 
     def _chosen(self, known: list[_Known], most: list[int], others: int) -> list[int]:
         """The counts of this step, by all that is known."""
         for one in known:
             one.probed = False
             one.wait -= 1
-        sequences = len(known)
-        self._plain_s = self._time.ahead(sequences, 0)[0]
-        if not (others or self._time.settled(sequences)):
-            return [0] * sequences  # what plain steps take has to be known, to be compared with
-        if self._purse_s is None:
-            self._purse_s = START * self._plain_s
-        if self._purse_s < 0.0:
+        step, sequences = self._step, len(known)
+        # a size that came without prefills is one of sequences that decode
+        plain = sequences + others if self._time.settled(sequences + others) else sequences
+        step.sequences, step.plain_s = sequences, self._time.ahead(plain, 0)[0]
+        if self._purse < 0.0 or not self._time.settled(plain):  # without the time of plain steps nothing can be judged
             return [0] * sequences
-        room = max(PROBE, min(sum(most), self._time.reach() - sequences))
-        step_s = self._time.ahead(sequences + others, room)
-        counts = self._worthwhile(known, most, step_s)
+        room = max(PROBE, min(sum(most), self._time.reach() - plain))
+        step_s = self._time.ahead(sequences + others, room + 1)
+        counts = self._worthwhile(known, [min(each, room) for each in most], step_s)
         self._probe(known, most, counts, step_s)
         return counts
 
@@ -139,19 +144,20 @@ class Pace:
         gains.sort()
         ready = [one.ready.value for one in known]
         ask_s, draft_s = self._guess.costs
-        room, base_s = len(step_s) - 1, self._plain_s - step_s[0]
+        room, base_s = len(step_s) - 1, self._step.plain_s - step_s[0]
         tokens, drafts = float(len(known)), 0.0
         asked: set[int] = set()
-        best, taken = tokens / self._plain_s, 0
+        best, taken = tokens / self._step.plain_s, 0
         for number, (gain, place) in enumerate(gains, 1):
             tokens -= gain * ready[place]
             drafts += ready[place]
-            if (m := round(drafts)) > room:
+            if (m := int(drafts)) >= room:
                 break
             if place not in asked:
                 asked.add(place)
                 base_s += ask_s
-            worth = tokens / (base_s + step_s[m] + draft_s * drafts)
+            forward_s = step_s[m] + (drafts - m) * (step_s[m + 1] - step_s[m])
+            worth = tokens / (base_s + forward_s + draft_s * drafts)
             if worth > best:
                 best, taken = worth, number
         counts = [0] * len(known)
@@ -165,7 +171,7 @@ class Pace:
         at = min(sum(counts), len(step_s) - 1 - PROBE)
         ask_s, draft_s = self._guess.costs
         draft_s += (step_s[at + PROBE] - step_s[at]) / PROBE
-        left = self._purse_s or 0.0
+        left = self._purse * self._step.plain_s
         for place in sorted(due, key=lambda place: known[place].wait):
             if left < 0.0:
                 break
@@ -206,6 +212,22 @@ class _Acceptance:
         self.first.add(float(accepted > 0), 1.0)
         if (trials := min(offered - 1, accepted)) > 0:
             self.later.add(accepted - 1.0, trials)
+
+
+@dataclass(slots=True)
+class _Step:
+    """The step under way. tokens: without drafts; sequences: those of them that drafts may be for; asked: those that get some. plain_s:
+    its time without drafts. plain: it had none; None until its time is told, and so for good where it has prefills. accepted:
+    drafts that stood. forward_s, guess_s: what it took."""
+
+    tokens: int = 0
+    sequences: int = 1
+    asked: int = 0
+    plain_s: float = 0.0
+    plain: bool | None = None
+    accepted: int = 0
+    forward_s: float = 0.0
+    guess_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -256,10 +278,13 @@ class GuessTime:
         self.costs = (per_ask, per_draft)
 
 
-SAMPLES = 15  # of a node that count
+SAMPLES = 31  # of a node that count
 SETTLED = 5  # samples from which on their median is meant; before that the smallest, since the first steps are slow
 DRIFT = 0.1  # of a step's deviation moves the level
-PLAIN, REFRESH = 3, 256  # plain steps to be seen before anything is guessed, and steps after which one is looked at again
+PLAIN, REFRESH = (
+    3,
+    256,
+)  # plain steps to be seen before anything is guessed, and steps after which one is looked at again
 FORGET = 2048  # steps after which a node that was not met is dropped, and tried again
 FLAT = 0.02  # of a token's time: what another one adds, until measured
 
@@ -287,8 +312,8 @@ class StepTime:
         """Twice the largest size seen: further the curve is not to be trusted."""
         return round(2 * self._curve[-1][0]) if self._curve else 0
 
-    def add(self, tokens: int, seconds: float, plain: bool) -> None:
-        """One step of so many tokens took so long; both > 0. plain: there were no drafts among them."""
+    def add(self, tokens: int, seconds: float, plain: bool) -> float:
+        """One step of so many tokens took so long; both > 0. plain: there were no drafts among them. Returns how long they usually take."""
         self._steps += 1
         node = self._nodes.setdefault((_size(tokens), plain), _Node())
         node.at = self._steps
@@ -300,6 +325,7 @@ class StepTime:
         self._nodes = {key: node for key, node in self._nodes.items() if self._steps - node.at < FORGET}
         settled = [node for (_, plain), node in self._nodes.items() if len(node.times) >= (PLAIN if plain else SETTLED)]
         self._curve = _rising(sorted((node.tokens, node.time, len(node.times)) for node in settled))
+        return node.time * self._level
 
     def ahead(self, tokens: int, more: int) -> list[float]:
         """Of steps of tokens, tokens + 1, … tokens + more tokens; without measurements in a unit of its own."""

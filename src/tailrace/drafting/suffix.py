@@ -36,10 +36,10 @@ class Suffix:
     captures: tuple[int, ...] = ()
 
     def __init__(
-        self, capacity: int = 1 << 17, min_match: int = 2, min_share: float = 0.1, per_match: float = 1.0
+        self, capacity: int = 1 << 17, min_match: int = 2, min_share: float = 0.2, per_match: float = 1.0
     ) -> None:
-        if not 2 <= capacity <= MAX_CAPACITY:
-            raise ConfigError(f"capacity must be in 2 … {MAX_CAPACITY}, got {capacity}")
+        if not 3 <= capacity <= MAX_CAPACITY:
+            raise ConfigError(f"capacity must be in 3 … {MAX_CAPACITY}, got {capacity}")
         if min_match < 1:
             raise ConfigError(f"min_match must be ≥ 1, got {min_match}")
         if not 0.0 <= min_share <= 1.0:
@@ -124,7 +124,9 @@ class _Text:
         since = max(0, known - RECENT)
         if list(tokens[since:known]) == mine[since:]:
             return
-        shared = next((i for i, (a, b) in enumerate(zip(mine, tokens, strict=False)) if a != b), min(known, len(tokens)))
+        shared = next(
+            (i for i, (a, b) in enumerate(zip(mine, tokens, strict=False)) if a != b), min(known, len(tokens))
+        )
         del mine[shared:]
         while len(self.path) > 1 and self.since + len(self.path) - 1 > shared:
             young.forget(self.path.pop())
@@ -184,10 +186,13 @@ class Automaton:
     def fallback(self, state: int, matched: int | None = None) -> tuple[int, int]:
         """The longest suffix that is followed by something, and its length; (0, 0) if none is."""
         matched = self.length[state] if matched is None else matched
-        while state and not any(self.count[target] > 0 for target in self.edges[state].values()):
+        while state:
+            for target in self.edges[state].values():
+                if self.count[target] > 0:
+                    return state, matched
             state = self.link[state]
             matched = min(matched, self.length[state])
-        return state, matched
+        return 0, 0
 
     def likeliest(self, state: int) -> tuple[int, float]:
         """What followed most often, the one seen last if several did, and its share; the state is followed by something."""

@@ -99,7 +99,7 @@ class Slot:
     @property
     def kernel_program(self) -> list[Edit]:
         """The same without what no kernel has."""
-        program = [edit for edit in self.program if not isinstance(edit, Dense)]
+        program: list[Edit] = [edit for edit in self.program if not isinstance(edit, Dense)]
         if len(program) > MAX_EDITS:
             raise AssertionError(f"{len(program)} edits in one program")
         return program

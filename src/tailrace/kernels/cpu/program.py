@@ -119,8 +119,8 @@ class StepRecord(ctypes.Structure):
         ("logits", ctypes.c_void_p), ("type", ctypes.c_int32),
         *((name, ctypes.c_int64) for name in ("logits_rows", "vocab", "stride", "slots", "rows", "requests", "width")),
         *((name, ctypes.c_void_p) for name in (
-            "programs", "program", "slot", "source", "position", "start", "draft", "rule", "proposals", "mask", "masks")),
-        ("num_masks", ctypes.c_int64),
+            "programs", "slot", "source", "position", "start", "draft", "rule", "proposals", "mask", "masks")),
+        ("num_masks", ctypes.c_int64), ("program", ctypes.c_void_p),
         ("flags", ctypes.c_int32), ("top", ctypes.c_int32),
         *((name, ctypes.c_void_p) for name in (
             "token_ids", "num_tokens", "status", "numbers", "ranks")),

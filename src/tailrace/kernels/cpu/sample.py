@@ -60,17 +60,16 @@ class Step:
             )
         if rows.rule is not None and rows.rule.numel() != n:
             raise ValueError(f"rule must have {n} entries, one per request, got {rows.rule.numel()}")
-        check_masks(rows, vocab)
         self.shape = (n, rows.width)
         self.alive = (logits, rows, programs)  # the record holds addresses only
         self.record = StepRecord(
             logits.data_ptr(), CODES[logits.dtype], count, vocab, logits.stride(0), programs.num_slots, rows.num_rows,
-            *self.shape, programs.address, rows.slot.data_ptr(), rows.slot.data_ptr(), rows.source.data_ptr(), rows.position.data_ptr(),
+            *self.shape, programs.address, rows.slot.data_ptr(), rows.source.data_ptr(), rows.position.data_ptr(),
             rows.start.data_ptr(), rows.draft.data_ptr(), None if rows.rule is None else rows.rule.data_ptr(),
             None if proposals is None else proposals.data_ptr(),
-            None if rows.mask is None else rows.mask.data_ptr(), None if rows.masks is None else rows.masks.data_ptr(),
-            0 if rows.masks is None else rows.masks.shape[0],
         )  # fmt: skip
+        if rows.mask is not None:
+            point_at_masks(self.record, rows.mask, rows.masks)
         self.address = ctypes.addressof(self.record)
         _cpu.check(self.address)
         self.flags: int = self.record.flags
@@ -103,12 +102,16 @@ class Step:
         return out
 
 
-def check_masks(rows: Rows, vocab: int) -> None:
-    """Raise ValueError unless the rows' masks can be read; their numbers are looked at with the other ones."""
-    mask, masks, words = rows.mask, rows.masks, -(-vocab // 32)
-    if mask is not None and (mask.dtype != torch.int64 or mask.shape != (rows.num_rows,) or not mask.is_contiguous()):
-        raise ValueError(f"mask must be contiguous int64 [{rows.num_rows}], got {mask.dtype} {tuple(mask.shape)}")
-    if masks is not None and (
-        masks.dtype != torch.int32 or masks.dim() != 2 or masks.shape[1] != words or not masks.is_contiguous()
-    ):
-        raise ValueError(f"masks must be contiguous int32 [M, {words}], got {masks.dtype} {tuple(masks.shape)}")
+def point_at_masks(record: StepRecord, mask: torch.Tensor, masks: torch.Tensor | None) -> None:
+    """Their addresses become the record's; the numbers in `mask` are checked with the other ones.
+
+    Raises:
+        ValueError: shapes or dtypes do not fit, or there are no masks.
+    """
+    if mask.dtype != torch.int64 or mask.shape != (record.rows,) or not mask.is_contiguous():
+        raise ValueError(f"mask must be contiguous int64 [{record.rows}], got {mask.dtype} {tuple(mask.shape)}")
+    words = -(-record.vocab // 32)
+    if masks is None or masks.dtype != torch.int32 or masks.shape != (len(masks), words) or not masks.is_contiguous():
+        got = "none" if masks is None else f"{masks.dtype} {tuple(masks.shape)}"
+        raise ValueError(f"masks must be contiguous int32 [M, {words}] where rows have a mask, got {got}")
+    record.mask, record.masks, record.num_masks = mask.data_ptr(), masks.data_ptr(), len(masks)

@@ -4,7 +4,8 @@
 
 namespace tailrace {
 
-constexpr uint32_t kDrawStream = 0, kAcceptStream = 1, kResidualStream = 2;
+// 3 is XTC's coin, 16 … 47 are the drafts' (src/tailrace/drafting/pick.py); kBlockStream + j is drawn at the position where a step's drafts begin.
+constexpr uint32_t kDrawStream = 0, kAcceptStream = 1, kResidualStream = 2, kBlockStream = 64;
 constexpr int64_t kNobody = -1;
 constexpr int64_t kFew = 256;  // of so few, the noise is simply computed
 

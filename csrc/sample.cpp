@@ -65,7 +65,7 @@ class Request {
     // Accept with min(1, p / q), else draw from the rest.
     int64_t accept_or_replace(Target &target, int64_t row, int64_t draft) {
         const float *q = step_.proposals ? step_.proposals + row * step_.vocab : nullptr;
-        if (acceptance(row) * (q ? q[draft] : 1.0) < target.probability(draft)) return draft;
+        if (uniform(noise(row, kAcceptStream)) * (q ? q[draft] : 1.0) < target.probability(draft)) return draft;
         if (q) target.subtract(q, 1.0);
         const int64_t token = target.winner(kResidualStream, q ? kNobody : draft);
         return token == kNobody ? draft : token;  // p = q up to rounding: nothing is left over
@@ -78,7 +78,8 @@ class Request {
     }
 
     // Block verification (Sun et al., arXiv 2403.10444, algorithm 2), row by row: after row j the longest accepted prefix so far
-    // and the token that would follow it are known.
+    // and the token that would follow it are known. What decides on acceptance is drawn for rows that may not be reached and come again
+    // in the next step; it is keyed by where the step begins, so that no two steps share it.
     int32_t by_block(int64_t first, int64_t last) {
         double p = 1.0;  // of the paper's p_j
         int64_t accepted = -1, follower = kNobody;
@@ -94,7 +95,7 @@ class Request {
             const double next = bonus ? 0.0 : target.probability(step_.draft[row]);
             const double rest = bonus ? p : target.subtract(q, p);
             const double h = bonus ? p : rest > 0 ? rest / (rest + 1.0 - p) : p >= 1.0 ? 1.0 : 0.0;
-            if (j == 0 || (rest > 0 && acceptance(row - 1) <= h)) {
+            if (j == 0 || (rest > 0 && uniform(noise(first, kBlockStream + static_cast<uint32_t>(j))) <= h)) {
                 accepted = j;
                 follower = rest > 0 ? target.winner(kResidualStream, kNobody) : step_.draft[row];
             }
@@ -119,8 +120,8 @@ class Request {
         return 0;
     }
 
-    double acceptance(int64_t row) const {
-        return uniform({static_cast<uint64_t>(program_.key), static_cast<uint64_t>(step_.position[row]), kAcceptStream});
+    Noise noise(int64_t row, uint32_t stream) const {
+        return {static_cast<uint64_t>(program_.key), static_cast<uint64_t>(step_.position[row]), stream};
     }
 
     void emit(Target &target, int64_t token) {

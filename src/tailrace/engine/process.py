@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,8 @@ def build(config: EngineConfig) -> Engine:
         spelling = spelling_of(folder, config.model.trust_remote_code, info.vocab_size)
     grammars = None
     if spelling.token_bytes:
+        # its import keeps the interpreter for a quarter of a second: better now than when the first grammar comes
+        threading.Thread(target=import_module, args=("xgrammar",), daemon=True, name="import").start()
         grammars = Grammars(
             config.grammar, folder, spelling.token_bytes, spelling.special, info.eos_token_ids, runner.vocab_size
         )

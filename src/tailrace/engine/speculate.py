@@ -97,6 +97,11 @@ class Speculator:
                 self.pace.drafted(sequence.slot, 0, 0)
         return guesses
 
+    def stepped(self, tokens: int, seconds: float) -> None:
+        """A step without prefills took so long from the forward pass to the draws."""
+        if self.drafter is not None:
+            self.pace.stepped(tokens, seconds)
+
     def learn(self, engine: Engine, sequence: Sequence, guess: Guess, accepted: int) -> None:
         """Of a guess so many tokens stood."""
         counters = engine.counters

@@ -54,7 +54,7 @@ def step(engine: Engine) -> None:
         lose(engine, plan, error)
         return
     if not any(sequence.num_output == 0 for sequence, _ in plan.work):
-        speculator.pace.stepped(assembled.batch.token_ids.numel(), time.perf_counter() - start)
+        speculator.stepped(assembled.batch.token_ids.numel(), time.perf_counter() - start)
     with timed("commit"):
         commit(engine, plan.work, guesses, sampled)
         speculator.observe(assembled.seen, engine.runner)

@@ -34,7 +34,7 @@ from tailrace.sampling.report import Logprobs
 from tailrace.sampling.slots import Lesson, Slot
 from tailrace.sampling.survivors import Survivors
 
-ACCEPT_STREAM, RESIDUAL_STREAM = 1, 2  # csrc/draw.h
+ACCEPT_STREAM, RESIDUAL_STREAM, BLOCK_STREAM = 1, 2, 64  # csrc/draw.h
 EPSILON, DELTA = 0.09, 0.3  # of rule typical, as Medusa has them; csrc/sample.cpp
 
 Walk = Iterator[tuple[Target, int]]
@@ -144,7 +144,11 @@ def remainder(p: torch.Tensor, q: torch.Tensor, scale: float) -> Survivors:
 def by_block(
     at: Callable[[int], Target], slot: Slot, position: int, drafts: Sequence[int], q: torch.Tensor | None, rule: Rule
 ) -> Walk:
-    """Algorithm 2, row by row: after row j, the longest accepted prefix so far is known, and what the token after it is drawn from."""
+    """Algorithm 2, row by row: after row j, the longest accepted prefix so far is known, and what the token after it is drawn from.
+
+    What decides on acceptance is drawn for rows that may not be reached and come again in the next step; it is keyed by where the step
+    begins, so that no two steps share it.
+    """
     assert q is not None
     p, rows, accepted, rests = 1.0, [], -1, []
     for j in range(len(drafts) + 1):
@@ -160,7 +164,7 @@ def by_block(
         rests.append(remainder(row.p, proposal, p))
         rest = float((p * row.p - proposal).clamp(min=0).sum())
         h = p if bonus else rest / (rest + 1.0 - p) if rest > 0 else float(p >= 1.0)
-        if j == 0 or (rest > 0 and kernels.uniform(slot.key, position + j - 1, ACCEPT_STREAM) <= h):
+        if j == 0 or (rest > 0 and kernels.uniform(slot.key, position, BLOCK_STREAM + j) <= h):
             accepted = j
         if not bonus:
             mine, next_p = float(proposal[drafts[j]]), float(row.p[drafts[j]])

@@ -110,6 +110,7 @@ class Harness:
 class Fickle:
     """Guesses what plain decoding has said, wrong now and then, and of any length."""
 
+    draws = False
     captures = ()
 
     def __init__(self, stories: list[list[int]], accuracy: float):

@@ -14,7 +14,7 @@ from engine.harness import Fickle, Harness
 from tailrace.config import GrammarConfig
 from tailrace.engine.spelling import Spelling
 from tailrace.grammar.service import Grammars
-from tailrace.options import Grammar, Stretch
+from tailrace.options import MAX_DRAFTS, Grammar, Stretch
 from tailrace.runners.scripted import ScriptedRunner
 from tailrace.wire.messages import Abort, Failed
 
@@ -219,6 +219,63 @@ def test_bad_grammars_fail_alone(grammars):
             assert story.end.param == "grammar"
     assert text_of(found["good", 0, 0].tokens) in ("yes", "no", "perhaps")
     assert len(found) == 5
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"grammar": Grammar(kind="choice", source='["y\u00e9"]')},  # the vocabulary can't spell it
+        {"grammar": GRAMMARS["choice"], "forced_token_ids": tuple(ids("yx"))},
+        {"grammar": Grammar(kind="ebnf", source="root ::= root")},
+    ],
+)
+def test_a_grammar_that_fails_on_the_way_fails_alone(grammars, asked, n):
+    harness = world(grammars)
+    harness.submit("bad", ids("abc"), n=n, temperature=1.0, **asked)
+    harness.submit("free", ids("abc"), max_tokens=10, temperature=0.0)
+    found = run(harness)
+    assert all(isinstance(story.end, Failed) for key, story in found.items() if key[0] == "bad")
+    assert all(story.end.code != "engine_error" for key, story in found.items() if key[0] == "bad")
+    assert found["free", 0, 0].end.reason in ("stop", "length")
+
+
+@pytest.mark.parametrize("banned", ['"x', "now", "baa"])
+def test_what_was_held_back_is_there_at_the_end_of_the_grammar(grammars, banned):
+    for seed in range(6):
+        harness = world(grammars)
+        asked = Grammar(kind="regex", source='[ab]{3}"(no)?')
+        harness.submit("a", ids("abc"), grammar=asked, temperature=1.0, seed=seed, banned_strings=(banned,))
+        text = text_of(run(harness)["a", 0, 0].tokens)
+        assert re.fullmatch('[ab]{3}"(no)?', text), text
+
+
+def test_a_way_out_that_is_banned_is_taken_once(grammars):
+    asked = Grammar(kind="json_schema", source=json.dumps({"type": "array", "items": SCHEMA}), close_in_time=True)
+    for seed in range(3):
+        harness = world(grammars)
+        harness.submit(
+            "a", ids("abc"), grammar=asked, temperature=1.0, seed=seed, max_tokens=40, banned_strings=("}", "ok")
+        )
+        run(harness)
+        assert harness.engine.counters.rewinds < 900
+
+
+def test_a_thought_does_not_end_the_output(grammars):
+    after = Stretch("<think>", "</think>", True)
+    harness = world(grammars)
+    asked = Grammar(kind="regex", source="[0-9]{4}", after=after)
+    harness.submit("a", ids("abc"), grammar=asked, temperature=1.0, seed=1, max_tokens=80, logit_bias={EOS: 100.0, UNTHINK: -100.0})
+    found = run(harness)["a", 0, 0]
+    assert EOS not in found.tokens
+    assert found.end.reason == "length"
+
+
+def test_long_texts_without_a_choice_come_in_pieces(grammars):
+    harness = world(grammars)
+    harness.submit("a", ids("abc"), grammar=Grammar(kind="regex", source="a(b{150})c"))
+    assert text_of(run(harness)["a", 0, 0].tokens) == "a" + 150 * "b" + "c"
+    assert len(harness.engine.stats().drafted_at) <= MAX_DRAFTS
 
 
 def test_what_must_be_said_against_the_grammar_fails(grammars):

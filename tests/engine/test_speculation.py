@@ -114,6 +114,54 @@ def test_a_drafter_that_fails_is_left_alone():
     assert world.engine.speculator.drafter is None
 
 
+def test_a_drafter_that_fails_once_goes_on():
+    class Moody(Fickle):
+        calls = 0
+
+        def draft(self, asks):
+            self.calls += 1
+            if self.calls % 3 == 0:
+                raise RuntimeError("not now")
+            return super().draft(asks)
+
+    plain, _ = stories(seed=1)
+    guessed, world = stories(Moody([], 1.0), seed=1)
+    assert guessed == plain
+    assert world.engine.speculator.drafter is not None
+
+
+def test_guesses_that_never_come_hold_no_blocks():
+    class Silent(Fickle):
+        def guess(self, ask):
+            return []
+
+    def steps(drafter) -> int:
+        world = Harness(
+            ScriptedRunner(VOCAB, logits, 512, block_size=4), num_blocks=16, block_size=4, max_drafts=31,
+            drafter=drafter and (lambda sampler: drafter),
+        )  # fmt: skip
+        world.submit("short", [1, 2, 3], max_tokens=60 - 30, ignore_eos=True)
+        world.step()
+        world.step()
+        world.submit("long", list(range(20)), max_tokens=2, ignore_eos=True)
+        while ("long", 0, 0) not in world.stories or world.stories["long", 0, 0].end is None:
+            world.step()
+        found = world.runner.steps
+        world.run()
+        return found
+
+    assert steps(Silent([], 1.0)) == steps(None)
+
+
+def test_a_sequence_that_backs_up_is_verified_exactly():
+    asked = {"banned_strings": ("'", "(5", "a"), "ignore_eos": True, "seed": 3}
+    plain, _ = stories(**asked)
+    texts = [PROMPTS[int(name[0][1:])] + tokens for name, (tokens, *_) in plain.items()]
+    for rule in ("rejection", "block"):
+        guessed, _ = stories(Fickle(texts, 0.7), speculation=Speculation(rule=rule), **asked)
+        assert guessed == plain  # noise that has decided once must not decide again, so another rule is not used
+
+
 def test_forced_tokens_take_no_steps_of_their_own():
     asked = {"forced_token_ids": tuple(range(20, 32)), "temperature": 0.0, "max_tokens": 13, "ignore_eos": True}
     found, world = stories(None, **asked)

@@ -63,10 +63,12 @@ class Seen:
 class Drafter(Protocol):
     """Anything that guesses tokens.
 
+    draws: whether it can draw from distributions, and so whether drafts that nobody has said anything about are verified by rejection.
     captures: layers of the target whose output it wants to see in `observe`, 0 … L − 1 (its decoder layers' outputs; L: after the final
     norm); () and `observe` is not called.
     """
 
+    draws: bool
     captures: tuple[int, ...]
 
     def draft(self, asks: Sequence[Ask]) -> list[Draft]:

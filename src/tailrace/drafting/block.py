@@ -36,6 +36,8 @@ class BlockDrafter:
         ValueError: num_blocks or block_size is out of range.
     """
 
+    draws = True
+
     def __init__(self, head: BlockHead, picker: Picker, num_blocks: int, block_size: int) -> None:
         self.head, self.picker = head, picker
         self.captures = head.captures

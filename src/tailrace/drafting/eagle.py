@@ -34,6 +34,8 @@ class EagleDrafter:
         ValueError: num_blocks or block_size is out of range.
     """
 
+    draws = True
+
     def __init__(self, head: Head, picker: Picker, num_blocks: int, block_size: int) -> None:
         self.head, self.layer, self.picker = head, head.layer, picker
         self.captures = head.captures

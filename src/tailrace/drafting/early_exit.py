@@ -27,6 +27,7 @@ class EarlyExit:
         ConfigError: the target has not so many layers.
     """
 
+    draws = True
     captures: tuple[int, ...] = ()
 
     def __init__(self, runner: LayeredRunner, layers: int, picker: Picker, block_size: int) -> None:

@@ -18,7 +18,7 @@ from tailrace.errors import ConfigError
 from tailrace.options import MAX_DRAFTS
 from tailrace.runners.base import ModelRunner
 
-COMPARED = 256  # tokens compared at a time; the first piece that differs is looked at token by token
+COMPARED = 256  # of the last tokens, to see whether a text has been taken back
 
 
 class DraftModel:
@@ -36,6 +36,7 @@ class DraftModel:
         ConfigError: the cache is too small for the runner.
     """
 
+    draws = True
     captures: tuple[int, ...] = ()
 
     def __init__(self, runner: ModelRunner, picker: Picker, num_blocks: int, block_size: int, chunk: int = 512) -> None:
@@ -123,15 +124,13 @@ class DraftModel:
         return [i for i in going if picks.tokens[i][-1] < self.runner.vocab_size]
 
 
-def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many tokens the two begin with in common."""
-    shorter = min(len(a), len(b))
-    for start in range(0, shorter, COMPARED):
-        mine, other = list(a[start : start + COMPARED]), list(b[start : start + COMPARED])
-        if mine != other:
-            pairs = zip(mine, other, strict=False)
-            return start + next((i for i, (x, y) in enumerate(pairs) if x != y), min(len(mine), len(other)))
-    return shorter
+def common_prefix(held: Sequence[int], tokens: Sequence[int]) -> int:
+    """How many tokens the two begin with in common. What is held changes at its end alone: where its last tokens are the same, all are."""
+    known = len(held)
+    if list(tokens[max(0, known - COMPARED) : known]) == list(held[-COMPARED:]):
+        return known
+    shorter = min(known, len(tokens))
+    return next((i for i, (x, y) in enumerate(zip(held, tokens, strict=False)) if x != y), shorter)
 
 
 def check_vocabulary(target: Sequence[str], draft: Sequence[str]) -> None:

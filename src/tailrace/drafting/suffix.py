@@ -33,6 +33,7 @@ class Suffix:
         ConfigError: a parameter out of range.
     """
 
+    draws = False
     captures: tuple[int, ...] = ()
 
     def __init__(

@@ -63,13 +63,13 @@ class Assembled:
 
 
 def assemble(
-    work: list[tuple[Sequence, int]], guesses: dict[int, Guess], tables: BlockTables, block_size: int, vocab_size: int
+    work: list[tuple[Sequence, int]], guesses: dict[int, Guess], tables: BlockTables, block_size: int, masks: Masks
 ) -> Assembled:
     """Lay the planned tokens out as one flat bag, guesses after the last token of their sequence and of its companion. A sequence whose
     last token is among them draws, and so do the siblings that waited for its prefill: their rows share its logits.
 
     Args:
-        guesses: by the slot of the sequence.
+        guesses: by the slot of the sequence. masks: of the grammars, empty: what is to be filled is entered.
     """
     tokens: list[int] = []
     starts, lengths, slots = [0], [], []
@@ -114,6 +114,5 @@ def assemble(
         block_tables=torch.from_numpy(table),
         wanted=torch.tensor(wanted, dtype=torch.int64),
     )
-    masks = Masks(vocab_size)
     draws = [draw(group, guesses, rows, masks) for group in grouped(drawing, guesses)]
     return Assembled(batch, draws, masks, scored, seen)

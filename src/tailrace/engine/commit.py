@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from tailrace.engine.banned import MAX_REWINDS
@@ -44,9 +45,13 @@ class Outcome:
 
 
 def commit(
-    engine: Engine, work: list[tuple[Sequence, int]], guesses: Guesses, sampled: list[tuple[list[Sequence], Sampled]]
+    engine: Engine,
+    work: list[tuple[Sequence, int]],
+    guesses: Guesses,
+    sampled: list[tuple[list[Sequence], Sampled]],
+    errors: dict[int, Exception],
 ) -> None:
-    """A step's end."""
+    """A step's end. errors: of sequences whose grammar could not be matched, by slot: what was drawn for them does not count."""
     for sequence, tokens in work:
         if sequence.slot >= 0:  # else it has failed, or the one whose companion it is: its prompt could not be scored
             sequence.computed += tokens
@@ -66,9 +71,13 @@ def commit(
                 engine.counters.bad_rows[NAMES[status]] += 1
                 engine.fail(sequence, RowError(f"{MESSAGES[status]} at position {len(sequence.tokens)}"))
                 continue
+            if (error := errors.get(sequence.slot)) is not None:
+                engine.fail(sequence, RowError(f"grammar: {error}"))
+                continue
             guess = guesses.get(sequence.slot, NOTHING)
             if guess.tokens:
-                engine.speculator.learn(engine, sequence, guess, count - 1)
+                stood = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(row, guess.tokens, strict=False)))
+                engine.speculator.learn(engine, sequence, guess, stood)
             accept(engine, sequence, row[:count], logprobs)
             if sequence.state is State.RUNNING and (guess.tokens or sequence.remaining == 0):
                 engine.cut_back(sequence)
@@ -84,7 +93,9 @@ def accept(engine: Engine, sequence: Sequence, tokens: list[int], logprobs: list
             outcome = take(engine, sequence, token, entry, guessed=place > 0)
         except TailraceError as error:
             outcome = Outcome(error=error)
-        except Exception as error:  # one request's methods must not take the others down
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # one request's methods must not take the others down; a panic in Rust is no Exception
             log.exception("request %s could not be committed", sequence.request.id)
             outcome = Outcome(error=EngineError(f"the token could not be committed: {type(error).__name__}: {error}"))
         out += outcome.out
@@ -114,7 +125,7 @@ def take(engine: Engine, sequence: Sequence, token: int, entry: TokenLogprobs | 
     request, params, constraint = sequence.request, sequence.request.params, sequence.constraint
     if constraint is not None and (way_out := constraint.way_out(token, sequence.room)) is not None:
         if not way_out:
-            return Outcome(reason="stop")
+            return Outcome([] if sequence.watch is None else sequence.watch.release(everything=True), reason="stop")
         engine.slots.force(sequence.slot, way_out)
         return Outcome(turned=True)
     engine.slots.commit([sequence.slot], [[token]])
@@ -128,13 +139,14 @@ def take(engine: Engine, sequence: Sequence, token: int, entry: TokenLogprobs | 
     outcome = Outcome([(token, entry)])
     if constraint is not None and not stops:
         outcome.turned = rule(constraint, token)
-    if sequence.watch is not None and not watch(engine, sequence, outcome, stops or full):
+    complete = constraint is not None and constraint.finished
+    if sequence.watch is not None and not watch(engine, sequence, outcome, stops or full or complete):
         return outcome
     if stops:
         outcome.reason, outcome.stop_token_id = "stop", token
     elif ender := next((e for e in sequence.enders if any(e.push(id) for id, _ in outcome.out)), None):
         outcome.reason, outcome.cause = "stop", ender.stop_reason
-    elif constraint is not None and constraint.finished:
+    elif complete:
         outcome.reason = "stop"
     elif full:
         outcome.reason = "length"

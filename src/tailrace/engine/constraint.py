@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 
 from tailrace.engine.spelling import Spelling, TokenText
@@ -9,9 +10,8 @@ from tailrace.grammar.base import Compiled, Matcher
 from tailrace.options import Grammar
 from tailrace.text.stops import Shield
 
-LONGEST_CLOSING = 512  # tokens; what needs more is not closed in time
-WORK, MORE_WORK = 96, 256  # masks looked at after a token, and once at the beginning: a few milliseconds, tens of them
-EARLY = 48  # tokens: so long before the end, and twice what closing took at first, it is looked for after every token
+WORK = 48  # masks looked at in one search for a way out: some milliseconds
+TIGHT = 48  # tokens to spare; with fewer, it is searched for after every token: the next one may open what takes as many to close
 
 
 class Constraint:
@@ -23,6 +23,7 @@ class Constraint:
 
     def __init__(self, grammar: Grammar, compiled: Compiled, spelling: Spelling) -> None:
         self._grammar, self._compiled, self._spelling = grammar, compiled, spelling
+        self._leaving = False  # a way out has been taken
         self._begin()
 
     def _begin(self) -> None:
@@ -32,10 +33,10 @@ class Constraint:
         self.matcher: Matcher = self._compiled.matcher()
         self._shield = Shield(() if after is None else (after,))
         self._text = TokenText(self._spelling)
-        self._way_out: list[int] | None = None  # what would close the text from here
-        self._watched = 0  # tokens before the end from which on it is looked for
-        if self._grammar.close_in_time:
-            self._watched = EARLY + 2 * len(self.matcher.closing(LONGEST_CLOSING, MORE_WORK) or ())
+        self._way_out: list[int] | None = None  # what would close the text from here, where it is known
+        self._due = (
+            sys.maxsize if self._grammar.close_in_time and not self._leaving else -1
+        )  # tokens left when it is looked for again
 
     @property
     def finished(self) -> bool:
@@ -80,19 +81,27 @@ class Constraint:
 
     def way_out(self, token: int, room: int) -> list[int] | None:
         """What must be said instead of `token`, because after it the text could not be closed any more within `room` tokens, it included:
-        [] if the text is complete as it is. None: nothing stands against the token, or it is too late already."""
-        if not self.bound or self.opening is not None or room > self._watched:
+        [] if the text is complete as it is. None: nothing stands against the token, or it is too late already.
+
+        It is looked for the more often the fewer tokens there are to spare.
+        """
+        if not self.bound or self.opening is not None or room > self._due:
             return None
-        if self._way_out is None:
-            self._way_out = self.matcher.closing(room, MORE_WORK)
-        if self._way_out is None or self._way_out[:1] == [token]:
-            self._way_out = self._way_out and self._way_out[1:]
-            return None
-        after = None
-        if self.matcher.accept(token):
-            after = self.matcher.closing(room - 1, WORK)
-            self.matcher.rollback(1)
-        if after is None:
-            return self._way_out
-        self._way_out = after
+        way = self.matcher.closing(room, WORK) if self._way_out is None else self._way_out
+        self._way_out = None
+        if way is None:
+            self._due = room - TIGHT
+        elif (slack := room - len(way)) > TIGHT:
+            self._due = room - slack // 4
+        elif way[:1] == [token]:
+            self._way_out = way[1:]
+        else:
+            after = None
+            if self.matcher.accept(token):
+                after = self.matcher.closing(room - 1, WORK)
+                self.matcher.rollback(1)
+            self._way_out = way if after is None else after
+            if after is None:
+                self._leaving = True
+                return way
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -64,38 +65,48 @@ class Draws:
 
 
 class Masks:
-    """Which tokens the grammars of a step's rows allow. jobs: what is to be filled before the draws."""
+    """Which tokens the grammars of a step's rows allow.
 
-    def __init__(self, vocab_size: int) -> None:
-        self._words = -(-vocab_size // 32)
+    jobs: what is to be filled before the draws. errors: of those that could not be, by slot.
+    """
+
+    def __init__(self, vocab_size: int, enders: Iterable[int]) -> None:
+        self._words, self._enders = -(-vocab_size // 32), enders
         self.jobs: list[tuple[Sequence, Job]] = []
+        self.errors: dict[int, Exception] = {}
 
     def of(self, sequences: list[Sequence], guesses: list[Guess]) -> tuple[list[int] | None, torch.Tensor | None]:
         """Each row's place among the masks (−1: none) and the masks; None where no grammar rules."""
-        ruled = [
-            (s, g) for s, g in zip(sequences, guesses, strict=True) if s.constraint is not None and s.constraint.bound
-        ]
+        ruled = [guess for sequence, guess in zip(sequences, guesses, strict=True) if sequence.constraint is not None]
         if not ruled:
             return None, None
         # after a guess that is not allowed nothing is drawn; its rows must be there all the same
-        masks = torch.full((sum(guess.rows for _, guess in ruled), self._words), -1, dtype=torch.int32)
+        masks = torch.full((sum(guess.rows for guess in ruled), self._words), -1, dtype=torch.int32)
         places: list[int] = []
         at = 0
         for sequence, guess in zip(sequences, guesses, strict=True):
-            if sequence.constraint is None or not sequence.constraint.bound:
+            if sequence.constraint is None:
                 places += [-1] * guess.rows
                 continue
+            mine = masks[at : at + guess.rows]
             places += range(at, at + guess.rows)
-            lawful = guess.tokens[: guess.lawful]
-            self.jobs.append((sequence, Job(sequence.constraint.matcher, lawful, masks[at : at + len(lawful) + 1])))
             at += guess.rows
+            if sequence.constraint.bound:
+                lawful = guess.tokens[: guess.lawful]
+                self.jobs.append((sequence, Job(sequence.constraint.matcher, lawful, mine[: len(lawful) + 1])))
+            else:  # it may not end before what it is to say has begun
+                for token in self._enders:
+                    mine.numpy().view(np.uint32)[:, token // 32] &= ~np.uint32(1 << token % 32)
         return places, masks
 
-    def open(self) -> None:
-        """Once they are filled: let through what opens a stretch that the grammar does not know."""
-        for sequence, job in self.jobs:
+    def filled(self, errors: list[Exception | None]) -> None:
+        """They are. What opens a stretch that the grammar does not know is let through; where filling failed everything is, in vain."""
+        for (sequence, job), error in zip(self.jobs, errors, strict=True):
             assert sequence.constraint is not None
-            if (token := sequence.constraint.opening) is not None:
+            if error is not None:
+                self.errors[sequence.slot] = error
+                job.masks.fill_(-1)
+            elif (token := sequence.constraint.opening) is not None:
                 job.masks[0].numpy().view(np.uint32)[token // 32] |= np.uint32(1 << token % 32)
 
 

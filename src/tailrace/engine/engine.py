@@ -87,6 +87,7 @@ class Engine:
         self.tables = BlockTables(scheduler.max_num_seqs, per_slot)
         self.free_slots = list(reversed(range(scheduler.max_num_seqs)))
         self.requests: dict[tuple[bytes, str, int], Request] = {}
+        self.compiling: list[Request] = []  # whose grammar is not ready; they wait as well
         self.waiting: list[Sequence] = []  # both in order of Request.order
         self.running: list[Sequence] = []
         self.arrivals = count()
@@ -123,6 +124,7 @@ class Engine:
             request.sequences.append(sequence)
         if message.params.grammar is not None and self.grammars is not None:
             request.compiling = self.grammars.compile(message.params.grammar)
+            self.compiling.append(request)
         self.requests[request.name] = request
         insort(self.waiting, request.sequences[0], key=order)
         self.counters.prompt_tokens += len(message.prompt)
@@ -198,24 +200,23 @@ class Engine:
     def step(self) -> dict[bytes, list[FromEngine]]:
         """One step; returns all messages due, per client, in order. Where there is nothing to do but to wait for a grammar, it waits a
         little."""
-        compiling = [s.request for s in self.waiting if s.request.compiling is not None]
-        if compiling:
-            self._begin_compiled(
-                compiling, PATIENCE_S if len(compiling) == len(self.waiting) and not self.running else 0.0
-            )
+        if self.compiling:
+            self._begin_compiled(PATIENCE_S if len(self.compiling) == len(self.waiting) and not self.running else 0.0)
         if self.running or self.waiting:
             step(self)
         out, self.outbox = self.outbox, defaultdict(list)
         return dict(out)
 
-    def _begin_compiled(self, requests: list[Request], timeout_s: float) -> None:
+    def _begin_compiled(self, timeout_s: float) -> None:
         """Those whose grammar is ready may be admitted; those whose grammar is refused fail."""
-        futures = {request.compiling: request for request in requests if request.compiling is not None}
-        done, _ = wait(futures, timeout=0.0 if self.outbox else timeout_s, return_when=FIRST_COMPLETED)
-        for request in [request for request in requests if request.compiling in done]:
-            future = request.compiling
-            request.compiling = None
-            assert future is not None
+        if timeout_s and not self.outbox:
+            wait([request.compiling for request in self.compiling if request.compiling], timeout_s, FIRST_COMPLETED)
+        ready = [request for request in self.compiling if request.compiling is None or request.compiling.done()]
+        self.compiling = [request for request in self.compiling if request not in ready]
+        for request in ready:
+            future, request.compiling = request.compiling, None
+            if future is None:  # it has ended
+                continue
             try:
                 self._constrain(request, future.result())
             except TailraceError as error:
@@ -241,13 +242,9 @@ class Engine:
         return self.grammars.fill([job for _, job in masks.jobs])
 
     def filled(self, masks: Masks, filling: Filling | None) -> None:
-        """Wait until they are; sequences whose grammar fails end."""
-        if filling is None:
-            return
-        for (sequence, _), error in zip(masks.jobs, filling.wait(), strict=True):
-            if error is not None and sequence.state is State.RUNNING:
-                self.fail(sequence, EngineError(f"grammar: {error}"))
-        masks.open()
+        """Wait until they are."""
+        if filling is not None:
+            masks.filled(filling.wait())
 
     def stats(self) -> Stats:
         """Counters and gauges of now."""
@@ -311,6 +308,7 @@ class Engine:
         for member in sequence.members:
             del member.tokens[-count:]
         self.cut_back(sequence)
+        sequence.carried.forced.clear()  # nothing but a way out of the text that is taken back can be forced with banned strings
         if sequence.constraint is not None:
             sequence.constraint.replay(sequence.tokens[sequence.num_prompt :])
         sequence.watch.back_to(position)
@@ -357,6 +355,7 @@ class Engine:
         self.counters.finished[reason] += 1
         if sequence.request.done:
             del self.requests[sequence.request.name]
+            sequence.request.compiling = None
 
     def _free(self, sequence: Sequence) -> None:
         if sequence.slot >= 0:

@@ -78,9 +78,13 @@ def build(config: EngineConfig) -> Engine:
         folder = Path(name)
         runner = load_runner(config.model, folder, block_size=config.cache.block_size)
         info = describe(folder, config.model.name or folder.name, config.scheduler.max_model_len)
+        # a tokenizer may know ids that the head does not
+        info = msgspec.structs.replace(
+            info, eos_token_ids=[i for i in info.eos_token_ids if 0 <= i < runner.vocab_size]
+        )
         spelling = spelling_of(folder, config.model.trust_remote_code, info.vocab_size)
     grammars = None
-    if spelling.token_bytes:
+    if spelling.token_bytes and info.eos_token_ids:
         # its import keeps the interpreter for a quarter of a second: better now than when the first grammar comes
         threading.Thread(target=import_module, args=("xgrammar",), daemon=True, name="import").start()
         grammars = Grammars(
@@ -227,6 +231,9 @@ def main() -> int:
         os.write(status, json.dumps({"code": "engine_error", "message": str(error)}).encode() + b"\n")
         socket.close()
         return 1
+    finally:
+        if loop.engine.grammars is not None:
+            loop.engine.grammars.close()
     socket.close()
     return 0
 

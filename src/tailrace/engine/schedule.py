@@ -11,6 +11,7 @@ because their logits are wanted together.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence as List
 from dataclasses import dataclass, field
 
@@ -112,14 +113,10 @@ def _preempt(plan: Plan, alive: list[Sequence], cache: BlockCache, free: int, bu
 
 
 def _fitting(sequence: Sequence, cache: BlockCache, free: int, budget: int, rows: int) -> list[int]:
-    """What fits `free` more blocks; zeros where not even one token does."""
-    if sequence.companion is None:
-        copied = cache.demand(sequence, 0)
-        room = (len(sequence.blocks) + free - copied) * cache.block_size - sequence.computed
-        return share(sequence, min(budget, max(0, room)) if copied <= free else 0, rows)
-    while budget and demand(sequence, share(sequence, budget, rows), cache) > free:
-        budget //= 2
-    return share(sequence, budget, rows)
+    """The most of the budget that fits `free` more blocks; zeros where not even one token does."""
+    wanted = range(1, budget + 1)
+    most = bisect_right(wanted, free, key=lambda tokens: demand(sequence, share(sequence, tokens, rows), cache))
+    return share(sequence, most, rows)
 
 
 @dataclass(slots=True)

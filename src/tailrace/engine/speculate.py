@@ -14,9 +14,9 @@ from tailrace.config import SpeculationConfig
 from tailrace.drafting.adaptive import Pace
 from tailrace.drafting.base import Ask, Draft, Drafter, Seen
 from tailrace.engine.batch import Sight
-from tailrace.engine.draws import Guess, Guesses
+from tailrace.engine.draws import NOTHING, Guess, Guesses
 from tailrace.engine.request import Sequence, State
-from tailrace.options import Rule
+from tailrace.options import MAX_DRAFTS, Rule
 from tailrace.runners.base import LayeredRunner, ModelRunner
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-DRAWN = ("draft_model", "early_exit", "eagle", "block")  # drafters that can draw from distributions
+FAILURES = 3  # in a row, after which a drafter is asked no more
 
 
 class Speculator:
@@ -37,60 +37,65 @@ class Speculator:
     def __init__(self, drafter: Drafter | None, config: SpeculationConfig) -> None:
         self.drafter, self.config = drafter, config
         self.pace = Pace(config.max_drafts, config.adaptive)
-        self.default: Rule = "rejection" if config.drafter in DRAWN else "exact"
+        self.default: Rule = "rejection" if drafter is not None and drafter.draws else "exact"
         if config.rule != "auto":
             self.default = config.rule
+        self.failures = 0
 
     def guess(self, engine: Engine, work: list[tuple[Sequence, int]], spare: int) -> Guesses:
-        """What the sequences of a step that decode may say next; the blocks that it takes are theirs afterwards.
+        """What the sequences of a step that decode may say next. What it takes of the cache is theirs; what they do not need of it is not.
 
         Args:
             spare: tokens that the step can still compute.
         """
         guesses: Guesses = {}
-        asking: list[tuple[Sequence, int]] = []
+        asking: list[Sequence] = []
         for sequence, tokens in work:
             if (
                 tokens != 1
                 or not sequence.leads
-                or sequence.prefilling
                 or sequence.num_output == 0
                 or sequence.room < 2
+                or sequence.prefilling
             ):
                 continue
-            certain = self._certain(engine, sequence)[: min(sequence.room - 1, spare // len(sequence.members))]
-            if certain and (count := reserve(engine, sequence, len(certain))):
+            try:
+                certain = self._certain(engine, sequence)
+            except Exception:  # its grammar fails, which it will be told when its masks are filled
+                continue
+            if not certain:
+                asking.append(sequence)
+            elif count := reserve(engine, sequence, min(len(certain), sequence.room - 1, MAX_DRAFTS), spare):
                 guesses[sequence.slot] = Guess(certain[:count], lawful=count, certain=True)
                 spare -= count * len(sequence.members)
-            elif not certain and self.drafter is not None and (limit := self._limit(sequence)):
-                asking.append((sequence, limit))
-        if self.drafter is None or not asking:
-            return guesses
-        others = sum(tokens for _, tokens in work) - len(asking)
-        counts = self.pace.counts([(sequence.slot, limit) for sequence, limit in asking], others)
+        if self.drafter is not None:
+            planned = sum(tokens for _, tokens in work) + sum(len(guess.tokens) for guess in guesses.values())
+            guesses |= self._drafted(engine, self.drafter, asking, planned, spare)
+        return guesses
+
+    def _drafted(self, engine: Engine, drafter: Drafter, asking: list[Sequence], planned: int, spare: int) -> Guesses:
+        """The drafter's guesses. planned: tokens that the step computes anyway."""
+        limits = [(sequence.slot, self._limit(sequence)) for sequence in asking]
+        counts = self.pace.counts(limits, planned - len(asking))
         asks: list[tuple[Sequence, Ask]] = []
-        for (sequence, _), count in zip(asking, counts, strict=True):
-            count = reserve(engine, sequence, min(count, spare // len(sequence.members)))
-            if count:
+        for sequence, count in zip(asking, counts, strict=True):
+            if count := reserve(engine, sequence, count, spare):
                 spare -= count * len(sequence.members)
+                rule = self._rule(sequence)
                 asks.append(
-                    (
-                        sequence,
-                        Ask(
-                            sequence.slot,
-                            sequence.tokens,
-                            count,
-                            self._rule(sequence),
-                            sequence.blocks,
-                            sequence.computed,
-                        ),
-                    )
+                    (sequence, Ask(sequence.slot, sequence.tokens, count, rule, sequence.blocks, sequence.computed))
                 )
         start = time.perf_counter()
-        drafts = self._draft(self.drafter, [ask for _, ask in asks])
+        drafts = self._draft(drafter, [ask for _, ask in asks])
         self.pace.guessed(sum(len(draft.tokens) for draft in drafts), time.perf_counter() - start)
+        guesses: Guesses = {}
         for (sequence, ask), draft in zip(asks, drafts, strict=True):
-            guess = lawful(sequence, draft, ask.rule)
+            try:
+                guess = lawful(sequence, draft, ask.rule)
+            except Exception:
+                guess = NOTHING
+            if len(guess.tokens) < ask.count:
+                give_back(engine, sequence, len(guess.tokens))
             if guess.tokens:
                 guesses[sequence.slot] = guess
             else:
@@ -130,7 +135,7 @@ class Speculator:
         try:
             self.drafter.observe(Seen(slots, tokens, first, count, row, runner.hidden))
         except Exception:
-            self._give_up()
+            self._failed(slots)
 
     def leave(self, slot: int) -> None:
         """The slot is empty."""
@@ -142,12 +147,11 @@ class Speculator:
         """What must come next, or can hardly be otherwise: it is computed ahead like any guess, so that it takes no steps of its own."""
         forced = engine.slots[sequence.slot].carried.forced
         tokens: list[int] = []
-        while (token := forced.get(sequence.num_output + len(tokens))) is not None:
+        while forced and (token := forced.get(sequence.num_output + len(tokens))) is not None:
             tokens.append(token)
-        if not tokens and sequence.constraint is not None:
-            tokens = sequence.constraint.forced()
-            return tokens[: sequence.constraint.allows(tokens)]
-        return tokens
+        if sequence.constraint is None:
+            return tokens
+        return tokens[: sequence.constraint.allows(tokens)] if tokens else sequence.constraint.forced()
 
     def _limit(self, sequence: Sequence) -> int:
         """The most guesses that a sequence may ask for."""
@@ -157,26 +161,42 @@ class Speculator:
 
     def _rule(self, sequence: Sequence) -> Rule:
         asked = sequence.request.params.speculation
-        return self.default if asked is None or asked.rule is None else asked.rule
+        rule = self.default if asked is None or asked.rule is None else asked.rule
+        # one that backs up verifies twice at the same place, and only exact verification may use the same noise twice
+        return "exact" if sequence.watch is not None and rule != "typical" else rule
 
     def _draft(self, drafter: Drafter, asks: list[Ask]) -> list[Draft]:
-        """Its guesses; none if it fails, ever after: a drafter can only make things faster."""
+        """Its guesses; none if it fails: a drafter can only make things faster."""
         if not asks:
             return []
         try:
-            return drafter.draft(asks)
+            drafts = drafter.draft(asks)
+            self.failures = 0
+            return drafts
         except Exception:
-            self._give_up()
+            self._failed([ask.slot for ask in asks])
             return [Draft([])] * len(asks)
 
-    def _give_up(self) -> None:
-        log.exception("the drafter failed; from here on nothing is guessed")
-        self.drafter = None
+    def _failed(self, slots: list[int]) -> None:
+        """The drafter forgets those that it failed with; after several failures in a row it is asked no more."""
+        self.failures += 1
+        log.exception("the drafter failed (%d of %d)", self.failures, FAILURES)
+        try:
+            for slot in slots:
+                if self.drafter is not None:
+                    self.drafter.leave(slot)
+        except Exception:
+            self.failures = FAILURES
+        if self.failures >= FAILURES:
+            log.error("from here on nothing is drafted")
+            self.drafter = None
 
 
-def reserve(engine: Engine, sequence: Sequence, count: int) -> int:
-    """Blocks for so many guesses, or as many as the free ones hold; returns how many that are. The step's own tokens have theirs."""
+def reserve(engine: Engine, sequence: Sequence, count: int, spare: int) -> int:
+    """Blocks for so many guesses, or as many as the free ones hold and the step can compute; returns how many that are. The step's own
+    tokens have theirs."""
     cache, members = engine.cache, sequence.members
+    count = min(count, spare // len(members))
     while count and sum(cache.demand(m, m.computed + 1 + count) for m in members) > cache.num_free:
         count -= 1
     for member in members if count else ():
@@ -184,6 +204,13 @@ def reserve(engine: Engine, sequence: Sequence, count: int) -> int:
         assert not copies, "the step's own reservation has made the copies"
         engine.tables.write(member)
     return count
+
+
+def give_back(engine: Engine, sequence: Sequence, count: int) -> None:
+    """Blocks beyond those for so many guesses."""
+    for member in sequence.members:
+        engine.cache.truncate(member, member.computed + 1 + count)
+        engine.tables.cut(member)
 
 
 def lawful(sequence: Sequence, draft: Draft, rule: Rule) -> Guess:

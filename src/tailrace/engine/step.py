@@ -10,7 +10,8 @@ import torch
 
 from tailrace.engine.batch import Assembled, Scored, assemble
 from tailrace.engine.commit import commit
-from tailrace.engine.request import Sequence
+from tailrace.engine.draws import Masks
+from tailrace.engine.request import LIVING, Sequence
 from tailrace.engine.schedule import Plan, schedule
 from tailrace.errors import EngineError, RowError
 from tailrace.sampling import Sampled
@@ -32,6 +33,7 @@ def step(engine: Engine) -> None:
         if not plan.work:
             return
     engine.counters.steps += 1
+    decodes = not any(sequence.prefilling or sequence.num_output == 0 for sequence, _ in plan.work)
     try:
         if copies:  # first: a drafter may read and write the target's cache
             with timed("forward"):
@@ -39,7 +41,9 @@ def step(engine: Engine) -> None:
         with timed("guess"):
             guesses = speculator.guess(engine, plan.work, plan.spare)
         with timed("plan"):
-            assembled = assemble(plan.work, guesses, engine.tables, engine.cache.block_size, engine.limits.vocab_size)
+            assembled = assemble(
+                plan.work, guesses, engine.tables, engine.cache.block_size, Masks(engine.limits.vocab_size, engine.eos)
+            )
         start = time.perf_counter()
         filling = engine.fill(assembled.masks)  # on other threads, while the model computes
         with timed("forward"):
@@ -53,10 +57,10 @@ def step(engine: Engine) -> None:
         log.exception("step %d failed", engine.counters.steps)
         lose(engine, plan, error)
         return
-    if not any(sequence.num_output == 0 for sequence, _ in plan.work):
+    if decodes:
         speculator.stepped(assembled.batch.token_ids.numel(), time.perf_counter() - start)
     with timed("commit"):
-        commit(engine, plan.work, guesses, sampled)
+        commit(engine, plan.work, guesses, sampled, assembled.masks.errors)
         speculator.observe(assembled.seen, engine.runner)
 
 
@@ -105,4 +109,5 @@ def lose(engine: Engine, plan: Plan, error: Exception) -> None:
     for sequence, _ in plan.work:
         if sequence.leads:
             for member in (*sequence.siblings, sequence):
-                engine.fail(member, reason)
+                if member.state in LIVING:
+                    engine.fail(member, reason)

@@ -41,7 +41,7 @@ class TransformersRunner:
         self.model, self.layers, self.attention, self.block_size = model, layers, attention, block_size
         self.dtype, self.device = model.dtype, model.device
         self.num_layers, self.hidden_size = len(attention), config.hidden_size
-        self.stack = Stack(model, len(attention))
+        self._stack: Stack | None = None  # until a drafter wants to look into the model
         self.picks_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     @classmethod
@@ -93,6 +93,17 @@ class TransformersRunner:
         for cache in self.layers.caches:
             cache.copy_blocks(source, target)
 
+    @property
+    def stack(self) -> Stack:
+        """The model's layers.
+
+        Raises:
+            ModelLoadError: they are nowhere in a list.
+        """
+        if self._stack is None:
+            self._stack = Stack(self.model, self.num_layers)
+        return self._stack
+
     def capture(self, layers: tuple[int, ...]) -> None:
         self.stack.capture(layers)
 
@@ -111,7 +122,8 @@ class TransformersRunner:
     @torch.inference_mode()
     def forward(self, batch: Batch) -> torch.Tensor:
         logits = self.logits(batch)
-        self.stack.keep()
+        if self._stack is not None:
+            self._stack.keep()
         return logits
 
     @torch.inference_mode()

@@ -16,6 +16,7 @@ BENCHES: dict[str, str] = {
     "egress": "from token ids to the bytes of events, per token, against what servers usually do",
     "knobs": "a server's throughput with sampling knobs on, against greedy",
     "spec": "a server that guesses ahead against one that does not, on text that repeats itself and on free text",
+    "structured": "what grammars and guidance cost the streams that have them, and those beside them",
     "verify": "verification of drafts, against one read of the logits and against the same in vectorised torch",
     "grammar": "grammars compiled and masks filled by either library, on real-world schemas",
     "kernels": "each kernel against torch doing the same work",

@@ -1,0 +1,116 @@
+"""What grammars and guidance cost a server: throughput of streams that have one, and of the streams beside them, against streams without
+in the same run and in turns.
+
+The grammar is a JSON schema that no answer completes, so that every stream has the same number of tokens. Text that it leaves no choice
+about is computed ahead; with `--no-ahead` the schema has next to none of it, so that only the masks are measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import statistics
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from bench.harness import Worker, cores, machine, table, write_json
+from bench.serve import HOST, WARM_UP_TOKENS, Prompts, serving
+
+from tailrace.config import ModelConfig
+from tailrace.models import resolve
+from tailrace.text.tokenizer import Tokenizer
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 30}, "age": {"type": "integer", "minimum": 0, "maximum": 130},
+        "tags": {"type": "array", "items": {"type": "string", "maxLength": 12}, "maxItems": 4},
+    },
+    "required": ["name", "age", "tags"], "additionalProperties": False,
+}  # fmt: skip
+ENDLESS = {"type": "array", "minItems": 400, "items": PERSON}
+WORDS = {"type": "array", "minItems": 2000, "items": {"type": "string", "minLength": 1, "maxLength": 400}}
+PLAIN = {"temperature": 0.8, "top_p": 0.95, "seed": 1}
+
+
+def arguments(argv: list[str] | None) -> argparse.Namespace:
+    """What to measure."""
+    parser = argparse.ArgumentParser(prog="tailrace bench structured", description=__doc__)
+    parser.add_argument("--streams", type=int, default=16)
+    parser.add_argument("--prompt-tokens", type=int, default=64)
+    parser.add_argument("--output-tokens", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument(
+        "--no-ahead", action="store_true", help="a schema of long strings: hardly any text is without a choice"
+    )
+    parser.add_argument("--model", help="as for tailrace serve")
+    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
+    parser.add_argument("--threads", type=int, default=cores())
+    parser.add_argument("--server-args", default="", help="further flags for tailrace serve, in one string")
+    parser.add_argument("--json", type=Path, help="write the results here too")
+    return parser.parse_args(argv)
+
+
+def modes(no_ahead: bool) -> dict[str, tuple[dict[str, Any], dict[str, Any], str]]:
+    """Mode → (fields of the first half of the streams, of the second half, goal)."""
+    schema = json.dumps(WORDS if no_ahead else ENDLESS)
+    ruled = PLAIN | {"guided_json": schema}
+    guided = PLAIN | {"guidance_scale": 1.5, "negative_prompt": "Nothing"}
+    return {
+        "plain": (PLAIN, PLAIN, "1"),
+        "a grammar on every stream": (ruled, ruled, "≥ 0.95"),
+        "a grammar on every second": (ruled, PLAIN, "≥ 0.99 beside"),
+        "guidance on every second": (guided, PLAIN, ""),
+        "guidance on every stream": (guided, guided, "≥ 0.49"),
+    }
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measure, print, write."""
+    args = arguments(argv)
+    local = resolve(ModelConfig(model=args.model, dtype=args.dtype))
+    prompts = Prompts(Tokenizer.load(local.folder), args.prompt_tokens)
+    half = args.streams // 2
+    kinds = modes(args.no_ahead)
+    rates: dict[str, list[tuple[float, float]]] = {mode: [] for mode in kinds}
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(serving(args, local))
+        clients = [stack.enter_context(Worker("bench.load", threads=1)) for _ in range(2)]
+        pool = stack.enter_context(ThreadPoolExecutor(2))
+        for turn in range(-1, args.rounds):
+            for mode in sorted(kinds, reverse=turn % 2 == 1):
+                tokens = args.output_tokens if turn >= 0 else WARM_UP_TOKENS
+                asked = [
+                    {"host": HOST, "port": server["port"], "streams": half, "sampling": fields, "output_tokens": tokens,
+                     "prompts": prompts.take(half)}
+                    for fields in kinds[mode][:2]
+                ]  # fmt: skip
+                first, second = pool.map(lambda pair: pair[0].ask(pair[1]), zip(clients, asked, strict=True))
+                if turn >= 0:
+                    rates[mode].append((first["tokens"] / first["wall_s"], second["tokens"] / second["wall_s"]))
+            print(f"round {turn + 1} of {args.rounds}", file=sys.stderr, flush=True)
+    # rounds are compared with their own plain streams: the machine's mood changes from round to round
+    results = [
+        {
+            "mode": mode, "goal": goal, "tok/s": statistics.median(map(sum, rates[mode])),
+            "of plain": statistics.median(sum(a) / sum(b) for a, b in zip(rates[mode], rates["plain"], strict=True)),
+            "first half": statistics.median(a[0] / b[0] for a, b in zip(rates[mode], rates["plain"], strict=True)),
+            "second half": statistics.median(a[1] / b[1] for a, b in zip(rates[mode], rates["plain"], strict=True)),
+        }
+        for mode, (_, _, goal) in kinds.items()
+    ]  # fmt: skip
+    about = machine()
+    print(
+        f"{about['cpu']}, {args.threads} threads, {args.dtype}, {args.streams} streams, {args.rounds} rounds in turns"
+    )
+    print(table(results))
+    if args.json:
+        write_json(args.json, {"machine": about, "streams": args.streams, "dtype": args.dtype, "results": results})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

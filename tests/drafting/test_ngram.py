@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tailrace.drafting.base import Ask, Drafter
-from tailrace.drafting.ngram import CANDIDATES, REACH, RECENT, NGram
+from tailrace.drafting.ngram import BITE, CANDIDATES, REACH, RECENT, NGram
 from tailrace.errors import ConfigError
 
 
@@ -135,3 +135,11 @@ def test_the_text_is_not_changed_and_it_is_a_drafter():
 def test_out_of_range(fields, name):
     with pytest.raises(ConfigError, match=name):
         NGram(**fields)
+
+
+def test_a_long_prompt_is_indexed_in_bites():
+    tokens = [i % 5000 for i in range(3 * BITE)]
+    drafter = NGram()
+    found = [drafter.draft([Ask(0, tokens, 3)])[0].tokens for _ in range(4)]
+    assert found[:2] == [[], []]
+    assert found[2] == found[3] == [(tokens[-1] + i) % 5000 for i in (1, 2, 3)]

@@ -14,6 +14,7 @@ from tailrace.drafting.base import Ask, Draft, Seen
 from tailrace.errors import ConfigError
 
 MAX_SIZE = 32  # tokens of an n-gram
+BITE = 4096  # new tokens indexed in one step, of all texts together, so that a long prompt stops nobody: some 10 ms
 RECENT = 1024  # tokens looked at to notice that a text was cut back and went on differently: 2 µs
 CANDIDATES = 16  # occurrences of the longest n-gram that are compared further back …
 REACH = 64  # … over so many tokens
@@ -49,8 +50,15 @@ class NGram:
         self._texts: dict[int, _Text] = {}
 
     def draft(self, asks: Sequence[Ask]) -> list[Draft]:
-        """One-hot guesses; none where nothing matches."""
-        return [Draft(self._guess(ask)) for ask in asks]
+        """One-hot guesses; none where nothing matches, or while a long text is still being indexed."""
+        left, drafts = BITE, []
+        for ask in asks:
+            text = self._texts.get(ask.slot)
+            if text is None:
+                text = self._texts[ask.slot] = _Text(self._sizes)
+            left -= text.follow(ask.tokens, left)
+            drafts.append(Draft(self._guess(text, ask) if text.size == len(ask.tokens) else []))
+        return drafts
 
     def observe(self, seen: Seen) -> None:
         """Hidden states say nothing here."""
@@ -59,11 +67,7 @@ class NGram:
         """Forget its text."""
         self._texts.pop(slot, None)
 
-    def _guess(self, ask: Ask) -> list[int]:
-        text = self._texts.get(ask.slot)
-        if text is None:
-            text = self._texts[ask.slot] = _Text(self._sizes)
-        text.follow(ask.tokens)
+    def _guess(self, text: _Text, ask: Ask) -> list[int]:
         place, agreed = text.find()
         count = min(ask.count, max(1, int(agreed * self._per_match)))
         return copied(ask.tokens, place, count) if agreed else []
@@ -93,8 +97,13 @@ class _Text:
         self._tokens: list[int] = []
         self._tables = [_Table(size) for size in sizes]  # the longest first
 
-    def follow(self, tokens: Sequence[int]) -> None:
-        """Be this text, at the cost of what is new in it and of what is gone."""
+    @property
+    def size(self) -> int:
+        """Tokens indexed so far."""
+        return len(self._tokens)
+
+    def follow(self, tokens: Sequence[int], limit: int) -> int:
+        """Be this text, as far as `limit` more tokens go, at the cost of what is new in it and of what is gone; how many were new."""
         mine, known = self._tokens, len(self._tokens)
         since = max(0, known - RECENT)
         if list(tokens[since:known]) != mine[since:]:
@@ -102,9 +111,10 @@ class _Text:
             for table in self._tables:
                 table.cut(mine, known)
             del mine[known:]
-        mine += tokens[known:]
+        mine += tokens[known : known + limit]
         for table in self._tables:
             table.extend(mine, known)
+        return len(mine) - known
 
     def find(self) -> tuple[int, int]:
         """The place that followed the best earlier occurrence of the end of the text, and how many tokens before it agree (REACH at

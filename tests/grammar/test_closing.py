@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy
 import pytest
 
 from grammar.test_position import CASES, WORDS, cases, compiled, ids_of, mask_of, start, text_of
 from grammar.vocabularies import EOS, small
+from tailrace.grammar import closing as closing_module
 from tailrace.grammar.backends import make
-from tailrace.grammar.closing import closing
+from tailrace.grammar.closing import TEXTS_PER_MASK, closing
 from tailrace.grammar.position import Position
 from tailrace.options import Grammar
 
@@ -56,6 +59,24 @@ def test_the_budget_is_kept(backend: str):
     for token in closing(matcher, 10) or []:
         assert matcher.accept(token)
     assert closing(matcher, 0) == []
+
+
+def test_texts_that_are_tried_count_as_work(monkeypatch: pytest.MonkeyPatch):
+    """Else a search in a schema of many patterns tries some 150 texts a mask."""
+    names = [f"k{i}" for i in range(30)]
+    pattern = {"type": "string", "pattern": "^[a-z]{5}[0-9]{7}q$"}
+    source = json.dumps({"type": "object", "properties": dict.fromkeys(names, pattern), "required": names})
+    backend = make("llguidance", small())
+    matcher = backend.load(backend.compile(Grammar(kind="json_schema", source=source))).matcher()
+    tried, plain = [0], closing_module.ends
+
+    def counted(place: Position, tokens: list[int]) -> bool:
+        tried[0] += 1
+        return plain(place, tokens)
+
+    monkeypatch.setattr(closing_module, "ends", counted)
+    closing(matcher, 1000, max_masks=20)
+    assert 0 < tried[0] <= 20 * TEXTS_PER_MASK
 
 
 def test_the_end_is_closed():

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Literal
 
@@ -16,9 +18,13 @@ import torch
 
 from grammar.vocabularies import EOS, PADDED, SPECIAL, small, spelled
 from tailrace.config import GrammarConfig
-from tailrace.errors import EngineError, ParameterError, RowError
+from tailrace.errors import EngineError, OverloadedError, ParameterError, RowError
+from tailrace.grammar import filling, pool
+from tailrace.grammar import service as service_module
+from tailrace.grammar.backends import names
 from tailrace.grammar.base import Compiled
-from tailrace.grammar.service import Cache, Grammars, Job, digest
+from tailrace.grammar.position import Position
+from tailrace.grammar.service import Cache, Grammars, Job, Refusals, digest
 from tailrace.options import Grammar, Stretch
 
 CONFIG = GrammarConfig(timeout_s=1.5, memory_mib=128, threads=2)
@@ -41,6 +47,17 @@ def schema(value: object) -> Grammar:
 
 def regex(source: str, backend: Literal["xgrammar", "llguidance"]) -> Grammar:
     return Grammar(kind="regex", source=source, backend=backend)
+
+
+def tag(form: dict[str, object]) -> Grammar:
+    return Grammar(kind="structural_tag", source=json.dumps({"format": form}))
+
+
+def until(condition: Callable[[], object], within_s: float = 60.0) -> None:
+    end = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < end, "it never came to that"
+        time.sleep(0.01)
 
 
 # most for xgrammar, which works everything out beforehand; llguidance takes them, and bounds each step
@@ -133,14 +150,24 @@ def test_a_process_killed_in_the_middle_is_replaced(service: Grammars):
     future = service.compile(number(50))
     assert not future.done()
     os.kill(pid, signal.SIGKILL)
-    with pytest.raises(ParameterError, match="breaks the compiler"):
-        future.result(120)
-    assert service.compile(number(50)).result(120).matcher().prefix(b"x505") == 4
+    assert future.result(120).matcher().prefix(b"x505") == 4  # it was never begun with, so it is not to blame
     assert service.pids != [pid]
     # killed while it has nothing to do: nobody notices
     os.kill(service.pids[0], signal.SIGKILL)
     time.sleep(0.05)
     assert service.compile(number(51)).result(120).matcher().prefix(b"x515") == 4
+
+
+def test_a_grammar_whose_process_breaks_is_refused():
+    made = grammars(GrammarConfig(timeout_s=60, memory_mib=8192))
+    made.compile(number(0, backend="xgrammar")).result(120)
+    (pid,) = made.pids
+    future = made.compile(BOMBS["references that double"])
+    time.sleep(0.5)
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(ParameterError, match="breaks the compiler"):
+        future.result(120)
+    made.close()
 
 
 @pytest.mark.parametrize(
@@ -171,6 +198,14 @@ def test_a_process_killed_in_the_middle_is_replaced(service: Grammars):
         (Grammar(kind="structural_tag", source="{}"), '"format"'),
         (Grammar(kind="structural_tag", source='{"structures": [{"begin": "<a>"}]}'), "triggers"),
         (Grammar(kind="structural_tag", source='{"format": {"type": "nope"}}'), "nope"),
+        (tag({"type": "triggered_tags"}), "llguidance: .*shape.*triggers.*xgrammar: "),
+        (tag({"type": "triggered_tags", "triggers": ["<"], "tags": ["x"]}), "llguidance: .*shape.*xgrammar: "),
+        (tag({"type": "triggered_tags", "triggers": 5, "tags": [{"begin": "<", "content": {}}]}), "llguidance: "),
+        (tag({"type": "triggered_tags", "triggers": ["<"], "tags": [{"begin": "<", "content": 5}]}), "llguidance: .*shape"),
+        (tag({"type": "triggered_tags", "triggers": [["<"]], "tags": 5}), "llguidance: .*shape.*xgrammar: "),
+        (tag({"type": {}, "triggers": None}), "llguidance: .*xgrammar: "),
+        (schema({"oneOf": 5, "properties": 5, "required": [[]], "type": 7}), "xgrammar: "),
+        (schema({"allOf": 5}), "xgrammar: .*shape"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_said(service: Grammars, grammar: Grammar, message: str):
@@ -272,6 +307,198 @@ def test_a_job_that_fails_fails_alone(service: Grammars):
     assert "draft 1 " in str(third)
     assert fourth is None
     assert jobs[0].masks.any(dim=1).all()
+
+
+def test_a_job_that_takes_too_long_or_panics_fails_alone(service: Grammars, monkeypatch: pytest.MonkeyPatch):
+    compiled = service.compile(number(7)).result(120)
+    monkeypatch.setattr(filling, "MASK_LIMIT_S", 0.05)
+
+    class Slow:
+        def fill(self, mask: torch.Tensor) -> None:
+            end = time.thread_time() + 0.06
+            while time.thread_time() < end:
+                pass
+
+    class Waiting:  # a machine with other work on it is no grammar's fault
+        def fill(self, mask: torch.Tensor) -> None:
+            time.sleep(0.1)
+
+    class PanicException(BaseException):
+        pass
+
+    class Panicking:
+        def fill(self, mask: torch.Tensor) -> None:
+            raise PanicException("in Rust")
+
+    matchers = [Slow(), Panicking(), Waiting(), compiled.matcher()]
+    jobs = [Job(m, [], torch.zeros((1, WORDS), dtype=torch.int32)) for m in matchers]  # type: ignore[arg-type]
+    slow, panicking, waiting, plain = service.fill(jobs).wait()
+    assert isinstance(slow, RowError)
+    assert "takes too long to match" in str(slow)
+    assert isinstance(panicking, RowError)
+    assert "PanicException" in str(panicking)
+    assert waiting is plain is None
+
+
+@pytest.mark.parametrize("default", ["llguidance", "xgrammar"])
+def test_gbnf_goes_to_the_library_that_bounds_each_step(default: str):
+    """What is ambiguous without end takes xgrammar up to 700 ms for a mask."""
+    assert names(Grammar(kind="ebnf", source='root ::= "a"'), default) == ["llguidance", "xgrammar"]
+
+
+def test_masks_of_an_ambiguous_gbnf_are_quick(service: Grammars):
+    grammar = Grammar(kind="ebnf", source='root ::= x*\nx ::= y*\ny ::= ("a"*)*')
+    matcher = service.compile(grammar).result(120).matcher()
+    mask, begun = torch.zeros(WORDS, dtype=torch.int32), time.thread_time()
+    for _ in range(30):
+        matcher.fill(mask)
+        assert matcher.accept(ord("a"))
+    assert time.thread_time() - begun < 1.0
+
+
+def test_the_line_of_grammars_is_bounded_and_can_be_left(service: Grammars, monkeypatch: pytest.MonkeyPatch):
+    service.compile(number(1)).result(120)
+    (pid,) = service.pids
+    monkeypatch.setattr(pool, "MAX_WAITING", 3)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        running = service.compile(number(200))
+        until(lambda: not service._pool._waiting)  # it was begun
+        waiting = [service.compile(number(201 + i)) for i in range(3)]
+        with pytest.raises(OverloadedError):
+            service.compile(number(210)).result(0)
+        # two wait for the same: it stays when one leaves
+        assert service.compile(number(201)) is waiting[0]
+        service.forget(waiting[0])
+        service.forget(waiting[1])
+        assert not waiting[0].done()
+        with pytest.raises(EngineError, match="no request waits"):
+            waiting[1].result(0)
+        service.forget(waiting[1])
+        service.forget(running)
+        assert not running.done()
+        again = service.compile(number(202))  # there is room again, and a dropped one may come back
+        assert again is not waiting[1]
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    for future in (running, waiting[0], waiting[2], again):
+        assert future.result(120).matcher().prefix(b"x2") == 2
+    service.forget(running)
+
+
+def test_a_bomb_that_comes_again_is_refused_at_once(monkeypatch: pytest.MonkeyPatch):
+    made = grammars(GrammarConfig(timeout_s=0.3, memory_mib=1024))
+    bomb = BOMBS["a thousand patterns"]
+    with pytest.raises(ParameterError, match="takes longer than"):
+        made.compile(bomb).result(120)
+    again = made.compile(bomb)
+    with pytest.raises(ParameterError, match="takes longer than"):
+        again.result(0)
+    made.close()
+    now = [0.0]
+    monkeypatch.setattr(service_module.time, "monotonic", lambda: now[0])
+    refusals = Refusals(2, 60.0)
+    for key in (b"a", b"b", b"c"):
+        refusals.put(key, "too much")
+    assert [refusals.get(key) for key in (b"a", b"b", b"c")] == [None, "too much", "too much"]
+    now[0] = 61.0
+    assert refusals.get(b"c") is None
+
+
+# what a process does instead of compiling → what is said
+BAD = {
+    "raise SystemExit(1)": (EngineError, "could not be started: its process ended"),
+    "import time; time.sleep(60)": (EngineError, "could not be started: its process did not answer"),
+    "import sys; sys.stdin.buffer.read(9); sys.stdout.buffer.write(b'\\xff' * 4); sys.stdout.flush(); sys.stdin.buffer.read()": (
+        ParameterError,
+        "too big",
+    ),
+}
+
+
+@pytest.mark.parametrize("code", BAD)
+def test_a_process_that_does_not_work_is_our_fault(monkeypatch: pytest.MonkeyPatch, code: str):
+    monkeypatch.setattr(pool, "START_S", 1.0)
+    plain = subprocess.Popen
+    monkeypatch.setattr(pool.subprocess, "Popen", lambda command, **more: plain([sys.executable, "-c", code], **more))
+    # more than a pipe holds
+    made = Grammars(CONFIG, None, [*spelled(), *(b"%032d" % i for i in range(10_000))], SPECIAL, EOS, 20_000)
+    kind, text = BAD[code]
+    future = made.compile(number(0))
+    with pytest.raises(kind, match=text):
+        future.result(20)
+    made.close()
+
+
+def test_a_panic_while_loading_fails_that_grammar_alone(service: Grammars, monkeypatch: pytest.MonkeyPatch):
+    class PanicException(BaseException):
+        pass
+
+    def panic(self: object, compiled: str) -> Compiled:
+        raise PanicException("in Rust")
+
+    service.compile(number(1)).result(120)
+    with monkeypatch.context() as patched:
+        patched.setattr(type(service._pool.backend("llguidance")), "load", panic)
+        with pytest.raises(EngineError, match="PanicException"):
+            service.compile(number(300)).result(120)
+    assert service.compile(number(300)).result(120).matcher().prefix(b"x3004") == 5
+
+
+def test_no_process_outlives_an_engine_that_just_exits():
+    code = """if True:
+        import os, time
+        from grammar.test_service import BOMBS, GrammarConfig, grammars, number
+        made = grammars(GrammarConfig(timeout_s=60, memory_mib=8192))
+        made.compile(number(0, backend="xgrammar")).result(120)
+        made.compile(BOMBS["references that double"])
+        time.sleep(0.5)
+        print(made.pids[0], flush=True)
+        os._exit(0)
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd="tests", timeout=120)
+    pid = int(done.stdout)
+    until(lambda: not running(pid), 5)
+
+
+def running(pid: int) -> bool:
+    """A process that has ended may still stand in the table, where nobody asks for it."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_warming_up_makes_the_libraries_ready(monkeypatch: pytest.MonkeyPatch):
+    made = grammars()
+    begun = time.monotonic()
+    made.warm_up()
+    assert time.monotonic() - begun < 0.1
+    until(lambda: set(made._pool._backends) == {"llguidance", "xgrammar"})
+    made.close()
+    assert not any(thread.name == "grammar-warming" for thread in threading.enumerate())
+    made.warm_up()
+    # what goes wrong is only logged
+    failing = grammars()
+    monkeypatch.setattr(pool, "make", lambda *_: 1 / 0)
+    failing.warm_up()
+    failing.close()
+    assert failing._pool._backends == {}
+
+
+def test_what_a_grammar_may_grow_by_is_charged(service: Grammars):
+    """llguidance finds states of its lexer as texts are matched, after the grammar was weighed."""
+    service.compile(number(400)).result(120)
+    size = service._cache._entries[digest(number(400))][1]
+    assert size >= 16 << 20
+
+
+def test_nothing_is_copied_where_there_is_nothing_to_try(service: Grammars, monkeypatch: pytest.MonkeyPatch):
+    matcher = service.compile(Grammar(kind="regex", source="[ab]+")).result(120).matcher()
+    monkeypatch.setattr(Position, "fork", None)
+    assert matcher.prefix([]) == 0
+    assert matcher.forced() == []
 
 
 def test_a_vocabulary_needs_an_end():

@@ -37,6 +37,9 @@ BACKENDS: dict[str, GrammarBackend] = {
 }
 
 
+MAX_COPIES = 16 << 20  # characters of grammars in one request: each of its prompts carries the grammar to the engine
+
+
 class Asked(NamedTuple):
     """One constraint: the field it came in, and what of a Grammar it says."""
 
@@ -136,9 +139,6 @@ def asked(ask: GenerateRequest, format_field: str = "response_format") -> Asked 
     if len(found) > 1:
         first, second = found[0].field, found[1].field
         raise ParameterError(f"{second} and {first} both say what the output must be; give one of them", second)
-    options = ask.structured_outputs
-    if options is not None and not found and given(options):
-        raise ParameterError("structured_outputs: options without a constraint have no effect", "structured_outputs")
     return found[0] if found else None
 
 
@@ -154,9 +154,28 @@ def constraints(ask: GenerateRequest, format_field: str) -> Iterator[Asked]:
             yield one
 
 
-def given(options: StructuredOutputs) -> bool:
-    """Any option is."""
-    return any(option is not None for option in (options.backend, options.whitespace, options.close_in_time))
+def check_unasked(ask: GenerateRequest) -> None:
+    """Where nothing says what the output must be, there may be no options of it. A backend "auto" is vLLM's own default, and chooses none.
+
+    Raises:
+        ParameterError: there are.
+    """
+    options, field = ask.structured_outputs or StructuredOutputs(), "structured_outputs"
+    given = any(option is not None for option in (options.backend, options.whitespace, options.close_in_time))
+    if not given and ask.guided_decoding_backend not in (None, "auto"):
+        given, field = True, "guided_decoding_backend"
+    if given:
+        raise ParameterError(f"{field}: options without a constraint have no effect", field)
+
+
+def check_copies(wanted: Asked, prompts: int) -> None:
+    """Raise ParameterError where so many prompts, each with the constraint, are too much to send."""
+    if (total := len(wanted.source) * prompts) > MAX_COPIES:
+        raise ParameterError(
+            f"{wanted.field}: {prompts} prompts with {len(wanted.source)} characters each are {total}, more than {MAX_COPIES}; send fewer "
+            "prompts at once",
+            wanted.field,
+        )
 
 
 def compose(ask: GenerateRequest, wanted: Asked, after: Stretch | None = None, opening: int | None = None) -> Grammar:

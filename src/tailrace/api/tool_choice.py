@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import msgspec
 
 from tailrace.api.channels import thought
-from tailrace.api.structured import Asked, asked, compose
+from tailrace.api.schema.structured import StructuredOutputs
+from tailrace.api.structured import Asked, asked, backend, check_unasked, compose
 from tailrace.errors import ParameterError
 from tailrace.params import SamplingParams
 from tailrace.text.tools.functions import Function, functions_of
 from tailrace.text.tools.grammar import forced, optional
+from tailrace.text.tools.schemas import check_counts, check_depth
 from tailrace.text.tools.script import Script
 
 if TYPE_CHECKING:
@@ -52,13 +54,18 @@ def governed(
     """The parameters with what the output must be, and the field that says so. format_field: see structured.asked.
 
     Raises:
-        ParameterError: see structured.asked and `constraint`.
+        ParameterError: see structured.asked, structured.check_unasked and `constraint`; or a backend that can't match calls.
     """
-    options = ask.structured_outputs
-    whitespace = WHITESPACE if options is None or options.whitespace is None else options.whitespace
-    wanted = constraint(service, choice, tools, asked(ask, format_field), whitespace)
+    options = ask.structured_outputs or StructuredOutputs()
+    whitespace = WHITESPACE if options.whitespace is None else options.whitespace
+    content = asked(ask, format_field)
+    wanted = constraint(service, choice, tools, content, whitespace)
     if wanted is None:
+        check_unasked(ask)
         return params, "grammar"
+    if wanted is not content and backend(ask, options) == "xgrammar":
+        field = "guided_decoding_backend" if options.backend is None else "structured_outputs.backend"
+        raise ParameterError(f"{field}: xgrammar can't match tool calls; leave it out, or name llguidance", field)
     after, opening = thought(service, ask, prompt)
     return msgspec.structs.replace(params, grammar=compose(ask, wanted, after, opening)), wanted.field
 
@@ -131,8 +138,25 @@ def constraint(
         raise ParameterError(
             f'{content.field}: together with tools it must be JSON; or give tool_choice "none"', content.field
         )
-    said = msgspec.json.decode(content.source) if content.source else {"type": "object"}
+    said = schema_of(content)
     return Asked(content.field, "lark", optional(service.tools, script, said))
+
+
+def schema_of(content: Asked) -> dict[str, Any]:
+    """What the content must be, as a schema.
+
+    Raises:
+        ParameterError: it can't be part of a grammar.
+    """
+    if not content.source:
+        return {"type": "object"}
+    try:
+        schema = msgspec.json.decode(content.source)
+    except RecursionError as error:
+        raise ParameterError(f"{content.field}: {error}", content.field) from error
+    check_depth(schema, content.field, content.field)
+    check_counts(schema, content.field, content.field)
+    return schema
 
 
 def is_strict(tool: dict[str, Any]) -> bool:

@@ -355,7 +355,9 @@ class Engine:
         self.counters.finished[reason] += 1
         if sequence.request.done:
             del self.requests[sequence.request.name]
-            sequence.request.compiling = None
+            if sequence.request.compiling is not None and self.grammars is not None:
+                self.grammars.forget(sequence.request.compiling)
+                sequence.request.compiling = None
 
     def _free(self, sequence: Sequence) -> None:
         if sequence.slot >= 0:

@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -85,11 +84,10 @@ def build(config: EngineConfig) -> Engine:
         spelling = spelling_of(folder, config.model.trust_remote_code, info.vocab_size)
     grammars = None
     if spelling.token_bytes and info.eos_token_ids:
-        # its import keeps the interpreter for a quarter of a second: better now than when the first grammar comes
-        threading.Thread(target=import_module, args=("xgrammar",), daemon=True, name="import").start()
         grammars = Grammars(
             config.grammar, folder, spelling.token_bytes, spelling.special, info.eos_token_ids, runner.vocab_size
         )
+        grammars.warm_up()
     drafter = None
     if config.speculation.drafter != "none":
         drafter = partial(load_drafter, config.speculation, config.model, runner, block_size=config.cache.block_size)

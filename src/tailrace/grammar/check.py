@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from tailrace.errors import ParameterError
@@ -14,6 +16,15 @@ MAX_CHOICES = 10_000
 
 class UnsupportedError(ValueError):
     """A backend can't make this grammar: what it has no rule for, where."""
+
+
+@contextmanager
+def shape(kind: str) -> Iterator[None]:
+    """Around what reads a parsed source as if it had the shape it should have: where it has not, that is the client's error, not ours."""
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+        raise UnsupportedError(f"a {kind} of a shape it can't have ({type(error).__name__}: {error})") from error
 
 
 def check(grammar: Grammar) -> None:

@@ -7,9 +7,10 @@ lead. It may miss a closing that exists, and the one it finds need not be the sh
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy
@@ -19,7 +20,8 @@ from tailrace.grammar.vocabulary import CLOSERS, Vocabulary
 if TYPE_CHECKING:
     from tailrace.grammar.position import Position
 
-MAX_MASKS = 256  # looked at in one search: most of its cost, some 0.1 to 0.5 ms each
+MAX_MASKS = 256  # looked at in one search, some 0.1 to 0.5 ms each
+TEXTS_PER_MASK = 16  # a text that is tried costs a copy of the matcher: so many of them count as one mask
 WIDTH = 4  # tokens tried at a place
 TYPICAL = 8  # bytes; a longer token counts as one of so many: it says more, not better
 MAX_DISCREPANCIES = 3
@@ -36,7 +38,7 @@ TEXTS = (
 def closing(matcher: Position, budget: int, max_masks: int = MAX_MASKS) -> list[int] | None:
     """Tokens, at most `budget`, after which the text is complete; [] where it is already. Deterministic: equal places give equal tokens.
 
-    Looks at no more than `max_masks` masks, and at each place tries some hundred short texts at most; the matcher is as before afterwards.
+    Looks at no more than `max_masks` masks, TEXTS_PER_MASK short texts that are tried counting as one; the matcher is as before afterwards.
 
     Returns:
         None where no way was found within these bounds.
@@ -46,16 +48,17 @@ def closing(matcher: Position, budget: int, max_masks: int = MAX_MASKS) -> list[
     search = Search(budget, max_masks)
     for discrepancies in range(MAX_DISCREPANCIES + 1):
         found = search.walk(matcher.fork(), [], discrepancies)
-        if found is not None or search.masks <= 0:
+        if found is not None or search.work <= 0:
             return found
     return None
 
 
 class Search:
-    """One search: its bounds, and how many masks it may still look at."""
+    """One search: its bounds, and how much work it may still do, in texts tried."""
 
     def __init__(self, budget: int, masks: int) -> None:
-        self.budget, self.masks = budget, masks
+        self.budget, self.work = budget, masks * TEXTS_PER_MASK
+        self.seen: dict[tuple[int, ...], tuple[list[list[int]], Iterator[list[int]]]] = {}
 
     def walk(self, place: Position, path: list[int], discrepancies: int) -> list[int] | None:
         """From `place`, which is used up. A stack rather than recursion: a budget may be thousands of tokens."""
@@ -65,33 +68,50 @@ class Search:
             if place.finished or place.prefix(place.vocabulary.eos[:1]):
                 return path
             room = self.budget - len(path)
-            if room <= 0 or self.masks <= 0:
+            if room <= 0 or self.work <= 0:
                 continue
             if forced := place.forced():
                 if len(forced) <= room and all(place.accept(token) for token in forced):
                     stack.append((place, path + forced, left))
                 continue
-            self.masks -= 1
-            for rank, tokens in reversed(list(enumerate(promising(place)))):
-                # without discrepancies left only the best is tried
-                if (rank and not left) or len(tokens) > room:
+            # without discrepancies left only the best is tried
+            for rank, tokens in reversed(list(enumerate(self.ranked(place, path, WIDTH if left else 1)))):
+                if len(tokens) > room:
                     continue
                 twin = place.fork()
                 if all(twin.accept(token) for token in tokens):
                     stack.append((twin, path + tokens, left - bool(rank)))
         return None
 
+    def ranked(self, place: Position, path: list[int], width: int) -> list[list[int]]:
+        """At most `width` sequences of tokens, those first that are most likely to lead to an end. Each walk comes by the places of the
+        one before again: what was worked out there is kept."""
+        found, rest = self.seen.setdefault(tuple(path), ([], self.promising(place)))
+        self.work -= 1
+        found += islice(rest, max(0, width - len(found)))
+        return found[:width]
 
-def promising(place: Position) -> list[list[int]]:
-    """At most WIDTH sequences of tokens, those first that are most likely to lead to an end."""
-    allowed = place.allowed()
-    known = orders(place.vocabulary)
-    if known.letter < 0 or not allowed[known.letter]:
-        return first(known.outside, allowed)
-    inside = first(known.inside, allowed)
-    if known.ranks[inside[0][0]] == 0:
-        return inside  # a string of JSON, which may end here
-    return [*(text for text in known.texts if allowed[text[0]] and ends(place, text)), *inside][:WIDTH]
+    def promising(self, place: Position) -> Iterator[list[int]]:
+        self.work -= TEXTS_PER_MASK - 1
+        allowed = place.allowed()
+        known = orders(place.vocabulary)
+        if known.letter < 0 or not allowed[known.letter]:
+            yield from first(known.outside, allowed)
+            return
+        inside = first(known.inside, allowed)
+        if known.ranks[inside[0][0]] != 0:  # else a string of JSON, which may end here
+            yield from self.endings(place, known.texts, allowed)
+        yield from inside
+
+    def endings(self, place: Position, texts: list[list[int]], allowed: numpy.ndarray) -> Iterator[list[int]]:
+        """Those of the texts with which this ends, as far as there is work left to find them."""
+        for text in texts:
+            if self.work <= 0:
+                return
+            if allowed[text[0]]:
+                self.work -= 1
+                if ends(place, text):
+                    yield text
 
 
 def first(order: numpy.ndarray, allowed: numpy.ndarray) -> list[list[int]]:

@@ -8,38 +8,52 @@ from __future__ import annotations
 
 import logging
 import os
-import queue
 import select
 import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import dataclass
 
 import msgspec
 
 from tailrace.config import GrammarConfig
-from tailrace.errors import EngineError, ParameterError
+from tailrace.errors import EngineError, OverloadedError, ParameterError
 from tailrace.grammar.backends import Backend, make, names
 from tailrace.grammar.base import Compiled
 from tailrace.grammar.vocabulary import Vocabulary
-from tailrace.grammar.worker import LENGTH, MIB, Hello, Reply, Task, send
+from tailrace.grammar.worker import LENGTH, MAX_TEXT, MIB, Hello, Reply, Task, framed
 from tailrace.options import Grammar
 
 START_S = 120.0  # for a process to import a library and take the vocabulary in: seconds on an idle machine
 SHARE = 8  # what is kept of one grammar may take this part of the memory that compiling may
-MAX_TEXT = 32 * MIB  # of a compiled grammar; loading holds the interpreter for milliseconds per MiB
+MAX_REPLY = 4 * MAX_TEXT + MIB  # bytes of a message; a character takes up to four
+MAX_WAITING = 128  # grammars that no process has begun with
 log = logging.getLogger(__name__)
 
 
 class LostError(Exception):
-    """The process is gone, or was killed because it took too long."""
+    """The process is gone, or was killed because it took too long; `begun`: with the grammar, so that this is what broke it."""
 
     def __init__(self, timeout: bool) -> None:
         super().__init__()
-        self.timeout = timeout
+        self.timeout, self.begun = timeout, False
+
+
+class TooMuchError(ParameterError):
+    """The grammar takes too long or too much memory: most likely it would again."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Order:
+    """A grammar to be compiled, and what is told of it."""
+
+    grammar: Grammar
+    done: Callable[[Compiled | Exception, int], None]
 
 
 class Worker:
@@ -56,18 +70,34 @@ class Worker:
         return None if self._process is None else self._process.pid
 
     def run(self, task: Task) -> Reply:
-        """Raises LostError."""
+        """Raises LostError, TooMuchError: the answer is longer than any may be."""
         if self._process is not None and self._process.poll() is not None:
             self._drop()  # it was killed from outside while it had nothing to do
+        used = self._process is not None
+        try:
+            return self._run(task)
+        except LostError as error:
+            # one that had worked was killed from outside just now: no reason to fail a grammar that it had not begun with
+            if error.begun or error.timeout or not used:
+                raise
+        return self._run(task)
+
+    def _run(self, task: Task) -> Reply:
+        begun = False
         try:
             process = self._start()
-            assert process.stdin is not None
-            send(process.stdin, task)
+            self._write(process, framed(task), START_S)
             self._reply(process, START_S)
+            begun = True
             return self._reply(process, self._hello.timeout_s)
         except (BrokenPipeError, LostError) as error:
             self._drop()
-            raise LostError(isinstance(error, LostError) and error.timeout) from None
+            lost = LostError(isinstance(error, LostError) and error.timeout)
+            lost.begun = begun
+            raise lost from None
+        except BaseException:
+            self._drop()  # what it says next could be taken for another grammar's answer
+            raise
 
     def kill(self) -> None:
         """For good: a task that runs is lost, no further one is begun."""
@@ -89,14 +119,30 @@ class Worker:
             environment = {**os.environ, "MALLOC_ARENA_MAX": "1", "TOKENIZERS_PARALLELISM": "false"}
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tailrace.grammar.worker"],
+                bufsize=0,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 env=environment,
             )
-        assert self._process.stdin is not None
-        send(self._process.stdin, self._hello)
-        return self._process
+            process = self._process
+        assert process.stdin is not None
+        os.set_blocking(process.stdin.fileno(), False)
+        self._write(process, framed(self._hello), START_S)
+        return process
+
+    def _write(self, process: subprocess.Popen[bytes], data: bytes, within_s: float) -> None:
+        """A vocabulary is more than a pipe holds, so a process that does not read would block a plain write for ever."""
+        assert process.stdin is not None
+        sink, until = process.stdin.fileno(), time.monotonic() + within_s
+        poll = select.poll()
+        poll.register(sink, select.POLLOUT)
+        rest = memoryview(data)
+        while rest:
+            if not poll.poll(max(0.0, until - time.monotonic()) * 1000):
+                raise LostError(timeout=True)
+            with suppress(BlockingIOError):
+                rest = rest[os.write(sink, rest) :]
 
     def _reply(self, process: subprocess.Popen[bytes], within_s: float) -> Reply:
         assert process.stdout is not None
@@ -114,7 +160,10 @@ class Worker:
                 data += part
             return bytes(data)
 
-        return msgspec.msgpack.decode(exactly(LENGTH.unpack(exactly(LENGTH.size))[0]), type=Reply)
+        (length,) = LENGTH.unpack(exactly(LENGTH.size))
+        if length > MAX_REPLY:
+            raise too_big(length, "its answer")
+        return msgspec.msgpack.decode(exactly(length), type=Reply)
 
     def _drop(self) -> None:
         with self._lock:
@@ -133,13 +182,11 @@ class Pool:
 
     def __init__(self, vocabulary: Vocabulary, config: GrammarConfig) -> None:
         self._vocabulary, self._config = vocabulary, config
-        self._tasks: queue.SimpleQueue[tuple[Grammar, Callable[[Compiled | Exception, int], None]] | None] = (
-            queue.SimpleQueue()
-        )
+        self._waiting: deque[Order] = deque()
         self._workers = [Worker(vocabulary, config) for _ in range(config.workers)]
         self._threads: list[threading.Thread] = []
         self._backends: dict[str, Future[Backend]] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
         self._closed = False
 
     @property
@@ -147,8 +194,9 @@ class Pool:
         """Of the processes that run."""
         return [worker.pid for worker in self._workers if worker.pid is not None]
 
-    def submit(self, grammar: Grammar, done: Callable[[Compiled | Exception, int], None]) -> None:
-        """Have it compiled; `done` is called on a thread of the pool, once, with the outcome and the bytes it takes (about)."""
+    def submit(self, order: Order) -> None:
+        """Have it compiled; `done` is called on a thread of the pool, once, with the outcome and the bytes it takes (about). Where too many
+        wait, or the pool is closed, it is called at once with that."""
         with self._lock:
             if not self._threads and not self._closed:
                 self._threads = [
@@ -157,41 +205,55 @@ class Pool:
                 ]
                 for thread in self._threads:
                     thread.start()
-            if not self._closed:
-                self._tasks.put((grammar, done))
+            full = len(self._waiting) >= MAX_WAITING
+            if not self._closed and not full:
+                self._waiting.append(order)
+                self._lock.notify()
                 return
-        done(closed(), 0)
+        order.done(closed() if self._closed else OverloadedError("too many grammars wait to be compiled"), 0)
+
+    def withdraw(self, order: Order) -> bool:
+        """It need not be compiled. False: it was begun, or is done; else `done` is never called."""
+        with self._lock:
+            if order not in self._waiting:
+                return False
+            self._waiting.remove(order)
+            return True
 
     def close(self) -> None:
         """Grammars that wait or are being compiled fail with EngineError. Returns when all threads and processes have ended."""
         with self._lock:
             self._closed = True
             threads, self._threads = self._threads, []
+            self._lock.notify_all()
         for worker in self._workers:
             worker.kill()
-        for _ in threads:
-            self._tasks.put(None)
         for thread in threads:
             thread.join()
 
     def _serve(self, worker: Worker) -> None:
-        while (task := self._tasks.get()) is not None:
-            grammar, done = task
-            outcome, size = self._outcome(worker, grammar)
-            done(outcome, size)
+        while (order := self._next()) is not None:
+            outcome, size = self._outcome(worker, order.grammar)
+            order.done(outcome, size)
         worker.close()
+
+    def _next(self) -> Order | None:
+        """Waits for one. None: closed, and none is left that would have to be told."""
+        with self._lock:
+            self._lock.wait_for(lambda: self._waiting or self._closed)
+            return self._waiting.popleft() if self._waiting else None
 
     def _outcome(self, worker: Worker, grammar: Grammar) -> tuple[Compiled | Exception, int]:
         try:
             return self._compiled(worker, grammar)
         except (ParameterError, EngineError) as error:
             return error, 0
-        except Exception as error:
+        except BaseException as error:  # a panic of a library in Rust is no Exception; the thread must outlive it
             log.exception("a grammar could not be compiled")
             return EngineError(f"the grammar could not be compiled: {type(error).__name__}"), 0
 
     def _compiled(self, worker: Worker, grammar: Grammar) -> tuple[Compiled, int]:
-        """With the first backend that can. Raises ParameterError: none can, or it takes too much."""
+        """With the first backend that can. Raises ParameterError: none can, or (TooMuchError) it takes too much; EngineError."""
         complaints = []
         for name in names(grammar, self._config.backend):
             if self._closed:
@@ -199,7 +261,13 @@ class Pool:
             try:
                 reply = worker.run(Task(name, grammar))
             except LostError as lost:
-                raise closed() if self._closed else self._too_much(name, lost.timeout) from None
+                if self._closed:
+                    raise closed() from None
+                if not lost.begun:  # no grammar is to blame for a library that can't be imported
+                    how = "did not answer in time" if lost.timeout else "ended"
+                    log.error("the process that compiles grammars with %s %s before it began with one", name, how)
+                    raise EngineError(f"the grammar compiler could not be started: its process {how}") from None
+                raise self._too_much(name, lost.timeout) from None
             if reply.outcome == "invalid":
                 raise ParameterError(reply.text, "grammar")
             if reply.outcome == "memory":
@@ -210,21 +278,22 @@ class Pool:
                 complaints.append(f"{name}: {reply.text}")
                 continue
             size = max(reply.resident, len(reply.text))
-            if len(reply.text) > MAX_TEXT or size > self._config.memory_mib * MIB // SHARE:
-                raise ParameterError(f"grammar: too big, compiled it takes {size // MIB} MiB ({name})", "grammar")
-            return self._backend(name).load(reply.text), size
+            if reply.outcome == "big" or size > self._config.memory_mib * MIB // SHARE:
+                raise too_big(size, name)
+            backend = self.backend(name)
+            return backend.load(reply.text), size + backend.growth
         raise ParameterError(f"grammar: invalid or not supported: {'; '.join(complaints)}", "grammar")
 
-    def _too_much(self, name: str, timeout: bool) -> ParameterError:
+    def _too_much(self, name: str, timeout: bool) -> TooMuchError:
         if timeout:
-            return ParameterError(
+            return TooMuchError(
                 f"grammar: takes longer than {self._config.timeout_s:g} s to compile ({name})", "grammar"
             )
         text = f"takes more than {self._config.memory_mib} MiB to compile, or breaks the compiler"
-        return ParameterError(f"grammar: {text} ({name})", "grammar")
+        return TooMuchError(f"grammar: {text} ({name})", "grammar")
 
-    def _backend(self, name: str) -> Backend:
-        """In this process; made once, by the thread that needs it first."""
+    def backend(self, name: str) -> Backend:
+        """In this process; made once, by the thread that needs it first. One that can't be made is tried again when it is needed again."""
         with self._lock:
             first = name not in self._backends
             future = self._backends.setdefault(name, Future())
@@ -232,8 +301,14 @@ class Pool:
             try:
                 future.set_result(make(name, self._vocabulary))
             except BaseException as error:
+                with self._lock:
+                    del self._backends[name]
                 future.set_exception(error)
         return future.result()
+
+
+def too_big(size: int, what: str) -> TooMuchError:
+    return TooMuchError(f"grammar: too big, compiled it takes {size // MIB} MiB ({what})", "grammar")
 
 
 def closed() -> EngineError:

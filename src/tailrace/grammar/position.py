@@ -63,6 +63,8 @@ class Position(ABC):
             raise RowError("the grammar leaves no token: the vocabulary can't spell what it asks for")
 
     def prefix(self, tokens: Sequence[int]) -> int:
+        if not len(tokens):
+            return 0  # asked at every step of a sequence without drafts: a fork costs more than all else
         walker = self.fork()
         return next((i for i, token in enumerate(tokens) if not walker.accept(token)), len(tokens))
 
@@ -71,6 +73,8 @@ class Position(ABC):
         if not text:
             return []
         tokens, kept = self.vocabulary.cut(text)
+        if not tokens:
+            return []
         walker = self.fork()
         taken = next((i for i, token in enumerate(tokens) if not walker.accept(token)), len(tokens))
         return tokens if taken == len(tokens) and walker.finished else tokens[: min(taken, kept)]

@@ -3,21 +3,41 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from tailrace.config import GrammarConfig
+from tailrace.errors import EngineError
+from tailrace.grammar.backends import TABLE
 from tailrace.grammar.base import Compiled
+from tailrace.grammar.closing import orders
 from tailrace.grammar.filling import Filling, Job, start
-from tailrace.grammar.pool import Pool
+from tailrace.grammar.pool import Order, Pool, TooMuchError
 from tailrace.grammar.vocabulary import Vocabulary
 from tailrace.grammar.worker import MIB
 from tailrace.options import Grammar
+
+REFUSALS = 64  # of the last grammars that took too much
+REFUSED_S = 60.0  # for so long they are refused at once: each trial costs a process its time limit, while others wait
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class Running:
+    """A grammar that waits for a process, or is being compiled, and how many requests wait for it."""
+
+    key: bytes
+    future: Future[Compiled]
+    order: Order
+    requests: int = 1
 
 
 class Grammars:
@@ -42,44 +62,88 @@ class Grammars:
         vocab_size: int,
     ) -> None:
         vocabulary = Vocabulary.of(folder, token_bytes, special, eos_token_ids, vocab_size)
-        self._config = config
+        self._config, self._vocabulary = config, vocabulary
         self._pool = Pool(vocabulary, config)
         self._cache = Cache(config.cached, config.memory_mib * MIB)
-        self._running: dict[bytes, Future[Compiled]] = {}
+        self._running: dict[bytes, Running] = {}
+        self._refusals = Refusals(REFUSALS, REFUSED_S)
         self._lock = threading.Lock()
+        self._warming: threading.Thread | None = None
+        self._closed = False
         self._threads: ThreadPoolExecutor | None = None
 
     def compile(self, grammar: Grammar) -> Future[Compiled]:
-        """Returns at once; a grammar that is known, or being compiled, is not compiled again. The future can't be cancelled: others may
-        wait for the same grammar. Only what was compiled is kept, so a grammar that was refused is tried again when it comes again.
+        """Returns at once; a grammar that is known, or being compiled, is not compiled again. The future can't be cancelled, as others may
+        wait for the same grammar: see `forget`. Besides what was compiled only what took too much is remembered, for a while; what was
+        refused for other reasons is tried again when it comes again.
 
         The future raises:
             ParameterError: (param "grammar") invalid, supported by no backend, or too slow or too big to compile.
-            EngineError: closed meanwhile, or an error of ours.
+            OverloadedError: too many grammars wait to be compiled.
+            EngineError: closed meanwhile, nobody waits for it any more, or an error of ours.
         """
-        key = digest(grammar)
-        with self._lock:
-            if (future := self._running.get(key)) is not None:
-                return future
-            future = Future()
-            future.set_running_or_notify_cancel()
-            if (known := self._cache.get(key)) is not None:
-                future.set_result(known)
-                return future
-            self._running[key] = future
+        key, future = digest(grammar), Future[Compiled]()
+        future.set_running_or_notify_cancel()
 
         def done(outcome: Compiled | Exception, size: int) -> None:
             with self._lock:
                 del self._running[key]
-                if not isinstance(outcome, Exception):
+                if isinstance(outcome, TooMuchError):
+                    self._refusals.put(key, str(outcome))
+                elif not isinstance(outcome, Exception):
                     self._cache.put(key, outcome, size)
             if isinstance(outcome, Exception):
                 future.set_exception(outcome)
             else:
                 future.set_result(outcome)
 
-        self._pool.submit(grammar, done)
+        with self._lock:
+            if (running := self._running.get(key)) is not None:
+                running.requests += 1
+                return running.future
+            if (known := self._cache.get(key)) is not None:
+                future.set_result(known)
+                return future
+            if (refusal := self._refusals.get(key)) is not None:
+                future.set_exception(TooMuchError(refusal, "grammar"))
+                return future
+            order = Order(grammar, done)
+            self._running[key] = Running(key, future, order)
+        self._pool.submit(order)
         return future
+
+    def forget(self, future: Future[Compiled]) -> None:
+        """One of the requests that got this future no longer waits for it. A grammar that none waits for is dropped where no process has
+        begun with it, and its future fails; one that is being compiled goes on, and is kept for those to come."""
+        with self._lock:
+            running = next((r for r in self._running.values() if r.future is future), None)
+            if running is None:
+                return  # it is done
+            running.requests -= 1
+            if running.requests > 0 or not self._pool.withdraw(running.order):
+                return
+            del self._running[running.key]
+        future.set_exception(EngineError("no request waits for this grammar any more"))
+
+    def warm_up(self) -> None:
+        """Returns at once: on a thread of its own the libraries are imported and given the vocabulary, which holds the interpreter for
+        some 0.3 s in pieces, so that the first grammar need not do so while others' tokens are due. Errors are only logged: the
+        grammar that meets them again reports them."""
+        with self._lock:
+            if self._warming is None and not self._closed:
+                self._warming = threading.Thread(target=self._warm, name="grammar-warming", daemon=True)
+                self._warming.start()
+
+    def _warm(self) -> None:
+        try:
+            self._vocabulary.cut(b"a")
+            orders(self._vocabulary)
+            for name in TABLE:
+                if self._closed:
+                    return
+                self._pool.backend(name)
+        except BaseException:
+            log.exception("the libraries for grammars could not be made ready")
 
     def fill(self, jobs: Sequence[Job]) -> Filling:
         """Starts filling their masks; no matcher may stand in two jobs, or be used before `wait` has returned."""
@@ -94,7 +158,11 @@ class Grammars:
 
     def close(self) -> None:
         """Ends all threads and processes; what is being compiled fails with EngineError. May be called again."""
+        with self._lock:
+            self._closed, warming = True, self._warming
         self._pool.close()
+        if warming is not None:
+            warming.join()
         if self._threads is not None:
             self._threads.shutdown()
 
@@ -119,6 +187,24 @@ class Cache:
         while len(self._entries) > self._max_entries or (self._bytes > self._max_bytes and len(self._entries) > 1):
             _, (_, freed) = self._entries.popitem(last=False)
             self._bytes -= freed
+
+
+class Refusals:
+    """Why the last grammars of those that took too much were refused, for a while."""
+
+    def __init__(self, max_entries: int, seconds: float) -> None:
+        self._max_entries, self._seconds = max_entries, seconds
+        self._entries: OrderedDict[bytes, tuple[str, float]] = OrderedDict()
+
+    def get(self, key: bytes) -> str | None:
+        text, until = self._entries.get(key, (None, 0.0))
+        return text if time.monotonic() < until else None
+
+    def put(self, key: bytes, text: str) -> None:
+        self._entries[key] = (text, time.monotonic() + self._seconds)
+        self._entries.move_to_end(key)
+        if len(self._entries) > self._max_entries:
+            self._entries.popitem(last=False)
 
 
 def digest(grammar: Grammar) -> bytes:

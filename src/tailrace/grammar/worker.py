@@ -6,6 +6,7 @@ libraries print goes nowhere.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
 import signal
@@ -13,6 +14,7 @@ import struct
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import IO, Literal, TypeVar
 
 import msgspec
@@ -27,6 +29,8 @@ MIB = 1 << 20
 LENGTH = struct.Struct("<I")
 # Half of what Linux gives the engine's threads, which load what is made here: recursion that fits here fits there.
 STACK = 4 * MIB
+MAX_TEXT = 32 * MIB  # of a compiled grammar; loading holds the interpreter for milliseconds per MiB
+PR_SET_PDEATHSIG = 1
 ORPHAN_S = 5  # how much longer than its time limit a process lives that nobody kills
 T = TypeVar("T")
 
@@ -46,16 +50,21 @@ class Task(msgspec.Struct, frozen=True):
 
 class Reply(msgspec.Struct, frozen=True):
     """ready: the library is loaded, time counts from now. compiled: text for Backend.load, which took `resident` bytes to make.
-    unsupported, invalid: text says why. memory: there was not enough; this process ends. broken: an error of ours."""
+    big: text would be over MAX_TEXT, and is left out. unsupported, invalid: text says why. memory: there was not enough; this process ends.
+    broken: an error of ours."""
 
-    outcome: Literal["ready", "compiled", "unsupported", "invalid", "memory", "broken"]
+    outcome: Literal["ready", "compiled", "big", "unsupported", "invalid", "memory", "broken"]
     text: str = ""
     resident: int = 0
 
 
-def send(stream: IO[bytes], message: msgspec.Struct) -> None:
+def framed(message: msgspec.Struct) -> bytes:
     data = msgspec.msgpack.encode(message)
-    stream.write(LENGTH.pack(len(data)) + data)
+    return LENGTH.pack(len(data)) + data
+
+
+def send(stream: IO[bytes], message: msgspec.Struct) -> None:
+    stream.write(framed(message))
     stream.flush()
 
 
@@ -68,6 +77,7 @@ def receive(stream: IO[bytes], kind: type[T]) -> T | None:
 
 
 def main() -> None:
+    die_with_parent()
     answers = os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 1)
@@ -89,6 +99,13 @@ def main() -> None:
             return
 
 
+def die_with_parent() -> None:
+    """The end of stdin is seen only between grammars; an engine that is gone must not leave a process that computes on. Linux only: it
+    kills this process when the thread that started it ends, which closes it anyway before. A parent that is gone already closes stdin."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
 def compiled(backend: Backend, grammar: Grammar) -> Reply:
     before = memory("VmRSS")
     try:
@@ -104,7 +121,8 @@ def compiled(backend: Backend, grammar: Grammar) -> Reply:
         return Reply("memory")
     except Exception as error:
         return Reply("broken", f"{type(error).__name__}: {error}")
-    return Reply("compiled", text, max(0, memory("VmRSS") - before))
+    size = max(len(text), memory("VmRSS") - before)
+    return Reply("compiled", text, size) if len(text) <= MAX_TEXT else Reply("big", "", size)
 
 
 def bounded(work: Callable[[], Reply], hello: Hello) -> Reply:

@@ -26,7 +26,7 @@ from tailrace.api.sampling import check_scores, num_logprobs, output_limit, samp
 from tailrace.api.schema.common import PromptLogprobEntries
 from tailrace.api.schema.completions import COMPLETION_REFUSED, Completion, CompletionChoice, CompletionRequest
 from tailrace.api.service import Service, service_of
-from tailrace.api.structured import asked, compose
+from tailrace.api.structured import asked, check_copies, check_unasked, compose
 from tailrace.errors import ParameterError
 from tailrace.params import SamplingParams
 from tailrace.text.stream import Delta
@@ -57,7 +57,12 @@ async def create_completion(request: Request) -> Response:
         ask, service.tokenizer, service.defaults, max_tokens=limit, logprobs=top, negative_prompt=negative
     )
     wanted = asked(ask)
-    if wanted is not None:
+    if wanted is None:
+        check_unasked(ask)
+    else:
+        if only_echo(ask):
+            raise ParameterError(f"{wanted.field} has no effect with max_tokens 0", wanted.field)
+        check_copies(wanted, len(prompts))
         params = msgspec.structs.replace(params, grammar=compose(ask, wanted))
     if ask.echo and top is not None:
         params = msgspec.structs.replace(params, prompt_logprobs=max(top, ask.prompt_logprobs or 0))

@@ -13,6 +13,9 @@ from tailrace.options import Grammar
 class Backend(Protocol):
     """One library with one vocabulary. `compile` runs in a process that may be killed, `load` in the engine's, on any thread."""
 
+    growth: int
+    """Bytes by which what `load` made may grow while it is used."""
+
     def compile(self, grammar: Grammar) -> str:
         """All the work that a bad grammar can make long, and what `load` needs to repeat none of it, or only work that has been seen to
         be short. Raises UnsupportedError (what the library has no rule for, or its complaint), ParameterError."""
@@ -27,8 +30,8 @@ TABLE = {
     "llguidance": "tailrace.grammar.backends.llguidance:LLGuidance",
     "xgrammar": "tailrace.grammar.backends.xgrammar:XGrammar",
 }
-# reads GBNF itself; llguidance needs a translation in which each character is a symbol of its own
-FIRST = {"ebnf": "xgrammar"}
+# xgrammar reads GBNF itself, but has no limit to the work of one mask, which an ambiguous grammar makes nearly a second
+FIRST = {"ebnf": "llguidance"}
 
 
 def names(grammar: Grammar, default: str) -> list[str]:

@@ -12,7 +12,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from tailrace.errors import RowError
 from tailrace.grammar.backends.gbnf import as_lark as gbnf_as_lark
-from tailrace.grammar.check import UnsupportedError, parse_choice, parse_schema, parse_tag
+from tailrace.grammar.check import UnsupportedError, parse_choice, parse_schema, parse_tag, shape
 from tailrace.grammar.closing import closing
 from tailrace.grammar.position import Position
 from tailrace.grammar.schema import check_counts, without_annotations
@@ -27,7 +27,7 @@ LIMITS: dict[str, Any] = {
     "step_lexer_fuel": 200_000,  # 14 ms a step
     "step_max_items": 50_000,  # 2.5 ms a step
     "max_items_in_row": 2_000,
-    "max_lexer_states": 50_000,  # of 1 to 2 KiB each, so at most 100 MiB; the library would allow five times as many
+    "max_lexer_states": 20_000,  # of 1 to 2 KiB each, so at most 40 MiB; the library would allow more than ten times as many
     "max_grammar_size": 500_000,
     "verbose_errors": False,  # its complaints go to the client
 }
@@ -36,6 +36,10 @@ PROOF = 32  # masks of an output that a grammar must get through before it is ta
 
 class LLGuidance:
     """grammar/backends/__init__.py's Backend."""
+
+    growth = (
+        16 << 20
+    )  # of the lexer's states, which all sequences share; at the limit of their number it is about twice as much
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
@@ -48,7 +52,8 @@ class LLGuidance:
 
     def compile(self, grammar: Grammar) -> str:
         try:
-            text = unforced(SOURCES[grammar.kind](grammar))
+            with shape(grammar.kind):
+                text = unforced(SOURCES[grammar.kind](grammar))
         except ValueError as error:
             raise error if isinstance(error, UnsupportedError) else UnsupportedError(str(error)) from error
         try:

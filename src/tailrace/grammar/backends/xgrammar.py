@@ -9,7 +9,7 @@ from typing import Any, Self
 import torch
 import xgrammar
 
-from tailrace.grammar.check import UnsupportedError, parse_choice, parse_schema, parse_tag
+from tailrace.grammar.check import UnsupportedError, parse_choice, parse_schema, parse_tag, shape
 from tailrace.grammar.position import Position
 from tailrace.grammar.schema import check_counts, check_for_xgrammar, check_pattern, narrow, without_annotations
 from tailrace.grammar.tags import normal, schemas
@@ -19,6 +19,8 @@ from tailrace.options import Grammar
 
 class XGrammar:
     """grammar/backends/__init__.py's Backend."""
+
+    growth = 0  # all is worked out beforehand
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
@@ -34,10 +36,11 @@ class XGrammar:
         if grammar.kind not in KINDS:
             raise UnsupportedError(f"the kind {grammar.kind}")
         try:
-            return KINDS[grammar.kind](self._compiler, grammar).serialize_json()
+            with shape(grammar.kind):
+                return KINDS[grammar.kind](self._compiler, grammar).serialize_json()
         except MemoryError:
             raise
-        except (RuntimeError, TypeError) as error:  # all that the library raises
+        except RuntimeError as error:  # all that the library raises
             if "bad_alloc" in str(error):
                 raise MemoryError from error
             raise UnsupportedError(complaint(error)) from error

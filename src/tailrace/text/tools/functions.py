@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from tailrace.errors import ParameterError
+from tailrace.text.tools.schemas import check_form
 
 NAME = re.compile(r"[\w.:/@$-]+", re.ASCII)  # what every parser reads as one word
 # keywords that say more of an object than its properties: where these stand, undeclared arguments may be meant
@@ -28,6 +29,7 @@ def functions_of(tools: list[dict[str, Any]] | None) -> list[Function]:
         ParameterError: a tool that is no function, or a name or schema that can't be served; it names tools[i].
     """
     found: list[Function] = []
+    names: set[str] = set()
     for i, tool in enumerate(tools or ()):
         function = tool.get("function", tool)
         if tool.get("type", "function") != "function" or not isinstance(function, dict):
@@ -38,8 +40,9 @@ def functions_of(tools: list[dict[str, Any]] | None) -> list[Function]:
                 f"tools[{i}]: a function's name must be letters, digits or one of _ . : / @ $ -, got {name!r:.100}",
                 "tools",
             )
-        if any(other.name == name for other in found):
+        if name in names:
             raise ParameterError(f"tools[{i}]: there is a function {name!r:.100} already", "tools")
+        names.add(name)
         strict = function.get("strict", tool.get("strict")) is True
         found.append(Function(name, closed(function.get("parameters"), f"tools[{i}].parameters"), strict))
     return found
@@ -58,6 +61,7 @@ def closed(schema: Any, field: str) -> dict[str, Any]:
     properties = schema.get("properties", {})
     if not isinstance(properties, dict) or not isinstance(schema.get("required", []), list):
         raise ParameterError(f"{field}: properties must be an object, and required a list", "tools")
+    check_form(schema, field)
     whole = {"type": "object", "properties": properties} | schema
     return (
         whole if "additionalProperties" in schema or OPEN & schema.keys() else whole | {"additionalProperties": False}

@@ -105,7 +105,7 @@ def pythonic_script(script: Script) -> Written:
 
 def keywords(script: Script, function: Function) -> str:
     """name=value, with a comma before each but the first that is there."""
-    rest, place = '""', script.functions.index(function)
+    rest, place = '""', script.place(function)
     for i, (name, value, required) in reversed(list(enumerate(values(script, function)))):
         # after_i: what follows where something stands before; first_i: where nothing does
         one = script.rule(f"arg_{place}_{i}", f"{quoted(f'{name}=')} {value}")

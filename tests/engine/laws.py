@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-import numpy as np
 import torch
 from scipy import stats
 
@@ -44,7 +43,7 @@ class World:
 
 # random: any rows. late: whether the first draft stands is often decided by the second, and the token that comes instead is followed by a
 # step that decides the same with what the first has left unused: noise that serves twice makes itself felt most.
-WORLDS = {"random": World((0, 1), 3, 4, 7), "late": World((2, 1), 2, 3, 3)}
+WORLDS = {"random": World((0, 1), 3, 4, 7), "late": World((2, 1), 2, 4, 4)}
 
 Text = tuple[int, ...]
 ASKED: dict[str, dict] = {
@@ -96,13 +95,14 @@ def guess_of(ids: Sequence[int]) -> torch.Tensor:
 @cache
 def proposal(first: int, last: int, length: int) -> tuple[torch.Tensor, list[float]]:
     q = torch.softmax(guess_of([first] * (length - 1) + [last]), 0)
-    return q, np.cumsum(q.double()).tolist()
+    return q, q.double().cumsum(0).tolist()
 
 
 class Dense:
     """Draws as many drafts as it may."""
 
     captures = ()
+    draws = True
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -127,6 +127,8 @@ class Dense:
 
 class OneHot(Dense):
     """The likeliest one each time."""
+
+    draws = False
 
     def guess(self, ask: Ask) -> Draft:
         tokens = list(ask.tokens)
@@ -190,7 +192,9 @@ def drawn(
         yield tuple(story.tokens[: world.length])
     counters = harness.engine.counters
     assert count / 2 < counters.drafted_tokens
-    assert 0.1 < counters.accepted_tokens / counters.drafted_tokens < 0.9
+    share = counters.accepted_tokens / counters.drafted_tokens
+    assert share > 0.1
+    assert share < 0.9 or rule == "exact"  # coupled drafts agree almost always where few tokens are allowed
 
 
 def p_value(found: Sequence[Text], law: dict[Text, float]) -> float:

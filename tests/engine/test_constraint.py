@@ -265,7 +265,9 @@ def test_a_thought_does_not_end_the_output(grammars):
     after = Stretch("<think>", "</think>", True)
     harness = world(grammars)
     asked = Grammar(kind="regex", source="[0-9]{4}", after=after)
-    harness.submit("a", ids("abc"), grammar=asked, temperature=1.0, seed=1, max_tokens=80, logit_bias={EOS: 100.0, UNTHINK: -100.0})
+    harness.submit(
+        "a", ids("abc"), grammar=asked, temperature=1.0, seed=1, max_tokens=80, logit_bias={EOS: 100.0, UNTHINK: -100.0}
+    )
     found = run(harness)["a", 0, 0]
     assert EOS not in found.tokens
     assert found.end.reason == "length"

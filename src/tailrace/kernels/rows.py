@@ -89,7 +89,9 @@ class Rows:
         start = torch.tensor([0, *counts]).cumsum(0)
         first = start[:-1].tolist() if source is None else source
         return Rows(
-            slot=torch.tensor(slot, dtype=torch.int64).repeat_interleave(torch.tensor(counts)),
+            slot=torch.tensor(
+                [s for s, count in zip(slot, counts, strict=True) for _ in range(count)], dtype=torch.int64
+            ),
             source=spread(first, counts),
             position=spread(position, counts),
             start=start,

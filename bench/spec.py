@@ -45,6 +45,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--drafters", nargs="+", default=["ngram", "suffix", "early_exit"], help="as for tailrace serve"
     )
+    parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS), help="of text")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 4, 16])
     parser.add_argument(
         "--requests", type=int, default=8, help="per kind of text and round, at least as many as streams"
@@ -103,8 +104,8 @@ KINDS: dict[str, tuple[Callable[[random.Random], str], dict[str, Any]]] = {
 }
 
 
-def prompts(tokenizer: Tokenizer, kind: str, count: int, seed: int) -> list[list[int]]:
-    """So many prompts of a kind, the same for the same seed."""
+def prompts(tokenizer: Tokenizer, kind: str, count: int, seed: str) -> list[list[int]]:
+    """So many prompts of a kind, the same for the same seed; a server that remembers texts must not get the same twice."""
     rng = random.Random(f"{kind} {seed}")
     ask = KINDS[kind][0]
     return [tokenizer.encode_chat([{"role": "user", "content": ask(rng)}]) for _ in range(count)]
@@ -118,7 +119,9 @@ def counters(port: int) -> dict[str, float]:
     with urllib.request.urlopen(f"http://{HOST}:{port}/metrics", timeout=10) as response:
         lines = response.read().decode().splitlines()
     wanted = ("tailrace_spec_", "tailrace_engine_steps", "tailrace_generation_tokens")
-    return {name: float(value) for name, _, value in (text.rpartition(" ") for text in lines) if name.startswith(wanted)}
+    return {
+        name: float(value) for name, _, value in (text.rpartition(" ") for text in lines) if name.startswith(wanted)
+    }
 
 
 def change(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
@@ -134,12 +137,12 @@ def measure(
     counts: dict[str, list[dict[str, float]]] = {side: [] for side in sides}
     texts: dict[str, list[str]] = {side: [] for side in sides}
     for turn in range(-1, args.rounds):
-        chosen = prompts(tokenizer, kind, max(args.requests, streams) if turn >= 0 else streams, turn)
+        chosen = prompts(tokenizer, kind, max(args.requests, streams) if turn >= 0 else streams, f"{streams} {turn}")
         for side in sorted(sides, reverse=turn % 2 == 1):
             before = counters(sides[side])
             answer = client.ask({
                 "host": HOST, "port": sides[side], "streams": streams, "prompts": chosen, "output_tokens": args.output_tokens,
-                "sampling": KINDS[kind][1] | {"seed": turn}, "until_eos": True,
+                "sampling": KINDS[kind][1] | {"seed": turn + 1}, "until_eos": True,
             })  # fmt: skip
             if turn >= 0:
                 rates[side].append(answer["tokens"] / answer["wall_s"])
@@ -193,7 +196,7 @@ def main(argv: list[str] | None = None) -> int:
             sides[drafter] = server["port"]
         client = stack.enter_context(Worker("bench.load", threads=1))
         for streams in args.streams:
-            for kind in KINDS:
+            for kind in args.kinds:
                 results += measure(sides, client, tokenizer, args, kind, streams)
     about = machine()
     setting = f"{args.threads} threads, {local.name} in {args.dtype}, {args.max_drafts} drafts at most"

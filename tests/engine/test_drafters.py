@@ -1,0 +1,104 @@
+"""Drafters with weights, loaded as a server loads them, in a whole engine: the tokens are those of the engine without."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+import transformers
+
+from drafting import test_block, test_eagle
+from drafting.heads import HIDDEN, LAYERS, VOCAB, save
+from engine.harness import Harness
+from tailrace.config import ModelConfig, SpeculationConfig
+from tailrace.drafting import load_drafter
+from tailrace.drafting.base import Drafter
+from tailrace.errors import ConfigError
+from tailrace.options import Speculation
+from tailrace.runners import load_runner
+from tailrace.runners.scripted import ScriptedRunner
+
+MODEL = ModelConfig(dtype="float32", threads=2, device="cpu")
+PROMPTS = [[5, 6, 7, 8, 5, 6, 7], list(range(40)), [9] * 5]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("target")
+    torch.manual_seed(6)
+    config = transformers.LlamaConfig(
+        vocab_size=VOCAB, hidden_size=HIDDEN, intermediate_size=48, num_hidden_layers=LAYERS, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=256,
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3) if parameter.dim() > 1 else None
+    model.save_pretrained(folder)
+    return folder
+
+
+def settings(name: str, target, tmp_path) -> SpeculationConfig:
+    match name:
+        case "early_exit":
+            return SpeculationConfig(drafter="early_exit", layers=LAYERS - 1)
+        case "draft_model":
+            return SpeculationConfig(drafter="draft_model", model=str(target), cache_gib=0.01)
+        case "eagle-1":
+            weights = save(tmp_path / name, *test_eagle.first_head())
+        case "eagle-3":
+            weights = save(tmp_path / name, *test_eagle.third_head())
+        case _:
+            weights = save(tmp_path / name, *test_block.dflash())
+    return SpeculationConfig(drafter=name.partition("-")[0], model=str(weights), cache_gib=0.01)  # type: ignore[arg-type]
+
+
+def stories(folder, config: SpeculationConfig | None, **asked):
+    runner = load_runner(MODEL, folder, block_size=16)
+    seen = []
+
+    def made(sampler) -> Drafter:
+        drafter = load_drafter(config, MODEL, runner, sampler, 16)
+        observe = drafter.observe
+        drafter.observe = lambda sight: (seen.append(sum(sight.count)), observe(sight))
+        return drafter
+
+    harness = Harness(runner, drafter=made if config else None, max_num_batched_tokens=16, eos=VOCAB - 1)
+    for place, prompt in enumerate(PROMPTS):
+        fields = {
+            "max_tokens": 24,
+            "temperature": 0.7,
+            "seed": place,
+            "ignore_eos": True,
+            "n": 1 + (place == 1),
+        } | asked
+        harness.submit(f"r{place}", prompt, **fields)
+    found = {name: story.tokens for name, story in harness.run().items()}
+    return found, harness, seen
+
+
+@pytest.mark.parametrize("name", ["early_exit", "draft_model", "eagle-1", "eagle-3", "block"])
+def test_they_change_nothing(folder, tmp_path, name):
+    config = settings(name, folder, tmp_path)
+    plain, slow, _ = stories(folder, None)
+    exact, harness, seen = stories(folder, config, speculation=Speculation(rule="exact"))
+    assert exact == plain
+    assert harness.engine.counters.drafted_tokens
+    assert harness.engine.speculator.failures == 0
+    assert bool(seen) == bool(harness.engine.speculator.drafter.captures)
+    if name == "draft_model":  # the target itself: every guess stands
+        assert harness.engine.counters.accepted_tokens == harness.engine.counters.drafted_tokens
+        assert harness.engine.counters.steps < slow.engine.counters.steps / 2
+    for rule in ("rejection", "block"):
+        lawful, harness, _ = stories(folder, config, speculation=Speculation(rule=rule))
+        assert all(len(tokens) == 24 for tokens in lawful.values())
+        assert harness.engine.speculator.failures == 0
+    greedy, _, _ = stories(folder, config, temperature=0.0, n=1)
+    assert greedy == stories(folder, None, temperature=0.0, n=1)[0]
+
+
+@pytest.mark.parametrize("name", ["early_exit", "eagle", "block", "draft_model"])
+def test_what_is_missing_is_said(name):
+    runner = ScriptedRunner(VOCAB, lambda ids: 1, 64)
+    with pytest.raises(ConfigError, match=r"speculation\.(model|drafter)"):
+        partial(load_drafter, SpeculationConfig(drafter=name), MODEL, runner)(None, 16)

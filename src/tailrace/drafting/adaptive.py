@@ -29,7 +29,7 @@ PROBE = 2  # drafts of a probe: the second says whether what stands goes on
 MAX_SPACING = 32  # steps between two probes of one sequence
 # The purse, in plain steps' time (steps without drafts):
 RATE = 0.015  # goes into it with each plain step
-START, FULL, DEBT = 1.0, 6.0, -2.0  # are in it at first, at most and at least: good times do not pay for bad ones
+START, FULL, DEBT = 1.0, 2.0, -2.0  # are in it at first, at most and at least: good times do not pay for bad ones
 CLIP = 0.5  # so far off its size's usual time a step is charged, since others take the cores now and then, but never more than its
 # tokens one by one
 PRIOR_WEIGHT = 2.0  # observations that what is known of all sequences counts for in one

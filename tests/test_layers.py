@@ -14,7 +14,7 @@ import pytest
 
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "tailrace"
 
-LEAVES = {"errors", "ranges", "options", "params", "config", "logs", "_cpu", "__version__"}
+LEAVES = {"errors", "ranges", "options", "params", "config", "logs", "json_schema", "_cpu", "__version__"}
 # room -> rooms it may know, besides LEAVES
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
@@ -23,6 +23,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "params": set(),
     "config": set(),
     "logs": set(),
+    "json_schema": set(),
     "kernels": set(),
     "sampling": {"kernels", "wire.messages"},
     "runners": {"kernels"},

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+import transformers
 from safetensors.torch import save_file
 
 from tailrace import kernels
@@ -41,6 +42,20 @@ class Target:
 
 
 TARGET = Target()
+
+
+def save_target(folder: Path) -> Path:
+    """A random model of the same shape as a folder."""
+    torch.manual_seed(6)
+    config = transformers.LlamaConfig(
+        vocab_size=VOCAB, hidden_size=HIDDEN, intermediate_size=48, num_hidden_layers=LAYERS, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=256,
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3) if parameter.dim() > 1 else None
+    model.save_pretrained(folder)
+    return folder
 
 
 def hidden_states(tokens: Sequence[int], layers: int) -> torch.Tensor:

@@ -9,8 +9,9 @@ import torch
 
 from drafting.tiny import SIZE, VOCAB, llama, said, sampler_for
 from tailrace.drafting.base import Ask, Drafter
-from tailrace.drafting.model import COMPARED, DraftModel, check_vocabulary, common_prefix
+from tailrace.drafting.model import DraftModel, check_vocabulary
 from tailrace.drafting.pick import Picker
+from tailrace.drafting.prefix import RECENT, standing
 from tailrace.errors import ConfigError
 from tailrace.runners.scripted import ScriptedRunner
 from tailrace.sampling import Sampler
@@ -262,15 +263,15 @@ def test_it_is_a_drafter_and_checks_its_numbers():
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_common_prefix(seed):
+def test_what_stands(seed):
     rng = random.Random(seed)
-    base = [rng.randrange(5) for _ in range(rng.randrange(3 * COMPARED))]
+    base = [rng.randrange(5) for _ in range(rng.randrange(3 * RECENT))]
     for _ in range(30):
         a, b = base[: rng.randrange(len(base) + 1)], list(base)
         for _ in range(rng.randrange(2)):
             b[rng.randrange(len(b)) if b else 0 :] = [7]
         expected = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-        assert common_prefix(a, b) == common_prefix(b, a) == expected
+        assert standing(a, b) == standing(b, a) == expected
 
 
 def test_vocabularies():

@@ -9,7 +9,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tailrace.drafting.base import Ask, Drafter
-from tailrace.drafting.ngram import BITE, CANDIDATES, REACH, RECENT, NGram
+from tailrace.drafting.ngram import BITE, CANDIDATES, REACH, NGram
+from tailrace.drafting.prefix import RECENT
 from tailrace.errors import ConfigError
 
 

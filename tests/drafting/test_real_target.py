@@ -6,10 +6,9 @@ from itertools import pairwise
 
 import pytest
 import torch
-import transformers
 
 from drafting import test_block, test_eagle
-from drafting.heads import HIDDEN, LAYERS, VOCAB, Argmax, save
+from drafting.heads import Argmax, save, save_target
 from tailrace.config import ModelConfig
 from tailrace.drafting.base import Ask, Seen
 from tailrace.drafting.block import BlockDrafter
@@ -24,16 +23,7 @@ SIZE = 16
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("target")
-    torch.manual_seed(6)
-    config = transformers.LlamaConfig(
-        vocab_size=VOCAB, hidden_size=HIDDEN, intermediate_size=48, num_hidden_layers=LAYERS, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=256,
-    )  # fmt: skip
-    model = transformers.LlamaForCausalLM(config)
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.3) if parameter.dim() > 1 else None
-    model.save_pretrained(folder)
+    folder = save_target(tmp_path_factory.mktemp("target"))
     runner = load_runner(ModelConfig(dtype="float32", threads=2, device="cpu"), folder, block_size=SIZE)
     runner.allocate(16)
     return runner

@@ -5,11 +5,9 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
-import torch
-import transformers
 
 from drafting import test_block, test_eagle
-from drafting.heads import HIDDEN, LAYERS, VOCAB, save
+from drafting.heads import LAYERS, VOCAB, save, save_target
 from engine.harness import Harness
 from tailrace.config import ModelConfig, SpeculationConfig
 from tailrace.drafting import load_drafter
@@ -25,17 +23,7 @@ PROMPTS = [[5, 6, 7, 8, 5, 6, 7], list(range(40)), [9] * 5]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("target")
-    torch.manual_seed(6)
-    config = transformers.LlamaConfig(
-        vocab_size=VOCAB, hidden_size=HIDDEN, intermediate_size=48, num_hidden_layers=LAYERS, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=256,
-    )  # fmt: skip
-    model = transformers.LlamaForCausalLM(config)
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.3) if parameter.dim() > 1 else None
-    model.save_pretrained(folder)
-    return folder
+    return save_target(tmp_path_factory.mktemp("target"))
 
 
 def settings(name: str, target, tmp_path) -> SpeculationConfig:

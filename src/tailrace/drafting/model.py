@@ -14,11 +14,10 @@ import torch
 from tailrace.drafting.base import Ask, Draft, Seen
 from tailrace.drafting.pages import Pages, lay_out
 from tailrace.drafting.pick import Picker, Picks
+from tailrace.drafting.prefix import standing
 from tailrace.errors import ConfigError
 from tailrace.options import MAX_DRAFTS
 from tailrace.runners.base import ModelRunner
-
-COMPARED = 256  # of the last tokens, to see whether a text has been taken back
 
 
 class DraftModel:
@@ -93,7 +92,7 @@ class DraftModel:
     def _rewind(self, ask: Ask) -> None:
         """Cut what the cache holds of another continuation. The last token is always fed, for its logits."""
         held = self.held.pop(ask.slot, [])
-        del held[min(common_prefix(held, ask.tokens), len(ask.tokens) - 1) :]
+        del held[min(standing(held, ask.tokens), len(ask.tokens) - 1) :]
         self.pages.cut(ask.slot, len(held))
         self.held[ask.slot] = held
 
@@ -122,15 +121,6 @@ class DraftModel:
             known += tokens
         going = picks.take(logits, wanted)
         return [i for i in going if picks.tokens[i][-1] < self.runner.vocab_size]
-
-
-def common_prefix(held: Sequence[int], tokens: Sequence[int]) -> int:
-    """How many tokens the two begin with in common. What is held changes at its end alone: where its last tokens are the same, all are."""
-    known = len(held)
-    if list(tokens[max(0, known - COMPARED) : known]) == list(held[-COMPARED:]):
-        return known
-    shorter = min(known, len(tokens))
-    return next((i for i, (x, y) in enumerate(zip(held, tokens, strict=False)) if x != y), shorter)
 
 
 def check_vocabulary(target: Sequence[str], draft: Sequence[str]) -> None:

@@ -11,11 +11,11 @@ from array import array
 from collections.abc import Sequence
 
 from tailrace.drafting.base import Ask, Draft, Seen
+from tailrace.drafting.prefix import agreeing, standing
 from tailrace.errors import ConfigError
 
 MAX_SIZE = 32  # tokens of an n-gram
 BITE = 4096  # new tokens indexed in one step, of all texts together, so that a long prompt stops nobody: some 10 ms
-RECENT = 1024  # tokens looked at to notice that a text was cut back and went on differently: 2 µs
 CANDIDATES = 16  # occurrences of the longest n-gram that are compared further back …
 REACH = 64  # … over so many tokens
 
@@ -81,14 +81,6 @@ def copied(tokens: Sequence[int], place: int, count: int) -> list[int]:
     return piece
 
 
-def agreeing(one: list[int], other: list[int]) -> int:
-    """Tokens at the beginning of both that are the same."""
-    shorter = min(len(one), len(other))
-    if one[:shorter] == other[:shorter]:
-        return shorter
-    return next(i for i in range(shorter) if one[i] != other[i])
-
-
 class _Text:
     """One sequence and the index of its n-grams. The end of the text is followed by nothing and so not in the index: it never finds
     itself."""
@@ -104,10 +96,8 @@ class _Text:
 
     def follow(self, tokens: Sequence[int], limit: int) -> int:
         """Be this text, as far as `limit` more tokens go, at the cost of what is new in it and of what is gone; how many were new."""
-        mine, known = self._tokens, len(self._tokens)
-        since = max(0, known - RECENT)
-        if list(tokens[since:known]) != mine[since:]:
-            known = agreeing(mine, list(tokens))
+        mine = self._tokens
+        if (known := standing(mine, tokens)) < len(mine):
             for table in self._tables:
                 table.cut(mine, known)
             del mine[known:]

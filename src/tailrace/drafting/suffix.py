@@ -13,9 +13,9 @@ from array import array
 from collections.abc import Iterator, Sequence
 
 from tailrace.drafting.base import Ask, Draft, Seen
+from tailrace.drafting.prefix import standing
 from tailrace.errors import ConfigError
 
-RECENT = 1024  # tokens looked at to notice that a text was cut back and went on differently: 2 µs
 BITE = 4096  # new tokens read in one step, of all texts together, so that a long prompt stops nobody: 10 ms
 HOPS = 64  # links along which an occurrence is counted: a run of one token has as many as it is long
 MAX_CAPACITY = 1 << 30
@@ -121,13 +121,9 @@ class _Text:
 
     def cut(self, tokens: Sequence[int], young: Automaton, old: Automaton) -> None:
         """Go back to where these tokens are still what has been read."""
-        mine, known = self.tokens, len(self.tokens)
-        since = max(0, known - RECENT)
-        if list(tokens[since:known]) == mine[since:]:
+        mine = self.tokens
+        if (shared := standing(mine, tokens)) == len(mine):
             return
-        shared = next(
-            (i for i, (a, b) in enumerate(zip(mine, tokens, strict=False)) if a != b), min(known, len(tokens))
-        )
         del mine[shared:]
         while len(self.path) > 1 and self.since + len(self.path) - 1 > shared:
             young.forget(self.path.pop())

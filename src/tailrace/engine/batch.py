@@ -81,7 +81,8 @@ def assemble(
     guess = NOTHING
     for sequence, count in work:
         first, last = sequence.computed, sequence.computed + count
-        seen += [(member, sequence, first, len(tokens)) for member in (sequence, *sequence.siblings)]
+        sharing = [sequence, *sequence.siblings] if sequence.leads else []
+        seen += [(member, sequence, first, len(tokens)) for member in sharing]
         tokens += sequence.tokens[first:last]
         if sequence.leads:  # its companion, if it has one, comes next
             guess = guesses.get(sequence.slot, NOTHING)
@@ -94,7 +95,7 @@ def assemble(
             wanted += range(len(tokens) - 1, len(tokens) + len(guess.tokens))
             tokens += guess.tokens
             last += len(guess.tokens)
-            drawing += [sequence, *sequence.siblings] if sequence.leads else []
+            drawing += sharing
         starts.append(len(tokens))
         lengths.append(last)
         slots.append(sequence.slot)

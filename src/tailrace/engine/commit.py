@@ -95,9 +95,8 @@ def accept(engine: Engine, sequence: Sequence, tokens: list[int], logprobs: list
             outcome = Outcome(error=error)
         except (KeyboardInterrupt, SystemExit):
             raise
-        except (
-            BaseException
-        ) as error:  # one request's methods must not take the others down; a panic in Rust is no Exception
+        except BaseException as error:  # a panic in Rust is no Exception
+            # one request's methods must not take the others down
             log.exception("request %s could not be committed", sequence.request.id)
             outcome = Outcome(error=EngineError(f"the token could not be committed: {type(error).__name__}: {error}"))
         out += outcome.out

@@ -34,9 +34,8 @@ class Constraint:
         self._shield = Shield(() if after is None else (after,))
         self._text = TokenText(self._spelling)
         self._way_out: list[int] | None = None  # what would close the text from here, where it is known
-        self._due = (
-            sys.maxsize if self._grammar.close_in_time and not self._leaving else -1
-        )  # tokens left when it is looked for again
+        # tokens left when it is looked for again
+        self._due = sys.maxsize if self._grammar.close_in_time and not self._leaving else -1
 
     @property
     def finished(self) -> bool:

@@ -167,9 +167,7 @@ class Engine:
     def fail_all(self, error: TailraceError) -> dict[bytes, list[FromEngine]]:
         """The engine can't go on: every sequence ends; returns the messages due."""
         for request in list(self.requests.values()):
-            for sequence in reversed(request.sequences):
-                if sequence.state in LIVING:
-                    self.fail(sequence, error)
+            self._fail_request(request, error)
         out, self.outbox = self.outbox, defaultdict(list)
         return dict(out)
 
@@ -211,12 +209,14 @@ class Engine:
         """Those whose grammar is ready may be admitted; those whose grammar is refused fail."""
         if timeout_s and not self.outbox:
             wait([request.compiling for request in self.compiling if request.compiling], timeout_s, FIRST_COMPLETED)
-        ready = [request for request in self.compiling if request.compiling is None or request.compiling.done()]
-        self.compiling = [request for request in self.compiling if request not in ready]
-        for request in ready:
-            future, request.compiling = request.compiling, None
-            if future is None:  # it has ended
+        asked, self.compiling = self.compiling, []
+        for request in asked:
+            if (future := request.compiling) is None:  # it has ended
                 continue
+            if not future.done():
+                self.compiling.append(request)
+                continue
+            request.compiling = None
             try:
                 self._constrain(request, future.result())
             except TailraceError as error:

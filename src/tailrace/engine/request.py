@@ -110,9 +110,8 @@ class Sequence:
     thinking: ThinkingWatch | None = None  # where thoughts have a budget
     enders: tuple[Ender, ...] = ()  # what else may end it, in the order in which they are asked
     constraint: Constraint | None = None  # where a grammar says what it may be
-    companion: Sequence | None = (
-        None  # where guidance asks for one: the same output after the negative prompt; it never draws
-    )
+    # where guidance asks for one: the same output after the negative prompt; it never draws
+    companion: Sequence | None = None
 
     @property
     def members(self) -> tuple[Sequence, ...]:

@@ -126,7 +126,7 @@ class Speculator:
         there: list[tuple[Sequence, int, int, int]] = []
         for sequence, computed, first, row in seen:
             end = (computed if sequence.state is State.FORKING else sequence).computed
-            if sequence.leads and sequence.slot >= 0 and end > first:
+            if sequence.slot >= 0 and end > first:
                 there.append((sequence, first, end - first, row))
         if not there:
             return

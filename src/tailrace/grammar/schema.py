@@ -1,4 +1,4 @@
-"""What a JSON Schema says where: its subschemas, what does not bind, and what a library would pass over in silence."""
+"""What a JSON Schema says where: what does not bind, and what a library would pass over in silence."""
 
 from __future__ import annotations
 
@@ -8,11 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tailrace.grammar.check import UnsupportedError
-
-ONE = ("additionalItems", "additionalProperties", "contains", "contentSchema", "else", "if", "items", "not", "propertyNames", "then",
-       "unevaluatedItems", "unevaluatedProperties")  # fmt: skip
-LIST = ("allOf", "anyOf", "items", "oneOf", "prefixItems")
-MAP = ("$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties")
+from tailrace.json_schema import free_counts, listed, pointed, subschemas
 
 # of the standard's drafts 4 to 2020-12; what else stands in a schema is annotation, by the standard
 OBJECT = {"properties", "patternProperties", "additionalProperties", "propertyNames", "required", "minProperties", "maxProperties",
@@ -50,41 +46,6 @@ PYTHON: dict[str, Callable[[Any], bool]] = {
 }
 
 
-def subschemas(schema: Any, at: str = "#") -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every subschema that is an object, itself too, with its place as a JSON pointer; also those that only a local $ref leads to."""
-    seen: set[int] = set()
-    waiting = [(at, schema)]
-    while waiting:
-        place, node = waiting.pop()
-        if not isinstance(node, dict) or id(node) in seen:
-            continue
-        seen.add(id(node))
-        yield place, node
-        waiting += [(f"{place}/{key}", node[key]) for key in ONE if key in node]
-        waiting += [
-            (f"{place}/{key}/{i}", v)
-            for key in LIST
-            if isinstance(node.get(key), list)
-            for i, v in enumerate(node[key])
-        ]
-        waiting += [
-            (f"{place}/{key}/{name}", v)
-            for key in MAP
-            if isinstance(node.get(key), dict)
-            for name, v in node[key].items()
-        ]
-        if isinstance(ref := node.get("$ref"), str) and ref.startswith("#/"):
-            waiting.append((ref, pointed(schema, ref)))
-
-
-def pointed(schema: Any, ref: str) -> Any:
-    """What a local JSON pointer (RFC 6901) shows; None: nothing."""
-    for part in ref[2:].split("/"):
-        name = part.replace("~1", "/").replace("~0", "~")
-        schema = schema.get(name) if isinstance(schema, dict) else None
-    return schema
-
-
 def without_annotations(schema: dict[str, Any]) -> dict[str, Any]:
     """Drops, in place, what does not bind but would stop or steer a library: formats that are none of the standard's ("int32"), and
     llguidance's own options, which could loosen the schema."""
@@ -96,13 +57,9 @@ def without_annotations(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_counts(schema: dict[str, Any]) -> None:
-    """No library keeps an object from having the same name twice, which counts once when it is read. Raises UnsupportedError where
-    minProperties could be met that way."""
-    for place, node in subschemas(schema):
-        least, open_ = node.get("minProperties", 0), node.get("additionalProperties", True) is not False
-        known = max(1, len(listed(node)))
-        if isinstance(least, (int, float)) and least > known and (open_ or "patternProperties" in node):
-            raise UnsupportedError(f"minProperties {least} at {place}, where names are free")
+    """Raises UnsupportedError where minProperties could be met by the same name twice."""
+    for place, least in free_counts(schema):
+        raise UnsupportedError(f"minProperties {least} at {place}, where names are free")
 
 
 def narrow(schema: dict[str, Any]) -> None:
@@ -168,12 +125,6 @@ KEPT: dict[str, list[set[str]]] = {
         {"propertyNames", "additionalProperties"},
     ],
 }  # fmt: skip
-
-
-def listed(node: dict[str, Any]) -> list[Any]:
-    """Required names; draft 3 had a bool there, which binds no more."""
-    names = node.get("required")
-    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
 
 
 def products(choices: list[list[set[str]]]) -> Iterator[tuple[set[str], ...]]:

@@ -1,24 +1,15 @@
 """What must hold of a JSON schema before it becomes part of a grammar of calls: that it is one, and not too deep; that names can be
-counted. Raises ParameterErrors that name the tools.
-
-Counting repeats grammar/schema.py, which this room doesn't know.
-"""
+counted. Raises ParameterErrors that name the tools."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from tailrace.errors import ParameterError
+from tailrace.json_schema import free_counts, subschemas
 
 MAX_DEPTH = 64  # of nested JSON, as for every other schema
-# where subschemas stand: as the value itself, in a list, by name
-ONE = frozenset({
-    "additionalItems", "additionalProperties", "contains", "else", "if", "items", "not", "propertyNames", "then", "unevaluatedItems",
-    "unevaluatedProperties",
-})  # fmt: skip
-LIST = frozenset({"allOf", "anyOf", "items", "oneOf", "prefixItems"})
-MAP = frozenset({"$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"})
 
 
 def check_form(schema: Mapping[str, Any], field: str, param: str = "tools") -> None:
@@ -77,46 +68,8 @@ def is_schema(value: Any) -> bool:
 
 
 def check_counts(schema: Mapping[str, Any], field: str, param: str = "tools") -> None:
-    """No matcher keeps an object from having the same name twice, which counts once when it is read. So minProperties can't be had where
-    it could be met that way.
-
-    Raises:
-        ParameterError: it could.
-    """
-    for place, node in subschemas(schema):
-        least, required = node.get("minProperties", 0), node.get("required")
-        known = max(1, len(required) if isinstance(required, list) else 0)
-        free = node.get("additionalProperties", True) is not False or "patternProperties" in node
-        if isinstance(least, int | float) and least > known and free:
-            raise ParameterError(
-                f"{field}: minProperties {least} at {place}, where names are free, can't be enforced", param
-            )
-
-
-def subschemas(schema: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every subschema that is an object, itself too, with its place as a JSON pointer; also those that only a local $ref leads to."""
-    seen: set[int] = set()
-    waiting: list[tuple[str, Any]] = [("#", schema)]
-    while waiting:
-        place, node = waiting.pop()
-        if not isinstance(node, dict) or id(node) in seen:
-            continue
-        seen.add(id(node))
-        yield place, node
-        for key, value in node.items():
-            if key in ONE:
-                waiting.append((f"{place}/{key}", value))
-            if key in LIST and isinstance(value, list):
-                waiting += [(f"{place}/{key}/{i}", one) for i, one in enumerate(value)]
-            if key in MAP and isinstance(value, Mapping):
-                waiting += [(f"{place}/{key}/{name}", one) for name, one in value.items()]
-        if isinstance(ref := node.get("$ref"), str) and ref.startswith("#/"):
-            waiting.append((ref, pointed(schema, ref)))
-
-
-def pointed(schema: Any, ref: str) -> Any:
-    """What a local JSON pointer (RFC 6901) shows; None: nothing."""
-    for part in ref[2:].split("/"):
-        name = part.replace("~1", "/").replace("~0", "~")
-        schema = schema.get(name) if isinstance(schema, Mapping) else None
-    return schema
+    """Raise ParameterError where minProperties could be met by the same name twice, which no matcher can prevent."""
+    for place, least in free_counts(schema):
+        raise ParameterError(
+            f"{field}: minProperties {least} at {place}, where names are free, can't be enforced", param
+        )

@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tailrace.json_schema import subschemas
 from tailrace.text.tools.functions import Function
-from tailrace.text.tools.schemas import check_counts, subschemas
+from tailrace.text.tools.schemas import check_counts
 
 if TYPE_CHECKING:
     from tailrace.text.tokenizer import Tokenizer

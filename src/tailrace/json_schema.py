@@ -1,0 +1,57 @@
+"""Where subschemas stand in a JSON Schema, for the rooms that read schemas and must not know each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+# where subschemas stand: as the value itself, in a list, by name
+ONE = ("additionalItems", "additionalProperties", "contains", "contentSchema", "else", "if", "items", "not", "propertyNames", "then",
+       "unevaluatedItems", "unevaluatedProperties")  # fmt: skip
+LIST = ("allOf", "anyOf", "items", "oneOf", "prefixItems")
+MAP = ("$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties")
+
+
+def subschemas(schema: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every subschema that is an object, itself too, with its place as a JSON pointer; also those that only a local $ref leads to."""
+    seen: set[int] = set()
+    waiting = [("#", schema)]
+    while waiting:
+        place, node = waiting.pop()
+        if not isinstance(node, dict) or id(node) in seen:
+            continue
+        seen.add(id(node))
+        yield place, node
+        for key, value in node.items():
+            if key in ONE:
+                waiting.append((f"{place}/{key}", value))
+            if key in LIST and isinstance(value, list):
+                waiting += [(f"{place}/{key}/{i}", one) for i, one in enumerate(value)]
+            if key in MAP and isinstance(value, dict):
+                waiting += [(f"{place}/{key}/{name}", one) for name, one in value.items()]
+        if isinstance(ref := node.get("$ref"), str) and ref.startswith("#/"):
+            waiting.append((ref, pointed(schema, ref)))
+
+
+def pointed(schema: Any, ref: str) -> Any:
+    """What a local JSON pointer (RFC 6901) shows; None: nothing."""
+    for part in ref[2:].split("/"):
+        name = part.replace("~1", "/").replace("~0", "~")
+        schema = schema.get(name) if isinstance(schema, Mapping) else None
+    return schema
+
+
+def listed(node: Mapping[str, Any]) -> list[str]:
+    """Required names; draft 3 had a bool there, which binds no more."""
+    names = node.get("required")
+    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+
+
+def free_counts(schema: Any) -> Iterator[tuple[str, float]]:
+    """Places where minProperties could be met by the same name twice, which counts once when it is read, and how many they ask for. No
+    library keeps an object from it."""
+    for place, node in subschemas(schema):
+        least = node.get("minProperties", 0)
+        free = node.get("additionalProperties", True) is not False or "patternProperties" in node
+        if isinstance(least, int | float) and least > max(1, len(listed(node))) and free:
+            yield place, least

@@ -15,8 +15,10 @@ from typing import Any
 READ_BYTES = 1 << 16
 
 
-async def fetch(host: str, port: int, body: dict[str, Any]) -> tuple[float, list[tuple[float, bytes]]]:
-    """One request: when it was sent and what arrived when, in seconds of time.perf_counter."""
+async def fetch(
+    host: str, port: int, body: dict[str, Any], until: float | None = None
+) -> tuple[float, list[tuple[float, bytes]]]:
+    """One request: when it was sent and what arrived when, in seconds of time.perf_counter. until: when the client goes away."""
     payload = json.dumps(body).encode()
     reader, writer = await asyncio.open_connection(host, port)
     head = (
@@ -26,6 +28,8 @@ async def fetch(host: str, port: int, body: dict[str, Any]) -> tuple[float, list
     pieces: list[tuple[float, bytes]] = []
     sent = time.perf_counter()
     writer.write(head.encode() + payload)
+    if until is not None:
+        asyncio.get_running_loop().call_later(until - sent, writer.close)
     while piece := await reader.read(READ_BYTES):
         pieces.append((time.perf_counter(), piece))
     writer.close()
@@ -75,6 +79,56 @@ async def stream(question: dict[str, Any], prompts: list[list[int]]) -> list[tup
     return [await fetch(question["host"], question["port"], {**common, "prompt": prompt}) for prompt in prompts]
 
 
+async def endless(question: dict[str, Any], prompts: list[list[int]], first: int, since: float, until: float) -> int:
+    """One client that asks until the time is over: how many tokens it got since `since`. first: tokens of its first answer."""
+    common = {
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+        **question["sampling"],
+    }
+    tokens = 0
+    for i, prompt in enumerate(prompts):
+        limit = question["output_tokens"] if i else first
+        body = {**common, "prompt": prompt, "max_tokens": limit}
+        _, pieces = await fetch(question["host"], question["port"], body, until)
+        tokens += counted(pieces, since)
+        if time.perf_counter() >= until:
+            return tokens
+    raise RuntimeError("not enough prompts for the time")
+
+
+def counted(pieces: list[tuple[float, bytes]], since: float) -> int:
+    """Tokens of an answer that arrived since then, by the usage that stands in each event.
+
+    Raises:
+        RuntimeError: the server refused.
+    """
+    if pieces and not pieces[0][1].startswith(b"HTTP/1.1 200"):
+        raise RuntimeError(f"the server answers {pieces[0][1][:500]!r}")
+    before = after = 0
+    buffer = b""
+    for at, piece in pieces:
+        *lines, buffer = (buffer + piece).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data: {") and (usage := json.loads(line[6:]).get("usage")):
+                after = usage["completion_tokens"]
+                before = after if at < since else before
+    return after - before
+
+
+async def keep(question: dict[str, Any]) -> dict[str, Any]:
+    """So many streams open all the time, for `seconds` after a ramp of `ramp_s`: throughput without beginning and end, where streams that
+    get several tokens in a step leave the others alone. First answers are of different lengths, so that streams don't end together."""
+    streams, prompts, full = question["streams"], question["prompts"], question["output_tokens"]
+    since = time.perf_counter() + question["ramp_s"]
+    until = since + question["seconds"]
+    got = await asyncio.gather(
+        *(endless(question, prompts[i::streams], full * (i + 1) // streams, since, until) for i in range(streams))
+    )
+    return {"wall_s": question["seconds"], "tokens": sum(got)}
+
+
 async def measure(question: dict[str, Any]) -> dict[str, Any]:
     """All clients at once: client i has the prompts i, i + streams, … `until_eos`: answers may end before they have all their tokens."""
     streams, prompts = question["streams"], question["prompts"]
@@ -89,7 +143,8 @@ async def measure(question: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     """Answer questions until stdin closes."""
     for line in sys.stdin:
-        print(json.dumps(asyncio.run(measure(json.loads(line)))), flush=True)
+        question = json.loads(line)
+        print(json.dumps(asyncio.run((keep if "seconds" in question else measure)(question))), flush=True)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -84,21 +85,24 @@ def main(argv: list[str] | None = None) -> int:
 
 
 class Prompts:
-    """Windows of real text, each handed out once: no prefix is ever shared."""
+    """Windows of real text, each handed out once: no prefix is ever shared. The text is gone through again, one token further on."""
 
     def __init__(self, tokenizer: Tokenizer, length: int) -> None:
         text = "\n\n".join(pydoc_data.topics.topics.values())
-        self.ids, self.length, self.used = tokenizer.encode(text, add_special_tokens=False), length, 0
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        self.windows = (
+            ids[start : start + length] for first in range(length) for start in range(first, len(ids) - length, length)
+        )
 
     def take(self, count: int) -> list[list[int]]:
-        """The next windows."""
-        starts = range(self.used, self.used + count * self.length, self.length)
-        self.used += count * self.length
-        if self.used > len(self.ids):
-            raise ValueError(
-                f"the text has only {len(self.ids)} tokens: ask for fewer rounds, streams or prompt tokens"
-            )
-        return [self.ids[start : start + self.length] for start in starts]
+        """The next windows.
+
+        Raises:
+            ValueError: there are no more.
+        """
+        if len(taken := list(islice(self.windows, count))) < count:
+            raise ValueError("the text is not long enough: ask for fewer rounds or streams")
+        return taken
 
 
 @contextlib.contextmanager

@@ -1,8 +1,9 @@
 """What grammars and guidance cost a server: throughput of streams that have one, and of the streams beside them, against streams without
 in the same run and in turns.
 
-The grammar is a JSON schema that no answer completes, so that every stream has the same number of tokens. Text that it leaves no choice
-about is computed ahead; with `--no-ahead` the schema has next to none of it, so that only the masks are measured.
+The grammar is a JSON schema that no answer completes, so that answers have the same number of tokens everywhere. Text that it leaves no
+choice about is computed ahead, so that some streams are faster than others; so all are kept busy for a while, and what arrives in that time
+is counted. With `--no-ahead` the schema has next to no such text, so that only the masks are measured.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness import Worker, cores, machine, table, write_json
-from bench.serve import HOST, WARM_UP_TOKENS, Prompts, serving
+from bench.serve import HOST, Prompts, serving
 
 from tailrace.config import ModelConfig
 from tailrace.models import resolve
@@ -33,6 +34,8 @@ PERSON = {
 }  # fmt: skip
 ENDLESS = {"type": "array", "minItems": 400, "items": PERSON}
 WORDS = {"type": "array", "minItems": 2000, "items": {"type": "string", "minLength": 1, "maxLength": 400}}
+WARM_UP_S = 1
+MOST = 200  # tokens per second that one stream can have
 PLAIN = {"temperature": 0.8, "top_p": 0.95, "seed": 1}
 
 
@@ -42,6 +45,8 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--streams", type=int, default=16)
     parser.add_argument("--prompt-tokens", type=int, default=64)
     parser.add_argument("--output-tokens", type=int, default=128)
+    parser.add_argument("--seconds", type=float, default=6, help="of each measurement, after --ramp-s")
+    parser.add_argument("--ramp-s", type=float, default=2)
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument(
         "--no-ahead", action="store_true", help="a schema of long strings: hardly any text is without a choice"
@@ -74,6 +79,7 @@ def main(argv: list[str] | None = None) -> int:
     local = resolve(ModelConfig(model=args.model, dtype=args.dtype))
     prompts = Prompts(Tokenizer.load(local.folder), args.prompt_tokens)
     half = args.streams // 2
+    each = half * (2 + int((args.ramp_s + args.seconds) * MOST / args.output_tokens))  # prompts of a half
     kinds = modes(args.no_ahead)
     rates: dict[str, list[tuple[float, float]]] = {mode: [] for mode in kinds}
     with contextlib.ExitStack() as stack:
@@ -82,10 +88,10 @@ def main(argv: list[str] | None = None) -> int:
         pool = stack.enter_context(ThreadPoolExecutor(2))
         for turn in range(-1, args.rounds):
             for mode in sorted(kinds, reverse=turn % 2 == 1):
-                tokens = args.output_tokens if turn >= 0 else WARM_UP_TOKENS
+                seconds = args.seconds if turn >= 0 else WARM_UP_S
                 asked = [
-                    {"host": HOST, "port": server["port"], "streams": half, "sampling": fields, "output_tokens": tokens,
-                     "prompts": prompts.take(half)}
+                    {"host": HOST, "port": server["port"], "streams": half, "sampling": fields, "output_tokens": args.output_tokens,
+                     "ramp_s": args.ramp_s, "seconds": seconds, "prompts": prompts.take(each)}
                     for fields in kinds[mode][:2]
                 ]  # fmt: skip
                 first, second = pool.map(lambda pair: pair[0].ask(pair[1]), zip(clients, asked, strict=True))

@@ -4,7 +4,7 @@ for token the same, with guidance too; and where the output is to be closed in t
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +31,7 @@ pytestmark = pytest.mark.model
 
 SCHEMAS = Path(__file__).parents[1] / "grammar" / "schemas.jsonl"
 SHOWN = 400  # characters of a schema that the model is shown
+AT_ONCE = 64  # requests; more grammars than 128 may not wait to be compiled
 ROOM = 10  # more tokens than the shortest known ending takes, for a budget that allows for it
 
 
@@ -77,16 +78,12 @@ class World:
             self.runner, self.info, CacheConfig(num_blocks=1024), SchedulerConfig(max_num_seqs=16, max_num_batched_tokens=512),
             self.spelling, self.grammars, SpeculationConfig(adaptive=False), drafter,
         )  # fmt: skip
-        for place, record in enumerate(records):
-            shown = json.dumps(record["schema"])[:SHOWN]
-            asked = f"<|im_start|>user\nWrite JSON for {record['name']}: {shown}<|im_end|>\n<|im_start|>assistant\n"
-            params = SamplingParams(
-                temperature=1.0, seed=place, max_tokens=max_tokens, grammar=grammar_of(record, close), **fields
-            )
-            engine.submit(Submit(str(place), 0, self.tokenizer.encode(asked), params))
         tokens: dict[str, list[int]] = {str(place): [] for place in range(len(records))}
         reasons: dict[str, str] = {}
-        while engine.has_work:
+        waiting = deque(enumerate(records))
+        while waiting or engine.has_work:
+            while waiting and len(engine.requests) < AT_ONCE:
+                engine.submit(self.request(*waiting.popleft(), close, max_tokens, fields))
             for message in engine.step().get(b"", []):
                 if isinstance(message, Tokens):
                     tokens[message.id] += message.token_ids
@@ -96,6 +93,15 @@ class World:
         assert engine.stats().blocks_used == 0
         assert drafter is None or engine.counters.accepted_tokens
         return [Said(tokens[name], reasons[name]) for name in tokens]
+
+    def request(
+        self, place: int, record: dict[str, Any], close: bool, max_tokens: int, fields: dict[str, Any]
+    ) -> Submit:
+        shown = json.dumps(record["schema"])[:SHOWN]
+        asked = f"<|im_start|>user\nWrite JSON for {record['name']}: {shown}<|im_end|>\n<|im_start|>assistant\n"
+        grammar = grammar_of(record, close)
+        params = SamplingParams(temperature=1.0, seed=place, max_tokens=max_tokens, grammar=grammar, **fields)
+        return Submit(str(place), 0, self.tokenizer.encode(asked), params)
 
     def text(self, said: Said) -> str:
         return b"".join(self.spelling.token_bytes[t] for t in said.tokens if t not in self.info.eos_token_ids).decode()

@@ -3,7 +3,8 @@ in the same run and in turns.
 
 The grammar is a JSON schema that no answer completes, so that answers have the same number of tokens everywhere. Text that it leaves no
 choice about is computed ahead, so that some streams are faster than others; so all are kept busy for a while, and what arrives in that time
-is counted. With `--no-ahead` the schema has next to no such text, so that only the masks are measured.
+is counted; plain streams are measured before and after each mode. With `--no-ahead` the schema has next to no such text, so that only the
+masks are measured.
 """
 
 from __future__ import annotations
@@ -65,7 +66,6 @@ def modes(no_ahead: bool) -> dict[str, tuple[dict[str, Any], dict[str, Any], str
     ruled = PLAIN | {"guided_json": schema}
     guided = PLAIN | {"guidance_scale": 1.5, "negative_prompt": "Nothing"}
     return {
-        "plain": (PLAIN, PLAIN, "1"),
         "a grammar on every stream": (ruled, ruled, "≥ 0.95"),
         "a grammar on every second": (ruled, PLAIN, "≥ 0.99 beside"),
         "guidance on every second": (guided, PLAIN, ""),
@@ -81,30 +81,41 @@ def main(argv: list[str] | None = None) -> int:
     half = args.streams // 2
     each = half * (2 + int((args.ramp_s + args.seconds) * MOST / args.output_tokens))  # prompts of a half
     kinds = modes(args.no_ahead)
-    rates: dict[str, list[tuple[float, float]]] = {mode: [] for mode in kinds}
+    shares: dict[str, list[tuple[float, float]]] = {mode: [] for mode in kinds}
+    speeds: list[float] = []
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(serving(args, local))
         clients = [stack.enter_context(Worker("bench.load", threads=1)) for _ in range(2)]
         pool = stack.enter_context(ThreadPoolExecutor(2))
-        for turn in range(-1, args.rounds):
+
+        def measure(halves: tuple[dict[str, Any], ...], seconds: float) -> tuple[float, float]:
+            """Tokens per second of each half of the streams."""
+            asked = [
+                {"host": HOST, "port": server["port"], "streams": half, "sampling": fields, "output_tokens": args.output_tokens,
+                 "ramp_s": args.ramp_s, "seconds": seconds, "prompts": prompts.take(each)}
+                for fields in halves
+            ]  # fmt: skip
+            first, second = pool.map(lambda pair: pair[0].ask(pair[1]), zip(clients, asked, strict=True))
+            return first["tokens"] / seconds, second["tokens"] / seconds
+
+        for halves in ((PLAIN, PLAIN), *(kind[:2] for kind in kinds.values())):
+            measure(halves, WARM_UP_S)
+        before = measure((PLAIN, PLAIN), args.seconds)
+        for turn in range(args.rounds):
             for mode in sorted(kinds, reverse=turn % 2 == 1):
-                seconds = args.seconds if turn >= 0 else WARM_UP_S
-                asked = [
-                    {"host": HOST, "port": server["port"], "streams": half, "sampling": fields, "output_tokens": args.output_tokens,
-                     "ramp_s": args.ramp_s, "seconds": seconds, "prompts": prompts.take(each)}
-                    for fields in kinds[mode][:2]
-                ]  # fmt: skip
-                first, second = pool.map(lambda pair: pair[0].ask(pair[1]), zip(clients, asked, strict=True))
-                if turn >= 0:
-                    rates[mode].append((first["tokens"] / first["wall_s"], second["tokens"] / second["wall_s"]))
+                found = measure(kinds[mode][:2], args.seconds)
+                after = measure((PLAIN, PLAIN), args.seconds)
+                # the machine's mood changes from minute to minute: what came right before and after is what counts
+                plain = [(one + other) / 2 for one, other in zip(before, after, strict=True)]
+                shares[mode].append((found[0] / plain[0], found[1] / plain[1]))
+                speeds.append(sum(plain))
+                before = after
             print(f"round {turn + 1} of {args.rounds}", file=sys.stderr, flush=True)
-    # rounds are compared with their own plain streams: the machine's mood changes from round to round
     results = [
         {
-            "mode": mode, "goal": goal, "tok/s": statistics.median(map(sum, rates[mode])),
-            "of plain": statistics.median(sum(a) / sum(b) for a, b in zip(rates[mode], rates["plain"], strict=True)),
-            "first half": statistics.median(a[0] / b[0] for a, b in zip(rates[mode], rates["plain"], strict=True)),
-            "second half": statistics.median(a[1] / b[1] for a, b in zip(rates[mode], rates["plain"], strict=True)),
+            "mode": mode, "goal": goal, "of plain": statistics.median((a + b) / 2 for a, b in shares[mode]),
+            "first half": statistics.median(a for a, _ in shares[mode]),
+            "second half": statistics.median(b for _, b in shares[mode]),
         }
         for mode, (_, _, goal) in kinds.items()
     ]  # fmt: skip
@@ -112,9 +123,13 @@ def main(argv: list[str] | None = None) -> int:
     print(
         f"{about['cpu']}, {args.threads} threads, {args.dtype}, {args.streams} streams, {args.rounds} rounds in turns"
     )
+    print(f"plain: {statistics.median(speeds):.0f} tokens/s")
     print(table(results))
     if args.json:
-        write_json(args.json, {"machine": about, "streams": args.streams, "dtype": args.dtype, "results": results})
+        write_json(
+            args.json,
+            {"machine": about, "streams": args.streams, "dtype": args.dtype, "plain": speeds, "results": results},
+        )
     return 0
 
 

@@ -22,9 +22,9 @@ from tailrace.errors import EngineError, OverloadedError, ParameterError, RowErr
 from tailrace.grammar import filling, pool
 from tailrace.grammar import service as service_module
 from tailrace.grammar.backends import names
-from tailrace.grammar.base import Compiled
+from tailrace.grammar.base import Batched, Compiled, Job
 from tailrace.grammar.position import Position
-from tailrace.grammar.service import Cache, Grammars, Job, Refusals, digest
+from tailrace.grammar.service import Cache, Grammars, Refusals, digest
 from tailrace.options import Grammar, Stretch
 
 CONFIG = GrammarConfig(timeout_s=1.5, memory_mib=128, threads=2)
@@ -282,6 +282,50 @@ def test_masks_of_many_with_drafts(service: Grammars, backend: str):
             assert j == len(draft) or alone.accept(draft[j])
         matcher.fill(row)
         assert torch.equal(row, masks[0][0])
+
+
+def test_masks_in_one_piece_of_memory_with_rows_of_others_between(service: Grammars):
+    """Together and one by one the same, wherever the rows lie; an end that was reached, too."""
+    compiled = service.compile(Grammar(kind="regex", source="(ab|cd)+[0-9]")).result(120)
+    drafts = [[*b"ab"], [], [*b"abc"], [*b"ab5", *EOS], [], [*b"b7"]]
+    after = [[], [*b"ab"], [*b"cd"], [], [*b"ab5", EOS[1]], [*b"a"]]
+    memory = torch.full((40 * WORDS + 3,), 5, dtype=torch.int32)
+    jobs, at = [], 3
+    for said, draft in zip(after, drafts, strict=True):
+        matcher = compiled.matcher()
+        assert all(matcher.accept(token) for token in said)
+        rows = len(draft) + 1
+        jobs.append(Job(matcher, draft, memory[at : at + rows * WORDS].view(rows, WORDS)))
+        at += (rows + 1) * WORDS  # a row between that is nobody's
+    expected = []
+    for job in jobs:
+        expected.append(torch.zeros_like(job.masks))
+        filling.fill(Job(job.matcher, job.drafts, expected[-1]))
+    assert isinstance(jobs[0].matcher, Batched)
+    assert [len(group) for group in filling.groups(jobs)] == [4, 1, 1]  # those that know of the end are alone
+    assert service.fill(jobs).wait() == [None] * len(jobs)
+    for job, mask in zip(jobs, expected, strict=True):
+        assert torch.equal(job.masks, mask)
+    used = sum(job.masks.numel() for job in jobs)
+    assert int((memory == 5).sum()) == memory.numel() - used
+
+
+def test_where_filling_together_fails_each_is_filled_alone(service: Grammars, monkeypatch: pytest.MonkeyPatch):
+    compiled = service.compile(number(7)).result(120)
+    jobs = [
+        Job(compiled.matcher(), list(d), torch.zeros((len(d) + 1, WORDS), dtype=torch.int32)) for d in (b"x", b"", b"q")
+    ]
+
+    class PanicException(BaseException):
+        pass
+
+    def panic(jobs):
+        raise PanicException("in Rust")
+
+    monkeypatch.setattr(type(jobs[0].matcher), "fill_together", staticmethod(panic))
+    first, second, third = service.fill(jobs).wait()
+    assert first is second is None
+    assert isinstance(third, ValueError)
 
 
 def test_a_job_that_fails_fails_alone(service: Grammars):

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from tailrace.engine.request import Sequence
-from tailrace.grammar.service import Job
+from tailrace.grammar.base import Job
 from tailrace.kernels.rows import Rows
 from tailrace.options import Rule
 from tailrace.sampling.guidance import guide

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -46,6 +47,35 @@ class Matcher(Protocol):
 
     def fork(self) -> Matcher:
         """An independent copy."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One sequence's rows. masks: int32 [len(drafts) + 1, ⌈V / 32⌉], contiguous, on the CPU; row j says what may come after the first j
+    drafts, all of which the grammar takes (Matcher.prefix)."""
+
+    matcher: Matcher
+    drafts: Sequence[int]
+    masks: torch.Tensor
+
+
+def not_taken(place: int, token: int) -> ValueError:
+    """A job's draft that should not be there."""
+    return ValueError(f"draft {place} (token {token}) is not one that the grammar allows")
+
+
+@runtime_checkable
+class Batched(Matcher, Protocol):
+    """A matcher whose library fills the masks of many in one call."""
+
+    def joins(self, drafts: Sequence[int]) -> bool:
+        """Whether a job with these drafts may be filled so."""
+        ...
+
+    @staticmethod
+    def fill_together(jobs: Sequence[Job]) -> list[Exception | None]:
+        """All of these, whose matchers are of this class; what `filling.fill` would have raised for each."""
         ...
 
 

@@ -16,6 +16,8 @@ from tailrace.errors import RowError
 from tailrace.grammar.closing import closing
 from tailrace.grammar.vocabulary import Vocabulary
 
+NO_TOKEN = "the grammar leaves no token: the vocabulary can't spell what it asks for"
+
 
 class Position(ABC):
     """grammar/base.py's Matcher; its methods' contracts are there."""
@@ -60,7 +62,7 @@ class Position(ABC):
             bit = numpy.uint32(1 << (token % 32))
             bits[token // 32] = bits[token // 32] | bit if complete else bits[token // 32] & ~bit
         if not words.any():
-            raise RowError("the grammar leaves no token: the vocabulary can't spell what it asks for")
+            raise RowError(NO_TOKEN)
 
     def prefix(self, tokens: Sequence[int]) -> int:
         if not len(tokens):
@@ -81,6 +83,11 @@ class Position(ABC):
 
     def closing(self, budget: int, max_masks: int) -> list[int] | None:
         return closing(self, budget, max_masks)
+
+    @property
+    def ended(self) -> bool:
+        """An EOS id was accepted."""
+        return bool(self._ends)
 
     @property
     def finished(self) -> bool:

@@ -17,9 +17,9 @@ import msgspec
 from tailrace.config import GrammarConfig
 from tailrace.errors import EngineError
 from tailrace.grammar.backends import TABLE
-from tailrace.grammar.base import Compiled
+from tailrace.grammar.base import Compiled, Job
 from tailrace.grammar.closing import orders
-from tailrace.grammar.filling import Filling, Job, start
+from tailrace.grammar.filling import Filling, start
 from tailrace.grammar.pool import Order, Pool, TooMuchError
 from tailrace.grammar.vocabulary import Vocabulary
 from tailrace.grammar.worker import MIB

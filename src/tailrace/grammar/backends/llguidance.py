@@ -4,17 +4,21 @@ at every step."""
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from functools import cache
 from typing import Any, Self
 
 import llguidance
+import numpy as np
 import torch
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from tailrace.errors import RowError
 from tailrace.grammar.backends.gbnf import as_lark as gbnf_as_lark
+from tailrace.grammar.base import Job, not_taken
 from tailrace.grammar.check import UnsupportedError, parse_choice, parse_schema, parse_tag, shape
 from tailrace.grammar.closing import closing
-from tailrace.grammar.position import Position
+from tailrace.grammar.position import NO_TOKEN, Position
 from tailrace.grammar.schema import check_counts, without_annotations
 from tailrace.grammar.tags import as_lark as tag_as_lark
 from tailrace.grammar.tags import normal, schemas
@@ -88,6 +92,21 @@ class LLGuidanceMatcher(Position):
         super().__init__(vocabulary)
         self._matcher = matcher
 
+    def joins(self, drafts: Sequence[int]) -> bool:
+        """grammar/base.py's Batched: what comes after the end is Position's business."""
+        return not self.ended and not any(token in self.vocabulary.eos for token in drafts)
+
+    @staticmethod
+    def fill_together(jobs: Sequence[Job]) -> list[Exception | None]:
+        tables: dict[tuple[int, int], list[Job]] = {}
+        for job in jobs:  # the library wants an address and the numbers of rows from there
+            start = job.masks.untyped_storage().data_ptr()
+            offset = (job.masks.data_ptr() - start) % (job.masks.shape[1] * 4)
+            tables.setdefault((start, offset), []).append(job)
+        for (start, offset), table in tables.items():
+            write(start + offset, table)
+        return [complaint_of(job) for job in jobs]
+
     def _take(self, token: int) -> bool:
         return self._matcher.try_consume_tokens([token]) == 1
 
@@ -125,6 +144,39 @@ class Words:
 
     def __call__(self, text: str | bytes) -> list[int]:
         return self._vocabulary.cut(text.encode() if isinstance(text, str) else text)[0]
+
+
+def write(address: int, jobs: Sequence[Job]) -> None:
+    """Fill masks that lie in whole rows from this address on."""
+    size = jobs[0].masks.shape[1] * 4
+    places = [(place_of(job), (job.masks.data_ptr() - address) // size, list(job.drafts)) for job in jobs]
+    rows = max(place + 1 + len(drafts) for _, place, drafts in places)
+    if plain := [(matcher, place) for matcher, place, drafts in places if not drafts]:
+        executor().unsafe_compute_mask_ptr(plain, address, size, rows)
+    if drafted := [one for one in places if one[2]]:
+        executor().unsafe_compute_mask_ptr_with_draft_token(drafted, address, size, rows)
+
+
+@cache
+def executor() -> LLExecutor:
+    """One thread: matchers of one grammar wait for each other anyway, as they share its lexer."""
+    return LLExecutor(num_threads=1)
+
+
+def place_of(job: Job) -> LLMatcher:
+    assert isinstance(job.matcher, LLGuidanceMatcher)
+    return job.matcher._matcher
+
+
+def complaint_of(job: Job) -> Exception | None:
+    """What is wrong with masks that were filled."""
+    if (place := place_of(job)).is_error():
+        return RowError(f"grammar: {complaint(place)}")
+    words = job.masks.numpy().view(np.uint32)
+    for j, token in enumerate(job.drafts):
+        if not words[j, token // 32] >> np.uint32(token % 32) & 1:
+            return not_taken(j, token)
+    return None if words.any(axis=1).all() else RowError(NO_TOKEN)
 
 
 def complaint(matcher: LLMatcher) -> str:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+
+if not torch.cuda.is_available():  # before Triton is imported: the GPU's kernels then run on the CPU
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from tailrace.config import ModelConfig
 from tailrace.models import resolve

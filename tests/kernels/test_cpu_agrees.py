@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kernels.backends import DEVICES
 from tailrace import kernels
 from tailrace.errors import ConfigError
 from tailrace.kernels.dispatch import BACKENDS, MODULES, OPERATIONS, find
@@ -65,10 +66,10 @@ def rows_for_argmax(dtype: torch.dtype) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float16])
-@pytest.mark.parametrize("backend", ["reference", "cpu"])
+@pytest.mark.parametrize("backend", ["reference", "cpu", "gpu"])
 def test_argmax(dtype, backend):
     rows = rows_for_argmax(dtype)
-    ids, status = find("argmax", backend)(rows)
+    ids, status = (found.cpu() for found in find("argmax", backend)(rows.to(DEVICES[backend])))
     assert status.tolist() == [OK, OK, OK, EMPTY, OK, NAN, INF, NAN, OK, OK, OK, NAN]
     assert ids[[1, 2, 3, 4, 5, 9, 10]].tolist() == [0, 700, -1, 4321, -1, 2049, 3]
     for i in (0, 8):
@@ -81,8 +82,11 @@ def test_argmax(dtype, backend):
 def test_argmax_backends_agree_on_quantised_rows_of_a_wider_tensor(vocab, dtype):
     wide = (torch.randn(7, vocab + 5) * 3).round().to(dtype)
     strided = wide[:, 2 : vocab + 2]
-    for a, b in zip(find("argmax", "cpu")(strided), find("argmax", "reference")(strided), strict=True):
-        assert torch.equal(a, b)
+    expected = find("argmax", "reference")(strided)
+    for backend in ("cpu", "gpu"):
+        found = find("argmax", backend)(wide.to(DEVICES[backend])[:, 2 : vocab + 2])
+        for a, b in zip(found, expected, strict=True):
+            assert torch.equal(a.cpu(), b)
 
 
 def test_argmax_refuses_what_it_cannot_read():

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from kernels.backends import DEVICES
 from tailrace import kernels
 from tailrace.kernels.dispatch import find
 
@@ -20,19 +21,30 @@ VECTORS = [
 
 
 @pytest.mark.parametrize(("counter", "key", "expected"), VECTORS)
-def test_philox_known_answers(counter, key, expected):
+@pytest.mark.parametrize("backend", ["reference", "gpu"])
+def test_philox_known_answers(backend, counter, key, expected):
     packed = key[0] | key[1] << 32
     signed = packed - 2**64 if packed >= 2**63 else packed
-    out = kernels.philox(torch.tensor([signed]), tuple(torch.tensor([c]) for c in counter))
+    device = DEVICES[backend]
+    out = find("philox", backend)(
+        torch.tensor([signed], device=device), tuple(torch.tensor([c], device=device) for c in counter)
+    )
     assert tuple(int(word) for word in out) == expected
 
 
 @pytest.mark.parametrize("key", [0, 1, -1, 2**63 - 1, -(2**63), 123456789012345])
 @pytest.mark.parametrize("position", [0, 1, 2**31, 2**40 + 5])
 def test_backends_agree(key, position):
-    ids = torch.cat([torch.arange(1000), torch.tensor([2**31, 2**32 - 1])])
-    a, b = (find("gumbel", backend)(key, position, ids, 3) for backend in ("reference", "cpu"))
-    torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+    ids = torch.cat([torch.arange(5000), torch.tensor([2**31, 2**32 - 1])])
+    expected = find("gumbel", "reference")(key, position, ids, 3)
+    exact = find("words", "reference")(key, position, 3, ids)
+    for backend in ("cpu", "gpu"):
+        there = ids.to(DEVICES[backend])
+        torch.testing.assert_close(
+            find("gumbel", backend)(key, position, there, 3).cpu(), expected, rtol=1e-6, atol=1e-6
+        )
+        assert torch.equal(find("words", backend)(key, position, 3, there).cpu(), exact)
+        assert find("gumbel", backend)(key, position, there[:0], 3).shape == (0,)
 
 
 def test_every_part_of_the_counter_matters_and_neighbours_do_not():

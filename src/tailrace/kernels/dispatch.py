@@ -42,9 +42,10 @@ MODULES = {
 BACKENDS: dict[str, frozenset[str]] = {
     "reference": frozenset(OPERATIONS),
     "cpu": frozenset(OPERATIONS) - {"philox"},
+    "gpu": frozenset({"argmax", "philox", "gumbel", "words"}),
 }
 
-PREFERENCE: dict[str, tuple[str, ...]] = {"cpu": ("cpu", "reference"), "cuda": ("reference",)}
+PREFERENCE: dict[str, tuple[str, ...]] = {"cpu": ("cpu", "reference"), "cuda": ("gpu", "reference")}
 DTYPES: dict[str, frozenset[torch.dtype]] = {  # of the C++ kernels; argmax reads float16 too and checks for itself
     "cpu": frozenset({torch.bfloat16, torch.float32, torch.int64}),
 }

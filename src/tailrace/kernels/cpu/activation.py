@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from tailrace import _cpu
-from tailrace.kernels.cpu.types import CODES
+from tailrace.kernels.types import CODES
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:

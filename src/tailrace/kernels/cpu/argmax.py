@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from tailrace import _cpu
-from tailrace.kernels.cpu.types import CODES, readable
+from tailrace.kernels.types import CODES, readable
 
 
 def argmax(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

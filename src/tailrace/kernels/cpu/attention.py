@@ -6,7 +6,7 @@ import torch
 
 from tailrace import _cpu
 from tailrace.kernels.cache import KVCache
-from tailrace.kernels.cpu.types import CODES
+from tailrace.kernels.types import CODES
 
 
 def make_cache(

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 
 from tailrace import _cpu
-from tailrace.kernels.cpu.types import CODES
+from tailrace.kernels.types import CODES
 
 
 class Packed(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from tailrace import _cpu
-from tailrace.kernels.cpu.types import CODES
+from tailrace.kernels.types import CODES
 
 
 def check_weight(weight: torch.Tensor, x: torch.Tensor) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from tailrace import _cpu
-from tailrace.kernels.cpu.types import CODES
+from tailrace.kernels.types import CODES
 
 
 def rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:

@@ -9,8 +9,8 @@ import torch
 
 from tailrace import _cpu
 from tailrace.kernels.cpu.program import Programs, StepRecord
-from tailrace.kernels.cpu.types import CODES, readable
 from tailrace.kernels.rows import Rows
+from tailrace.kernels.types import CODES, readable
 
 APART = -1  # the status of a request that was left alone
 

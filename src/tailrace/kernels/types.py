@@ -1,4 +1,4 @@
-"""The type codes of csrc/kernels.h."""
+"""Dtypes of logits, by the codes that csrc/kernels.h has for them."""
 
 from __future__ import annotations
 

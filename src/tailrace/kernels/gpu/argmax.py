@@ -1,0 +1,58 @@
+"""Greedy argmax: each program the best of its part of a row, then the best of those. Reads the row once, in its own dtype."""
+
+# pyright: reportArgumentType=false, reportIndexIssue=false
+# (a launch has no types: numbers become constexpr)
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from tailrace.kernels.gpu.order import INF_KEY, NAN_KEY, NONE_KEY, id_of, key_of, ordered, packed, splits
+from tailrace.kernels.status import EMPTY, INF, NAN, OK
+from tailrace.kernels.types import readable
+
+BLOCK = 4096
+STATUSES = tl.constexpr((OK, EMPTY, NAN, INF))
+
+
+@triton.jit
+def best_of_part(logits, stride, vocab, blocks, best, BLOCK: tl.constexpr):
+    """best: int64 [R, S]. Part s of a row has every S-th block, so that the parts are equally long and read side by side."""
+    row, part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
+    at = logits + row.to(tl.int64) * stride
+    found = tl.full((BLOCK,), -(2**63), tl.int64)
+    for block in range(part, blocks, parts):
+        ids = block * BLOCK + tl.arange(0, BLOCK)
+        x = tl.load(at + ids, mask=ids < vocab, other=float("-inf")).to(tl.float32)
+        found = tl.maximum(found, packed(ordered(x), ids))
+    tl.store(best + row * parts + part, tl.max(found, 0))
+
+
+@triton.jit
+def best_of_parts(best, parts, ids, status, PARTS: tl.constexpr):
+    row = tl.program_id(0)
+    at = tl.arange(0, PARTS)
+    found = tl.max(tl.load(best + row * parts + at, mask=at < parts, other=-(2**63)), 0)
+    key = key_of(found)
+    state = STATUSES[0]
+    state = tl.where(key == NONE_KEY, STATUSES[1], state)
+    state = tl.where(key == INF_KEY, STATUSES[3], state)
+    state = tl.where(key == NAN_KEY, STATUSES[2], state)
+    tl.store(status + row, state)
+    tl.store(ids + row, tl.where(state == STATUSES[0], id_of(found), -1))
+
+
+def argmax(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    logits = readable(logits)
+    rows, vocab = logits.shape
+    ids = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    status = torch.empty(rows, dtype=torch.int32, device=logits.device)
+    if rows == 0:
+        return ids, status
+    blocks = triton.cdiv(vocab, BLOCK)
+    parts = splits(rows, blocks)
+    best = torch.empty((rows, parts), dtype=torch.int64, device=logits.device)
+    best_of_part[(rows, parts)](logits, logits.stride(0), vocab, blocks, best, BLOCK)
+    best_of_parts[(rows,)](best, parts, ids, status, triton.next_power_of_2(parts))
+    return ids, status

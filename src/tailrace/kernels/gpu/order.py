@@ -1,0 +1,46 @@
+"""Larger value first, then the smaller id: as one integer, so that a maximum over any split of a row is the same."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+NAN_KEY = tl.constexpr(0x7FFFFFFF)
+INF_KEY = tl.constexpr(0x7F800000)
+NONE_KEY = tl.constexpr(-0x7F800001)  # of −inf
+LAST_ID = tl.constexpr(0xFFFFFFFF)
+
+
+@triton.jit
+def ordered(x):
+    """int32 keys in the order of float32 values; −0 has that of +0, NaN the largest."""
+    bits = (x + 0.0).to(tl.int32, bitcast=True)
+    key = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    return tl.where(x == x, key, NAN_KEY)
+
+
+@triton.jit
+def value_of(key):
+    """The float32 of a key that is no NaN's."""
+    return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def packed(key, ids):
+    """int64: key above, the complement of the id below."""
+    return (key.to(tl.int64) << 32) | (LAST_ID - ids.to(tl.int64))
+
+
+@triton.jit
+def key_of(pack):
+    return (pack >> 32).to(tl.int32)
+
+
+@triton.jit
+def id_of(pack):
+    return LAST_ID - (pack & LAST_ID)
+
+
+def splits(rows: int, blocks: int, programs: int = 1024) -> int:
+    """Programs that share a row: enough that a few rows fill a GPU as well as many do."""
+    return max(1, min(blocks, programs // max(1, rows)))

@@ -87,33 +87,41 @@ async def endless(question: dict[str, Any], prompts: list[list[int]], first: int
         "stream_options": {"include_usage": True, "continuous_usage_stats": True},
         **question["sampling"],
     }
-    tokens = 0
+    answers = []
     for i, prompt in enumerate(prompts):
         limit = question["output_tokens"] if i else first
         body = {**common, "prompt": prompt, "max_tokens": limit}
         _, pieces = await fetch(question["host"], question["port"], body, until)
-        tokens += counted(pieces, since)
-        if time.perf_counter() >= until:
-            return tokens
+        cut = time.perf_counter() >= until
+        answers.append((pieces, None if cut else limit))
+        if cut:  # only now, when the clock has stopped, is anything parsed
+            return sum(counted(pieces, since, limit) for pieces, limit in answers)
     raise RuntimeError("not enough prompts for the time")
 
 
-def counted(pieces: list[tuple[float, bytes]], since: float) -> int:
-    """Tokens of an answer that arrived since then, by the usage that stands in each event.
+def counted(pieces: list[tuple[float, bytes]], since: float, limit: int | None) -> int:
+    """Tokens of an answer that arrived since then, by the usage that stands in each event. limit: how many it must have in all; None: the
+    client went away.
 
     Raises:
-        RuntimeError: the server refused.
+        RuntimeError: the server refused, failed, or gave another number of tokens.
     """
-    if pieces and not pieces[0][1].startswith(b"HTTP/1.1 200"):
-        raise RuntimeError(f"the server answers {pieces[0][1][:500]!r}")
     before = after = 0
     buffer = b""
     for at, piece in pieces:
         *lines, buffer = (buffer + piece).split(b"\n")
         for line in lines:
-            if line.startswith(b"data: {") and (usage := json.loads(line[6:]).get("usage")):
-                after = usage["completion_tokens"]
+            if line.startswith(b"data: {"):
+                event = json.loads(line[6:])
+                if "error" in event:
+                    raise RuntimeError(f"the server says {event['error']}")
+                after = event["usage"]["completion_tokens"] if event.get("usage") else after
                 before = after if at < since else before
+    whole = b"".join(piece for _, piece in pieces)
+    if pieces and not whole.startswith(b"HTTP/1.1 200"):
+        raise RuntimeError(f"the server answers {whole[:500]!r}")
+    if limit is not None and (after != limit or b"data: [DONE]" not in whole):
+        raise RuntimeError(f"expected {limit} tokens and [DONE], got {after}")
     return after - before
 
 
@@ -124,7 +132,10 @@ async def keep(question: dict[str, Any]) -> dict[str, Any]:
     since = time.perf_counter() + question["ramp_s"]
     until = since + question["seconds"]
     got = await asyncio.gather(
-        *(endless(question, prompts[i::streams], full * (i + 1) // streams, since, until) for i in range(streams))
+        *(
+            endless(question, prompts[i::streams], max(1, full * (i + 1) // streams), since, until)
+            for i in range(streams)
+        )
     )
     return {"wall_s": question["seconds"], "tokens": sum(got)}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
+from urllib.parse import unquote
 
 # where subschemas stand: as the value itself, in a list, by name
 ONE = ("additionalItems", "additionalProperties", "contains", "contentSchema", "else", "if", "items", "not", "propertyNames", "then",
@@ -29,16 +30,35 @@ def subschemas(schema: Any) -> Iterator[tuple[str, dict[str, Any]]]:
                 waiting += [(f"{place}/{key}/{i}", one) for i, one in enumerate(value)]
             if key in MAP and isinstance(value, dict):
                 waiting += [(f"{place}/{key}/{name}", one) for name, one in value.items()]
-        if isinstance(ref := node.get("$ref"), str) and ref.startswith("#/"):
+        if not isinstance(ref := node.get("$ref"), str) or ref == "#":
+            continue
+        if ref.startswith("#/"):
             waiting.append((ref, pointed(schema, ref)))
+        else:  # an anchor, or an address: whatever there is may be meant
+            waiting += objects("#", schema)
 
 
 def pointed(schema: Any, ref: str) -> Any:
-    """What a local JSON pointer (RFC 6901) shows; None: nothing."""
-    for part in ref[2:].split("/"):
+    """What a local JSON pointer as a fragment (RFC 6901) shows; None: nothing."""
+    for part in unquote(ref[2:]).split("/"):
         name = part.replace("~1", "/").replace("~0", "~")
-        schema = schema.get(name) if isinstance(schema, Mapping) else None
+        if isinstance(schema, list):
+            schema = schema[int(name)] if name.isdecimal() and int(name) < len(schema) else None
+        else:
+            schema = schema.get(name) if isinstance(schema, Mapping) else None
     return schema
+
+
+def objects(place: str, value: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """All objects within, with their places."""
+    waiting = [(place, value)]
+    while waiting:
+        place, value = waiting.pop()
+        if isinstance(value, dict):
+            yield place, value
+            waiting += [(f"{place}/{name}", one) for name, one in value.items()]
+        elif isinstance(value, list):
+            waiting += [(f"{place}/{i}", one) for i, one in enumerate(value)]
 
 
 def listed(node: Mapping[str, Any]) -> list[str]:
@@ -53,5 +73,5 @@ def free_counts(schema: Any) -> Iterator[tuple[str, float]]:
     for place, node in subschemas(schema):
         least = node.get("minProperties", 0)
         free = node.get("additionalProperties", True) is not False or "patternProperties" in node
-        if isinstance(least, int | float) and least > max(1, len(listed(node))) and free:
+        if isinstance(least, int | float) and least > max(1, len(set(listed(node)))) and free:
             yield place, least

@@ -22,7 +22,7 @@ from tailrace.errors import EngineError, OverloadedError, ParameterError, RowErr
 from tailrace.grammar import filling, pool
 from tailrace.grammar import service as service_module
 from tailrace.grammar.backends import names
-from tailrace.grammar.base import Batched, Compiled, Job
+from tailrace.grammar.base import Compiled, Job
 from tailrace.grammar.position import Position
 from tailrace.grammar.service import Cache, Grammars, Refusals, digest
 from tailrace.options import Grammar, Stretch
@@ -301,13 +301,22 @@ def test_masks_in_one_piece_of_memory_with_rows_of_others_between(service: Gramm
     for job in jobs:
         expected.append(torch.zeros_like(job.masks))
         filling.fill(Job(job.matcher, job.drafts, expected[-1]))
-    assert isinstance(jobs[0].matcher, Batched)
     assert [len(group) for group in filling.groups(jobs)] == [4, 1, 1]  # those that know of the end are alone
     assert service.fill(jobs).wait() == [None] * len(jobs)
     for job, mask in zip(jobs, expected, strict=True):
         assert torch.equal(job.masks, mask)
     used = sum(job.masks.numel() for job in jobs)
     assert int((memory == 5).sum()) == memory.numel() - used
+
+
+def test_putting_jobs_into_groups_is_no_work_for_the_library(service: Grammars, monkeypatch: pytest.MonkeyPatch):
+    """It happens on the engine's thread."""
+    compiled = service.compile(number(7)).result(120)
+    jobs = [Job(compiled.matcher(), [], torch.zeros((1, WORDS), dtype=torch.int32)) for _ in range(3)]
+    kind = type(jobs[0].matcher)
+    for name in ("_complete", "_only_end", "_write", "_take"):
+        monkeypatch.setattr(kind, name, lambda *_: pytest.fail("asked"))
+    assert filling.groups(jobs) == [[0, 1, 2]]
 
 
 def test_where_filling_together_fails_each_is_filled_alone(service: Grammars, monkeypatch: pytest.MonkeyPatch):
@@ -319,7 +328,7 @@ def test_where_filling_together_fails_each_is_filled_alone(service: Grammars, mo
     class PanicException(BaseException):
         pass
 
-    def panic(jobs):
+    def panic(jobs, threads):
         raise PanicException("in Rust")
 
     monkeypatch.setattr(type(jobs[0].matcher), "fill_together", staticmethod(panic))

@@ -65,7 +65,6 @@ def not_taken(place: int, token: int) -> ValueError:
     return ValueError(f"draft {place} (token {token}) is not one that the grammar allows")
 
 
-@runtime_checkable
 class Batched(Matcher, Protocol):
     """A matcher whose library fills the masks of many in one call."""
 
@@ -74,7 +73,7 @@ class Batched(Matcher, Protocol):
         ...
 
     @staticmethod
-    def fill_together(jobs: Sequence[Job]) -> list[Exception | None]:
+    def fill_together(jobs: Sequence[Job], threads: int) -> list[Exception | None]:
         """All of these, whose matchers are of this class; what `filling.fill` would have raised for each."""
         ...
 

@@ -8,9 +8,10 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 from tailrace.errors import RowError
-from tailrace.grammar.base import Batched, Job, not_taken
+from tailrace.grammar.base import Job, not_taken
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +45,7 @@ def start(executor: ThreadPoolExecutor, threads: int, jobs: Sequence[Job]) -> Fi
                 indices = waiting.popleft()
             except IndexError:
                 return
-            for index, error in zip(indices, filled([jobs[index] for index in indices]), strict=True):
+            for index, error in zip(indices, filled([jobs[index] for index in indices], threads), strict=True):
                 errors[index] = error
 
     return Filling([executor.submit(work) for _ in range(min(threads, len(waiting)))], errors)
@@ -56,18 +57,25 @@ def groups(jobs: Sequence[Job]) -> list[list[int]]:
     together: dict[type, list[int]] = {}
     alone: list[list[int]] = []
     for index, job in enumerate(jobs):
-        if isinstance(job.matcher, Batched) and job.matcher.joins(job.drafts):
-            together.setdefault(type(job.matcher), []).append(index)
+        if (kind := batched(job)) is not None and kind.joins(job.matcher, job.drafts):
+            together.setdefault(kind, []).append(index)
         else:
             alone.append([index])
     return [*together.values(), *alone]
 
 
-def filled(jobs: Sequence[Job]) -> list[Exception | None]:
+def batched(job: Job) -> Any:
+    """The class of its matcher, where that is a base.Batched; else None. (isinstance would read the matcher's properties, which is work
+    for the library.)"""
+    kind = type(job.matcher)
+    return kind if hasattr(kind, "fill_together") else None
+
+
+def filled(jobs: Sequence[Job], threads: int) -> list[Exception | None]:
     """What each of a group raised."""
-    if len(jobs) > 1 and isinstance(jobs[0].matcher, Batched):
+    if len(jobs) > 1 and (kind := batched(jobs[0])) is not None:
         try:
-            return jobs[0].matcher.fill_together(jobs)
+            return kind.fill_together(jobs, threads)
         except BaseException:
             log.exception("masks could not be filled together")  # then each fails alone, or does not
     return [outcome(job) for job in jobs]

@@ -9,7 +9,6 @@ from functools import cache
 from typing import Any, Self
 
 import llguidance
-import numpy as np
 import torch
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
@@ -97,15 +96,19 @@ class LLGuidanceMatcher(Position):
         return not self.ended and not any(token in self.vocabulary.eos for token in drafts)
 
     @staticmethod
-    def fill_together(jobs: Sequence[Job]) -> list[Exception | None]:
-        tables: dict[tuple[int, int], list[Job]] = {}
-        for job in jobs:  # the library wants an address and the numbers of rows from there
-            start = job.masks.untyped_storage().data_ptr()
-            offset = (job.masks.data_ptr() - start) % (job.masks.shape[1] * 4)
-            tables.setdefault((start, offset), []).append(job)
-        for (start, offset), table in tables.items():
-            write(start + offset, table)
-        return [complaint_of(job) for job in jobs]
+    def fill_together(jobs: Sequence[Job], threads: int) -> list[Exception | None]:
+        walked = [places(job) for job in jobs]
+        tables: dict[tuple[int, int], list[tuple[LLMatcher, int]]] = {}
+        for job, along in zip(
+            jobs, walked, strict=True
+        ):  # the library wants an address and the numbers of rows from there
+            start, size = job.masks.untyped_storage().data_ptr(), job.masks.shape[1] * 4
+            for j, place in enumerate(along):
+                offset = job.masks.data_ptr() - start + j * size
+                tables.setdefault((start + offset % size, size), []).append((place, offset // size))
+        for (address, size), rows in tables.items():
+            executor(threads).unsafe_compute_mask_ptr(rows, address, size, 1 + max(row for _, row in rows))
+        return [complaint_of(job, along) for job, along in zip(jobs, walked, strict=True)]
 
     def _take(self, token: int) -> bool:
         return self._matcher.try_consume_tokens([token]) == 1
@@ -146,37 +149,33 @@ class Words:
         return self._vocabulary.cut(text.encode() if isinstance(text, str) else text)[0]
 
 
-def write(address: int, jobs: Sequence[Job]) -> None:
-    """Fill masks that lie in whole rows from this address on."""
-    size = jobs[0].masks.shape[1] * 4
-    places = [(place_of(job), (job.masks.data_ptr() - address) // size, list(job.drafts)) for job in jobs]
-    rows = max(place + 1 + len(drafts) for _, place, drafts in places)
-    if plain := [(matcher, place) for matcher, place, drafts in places if not drafts]:
-        executor().unsafe_compute_mask_ptr(plain, address, size, rows)
-    if drafted := [one for one in places if one[2]]:
-        executor().unsafe_compute_mask_ptr_with_draft_token(drafted, address, size, rows)
-
-
 @cache
-def executor() -> LLExecutor:
-    """One thread: matchers of one grammar wait for each other anyway, as they share its lexer."""
-    return LLExecutor(num_threads=1)
+def executor(threads: int) -> LLExecutor:
+    """Its threads live as long as the process. (Matchers of one grammar wait for each other, as they share its lexer.)"""
+    return LLExecutor(num_threads=threads)
 
 
-def place_of(job: Job) -> LLMatcher:
+def places(job: Job) -> list[LLMatcher]:
+    """Where each of its rows stands, as far as the drafts are taken. Copies, so that the matcher itself is not moved: now and then the
+    library's mask has more tokens after going back than it had before, and drafts must change nothing."""
     assert isinstance(job.matcher, LLGuidanceMatcher)
-    return job.matcher._matcher
+    walker = job.matcher
+    along = [walker._matcher]
+    for token in job.drafts:
+        walker = walker.fork()
+        if not walker.accept(token):
+            break
+        along.append(walker._matcher)
+    return along
 
 
-def complaint_of(job: Job) -> Exception | None:
+def complaint_of(job: Job, along: list[LLMatcher]) -> Exception | None:
     """What is wrong with masks that were filled."""
-    if (place := place_of(job)).is_error():
-        return RowError(f"grammar: {complaint(place)}")
-    words = job.masks.numpy().view(np.uint32)
-    for j, token in enumerate(job.drafts):
-        if not words[j, token // 32] >> np.uint32(token % 32) & 1:
-            return not_taken(j, token)
-    return None if words.any(axis=1).all() else RowError(NO_TOKEN)
+    if failed := next((place for place in along if place.is_error()), None):
+        return RowError(f"grammar: {complaint(failed)}")
+    if (taken := len(along) - 1) < len(job.drafts):
+        return not_taken(taken, job.drafts[taken])
+    return None if job.masks.numpy().any(axis=1).all() else RowError(NO_TOKEN)
 
 
 def complaint(matcher: LLMatcher) -> str:

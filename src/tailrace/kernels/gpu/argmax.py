@@ -53,6 +53,7 @@ def argmax(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     blocks = triton.cdiv(vocab, BLOCK)
     parts = splits(rows, blocks)
     best = torch.empty((rows, parts), dtype=torch.int64, device=logits.device)
-    best_of_part[(rows, parts)](logits, logits.stride(0), vocab, blocks, best, BLOCK)
-    best_of_parts[(rows,)](best, parts, ids, status, triton.next_power_of_2(parts))
+    with torch.cuda.device_of(logits):
+        best_of_part[(rows, parts)](logits, logits.stride(0), vocab, blocks, best, BLOCK)
+        best_of_parts[(rows,)](best, parts, ids, status, triton.next_power_of_2(parts))
     return ids, status

@@ -106,14 +106,16 @@ def philox_kernel(key_ptr, counter_ptr, out_ptr, n, BLOCK: tl.constexpr):
 def gumbel(key: int, position: int, token_ids: torch.Tensor, stream: int) -> torch.Tensor:
     out = torch.empty(token_ids.shape, dtype=torch.float32, device=token_ids.device)
     if n := token_ids.numel():
-        gumbel_kernel[(triton.cdiv(n, BLOCK),)](key, position, stream, token_ids.contiguous(), out, n, BLOCK)
+        with torch.cuda.device_of(token_ids):
+            gumbel_kernel[(triton.cdiv(n, BLOCK),)](key, position, stream, token_ids.contiguous(), out, n, BLOCK)
     return out
 
 
 def words(key: int, position: int, stream: int, token_ids: torch.Tensor) -> torch.Tensor:
     out = torch.empty(token_ids.shape, dtype=torch.int64, device=token_ids.device)
     if n := token_ids.numel():
-        words_kernel[(triton.cdiv(n, BLOCK),)](key, position, stream, token_ids.contiguous(), out, n, BLOCK)
+        with torch.cuda.device_of(token_ids):
+            words_kernel[(triton.cdiv(n, BLOCK),)](key, position, stream, token_ids.contiguous(), out, n, BLOCK)
     return out
 
 
@@ -121,5 +123,6 @@ def philox(key: torch.Tensor, counter: tuple[torch.Tensor, ...]) -> tuple[torch.
     key, *counters = (part.contiguous() for part in torch.broadcast_tensors(key, *counter))
     out = torch.empty((4, *key.shape), dtype=torch.int64, device=key.device)
     if n := key.numel():
-        philox_kernel[(triton.cdiv(n, BLOCK),)](key, torch.stack(counters), out, n, BLOCK)
+        with torch.cuda.device_of(key):
+            philox_kernel[(triton.cdiv(n, BLOCK),)](key, torch.stack(counters), out, n, BLOCK)
     return tuple(out)

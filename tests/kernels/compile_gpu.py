@@ -10,7 +10,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from tailrace.kernels.gpu import argmax, noise
+from tailrace.kernels.gpu import argmax, noise, sample, scan
 
 LOGITS = ("*bf16", "*fp16", "*fp32")
 NOISE = {"key": "i64", "position": "i64", "stream": "i32", "ids_ptr": "*i64", "n": "i32"}
@@ -30,6 +30,23 @@ KERNELS: list[tuple[Any, dict[str, str], dict[str, int]]] = [
         )
         for kind in LOGITS
     ),
+    *(
+        (
+            scan.scan_rows,
+            {"logits": kind, "stride": "i64", "vocab": "i32", "blocks": "i32", "source": "*i64", "slot": "*i64", "wants": "*i32",
+             "scale": "*fp32", "keys": "*i32", "mass": "*fp32", "moments": "*fp32"},
+            {"BLOCK": scan.BLOCK, "TILE": scan.TILE},
+        )
+        for kind in LOGITS
+    ),
+    (
+        sample.pick,
+        {"logits": "*bf16", "stride": "i64", "vocab": "i32", "blocks": "i32", "source": "*i64", "slot": "*i64", "position": "*i64",
+         "keys": "*i32", "mass": "*fp32", "moments": "*fp32", "noise_key": "*i64", "greedy": "*i32", "wants": "*i32",
+         "mass_temperature": "*fp64", "num_stages": "*i32", "kinds": "*i32", "ks": "*i32", "knobs": "*fp64", "max_stages": "i32",
+         "x": "*fp32", "ids": "*i32", "found": "*i32", "token_ids": "*i64", "status": "*i32"},
+        {"BLOCK": scan.BLOCK},
+    ),
     (argmax.best_of_parts, {"best": "*i64", "parts": "i32", "ids": "*i64", "status": "*i32"}, {"PARTS": 32}),
 ]  # fmt: skip
 
@@ -38,6 +55,8 @@ def main() -> None:
     """Arguments: compute capabilities, as 90."""
     for arch in map(int, sys.argv[1:]):
         for kernel, types, constants in KERNELS:
+            if kernel is sample.pick and arch != 90:  # half a minute each
+                continue
             names = kernel.arg_names
             source = ASTSource(
                 fn=kernel,

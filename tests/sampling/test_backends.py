@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kernels.backends import DEVICES
 from tailrace import _cpu, kernels
 from tailrace.kernels.status import EMPTY, INF, NAN, OK
 from tailrace.params import SamplingParams
@@ -119,6 +120,59 @@ def test_the_same_tokens(name, vocab):
     differ = (kernel.token_ids != reference.token_ids).flatten().nonzero().flatten().tolist()
     assert all(tied(slots, logits[i], i, kernel.token_ids[i, 0], reference.token_ids[i, 0]) for i in differ), differ
     assert len(differ) <= 2
+
+
+# what the GPU's kernels have so far
+PLAIN = [
+    name for name, fields in PARAMS.items()
+    if set(fields) <= {"temperature", "min_p", "top_k", "top_p", "top_a", "epsilon_cutoff", "top_n_sigma", "sampler_order"}
+]  # fmt: skip
+# on a GPU silence; numpy, in which the interpreter computes, speaks of what overflows to infinity
+QUIET = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning", "ignore:divide by zero:RuntimeWarning")
+MORE = [pytest.param(vocab, marks=pytest.mark.long) for vocab in (1, 2, 255, 256, 33_000)]
+
+
+@QUIET
+@pytest.mark.parametrize("vocab", [257, 4097, *MORE])
+@pytest.mark.parametrize("name", PLAIN)
+def test_the_same_tokens_on_a_gpu(name, vocab, monkeypatch):
+    """Without one, in Triton's interpreter; there by nobody else's help."""
+    monkeypatch.setattr(Sampler, "_by_reference", lambda *_: pytest.fail("the kernels left a row apart"))
+    logits = torch.stack(list(rows_of(vocab).values()))
+    slots = slots_for(PARAMS[name], vocab, logits.shape[0])
+    dtype = torch.bfloat16 if name in ("top_p", "top_k", "temperature") else torch.float32
+    expected = sampled(slots, logits.to(dtype), "cpu")
+    found = sampled(slots, logits.to(DEVICES["gpu"], dtype), "gpu")
+    assert found.status.tolist() == expected.status.tolist()
+    assert found.num_tokens.tolist() == expected.num_tokens.tolist()
+    differ = (found.token_ids != expected.token_ids).flatten().nonzero().flatten().tolist()
+    assert all(
+        tied(slots, logits[i].to(dtype).float(), i, found.token_ids[i, 0], expected.token_ids[i, 0]) for i in differ
+    ), differ
+    assert len(differ) <= 1
+
+
+def test_what_the_gpu_does_not_have_goes_apart_and_leaves_its_neighbours_alone():
+    vocab = 300
+    logits = torch.stack([rows_of(vocab)["peaked"]] * 4)
+    logits[2, 5] = float("nan")
+    slots = Slots(4, vocab)
+    for slot, fields in enumerate(({"top_p": 0.9}, {"logit_bias": {3: 50.0}}, {}, {"min_p": 0.1, "logprobs": 2})):
+        slots.join(slot, SamplingParams(**fields), key=slot, prompt=[1, 2])
+    expected = sampled(slots, logits, "cpu")
+    found = sampled(slots, logits.to(DEVICES["gpu"]), "gpu")
+    assert found.token_ids.tolist() == expected.token_ids.tolist()
+    assert found.status.tolist() == expected.status.tolist() == [OK, OK, NAN, OK]
+    assert [entry is None for entry in found.logprobs] == [True, True, True, False]
+    sampler = Sampler(slots, "gpu")
+    alone = Rows.plain([2] * 20, [0] * 20, range(20))
+    first = sampler(logits.to(DEVICES["gpu"]), alone).token_ids
+    assert torch.equal(first, Sampler(slots, "cpu")(logits, alone).token_ids)
+    sampler._gpu.table.key += 1  # the planted fault
+    assert not torch.equal(first, sampler(logits.to(DEVICES["gpu"]), alone).token_ids)
+    slots.leave(0)
+    slots.join(0, SamplingParams(temperature=0.0), key=1, prompt=[1])  # another request in the same slot
+    assert int(sampled(slots, logits.to(DEVICES["gpu"]), "gpu").token_ids[0, 0]) == int(logits[0].argmax())
 
 
 def tied(slots: Slots, row: torch.Tensor, i: int, a: torch.Tensor, b: torch.Tensor) -> bool:

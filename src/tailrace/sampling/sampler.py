@@ -1,8 +1,9 @@
 """Logits → token ids: edit, prune, refine, draw, report; with drafts, verify. Knows no method by name, no request, no text.
 
-On the CPU one call of the kernels does a whole step (kernels/cpu/sample.py). A request that asks for what they don't have goes
-the reference's way (sampling/reference.py, sampling/verify.py), alone. Both draw by Gumbel-max with noise that is a function of
-(key, position, token id): a row's token depends on its own logits, parameters, key and position alone.
+On the CPU one call of the kernels does a whole step (kernels/cpu/sample.py), on a GPU two launches (kernels/gpu/sample.py) for those
+requests whose programs they have so far. A request that asks for what the kernels don't have goes the reference's way
+(sampling/reference.py, sampling/verify.py), alone. All draw by Gumbel-max with noise that is a function of (key, position, token id): a
+row's token depends on its own logits, parameters, key and position alone.
 """
 
 from __future__ import annotations
@@ -16,14 +17,16 @@ import torch
 
 from tailrace.kernels.cpu.program import RARE, REPORTED
 from tailrace.kernels.cpu.sample import APART, Outcome, Step
-from tailrace.kernels.program import Mask
+from tailrace.kernels.program import Mask, Program
 from tailrace.kernels.rows import Rows
+from tailrace.kernels.status import OK
+from tailrace.kernels.types import readable
 from tailrace.sampling.report import Logprobs
 from tailrace.sampling.slots import Slot, Slots
 from tailrace.sampling.unroll import unroll
 from tailrace.sampling.verify import verify
 
-Backend = Literal["reference", "cpu"]
+Backend = Literal["reference", "cpu", "gpu"]
 
 
 @dataclass(slots=True)
@@ -41,12 +44,13 @@ class Sampler:
     """Draws for the requests of a step from their slots' distributions; does not commit what it drew.
 
     Args:
-        backend: None takes the kernels where the logits are on the CPU.
+        backend: None takes the kernels of the device where the logits are.
     """
 
     def __init__(self, slots: Slots, backend: Backend | None = None) -> None:
         self.slots = slots
         self.backend: Backend | None = backend
+        self._gpu: OnGPU | None = None
 
     def __call__(self, logits: torch.Tensor, rows: Rows) -> Sampled:
         """logits [L, V] of bf16, f16 or f32, rows may be strided; not modified. rows: see kernels/rows.py.
@@ -58,10 +62,15 @@ class Sampler:
             raise ValueError(f"logits must have {self.slots.vocab_size} columns, got {tuple(logits.shape)}")
         step = Step(logits, rows, self.slots.programs)
         drafted = self._drafted(rows) if rows.width > 1 else []
-        if self.backend == "reference" or logits.device.type != "cpu":
+        backend = self.backend or ("cpu" if logits.device.type == "cpu" else "gpu")
+        if backend != "cpu":
             outcome = step.outcome()
             outcome.token_ids.fill_(-1)
+            outcome.num_tokens.fill_(0)
             outcome.status.fill_(APART)
+            if backend == "gpu":
+                self._gpu = self._gpu or OnGPU(self.slots, logits.device)
+                self._gpu.fill_in(logits, rows, outcome)
         else:
             if moving := [i for i, slot in drafted if slot.unrolls]:
                 step.unroll(unroll(self.slots, rows, moving), self.slots.programs)
@@ -120,6 +129,47 @@ class Sampler:
                     logprobs(numbers[i][j], ranks[i][j], params.logprobs, params.report_entropy) for j in range(count)
                 ]
         return reports
+
+
+class OnGPU:
+    """Requests that ask for no more than the GPU's kernels have so far: one row, no edits, no mask, no reports. The programs they need are
+    written to the device when they are first met."""
+
+    def __init__(self, slots: Slots, device: torch.device) -> None:
+        from tailrace.kernels.gpu.program import Table
+
+        self.slots = slots
+        self.table = Table(len(slots.slots), device)
+        self.written: list[Program | None] = [None] * len(slots.slots)
+
+    def fill_in(self, logits: torch.Tensor, rows: Rows, outcome: Outcome) -> None:
+        """The outcome of those requests; that of the others stays APART."""
+        from tailrace.kernels.gpu.sample import sample
+
+        mine = [i for i, first in enumerate(rows.start[:-1].tolist()) if self._takes(rows, i, first)]
+        if not mine:
+            return
+        at = rows.start[:-1][mine]
+        source, slot, position = (part[at].to(logits.device) for part in (rows.source, rows.slot, rows.position))
+        ids, status = sample(readable(logits), source, slot, position, self.table)
+        outcome.token_ids[mine, 0], outcome.status[mine] = ids.cpu(), status.cpu()
+        outcome.num_tokens[mine] = (outcome.status[mine] == OK).long()
+
+    def _takes(self, rows: Rows, request: int, row: int) -> bool:
+        """Whether it can be done here; its program is on the device afterwards."""
+        from tailrace.kernels.gpu.program import has
+
+        owner = int(rows.slot[row])
+        slot, program = self.slots[owner], self.slots.compiled[owner]
+        masked = rows.mask is not None and int(rows.mask[row]) >= 0
+        alone = int(rows.start[request + 1]) == row + 1
+        plain = not slot.program and slot.forced is None and not slot.reported
+        if program is None or masked or not alone or not plain or not has(program):
+            return False
+        if self.written[owner] is not program:
+            self.table.write(owner, program)
+            self.written[owner] = program
+        return True
 
 
 def allowed(rows: Rows, row: int) -> Mask | None:

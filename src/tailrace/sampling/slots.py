@@ -2,7 +2,7 @@
 
 A request joins, leaves and forks in O(its own parameters); rows of a step point into the slots by index. On the CPU each slot also has its
 program, the form that the kernels read (kernels/cpu/program.py): written when a request joins, and where an edit moves, after every
-token. Knows nothing of logits.
+token. `compiled` has them as they are made, for backends that write them elsewhere. Knows nothing of logits.
 """
 
 from __future__ import annotations
@@ -168,6 +168,7 @@ class Slots:
     def __init__(self, num_slots: int, vocab_size: int) -> None:
         self.vocab_size = vocab_size
         self.slots: list[Slot | None] = [None] * num_slots
+        self.compiled: list[Program | None] = [None] * num_slots
         self.programs = Programs(num_slots)
 
     def __getitem__(self, slot: int) -> Slot:
@@ -227,7 +228,7 @@ class Slots:
     def leave(self, slot: int) -> None:
         """Empty the slot."""
         self[slot]  # raises if there is nobody
-        self.slots[slot] = None
+        self.slots[slot] = self.compiled[slot] = None
         self.programs.clear(slot)
 
     def fork(self, source: int, target: int, *, key: int, carried: Carried | None = None) -> None:
@@ -307,7 +308,7 @@ class Slots:
             counts=history.counts if history else None,
             weights=history.weights(history.num_prompt) if history else (0, 0),
         )
-        self.slots[slot] = entry
+        self.slots[slot], self.compiled[slot] = entry, program
         self.programs.write(slot, program)
         self.refresh(slot)
 

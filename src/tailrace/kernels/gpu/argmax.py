@@ -1,7 +1,5 @@
 """Greedy argmax: each program the best of its part of a row, then the best of those. Reads the row once, in its own dtype."""
 
-# pyright: reportArgumentType=false, reportIndexIssue=false
-# (a launch has no types: numbers become constexpr)
 from __future__ import annotations
 
 import torch

@@ -1,7 +1,5 @@
 """kernels/reference/noise.py in Triton: the same bits; logarithms in double, rounded once."""
 
-# pyright: reportArgumentType=false, reportIndexIssue=false
-# (a launch has no types: numbers become constexpr)
 from __future__ import annotations
 
 import torch
@@ -24,7 +22,7 @@ def philox_words(key, c0, stream, position):
     bits = key.to(tl.uint64)
     return tl.philox_impl(
         c0.to(tl.uint32),
-        one * stream.to(tl.uint32),
+        (one * stream).to(tl.uint32),
         one * low,
         one * high,
         bits.to(tl.uint32),

@@ -1,0 +1,100 @@
+"""Gumbel-max over survivors, and over a whole row of which only the temperature is changed; counterpart of csrc/draw.cpp."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from tailrace.kernels.gpu.noise import GROUP, gumbel_of, hot_bits
+from tailrace.kernels.gpu.order import key_of, ordered, packed, value_of
+from tailrace.kernels.gpu.survivors import CHUNK, collect, load
+
+NOBODY = tl.constexpr(-(2**63))
+COLD = tl.constexpr(5.545)  # no noise of a token that is not hot is above this (csrc/noise.h)
+
+
+@triton.jit
+def first_of(at, vocab, blocks, keys, key, BLOCK: tl.constexpr):
+    """The smallest id whose logit has this key, the largest of the row."""
+    best = tl.full((), 2**31 - 1, tl.int32)
+    for first in range(0, blocks, CHUNK):
+        block = first + tl.arange(0, CHUNK)
+        holds = tl.load(keys + block, mask=block < blocks, other=-(2**31)) == key
+        best = tl.minimum(best, tl.min(tl.where(holds, block, 2**31 - 1), 0))
+    ids = best * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(at + ids, mask=ids < vocab, other=float("-inf")).to(tl.float32)
+    return tl.min(tl.where((ids < vocab) & (ordered(value) == key), ids, 2**31 - 1), 0)
+
+
+@triton.jit
+def winner(x, ids, n, key, position, stream):
+    """The best of the survivors, as order.packed has it."""
+    best = tl.full((), NOBODY, tl.int64)
+    for first in range(0, n, CHUNK):
+        at = first + tl.arange(0, CHUNK)
+        token = tl.load(ids + at, mask=at < n, other=0)
+        best = tl.maximum(best, tl.max(scored(load(x, n, first), token, at < n, key, position, stream), 0))
+    return best
+
+
+@triton.jit
+def scored(x, token, inside, key, position, stream):
+    hot = (hot_bits(key, position, stream, (token // GROUP).to(tl.uint32)) >> (token % GROUP).to(tl.uint32)) & 1
+    score = x + gumbel_of(key, position, stream, token, hot == 1)
+    return tl.where(inside & (x > float("-inf")), packed(ordered(score), token), NOBODY)
+
+
+@triton.jit
+def hot_ids(vocab, key, position, stream, ids):
+    """The row's hot ids, ascending; how many."""
+    groups = tl.cdiv(vocab, GROUP)
+    n = 0
+    for first in range(0, groups, CHUNK):
+        group = first + tl.arange(0, CHUNK)
+        bits = hot_bits(key, position, stream, group.to(tl.uint32))
+        mine = tl.where(group < groups, bits & 0xFFFF, 0).to(tl.int32)
+        count = (mine & 0x5555) + ((mine >> 1) & 0x5555)
+        count = (count & 0x3333) + ((count >> 2) & 0x3333)
+        count = (count & 0x0F0F) + ((count >> 4) & 0x0F0F)
+        count = (count & 0xFF) + (count >> 8)
+        place = n + tl.cumsum(count, 0) - count
+        for bit in range(16):
+            is_set = (mine >> bit) & 1
+            token = group * GROUP + bit
+            tl.store(ids + place, token, mask=is_set == 1)
+            place += is_set
+        n += tl.sum(count, 0)
+    tl.debug_barrier()
+    return n
+
+
+@triton.jit
+def winner_of_all(at, vocab, blocks, keys, top, temperature, x, ids, found, likeliest, key, position, stream):
+    """The winner of the whole row, x = (l − max) / temperature: only hot tokens have noise above COLD, so of the others none counts whose
+    x + COLD is below the best of the hot ones."""
+    zero = tl.zeros((CHUNK,), tl.float32)
+    alone = scored(zero, likeliest + tl.zeros((CHUNK,), tl.int32), tl.arange(0, CHUNK) == 0, key, position, stream)
+    best = tl.max(alone, 0)
+    n = hot_ids(vocab, key, position, stream, ids)
+    for first in range(0, n, CHUNK):
+        place = first + tl.arange(0, CHUNK)
+        token = tl.load(ids + place, mask=place < n, other=0)
+        inside = (place < n) & (token < vocab)
+        value = tl.load(at + token, mask=inside, other=float("-inf")).to(tl.float32) - top
+        best = tl.maximum(
+            best,
+            tl.max(
+                scored((value.to(tl.float64) / temperature).to(tl.float32), token, inside, key, position, stream), 0
+            ),
+        )
+    tl.debug_barrier()
+    least = (value_of(key_of(best)).to(tl.float64) - COLD) * temperature
+    if least <= 0.0:
+        # a little deeper: x is rounded
+        n = collect(at, vocab, keys, blocks, (top + least * (1.0 + 1e-6) - 1e-6).to(tl.float32), top, x, ids, found)
+        for first in range(0, n, CHUNK):
+            place = first + tl.arange(0, CHUNK)
+            token = tl.load(ids + place, mask=place < n, other=0)
+            value = (load(x, n, first).to(tl.float64) / temperature).to(tl.float32)
+            best = tl.maximum(best, tl.max(scored(value, token, place < n, key, position, stream), 0))
+    return best

@@ -71,7 +71,10 @@ def test_all_of_them_serve_and_each_answers_for_all(launch):
         readers = []
         for name in names:
             readers.append(server.stream(request_id=name))
-        assert all(sockets(pid) > count for pid, count in before.items()), "one of them takes nothing"
+        end = time.monotonic() + 20  # a busy machine takes its time to accept
+        while any(sockets(pid) <= count for pid, count in before.items()):
+            assert time.monotonic() < end, "one of them takes nothing"
+            time.sleep(0.05)
         # each is cancelled by whoever is asked
         for name in names:
             assert alone(server, "DELETE", f"/v1/requests/{name}").json()["id"] == f"cmpl-{name}"

@@ -273,7 +273,8 @@ def test_a_storm_of_aborts_leaves_nothing_and_nobody_notices(launch, front_ends,
         await raging
         metrics = await idle(server)
         assert metrics["tailrace_front_ends"] == front_ends
-        assert min(storm.ways.values()) > count / 50, storm.ways
+        assert min(storm.ways[how] for how in ("reset", "close", "cancel", "again")) > count / 50, storm.ways
+        assert storm.ways["finished"]  # in time: on a busy machine few
         assert await quiet(server) == expected
         assert server.memory_mib() - before < 60
         assert not [name for name in metrics if name.startswith("tailrace_request_failed_total")]

@@ -241,7 +241,9 @@ def top_n_sigma(alive, ask, row):
     finite = [x for x in row if x != NONE]
     mean = math.fsum(finite) / len(finite)
     sigma = math.sqrt(math.fsum((x - mean) ** 2 for x in finite) / len(finite))
-    return only(alive, [i for i in alive if row[i] >= max(finite) - ask.top_n_sigma * sigma])
+    # an earlier refinement may have removed the row's largest: the largest there is stays
+    bound = min(max(finite) - ask.top_n_sigma * sigma, max(row[i] for i in alive))
+    return only(alive, [i for i in alive if row[i] >= bound])
 
 
 def top_h(alive, ask, row):

@@ -7,7 +7,7 @@ import random
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from oracles import brute
@@ -131,6 +131,7 @@ TOKENS = st.lists(few, max_size=9)
 
 @settings(max_examples=1500, deadline=None)
 @given(params(), st.sampled_from(KINDS), st.integers(0, 50), TOKENS, TOKENS)
+@example(SamplingParams(typical_p=0.0, top_n_sigma=0.5, sampler_order=("typical_p",)), "random", 0, [], [])
 def test_kept_sets_probabilities_and_draws_are_the_oracles(params, kind, seed, prompt, output):
     row = logits_of(kind, seed)
     slots = slots_with((params, seed, prompt, output))

@@ -69,28 +69,28 @@ def parse(sent: float, pieces: list[tuple[float, bytes]], expected_tokens: int |
 
 async def stream(question: dict[str, Any], prompts: list[list[int]]) -> list[tuple[float, list[tuple[float, bytes]]]]:
     """One client: its prompts one after another."""
-    common = {
-        "max_tokens": question["output_tokens"],
+    bodies = [asked(question, prompt, question["output_tokens"]) for prompt in prompts]
+    return [await fetch(question["host"], question["port"], body) for body in bodies]
+
+
+def asked(question: dict[str, Any], prompt: list[int], max_tokens: int, **options: bool) -> dict[str, Any]:
+    """The body of a request. options: further ones of the stream."""
+    return {
+        "max_tokens": max_tokens,
         "ignore_eos": True,
         "stream": True,
-        "stream_options": {"include_usage": True},
+        "stream_options": {"include_usage": True, **options},
         **question["sampling"],
+        "prompt": prompt,
     }
-    return [await fetch(question["host"], question["port"], {**common, "prompt": prompt}) for prompt in prompts]
 
 
 async def endless(question: dict[str, Any], prompts: list[list[int]], first: int, since: float, until: float) -> int:
     """One client that asks until the time is over: how many tokens it got since `since`. first: tokens of its first answer."""
-    common = {
-        "ignore_eos": True,
-        "stream": True,
-        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
-        **question["sampling"],
-    }
     answers = []
     for i, prompt in enumerate(prompts):
         limit = question["output_tokens"] if i else first
-        body = {**common, "prompt": prompt, "max_tokens": limit}
+        body = asked(question, prompt, limit, continuous_usage_stats=True)
         _, pieces = await fetch(question["host"], question["port"], body, until)
         cut = time.perf_counter() >= until
         answers.append((pieces, None if cut else limit))

@@ -61,6 +61,7 @@ StageKind = Literal[
     "temperature", "dynamic_temperature", "quadratic", "min_p", "top_k", "top_p", "top_a", "typical", "epsilon", "eta",
     "top_n_sigma", "xtc",
 ]  # fmt: skip
+MAX_STAGES = 20  # of a program; csrc/program.h
 STAGES: tuple[StageKind, ...] = get_args(StageKind)  # as csrc/program.h numbers them
 
 

@@ -40,9 +40,8 @@ PROOF = 32  # masks of an output that a grammar must get through before it is ta
 class LLGuidance:
     """grammar/backends/__init__.py's Backend."""
 
-    growth = (
-        16 << 20
-    )  # of the lexer's states, which all sequences share; at the limit of their number it is about twice as much
+    # of the lexer's states, which all sequences share; at the limit of their number it is about twice as much
+    growth = 16 << 20
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
@@ -99,9 +98,8 @@ class LLGuidanceMatcher(Position):
     def fill_together(jobs: Sequence[Job], threads: int) -> list[Exception | None]:
         walked = [places(job) for job in jobs]
         tables: dict[tuple[int, int], list[tuple[LLMatcher, int]]] = {}
-        for job, along in zip(
-            jobs, walked, strict=True
-        ):  # the library wants an address and the numbers of rows from there
+        # the library wants an address and the numbers of rows from there
+        for job, along in zip(jobs, walked, strict=True):
             start, size = job.masks.untyped_storage().data_ptr(), job.masks.shape[1] * 4
             for j, place in enumerate(along):
                 offset = job.masks.data_ptr() - start + j * size

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from tailrace import _cpu
-from tailrace.kernels.program import STAGES, Add, Ban, Edit, Mask, Penalty, Program
+from tailrace.kernels.program import MAX_STAGES, STAGES, Add, Ban, Edit, Mask, Penalty, Program
 
-MAX_EDITS, MAX_STAGES = 16, 20
+MAX_EDITS = 16
 GREEDY, PROCESSED, ENTROPY, TAKEN, RARE, REPORTED = 1, 2, 4, 8, 16, 32
 
 

@@ -6,12 +6,10 @@ import torch
 import triton
 import triton.language as tl
 
-from tailrace.kernels.gpu.order import INF_KEY, NAN_KEY, NONE_KEY, id_of, key_of, ordered, packed, splits
-from tailrace.kernels.status import EMPTY, INF, NAN, OK
+from tailrace.kernels.gpu.order import STATUSES, id_of, key_of, ordered, packed, splits, status_of
 from tailrace.kernels.types import readable
 
 BLOCK = 4096
-STATUSES = tl.constexpr((OK, EMPTY, NAN, INF))
 
 
 @triton.jit
@@ -32,11 +30,7 @@ def best_of_parts(best, parts, ids, status, PARTS: tl.constexpr):
     row = tl.program_id(0)
     at = tl.arange(0, PARTS)
     found = tl.max(tl.load(best + row * parts + at, mask=at < parts, other=-(2**63)), 0)
-    key = key_of(found)
-    state = STATUSES[0]
-    state = tl.where(key == NONE_KEY, STATUSES[1], state)
-    state = tl.where(key == INF_KEY, STATUSES[3], state)
-    state = tl.where(key == NAN_KEY, STATUSES[2], state)
+    state = status_of(key_of(found))
     tl.store(status + row, state)
     tl.store(ids + row, tl.where(state == STATUSES[0], id_of(found), -1))
 

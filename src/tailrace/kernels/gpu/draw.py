@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tailrace.kernels.gpu.noise import GROUP, gumbel_of, hot_bits
+from tailrace.kernels.gpu.noise import GROUP, gumbel_at, hot_bits
 from tailrace.kernels.gpu.order import key_of, ordered, packed, value_of
 from tailrace.kernels.gpu.survivors import CHUNK, collect, load
 
@@ -39,8 +39,7 @@ def winner(x, ids, n, key, position, stream):
 
 @triton.jit
 def scored(x, token, inside, key, position, stream):
-    hot = (hot_bits(key, position, stream, (token // GROUP).to(tl.uint32)) >> (token % GROUP).to(tl.uint32)) & 1
-    score = x + gumbel_of(key, position, stream, token, hot == 1)
+    score = x + gumbel_at(key, position, stream, token.to(tl.uint32))
     return tl.where(inside & (x > float("-inf")), packed(ordered(score), token), NOBODY)
 
 

@@ -50,6 +50,13 @@ def gumbel_of(key, position, stream, ids, hot):
 
 
 @triton.jit
+def gumbel_at(key, position, stream, ids):
+    """Standard Gumbel noise, float32, of uint32 ids."""
+    hot = (hot_bits(key, position, stream, ids // GROUP) >> (ids % GROUP)) & 1
+    return gumbel_of(key, position, stream, ids, hot == 1)
+
+
+@triton.jit
 def small_log(x):
     """−ln(1 − x) for 0 < x < 2^-8 in double: the series up to x^7 / 7, relative error below 2^-56 of the first term left out."""
     p = 1.0 / 7 + x * (1.0 / 8)
@@ -73,8 +80,7 @@ def uniform_of(key, position, stream):
 def gumbel_kernel(key, position, stream, ids_ptr, out_ptr, n, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     ids = tl.load(ids_ptr + at, mask=at < n, other=0).to(tl.uint32)
-    hot = (hot_bits(key, position, stream, ids // GROUP) >> (ids % GROUP)) & 1
-    tl.store(out_ptr + at, gumbel_of(key, position, stream, ids, hot == 1), mask=at < n)
+    tl.store(out_ptr + at, gumbel_at(key, position, stream, ids), mask=at < n)
 
 
 @triton.jit(do_not_specialize=["key", "position", "stream"])

@@ -5,9 +5,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from tailrace.kernels.status import EMPTY, INF, NAN, OK
+
 NAN_KEY = tl.constexpr(0x7FFFFFFF)
 INF_KEY = tl.constexpr(0x7F800000)
 NONE_KEY = tl.constexpr(-0x7F800001)  # of −inf
+STATUSES = tl.constexpr((OK, EMPTY, NAN, INF))
 LAST_ID = tl.constexpr(0xFFFFFFFF)
 
 
@@ -39,6 +42,14 @@ def key_of(pack):
 @triton.jit
 def id_of(pack):
     return LAST_ID - (pack & LAST_ID)
+
+
+@triton.jit
+def status_of(key):
+    """What is wrong with a row whose largest key this is (kernels/status.py)."""
+    state = tl.where(key == NONE_KEY, STATUSES[1], STATUSES[0])
+    state = tl.where(key == INF_KEY, STATUSES[3], state)
+    return tl.where(key == NAN_KEY, STATUSES[2], state)
 
 
 def splits(rows: int, blocks: int, programs: int = 1024) -> int:

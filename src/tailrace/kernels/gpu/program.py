@@ -6,9 +6,8 @@ import torch
 
 from tailrace.kernels.gpu.refine import HAVE
 from tailrace.kernels.gpu.scan import MASS, SIGMA
-from tailrace.kernels.program import STAGES, Program, Stage
+from tailrace.kernels.program import MAX_STAGES, STAGES, Program, Stage
 
-MAX_STAGES = 20
 COMPLETES = ("min_p", "top_k", "top_n_sigma")  # after these the survivors are all there, and their mass is summed
 
 

@@ -70,7 +70,6 @@ def refine(kinds, ks, knobs, stages, at, vocab, top, mass, mass_temperature, sig
     instead; 0 where all could. mass: Σ e^((l − max) / mass_temperature) over the row; mass_temperature 0: not known."""
     needed = tl.full((), 0.0, tl.float64)
     temperature = tl.full((), 1.0, tl.float64)
-    floor = floor + tl.full((), 0.0, tl.float64)
     complete = floor <= EVERYTHING
     for s in range(stages):
         if needed == 0.0:
@@ -80,10 +79,8 @@ def refine(kinds, ks, knobs, stages, at, vocab, top, mass, mass_temperature, sig
                 floor = floor / a
                 temperature = temperature * a
             elif kind == TOP_K:
-                if complete & (k >= n):
-                    floor = floor
-                elif n < k:
-                    needed = needed + EVERYTHING
+                if n < k:
+                    needed = tl.where(complete, needed, EVERYTHING)
                 else:
                     n = keep_first(x, ids, n, k, needed)
                     complete = True

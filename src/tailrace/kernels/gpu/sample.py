@@ -7,14 +7,13 @@ import triton
 import triton.language as tl
 
 from tailrace.kernels.gpu.draw import first_of, winner, winner_of_all
-from tailrace.kernels.gpu.order import INF_KEY, NAN_KEY, NONE_KEY, id_of, value_of
-from tailrace.kernels.gpu.program import MAX_STAGES, Table
-from tailrace.kernels.gpu.refine import first_depth, refine
+from tailrace.kernels.gpu.order import NONE_KEY, STATUSES, id_of, status_of, value_of
+from tailrace.kernels.gpu.program import Table
+from tailrace.kernels.gpu.refine import TEMPERATURE, first_depth, refine
 from tailrace.kernels.gpu.scan import BLOCK, MASS, SIGMA, scan
 from tailrace.kernels.gpu.survivors import CHUNK, collect
-from tailrace.kernels.status import EMPTY, INF, NAN, OK
+from tailrace.kernels.program import MAX_STAGES
 
-STATUSES = tl.constexpr((OK, EMPTY, NAN, INF))
 DRAW_STREAM = tl.constexpr(0)  # csrc/draw.h
 LOWEST = tl.constexpr(-3.4028234663852886e38)
 
@@ -37,9 +36,7 @@ def pick(
     for first in range(0, blocks, CHUNK):
         block = first + tl.arange(0, CHUNK)
         highest = tl.maximum(highest, tl.max(tl.load(keys + block, mask=block < blocks, other=-(2**31)), 0))
-    state = tl.where(highest == NONE_KEY, STATUSES[1], STATUSES[0])
-    state = tl.where(highest == INF_KEY, STATUSES[3], state)
-    state = tl.where(highest == NAN_KEY, STATUSES[2], state)
+    state = status_of(highest)
     tl.store(status + row, state)
     token = tl.full((), -1, tl.int64)
     if state == STATUSES[0]:
@@ -56,7 +53,7 @@ def pick(
             )
             temperature, plain = tl.full((), 1.0, tl.float64), 1
             for s in range(stages):
-                scaled = tl.load(kinds + s) == 0
+                scaled = tl.load(kinds + s) == TEMPERATURE
                 plain = tl.where(scaled, plain, 0)
                 temperature = tl.where(scaled, temperature * tl.load(knobs + s), temperature)
             if plain == 1:

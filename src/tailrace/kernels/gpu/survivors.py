@@ -37,13 +37,19 @@ def collect(at, vocab, keys, blocks, floor, top, x, ids, found):
         token = tl.reshape(block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :], (CHUNK,))
         inside = tl.reshape(tl.broadcast_to(there[:, None], (GROUP, BLOCK)), (CHUNK,)) & (token < vocab)
         value = tl.load(at + token, mask=inside, other=float("-inf")).to(tl.float32)
-        wanted = inside & (value >= floor)
-        place = n + tl.cumsum(wanted.to(tl.int32), 0) - 1
-        tl.store(x + place, value - top, mask=wanted)
-        tl.store(ids + place, token, mask=wanted)
-        n += tl.sum(wanted.to(tl.int32), 0)
-    tl.debug_barrier()
+        n = append(x, ids, n, value - top, token, inside & (value >= floor))
     return n
+
+
+@triton.jit
+def append(x, ids, n, value, token, wanted):
+    """Put those wanted behind the n that are there; how many there are then. A chunk may be put where it or one before it was read."""
+    place = n + tl.cumsum(wanted.to(tl.int32), 0) - 1
+    tl.debug_barrier()
+    tl.store(x + place, value, mask=wanted)
+    tl.store(ids + place, token, mask=wanted)
+    tl.debug_barrier()
+    return n + tl.sum(wanted.to(tl.int32), 0)
 
 
 @triton.jit
@@ -51,6 +57,19 @@ def load(x, n, first):
     """A chunk; beyond the end −inf."""
     at = first + tl.arange(0, CHUNK)
     return tl.load(x + at, mask=at < n, other=float("-inf"))
+
+
+@triton.jit
+def load_ids(ids, n, first):
+    at = first + tl.arange(0, CHUNK)
+    return tl.load(ids + at, mask=at < n, other=0)
+
+
+@triton.jit
+def load_raw(at, top, ids, n, first):
+    """A chunk's logits as the model gave them, as distances from `top`."""
+    inside = first + tl.arange(0, CHUNK) < n
+    return tl.load(at + load_ids(ids, n, first), mask=inside, other=float("-inf")).to(tl.float32) - top
 
 
 @triton.jit
@@ -113,18 +132,12 @@ def keep_first(x, ids, n, k, target):
     ties = tl.where(k > 0, k - count, tl.ceil(tl.minimum(tl.maximum(missing, 1.0), 1e9)).to(tl.int32))
     kept, tied = 0, 0
     for first in range(0, n, CHUNK):
-        at = first + tl.arange(0, CHUNK)
-        value, token = load(x, n, first), tl.load(ids + at, mask=at < n, other=0)
+        value, inside = load(x, n, first), first + tl.arange(0, CHUNK) < n
         bits = depth_bits(value)
-        equal = (bits == low) & (at < n)
+        equal = (bits == low) & inside
         rank = tied + tl.cumsum(equal.to(tl.int32), 0)
-        wanted = (at < n) & ((bits < low) | (equal & (rank <= ties)))
-        place = kept + tl.cumsum(wanted.to(tl.int32), 0) - 1
-        tl.debug_barrier()
-        tl.store(x + place, value, mask=wanted)
-        tl.store(ids + place, token, mask=wanted)
-        tl.debug_barrier()
-        kept += tl.sum(wanted.to(tl.int32), 0)
+        wanted = inside & ((bits < low) | (equal & (rank <= ties)))
+        kept = append(x, ids, kept, value, load_ids(ids, n, first), wanted)
         tied += tl.sum(equal.to(tl.int32), 0)
     return kept
 
@@ -134,38 +147,21 @@ def keep_above(x, ids, n, bound):
     """Those with x ≥ bound, a double; how many."""
     kept = 0
     for first in range(0, n, CHUNK):
-        at = first + tl.arange(0, CHUNK)
-        value, token = load(x, n, first), tl.load(ids + at, mask=at < n, other=0)
-        wanted = (at < n) & (value.to(tl.float64) >= bound)
-        place = kept + tl.cumsum(wanted.to(tl.int32), 0) - 1
-        tl.debug_barrier()
-        tl.store(x + place, value, mask=wanted)
-        tl.store(ids + place, token, mask=wanted)
-        tl.debug_barrier()
-        kept += tl.sum(wanted.to(tl.int32), 0)
+        value = load(x, n, first)
+        wanted = (first + tl.arange(0, CHUNK) < n) & (value.to(tl.float64) >= bound)
+        kept = append(x, ids, kept, value, load_ids(ids, n, first), wanted)
     return kept
 
 
 @triton.jit
-def keep_above_raw(at_row, top, x, ids, n, bound):
+def keep_above_raw(at, top, x, ids, n, bound):
     """Those whose logit lies no more than −bound below the largest there is, or than the largest of those here; how many."""
     largest = tl.full((), float("-inf"), tl.float32)
     for first in range(0, n, CHUNK):
-        at = first + tl.arange(0, CHUNK)
-        token = tl.load(ids + at, mask=at < n, other=0)
-        raw = tl.load(at_row + token, mask=at < n, other=float("-inf")).to(tl.float32) - top
-        largest = tl.maximum(largest, tl.max(raw, 0))
+        largest = tl.maximum(largest, tl.max(load_raw(at, top, ids, n, first), 0))
     least = tl.minimum(bound, largest.to(tl.float64))
     kept = 0
     for first in range(0, n, CHUNK):
-        at = first + tl.arange(0, CHUNK)
-        value, token = load(x, n, first), tl.load(ids + at, mask=at < n, other=0)
-        raw = tl.load(at_row + token, mask=at < n, other=float("-inf")).to(tl.float32) - top
-        wanted = (at < n) & (raw.to(tl.float64) >= least)
-        place = kept + tl.cumsum(wanted.to(tl.int32), 0) - 1
-        tl.debug_barrier()
-        tl.store(x + place, value, mask=wanted)
-        tl.store(ids + place, token, mask=wanted)
-        tl.debug_barrier()
-        kept += tl.sum(wanted.to(tl.int32), 0)
+        wanted = (first + tl.arange(0, CHUNK) < n) & (load_raw(at, top, ids, n, first).to(tl.float64) >= least)
+        kept = append(x, ids, kept, load(x, n, first), load_ids(ids, n, first), wanted)
     return kept

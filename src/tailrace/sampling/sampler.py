@@ -40,6 +40,21 @@ class Sampled:
     logprobs: list[list[Logprobs] | None]
 
 
+class Pending:
+    """Draws on their way to the host.
+
+    token_ids: int64 [N, K + 1] where the logits are, for whatever is launched there next: what `wait` says of them.
+    """
+
+    def __init__(self, token_ids: torch.Tensor, sampled: Sampled) -> None:
+        self.token_ids = token_ids
+        self._sampled = sampled
+
+    def wait(self) -> Sampled:
+        """Until they are there."""
+        return self._sampled
+
+
 class Sampler:
     """Draws for the requests of a step from their slots' distributions; does not commit what it drew.
 
@@ -53,6 +68,10 @@ class Sampler:
         self._gpu: OnGPU | None = None
 
     def __call__(self, logits: torch.Tensor, rows: Rows) -> Sampled:
+        """`begin`, and wait."""
+        return self.begin(logits, rows).wait()
+
+    def begin(self, logits: torch.Tensor, rows: Rows) -> Pending:
         """logits [L, V] of bf16, f16 or f32, rows may be strided; not modified. rows: see kernels/rows.py.
 
         Raises:
@@ -77,11 +96,12 @@ class Sampler:
             outcome = step.run(bool(step.flags & REPORTED))
             # no slot's record is touched where nobody is special: that would cost more than sampling
             if not step.flags & (RARE | REPORTED):
-                return Sampled(outcome.token_ids, outcome.num_tokens, outcome.status, [None] * rows.num_requests)
+                sampled = Sampled(outcome.token_ids, outcome.num_tokens, outcome.status, [None] * rows.num_requests)
+                return Pending(sampled.token_ids, sampled)
         sampled = Sampled(outcome.token_ids, outcome.num_tokens, outcome.status, self._read(outcome, rows))
         for i in (outcome.status == APART).nonzero().squeeze(1).tolist():
             self._by_reference(logits, rows, i, sampled)
-        return sampled
+        return Pending(sampled.token_ids.to(logits.device), sampled)
 
     def _drafted(self, rows: Rows) -> list[tuple[int, Slot]]:
         """The requests with drafts, and their slots.

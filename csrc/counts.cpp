@@ -6,6 +6,12 @@ namespace tailrace {
 
 int64_t Counts::place(uint32_t id) const { return std::lower_bound(ids.begin(), ids.end(), id) - ids.begin(); }
 
+std::pair<uint32_t, uint32_t> Counts::of(uint32_t id) const {
+    const int64_t at = place(id);
+    if (at == static_cast<int64_t>(ids.size()) || ids[at] != id) return {0, 0};
+    return {repeated[at], counted[at]};
+}
+
 void Counts::add(uint32_t id, uint32_t repeats, uint32_t counts) {
     if (repeats == 0 && counts == 0) return;
     const int64_t at = place(id);

@@ -1,5 +1,6 @@
 // The Python binding: addresses and sizes in, nothing checked here; src/tailrace/kernels/cpu checks shapes and dtypes.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
@@ -90,6 +91,7 @@ NB_MODULE(_cpu, m) {
             c.extend(at<int64_t>(ids), n, repeated, counted);
         })
         .def("lists", [](const Counts &c) { return std::make_tuple(c.ids, c.repeated, c.counted); })
+        .def("of", [](const Counts &c, uint32_t id) { return c.of(id); })
         .def_prop_ro("address", [](const Counts &c) { return reinterpret_cast<Address>(&c); });
     m.def("silu_mul", [](Address gate_up, int type, int64_t rows, int64_t dim, Address y) {
         silu_mul(at(gate_up), Type(type), rows, dim, at(y));

@@ -2,6 +2,7 @@
 // src/tailrace/kernels/cpu/program.py (which mirrors these structs), read by the sampler.
 #pragma once
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 namespace tailrace {
@@ -10,6 +11,7 @@ namespace tailrace {
 // `counted` what presence and frequency penalty do; they differ where the scopes do. A token that counts for neither is gone.
 class Counts {
   public:
+    std::pair<uint32_t, uint32_t> of(uint32_t id) const;  // repeated, counted
     void add(uint32_t id, uint32_t repeated, uint32_t counted);
     void drop(uint32_t id, uint32_t repeated, uint32_t counted);
     // Many at once: sorts once.

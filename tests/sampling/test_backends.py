@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.backends import DEVICES
+from kernels.backends import DEVICES, QUIET
 from tailrace import _cpu, kernels
+from tailrace.kernels.gpu.program import KEY
 from tailrace.kernels.status import EMPTY, INF, NAN, OK
 from tailrace.params import SamplingParams
 from tailrace.sampling import Rows, Sampler, Slots
+from tailrace.sampling.on_gpu import OnGPU
 from tailrace.sampling.reference import distribution, edited
 
 HISTORY = [(i * i * 7919) % 4001 for i in range(400)]
@@ -122,22 +124,15 @@ def test_the_same_tokens(name, vocab):
     assert len(differ) <= 2
 
 
-# what the GPU's kernels have so far
-PLAIN = [
-    name for name, fields in PARAMS.items()
-    if set(fields) <= {"temperature", "min_p", "top_k", "top_p", "top_a", "epsilon_cutoff", "top_n_sigma", "sampler_order"}
-]  # fmt: skip
-# on a GPU silence; numpy, in which the interpreter computes, speaks of what overflows to infinity
-QUIET = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning", "ignore:divide by zero:RuntimeWarning")
 MORE = [pytest.param(vocab, marks=pytest.mark.long) for vocab in (1, 2, 255, 256, 33_000)]
 
 
 @QUIET
 @pytest.mark.parametrize("vocab", [257, 4097, *MORE])
-@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("name", PARAMS)
 def test_the_same_tokens_on_a_gpu(name, vocab, monkeypatch):
     """Without one, in Triton's interpreter; there by nobody else's help."""
-    monkeypatch.setattr(Sampler, "_by_reference", lambda *_: pytest.fail("the kernels left a row apart"))
+    monkeypatch.setattr(OnGPU, "apart", lambda *_: [])
     logits = torch.stack(list(rows_of(vocab).values()))
     slots = slots_for(PARAMS[name], vocab, logits.shape[0])
     dtype = torch.bfloat16 if name in ("top_p", "top_k", "temperature") else torch.float32
@@ -168,7 +163,7 @@ def test_what_the_gpu_does_not_have_goes_apart_and_leaves_its_neighbours_alone()
     alone = Rows.plain([2] * 20, [0] * 20, range(20))
     first = sampler(logits.to(DEVICES["gpu"]), alone).token_ids
     assert torch.equal(first, Sampler(slots, "cpu")(logits, alone).token_ids)
-    sampler._gpu.table.key += 1  # the planted fault
+    sampler._gpu.state.tables.records[:, KEY.value] += 1  # the planted fault
     assert not torch.equal(first, sampler(logits.to(DEVICES["gpu"]), alone).token_ids)
     slots.leave(0)
     slots.join(0, SamplingParams(temperature=0.0), key=1, prompt=[1])  # another request in the same slot
@@ -257,13 +252,15 @@ def test_the_same_bits_with_and_without_avx512(name):
 @pytest.mark.parametrize(
     "name", ["greedy", "plain", "temperature", "top_k", "top_p", "penalties", "allowed", "everything", "xtc", "bias"]
 )
+@QUIET
+@pytest.mark.parametrize("backend", ["cpu", "gpu"])
 @pytest.mark.parametrize("vocab", [16, 257, 4097])
-def test_the_same_reports(name, vocab, mode):
+def test_the_same_reports(name, vocab, mode, backend):
     logits = torch.stack([row for kind, row in rows_of(vocab).items() if kind != "far"])
     slots = slots_for(
         PARAMS[name], vocab, logits.shape[0], logprobs=min(20, vocab), logprobs_mode=mode, report_entropy=True
     )
-    kernel, reference = sampled(slots, logits, "cpu"), sampled(slots, logits, "reference")
+    kernel, reference = sampled(slots, logits.to(DEVICES[backend]), backend), sampled(slots, logits, "reference")
     for i in range(logits.shape[0]):
         if kernel.token_ids[i, 0] != reference.token_ids[i, 0]:
             assert tied(slots, logits[i], i, kernel.token_ids[i, 0], reference.token_ids[i, 0])

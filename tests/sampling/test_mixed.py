@@ -11,11 +11,14 @@ from dataclasses import replace
 import pytest
 import torch
 
+from kernels.backends import DEVICES, QUIET
 from tailrace.kernels.cpu.sample import APART, Step
 from tailrace.kernels.rows import RULES, Rows
 from tailrace.kernels.status import EMPTY, OK
 from tailrace.params import SamplingParams, Watermark
 from tailrace.sampling import Sampler, Slots
+from tailrace.sampling.on_gpu import OnGPU
+from tailrace.sampling.sampler import Backend
 from tailrace.sampling.unroll import unroll
 
 V = 700
@@ -52,6 +55,10 @@ RARE: dict[str, dict] = {
     "top-h": {"top_h": 0.6},
     "synthid": {"watermark": Watermark(kind="synthid", key=5)},
 }
+
+
+# whose drafts are no one else's business on a GPU
+ON_GPU = ("plain", "greedy", "temperature", "nucleus", "top-k", "penalties", "xtc", "typical_p")
 
 
 def world(seed: int, asked: list[dict]) -> tuple[Slots, torch.Tensor, Rows]:
@@ -91,9 +98,11 @@ def world(seed: int, asked: list[dict]) -> tuple[Slots, torch.Tensor, Rows]:
     return slots, logits, rows
 
 
-def compare(slots: Slots, logits: torch.Tensor, rows: Rows, other: Rows | None = None) -> int:
+def compare(
+    slots: Slots, logits: torch.Tensor, rows: Rows, other: Rows | None = None, backend: Backend = "cpu"
+) -> int:
     """Raise AssertionError unless both say the same; how many drafts were accepted."""
-    kernel = Sampler(slots, "cpu")(logits, rows)
+    kernel = Sampler(slots, backend)(logits.to(DEVICES[backend]), rows)
     reference = Sampler(slots, "reference")(logits, other or rows)
     assert kernel.token_ids.tolist() == reference.token_ids.tolist()
     assert kernel.num_tokens.tolist() == reference.num_tokens.tolist()
@@ -110,6 +119,31 @@ def compare(slots: Slots, logits: torch.Tensor, rows: Rows, other: Rows | None =
 def test_the_same_tokens_whatever_is_asked(seed):
     slots, logits, rows = world(seed, [*PARAMS.values(), *RARE.values()] * (2 if seed % 2 else 1))
     assert compare(slots, logits, rows) > 5
+
+
+@QUIET
+@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(3, 30))])
+def test_the_same_tokens_on_a_gpu(seed):
+    slots, logits, rows = world(seed, [*PARAMS.values(), *RARE.values()])
+    assert compare(slots, logits, rows, backend="gpu") > 5
+
+
+@QUIET
+@pytest.mark.parametrize("dense", [False, True])
+@pytest.mark.parametrize("rule", RULES)
+def test_every_rule_on_a_gpu(rule, dense, monkeypatch):
+    """By nobody else's help."""
+    monkeypatch.setattr(OnGPU, "apart", lambda *_: [])
+    asked = [fields for name, fields in PARAMS.items() if name in ON_GPU]
+    slots, logits, rows = world(5, asked * 2)
+    proposals = (logits + torch.randn(logits.shape, generator=torch.Generator().manual_seed(1)) * 0.5).softmax(1)
+    rows = replace(
+        rows, rule=torch.full((rows.num_requests,), RULES.index(rule), dtype=torch.int32), proposals=proposals if dense else None
+    )
+    for i in range(rows.num_requests):
+        slots[i].carried.forced.clear()
+        slots.refresh(i)
+    compare(slots, logits, rows, backend="gpu")
 
 
 @pytest.mark.long
@@ -189,12 +223,13 @@ def mask_of_ids(*allowed: list[int]) -> torch.Tensor:
     return masks
 
 
-@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@QUIET
+@pytest.mark.parametrize("backend", ["cpu", "reference", "gpu"])
 def test_a_mask_is_its_rows_alone(backend):
     slots = Slots(3, V)
     for i in range(3):
         slots.join(i, SamplingParams(temperature=0.0), key=i, prompt=[1])
-    logits = torch.zeros(3, V)
+    logits = torch.zeros(3, V, device=DEVICES[backend])
     logits[:, 5] = 9.0
     masks = mask_of_ids([31, 699], [5, 32], [])
     rows = Rows.plain([0, 1, 2], [0, 1, 2], [1, 1, 1], mask=[0, -1, 1], masks=masks)
@@ -206,7 +241,8 @@ def test_a_mask_is_its_rows_alone(backend):
     assert Sampler(slots, backend)(logits, rows).status.tolist() == [EMPTY]
 
 
-@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@QUIET
+@pytest.mark.parametrize("backend", ["cpu", "reference", "gpu"])
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
@@ -226,7 +262,7 @@ def test_bad_masks(changed, message, backend):
         slots.join(i, SamplingParams(), key=i, prompt=[1])
     rows = Rows.plain([0, 1], [0, 1], [1, 1], mask=[0, 1], masks=torch.full((2, 22), -1, dtype=torch.int32))
     sampler = Sampler(slots, backend)
-    assert sampler(torch.zeros(2, V), rows).num_tokens.tolist() == [1, 1]
+    assert sampler(torch.zeros(2, V, device=DEVICES[backend]), rows).num_tokens.tolist() == [1, 1]
     with pytest.raises(ValueError, match=message):
         sampler(torch.zeros(2, V), replace(rows, **changed))
 

@@ -23,6 +23,7 @@ class History:
         self.tokens += output
         self.window = params.penalty_last_n
         self.scopes = (params.repetition_scope, params.penalty_scope)
+        self._recounted: set[int] | None = None  # once somebody follows
         self.counts = self._count() if params.penalised else None
         self.repeats = (
             Suffixes(self.tokens, params.dry_allowed_length + 64, params.dry_sequence_breakers)
@@ -43,6 +44,7 @@ class History:
             self.counts.add(token, *self.weights(len(self.tokens) - 1))
             if (out := self._leaving()) is not None:
                 self.counts.drop(self.tokens[out], *self.weights(out))
+            self._note(out)
         for suffixes in (self.repeats, self.ngrams):
             if suffixes is not None:
                 suffixes.append(token)
@@ -52,11 +54,17 @@ class History:
         if self.counts is not None:
             if (out := self._leaving()) is not None:
                 self.counts.add(self.tokens[out], *self.weights(out))
+            self._note(out)
             self.counts.drop(self.tokens[-1], *self.weights(len(self.tokens) - 1))
         self.tokens.pop()
         for suffixes in (self.repeats, self.ngrams):
             if suffixes is not None:
                 suffixes.pop()
+
+    def follow(self) -> set[int]:
+        """The ids whose counts have changed since this was asked last; the first time none."""
+        recounted, self._recounted = self._recounted or set(), set()
+        return recounted
 
     def weights(self, place: int) -> tuple[int, int]:
         """How often the token at `place` counts as repeated, and for presence and frequency."""
@@ -73,10 +81,15 @@ class History:
             self.window,
             self.scopes,
         )
+        twin._recounted = None
         twin.counts = self.counts and _cpu.Counts(self.counts)
         twin.repeats = self.repeats and self.repeats.copy()
         twin.ngrams = self.ngrams and self.ngrams.copy()
         return twin
+
+    def _note(self, out: int | None) -> None:
+        if self._recounted is not None:
+            self._recounted.update(self.tokens[-1:] if out is None else (self.tokens[-1], self.tokens[out]))
 
     def _leaving(self) -> int | None:
         """The place that the newest token has pushed out of the window."""

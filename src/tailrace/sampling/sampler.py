@@ -1,7 +1,6 @@
 """Logits → token ids: edit, prune, refine, draw, report; with drafts, verify. Knows no method by name, no request, no text.
 
-On the CPU one call of the kernels does a whole step (kernels/cpu/sample.py), on a GPU two launches (kernels/gpu/sample.py) for those
-requests whose programs they have so far. A request that asks for what the kernels don't have goes the reference's way
+On the CPU one call of the kernels does a whole step (kernels/cpu/sample.py), on a GPU two to four launches (kernels/gpu/step.py). A request that asks for what the kernels don't have goes the reference's way
 (sampling/reference.py, sampling/verify.py), alone. All draw by Gumbel-max with noise that is a function of (key, position, token id): a
 row's token depends on its own logits, parameters, key and position alone.
 """
@@ -10,21 +9,23 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
 from tailrace.kernels.cpu.program import RARE, REPORTED
 from tailrace.kernels.cpu.sample import APART, Outcome, Step
-from tailrace.kernels.program import Mask, Program
+from tailrace.kernels.program import Mask
 from tailrace.kernels.rows import Rows
-from tailrace.kernels.status import OK
-from tailrace.kernels.types import readable
 from tailrace.sampling.report import Logprobs
 from tailrace.sampling.slots import Slot, Slots
 from tailrace.sampling.unroll import unroll
 from tailrace.sampling.verify import verify
+
+if TYPE_CHECKING:
+    from tailrace.sampling.on_gpu import OnGPU
 
 Backend = Literal["reference", "cpu", "gpu"]
 
@@ -46,12 +47,15 @@ class Pending:
     token_ids: int64 [N, K + 1] where the logits are, for whatever is launched there next: what `wait` says of them.
     """
 
-    def __init__(self, token_ids: torch.Tensor, sampled: Sampled) -> None:
+    def __init__(self, token_ids: torch.Tensor, finish: Callable[[], Sampled]) -> None:
         self.token_ids = token_ids
-        self._sampled = sampled
+        self._finish = finish
+        self._sampled: Sampled | None = None
 
     def wait(self) -> Sampled:
         """Until they are there."""
+        if self._sampled is None:
+            self._sampled = self._finish()
         return self._sampled
 
 
@@ -66,6 +70,7 @@ class Sampler:
         self.slots = slots
         self.backend: Backend | None = backend
         self._gpu: OnGPU | None = None
+        self._ways = {"cpu": self._on_cpu, "gpu": self._on_gpu, "reference": self._by_specification}
 
     def __call__(self, logits: torch.Tensor, rows: Rows) -> Sampled:
         """`begin`, and wait."""
@@ -82,26 +87,52 @@ class Sampler:
         step = Step(logits, rows, self.slots.programs)
         drafted = self._drafted(rows) if rows.width > 1 else []
         backend = self.backend or ("cpu" if logits.device.type == "cpu" else "gpu")
-        if backend != "cpu":
-            outcome = step.outcome()
-            outcome.token_ids.fill_(-1)
-            outcome.num_tokens.fill_(0)
-            outcome.status.fill_(APART)
-            if backend == "gpu":
-                self._gpu = self._gpu or OnGPU(self.slots, logits.device)
-                self._gpu.fill_in(logits, rows, outcome)
+        return self._ways[backend](logits, rows, step, drafted)
+
+    def _on_cpu(self, logits: torch.Tensor, rows: Rows, step: Step, drafted: list[tuple[int, Slot]]) -> Pending:
+        if moving := [i for i, slot in drafted if slot.unrolls]:
+            step.unroll(unroll(self.slots, rows, moving), self.slots.programs)
+        outcome = step.run(bool(step.flags & REPORTED))
+        # no slot's record is touched where nobody is special: that would cost more than sampling
+        if not step.flags & (RARE | REPORTED):
+            sampled = Sampled(outcome.token_ids, outcome.num_tokens, outcome.status, [None] * rows.num_requests)
         else:
-            if moving := [i for i, slot in drafted if slot.unrolls]:
-                step.unroll(unroll(self.slots, rows, moving), self.slots.programs)
-            outcome = step.run(bool(step.flags & REPORTED))
-            # no slot's record is touched where nobody is special: that would cost more than sampling
-            if not step.flags & (RARE | REPORTED):
-                sampled = Sampled(outcome.token_ids, outcome.num_tokens, outcome.status, [None] * rows.num_requests)
-                return Pending(sampled.token_ids, sampled)
-        sampled = Sampled(outcome.token_ids, outcome.num_tokens, outcome.status, self._read(outcome, rows))
-        for i in (outcome.status == APART).nonzero().squeeze(1).tolist():
-            self._by_reference(logits, rows, i, sampled)
-        return Pending(sampled.token_ids.to(logits.device), sampled)
+            sampled = self._read(outcome, rows)
+            self._by_reference(logits, rows, (outcome.status == APART).nonzero().squeeze(1).tolist(), sampled)
+        return Pending(sampled.token_ids, lambda: sampled)
+
+    def _by_specification(self, logits: torch.Tensor, rows: Rows, step: Step, drafted: list[tuple[int, Slot]]) -> Pending:
+        n = rows.num_requests
+        sampled = Sampled(*step.outcome()[:3], [None] * n)
+        self._by_reference(logits, rows, range(n), sampled)
+        return Pending(sampled.token_ids.to(logits.device), lambda: sampled)
+
+    def _on_gpu(self, logits: torch.Tensor, rows: Rows, step: Step, drafted: list[tuple[int, Slot]]) -> Pending:
+        """The kernels draw for all; for those who ask for more than they have it is drawn again, the reference's way, meanwhile."""
+        if self._gpu is None:
+            from tailrace.sampling.on_gpu import OnGPU
+
+            self._gpu = OnGPU(self.slots, logits.device)
+        top = step.record.top if step.flags & REPORTED else None
+        out = self._gpu.launch(logits, rows, top)
+        arriving = self._gpu.fetch(out, top)
+        apart = self._gpu.apart(rows)
+        redrawn = Sampled(*step.outcome()[:3], [None] * rows.num_requests)
+        self._by_reference(logits, rows, apart, redrawn)
+        if apart:
+            out.token_ids[apart] = redrawn.token_ids[apart].to(logits.device)
+
+        def finish() -> Sampled:
+            sampled = self._read(arriving(), rows)
+            if apart:
+                sampled.token_ids[apart] = redrawn.token_ids[apart]
+                sampled.num_tokens[apart] = redrawn.num_tokens[apart]
+                sampled.status[apart] = redrawn.status[apart]
+            for i in apart:
+                sampled.logprobs[i] = redrawn.logprobs[i]
+            return sampled
+
+        return Pending(out.token_ids, finish)
 
     def _drafted(self, rows: Rows) -> list[tuple[int, Slot]]:
         """The requests with drafts, and their slots.
@@ -119,25 +150,28 @@ class Sampler:
                 )
         return drafted
 
-    def _by_reference(self, logits: torch.Tensor, rows: Rows, i: int, sampled: Sampled) -> None:
-        """Fill in request i."""
-        first, last = int(rows.start[i]), int(rows.start[i + 1]) - 1
-        slot = self.slots[int(rows.slot[first])]
-        tokens, described, status = verify(
-            [logits[int(source)] for source in rows.source[first : last + 1]], slot, int(rows.position[first]),
-            rows.draft[first:last].tolist(), None if rows.proposals is None else rows.proposals[first:last], rows.rule_of(i),
-            [allowed(rows, row) for row in range(first, last + 1)],
-        )  # fmt: skip
-        sampled.token_ids[i, : len(tokens)] = torch.tensor(tokens, dtype=torch.int64)
-        sampled.num_tokens[i], sampled.status[i] = len(tokens), status
-        if slot.reported:
-            sampled.logprobs[i] = [entry for entry in described if entry is not None]
+    def _by_reference(self, logits: torch.Tensor, rows: Rows, requests: Iterable[int], sampled: Sampled) -> None:
+        """Fill in these requests."""
+        for i in requests:
+            first, last = int(rows.start[i]), int(rows.start[i + 1]) - 1
+            slot = self.slots[int(rows.slot[first])]
+            tokens, described, status = verify(
+                [logits[int(source)] for source in rows.source[first : last + 1]], slot, int(rows.position[first]),
+                rows.draft[first:last].tolist(), None if rows.proposals is None else rows.proposals[first:last], rows.rule_of(i),
+                [allowed(rows, row) for row in range(first, last + 1)],
+            )  # fmt: skip
+            sampled.token_ids[i] = -1
+            sampled.token_ids[i, : len(tokens)] = torch.tensor(tokens, dtype=torch.int64)
+            sampled.num_tokens[i], sampled.status[i] = len(tokens), status
+            if slot.reported:
+                sampled.logprobs[i] = [entry for entry in described if entry is not None]
 
-    def _read(self, outcome: Outcome, rows: Rows) -> list[list[Logprobs] | None]:
-        """The requests' reports out of the kernels' arrays; None for those that did not ask."""
+    def _read(self, outcome: Outcome, rows: Rows) -> Sampled:
+        """With the requests' reports out of the kernels' arrays; None for those that did not ask."""
         reports: list[list[Logprobs] | None] = [None] * rows.num_requests
+        sampled = Sampled(outcome.token_ids, outcome.num_tokens, outcome.status, reports)
         if outcome.reports is None:
-            return reports
+            return sampled
         # whole arrays become lists at once: a tensor per row would cost more than the sampling
         numbers, ranks = outcome.reports.numbers.tolist(), outcome.reports.ranks.tolist()
         owners = rows.slot if rows.width == 1 else rows.slot[rows.start[:-1]]
@@ -148,48 +182,7 @@ class Sampler:
                 reports[i] = [
                     logprobs(numbers[i][j], ranks[i][j], params.logprobs, params.report_entropy) for j in range(count)
                 ]
-        return reports
-
-
-class OnGPU:
-    """Requests that ask for no more than the GPU's kernels have so far: one row, no edits, no mask, no reports. The programs they need are
-    written to the device when they are first met."""
-
-    def __init__(self, slots: Slots, device: torch.device) -> None:
-        from tailrace.kernels.gpu.program import Table
-
-        self.slots = slots
-        self.table = Table(len(slots.slots), device)
-        self.written: list[Program | None] = [None] * len(slots.slots)
-
-    def fill_in(self, logits: torch.Tensor, rows: Rows, outcome: Outcome) -> None:
-        """The outcome of those requests; that of the others stays APART."""
-        from tailrace.kernels.gpu.sample import sample
-
-        mine = [i for i, first in enumerate(rows.start[:-1].tolist()) if self._takes(rows, i, first)]
-        if not mine:
-            return
-        at = rows.start[:-1][mine]
-        source, slot, position = (part[at].to(logits.device) for part in (rows.source, rows.slot, rows.position))
-        ids, status = sample(readable(logits), source, slot, position, self.table)
-        outcome.token_ids[mine, 0], outcome.status[mine] = ids.cpu(), status.cpu()
-        outcome.num_tokens[mine] = (outcome.status[mine] == OK).long()
-
-    def _takes(self, rows: Rows, request: int, row: int) -> bool:
-        """Whether it can be done here; its program is on the device afterwards."""
-        from tailrace.kernels.gpu.program import has
-
-        owner = int(rows.slot[row])
-        slot, program = self.slots[owner], self.slots.compiled[owner]
-        masked = rows.mask is not None and int(rows.mask[row]) >= 0
-        alone = int(rows.start[request + 1]) == row + 1
-        plain = not slot.program and slot.forced is None and not slot.reported
-        if program is None or masked or not alone or not plain or not has(program):
-            return False
-        if self.written[owner] is not program:
-            self.table.write(owner, program)
-            self.written[owner] = program
-        return True
+        return sampled
 
 
 def allowed(rows: Rows, row: int) -> Mask | None:

@@ -2,7 +2,7 @@
 
 A request joins, leaves and forks in O(its own parameters); rows of a step point into the slots by index. On the CPU each slot also has its
 program, the form that the kernels read (kernels/cpu/program.py): written when a request joins, and where an edit moves, after every
-token. `compiled` has them as they are made, for backends that write them elsewhere. Knows nothing of logits.
+token. `compiled` and `edits` have them as they are made, for backends that write them elsewhere. Knows nothing of logits.
 """
 
 from __future__ import annotations
@@ -169,6 +169,7 @@ class Slots:
         self.vocab_size = vocab_size
         self.slots: list[Slot | None] = [None] * num_slots
         self.compiled: list[Program | None] = [None] * num_slots
+        self.edits: list[list[Edit]] = [[] for _ in range(num_slots)]
         self.programs = Programs(num_slots)
 
     def __getitem__(self, slot: int) -> Slot:
@@ -229,6 +230,7 @@ class Slots:
         """Empty the slot."""
         self[slot]  # raises if there is nobody
         self.slots[slot] = self.compiled[slot] = None
+        self.edits[slot] = []
         self.programs.clear(slot)
 
     def fork(self, source: int, target: int, *, key: int, carried: Carried | None = None) -> None:
@@ -292,7 +294,8 @@ class Slots:
     def refresh(self, slot: int) -> None:
         """Write what the slot's edits do at its next position."""
         entry = self[slot]
-        self.programs.write_edits(slot, entry.kernel_program, entry.forced)
+        self.edits[slot] = entry.kernel_program
+        self.programs.write_edits(slot, self.edits[slot], entry.forced)
 
     def _place(self, slot: int, entry: Slot) -> None:
         params, history = entry.params, entry.history

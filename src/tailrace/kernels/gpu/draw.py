@@ -5,16 +5,19 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from tailrace.kernels.gpu.edits import keys_at, logit_at, raw_at
 from tailrace.kernels.gpu.noise import GROUP, gumbel_at, hot_bits
 from tailrace.kernels.gpu.order import key_of, ordered, packed, value_of
-from tailrace.kernels.gpu.survivors import CHUNK, collect, load
+from tailrace.kernels.gpu.scan import BLOCK, CHUNK
+from tailrace.kernels.gpu.survivors import collect, load, load_ids
 
+DRAW, ACCEPT, RESIDUAL, BY_BLOCK = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(64)  # streams; csrc/draw.h
 NOBODY = tl.constexpr(-(2**63))
 COLD = tl.constexpr(5.545)  # no noise of a token that is not hot is above this (csrc/noise.h)
 
 
 @triton.jit
-def first_of(at, vocab, blocks, keys, key, BLOCK: tl.constexpr):
+def first_of(row, blocks, keys, key):
     """The smallest id whose logit has this key, the largest of the row."""
     best = tl.full((), 2**31 - 1, tl.int32)
     for first in range(0, blocks, CHUNK):
@@ -22,18 +25,19 @@ def first_of(at, vocab, blocks, keys, key, BLOCK: tl.constexpr):
         holds = tl.load(keys + block, mask=block < blocks, other=-(2**31)) == key
         best = tl.minimum(best, tl.min(tl.where(holds, block, 2**31 - 1), 0))
     ids = best * BLOCK + tl.arange(0, BLOCK)
-    value = tl.load(at + ids, mask=ids < vocab, other=float("-inf")).to(tl.float32)
-    return tl.min(tl.where((ids < vocab) & (ordered(value) == key), ids, 2**31 - 1), 0)
+    inside = ids < row[1]
+    mine, _ = keys_at(row, ids, inside, raw_at(row, ids, inside))
+    return tl.min(tl.where(inside & (mine == key), ids, 2**31 - 1), 0)
 
 
 @triton.jit
-def winner(x, ids, n, key, position, stream):
-    """The best of the survivors, as order.packed has it."""
+def winner(x, ids, n, key, position, stream, excluded):
+    """The best of the survivors but `excluded`, as order.packed has it."""
     best = tl.full((), NOBODY, tl.int64)
     for first in range(0, n, CHUNK):
-        at = first + tl.arange(0, CHUNK)
-        token = tl.load(ids + at, mask=at < n, other=0)
-        best = tl.maximum(best, tl.max(scored(load(x, n, first), token, at < n, key, position, stream), 0))
+        token, inside = load_ids(ids, n, first), first + tl.arange(0, CHUNK) < n
+        score = scored(load(x, n, first), token, inside & (token != excluded), key, position, stream)
+        best = tl.maximum(best, tl.max(score, 0))
     return best
 
 
@@ -68,32 +72,26 @@ def hot_ids(vocab, key, position, stream, ids):
 
 
 @triton.jit
-def winner_of_all(at, vocab, blocks, keys, top, temperature, x, ids, found, likeliest, key, position, stream):
+def winner_of_all(row, blocks, keys, top, temperature, x, ids, found, likeliest, key, position, stream):
     """The winner of the whole row, x = (l − max) / temperature: only hot tokens have noise above COLD, so of the others none counts whose
     x + COLD is below the best of the hot ones."""
     zero = tl.zeros((CHUNK,), tl.float32)
     alone = scored(zero, likeliest + tl.zeros((CHUNK,), tl.int32), tl.arange(0, CHUNK) == 0, key, position, stream)
     best = tl.max(alone, 0)
-    n = hot_ids(vocab, key, position, stream, ids)
+    n = hot_ids(row[1], key, position, stream, ids)
     for first in range(0, n, CHUNK):
-        place = first + tl.arange(0, CHUNK)
-        token = tl.load(ids + place, mask=place < n, other=0)
-        inside = (place < n) & (token < vocab)
-        value = tl.load(at + token, mask=inside, other=float("-inf")).to(tl.float32) - top
-        best = tl.maximum(
-            best,
-            tl.max(
-                scored((value.to(tl.float64) / temperature).to(tl.float32), token, inside, key, position, stream), 0
-            ),
-        )
+        token, inside = load_ids(ids, n, first), first + tl.arange(0, CHUNK) < n
+        inside = inside & (token < row[1])
+        value = logit_at(row, token, inside) - top
+        score = scored((value.to(tl.float64) / temperature).to(tl.float32), token, inside, key, position, stream)
+        best = tl.maximum(best, tl.max(score, 0))
     tl.debug_barrier()
     least = (value_of(key_of(best)).to(tl.float64) - COLD) * temperature
     if least <= 0.0:
         # a little deeper: x is rounded
-        n = collect(at, vocab, keys, blocks, (top + least * (1.0 + 1e-6) - 1e-6).to(tl.float32), top, x, ids, found)
+        n = collect(row, keys, blocks, (top + least * (1.0 + 1e-6) - 1e-6).to(tl.float32), top, x, ids, found)
         for first in range(0, n, CHUNK):
-            place = first + tl.arange(0, CHUNK)
-            token = tl.load(ids + place, mask=place < n, other=0)
+            token, inside = load_ids(ids, n, first), first + tl.arange(0, CHUNK) < n
             value = (load(x, n, first).to(tl.float64) / temperature).to(tl.float32)
-            best = tl.maximum(best, tl.max(scored(value, token, place < n, key, position, stream), 0))
+            best = tl.maximum(best, tl.max(scored(value, token, inside, key, position, stream), 0))
     return best

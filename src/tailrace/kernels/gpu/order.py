@@ -41,7 +41,7 @@ def key_of(pack):
 
 @triton.jit
 def id_of(pack):
-    return LAST_ID - (pack & LAST_ID)
+    return (pack & LAST_ID) ^ LAST_ID
 
 
 @triton.jit

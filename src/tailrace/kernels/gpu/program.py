@@ -1,60 +1,129 @@
-"""The programs of all slots on the device: what pick reads."""
+"""The programs of all slots on the device: one record per slot, read by the kernels field by field."""
 
 from __future__ import annotations
 
+import struct
+
 import torch
+import triton
+import triton.language as tl
 
-from tailrace.kernels.gpu.refine import HAVE
-from tailrace.kernels.gpu.scan import MASS, SIGMA
-from tailrace.kernels.program import MAX_STAGES, STAGES, Program, Stage
+from tailrace.kernels.program import MAX_STAGES, STAGES, Penalty, Program, Stage
 
+MAX_EXEMPT = 8  # ids that XTC never removes
 COMPLETES = ("min_p", "top_k", "top_n_sigma")  # after these the survivors are all there, and their mass is summed
+NEEDS_ALL = ("dynamic_temperature", "quadratic", "xtc")
+NEEDS_MOMENTS = ("typical", "eta")
+
+# Fields of a record, all int64; those marked "double" hold a double's bits.
+KEY = tl.constexpr(0)
+FLAGS = tl.constexpr(1)
+WANTS = tl.constexpr(2)
+SCALE = tl.constexpr(3)  # double: 1 / mass temperature, of what the scan weighs
+MASS_TEMPERATURE = tl.constexpr(4)  # double; 0: no stage needs the mass of the scan
+LOGPROBS = tl.constexpr(5)  # alternatives to report; −1: no logprobs
+REPETITION = tl.constexpr(6)  # double, and so the next two
+FREQUENCY = tl.constexpr(7)
+PRESENCE = tl.constexpr(8)
+REPEATS = tl.constexpr(9)  # how often a draft counts as repeated, and for presence and frequency, for the rows after it
+COUNTS = tl.constexpr(10)
+NUM_STAGES = tl.constexpr(11)
+NUM_EXEMPT = tl.constexpr(12)
+EXEMPT = tl.constexpr(13)
+STAGE = tl.constexpr(13 + MAX_EXEMPT)  # kind, k, then a, b, c as doubles
+STAGE_FIELDS = tl.constexpr(5)
+FIELDS = 13 + MAX_EXEMPT + 5 * MAX_STAGES
+
+# of FLAGS
+GREEDY = tl.constexpr(1)
+PLAIN = tl.constexpr(2)  # nothing but temperatures
+ALLOWED = tl.constexpr(4)  # some ids may not come
+SHIFTED = tl.constexpr(8)  # to some something is added
+PENALISED = tl.constexpr(16)  # some have a tally
+PROCESSED = tl.constexpr(32)  # what is reported is the distribution drawn from
+ENTROPY = tl.constexpr(64)
+TOUCHED = tl.constexpr(8 | 16)
+EDITED = tl.constexpr(4 | 8 | 16)
+
+# of WANTS: what the scan finds per block
+MASS = tl.constexpr(1)  # Σ e^d, d = (l − the block's max) · scale
+MOMENTS = tl.constexpr(2)  # Σ d e^d and Σ d² e^d
+SIGMA = tl.constexpr(4)  # number, Σ d and Σ d² of the finite ones, d = l − the block's max
+RAW = tl.constexpr(8)  # maximum and mass before the edits, scale 1; with MOMENTS_RAW its moments
+MOMENTS_RAW = tl.constexpr(16)
 
 
-class Table:
-    """One entry per slot; written when a request joins.
+@triton.jit
+def number(record, field):
+    """A field that holds a double."""
+    return tl.load(record + field).to(tl.float64, bitcast=True)
 
-    key int64 [S]; greedy int32 [S]; wants int32 [S], of the scan; mass_temperature float64 and scale float32 [S], its inverse;
-    num_stages int32 [S]; kinds and ks int32, knobs float64 [S, MAX_STAGES].
-    """
 
-    def __init__(self, num_slots: int, device: torch.device | str) -> None:
-        self.key = torch.zeros(num_slots, dtype=torch.int64, device=device)
-        self.greedy = torch.zeros(num_slots, dtype=torch.int32, device=device)
-        self.wants = torch.zeros(num_slots, dtype=torch.int32, device=device)
-        self.mass_temperature = torch.zeros(num_slots, dtype=torch.float64, device=device)
-        self.scale = torch.ones(num_slots, dtype=torch.float32, device=device)
-        self.num_stages = torch.zeros(num_slots, dtype=torch.int32, device=device)
-        self.kinds = torch.zeros((num_slots, MAX_STAGES), dtype=torch.int32, device=device)
-        self.ks = torch.zeros((num_slots, MAX_STAGES), dtype=torch.int32, device=device)
-        self.knobs = torch.zeros((num_slots, MAX_STAGES), dtype=torch.float64, device=device)
-
-    def write(self, slot: int, program: Program) -> None:
-        """The slot is taken by a program that `has` all."""
-        wants, temperature = wanted(program.stages)
-        n = len(program.stages)
-        self.key[slot], self.greedy[slot], self.num_stages[slot] = program.key, int(program.greedy), n
-        self.wants[slot], self.mass_temperature[slot] = wants, temperature
-        self.scale[slot] = min(1.0 / temperature, 1e30) if temperature else 1.0
-        self.kinds[slot, :n] = torch.tensor([STAGES.index(stage.kind) for stage in program.stages], dtype=torch.int32)
-        self.ks[slot, :n] = torch.tensor([stage.k for stage in program.stages], dtype=torch.int32)
-        self.knobs[slot, :n] = torch.tensor([stage.a for stage in program.stages], dtype=torch.float64)
+@triton.jit
+def flag(record, which):
+    return (tl.load(record + FLAGS) & which) != 0
 
 
 def has(program: Program) -> bool:
-    """Whether the kernels have all that a program without edits asks for."""
-    return not program.rare and all(stage.kind in HAVE for stage in program.stages)
+    """Whether the kernels have all that a program's stages ask for."""
+    return not program.rare and program.exempt.size <= MAX_EXEMPT
 
 
-def wanted(stages: tuple[Stage, ...] | list[Stage]) -> tuple[int, float]:
-    """What the scan must find so that the stages can decide, and the temperature of the mass (0: there is none)."""
+def record(program: Program, edits: int, penalty: Penalty | None) -> list[int]:
+    """The fields. edits: the flags of what there is to edit. penalty: of the edits."""
+    wants, temperature = wanted(program)
+    plain = all(stage.kind == "temperature" for stage in program.stages)
+    flags = (
+        GREEDY.value * program.greedy | PLAIN.value * plain | edits
+        | PROCESSED.value * program.processed | ENTROPY.value * program.entropy
+    )  # fmt: skip
+    strength = (1.0, 0.0, 0.0) if penalty is None else (penalty.repetition, penalty.frequency, penalty.presence)
+    exempt = [*program.exempt.tolist(), *[-1] * (MAX_EXEMPT - program.exempt.size)]
+    fields = [
+        program.key, flags, wants, bits(min(1.0 / temperature, 1e30) if temperature else 1.0), bits(temperature),
+        -1 if program.logprobs is None else program.logprobs, *map(bits, strength), *program.weights,
+        len(program.stages), program.exempt.size, *exempt,
+    ]  # fmt: skip
+    for stage in program.stages:
+        fields += [STAGES.index(stage.kind), stage.k, bits(stage.a), bits(stage.b), bits(stage.c)]
+    return [*fields, *[0] * (FIELDS - len(fields))]
+
+
+def bits(value: float) -> int:
+    """Those of a double, as an int64."""
+    return struct.unpack("<q", struct.pack("<d", value))[0]
+
+
+def wanted(program: Program) -> tuple[int, float]:
+    """What the scan must find, and the temperature of the mass (0: no stage needs it)."""
+    wants, temperature = stages_want(program.stages)
+    if (program.logprobs is not None or program.entropy) and not program.processed:
+        wants |= RAW.value | MOMENTS_RAW.value * program.entropy
+    return wants, temperature
+
+
+def stages_want(stages: list[Stage] | tuple[Stage, ...]) -> tuple[int, float]:
+    """What the stages must know of the whole row in order to decide; 0: nothing of its mass."""
     wants = SIGMA.value if any(stage.kind == "top_n_sigma" for stage in stages) else 0
     temperature = 1.0
     for stage in stages:
-        if stage.kind in COMPLETES:
+        if stage.kind in COMPLETES or stage.kind in NEEDS_ALL:
             break
         if stage.kind == "temperature":
             temperature *= stage.a
         else:
-            return wants | MASS.value, temperature
+            moments = MOMENTS.value if stage.kind in NEEDS_MOMENTS else 0
+            return wants | MASS.value | moments, temperature
     return wants, 0.0
+
+
+def check(vocab: int) -> None:
+    """Raise ValueError for a vocabulary whose masses the fixed-point sums can't hold (survivors.UNIT)."""
+    if vocab >= 1 << 19:
+        raise ValueError(f"the GPU's kernels take vocabularies below {1 << 19:,}, got {vocab:,}")
+
+
+def to_device(values: list[int], device: torch.device) -> torch.Tensor:
+    """int64, copied without waiting where the device has memory of its own."""
+    there = torch.tensor(values, dtype=torch.int64, pin_memory=device.type == "cuda")
+    return there.to(device, non_blocking=True)

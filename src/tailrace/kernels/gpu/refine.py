@@ -9,20 +9,38 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from tailrace.kernels.gpu.noise import uniform_of
 from tailrace.kernels.gpu.order import INF_KEY, NONE_KEY, value_of
-from tailrace.kernels.gpu.survivors import CHUNK, divide, keep_above, keep_above_raw, keep_first, total
-from tailrace.kernels.program import STAGES, StageKind
+from tailrace.kernels.gpu.program import EXEMPT, KEY, NUM_EXEMPT, NUM_STAGES, STAGE, STAGE_FIELDS, number
+from tailrace.kernels.gpu.survivors import (
+    CHUNK, append, boundary, divide, entropy, keep_above, keep_above_edited, keep_first, load, load_ids, relative_to_largest,
+    total,
+)  # fmt: skip
+from tailrace.kernels.program import STAGES
 
-HAVE: tuple[StageKind, ...] = ("temperature", "min_p", "top_k", "top_p", "top_a", "epsilon", "top_n_sigma")
 TEMPERATURE = tl.constexpr(STAGES.index("temperature"))
+DYNAMIC_TEMPERATURE = tl.constexpr(STAGES.index("dynamic_temperature"))
+QUADRATIC = tl.constexpr(STAGES.index("quadratic"))
 MIN_P = tl.constexpr(STAGES.index("min_p"))
 TOP_K = tl.constexpr(STAGES.index("top_k"))
 TOP_P = tl.constexpr(STAGES.index("top_p"))
 TOP_A = tl.constexpr(STAGES.index("top_a"))
+TYPICAL = tl.constexpr(STAGES.index("typical"))
 EPSILON = tl.constexpr(STAGES.index("epsilon"))
+ETA = tl.constexpr(STAGES.index("eta"))
 TOP_N_SIGMA = tl.constexpr(STAGES.index("top_n_sigma"))
+XTC = tl.constexpr(STAGES.index("xtc"))
+XTC_STREAM = tl.constexpr(3)  # of the noise; csrc/refine.cpp
 EVERYTHING = tl.constexpr(-1e300)  # a depth that only the complete row satisfies
 SLACK = tl.constexpr(1.0 + 1e-6)  # rounding must not make the first try fail
+LOWEST = tl.constexpr(-3.4028234663852886e38)
+
+
+@triton.jit
+def stage_at(record, s):
+    """kind, k, and where a, b and c are."""
+    at = record + STAGE + s * STAGE_FIELDS
+    return tl.load(at).to(tl.int32), tl.load(at + 1), at + 2
 
 
 @triton.jit
@@ -41,13 +59,14 @@ def reached_by(keys, blocks, k):
 
 
 @triton.jit
-def first_depth(kinds, ks, knobs, stages, blocks, keys, top, mass, sigma):
+def first_depth(record, blocks, keys, top, mass, sigma):
     """Down to which logit, relative to the maximum, it is worth collecting first."""
     depth, temperature = tl.full((), EVERYTHING, tl.float64), tl.full((), 1.0, tl.float64)
     settled = 0
-    for s in range(stages):
+    for s in range(tl.load(record + NUM_STAGES)):
         if settled == 0:
-            kind, a = tl.load(kinds + s), tl.load(knobs + s)
+            kind, k, knobs = stage_at(record, s)
+            a = number(knobs, 0)
             if kind == TEMPERATURE:
                 temperature = temperature * a
             elif kind == MIN_P:
@@ -55,8 +74,9 @@ def first_depth(kinds, ks, knobs, stages, blocks, keys, top, mass, sigma):
             elif kind == TOP_N_SIGMA:
                 depth, settled = tl.maximum(depth, -a * sigma * SLACK), 1
             elif kind == TOP_K:
-                reached = reached_by(keys, blocks, tl.load(ks + s))
-                depth, settled = tl.maximum(depth, reached.to(tl.float64) - top), 1
+                depth, settled = tl.maximum(depth, reached_by(keys, blocks, k).to(tl.float64) - top), 1
+            elif (kind == DYNAMIC_TEMPERATURE) | (kind == QUADRATIC) | (kind == XTC):
+                settled = 1
             elif kind == EPSILON:
                 depth = tl.maximum(depth, temperature * tl.log(a * mass) * SLACK)
             else:
@@ -65,15 +85,16 @@ def first_depth(kinds, ks, knobs, stages, blocks, keys, top, mass, sigma):
 
 
 @triton.jit
-def refine(kinds, ks, knobs, stages, at, vocab, top, mass, mass_temperature, sigma, floor, x, ids, n):
+def refine(record, row, position, top, mass, row_entropy, mass_temperature, sigma, floor, x, ids, n):
     """All stages in order → how many are left, and where a stage could not decide the depth (relative to the maximum) to collect down to
-    instead; 0 where all could. mass: Σ e^((l − max) / mass_temperature) over the row; mass_temperature 0: not known."""
+    instead; 0 where all could. mass, row_entropy: of the row, d = (l − max) / mass_temperature; mass_temperature 0: not known."""
     needed = tl.full((), 0.0, tl.float64)
     temperature = tl.full((), 1.0, tl.float64)
     complete = floor <= EVERYTHING
-    for s in range(stages):
+    for s in range(tl.load(record + NUM_STAGES)):
         if needed == 0.0:
-            kind, k, a = tl.load(kinds + s), tl.load(ks + s), tl.load(knobs + s)
+            kind, k, knobs = stage_at(record, s)
+            a = number(knobs, 0)
             if kind == TEMPERATURE:
                 divide(x, n, a)
                 floor = floor / a
@@ -82,39 +103,127 @@ def refine(kinds, ks, knobs, stages, at, vocab, top, mass, mass_temperature, sig
                 if n < k:
                     needed = tl.where(complete, needed, EVERYTHING)
                 else:
-                    n = keep_first(x, ids, n, k, needed)
+                    n = keep_first(x, ids, n, 0.0, k, needed)
                     complete = True
             elif kind == TOP_N_SIGMA:
                 bound = -a * sigma
                 if (complete == 0) & (floor * temperature > bound):
                     needed = bound / temperature
                 else:
-                    n = keep_above_raw(at, top, x, ids, n, bound)
+                    n = keep_above_edited(row, top, x, ids, n, bound)
                     complete = True
+            elif (kind == DYNAMIC_TEMPERATURE) | (kind == QUADRATIC) | (kind == XTC):
+                if complete == 0:
+                    needed = needed + EVERYTHING
+                elif kind == XTC:
+                    n = exclude_top_choices(record, position, knobs, x, ids, n)
+                else:
+                    n = reshape(kind, knobs, x, ids, n)
             else:
                 here = total(x, n)
                 known = complete | (mass_temperature == temperature)
-                all_mass = tl.where(complete, here, mass)
+                whole = tl.where(complete, here, mass)
+                h = row_entropy
+                if (kind == TYPICAL) | (kind == ETA):
+                    if complete:
+                        h, _ = entropy(x, n, here)
                 bound = tl.log(a)
                 if kind == TOP_A:  # p ≥ a · p₁², and p₁ = 1 / mass
-                    bound = bound - tl.log(all_mass)
+                    bound = bound - tl.log(whole)
                 elif kind == EPSILON:
-                    bound = bound + tl.log(all_mass)
+                    bound = bound + tl.log(whole)
+                elif kind == ETA:  # p ≥ min(a, √a · e^−H)
+                    bound = tl.minimum(bound, 0.5 * bound - h) + tl.log(whole)
                 bound = tl.minimum(bound, 0.0)  # the likeliest stays
                 if (kind != MIN_P) & (known == 0):
                     needed = needed + EVERYTHING
                 elif kind == TOP_P:
-                    if (complete == 0) & (here < a * all_mass):
+                    if (complete == 0) & (here < a * whole):
                         # all tokens below (1 − top_p) / V weigh less than 1 − top_p together: enough is above; first half-way there
-                        sure = tl.log(0.5 * (1.0 - a) * all_mass / vocab)
+                        sure = tl.log(0.5 * (1.0 - a) * whole / row[1])
                         halfway = tl.where((floor > -8.0) & (sure < -8.0), -8.0, sure)
                         needed = tl.where(floor <= sure, EVERYTHING, halfway)
                     else:
-                        n = keep_first(x, ids, n, 0, a * all_mass)
+                        n = keep_first(x, ids, n, 0.0, 0, a * whole)
                         complete = True
+                elif kind == TYPICAL:
+                    center = tl.log(whole) - h
+                    if (complete == 0) & (here < a * whole):
+                        needed = tl.where(floor > -50.0, 2.0 * floor - 1.0, EVERYTHING)
+                    else:
+                        last = boundary(x, n, center, 0, a * whole).to(tl.float32, bitcast=True)
+                        # what is uncollected lies further down than anything here
+                        if (complete == 0) & (last >= center - floor):
+                            needed = tl.where(floor > -50.0, 2.0 * floor - 1.0, EVERYTHING)
+                        else:
+                            n = keep_first(x, ids, n, center, 0, a * whole)
+                            relative_to_largest(x, n)
+                            complete = True
                 elif (complete == 0) & (floor > bound):
                     needed = bound
                 else:
                     n = keep_above(x, ids, n, bound)
                     complete = True
     return n, tl.where(needed > EVERYTHING, needed * temperature * SLACK, needed)
+
+
+@triton.jit
+def reshape(kind, knobs, x, ids, n):
+    """Dynamic temperature T = low + (high − low) · (H / ln n)^c, or x' = −d² (k + q d), d = −x; how many are left."""
+    a, b, c = number(knobs, 0), number(knobs, 1), number(knobs, 2)
+    if kind == QUADRATIC:
+        k, q = a * (3.0 - b) / 2.0, a * (b - 1.0) / 2.0
+        for first in range(0, n, CHUNK):
+            at = first + tl.arange(0, CHUNK)
+            d = -load(x, n, first).to(tl.float64)
+            changed = tl.maximum(-d * d * (k + q * d), LOWEST * 2.0)
+            tl.store(x + at, tl.where(changed < LOWEST, float("-inf"), changed).to(tl.float32), mask=at < n)
+        tl.debug_barrier()
+        n = keep_above(x, ids, n, LOWEST)
+    elif n > 1:
+        h, _ = entropy(x, n, total(x, n))
+        low, high = tl.maximum(0.0, a - b), a + b
+        share = tl.maximum(h, 0.0) / tl.log(n.to(tl.float64))
+        t = low + (high - low) * tl.where(share > 0.0, tl.exp(c * tl.log(tl.maximum(share, 1e-300))), 0.0)
+        if t <= 0.0:
+            n = keep_above(x, ids, n, 0.0)
+        else:
+            divide(x, n, t)
+            n = keep_above(x, ids, n, LOWEST)
+    return n
+
+
+@triton.jit
+def exclude_top_choices(record, position, knobs, x, ids, n):
+    """With probability b: of the tokens with p ≥ a, all but the least likely go; those that must never go don't count among them."""
+    a, b = number(knobs, 0), number(knobs, 1)
+    if uniform_of(tl.load(record + KEY), position, XTC_STREAM) < b:
+        bound = tl.log(a * total(x, n))
+        choices, least = 0, tl.full((), float("inf"), tl.float32)
+        for first in range(0, n, CHUNK):
+            value, chosen = choices_of(record, x, ids, n, first, bound)
+            choices += tl.sum(chosen.to(tl.int32), 0)
+            least = tl.minimum(least, tl.min(tl.where(chosen, value, float("inf")), 0))
+        if choices >= 2:
+            spared = tl.full((), -1, tl.int32)  # of equal ones the largest id
+            for first in range(0, n, CHUNK):
+                value, chosen = choices_of(record, x, ids, n, first, bound)
+                spared = tl.maximum(spared, tl.max(tl.where(chosen & (value == least), load_ids(ids, n, first), -1), 0))
+            kept = 0
+            for first in range(0, n, CHUNK):
+                value, chosen = choices_of(record, x, ids, n, first, bound)
+                token, inside = load_ids(ids, n, first), first + tl.arange(0, CHUNK) < n
+                kept = append(x, ids, kept, value, token, inside & ((chosen == 0) | (token == spared)))
+            n = kept
+            relative_to_largest(x, n)
+    return n
+
+
+@triton.jit
+def choices_of(record, x, ids, n, first, bound):
+    """A chunk's x, and which of it XTC may remove."""
+    value, token = load(x, n, first), load_ids(ids, n, first)
+    chosen = (first + tl.arange(0, CHUNK) < n) & (value.to(tl.float64) >= bound)
+    for e in range(tl.load(record + NUM_EXEMPT)):
+        chosen = chosen & (token != tl.load(record + EXEMPT + e))
+    return value, chosen

@@ -6,63 +6,119 @@ on the split nor on the batch.
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 
-from tailrace.kernels.gpu.order import NONE_KEY, ordered, splits, value_of
+from tailrace.kernels.gpu.edits import keys_at, raw_at, row_at
+from tailrace.kernels.gpu.order import INF_KEY, NONE_KEY, ordered, value_of
+from tailrace.kernels.gpu.program import MASS, MOMENTS, MOMENTS_RAW, RAW, SCALE, SIGMA, WANTS, number
 
-BLOCK = 256
+BLOCK = tl.constexpr(256)
 TILE = 16  # blocks that a program reads at once
+CHUNK = tl.constexpr(1024)
 LOG2E = tl.constexpr(1.4426950408889634)
-MASS = tl.constexpr(1)  # of `wants`: Σ e^((l − the block's max) · scale)
-SIGMA = tl.constexpr(2)  # of `wants`: number, Σ d and Σ d² of the finite ones, d = l − the block's max
+
+# Planes of `sums`, float32 [PLANES, R, blocks], each written only where it is wanted.
+OF_MASS = tl.constexpr(0)  # and the two after it: Σ e^d, Σ d e^d, Σ d² e^d
+OF_SIGMA = tl.constexpr(3)  # number, Σ d, Σ d²
+OF_RAW = tl.constexpr(6)  # as OF_MASS, before the edits
+PLANES = 9
 
 
 @triton.jit
-def scan_rows(
-    logits, stride, vocab, blocks, source, slot, wants, scale, keys, mass, moments,
-    BLOCK: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
-    """keys int32, mass float32 [R, blocks], moments float32 [3, R, blocks]; the latter two only where wanted."""
-    row, part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
-    rows = tl.num_programs(0)
-    owner = tl.load(slot + row)
-    asked, times = tl.load(wants + owner), tl.load(scale + owner)
-    at = logits + tl.load(source + row) * stride
+def scan_rows(step, tables, keys, raw_keys, sums, blocks, BLOCK: tl.constexpr, TILE: tl.constexpr):
+    """keys, raw_keys: int32 [R, blocks]."""
+    row, part, parts = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
+    plane = step.rows.to(tl.int64) * blocks
+    record = tables.records + tl.load(step.slot + row) * tables.fields
+    wants, scale = tl.load(record + WANTS), number(record, SCALE).to(tl.float32)
+    here = row_at(step, tables, row)
     for tile in range(part, tl.cdiv(blocks, TILE), parts):
         block = tile * TILE + tl.arange(0, TILE)
         ids = block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
-        x = tl.load(at + ids, mask=ids < vocab, other=float("-inf")).to(tl.float32)
-        key = tl.max(ordered(x), 1)
-        out = row.to(tl.int64) * blocks + block
-        inside = block < blocks
-        tl.store(keys + out, key, mask=inside)
-        if asked != 0:
-            top = tl.where(key > NONE_KEY, value_of(key), 0.0)  # of −inf alone: weights of 0
-            below = x - top[:, None]
-            if asked & MASS:
-                tl.store(mass + out, tl.sum(tl.exp2(below * (times * LOG2E)), 1), mask=inside)
-            if asked & SIGMA:
-                finite = below > float("-inf")
-                d = tl.where(finite, below, 0.0)
-                size = rows.to(tl.int64) * blocks
-                tl.store(moments + out, tl.sum(finite.to(tl.float32), 1), mask=inside)
-                tl.store(moments + size + out, tl.sum(d, 1), mask=inside)
-                tl.store(moments + 2 * size + out, tl.sum(d * d, 1), mask=inside)
+        inside = ids < step.vocab
+        raw = raw_at(here, ids, inside)
+        each, x = keys_at(here, ids, inside, raw)
+        key, out, there = tl.max(each, 1), row * blocks + block, block < blocks
+        tl.store(keys + out, key, mask=there)
+        if wants != 0:
+            at = sums + out
+            if (wants & (MASS | MOMENTS)) != 0:
+                weigh(at + OF_MASS * plane, plane, x, key, scale, (wants & MOMENTS) != 0, there)
+            if (wants & SIGMA) != 0:
+                d = x - finite(key)[:, None]
+                counted = d > float("-inf")
+                d = tl.where(counted, d, 0.0)
+                tl.store(at + OF_SIGMA * plane, tl.sum(counted.to(tl.float32), 1), mask=there)
+                tl.store(at + (OF_SIGMA + 1) * plane, tl.sum(d, 1), mask=there)
+                tl.store(at + (OF_SIGMA + 2) * plane, tl.sum(d * d, 1), mask=there)
+            if (wants & RAW) != 0:
+                raw_key = tl.max(ordered(raw), 1)
+                tl.store(raw_keys + out, raw_key, mask=there)
+                weigh(at + OF_RAW * plane, plane, raw, raw_key, 1.0, (wants & MOMENTS_RAW) != 0, there)
 
 
-def scan(
-    logits: torch.Tensor, source: torch.Tensor, slot: torch.Tensor, wants: torch.Tensor, scale: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """logits [L, V]; source, slot int64 [R]; by slot: wants int32, scale float32 → keys, mass and moments of the rows' blocks."""
-    rows, vocab = source.numel(), logits.shape[1]
-    blocks = triton.cdiv(vocab, BLOCK)
-    keys = torch.empty((rows, blocks), dtype=torch.int32, device=logits.device)
-    mass = torch.empty((rows, blocks), dtype=torch.float32, device=logits.device)
-    moments = torch.empty((3, rows, blocks), dtype=torch.float32, device=logits.device)
-    if rows:
-        scan_rows[(rows, splits(rows, triton.cdiv(blocks, TILE)))](
-            logits, logits.stride(0), vocab, blocks, source, slot, wants, scale, keys, mass, moments, BLOCK, TILE
-        )
-    return keys, mass, moments
+@triton.jit
+def finite(key):
+    """The value of a block's largest key, 0 where it is no number to measure from."""
+    return tl.where((key > NONE_KEY) & (key < INF_KEY), value_of(key), 0.0)
+
+
+@triton.jit
+def weigh(at, plane, x, key, scale, moments, there):
+    d = (x - finite(key)[:, None]) * scale
+    w = tl.exp2(d * LOG2E)
+    tl.store(at, tl.sum(w, 1), mask=there)
+    if moments:
+        d = tl.where(d > float("-inf"), d, 0.0)
+        tl.store(at + plane, tl.sum(w * d, 1), mask=there)
+        tl.store(at + 2 * plane, tl.sum(w * d * d, 1), mask=there)
+
+
+@triton.jit
+def highest(keys, blocks):
+    """The largest key of a row."""
+    found = tl.full((), -(2**31), tl.int32)
+    for first in range(0, blocks, CHUNK):
+        block = first + tl.arange(0, CHUNK)
+        found = tl.maximum(found, tl.max(tl.load(keys + block, mask=block < blocks, other=-(2**31)), 0))
+    return found
+
+
+@triton.jit
+def mass_of(keys, sums, plane, blocks, top, scale, moments):
+    """A row's Σ e^d, Σ d e^d and Σ d² e^d, d = (l − top) · scale, from its blocks' (the latter two where `moments`)."""
+    whole, one, two = tl.full((), 0.0, tl.float64), tl.full((), 0.0, tl.float64), tl.full((), 0.0, tl.float64)
+    for first in range(0, blocks, CHUNK):
+        block = first + tl.arange(0, CHUNK)
+        key = tl.load(keys + block, mask=block < blocks, other=NONE_KEY)
+        inside = key > NONE_KEY
+        below = (tl.where(inside, value_of(key), top).to(tl.float64) - top) * scale
+        share, each = tl.exp(below), tl.load(sums + block, mask=inside, other=0.0).to(tl.float64)
+        whole += tl.sum(each * share, 0)
+        if moments:
+            d = tl.load(sums + plane + block, mask=inside, other=0.0).to(tl.float64)
+            dd = tl.load(sums + 2 * plane + block, mask=inside, other=0.0).to(tl.float64)
+            below = tl.where(share > 0.0, below, 0.0)
+            one += tl.sum(share * (d + below * each), 0)
+            two += tl.sum(share * (dd + 2.0 * below * d + below * below * each), 0)
+    return whole, one, two
+
+
+@triton.jit
+def sigma_of(keys, sums, plane, blocks, top):
+    """The standard deviation of a row's finite logits."""
+    count, one, two = tl.full((), 0.0, tl.float64), tl.full((), 0.0, tl.float64), tl.full((), 0.0, tl.float64)
+    for first in range(0, blocks, CHUNK):
+        block = first + tl.arange(0, CHUNK)
+        key = tl.load(keys + block, mask=block < blocks, other=NONE_KEY)
+        inside = key > NONE_KEY
+        below = tl.where(inside, value_of(key), top).to(tl.float64) - top
+        n = tl.load(sums + block, mask=inside, other=0.0).to(tl.float64)
+        d = tl.load(sums + plane + block, mask=inside, other=0.0).to(tl.float64)
+        dd = tl.load(sums + 2 * plane + block, mask=inside, other=0.0).to(tl.float64)
+        count += tl.sum(n, 0)
+        one += tl.sum(d + n * below, 0)
+        two += tl.sum(dd + 2.0 * below * d + n * below * below, 0)
+    mean = one / tl.maximum(count, 1.0)
+    return tl.sqrt(tl.maximum(0.0, two / tl.maximum(count, 1.0) - mean * mean))

@@ -1,5 +1,7 @@
 """The tokens of one row still in play, in the memory of its program: x float32, ids int32, ids ascending; and the ways to have fewer of
 them. All loops run over chunks, so that any number is exact and a few are quick. Counterpart of csrc/survivors.cpp.
+
+Masses are sums of integers, UNIT to e^0: in whatever order they are taken, they are the same.
 """
 
 from __future__ import annotations
@@ -7,19 +9,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from tailrace.kernels.gpu.edits import logit_at
 from tailrace.kernels.gpu.order import ordered
+from tailrace.kernels.gpu.scan import BLOCK, CHUNK, LOG2E
 
-BLOCK = tl.constexpr(256)  # of scan.py
-CHUNK = tl.constexpr(1024)
 GROUP = tl.constexpr(4)  # blocks in a chunk
-DEEPEST = tl.constexpr(0x7F800000)  # the depth bits of −inf
-LOG2E = tl.constexpr(1.4426950408889634)
+DEEPEST = tl.constexpr(0x7F800000)  # the bits of a depth of infinity
+UNIT = tl.constexpr(2.0**44)  # times 2^19 tokens is what 63 bits hold
 
 
 @triton.jit
-def collect(at, vocab, keys, blocks, floor, top, x, ids, found):
-    """All tokens whose logit is at least `floor`, as distances from `top`; how many. found: scratch, int32 [blocks]."""
-    bound = ordered(floor)
+def reaching(keys, blocks, bound, found):
+    """The blocks whose largest key is at least `bound`, ascending, in `found` (int32 [blocks]); how many."""
     count = 0
     for first in range(0, blocks, CHUNK):
         block = first + tl.arange(0, CHUNK)
@@ -29,14 +30,28 @@ def collect(at, vocab, keys, blocks, floor, top, x, ids, found):
         tl.store(found + place, block, mask=wanted)
         count += tl.sum(wanted.to(tl.int32), 0)
     tl.debug_barrier()
+    return count
+
+
+@triton.jit
+def tokens_of(found, count, first, vocab):
+    """A chunk of the tokens in the blocks that are listed, and which of it are there."""
+    which = first + tl.arange(0, GROUP)
+    there = which < count
+    block = tl.load(found + which, mask=there, other=0)
+    token = tl.reshape(block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :], (CHUNK,))
+    inside = tl.reshape(tl.broadcast_to(there[:, None], (GROUP, BLOCK)), (CHUNK,)) & (token < vocab)
+    return token, inside
+
+
+@triton.jit
+def collect(row, keys, blocks, floor, top, x, ids, found):
+    """All tokens whose logit is at least `floor`, as distances from `top`; how many."""
+    count = reaching(keys, blocks, ordered(floor), found)
     n = 0
     for first in range(0, count, GROUP):
-        which = first + tl.arange(0, GROUP)
-        there = which < count
-        block = tl.load(found + which, mask=there, other=0)
-        token = tl.reshape(block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :], (CHUNK,))
-        inside = tl.reshape(tl.broadcast_to(there[:, None], (GROUP, BLOCK)), (CHUNK,)) & (token < vocab)
-        value = tl.load(at + token, mask=inside, other=float("-inf")).to(tl.float32)
+        token, inside = tokens_of(found, count, first, row[1])
+        value = logit_at(row, token, inside)
         n = append(x, ids, n, value - top, token, inside & (value >= floor))
     return n
 
@@ -66,10 +81,10 @@ def load_ids(ids, n, first):
 
 
 @triton.jit
-def load_raw(at, top, ids, n, first):
-    """A chunk's logits as the model gave them, as distances from `top`."""
+def load_edited(row, top, ids, n, first):
+    """A chunk's logits after the edits, as distances from `top`."""
     inside = first + tl.arange(0, CHUNK) < n
-    return tl.load(at + load_ids(ids, n, first), mask=inside, other=float("-inf")).to(tl.float32) - top
+    return logit_at(row, load_ids(ids, n, first), inside) - top
 
 
 @triton.jit
@@ -78,9 +93,31 @@ def weight(x):
 
 
 @triton.jit
-def depth_bits(x):
-    """Ascending integers for descending values that are at most 0."""
-    return tl.where(x < 0.0, -x, 0.0).to(tl.int32, bitcast=True)
+def mass(x):
+    """e^x in UNITs, int64; x at most 0."""
+    return (weight(x).to(tl.float64) * UNIT).to(tl.int64)
+
+
+@triton.jit
+def total(x, n):
+    """Σ e^x, float64."""
+    found = tl.full((), 0, tl.int64)
+    for first in range(0, n, CHUNK):
+        found += tl.sum(mass(load(x, n, first)), 0)
+    return found.to(tl.float64) / UNIT
+
+
+@triton.jit
+def entropy(x, n, whole):
+    """Of their distribution, nats, and its second moment Σ x² e^x / Σ e^x. whole: Σ e^x."""
+    one, two = tl.full((), 0.0, tl.float64), tl.full((), 0.0, tl.float64)
+    for first in range(0, n, CHUNK):
+        value = load(x, n, first)
+        w = weight(value).to(tl.float64)
+        d = tl.where(w > 0.0, value, 0.0).to(tl.float64)
+        one += tl.sum(w * d, 0)
+        two += tl.sum(w * d * d, 0)
+    return tl.log(whole) - one / whole, two / whole
 
 
 @triton.jit
@@ -93,52 +130,69 @@ def divide(x, n, by):
 
 
 @triton.jit
-def total(x, n):
-    """Σ e^x, float64."""
-    found = tl.full((), 0.0, tl.float64)
+def relative_to_largest(x, n):
+    """So that the largest is 0."""
+    top = tl.full((), float("-inf"), tl.float32)
     for first in range(0, n, CHUNK):
-        found += tl.sum(weight(load(x, n, first)), 0).to(tl.float64)
-    return found
+        top = tl.maximum(top, tl.max(load(x, n, first), 0))
+    if top < 0.0:
+        for first in range(0, n, CHUNK):
+            at = first + tl.arange(0, CHUNK)
+            tl.store(x + at, load(x, n, first) - top, mask=at < n)
+    tl.debug_barrier()
 
 
 @triton.jit
-def up_to(x, n, bits):
-    """Number and mass of those at most so deep."""
-    count, mass = 0, tl.full((), 0.0, tl.float64)
+def distance_bits(x, center):
+    """|center − x| rounded once, as ascending integers. center: double, at most 0; at 0 the order is that of descending values."""
+    return tl.abs(center - x.to(tl.float64)).to(tl.float32).to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def up_to(x, n, center, bits):
+    """Number and mass of those at most so far from `center`."""
+    count, found = 0, tl.full((), 0, tl.int64)
     for first in range(0, n, CHUNK):
         value = load(x, n, first)
-        there = (depth_bits(value) <= bits) & (first + tl.arange(0, CHUNK) < n)
+        there = (distance_bits(value, center) <= bits) & (first + tl.arange(0, CHUNK) < n)
         count += tl.sum(there.to(tl.int32), 0)
-        mass += tl.sum(tl.where(there, weight(value), 0.0), 0).to(tl.float64)
-    return count, mass
+        found += tl.sum(tl.where(there, mass(value), 0), 0)
+    return count, found.to(tl.float64) / UNIT
 
 
 @triton.jit
-def keep_first(x, ids, n, k, target):
-    """The first k in descending order, of equal ones those with smaller ids; with k = 0, those whose mass reaches `target`. How many.
-
-    The depth of the last one is found by bisection of its bits.
-    """
+def boundary(x, n, center, k, target):
+    """How far from `center` the k-th is, as bits; with k = 0, the first whose mass, with that of all nearer ones, reaches `target`."""
     low, high = tl.full((), 0, tl.int32), tl.full((), DEEPEST, tl.int32)
     while low < high:
         middle = low + (high - low) // 2
-        count, mass = up_to(x, n, middle)
-        enough = tl.where(k > 0, count >= k, mass >= target)
+        count, here = up_to(x, n, center, middle)
+        enough = tl.where(k > 0, count >= k, here >= target)
         high = tl.where(enough, middle, high)
         low = tl.where(enough, low, middle + 1)
-    count, mass = up_to(x, n, low - 1)
-    each = weight(-(low.to(tl.float32, bitcast=True))).to(tl.float64)
-    missing = tl.where(each > 0.0, (target - mass) / each, 0.0)
-    ties = tl.where(k > 0, k - count, tl.ceil(tl.minimum(tl.maximum(missing, 1.0), 1e9)).to(tl.int32))
-    kept, tied = 0, 0
+    return low
+
+
+@triton.jit
+def keep_first(x, ids, n, center, k, target):
+    """The k nearest to `center`, of equally near ones those with smaller ids; with k = 0, as many as it takes to reach `target`. How many.
+
+    center 0: the largest. The distance of the last one is found by bisection of its bits.
+    """
+    last = boundary(x, n, center, k, target)
+    count, here = up_to(x, n, center, last - 1)
+    kept, tied, tied_mass = 0, 0, tl.full((), 0, tl.int64)
     for first in range(0, n, CHUNK):
         value, inside = load(x, n, first), first + tl.arange(0, CHUNK) < n
-        bits = depth_bits(value)
-        equal = (bits == low) & inside
+        bits = distance_bits(value, center)
+        equal = (bits == last) & inside
         rank = tied + tl.cumsum(equal.to(tl.int32), 0)
-        wanted = inside & ((bits < low) | (equal & (rank <= ties)))
-        kept = append(x, ids, kept, value, load_ids(ids, n, first), wanted)
+        each = tl.where(equal, mass(value), 0)
+        before = (tied_mass + tl.cumsum(each, 0) - each).to(tl.float64) / UNIT
+        missing = tl.where(k > 0, count + rank <= k, (rank == 1) | (here + before < target))
+        kept = append(x, ids, kept, value, load_ids(ids, n, first), inside & ((bits < last) | (equal & missing)))
         tied += tl.sum(equal.to(tl.int32), 0)
+        tied_mass += tl.sum(each, 0)
     return kept
 
 
@@ -154,14 +208,14 @@ def keep_above(x, ids, n, bound):
 
 
 @triton.jit
-def keep_above_raw(at, top, x, ids, n, bound):
+def keep_above_edited(row, top, x, ids, n, bound):
     """Those whose logit lies no more than −bound below the largest there is, or than the largest of those here; how many."""
     largest = tl.full((), float("-inf"), tl.float32)
     for first in range(0, n, CHUNK):
-        largest = tl.maximum(largest, tl.max(load_raw(at, top, ids, n, first), 0))
+        largest = tl.maximum(largest, tl.max(load_edited(row, top, ids, n, first), 0))
     least = tl.minimum(bound, largest.to(tl.float64))
     kept = 0
     for first in range(0, n, CHUNK):
-        wanted = (first + tl.arange(0, CHUNK) < n) & (load_raw(at, top, ids, n, first).to(tl.float64) >= least)
+        wanted = (first + tl.arange(0, CHUNK) < n) & (load_edited(row, top, ids, n, first).to(tl.float64) >= least)
         kept = append(x, ids, kept, load(x, n, first), load_ids(ids, n, first), wanted)
     return kept

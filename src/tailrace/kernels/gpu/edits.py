@@ -1,0 +1,126 @@
+"""Edits of single entries, applied where logits are read; counterpart of csrc/row.h.
+
+A slot's edits lie in tables over the vocabulary that a bitmap makes sparse: only where its bit says that an id is touched is more read.
+`amend` changes them id by id: what a token changes costs what it changes, whatever the history is.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from tailrace.kernels.gpu.order import INF_KEY, ordered
+from tailrace.kernels.gpu.program import (
+    ALLOWED, COUNTS, EDITED, FLAGS, FREQUENCY, PENALISED, PRESENCE, REPEATS, REPETITION, SHIFTED, TOUCHED, number,
+)  # fmt: skip
+
+# of an amendment, int64: slot · 2³² + id; bit 0: allowed, bit 1: touched; repeated · 2³² + counted; bits of what is added after the
+# penalties · 2³² + bits of what is added before them
+AMENDMENT = tl.constexpr(4)
+BLOCK = 128
+
+
+@triton.jit
+def row_at(step, tables, row):
+    """What is read of a row: a tuple that the functions here and in survivors.py take."""
+    owner = tl.load(step.slot + row)
+    record = tables.records + owner * tables.fields
+    flags = tl.load(record + FLAGS)
+    vocab, words = step.vocab, tl.cdiv(step.vocab, 32)
+    place = tl.load(step.mask + row)
+    before = tl.load(step.before + row)  # drafts that come before it
+    edits = (
+        flags, tables.allowed + owner * words, place >= 0, step.masks + tl.maximum(place, 0) * words,
+        tables.touched + owner * words, tables.tally + owner * vocab, tables.shift + owner * vocab * 2,
+        number(record, REPETITION).to(tl.float32), number(record, FREQUENCY).to(tl.float32),
+        number(record, PRESENCE).to(tl.float32), step.draft + row - before, before,
+        tl.load(record + REPEATS), tl.load(record + COUNTS),
+    )  # fmt: skip
+    return step.logits + tl.load(step.source + row) * step.stride, vocab, edits
+
+
+@triton.jit
+def raw_at(row, ids, inside):
+    """Logits as the model gave them, float32; −inf where not inside."""
+    at, vocab, edits = row
+    return tl.load(at + ids, mask=inside, other=float("-inf")).to(tl.float32)
+
+
+@triton.jit
+def logit_at(row, ids, inside):
+    """Logits after the edits."""
+    at, vocab, edits = row
+    return edited(edits, raw_at(row, ids, inside), ids, inside)
+
+
+@triton.jit
+def is_edited(row):
+    at, vocab, edits = row
+    return ((edits[0] & EDITED) != 0) | edits[2]
+
+
+@triton.jit
+def edited(edits, x, ids, inside):
+    """First the bans, then what is added, then penalties, then what is added after them: as sampling/pipeline.py has them."""
+    flags, allowed, is_masked, mask, touched, tally, shift, repetition, frequency, presence, drafts, before, repeats, counts = (
+        edits
+    )
+    word, bit = ids // 32, ids % 32
+    if (flags & ALLOWED) != 0:
+        open = (tl.load(allowed + word, mask=inside, other=0) >> bit) & 1
+        x = tl.where(open == 1, x, float("-inf"))
+    if is_masked:
+        open = (tl.load(mask + word, mask=inside, other=0) >> bit) & 1
+        x = tl.where(open == 1, x, float("-inf"))
+    if (flags & TOUCHED) != 0:
+        hit = ((tl.load(touched + word, mask=inside, other=0) >> bit) & 1) == 1
+        if (flags & SHIFTED) != 0:
+            x += tl.load(shift + 2 * ids, mask=hit, other=0.0)
+        if (flags & PENALISED) != 0:
+            both = tl.load(tally + ids, mask=hit, other=0)
+            repeated, counted = both >> 32, both & 0xFFFFFFFF
+            for d in range(before):
+                same = (ids == tl.load(drafts + d)).to(tl.int64)
+                repeated += same * repeats
+                counted += same * counts
+            scaled = tl.where(x > 0.0, tl.div_rn(x, repetition), x * repetition)
+            x = tl.where(repeated > 0, scaled, x)
+            x = tl.where(counted > 0, x - frequency * counted.to(tl.float32) - presence, x)
+        if (flags & SHIFTED) != 0:
+            x += tl.load(shift + 2 * ids + 1, mask=hit, other=0.0)
+    return x
+
+
+@triton.jit
+def keys_at(row, ids, inside, raw):
+    """Ordered keys and values after the edits; an entry that no edit makes right (NaN, +inf) keeps its key. raw: as raw_at has them."""
+    at, vocab, edits = row
+    x, key = raw, ordered(raw)
+    if is_edited(row):
+        x = edited(edits, raw, ids, inside)
+        key = tl.where(key >= INF_KEY, key, ordered(x))
+    return key, x
+
+
+@triton.jit
+def amend(tables, amendments, n, vocab, BLOCK: tl.constexpr):
+    """Write the entries of slots' tables. No two amendments name the same entry."""
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = i < n
+    at = amendments + i * AMENDMENT
+    name = tl.load(at, mask=inside, other=0)
+    state = tl.load(at + 1, mask=inside, other=0)
+    owner, id = name >> 32, name & 0xFFFFFFFF
+    entry, word = owner * vocab + id, owner * tl.cdiv(vocab, 32) + id // 32
+    bit = (1 << (id % 32)).to(tl.int32)
+    allowed, touched = (state & 1) == 1, (state & 2) == 2
+    tl.atomic_or(tables.allowed + word, bit, mask=inside & allowed)
+    tl.atomic_and(tables.allowed + word, ~bit, mask=inside & (allowed == 0))
+    tl.atomic_or(tables.touched + word, bit, mask=inside & touched)
+    if tables.tallies:
+        tl.store(tables.tally + entry, tl.load(at + 2, mask=inside, other=0), mask=inside & touched)
+    if tables.shifts:
+        both = tl.load(at + 3, mask=inside, other=0)
+        before, later = both.to(tl.int32), (both >> 32).to(tl.int32)
+        tl.store(tables.shift + 2 * entry, before.to(tl.float32, bitcast=True), mask=inside & touched)
+        tl.store(tables.shift + 2 * entry + 1, later.to(tl.float32, bitcast=True), mask=inside & touched)

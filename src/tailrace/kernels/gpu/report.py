@@ -1,0 +1,130 @@
+"""What a drawn token's log-probability, rank and likeliest rivals were; counterpart of csrc/report.cpp.
+
+Of the model's own distribution by the maxima of blocks: only those are read that hold something as likely. Of the one drawn from by what
+pick has left in memory.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from tailrace.kernels.gpu.edits import raw_at, row_at
+from tailrace.kernels.gpu.order import NONE_KEY, id_of, ordered, packed, value_of
+from tailrace.kernels.gpu.program import ENTROPY, FLAGS, GREEDY, LOGPROBS, PROCESSED
+from tailrace.kernels.gpu.refine import reached_by
+from tailrace.kernels.gpu.scan import CHUNK, OF_RAW, highest, mass_of
+from tailrace.kernels.gpu.survivors import (
+    GROUP, append, entropy, keep_first, load, load_ids, reaching, tokens_of, total,
+)  # fmt: skip
+
+MOST = tl.constexpr(2**63 - 1)
+
+
+@triton.jit
+def describe(step, tables, work, out, blocks, width, top):
+    """out: numbers float64 [N, width, 3 + top], logprob, entropy and varentropy in nats, the top logprobs; ranks int64 [N, width, 1 + top],
+    rank, the top ids. Set where a program asks."""
+    i, j = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row = tl.load(step.start + i) + j
+    record = tables.records + tl.load(step.slot + tl.load(step.start + i)) * tables.fields
+    count, flags = tl.load(record + LOGPROBS).to(tl.int32), tl.load(record + FLAGS)
+    asked = (count >= 0) | ((flags & ENTROPY) != 0)
+    if asked & (j < tl.load(out.num_tokens + i)):
+        token = tl.load(out.token_ids + i * width + j)
+        numbers, ranks = out.numbers + (i * width + j) * (3 + top), out.ranks + (i * width + j) * (1 + top)
+        x, ids, n = work.x + row * step.vocab, work.ids + row * step.vocab, tl.load(work.count + row)
+        if (flags & PROCESSED) != 0:
+            whole = total(x, n)
+            h, square = entropy(x, n, whole)
+            rank, mine = rank_among(x, ids, n, token)
+        else:
+            keys = work.raw_keys + row * blocks
+            plane = step.rows * blocks
+            here, found = row_at(step, tables, row), work.found + row * blocks
+            largest = value_of(highest(keys, blocks))
+            sums = work.sums + OF_RAW * plane + row * blocks
+            whole, first, second = mass_of(keys, sums, plane, blocks, largest, 1.0, (flags & ENTROPY) != 0)
+            h, square = tl.log(whole) - first / whole, second / whole
+            rank, mine = rank_in_row(here, keys, blocks, found, token, largest)
+            n = tl.full((), 0, tl.int32)
+            if count > 0:
+                n = likeliest(here, keys, blocks, found, largest, count, x, ids)
+        log_mass = tl.log(whole)
+        tl.store(numbers + 1, h)
+        tl.store(numbers + 2, square - (log_mass - h) * (log_mass - h))
+        if count >= 0:
+            tl.store(numbers, mine.to(tl.float64) - log_mass)
+            tl.store(ranks, rank)
+            write_top(x, ids, n, step.vocab, count, log_mass, numbers + 3, ranks + 1)
+
+
+@triton.jit
+def rank_among(x, ids, n, token):
+    """1 + those ahead of the token, and its x; −inf where it is not there."""
+    mine = tl.full((), float("-inf"), tl.float32)
+    for first in range(0, n, CHUNK):
+        same = (load_ids(ids, n, first) == token) & (first + tl.arange(0, CHUNK) < n)
+        mine = tl.maximum(mine, tl.max(tl.where(same, load(x, n, first), float("-inf")), 0))
+    ahead = tl.full((), 0, tl.int64)
+    for first in range(0, n, CHUNK):
+        value, inside = load(x, n, first), first + tl.arange(0, CHUNK) < n
+        before = (value > mine) | ((value == mine) & (load_ids(ids, n, first) < token))
+        ahead += tl.sum((inside & before).to(tl.int64), 0)
+    return ahead + 1, mine
+
+
+@triton.jit
+def rank_in_row(here, keys, blocks, found, token, largest):
+    """The same within a whole row before its edits; a token that is −inf comes after all that are not."""
+    mine = raw_at(here, token, token < here[1])
+    bound = ordered(mine)
+    count = reaching(keys, blocks, tl.maximum(bound, NONE_KEY + 1), found)
+    ahead = tl.full((), 0, tl.int64)
+    for first in range(0, count, GROUP):
+        id, inside = tokens_of(found, count, first, here[1])
+        key = ordered(raw_at(here, id, inside))
+        before = (key > bound) | ((key == bound) & (id < token))
+        ahead += tl.sum((inside & before & (key > NONE_KEY)).to(tl.int64), 0)
+    return ahead + 1, mine - largest
+
+
+@triton.jit
+def likeliest(here, keys, blocks, found, largest, count, x, ids):
+    """The `count` largest of a row before its edits, relative to the largest, ids ascending; how many there are."""
+    bound = tl.maximum(ordered(reached_by(keys, blocks, count)), NONE_KEY + 1)
+    listed = reaching(keys, blocks, bound, found)
+    n = 0
+    for first in range(0, listed, GROUP):
+        id, inside = tokens_of(found, listed, first, here[1])
+        value = raw_at(here, id, inside)
+        n = append(x, ids, n, value - largest, id, inside & (ordered(value) >= bound))
+    if n > count:
+        n = keep_first(x, ids, n, 0.0, count, 0.0)
+    return n
+
+
+@triton.jit
+def write_top(x, ids, n, vocab, count, log_mass, logprobs, tokens):
+    """The best in order, one at a time; what is missing is filled with the smallest other ids at −inf."""
+    last = tl.full((), MOST, tl.int64)
+    for place in range(tl.minimum(count, n)):
+        best = tl.full((), -(2**63), tl.int64)
+        for first in range(0, n, CHUNK):
+            score = packed(ordered(load(x, n, first)), load_ids(ids, n, first))
+            below = (first + tl.arange(0, CHUNK) < n) & (score < last)
+            best = tl.maximum(best, tl.max(tl.where(below, score, -(2**63)), 0))
+        tl.store(logprobs + place, value_of((best >> 32).to(tl.int32)).to(tl.float64) - log_mass)
+        tl.store(tokens + place, id_of(best))
+        last = best
+    place, other = tl.minimum(count, n), 0
+    while (place < count) & (other < vocab):
+        there = 0
+        for first in range(0, n, CHUNK):
+            same = (load_ids(ids, n, first) == other) & (first + tl.arange(0, CHUNK) < n)
+            there += tl.sum(same.to(tl.int32), 0)
+        if there == 0:
+            tl.store(logprobs + place, float("-inf"))
+            tl.store(tokens + place, other)
+            place += 1
+        other += 1

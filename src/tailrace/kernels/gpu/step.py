@@ -1,0 +1,132 @@
+"""One step of the sampler on a GPU: scan, pick, with drafts settle, with reports describe. Nothing waits for the host; what is launched
+follows from what the host knows, grids from shapes alone."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+
+from tailrace.kernels.gpu.order import splits
+from tailrace.kernels.gpu.report import describe
+from tailrace.kernels.gpu.sample import pick
+from tailrace.kernels.gpu.scan import BLOCK, PLANES, TILE, scan_rows
+from tailrace.kernels.gpu.settle import settle
+from tailrace.kernels.gpu.state import Tables
+
+WARPS = 8  # of pick: what it loops over comes in chunks of 1,024
+COLUMNS = ("slot", "source", "position", "draft", "rule", "forced", "before", "mask")
+EXACT = {"enable_fp_fusion": False}  # each operation is rounded on its own, as on the CPU
+
+
+class Step(NamedTuple):
+    """As kernels take it: logits [L, V] of bf16, f16 or f32, entries of a row contiguous; columns int64 [R]; start int64 [N + 1].
+
+    forced: the row's token, or −1. before: how many drafts of its request come before it. rule: exact where no draft is to be settled;
+    block only where proposals are there. mask: place in masks, int32 [M, ⌈V / 32⌉], or −1. proposals: float32 [R, V] where dense is 1.
+    """
+
+    logits: torch.Tensor
+    stride: int
+    vocab: int
+    rows: int
+    slot: torch.Tensor
+    source: torch.Tensor
+    position: torch.Tensor
+    draft: torch.Tensor
+    rule: torch.Tensor
+    forced: torch.Tensor
+    before: torch.Tensor
+    mask: torch.Tensor
+    start: torch.Tensor
+    masks: torch.Tensor
+    proposals: torch.Tensor
+    dense: int
+
+
+class Work(NamedTuple):
+    """What lies between the kernels, by row; see scan.py and sample.py."""
+
+    keys: torch.Tensor
+    raw_keys: torch.Tensor
+    sums: torch.Tensor
+    x: torch.Tensor
+    ids: torch.Tensor
+    found: torch.Tensor
+    token: torch.Tensor
+    status: torch.Tensor
+    drawn: torch.Tensor
+    count: torch.Tensor
+
+
+class Out(NamedTuple):
+    """token_ids int64 [N, W]; num_tokens, status int64 [N]; numbers float64 [N, W, 3 + top], ranks int64 [N, W, 1 + top]. All lie in `all`,
+    int64, so that one copy takes them to the host."""
+
+    all: torch.Tensor
+    token_ids: torch.Tensor
+    num_tokens: torch.Tensor
+    status: torch.Tensor
+    ranks: torch.Tensor
+    numbers: torch.Tensor
+
+    @staticmethod
+    def room(requests: int, width: int, top: int | None, device: torch.device) -> Out:
+        """For so many; top: alternatives at most, None: nobody reports."""
+        return Out.over(torch.empty(requests * size(width, top), dtype=torch.int64, device=device), requests, width, top)
+
+    @staticmethod
+    def over(all: torch.Tensor, requests: int, width: int, top: int | None) -> Out:
+        """Views of a buffer, here or on the host."""
+        n = requests
+        ranks, numbers = (0, 0) if top is None else (1 + top, 3 + top)
+        parts = all.split([n * width, n, n, n * width * ranks, n * width * numbers])
+        return Out(
+            all, parts[0].view(n, width), parts[1], parts[2], parts[3].view(n, width, ranks),
+            parts[4].view(torch.float64).view(n, width, numbers),
+        )  # fmt: skip
+
+
+def size(width: int, top: int | None) -> int:
+    """Of a request in Out.all."""
+    return width + 2 + (0 if top is None else width * (4 + 2 * top))
+
+
+class Workspace:
+    """Memory between the kernels; grows to the most rows that a step has had: 8.3 bytes per row and id."""
+
+    def __init__(self, vocab: int, device: torch.device) -> None:
+        self.vocab, self.device, self.rows = vocab, device, 0
+        self.blocks = triton.cdiv(vocab, BLOCK.value)
+        self.work: Work | None = None
+
+    def room(self, rows: int) -> Work:
+        """For at least so many rows."""
+        if self.work is None or rows > self.rows:
+            self.rows = max(rows, 2 * self.rows)
+            ints = torch.empty((3, self.rows, self.blocks), dtype=torch.int32, device=self.device)
+            sums = torch.empty((PLANES, self.rows, self.blocks), dtype=torch.float32, device=self.device)
+            x = torch.empty((self.rows, self.vocab), dtype=torch.float32, device=self.device)
+            ids = torch.empty((self.rows, self.vocab), dtype=torch.int32, device=self.device)
+            longs = torch.empty((3, self.rows), dtype=torch.int64, device=self.device)
+            count = torch.empty(self.rows, dtype=torch.int32, device=self.device)
+            self.work = Work(ints[0], ints[1], sums, x, ids, ints[2], *longs, count)
+        return self.work
+
+
+def run(step: Step, tables: Tables, space: Workspace, out: Out, *, drafts: bool, reports: bool) -> None:
+    """Launch the step's kernels. drafts: some request has more than a row. reports: some program asks for them."""
+    rows, blocks = step.rows, space.blocks
+    requests, width = out.token_ids.shape
+    work = space.room(rows)
+    if not drafts:
+        work = work._replace(token=out.token_ids, drawn=out.num_tokens, status=out.status)
+    parts = splits(rows, triton.cdiv(blocks, TILE))
+    scan_rows[(rows, parts)](step, tables, work.keys, work.raw_keys, work.sums, blocks, BLOCK, TILE, **EXACT)
+    pick[(rows,)](step, tables, work, blocks, num_warps=WARPS, **EXACT)
+    if drafts:
+        settle[(requests,)](step, tables, work, out, width, num_warps=WARPS, **EXACT)
+    if reports:
+        top = out.ranks.shape[2] - 1
+        describe[(requests, width)](step, tables, work, out, blocks, width, top, num_warps=WARPS, **EXACT)

@@ -1,0 +1,245 @@
+"""A step on a GPU: the slots' programs and edits are brought to the device as far as they have changed, and the kernels launched.
+
+What the host knows of a slot is the truth; the device follows. A token that is committed costs the entries it changes, in one copy together
+with the step's rows.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from tailrace.kernels.cpu.sample import Outcome, Reports
+from tailrace.kernels.gpu.program import ALLOWED, PENALISED, SHIFTED, has, record
+from tailrace.kernels.gpu.state import State
+from tailrace.kernels.gpu.step import COLUMNS, Out, Step, Workspace, run
+from tailrace.kernels.program import Add, Ban, Edit, Mask, Penalty, Program
+from tailrace.kernels.rows import RULES, Rows
+from tailrace.kernels.types import readable
+from tailrace.sampling.slots import Slots
+
+MANY = 8192  # entries that may move with every token; more go the reference's way
+EXACT, BLOCK = RULES.index("exact"), RULES.index("block")
+
+
+@dataclass(slots=True)
+class Entries:
+    """What a program's edits do to single ids. banned: those that may not come, of `allowed` too. before, later: what is added, on this or
+    that side of the penalties."""
+
+    allowed: np.ndarray | None = None
+    banned: set[int] = field(default_factory=set)
+    before: dict[int, float] = field(default_factory=dict)
+    later: dict[int, float] = field(default_factory=dict)
+    penalty: Penalty | None = None
+
+    @staticmethod
+    def of(edits: list[Edit]) -> Entries:
+        """Of edits in the order of sampling/pipeline.py."""
+        found = Entries()
+        for edit in edits:
+            match edit:
+                case Mask(words):
+                    found.allowed = words
+                case Ban(ids):
+                    found.banned.update(ids.tolist())
+                case Add(ids, values):
+                    added = found.before if found.penalty is None else found.later
+                    for id, value in zip(ids.tolist(), values.tolist(), strict=True):
+                        added[id] = added.get(id, 0.0) + value
+                case Penalty():
+                    found.penalty = edit
+        return found
+
+    @property
+    def flags(self) -> int:
+        """Which of the device's tables they need."""
+        return (
+            ALLOWED.value * (self.allowed is not None or bool(self.banned))
+            | SHIFTED.value * bool(self.before or self.later) | PENALISED.value * (self.penalty is not None)
+        )  # fmt: skip
+
+    @property
+    def ids(self) -> set[int]:
+        """All that is named, but for the penalised ones."""
+        return self.banned | self.before.keys() | self.later.keys()
+
+
+@dataclass(slots=True)
+class Seen:
+    """What the device has of a slot."""
+
+    program: Program
+    edits: list[Edit]
+    entries: Entries
+    flags: int
+
+
+class OnGPU:
+    """The slots' other half.
+
+    Args:
+        device: where logits will be; in Triton's interpreter the CPU.
+    """
+
+    def __init__(self, slots: Slots, device: torch.device) -> None:
+        self.slots, self.device = slots, device
+        self.state = State(len(slots.slots), slots.vocab_size, device)
+        self.space = Workspace(slots.vocab_size, device)
+        self.copying = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.seen: list[Seen | None] = [None] * len(slots.slots)
+
+    def apart(self, rows: Rows) -> list[int]:
+        """The requests of a step that ask for what the kernels don't have."""
+        drafted = (rows.start.diff() > 1).tolist()
+        owners = rows.slot[rows.start[:-1]].tolist()
+        return [i for i, owner in enumerate(owners) if not self._serves(owner, drafted[i])]
+
+    def _serves(self, owner: int, drafted: bool) -> bool:
+        slot, program = self.slots[owner], self.slots.compiled[owner]
+        if program is None or not has(program) or (drafted and slot.unrolls):
+            return False
+        return not slot.moves or entries_in(self.slots.edits[owner]) <= MANY
+
+    def fetch(self, out: Out, top: int | None) -> Callable[[], Outcome]:
+        """Begin to copy what came out to the host; what is returned waits for it."""
+        requests, width = out.token_ids.shape
+        if self.copying is None:
+            arrived, done = out.all.clone(), None
+        else:
+            arrived = torch.empty(out.all.shape, dtype=torch.int64, pin_memory=True)
+            drawn = torch.cuda.current_stream(self.device).record_event()
+            with torch.cuda.stream(self.copying):
+                self.copying.wait_event(drawn)
+                arrived.copy_(out.all, non_blocking=True)
+                done = self.copying.record_event()
+            out.all.record_stream(self.copying)
+
+        def finish() -> Outcome:
+            if done is not None:
+                done.synchronize()
+            here = Out.over(arrived, requests, width, top)
+            made = None if top is None else Reports(here.numbers, here.ranks)
+            return Outcome(here.token_ids, here.num_tokens, here.status.int(), made)
+
+        return finish
+
+    def launch(self, logits: torch.Tensor, rows: Rows, top: int | None) -> Out:
+        """Draw for all rows; nothing is checked. top: alternatives to report at most; None: nobody asks for a report."""
+        logits = readable(logits)
+        amendments: list[int] = []
+        owners = rows.slot.tolist()
+        for owner in dict.fromkeys(owners):
+            amendments += self._follow(owner)
+        columns = self._columns(rows, owners)
+        sent = to_device([columns.flatten(), rows.start, torch.tensor(amendments, dtype=torch.int64)], self.device)
+        each, start, changes = sent.split([columns.numel(), rows.start.numel(), len(amendments)])
+        nothing = self.state.tables.touched  # an address where none is read
+        masks = nothing if rows.masks is None else rows.masks.to(self.device, non_blocking=True)
+        proposals = self.space.room(rows.num_rows).x if rows.proposals is None else rows.proposals.to(self.device)
+        step = Step(
+            logits, logits.stride(0), logits.shape[1], rows.num_rows, *each.view(columns.shape), start, masks, proposals,
+            int(rows.proposals is not None),
+        )  # fmt: skip
+        out = Out.room(rows.num_requests, rows.width, top, self.device)
+        with torch.cuda.device_of(logits):
+            self.state.amend(changes)
+            if rows.num_rows:
+                run(step, self.state.tables, self.space, out, drafts=rows.width > 1, reports=top is not None)
+        return out
+
+    def _columns(self, rows: Rows, owners: list[int]) -> torch.Tensor:
+        """int64 [8, R], as COLUMNS names them."""
+        n = rows.num_rows
+        columns = torch.full((len(COLUMNS), n), -1, dtype=torch.int64)
+        of = dict(zip(COLUMNS, columns, strict=True))
+        of["slot"].copy_(rows.slot)
+        of["source"].copy_(rows.source)
+        of["position"].copy_(rows.position)
+        of["draft"].copy_(rows.draft)
+        of["rule"].fill_(EXACT)
+        of["before"].zero_()
+        if rows.mask is not None:
+            of["mask"].copy_(rows.mask)
+        for row, owner in enumerate(owners):
+            if (forced := self.slots[owner].forced) is not None:
+                of["forced"][row] = forced
+        if rows.width > 1:
+            counts = rows.start.diff()
+            of["before"].copy_(torch.arange(n) - rows.start[:-1].repeat_interleave(counts))
+            if rows.rule is not None:
+                greedy = torch.tensor([self.slots[owner].params.greedy for owner in owners])
+                rule = rows.rule.long().repeat_interleave(counts)
+                rejection = RULES.index("rejection")
+                if rows.proposals is None:  # of one-hot drafts block verification is rejection, row by row
+                    rule = torch.where(rule == BLOCK, rejection, rule)
+                rule = torch.where(greedy | (of["forced"] >= 0) | (counts.repeat_interleave(counts) == 1), EXACT, rule)
+                of["rule"].copy_(rule)
+        return columns
+
+    def _follow(self, owner: int) -> list[int]:
+        """Bring what has changed of a slot to the device: its record now, its entries as amendments."""
+        slot, program, edits = self.slots[owner], self.slots.compiled[owner], self.slots.edits[owner]
+        seen = self.seen[owner]
+        assert program is not None
+        counted = slot.history.follow() if slot.history is not None and slot.history.counts is not None else set()
+        known = seen if seen is not None and seen.program is program else None
+        if known is not None and known.edits is edits:
+            return self._amendments(owner, counted, known.entries) if counted else []
+        entries = Entries.of(edits)
+        flags = entries.flags | (0 if known is None else known.flags)
+        if known is not None and known.flags == flags and known.entries.allowed is entries.allowed:
+            changed = changes(known.entries, entries) | counted
+        else:
+            changed = entries.ids
+            if entries.penalty is not None:
+                changed |= set(entries.penalty.counts.lists()[0])
+            if flags:
+                self.state.clear(owner, entries.allowed)
+            self.state.make_room(bool(flags & PENALISED.value), bool(flags & SHIFTED.value))
+            self.state.write(owner, record(program, flags, entries.penalty))
+        self.seen[owner] = Seen(program, edits, entries, flags)
+        return self._amendments(owner, changed, entries)
+
+    def _amendments(self, owner: int, ids: set[int], entries: Entries) -> list[int]:
+        """int64, as kernels/gpu/edits.py has them."""
+        out: list[int] = []
+        counts = None if entries.penalty is None else entries.penalty.counts
+        for id in ids:
+            allowed = entries.allowed is None or (int(entries.allowed[id // 32]) >> (id % 32)) & 1
+            repeated, counted = (0, 0) if counts is None else counts.of(id)
+            before, later = entries.before.get(id, 0.0), entries.later.get(id, 0.0)
+            # touched even where nothing is left of it: an entry that is written is the truth
+            state = 2 | int(bool(allowed) and id not in entries.banned)
+            out += (owner << 32 | id, state, repeated << 32 | counted, bits(later, before))
+        return out
+
+
+def entries_in(edits: list[Edit]) -> int:
+    """That move when the edits do."""
+    return sum(edit.ids.size for edit in edits if isinstance(edit, Add | Ban))
+
+
+def changes(old: Entries, new: Entries) -> set[int]:
+    """Ids whose entries are no longer the same."""
+    differ = old.banned ^ new.banned
+    for was, now in ((old.before, new.before), (old.later, new.later)):
+        differ |= {id for id, _ in was.items() ^ now.items()}
+    return differ
+
+
+def bits(high: float, low: float) -> int:
+    """Two float32 in an int64."""
+    return struct.unpack("<q", struct.pack("<ff", low, high))[0]
+
+
+def to_device(parts: list[torch.Tensor], device: torch.device) -> torch.Tensor:
+    """int64, side by side, in one copy that nobody waits for."""
+    joined = torch.cat(parts)
+    if device.type == "cpu":
+        return joined
+    return joined.pin_memory().to(device, non_blocking=True)

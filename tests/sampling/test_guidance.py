@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 
-from tailrace.sampling.guidance import guide
+from kernels.backends import DEVICES, QUIET
+from tailrace.sampling.guidance import guide, guide_rows
 
 INF = math.inf
 
@@ -71,3 +72,17 @@ def test_what_is_excluded(c, u, scale, wanted):
 def test_bad_input(c, u, scale, message):
     with pytest.raises(ValueError, match=message):
         guide(c, u, scale)
+
+
+@QUIET
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_kernel_says_the_same_whatever_is_infinite(dtype):
+    c, u = rows(1, dtype), rows(2, dtype)
+    for at, (mine, other) in enumerate([(-INF, 1.0), (1.0, -INF), (-INF, -INF), (math.nan, 1.0), (1.0, math.nan), (INF, 1.0)]):
+        c[:, at], u[:, at] = mine, other
+    both = torch.cat([c, u]).to(DEVICES["gpu"])
+    own, companion = torch.tensor([0, 1, 2, 3, 4, 4]), torch.tensor([5, 6, 7, 8, 9, 8])
+    scale = torch.tensor([0.0, 0.3, 1.0, 1.5, 7.0, 2.0])
+    found = guide_rows(both, own, companion, scale, kernel=True).cpu()
+    torch.testing.assert_close(found, guide_rows(both.cpu(), own, companion, scale), rtol=0, atol=0, equal_nan=True)
+    assert not torch.equal(found[3:], guide_rows(both.cpu(), own, companion, scale + 0.01)[3:])

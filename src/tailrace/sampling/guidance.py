@@ -39,3 +39,19 @@ def guide(conditional: torch.Tensor, unconditional: torch.Tensor, scale: torch.T
     if bool((s <= 1).any()):
         guided = torch.where(s == 1, c, torch.where(s == 0, u, guided))
     return guided
+
+
+def guide_rows(
+    logits: torch.Tensor, own: torch.Tensor, companion: torch.Tensor, scale: torch.Tensor, *, kernel: bool | None = None
+) -> torch.Tensor:
+    """`guide` for pairs of rows of one tensor: logits [L, V]; own, companion int64 [R]; scale as there, on a GPU not checked.
+
+    Args:
+        kernel: Triton's, which needs no copies of the rows and waits for nothing; None: on a GPU.
+    """
+    if logits.is_cuda if kernel is None else kernel:
+        from tailrace.kernels.gpu.guidance import guide as combined
+
+        device = logits.device
+        return combined(logits, own.to(device), companion.to(device), scale.to(device, torch.float32))
+    return guide(logits[own], logits[companion], scale)

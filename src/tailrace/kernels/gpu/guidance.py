@@ -17,7 +17,6 @@ def combine(logits, stride, own, companion, scale, out, vocab, BLOCK: tl.constex
     s = tl.load(scale + row)
     c = tl.load(logits + tl.load(own + row) * stride + ids, mask=inside, other=0.0).to(tl.float32)
     u = tl.load(logits + tl.load(companion + row) * stride + ids, mask=inside, other=0.0).to(tl.float32)
-    none = float("-inf")
     guided = u + s * (c - u)
     guided = tl.where((guided == guided) & (tl.abs(guided) < float("inf")), guided, infinite(c, u, s))
     guided = tl.where(s == 1.0, c, tl.where(s == 0.0, u, guided))

@@ -9,12 +9,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tailrace.kernels.gpu.edits import keys_at, raw_at, row_at
+from tailrace.kernels.gpu.edits import is_edited, keys_at, raw_at, row_at
 from tailrace.kernels.gpu.order import INF_KEY, NONE_KEY, ordered, value_of
 from tailrace.kernels.gpu.program import MASS, MOMENTS, MOMENTS_RAW, RAW, SCALE, SIGMA, WANTS, number
 
 BLOCK = tl.constexpr(256)
-TILE = 16  # blocks that a program reads at once
 CHUNK = tl.constexpr(1024)
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -26,36 +25,40 @@ PLANES = 9
 
 
 @triton.jit
-def scan_rows(step, tables, keys, raw_keys, sums, blocks, BLOCK: tl.constexpr, TILE: tl.constexpr):
-    """keys, raw_keys: int32 [R, blocks]."""
+def scan_rows(step, tables, keys, raw_keys, sums, blocks, MORE: tl.constexpr, TILE: tl.constexpr):
+    """keys, raw_keys: int32 [R, blocks]. MORE: it does the rows that are edited or want more than maxima and mass, else the others; what a
+    row asks for must not cost others registers."""
     row, part, parts = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
-    plane = step.rows.to(tl.int64) * blocks
     record = tables.records + tl.load(step.slot + row) * tables.fields
     wants, scale = tl.load(record + WANTS), number(record, SCALE).to(tl.float32)
     here = row_at(step, tables, row)
-    for tile in range(part, tl.cdiv(blocks, TILE), parts):
-        block = tile * TILE + tl.arange(0, TILE)
-        ids = block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
-        inside = ids < step.vocab
-        raw = raw_at(here, ids, inside)
-        each, x = keys_at(here, ids, inside, raw)
-        key, out, there = tl.max(each, 1), row * blocks + block, block < blocks
-        tl.store(keys + out, key, mask=there)
-        if wants != 0:
+    if (is_edited(here) | ((wants & (MOMENTS | SIGMA | RAW)) != 0)) == MORE:
+        plane = step.rows.to(tl.int64) * blocks
+        for tile in range(part, tl.cdiv(blocks, TILE), parts):
+            block = tile * TILE + tl.arange(0, TILE)
+            ids = block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+            inside = ids < step.vocab
+            raw = raw_at(here, ids, inside)
+            x, each = raw, ordered(raw)
+            if MORE:
+                each, x = keys_at(here, ids, inside, raw)
+            key, out, there = tl.max(each, 1), row * blocks + block, block < blocks
+            tl.store(keys + out, key, mask=there)
             at = sums + out
-            if (wants & (MASS | MOMENTS)) != 0:
-                weigh(at + OF_MASS * plane, plane, x, key, scale, (wants & MOMENTS) != 0, there)
-            if (wants & SIGMA) != 0:
-                d = x - finite(key)[:, None]
-                counted = d > float("-inf")
-                d = tl.where(counted, d, 0.0)
-                tl.store(at + OF_SIGMA * plane, tl.sum(counted.to(tl.float32), 1), mask=there)
-                tl.store(at + (OF_SIGMA + 1) * plane, tl.sum(d, 1), mask=there)
-                tl.store(at + (OF_SIGMA + 2) * plane, tl.sum(d * d, 1), mask=there)
-            if (wants & RAW) != 0:
-                raw_key = tl.max(ordered(raw), 1)
-                tl.store(raw_keys + out, raw_key, mask=there)
-                weigh(at + OF_RAW * plane, plane, raw, raw_key, 1.0, (wants & MOMENTS_RAW) != 0, there)
+            if (wants & MASS) != 0:
+                weigh(at + OF_MASS * plane, plane, x, key, scale, wants & MOMENTS, there, MORE)
+            if MORE:
+                if (wants & SIGMA) != 0:
+                    d = x - finite(key)[:, None]
+                    counted = d > float("-inf")
+                    d = tl.where(counted, d, 0.0)
+                    tl.store(at + OF_SIGMA * plane, tl.sum(counted.to(tl.float32), 1), mask=there)
+                    tl.store(at + (OF_SIGMA + 1) * plane, tl.sum(d, 1), mask=there)
+                    tl.store(at + (OF_SIGMA + 2) * plane, tl.sum(d * d, 1), mask=there)
+                if (wants & RAW) != 0:
+                    raw_key = tl.max(ordered(raw), 1)
+                    tl.store(raw_keys + out, raw_key, mask=there)
+                    weigh(at + OF_RAW * plane, plane, raw, raw_key, 1.0, wants & MOMENTS_RAW, there, True)
 
 
 @triton.jit
@@ -65,14 +68,15 @@ def finite(key):
 
 
 @triton.jit
-def weigh(at, plane, x, key, scale, moments, there):
+def weigh(at, plane, x, key, scale, moments, there, MORE: tl.constexpr):
     d = (x - finite(key)[:, None]) * scale
     w = tl.exp2(d * LOG2E)
     tl.store(at, tl.sum(w, 1), mask=there)
-    if moments:
-        d = tl.where(d > float("-inf"), d, 0.0)
-        tl.store(at + plane, tl.sum(w * d, 1), mask=there)
-        tl.store(at + 2 * plane, tl.sum(w * d * d, 1), mask=there)
+    if MORE:
+        if moments != 0:
+            d = tl.where(d > float("-inf"), d, 0.0)
+            tl.store(at + plane, tl.sum(w * d, 1), mask=there)
+            tl.store(at + 2 * plane, tl.sum(w * d * d, 1), mask=there)
 
 
 @triton.jit

@@ -11,11 +11,12 @@ import triton
 from tailrace.kernels.gpu.order import splits
 from tailrace.kernels.gpu.report import describe
 from tailrace.kernels.gpu.sample import pick
-from tailrace.kernels.gpu.scan import BLOCK, PLANES, TILE, scan_rows
+from tailrace.kernels.gpu.scan import BLOCK, PLANES, scan_rows
 from tailrace.kernels.gpu.settle import settle
 from tailrace.kernels.gpu.state import Tables
 
 WARPS = 8  # of pick: what it loops over comes in chunks of 1,024
+SCANS = {False: (16, 8), True: (4, 4)}  # MORE → blocks that a program reads at once, warps
 COLUMNS = ("slot", "source", "position", "draft", "rule", "forced", "before", "mask")
 EXACT = {"enable_fp_fusion": False}  # each operation is rounded on its own, as on the CPU
 
@@ -122,8 +123,11 @@ def run(step: Step, tables: Tables, space: Workspace, out: Out, *, drafts: bool,
     work = space.room(rows)
     if not drafts:
         work = work._replace(token=out.token_ids, drawn=out.num_tokens, status=out.status)
-    parts = splits(rows, triton.cdiv(blocks, TILE))
-    scan_rows[(rows, parts)](step, tables, work.keys, work.raw_keys, work.sums, blocks, BLOCK, TILE, **EXACT)
+    for more, (tile, warps) in SCANS.items():
+        grid = (rows, splits(rows, triton.cdiv(blocks, tile)))
+        scan_rows[grid](
+            step, tables, work.keys, work.raw_keys, work.sums, blocks, more, tile, num_warps=warps, **EXACT
+        )
     pick[(rows,)](step, tables, work, blocks, num_warps=WARPS, **EXACT)
     if drafts:
         settle[(requests,)](step, tables, work, out, width, num_warps=WARPS, **EXACT)

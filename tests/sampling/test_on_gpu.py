@@ -1,0 +1,144 @@
+"""What a GPU knows of the slots follows what the host knows, token by token: the same tokens as the CPU's kernels draw, whatever happens to
+a slot. Without a GPU in Triton's interpreter."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from kernels.backends import DEVICES, QUIET
+from tailrace.params import SamplingParams
+from tailrace.sampling import Rows, Sampler, Slots
+from tailrace.sampling.on_gpu import OnGPU
+
+V = 290
+ASKED: dict[str, dict] = {
+    "greedy": {"temperature": 0.0, "frequency_penalty": 0.9},
+    "penalties": {"repetition_penalty": 1.4, "presence_penalty": 0.6, "frequency_penalty": 0.3, "top_p": 0.9},
+    "of the output": {"presence_penalty": 1.9, "frequency_penalty": 1.5, "temperature": 0.4},
+    "window": {"presence_penalty": 1.5, "repetition_penalty": 1.2, "penalty_last_n": 3, "top_k": 9},
+    "dry": {"dry_multiplier": 2.0, "dry_allowed_length": 1, "presence_penalty": 0.4, "min_p": 0.02},
+    "bad words": {"bad_words": ((3, 4), (9,), (1, 2, 3)), "top_k": 30, "logprobs": 2},
+    "min_tokens": {"min_tokens": 4, "stop_token_ids": tuple(range(0, 12, 2)), "temperature": 0.6},
+    "ngrams": {"no_repeat_ngram_size": 2, "repetition_penalty": 1.1},
+    "bias": {"sequence_bias": (((1, 2), 4.0), ((7,), 2.0)), "logit_bias": {11: 3.0}, "logprobs": 1, "logprobs_mode": "processed"},
+    "allowed": {"allowed_token_ids": tuple(range(0, V, 3)), "frequency_penalty": 0.5},
+    "forced": {"forced_token_ids": (4, 5), "presence_penalty": 0.5},
+    "xtc": {"xtc_probability": 0.5, "xtc_threshold": 0.02, "min_p": 0.005},
+}  # fmt: skip
+
+
+class World:
+    """Slots, and the same step drawn by both backends."""
+
+    def __init__(self, seed: int = 1) -> None:
+        self.slots = Slots(len(ASKED) + 2, V)
+        self.gpu, self.cpu = Sampler(self.slots, "gpu"), Sampler(self.slots, "cpu")
+        self.noise, self.rng = torch.Generator().manual_seed(seed), random.Random(seed)
+        self.length: dict[int, int] = {}
+        for slot, fields in enumerate(ASKED.values()):
+            self.join(slot, fields)
+
+    def join(self, slot: int, fields: dict) -> None:
+        prompt = [self.rng.randrange(12) for _ in range(self.rng.randrange(1, 9))]
+        self.slots.join(slot, SamplingParams(**fields), key=slot * 31 + 7, prompt=prompt, eos_token_ids=[0])
+        self.length[slot] = len(prompt)
+
+    def step(self) -> None:
+        """Draw with both, compare, commit."""
+        here = self.rng.sample(sorted(self.length), len(self.length))  # order does not matter
+        logits = torch.randn(len(here), V, generator=self.noise)
+        logits[:, :12] += 4.0
+        rows = Rows.plain(here, range(len(here)), [self.length[slot] for slot in here])
+        found, expected = self.gpu(logits.to(DEVICES["gpu"]), rows), self.cpu(logits, rows)
+        assert found.token_ids.tolist() == expected.token_ids.tolist(), here
+        for mine, theirs in zip(found.logprobs, expected.logprobs, strict=True):
+            assert (mine and [(e.rank, e.top_ids) for e in mine]) == (theirs and [(e.rank, e.top_ids) for e in theirs])
+        self.slots.commit(here, found.token_ids.tolist())
+        for slot in here:
+            self.length[slot] += 1
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    monkeypatch.setattr(OnGPU, "apart", lambda *_: [])
+    return World()
+
+
+@QUIET
+def test_history_grows_and_is_taken_back(world):
+    for _ in range(6):
+        world.step()
+    for slot in range(len(ASKED)):
+        world.slots.rewind(slot, 3)
+        world.slots.ban(slot, world.rng.randrange(12))
+        world.length[slot] -= 3
+    for _ in range(3):
+        world.step()
+
+
+@QUIET
+def test_slots_change_hands(world):
+    names = list(ASKED)
+    for turn in range(4):
+        world.step()
+        for slot in world.rng.sample(range(len(ASKED)), 5):
+            world.slots.leave(slot)
+            world.join(slot, ASKED[names[(slot + turn + 1) % len(names)]])
+    world.slots.fork(1, len(ASKED), key=99)
+    world.slots.fork(5, len(ASKED) + 1, key=98)
+    world.length |= {len(ASKED): world.length[1], len(ASKED) + 1: world.length[5]}
+    for _ in range(2):
+        world.step()
+
+
+@QUIET
+def test_what_is_forced_comes_at_once(world):
+    world.step()
+    for slot in range(0, len(ASKED), 2):
+        world.slots.force(slot, [slot % 5, 7])
+    for _ in range(4):
+        world.step()
+
+
+@QUIET
+def test_a_device_that_does_not_follow_is_seen(world, monkeypatch):
+    """The planted fault: what a token changes never gets there."""
+    world.step()
+    monkeypatch.setattr(OnGPU, "_amendments", lambda *_: [])
+    with pytest.raises(AssertionError):
+        for _ in range(6):
+            world.step()
+
+
+@QUIET
+def test_a_row_is_the_same_bits_alone_and_in_company():
+    slots = Slots(4, V)
+    for slot, fields in enumerate(({"top_p": 0.9, "logprobs": 3}, {}, {"logit_bias": {1: 2.0}}, {"typical_p": 0.9})):
+        slots.join(slot, SamplingParams(**fields), key=slot, prompt=[1, 2])
+    logits = torch.randn(5, V, generator=torch.Generator().manual_seed(2)).to(DEVICES["gpu"])
+    sampler = Sampler(slots, "gpu")
+    alone = sampler(logits[:1], Rows.plain([0], [0], [5]))
+    company = sampler(logits, Rows.plain([3, 1, 0, 2], [3, 1, 0, 4], [5, 6, 5, 9]))
+    assert company.token_ids[2].tolist() == alone.token_ids[0].tolist()
+    assert repr(company.logprobs[2]) == repr(alone.logprobs[0])
+
+
+@QUIET
+def test_draws_can_be_used_before_they_have_arrived():
+    slots = Slots(3, V)
+    for slot, fields in enumerate(({}, {"mirostat": 2}, {"top_k": 4})):
+        slots.join(slot, SamplingParams(**fields), key=slot, prompt=[1, 2])
+    logits = torch.randn(3, V, generator=torch.Generator().manual_seed(4)).to(DEVICES["gpu"])
+    pending = Sampler(slots, "gpu").begin(logits, Rows.plain([0, 1, 2], [0, 1, 2], [2, 2, 2]))
+    assert pending.token_ids.tolist() == pending.wait().token_ids.tolist()
+    assert pending.wait() is pending.wait()
+
+
+def test_a_vocabulary_that_is_too_large_is_refused():
+    slots = Slots(1, 1 << 19)
+    slots.join(0, SamplingParams(), key=1, prompt=[1])
+    with pytest.raises(ValueError, match="vocabularies below"):
+        Sampler(slots, "gpu")(torch.zeros(1, 1 << 19, device=DEVICES["gpu"]), Rows.plain([0], [0], [1]))

@@ -13,8 +13,8 @@ from tailrace.kernels.gpu.noise import uniform_of
 from tailrace.kernels.gpu.order import INF_KEY, NONE_KEY, value_of
 from tailrace.kernels.gpu.program import EXEMPT, KEY, NUM_EXEMPT, NUM_STAGES, STAGE, STAGE_FIELDS, number
 from tailrace.kernels.gpu.survivors import (
-    CHUNK, append, boundary, divide, entropy, keep_above, keep_above_edited, keep_first, load, load_ids, relative_to_largest,
-    total,
+    CHUNK, PIVOTS, append, boundary, divide, entropy, keep_above, keep_above_edited, keep_first, load, load_ids,
+    relative_to_largest, total,
 )  # fmt: skip
 from tailrace.kernels.program import STAGES
 
@@ -48,13 +48,16 @@ def reached_by(keys, blocks, k):
     """A value that the maxima of at least k blocks reach, so at least k tokens: the largest such. −inf where there are fewer blocks."""
     low, high = tl.full((), NONE_KEY, tl.int64), tl.full((), INF_KEY, tl.int64)
     while low < high:
-        middle = high - (high - low) // 2
-        count = 0
+        step = (high - low + PIVOTS) // PIVOTS
+        pivots = tl.maximum(high - (tl.arange(0, PIVOTS) + 1) * step + 1, low)
+        count = tl.zeros((PIVOTS,), tl.int32)
         for first in range(0, blocks, CHUNK):
             at = first + tl.arange(0, CHUNK)
-            count += tl.sum((tl.load(keys + at, mask=at < blocks, other=-(2**31)) >= middle).to(tl.int32), 0)
-        low = tl.where(count >= k, middle, low)
-        high = tl.where(count >= k, high, middle - 1)
+            key = tl.load(keys + at, mask=at < blocks, other=-(2**31))
+            count += tl.sum((key[None, :] >= pivots[:, None]).to(tl.int32), 1)
+        short = tl.sum((count < k).to(tl.int32), 0)
+        high = tl.maximum(high - short * step, low)
+        low = tl.maximum(high - step + 1, low)
     return value_of(low.to(tl.int32))
 
 

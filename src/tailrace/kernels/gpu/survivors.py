@@ -15,6 +15,8 @@ from tailrace.kernels.gpu.scan import BLOCK, CHUNK, LOG2E
 
 GROUP = tl.constexpr(4)  # blocks in a chunk
 DEEPEST = tl.constexpr(0x7F800000)  # the bits of a depth of infinity
+FEW = tl.constexpr(256)
+PIVOTS = tl.constexpr(16)  # looked at together: a round is as long as its reductions, whatever they reduce
 UNIT = tl.constexpr(2.0**44)  # times 2^19 tokens is what 63 bits hold
 
 
@@ -150,14 +152,15 @@ def distance_bits(x, center):
 
 @triton.jit
 def up_to(x, n, center, bits):
-    """Number and mass of those at most so far from `center`."""
-    count, found = 0, tl.full((), 0, tl.int64)
+    """Number and mass (in UNITs) of those at most so far from `center`, for each of several distances: [PIVOTS]."""
+    count, found = tl.zeros((PIVOTS,), tl.int32), tl.zeros((PIVOTS,), tl.int64)
     for first in range(0, n, CHUNK):
         value = load(x, n, first)
-        there = (distance_bits(value, center) <= bits) & (first + tl.arange(0, CHUNK) < n)
-        count += tl.sum(there.to(tl.int32), 0)
-        found += tl.sum(tl.where(there, mass(value), 0), 0)
-    return count, found.to(tl.float64) / UNIT
+        here = tl.where(first + tl.arange(0, CHUNK) < n, distance_bits(value, center), -1)
+        there = (here[None, :] >= 0) & (here[None, :] <= bits[:, None])
+        count += tl.sum(there.to(tl.int32), 1)
+        found += tl.sum(tl.where(there, mass(value)[None, :], 0), 1)
+    return count, found
 
 
 @triton.jit
@@ -165,11 +168,13 @@ def boundary(x, n, center, k, target):
     """How far from `center` the k-th is, as bits; with k = 0, the first whose mass, with that of all nearer ones, reaches `target`."""
     low, high = tl.full((), 0, tl.int32), tl.full((), DEEPEST, tl.int32)
     while low < high:
-        middle = low + (high - low) // 2
-        count, here = up_to(x, n, center, middle)
-        enough = tl.where(k > 0, count >= k, here >= target)
-        high = tl.where(enough, middle, high)
-        low = tl.where(enough, low, middle + 1)
+        step = (high - low + PIVOTS) // PIVOTS
+        pivots = tl.minimum(low + (tl.arange(0, PIVOTS) + 1) * step - 1, high)
+        count, here = up_to(x, n, center, pivots)
+        enough = tl.where(k > 0, count >= k, here.to(tl.float64) / UNIT >= target)
+        short = tl.sum((enough == 0).to(tl.int32), 0)
+        low = tl.minimum(low + short * step, high)
+        high = tl.minimum(low + step - 1, high)
     return low
 
 
@@ -177,19 +182,50 @@ def boundary(x, n, center, k, target):
 def keep_first(x, ids, n, center, k, target):
     """The k nearest to `center`, of equally near ones those with smaller ids; with k = 0, as many as it takes to reach `target`. How many.
 
-    center 0: the largest. The distance of the last one is found by bisection of its bits.
+    center 0: the largest. Of a few, each is compared with each; of more, the distance of the last one is found by its bits.
     """
+    if n <= FEW:
+        kept = keep_first_of_few(x, ids, n, center, k, target)
+    else:
+        kept = keep_first_of_many(x, ids, n, center, k, target)
+    return kept
+
+
+@triton.jit
+def keep_first_of_few(x, ids, n, center, k, target):
+    at = tl.arange(0, FEW)
+    inside = at < n
+    value = tl.load(x + at, mask=inside, other=float("-inf"))
+    token = tl.load(ids + at, mask=inside, other=0)
+    bits = distance_bits(value, center)
+    count, before = tl.zeros((FEW,), tl.int32), tl.zeros((FEW,), tl.int64)
+    for first in range(0, n, PIVOTS):
+        other = first + tl.arange(0, PIVOTS)
+        theirs = tl.load(x + other, mask=other < n, other=float("-inf"))
+        name = tl.load(ids + other, mask=other < n, other=0)
+        far = distance_bits(theirs, center)
+        ahead = (far[:, None] < bits[None, :]) | ((far[:, None] == bits[None, :]) & (name[:, None] < token[None, :]))
+        ahead = ahead & (other < n)[:, None]
+        count += tl.sum(ahead.to(tl.int32), 0)
+        before += tl.sum(tl.where(ahead, mass(theirs)[:, None], 0), 0)
+    wanted = tl.where(k > 0, count < k, (count == 0) | (before.to(tl.float64) / UNIT < target))
+    return append(x, ids, 0, value, token, inside & wanted)
+
+
+@triton.jit
+def keep_first_of_many(x, ids, n, center, k, target):
     last = boundary(x, n, center, k, target)
-    count, here = up_to(x, n, center, last - 1)
-    kept, tied, tied_mass = 0, 0, tl.full((), 0, tl.int64)
+    counts, masses = up_to(x, n, center, tl.zeros((PIVOTS,), tl.int32) + last - 1)
+    count, here = tl.max(counts, 0), tl.max(masses, 0)
+    kept, tied, tied_mass = tl.full((), 0, tl.int32), tl.full((), 0, tl.int32), tl.full((), 0, tl.int64)
     for first in range(0, n, CHUNK):
         value, inside = load(x, n, first), first + tl.arange(0, CHUNK) < n
         bits = distance_bits(value, center)
         equal = (bits == last) & inside
         rank = tied + tl.cumsum(equal.to(tl.int32), 0)
         each = tl.where(equal, mass(value), 0)
-        before = (tied_mass + tl.cumsum(each, 0) - each).to(tl.float64) / UNIT
-        missing = tl.where(k > 0, count + rank <= k, (rank == 1) | (here + before < target))
+        before = (here + tied_mass + tl.cumsum(each, 0) - each).to(tl.float64) / UNIT
+        missing = tl.where(k > 0, count + rank <= k, (rank == 1) | (before < target))
         kept = append(x, ids, kept, value, load_ids(ids, n, first), inside & ((bits < last) | (equal & missing)))
         tied += tl.sum(equal.to(tl.int32), 0)
         tied_mass += tl.sum(each, 0)

@@ -8,5 +8,7 @@ import torch
 DEVICES = {"reference": "cpu", "cpu": "cpu", "gpu": "cuda" if torch.cuda.is_available() else "cpu"}
 # on a GPU silence; numpy, in which the interpreter computes, speaks of what overflows to infinity
 QUIET = pytest.mark.filterwarnings(
-    "ignore:overflow encountered:RuntimeWarning", "ignore:divide by zero:RuntimeWarning", "ignore:invalid value:RuntimeWarning"
+    "ignore:overflow encountered:RuntimeWarning",
+    "ignore:divide by zero:RuntimeWarning",
+    "ignore:invalid value:RuntimeWarning",
 )

@@ -10,10 +10,45 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from tailrace.kernels.gpu import argmax, noise, sample, scan
+from tailrace.kernels.gpu import argmax, attention, edits, guidance, noise, report, sample, scan, settle
+from tailrace.kernels.gpu.state import Tables
+from tailrace.kernels.gpu.step import SCANS, Out, Step, Work
 
 LOGITS = ("*bf16", "*fp16", "*fp32")
 NOISE = {"key": "i64", "position": "i64", "stream": "i32", "ids_ptr": "*i64", "n": "i32"}
+
+I32, I64, F32 = "i32", "*i64", "*fp32"
+TABLES = Tables(I64, I32, "*i32", "*i32", I64, F32)
+WORK = Work("*i32", "*i32", F32, I32, F32, "*i32", "*i32", I64, I64, I64, "*i32")
+OUT = Out(I64, I64, I64, I64, I64, "*fp64")
+
+
+def step_of(kind: str) -> Step:
+    """With logits of this type."""
+    return Step(kind, "i64", I32, *[I64] * 10, "*i32", F32)
+
+
+STEP = {"step": step_of("*bf16"), "tables": TABLES, "work": WORK, "blocks": I32}
+
+
+def paged(kind: str, dim: int, capped: bool) -> list[tuple[Any, dict[str, str], dict[str, int]]]:
+    """The kernels of paged attention: 32 query heads, 8 KV heads, blocks of 16."""
+    integers = ("query_t", "query_h", "key_t", "key_h", "value_t", "value_h", "table_stride", "tiles", "most", "place_stride", "chunks",
+                "sequences", "few", "window", "capacity")  # fmt: skip
+    types = dict.fromkeys(("query", "key", "value", "keys", "values", "out"), kind) | dict.fromkeys(integers, "i32")
+    types |= dict.fromkeys(("tables", "query_start", "kv_len"), "*i32") | {"slots": "*i64"}
+    types |= {"scale": "fp32", "softcap": "fp32"} | dict.fromkeys(("tops", "masses", "mixtures"), "*fp32")
+    size = 4 if kind == "*fp32" else 2
+    shape = {"HEADS": 8, "SIZE": 16, "DIM": dim, "DIM_PAD": attention.padded(dim)}
+    whole = shape | {"CAPPED": capped, "GROUP": 4, "BLOCK": attention.block_of(dim, size)}
+    found = [
+        (attention.store_rows, shape | {"HEADS_PAD": 8}),
+        (attention.attend_chunks, whole | {"ROWS": attention.FEW_ROWS}),
+        (attention.join, {"DIM": dim, "DIM_PAD": attention.padded(dim)}),
+        (attention.attend_tiles, whole | {"ROWS": attention.ROW_BYTES // size}),
+    ]
+    return [(kernel, {k: types[k] for k in kernel.arg_names if k in types}, constants) for kernel, constants in found]
+
 
 # kernel, types of its arguments, its constants
 KERNELS: list[tuple[Any, dict[str, str], dict[str, int]]] = [
@@ -33,20 +68,24 @@ KERNELS: list[tuple[Any, dict[str, str], dict[str, int]]] = [
     *(
         (
             scan.scan_rows,
-            {"logits": kind, "stride": "i64", "vocab": "i32", "blocks": "i32", "source": "*i64", "slot": "*i64", "wants": "*i32",
-             "scale": "*fp32", "keys": "*i32", "mass": "*fp32", "moments": "*fp32"},
-            {"BLOCK": scan.BLOCK, "TILE": scan.TILE},
+            STEP | {"step": step_of(kind)},
+            {"MORE": more, "TILE": SCANS[more][0]},
         )
-        for kind in LOGITS
+        for kind in LOGITS for more in SCANS
     ),
     (
-        sample.pick,
-        {"logits": "*bf16", "stride": "i64", "vocab": "i32", "blocks": "i32", "source": "*i64", "slot": "*i64", "position": "*i64",
-         "keys": "*i32", "mass": "*fp32", "moments": "*fp32", "noise_key": "*i64", "greedy": "*i32", "wants": "*i32",
-         "mass_temperature": "*fp64", "num_stages": "*i32", "kinds": "*i32", "ks": "*i32", "knobs": "*fp64", "max_stages": "i32",
-         "x": "*fp32", "ids": "*i32", "found": "*i32", "token_ids": "*i64", "status": "*i32"},
-        {"BLOCK": scan.BLOCK},
+        edits.amend, {"tables": TABLES, "amendments": I64, "n": I32, "vocab": I32, "tallies": I32, "shifts": I32},
+        {"BLOCK": edits.BLOCK},
     ),
+    (sample.pick, STEP, {}),
+    (settle.settle, {**STEP, "out": OUT, "width": I32}, {}),
+    (report.describe, {**STEP, "out": OUT, "width": I32, "top": I32}, {}),
+    (
+        guidance.combine, {"logits": "*bf16", "stride": "i64", "own": I64, "companion": I64, "scale": F32, "out": F32, "vocab": I32},
+        {"BLOCK": guidance.BLOCK},
+    ),
+    *paged("*bf16", 128, False),
+    *paged("*fp32", 20, True),
     (argmax.best_of_parts, {"best": "*i64", "parts": "i32", "ids": "*i64", "status": "*i32"}, {"PARTS": 32}),
 ]  # fmt: skip
 
@@ -55,7 +94,9 @@ def main() -> None:
     """Arguments: compute capabilities, as 90."""
     for arch in map(int, sys.argv[1:]):
         for kernel, types, constants in KERNELS:
-            if kernel is sample.pick and arch != 90:  # half a minute each
+            if (
+                kernel in (sample.pick, settle.settle, report.describe) and arch != 90
+            ):  # half a minute for all that arithmetic
                 continue
             names = kernel.arg_names
             source = ASTSource(

@@ -124,12 +124,16 @@ def test_the_same_tokens(name, vocab):
     assert len(differ) <= 2
 
 
-MORE = [pytest.param(vocab, marks=pytest.mark.long) for vocab in (1, 2, 255, 256, 33_000)]
+AT_LENGTH = ("temperature", "top_k many", "top_p most", "typical", "everything")
+MORE = [
+    pytest.param(name, vocab, marks=pytest.mark.long) for vocab in (1, 2, 255, 256, 4097, 33_000) for name in PARAMS
+]
 
 
 @QUIET
-@pytest.mark.parametrize("vocab", [257, 4097, *MORE])
-@pytest.mark.parametrize("name", PARAMS)
+@pytest.mark.parametrize(
+    ("name", "vocab"), [*((name, 257) for name in PARAMS), *((name, 4097) for name in AT_LENGTH), *MORE]
+)
 def test_the_same_tokens_on_a_gpu(name, vocab, monkeypatch):
     """Without one, in Triton's interpreter; there by nobody else's help."""
     monkeypatch.setattr(OnGPU, "apart", lambda *_: [])
@@ -253,8 +257,15 @@ def test_the_same_bits_with_and_without_avx512(name):
     "name", ["greedy", "plain", "temperature", "top_k", "top_p", "penalties", "allowed", "everything", "xtc", "bias"]
 )
 @QUIET
-@pytest.mark.parametrize("backend", ["cpu", "gpu"])
-@pytest.mark.parametrize("vocab", [16, 257, 4097])
+@pytest.mark.parametrize(
+    ("backend", "vocab"),
+    [
+        *(("cpu", vocab) for vocab in (16, 257, 4097)),
+        ("gpu", 16),
+        ("gpu", 257),
+        pytest.param("gpu", 4097, marks=pytest.mark.long),
+    ],
+)
 def test_the_same_reports(name, vocab, mode, backend):
     logits = torch.stack([row for kind, row in rows_of(vocab).items() if kind != "far"])
     slots = slots_for(

@@ -78,7 +78,9 @@ def test_bad_input(c, u, scale, message):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_kernel_says_the_same_whatever_is_infinite(dtype):
     c, u = rows(1, dtype), rows(2, dtype)
-    for at, (mine, other) in enumerate([(-INF, 1.0), (1.0, -INF), (-INF, -INF), (math.nan, 1.0), (1.0, math.nan), (INF, 1.0)]):
+    for at, (mine, other) in enumerate(
+        [(-INF, 1.0), (1.0, -INF), (-INF, -INF), (math.nan, 1.0), (1.0, math.nan), (INF, 1.0)]
+    ):
         c[:, at], u[:, at] = mine, other
     both = torch.cat([c, u]).to(DEVICES["gpu"])
     own, companion = torch.tensor([0, 1, 2, 3, 4, 4]), torch.tensor([5, 6, 7, 8, 9, 8])

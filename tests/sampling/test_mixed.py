@@ -98,9 +98,7 @@ def world(seed: int, asked: list[dict]) -> tuple[Slots, torch.Tensor, Rows]:
     return slots, logits, rows
 
 
-def compare(
-    slots: Slots, logits: torch.Tensor, rows: Rows, other: Rows | None = None, backend: Backend = "cpu"
-) -> int:
+def compare(slots: Slots, logits: torch.Tensor, rows: Rows, other: Rows | None = None, backend: Backend = "cpu") -> int:
     """Raise AssertionError unless both say the same; how many drafts were accepted."""
     kernel = Sampler(slots, backend)(logits.to(DEVICES[backend]), rows)
     reference = Sampler(slots, "reference")(logits, other or rows)
@@ -138,7 +136,9 @@ def test_every_rule_on_a_gpu(rule, dense, monkeypatch):
     slots, logits, rows = world(5, asked * 2)
     proposals = (logits + torch.randn(logits.shape, generator=torch.Generator().manual_seed(1)) * 0.5).softmax(1)
     rows = replace(
-        rows, rule=torch.full((rows.num_requests,), RULES.index(rule), dtype=torch.int32), proposals=proposals if dense else None
+        rows,
+        rule=torch.full((rows.num_requests,), RULES.index(rule), dtype=torch.int32),
+        proposals=proposals if dense else None,
     )
     for i in range(rows.num_requests):
         slots[i].carried.forced.clear()

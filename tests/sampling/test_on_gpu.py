@@ -46,6 +46,10 @@ class World:
         self.slots.join(slot, SamplingParams(**fields), key=slot * 31 + 7, prompt=prompt, eos_token_ids=[0])
         self.length[slot] = len(prompt)
 
+    def steps(self, count: int) -> None:
+        for _ in range(count):
+            self.step()
+
     def step(self) -> None:
         """Draw with both, compare, commit."""
         here = self.rng.sample(sorted(self.length), len(self.length))  # order does not matter
@@ -69,14 +73,12 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 
 @QUIET
 def test_history_grows_and_is_taken_back(world):
-    for _ in range(6):
-        world.step()
+    world.steps(6)
     for slot in range(len(ASKED)):
         world.slots.rewind(slot, 3)
         world.slots.ban(slot, world.rng.randrange(12))
         world.length[slot] -= 3
-    for _ in range(3):
-        world.step()
+    world.steps(3)
 
 
 @QUIET
@@ -90,8 +92,7 @@ def test_slots_change_hands(world):
     world.slots.fork(1, len(ASKED), key=99)
     world.slots.fork(5, len(ASKED) + 1, key=98)
     world.length |= {len(ASKED): world.length[1], len(ASKED) + 1: world.length[5]}
-    for _ in range(2):
-        world.step()
+    world.steps(2)
 
 
 @QUIET
@@ -99,8 +100,7 @@ def test_what_is_forced_comes_at_once(world):
     world.step()
     for slot in range(0, len(ASKED), 2):
         world.slots.force(slot, [slot % 5, 7])
-    for _ in range(4):
-        world.step()
+    world.steps(4)
 
 
 @QUIET
@@ -109,8 +109,7 @@ def test_a_device_that_does_not_follow_is_seen(world, monkeypatch):
     world.step()
     monkeypatch.setattr(OnGPU, "_amendments", lambda *_: [])
     with pytest.raises(AssertionError):
-        for _ in range(6):
-            world.step()
+        world.steps(6)
 
 
 @QUIET

@@ -70,8 +70,10 @@ def make_cache(
 def store_kv(cache: KVCache, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> None:
     """Write keys and values [T, Hkv, D] where slots int64 [T] (block · block_size + offset) say; nothing else changes.
 
+    On a GPU a token whose slot lies outside the cache is skipped: −1 stands for padding.
+
     Raises:
-        ValueError: a slot lies outside the cache; shapes or dtypes do not fit.
+        ValueError: on the CPU, a slot lies outside the cache; shapes or dtypes do not fit.
     """
     choose("store_kv", key.device.type, cache.dtype)(cache, key, value, slots)
 
@@ -90,7 +92,8 @@ def paged_attention(
     """Causal attention of a flat bag of query tokens over the paged cache; decodes and prefill chunks in one call.
 
     The tokens of sequence i are query_start[i] … query_start[i + 1] − 1 and are the last of its kv_len[i] positions; their
-    keys and values are in the cache already. Query head h reads KV head h // (Hq / Hkv). fp32 accumulation.
+    keys and values are in the cache already. Query head h reads KV head h // (Hq / Hkv). fp32 accumulation. On a GPU every sequence has a
+    token at least, and one with kv_len 0, which is padding, gets zeros.
 
     Args:
         query: [T, Hq, D]. cache: of one layer. block_tables: int32 [N, B]. query_start: int32 [N + 1]. kv_len: int32 [N].
@@ -98,7 +101,7 @@ def paged_attention(
         softcap: scores become softcap · tanh(score / softcap); 0 is off.
 
     Returns:
-        [T, Hq, D] in query's dtype. Row-invariant on the CPU, also under any chunking of a prefill.
+        [T, Hq, D] in query's dtype. Row-invariant on the CPU, also under any chunking of a prefill; on a GPU for up to 8 tokens a sequence.
 
     Raises:
         ValueError: on the CPU, a table names a block outside the cache, kv_len does not fit its table, query_start does

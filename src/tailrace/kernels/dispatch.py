@@ -42,7 +42,7 @@ MODULES = {
 BACKENDS: dict[str, frozenset[str]] = {
     "reference": frozenset(OPERATIONS),
     "cpu": frozenset(OPERATIONS) - {"philox"},
-    "gpu": frozenset({"argmax", "philox", "gumbel", "words"}),
+    "gpu": frozenset({"argmax", "make_cache", "store_kv", "paged_attention", "philox", "gumbel", "words"}),
 }
 
 PREFERENCE: dict[str, tuple[str, ...]] = {"cpu": ("cpu", "reference"), "cuda": ("gpu", "reference")}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ import torch
 from tailrace.kernels.cpu.sample import Outcome, Reports
 from tailrace.kernels.gpu.program import ALLOWED, PENALISED, SHIFTED, has, record
 from tailrace.kernels.gpu.state import State
-from tailrace.kernels.gpu.step import COLUMNS, Out, Step, Workspace, run
+from tailrace.kernels.gpu.step import COLUMNS, Out, Step, Workspace, even, run
 from tailrace.kernels.program import Add, Ban, Edit, Mask, Penalty, Program
 from tailrace.kernels.rows import RULES, Rows
 from tailrace.kernels.types import readable
@@ -79,6 +80,17 @@ class Seen:
     flags: int
 
 
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A step whose numbers are on the device. drafts, reports: as `run` wants them."""
+
+    step: Step
+    out: Out
+    rows: int
+    drafts: bool
+    reports: bool
+
+
 class OnGPU:
     """The slots' other half.
 
@@ -130,39 +142,52 @@ class OnGPU:
 
     def launch(self, logits: torch.Tensor, rows: Rows, top: int | None) -> Out:
         """Draw for all rows; nothing is checked. top: alternatives to report at most; None: nobody asks for a report."""
+        prepared = self.prepare(logits, rows, top)
+        self.draw(prepared)
+        return prepared.out
+
+    def prepare(self, logits: torch.Tensor, rows: Rows, top: int | None) -> Prepared:
+        """Bring the step's numbers to the device, and what has changed of its slots."""
         logits = readable(logits)
         amendments: list[int] = []
         owners = rows.slot.tolist()
         for owner in dict.fromkeys(owners):
             amendments += self._follow(owner)
         columns = self._columns(rows, owners)
-        sent = to_device([columns.flatten(), rows.start, torch.tensor(amendments, dtype=torch.int64)], self.device)
-        each, start, changes = sent.split([columns.numel(), rows.start.numel(), len(amendments)])
+        parts = [columns.flatten(), rows.start, torch.tensor(amendments, dtype=torch.int64)]
+        each, start, changes = to_device(parts, self.device)
         nothing = self.state.tables.touched  # an address where none is read
         masks = nothing if rows.masks is None else rows.masks.to(self.device, non_blocking=True)
         proposals = self.space.room(rows.num_rows).x if rows.proposals is None else rows.proposals.to(self.device)
-        step = Step(
-            logits, logits.stride(0), logits.shape[1], rows.num_rows, *each.view(columns.shape), start, masks, proposals,
-            int(rows.proposals is not None),
-        )  # fmt: skip
+        stride = logits.shape[1] if len(logits) == 1 else logits.stride(0)
+        of = dict(zip(COLUMNS, each.view(columns.shape), strict=True))
+        step = Step(logits, stride, logits.shape[1], start=start, masks=masks, proposals=proposals, **of)
         out = Out.room(rows.num_requests, rows.width, top, self.device)
         with torch.cuda.device_of(logits):
             self.state.amend(changes)
-            if rows.num_rows:
-                run(step, self.state.tables, self.space, out, drafts=rows.width > 1, reports=top is not None)
-        return out
+        return Prepared(step, out, rows.num_rows, rows.width > 1, top is not None)
+
+    def draw(self, prepared: Prepared) -> None:
+        """Launch the kernels; as often as one likes, while no slot changes, and the same each time."""
+        if prepared.rows:
+            with torch.cuda.device_of(prepared.step.logits):
+                run(
+                    prepared.step, self.state.tables, self.space, prepared.out, prepared.rows,
+                    drafts=prepared.drafts, reports=prepared.reports,
+                )  # fmt: skip
 
     def _columns(self, rows: Rows, owners: list[int]) -> torch.Tensor:
-        """int64 [8, R], as COLUMNS names them."""
+        """int64 [9, R or one more], as COLUMNS names them."""
         n = rows.num_rows
-        columns = torch.full((len(COLUMNS), n), -1, dtype=torch.int64)
-        of = dict(zip(COLUMNS, columns, strict=True))
+        columns = torch.full((len(COLUMNS), even(n)), -1, dtype=torch.int64)
+        of = dict(zip(COLUMNS, columns[:, :n], strict=True))
         of["slot"].copy_(rows.slot)
         of["source"].copy_(rows.source)
         of["position"].copy_(rows.position)
         of["draft"].copy_(rows.draft)
         of["rule"].fill_(EXACT)
         of["before"].zero_()
+        of["dense"].fill_(rows.proposals is not None)
         if rows.mask is not None:
             of["mask"].copy_(rows.mask)
         for row, owner in enumerate(owners):
@@ -237,9 +262,11 @@ def bits(high: float, low: float) -> int:
     return struct.unpack("<q", struct.pack("<ff", low, high))[0]
 
 
-def to_device(parts: list[torch.Tensor], device: torch.device) -> torch.Tensor:
-    """int64, side by side, in one copy that nobody waits for."""
-    joined = torch.cat(parts)
-    if device.type == "cpu":
-        return joined
-    return joined.pin_memory().to(device, non_blocking=True)
+def to_device(parts: list[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
+    """int64, in one copy that nobody waits for; each part begins at a multiple of 16 bytes."""
+    at = [0, *accumulate(even(part.numel()) for part in parts)]
+    joined = torch.empty(at[-1], dtype=torch.int64, pin_memory=device.type == "cuda")
+    for first, part in zip(at, parts, strict=False):
+        joined[first : first + part.numel()] = part
+    there = joined.to(device, non_blocking=True)
+    return [there[first : first + part.numel()] for first, part in zip(at, parts, strict=False)]

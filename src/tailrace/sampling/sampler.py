@@ -1,7 +1,7 @@
 """Logits → token ids: edit, prune, refine, draw, report; with drafts, verify. Knows no method by name, no request, no text.
 
-On the CPU one call of the kernels does a whole step (kernels/cpu/sample.py), on a GPU two to four launches (kernels/gpu/step.py). A request that asks for what the kernels don't have goes the reference's way
-(sampling/reference.py, sampling/verify.py), alone. All draw by Gumbel-max with noise that is a function of (key, position, token id): a
+On the CPU one call of the kernels does a whole step (kernels/cpu/sample.py), on a GPU a few launches (kernels/gpu/step.py). A
+request that asks for what the kernels don't have goes the reference's way (sampling/reference.py, sampling/verify.py), alone. All draw by Gumbel-max with noise that is a function of (key, position, token id): a
 row's token depends on its own logits, parameters, key and position alone.
 """
 
@@ -101,7 +101,9 @@ class Sampler:
             self._by_reference(logits, rows, (outcome.status == APART).nonzero().squeeze(1).tolist(), sampled)
         return Pending(sampled.token_ids, lambda: sampled)
 
-    def _by_specification(self, logits: torch.Tensor, rows: Rows, step: Step, drafted: list[tuple[int, Slot]]) -> Pending:
+    def _by_specification(
+        self, logits: torch.Tensor, rows: Rows, step: Step, drafted: list[tuple[int, Slot]]
+    ) -> Pending:
         n = rows.num_requests
         sampled = Sampled(*step.outcome()[:3], [None] * n)
         self._by_reference(logits, rows, range(n), sampled)

@@ -11,7 +11,12 @@ from tailrace.kernels.gpu.order import key_of, ordered, packed, value_of
 from tailrace.kernels.gpu.scan import BLOCK, CHUNK
 from tailrace.kernels.gpu.survivors import collect, load, load_ids
 
-DRAW, ACCEPT, RESIDUAL, BY_BLOCK = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(64)  # streams; csrc/draw.h
+DRAW, ACCEPT, RESIDUAL, BY_BLOCK = (
+    tl.constexpr(0),
+    tl.constexpr(1),
+    tl.constexpr(2),
+    tl.constexpr(64),
+)  # streams; csrc/draw.h
 NOBODY = tl.constexpr(-(2**63))
 COLD = tl.constexpr(5.545)  # no noise of a token that is not hot is above this (csrc/noise.h)
 

@@ -11,7 +11,18 @@ import triton.language as tl
 
 from tailrace.kernels.gpu.order import INF_KEY, ordered
 from tailrace.kernels.gpu.program import (
-    ALLOWED, COUNTS, EDITED, FLAGS, FREQUENCY, PENALISED, PRESENCE, REPEATS, REPETITION, SHIFTED, TOUCHED, number,
+    ALLOWED,
+    COUNTS,
+    EDITED,
+    FLAGS,
+    FREQUENCY,
+    PENALISED,
+    PRESENCE,
+    REPEATS,
+    REPETITION,
+    SHIFTED,
+    TOUCHED,
+    number,
 )  # fmt: skip
 
 # of an amendment, int64: slot · 2³² + id; bit 0: allowed, bit 1: touched; repeated · 2³² + counted; bits of what is added after the
@@ -22,7 +33,7 @@ BLOCK = 128
 
 @triton.jit
 def row_at(step, tables, row):
-    """What is read of a row: a tuple that the functions here and in survivors.py take."""
+    """What is read of a row, as the functions here and in survivors.py take it: where its logits are, V, its edits."""
     owner = tl.load(step.slot + row)
     record = tables.records + owner * tables.fields
     flags = tl.load(record + FLAGS)
@@ -42,29 +53,40 @@ def row_at(step, tables, row):
 @triton.jit
 def raw_at(row, ids, inside):
     """Logits as the model gave them, float32; −inf where not inside."""
-    at, vocab, edits = row
-    return tl.load(at + ids, mask=inside, other=float("-inf")).to(tl.float32)
+    return tl.load(row[0] + ids, mask=inside, other=float("-inf")).to(tl.float32)
 
 
 @triton.jit
 def logit_at(row, ids, inside):
     """Logits after the edits."""
-    at, vocab, edits = row
-    return edited(edits, raw_at(row, ids, inside), ids, inside)
+    return edited(row[2], raw_at(row, ids, inside), ids, inside)
 
 
 @triton.jit
 def is_edited(row):
-    at, vocab, edits = row
+    edits = row[2]
     return ((edits[0] & EDITED) != 0) | edits[2]
 
 
 @triton.jit
 def edited(edits, x, ids, inside):
     """First the bans, then what is added, then penalties, then what is added after them: as sampling/pipeline.py has them."""
-    flags, allowed, is_masked, mask, touched, tally, shift, repetition, frequency, presence, drafts, before, repeats, counts = (
-        edits
-    )
+    (
+        flags,
+        allowed,
+        is_masked,
+        mask,
+        touched,
+        tally,
+        shift,
+        repetition,
+        frequency,
+        presence,
+        drafts,
+        before,
+        repeats,
+        counts,
+    ) = edits
     word, bit = ids // 32, ids % 32
     if (flags & ALLOWED) != 0:
         open = (tl.load(allowed + word, mask=inside, other=0) >> bit) & 1
@@ -94,17 +116,16 @@ def edited(edits, x, ids, inside):
 @triton.jit
 def keys_at(row, ids, inside, raw):
     """Ordered keys and values after the edits; an entry that no edit makes right (NaN, +inf) keeps its key. raw: as raw_at has them."""
-    at, vocab, edits = row
     x, key = raw, ordered(raw)
     if is_edited(row):
-        x = edited(edits, raw, ids, inside)
+        x = edited(row[2], raw, ids, inside)
         key = tl.where(key >= INF_KEY, key, ordered(x))
     return key, x
 
 
-@triton.jit
-def amend(tables, amendments, n, vocab, BLOCK: tl.constexpr):
-    """Write the entries of slots' tables. No two amendments name the same entry."""
+@triton.jit(do_not_specialize=["n", "tallies", "shifts"])
+def amend(tables, amendments, n, vocab, tallies, shifts, BLOCK: tl.constexpr):
+    """Write the entries of slots' tables. No two amendments name the same entry. tallies, shifts: whether these tables are there."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = i < n
     at = amendments + i * AMENDMENT
@@ -117,9 +138,9 @@ def amend(tables, amendments, n, vocab, BLOCK: tl.constexpr):
     tl.atomic_or(tables.allowed + word, bit, mask=inside & allowed)
     tl.atomic_and(tables.allowed + word, ~bit, mask=inside & (allowed == 0))
     tl.atomic_or(tables.touched + word, bit, mask=inside & touched)
-    if tables.tallies:
+    if tallies == 1:
         tl.store(tables.tally + entry, tl.load(at + 2, mask=inside, other=0), mask=inside & touched)
-    if tables.shifts:
+    if shifts == 1:
         both = tl.load(at + 3, mask=inside, other=0)
         before, later = both.to(tl.int32), (both >> 32).to(tl.int32)
         tl.store(tables.shift + 2 * entry, before.to(tl.float32, bitcast=True), mask=inside & touched)

@@ -13,8 +13,19 @@ from tailrace.kernels.gpu.noise import uniform_of
 from tailrace.kernels.gpu.order import INF_KEY, NONE_KEY, value_of
 from tailrace.kernels.gpu.program import EXEMPT, KEY, NUM_EXEMPT, NUM_STAGES, STAGE, STAGE_FIELDS, number
 from tailrace.kernels.gpu.survivors import (
-    CHUNK, PIVOTS, append, boundary, divide, entropy, keep_above, keep_above_edited, keep_first, load, load_ids,
-    relative_to_largest, total,
+    CHUNK,
+    PIVOTS,
+    append,
+    boundary,
+    divide,
+    entropy,
+    keep_above,
+    keep_above_edited,
+    keep_first,
+    load,
+    load_ids,
+    relative_to_largest,
+    total,
 )  # fmt: skip
 from tailrace.kernels.program import STAGES
 

@@ -11,17 +11,25 @@ import triton.language as tl
 
 from tailrace.kernels.gpu.edits import raw_at, row_at
 from tailrace.kernels.gpu.order import NONE_KEY, id_of, ordered, packed, value_of
-from tailrace.kernels.gpu.program import ENTROPY, FLAGS, GREEDY, LOGPROBS, PROCESSED
+from tailrace.kernels.gpu.program import ENTROPY, FLAGS, LOGPROBS, PROCESSED
 from tailrace.kernels.gpu.refine import reached_by
 from tailrace.kernels.gpu.scan import CHUNK, OF_RAW, highest, mass_of
 from tailrace.kernels.gpu.survivors import (
-    GROUP, append, entropy, keep_first, load, load_ids, reaching, tokens_of, total,
+    GROUP,
+    append,
+    entropy,
+    keep_first,
+    load,
+    load_ids,
+    reaching,
+    tokens_of,
+    total,
 )  # fmt: skip
 
 MOST = tl.constexpr(2**63 - 1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["width", "top"])
 def describe(step, tables, work, out, blocks, width, top):
     """out: numbers float64 [N, width, 3 + top], logprob, entropy and varentropy in nats, the top logprobs; ranks int64 [N, width, 1 + top],
     rank, the top ids. Set where a program asks."""
@@ -40,7 +48,7 @@ def describe(step, tables, work, out, blocks, width, top):
             rank, mine = rank_among(x, ids, n, token)
         else:
             keys = work.raw_keys + row * blocks
-            plane = step.rows * blocks
+            plane = work.plane
             here, found = row_at(step, tables, row), work.found + row * blocks
             largest = value_of(highest(keys, blocks))
             sums = work.sums + OF_RAW * plane + row * blocks

@@ -9,7 +9,20 @@ from tailrace.kernels.gpu.draw import DRAW, first_of, winner, winner_of_all
 from tailrace.kernels.gpu.edits import row_at
 from tailrace.kernels.gpu.order import STATUSES, id_of, status_of, value_of
 from tailrace.kernels.gpu.program import (
-    ENTROPY, FLAGS, GREEDY, KEY, LOGPROBS, MASS, MASS_TEMPERATURE, MOMENTS, NUM_STAGES, PLAIN, PROCESSED, SIGMA, WANTS, number,
+    ENTROPY,
+    FLAGS,
+    GREEDY,
+    KEY,
+    LOGPROBS,
+    MASS,
+    MASS_TEMPERATURE,
+    MOMENTS,
+    NUM_STAGES,
+    PLAIN,
+    PROCESSED,
+    SIGMA,
+    WANTS,
+    number,
 )  # fmt: skip
 from tailrace.kernels.gpu.refine import EVERYTHING, LOWEST, first_depth, refine, stage_at
 from tailrace.kernels.gpu.scan import OF_MASS, OF_SIGMA, highest, mass_of, sigma_of
@@ -23,10 +36,10 @@ TYPICAL_RULE = tl.constexpr(RULES.index("typical"))
 
 @triton.jit
 def pick(step, tables, work, blocks):
-    """Leaves in `work`, by row: status; drawn, 1 where it is OK; token, −1 where it is not; and where they are asked for the survivors, x and
-    ids, and how many."""
+    """Leaves in `work`, by row: status; drawn, 1 where it is OK; token, −1 where it is not; where they are asked for, what survives, in x
+    and ids, and how many."""
     row = tl.program_id(0).to(tl.int64)
-    plane = step.rows * blocks
+    plane = work.plane
     record = tables.records + tl.load(step.slot + row) * tables.fields
     keys, sums = work.keys + row * blocks, work.sums + row * blocks
     x, ids, found = work.x + row * step.vocab, work.ids + row * step.vocab, work.found + row * blocks

@@ -17,7 +17,7 @@ BLOCK = tl.constexpr(256)
 CHUNK = tl.constexpr(1024)
 LOG2E = tl.constexpr(1.4426950408889634)
 
-# Planes of `sums`, float32 [PLANES, R, blocks], each written only where it is wanted.
+# Planes of `sums`, float32 [PLANES, rows, blocks], `plane` entries each, written only where it is wanted.
 OF_MASS = tl.constexpr(0)  # and the two after it: Σ e^d, Σ d e^d, Σ d² e^d
 OF_SIGMA = tl.constexpr(3)  # number, Σ d, Σ d²
 OF_RAW = tl.constexpr(6)  # as OF_MASS, before the edits
@@ -25,15 +25,14 @@ PLANES = 9
 
 
 @triton.jit
-def scan_rows(step, tables, keys, raw_keys, sums, blocks, MORE: tl.constexpr, TILE: tl.constexpr):
-    """keys, raw_keys: int32 [R, blocks]. MORE: it does the rows that are edited or want more than maxima and mass, else the others; what a
+def scan_rows(step, tables, work, blocks, MORE: tl.constexpr, TILE: tl.constexpr):
+    """Writes work.keys, raw_keys and sums. MORE: it does the rows that are edited or want more than maxima and mass, else the others: what a
     row asks for must not cost others registers."""
     row, part, parts = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     record = tables.records + tl.load(step.slot + row) * tables.fields
     wants, scale = tl.load(record + WANTS), number(record, SCALE).to(tl.float32)
     here = row_at(step, tables, row)
     if (is_edited(here) | ((wants & (MOMENTS | SIGMA | RAW)) != 0)) == MORE:
-        plane = step.rows.to(tl.int64) * blocks
         for tile in range(part, tl.cdiv(blocks, TILE), parts):
             block = tile * TILE + tl.arange(0, TILE)
             ids = block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
@@ -43,8 +42,8 @@ def scan_rows(step, tables, keys, raw_keys, sums, blocks, MORE: tl.constexpr, TI
             if MORE:
                 each, x = keys_at(here, ids, inside, raw)
             key, out, there = tl.max(each, 1), row * blocks + block, block < blocks
-            tl.store(keys + out, key, mask=there)
-            at = sums + out
+            tl.store(work.keys + out, key, mask=there)
+            at, plane = work.sums + out, work.plane
             if (wants & MASS) != 0:
                 weigh(at + OF_MASS * plane, plane, x, key, scale, wants & MOMENTS, there, MORE)
             if MORE:
@@ -57,7 +56,7 @@ def scan_rows(step, tables, keys, raw_keys, sums, blocks, MORE: tl.constexpr, TI
                     tl.store(at + (OF_SIGMA + 2) * plane, tl.sum(d * d, 1), mask=there)
                 if (wants & RAW) != 0:
                     raw_key = tl.max(ordered(raw), 1)
-                    tl.store(raw_keys + out, raw_key, mask=there)
+                    tl.store(work.raw_keys + out, raw_key, mask=there)
                     weigh(at + OF_RAW * plane, plane, raw, raw_key, 1.0, wants & MOMENTS_RAW, there, True)
 
 

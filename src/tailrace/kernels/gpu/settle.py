@@ -17,7 +17,7 @@ EPSILON, DELTA = tl.constexpr(0.09), tl.constexpr(0.3)  # of rule typical: sampl
 LEAST = tl.constexpr(1.1754943508222875e-38)  # less of a remainder than that is nothing
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["width"])
 def settle(step, tables, work, out, width):
     """out: token_ids int64 [N, width], −1 where there is none; num_tokens and status int64 [N]."""
     i = tl.program_id(0).to(tl.int64)
@@ -63,14 +63,14 @@ def settled(step, record, work, row, rule, draft, token):
         h, _ = entropy(x, n, whole)
         token = tl.where(p > tl.minimum(tl.exp(-h) * DELTA, EPSILON), draft, token)
     else:
-        mine = tl.full((), 1.0, tl.float64)
-        if step.dense == 1:
+        mine, dense = tl.full((), 1.0, tl.float64), tl.load(step.dense + row) == 1
+        if dense:
             mine = tl.load(step.proposals + row * step.vocab + draft).to(tl.float64)
         if uniform_of(key, position, ACCEPT) * mine < p:
             token = draft
         else:
             best = tl.full((), NOBODY, tl.int64)
-            if step.dense == 1:
+            if dense:
                 best = winner_of_rest(step, x, ids, n, row, 1.0 / whole, key, position)
             else:
                 best = winner(x, ids, n, key, position, RESIDUAL, draft)

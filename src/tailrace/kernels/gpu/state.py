@@ -14,8 +14,8 @@ from tailrace.kernels.gpu.program import FIELDS, check, to_device
 
 class Tables(NamedTuple):
     """As kernels take them. records int64 [S, fields]; allowed, touched int32 [S, ⌈V / 32⌉]; tally int64 [S, V]: repeated · 2³² + counted;
-    shift float32 [S, V, 2]: added before and after the penalties. tallies, shifts: whether these two are there. What is not touched is
-    not looked at, so nothing is ever cleared but bits."""
+    shift float32 [S, V, 2]: added before and after the penalties. The latter two are one
+    entry until somebody needs them. What is not touched is not looked at, so nothing is ever cleared but bits."""
 
     records: torch.Tensor
     fields: int
@@ -23,8 +23,6 @@ class Tables(NamedTuple):
     touched: torch.Tensor
     tally: torch.Tensor
     shift: torch.Tensor
-    tallies: int
-    shifts: int
 
 
 class State:
@@ -37,10 +35,13 @@ class State:
     def __init__(self, num_slots: int, vocab: int, device: torch.device) -> None:
         check(vocab)
         self.shape, self.device = (num_slots, vocab), device
-        bits = torch.zeros((2, num_slots, -(-vocab // 32)), dtype=torch.int32, device=device)
+        allowed, touched = (
+            torch.zeros((num_slots, -(-vocab // 32)), dtype=torch.int32, device=device) for _ in range(2)
+        )
         records = torch.zeros((num_slots, FIELDS), dtype=torch.int64, device=device)
         tally, shift = torch.zeros(1, dtype=torch.int64, device=device), torch.zeros(1, device=device)
-        self.tables = Tables(records, FIELDS, bits[0], bits[1], tally, shift, 0, 0)
+        self.tallies = self.shifts = 0
+        self.tables = Tables(records, FIELDS, allowed, touched, tally, shift)
 
     def write(self, slot: int, fields: list[int]) -> None:
         """The slot's record."""
@@ -56,15 +57,17 @@ class State:
 
     def make_room(self, tallies: bool, shifts: bool) -> None:
         """For slots that have some."""
-        if tallies and not self.tables.tallies:
-            tally = torch.empty(self.shape, dtype=torch.int64, device=self.device)
-            self.tables = self.tables._replace(tally=tally, tallies=1)
-        if shifts and not self.tables.shifts:
+        if tallies and not self.tallies:
+            self.tables = self.tables._replace(tally=torch.empty(self.shape, dtype=torch.int64, device=self.device))
+            self.tallies = 1
+        if shifts and not self.shifts:
             shift = torch.empty((*self.shape, 2), dtype=torch.float32, device=self.device)
-            self.tables = self.tables._replace(shift=shift, shifts=1)
+            self.tables, self.shifts = self.tables._replace(shift=shift), 1
 
     def amend(self, amendments: torch.Tensor) -> None:
         """Change entries. int64 [n · AMENDMENT] as edits.py has them, on the device; no two name the same."""
         count = amendments.numel() // AMENDMENT.value
         if count:
-            amend[(triton.cdiv(count, BLOCK),)](self.tables, amendments, count, self.shape[1], BLOCK)
+            amend[(triton.cdiv(count, BLOCK),)](
+                self.tables, amendments, count, self.shape[1], self.tallies, self.shifts, BLOCK
+            )

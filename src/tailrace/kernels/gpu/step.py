@@ -17,7 +17,7 @@ from tailrace.kernels.gpu.state import Tables
 
 WARPS = 8  # of pick: what it loops over comes in chunks of 1,024
 SCANS = {False: (16, 8), True: (4, 4)}  # MORE → blocks that a program reads at once, warps
-COLUMNS = ("slot", "source", "position", "draft", "rule", "forced", "before", "mask")
+COLUMNS = ("slot", "source", "position", "draft", "rule", "forced", "before", "mask", "dense")
 EXACT = {"enable_fp_fusion": False}  # each operation is rounded on its own, as on the CPU
 
 
@@ -25,13 +25,16 @@ class Step(NamedTuple):
     """As kernels take it: logits [L, V] of bf16, f16 or f32, entries of a row contiguous; columns int64 [R]; start int64 [N + 1].
 
     forced: the row's token, or −1. before: how many drafts of its request come before it. rule: exact where no draft is to be settled;
-    block only where proposals are there. mask: place in masks, int32 [M, ⌈V / 32⌉], or −1. proposals: float32 [R, V] where dense is 1.
+    block only where proposals are there. mask: place in masks, int32 [M, ⌈V / 32⌉], or −1. dense: 1 where the row has proposals, float32
+    [R, V].
+
+    What a kernel is compiled for are types, which numbers are 1 and which numbers and addresses are multiples of 16: so whatever may differ
+    from step to step lies behind addresses that are.
     """
 
     logits: torch.Tensor
     stride: int
     vocab: int
-    rows: int
     slot: torch.Tensor
     source: torch.Tensor
     position: torch.Tensor
@@ -40,18 +43,19 @@ class Step(NamedTuple):
     forced: torch.Tensor
     before: torch.Tensor
     mask: torch.Tensor
+    dense: torch.Tensor
     start: torch.Tensor
     masks: torch.Tensor
     proposals: torch.Tensor
-    dense: int
 
 
 class Work(NamedTuple):
-    """What lies between the kernels, by row; see scan.py and sample.py."""
+    """What lies between the kernels, by row; see scan.py and sample.py. plane: entries of a plane of sums."""
 
     keys: torch.Tensor
     raw_keys: torch.Tensor
     sums: torch.Tensor
+    plane: int
     x: torch.Tensor
     ids: torch.Tensor
     found: torch.Tensor
@@ -75,23 +79,31 @@ class Out(NamedTuple):
     @staticmethod
     def room(requests: int, width: int, top: int | None, device: torch.device) -> Out:
         """For so many; top: alternatives at most, None: nobody reports."""
-        return Out.over(torch.empty(requests * size(width, top), dtype=torch.int64, device=device), requests, width, top)
+        size = sum(even(part) for part in sizes(requests, width, top))
+        return Out.over(torch.empty(size, dtype=torch.int64, device=device), requests, width, top)
 
     @staticmethod
     def over(all: torch.Tensor, requests: int, width: int, top: int | None) -> Out:
         """Views of a buffer, here or on the host."""
-        n = requests
-        ranks, numbers = (0, 0) if top is None else (1 + top, 3 + top)
-        parts = all.split([n * width, n, n, n * width * ranks, n * width * numbers])
+        wanted = sizes(requests, width, top)
+        ids, counts, status, ranks, numbers = (
+            part[:size] for part, size in zip(all.split([even(size) for size in wanted]), wanted, strict=True)
+        )
+        shape = (requests, width, -1) if top is not None else (requests, width, 0)
         return Out(
-            all, parts[0].view(n, width), parts[1], parts[2], parts[3].view(n, width, ranks),
-            parts[4].view(torch.float64).view(n, width, numbers),
-        )  # fmt: skip
+            all, ids.view(requests, width), counts, status, ranks.view(shape), numbers.view(torch.float64).view(shape)
+        )
 
 
-def size(width: int, top: int | None) -> int:
-    """Of a request in Out.all."""
-    return width + 2 + (0 if top is None else width * (4 + 2 * top))
+def sizes(requests: int, width: int, top: int | None) -> list[int]:
+    """Of the parts of Out, int64."""
+    ranks, numbers = (0, 0) if top is None else (1 + top, 3 + top)
+    return [requests * width, requests, requests, requests * width * ranks, requests * width * numbers]
+
+
+def even(count: int) -> int:
+    """So many int64, made up to a multiple of 16 bytes."""
+    return count + count % 2
 
 
 class Workspace:
@@ -105,29 +117,28 @@ class Workspace:
     def room(self, rows: int) -> Work:
         """For at least so many rows."""
         if self.work is None or rows > self.rows:
-            self.rows = max(rows, 2 * self.rows)
-            ints = torch.empty((3, self.rows, self.blocks), dtype=torch.int32, device=self.device)
+            self.rows = -(-max(rows, 2 * self.rows) // 16) * 16
+            keys, raw_keys, found = (
+                torch.empty((self.rows, self.blocks), dtype=torch.int32, device=self.device) for _ in range(3)
+            )
             sums = torch.empty((PLANES, self.rows, self.blocks), dtype=torch.float32, device=self.device)
             x = torch.empty((self.rows, self.vocab), dtype=torch.float32, device=self.device)
             ids = torch.empty((self.rows, self.vocab), dtype=torch.int32, device=self.device)
             longs = torch.empty((3, self.rows), dtype=torch.int64, device=self.device)
             count = torch.empty(self.rows, dtype=torch.int32, device=self.device)
-            self.work = Work(ints[0], ints[1], sums, x, ids, ints[2], *longs, count)
+            self.work = Work(keys, raw_keys, sums, self.rows * self.blocks, x, ids, found, *longs, count)
         return self.work
 
 
-def run(step: Step, tables: Tables, space: Workspace, out: Out, *, drafts: bool, reports: bool) -> None:
+def run(step: Step, tables: Tables, space: Workspace, out: Out, rows: int, *, drafts: bool, reports: bool) -> None:
     """Launch the step's kernels. drafts: some request has more than a row. reports: some program asks for them."""
-    rows, blocks = step.rows, space.blocks
-    requests, width = out.token_ids.shape
+    blocks, (requests, width) = space.blocks, out.token_ids.shape
     work = space.room(rows)
     if not drafts:
         work = work._replace(token=out.token_ids, drawn=out.num_tokens, status=out.status)
     for more, (tile, warps) in SCANS.items():
         grid = (rows, splits(rows, triton.cdiv(blocks, tile)))
-        scan_rows[grid](
-            step, tables, work.keys, work.raw_keys, work.sums, blocks, more, tile, num_warps=warps, **EXACT
-        )
+        scan_rows[grid](step, tables, work, blocks, more, tile, num_warps=warps, **EXACT)
     pick[(rows,)](step, tables, work, blocks, num_warps=WARPS, **EXACT)
     if drafts:
         settle[(requests,)](step, tables, work, out, width, num_warps=WARPS, **EXACT)

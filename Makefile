@@ -2,7 +2,7 @@
 #
 #   make serve [PORT=8000] [HOST=127.0.0.1] [MODEL=…] [ARGS="--dtype float32"]
 #   make chat  [MODEL=…] [ARGS=…]
-#   make test | test-long | test-clients | lint | bench [BENCH="serve sampler knobs kernels"] [ARGS=…]
+#   make test | test-long | test-clients | test-gpu | lint | bench [BENCH="serve sampler knobs kernels"] [ARGS=…]
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -18,7 +18,7 @@ ARGS ?=
 MODEL_FLAG := $(if $(MODEL),--model "$(MODEL)")
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: install serve chat test test-long test-clients bench lint format lock lock-clients clean help
+.PHONY: install serve chat test test-long test-clients test-gpu bench lint format lock lock-clients clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -68,6 +68,15 @@ $(CLIENTS)/.stamp: requirements-clients.lock | $(BIN)/pip
 
 test-clients: install $(CLIENTS)/.stamp
 	$(CLIENTS)/bin/python -m pytest tests/clients $(ARGS)
+
+# What touches the GPU, on one; then, where compute-sanitizer is, the kernels once more under its eyes.
+SANITIZED = compute-sanitizer --error-exitcode 1 --tool $(1) $(BIN)/python -m pytest -m "not long" tests/kernels -k "not compile"
+test-gpu: install
+	@$(BIN)/python -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "test-gpu needs a GPU: torch sees no CUDA here")'
+	$(BIN)/python -m pytest -m "not long" tests/kernels tests/sampling/test_backends.py tests/runners $(ARGS)
+	@if command -v compute-sanitizer >/dev/null; then set -ex; \
+	  PYTORCH_NO_CUDA_MEMORY_CACHING=1 $(call SANITIZED,memcheck); $(call SANITIZED,racecheck); \
+	else echo "compute-sanitizer is not on PATH: memcheck and racecheck of tests/kernels are left out"; fi
 
 BENCH ?= serve sampler
 bench: install

@@ -16,6 +16,7 @@ import msgspec
 
 from tailrace.errors import ConfigError
 
+Overlap = Literal["auto", "on", "off"]
 Natural = Annotated[int, msgspec.Meta(ge=0)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
@@ -39,6 +40,7 @@ class ModelConfig(Section, frozen=True):
     name: the name clients use (and the only one they may); None takes it from the model.
     processors: logits processors that requests may name: "name=package.module:function", separated by commas.
     dtype: of weights and KV cache. device: "auto" takes a CUDA GPU if there is one. threads: 0 is one per core.
+    cuda_graphs: on a GPU, whether steps that only decode are launched as CUDA graphs.
     """
 
     model: str | None = None
@@ -46,6 +48,7 @@ class ModelConfig(Section, frozen=True):
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     device: str = "auto"
     threads: Natural = 0
+    cuda_graphs: bool = True
     cache_dir: str = msgspec.field(default_factory=default_cache_dir)
     trust_remote_code: bool = False
     processors: str = ""
@@ -61,12 +64,14 @@ class CacheConfig(Section, frozen=True):
 
 
 class SchedulerConfig(Section, frozen=True):
-    """Limits of one step and of the waiting line. max_model_len 0 takes the model's own."""
+    """Limits of one step and of the waiting line. max_model_len 0 takes the model's own. overlap: whether a step is planned while the one
+    before runs; auto: on a GPU."""
 
     max_num_seqs: Positive = 64
     max_num_batched_tokens: Positive = 512
     max_model_len: Natural = 0
     max_waiting: Natural = 10_000
+    overlap: Overlap = "auto"
 
 
 class SpeculationConfig(Section, frozen=True):

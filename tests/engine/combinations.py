@@ -244,13 +244,13 @@ class Books(Harness):
                     assert member.num_output == sequence.num_output
 
 
-def world_of(case: Case, grammars: Grammars | None, texts: Texts = (), plainly: bool = False) -> Books:
-    """An engine for the case, with its drafter. plainly: not even what is certain is guessed."""
+def world_of(case: Case, grammars: Grammars | None, texts: Texts = (), plainly: bool = False, **options) -> Books:
+    """An engine for the case, with its drafter. plainly: not even what is certain is guessed. options: of the harness."""
     factory = DRAFTERS[case.drafter](texts)
     harness = Books(
         ScriptedRunner(VOCAB, target, 512, block_size=BLOCK), grammars=grammars, spelling=SPELLING, eos=EOS,
         drafter=factory and (lambda sampler: Watched(factory(sampler))), block_size=BLOCK,
-        **{"num_blocks": BLOCKS} | WORLDS[case.world],
+        **{"num_blocks": BLOCKS} | WORLDS[case.world] | options,
     )  # fmt: skip
     if plainly:
         harness.engine.speculator._certain = lambda engine, sequence: []

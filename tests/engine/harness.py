@@ -36,6 +36,8 @@ class Story:
 class Harness:
     """Runs an engine to the end and checks on the way that its books balance."""
 
+    overlap = "auto"  # of engines that are not told
+
     def __init__(
         self,
         runner=None,
@@ -57,7 +59,7 @@ class Harness:
             self.runner,
             ModelInfo("scripted", self.runner.vocab_size, 512, [eos]),
             CacheConfig(num_blocks=num_blocks, block_size=block_size, prefix_reuse=prefix_reuse),
-            SchedulerConfig(**({"max_num_seqs": 8, "max_num_batched_tokens": 64} | limits)),
+            SchedulerConfig(**({"max_num_seqs": 8, "max_num_batched_tokens": 64, "overlap": self.overlap} | limits)),
             spelling,
             grammars,
             SpeculationConfig(max_drafts=max_drafts, rule=rule, adaptive=adaptive),
@@ -83,7 +85,8 @@ class Harness:
     def note(self, message) -> None:
         if isinstance(message, Aborted):  # one per Abort, also for a second one
             self.aborted.append(message)
-            self.closed.add((message.id, message.epoch))
+            if message.index is None:
+                self.closed.add((message.id, message.epoch))
             return
         assert (message.id, message.epoch) not in self.closed, "something came after the acknowledgement"
         story = self.stories[message.id, message.epoch, message.index]

@@ -15,6 +15,8 @@ from tailrace.params import SamplingParams
 from tailrace.runners.scripted import ScriptedRunner
 from tailrace.wire.messages import Failed, Finished
 
+pytestmark = pytest.mark.usefixtures("both_modes")
+
 # every way to spell a few letters, and nothing special beside
 SPELT = [b"", b"a", b"b", b"c", b" ", b"ab", b"bc", b" a", b"ca", b"abc", b" b", b"B"] + [b"."] * (VOCAB - 12)
 

@@ -18,6 +18,8 @@ from tailrace.options import MAX_DRAFTS, Grammar, Stretch
 from tailrace.runners.scripted import ScriptedRunner
 from tailrace.wire.messages import Abort, Failed
 
+pytestmark = pytest.mark.usefixtures("both_modes")
+
 # every printable character, some longer pieces, then what is special
 PIECES = [chr(c) for c in range(32, 127)] + [
     "\n",

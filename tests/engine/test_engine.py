@@ -14,6 +14,8 @@ from tailrace.params import SamplingParams
 from tailrace.runners.scripted import ScriptedRunner
 from tailrace.wire.messages import Abort, Failed, Finished, Submit
 
+pytestmark = pytest.mark.usefixtures("both_modes")
+
 
 def prompt_of(seed: int, length: int) -> list[int]:
     return [random.Random(seed).randrange(VOCAB - 2) for _ in range(length)]

@@ -12,6 +12,8 @@ from tailrace.engine.spelling import Spelling
 from tailrace.runners.scripted import ScriptedRunner
 from tailrace.wire.messages import Abort
 
+pytestmark = pytest.mark.usefixtures("both_modes")
+
 SPELLING = Spelling([chr(33 + i).encode() for i in range(VOCAB)], frozenset({EOS}), True)
 PROMPTS = [[5, 6, 7, 8], list(range(20)), [9] * 40]
 NEGATIVE = (1, 2, 3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -121,8 +122,16 @@ def test_only_the_wanted_positions_come_back(name, loaded):
     batch = cache.batch([(0, [1, 2, 3, 4], 0), (1, [5, 6, 7], 0)])
     everything = ours.forward(batch).clone()
     wanted = torch.tensor([3, 6])
-    some = ours.forward(Batch(*[getattr(batch, f) for f in Batch.__slots__[:-1]], wanted))
+    some = ours.forward(replace(batch, wanted=wanted))
     torch.testing.assert_close(some, everything[wanted], atol=1e-6, rtol=1e-6)
+
+
+def test_tokens_of_the_step_before_are_taken_from_where_they_are(loaded):
+    ours, _ = loaded("llama")
+    batch = Cache(2, 4).batch([(0, [1, 2, 3, 4], 0), (1, [5, 6, 7], 0)])
+    expected = ours.forward(batch).clone()
+    unknown = replace(batch, token_ids=torch.tensor([1, 2, 3, -3, 5, -1, 7]), previous=torch.tensor([6, -1, 4]))
+    torch.testing.assert_close(ours.forward(unknown), expected, atol=0, rtol=0)
 
 
 def test_a_copied_block_is_a_copy(loaded):

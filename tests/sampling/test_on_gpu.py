@@ -141,3 +141,11 @@ def test_a_vocabulary_that_is_too_large_is_refused():
     slots.join(0, SamplingParams(), key=1, prompt=[1])
     with pytest.raises(ValueError, match="vocabularies below"):
         Sampler(slots, "gpu")(torch.zeros(1, 1 << 19, device=DEVICES["gpu"]), Rows.plain([0], [0], [1]))
+
+
+@QUIET
+def test_warming_up_runs_every_kernel(monkeypatch):
+    ran: list[tuple[bool, bool]] = []
+    monkeypatch.setattr("tailrace.sampling.on_gpu.run", lambda *_, **how: ran.append((how["drafts"], how["reports"])))
+    Sampler(Slots(1, V), "gpu").warm_up({torch.float32}, torch.device(DEVICES["gpu"]))
+    assert ran == [(False, True), (True, True)]

@@ -77,7 +77,10 @@ def _draft_model(where: Surroundings) -> Drafter:
     from tailrace.drafting.pick import Picker
 
     runner = load_runner(
-        msgspec.structs.replace(where.model, model=str(where.folder)), where.folder, block_size=where.block_size
+        msgspec.structs.replace(where.model, model=str(where.folder)),
+        where.folder,
+        block_size=where.block_size,
+        max_num_seqs=len(where.sampler.slots.slots),
     )
     return DraftModel(runner, Picker(where.sampler), where.blocks(runner.block_bytes), where.block_size)
 

@@ -1,4 +1,4 @@
-"""A step's work as tensors: the runner's Batch, and which of its logits are drawn from (draws.py)."""
+"""A step's work as tensors: the runner's Batch, and who draws from its logits (draws.py)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from tailrace.engine.draws import NOTHING, Draws, Guess, Masks, draw, grouped
+from tailrace.engine.draws import NOTHING, Draws, Guesses, Masks, draw, grouped
 from tailrace.engine.request import Sequence
+from tailrace.engine.schedule import Work
 from tailrace.runners.base import Batch
 
 
@@ -52,29 +53,34 @@ Sight = tuple[Sequence, Sequence, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Assembled:
-    """batch for the runner; draws for the sampler; masks: to be filled before them; scored: prompts' logprobs are asked for; seen:
-    what hidden states there will be."""
+    """batch for the runner; rows: slot → the first of its rows of logits; drawing: whoever draws from them; scored: prompts' logprobs are
+    asked for; seen: what hidden states there will be."""
 
     batch: Batch
-    draws: list[Draws]
-    masks: Masks
+    rows: dict[int, int]
+    drawing: list[Sequence]
     scored: list[Scored]
     seen: list[Sight]
 
+    def draws(self, drawing: list[Sequence], guesses: Guesses, masks: Masks) -> list[Draws]:
+        """Draws for the sampler. drawing: those of the assembled that are still there. masks: of the grammars, empty: what is to be filled
+        before the draws is entered."""
+        return [draw(group, guesses, self.rows, masks) for group in grouped(drawing, guesses)]
+
 
 def assemble(
-    work: list[tuple[Sequence, int]], guesses: dict[int, Guess], tables: BlockTables, block_size: int, masks: Masks
+    work: Work, guesses: Guesses, tables: BlockTables, block_size: int, previous: torch.Tensor | None = None
 ) -> Assembled:
     """Lay the planned tokens out as one flat bag, guesses after the last token of their sequence and of its companion. A sequence whose
     last token is among them draws, and so do the siblings that waited for its prefill: their rows share its logits.
 
     Args:
-        guesses: by the slot of the sequence. masks: of the grammars, empty: what is to be filled is entered.
+        guesses: by the slot of the sequence. previous: what tokens that are not known yet refer to; see Batch.
     """
     tokens: list[int] = []
     starts, lengths, slots = [0], [], []
     wanted: list[int] = []
-    rows: dict[int, int] = {}  # slot → the first of its logits
+    rows: dict[int, int] = {}
     drawing: list[Sequence] = []
     scored: list[Scored] = []
     seen: list[Sight] = []
@@ -114,6 +120,6 @@ def assemble(
         kv_len=torch.tensor(lengths, dtype=torch.int32),
         block_tables=torch.from_numpy(table),
         wanted=torch.tensor(wanted, dtype=torch.int64),
+        previous=previous,
     )
-    draws = [draw(group, guesses, rows, masks) for group in grouped(drawing, guesses)]
-    return Assembled(batch, draws, masks, scored, seen)
+    return Assembled(batch, rows, drawing, scored, seen)

@@ -12,6 +12,7 @@ from tailrace.engine.banned import MAX_REWINDS
 from tailrace.engine.constraint import Constraint
 from tailrace.engine.draws import NOTHING, Guesses
 from tailrace.engine.request import Sequence, State
+from tailrace.engine.schedule import Work
 from tailrace.errors import EngineError, RowError, TailraceError
 from tailrace.kernels.status import MESSAGES, NAMES, OK
 from tailrace.sampling import Sampled
@@ -44,14 +45,8 @@ class Outcome:
         return self.turned or self.reason is not None or self.error is not None
 
 
-def commit(
-    engine: Engine,
-    work: list[tuple[Sequence, int]],
-    guesses: Guesses,
-    sampled: list[tuple[list[Sequence], Sampled]],
-    errors: dict[int, Exception],
-) -> None:
-    """A step's end. errors: of sequences whose grammar could not be matched, by slot: what was drawn for them does not count."""
+def settle(engine: Engine, work: Work) -> None:
+    """What was computed counts: it may be reused, and siblings that waited for it run."""
     for sequence, tokens in work:
         if sequence.slot >= 0:  # else it has failed, or the one whose companion it is: its prompt could not be scored
             sequence.computed += tokens
@@ -59,6 +54,15 @@ def commit(
     for sequence, _ in work:
         if sequence.state is State.RUNNING and not any(member.remaining for member in sequence.members):
             engine.fork(sequence)
+
+
+def commit(
+    engine: Engine,
+    guesses: Guesses,
+    sampled: list[tuple[list[Sequence], Sampled]],
+    errors: dict[int, Exception],
+) -> None:
+    """What was drawn counts. errors: of sequences whose grammar could not be matched, by slot: what was drawn for them does not count."""
     for sequences, drawn in sampled:
         counts, statuses = drawn.num_tokens.tolist(), drawn.status.tolist()
         rows = drawn.token_ids.tolist()

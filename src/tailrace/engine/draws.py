@@ -13,7 +13,7 @@ from tailrace.engine.request import Sequence
 from tailrace.grammar.base import Job
 from tailrace.kernels.rows import Rows
 from tailrace.options import Rule
-from tailrace.sampling.guidance import guide
+from tailrace.sampling.guidance import guide_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Draws:
         """What they are drawn from, of the step's logits [L, V]."""
         if self.guided is None:
             return logits
-        return guide(logits[self.guided.own], logits[self.guided.companion], self.guided.scale)
+        return guide_rows(logits, self.guided.own, self.guided.companion, self.guided.scale)
 
 
 class Masks:

@@ -14,13 +14,16 @@ from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, wait
 from itertools import count
 
+import torch
+
 from tailrace.config import CacheConfig, SchedulerConfig, SpeculationConfig
 from tailrace.drafting.base import Drafter
-from tailrace.engine import sizing
+from tailrace.engine import ahead, sizing
 from tailrace.engine.admission import Limits, negative_prompt
 from tailrace.engine.banned import BannedText
 from tailrace.engine.batch import BlockTables
 from tailrace.engine.constraint import Constraint
+from tailrace.engine.device import Device, overlaps
 from tailrace.engine.draws import Masks
 from tailrace.engine.kv_cache import BlockCache
 from tailrace.engine.loops import LoopWatch
@@ -35,7 +38,7 @@ from tailrace.errors import EngineError, ParameterError, RequestError, TailraceE
 from tailrace.grammar.base import Compiled
 from tailrace.grammar.service import Filling, Grammars
 from tailrace.params import SamplingParams
-from tailrace.runners.base import ModelRunner
+from tailrace.runners.base import LayeredRunner, ModelRunner
 from tailrace.sampling import Sampler, Slots, request_key
 from tailrace.text.stops import matcher
 from tailrace.wire.messages import Abort, Aborted, Failed, Finished, FinishReason, FromEngine, ModelInfo, Stats, Submit
@@ -68,7 +71,8 @@ class Engine:
     ) -> None:
         longest = min(x for x in (info.max_model_len, runner.max_model_len, scheduler.max_model_len) if x)
         per_slot = -(-longest // cache.block_size)
-        blocks = sizing.num_blocks(cache, runner.block_bytes, scheduler.max_num_seqs * per_slot)
+        device = getattr(runner, "device", None)
+        blocks = sizing.num_blocks(cache, runner.block_bytes, scheduler.max_num_seqs * per_slot, device)
         runner.allocate(blocks)
         longest = min(longest, blocks * cache.block_size)
         eos = [
@@ -82,6 +86,8 @@ class Engine:
         self.cache = BlockCache(blocks, cache.block_size, cache.prefix_reuse)
         self.slots = Slots(scheduler.max_num_seqs, runner.vocab_size)
         self.sampler = Sampler(self.slots)
+        if isinstance(runner, LayeredRunner):
+            self.sampler.warm_up({runner.dtype, torch.float32}, runner.device)  # guided logits are float32
         self.grammars = grammars
         self.speculator = Speculator(None if drafter is None else drafter(self.sampler), speculation)
         self.tables = BlockTables(scheduler.max_num_seqs, per_slot)
@@ -92,6 +98,8 @@ class Engine:
         self.running: list[Sequence] = []
         self.arrivals = count()
         self.counters = Counters()
+        self.device = Device(runner, self.counters) if overlaps(scheduler.overlap, runner) else None
+        self.flight: ahead.Flight | None = None  # the step under way, where steps overlap
         self.outbox: defaultdict[bytes, list[FromEngine]] = defaultdict(list)
 
     # ---- what front ends ask
@@ -193,15 +201,18 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Something runs, waits, or is to be sent."""
-        return bool(self.running or self.waiting or self.outbox)
+        return bool(self.running or self.waiting or self.outbox or self.flight)
 
     def step(self) -> dict[bytes, list[FromEngine]]:
         """One step; returns all messages due, per client, in order. Where there is nothing to do but to wait for a grammar, it waits a
         little."""
         if self.compiling:
             self._begin_compiled(PATIENCE_S if len(self.compiling) == len(self.waiting) and not self.running else 0.0)
-        if self.running or self.waiting:
-            step(self)
+        if self.running or self.waiting or self.flight:
+            if self.device is None or self.speculator.drafter is not None:  # who drafts must know the last token
+                step(self)
+            else:
+                ahead.step(self, self.device)
         out, self.outbox = self.outbox, defaultdict(list)
         return dict(out)
 

@@ -75,7 +75,9 @@ def build(config: EngineConfig) -> Engine:
         spelling, folder = Spelling(), None
     else:
         folder = Path(name)
-        runner = load_runner(config.model, folder, block_size=config.cache.block_size)
+        runner = load_runner(
+            config.model, folder, block_size=config.cache.block_size, max_num_seqs=config.scheduler.max_num_seqs
+        )
         info = describe(folder, config.model.name or folder.name, config.scheduler.max_model_len)
         # a tokenizer may know ids that the head does not
         info = msgspec.structs.replace(

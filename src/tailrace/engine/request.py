@@ -87,9 +87,10 @@ class Request:
 
 @dataclass(eq=False, slots=True)
 class Sequence:
-    """One sequence. tokens: prompt and output; computed: how many of them have keys and values in the cache; blocks: those that
-    hold them; published: how many of the blocks are findable by their hash, whose chain is `hashes`; slot: its place in
-    the sampler and the block tables, −1 while it has none; carried: what the sampler keeps of it, also while it has none."""
+    """One sequence. tokens: prompt and output, the last one a reference to its draw while a step is planned ahead of it (ahead.py);
+    computed: how many of them have keys and values in the cache; blocks: those that hold them; published: how many of the blocks are
+    findable by their hash, whose chain is `hashes`; slot: its place in the sampler and the block tables, −1 while it has none; carried:
+    what the sampler keeps of it, also while it has none."""
 
     request: Request
     index: int

@@ -19,6 +19,7 @@ from tailrace.config import SchedulerConfig
 from tailrace.engine.kv_cache import BlockCache
 from tailrace.engine.request import Sequence
 
+Work = list[tuple[Sequence, int]]  # how many tokens of whom
 MAX_SCORED = 128  # rows of logits in one step for prompt logprobs: 128 MiB at a vocabulary of 256 thousand in float32
 
 
@@ -29,7 +30,7 @@ class Plan:
 
     preempt: list[Sequence] = field(default_factory=list)
     admit: list[tuple[Sequence, list[list[int]]]] = field(default_factory=list)
-    work: list[tuple[Sequence, int]] = field(default_factory=list)
+    work: Work = field(default_factory=list)
     spare: int = 0
 
 
@@ -94,7 +95,7 @@ def demand(sequence: Sequence, parts: list[int], cache: BlockCache) -> int:
     )
 
 
-def work(sequence: Sequence, parts: list[int]) -> list[tuple[Sequence, int]]:
+def work(sequence: Sequence, parts: list[int]) -> Work:
     """As a plan has it."""
     return [(member, part) for member, part in zip(sequence.members, parts, strict=True) if part]
 

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import os
 
+import torch
+
 from tailrace.config import CacheConfig
 from tailrace.errors import ConfigError
 
 SHARE = 0.3  # of the memory that is available now
+DEVICE_SHARE = 0.8  # of a GPU's, of which sampling, attention and graphs take theirs later
 
 
-def num_blocks(config: CacheConfig, block_bytes: int, wanted: int, device_free: int | None = None) -> int:
-    """As configured, or as many as fit config.memory_gib (0: SHARE of what is free), but no more than `wanted`.
+def num_blocks(config: CacheConfig, block_bytes: int, wanted: int, device: torch.device | None = None) -> int:
+    """As configured, or as many as fit config.memory_gib (0: a share of what is free), but no more than `wanted`.
 
     Args:
         block_bytes: of one block over all layers; 0 where the runner needs no memory.
         wanted: blocks with which every slot could reach the full context.
-        device_free: free bytes on the device; None asks for the machine's available memory.
+        device: whose memory it is; None: the machine's.
 
     Raises:
         ConfigError: not even one block fits.
@@ -25,11 +28,18 @@ def num_blocks(config: CacheConfig, block_bytes: int, wanted: int, device_free: 
         return config.num_blocks
     if block_bytes == 0:
         return wanted
-    budget = config.memory_gib * 2**30 or SHARE * (available() if device_free is None else device_free)
+    budget = config.memory_gib * 2**30 or room(device)
     fitting = int(budget // block_bytes)
     if fitting < 1:
         raise ConfigError(f"cache.memory_gib: {budget / 2**30:.2f} GiB do not hold a block of {block_bytes} bytes")
     return min(wanted, fitting)
+
+
+def room(device: torch.device | None) -> float:
+    """Bytes that the cache may take."""
+    if device is not None and device.type == "cuda":
+        return DEVICE_SHARE * torch.cuda.mem_get_info(device)[0]
+    return SHARE * available()
 
 
 def available() -> int:

@@ -16,6 +16,7 @@ from tailrace.drafting.base import Ask, Draft, Drafter, Seen
 from tailrace.engine.batch import Sight
 from tailrace.engine.draws import NOTHING, Guess, Guesses
 from tailrace.engine.request import Sequence, State
+from tailrace.engine.schedule import Work
 from tailrace.options import MAX_DRAFTS, Rule
 from tailrace.runners.base import LayeredRunner, ModelRunner
 
@@ -42,7 +43,7 @@ class Speculator:
             self.default = config.rule
         self.failures = 0
 
-    def guess(self, engine: Engine, work: list[tuple[Sequence, int]], spare: int) -> Guesses:
+    def guess(self, engine: Engine, work: Work, spare: int) -> Guesses:
         """What the sequences of a step that decode may say next. What it takes of the cache is theirs; what they do not need of it is not.
 
         Args:
@@ -101,6 +102,13 @@ class Speculator:
             else:
                 self.pace.drafted(sequence.slot, 0, 0)
         return guesses
+
+    def foresees(self, engine: Engine, sequence: Sequence) -> bool:
+        """Of a sequence that draws now: what comes after the token that it draws is certain as well, and worth guessing."""
+        try:
+            return sequence.room > 2 and len(self._certain(engine, sequence)) > 1
+        except Exception:  # its grammar fails, which it will be told when its masks are filled
+            return False
 
     def stepped(self, tokens: int, seconds: float) -> None:
         """A step without prefills took so long from the forward pass to the draws."""

@@ -7,8 +7,20 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
 
 from tailrace.wire.messages import Stats
+
+Lane = Literal["cpu", "device"]
+
+
+class Span(NamedTuple):
+    """A part of a step: seconds of time.perf_counter, and whether the engine's thread or the one that stands for the device was in it."""
+
+    part: str
+    start: float
+    end: float
+    lane: Lane
 
 
 @dataclass(slots=True)
@@ -28,15 +40,19 @@ class Counters:
     bad_rows: Counter[str] = field(default_factory=Counter)
     finished: Counter[str] = field(default_factory=Counter)
     step_ms: dict[str, float] = field(default_factory=dict)
+    trace: list[Span] | None = None  # whoever wants to see the steps side by side puts a list here
 
     @contextmanager
-    def timed(self, part: str) -> Iterator[None]:
-        """Add the time inside to a part of the step."""
+    def timed(self, part: str, lane: Lane = "cpu") -> Iterator[None]:
+        """Add the time inside to a part of the step. No part is timed on two lanes at once."""
         start = time.perf_counter()
         try:
             yield
         finally:
-            self.step_ms[part] = self.step_ms.get(part, 0.0) + (time.perf_counter() - start) * 1e3
+            end = time.perf_counter()
+            self.step_ms[part] = self.step_ms.get(part, 0.0) + (end - start) * 1e3
+            if self.trace is not None:
+                self.trace.append(Span(part, start, end, lane))
 
     def snapshot(self, **gauges: int) -> Stats:
         """The message of now."""

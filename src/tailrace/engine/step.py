@@ -1,20 +1,20 @@
-"""The step, on one screen: plan → guess → forward → sample → commit."""
+"""The step, on one screen: plan → guess → forward → sample → commit. ahead.py has the same parts in the order in which they overlap."""
 
 from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import torch
 
-from tailrace.engine.batch import Assembled, Scored, assemble
-from tailrace.engine.commit import commit
+from tailrace.engine.batch import Scored, assemble
+from tailrace.engine.commit import commit, settle
 from tailrace.engine.draws import Masks
 from tailrace.engine.request import LIVING, Sequence
 from tailrace.engine.schedule import Plan, schedule
 from tailrace.errors import EngineError, RowError
-from tailrace.sampling import Sampled
 from tailrace.sampling.replay import replay
 from tailrace.wire.messages import PromptLogprobs, TokenLogprobs
 
@@ -41,26 +41,27 @@ def step(engine: Engine) -> None:
         with timed("guess"):
             guesses = speculator.guess(engine, plan.work, plan.spare)
         with timed("plan"):
-            assembled = assemble(
-                plan.work, guesses, engine.tables, engine.cache.block_size, Masks(engine.limits.vocab_size, engine.eos)
-            )
+            assembled = assemble(plan.work, guesses, engine.tables, engine.cache.block_size)
+            masks = Masks(engine.limits.vocab_size, engine.eos)
+            draws = assembled.draws(assembled.drawing, guesses, masks)
         start = time.perf_counter()
-        filling = engine.fill(assembled.masks)  # on other threads, while the model computes
+        filling = engine.fill(masks)  # on other threads, while the model computes
         with timed("forward"):
             logits = engine.runner.forward(assembled.batch)
         with timed("mask"):
-            engine.filled(assembled.masks, filling)
+            engine.filled(masks, filling)
         with timed("sample"):
-            sampled = sample(engine, assembled, logits)
+            sampled = [(part.sequences, engine.sampler(part.logits(logits), part.rows)) for part in draws]
             score(engine, assembled.scored, logits)
     except Exception as error:  # a model or kernel that fails must not take the engine down with it
         log.exception("step %d failed", engine.counters.steps)
-        lose(engine, plan, error)
+        lose(engine, [sequence for sequence, _ in plan.work], error)
         return
     if decodes:
         speculator.stepped(assembled.batch.token_ids.numel(), time.perf_counter() - start)
     with timed("commit"):
-        commit(engine, plan.work, guesses, sampled, assembled.masks.errors)
+        settle(engine, plan.work)
+        commit(engine, guesses, sampled, masks.errors)
         speculator.observe(assembled.seen, engine.runner)
 
 
@@ -77,11 +78,6 @@ def apply(engine: Engine, plan: Plan) -> list[tuple[int, int]]:
         engine.tables.write(sequence, first if made else None)
         copies += made
     return copies
-
-
-def sample(engine: Engine, assembled: Assembled, logits: torch.Tensor) -> list[tuple[list[Sequence], Sampled]]:
-    """What is drawn, and for whom."""
-    return [(draws.sequences, engine.sampler(draws.logits(logits), draws.rows)) for draws in assembled.draws]
 
 
 def score(engine: Engine, scored: list[Scored], logits: torch.Tensor) -> None:
@@ -103,10 +99,10 @@ def score(engine: Engine, scored: list[Scored], logits: torch.Tensor) -> None:
         sequence.scored = end
 
 
-def lose(engine: Engine, plan: Plan, error: Exception) -> None:
+def lose(engine: Engine, sequences: Iterable[Sequence], error: Exception) -> None:
     """The step failed: whoever was in it fails, siblings that waited for it too; everybody else goes on."""
     reason = EngineError(f"the step failed: {type(error).__name__}: {error}")
-    for sequence, _ in plan.work:
+    for sequence in sequences:
         if sequence.leads:
             for member in (*sequence.siblings, sequence):
                 if member.state in LIVING:

@@ -10,8 +10,11 @@ from tailrace.runners.base import Batch, ModelRunner
 __all__ = ["Batch", "ModelRunner", "load_runner"]
 
 
-def load_runner(config: ModelConfig, folder: Path | None, *, block_size: int, vocab_size: int = 0) -> ModelRunner:
-    """The runner for config.model: `scripted:…` needs `vocab_size`, everything else the model's folder.
+def load_runner(
+    config: ModelConfig, folder: Path | None, *, block_size: int, vocab_size: int = 0, max_num_seqs: int = 0
+) -> ModelRunner:
+    """The runner for config.model: `scripted:…` needs `vocab_size`, everything else the model's folder. max_num_seqs: sequences that will
+    decode at once at most, for CUDA graphs; 0: none are made.
 
     Raises:
         ModelLoadError, ConfigError: see the runners.
@@ -22,4 +25,4 @@ def load_runner(config: ModelConfig, folder: Path | None, *, block_size: int, vo
         return named(config.model or "", vocab_size, block_size)
     from tailrace.runners.transformers import TransformersRunner
 
-    return TransformersRunner.load(config, folder, block_size=block_size)
+    return TransformersRunner.load(config, folder, block_size=block_size, max_num_seqs=max_num_seqs)

@@ -17,16 +17,18 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One step's input. All tensors are on the CPU; the runner moves what it needs. Sequence i owns the tokens
+    """One step's input. All tensors but `previous` are on the CPU; the runner moves what it needs. Sequence i owns the tokens
     query_start[i] … query_start[i + 1] − 1; they are the last of its kv_len[i] positions.
 
-    token_ids:    int64 [T]
+    token_ids:    int64 [T]; −1 − i refers to previous[i]. Runners take `input_ids`, where this is resolved
     positions:    int64 [T], 0-based within the sequence
     slot_mapping: int64 [T], where the token's key and value go: block · block_size + offset
     query_start:  int32 [N + 1]
     kv_len:       int32 [N], positions in the cache once this step has written its own
     block_tables: int32 [N, B], padded with 0
     wanted:       int64 [L], indices into the T tokens whose next-token logits are asked for
+    previous:     int64 [P] on the runner's device: what the step before has drawn, unknown to the host when this one is launched; −1
+                  where a draw failed. None: nothing refers to it
     """
 
     token_ids: torch.Tensor
@@ -36,6 +38,14 @@ class Batch:
     kv_len: torch.Tensor
     block_tables: torch.Tensor
     wanted: torch.Tensor
+    previous: torch.Tensor | None = None
+
+    def input_ids(self, device: torch.device) -> torch.Tensor:
+        """int64 [T] on the runner's device, references resolved there. One to a draw that failed gives token 0: its sequence has ended."""
+        ids = self.token_ids.to(device, non_blocking=True)
+        if self.previous is None:
+            return ids
+        return torch.where(ids < 0, self.previous[(-1 - ids).clamp_min(0)].clamp_min(0), ids)
 
 
 @runtime_checkable

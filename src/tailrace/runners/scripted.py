@@ -14,6 +14,8 @@ import torch
 from tailrace.errors import ConfigError
 from tailrace.runners.base import Batch
 
+CPU = torch.device("cpu")
+
 Script = Callable[[list[int]], "Sequence[float] | torch.Tensor | int"]
 
 
@@ -57,7 +59,7 @@ class ScriptedRunner:
         self.steps += 1
         if self.fail_at == self.steps - 1:
             raise RuntimeError("the scripted runner fails here, as it was told to")
-        self.memory.view(-1)[batch.slot_mapping] = batch.token_ids
+        self.memory.view(-1)[batch.slot_mapping] = batch.input_ids(CPU)
         owner = torch.searchsorted(batch.query_start[1:].to(torch.int64), batch.wanted, right=True)
         logits = torch.zeros(len(batch.wanted), self.vocab_size)
         for row, (sequence, token) in enumerate(zip(owner.tolist(), batch.wanted.tolist(), strict=True)):
@@ -89,7 +91,7 @@ class SuccessorRunner(ScriptedRunner):
         if count > len(self._logits):
             self._logits, self._marked = torch.zeros(count, self.vocab_size), torch.zeros(count, dtype=torch.int64)
         self._logits.scatter_(1, self._marked[:, None], 0.0)
-        self._marked[:count] = (batch.token_ids[batch.wanted] + 1) % self.vocab_size
+        self._marked[:count] = (batch.input_ids(CPU)[batch.wanted] + 1) % self.vocab_size
         self._logits.scatter_(1, self._marked[:, None], 10.0)
         return self._logits[:count]
 

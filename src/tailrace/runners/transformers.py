@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,9 @@ from tailrace.config import ModelConfig
 from tailrace.errors import ConfigError, ModelLoadError
 from tailrace.runners.attention import ATTRIBUTE, NAME, Layer, Layers, Step, attend
 from tailrace.runners.base import Batch
-from tailrace.runners.fuse import fuse
+from tailrace.runners.fuse import difference, fuse
+from tailrace.runners.graphs import Graphs, Launch, Recorder
+from tailrace.runners.inputs import moved, there
 from tailrace.runners.stack import Stack
 
 log = logging.getLogger(__name__)
@@ -32,7 +35,9 @@ STATEFUL = ("linear_attention", "mamba", "recurrent", "conv", "ssm", "chunked_at
 class TransformersRunner:
     """See runners.base.ModelRunner. Load with `TransformersRunner.load`."""
 
-    def __init__(self, model: Any, layers: Layers, attention: list[Layer], block_size: int) -> None:
+    def __init__(
+        self, model: Any, layers: Layers, attention: list[Layer], block_size: int, max_num_seqs: int = 0
+    ) -> None:
         config = model.config.get_text_config()
         self.vocab_size: int = model.get_output_embeddings().out_features
         self.max_model_len: int = getattr(config, "max_position_embeddings", None) or getattr(
@@ -42,11 +47,14 @@ class TransformersRunner:
         self.dtype, self.device = model.dtype, model.device
         self.num_layers, self.hidden_size = len(attention), config.hidden_size
         self._stack: Stack | None = None  # until a drafter wants to look into the model
+        self.max_num_seqs = max_num_seqs  # of the largest CUDA graph; 0: there are none
+        self.graphs: Graphs | None = None
         self.picks_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     @classmethod
-    def load(cls, config: ModelConfig, folder: Path, *, block_size: int) -> TransformersRunner:
-        """Load the model in `folder`, attach the caches' layers, speed it up where the device has kernels for it.
+    def load(cls, config: ModelConfig, folder: Path, *, block_size: int, max_num_seqs: int = 0) -> TransformersRunner:
+        """Load the model in `folder`, attach the caches' layers, speed it up where the device has kernels for it. max_num_seqs: see
+        load_runner.
 
         Raises:
             ModelLoadError: the folder has no such model, or the model needs what the paged cache does not do.
@@ -63,7 +71,8 @@ class TransformersRunner:
         model = load_model(folder, dtype, device, config.trust_remote_code)
         shared = Layers()
         attention = attach(model, shared)
-        runner = cls(model, shared, attention, block_size)
+        recorded = max_num_seqs if config.cuda_graphs and device.type == "cuda" else 0
+        runner = cls(model, shared, attention, block_size, recorded)
         runner.check()
         if device.type == "cpu":
             shared.caches = runner.make_caches(-(-TRIAL_TOKENS // block_size))
@@ -87,9 +96,13 @@ class TransformersRunner:
             raise ConfigError(f"cache.num_blocks must hold at least {TRIAL_TOKENS} positions, got {num_blocks} blocks")
         self.layers.caches = self.make_caches(num_blocks)
         self.trial()  # the first pass is slow; nobody should wait for it
+        if self.device.type == "cuda":  # where decodes are other kernels
+            self.forward(decode_trial(self.vocab_size, self.block_size, 1))
+        if self.max_num_seqs:
+            self.graphs = self.record(num_blocks, Recorder(self.device))
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
-        source, target = (torch.tensor(side, device=self.device) for side in zip(*pairs, strict=True))
+        source, target = there(torch.tensor(pairs), self.device).unbind(1)
         for cache in self.layers.caches:
             cache.copy_blocks(source, target)
 
@@ -108,12 +121,17 @@ class TransformersRunner:
         self.stack.capture(layers)
 
     @property
+    def captures(self) -> tuple[int, ...]:
+        """The layers that leave their outputs in `hidden`."""
+        return () if self._stack is None else self._stack.captures
+
+    @property
     def hidden(self) -> torch.Tensor:
         return self.stack.hidden
 
     @torch.inference_mode()
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.embedding(token_ids.to(self.device), self.model.get_input_embeddings().weight)
+        return torch.nn.functional.embedding(there(token_ids, self.device), self.model.get_input_embeddings().weight)
 
     @torch.inference_mode()
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -121,6 +139,8 @@ class TransformersRunner:
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> torch.Tensor:
+        if self.graphs is not None and not self.captures and self.graphs.serves(batch):
+            return self.graphs(batch)
         logits = self.logits(batch)
         if self._stack is not None:
             self._stack.keep()
@@ -133,22 +153,22 @@ class TransformersRunner:
 
     def logits(self, batch: Batch) -> torch.Tensor:
         """Of the wanted tokens, [L, V], through the layers that there are now."""
-        to = {"device": self.device, "non_blocking": True}
-        self.layers.step = Step(
-            batch.slot_mapping.to(**to), batch.query_start.to(**to), batch.kv_len.to(**to), batch.block_tables.to(**to)
-        )
-        wanted = batch.wanted.to(**to)
-        options = {"logits_to_keep": wanted} if self.picks_logits else {}
+        return self.run(moved(batch, self.device))
+
+    def run(self, batch: Batch) -> torch.Tensor:
+        """As `logits`, of a batch that is on the device. Waits for nothing there."""
+        self.layers.step = Step(batch.slot_mapping, batch.query_start, batch.kv_len, batch.block_tables)
+        options = {"logits_to_keep": batch.wanted} if self.picks_logits else {}
         try:
             logits = self.model(
-                input_ids=batch.token_ids.to(**to)[None],
-                position_ids=batch.positions.to(**to)[None],
+                input_ids=batch.input_ids(self.device)[None],
+                position_ids=batch.positions[None],
                 use_cache=False,
                 **options,
             ).logits[0]
         finally:
             self.layers.step = None
-        return logits if self.picks_logits else logits[wanted]
+        return logits if self.picks_logits else logits[batch.wanted]
 
     # ---- at load
 
@@ -168,6 +188,21 @@ class TransformersRunner:
                 wanted=tokens,
             )
         ).clone()
+
+    @torch.inference_mode()
+    def record(self, num_blocks: int, capture: Callable[[Launch], Launch]) -> Graphs | None:
+        """The decode steps as graphs, if they compute what they should. After the trial: its positions are in the cache."""
+        positions = min(self.max_model_len, num_blocks * self.block_size)
+        batch = decode_trial(self.vocab_size, self.block_size, min(3, self.max_num_seqs))
+        graphs = None
+        try:
+            graphs = Graphs(self.run, self.max_num_seqs, -(-positions // self.block_size), self.device, capture)
+            problem = difference(self.logits(batch), graphs(batch))
+        except RuntimeError as error:  # the model's code asks the GPU for something, or there is no memory left
+            problem = str(error)
+        if problem:
+            log.warning("no CUDA graphs: %s", problem)
+        return None if problem else graphs
 
     @torch.inference_mode()
     def check(self) -> None:
@@ -199,6 +234,21 @@ def usable_cores() -> int:
 def trial_ids(vocab_size: int) -> torch.Tensor:
     """A fixed prompt of TRIAL_TOKENS different ids."""
     return (torch.arange(TRIAL_TOKENS) * 7919 + 11) % vocab_size
+
+
+def decode_trial(vocab_size: int, block_size: int, sequences: int) -> Batch:
+    """The trial's last token once more, in so many sequences that are all the same."""
+    last = torch.full((sequences,), TRIAL_TOKENS - 1)
+    blocks = torch.arange(-(-TRIAL_TOKENS // block_size), dtype=torch.int32)
+    return Batch(
+        token_ids=trial_ids(vocab_size)[last],
+        positions=last,
+        slot_mapping=last,
+        query_start=torch.arange(sequences + 1, dtype=torch.int32),
+        kv_len=torch.full((sequences,), TRIAL_TOKENS, dtype=torch.int32),
+        block_tables=blocks.repeat(sequences, 1),
+        wanted=torch.arange(sequences),
+    )
 
 
 def pick_device(name: str) -> torch.device:

@@ -21,6 +21,7 @@ from tailrace.kernels.gpu.step import COLUMNS, Out, Step, Workspace, even, run
 from tailrace.kernels.program import Add, Ban, Edit, Mask, Penalty, Program
 from tailrace.kernels.rows import RULES, Rows
 from tailrace.kernels.types import readable
+from tailrace.params import SamplingParams
 from tailrace.sampling.slots import Slots
 
 MANY = 8192  # entries that may move with every token; more go the reference's way
@@ -157,8 +158,8 @@ class OnGPU:
         parts = [columns.flatten(), rows.start, torch.tensor(amendments, dtype=torch.int64)]
         each, start, changes = to_device(parts, self.device)
         nothing = self.state.tables.touched  # an address where none is read
-        masks = nothing if rows.masks is None else rows.masks.to(self.device, non_blocking=True)
-        proposals = self.space.room(rows.num_rows).x if rows.proposals is None else rows.proposals.to(self.device)
+        masks = nothing if rows.masks is None else self._there(rows.masks)
+        proposals = self.space.room(rows.num_rows).x if rows.proposals is None else self._there(rows.proposals)
         stride = logits.shape[1] if len(logits) == 1 else logits.stride(0)
         of = dict(zip(COLUMNS, each.view(columns.shape), strict=True))
         step = Step(logits, stride, logits.shape[1], start=start, masks=masks, proposals=proposals, **of)
@@ -175,6 +176,12 @@ class OnGPU:
                     prepared.step, self.state.tables, self.space, prepared.out, prepared.rows,
                     drafts=prepared.drafts, reports=prepared.reports,
                 )  # fmt: skip
+
+    def _there(self, tensor: torch.Tensor) -> torch.Tensor:
+        """On the device, without waiting."""
+        if tensor.device.type == "cpu" and self.device.type == "cuda":
+            tensor = tensor.pin_memory()
+        return tensor.to(self.device, non_blocking=True)
 
     def _columns(self, rows: Rows, owners: list[int]) -> torch.Tensor:
         """int64 [9, R or one more], as COLUMNS names them."""
@@ -242,6 +249,19 @@ class OnGPU:
             state = 2 | int(bool(allowed) and id not in entries.banned)
             out += (owner << 32 | id, state, repeated << 32 | counted, bits(later, before))
         return out
+
+
+def warm_up(vocab: int, dtype: torch.dtype, device: torch.device) -> None:
+    """Have the kernels compiled that a step may need (a minute, the first time on a machine), so that no request waits for it.
+
+    dtype: of the logits that will come.
+    """
+    slots = Slots(2, vocab)
+    slots.join(0, SamplingParams(logprobs=1, presence_penalty=0.5, logit_bias={0: 1.0}), key=1, prompt=[0])
+    slots.join(1, SamplingParams(top_p=0.9), key=2, prompt=[0])
+    gpu, logits = OnGPU(slots, device), torch.zeros((3, vocab), dtype=dtype, device=device)
+    for rows in (Rows.plain([0, 1], [0, 1], [1, 1]), Rows.drafted([0, 1], [1, 1], [[0], []])):
+        gpu.fetch(gpu.launch(logits, rows, 1), 1)()
 
 
 def entries_in(edits: list[Edit]) -> int:

@@ -1,8 +1,8 @@
 """Logits → token ids: edit, prune, refine, draw, report; with drafts, verify. Knows no method by name, no request, no text.
 
-On the CPU one call of the kernels does a whole step (kernels/cpu/sample.py), on a GPU a few launches (kernels/gpu/step.py). A
-request that asks for what the kernels don't have goes the reference's way (sampling/reference.py, sampling/verify.py), alone. All draw by Gumbel-max with noise that is a function of (key, position, token id): a
-row's token depends on its own logits, parameters, key and position alone.
+On the CPU one call of the kernels does a whole step (kernels/cpu/sample.py), on a GPU a few launches (kernels/gpu/step.py). A request that
+asks for what the kernels don't have goes the reference's way (sampling/reference.py, sampling/verify.py), alone. All draw by Gumbel-max
+with noise that is a function of (key, position, token id): a row's token depends on its own logits, parameters, key and position alone.
 """
 
 from __future__ import annotations
@@ -72,6 +72,14 @@ class Sampler:
         self._gpu: OnGPU | None = None
         self._ways = {"cpu": self._on_cpu, "gpu": self._on_gpu, "reference": self._by_specification}
 
+    def warm_up(self, dtypes: set[torch.dtype], device: torch.device) -> None:
+        """Be ready for logits of these dtypes: on a GPU kernels are compiled, which takes a minute each the first time on a machine."""
+        if self._backend_for(device) == "gpu":
+            from tailrace.sampling.on_gpu import warm_up
+
+            for dtype in dtypes:
+                warm_up(self.slots.vocab_size, dtype, device)
+
     def __call__(self, logits: torch.Tensor, rows: Rows) -> Sampled:
         """`begin`, and wait."""
         return self.begin(logits, rows).wait()
@@ -86,8 +94,10 @@ class Sampler:
             raise ValueError(f"logits must have {self.slots.vocab_size} columns, got {tuple(logits.shape)}")
         step = Step(logits, rows, self.slots.programs)
         drafted = self._drafted(rows) if rows.width > 1 else []
-        backend = self.backend or ("cpu" if logits.device.type == "cpu" else "gpu")
-        return self._ways[backend](logits, rows, step, drafted)
+        return self._ways[self._backend_for(logits.device)](logits, rows, step, drafted)
+
+    def _backend_for(self, device: torch.device) -> Backend:
+        return self.backend or ("cpu" if device.type == "cpu" else "gpu")
 
     def _on_cpu(self, logits: torch.Tensor, rows: Rows, step: Step, drafted: list[tuple[int, Slot]]) -> Pending:
         if moving := [i for i, slot in drafted if slot.unrolls]:

@@ -160,7 +160,7 @@ class Stats(Message, frozen=True):
     accepted_at: list[int] = []
     bad_rows: dict[str, int] = {}  # rows of logits that can't be sampled from, by what is wrong with them
     finished: dict[str, int] = {}  # by reason
-    step_ms: dict[str, float] = {}  # running totals per part of the step: plan, forward, sample, commit, send
+    step_ms: dict[str, float] = {}  # running totals per part of the step; where steps overlap, parts do
 
 
 class Drained(Message, frozen=True):

@@ -25,6 +25,7 @@ from tailrace.kernels.gpu.survivors import (
     load,
     load_ids,
     relative_to_largest,
+    replace,
     total,
 )  # fmt: skip
 from tailrace.kernels.program import STAGES
@@ -188,11 +189,9 @@ def reshape(kind, knobs, x, ids, n):
     if kind == QUADRATIC:
         k, q = a * (3.0 - b) / 2.0, a * (b - 1.0) / 2.0
         for first in range(0, n, CHUNK):
-            at = first + tl.arange(0, CHUNK)
             d = -load(x, n, first).to(tl.float64)
             changed = tl.maximum(-d * d * (k + q * d), LOWEST * 2.0)
-            tl.store(x + at, tl.where(changed < LOWEST, float("-inf"), changed).to(tl.float32), mask=at < n)
-        tl.debug_barrier()
+            replace(x, n, first, tl.where(changed < LOWEST, float("-inf"), changed).to(tl.float32))
         n = keep_above(x, ids, n, LOWEST)
     elif n > 1:
         h, _ = entropy(x, n, total(x, n))

@@ -26,8 +26,8 @@ PLANES = 9
 
 @triton.jit
 def scan_rows(step, tables, work, blocks, MORE: tl.constexpr, TILE: tl.constexpr):
-    """Writes work.keys, raw_keys and sums. MORE: it does the rows that are edited or want more than maxima and mass, else the others: what a
-    row asks for must not cost others registers."""
+    """Writes work.keys, raw_keys and sums. MORE: it does the rows that are edited or want more than maxima and mass, else the others: what
+    a row asks for must not cost others registers."""
     row, part, parts = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     record = tables.records + tl.load(step.slot + row) * tables.fields
     wants, scale = tl.load(record + WANTS), number(record, SCALE).to(tl.float32)

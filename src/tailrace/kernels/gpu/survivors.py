@@ -24,6 +24,7 @@ UNIT = tl.constexpr(2.0**44)  # times 2^19 tokens is what 63 bits hold
 def reaching(keys, blocks, bound, found):
     """The blocks whose largest key is at least `bound`, ascending, in `found` (int32 [blocks]); how many."""
     count = 0
+    tl.debug_barrier()  # of what was listed before, the last may still be read
     for first in range(0, blocks, CHUNK):
         block = first + tl.arange(0, CHUNK)
         inside = block < blocks
@@ -77,6 +78,15 @@ def load(x, n, first):
 
 
 @triton.jit
+def replace(x, n, first, value):
+    """Put a chunk where it came from, once all have read it."""
+    at = first + tl.arange(0, CHUNK)
+    tl.debug_barrier()
+    tl.store(x + at, value, mask=at < n)
+    tl.debug_barrier()
+
+
+@triton.jit
 def load_ids(ids, n, first):
     at = first + tl.arange(0, CHUNK)
     return tl.load(ids + at, mask=at < n, other=0)
@@ -126,9 +136,7 @@ def entropy(x, n, whole):
 def divide(x, n, by):
     """In double, rounded once."""
     for first in range(0, n, CHUNK):
-        at = first + tl.arange(0, CHUNK)
-        tl.store(x + at, (load(x, n, first).to(tl.float64) / by).to(tl.float32), mask=at < n)
-    tl.debug_barrier()
+        replace(x, n, first, (load(x, n, first).to(tl.float64) / by).to(tl.float32))
 
 
 @triton.jit
@@ -139,9 +147,7 @@ def relative_to_largest(x, n):
         top = tl.maximum(top, tl.max(load(x, n, first), 0))
     if top < 0.0:
         for first in range(0, n, CHUNK):
-            at = first + tl.arange(0, CHUNK)
-            tl.store(x + at, load(x, n, first) - top, mask=at < n)
-    tl.debug_barrier()
+            replace(x, n, first, load(x, n, first) - top)
 
 
 @triton.jit

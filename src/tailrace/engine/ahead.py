@@ -1,0 +1,222 @@
+"""The overlapped step: step N + 1 is planned and launched before the host knows what step N has drawn; while it runs, the draws of step N
+are committed and sent. With N in flight, one call does this:
+
+    wait for N's logits, begin its draws → plan N + 1, launch it → wait for N's draws, commit them → fill N + 1's masks on other threads
+
+A token that is drawn and not known yet stands in `Sequence.tokens` as a reference to its draw (−1 − i, see runners.base.Batch), so that
+planning counts it like any other. No reference outlives the call, and no sequence loses its slot or its blocks while there is one.
+
+Everything that decides on a token (history, grammar, bans, forced tokens) is up to date when it is drawn: the output is that of step.py.
+What was planned on a token that did not come to stand is void: nothing is drawn from it, and what it has written to the cache counts as
+not computed.
+"""
+
+from __future__ import annotations
+
+import logging
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from tailrace.engine.batch import Assembled, assemble
+from tailrace.engine.commit import commit, settle
+from tailrace.engine.device import Device
+from tailrace.engine.draws import Draws, Guesses, Masks
+from tailrace.engine.request import Sequence
+from tailrace.engine.schedule import Plan, Work, schedule
+from tailrace.engine.step import apply, lose, score
+from tailrace.grammar.service import Filling
+from tailrace.sampling.sampler import Pending
+
+if TYPE_CHECKING:
+    from tailrace.engine.engine import Engine
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Draws that can begin as soon as there are logits and `filling` is over."""
+
+    draws: list[Draws]
+    masks: Masks
+    filling: Filling | None
+
+
+@dataclass(slots=True)
+class Flight:
+    """A step whose forward pass has been launched.
+
+    ends: of everybody in it, the length of the text that its place in the step is right for. prepared: when the tokens of the step before
+    are known.
+    """
+
+    work: Work
+    guesses: Guesses
+    assembled: Assembled
+    logits: Future[torch.Tensor]
+    ends: dict[Sequence, int]
+    prepared: Prepared | None = None
+
+    def stands(self, sequence: Sequence) -> bool:
+        """It is still there, and has said what was assumed."""
+        return sequence.slot >= 0 and len(sequence.tokens) >= self.ends[sequence]
+
+
+@dataclass(slots=True)
+class Drawn:
+    """A step whose draws are on their way to the host. errors: see commit. referred: sequences whose last token is a reference to one of
+    the draws."""
+
+    flight: Flight
+    pending: list[tuple[list[Sequence], Pending]]
+    errors: dict[int, Exception]
+    referred: list[Sequence] = field(default_factory=list)
+
+    @property
+    def sequences(self) -> list[Sequence]:
+        """Who draws, in the order of the draws."""
+        return [sequence for sequences, _ in self.pending for sequence in sequences]
+
+    def refer(self) -> None:
+        """From here on each has one token more, which is not known."""
+        for place, sequence in enumerate(self.sequences):
+            for member in sequence.members:
+                member.tokens.append(-1 - place)
+        self.referred = self.sequences
+
+    def known(self) -> None:
+        """References are done with."""
+        for sequence in self.referred:
+            for member in sequence.members:
+                member.tokens.pop()
+        self.referred = []
+
+    def tokens(self) -> torch.Tensor | None:
+        """What was drawn, where the next step finds it: int64 [P]. None where nothing was."""
+        columns = [pending.token_ids[:, 0] for _, pending in self.pending]
+        return torch.cat(columns) if len(columns) > 1 else next(iter(columns), None)
+
+
+def step(engine: Engine, device: Device) -> None:
+    """Finish the step in flight, and launch the next one; the engine's outbox holds what came of the first."""
+    flight, engine.flight = engine.flight, None
+    drawn = None if flight is None else land(engine, flight)
+    if drawn is not None:
+        if waits(engine, drawn):
+            drawn = deliver(engine, drawn)
+        else:
+            drawn.refer()
+    plan = planned(engine)
+    if drawn is not None and (plan.preempt or not plan.work):  # who is preempted gives up only what has been computed
+        drawn = deliver(engine, drawn)
+        plan = planned(engine)
+    failed = None
+    with engine.counters.timed("plan"):
+        copies = apply(engine, plan)
+    if plan.work:
+        engine.counters.steps += 1
+        try:
+            engine.flight = launch(engine, device, plan, copies, drawn)
+        except Exception as error:  # a model or kernel that fails must not take the engine down with it
+            log.exception("step %d failed", engine.counters.steps)
+            failed = error
+    if drawn is not None:
+        deliver(engine, drawn)
+    if failed is not None:
+        lose(engine, [sequence for sequence, _ in plan.work], failed)
+    if engine.flight is not None:
+        # what fails here is tried again when the step lands, where those in it can be failed
+        with engine.counters.timed("plan"), suppress(Exception):
+            engine.flight.prepared = prepare(engine, engine.flight)
+
+
+def land(engine: Engine, flight: Flight) -> Drawn | None:
+    """Wait for the forward pass and begin the draws. None: the step has failed, or nobody draws."""
+    timed = engine.counters.timed
+    try:
+        with timed("wait"):
+            logits = flight.logits.result()
+        standing = [(sequence, tokens) for sequence, tokens in flight.work if flight.stands(sequence)]
+        with timed("sample"):
+            score(engine, [part for part in flight.assembled.scored if flight.stands(part.sequence)], logits)
+        with timed("mask"):
+            prepared = ready(engine, flight)
+        with timed("sample"):
+            pending = [(d.sequences, engine.sampler.begin(d.logits(logits), d.rows)) for d in prepared.draws]
+    except Exception as error:
+        log.exception("a step in flight failed")
+        lose(engine, [sequence for sequence, _ in flight.work], error)
+        return None
+    with timed("commit"):
+        settle(engine, standing)
+    return Drawn(flight, pending, prepared.masks.errors) if pending else None
+
+
+def waits(engine: Engine, drawn: Drawn) -> bool:
+    """Whether the next step can't be planned before these draws are known: how many guesses stand decides where everybody is, and what
+    is certain to come can be computed ahead."""
+    return bool(drawn.flight.guesses) or any(engine.speculator.foresees(engine, s) for s in drawn.sequences)
+
+
+def planned(engine: Engine) -> Plan:
+    """The next step, without those that end with the token they are about to say."""
+    with engine.counters.timed("plan"):
+        going = [sequence for sequence in engine.running if sequence.room or sequence.tokens[-1] >= 0]
+        return schedule(going, engine.waiting, engine.cache, engine.limits.scheduler, len(engine.free_slots))
+
+
+def launch(engine: Engine, device: Device, plan: Plan, copies: list[tuple[int, int]], drawn: Drawn | None) -> Flight:
+    """Begin the step's forward pass."""
+    timed = engine.counters.timed
+    if copies:
+        with timed("forward"):
+            engine.runner.copy_blocks(copies)
+    guesses: Guesses = {}
+    if drawn is None:
+        with timed("guess"):
+            guesses = engine.speculator.guess(engine, plan.work, plan.spare)
+    with timed("plan"):
+        previous = None if drawn is None else drawn.tokens()
+        assembled = assemble(plan.work, guesses, engine.tables, engine.cache.block_size, previous)
+        ends = {sequence: sequence.computed + tokens for sequence, tokens in plan.work}
+        ends |= {sequence: len(sequence.tokens) for sequence in assembled.drawing}
+    return Flight(plan.work, guesses, assembled, device.launch(assembled.batch), ends)
+
+
+def deliver(engine: Engine, drawn: Drawn) -> None:
+    """Wait for the draws and commit them."""
+    flight = drawn.flight
+    try:
+        with engine.counters.timed("wait"):
+            sampled = [(sequences, pending.wait()) for sequences, pending in drawn.pending]
+    except Exception as error:
+        log.exception("the draws of a step failed")
+        drawn.known()
+        lose(engine, [*drawn.sequences, *(sequence for sequence, _ in flight.work)], error)
+        return
+    drawn.known()
+    with engine.counters.timed("commit"):
+        commit(engine, flight.guesses, sampled, drawn.errors)
+
+
+def prepare(engine: Engine, flight: Flight) -> Prepared:
+    """The draws of those whose place in the step is right, by all that is known now; their masks begin to be filled."""
+    drawing = [sequence for sequence in flight.assembled.drawing if flight.stands(sequence)]
+    masks = Masks(engine.limits.vocab_size, engine.eos)
+    draws = flight.assembled.draws(drawing, flight.guesses, masks)
+    return Prepared(draws, masks, engine.fill(masks))
+
+
+def ready(engine: Engine, flight: Flight) -> Prepared:
+    """As `prepare`, masks filled; what was prepared, unless somebody who was to draw has been aborted since."""
+    prepared = flight.prepared
+    if prepared is not None:
+        engine.filled(prepared.masks, prepared.filling)
+    if prepared is None or not all(flight.stands(sequence) for d in prepared.draws for sequence in d.sequences):
+        prepared = prepare(engine, flight)
+        engine.filled(prepared.masks, prepared.filling)
+    return prepared

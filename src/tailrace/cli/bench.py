@@ -19,6 +19,7 @@ BENCHES: dict[str, str] = {
     "structured": "what grammars and guidance cost the streams that have them, and those beside them",
     "verify": "verification of drafts, against one read of the logits and against the same in vectorised torch",
     "grammar": "grammars compiled and masks filled by either library, on real-world schemas",
+    "lanes": "where the time of a step goes, as lanes of the engine and of the device",
     "kernels": "each kernel against torch doing the same work",
 }
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from tailrace.kernels.cpu.sample import Outcome, Reports
-from tailrace.kernels.gpu.program import ALLOWED, PENALISED, SHIFTED, has, record
+from tailrace.kernels.gpu.program import ALLOWED, PENALISED, SHIFTED, has, is_lean, record
 from tailrace.kernels.gpu.state import State
 from tailrace.kernels.gpu.step import COLUMNS, Out, Step, Workspace, even, run
 from tailrace.kernels.program import Add, Ban, Edit, Mask, Penalty, Program
@@ -73,21 +73,23 @@ class Entries:
 
 @dataclass(slots=True)
 class Seen:
-    """What the device has of a slot."""
+    """What the device has of a slot. lean: the lean scan does its rows, where they have no mask."""
 
     program: Program
     edits: list[Edit]
     entries: Entries
     flags: int
+    lean: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A step whose numbers are on the device. drafts, reports: as `run` wants them."""
+    """A step whose numbers are on the device. scans, drafts, reports: as `run` wants them."""
 
     step: Step
     out: Out
     rows: int
+    scans: frozenset[bool]
     drafts: bool
     reports: bool
 
@@ -166,7 +168,9 @@ class OnGPU:
         out = Out.room(rows.num_requests, rows.width, top, self.device)
         with torch.cuda.device_of(logits):
             self.state.amend(changes)
-        return Prepared(step, out, rows.num_rows, rows.width > 1, top is not None)
+        masked = [False] * rows.num_rows if rows.mask is None else (rows.mask >= 0).tolist()
+        scans = frozenset(mask or not self._seen(owner).lean for owner, mask in zip(owners, masked, strict=True))
+        return Prepared(step, out, rows.num_rows, scans, rows.width > 1, top is not None)
 
     def draw(self, prepared: Prepared) -> None:
         """Launch the kernels; as often as one likes, while no slot changes, and the same each time."""
@@ -174,7 +178,7 @@ class OnGPU:
             with torch.cuda.device_of(prepared.step.logits):
                 run(
                     prepared.step, self.state.tables, self.space, prepared.out, prepared.rows,
-                    drafts=prepared.drafts, reports=prepared.reports,
+                    scans=prepared.scans, drafts=prepared.drafts, reports=prepared.reports,
                 )  # fmt: skip
 
     def _there(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -213,6 +217,11 @@ class OnGPU:
                 of["rule"].copy_(rule)
         return columns
 
+    def _seen(self, owner: int) -> Seen:
+        seen = self.seen[owner]
+        assert seen is not None
+        return seen
+
     def _follow(self, owner: int) -> list[int]:
         """Bring what has changed of a slot to the device: its record now, its entries as amendments."""
         slot, program, edits = self.slots[owner], self.slots.compiled[owner], self.slots.edits[owner]
@@ -225,7 +234,7 @@ class OnGPU:
         entries = Entries.of(edits)
         flags = entries.flags | (0 if known is None else known.flags)
         if known is not None and known.flags == flags and known.entries.allowed is entries.allowed:
-            changed = changes(known.entries, entries) | counted
+            changed, lean = changes(known.entries, entries) | counted, known.lean
         else:
             changed = entries.ids
             if entries.penalty is not None:
@@ -233,8 +242,10 @@ class OnGPU:
             if flags:
                 self.state.clear(owner, entries.allowed)
             self.state.make_room(bool(flags & PENALISED.value), bool(flags & SHIFTED.value))
-            self.state.write(owner, record(program, flags, entries.penalty))
-        self.seen[owner] = Seen(program, edits, entries, flags)
+            fields = record(program, flags, entries.penalty)
+            self.state.write(owner, fields)
+            lean = is_lean(fields)
+        self.seen[owner] = Seen(program, edits, entries, flags, lean)
         return self._amendments(owner, changed, entries)
 
     def _amendments(self, owner: int, ids: set[int], entries: Entries) -> list[int]:

@@ -51,6 +51,7 @@ MOMENTS = tl.constexpr(2)  # Σ d e^d and Σ d² e^d
 SIGMA = tl.constexpr(4)  # number, Σ d and Σ d² of the finite ones, d = l − the block's max
 RAW = tl.constexpr(8)  # maximum and mass before the edits, scale 1; with MOMENTS_RAW its moments
 MOMENTS_RAW = tl.constexpr(16)
+RICH = tl.constexpr(2 | 4 | 8 | 16)  # more than maxima and mass
 
 
 @triton.jit
@@ -87,6 +88,11 @@ def record(program: Program, edits: int, penalty: Penalty | None) -> list[int]:
     for stage in program.stages:
         fields += [STAGES.index(stage.kind), stage.k, bits(stage.a), bits(stage.b), bits(stage.c)]
     return [*fields, *[0] * (FIELDS - len(fields))]
+
+
+def is_lean(fields: list[int]) -> bool:
+    """Nothing is edited, and the scan finds maxima and mass alone."""
+    return not fields[FLAGS.value] & EDITED.value and not fields[WANTS.value] & RICH.value
 
 
 def bits(value: float) -> int:

@@ -11,7 +11,7 @@ import triton.language as tl
 
 from tailrace.kernels.gpu.edits import is_edited, keys_at, raw_at, row_at
 from tailrace.kernels.gpu.order import INF_KEY, NONE_KEY, ordered, value_of
-from tailrace.kernels.gpu.program import MASS, MOMENTS, MOMENTS_RAW, RAW, SCALE, SIGMA, WANTS, number
+from tailrace.kernels.gpu.program import MASS, MOMENTS, MOMENTS_RAW, RAW, RICH, SCALE, SIGMA, WANTS, number
 
 BLOCK = tl.constexpr(256)
 CHUNK = tl.constexpr(1024)
@@ -32,7 +32,7 @@ def scan_rows(step, tables, work, blocks, MORE: tl.constexpr, TILE: tl.constexpr
     record = tables.records + tl.load(step.slot + row) * tables.fields
     wants, scale = tl.load(record + WANTS), number(record, SCALE).to(tl.float32)
     here = row_at(step, tables, row)
-    if (is_edited(here) | ((wants & (MOMENTS | SIGMA | RAW)) != 0)) == MORE:
+    if (is_edited(here) | ((wants & RICH) != 0)) == MORE:
         for tile in range(part, tl.cdiv(blocks, TILE), parts):
             block = tile * TILE + tl.arange(0, TILE)
             ids = block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]

@@ -130,13 +130,25 @@ class Workspace:
         return self.work
 
 
-def run(step: Step, tables: Tables, space: Workspace, out: Out, rows: int, *, drafts: bool, reports: bool) -> None:
-    """Launch the step's kernels. drafts: some request has more than a row. reports: some program asks for them."""
+def run(
+    step: Step,
+    tables: Tables,
+    space: Workspace,
+    out: Out,
+    rows: int,
+    *,
+    scans: frozenset[bool],
+    drafts: bool,
+    reports: bool,
+) -> None:
+    """Launch the step's kernels. scans: which of SCANS have rows to do. drafts: some request has more than a row. reports: some program asks
+    for them."""
     blocks, (requests, width) = space.blocks, out.token_ids.shape
     work = space.room(rows)
     if not drafts:
         work = work._replace(token=out.token_ids, drawn=out.num_tokens, status=out.status)
-    for more, (tile, warps) in SCANS.items():
+    for more in sorted(scans):
+        tile, warps = SCANS[more]
         grid = (rows, splits(rows, triton.cdiv(blocks, tile)))
         scan_rows[grid](step, tables, work, blocks, more, tile, num_warps=warps, **EXACT)
     pick[(rows,)](step, tables, work, blocks, num_warps=WARPS, **EXACT)

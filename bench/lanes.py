@@ -1,0 +1,161 @@
+"""Where the time of a step goes: consecutive steps of the engine as two lanes, what the engine's thread does and what the device does.
+
+One engine in this process, streams that only decode, with overlap off and on. The device's lane is on a GPU what CUDA events saw on its
+stream, on the CPU the time in the forward pass. Prints ms per step and part, and with --svg draws the steps to scale.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from bench.device_lane import DeviceLane
+from bench.harness import cores, machine, table, write_json
+
+from tailrace.config import EngineConfig, ModelConfig, SchedulerConfig
+from tailrace.engine.engine import Engine
+from tailrace.engine.process import build
+from tailrace.engine.stats import Span
+from tailrace.errors import EngineError
+from tailrace.models import resolve
+from tailrace.params import SamplingParams
+from tailrace.text.tokenizer import Tokenizer
+from tailrace.wire.messages import Submit
+
+SAMPLED = {"temperature": 0.8, "top_p": 0.95, "presence_penalty": 0.3, "logprobs": 3}
+WARM_UP, MEASURED, DRAWN = 20, 60, 4  # steps
+PARTS = {  # part of a step → color
+    "plan": "#8da0cb", "guess": "#a6d854", "forward": "#fc8d62", "mask": "#e5c494", "wait": "#eeeeee", "sample": "#e78ac3",
+    "commit": "#66c2a5", "outside": "#b3b3b3",
+}  # fmt: skip
+WIDTH, LANE, LEFT, TOP = 900, 26, 90, 44  # px
+
+
+def arguments(argv: list[str] | None) -> argparse.Namespace:
+    """What to look at."""
+    parser = argparse.ArgumentParser(prog="tailrace bench lanes", description=__doc__)
+    parser.add_argument("--json", type=Path, help="write the results here too")
+    parser.add_argument("--svg", type=Path, help="draw the lanes here")
+    parser.add_argument("--streams", type=int, default=32)
+    parser.add_argument("--prompt-tokens", type=int, default=128)
+    parser.add_argument("--model", help="as for tailrace serve")
+    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
+    parser.add_argument("--device", default="auto", help="as for tailrace serve")
+    parser.add_argument("--threads", type=int, default=cores())
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measure, print, draw."""
+    args = arguments(argv)
+    model = resolve(ModelConfig(model=args.model, dtype=args.dtype))
+    config = ModelConfig(model=str(model.folder), dtype=args.dtype, device=args.device, threads=args.threads)
+    prompt = Tokenizer.load(model.folder).encode("A tailrace carries the water away. " * args.prompt_tokens)
+    runs = {}
+    for overlap in ("off", "on"):
+        scheduler = SchedulerConfig(max_num_seqs=args.streams, overlap=overlap)
+        engine = build(EngineConfig(model=config, scheduler=scheduler))
+        runs[overlap] = watch(engine, [prompt[i : i + args.prompt_tokens] for i in range(args.streams)])
+    where = f"{args.streams} streams, {model.name}, {args.dtype}, {runs['off']['device']}"
+    print(where)
+    print(table([
+        {"ms per step": part, **{f"overlap {name}": round(run["parts"].get(part, 0.0), 3) for name, run in runs.items()}}
+        for part in (*PARTS, "device", "step")
+    ]))  # fmt: skip
+    if args.svg:
+        args.svg.write_text(drawing(where, {f"overlap {name}": run["drawn"] for name, run in runs.items()}))
+    if args.json:
+        figures = {name: {"parts": run["parts"]} for name, run in runs.items()}
+        write_json(args.json, {"machine": machine(), "what": where, "runs": figures})
+    return 0
+
+
+def watch(engine: Engine, prompts: list[list[int]]) -> dict[str, Any]:
+    """ms per step by part, and the spans of a few steps in the middle."""
+    lane = DeviceLane(engine)
+    for i, prompt in enumerate(prompts):
+        params = SamplingParams(**SAMPLED, seed=i, max_tokens=4 * (WARM_UP + MEASURED), ignore_eos=True)
+        engine.submit(Submit(str(i), 1, prompt, params))
+    while engine.waiting or any(sequence.prefilling for sequence in engine.running):
+        engine.step()
+    for _ in range(WARM_UP):
+        engine.step()
+    engine.counters.trace = trace = []
+    lane.begin()
+    starts = []
+    for _ in range(MEASURED):
+        starts.append(lane.now())
+        engine.step()
+    spans = [*trace, *lane.spans()]
+    found = {part: mean_ms(spans, part, "cpu") for part in PARTS}
+    steps = [b - a for a, b in pairwise(starts)]
+    known = sum(found.values())
+    found["step"] = statistics.fmean(steps) * 1e3
+    found["outside"] = max(
+        0.0, found["step"] - known - (mean_ms(spans, "forward", "device") if not lane.events else 0.0)
+    )
+    found["device"] = sum(mean_ms(spans, part, "device") for part in PARTS)
+    first, last = starts[MEASURED // 2], starts[MEASURED // 2 + DRAWN]
+    engine.fail_all(EngineError("seen enough"))
+    return {"parts": found, "drawn": clipped(spans, first, last), "device": lane.name}
+
+
+def mean_ms(spans: list[Span], part: str, lane: str) -> float:
+    """Per step."""
+    return sum(s.end - s.start for s in spans if s.part == part and s.lane == lane) / MEASURED * 1e3
+
+
+def clipped(spans: list[Span], first: float, last: float) -> list[Span]:
+    """What lies between, from 0 on."""
+    return [
+        Span(s.part, max(s.start, first) - first, min(s.end, last) - first, s.lane)
+        for s in spans
+        if s.end > first and s.start < last
+    ]
+
+
+def drawing(title: str, charts: dict[str, list[Span]]) -> str:
+    """An SVG: for each chart a lane of the engine's thread and one of the device, all to the same scale."""
+    longest = max((span.end for spans in charts.values() for span in spans), default=1.0)
+    scale = WIDTH / longest
+    height = TOP + len(charts) * (2 * LANE + 34) + 30
+    out = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{LEFT + WIDTH + 20}" height="{height}" '
+        'font-family="sans-serif" font-size="11">',
+        '<rect width="100%" height="100%" fill="white"/>',
+        f'<text x="8" y="16">{title}</text>',
+    ]
+    for place, (part, color) in enumerate((p, c) for p, c in PARTS.items() if p not in ("guess", "outside")):
+        x = LEFT + place * 90
+        out.append(f'<rect x="{x}" y="22" width="10" height="10" fill="{color}" stroke="#999"/>')
+        out.append(f'<text x="{x + 14}" y="31">{part}</text>')
+    for place, (name, spans) in enumerate(charts.items()):
+        y = TOP + place * (2 * LANE + 34)
+        out.append(f'<text x="8" y="{y + 10}" font-weight="bold">{name}</text>')
+        for row, lane in enumerate(("cpu", "device")):
+            at = y + 16 + row * LANE
+            out.append(f'<text x="8" y="{at + 16}">{"engine" if lane == "cpu" else "device"}</text>')
+            out.append(f'<rect x="{LEFT}" y="{at}" width="{WIDTH}" height="{LANE - 4}" fill="none" stroke="#ccc"/>')
+            out += [box(span, at, scale) for span in spans if span.lane == lane]
+    axis = height - 22
+    for ms in range(0, int(longest * 1e3) + 1, tick(longest * 1e3)):
+        x = LEFT + ms / 1e3 * scale
+        out.append(f'<line x1="{x:.1f}" y1="{TOP + 10}" x2="{x:.1f}" y2="{axis}" stroke="#ddd"/>')
+        out.append(f'<text x="{x:.1f}" y="{axis + 14}" text-anchor="middle">{ms} ms</text>')
+    return "\n".join([*out, "</svg>", ""])
+
+
+def box(span: Span, y: int, scale: float) -> str:
+    x, width = LEFT + span.start * scale, max(0.3, (span.end - span.start) * scale)
+    return (
+        f'<rect x="{x:.2f}" y="{y}" width="{width:.2f}" height="{LANE - 4}" fill="{PARTS.get(span.part, "#ffffff")}" '
+        f'stroke="#666" stroke-width="0.3"><title>{span.part} {(span.end - span.start) * 1e3:.2f} ms</title></rect>'
+    )
+
+
+def tick(longest_ms: float) -> int:
+    """A round number of ms, so that there are about ten."""
+    return next((t for t in (1, 2, 5, 10, 20, 50, 100, 200) if longest_ms / t <= 12), 500)

@@ -28,10 +28,16 @@ def machine() -> dict[str, Any]:
         "cores": cores(),
         "system": platform.platform(),
         "python": platform.python_version(),
-        "torch": metadata.version("torch"),
-        "transformers": metadata.version("transformers"),
-        "tailrace": metadata.version("tailrace"),
+        **{name: version(name) for name in ("torch", "transformers", "tailrace")},
     }
+
+
+def version(package: str) -> str | None:
+    """None where it only lies on the path, or nowhere."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def cores() -> int:

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import argparse
 import gc
+import os
 import statistics
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,9 @@ from tailrace.sampling import Rows, Sampler, SamplingParams, Slots
 
 POOL_BYTES = 256 << 20  # of cold rows
 MAX_POOL_ROWS = 512
+DISTINCT = 32  # synthetic rows; more are copies of them
 HISTORY = 1000
+DEVICES = ("cpu", "cuda", "interpreter")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 NUCLEUS = {"temperature": 0.8, "top_p": 0.9}
 BOTH = {"temperature": 0.8, "top_k": 50, "top_p": 0.9, "seed": 1}
@@ -63,14 +67,19 @@ class Pool:
 
 def synthetic(kind: str, vocab: int, dtype: torch.dtype) -> Pool:
     """Rows of one kind; a block of distinct ones, repeated to fill the pool (each copy lies elsewhere in memory)."""
-    rng = torch.Generator().manual_seed(vocab)
     count = min(MAX_POOL_ROWS, max(128, POOL_BYTES // (vocab * 4)))
-    some = torch.randn(32, vocab, generator=rng)
+    return Pool(f"{kind} {vocab:,}", distinct(kind, vocab).to(dtype).repeat(-(-count // DISTINCT), 1))
+
+
+def distinct(kind: str, vocab: int) -> torch.Tensor:
+    """float32 [DISTINCT, V], always the same."""
+    rng = torch.Generator().manual_seed(vocab)
+    some = torch.randn(DISTINCT, vocab, generator=rng)
     if kind == "peaked":
         some *= 2.5
-        strong = torch.randint(0, vocab, (32, 30), generator=rng)
-        some[torch.arange(32)[:, None], strong] += torch.rand(32, 30, generator=rng) * 12 + 4
-    return Pool(f"{kind} {vocab:,}", some.to(dtype).repeat(-(-count // 32), 1))
+        strong = torch.randint(0, vocab, (DISTINCT, 30), generator=rng)
+        some[torch.arange(DISTINCT)[:, None], strong] += torch.rand(DISTINCT, 30, generator=rng) * 12 + 4
+    return some
 
 
 def real(model: str | None, dtype: torch.dtype) -> Pool:
@@ -98,10 +107,10 @@ def real(model: str | None, dtype: torch.dtype) -> Pool:
 
 
 def sorted_top_k_top_p(logits: torch.Tensor, k: int, p: float, temperature: float) -> torch.Tensor:
-    """Sort the vocabulary, mask, draw by an exponential race: the usual way of servers on a CPU."""
+    """Sort the vocabulary, mask, draw by an exponential race: the usual way of servers in torch."""
     x, order = (logits.float() / temperature).sort(dim=-1)
     if k:
-        x = x.masked_fill(x < x.gather(1, torch.full((x.shape[0], 1), x.shape[1] - k)), float("-inf"))
+        x = x.masked_fill(x < x.gather(1, torch.full((x.shape[0], 1), x.shape[1] - k, device=x.device)), float("-inf"))
     if p < 1:
         below = x.softmax(-1).cumsum(-1) <= 1 - p
         below[:, -1] = False
@@ -203,9 +212,23 @@ def against(pool: Pool, rows: int, threads: int, seconds: float) -> list[dict[st
     return found
 
 
+def asked_device(argv: list[str] | None) -> str:
+    """Where to measure; each place has flags of its own."""
+    parser = argparse.ArgumentParser(prog="tailrace bench sampler", add_help=False, allow_abbrev=False)
+    parser.add_argument("--device", choices=DEVICES, default="cpu")
+    return parser.parse_known_args(argv)[0].device
+
+
 def main(argv: list[str] | None = None) -> int:
     """Measure, print, write."""
+    if (device := asked_device(argv)) != "cpu":
+        if device == "interpreter":  # before anything imports Triton
+            os.environ["TRITON_INTERPRET"] = "1"
+        return import_module("bench.sampler_gpu").main(argv)
     parser = argparse.ArgumentParser(prog="tailrace bench sampler", description=__doc__)
+    parser.add_argument(
+        "--device", choices=DEVICES, default="cpu", help="cuda: bench/sampler_gpu.py; interpreter: the same, untimed"
+    )
     parser.add_argument(
         "--vocab", type=int, nargs="+", default=[32_000, 128_256, 262_144], help="synthetic vocabularies"
     )

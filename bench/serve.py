@@ -41,6 +41,7 @@ START_TIMEOUT_S = 300.0
 def arguments(argv: list[str] | None) -> argparse.Namespace:
     """What to measure."""
     parser = argparse.ArgumentParser(prog="tailrace bench serve", description=__doc__)
+    parser.add_argument("--device", help="bench/serve_device.py instead: overlap on and off, greedy and sampled")
     parser.add_argument("--json", type=Path, help="write the results here too")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32], help="concurrent streams")
     parser.add_argument("--prompt-tokens", type=int, default=128)
@@ -56,6 +57,10 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> int:
     """Measure, print, write. Exit code 0 whatever the ratios are: a benchmark reports, a person judges."""
+    if any(word.split("=")[0] == "--device" for word in argv or sys.argv[1:]):
+        from bench import serve_device
+
+        return serve_device.main(argv)
     args = arguments(argv)
     local = resolve(ModelConfig(model=args.model, dtype=args.dtype))
     modes = {"greedy": GREEDY, **({"sampled": SAMPLED} if args.sampled else {})}

@@ -78,7 +78,9 @@ struct Spread {
     bool begun = false;
     double sigma() const {
         const double n = count.total(), mean = first.total() / n;
-        return n > 0 ? std::sqrt(std::max(0.0, second.total() / n - mean * mean)) : 0.0;
+        const double variance = second.total() / n - mean * mean;
+        // so far apart that squares overflow: nothing is within σ of nothing
+        return n > 0 ? std::isnan(variance) ? std::numeric_limits<double>::infinity() : std::sqrt(std::max(0.0, variance)) : 0.0;
     }
 };
 

@@ -263,6 +263,37 @@ def test_draws_that_fail_take_only_those_in_them(fails, at, monkeypatch):
     assert stories["b", 0, 0].tokens == alone([3], 6)
 
 
+@pytest.mark.parametrize("at", [2, 3, 5])
+@pytest.mark.parametrize("where", ["planned", "launch", "deliver", "commit", "land"])
+def test_an_interrupt_leaves_nobody_with_a_token_that_is_not_there(where, at, monkeypatch):
+    """Ctrl-C in a process of one's own, and on it goes: whoever has lost a token fails, the others are told what they would be."""
+    real, count = getattr(ahead, where), iter(range(10**6))
+
+    def interrupted(*args):
+        if next(count) == at:
+            raise KeyboardInterrupt
+        return real(*args)
+
+    monkeypatch.setattr(ahead, where, interrupted)
+    harness = Harness(overlap="on", max_num_seqs=2)
+    for i in range(3):
+        harness.submit(f"r{i}", [i + 1], max_tokens=9)
+    interrupts = 0
+    while harness.engine.has_work:
+        try:
+            harness.step()
+        except KeyboardInterrupt:
+            interrupts += 1
+        for request in harness.engine.requests.values():
+            assert all(token >= 0 for sequence in request.sequences for token in sequence.tokens)
+    assert interrupts == 1
+    for i in range(3):
+        story = harness.stories[f"r{i}", 0, 0]
+        assert story.tokens == alone([i + 1], 9)[: len(story.tokens)]
+        assert isinstance(story.end, Failed) or len(story.tokens) == 9
+    assert isinstance(harness.stories["r2", 0, 0].end, Finished)
+
+
 def test_a_step_that_can_t_be_laid_out_fails_those_in_it(monkeypatch):
     real, count = ahead.assemble, iter(range(100))
 
@@ -432,6 +463,18 @@ def test_what_is_certain_is_still_computed_ahead():
     assert sum(runner.unknown) == 5  # of b, after that
 
 
+def test_nobody_waits_for_what_can_t_be_computed_along():
+    """Prefills leave no room for guesses: steps overlap all the same."""
+    runner = Noted()
+    harness = Harness(runner, overlap="on", max_num_batched_tokens=10, num_blocks=128)
+    harness.submit("a", [1], max_tokens=40, forced_token_ids=tuple(range(1, 31)))
+    for i in range(7):
+        harness.submit(f"p{i}", [i + 2] * 40, max_tokens=1)
+    stories = harness.run()
+    assert stories["a", 0, 0].tokens[:30] == list(range(1, 31))
+    assert sum(runner.unknown) > 20
+
+
 def test_what_a_grammar_leaves_no_choice_about_is_computed_ahead(grammars):
     """One step later than where steps follow each other, since the grammar hears of a token when the next step is under way."""
     forced = Grammar(kind="regex", source="[ab]-0123-0123-0123[cd]-0123-0123")
@@ -557,7 +600,7 @@ def prepared_too_early(patch) -> None:
 
 
 def nobody_waits(patch) -> None:
-    patch.setattr(ahead, "waits", lambda engine, drawn: False)
+    patch.setattr(ahead.Drawn, "guessed", property(lambda self: False))
 
 
 def references_stay(patch) -> None:

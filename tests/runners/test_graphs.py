@@ -16,11 +16,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from runners.test_transformers import ARCHITECTURES, SIZE, Cache, save
 from tailrace.config import ModelConfig
 from tailrace.kernels import dispatch
+from tailrace.kernels.transfer import pack, unpack
 from tailrace.runners import load_runner
 from tailrace.runners import transformers as module
 from tailrace.runners.base import Batch
 from tailrace.runners.graphs import Graphs, nothing, padded, sizes
-from tailrace.runners.inputs import FIELDS, moved, pack, unpack
+from tailrace.runners.inputs import FIELDS, moved
 from tailrace.runners.transformers import TransformersRunner
 
 CUDA = torch.cuda.is_available()

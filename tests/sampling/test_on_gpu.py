@@ -149,3 +149,51 @@ def test_warming_up_runs_every_kernel(monkeypatch):
     monkeypatch.setattr("tailrace.sampling.on_gpu.run", lambda *_, **how: ran.append((how["drafts"], how["reports"])))
     Sampler(Slots(1, V), "gpu").warm_up({torch.float32}, torch.device(DEVICES["gpu"]))
     assert ran == [(False, True), (True, True)]
+
+
+def both(row: torch.Tensor, fields: dict, *, prompt=(1, 2), eos=(0,), backend="reference"):
+    """What the GPU and another backend say of one row."""
+    out = []
+    for name in ("gpu", backend):
+        slots = Slots(1, row.numel())
+        slots.join(0, SamplingParams(**fields), key=3, prompt=prompt, eos_token_ids=eos)
+        out.append(Sampler(slots, name)(row[None].to(DEVICES[name]), Rows.plain([0], [0], [len(prompt)])))
+    return out
+
+
+@QUIET
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+def test_numbers_at_their_limits(backend):
+    """Each once said something else."""
+    noise = torch.randn(V, generator=torch.Generator().manual_seed(3))
+    lowest, apart, top = noise.clone(), torch.full((V,), -5.0), torch.zeros(V)
+    lowest[100:120] = -3.4e38
+    apart[5], apart[9] = 0.3, 0.2999
+    top[7] = 3e38
+    biased = {"temperature": 0.0, "logit_bias": {5: 1e4}, "sequence_bias": (((5,), -1e4),)}
+    late = {"sampler_order": ("top_k",), "top_k": 5, "temperature": 1e-40, "logprobs": 4, "logprobs_mode": "processed"}
+    processed = {"top_k": 3, "logprobs": 4, "logprobs_mode": "processed"}
+    for row, fields, eos in (
+        (lowest, {"top_n_sigma": 1.0}, (0,)), (apart, biased, (0,)), (noise, late, (0,)), (top, processed, (0,)),
+        (noise, {"top_k": 3}, range(9)), (noise, {"top_k": 3}, range(109)),
+        (noise, {"xtc_probability": 1.0, "xtc_threshold": 0.01}, range(0, 100, 2)),
+    ):  # fmt: skip
+        found, expected = both(row, fields, eos=eos, backend=backend)
+        assert found.token_ids.tolist() == expected.token_ids.tolist(), fields
+        for mine, theirs in zip(found.logprobs[0] or (), expected.logprobs[0] or (), strict=True):
+            assert (mine.rank, mine.top_ids) == (theirs.rank, theirs.top_ids)
+            assert mine.top_logprobs == pytest.approx(theirs.top_logprobs, abs=2e-5)
+
+
+@QUIET
+def test_what_is_drawn_elsewhere_is_not_followed(monkeypatch):
+    slots = Slots(1, V)
+    slots.join(0, SamplingParams(mirostat=2, presence_penalty=1.0), key=1, prompt=[1, 2])
+    sampler, logits = Sampler(slots, "gpu"), torch.randn(1, V, generator=torch.Generator().manual_seed(1))
+    sampler(logits.to(DEVICES["gpu"]), Rows.plain([0], [0], [2]))
+    monkeypatch.setattr(OnGPU, "_follow", lambda *_: pytest.fail("followed for nothing"))
+    sampler(logits.to(DEVICES["gpu"]), Rows.plain([0], [0], [3]))
+    monkeypatch.undo()
+    slots.leave(0)  # another one in its place is
+    slots.join(0, SamplingParams(temperature=0.0), key=1, prompt=[1])
+    assert sampler(logits.to(DEVICES["gpu"]), Rows.plain([0], [0], [1])).token_ids.item() == int(logits.argmax())

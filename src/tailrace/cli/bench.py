@@ -11,8 +11,8 @@ import tailrace
 from tailrace.errors import ConfigError
 
 BENCHES: dict[str, str] = {
-    "serve": "a server's throughput and latencies against a plain transformers loop",
-    "sampler": "every case of sampling in µs per row, against one read of the row and what others do",
+    "serve": "a server's throughput and latencies against a plain transformers loop; with --device, overlapped steps against others",
+    "sampler": "every case of sampling in µs per row, against one read of the row and what others do; --device cuda: on a GPU",
     "egress": "from token ids to the bytes of events, per token, against what servers usually do",
     "knobs": "a server's throughput with sampling knobs on, against greedy",
     "spec": "a server that guesses ahead against one that does not, on text that repeats itself and on free text",

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import logging
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -62,7 +61,7 @@ class Flight:
     prepared: Prepared | None = None
 
     def stands(self, sequence: Sequence) -> bool:
-        """It is still there, and has said what was assumed."""
+        """It is still there, and has said what was assumed. By its length: between launch and landing it commits one token at most."""
         return sequence.slot >= 0 and len(sequence.tokens) >= self.ends[sequence]
 
 
@@ -80,6 +79,11 @@ class Drawn:
     def sequences(self) -> list[Sequence]:
         """Who draws, in the order of the draws."""
         return [sequence for sequences, _ in self.pending for sequence in sequences]
+
+    @property
+    def guessed(self) -> bool:
+        """It verifies guesses: how many of them stand decides where everybody is."""
+        return bool(self.flight.guesses)
 
     def refer(self) -> None:
         """From here on each has one token more, which is not known."""
@@ -105,14 +109,35 @@ def step(engine: Engine, device: Device) -> None:
     """Finish the step in flight, and launch the next one; the engine's outbox holds what came of the first."""
     flight, engine.flight = engine.flight, None
     drawn = None if flight is None else land(engine, flight)
+    try:
+        advance(engine, device, drawn)
+    except BaseException as error:  # an interrupt: nobody may go on from a token that is not there
+        if drawn is not None:
+            drawn.known()
+            lose(engine, drawn.sequences, error)
+        raise
+    if engine.flight is not None:
+        try:
+            with engine.counters.timed("plan"):
+                engine.flight.prepared = prepare(engine, engine.flight)
+        except Exception:  # it is tried again when the step lands, where those in it can be failed
+            log.exception("the draws of step %d could not be prepared", engine.counters.steps)
+
+
+def advance(engine: Engine, device: Device, drawn: Drawn | None) -> None:
+    """Launch the next step, and commit what was drawn: before it, where it must be known."""
+    foreseen = False
+    if drawn is not None and drawn.guessed:
+        deliver(engine, drawn)
+        drawn = None
     if drawn is not None:
-        if waits(engine, drawn):
-            drawn = deliver(engine, drawn)
-        else:
-            drawn.refer()
+        foreseen = any(engine.speculator.foresees(engine, sequence) for sequence in drawn.sequences)
+        drawn.refer()
     plan = planned(engine)
-    if drawn is not None and (plan.preempt or not plan.work):  # who is preempted gives up only what has been computed
-        drawn = deliver(engine, drawn)
+    # what is certain to come can be computed along where there is room; and who is preempted gives up only what has been computed
+    if drawn is not None and (plan.preempt or not plan.work or (foreseen and plan.spare)):
+        deliver(engine, drawn)
+        drawn = None
         plan = planned(engine)
     failed = None
     with engine.counters.timed("plan"):
@@ -128,10 +153,6 @@ def step(engine: Engine, device: Device) -> None:
         deliver(engine, drawn)
     if failed is not None:
         lose(engine, [sequence for sequence, _ in plan.work], failed)
-    if engine.flight is not None:
-        # what fails here is tried again when the step lands, where those in it can be failed
-        with engine.counters.timed("plan"), suppress(Exception):
-            engine.flight.prepared = prepare(engine, engine.flight)
 
 
 def land(engine: Engine, flight: Flight) -> Drawn | None:
@@ -151,15 +172,12 @@ def land(engine: Engine, flight: Flight) -> Drawn | None:
         log.exception("a step in flight failed")
         lose(engine, [sequence for sequence, _ in flight.work], error)
         return None
+    except BaseException:  # an interrupt: the step is still under way
+        engine.flight = flight
+        raise
     with timed("commit"):
         settle(engine, standing)
     return Drawn(flight, pending, prepared.masks.errors) if pending else None
-
-
-def waits(engine: Engine, drawn: Drawn) -> bool:
-    """Whether the next step can't be planned before these draws are known: how many guesses stand decides where everybody is, and what
-    is certain to come can be computed ahead."""
-    return bool(drawn.flight.guesses) or any(engine.speculator.foresees(engine, s) for s in drawn.sequences)
 
 
 def planned(engine: Engine) -> Plan:

@@ -38,7 +38,7 @@ from tailrace.errors import EngineError, ParameterError, RequestError, TailraceE
 from tailrace.grammar.base import Compiled
 from tailrace.grammar.service import Filling, Grammars
 from tailrace.params import SamplingParams
-from tailrace.runners.base import LayeredRunner, ModelRunner
+from tailrace.runners.base import ModelRunner
 from tailrace.sampling import Sampler, Slots, request_key
 from tailrace.text.stops import matcher
 from tailrace.wire.messages import Abort, Aborted, Failed, Finished, FinishReason, FromEngine, ModelInfo, Stats, Submit
@@ -86,8 +86,10 @@ class Engine:
         self.cache = BlockCache(blocks, cache.block_size, cache.prefix_reuse)
         self.slots = Slots(scheduler.max_num_seqs, runner.vocab_size)
         self.sampler = Sampler(self.slots)
-        if isinstance(runner, LayeredRunner):
-            self.sampler.warm_up({runner.dtype, torch.float32}, runner.device)  # guided logits are float32
+        if device is not None and device.type == "cuda":
+            self.sampler.warm_up(
+                {getattr(runner, "dtype", torch.float32), torch.float32}, device
+            )  # guided logits are float32
         self.grammars = grammars
         self.speculator = Speculator(None if drafter is None else drafter(self.sampler), speculation)
         self.tables = BlockTables(scheduler.max_num_seqs, per_slot)

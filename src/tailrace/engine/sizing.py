@@ -10,7 +10,7 @@ from tailrace.config import CacheConfig
 from tailrace.errors import ConfigError
 
 SHARE = 0.3  # of the memory that is available now
-DEVICE_SHARE = 0.8  # of a GPU's, of which sampling, attention and graphs take theirs later
+DEVICE_SHARE = 0.7  # of a GPU's: drafters, sampling, attention and graphs take theirs later
 
 
 def num_blocks(config: CacheConfig, block_bytes: int, wanted: int, device: torch.device | None = None) -> int:

@@ -69,6 +69,6 @@ class Counters:
             accepted_at=[self.accepted_at[place] for place in range(len(self.drafted_at))],
             bad_rows=dict(self.bad_rows),
             finished=dict(self.finished),
-            step_ms={part: round(total, 3) for part, total in self.step_ms.items()},
+            step_ms={part: round(total, 3) for part, total in dict(self.step_ms).items()},
             **gauges,
         )

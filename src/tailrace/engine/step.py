@@ -99,7 +99,7 @@ def score(engine: Engine, scored: list[Scored], logits: torch.Tensor) -> None:
         sequence.scored = end
 
 
-def lose(engine: Engine, sequences: Iterable[Sequence], error: Exception) -> None:
+def lose(engine: Engine, sequences: Iterable[Sequence], error: BaseException) -> None:
     """The step failed: whoever was in it fails, siblings that waited for it too; everybody else goes on."""
     reason = EngineError(f"the step failed: {type(error).__name__}: {error}")
     for sequence in sequences:

@@ -14,8 +14,8 @@ from dataclasses import replace
 import torch
 from torch.nn.functional import pad
 
+from tailrace.kernels.transfer import pack, room, unpack
 from tailrace.runners.base import Batch
-from tailrace.runners.inputs import pack, room, unpack
 
 Launch = Callable[[], None]
 

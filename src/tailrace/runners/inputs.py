@@ -1,44 +1,15 @@
-"""A batch's integers on their way to the device: one pinned buffer and one copy for all of them, and nobody waits."""
+"""A batch on the device."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 
+from tailrace.kernels.transfer import together
 from tailrace.runners.base import Batch
 
 FIELDS = ("token_ids", "positions", "slot_mapping", "query_start", "kv_len", "block_tables", "wanted")
-
-
-def there(x: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """x on the device."""
-    pinned = x.pin_memory() if device.type == "cuda" and x.device.type == "cpu" else x
-    return pinned.to(device, non_blocking=True)
-
-
-def room(part: torch.Tensor) -> int:
-    """Words of 8 bytes that it takes, up to the next multiple of 16 bytes: kernels are compiled anew for less aligned addresses."""
-    return -(-part.numel() * part.itemsize // 16) * 2
-
-
-def unpack(words: torch.Tensor, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Views of words, int64 [n], where `pack` has put parts of these shapes and dtypes."""
-    views, at = [], 0
-    for part in parts:
-        views.append(words[at : at + room(part)].view(part.dtype)[: part.numel()].view(part.shape))
-        at += room(part)
-    return views
-
-
-def pack(parts: Sequence[torch.Tensor], pinned: bool) -> torch.Tensor:
-    """int64 [n] that holds integers of 4 or 8 bytes, one part after the other. Pinned memory is not given to another before copies from
-    it are done: torch keeps account."""
-    words = torch.empty(sum(map(room, parts)), dtype=torch.int64, pin_memory=pinned)
-    for view, part in zip(unpack(words, parts), parts, strict=True):
-        view.copy_(part)
-    return words
 
 
 def moved(batch: Batch, device: torch.device) -> Batch:
@@ -46,5 +17,4 @@ def moved(batch: Batch, device: torch.device) -> Batch:
     if device.type == "cpu":
         return batch
     parts = [getattr(batch, field) for field in FIELDS]
-    words = there(pack(parts, pinned=device.type == "cuda"), device)
-    return replace(batch, **dict(zip(FIELDS, unpack(words, parts), strict=True)))
+    return replace(batch, **dict(zip(FIELDS, together(parts, device), strict=True)))

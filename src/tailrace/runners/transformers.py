@@ -19,11 +19,12 @@ import torch
 from tailrace import kernels
 from tailrace.config import ModelConfig
 from tailrace.errors import ConfigError, ModelLoadError
+from tailrace.kernels.transfer import there
 from tailrace.runners.attention import ATTRIBUTE, NAME, Layer, Layers, Step, attend
 from tailrace.runners.base import Batch
 from tailrace.runners.fuse import difference, fuse
 from tailrace.runners.graphs import Graphs, Launch, Recorder
-from tailrace.runners.inputs import moved, there
+from tailrace.runners.inputs import moved
 from tailrace.runners.stack import Stack
 
 log = logging.getLogger(__name__)
@@ -193,11 +194,14 @@ class TransformersRunner:
     def record(self, num_blocks: int, capture: Callable[[Launch], Launch]) -> Graphs | None:
         """The decode steps as graphs, if they compute what they should. After the trial: its positions are in the cache."""
         positions = min(self.max_model_len, num_blocks * self.block_size)
-        batch = decode_trial(self.vocab_size, self.block_size, min(3, self.max_num_seqs))
-        graphs = None
+        batches = [
+            decode_trial(self.vocab_size, self.block_size, n) for n in {1, min(3, self.max_num_seqs), self.max_num_seqs}
+        ]
+        graphs, problem = None, ""
         try:
             graphs = Graphs(self.run, self.max_num_seqs, -(-positions // self.block_size), self.device, capture)
-            problem = difference(self.logits(batch), graphs(batch))
+            for batch in batches:
+                problem = problem or difference(self.logits(batch), graphs(batch))
         except RuntimeError as error:  # the model's code asks the GPU for something, or there is no memory left
             problem = str(error)
         if problem:

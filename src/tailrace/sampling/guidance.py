@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import torch
 
+from tailrace.kernels.transfer import together
+
 
 def guide(conditional: torch.Tensor, unconditional: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """l_u + s · (l_c − l_u), float32 [R, V]: the logarithm of p_u^(1 − s) · p_c^s, but for a constant per row.
@@ -52,6 +54,6 @@ def guide_rows(
     if logits.is_cuda if kernel is None else kernel:
         from tailrace.kernels.gpu.guidance import guide as combined
 
-        device = logits.device
-        return combined(logits, own.to(device), companion.to(device), scale.to(device, torch.float32))
+        there = together([own, companion, scale.float()], logits.device)
+        return combined(logits, there[0], there[1], there[2])
     return guide(logits[own], logits[companion], scale)

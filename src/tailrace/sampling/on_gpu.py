@@ -9,19 +9,20 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import accumulate
 
 import numpy as np
 import torch
 
 from tailrace.kernels.cpu.sample import Outcome, Reports
-from tailrace.kernels.gpu.program import ALLOWED, PENALISED, SHIFTED, has, is_lean, record
-from tailrace.kernels.gpu.state import State
-from tailrace.kernels.gpu.step import COLUMNS, Out, Step, Workspace, even, run
+from tailrace.kernels.gpu.program import ALLOWED, PENALISED, SHIFTED, has, idle, is_lean, record
+from tailrace.kernels.gpu.state import State, Tables
+from tailrace.kernels.gpu.step import COLUMNS, Out, Step, Work, Workspace, even, run
 from tailrace.kernels.program import Add, Ban, Edit, Mask, Penalty, Program
 from tailrace.kernels.rows import RULES, Rows
+from tailrace.kernels.transfer import there, together
 from tailrace.kernels.types import readable
 from tailrace.params import SamplingParams
+from tailrace.sampling.guidance import guide_rows
 from tailrace.sampling.slots import Slots
 
 MANY = 8192  # entries that may move with every token; more go the reference's way
@@ -51,8 +52,7 @@ class Entries:
                     found.banned.update(ids.tolist())
                 case Add(ids, values):
                     added = found.before if found.penalty is None else found.later
-                    for id, value in zip(ids.tolist(), values.tolist(), strict=True):
-                        added[id] = added.get(id, 0.0) + value
+                    added.update(zip(ids.tolist(), values.tolist(), strict=True))
                 case Penalty():
                     found.penalty = edit
         return found
@@ -84,14 +84,18 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A step whose numbers are on the device. scans, drafts, reports: as `run` wants them."""
+    """A step whose numbers are on the device, and all that its kernels write to. scans, drafts, reports: as `run` wants them. apart: the
+    requests whose draws mean nothing, because the kernels don't have what they ask for."""
 
     step: Step
+    tables: Tables
+    work: Work
     out: Out
     rows: int
     scans: frozenset[bool]
     drafts: bool
     reports: bool
+    apart: list[int]
 
 
 class OnGPU:
@@ -107,6 +111,7 @@ class OnGPU:
         self.space = Workspace(slots.vocab_size, device)
         self.copying = torch.cuda.Stream(device) if device.type == "cuda" else None
         self.seen: list[Seen | None] = [None] * len(slots.slots)
+        self.left: set[int] = set()  # slots whose records are idle
 
     def apart(self, rows: Rows) -> list[int]:
         """The requests of a step that ask for what the kernels don't have."""
@@ -118,7 +123,7 @@ class OnGPU:
         slot, program = self.slots[owner], self.slots.compiled[owner]
         if program is None or not has(program) or (drafted and slot.unrolls):
             return False
-        return not slot.moves or entries_in(self.slots.edits[owner]) <= MANY
+        return not slot.moves or can_move(self.slots.edits[owner])
 
     def fetch(self, out: Out, top: int | None) -> Callable[[], Outcome]:
         """Begin to copy what came out to the host; what is returned waits for it."""
@@ -143,49 +148,50 @@ class OnGPU:
 
         return finish
 
-    def launch(self, logits: torch.Tensor, rows: Rows, top: int | None) -> Out:
+    def launch(self, logits: torch.Tensor, rows: Rows, top: int | None) -> Prepared:
         """Draw for all rows; nothing is checked. top: alternatives to report at most; None: nobody asks for a report."""
         prepared = self.prepare(logits, rows, top)
         self.draw(prepared)
-        return prepared.out
+        return prepared
 
     def prepare(self, logits: torch.Tensor, rows: Rows, top: int | None) -> Prepared:
         """Bring the step's numbers to the device, and what has changed of its slots."""
         logits = readable(logits)
+        if logits.data_ptr() % 16:  # kernels would be compiled anew, and sum in another order
+            logits = logits.clone()
+        apart, owners = self.apart(rows), rows.slot.tolist()
+        elsewhere = {owners[int(rows.start[i])] for i in apart}
         amendments: list[int] = []
-        owners = rows.slot.tolist()
         for owner in dict.fromkeys(owners):
-            amendments += self._follow(owner)
+            if owner in elsewhere:
+                self._leave(owner)
+            else:
+                amendments += self._follow(owner)
         columns = self._columns(rows, owners)
         parts = [columns.flatten(), rows.start, torch.tensor(amendments, dtype=torch.int64)]
-        each, start, changes = to_device(parts, self.device)
-        nothing = self.state.tables.touched  # an address where none is read
-        masks = nothing if rows.masks is None else self._there(rows.masks)
-        proposals = self.space.room(rows.num_rows).x if rows.proposals is None else self._there(rows.proposals)
-        stride = logits.shape[1] if len(logits) == 1 else logits.stride(0)
+        each, start, changes = together(parts, self.device)
+        work, tables = self.space.room(rows.num_rows), self.state.tables
+        masks = (
+            tables.touched if rows.masks is None else there(rows.masks, self.device)
+        )  # an address where none is read
+        proposals = work.x if rows.proposals is None else there(rows.proposals, self.device)
         of = dict(zip(COLUMNS, each.view(columns.shape), strict=True))
-        step = Step(logits, stride, logits.shape[1], start=start, masks=masks, proposals=proposals, **of)
+        step = Step(logits, logits.stride(0), logits.shape[1], start=start, masks=masks, proposals=proposals, **of)
         out = Out.room(rows.num_requests, rows.width, top, self.device)
         with torch.cuda.device_of(logits):
             self.state.amend(changes)
         masked = [False] * rows.num_rows if rows.mask is None else (rows.mask >= 0).tolist()
-        scans = frozenset(mask or not self._seen(owner).lean for owner, mask in zip(owners, masked, strict=True))
-        return Prepared(step, out, rows.num_rows, scans, rows.width > 1, top is not None)
+        scans = frozenset(mask or not self._lean(owner) for owner, mask in zip(owners, masked, strict=True))
+        return Prepared(step, tables, work, out, rows.num_rows, scans, rows.width > 1, top is not None, apart)
 
     def draw(self, prepared: Prepared) -> None:
-        """Launch the kernels; as often as one likes, while no slot changes, and the same each time."""
+        """Launch the kernels; as often as one likes, while no slot changes, and the same each time: also out of a CUDA graph."""
         if prepared.rows:
             with torch.cuda.device_of(prepared.step.logits):
                 run(
-                    prepared.step, self.state.tables, self.space, prepared.out, prepared.rows,
+                    prepared.step, prepared.tables, prepared.work, prepared.out, prepared.rows,
                     scans=prepared.scans, drafts=prepared.drafts, reports=prepared.reports,
                 )  # fmt: skip
-
-    def _there(self, tensor: torch.Tensor) -> torch.Tensor:
-        """On the device, without waiting."""
-        if tensor.device.type == "cpu" and self.device.type == "cuda":
-            tensor = tensor.pin_memory()
-        return tensor.to(self.device, non_blocking=True)
 
     def _columns(self, rows: Rows, owners: list[int]) -> torch.Tensor:
         """int64 [9, R or one more], as COLUMNS names them."""
@@ -217,10 +223,16 @@ class OnGPU:
                 of["rule"].copy_(rule)
         return columns
 
-    def _seen(self, owner: int) -> Seen:
+    def _lean(self, owner: int) -> bool:
         seen = self.seen[owner]
-        assert seen is not None
-        return seen
+        return seen is None or seen.lean
+
+    def _leave(self, owner: int) -> None:
+        """The slot's rows are drawn elsewhere: here they should cost as little as can be."""
+        if self.seen[owner] is not None or owner not in self.left:
+            self.state.write(owner, idle())
+            self.seen[owner] = None
+            self.left.add(owner)
 
     def _follow(self, owner: int) -> list[int]:
         """Bring what has changed of a slot to the device: its record now, its entries as amendments."""
@@ -246,6 +258,7 @@ class OnGPU:
             self.state.write(owner, fields)
             lean = is_lean(fields)
         self.seen[owner] = Seen(program, edits, entries, flags, lean)
+        self.left.discard(owner)
         return self._amendments(owner, changed, entries)
 
     def _amendments(self, owner: int, ids: set[int], entries: Entries) -> list[int]:
@@ -272,12 +285,25 @@ def warm_up(vocab: int, dtype: torch.dtype, device: torch.device) -> None:
     slots.join(1, SamplingParams(top_p=0.9), key=2, prompt=[0])
     gpu, logits = OnGPU(slots, device), torch.zeros((3, vocab), dtype=dtype, device=device)
     for rows in (Rows.plain([0, 1], [0, 1], [1, 1]), Rows.drafted([0, 1], [1, 1], [[0], []])):
-        gpu.fetch(gpu.launch(logits, rows, 1), 1)()
+        gpu.fetch(gpu.launch(logits, rows, 1).out, 1)()
+    guide_rows(logits, torch.tensor([0]), torch.tensor([1]), torch.tensor([2.0]), kernel=True)
 
 
-def entries_in(edits: list[Edit]) -> int:
-    """That move when the edits do."""
-    return sum(edit.ids.size for edit in edits if isinstance(edit, Add | Ban))
+def can_move(edits: list[Edit]) -> bool:
+    """Not too many entries move, and to none of them two numbers are added one after the other."""
+    added: list[set[int]] = [set(), set()]  # before and after the penalties
+    side = count = 0
+    for edit in edits:
+        if isinstance(edit, Penalty):
+            side = 1
+        elif isinstance(edit, Add | Ban) and (count := count + edit.ids.size) > MANY:
+            return False
+        elif isinstance(edit, Add):
+            ids = set(edit.ids.tolist())
+            if ids & added[side]:
+                return False
+            added[side] |= ids
+    return True
 
 
 def changes(old: Entries, new: Entries) -> set[int]:
@@ -291,13 +317,3 @@ def changes(old: Entries, new: Entries) -> set[int]:
 def bits(high: float, low: float) -> int:
     """Two float32 in an int64."""
     return struct.unpack("<q", struct.pack("<ff", low, high))[0]
-
-
-def to_device(parts: list[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
-    """int64, in one copy that nobody waits for; each part begins at a multiple of 16 bytes."""
-    at = [0, *accumulate(even(part.numel()) for part in parts)]
-    joined = torch.empty(at[-1], dtype=torch.int64, pin_memory=device.type == "cuda")
-    for first, part in zip(at, parts, strict=False):
-        joined[first : first + part.numel()] = part
-    there = joined.to(device, non_blocking=True)
-    return [there[first : first + part.numel()] for first, part in zip(at, parts, strict=False)]

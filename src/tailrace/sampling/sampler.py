@@ -126,13 +126,13 @@ class Sampler:
 
             self._gpu = OnGPU(self.slots, logits.device)
         top = step.record.top if step.flags & REPORTED else None
-        out = self._gpu.launch(logits, rows, top)
-        arriving = self._gpu.fetch(out, top)
-        apart = self._gpu.apart(rows)
+        prepared = self._gpu.launch(logits, rows, top)
+        out, apart = prepared.out, prepared.apart
         redrawn = Sampled(*step.outcome()[:3], [None] * rows.num_requests)
         self._by_reference(logits, rows, apart, redrawn)
         if apart:
             out.token_ids[apart] = redrawn.token_ids[apart].to(logits.device)
+        arriving = self._gpu.fetch(out, top)
 
         def finish() -> Sampled:
             sampled = self._read(arriving(), rows)

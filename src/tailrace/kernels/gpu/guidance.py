@@ -6,6 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
+from tailrace.kernels.gpu.noise import EXACT
+
 BLOCK = 1024
 
 
@@ -40,6 +42,6 @@ def guide(logits: torch.Tensor, own: torch.Tensor, companion: torch.Tensor, scal
     if rows:
         with torch.cuda.device_of(logits):
             combine[(rows, triton.cdiv(vocab, BLOCK))](
-                logits, logits.stride(0), own, companion, scale, out, vocab, BLOCK, enable_fp_fusion=False
+                logits, logits.stride(0), own, companion, scale, out, vocab, BLOCK, **EXACT
             )
     return out

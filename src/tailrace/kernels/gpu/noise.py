@@ -11,6 +11,7 @@ HOT = tl.constexpr(2.0**-8)  # how many of them are hot
 UNIT = tl.constexpr(2.0**-32)
 TINY = tl.constexpr(2.0**-53)
 BLOCK = 1024
+EXACT = {"enable_fp_fusion": False}  # each operation is rounded on its own, as on the CPU
 
 
 @triton.jit
@@ -111,7 +112,9 @@ def gumbel(key: int, position: int, token_ids: torch.Tensor, stream: int) -> tor
     out = torch.empty(token_ids.shape, dtype=torch.float32, device=token_ids.device)
     if n := token_ids.numel():
         with torch.cuda.device_of(token_ids):
-            gumbel_kernel[(triton.cdiv(n, BLOCK),)](key, position, stream, token_ids.contiguous(), out, n, BLOCK)
+            gumbel_kernel[(triton.cdiv(n, BLOCK),)](
+                key, position, stream, token_ids.contiguous(), out, n, BLOCK, **EXACT
+            )
     return out
 
 
@@ -119,7 +122,9 @@ def words(key: int, position: int, stream: int, token_ids: torch.Tensor) -> torc
     out = torch.empty(token_ids.shape, dtype=torch.int64, device=token_ids.device)
     if n := token_ids.numel():
         with torch.cuda.device_of(token_ids):
-            words_kernel[(triton.cdiv(n, BLOCK),)](key, position, stream, token_ids.contiguous(), out, n, BLOCK)
+            words_kernel[(triton.cdiv(n, BLOCK),)](
+                key, position, stream, token_ids.contiguous(), out, n, BLOCK, **EXACT
+            )
     return out
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 
-import torch
 import triton
 import triton.language as tl
 
@@ -80,6 +79,7 @@ def record(program: Program, edits: int, penalty: Penalty | None) -> list[int]:
     )  # fmt: skip
     strength = (1.0, 0.0, 0.0) if penalty is None else (penalty.repetition, penalty.frequency, penalty.presence)
     exempt = [*program.exempt.tolist(), *[-1] * (MAX_EXEMPT - program.exempt.size)]
+    assert has(program)
     fields = [
         program.key, flags, wants, bits(min(1.0 / temperature, 1e30) if temperature else 1.0), bits(temperature),
         -1 if program.logprobs is None else program.logprobs, *map(bits, strength), *program.weights,
@@ -88,6 +88,11 @@ def record(program: Program, edits: int, penalty: Penalty | None) -> list[int]:
     for stage in program.stages:
         fields += [STAGES.index(stage.kind), stage.k, bits(stage.a), bits(stage.b), bits(stage.c)]
     return [*fields, *[0] * (FIELDS - len(fields))]
+
+
+def idle() -> list[int]:
+    """The record of a slot whose rows are drawn elsewhere: the cheapest there is."""
+    return [0, GREEDY.value, 0, 0, 0, -1, *[0] * (FIELDS - 6)]
 
 
 def is_lean(fields: list[int]) -> bool:
@@ -127,9 +132,3 @@ def check(vocab: int) -> None:
     """Raise ValueError for a vocabulary whose masses the fixed-point sums can't hold (survivors.UNIT)."""
     if vocab >= 1 << 19:
         raise ValueError(f"the GPU's kernels take vocabularies below {1 << 19:,}, got {vocab:,}")
-
-
-def to_device(values: list[int], device: torch.device) -> torch.Tensor:
-    """int64, copied without waiting where the device has memory of its own."""
-    there = torch.tensor(values, dtype=torch.int64, pin_memory=device.type == "cuda")
-    return there.to(device, non_blocking=True)

@@ -111,9 +111,15 @@ def refine(record, row, position, top, mass, row_entropy, mass_temperature, sigm
             kind, k, knobs = stage_at(record, s)
             a = number(knobs, 0)
             if kind == TEMPERATURE:
-                divide(x, n, a)
-                floor = floor / a
-                temperature = temperature * a
+                # of an incomplete set only the largest and its equals are sure where all else underflows
+                if (complete == 0) & (temperature * a < 1e-30) & (floor > -1e-20):
+                    needed = needed - 1e-20
+                else:
+                    divide(x, n, a)
+                    if a < 1.0:
+                        n = keep_above(x, ids, n, LOWEST)
+                    floor = floor / a
+                    temperature = temperature * a
             elif kind == TOP_K:
                 if n < k:
                     needed = tl.where(complete, needed, EVERYTHING)

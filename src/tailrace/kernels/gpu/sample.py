@@ -102,7 +102,7 @@ def survivors(record, here, position, keys, sums, plane, blocks, top, x, ids, fo
     depth = first_depth(record, blocks, keys, top, whole, sigma)
     n = tl.full((), 0, tl.int32)
     while depth < 1.0:
-        floor = tl.maximum(top + tl.maximum(depth, -1e38), LOWEST).to(tl.float32)
+        floor = tl.maximum(top + depth, LOWEST).to(tl.float32)
         n = collect(here, keys, blocks, floor, top, x, ids, found)
         n, deeper = refine(record, here, position, top, whole, h, mass_temperature, sigma, depth, x, ids, n)
         # rounding must not make it ask for the same again

@@ -124,4 +124,6 @@ def sigma_of(keys, sums, plane, blocks, top):
         one += tl.sum(d + n * below, 0)
         two += tl.sum(dd + 2.0 * below * d + n * below * below, 0)
     mean = one / tl.maximum(count, 1.0)
-    return tl.sqrt(tl.maximum(0.0, two / tl.maximum(count, 1.0) - mean * mean))
+    variance = two / tl.maximum(count, 1.0) - mean * mean
+    # logits so far apart that their squares overflow: nothing is within σ of nothing
+    return tl.where(variance == variance, tl.sqrt(tl.maximum(0.0, variance)), float("inf"))

@@ -61,7 +61,7 @@ def settled(step, record, work, row, rule, draft, token):
     p = share_of(x, ids, n, draft) / whole
     if rule == TYPICAL_RULE:
         h, _ = entropy(x, n, whole)
-        token = tl.where(p > tl.minimum(tl.exp(-h) * DELTA, EPSILON), draft, token)
+        token = tl.where(p > tl.minimum(tl.exp(-h) * DELTA, tl.full((), EPSILON, tl.float64)), draft, token)
     else:
         mine, dense = tl.full((), 1.0, tl.float64), tl.load(step.dense + row) == 1
         if dense:

@@ -9,7 +9,8 @@ import torch
 import triton
 
 from tailrace.kernels.gpu.edits import AMENDMENT, BLOCK, amend
-from tailrace.kernels.gpu.program import FIELDS, check, to_device
+from tailrace.kernels.gpu.program import FIELDS, check
+from tailrace.kernels.transfer import there
 
 
 class Tables(NamedTuple):
@@ -45,7 +46,7 @@ class State:
 
     def write(self, slot: int, fields: list[int]) -> None:
         """The slot's record."""
-        self.tables.records[slot].copy_(to_device(fields, self.device), non_blocking=True)
+        self.tables.records[slot].copy_(there(torch.tensor(fields, dtype=torch.int64), self.device), non_blocking=True)
 
     def clear(self, slot: int, allowed: np.ndarray | None) -> None:
         """The slot's edits are none but these bans. allowed: uint32 [⌈V / 32⌉]; None: there are none."""
@@ -53,7 +54,8 @@ class State:
         if allowed is None:
             self.tables.allowed[slot].fill_(-1)
         else:
-            self.tables.allowed[slot].copy_(torch.from_numpy(allowed.view(np.int32).copy()), non_blocking=True)
+            words = there(torch.from_numpy(allowed.view(np.int32).copy()), self.device)
+            self.tables.allowed[slot].copy_(words, non_blocking=True)
 
     def make_room(self, tallies: bool, shifts: bool) -> None:
         """For slots that have some."""

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 import triton
 
+from tailrace.kernels.gpu.noise import EXACT
 from tailrace.kernels.gpu.order import splits
 from tailrace.kernels.gpu.report import describe
 from tailrace.kernels.gpu.sample import pick
@@ -18,7 +19,6 @@ from tailrace.kernels.gpu.state import Tables
 WARPS = 8  # of pick: what it loops over comes in chunks of 1,024
 SCANS = {False: (16, 8), True: (4, 4)}  # MORE → blocks that a program reads at once, warps
 COLUMNS = ("slot", "source", "position", "draft", "rule", "forced", "before", "mask", "dense")
-EXACT = {"enable_fp_fusion": False}  # each operation is rounded on its own, as on the CPU
 
 
 class Step(NamedTuple):
@@ -133,7 +133,7 @@ class Workspace:
 def run(
     step: Step,
     tables: Tables,
-    space: Workspace,
+    work: Work,
     out: Out,
     rows: int,
     *,
@@ -141,10 +141,9 @@ def run(
     drafts: bool,
     reports: bool,
 ) -> None:
-    """Launch the step's kernels. scans: which of SCANS have rows to do. drafts: some request has more than a row. reports: some program asks
-    for them."""
-    blocks, (requests, width) = space.blocks, out.token_ids.shape
-    work = space.room(rows)
+    """Launch the step's kernels. scans: which of SCANS have rows to do. drafts: some request has more than a row. reports: some program
+    asks for them."""
+    blocks, (requests, width) = work.keys.shape[1], out.token_ids.shape
     if not drafts:
         work = work._replace(token=out.token_ids, drawn=out.num_tokens, status=out.status)
     for more in sorted(scans):

@@ -1,0 +1,104 @@
+"""Whether a GPU draws what the CPU draws: every draw that differs, with what lies between the two tokens.
+
+Noise is the same to the bit; sums and logarithms may be rounded otherwise, so that two scores that are all but equal may change places.
+Real logits: a model's, over a text. Each row has a case of its own, and draws at many positions.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from bench.gpu_cases import MIXED, SEEDED, Asked
+from bench.harness import table
+
+from tailrace import kernels
+from tailrace.sampling import Rows, Sampler, SamplingParams, Slots
+from tailrace.sampling.reference import DRAW_STREAM, BadRowError, distribution
+
+GOAL = 1e-5
+SHOWN = 20
+FIRST_POSITION = 100
+HISTORY = 60  # tokens before it, from the likely ones
+CASES: tuple[Asked, ...] = (*MIXED, SEEDED, {"temperature": 0.8}, {"temperature": 0.8, "top_p": 0.95}, {})
+
+
+def save(model: str | None, path: Path) -> None:
+    """The model's logits, bf16: the file goes where there is no model."""
+    logits = real_logits(model, None)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.save(logits, path)
+    print(f"{tuple(logits.shape)} logits written to {path}")
+
+
+def real_logits(model: str | None, path: Path | None) -> torch.Tensor:
+    """bf16 [256, V], of a file that `save` wrote, or of the model."""
+    if path is not None:
+        return torch.load(path)
+    from bench.sampler import real
+
+    return real(model, torch.bfloat16).rows[:256].clone()
+
+
+def slots_for(logits: torch.Tensor) -> Slots:
+    """One per row; case after case."""
+    rows, vocab = logits.shape
+    slots = Slots(rows, vocab)
+    likely = logits.float().topk(min(HISTORY, vocab), dim=-1).indices.tolist()
+    for row in range(rows):
+        params = SamplingParams(**CASES[row % len(CASES)])
+        slots.join(row, params, key=row * 7919 + 1, prompt=likely[row][::2], output=likely[row][1::2])
+    return slots
+
+
+def check(logits: torch.Tensor, device: torch.device, draws: int) -> dict[str, Any]:
+    """At least so many draws in bf16, and as many in float32."""
+    found: dict[str, Any] = {"draws": 0, "differ": 0, "goal": GOAL, "differences": []}
+    for rows in (logits, logits.float()):
+        slots = slots_for(logits)
+        here, there, moved = Sampler(slots, "cpu"), Sampler(slots, "gpu"), rows.to(device)
+        for step in range(-(-draws // rows.shape[0])):
+            where = Rows.plain(range(len(rows)), range(len(rows)), [FIRST_POSITION + step] * len(rows))
+            arriving = there.begin(moved, where)
+            mine, theirs = here(rows, where).token_ids[:, 0], arriving.wait().token_ids[:, 0].cpu()
+            found["draws"] += len(rows)
+            for row in (mine != theirs).nonzero()[:, 0].tolist():
+                found["differ"] += 1
+                found["differences"].append(
+                    difference(rows, slots, row, FIRST_POSITION + step, int(mine[row]), int(theirs[row]))
+                )
+    return found
+
+
+def difference(rows: torch.Tensor, slots: Slots, row: int, position: int, cpu: int, gpu: int) -> dict[str, Any]:
+    """In words and numbers."""
+    ahead, survive = scores(rows[row].float(), slots, row, position, (cpu, gpu))
+    return {
+        "asks": ", ".join(f"{k} {v}" for k, v in CASES[row % len(CASES)].items()), "dtype": str(rows.dtype)[6:], "row": row,
+        "position": position, "CPU": cpu, "GPU": gpu, "CPU's ahead by": ahead, "survive": survive,
+    }  # fmt: skip
+
+
+def scores(row: torch.Tensor, slots: Slots, slot: int, position: int, tokens: tuple[int, int]) -> tuple[float, str]:
+    """How far the first is ahead of the second by the reference, nan where one does not survive; who survives there."""
+    entry = slots[slot]
+    try:
+        survivors = distribution(row, entry, position)
+    except BadRowError as error:
+        return math.nan, str(error)
+    noise = 0.0 if entry.params.greedy else kernels.gumbel(entry.key, position, survivors.ids, DRAW_STREAM).double()
+    score = dict(zip(survivors.ids.tolist(), (survivors.logits.double() + noise).tolist(), strict=True))
+    first, second = (score.get(token, math.nan) for token in tokens)
+    return first - second, {
+        (True, True): "both", (True, False): "the CPU's", (False, True): "the GPU's", (False, False): "none",
+    }[tokens[0] in score, tokens[1] in score]  # fmt: skip
+
+
+def shown(found: dict[str, Any]) -> str:
+    """For people."""
+    rate = found["differ"] / found["draws"]
+    judged = "met" if rate <= found["goal"] else "MISSED"
+    head = f"same tokens: {found['differ']} of {found['draws']:,} draws differ from the CPU's (goal 1 in {1 / GOAL:,.0f}: {judged})"
+    return head if not found["differences"] else f"{head}\n{table(found['differences'][:SHOWN])}"

@@ -8,67 +8,24 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from tailrace.kernels.cpu.sample import Outcome, Reports
-from tailrace.kernels.gpu.program import ALLOWED, PENALISED, SHIFTED, has, idle, is_lean, record
+from tailrace.kernels.gpu.program import PENALISED, SHIFTED, has, idle, is_lean, record
 from tailrace.kernels.gpu.state import State, Tables
 from tailrace.kernels.gpu.step import COLUMNS, Out, Step, Work, Workspace, even, run
-from tailrace.kernels.program import Add, Ban, Edit, Mask, Penalty, Program
+from tailrace.kernels.program import Edit, Program
 from tailrace.kernels.rows import RULES, Rows
 from tailrace.kernels.transfer import there, together
 from tailrace.kernels.types import readable
 from tailrace.params import SamplingParams
+from tailrace.sampling.entries import Entries, can_move, changes
 from tailrace.sampling.guidance import guide_rows
 from tailrace.sampling.slots import Slots
 
-MANY = 8192  # entries that may move with every token; more go the reference's way
 EXACT, BLOCK = RULES.index("exact"), RULES.index("block")
-
-
-@dataclass(slots=True)
-class Entries:
-    """What a program's edits do to single ids. banned: those that may not come, of `allowed` too. before, later: what is added, on this or
-    that side of the penalties."""
-
-    allowed: np.ndarray | None = None
-    banned: set[int] = field(default_factory=set)
-    before: dict[int, float] = field(default_factory=dict)
-    later: dict[int, float] = field(default_factory=dict)
-    penalty: Penalty | None = None
-
-    @staticmethod
-    def of(edits: list[Edit]) -> Entries:
-        """Of edits in the order of sampling/pipeline.py."""
-        found = Entries()
-        for edit in edits:
-            match edit:
-                case Mask(words):
-                    found.allowed = words
-                case Ban(ids):
-                    found.banned.update(ids.tolist())
-                case Add(ids, values):
-                    added = found.before if found.penalty is None else found.later
-                    added.update(zip(ids.tolist(), values.tolist(), strict=True))
-                case Penalty():
-                    found.penalty = edit
-        return found
-
-    @property
-    def flags(self) -> int:
-        """Which of the device's tables they need."""
-        return (
-            ALLOWED.value * (self.allowed is not None or bool(self.banned))
-            | SHIFTED.value * bool(self.before or self.later) | PENALISED.value * (self.penalty is not None)
-        )  # fmt: skip
-
-    @property
-    def ids(self) -> set[int]:
-        """All that is named, but for the penalised ones."""
-        return self.banned | self.before.keys() | self.later.keys()
 
 
 @dataclass(slots=True)
@@ -287,31 +244,6 @@ def warm_up(vocab: int, dtype: torch.dtype, device: torch.device) -> None:
     for rows in (Rows.plain([0, 1], [0, 1], [1, 1]), Rows.drafted([0, 1], [1, 1], [[0], []])):
         gpu.fetch(gpu.launch(logits, rows, 1).out, 1)()
     guide_rows(logits, torch.tensor([0]), torch.tensor([1]), torch.tensor([2.0]), kernel=True)
-
-
-def can_move(edits: list[Edit]) -> bool:
-    """Not too many entries move, and to none of them two numbers are added one after the other."""
-    added: list[set[int]] = [set(), set()]  # before and after the penalties
-    side = count = 0
-    for edit in edits:
-        if isinstance(edit, Penalty):
-            side = 1
-        elif isinstance(edit, Add | Ban) and (count := count + edit.ids.size) > MANY:
-            return False
-        elif isinstance(edit, Add):
-            ids = set(edit.ids.tolist())
-            if ids & added[side]:
-                return False
-            added[side] |= ids
-    return True
-
-
-def changes(old: Entries, new: Entries) -> set[int]:
-    """Ids whose entries are no longer the same."""
-    differ = old.banned ^ new.banned
-    for was, now in ((old.before, new.before), (old.later, new.later)):
-        differ |= {id for id, _ in was.items() ^ now.items()}
-    return differ
 
 
 def bits(high: float, low: float) -> int:

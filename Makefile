@@ -70,13 +70,14 @@ test-clients: install $(CLIENTS)/.stamp
 	$(CLIENTS)/bin/python -m pytest tests/clients $(ARGS)
 
 # What touches the GPU, on one; then, where compute-sanitizer is, the kernels once more under its eyes.
-SANITIZED = compute-sanitizer --error-exitcode 1 --tool $(1) $(BIN)/python -m pytest -m "not long" tests/kernels -k "not compile"
+SANITIZED = compute-sanitizer --error-exitcode 1 --tool $(1) $(BIN)/python -m pytest -m "not long" tests/kernels tests/sampling/test_on_gpu.py -k "not machine_code"
 test-gpu: install
 	@$(BIN)/python -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "test-gpu needs a GPU: torch sees no CUDA here")'
-	$(BIN)/python -m pytest -m "not long" tests/kernels tests/sampling/test_backends.py tests/runners $(ARGS)
+	$(BIN)/python -m pytest -m "not long" tests/kernels tests/runners $(ARGS)
+	$(BIN)/python -m pytest -m "not long" tests/sampling -k "gpu or kernel_says" $(ARGS)
 	@if command -v compute-sanitizer >/dev/null; then set -ex; \
 	  PYTORCH_NO_CUDA_MEMORY_CACHING=1 $(call SANITIZED,memcheck); $(call SANITIZED,racecheck); \
-	else echo "compute-sanitizer is not on PATH: memcheck and racecheck of tests/kernels are left out"; fi
+	else echo "compute-sanitizer is not on PATH: memcheck and racecheck are left out"; fi
 
 BENCH ?= serve sampler
 bench: install

@@ -10,7 +10,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from tailrace.kernels.gpu import argmax, attention, edits, guidance, noise, report, sample, scan, settle
+from tailrace.kernels.gpu import argmax, attention, edits, guidance, head, noise, report, sample, scan, settle
 from tailrace.kernels.gpu.state import Tables
 from tailrace.kernels.gpu.step import SCANS, Out, Step, Work
 
@@ -83,6 +83,17 @@ KERNELS: list[tuple[Any, dict[str, str], dict[str, int]]] = [
     (
         guidance.combine, {"logits": "*bf16", "stride": "i64", "own": I64, "companion": I64, "scale": F32, "out": F32, "vocab": I32},
         {"BLOCK": guidance.BLOCK},
+    ),
+    (
+        head.best_of_tiles,
+        {"hidden": "*bf16", "weight": "*bf16", "keys": I64, "positions": I64, "temperatures": "*fp64", "score": "*fp64",
+         "token": "*i32", "largest": "*i32", "rows": I32, "vocab": I32, "width": I32, "hidden_stride": "i64", "weight_stride": "i64"},
+        {"ROWS": head.ROWS, "IDS": head.IDS, "DEPTH": head.DEPTH},
+    ),
+    (
+        head.best_of_all,
+        {"score": "*fp64", "token": "*i32", "largest": "*i32", "ids": I64, "status": "*i32", "rows": I32, "tiles": I32},
+        {"CHUNK": 1024},
     ),
     *paged("*bf16", 128, False),
     *paged("*fp32", 20, True),

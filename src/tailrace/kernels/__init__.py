@@ -29,6 +29,7 @@ __all__ = [
     "philox",
     "rms_norm",
     "rotary",
+    "sample_head",
     "set_num_threads",
     "silu_mul",
     "store_kv",
@@ -161,6 +162,25 @@ def words(key: int, position: int, stream: int, token_ids: torch.Tensor) -> torc
 def uniform(key: int, position: int, stream: int) -> float:
     """One number of 53 bits in (0, 1), a function of (key, position, stream) alone; the same on every backend."""
     return choose("uniform", "cpu", torch.int64)(key, position, stream)
+
+
+def sample_head(
+    hidden: torch.Tensor, weight: torch.Tensor, key: torch.Tensor, position: torch.Tensor, temperature: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output projection and draw in one, for rows with nothing but a temperature: on a GPU logits are never written to memory.
+
+    The token is the argmax of l / T + Gumbel noise in double, the same noise as everywhere; with T = 0 the likeliest; of equal ones the
+    smaller id. l is rounded to the dtype of `hidden`, as logits are. Exact Gumbel-max (Maddison et al., arXiv 1411.0030) over tiles, as
+    FlashSampling (arXiv 2603.15854) has it; against drawing from written logits only ties within their rounding may differ.
+
+    Args:
+        hidden: [R, H], normed; weight: [V, H], of the same dtype (bf16, f16, f32), entries of a row contiguous.
+        key, position: int64 [R]. temperature: float64 [R], at least 0; not checked.
+
+    Returns:
+        As `argmax`.
+    """
+    return choose("sample_head", hidden.device.type, hidden.dtype)(hidden, weight, key, position, temperature)
 
 
 def set_num_threads(threads: int) -> None:

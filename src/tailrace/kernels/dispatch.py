@@ -17,7 +17,7 @@ from tailrace.errors import ConfigError
 
 OPERATIONS = (
     "argmax", "pack_linear", "linear", "make_cache", "store_kv", "paged_attention",
-    "rms_norm", "add_rms_norm", "rotary", "silu_mul", "philox", "gumbel", "words", "uniform",
+    "rms_norm", "add_rms_norm", "rotary", "silu_mul", "philox", "gumbel", "words", "uniform", "sample_head",
 )  # fmt: skip
 
 # The module that holds an operation has the same name in every backend's folder.
@@ -36,13 +36,16 @@ MODULES = {
     "gumbel": "noise",
     "words": "noise",
     "uniform": "noise",
+    "sample_head": "head",
 }
 
 # backend -> operations it has; a hole is visible here
 BACKENDS: dict[str, frozenset[str]] = {
     "reference": frozenset(OPERATIONS),
-    "cpu": frozenset(OPERATIONS) - {"philox"},
-    "gpu": frozenset({"argmax", "make_cache", "store_kv", "paged_attention", "philox", "gumbel", "words"}),
+    "cpu": frozenset(OPERATIONS) - {"philox", "sample_head"},
+    "gpu": frozenset(
+        {"argmax", "make_cache", "store_kv", "paged_attention", "philox", "gumbel", "words", "sample_head"}
+    ),
 }
 
 PREFERENCE: dict[str, tuple[str, ...]] = {"cpu": ("cpu", "reference"), "cuda": ("gpu", "reference")}

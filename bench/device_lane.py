@@ -10,7 +10,6 @@ import torch
 
 from tailrace.engine.engine import Engine
 from tailrace.engine.stats import Span
-from tailrace.sampling.on_gpu import OnGPU
 
 
 class DeviceLane:
@@ -23,6 +22,8 @@ class DeviceLane:
         self.engine = engine
         self.events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
         if self.on_gpu:
+            from tailrace.sampling.on_gpu import OnGPU  # brings Triton along
+
             engine.runner.forward = self.around("forward", engine.runner.forward)  # type: ignore[method-assign]
             OnGPU.draw = self.around("sample", OnGPU.draw)
 
@@ -36,10 +37,6 @@ class DeviceLane:
             return found
 
         return marked
-
-    def now(self) -> float:
-        """Seconds, as spans have them."""
-        return time.perf_counter()
 
     def begin(self) -> None:
         """From here on; on a GPU its clock and the host's are compared once."""

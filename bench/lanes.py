@@ -7,10 +7,11 @@ stream, on the CPU the time in the forward pass. Prints ms per step and part, an
 from __future__ import annotations
 
 import argparse
+import gc
 import statistics
+import time
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from bench.device_lane import DeviceLane
 from bench.harness import cores, machine, table, write_json
@@ -19,17 +20,17 @@ from tailrace.config import EngineConfig, ModelConfig, SchedulerConfig
 from tailrace.engine.engine import Engine
 from tailrace.engine.process import build
 from tailrace.engine.stats import Span
-from tailrace.errors import EngineError
 from tailrace.models import resolve
 from tailrace.params import SamplingParams
 from tailrace.text.tokenizer import Tokenizer
 from tailrace.wire.messages import Submit
 
 SAMPLED = {"temperature": 0.8, "top_p": 0.95, "presence_penalty": 0.3, "logprobs": 3}
-WARM_UP, MEASURED, DRAWN = 20, 60, 4  # steps
+WARM_UP, STEPS, DRAWN = 20, 25, 4  # steps: before, of a round, in the drawing
+ROUNDS = 6
 PARTS = {  # part of a step → color
     "plan": "#8da0cb", "guess": "#a6d854", "forward": "#fc8d62", "mask": "#e5c494", "wait": "#eeeeee", "sample": "#e78ac3",
-    "commit": "#66c2a5", "outside": "#b3b3b3",
+    "commit": "#66c2a5",
 }  # fmt: skip
 WIDTH, LANE, LEFT, TOP = 900, 26, 90, 44  # px
 
@@ -54,58 +55,73 @@ def main(argv: list[str] | None = None) -> int:
     model = resolve(ModelConfig(model=args.model, dtype=args.dtype))
     config = ModelConfig(model=str(model.folder), dtype=args.dtype, device=args.device, threads=args.threads)
     prompt = Tokenizer.load(model.folder).encode("A tailrace carries the water away. " * args.prompt_tokens)
-    runs = {}
+    prompts = [prompt[i : i + args.prompt_tokens] for i in range(args.streams)]
+    runs: dict[str, Watched] = {}
     for overlap in ("off", "on"):
         scheduler = SchedulerConfig(max_num_seqs=args.streams, overlap=overlap)
-        engine = build(EngineConfig(model=config, scheduler=scheduler))
-        runs[overlap] = watch(engine, [prompt[i : i + args.prompt_tokens] for i in range(args.streams)])
-    where = f"{args.streams} streams, {model.name}, {args.dtype}, {runs['off']['device']}"
+        runs[overlap] = Watched(build(EngineConfig(model=config, scheduler=scheduler)), prompts)
+    gc.collect()
+    gc.freeze()  # as the engine's process does
+    for turn in range(ROUNDS):  # in turns: machines drift
+        for watched in [*runs.values()][:: 1 if turn % 2 else -1]:
+            watched.steps()
+    for watched in runs.values():
+        if watched.engine.grammars is not None:
+            watched.engine.grammars.close()
+    found = {overlap: watched.parts() for overlap, watched in runs.items()}
+    where = f"{args.streams} streams, {model.name}, {args.dtype}, {runs['off'].lane.name}"
     print(where)
     print(table([
-        {"ms per step": part, **{f"overlap {name}": round(run["parts"].get(part, 0.0), 3) for name, run in runs.items()}}
+        {"ms per step": part, **{f"overlap {name}": round(parts.get(part, 0.0), 3) for name, parts in found.items()}}
         for part in (*PARTS, "device", "step")
     ]))  # fmt: skip
     if args.svg:
-        args.svg.write_text(drawing(where, {f"overlap {name}": run["drawn"] for name, run in runs.items()}))
+        args.svg.write_text(drawing(where, {f"overlap {name}": watched.drawn for name, watched in runs.items()}))
     if args.json:
-        figures = {name: {"parts": run["parts"]} for name, run in runs.items()}
-        write_json(args.json, {"machine": machine(), "what": where, "runs": figures})
+        write_json(args.json, {"machine": machine(), "what": where, "runs": found})
     return 0
 
 
-def watch(engine: Engine, prompts: list[list[int]]) -> dict[str, Any]:
-    """ms per step by part, and the spans of a few steps in the middle."""
-    lane = DeviceLane(engine)
-    for i, prompt in enumerate(prompts):
-        params = SamplingParams(**SAMPLED, seed=i, max_tokens=4 * (WARM_UP + MEASURED), ignore_eos=True)
-        engine.submit(Submit(str(i), 1, prompt, params))
-    while engine.waiting or any(sequence.prefilling for sequence in engine.running):
-        engine.step()
-    for _ in range(WARM_UP):
-        engine.step()
-    engine.counters.trace = trace = []
-    lane.begin()
-    starts = []
-    for _ in range(MEASURED):
-        starts.append(lane.now())
-        engine.step()
-    spans = [*trace, *lane.spans()]
-    found = {part: mean_ms(spans, part, "cpu") for part in PARTS}
-    steps = [b - a for a, b in pairwise(starts)]
-    known = sum(found.values())
-    found["step"] = statistics.fmean(steps) * 1e3
-    found["outside"] = max(
-        0.0, found["step"] - known - (mean_ms(spans, "forward", "device") if not lane.events else 0.0)
-    )
-    found["device"] = sum(mean_ms(spans, part, "device") for part in PARTS)
-    first, last = starts[MEASURED // 2], starts[MEASURED // 2 + DRAWN]
-    engine.fail_all(EngineError("seen enough"))
-    return {"parts": found, "drawn": clipped(spans, first, last), "device": lane.name}
+class Watched:
+    """An engine whose streams do nothing but decode. drawn: the spans of a few steps of the last round."""
 
+    def __init__(self, engine: Engine, prompts: list[list[int]]) -> None:
+        self.engine, self.lane = engine, DeviceLane(engine)
+        self.spans: list[Span] = []
+        self.took: list[float] = []
+        self.drawn: list[Span] = []
+        for i, prompt in enumerate(prompts):
+            params = SamplingParams(**SAMPLED, seed=i, max_tokens=2 * (WARM_UP + ROUNDS * STEPS), ignore_eos=True)
+            engine.submit(Submit(str(i), 1, prompt, params))
+        while engine.waiting or any(sequence.prefilling for sequence in engine.running):
+            engine.step()
+        for _ in range(WARM_UP):
+            engine.step()
 
-def mean_ms(spans: list[Span], part: str, lane: str) -> float:
-    """Per step."""
-    return sum(s.end - s.start for s in spans if s.part == part and s.lane == lane) / MEASURED * 1e3
+    def steps(self) -> None:
+        """A round of them."""
+        self.engine.counters.trace = trace = []
+        self.lane.begin()
+        starts = []
+        for _ in range(STEPS):
+            starts.append(time.perf_counter())
+            self.engine.step()
+        spans = [*trace, *self.lane.spans()]
+        self.engine.counters.trace = None
+        self.spans += spans
+        self.took += [b - a for a, b in pairwise(starts)]
+        self.drawn = clipped(spans, starts[STEPS // 2], starts[STEPS // 2 + DRAWN])
+
+    def parts(self) -> dict[str, float]:
+        """ms per step: what the engine's thread did, what the device did, and the step."""
+        found = {part: self.each(part, "cpu") for part in PARTS}
+        return found | {
+            "device": sum(self.each(part, "device") for part in PARTS),
+            "step": statistics.fmean(self.took) * 1e3,
+        }
+
+    def each(self, part: str, lane: str) -> float:
+        return sum(s.end - s.start for s in self.spans if s.part == part and s.lane == lane) / (ROUNDS * STEPS) * 1e3
 
 
 def clipped(spans: list[Span], first: float, last: float) -> list[Span]:
@@ -128,7 +144,7 @@ def drawing(title: str, charts: dict[str, list[Span]]) -> str:
         '<rect width="100%" height="100%" fill="white"/>',
         f'<text x="8" y="16">{title}</text>',
     ]
-    for place, (part, color) in enumerate((p, c) for p, c in PARTS.items() if p not in ("guess", "outside")):
+    for place, (part, color) in enumerate((p, c) for p, c in PARTS.items() if p != "guess"):
         x = LEFT + place * 90
         out.append(f'<rect x="{x}" y="22" width="10" height="10" fill="{color}" stroke="#999"/>')
         out.append(f'<text x="{x + 14}" y="31">{part}</text>')

@@ -261,7 +261,7 @@ def test_the_same_bits_with_and_without_avx512(name):
     ("backend", "vocab"),
     [
         *(("cpu", vocab) for vocab in (16, 257, 4097)),
-        ("gpu", 16),
+        pytest.param("gpu", 16, marks=pytest.mark.long),
         ("gpu", 257),
         pytest.param("gpu", 4097, marks=pytest.mark.long),
     ],

@@ -120,7 +120,7 @@ def test_the_same_tokens_whatever_is_asked(seed):
 
 
 @QUIET
-@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(3, 30))])
+@pytest.mark.parametrize("seed", [*range(2), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 30))])
 def test_the_same_tokens_on_a_gpu(seed):
     slots, logits, rows = world(seed, [*PARAMS.values(), *RARE.values()])
     assert compare(slots, logits, rows, backend="gpu") > 5
@@ -133,7 +133,7 @@ def test_every_rule_on_a_gpu(rule, dense, monkeypatch):
     """By nobody else's help."""
     monkeypatch.setattr(OnGPU, "apart", lambda *_: [])
     asked = [fields for name, fields in PARAMS.items() if name in ON_GPU]
-    slots, logits, rows = world(5, asked * 2)
+    slots, logits, rows = world(5, asked)
     proposals = (logits + torch.randn(logits.shape, generator=torch.Generator().manual_seed(1)) * 0.5).softmax(1)
     rows = replace(
         rows,

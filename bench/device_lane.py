@@ -25,7 +25,10 @@ class DeviceLane:
             from tailrace.sampling.on_gpu import OnGPU  # brings Triton along
 
             engine.runner.forward = self.around("forward", engine.runner.forward)  # type: ignore[method-assign]
-            OnGPU.draw = self.around("sample", OnGPU.draw)
+            # of this engine alone: another one's is another object
+            gpu = engine.sampler._gpu
+            assert isinstance(gpu, OnGPU), "an engine on a GPU has warmed up"
+            gpu.draw = self.around("sample", gpu.draw)  # type: ignore[method-assign]
 
     def around(self, part: str, call: Any) -> Any:
         def marked(*args: Any) -> Any:

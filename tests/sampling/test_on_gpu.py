@@ -126,6 +126,20 @@ def test_a_row_is_the_same_bits_alone_and_in_company():
 
 
 @QUIET
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("vocab", [V, 5])
+def test_every_dtype_is_read_as_it_is(dtype, vocab):
+    slots = Slots(2, vocab)
+    for slot in range(2):
+        slots.join(slot, SamplingParams(temperature=1.5, presence_penalty=0.5 * slot), key=slot, prompt=[1], output=[2])
+    logits = (torch.randn(2, vocab, generator=torch.Generator().manual_seed(6)) * 3).to(dtype)
+    for position in range(3):
+        rows = Rows.plain([0, 1], [0, 1], [position] * 2)
+        found = Sampler(slots, "gpu")(logits.to(DEVICES["gpu"]), rows).token_ids
+        assert torch.equal(found, Sampler(slots, "reference")(logits, rows).token_ids)
+
+
+@QUIET
 def test_draws_can_be_used_before_they_have_arrived():
     slots = Slots(3, V)
     for slot, fields in enumerate(({}, {"mirostat": 2}, {"top_k": 4})):
@@ -171,10 +185,13 @@ def test_numbers_at_their_limits(backend):
     apart[5], apart[9] = 0.3, 0.2999
     top[7] = 3e38
     biased = {"temperature": 0.0, "logit_bias": {5: 1e4}, "sequence_bias": (((5,), -1e4),)}
+    together = {"temperature": 0.0, "logit_bias": {5: 3.0}, "sequence_bias": (((5,), -2.0),)}
+    half = torch.zeros(V)
+    half[9] = 0.5
     late = {"sampler_order": ("top_k",), "top_k": 5, "temperature": 1e-40, "logprobs": 4, "logprobs_mode": "processed"}
     processed = {"top_k": 3, "logprobs": 4, "logprobs_mode": "processed"}
     for row, fields, eos in (
-        (lowest, {"top_n_sigma": 1.0}, (0,)), (apart, biased, (0,)), (noise, late, (0,)), (top, processed, (0,)),
+        (lowest, {"top_n_sigma": 1.0}, (0,)), (apart, biased, (0,)), (half, together, (0,)), (noise, late, (0,)), (top, processed, (0,)),
         (noise, {"top_k": 3}, range(9)), (noise, {"top_k": 3}, range(109)),
         (noise, {"xtc_probability": 1.0, "xtc_threshold": 0.01}, range(0, 100, 2)),
     ):  # fmt: skip

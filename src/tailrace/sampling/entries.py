@@ -54,14 +54,14 @@ class Entries:
         return self.banned | self.before.keys() | self.later.keys()
 
 
-def can_move(edits: list[Edit]) -> bool:
-    """Not too many entries move, and to none of them two numbers are added one after the other."""
+def can_follow(edits: list[Edit], moves: bool) -> bool:
+    """To no id two numbers are added one after the other, which is not their sum; and not too many entries move with every token."""
     added: list[set[int]] = [set(), set()]  # before and after the penalties
     side = count = 0
     for edit in edits:
         if isinstance(edit, Penalty):
             side = 1
-        elif isinstance(edit, Add | Ban) and (count := count + edit.ids.size) > MANY:
+        elif moves and isinstance(edit, Add | Ban) and (count := count + edit.ids.size) > MANY:
             return False
         elif isinstance(edit, Add):
             ids = set(edit.ids.tolist())

@@ -21,7 +21,7 @@ from tailrace.kernels.rows import RULES, Rows
 from tailrace.kernels.transfer import there, together
 from tailrace.kernels.types import readable
 from tailrace.params import SamplingParams
-from tailrace.sampling.entries import Entries, can_move, changes
+from tailrace.sampling.entries import Entries, can_follow, changes
 from tailrace.sampling.guidance import guide_rows
 from tailrace.sampling.slots import Slots
 
@@ -68,6 +68,9 @@ class OnGPU:
         self.space = Workspace(slots.vocab_size, device)
         self.copying = torch.cuda.Stream(device) if device.type == "cuda" else None
         self.seen: list[Seen | None] = [None] * len(slots.slots)
+        self.able: list[tuple[list[Edit], bool] | None] = [None] * len(
+            slots.slots
+        )  # of edits, whether they can be followed
         self.left: set[int] = set()  # slots whose records are idle
 
     def apart(self, rows: Rows) -> list[int]:
@@ -80,7 +83,10 @@ class OnGPU:
         slot, program = self.slots[owner], self.slots.compiled[owner]
         if program is None or not has(program) or (drafted and slot.unrolls):
             return False
-        return not slot.moves or can_move(self.slots.edits[owner])
+        edits, able = self.slots.edits[owner], self.able[owner]
+        if able is None or able[0] is not edits:
+            able = self.able[owner] = (edits, can_follow(edits, slot.moves))
+        return able[1]
 
     def fetch(self, out: Out, top: int | None) -> Callable[[], Outcome]:
         """Begin to copy what came out to the host; what is returned waits for it."""

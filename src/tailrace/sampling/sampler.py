@@ -75,10 +75,12 @@ class Sampler:
     def warm_up(self, dtypes: set[torch.dtype], device: torch.device) -> None:
         """Be ready for logits of these dtypes: on a GPU kernels are compiled, which takes a minute each the first time on a machine."""
         if self._backend_for(device) == "gpu":
-            from tailrace.sampling.on_gpu import warm_up
+            from tailrace.sampling.on_gpu import OnGPU, warm_up
 
             for dtype in dtypes:
                 warm_up(self.slots.vocab_size, dtype, device)
+            self._gpu = OnGPU(self.slots, device)
+            self._gpu.space.room(len(self.slots.slots))  # for a row each; drafts may take more
 
     def __call__(self, logits: torch.Tensor, rows: Rows) -> Sampled:
         """`begin`, and wait."""

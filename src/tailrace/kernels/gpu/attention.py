@@ -110,7 +110,7 @@ def over(
     return top, mass, mixed
 
 
-@triton.jit(do_not_specialize=["table_stride", "tiles", "most", "place_stride", "chunks", "size", "window"])
+@triton.jit(do_not_specialize=["table_stride", "tiles", "most", "place_stride", "chunks", "window"])
 def attend_chunks(
     query, query_t, query_h, keys, values, tables, table_stride, query_start, kv_len, tops, masses, mixtures,
     tiles, most, place_stride, chunks, scale, window, softcap,

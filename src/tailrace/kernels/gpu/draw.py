@@ -60,7 +60,8 @@ def hot_ids(vocab, key, position, stream, ids):
     for first in range(0, groups, CHUNK):
         group = first + tl.arange(0, CHUNK)
         bits = hot_bits(key, position, stream, group.to(tl.uint32))
-        mine = tl.where(group < groups, bits & 0xFFFF, 0).to(tl.int32)
+        there = tl.minimum(tl.maximum(vocab - group * GROUP, 0), GROUP)  # ids of the last group may lie beyond
+        mine = (bits & 0xFFFF).to(tl.int32) & ((1 << there) - 1)
         count = (mine & 0x5555) + ((mine >> 1) & 0x5555)
         count = (count & 0x3333) + ((count >> 2) & 0x3333)
         count = (count & 0x0F0F) + ((count >> 4) & 0x0F0F)

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tailrace.kernels.gpu.noise import EXACT
+from tailrace.kernels.gpu.noise import UNFUSED
 
 BLOCK = 1024
 
@@ -42,6 +42,6 @@ def guide(logits: torch.Tensor, own: torch.Tensor, companion: torch.Tensor, scal
     if rows:
         with torch.cuda.device_of(logits):
             combine[(rows, triton.cdiv(vocab, BLOCK))](
-                logits, logits.stride(0), own, companion, scale, out, vocab, BLOCK, **EXACT
+                logits, logits.stride(0), own, companion, scale, out, vocab, BLOCK, **UNFUSED
             )
     return out

@@ -12,7 +12,7 @@ import triton.language as tl
 
 from tailrace.kernels.gpu.attention import product
 from tailrace.kernels.gpu.draw import DRAW
-from tailrace.kernels.gpu.noise import EXACT, gumbel_at
+from tailrace.kernels.gpu.noise import UNFUSED, gumbel_at
 from tailrace.kernels.gpu.order import STATUSES, ordered, status_of
 
 ROWS, IDS, DEPTH = 16, 128, 64  # of a tile
@@ -89,7 +89,7 @@ def sample_head(
     with torch.cuda.device_of(hidden):
         best_of_tiles[(triton.cdiv(rows, ROWS), tiles)](
             hidden, weight, key, position, temperature, score, token, largest, rows, vocab, hidden.shape[1], hidden.stride(0),
-            weight.stride(0), ROWS, IDS, DEPTH, **EXACT,
+            weight.stride(0), ROWS, IDS, DEPTH, **UNFUSED,
         )  # fmt: skip
-        best_of_all[(rows,)](score, token, largest, ids, status, rows, tiles, 1024, **EXACT)
+        best_of_all[(rows,)](score, token, largest, ids, status, rows, tiles, 1024, **UNFUSED)
     return ids, status

@@ -11,7 +11,7 @@ HOT = tl.constexpr(2.0**-8)  # how many of them are hot
 UNIT = tl.constexpr(2.0**-32)
 TINY = tl.constexpr(2.0**-53)
 BLOCK = 1024
-EXACT = {"enable_fp_fusion": False}  # each operation is rounded on its own, as on the CPU
+UNFUSED = {"enable_fp_fusion": False}  # each operation is rounded on its own, as on the CPU
 
 
 @triton.jit
@@ -113,7 +113,7 @@ def gumbel(key: int, position: int, token_ids: torch.Tensor, stream: int) -> tor
     if n := token_ids.numel():
         with torch.cuda.device_of(token_ids):
             gumbel_kernel[(triton.cdiv(n, BLOCK),)](
-                key, position, stream, token_ids.contiguous(), out, n, BLOCK, **EXACT
+                key, position, stream, token_ids.contiguous(), out, n, BLOCK, **UNFUSED
             )
     return out
 
@@ -123,7 +123,7 @@ def words(key: int, position: int, stream: int, token_ids: torch.Tensor) -> torc
     if n := token_ids.numel():
         with torch.cuda.device_of(token_ids):
             words_kernel[(triton.cdiv(n, BLOCK),)](
-                key, position, stream, token_ids.contiguous(), out, n, BLOCK, **EXACT
+                key, position, stream, token_ids.contiguous(), out, n, BLOCK, **UNFUSED
             )
     return out
 

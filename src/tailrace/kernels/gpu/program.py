@@ -59,11 +59,6 @@ def number(record, field):
     return tl.load(record + field).to(tl.float64, bitcast=True)
 
 
-@triton.jit
-def flag(record, which):
-    return (tl.load(record + FLAGS) & which) != 0
-
-
 def has(program: Program) -> bool:
     """Whether the kernels have all that a program's stages ask for."""
     return not program.rare and program.exempt.size <= MAX_EXEMPT

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 import triton
 
-from tailrace.kernels.gpu.noise import EXACT
+from tailrace.kernels.gpu.noise import UNFUSED
 from tailrace.kernels.gpu.order import splits
 from tailrace.kernels.gpu.report import describe
 from tailrace.kernels.gpu.sample import pick
@@ -149,10 +149,10 @@ def run(
     for more in sorted(scans):
         tile, warps = SCANS[more]
         grid = (rows, splits(rows, triton.cdiv(blocks, tile)))
-        scan_rows[grid](step, tables, work, blocks, more, tile, num_warps=warps, **EXACT)
-    pick[(rows,)](step, tables, work, blocks, num_warps=WARPS, **EXACT)
+        scan_rows[grid](step, tables, work, blocks, more, tile, num_warps=warps, **UNFUSED)
+    pick[(rows,)](step, tables, work, blocks, num_warps=WARPS, **UNFUSED)
     if drafts:
-        settle[(requests,)](step, tables, work, out, width, num_warps=WARPS, **EXACT)
+        settle[(requests,)](step, tables, work, out, width, num_warps=WARPS, **UNFUSED)
     if reports:
         top = out.ranks.shape[2] - 1
-        describe[(requests, width)](step, tables, work, out, blocks, width, top, num_warps=WARPS, **EXACT)
+        describe[(requests, width)](step, tables, work, out, blocks, width, top, num_warps=WARPS, **UNFUSED)

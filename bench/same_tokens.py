@@ -101,5 +101,6 @@ def shown(found: dict[str, Any]) -> str:
     """For people."""
     rate = found["differ"] / found["draws"]
     judged = "met" if rate <= found["goal"] else "MISSED"
-    head = f"same tokens: {found['differ']} of {found['draws']:,} draws differ from the CPU's, {found['ties']} of them ties within {TIE:g} (goal 1 in {1 / GOAL:,.0f}: {judged})"
+    counts = f"{found['differ']} of {found['draws']:,} draws differ from the CPU's, {found['ties']} of them ties within {TIE:g}"
+    head = f"same tokens: {counts} (goal 1 in {1 / GOAL:,.0f}: {judged})"
     return head if not found["differences"] else f"{head}\n{table(found['differences'][:SHOWN])}"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
+import torch
 
 from engine.harness import Harness
 
@@ -12,3 +15,12 @@ def both_modes(request, monkeypatch) -> str:
     """Steps that follow each other, and steps that overlap."""
     monkeypatch.setattr(Harness, "overlap", request.param)
     return request.param
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Threads cost more than they bring where tensors are so small."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

@@ -46,20 +46,12 @@ from tailrace.sampling import Sampler, sampler, verify
 from tailrace.sampling.slots import Slot, Slots
 from tailrace.wire.messages import Abort
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 FACTORS = {
     "drafter": [name for name in DRAFTERS if name != "none"], "rule": list(RULES), "guided": [False, True], "ruled": [False, True],
     "asked": list(ASKED), "greedy": [False, True], "world": list(WORLDS),
 }  # fmt: skip
 ALPHA = 1e-4  # of each law; seeds are fixed, so a test that passes goes on passing
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Threads cost more than they bring where tensors are so small."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 class Lab:

@@ -26,17 +26,9 @@ from tailrace.runners.scripted import ScriptedRunner, SuccessorRunner
 from tailrace.sampling.sampler import Pending, Sampler
 from tailrace.wire.messages import Abort, Failed, Finished
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 CROWDS = range(60)
 PATIENCE_S = 20.0
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Threads cost more than they bring where tensors are so small."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

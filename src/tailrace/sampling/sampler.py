@@ -75,12 +75,11 @@ class Sampler:
     def warm_up(self, dtypes: set[torch.dtype], device: torch.device) -> None:
         """Be ready for logits of these dtypes: on a GPU kernels are compiled, which takes a minute each the first time on a machine."""
         if self._backend_for(device) == "gpu":
-            from tailrace.sampling.on_gpu import OnGPU, warm_up
+            from tailrace.sampling.on_gpu import warm_up
 
             for dtype in dtypes:
                 warm_up(self.slots.vocab_size, dtype, device)
-            self._gpu = OnGPU(self.slots, device)
-            self._gpu.space.room(len(self.slots.slots))  # for a row each; drafts may take more
+            self._there(device).space.room(len(self.slots.slots))  # for a row each; drafts may take more
 
     def __call__(self, logits: torch.Tensor, rows: Rows) -> Sampled:
         """`begin`, and wait."""
@@ -100,6 +99,14 @@ class Sampler:
 
     def _backend_for(self, device: torch.device) -> Backend:
         return self.backend or ("cpu" if device.type == "cpu" else "gpu")
+
+    def _there(self, device: torch.device) -> OnGPU:
+        """The slots' other half; made when first asked for, because it brings Triton along."""
+        if self._gpu is None:
+            from tailrace.sampling.on_gpu import OnGPU
+
+            self._gpu = OnGPU(self.slots, device)
+        return self._gpu
 
     def _on_cpu(self, logits: torch.Tensor, rows: Rows, step: Step, drafted: list[tuple[int, Slot]]) -> Pending:
         if moving := [i for i, slot in drafted if slot.unrolls]:
@@ -123,18 +130,15 @@ class Sampler:
 
     def _on_gpu(self, logits: torch.Tensor, rows: Rows, step: Step, drafted: list[tuple[int, Slot]]) -> Pending:
         """The kernels draw for all; for those who ask for more than they have it is drawn again, the reference's way, meanwhile."""
-        if self._gpu is None:
-            from tailrace.sampling.on_gpu import OnGPU
-
-            self._gpu = OnGPU(self.slots, logits.device)
+        gpu = self._there(logits.device)
         top = step.record.top if step.flags & REPORTED else None
-        prepared = self._gpu.launch(logits, rows, top)
+        prepared = gpu.launch(logits, rows, top)
         out, apart = prepared.out, prepared.apart
         redrawn = Sampled(*step.outcome()[:3], [None] * rows.num_requests)
         self._by_reference(logits, rows, apart, redrawn)
         if apart:
             out.token_ids[apart] = redrawn.token_ids[apart].to(logits.device)
-        arriving = self._gpu.fetch(out, top)
+        arriving = gpu.fetch(out, top)
 
         def finish() -> Sampled:
             sampled = self._read(arriving(), rows)

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tailrace.kernels.gpu.order import STATUSES, id_of, key_of, ordered, packed, splits, status_of
+from tailrace.kernels.gpu.order import NOBODY, STATUSES, id_of, key_of, ordered, packed, splits, status_of
 from tailrace.kernels.types import readable
 
 BLOCK = 4096
@@ -17,7 +17,7 @@ def best_of_part(logits, stride, vocab, blocks, best, BLOCK: tl.constexpr):
     """best: int64 [R, S]. Part s of a row has every S-th block, so that the parts are equally long and read side by side."""
     row, part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     at = logits + row.to(tl.int64) * stride
-    found = tl.full((BLOCK,), -(2**63), tl.int64)
+    found = tl.full((BLOCK,), NOBODY, tl.int64)
     for block in range(part, blocks, parts):
         ids = block * BLOCK + tl.arange(0, BLOCK)
         x = tl.load(at + ids, mask=ids < vocab, other=float("-inf")).to(tl.float32)
@@ -29,7 +29,7 @@ def best_of_part(logits, stride, vocab, blocks, best, BLOCK: tl.constexpr):
 def best_of_parts(best, parts, ids, status, PARTS: tl.constexpr):
     row = tl.program_id(0)
     at = tl.arange(0, PARTS)
-    found = tl.max(tl.load(best + row * parts + at, mask=at < parts, other=-(2**63)), 0)
+    found = tl.max(tl.load(best + row * parts + at, mask=at < parts, other=NOBODY), 0)
     state = status_of(key_of(found))
     tl.store(status + row, state)
     tl.store(ids + row, tl.where(state == STATUSES[0], id_of(found), -1))

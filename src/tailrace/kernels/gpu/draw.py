@@ -7,9 +7,9 @@ import triton.language as tl
 
 from tailrace.kernels.gpu.edits import keys_at, logit_at, raw_at
 from tailrace.kernels.gpu.noise import GROUP, gumbel_at, hot_bits
-from tailrace.kernels.gpu.order import key_of, ordered, packed, value_of
+from tailrace.kernels.gpu.order import NOBODY, key_of, ordered, packed, value_of
 from tailrace.kernels.gpu.scan import BLOCK, CHUNK
-from tailrace.kernels.gpu.survivors import collect, load, load_ids
+from tailrace.kernels.gpu.survivors import collect, load, load_ids, within
 
 DRAW, ACCEPT, RESIDUAL, BY_BLOCK = (
     tl.constexpr(0),
@@ -17,7 +17,6 @@ DRAW, ACCEPT, RESIDUAL, BY_BLOCK = (
     tl.constexpr(2),
     tl.constexpr(64),
 )  # streams; csrc/draw.h
-NOBODY = tl.constexpr(-(2**63))
 COLD = tl.constexpr(5.545)  # no noise of a token that is not hot is above this (csrc/noise.h)
 
 
@@ -40,7 +39,7 @@ def winner(x, ids, n, key, position, stream, excluded):
     """The best of the survivors but `excluded`, as order.packed has it."""
     best = tl.full((), NOBODY, tl.int64)
     for first in range(0, n, CHUNK):
-        token, inside = load_ids(ids, n, first), first + tl.arange(0, CHUNK) < n
+        token, inside = load_ids(ids, n, first), within(n, first)
         score = scored(load(x, n, first), token, inside & (token != excluded), key, position, stream)
         best = tl.maximum(best, tl.max(score, 0))
     return best
@@ -86,7 +85,7 @@ def winner_of_all(row, blocks, keys, top, temperature, x, ids, found, likeliest,
     best = tl.max(alone, 0)
     n = hot_ids(row[1], key, position, stream, ids)
     for first in range(0, n, CHUNK):
-        token, inside = load_ids(ids, n, first), first + tl.arange(0, CHUNK) < n
+        token, inside = load_ids(ids, n, first), within(n, first)
         inside = inside & (token < row[1])
         value = logit_at(row, token, inside) - top
         score = scored((value.to(tl.float64) / temperature).to(tl.float32), token, inside, key, position, stream)
@@ -97,7 +96,7 @@ def winner_of_all(row, blocks, keys, top, temperature, x, ids, found, likeliest,
         # a little deeper: x is rounded
         n = collect(row, keys, blocks, (top + least * (1.0 + 1e-6) - 1e-6).to(tl.float32), top, x, ids, found)
         for first in range(0, n, CHUNK):
-            token, inside = load_ids(ids, n, first), first + tl.arange(0, CHUNK) < n
+            token, inside = load_ids(ids, n, first), within(n, first)
             value = (load(x, n, first).to(tl.float64) / temperature).to(tl.float32)
             best = tl.maximum(best, tl.max(scored(value, token, inside, key, position, stream), 0))
     return best

@@ -23,7 +23,7 @@ from tailrace.kernels.gpu.program import (
     SHIFTED,
     TOUCHED,
     number,
-)  # fmt: skip
+)
 
 # of an amendment, int64: slot · 2³² + id; bit 0: allowed, bit 1: touched; repeated · 2³² + counted; bits of what is added after the
 # penalties · 2³² + bits of what is added before them

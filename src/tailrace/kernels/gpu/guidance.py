@@ -19,20 +19,12 @@ def combine(logits, stride, own, companion, scale, out, vocab, BLOCK: tl.constex
     s = tl.load(scale + row)
     c = tl.load(logits + tl.load(own + row) * stride + ids, mask=inside, other=0.0).to(tl.float32)
     u = tl.load(logits + tl.load(companion + row) * stride + ids, mask=inside, other=0.0).to(tl.float32)
-    guided = u + s * (c - u)
-    guided = tl.where((guided == guided) & (tl.abs(guided) < float("inf")), guided, infinite(c, u, s))
+    none = float("-inf")
+    guided = tl.where(u == none, tl.where(s > 1.0, c, none), u + s * (c - u))
+    guided = tl.where(c == none, none, guided)
+    guided = tl.where((c != c) | (u != u), float("nan"), guided)
     guided = tl.where(s == 1.0, c, tl.where(s == 0.0, u, guided))
     tl.store(out + row * vocab + ids, guided, mask=inside)
-
-
-@triton.jit
-def infinite(c, u, s):
-    """Where the formula gives no finite number."""
-    none = float("-inf")
-    plain = u + s * (c - u)
-    guided = tl.where(u == none, tl.where(s > 1.0, c, none), plain)
-    guided = tl.where(c == none, none, guided)
-    return tl.where((c != c) | (u != u), float("nan"), guided)
 
 
 def guide(logits: torch.Tensor, own: torch.Tensor, companion: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:

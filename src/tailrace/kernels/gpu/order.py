@@ -12,6 +12,7 @@ INF_KEY = tl.constexpr(0x7F800000)
 NONE_KEY = tl.constexpr(-0x7F800001)  # of −inf
 STATUSES = tl.constexpr((OK, EMPTY, NAN, INF))
 LAST_ID = tl.constexpr(0xFFFFFFFF)
+NOBODY = tl.constexpr(-(2**63))  # below all that is packed
 
 
 @triton.jit

@@ -27,7 +27,8 @@ from tailrace.kernels.gpu.survivors import (
     relative_to_largest,
     replace,
     total,
-)  # fmt: skip
+    within,
+)
 from tailrace.kernels.program import STAGES
 
 TEMPERATURE = tl.constexpr(STAGES.index("temperature"))
@@ -231,7 +232,7 @@ def exclude_top_choices(record, position, knobs, x, ids, n):
             kept = 0
             for first in range(0, n, CHUNK):
                 value, chosen = choices_of(record, x, ids, n, first, bound)
-                token, inside = load_ids(ids, n, first), first + tl.arange(0, CHUNK) < n
+                token, inside = load_ids(ids, n, first), within(n, first)
                 kept = append(x, ids, kept, value, token, inside & ((chosen == 0) | (token == spared)))
             n = kept
             relative_to_largest(x, n)
@@ -242,7 +243,7 @@ def exclude_top_choices(record, position, knobs, x, ids, n):
 def choices_of(record, x, ids, n, first, bound):
     """A chunk's x, and which of it XTC may remove."""
     value, token = load(x, n, first), load_ids(ids, n, first)
-    chosen = (first + tl.arange(0, CHUNK) < n) & (value.to(tl.float64) >= bound)
+    chosen = within(n, first) & (value.to(tl.float64) >= bound)
     for e in range(tl.load(record + NUM_EXEMPT)):
         chosen = chosen & (token != tl.load(record + EXEMPT + e))
     return value, chosen

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from tailrace.kernels.gpu.edits import raw_at, row_at
-from tailrace.kernels.gpu.order import NONE_KEY, id_of, ordered, packed, value_of
+from tailrace.kernels.gpu.order import NOBODY, NONE_KEY, id_of, key_of, ordered, packed, value_of
 from tailrace.kernels.gpu.program import ENTROPY, FLAGS, LOGPROBS, PROCESSED
 from tailrace.kernels.gpu.refine import reached_by
 from tailrace.kernels.gpu.scan import CHUNK, OF_RAW, highest, mass_of
@@ -24,7 +24,8 @@ from tailrace.kernels.gpu.survivors import (
     reaching,
     tokens_of,
     total,
-)  # fmt: skip
+    within,
+)
 
 MOST = tl.constexpr(2**63 - 1)
 
@@ -72,11 +73,11 @@ def rank_among(x, ids, n, token):
     """1 + those ahead of the token, and its x; −inf where it is not there."""
     mine = tl.full((), float("-inf"), tl.float32)
     for first in range(0, n, CHUNK):
-        same = (load_ids(ids, n, first) == token) & (first + tl.arange(0, CHUNK) < n)
+        same = (load_ids(ids, n, first) == token) & within(n, first)
         mine = tl.maximum(mine, tl.max(tl.where(same, load(x, n, first), float("-inf")), 0))
     ahead = tl.full((), 0, tl.int64)
     for first in range(0, n, CHUNK):
-        value, inside = load(x, n, first), first + tl.arange(0, CHUNK) < n
+        value, inside = load(x, n, first), within(n, first)
         before = (value > mine) | ((value == mine) & (load_ids(ids, n, first) < token))
         ahead += tl.sum((inside & before).to(tl.int64), 0)
     return ahead + 1, mine
@@ -117,19 +118,19 @@ def write_top(x, ids, n, vocab, count, log_mass, logprobs, tokens):
     """The best in order, one at a time; what is missing is filled with the smallest other ids at −inf."""
     last = tl.full((), MOST, tl.int64)
     for place in range(tl.minimum(count, n)):
-        best = tl.full((), -(2**63), tl.int64)
+        best = tl.full((), NOBODY, tl.int64)
         for first in range(0, n, CHUNK):
             score = packed(ordered(load(x, n, first)), load_ids(ids, n, first))
-            below = (first + tl.arange(0, CHUNK) < n) & (score < last)
-            best = tl.maximum(best, tl.max(tl.where(below, score, -(2**63)), 0))
-        tl.store(logprobs + place, value_of((best >> 32).to(tl.int32)).to(tl.float64) - log_mass)
+            below = within(n, first) & (score < last)
+            best = tl.maximum(best, tl.max(tl.where(below, score, NOBODY), 0))
+        tl.store(logprobs + place, value_of(key_of(best)).to(tl.float64) - log_mass)
         tl.store(tokens + place, id_of(best))
         last = best
     place, other = tl.minimum(count, n), 0
     while (place < count) & (other < vocab):
         there = 0
         for first in range(0, n, CHUNK):
-            same = (load_ids(ids, n, first) == other) & (first + tl.arange(0, CHUNK) < n)
+            same = (load_ids(ids, n, first) == other) & within(n, first)
             there += tl.sum(same.to(tl.int32), 0)
         if there == 0:
             tl.store(logprobs + place, float("-inf"))

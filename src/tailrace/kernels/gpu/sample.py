@@ -23,7 +23,7 @@ from tailrace.kernels.gpu.program import (
     SIGMA,
     WANTS,
     number,
-)  # fmt: skip
+)
 from tailrace.kernels.gpu.refine import EVERYTHING, LOWEST, first_depth, refine, stage_at
 from tailrace.kernels.gpu.scan import OF_MASS, OF_SIGMA, highest, mass_of, sigma_of
 from tailrace.kernels.gpu.survivors import collect, divide, keep_above

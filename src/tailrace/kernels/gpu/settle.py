@@ -5,13 +5,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tailrace.kernels.gpu.draw import ACCEPT, BY_BLOCK, NOBODY, RESIDUAL, scored, winner
+from tailrace.kernels.gpu.draw import ACCEPT, BY_BLOCK, RESIDUAL, scored, winner
 from tailrace.kernels.gpu.noise import uniform_of
-from tailrace.kernels.gpu.order import STATUSES, id_of
+from tailrace.kernels.gpu.order import NOBODY, STATUSES, id_of
 from tailrace.kernels.gpu.program import KEY
 from tailrace.kernels.gpu.sample import BLOCKWISE, EXACT, TYPICAL_RULE
 from tailrace.kernels.gpu.scan import CHUNK
-from tailrace.kernels.gpu.survivors import entropy, load, load_ids, total, weight
+from tailrace.kernels.gpu.survivors import entropy, load, load_ids, total, weight, within
 
 EPSILON, DELTA = tl.constexpr(0.09), tl.constexpr(0.3)  # of rule typical: sampling/verify.py
 LEAST = tl.constexpr(1.1754943508222875e-38)  # less of a remainder than that is nothing
@@ -128,7 +128,7 @@ def share_of(x, ids, n, token):
     """e^x of one token; 0 where it is not among the survivors."""
     found = tl.full((), 0.0, tl.float64)
     for first in range(0, n, CHUNK):
-        mine = (load_ids(ids, n, first) == token) & (first + tl.arange(0, CHUNK) < n)
+        mine = (load_ids(ids, n, first) == token) & within(n, first)
         found += tl.sum(tl.where(mine, weight(load(x, n, first)), 0.0), 0).to(tl.float64)
     return found
 
@@ -136,7 +136,7 @@ def share_of(x, ids, n, token):
 @triton.jit
 def rest_of(step, x, ids, n, row, scale, first):
     """A chunk of max(0, scale · e^x − q)."""
-    token, inside = load_ids(ids, n, first), first + tl.arange(0, CHUNK) < n
+    token, inside = load_ids(ids, n, first), within(n, first)
     q = tl.load(step.proposals + row * step.vocab + token, mask=inside, other=0.0).to(tl.float64)
     rest = scale * weight(load(x, n, first)).to(tl.float64) - q
     return tl.where(inside & (rest >= LEAST), rest, 0.0), token

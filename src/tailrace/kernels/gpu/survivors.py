@@ -71,6 +71,12 @@ def append(x, ids, n, value, token, wanted):
 
 
 @triton.jit
+def within(n, first):
+    """Which of a chunk lie before the end."""
+    return first + tl.arange(0, CHUNK) < n
+
+
+@triton.jit
 def load(x, n, first):
     """A chunk; beyond the end −inf."""
     at = first + tl.arange(0, CHUNK)
@@ -95,7 +101,7 @@ def load_ids(ids, n, first):
 @triton.jit
 def load_edited(row, top, ids, n, first):
     """A chunk's logits after the edits, as distances from `top`."""
-    inside = first + tl.arange(0, CHUNK) < n
+    inside = within(n, first)
     return logit_at(row, load_ids(ids, n, first), inside) - top
 
 
@@ -162,7 +168,7 @@ def up_to(x, n, center, bits):
     count, found = tl.zeros((PIVOTS,), tl.int32), tl.zeros((PIVOTS,), tl.int64)
     for first in range(0, n, CHUNK):
         value = load(x, n, first)
-        here = tl.where(first + tl.arange(0, CHUNK) < n, distance_bits(value, center), -1)
+        here = tl.where(within(n, first), distance_bits(value, center), -1)
         there = (here[None, :] >= 0) & (here[None, :] <= bits[:, None])
         count += tl.sum(there.to(tl.int32), 1)
         found += tl.sum(tl.where(there, mass(value)[None, :], 0), 1)
@@ -225,7 +231,7 @@ def keep_first_of_many(x, ids, n, center, k, target):
     count, here = tl.max(counts, 0), tl.max(masses, 0)
     kept, tied, tied_mass = tl.full((), 0, tl.int32), tl.full((), 0, tl.int32), tl.full((), 0, tl.int64)
     for first in range(0, n, CHUNK):
-        value, inside = load(x, n, first), first + tl.arange(0, CHUNK) < n
+        value, inside = load(x, n, first), within(n, first)
         bits = distance_bits(value, center)
         equal = (bits == last) & inside
         rank = tied + tl.cumsum(equal.to(tl.int32), 0)
@@ -244,7 +250,7 @@ def keep_above(x, ids, n, bound):
     kept = 0
     for first in range(0, n, CHUNK):
         value = load(x, n, first)
-        wanted = (first + tl.arange(0, CHUNK) < n) & (value.to(tl.float64) >= bound)
+        wanted = within(n, first) & (value.to(tl.float64) >= bound)
         kept = append(x, ids, kept, value, load_ids(ids, n, first), wanted)
     return kept
 
@@ -258,6 +264,6 @@ def keep_above_edited(row, top, x, ids, n, bound):
     least = tl.minimum(bound, largest.to(tl.float64))
     kept = 0
     for first in range(0, n, CHUNK):
-        wanted = (first + tl.arange(0, CHUNK) < n) & (load_edited(row, top, ids, n, first).to(tl.float64) >= least)
+        wanted = within(n, first) & (load_edited(row, top, ids, n, first).to(tl.float64) >= least)
         kept = append(x, ids, kept, load(x, n, first), load_ids(ids, n, first), wanted)
     return kept

@@ -100,7 +100,7 @@ lock: $(BIN)/pip
 	$(BIN)/python -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb")); print(*p["project"]["dependencies"], *p["dependency-groups"]["dev"], sep="\n")' > "$$work/wanted"; \
 	grep '^torch==' requirements.lock > "$$work/kept"; \
 	"$$work/venv/bin/python" -m pip install --quiet -r "$$work/wanted" -c "$$work/kept"; \
-	{ head -1 requirements.lock; "$$work/venv/bin/python" -m pip freeze | sed -E 's/^(torch==[^+]+).*/\1/; s/^(uvloop==.*)/\1; platform_system != "Windows"/; /^nvidia|^triton/d' | sort -f; } > "$$work/lock"; \
+	{ head -1 requirements.lock; "$$work/venv/bin/python" -m pip freeze | sed -E 's/^(torch==[^+]+).*/\1/; s/^(uvloop==.*)/\1; platform_system != "Windows"/; /^nvidia/d; s/^triton==.*/triton>=3.7.1; platform_system == "Linux"/' | sort -f; } > "$$work/lock"; \
 	cp "$$work/lock" requirements.lock; echo "requirements.lock renewed; run make test"
 
 lock-clients: $(BIN)/pip

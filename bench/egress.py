@@ -67,8 +67,8 @@ def ours(
             if not delta.text and not delta.logprobs:
                 return None
             shown = None
-            if delta.logprobs is not None and top is not None:
-                shown = chat_logprobs(labels, delta.token_ids, delta.logprobs, top)
+            if top is not None:
+                shown = chat_logprobs(labels, delta, top)
             if not as_bytes:
                 return shown or delta.text
             return frame(ChatChunk(**HEAD, choices=[ChatChunkChoice(0, ChatDelta(content=delta.text), shown)]))

@@ -1,14 +1,17 @@
-"""Grammars: which of the two libraries takes how many real schemas, and what each costs, with the default model's tokenizer.
+"""Grammars: how many real schemas are taken and what they cost, with the default model's tokenizer; and the JSON-Schema-Test-Suite.
 
-Both in this process, one thread, the same schemas (tests/grammar/schemas.jsonl) and the same random walks. A text counts as correct if
-jsonschema accepts it. Ratios are xgrammar over llguidance, on the schemas that both take.
+In this process, one thread: the schemas of tests/grammar/schemas.jsonl, a random walk through each. A text counts as correct if jsonschema
+accepts it. Of the suite (tests/grammar/suite.md) every instance is tried: an invalid one that can be written is wrong, a valid one that
+can't is missing, but for those that are left out as docs/api.md says.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,15 +23,19 @@ from bench.harness import ROOT, machine, percentile, table, write_json
 
 from tailrace.config import ModelConfig
 from tailrace.errors import ParameterError
-from tailrace.grammar.backends import Backend, make
 from tailrace.grammar.check import UnsupportedError
 from tailrace.grammar.closing import closing
+from tailrace.grammar.library import Library
 from tailrace.grammar.vocabulary import Vocabulary
 from tailrace.models import resolve
 from tailrace.options import Grammar
 from tailrace.text.tokenizer import Tokenizer
 
-BACKENDS = ("llguidance", "xgrammar")
+sys.path.insert(0, str(ROOT / "tests"))  # the suite's cases and how they are judged
+
+from grammar.suite import ANNOTATION, CASES, SPELLING, UNWRITTEN, judged
+from grammar.vocabularies import small
+
 TIMES = ("compile_ms", "load_ms", "fill_us", "accept_us", "closing_ms")
 
 
@@ -48,15 +55,15 @@ def timed(times: list[float], scale: float, work: Callable[[], Any]) -> Any:
     return result
 
 
-def one(backend: Backend, schema: dict[str, Any], seed: int, steps: int) -> tuple[dict[str, list[float]], str]:
+def one(library: Library, schema: dict[str, Any], seed: int, steps: int) -> tuple[dict[str, list[float]], str]:
     """Times of one schema, and "refused", "correct", "unclosed" or "wrong"."""
     times: dict[str, list[float]] = {name: [] for name in TIMES}
     grammar = Grammar(kind="json_schema", source=json.dumps(schema))
     try:
-        text = timed(times["compile_ms"], 1e3, lambda: backend.compile(grammar))
+        text = timed(times["compile_ms"], 1e3, lambda: library.compile(grammar))
     except (UnsupportedError, ParameterError):
         return times, "refused"
-    matcher = timed(times["load_ms"], 1e3, lambda: backend.load(text)).matcher()
+    matcher = timed(times["load_ms"], 1e3, lambda: library.load(text)).matcher()
     words, rng, path = matcher.vocabulary, numpy.random.default_rng(seed), []
     mask = torch.zeros(words.words, dtype=torch.int32)
     for _ in range(steps):
@@ -80,32 +87,40 @@ def one(backend: Backend, schema: dict[str, Any], seed: int, steps: int) -> tupl
     return times, "correct"
 
 
-def measure(records: list[dict[str, Any]], steps: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    words = vocabulary()
-    outcomes: dict[str, list[tuple[dict[str, list[float]], str]]] = {}
-    for name in BACKENDS:
-        backend = make(name, words)
-        one(backend, {"type": "object"}, 0, steps)  # what is made once
-        outcomes[name] = [one(backend, record["schema"], i, steps) for i, record in enumerate(records)]
-    both = [i for i in range(len(records)) if all(outcomes[name][i][1] != "refused" for name in BACKENDS)]
-    rows: list[dict[str, Any]] = []
-    for verdict in ("correct", "unclosed", "wrong", "refused"):
-        counts = {name: sum(found == verdict for _, found in outcomes[name]) for name in BACKENDS}
-        rows.append(
-            {
-                "figure": f"{verdict} of {len(records)}",
-                **counts,
-                "ratio": counts["xgrammar"] / max(1, counts["llguidance"]),
-            }
-        )
+def measure(records: list[dict[str, Any]], steps: int) -> list[dict[str, Any]]:
+    library = Library(vocabulary())
+    one(library, {"type": "object"}, 0, steps)  # what is made once
+    outcomes = [one(library, record["schema"], i, steps) for i, record in enumerate(records)]
+    verdicts = Counter(found for _, found in outcomes)
+    rows: list[dict[str, Any]] = [
+        {"figure": f"{verdict} of {len(records)}", "value": verdicts[verdict]}
+        for verdict in ("correct", "unclosed", "wrong", "refused")
+    ]
     for kind in TIMES:
         for percent in (50, 95, 99, 100):
-            figures = {
-                name: percentile([t for i in both for t in outcomes[name][i][0][kind]], percent) for name in BACKENDS
-            }
+            times = [time for figures, found in outcomes if found != "refused" for time in figures[kind]]
             label = f"{kind} {'max' if percent == 100 else f'p{percent}'}"
-            rows.append({"figure": label, **figures, "ratio": figures["xgrammar"] / figures["llguidance"]})
-    return rows, {"schemas": len(records), "both": len(both)}
+            rows.append({"figure": label, "value": percentile(times, percent)})
+    return rows
+
+
+def suite() -> list[dict[str, Any]]:
+    """By draft: schemas taken and refused, and instances on which schema and grammar differ."""
+    library, rows = Library(small()), {}
+    for case in CASES:
+        row = rows.setdefault(case["draft"], Counter())
+        if case["file"] in ANNOTATION or (case["draft"], case["file"]) in SPELLING:
+            row["annotation"] += 1
+            continue
+        verdict = judged(library, case)
+        row["refused" if verdict.reason else "taken"] += 1
+        row["instances"] += 0 if verdict.reason else len(case["tests"])
+        row["wrong"] += len(verdict.wrong)
+        for value in verdict.missing:
+            row["left out" if isinstance(value, str) and (case["file"], value) in UNWRITTEN else "missing"] += 1
+    names = ("taken", "refused", "annotation", "instances", "wrong", "missing", "left out")
+    rows["all"] = sum(rows.values(), Counter())
+    return [{"draft": draft, **{name: row[name] for name in names}} for draft, row in rows.items()]
 
 
 def main() -> None:
@@ -115,11 +130,12 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the figures there")
     arguments = parser.parse_args()
     lines = (ROOT / "tests" / "grammar" / "schemas.jsonl").read_text().splitlines()
-    rows, counts = measure([json.loads(line) for line in lines][:: arguments.every], arguments.steps)
-    print(f"times on the {counts['both']} schemas that both take")
+    rows = measure([json.loads(line) for line in lines][:: arguments.every], arguments.steps)
     print(table(rows))
+    judged_rows = suite()
+    print(table(judged_rows))
     if arguments.json:
-        write_json(arguments.json, {"machine": machine(), **counts, "rows": rows})
+        write_json(arguments.json, {"machine": machine(), "rows": rows, "suite": judged_rows})
 
 
 if __name__ == "__main__":

@@ -104,7 +104,7 @@ def histories(vocab: int = 49_152, rows: int = 32) -> list[dict[str, Any]]:
             for _ in range(60):
                 begin = time.perf_counter()
                 out = sampler(logits, where)
-                slots.commit(range(rows), out.token_ids.tolist())
+                slots.commit(range(rows), out.tokens())
                 times.append((time.perf_counter() - begin) / rows * 1e6)
             line[f"distinct, {kind}"] = int(tokens.unique().numel())
             line[f"µs/row, {kind}"] = statistics.median(times)

@@ -50,7 +50,9 @@ def slots_for(logits: torch.Tensor) -> Slots:
     likely = logits.float().topk(min(HISTORY, vocab), dim=-1).indices.tolist()
     for row in range(rows):
         params = SamplingParams(**CASES[row % len(CASES)])
-        slots.join(row, params, key=row * 7919 + 1, prompt=likely[row][::2], output=likely[row][1::2])
+        slots.join(
+            row, params, key=row * 7919 + 1, handled=("seed",), prompt=likely[row][::2], output=likely[row][1::2]
+        )
     return slots
 
 

@@ -48,6 +48,7 @@ CASES: dict[str, tuple[dict[str, Any], float | None]] = {
     "… + 5 logprobs": (PENALTIES | {"logprobs": 5}, 2.5),
     "typical 0.9": ({"typical_p": 0.9}, None),
     "eta": ({"eta_cutoff": 1e-3}, None),
+    "p-less": ({"temperature": 0.8, "p_less": True}, None),
     "XTC + min-p": ({"min_p": 0.02, "xtc_probability": 0.5}, None),
 }
 FLAT_GOAL = 10.0
@@ -148,7 +149,12 @@ def ours(params: dict[str, Any], pool: Pool, rows: int) -> Callable[[torch.Tenso
     history = torch.randint(0, vocab, (HISTORY,), generator=torch.Generator().manual_seed(1)).tolist()
     for slot in range(rows):
         slots.join(
-            slot, SamplingParams(**params), key=slot, prompt=history[: HISTORY // 2], output=history[HISTORY // 2 :]
+            slot,
+            SamplingParams(**params),
+            key=slot,
+            handled=("seed",),
+            prompt=history[: HISTORY // 2],
+            output=history[HISTORY // 2 :],
         )
     sampler, where = Sampler(slots), Rows.plain(range(rows), range(rows), [HISTORY] * rows)
     return lambda logits: sampler(logits, where)

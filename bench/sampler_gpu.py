@@ -150,7 +150,7 @@ def on_host(size: Size, steps: dict[str, Work], watch: Stopwatch) -> list[dict[s
         def finish(
             pending: Any, slots: Any = slots, where: range = everybody, committed: list[float] = committed
         ) -> None:
-            tokens = pending.wait().token_ids.tolist()
+            tokens = pending.wait().tokens()
             start = time.perf_counter()
             slots.commit(where, tokens)
             committed.append((time.perf_counter() - start) * 1e6)

@@ -103,7 +103,7 @@ def ours(work: Work, params: dict[str, Any], rule: Rule) -> Callable[[], torch.T
     n = work.drafts.shape[0]
     slots = Slots(n, work.targets.shape[1])
     for slot in range(n):
-        slots.join(slot, SamplingParams(**params), key=slot, prompt=[1])
+        slots.join(slot, SamplingParams(**params), key=slot, prompt=[1], handled=("seed",))
     drafts = work.drafts.tolist()
     rows = Rows.drafted(range(n), [1] * n, drafts, [rule] * n, work.proposals)
     sampler = Sampler(slots)

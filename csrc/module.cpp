@@ -5,6 +5,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "crowd.h"
+#include "json.h"
 #include "kernels.h"
 #include "noise.h"
 #include "pool.h"
@@ -77,11 +78,19 @@ NB_MODULE(_cpu, m) {
         return uniform({static_cast<uint64_t>(key), static_cast<uint64_t>(position), static_cast<uint32_t>(stream)});
     });
     m.def("stream", [](Address data, int64_t bytes) { return stream(at(data), bytes); }, Free());
+    m.def("json_size", [](nb::bytes text) {
+        const char *begin = text.c_str();
+        const int64_t bytes = text.size();
+        nb::gil_scoped_release free;
+        const JsonSize size = json_size(begin, bytes);
+        return std::make_tuple(size.fields, size.parts, size.values, size.lone);
+    });
     m.def("want_avx512", [](bool wanted) { avx512_wanted = wanted; });
     m.def("crowd_draws", [] { return crowd_draws.load(); });
+    m.def("agreements", [](Address tokens, int64_t n, Address out) { agreements(at<int64_t>(tokens), n, at<int64_t>(out)); }, Free());
     m.def("check", [](Address step) { check(*at<Step>(step)); });
     m.def("sample", [](Address step) { sample(*at<Step>(step)); }, Free());
-    m.def("struct_sizes", [] { return std::vector<size_t>{sizeof(Edit), sizeof(Stage), sizeof(Program), sizeof(Step)}; });
+    m.def("struct_sizes", [] { return std::vector<size_t>{sizeof(Edit), sizeof(Stage), sizeof(Program), sizeof(Step), static_cast<size_t>(StageKind::count)}; });
     nb::class_<Counts>(m, "Counts")
         .def(nb::init<>())
         .def(nb::init<const Counts &>())

@@ -23,10 +23,13 @@ class Counts {
     int64_t place(uint32_t id) const;
 };
 
-enum class EditKind : int32_t { mask = 0, ban = 1, add = 2, penalty = 3 };
+// How long the stretches of `tokens` agree that end at each place and at the last one: out [n], n itself for the last. Linear.
+void agreements(const int64_t *tokens, int64_t n, int64_t *out);
+
+enum class EditKind : int32_t { mask = 0, ban = 1, add = 2, penalty = 3, lift = 4 };
 
 // mask: ids points at one bit per token, 32 per word; cleared bits become −inf. ban: `count` ids become −inf. add: values[i] is
-// added to ids[i]. penalty: ids points at a Counts; a, b, c are repetition, frequency and presence penalty. Ids ascend.
+// added to ids[i]. lift: of `count` ids l becomes l + |l| · a. penalty: ids points at a Counts; a, b, c are repetition, frequency and presence penalty. Ids ascend.
 struct Edit {
     EditKind kind;
     int32_t count;
@@ -36,7 +39,8 @@ struct Edit {
 };
 
 enum class StageKind : int32_t {
-    temperature = 0, dynamic_temperature, quadratic, min_p, top_k, top_p, top_a, typical, epsilon, eta, top_n_sigma, xtc,
+    temperature = 0, dynamic_temperature, quadratic, min_p, top_k, top_p, top_a, typical, epsilon, eta, top_n_sigma, xtc, p_less,
+    count,  // of kinds
 };
 
 // The knobs of one refinement: see refine.cpp for what a, b, c mean to each.

@@ -1,6 +1,7 @@
 #include "refine.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "simd.h"
 
@@ -8,6 +9,7 @@ namespace tailrace {
 namespace {
 
 constexpr uint32_t kXtcStream = 3;
+constexpr double kSigmaSlack = 1.0 + 0x1p-10;  // src/tailrace/sampling/methods/top_n_sigma.py
 constexpr int32_t kSpare = 16;  // so many of the blocks whose maximum is only a bound may not reach it
 
 // The state of one walk through the stages. While the survivors are incomplete, every uncollected token lies below `floor` in
@@ -61,6 +63,13 @@ struct Walk {
         return true;
     }
 };
+
+// How deep p-less keeps: ln of its threshold relative to the likeliest, from Σ e^x and Σ e^2x.
+double p_less_depth(double mass, double squares, const Scan &scan, const Stage &stage) {
+    const double vocab = static_cast<double>(scan.vocab), agree = squares / (mass * mass);
+    const double least = stage.k == 0 ? agree : vocab > 1 ? (vocab * agree - 1.0) / (vocab - 1.0) : 0.0;
+    return least > 0 ? std::max(std::log(least * mass), kEverything) : kEverything;
+}
 
 // Divided, then dropped where it is −inf: a temperature of 1e-45 leaves the maximum and its equals.
 bool temperature(Walk &walk, const Stage &stage) {
@@ -136,19 +145,19 @@ bool top_p(Walk &walk, const Stage &stage) {
 
 // p ≥ a · p₁², and p₁ = 1 / mass
 bool top_a(Walk &walk, const Stage &stage) {
-    return walk.know_mass() ? walk.cut(std::log(stage.a / walk.s.mass)) : walk.undecided(kEverything);
+    return walk.know_mass() ? walk.cut(std::log(stage.a) - std::log(walk.s.mass)) : walk.undecided(kEverything);
 }
 
 bool epsilon(Walk &walk, const Stage &stage) {
-    return walk.know_mass() ? walk.cut(std::log(stage.a * walk.s.mass)) : walk.undecided(kEverything);
+    return walk.know_mass() ? walk.cut(std::log(stage.a) + std::log(walk.s.mass)) : walk.undecided(kEverything);
 }
 
 // p ≥ min(a, √a · e^−H)
 bool eta(Walk &walk, const Stage &stage) {
     double entropy = 0;
     if (!walk.know_entropy(&entropy)) return walk.undecided(kEverything);
-    const double least = std::min(stage.a, std::sqrt(stage.a) * std::exp(-entropy));
-    return walk.cut(std::log(least * walk.s.mass));
+    const double log_eta = std::log(stage.a);
+    return walk.cut(std::min(log_eta, 0.5 * log_eta - entropy) + std::log(walk.s.mass));
 }
 
 // |−ln p − H| smallest first, until their mass exceeds a. What is uncollected is less likely than anything here: if what lies
@@ -185,7 +194,7 @@ bool typical(Walk &walk, const Stage &stage) {
 // l ≥ l_max − a · σ, σ over the whole edited row; the largest there is stays
 bool top_n_sigma(Walk &walk, const Stage &stage) {
     Survivors &s = walk.s;
-    const double at = -stage.a * walk.context.scan.sigma;
+    const double at = -stage.a * walk.context.scan.sigma * kSigmaSlack;
     if (!s.complete && walk.floor * walk.temperature > at) return walk.undecided(at / walk.temperature);
     float largest = kNone;  // an earlier stage may have removed the row's own
     for (int64_t i = 0; i < s.n; ++i) largest = std::max(largest, s.raw[i]);
@@ -225,13 +234,22 @@ bool xtc(Walk &walk, const Stage &stage) {
     return true;
 }
 
+// p ≥ Σ p², the probability that two draws agree; k = 1: p ≥ (V Σ p² − 1) / (V − 1). The likeliest stays.
+bool p_less(Walk &walk, const Stage &stage) {
+    if (!walk.know_mass()) return walk.undecided(kEverything);
+    const Survivors &s = walk.s;
+    return walk.cut(p_less_depth(s.mass, s.complete ? collected_squares(walk.s) : walk.context.scan.mass.squares, walk.context.scan, stage));
+}
+
 using Apply = bool (*)(Walk &, const Stage &);
 constexpr Apply kApply[] = {temperature, dynamic_temperature, quadratic, min_p, top_k, top_p, top_a,
-                            typical,     epsilon,             eta,       top_n_sigma, xtc};
+                            typical,     epsilon,             eta,       top_n_sigma, xtc,   p_less};
+static_assert(std::size(kApply) == static_cast<size_t>(StageKind::count), "a stage without a function");
 
 bool needs_moments(StageKind kind) { return kind == StageKind::eta || kind == StageKind::typical; }
 bool needs_mass(StageKind kind) {
-    return kind == StageKind::top_p || kind == StageKind::top_a || kind == StageKind::epsilon || needs_moments(kind);
+    return kind == StageKind::top_p || kind == StageKind::top_a || kind == StageKind::epsilon ||
+           kind == StageKind::p_less || needs_moments(kind);
 }
 bool completes(StageKind kind) {
     return kind == StageKind::min_p || kind == StageKind::top_k || kind == StageKind::top_n_sigma;
@@ -256,6 +274,7 @@ void plan(const Program &program, Wants &wants) {
         if (needs_mass(stage.kind)) {
             wants.mass = true;
             wants.moments = needs_moments(stage.kind);
+            wants.squares = stage.kind == StageKind::p_less;
             wants.temperature = temperature;
             return;
         }
@@ -274,19 +293,24 @@ double first_depth(const Context &context) {
         switch (stage.kind) {
             case StageKind::temperature: temperature *= stage.a; break;
             case StageKind::min_p: depth = std::max(depth, temperature * std::log(stage.a) * slack); break;
-            case StageKind::top_n_sigma: depth = std::max(depth, -stage.a * scan.sigma * slack); break;
+            case StageKind::top_n_sigma: depth = std::max(depth, -stage.a * scan.sigma * kSigmaSlack * slack); break;
             case StageKind::top_k: {
                 // the k-th largest block maximum has k tokens at or above it
                 const float reached = reached_by(scan.block_max, scan.blocks, int64_t{stage.k} + (scan.bounds ? kSpare : 0), context.space);
                 if (reached > kNone) depth = std::max(depth, static_cast<double>(reached) - scan.max);
                 break;
             }
-            case StageKind::epsilon: depth = std::max(depth, temperature * std::log(stage.a * scan.mass.total) * slack); break;
-            default: depth = std::max(depth, -4.0 * temperature); break;
+            case StageKind::epsilon: depth = std::max(depth, temperature * (std::log(stage.a) + std::log(scan.mass.total)) * slack); break;
+            case StageKind::p_less:
+                if (scan.mass.squares > 0)
+                    depth = std::max(depth, std::min(0.0, temperature * p_less_depth(scan.mass.total, scan.mass.squares, scan, stage) * slack));
+                break;
+            case StageKind::top_p: case StageKind::top_a: case StageKind::eta: case StageKind::typical: depth = std::max(depth, -4.0 * temperature); break;
+            case StageKind::dynamic_temperature: case StageKind::quadratic: case StageKind::xtc: case StageKind::count: break;  // not reached
         }
         if (depth > kEverything && stage.kind != StageKind::temperature && !needs_mass(stage.kind)) break;
     }
-    return depth;
+    return std::min(depth, 0.0);  // a bound above the likeliest keeps the likeliest
 }
 
 bool refine(const Context &context, double floor, Survivors &survivors, double *depth) {

@@ -102,6 +102,13 @@ TAILRACE_INLINE float penalised(float value, const Edit &edit, const Counts &cou
     return value;
 }
 
+// What a ban, an addition or a lift makes of its i-th id's logit.
+TAILRACE_INLINE float changed(const Edit &edit, int64_t i, float value) {
+    if (edit.kind == EditKind::ban) return kNone;
+    if (edit.kind == EditKind::add) return value + edit.values[i];
+    return value == kNone ? kNone : value + std::fabs(value) * static_cast<float>(edit.a);
+}
+
 // A penalty on a block that begins with id `first`, from its i-th entry on; returns the first entry beyond the block.
 int64_t penalise_block(const Edit &edit, int64_t i, int64_t first, float *x);
 
@@ -124,7 +131,7 @@ TAILRACE_INLINE void edit(const Row &row, int64_t first, float *x, Cursor &curso
         } else {
             for (; i < n && ids[i] < first + kBlock; ++i) {
                 float &value = x[ids[i] - first];
-                value = edit.kind == EditKind::ban ? kNone : value + edit.values[i];
+                value = changed(edit, i, value);
             }
         }
         cursor.at[e] = i;
@@ -145,7 +152,7 @@ inline int32_t only_change(const Row &row) {
 
 // No logit can become larger by it.
 inline bool lowers(const Edit &edit) {
-    return edit.kind == EditKind::ban || (edit.kind == EditKind::penalty && edit.a >= 1 && edit.b >= 0 && edit.c >= 0);
+    return edit.kind == EditKind::ban || (edit.kind == EditKind::lift && edit.a <= 0) || (edit.kind == EditKind::penalty && edit.a >= 1 && edit.b >= 0 && edit.c >= 0);
 }
 
 // A cursor for a block that is visited out of order.
@@ -194,6 +201,7 @@ inline void logits_of(const Row &row, const uint32_t *ids, int64_t n, float *out
 struct Wants {
     bool mass = false;     // Σ e^((l − max) / mass_temperature) over the edited row
     bool moments = false;  // and its first two moments, for entropies
+    bool squares = false;  // or the sum of its squares
     bool raw = false;      // maxima, and with raw_mass the mass at temperature 1, of the row before the edits
     bool raw_mass = false;
     bool raw_moments = false;
@@ -205,6 +213,7 @@ struct Wants {
 
 struct Mass {
     double total = 0, first = 0, second = 0;  // Σ w, Σ w y, Σ w y² with w = e^y, y = (l − max) / temperature
+    double squares = 0;                       // Σ w²
     double entropy() const;                   // of the distribution w / Σ w, nats
     double varentropy() const;
 };

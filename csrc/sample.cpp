@@ -67,8 +67,15 @@ class Request {
         const float *q = step_.proposals ? step_.proposals + row * step_.vocab : nullptr;
         if (uniform(noise(row, kAcceptStream)) * (q ? q[draft] : 1.0) < target.probability(draft)) return draft;
         if (q) target.subtract(q, 1.0);
-        const int64_t token = target.winner(kResidualStream, q ? kNobody : draft);
-        return token == kNobody ? draft : token;  // p = q up to rounding: nothing is left over
+        return replacement(target, q ? kNobody : draft);
+    }
+
+    // Drawn from what is left; where rounding has left nothing, p and q are the same, so from p.
+    static int64_t replacement(Target &target, int64_t excluded) {
+        const int64_t token = target.winner(kResidualStream, excluded);
+        if (token != kNobody) return token;
+        target.restore();
+        return target.winner(kResidualStream, kNobody);
     }
 
     // Accept what is likely enough for so uncertain a distribution, else draw (Medusa, arXiv 2401.10774).
@@ -94,10 +101,10 @@ class Request {
             const float *q = step_.proposals + row * step_.vocab;
             const double next = bonus ? 0.0 : target.probability(step_.draft[row]);
             const double rest = bonus ? p : target.subtract(q, p);
-            const double h = bonus ? p : rest > 0 ? rest / (rest + 1.0 - p) : p >= 1.0 ? 1.0 : 0.0;
+            const double h = bonus ? p : rest > 0 ? rest / (rest + (1.0 - p)) : 0.0;
             if (j == 0 || (rest > 0 && uniform(noise(first, kBlockStream + static_cast<uint32_t>(j))) <= h)) {
                 accepted = j;
-                follower = rest > 0 ? target.winner(kResidualStream, kNobody) : step_.draft[row];
+                follower = replacement(target, kNobody);
             }
             if (bonus) break;
             const float mine = q[step_.draft[row]];
@@ -174,6 +181,7 @@ void check(Step &step) {
             inside("source", step.source[row], 0, step.logits_rows - 1);
             inside("position", step.position[row], 0, std::numeric_limits<int64_t>::max());
             inside("slot", step.slot[row], 0, step.slots - 1);
+            inside("the slot of a request's rows", step.slot[row], step.slot[first], step.slot[first]);
             if (step.mask) inside("mask", step.mask[row], -1, step.num_masks - 1);
             if (row < last) inside("drafts", step.draft[row], 0, step.vocab - 1);
         }

@@ -25,6 +25,12 @@ TAILRACE_INLINE float block_maximum(const float *x, U16 *twice) {
     return largest(larger(top, other));
 }
 
+// Which sums of a block are taken besides Σ w.
+enum class Sums { mass, moments, squares };
+inline Sums sums_of(const Wants &wants) {
+    return wants.moments ? Sums::moments : wants.squares ? Sums::squares : Sums::mass;
+}
+
 // Lane sums of a block, to be joined later: Σ w with w = e^y, y = (x − top) · scale; with `moments` also Σ w y and Σ w y².
 constexpr int64_t kSums = 3 * kLanes;  // per block
 TAILRACE_INLINE void block_mass(const float *x, float top, float scale, float *out) {
@@ -48,6 +54,20 @@ TAILRACE_INLINE void block_moments(const float *x, float top, float scale, float
     std::memcpy(out, w0, sizeof(w0));
     std::memcpy(out + kLanes, w1, sizeof(w1));
     std::memcpy(out + 2 * kLanes, w2, sizeof(w2));
+}
+
+// Σ w and Σ w².
+TAILRACE_INLINE void block_squares(const float *x, float top, float scale, float *out) {
+    float w1[kLanes] = {}, w2[kLanes] = {};
+    const float c = scale * kLog2E;
+    for (int64_t i = 0; i < kBlock; i += kLanes)
+        for (int l = 0; l < kLanes; ++l) {
+            const float w = power((x[i + l] - top) * c);
+            w1[l] += w;
+            w2[l] += w * w;
+        }
+    std::memcpy(out, w1, sizeof(w1));
+    std::memcpy(out + kLanes, w2, sizeof(w2));
 }
 
 // Sums of sixteen lanes in double.
@@ -79,8 +99,7 @@ struct Spread {
     double sigma() const {
         const double n = count.total(), mean = first.total() / n;
         const double variance = second.total() / n - mean * mean;
-        // so far apart that squares overflow: nothing is within σ of nothing
-        return n > 0 ? std::isnan(variance) ? std::numeric_limits<double>::infinity() : std::sqrt(std::max(0.0, variance)) : 0.0;
+        return variance > 1e-30 && variance < 1e36 ? std::sqrt(variance) : -1.0;  // else squares have left a float's range
     }
 };
 
@@ -113,9 +132,26 @@ TAILRACE_INLINE void block_spread(const float *x, Spread &spread) {
     spread.second.add(second, 1.0);
 }
 
+// The same in double, of logits so near or so far apart that the squares of floats are not enough.
+double sigma_in_double(const Row &row) {
+    alignas(64) float buffer[kBlock];
+    double count = 0, sum = 0, squares = 0;
+    const auto each = [&](auto use) {
+        for (int64_t b = 0; b < row.blocks(); ++b) {
+            const float *x = load(row, b, buffer);
+            for (int64_t i = 0; i < kBlock; ++i)
+                if (x[i] > kNone) use(static_cast<double>(x[i]));
+        }
+    };
+    each([&](double x) { ++count, sum += x; });
+    const double mean = sum / count;
+    each([&](double x) { squares += (x - mean) * (x - mean); });
+    return count > 0 ? std::sqrt(squares / count) : 0.0;
+}
+
 // Joins the blocks' sums, each relative to its own maximum.
-TAILRACE_INLINE Mass join(const float *block_max, const float *sums, int64_t blocks, float max, float scale, bool moments) {
-    Wide total, first, second;
+TAILRACE_INLINE Mass join(const float *block_max, const float *sums, int64_t blocks, float max, float scale, Sums kind) {
+    Wide total, first, second, squares;
     for (int64_t from = 0; from < blocks; from += kLanes) {
         const int64_t n = std::min(kLanes, blocks - from);
         float shift[kLanes] = {}, w[kLanes];
@@ -126,7 +162,8 @@ TAILRACE_INLINE Mass join(const float *block_max, const float *sums, int64_t blo
             const float *sum = sums + kSums * (from + i);
             const double d = shift[i];
             total.add(sum, w[i]);
-            if (!moments) continue;
+            if (kind == Sums::squares) squares.add(sum + kLanes, static_cast<double>(w[i]) * w[i]);
+            if (kind != Sums::moments) continue;
             first.add(sum + kLanes, w[i]);
             first.add(sum, w[i] * d);
             second.add(sum + 2 * kLanes, w[i]);
@@ -134,12 +171,13 @@ TAILRACE_INLINE Mass join(const float *block_max, const float *sums, int64_t blo
             second.add(sum, w[i] * d * d);
         }
     }
-    return {total.total(), first.total(), second.total()};
+    return {total.total(), first.total(), second.total(), squares.total()};
 }
 
-TAILRACE_INLINE void store_mass(const float *x, float top, float scale, bool moments, float *out) {
+TAILRACE_INLINE void store_mass(const float *x, float top, float scale, Sums kind, float *out) {
     if (top == kNone) return;  // joined with weight 0
-    if (moments) block_moments(x, top, scale, out);
+    if (kind == Sums::moments) block_moments(x, top, scale, out);
+    else if (kind == Sums::squares) block_squares(x, top, scale, out);
     else block_mass(x, top, scale, out);
 }
 
@@ -166,7 +204,7 @@ TAILRACE_INLINE void raise(const Row &row, const Edit &edit, float *block_max) {
         for (int64_t i = 0; i < some; ++i) value[i] = raw_logit(row, ids[from + i]);
         if (edit.kind == EditKind::penalty) penalise(edit, from, some, value);
         else
-            for (int64_t i = 0; i < some; ++i) value[i] += edit.values[from + i];
+            for (int64_t i = 0; i < some; ++i) value[i] = changed(edit, from + i, value[i]);
         for (int64_t i = 0; i < some; ++i) {
             float &top = block_max[ids[from + i] / kBlock];
             top = value[i] > top ? value[i] : top;
@@ -182,6 +220,7 @@ TAILRACE_CLONES void pass(const Row &row, const Wants &wants, Scan &out, U16 *ba
     const bool edited = row.num_edits > 0;
     const int32_t change = edited && !wants.mass && !wants.sigma ? only_change(row) : -2;
     out.bounds = edited && change != -2;
+    const Sums kind = sums_of(wants), raw_kind = wants.raw_moments ? Sums::moments : Sums::mass;
     Cursor cursor;
     for (int64_t b = 0; b < blocks; ++b) {
         ahead(row, b + kAhead);
@@ -191,7 +230,7 @@ TAILRACE_CLONES void pass(const Row &row, const Wants &wants, Scan &out, U16 *ba
         if (edited) {
             if (wants.raw) {
                 out.raw_block_max[b] = top;
-                if (wants.raw_mass) store_mass(x, top, 1.0f, wants.raw_moments, out.sums + kSums * (blocks + b));
+                if (wants.raw_mass) store_mass(x, top, 1.0f, raw_kind, out.sums + kSums * (blocks + b));
             }
             if (!out.bounds) {
                 std::memcpy(buffer, x, sizeof(buffer));
@@ -200,10 +239,10 @@ TAILRACE_CLONES void pass(const Row &row, const Wants &wants, Scan &out, U16 *ba
                 top = block_maximum(x, bad_edited);
             }
         } else if (wants.raw_mass) {
-            store_mass(x, top, 1.0f, wants.raw_moments, out.sums + kSums * (blocks + b));
+            store_mass(x, top, 1.0f, raw_kind, out.sums + kSums * (blocks + b));
         }
         out.block_max[b] = top;
-        if (wants.mass) store_mass(x, top, scale, wants.moments, out.sums + kSums * b);
+        if (wants.mass) store_mass(x, top, scale, kind, out.sums + kSums * b);
         if (wants.sigma) block_spread(x, *spread);
         if (wants.hot && b % kHotBlocks == 0)
             hot_groups(wants.noise, b * kBlockGroups, std::min(kHotBlocks, blocks - b) * kBlockGroups, out.hot);
@@ -212,10 +251,9 @@ TAILRACE_CLONES void pass(const Row &row, const Wants &wants, Scan &out, U16 *ba
     out.lowered = change < 0 || lowers(row.edits[change]);
     if (out.bounds && !out.lowered) raise(row, row.edits[change], out.block_max);
     for (int64_t b = 0; b < blocks; ++b) out.max = !(out.block_max[b] <= out.max) ? out.block_max[b] : out.max;
-    if (wants.mass) out.mass = join(out.block_max, out.sums, blocks, out.max, scale, wants.moments);
+    if (wants.mass) out.mass = join(out.block_max, out.sums, blocks, out.max, scale, kind);
     if (wants.raw_mass)
-        out.raw_mass = join(edited ? out.raw_block_max : out.block_max, out.sums + kSums * blocks, blocks, out.raw_max, 1.0f,
-                            wants.raw_moments);
+        out.raw_mass = join(edited ? out.raw_block_max : out.block_max, out.sums + kSums * blocks, blocks, out.raw_max, 1.0f, raw_kind);
 }
 
 }  // namespace
@@ -261,6 +299,7 @@ void scan(const Row &row, const Wants &wants, Scan &out) {
     Spread spread;
     pass(row, wants, out, &bad_raw, &bad_edited, &spread);
     out.sigma = wants.sigma ? spread.sigma() : 0.0;
+    if (out.sigma < 0) out.sigma = sigma_in_double(row);
     const auto nan = [](const U16 &bits) {
         bool found = false;
         for (int64_t l = 0; l < kLanes; ++l) found |= bits[l] > kInfinityTwice;

@@ -152,6 +152,16 @@ TAILRACE_CLONES double sum(const float *values, int64_t n) {
     return total;
 }
 
+TAILRACE_CLONES double sum_squares(const float *values, int64_t n) {
+    double total = 0;
+    for (int64_t from = 0; from < n; from += kFlush) {
+        F16 lane{};
+        each16(values + from, std::min(kFlush, n - from), 0.0f, [&](int64_t, const F16 &v) { lane += v * v; });
+        total += fold(lane);
+    }
+    return total;
+}
+
 // Mass and number of those at or above each of kProbes descending thresholds.
 struct Tally {
     double mass[kProbes];
@@ -199,6 +209,31 @@ struct Interval {
     uint32_t low() const { return open ? 0 : above + 1; }
 };
 
+// The deepest and the shallowest of the values in [deep, shallow].
+TAILRACE_CLONES void bounds_within(const float *x, int64_t n, float &shallow, float &deep) {
+    F16 low = all(kNone), high = all(-kNone);
+    each16(x, n, kNone, [&](int64_t, const F16 &v) {
+        const auto in = (v <= all(shallow)) & (v >= all(deep));
+        const F16 up = in ? v : all(kNone), down = in ? v : all(-kNone);
+        low = up > low ? up : low;
+        high = down < high ? down : high;
+    });
+    shallow = largest(low);
+    deep = -largest(-high);
+}
+
+// To depths that values have: where many are equal, nothing else would ever part them from the next.
+void snap(Interval &range) {
+    float shallow = from_depth_bits(range.low()), deep = from_depth_bits(range.upto);
+    bounds_within(range.among.x, range.among.n, shallow, deep);
+    if (!(shallow >= deep)) return;  // nobody: only if rounding contradicts itself
+    range.upto = depth_bits(deep);
+    if (const uint32_t first = depth_bits(shallow); first > range.low()) {
+        range.above = first - 1;
+        range.open = false;
+    }
+}
+
 // Narrows it until few enough values are left to be sorted, or all are one. reached(mass, count): a prefix of so much is enough.
 template <typename Reached> Interval narrow(const Ranked &all, Workspace &space, Reached reached) {
     Interval range{all, 0, depth_bits(deepest(all.x, all.n)), true, 0.0, 0, all.n};
@@ -233,6 +268,7 @@ template <typename Reached> Interval narrow(const Ranked &all, Workspace &space,
             range.mass_before = mass;
             range.count_before = count;
         }
+        snap(range);
         if (range.count_upto - range.count_before > range.among.n / 2) continue;
         uint32_t *ids = space.other_ids.data();
         float *x = space.other_x.data(), *weights = space.other_weights.data();
@@ -294,10 +330,9 @@ namespace {
 // Puts the edited values of one block's touched entries among those taken from the raw block `x`, which start at `from`.
 void amend(const Row &row, const Scan &scan, const float *x, int64_t block, float floor, int64_t from, Cursor &cursor, Survivors &out) {
     const uint32_t first = static_cast<uint32_t>(block * kBlock), end = first + kBlock;
-    const auto changed = [&](const Edit &edit, uint32_t id, int64_t i) {
+    const auto edited = [&](const Edit &edit, uint32_t id, int64_t i) {
         const float value = x[id - first];
-        if (edit.kind == EditKind::ban) return kNone;
-        if (edit.kind == EditKind::add) return value + edit.values[i];
+        if (edit.kind != EditKind::penalty) return changed(edit, i, value);
         return penalised(value, edit, *static_cast<const Counts *>(edit.ids), i);
     };
     const auto set = [&](uint32_t id, float value) {
@@ -324,7 +359,7 @@ void amend(const Row &row, const Scan &scan, const float *x, int64_t block, floa
         const auto [ids, n] = touched_by(row.edits[e]);
         int64_t &i = cursor.at[e];
         while (i < n && ids[i] < first) ++i;
-        for (; i < n && ids[i] < end; ++i) set(ids[i], changed(row.edits[e], ids[i], i));
+        for (; i < n && ids[i] < end; ++i) set(ids[i], edited(row.edits[e], ids[i], i));
     };
     if (scan.change >= 0) walk(scan.change);
     for (int32_t e = 0; e < row.num_edits; ++e)  // a ban is one wherever it stands in the order
@@ -341,7 +376,8 @@ void collect(const Row &row, const Scan &scan, float floor, Survivors &out) {
     alignas(64) float buffer[kBlock];
     out.n = 0;
     out.weighted = false;
-    floor = std::max(floor, kLowest);  // −inf is nobody's logit
+    out.complete = floor <= kLowest;
+    floor = std::max({floor, kLowest, scan.max + kLowest});  // −inf is nobody's logit, and nobody's distance from the largest
     const bool amended = row.num_edits > 0 && scan.bounds;
     Cursor cursor;
     for (int64_t b = 0; b < row.blocks(); ++b) {
@@ -352,7 +388,6 @@ void collect(const Row &row, const Scan &scan, float floor, Survivors &out) {
         if (amended) amend(row, scan, x, b, floor, from, cursor, out);
     }
     if (out.raw) std::memcpy(out.raw, out.x, static_cast<size_t>(out.n) * sizeof(float));
-    out.complete = floor == kLowest;
 }
 
 void keep(Survivors &s, Boundary last) {
@@ -388,6 +423,11 @@ double collected_mass(Survivors &s) {
     return sum(s.weights, s.n);
 }
 
+double collected_squares(Survivors &s) {
+    weigh(s);
+    return sum_squares(s.weights, s.n);
+}
+
 Boundary nth(const Ranked &among, int64_t k, Workspace &space) {
     const Interval range = narrow(among, space, [k](double, int64_t count) { return count >= k; });
     const int64_t n = in_question(range, space);
@@ -411,10 +451,12 @@ Boundary reaching(const Ranked &among, double target, Workspace &space) {
     const auto weight_of = [&](uint32_t id) {
         return range.among.weights[std::lower_bound(range.among.ids, range.among.ids + range.among.n, id) - range.among.ids];
     };
+    const bool alike = range.low() == range.upto;
+    const double shared = alike ? weight_of(boundary(space.order[0]).id) : 0.0;
     double mass = range.mass_before;
     for (int64_t i = 0; i < n; ++i) {
         const Boundary at = boundary(space.order[i]);
-        mass += weight_of(at.id);
+        mass += alike ? shared : static_cast<double>(weight_of(at.id));
         if (mass >= target) return at;
     }
     return boundary(space.order[n - 1]);

@@ -54,6 +54,8 @@ void weigh(Survivors &survivors);
 void divide(float *x, int64_t n, double by);
 // Σ e^x of those here, in a fixed order.
 double collected_mass(Survivors &survivors);
+// Σ e^2x of those here, in a fixed order.
+double collected_squares(Survivors &survivors);
 
 // Values with their weights, ids ascending: what a boundary is looked for in.
 struct Ranked {

@@ -125,7 +125,7 @@ double Target::subtract(const float *q, double scale) {
 void Target::describe(int64_t token, const Report &report, double *entropy) {
     const bool processed = program_.flags & kProcessed;
     if (processed && !greedy()) {
-        if (spent_) select(false);
+        restore();
         if (untruncated_) everything();
         const double mass = collected_mass(survivors_);
         if (program_.logprobs >= 0) report_processed(survivors_, mass, row_.vocab, token, report, space_);

@@ -32,6 +32,10 @@ class Target {
     double entropy();
     // The survivors become the positive part of scale · p − q; returns its sum. q [V] are probabilities. Needs Asked::masses.
     double subtract(const float *q, double scale);
+    // What `subtract` has spent is there again.
+    void restore() {
+        if (spent_) select(false);
+    }
     void describe(int64_t token, const Report &report, double *entropy);
 
   private:

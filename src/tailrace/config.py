@@ -55,23 +55,31 @@ class ModelConfig(Section, frozen=True):
 
 
 class CacheConfig(Section, frozen=True):
-    """The block-paged KV cache. num_blocks 0 takes as many as fit `memory_gib` (0: a share of what is free)."""
+    """The block-paged KV cache. num_blocks 0 takes as many as fit `memory_gib` (0: a share of what is free). memory_growth_gib: what
+    requests may make the engine's process hold beyond it; 0: half of what is available when it is ready."""
 
     block_size: Positive = 16
     num_blocks: Natural = 0
     memory_gib: Amount = 0.0
+    memory_growth_gib: Amount = 0.0
     prefix_reuse: bool = True
 
 
 class SchedulerConfig(Section, frozen=True):
     """Limits of one step and of the waiting line. max_model_len 0 takes the model's own. overlap: whether a step is planned while the one
-    before runs; auto: on a GPU."""
+    before runs; auto: on a GPU. stall_s: a step that takes longer is told as a stall (/health, log, metrics); 0: none is.
+    redraws_per_token: how many tokens a sequence with banned strings or patterns may draw in vain for each that it delivers (16 more count
+    as delivered at its beginning) before it ends. host_ms: of processor time that the sequences of one call may take in a step beside
+    the model; where they take more they take turns."""
 
     max_num_seqs: Positive = 64
     max_num_batched_tokens: Positive = 512
     max_model_len: Natural = 0
     max_waiting: Natural = 10_000
+    redraws_per_token: Positive = 16
     overlap: Overlap = "auto"
+    stall_s: Amount = 10.0
+    host_ms: Positive = 25
 
 
 class SpeculationConfig(Section, frozen=True):
@@ -93,15 +101,15 @@ class SpeculationConfig(Section, frozen=True):
 
 
 class GrammarConfig(Section, frozen=True):
-    """Structured output. backend: what "auto" takes first. timeout_s, memory_mib: a grammar that takes more to compile is refused.
-    cached: compiled grammars kept. threads: that fill masks."""
+    """Structured output. timeout_s, memory_mib: a grammar that takes more to compile is refused. cached: compiled grammars kept.
+    threads: that fill masks. step_ms: of processor time that one sequence's grammar may take in a step."""
 
-    backend: Literal["xgrammar", "llguidance"] = "llguidance"
     timeout_s: Seconds = 10.0
     memory_mib: Positive = 1024
     workers: Positive = 1
     cached: Positive = 256
     threads: Positive = 1
+    step_ms: Positive = 50
 
 
 class EngineConfig(Section, frozen=True):
@@ -122,7 +130,14 @@ class ServerConfig(Section, frozen=True):
     api_keys, cors_origins: separated by commas; none: anybody may call, no other site's pages may.
     log_requests: one line in the log per request that has ended.
     max_request_s: a request that takes longer ends with what it has; 0: none does. keep_alive_s: a stream that was silent for so long
-    gets a comment. max_body_mib: of a request.
+    gets a comment. max_body_mib: of a request, also once it is unpacked.
+    max_headers, max_header_line_bytes, max_header_bytes, max_url_bytes: of a request's head. header_timeout_s, body_timeout_s: that they
+    may take to come. idle_timeout_s: that a connection may be without a request; longer than common proxies', so that they close first.
+    max_connections, max_connections_per_address: of one front end; 0: as many from one address as there may be in all.
+    allowed_hosts: names by which the server may be called, separated by commas; "*": any; none: where it listens on loopback, loopback's
+    own, elsewhere any.
+    max_body_items: objects, lists and strings (names too) in its JSON; of numbers four times as many. max_tokenize_kib: of a
+    body for /tokenize and /detokenize, where no context bounds it.
     stream_buffer_kib: what may wait for a client that reads slowly. slow_readers: whether one for whom more waits is ended with what it
     has ("cut"), or all of it kept, as far as the context goes ("keep").
     reasoning_parser, tool_parser: how the model marks what it thinks and the tools it calls (text/channels.py, text/tools); auto looks
@@ -141,7 +156,19 @@ class ServerConfig(Section, frozen=True):
     cors_origins: str = ""
     max_request_s: Amount = 0.0
     keep_alive_s: Seconds = 15.0
-    max_body_mib: Positive = 16
+    max_body_mib: Positive = 8
+    max_headers: Positive = 100
+    max_header_line_bytes: Positive = 16_384
+    max_header_bytes: Positive = 65_536
+    max_url_bytes: Positive = 8192
+    header_timeout_s: Seconds = 30.0
+    body_timeout_s: Seconds = 120.0
+    idle_timeout_s: Seconds = 75.0
+    max_connections: Positive = 16_384
+    max_connections_per_address: Natural = 0
+    allowed_hosts: str = ""
+    max_body_items: Positive = 81_920
+    max_tokenize_kib: Positive = 1024
     stream_buffer_kib: Positive = 1024
     slow_readers: Literal["cut", "keep"] = "cut"
     log_requests: bool = True

@@ -3,6 +3,10 @@
     TailraceError
     ├── RequestError                 the caller's fault: 400
     │   ├── ParameterError           one field is out of range; also a ValueError
+    │   ├── NothingLeftError         its own fields leave no token to draw: 400
+    │   ├── GrammarError             what became of a grammar while text was written: 400
+    │   │   ├── DeadEndError             it has no continuation that the vocabulary can spell
+    │   │   └── GrammarLimitError        it takes too much work for one step
     │   ├── ContextLengthError       the prompt can never fit: 400, code context_length_exceeded
     │   ├── ModelNotFoundError       no such model: 404
     │   ├── RequestNotFoundError     no such request is running (or stored): 404
@@ -46,6 +50,31 @@ class ParameterError(RequestError, ValueError):
     """A parameter is out of range. The message names the field, the range and what was given."""
 
     code = "invalid_value"
+
+
+class NothingLeftError(RequestError):
+    """What the request allows, bans and asks for leaves no token to draw."""
+
+    code = "no_token_left"
+
+
+class GrammarError(RequestError):
+    """The request's grammar can't be followed any further."""
+
+    def __init__(self, message: str, param: str = "grammar") -> None:
+        super().__init__(message, param)
+
+
+class DeadEndError(GrammarError):
+    """It has no continuation here that the vocabulary can spell."""
+
+    code = "grammar_dead_end"
+
+
+class GrammarLimitError(GrammarError):
+    """It takes more work for one step than any may."""
+
+    code = "grammar_limit"
 
 
 class ContextLengthError(RequestError):
@@ -124,7 +153,8 @@ class EngineDeadError(EngineError):
 BY_CODE: dict[str, type[TailraceError]] = {
     cls.code: cls
     for cls in (
-        RequestError, ParameterError, ContextLengthError, ModelNotFoundError, RequestNotFoundError, AuthenticationError,
-        ConfigError, ModelLoadError, EngineError, RowError, OverloadedError, NotReadyError, EngineDeadError,
+        RequestError, ParameterError, NothingLeftError, ContextLengthError, ModelNotFoundError, RequestNotFoundError, AuthenticationError,
+        ConfigError, ModelLoadError, EngineError, RowError, DeadEndError, GrammarLimitError,
+        OverloadedError, NotReadyError, EngineDeadError,
     )
 }  # fmt: skip

@@ -23,19 +23,24 @@ def subschemas(schema: Any) -> Iterator[tuple[str, dict[str, Any]]]:
             continue
         seen.add(id(node))
         yield place, node
-        for key, value in node.items():
-            if key in ONE:
-                waiting.append((f"{place}/{key}", value))
-            if key in LIST and isinstance(value, list):
-                waiting += [(f"{place}/{key}/{i}", one) for i, one in enumerate(value)]
-            if key in MAP and isinstance(value, dict):
-                waiting += [(f"{place}/{key}/{name}", one) for name, one in value.items()]
+        waiting += [(f"{place}/{name}", child) for name, child in children(node)]
         if not isinstance(ref := node.get("$ref"), str) or ref == "#":
             continue
         if ref.startswith("#/"):
             waiting.append((ref, pointed(schema, ref)))
         else:  # an anchor, or an address: whatever there is may be meant
             waiting += objects("#", schema)
+
+
+def children(node: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The values in a subschema that are subschemas by their place, with their places in it."""
+    for key, value in node.items():
+        if key in LIST and isinstance(value, list):
+            yield from ((f"{key}/{i}", one) for i, one in enumerate(value))
+        elif key in ONE:
+            yield key, value
+        if key in MAP and isinstance(value, dict):
+            yield from ((f"{key}/{name}", one) for name, one in value.items())
 
 
 def pointed(schema: Any, ref: str) -> Any:

@@ -7,10 +7,11 @@ from typing import Literal
 import msgspec
 
 from tailrace.errors import ParameterError
-from tailrace.ranges import MAX_SEED, MIN_SEED, shown
+from tailrace.ranges import MAX_SEED, MIN_SEED, conform, shown
 
 MAX_PATTERN = 512  # tokens of a repeated pattern that is looked for
 MAX_COUNT = 10_000  # times it may be asked to come
+MAX_TABLE = 2**18  # of synthid in transformers' scheme: making one takes about 10 ms of everybody's step
 
 
 class Watermark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -20,24 +21,57 @@ class Watermark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
         kind: "kgw": the green list of Kirchenbauer et al. (arXiv 2301.10226): a keyed share `gamma` of the vocabulary gets +`delta`.
             "synthid": the two-candidate tournament of Dathathri et al. (Nature 634, 2024), which keeps the distribution on
             average over contexts; where a context comes again, so do its favourites.
-        key: 64-bit secret. context: how many tokens before seed the choice. gamma: 0 < γ < 1. delta: 0 < δ ≤ 100.
-        depth: layers of the tournament, 1 … 64.
+        scheme: whose random choices: "tailrace", or "transformers", so that its detectors recognise the text
+            (sampling/watermark_transformers.py).
+        key: 64-bit secret; of kgw in transformers' scheme its hashing_key. context: how many tokens before seed the choice.
+        gamma: 0 < γ < 1. delta: 0 < δ ≤ 100. depth: layers of the tournament, 1 … 64.
+        keys, sampling_table_size, sampling_table_seed, context_history_size: of synthid in transformers' scheme, as there. A key for each
+            layer takes the place of `key` and `depth`; `context` is its ngram_len − 1. sampling_table_size: 1 … 2^18.
     """
 
     kind: Literal["kgw", "synthid"]
-    key: int
+    key: int | None = None
+    scheme: Literal["tailrace", "transformers"] = "tailrace"
     context: int = 4
     gamma: float = 0.25
     delta: float = 2.0
     depth: int = 30
+    keys: tuple[int, ...] = ()
+    sampling_table_size: int = 65_536
+    sampling_table_seed: int = 0
+    context_history_size: int = 1024
 
     def __post_init__(self) -> None:
-        for name, low, high in (("key", MIN_SEED, MAX_SEED), ("context", 1, 64), ("depth", 1, 64)):
+        conform(self, "watermark")
+        for name, low, high in (
+            ("context", 1, 64), ("depth", 1, 64), ("sampling_table_size", 1, MAX_TABLE), ("sampling_table_seed", 0, MAX_SEED),
+            ("context_history_size", 1, 16_384),
+        ):  # fmt: skip
             check_whole("watermark", name, getattr(self, name), low, high)
+        if self.kind == "synthid" and self.scheme == "transformers":
+            self._check_keys()
+        else:
+            check_whole("watermark", "key", self.key, MIN_SEED, MAX_SEED)
+            theirs = (self.keys, self.sampling_table_size, self.sampling_table_seed, self.context_history_size)
+            if theirs != ((), 65_536, 0, 1024):
+                raise ParameterError(
+                    "watermark.keys, sampling_table_size, sampling_table_seed and context_history_size are of kind synthid with scheme "
+                    "transformers", "watermark",
+                )  # fmt: skip
         if not 0.0 < self.gamma < 1.0:
             raise ParameterError(f"watermark.gamma must be a number in (0, 1), got {self.gamma!r}", "watermark")
         if not 0.0 < self.delta <= 100.0:
             raise ParameterError(f"watermark.delta must be a number in (0, 100], got {self.delta!r}", "watermark")
+
+    def _check_keys(self) -> None:
+        if not 1 <= len(self.keys) <= 64:
+            raise ParameterError(f"watermark.keys must have 1 to 64 entries, got {len(self.keys)}", "watermark")
+        for key in self.keys:
+            check_whole("watermark", "keys", key, MIN_SEED, MAX_SEED)
+        if self.key is not None or self.depth not in (30, len(self.keys)):
+            raise ParameterError(
+                "watermark.key and depth have no effect beside keys, which has one for each layer", "watermark"
+            )
 
 
 class RepetitionDetection(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -52,6 +86,7 @@ class RepetitionDetection(msgspec.Struct, frozen=True, kw_only=True, omit_defaul
     min_pattern_size: int = 1
 
     def __post_init__(self) -> None:
+        conform(self, "repetition_detection")
         check_whole("repetition_detection", "max_pattern_size", self.max_pattern_size, 1, MAX_PATTERN)
         check_whole("repetition_detection", "min_pattern_size", self.min_pattern_size, 1, self.max_pattern_size)
         check_whole("repetition_detection", "min_count", self.min_count, 2, MAX_COUNT)
@@ -83,6 +118,7 @@ class ThinkingBudget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     outside: tuple[Stretch, ...] = ()
 
     def __post_init__(self) -> None:
+        conform(self, "thinking_token_budget")
         check_whole("thinking_token_budget", "", self.max_tokens, 0, 2**31 - 1)
         if self.stretch.closing is None or not self.closing_token_ids:
             raise ParameterError(
@@ -91,7 +127,6 @@ class ThinkingBudget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 GrammarKind = Literal["json_object", "json_schema", "regex", "choice", "ebnf", "lark", "structural_tag"]
-GrammarBackend = Literal["auto", "xgrammar", "llguidance"]
 MAX_GRAMMAR = 1 << 20  # characters of a grammar's source
 MAX_WHITESPACE = 32
 
@@ -104,7 +139,6 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, for
             texts. ebnf: GBNF, as llama.cpp has it. lark: Lark's syntax, as llguidance has it. structural_tag: free text with tagged
             stretches that must fit schemas, in xgrammar's format.
         source: the schema, pattern, JSON list of texts, grammar or tag, as text; "" for json_object.
-        backend: which library matches; "auto" takes the first that can.
         whitespace: JSON may have so many characters of it in a row between two tokens, 0 … 32. The bound is what keeps a model from
             writing blanks for ever.
         after: the stretch of the text that is free: what the model thinks. The grammar begins after its closing marker. opening_token_id:
@@ -114,13 +148,13 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, for
 
     kind: GrammarKind
     source: str = ""
-    backend: GrammarBackend = "auto"
     whitespace: int = 8
     after: Stretch | None = None
     opening_token_id: int | None = None
     close_in_time: bool = False
 
     def __post_init__(self) -> None:
+        conform(self, "grammar")
         check_whole("grammar", "whitespace", self.whitespace, 0, MAX_WHITESPACE)
         if len(self.source) > MAX_GRAMMAR:
             raise ParameterError(
@@ -148,6 +182,7 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     rule: Rule | None = None
 
     def __post_init__(self) -> None:
+        conform(self, "speculation")
         if self.max_drafts is not None:
             check_whole("speculation", "max_drafts", self.max_drafts, 0, MAX_DRAFTS)
 

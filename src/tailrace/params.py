@@ -19,18 +19,23 @@ from tailrace.ranges import (
     MAX_BIAS,
     MAX_BYTES,
     MAX_CHARS,
+    MAX_DECAY,
     MAX_ENTRIES,
+    MAX_PHRASE,
     NOT_GREEDY,
     RANGES,
     REFINEMENT_NAMES,
     TRUNCATIONS,
     check_entries,
     check_range,
+    conform,
+    number,
 )
 
 LogprobsMode = Literal["raw", "processed"]
 OutputKind = Literal["delta", "cumulative", "final"]
 Scope = Literal["prompt", "output", "both"]
+TEXTS = ("stop", "stop_regex", "banned_strings", "banned_regex")  # fields of strings that are looked for in the text
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -52,6 +57,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         epsilon_cutoff, eta_cutoff: keep p ≥ ε; p ≥ min(η, √η e^−H). 0 is off.
         top_n_sigma: keep logits within so many standard deviations of the largest. 0 and below are off.
         top_h: keep a prefix with this share of the entropy of the 100 likeliest. 0 is off.
+        p_less, p_less_norm: keep p ≥ Σ p²; p ≥ (V Σ p² − 1) / (V − 1), which keeps more.
+        min_k, min_k_tau: keep what comes before the steepest fall of the sorted logits, at least τ / (their range) tokens.
         xtc_probability, xtc_threshold: with this probability, drop all but the least likely of the tokens with p ≥ threshold.
         mirostat, mirostat_tau, mirostat_eta: 1 or 2: surprise held at tau bits; replaces the truncations. 0 is off.
         adaptive_target, adaptive_decay: probabilities near a moving target are favoured. Below 0 is off.
@@ -60,12 +67,17 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         repetition_scope, penalty_scope: whether prompt, output or both are looked at.
         dry_multiplier, dry_base, dry_allowed_length, dry_penalty_last_n, dry_sequence_breakers: the DRY repetition penalty.
         no_repeat_ngram_size: no n-gram comes twice. 0 is off.
+        encoder_no_repeat_ngram_size: no n-gram of the prompt comes again. 0 is off.
+        encoder_repetition_penalty: above 1 the prompt's tokens are favoured. Neutral 1.
+        exponential_decay_length_penalty: (start, factor): EOS grows by factor with each output token after `start`. None is off.
+        normalize_logits: log-softmax before the edits; for repetition penalties that don't depend on where the logits lie.
         logit_bias: token id → value added to its logit.
         sequence_bias: (token ids, bias): the bias goes to the last id where the ids before it end the sequence.
         allowed_token_ids: only these may be drawn; None is off.
         bad_words: sequences of token ids; the last id is banned when the ids before it end the sequence so far.
         banned_strings, banned_ignore_case: these never appear in the text: where one has, the sequence backs up and draws again. With
-            ignore_case, ASCII letters match either way.
+            ignore_case, ASCII letters of the strings match either way.
+        banned_regex: neither does what matches one of these; see text/patterns.py for what they may hold.
         min_tokens: EOS and stop ids are banned, and stop strings not looked for, until so many tokens are out.
         max_tokens: the output's length limit; None is as far as the context reaches.
         ignore_eos: EOS does not end the sequence. Stop ids and stop strings still do.
@@ -113,6 +125,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     eta_cutoff: float = 0.0
     top_n_sigma: float = 0.0
     top_h: float = 0.0
+    p_less: bool = False
+    p_less_norm: bool = False
+    min_k: bool = False
+    min_k_tau: float = 3.0
     xtc_probability: float = 0.0
     xtc_threshold: float = 0.1
     mirostat: int = 0
@@ -132,12 +148,17 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     dry_penalty_last_n: int = -1
     dry_sequence_breakers: tuple[int, ...] = ()
     no_repeat_ngram_size: int = 0
+    encoder_no_repeat_ngram_size: int = 0
+    encoder_repetition_penalty: float = 1.0
+    exponential_decay_length_penalty: tuple[int, float] | None = None
+    normalize_logits: bool = False
     logit_bias: Mapping[int, float] = {}
     sequence_bias: tuple[tuple[tuple[int, ...], float], ...] = ()
     allowed_token_ids: tuple[int, ...] | None = None
     bad_words: tuple[tuple[int, ...], ...] = ()
     banned_strings: tuple[str, ...] = ()
     banned_ignore_case: bool = False
+    banned_regex: tuple[str, ...] = ()
     min_tokens: int = 0
     max_tokens: int | None = None
     ignore_eos: bool = False
@@ -167,50 +188,51 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     def __post_init__(self) -> None:
         for name in RANGES:
-            check_range(name, getattr(self, name))
+            if (value := getattr(self, name)) is None and NEUTRAL[name] is not None:
+                raise ParameterError(f"{name} must be a number, got None; leave it out for {NEUTRAL[name]}", name)
+            check_range(name, value)
+        conform(self)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ParameterError(
                 f"min_tokens must be at most max_tokens ({self.max_tokens}), got {self.min_tokens}", "min_tokens"
             )
         self._check_lists()
         self._check_words()
+        self._check_decay()
         self._check_company()
 
     def _check_lists(self) -> None:
-        for name in ("stop", "stop_regex", "banned_strings"):
+        for name in TEXTS:
             if any(not isinstance(s, str) or not s for s in getattr(self, name)):
                 raise ParameterError(f"{name} must hold non-empty strings", name)
             if any(len(s) > MAX_CHARS for s in getattr(self, name)):
                 raise ParameterError(f"{name} must hold strings of at most {MAX_CHARS} characters", name)
+            check_entries(name, len(getattr(self, name)))
+            if any("\ud800" <= char <= "\udfff" for s in getattr(self, name) for char in s):
+                raise ParameterError(f"{name} must hold text that UTF-8 can write: no surrogates", name)
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise ParameterError("allowed_token_ids must not be empty; leave it out to allow every token",
                                  "allowed_token_ids")  # fmt: skip
         for name, words in (("bad_words", self.bad_words), ("sequence_bias", [ids for ids, _ in self.sequence_bias])):
             if any(not word for word in words):
                 raise ParameterError(f"{name} must hold non-empty sequences of token ids", name)
+            if any(len(word) > MAX_PHRASE for word in words):
+                raise ParameterError(f"{name} must hold sequences of at most {MAX_PHRASE} token ids", name)
         for name in MAX_ENTRIES:
             check_entries(name, len(getattr(self, name) or ()))
-        for name in ("stop", "stop_regex", "banned_strings"):
-            if sum(len(s.encode(errors="replace")) for s in getattr(self, name)) > MAX_BYTES:
+        for name in TEXTS:
+            if sum(len(s.encode()) for s in getattr(self, name)) > MAX_BYTES:
                 raise ParameterError(f"{name} must hold at most {MAX_BYTES} bytes in all", name)
         biases = [*self.logit_bias.items(), *self.sequence_bias]
         for place, (token, bias) in enumerate(biases):
             if not math.isfinite(bias) or abs(bias) > MAX_BIAS:
                 name = "logit_bias" if place < len(self.logit_bias) else "sequence_bias"
                 raise ParameterError(
-                    f"{name} must lie between {-MAX_BIAS:g} and {MAX_BIAS:g}, got {bias} for token {token}", name
+                    f"{name} must lie between {number(-MAX_BIAS)} and {number(MAX_BIAS)}, got {bias} for token {token}",
+                    name,
                 )
 
     def _check_words(self) -> None:
-        scopes = ("prompt", "output", "both")
-        for name, allowed in (
-            ("logprobs_mode", ("raw", "processed")),
-            ("output_kind", ("delta", "cumulative", "final")),
-            ("repetition_scope", scopes),
-            ("penalty_scope", scopes),
-        ):
-            if getattr(self, name) not in allowed:
-                raise ParameterError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}", name)
         for name in self.sampler_order:
             if name not in REFINEMENT_NAMES:
                 raise ParameterError(
@@ -219,22 +241,43 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         if len(set(self.sampler_order)) < len(self.sampler_order):
             raise ParameterError("sampler_order must name each refinement once", "sampler_order")
 
+    def _check_decay(self) -> None:
+        name = "exponential_decay_length_penalty"
+        match self.exponential_decay_length_penalty:
+            case None:
+                return
+            case (start, factor) if not isinstance(start, bool) and isinstance(start, int) and 0 <= start < 2**31:
+                if (
+                    isinstance(factor, int | float)
+                    and not isinstance(factor, bool)
+                    and 1 / MAX_DECAY <= factor <= MAX_DECAY
+                ):
+                    return
+        raise ParameterError(
+            f"{name} must be [start, factor], an integer in [0, {2**31 - 1}] and a number in [{1 / MAX_DECAY:g}, {MAX_DECAY:g}], "
+            f"got {self.exponential_decay_length_penalty!r}", name,
+        )  # fmt: skip
+
     def _check_company(self) -> None:
         for name, needed in COMPANIONS.items():
             if getattr(self, name) != NEUTRAL[name] and all(self.neutral(of) for of in needed):
                 raise ParameterError(f"{name} has no effect without {' or '.join(needed)}", name)
+        if self.p_less and self.p_less_norm:
+            raise ParameterError(
+                "p_less_norm has no effect with p_less, which keeps fewer: give one of them", "p_less_norm"
+            )
         if self.mirostat:
             for name in TRUNCATIONS:
                 if not self.neutral(name):
                     raise ParameterError(f"{name} has no effect with mirostat, which replaces it", name)
-        if self.banned_strings and (self.mirostat or not self.neutral("adaptive_target")):
-            raise ParameterError("banned_strings can't be had with mirostat or adaptive_target, whose state can't be taken back",
-                                 "banned_strings")  # fmt: skip
-        if self.banned_strings and (self.forced_token_ids or self.thinking):
-            other = "forced_token_ids" if self.forced_token_ids else "a thinking budget"
+        banned = "banned_strings" if self.banned_strings else "banned_regex"
+        if self.bans and (self.mirostat or not self.neutral("adaptive_target")):
             raise ParameterError(
-                f"banned_strings can't be had with {other}: forced tokens leave no choice", "banned_strings"
+                f"{banned} can't be had with mirostat or adaptive_target, whose state can't be taken back", banned
             )
+        if self.bans and (self.forced_token_ids or self.thinking):
+            other = "forced_token_ids" if self.forced_token_ids else "a thinking budget"
+            raise ParameterError(f"{banned} can't be had with {other}: forced tokens leave no choice", banned)
         if self.greedy:
             for name in NOT_GREEDY:
                 if not self.neutral(name):
@@ -250,6 +293,16 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             if name == "adaptive_target"
             else value == NEUTRAL[name]
         )
+
+    @property
+    def bans(self) -> bool:
+        """There is text that may not appear."""
+        return bool(self.banned_strings or self.banned_regex)
+
+    @property
+    def excluding(self) -> tuple[str, ...]:
+        """Fields that rule tokens out."""
+        return tuple(name for name in EXCLUDING if getattr(self, name) != NEUTRAL[name])
 
     @property
     def guided(self) -> bool:
@@ -301,3 +354,9 @@ NEUTRAL: dict[str, Any] = {
     field.name: field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
     for field in msgspec.structs.fields(SamplingParams)
 }
+
+# those that rule tokens out, so that in the end none may be left
+EXCLUDING = (
+    "allowed_token_ids", "bad_words", "min_tokens", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "banned_strings",
+    "banned_regex", "processors", "grammar",
+)  # fmt: skip

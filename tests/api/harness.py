@@ -189,7 +189,10 @@ async def front_of(
     """An app over this client, from its start to its end."""
     app = create_app(client, tokenizer, config or ServerConfig(), NAME)
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-    async with app.router.lifespan_context(app), httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=transport, base_url="http://localhost") as http,
+    ):
         front = Front(app, client, http)
         if wait:
             await front.until(lambda: front.service.supervisor.state != "starting")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -107,6 +108,21 @@ async def test_metrics_are_prometheus_text_and_count(front):
     assert values["tailrace_e2e_request_latency_seconds_count"] == 2
     parts = {s.labels["part"] for s in families["tailrace_engine_step_seconds"].samples}
     assert {"plan", "forward", "sample", "commit"} <= parts
+    buckets = families["tailrace_engine_step_duration_seconds"].samples
+    counted = {s.labels["part"]: s.value for s in buckets if s.labels.get("le") == "+Inf"}
+    assert counted.keys() == parts
+    assert counted["commit"] == values["tailrace_engine_steps_total"]
+
+
+async def test_a_blocked_event_loop_shows_in_the_metrics(front):
+    def late() -> float:
+        whole = front.metric("tailrace_event_loop_lag_seconds_count")
+        return whole - front.metric('tailrace_event_loop_lag_seconds_bucket{le="0.1"}')
+
+    await front.until(lambda: front.metric("tailrace_event_loop_lag_seconds_count") > 0)
+    before = late()
+    time.sleep(0.25)  # what a request must not do
+    await front.until(lambda: late() > before)
 
 
 async def test_metrics_show_load(tokenizer):

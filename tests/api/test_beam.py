@@ -98,6 +98,10 @@ async def test_what_a_beam_search_does_not_take(front, fields, param):
 async def test_its_knobs_alone_are_refused(front):
     answer = await front.http.post(COMPLETE, json={"prompt": "x=", "length_penalty": 2.0})
     assert answer.json()["error"]["param"] == "length_penalty"
+    for value in (True, "never"):  # True is 1.0, which was taken for the default of the other one
+        answer = await front.http.post(COMPLETE, json={"prompt": "x=", "early_stopping": value})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == "early_stopping"
 
 
 def test_eos_finishes_a_beam_only_among_the_first():

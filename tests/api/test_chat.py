@@ -171,6 +171,7 @@ async def test_tools_and_template_options_reach_the_template(front):
     assert "tools: 1" in await prompt(tools=[tool], tool_choice="auto")
     assert "tools:" not in await prompt(tools=[tool], tool_choice="none")
     assert "LOUD" in await prompt(chat_template_kwargs={"shout": True})
+    assert "LOUD" in await prompt(chat_template_kwargs={"shout": True, "self": 1, "cls": 2, "source": 3, "options": 4})
 
 
 async def test_fields_that_ask_for_nothing_are_taken(front):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from api.harness import NAME, events
+from api.harness import NAME, VOCAB, LocalClient, events, front_of, make_tokenizer, saying
+from tailrace.engine.spelling import Spelling
 
 
 async def test_the_whole_answer(front):
@@ -56,6 +57,20 @@ async def test_choices_are_numbered_prompt_by_prompt(front):
         [choice] = chunk["choices"]
         texts[choice["index"]] += choice["text"]
     assert texts == [c["text"] for c in body["choices"]]
+
+
+async def test_a_character_that_begins_in_the_prompt_comes_whole(tmp_path):
+    client = LocalClient(saying("😀 ok".encode()))
+    tokenizer = make_tokenizer(tmp_path)
+    client.spelling = Spelling.of(tokenizer, VOCAB)
+    async with front_of(client, tokenizer) as front:
+        prompt = [*b"=", *"😀".encode()[:2]]
+        for asked, text in (({}, "😀 ok"), ({"stop": ["😀"]}, ""), ({"stop": [" "]}, "😀"), ({"logprobs": 1}, "😀 ok")):
+            choice = (await front.complete(prompt, **asked)).json()["choices"][0]
+            assert (choice["text"], choice["finish_reason"]) == (text, "stop")
+        assert front.metric("tailrace_wasted_tokens_total") == 0
+        choice = (await front.complete(prompt, banned_strings=["😀"])).json()["choices"][0]
+        assert "😀" not in choice["text"]
 
 
 async def test_echo_of_ids_is_spelt(front):

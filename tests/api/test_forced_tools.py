@@ -18,6 +18,7 @@ from api.asked import asked, refusal
 from api.harness import LocalClient, byte_names, events, front_of, saying
 from tailrace.config import ServerConfig
 from tailrace.errors import ParameterError
+from tailrace.grammar.library import lark
 from tailrace.options import Grammar
 from tailrace.text.channels import Splitter
 from tailrace.text.tokenizer import Tokenizer
@@ -31,7 +32,7 @@ EOS = 256
 ENDS = ("\n</parameter>", "</arg_value>", '"')  # of free text; chance alone would hardly find them
 
 
-def tool(name: str, parameters: Any = None, **more: Any) -> dict[str, Any]:
+def tool(name: Any, parameters: Any = None, **more: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "parameters": parameters} | more}
 
 
@@ -91,21 +92,22 @@ class Vocabulary:
 
     def accepts(self, grammar: str, text: str) -> bool:
         """The whole text, in the tokenizer's own spelling."""
-        matcher = llguidance.LLMatcher(self.ll, grammar)
+        matcher = llguidance.LLMatcher(self.ll, lark(grammar))
         ids = self.tokenizer.encode(text, add_special_tokens=False)
         taken = matcher.try_consume_tokens(ids)
         assert not matcher.is_error(), matcher.get_error()
         return taken == len(ids) and matcher.is_accepting()
 
-    def walk(self, grammar: str, seed: int) -> str:
-        """A text of the grammar, drawn token by token from its masks; the longer, the more it hurries to an end."""
-        matcher, rng, ids = llguidance.LLMatcher(self.ll, grammar), random.Random(seed), list[int]()
+    def walk(self, grammar: str, seed: int, ends: tuple[str, ...] = ENDS) -> str:
+        """A text of the grammar, drawn token by token from its masks; the longer, the more it hurries to an end. ends: what it also
+        tries to say."""
+        matcher, rng, ids = llguidance.LLMatcher(self.ll, lark(grammar)), random.Random(seed), list[int]()
         while len(ids) < 4000:
             mask = matcher.compute_logit_bias()
             assert not matcher.is_error(), matcher.get_error()
-            if matcher.is_stopped():
+            if matcher.is_stopped() or (len(ids) > 500 and mask[EOS]):
                 return self.text(ids)
-            end = self.tokenizer.encode(rng.choice(ENDS), add_special_tokens=False)
+            end = self.tokenizer.encode(rng.choice(ends), add_special_tokens=False)
             if rng.random() < 0.1 and matcher.validate_tokens(end) == len(end):
                 step = end
             else:
@@ -296,7 +298,18 @@ def test_what_a_format_cannot_say_is_refused(form, parameters):
         ({"type": "string", "format": "int32"}, ["x"], []),
         ({"type": "integer"}, ["12"], ["x"]),
         ({"type": "string", "not": {"const": "x"}}, [], None),
-        ({"type": "string", "pattern": "a|^b$"}, [], None),
+        ({"type": "string", "pattern": "a|^b$"}, ["a", "b", "xay"], ["xb", "c"]),
+        ({"type": "string", "pattern": "(a|^b)$"}, [], None),
+        (
+            {"type": "string", "pattern": "^.\\s\\S$"},
+            ["a\ufeffé", "\u0085 \u0085"],
+            ["\r b", "\u2028 b", "a\u0085b", "a \ufeff"],
+        ),
+        ({"type": "string", "pattern": "^[\\W&~]\\D$"}, ["éé", "&٣"], ["wa", "é3"]),
+        ({"type": "string", "pattern": "^a\\\\$"}, ["a\\"], ["a\\$", "a"]),
+        ({"type": "string", "format": "date"}, ["2024-02-29"], ["2023-02-29", "x", ""]),
+        ({"type": "string", "format": "iri"}, [], None),
+        ({"type": "string", "format": ["date"]}, [], None),
     ],
 )
 def test_bare_text_fits_its_schema(schema, good, bad):
@@ -312,7 +325,8 @@ def test_bare_text_fits_its_schema(schema, good, bad):
         assert words.accepts(source, text) == (value in good), value
         if value in good:
             ((_, arguments),), _ = read("qwen3_coder", text, asked)
-            jsonschema.validate(arguments, {"properties": {"a": schema}})
+            if value.isascii():  # of others Python's patterns think otherwise than ECMA-262
+                jsonschema.validate(arguments, {"properties": {"a": schema}})
             assert arguments["a"] == (None if value == "null" else 12 if value == "12" else value)
 
 
@@ -418,12 +432,30 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": ASKED, "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice", "no tool 'x'"),
     ({"tools": ASKED, "tool_choice": "required", "guided_regex": "a"}, "guided_regex", "tool_choice"),
     ({"tools": ASKED, "guided_regex": "a"}, "guided_regex", "together with tools"),
-    ({"tools": [{"type": "search"}], "tool_choice": "required"}, "tools", "tools[0]"),
-    ({"tools": [tool("a b")], "tool_choice": "required"}, "tools", "tools[0]"),
-    ({"tools": [tool("a"), tool("a")], "tool_choice": "required"}, "tools", "tools[1]"),
-    ({"tools": [tool("a", {"type": "string"})], "tool_choice": "required"}, "tools", "tools[0].parameters"),
-    ({"tools": [tool("a", {"properties": []})], "tool_choice": "required"}, "tools", "tools[0].parameters"),
-    ({"tools": [tool("a", [1])], "tool_choice": "required"}, "tools", "tools[0].parameters"),
+    ({"tools": [{"type": "search"}], "tool_choice": "required"}, "tools[0].type", '"function"'),
+    ({"tools": [tool("a b")], "tool_choice": "required"}, "tools[0].function.name", "letters"),
+    ({"tools": [tool("a"), tool("a")], "tool_choice": "required"}, "tools[1].function.name", "already"),
+    ({"tools": [tool("a", {"type": "string"})], "tool_choice": "required"}, "tools", "tools[0].function.parameters"),
+    ({"tools": [tool("a", {"properties": []})], "tool_choice": "required"}, "tools", "tools[0].function.parameters"),
+    ({"tools": [tool("a", [1])], "tool_choice": "required"}, "tools[0].function.parameters", "object"),
+    ({"tools": [{}]}, "tools[0].type", '"function"'),
+    ({"tools": [{"type": "function"}]}, "tools[0].function", "object"),
+    ({"tools": [tool(5)]}, "tools[0].function.name", "got 5"),
+    ({"tools": [tool("")]}, "tools[0].function.name", "got ''"),
+    ({"tools": [tool("a" * 257)]}, "tools[0].function.name", "256"),
+    ({"tools": [tool("a"), tool("a")]}, "tools[1].function.name", "already"),
+    ({"tools": [tool("a", "x")]}, "tools[0].function.parameters", "got 'x'"),
+    ({"tools": [tool("a", None, strict=1)]}, "tools[0].function.strict", "true or false"),
+    ({"tools": [{"type": "custom", "custom": {"name": "a"}}]}, "tools[0].type", "'custom'"),
+    ({"tools": [tool("a", None, description=5)], "tool_choice": "none"}, "tools[0].function.description", "a string"),
+    (
+        {
+            "tools": ASKED,
+            "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "x"}]},
+        },
+        "tool_choice",
+        "no tool 'x'",
+    ),
     ({"tools": ASKED, "parallel_tool_calls": "no"}, "parallel_tool_calls", "`bool | null`"),
 ]
 

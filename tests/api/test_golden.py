@@ -53,7 +53,7 @@ FAILS_AT = {"chat-error": 3, "response-failed": 3}  # the step that fails
 def fixed(monkeypatch):
     """Time and random names stand still."""
     names = itertools.count(1)
-    for module in (chat, narrate):
+    for module in (chat, narrate, responses):
         monkeypatch.setattr(module, "uuid4", lambda: SimpleNamespace(hex=f"{next(names):032x}"))
     clock = SimpleNamespace(time=lambda: 1_700_000_000.0)
     monkeypatch.setattr(chunks, "time", clock)

@@ -71,6 +71,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"guidance_scale": -1}, "guidance_scale", "[0, 100]"),
     ({"guidance_scale": "x"}, "guidance_scale", "`float | null`"),
     ({"guidance_scale": 2, "cfg_scale": 3}, "cfg_scale", "guidance_scale"),
+    ({"cfg_scale": -1}, "cfg_scale", "cfg_scale must be a number in [0, 100]"),
     ({"negative_prompt": "x"}, "negative_prompt", "no effect without guidance_scale"),
     ({"guidance_scale": 1, "negative_prompt": "x"}, "negative_prompt", "no effect without guidance_scale"),
     ({"guidance_scale": 2, "negative_prompt": []}, "negative_prompt", "at least one"),

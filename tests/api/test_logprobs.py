@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 
@@ -11,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.harness import EOS, LocalClient, front_of, saying
-from tailrace.api.logprobs import FLOOR, CompletionLogprobsWriter, Labels, chat_logprobs, finite
+from api.harness import EOS, VOCAB, LocalClient, events, front_of, saying
+from tailrace.api.logprobs import FLOOR, CompletionLogprobsWriter, Labels, chat_logprobs, finite, offsets_of
 from tailrace.api.schema.chat import ChatLogprobs, TokenLogprob
+from tailrace.text.stream import Delta
 from tailrace.wire.messages import TokenLogprobs
 
 WAVE = "🌊".encode()
@@ -23,19 +23,22 @@ def sure(id: int) -> TokenLogprobs:
     return TokenLogprobs(0.0, 1, [id], [0.0])
 
 
+def piece(ids: list[int], entries: list[TokenLogprobs], **more) -> Delta:
+    return Delta("", tuple(ids), tuple(entries), offsets=(0,) * len(ids), **more)
+
+
 def decoded(logprobs: ChatLogprobs) -> list[TokenLogprob]:
     return [msgspec.json.decode(entry, type=TokenLogprob) for entry in logprobs.content]
 
 
 def test_written_json_is_what_the_schema_says(tokenizer):
     entry = TokenLogprobs(-math.inf, 3, [34, 92, 257, 37], [-0.25, -1e-30, -math.inf, -3.0], 1.5, 0.25)
-    raw = chat_logprobs(Labels(tokenizer), [10], [entry], top=4).content[0]
+    raw = chat_logprobs(Labels(tokenizer), piece([10], [entry]), top=4).content[0]
     [got] = decoded(ChatLogprobs([raw]))
     assert json.loads(bytes(raw)) == json.loads(msgspec.json.encode(got))
     assert [(t.token, t.logprob) for t in got.top_logprobs] == [
         ('"', -0.25),
         ("\\", -1e-30),
-        ("<|im_end|>", FLOOR),
         ("%", -3.0),
     ]
     assert (got.token, got.logprob, got.entropy, got.varentropy) == ("\n", FLOOR, 1.5, 0.25)
@@ -48,7 +51,7 @@ def test_minus_infinity_has_a_floor():
 
 def test_chat_has_the_true_bytes_of_each_token(tokenizer):
     labels = Labels(tokenizer)
-    entries = decoded(chat_logprobs(labels, [*WAVE, ord("a"), EOS], [sure(0)] * 6, top=0))
+    entries = decoded(chat_logprobs(labels, piece([*WAVE, ord("a"), EOS], [sure(0)] * 6), top=0))
     assert [e.bytes for e in entries[:4]] == [[byte] for byte in WAVE]
     assert [e.token for e in entries] == [r"\xf0", r"\x9f", r"\x8c", r"\x8a", "a", "<|im_end|>"]
     assert b"".join(bytes(e.bytes) for e in entries[:5]) == WAVE + b"a"
@@ -56,29 +59,27 @@ def test_chat_has_the_true_bytes_of_each_token(tokenizer):
 
 def test_alternatives_are_cut_at_what_was_asked(tokenizer):
     entry = TokenLogprobs(-5.0, 9, [65, 66, 67], [-0.1, -1.0, -math.inf])
-    [got] = decoded(chat_logprobs(Labels(tokenizer), [68], [entry], top=2))
+    [got] = decoded(chat_logprobs(Labels(tokenizer), piece([68], [entry]), top=2))
     assert (got.token, got.logprob) == ("D", -5.0)
     assert [(t.token, t.logprob, t.bytes) for t in got.top_logprobs] == [("A", -0.1, [65]), ("B", -1.0, [66])]
 
 
 def test_completions_list_the_drawn_token_too(tokenizer):
     entry = TokenLogprobs(-5.0, 9, [65, 66], [-0.1, -math.inf])
-    lists = CompletionLogprobsWriter(Labels(tokenizer), 2, frozenset()).write([0xF0], [entry])
+    lists = CompletionLogprobsWriter(Labels(tokenizer), 2).write(piece([0xF0], [entry]))
     assert lists.tokens == [r"bytes:\xf0"]
-    assert lists.top_logprobs == [{"A": -0.1, "B": FLOOR, r"bytes:\xf0": -5.0}]
+    assert lists.top_logprobs == [{"A": -0.1, r"bytes:\xf0": -5.0}]
 
 
-@given(text=st.text(max_size=30), cuts=st.lists(st.integers(0, 100), max_size=5))
-def test_offsets_say_where_in_the_text_a_token_begins(tokenizer, text, cuts):
-    """For any text and any way of cutting its tokens into pieces, with a hidden token before each."""
-    ids = [i for byte in text.encode() for i in (EOS, byte)]
-    writer = CompletionLogprobsWriter(Labels(tokenizer), 0, frozenset({EOS}))
-    offsets = []
-    edges = sorted({0, len(ids), *(min(c, len(ids)) for c in cuts)})
-    for begin, end in itertools.pairwise(edges):
-        offsets += writer.write(ids[begin:end], [sure(0)] * (end - begin)).text_offset
-    wholes = [len(text.encode()[: i // 2].decode(errors="ignore")) for i in range(len(ids))]
-    assert offsets == wholes
+@given(ids=st.lists(st.integers(0, VOCAB - 1), max_size=30))
+def test_offsets_say_where_in_an_echoed_text_a_token_begins(tokenizer, ids):
+    """For any bytes, malformed ones too, with hidden tokens among them: as many characters as the rest of the text is shorter."""
+    data = [b"" if id >= 256 else bytes([id]) for id in ids]
+    offsets, length = offsets_of(data)
+    assert length == len(b"".join(data).decode(errors="replace"))
+    for at, offset in enumerate(offsets):
+        if data[at]:  # of the text up to its first byte the last character is its own
+            assert offset == len(b"".join([*data[:at], data[at][:1]]).decode(errors="replace")) - 1
 
 
 @pytest.mark.parametrize("mode", ["raw", "processed"])
@@ -92,8 +93,7 @@ async def test_over_http_banned_tokens_stay_valid_json(tokenizer, mode):
         assert entry["bytes"] == [ord("a")]
         tops = entry["top_logprobs"]
         if mode == "processed":  # two tokens share everything, nothing else is possible
-            assert [(t["token"], round(t["logprob"], 4)) for t in tops[:2]] == [("a", -0.6931), ("b", -0.6931)]
-            assert tops[2]["logprob"] == FLOOR
+            assert [(t["token"], round(t["logprob"], 4)) for t in tops] == [("a", -0.6931), ("b", -0.6931)]
         else:  # the model itself was nearly sure of H
             assert (tops[0]["token"], tops[0]["logprob"]) == ("H", pytest.approx(0, abs=1e-6))
             assert entry["logprob"] == pytest.approx(-50, abs=0.01)
@@ -105,3 +105,42 @@ async def test_logprobs_are_as_many_as_tokens_and_absent_unless_asked(tokenizer)
         assert len(body["choices"][0]["logprobs"]["content"]) == body["usage"]["completion_tokens"] == 4
         assert all(e["top_logprobs"] == [] for e in body["choices"][0]["logprobs"]["content"])
         assert (await front.chat(logprobs=False)).json()["choices"][0]["logprobs"] is None
+
+
+ANSWER = "né 🌊 STOP".encode() + b"\xf0\x9fa\xff!"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("stop", "text"),
+    [
+        ({}, "né 🌊 STOP\ufffda\ufffd!"), ({"stop": "STOP"}, "né 🌊 "), ({"stop": "🌊"}, "né "), ({"stop_regex": " S"}, "né 🌊"),
+        ({"stop": "STOP", "include_stop_str_in_output": True}, "né 🌊 STOP"), ({"stop_token_ids": [ord("S")]}, "né 🌊 "),
+        ({"stop": "a"}, "né 🌊 STOP\ufffd"), ({"stop": "n"}, ""),
+    ],
+)  # fmt: skip
+async def test_what_logprobs_spell_is_the_text_that_was_delivered(tokenizer, stop, text, stream):
+    """Tokens of a stop are not told of; those that leave no text (EOS) have no bytes; and offsets are places in this text."""
+    async with front_of(LocalClient(saying(ANSWER)), tokenizer) as front:
+        chat = await front.chat(logprobs=True, stream=stream, **stop)
+        old = await front.complete(logprobs=0, stream=stream, **stop)
+    if stream:
+        choices = [c for e in events(chat.text)[:-1] for c in e["choices"]]
+        content = [e for c in choices for e in (c["logprobs"] or {"content": ()})["content"]]
+        lists = [c for e in events(old.text)[:-1] for c in e["choices"]]
+        tokens = [t for c in lists if c["logprobs"] for t in c["logprobs"]["tokens"]]
+        offsets = [t for c in lists if c["logprobs"] for t in c["logprobs"]["text_offset"]]
+        assert "".join(c["text"] for c in lists) == text
+    else:
+        [choice], [one] = chat.json()["choices"], old.json()["choices"]
+        lists = one["logprobs"] or {"tokens": [], "text_offset": []}
+        content, tokens, offsets = (
+            (choice["logprobs"] or {"content": []})["content"],
+            lists["tokens"],
+            lists["text_offset"],
+        )
+        assert (choice["message"]["content"], one["text"]) == (text, text)
+    assert b"".join(bytes(e["bytes"]) for e in content).decode(errors="replace") == text
+    for token, offset, end in zip(tokens, offsets, [*offsets, len(text)][1:], strict=True):
+        if not token.startswith("bytes:"):
+            assert text[offset:end] == token or (token in ("<|im_end|>", "S") and offset == len(text))

@@ -99,7 +99,8 @@ async def test_responses_deleted_or_left_on_the_way(slow):
         slow.http.post("/v1/responses", json={"input": "hi", "request_id": "a/b-c", "max_output_tokens": 40})
     )
     await slow.until(lambda: len(slow.service.responses) == 1)
-    assert (await slow.http.delete("/v1/responses/resp_a/b-c")).json()["deleted"]
+    id = next(iter(slow.service.live)).id
+    assert (await slow.http.delete(f"/v1/responses/{id}")).json()["deleted"]
     assert (await running).json()["status"] == "incomplete"
     assert len(slow.service.responses) == 0
     running = asyncio.ensure_future(slow.http.post("/v1/responses", json={"input": "hi", "request_id": "x-y"}))
@@ -117,7 +118,8 @@ async def test_a_response_can_be_cancelled_before_its_first_token(slow):
         slow.http.post("/v1/responses", json={"input": "hi", "request_id": "early", "store": False})
     )
     await slow.until(lambda: slow.service.live)
-    assert (await slow.http.post("/v1/responses/resp_early/cancel")).json()["cancelled"]
+    id = next(iter(slow.service.live)).id
+    assert (await slow.http.post(f"/v1/responses/{id}/cancel")).json()["cancelled"]
     slow.client.hold = False
     assert (await running).json()["status"] == "cancelled"
 

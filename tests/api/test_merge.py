@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.api.merge import merge
+from tailrace.api.merge import AT_ONCE, merge
 
 
 async def numbers(source: int, count: int, naps: list[int]):
@@ -74,3 +75,54 @@ async def test_sources_wait_while_nobody_asks():
         await asyncio.sleep(0)
     assert len(taken) <= 6
     await merged.aclose()
+
+
+async def test_many_begin_and_end_with_turns_of_others_between():
+    begun = ended = 0
+    seen: list[tuple[int, int]] = []
+
+    async def beside() -> None:
+        while True:
+            seen.append((begun, ended))
+            await asyncio.sleep(0)
+
+    async def source():
+        nonlocal begun, ended
+        begun += 1
+        try:
+            await asyncio.sleep(60)
+            yield 1
+        finally:
+            ended += 1
+
+    watch = asyncio.create_task(beside())
+    merged = merge([source() for _ in range(1000)])
+    reading = asyncio.ensure_future(anext(merged))
+    while begun < 1000:
+        await asyncio.sleep(0)
+    reading.cancel()
+    await asyncio.gather(reading, return_exceptions=True)
+    watch.cancel()
+    assert ended == 1000
+    for which in (0, 1):
+        steps = [one[which] for one in seen]
+        assert max(b - a for a, b in pairwise(steps)) <= 2 * AT_ONCE
+
+
+async def test_cancelled_twice_it_leaves_nobody_behind():
+    async def source():
+        await asyncio.sleep(60)
+        yield 1
+
+    before = len(asyncio.all_tasks())
+    merged = merge([source() for _ in range(200)])
+    reading = asyncio.ensure_future(anext(merged))
+    while len(asyncio.all_tasks()) < before + 200:
+        await asyncio.sleep(0)
+    reading.cancel()
+    await asyncio.sleep(0)
+    reading.cancel()
+    await asyncio.gather(reading, return_exceptions=True)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert len(asyncio.all_tasks()) == before

@@ -36,6 +36,9 @@ async def test_fields_and_ranges_are_those_that_are_read(document):
     assert schema["required"] == ["messages"]
     top_p = next(kind for kind in schema["properties"]["top_p"]["anyOf"] if kind["type"] == "number")
     assert (top_p["minimum"], top_p["maximum"]) == (0.0, 1.0)
+    for name, least in (("ChatRequest", 1), ("CompletionRequest", 0)):  # with echo
+        kinds = document["components"]["schemas"][name]["properties"]["max_tokens"]["anyOf"]
+        assert [kind["minimum"] for kind in kinds if kind["type"] == "integer"] == [least]
 
 
 async def test_a_real_answer_fits_the_schema(tokenizer, document):

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import logging
+import tracemalloc
+import zlib
 
 import msgspec
 import pytest
@@ -15,6 +18,7 @@ from tailrace.config import ServerConfig
 from tailrace.errors import BY_CODE, EngineError, ModelLoadError, RequestError
 from tailrace.wire.messages import Failed
 
+JSON = {"content-type": "application/json"}
 CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
 USER = {"messages": [{"role": "user", "content": "hi"}]}
 
@@ -35,13 +39,13 @@ def problem(answer, status: int, code: str | None = None) -> dict:
 
 # field and value → words that must be in the message
 BAD_SAMPLING = [
-    ({"temperature": -1}, "temperature", "[0, 1e+06]"),
+    ({"temperature": -1}, "temperature", "[0, 1000000]"),
     ({"top_p": 1.5}, "top_p", "[0, 1]"),
     ({"min_p": -0.1}, "min_p", "[0, 1]"),
     ({"top_k": -2}, "top_k", "[-1,"),
-    ({"repetition_penalty": 0}, "repetition_penalty", "[0.001, 1000]"),
-    ({"presence_penalty": 2.5}, "presence_penalty", "[-2, 2]"),
-    ({"frequency_penalty": -2.5}, "frequency_penalty", "[-2, 2]"),
+    ({"repetition_penalty": 0}, "repetition_penalty", "[0.000001, 1000000]"),
+    ({"presence_penalty": 100.5}, "presence_penalty", "[-100, 100]"),
+    ({"frequency_penalty": -100.5}, "frequency_penalty", "[-100, 100]"),
     ({"n": 0}, "n", "[1,"),
     ({"n": 1000}, "n", "at most 32"),
     ({"seed": 2**63}, "seed", "seed"),
@@ -52,6 +56,12 @@ BAD_SAMPLING = [
     ({"stop": ""}, "stop", "non-empty"),
     ({"stop": ["a", ""]}, "stop", "non-empty"),
     ({"logit_bias": {"5": 101}}, "logit_bias", "-100 and 100"),
+    ({"logit_bias": {"a" * 100: 1}}, "logit_bias", "at most 64 tokens"),
+    ({"logit_bias": {f"a{i}": 1 for i in range(600)}}, "logit_bias", "at most 1024 entries of text, got 1200"),
+    ({"banned_regex": "."}, "banned_regex", "nothing could be written"),
+    ({"banned_regex": [r"x+", r"[\s\S]"]}, "banned_regex", "nothing could be written"),
+    ({"guided_json": '{"a":' * 9000 + "1" + "}" * 9000}, "guided_json", "nested too deeply"),
+    ({"guided_json": '{"a": "\\ud800"}'}, "guided_json", "the escape at byte 7 is half of a surrogate pair"),
     ({"logit_bias": {"": 1}}, "logit_bias", "1 to 1000 characters"),
     ({"logit_bias": {"1.5": 1}}, "logit_bias", "'1.5' is not a token id"),
     ({"preset": "no such"}, "preset", "one of greedy, precise"),
@@ -60,15 +70,19 @@ BAD_SAMPLING = [
     ({"mirostat": 3}, "mirostat", "[0, 2]"),
     ({"mirostat": 2, "top_k": 4}, "top_k", "which replaces it"),
     ({"typical_p": 1.5}, "typical_p", "[0, 1]"),
-    ({"dry_multiplier": -1}, "dry_multiplier", "[0, 1e+06]"),
+    ({"dry_multiplier": -1}, "dry_multiplier", "[0, 1000000]"),
     ({"dry_multiplier": 1, "dry_sequence_breakers": [""]}, "dry_sequence_breakers", "1 to 1000 characters"),
     ({"sampler_order": ["top_q"]}, "sampler_order", "got 'top_q'"),
     ({"sampler_order": ["top_p", "top_p"]}, "sampler_order", "once"),
     ({"processors": {"nobody": {}}}, "processors", "there is no 'nobody'"),
     ({"watermark": {"kind": "kgw", "key": 1, "gamma": 2}}, "watermark", "(0, 1)"),
     ({"banned_strings": [""]}, "banned_strings", "non-empty"),
+    ({"banned_regex": "a*"}, "banned_regex", "empty text"),
+    ({"banned_regex": ["^a"]}, "banned_regex", "not supported"),
+    ({"banned_regex": "a", "mirostat": 2}, "banned_regex", "taken back"),
+    ({"banned_regex": ["a"] * 17}, "banned_regex", "at most 16"),
     ({"forced_token_ids": [258]}, "forced_token_ids", "0 … 257"),
-    ({"top_k": 10**400}, "top_k", "[-1, 2.14748e+09]"),
+    ({"top_k": 10**400}, "top_k", "[-1, 2147483647]"),
     ({"logit_bias": {"-1": 1}}, "logit_bias", "not a token id"),
     ({"logit_bias": {"99999999999999999999": 1}}, "logit_bias", "not a token id"),
     ({"logit_bias": {"5": 1, "05": 1}}, "logit_bias", "twice"),
@@ -92,6 +106,7 @@ BAD_TYPES = [
     ({"priority": 10**30}, "priority", ""),
     ({"logprobs_mode": "odd"}, "logprobs_mode", "'odd'"),
     ({"request_id": "a b"}, "request_id", ""),
+    ({"request_id": "a\n"}, "request_id", ""),
     ({"stream_options": []}, "stream_options", "object"),
 ]
 
@@ -183,7 +198,7 @@ async def test_completion_refusals(front, fields, param, words):
     ],
 )
 async def test_what_is_no_json_object(front, path, raw):
-    error = problem(await front.http.post(path, content=raw), 400)
+    error = problem(await front.http.post(path, content=raw, headers=JSON), 400)
     assert "body" in error["message"]
 
 
@@ -196,15 +211,21 @@ async def test_content_types(front):
     raw = json.dumps(USER).encode()
     for kind, status in {
         "application/json; charset=utf-8": 200,
-        "application/x-www-form-urlencoded": 200,  # curl -d
+        "application/x-www-form-urlencoded": 415,  # curl -d: what any page may send
         "application/vnd.api+json": 200,
+        "application/json;charset=UTF-8": 200,
+        "application/json; charset=utf-16": 415,
         "text/html": 415,
+        "text/plain": 415,
+        "application/jsonp": 415,
+        "": 415,
         "multipart/form-data; boundary=x": 415,
     }.items():
-        answer = await front.http.post(CHAT, content=raw, headers={"content-type": kind})
+        answer = await front.http.post(CHAT, content=raw, headers={"content-type": kind} if kind else {})
         assert answer.status_code == status, kind
         if status == 415:
-            problem(answer, 415, "unsupported_media_type")
+            message = problem(answer, 415, "unsupported_media_type")["message"]
+            assert "utf-8" in message or "-H 'content-type: application/json'" in message
 
 
 async def test_a_body_too_large_declared_and_undeclared(front):
@@ -212,10 +233,54 @@ async def test_a_body_too_large_declared_and_undeclared(front):
         for _ in range(17):
             yield b" " * (1 << 20)
 
-    declared = await front.http.post(CHAT, content=b" " * ((ServerConfig().max_body_mib << 20) + 1))
+    declared = await front.http.post(CHAT, headers=JSON, content=b" " * ((ServerConfig().max_body_mib << 20) + 1))
     problem(declared, 413, "request_too_large")
-    undeclared = await front.http.post(CHAT, content=parts())
+    undeclared = await front.http.post(CHAT, headers=JSON, content=parts())
     assert str(ServerConfig().max_body_mib << 20) in problem(undeclared, 413, "request_too_large")["message"]
+
+
+PACKED = {"gzip": gzip.compress, "x-gzip": gzip.compress, "deflate": zlib.compress, "identity": bytes}
+
+
+@pytest.mark.parametrize("coding", PACKED)
+async def test_a_packed_body(front, coding):
+    raw = json.dumps(USER).encode()
+    headers = JSON | {"content-encoding": coding.upper()}
+    answer = await front.http.post(CHAT, content=PACKED[coding](raw), headers=headers)
+    assert answer.json()["choices"][0]["message"]["content"] == "Hello"
+    if coding != "identity":
+        whole = PACKED[coding](raw)
+        for broken in (raw, whole[:-3], whole + b"x", whole + whole, b""):
+            assert coding in problem(await front.http.post(CHAT, content=broken, headers=headers), 400)["message"]
+
+
+@pytest.mark.parametrize("coding", ["br", "zstd", "gzip, gzip", "compress", "gzip;q=1"])
+async def test_a_packing_that_is_not_known(front, coding):
+    answer = await front.http.post(CHAT, content=b"x", headers=JSON | {"content-encoding": coding})
+    assert coding in problem(answer, 415, "unsupported_media_type")["message"]
+    assert answer.headers["accept-encoding"] == "gzip, deflate, identity"
+
+
+async def test_a_small_body_that_is_huge_once_unpacked(front):
+    """1 GiB of blanks in 1 MiB: refused when the limit is reached, by then unpacked to no more than that."""
+    packer = zlib.compressobj(9, wbits=31)
+    bomb = b"".join(packer.compress(b" " * (1 << 20)) for _ in range(1024)) + packer.flush()
+    tracemalloc.start()
+    answer = await front.http.post(CHAT, content=bomb, headers=JSON | {"content-encoding": "gzip"})
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    problem(answer, 413, "request_too_large")
+    assert peak < 24 << 20
+
+
+@pytest.mark.parametrize(("field", "said"), [
+    ("top_k", "[-1, 2147483647]"), ("seed", "[-9223372036854775808, 9223372036854775807]"), ("temperature", "[0, 1000000]"),
+    ("repetition_penalty", "[0.000001, 1000000]"), ("n", "[1, 1024]"), ("dry_allowed_length", "[1, 2147483647]"),
+])  # fmt: skip
+async def test_ranges_are_said_in_digits(front, field, said):
+    answer = await front.http.post(CHAT, json=USER | {field: -(10**7) if field != "seed" else 2**63})
+    message = problem(answer, 400)["message"]
+    assert said in message, message
 
 
 async def test_prompt_longer_than_the_context(front):
@@ -240,6 +305,7 @@ async def test_an_unknown_model_is_a_404(front):
 
 async def test_unknown_paths_and_methods(front):
     assert "/v1/nothing" in problem(await front.http.get("/v1/nothing"), 404, "not_found")["message"]
+    assert len(problem(await front.http.get("/" + "x" * 5000), 404, "not_found")["message"]) < 300
     wrong = await front.http.get(CHAT)
     assert "GET" in problem(wrong, 405, "method_not_allowed")["message"]
     assert wrong.headers["allow"] == "POST"
@@ -261,7 +327,7 @@ async def test_a_failure_in_mid_stream_is_an_event_and_the_end(tokenizer):
         assert all(c["choices"][0]["finish_reason"] is None for c in chunks)
         assert list(last) == ["error"]
         assert last["error"]["code"] == "engine_error"
-        problem(await front.http.post(CHAT, content=b"x"), 400)  # and the server goes on
+        problem(await front.http.post(CHAT, headers=JSON, content=b"x"), 400)  # and the server goes on
 
 
 async def test_a_failure_in_mid_answer_is_an_http_error_when_not_streamed(tokenizer):
@@ -304,7 +370,7 @@ async def test_too_many_waiting_is_a_429_that_says_when_to_retry(tokenizer):
 
 
 async def test_a_bug_is_a_500_without_its_words(front, monkeypatch, caplog):
-    monkeypatch.setattr(front.service.tokenizer, "encode_chat", lambda *a, **k: 1 / 0)
+    monkeypatch.setattr(front.service.tokenizer, "render_chat", lambda *a, **k: 1 / 0)
     error = problem(await front.chat(), 500, "internal_error")
     assert "division" not in error["message"]
 

@@ -107,12 +107,36 @@ async def test_cancelled_on_the_way(tokenizer):
     async with front_of(LocalClient(endless, tick_s=0.005), tokenizer) as front:
         running = asyncio.ensure_future(post(front, request_id="mine", max_output_tokens=200))
         await front.until(lambda: len(front.service.responses) == 1)
-        assert (await front.http.get(f"{PATH}/resp_mine")).json()["status"] == "in_progress"
-        assert (await front.http.post(f"{PATH}/resp_mine/cancel")).json()["status"] == "cancelled"
+        id = next(iter(front.service.live)).id
+        assert (await front.http.get(f"{PATH}/{id}")).json()["status"] == "in_progress"
+        assert (await front.http.post(f"{PATH}/{id}/cancel")).json()["status"] == "cancelled"
         answer = (await running).json()
         assert (answer["status"], answer["incomplete_details"]) == ("cancelled", {"reason": "cancelled"})
-        assert (await front.http.get(f"{PATH}/resp_mine")).json() == answer
+        assert (await front.http.get(f"{PATH}/{id}")).json() == answer
         await front.until(front.client.idle)
+
+
+async def test_a_label_that_another_request_has_as_well_takes_nothing_from_it(tokenizer):
+    """Ids are ours; a label ends all running requests that have it, an id one."""
+    async with front_of(LocalClient(endless, tick_s=0.005), tokenizer) as front:
+        same = {"x-request-id": "same"}
+        first, second = [
+            await front.http.post(PATH, json={"input": text, "max_output_tokens": 3}, headers=same) for text in "ab"
+        ]
+        assert first.headers["x-request-id"] == second.headers["x-request-id"] == "same"
+        assert first.json()["id"] != second.json()["id"]
+        assert "same" not in first.json()["id"]
+        for answer in (first, second):
+            assert (await front.http.get(f"{PATH}/{answer.json()['id']}")).json() == answer.json()
+        running = [
+            asyncio.ensure_future(post(front, request_id="same", max_output_tokens=200, stream=False)) for _ in range(3)
+        ]
+        await front.until(lambda: len(front.service.live) == 3)
+        one = next(iter(front.service.live)).id
+        assert (await front.http.delete(f"/v1/requests/{one}")).json()["id"] == one
+        await front.until(lambda: len(front.service.live) == 2)
+        assert (await front.http.delete("/v1/requests/same")).status_code == 200
+        assert {(await answer).json()["status"] for answer in running} == {"cancelled"}
 
 
 async def test_an_engine_that_dies_on_the_way_is_a_failed_response(tokenizer):
@@ -138,7 +162,7 @@ async def test_an_engine_that_dies_on_the_way_is_a_failed_response(tokenizer):
         ({"text": {"format": {"type": "yaml"}}}, "text.format.type"),
         ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"background": True}, "background"),
         ({"truncation": "auto"}, "truncation"),

@@ -23,22 +23,28 @@ EVERY = {
     "eta_cutoff": 0.02, "top_n_sigma": 1.5, "top_h": 0.4, "xtc_probability": 0.5, "xtc_threshold": 0.2, "adaptive_target": 0.4,
     "adaptive_decay": 0.5, "penalty_last_n": 64, "repetition_scope": "prompt", "penalty_scope": "both", "dry_multiplier": 0.8,
     "dry_base": 2.0, "dry_allowed_length": 3, "dry_penalty_last_n": 100, "dry_sequence_breakers": ["a"],
-    "no_repeat_ngram_size": 3, "sequence_bias": [["ab", 1.5], [[4, 5], -2.0]], "forced_token_ids": [9],
+    "encoder_no_repeat_ngram_size": 2, "encoder_repetition_penalty": 1.2, "exponential_decay_length_penalty": [5, 1.5],
+    "p_less": True, "p_less_norm": True, "min_k": True, "normalize_logits": True, "min_k_tau": 2.0, "no_repeat_ngram_size": 3,
+    "sequence_bias": [["ab", 1.5],
+    [[4, 5], -2.0]],
+    "forced_token_ids": [9],
     "processors": {"mine": {"x": 1}}, "watermark": {"kind": "kgw", "key": 3}, "sampler_order": ["top_p", "temperature"],
     "report_entropy": True, "prompt_logprobs": 4, "banned_strings": ["bad"], "banned_ignore_case": True,
-    "stop_regex": "[0-9]+x", "repetition_detection": {"max_pattern_size": 4, "min_count": 3},
+    "stop_regex": "[0-9]+x", "banned_regex": "x[0-9]", "repetition_detection": {"max_pattern_size": 4, "min_count": 3},
 }  # fmt: skip
 ARRIVES_AS = {
     "stop": ("a", "b"), "stop_token_ids": (1, 2), "allowed_token_ids": (5, 6), "logit_bias": {7: -3.5},
     "bad_words": ((110, 111), (32, 110, 111)), "dry_sequence_breakers": (97, 256), "forced_token_ids": (9,),
     "sequence_bias": (((32, 97, 98), 1.5), ((97, 98), 1.5), ((4, 5), -2.0)), "sampler_order": ("top_p", "temperature"),
-    "watermark": Watermark(kind="kgw", key=3), "banned_strings": ("bad",), "stop_regex": ("[0-9]+x",),
+    "exponential_decay_length_penalty": (5, 1.5), "watermark": Watermark(kind="kgw", key=3), "banned_strings": ("bad",),
+    "stop_regex": ("[0-9]+x",),
+    "banned_regex": ("x[0-9]",),
     "repetition_detection": RepetitionDetection(max_pattern_size=4, min_count=3),
 }  # fmt: skip
 
 
 # what can't be had with the others
-ALONE = ("banned_strings", "banned_ignore_case", "report_entropy")
+ALONE = ("p_less_norm", "banned_strings", "banned_regex", "banned_ignore_case", "report_entropy")
 
 
 def params(tokenizer, **fields) -> SamplingParams:

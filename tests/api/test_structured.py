@@ -115,11 +115,11 @@ async def test_responses_have_their_own_form(front, form, kind, source):
 async def test_options(front):
     more: dict[str, Any] = {"structured_outputs": {"whitespace": 0, "close_in_time": True, "backend": "guidance"}}
     params, error = await asked(front, guided_regex="a", **more)
-    assert params.grammar == Grammar(kind="regex", source="a", whitespace=0, close_in_time=True, backend="llguidance")
+    assert params.grammar == Grammar(kind="regex", source="a", whitespace=0, close_in_time=True)
     assert error["param"] == "guided_regex"
-    params, _ = await asked(front, guided_regex="a", guided_decoding_backend="xgrammar")
-    assert params.grammar is not None
-    assert params.grammar.backend == "xgrammar"
+    for name in ("auto", "llguidance", "guidance"):
+        params, _ = await asked(front, guided_regex="a", guided_decoding_backend=name)
+        assert params.grammar == Grammar(kind="regex", source="a")
 
 
 BAD: list[tuple[dict[str, Any], str, str]] = [
@@ -152,8 +152,9 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"structured_outputs": {"regex": "a", "whitespace": 33}}, "structured_outputs.whitespace", "<= 32"),
     ({"structured_outputs": {"whitespace": 3}}, "structured_outputs", "no effect"),
     ({"guided_regex": "a", "guided_decoding_backend": "outlines"}, "guided_decoding_backend", "'outlines'"),
-    ({"guided_regex": "a", "guided_decoding_backend": "xgrammar", "structured_outputs": {"backend": "llguidance"}},
-     "guided_decoding_backend", "differ"),
+    ({"guided_regex": "a", "guided_decoding_backend": "xgrammar"}, "guided_decoding_backend", "there are auto, llguidance, guidance"),
+    ({"structured_outputs": {"regex": "a", "backend": "xgrammar"}}, "structured_outputs.backend", "'xgrammar'"),
+    ({"guided_decoding_backend": "xgrammar"}, "guided_decoding_backend", "'xgrammar'"),
     ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex", "response_format"),
     ({"guided_regex": "a", "guided_json": {}}, "guided_regex", "guided_json"),
     ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs.choice", "structured_outputs.regex"),

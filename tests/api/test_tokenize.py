@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from api.harness import START, VOCAB
+from api.harness import START, VOCAB, LocalClient, front_of, saying
+from tailrace.config import ServerConfig
 
 
 async def post(front, path: str, **fields):
@@ -52,3 +53,13 @@ async def test_bad_input_names_the_field(front, path, fields, param):
 
 async def test_another_model_is_not_found(front):
     assert (await post(front, "/tokenize", prompt="a", model="other")).status_code == 404
+
+
+async def test_a_body_that_is_too_large_to_be_spelt_is_refused(tokenizer):
+    async with front_of(LocalClient(saying(b"x")), tokenizer, ServerConfig(max_tokenize_kib=1)) as front:
+        for body, field in (
+            ({"prompt": "a" * 2000}, "prompt"),
+            ({"messages": [{"role": "user", "content": "a" * 2000}]}, "messages"),
+        ):
+            answer = await front.http.post("/tokenize", json=body)
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)

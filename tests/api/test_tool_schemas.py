@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import re
 import time
 from typing import Any
 
+import jsonschema
 import pytest
 
 from api.asked import asked, post, refusal
 from api.harness import LocalClient, front_of, saying
-from api.test_forced_tools import script_of, tool, vocabulary
-from tailrace.api.structured import MAX_COPIES
+from api.test_forced_tools import MARKS, WRITTEN, script_of, tool, vocabulary
+from tailrace.api.sampling import MAX_COPIES
 from tailrace.config import ServerConfig
 from tailrace.errors import ParameterError
 from tailrace.options import MAX_GRAMMAR
-from tailrace.text.tools import TOOLS
+from tailrace.text.channels import Splitter
+from tailrace.text.tools import TOOLS, declared
 from tailrace.text.tools.functions import functions_of
 from tailrace.text.tools.grammar import forced
 from tailrace.text.tools.script import plain
@@ -82,7 +86,7 @@ BAD = [
 @pytest.mark.parametrize("parameters", [*({"properties": bad} for bad in BAD), {"properties": {}, "required": [1]}])
 async def test_what_is_no_schema_is_a_400_that_names_the_tools(any_front, parameters):
     error = await refusal(any_front, tools=[tool("f", parameters)], tool_choice="required")
-    assert (error["param"], "tools[0].parameters" in error["message"]) == ("tools", True)
+    assert (error["param"], "tools[0].function.parameters" in error["message"]) == ("tools", True)
 
 
 async def test_json_beside_tools_has_a_depth_too(front):
@@ -114,18 +118,138 @@ def test_lengths_may_be_written_as_floats():
     assert "{1,2}" in source
 
 
-def test_many_tools_take_no_long():
-    begin = time.process_time()
-    functions = functions_of([tool(f"f{i}", {}) for i in range(8000)])
-    forced(TOOLS["hermes"], script_of("hermes", asked=[tool(f"f{i}", {}) for i in range(8000)]))
-    assert len(functions) == 8000
-    assert time.process_time() - begin < 1.0
+def test_eight_times_as_many_tools_take_no_square_of_the_time():
+    def seconds(count: int) -> float:
+        begin = time.process_time()
+        functions = functions_of([tool(f"f{i}", {}) for i in range(count)])
+        forced(TOOLS["hermes"], script_of("hermes", asked=[tool(f"f{i}", {}) for i in range(count)]))
+        assert len(functions) == count
+        return time.process_time() - begin
+
+    seconds(100)
+    assert seconds(8000) < 24 * min(
+        seconds(1000) for _ in range(3)
+    )  # eight times where it is linear, 64 where it is not
 
 
 def test_annotations_are_left_out_and_values_stay():
     schema = {"type": "object", "properties": {"format": {"type": "string", "format": "int32", "x-guidance": {"lenient": True}}},
               "enum": [{"format": "int32", "x-guidance": 1}]}  # fmt: skip
     assert plain(schema) == schema | {"properties": {"format": {"type": "string"}}}
+
+
+ODD: dict[str, tuple[Any, list[Any]]] = {
+    "numbers": ({"type": "number"}, ["1e4273219", "0.974E332", "-0", "1E5", "1e-5", "36893488147419103232", "-1e400"]),
+    "anything": (
+        {},
+        ['["</arg_value>", "</parameter>", "</tool_call>"]', '{"a": "\\"</arg_value>"}', '"</parameter>"', "1e999"],
+    ),
+    "texts": ({"type": "array", "items": {"type": "string"}}, ['["</arg_value>"]', '["<arg_key>", "\\\\", "é😀"]']),
+}
+
+
+@pytest.mark.parametrize("how", ["text", "token", "special"])
+@pytest.mark.parametrize("form", TOOLS)
+@pytest.mark.parametrize("kind", ODD)
+def test_odd_values_are_called_as_they_are_written(form, how, kind):
+    """What the grammar lets through is read back to exactly that, whatever its numbers and markers."""
+    schema, values = ODD[kind]
+    asked = [
+        tool("paint", {"properties": {"where": {"type": "string"}, "rooms": schema}, "required": ["where", "rooms"]})
+    ]
+    source = forced(TOOLS[form], script_of(form, how, asked))
+    for value in values:
+        text = (
+            WRITTEN[form].replace("[]", value)
+            if form != "granite"
+            else WRITTEN[form].replace('"rooms": []', f'"rooms": {value}')
+        )
+        text = COATS.sub("", text)
+        [(name, arguments)], said = written_calls(form, text, asked)
+        assert (name, said) == ("paint", "")
+        assert read_exactly(arguments) == {"where": "a", "rooms": read_exactly(value)}
+        if how == "text" or not any(mark in value for mark in MARKS[form]):  # else the tokenizer makes markers of it
+            assert vocabulary(form, how).accepts(source, text), text
+
+
+COATS = re.compile(
+    r'"?coats"?(=|": )2, |<parameter=coats>\n2\n</parameter>\n|<arg_key>coats</arg_key>\n<arg_value>2</arg_value>\n'
+)
+
+
+def read_exactly(text: str) -> Any:
+    """With numbers as they are written."""
+    return json.loads(text, parse_float=str, parse_int=str)
+
+
+def written_calls(form: str, text: str, asked: list[dict]) -> tuple[list[tuple[str, str]], str]:
+    """The calls with their arguments as text, and what else was said, whether it comes at once or in pieces."""
+    found = []
+    for pieces in ([text], list(text)):
+        splitter = Splitter(None, TOOLS[form], False, declared(asked))
+        segments = [s for piece in pieces for s in splitter.feed(piece)] + splitter.flush()
+        calls: list[tuple[str, str]] = []
+        for call in [s.call for s in segments if s.call is not None]:
+            calls = [*calls, (call.name, "")] if call.name else calls
+            calls[-1] = (calls[-1][0], calls[-1][1] + call.arguments)
+        found.append((calls, "".join(s.text for s in segments if s.channel == "content")))
+    assert found[0] == found[1]
+    return found[0]
+
+
+@pytest.mark.parametrize("form", ["qwen3_coder", "glm4"])
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"type": "string", "enum": ["a", "bb", None]}, ["a", "bb"], ["null", "b"]),
+        ({"type": "string", "enum": ["a", "bb"], "maxLength": 1}, ["a"], ["bb"]),
+        ({"type": "string", "enum": ["a", "bb"], "const": "bb"}, ["bb"], ["a"]),
+        ({"type": ["string", "null"], "enum": ["a1", "b", None], "pattern": "[0-9]"}, ["a1", "null"], ["b"]),
+        ({"enum": ["1", "x"]}, ["1", "x"], ['"1"', "2"]),
+        ({"type": "string", "anyOf": [{"const": "k"}, {"type": "null"}]}, ["k"], ["null"]),
+    ],
+)
+def test_listed_texts_fit_what_stands_beside_them(form, schema, good, bad):
+    asked = [tool("f", {"properties": {"a": schema}, "required": ["a"]})]
+    source = forced(TOOLS[form], script_of(form, asked=asked))
+    around = {
+        "qwen3_coder": "<tool_call>\n<function=f>\n<parameter=a>\n{}\n</parameter>\n</function>\n</tool_call>",
+        "glm4": "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>{}</arg_value>\n</tool_call>",
+    }[form]
+    for text in good:
+        assert vocabulary(form, "text").accepts(source, around.format(text)), text
+        [(_, arguments)], _ = written_calls(form, around.format(text), asked)
+        jsonschema.validate(json.loads(arguments), asked[0]["function"]["parameters"])
+    assert not any(vocabulary(form, "text").accepts(source, around.format(text)) for text in bad)
+
+
+@pytest.mark.parametrize("form", ["qwen3_coder", "glm4"])
+@pytest.mark.parametrize(
+    "schema",
+    [{"type": "integer", "enum": []} | {"type": "string"}, {"type": "string", "enum": ["a"], "minLength": 2},
+     {"oneOf": [{"type": "string"}, {"const": "a", "type": "string"}]}, {"type": ["string", "null"], "enum": ["null", None]}],
+)  # fmt: skip
+def test_listed_texts_of_which_none_fits_or_some_twice_are_refused(form, schema):
+    with pytest.raises(ParameterError, match="can't be enforced"):
+        forced(TOOLS[form], script_of(form, asked=[tool("f", {"properties": {"a": schema}})]))
+
+
+@pytest.mark.parametrize("form", TOOLS)
+def test_required_names_are_declared_or_refused(form):
+    source = forced(TOOLS[form], script_of(form, asked=[tool("f", {"required": ["b"]})]))
+    assert vocabulary(form, "text").accepts(source, vocabulary(form, "text").walk(source, 1))
+    with pytest.raises(ParameterError, match="'b' is required"):
+        script_of(form, asked=[tool("f", {"required": ["b"], "additionalProperties": False})])
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [{"const": "a\x1bb"}, {"enum": [1, ["\x7f"]]}, {"type": "string", "pattern": "^a\\u0001b$"}, {"type": "string", "pattern": "\\cC"},
+     {"type": "object", "properties": {"\x01": {}}}],
+)  # fmt: skip
+def test_control_characters_that_calls_cannot_write_are_refused(schema):
+    with pytest.raises(ParameterError, match="control characters"):
+        forced(TOOLS["hermes"], script_of("hermes", asked=[tool("f", {"properties": {"a": schema}})]))
 
 
 # ---- options
@@ -141,29 +265,12 @@ async def test_options_go_with_calls_too(front):
 
 @pytest.mark.parametrize("kind", ["chat", "text", "responses"])
 async def test_options_alone_are_refused_whatever_they_are_called(front, kind):
-    for fields in ({"structured_outputs": {"whitespace": 2}}, {"guided_decoding_backend": "xgrammar"}):
+    for fields in ({"structured_outputs": {"whitespace": 2}}, {"guided_decoding_backend": "llguidance"}):
         error = await refusal(front, kind, **fields)
         assert (error["param"], "no effect" in error["message"]) == (next(iter(fields)), True)
     assert (await post(front, kind, guided_decoding_backend="auto")).status_code == 200
     if kind == "chat":  # free: nothing is enforced
         assert (await refusal(front, tools=TOOL, structured_outputs={"whitespace": 2}))["param"] == "structured_outputs"
-
-
-@pytest.mark.parametrize(
-    ("fields", "field"),
-    [
-        ({"structured_outputs": {"backend": "xgrammar"}}, "structured_outputs.backend"),
-        ({"guided_decoding_backend": "xgrammar"}, "guided_decoding_backend"),
-    ],
-)
-async def test_a_backend_that_cannot_match_calls_is_named(front, fields, field):
-    more: dict[str, Any]
-    for more in ({"tool_choice": "required"}, {"parallel_tool_calls": False}, {"response_format": JSON}):
-        error = await refusal(front, tools=TOOL, **fields, **more)
-        assert (error["param"], field in error["message"], "tool calls" in error["message"]) == (field, True, True)
-    grammar = (await asked(front, tools=TOOL, tool_choice="none", response_format=JSON, **fields))[0].grammar
-    assert grammar is not None
-    assert grammar.backend == "xgrammar"
 
 
 async def test_nothing_to_say_and_a_grammar_of_it(front):
@@ -173,7 +280,7 @@ async def test_nothing_to_say_and_a_grammar_of_it(front):
 
 async def test_the_copies_of_a_grammar_are_bounded(front):
     pattern = "a" * MAX_GRAMMAR
-    most = MAX_COPIES // MAX_GRAMMAR
+    most = MAX_COPIES // (MAX_GRAMMAR + 1024)
     error = await refusal(front, "text", prompt=["x"] * (most + 1), guided_regex=pattern)
     assert (error["param"], str(MAX_COPIES) in error["message"]) == ("guided_regex", True)
     assert (await asked(front, "text", prompt=["x"] * most, guided_regex=pattern))[0].grammar is not None

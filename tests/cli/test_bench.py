@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 from cli.test_commands import tailrace
 
@@ -42,3 +43,29 @@ def test_without_a_gpu_it_says_so():
     )
     assert done.returncode == 2
     assert "sees no GPU" in done.stderr
+
+
+def test_the_abuse_bench_names_what_each_input_costs(tmp_path):
+    found = tmp_path / "found.json"
+    done = tailrace("bench", "abuse", "--only", "orders", "--peace-s", "1", "--json", str(found))
+    assert done.returncode == 0, done.stderr
+    record = json.loads(found.read_text())
+    assert not record["differences"]
+    [line] = record["results"]
+    assert line["input"] == "orders"
+    assert line["bound"] == 50
+    assert line["step ≤"] > 0  # neighbours were served all the while, so there were steps
+    assert line["gap"] > 0
+
+
+def test_the_worst_of_a_histogram_is_the_largest_bucket_that_grew(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
+    from bench.abuse import grown
+
+    def counts(*values: int) -> dict[str, float]:
+        return {f'h{{le="{edge}"}}': float(n) for edge, n in zip(("0.1", "0.5", "+Inf"), values, strict=True)}
+
+    assert grown(counts(5, 7, 9), counts(5, 7, 9), "h") == 0
+    assert grown(counts(5, 7, 9), counts(6, 8, 10), "h") == 0.1
+    assert grown(counts(5, 7, 9), counts(6, 9, 11), "h") == 0.5
+    assert grown(counts(5, 7, 9), counts(5, 7, 10), "h") == float("inf")

@@ -51,11 +51,32 @@ def dflash(section: dict[str, object] | None = None, **config: object) -> tuple[
     return llama_config(**more, dflash_config=settings) | config, weights
 
 
+def ends(config: dict, weights: Weights, size: int = VOCAB) -> tuple[dict, Weights]:
+    weights |= {"embed_tokens.weight": torch.randn(VOCAB, HIDDEN), "lm_head.weight": torch.randn(size, HIDDEN)}
+    if size < VOCAB:
+        weights["d2t"] = torch.arange(size) * 2
+    return config, weights
+
+
+def unnamed(config: dict, weights: Weights) -> tuple[dict, Weights]:
+    """Of 8 layers, two drafting ones take the outputs of the second and of the fourth from the end."""
+    del config["dflash_config"]["target_layer_ids"]
+    weights["fc.weight"] = torch.randn(HIDDEN, 2 * HIDDEN) * 0.2
+    return config, weights
+
+
 HEADS = {
     "published": dflash,
     "a causal window": lambda: dflash(
         layer_types=["sliding_attention", "full_attention"], sliding_window=WINDOW, use_sliding_window=True
     ),
+    "an open window": lambda: dflash(
+        layer_types=["sliding_attention", "full_attention"], sliding_window=WINDOW, sliding_window_non_causal=True
+    ),
+    "windows everywhere": lambda: dflash({"use_swa": True, "swa_window_size": WINDOW, "causal": True}),
+    "its own ends": lambda: ends(*dflash()),
+    "its own vocabulary": lambda: ends(*dflash(draft_vocab_size=20), size=20),
+    "layers not named": lambda: unnamed(*dflash()),
     "scales": lambda: dflash({"output_multiplier": 0.5, "final_logit_softcapping": 3.0, "input_embedding_scale": 2.0}),
 }
 
@@ -63,19 +84,29 @@ HEADS = {
 def plain(config: dict, w: Weights, tokens: list[int], count: int, known: list[int]) -> torch.Tensor:
     """What the drafts after `tokens` are taken from, [count, V], with the target's states of the positions `known`."""
     section = config["dflash_config"]
-    context = rms(hidden_states(tokens, 3)[known] @ w["fc.weight"].T, w["hidden_norm.weight"])
+    context = rms(
+        hidden_states(tokens, w["fc.weight"].shape[1] // HIDDEN)[known] @ w["fc.weight"].T, w["hidden_norm.weight"]
+    )
     before, last = torch.tensor(known), len(tokens) - 1
     at = torch.arange(last, last + BLOCK)
-    stream = TARGET.embedding[[tokens[-1]] + [MASK] * (BLOCK - 1)] * section.get("input_embedding_scale", 1.0)
+    stream = w.get("embed_tokens.weight", TARGET.embedding)[[tokens[-1]] + [MASK] * (BLOCK - 1)] * section.get(
+        "input_embedding_scale", 1.0
+    )
     where = torch.cat([before, at])
     for i in range(2):
         seen = torch.ones(BLOCK, len(where), dtype=torch.bool)
-        if "layer_types" in config and config["layer_types"][i] == "sliding_attention":
+        if config.get("sliding_window_non_causal") and config["layer_types"][i] == "sliding_attention":
+            seen = (where >= last - WINDOW).expand(BLOCK, -1)
+        elif section.get("use_swa") or ("layer_types" in config and config["layer_types"][i] == "sliding_attention"):
             seen = (where <= at[:, None]) & (where > at[:, None] - WINDOW)
         x = rms(stream, w[f"layers.{i}.input_layernorm.weight"])
         mixed = attention(w, f"layers.{i}.", x, at, torch.cat([context, x]), where, seen)
         stream = mlp(w, f"layers.{i}.", stream + mixed)
-    logits = rms(stream, w["norm.weight"]) @ TARGET.weight.T * section.get("output_multiplier", 1.0)
+    logits = rms(stream, w["norm.weight"]) @ w.get("lm_head.weight", TARGET.weight).T
+    if "d2t" in w:
+        small, logits = logits, torch.full((BLOCK, VOCAB), float("-inf"))
+        logits[:, torch.arange(small.shape[1]) + w["d2t"]] = small
+    logits = logits * section.get("output_multiplier", 1.0)
     cap = section.get("final_logit_softcapping")
     logits = torch.tanh(logits / cap) * cap if cap else logits
     return logits[1 : 1 + count]
@@ -109,7 +140,7 @@ def test_drafts_are_what_the_paper_says(name, made):
     torch.testing.assert_close(got, plain(config, weights, tokens, BLOCK - 1, list(range(36))), atol=2e-4, rtol=2e-4)
 
 
-@pytest.mark.parametrize("name", ["published", "a causal window"])
+@pytest.mark.parametrize("name", ["published", "a causal window", "an open window"])
 @pytest.mark.parametrize("seed", range(4))
 def test_any_history_leaves_what_a_fresh_start_would(name, seed, made):
     assert check_histories(made(name)[2], BLOCK - 1, seed) > 20
@@ -219,9 +250,26 @@ WRONG = {
     ),
     "an open window": (
         lambda c, w: c.update(
-            layer_types=["sliding_attention"] * 2, sliding_window=4, use_sliding_window=True, is_causal=False
+            layer_types=["sliding_attention"] * 2, sliding_window=0, use_sliding_window=True, is_causal=False
         ),
-        "sliding window needs is_causal",
+        "sliding_window must be an integer in",
+    ),
+    "a third kind of layer": (
+        lambda c, w: c.update(layer_types=["full_attention", "chunked"]),
+        "layer_types. entries must be",
+    ),
+    "layers not named, and other ones": (
+        lambda c, w: c["dflash_config"].pop("target_layer_ids"),
+        r"fc.weight must be \[32, 64\]",
+    ),
+    "a key of nobody's": (
+        lambda c, w: c["dflash_config"].update(markov_rank=256),
+        "dflash_config.markov_rank is not known here",
+    ),
+    "its own anchor": (lambda c, w: c.update(sample_from_anchor=True), "sample_from_anchor must be False, got True"),
+    "one state": (
+        lambda c, w: c["dflash_config"].update(use_aux_hidden_state=False),
+        "use_aux_hidden_state must be True",
     ),
 }
 

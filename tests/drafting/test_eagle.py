@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -64,7 +65,34 @@ def third_head(reduced: bool = True, **config: object) -> tuple[dict, Weights]:
     return llama_config(draft_vocab_size=DRAFT_VOCAB if reduced else VOCAB) | config, weights
 
 
+def variant(kind: str) -> tuple[dict, Weights]:
+    """An EAGLE-3 head that differs from the published one."""
+    config, w = third_head()
+    if kind == "fc_norm":
+        w |= {f"fc_norm.{i}.weight": 1 + 0.3 * torch.randn(HIDDEN) for i in range(3)}
+        return config | {"fc_norm": True, "norm_output": True}, w
+    if kind == "norm_before_fc":
+        return config | {"norm_before_fc": True}, w | {"input_norm.weight": 1 + 0.3 * torch.randn(3 * HIDDEN)}
+    if kind == "no aux":
+        del w["fc.weight"]
+        return config | {"eagle_config": {"use_aux_hidden_state": False}}, w
+    if kind == "no head":
+        del w["lm_head.weight"]
+        return config, w
+    if kind == "tied":
+        config, w = third_head(reduced=False, tie_word_embeddings=True)
+        del w["lm_head.weight"]
+        return config, w | {"embed_tokens.weight": torch.randn(VOCAB, HIDDEN)}
+    assert kind == "no last norm"
+    return config | {"norm_output": False}, w
+
+
 HEADS = {
+    **{
+        f"third, {kind}": partial(variant, kind)
+        for kind in ("fc_norm", "norm_before_fc", "no aux", "no head", "tied", "no last norm")
+    },
+    "third, of another family": lambda: third_head(model_type="phi3", pad_token_id=0),
     "first": first_head,
     "first, plain": lambda: first_head(bias=False),
     "third": third_head,
@@ -78,8 +106,12 @@ def plain(config: dict, w: Weights, tokens: list[int], count: int, known: list[i
     third = "norm.weight" in w
     prefix = "midlayer." if "midlayer.hidden_norm.weight" in w else "layers.0."
     embedding = w.get("embed_tokens.weight", TARGET.embedding)
-    states = hidden_states(tokens, 3 if third else 1)[known]
-    states = states @ w["fc.weight"].T if third else states
+    states = hidden_states(tokens, 3 if third and "fc.weight" in w else 1)[known]
+    if "fc_norm.0.weight" in w:
+        states = torch.cat([rms(part, w[f"fc_norm.{i}.weight"]) for i, part in enumerate(states.chunk(3, -1))], -1)
+    states = rms(states, w["input_norm.weight"]) if "input_norm.weight" in w else states
+    states = states @ w["fc.weight"].T if third and "fc.weight" in w else states
+    own = w.get("lm_head.weight", embedding if config.get("tie_word_embeddings") else TARGET.weight)
     following, positions, logits = [tokens[p + 1] for p in known], list(known), []
     for _ in range(count):
         embedded = embedding[following]
@@ -94,12 +126,14 @@ def plain(config: dict, w: Weights, tokens: list[int], count: int, known: list[i
         out = mlp(w, prefix, residual[-1:] + mixed)
         if not third:
             logits.append((out @ TARGET.weight.T)[0])
-        elif "d2t" in w:
-            row = torch.full((VOCAB,), float("-inf"))
-            row[torch.arange(DRAFT_VOCAB) + w["d2t"]] = (rms(out, w["norm.weight"]) @ w["lm_head.weight"].T)[0]
-            logits.append(row)
         else:
-            logits.append((rms(out, w["norm.weight"]) @ w["lm_head.weight"].T)[0])
+            normed = rms(out, w["norm.weight"])
+            said = ((out if config.get("norm_output") is False else normed) @ own.T)[0]
+            row = torch.full((VOCAB,), float("-inf"))
+            known_ids = torch.arange(DRAFT_VOCAB) + w["d2t"] if "d2t" in w else torch.arange(VOCAB)
+            row[known_ids] = said[known_ids] if len(said) == VOCAB else said
+            logits.append(row)
+            out = normed if config.get("norm_output") else out
         states = torch.cat([states, out])
         following.append(int(logits[-1].argmax()))
         positions.append(positions[-1] + 1)
@@ -312,7 +346,15 @@ WRONG = {
     "fc for another target": ("third", with_tensor("fc.weight", HIDDEN, 90), r"fc.weight must be \[32, 96\], got \[32, 90\]"),
     "fc for another target, first": ("first", with_tensor("fc.weight", HIDDEN, 60), r"fc.weight must be \[32, 64\]"),
     "narrow projection": ("third", with_tensor("midlayer.self_attn.k_proj.weight", 16, HIDDEN), "midlayer.self_attn.k_proj.weight"),
-    "no head": ("third", without("lm_head.weight", "d2t"), "no tensor lm_head.weight"),
+    "a key of nobody's": ("third", lambda c, w: c.update(residual_multiplier=0.5), "config.json: residual_multiplier is not known here"),
+    "a key of nobody's, inside": ("third", lambda c, w: c.update(eagle_config={"ptd": True}), "eagle_config.ptd is not known here"),
+    "a key of nobody's, first": ("first", lambda c, w: c.update(residual_multiplier=0.5), "residual_multiplier is not known here"),
+    "quantized": ("third", lambda c, w: c.update(quantization_config={"bits": 4}), "quantization_config must be absent"),
+    "a window": ("third", lambda c, w: c.update(use_sliding_window=True), "use_sliding_window must be False, got True"),
+    "no flag": ("third", lambda c, w: c.update(fc_norm="yes"), "fc_norm must be true or false"),
+    "two norms": ("third", lambda c, w: c.update(fc_norm=True, norm_before_fc=True), "can't both be true"),
+    "fc without states": ("third", lambda c, w: c.update(use_aux_hidden_state=False), "nothing here uses: fc.weight"),
+    "norms without a word": ("third", with_tensor("fc_norm.0.weight", HIDDEN), "nothing here uses: fc_norm.0.weight"),
     "head without a mapping": ("third", without("d2t"), r"lm_head.weight must be \[61, 32\], got \[23, 32\]"),
     "mapping outside": ("third", lambda c, w: w["d2t"].add_(VOCAB), r"d2t must lead to different tokens in \[0, 60\]"),
     "mapping twice": ("third", lambda c, w: w["d2t"].copy_(-torch.arange(DRAFT_VOCAB)), "d2t must lead to different"),

@@ -237,8 +237,9 @@ async def test_the_async_client_streams_many_at_once(server):
 def test_the_curl_of_the_readme(server):
     body = '{"messages": [{"role": "user", "content": "Why is the sky blue?"}], "stream": true, "max_tokens": 12}'
     out = subprocess.run(
-        ["curl", "-sN", f"{server.url}/v1/chat/completions", "-d", body], capture_output=True, text=True, check=True
-    ).stdout
+        ["curl", "-sN", f"{server.url}/v1/chat/completions", "-H", "Content-Type: application/json", "-d", body],
+        capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
     frames = out.strip().split("\n\n")
     assert frames[-1] == "data: [DONE]"
     for frame in frames[:-1]:
@@ -304,6 +305,7 @@ async def test_a_server_told_to_restart_its_engine_does(model_folder):
         assert time.monotonic() < end, "the engine does not come back"
         await asyncio.sleep(0.1)
     body = json.dumps({"prompt": "Hello", "max_tokens": 3}).encode()
-    answer = urllib.request.urlopen(f"{server.url}/v1/completions", body, timeout=30)
+    request = urllib.request.Request(f"{server.url}/v1/completions", body, {"content-type": "application/json"})
+    answer = urllib.request.urlopen(request, timeout=30)
     assert json.load(answer)["usage"]["completion_tokens"] == 3
     assert server.stop() == 0

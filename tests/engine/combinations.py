@@ -13,13 +13,12 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from engine.harness import Harness, Story
+from engine.harness import Harness, Story, spelling_of
 from tailrace.drafting.base import Ask, Draft
 from tailrace.drafting.model import DraftModel
 from tailrace.drafting.ngram import NGram
 from tailrace.drafting.pick import Picker
 from tailrace.drafting.suffix import Suffix
-from tailrace.engine.spelling import Spelling
 from tailrace.grammar.service import Grammars
 from tailrace.options import Grammar, Speculation
 from tailrace.params import SamplingParams
@@ -28,7 +27,7 @@ from tailrace.wire.messages import Abort, Failed
 
 PIECES = [*"abcd0123-,; ", "ab", "cd", "01", "2-", "<eos>"]
 VOCAB, EOS = len(PIECES), len(PIECES) - 1
-SPELLING = Spelling([piece.encode() for piece in PIECES], frozenset({EOS}), True)
+SPELLING = spelling_of([piece.encode() for piece in PIECES], frozenset({EOS}))
 WORD = r"([ab]{1,3}-[0-2]{2},){1,2}dcb;[cd]{2,9};"  # "cb;" is certain once "d" is said
 GRAMMAR = Grammar(kind="regex", source=WORD)
 BLOCK = 4  # positions; a rejected draft then often leaves a block of its own behind
@@ -166,7 +165,7 @@ WORLDS: dict[str, dict] = {
     "chunked": {"max_num_batched_tokens": 9},
     "busy": {"max_num_seqs": 12},
 }
-RULES = ("exact", "rejection", "block", "typical")
+RULES = ("auto", "exact", "rejection", "block", "typical")  # auto: the request names none, and gives a seed
 
 
 @dataclass(frozen=True)
@@ -184,7 +183,7 @@ class Case:
     @property
     def same(self) -> bool:
         """Its tokens must be those of the plain path."""
-        return self.drafter == "none" or self.rule == "exact" or self.greedy
+        return self.drafter == "none" or self.rule in ("auto", "exact") or self.greedy
 
     @property
     def possible(self) -> bool:
@@ -199,7 +198,7 @@ class Case:
     def params(self, place: int) -> dict:
         """As the request of this place asks."""
         params = {"max_tokens": LENGTH, "temperature": 0.0 if self.greedy else 0.9, "seed": 40 + place}
-        params |= ASKED[self.asked] | {"speculation": Speculation(rule=self.rule)}
+        params |= ASKED[self.asked] | {"speculation": Speculation(rule=None if self.rule == "auto" else self.rule)}
         if self.guided:
             params |= {"guidance_scale": 1.6, "negative_prompt": NEGATIVE}
         if self.ruled:
@@ -253,7 +252,7 @@ def world_of(case: Case, grammars: Grammars | None, texts: Texts = (), plainly: 
         **{"num_blocks": BLOCKS} | WORLDS[case.world] | options,
     )  # fmt: skip
     if plainly:
-        harness.engine.speculator._certain = lambda engine, sequence: []
+        harness.engine.speculator._certain = lambda *_: []
     return harness
 
 

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 from tailrace.config import CacheConfig, SchedulerConfig, SpeculationConfig
 from tailrace.drafting.base import Draft
 from tailrace.engine.engine import Engine
-from tailrace.engine.spelling import Spelling
+from tailrace.engine.spelling import Spelling, TokenText
 from tailrace.params import SamplingParams
 from tailrace.runners.scripted import ScriptedRunner
 from tailrace.wire.messages import Aborted, Failed, Finished, ModelInfo, Submit, Tokens
 
 VOCAB = 97
 EOS = 96
+
+
+def spelling_of(table: Sequence[bytes], special: frozenset[int] = frozenset()) -> Spelling:
+    """Of a vocabulary whose tokens' bytes are the text."""
+    spelt = Spelling(table, special)
+    return replace(spelt, reader=lambda hidden, prompt: TokenText(spelt, hidden).push)
 
 
 def script(ids: list[int]) -> int:

@@ -11,19 +11,18 @@ from functools import cache
 import torch
 from scipy import stats
 
-from engine.harness import Harness
+from engine.harness import Harness, spelling_of
 from oracles import brute
 from tailrace.drafting.base import Ask, Draft
 from tailrace.drafting.model import DraftModel
 from tailrace.drafting.pick import Picker
-from tailrace.engine.spelling import Spelling
 from tailrace.grammar.service import Grammars
 from tailrace.options import Grammar, Speculation
 from tailrace.runners.scripted import ScriptedRunner
 
 PIECES = ["a", "b", "c", "d", "<eos>"]
 VOCAB, EOS = len(PIECES), len(PIECES) - 1
-SPELLING = Spelling([piece.encode() for piece in PIECES], frozenset({EOS}), True)
+SPELLING = spelling_of([piece.encode() for piece in PIECES], frozenset({EOS}))
 GRAMMAR = Grammar(kind="regex", source="[abd][acd]{2,8}")
 NEGATIVE = [3]
 SCALE = 1.8

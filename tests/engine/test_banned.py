@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import random
+import re
+import threading
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.harness import VOCAB, Harness
-from tailrace.engine.banned import BannedText
+from engine.harness import EOS, VOCAB, Fickle, Harness, spelling_of
+from tailrace.engine.banned import BannedText, Bans
 from tailrace.engine.spelling import Spelling
 from tailrace.errors import ParameterError
 from tailrace.params import SamplingParams
 from tailrace.runners.scripted import ScriptedRunner
-from tailrace.wire.messages import Failed, Finished
+from tailrace.wire.messages import Abort, Failed, Finished, Submit
 
 pytestmark = pytest.mark.usefixtures("both_modes")
 
@@ -60,7 +64,8 @@ def test_case_11_the_text_never_holds_a_banned_string(banned, num_blocks):
         assert len(story.tokens) == 60
         assert len(story.logprobs) == 60
         assert not any(b.encode() in text_of(story.tokens) for b in banned)
-    assert harness.engine.counters.rewinds > 0
+    # one character is within a token or not at all, so no such token is drawn in the first place
+    assert (harness.engine.counters.rewinds > 0) == (banned != (" ",))
 
 
 def test_case_is_ignored_if_asked():
@@ -94,13 +99,80 @@ def test_it_is_what_drawing_without_the_token_gives():
     assert text_of(harness.stories["r", 0, 0].tokens) == b"bbbbba"
 
 
-def test_a_model_that_wants_nothing_else_fails_clearly():
-    harness = watched(letters)
-    harness.submit("r", [20], banned_strings=(".",), allowed_token_ids=tuple(range(12, 60)), max_tokens=5)
+def ended(story, field: str) -> bool:
+    return isinstance(story.end, Finished) and (story.end.reason, story.end.cause) == ("abort", field)
+
+
+def test_where_nothing_else_is_left_the_sequence_ends_with_what_it_has_said():
+    harness = watched(lambda ids: 1 if len(ids) < 4 else 13)
+    asked = {"allowed_token_ids": (1, 12, 13), "bad_words": ((1, 1),), "max_tokens": 5}
+    harness.submit("r", [20], banned_strings=(".",), **asked)
+    harness.submit("p", [20], banned_regex=("[.]", "x"), **asked)
+    harness.submit("nothing", [20], banned_strings=(".",), allowed_token_ids=(12, 13), max_tokens=5)
     harness.submit("other", [20], max_tokens=5)
     harness.run()
-    assert isinstance(harness.stories["r", 0, 0].end, Failed)
-    assert isinstance(harness.stories["other", 0, 0].end, Finished)
+    for name, field, text in (
+        ("r", "banned_strings", b"a"),
+        ("p", "banned_regex", b"a"),
+        ("nothing", "banned_strings", b""),
+    ):
+        assert ended(harness.stories[name, 0, 0], field)
+        assert text_of(harness.stories[name, 0, 0].tokens) == text
+    assert harness.stories["other", 0, 0].end.reason == "length"
+
+
+@pytest.mark.parametrize("field", ["banned_strings", "banned_regex"])
+def test_what_is_drawn_in_vain_is_bounded(field):
+    """After any of the eleven letters no other may come. Each attempt takes back two tokens; sixteen may be, and are before all letters
+    have been tried."""
+    letters = "abcdefghijk"
+    bans = {"banned_strings": tuple(x + y for x in letters for y in letters), "banned_regex": ("[a-k][a-k]",)}
+    harness = watched(lambda ids: 1, redraws_per_token=1)
+    harness.engine.spelling = Spelling([letter.encode() for letter in letters] + [b"."] * (VOCAB - 11))
+    harness.submit(
+        "r", [20], allowed_token_ids=tuple(range(11)), max_tokens=400, ignore_eos=True, **{field: bans[field]}
+    )
+    harness.run()
+    story, counters = harness.stories["r", 0, 0], harness.engine.counters
+    assert ended(story, field)
+    assert not story.tokens
+    assert (counters.rewinds, counters.generated_tokens) == (8, 18)
+
+
+def test_single_letters_cost_no_draws():
+    harness = watched(letters)
+    harness.submit("r", [20], temperature=1.0, seed=1, banned_strings=("a", " ", "B"), max_tokens=60, ignore_eos=True)
+    harness.run()
+    assert set(text_of(harness.stories["r", 0, 0].tokens)) <= set(b"bc.")
+    assert harness.engine.counters.generated_tokens == harness.engine.counters.steps == 60
+
+
+def test_a_token_that_matches_by_itself_is_drawn_once():
+    harness = watched(lambda ids: torch.linspace(3, 0, VOCAB))
+    harness.submit("r", [20], banned_regex=("[a-c]",), max_tokens=30)
+    harness.run()
+    assert text_of(harness.stories["r", 0, 0].tokens) == b"." * 30 or set(harness.stories["r", 0, 0].tokens) == {0}
+    assert harness.engine.counters.rewinds <= 10
+
+
+@pytest.mark.parametrize("shown", [False, True])
+def test_what_ends_the_text_or_is_hidden_is_not_in_it(shown):
+    """An EOS whose name holds a banned letter must stay possible; a hidden token does not hide what comes together around it."""
+    spelling = Spelling([*SPELT[:-1], b"<a>"], frozenset({EOS, 30}))
+    harness = watched(lambda ids: EOS if len(ids) > 5 else 2)
+    harness.engine.spelling = spelling
+    harness.submit(
+        "r", [20], banned_strings=("a",), max_tokens=20, skip_special_tokens=False, include_stop_str_in_output=shown
+    )
+    harness.run()
+    assert (len(harness.stories["r", 0, 0].tokens) < 20) is not shown
+    harness = watched(lambda ids: (1, 30, 2)[len(ids) % 3])
+    harness.engine.spelling = spelling
+    harness.submit("r", [20], banned_strings=("ab",), max_tokens=20, ignore_eos=True)
+    harness.run()
+    seen = b"".join(SPELT[t] for t in harness.stories["r", 0, 0].tokens if t != 30)
+    assert b"ab" not in seen
+    assert 30 in harness.stories["r", 0, 0].tokens
 
 
 def test_it_needs_the_bytes_of_the_tokens_and_no_state():
@@ -110,8 +182,65 @@ def test_it_needs_the_bytes_of_the_tokens_and_no_state():
     end = harness.stories["r", 0, 0].end
     assert isinstance(end, Failed)
     assert end.param == "banned_strings"
-    with pytest.raises(ParameterError, match="banned_strings"):
-        SamplingParams(banned_strings=("x",), mirostat=2)
+    for field in ("banned_strings", "banned_regex"):
+        with pytest.raises(ParameterError, match=field):
+            SamplingParams(**{field: ("x",)}, mirostat=2)
+
+
+PATTERNS = [
+    "a+b",
+    "[^a-d]b",
+    "c(ab|b.)a",
+    "é",
+    "[^\\x00-\\x7f]",
+    "(?i:ca)[bd]*a",
+    "a.{0,3}c",
+    "\ufffd",
+    "b{2,3}",
+    "[a-c]d[a-c]",
+]
+PIECES = st.lists(st.sampled_from([b"a", b"b", b"c", b"d", b"\xc3", b"\xa9", b"A", b" ", b"\xe2\x82"]), max_size=3).map(
+    b"".join
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(PIECES, min_size=6, max_size=24),
+    st.lists(st.sampled_from(PATTERNS), min_size=1, max_size=2, unique=True),
+    st.lists(st.sampled_from(["ab", "dc", "é", "b\ufffd"]), max_size=1),
+    st.integers(0, 2**20),
+    st.booleans(),
+)
+def test_the_text_never_holds_a_match_whatever_the_vocabulary(pieces, patterns, strings, seed, guesses):
+    spelt = [*pieces, *[b"d"] * (VOCAB - len(pieces))]
+    rng = random.Random(seed)
+    table = {last: torch.tensor([rng.gauss(0, 2) for _ in range(VOCAB)]) for last in range(VOCAB)}
+    asked = {
+        "banned_regex": tuple(patterns), "banned_strings": tuple(strings), "seed": seed, "temperature": 1.0,
+        "max_tokens": rng.randint(1, 24),
+        "n": rng.randint(1, 2), "min_tokens": rng.choice([0, 1]), "stop": rng.choice([(), ("da",)]), "allowed_token_ids": tuple(range(26)),
+    }  # fmt: skip
+
+    def run(drafter=None, **limits):
+        harness = Harness(
+            ScriptedRunner(VOCAB, lambda ids: table[ids[-1]], 512), spelling=spelling_of(spelt, frozenset()),
+            drafter=drafter and (lambda sampler: drafter), **limits,
+        )  # fmt: skip
+        harness.submit("r", [20], **asked)
+        harness.run()
+        return {name: (story.tokens, story.end.reason, story.end.cause) for name, story in harness.stories.items()}
+
+    found = run()
+    for tokens, reason, cause in found.values():
+        text = b"".join(spelt[token] for token in tokens).decode("utf-8", "replace")
+        assert not any(re.search(pattern, text) for pattern in patterns), text
+        assert not any(string in text for string in strings)
+        assert reason in ("stop", "length") or cause in ("banned_regex", "banned_strings")
+    if guesses:
+        texts = [[20, *tokens] for tokens, *_ in found.values()]
+        assert run(Fickle(texts, 0.7)) == found
+        assert run(num_blocks=5) == found
 
 
 @settings(max_examples=300, deadline=None)
@@ -120,7 +249,7 @@ def test_it_needs_the_bytes_of_the_tokens_and_no_state():
     st.lists(st.integers(0, 11), max_size=30),
 )
 def test_the_watch_finds_the_earliest_end_and_holds_back_the_least(banned, tokens):
-    watch = BannedText(SamplingParams(banned_strings=tuple(banned)), SPELT)
+    watch = BannedText(Bans.of(SamplingParams(banned_strings=tuple(banned)), Spelling(SPELT), VOCAB, ()))
     said: list[int] = []
     sent: list[int] = []
     for token in tokens:
@@ -153,3 +282,30 @@ def test_the_watch_finds_the_earliest_end_and_holds_back_the_least(banned, token
             assert len(text_of(said[: len(sent) + 1])) > len(text) - hold
     sent += [t for t, _ in watch.release(everything=True)]
     assert sent == said
+
+
+def test_bans_that_nobody_waits_for_are_not_compiled(monkeypatch):
+    """And none of those that wait, once the engine is closed."""
+    made, begun, go = [], threading.Event(), threading.Event()
+
+    def slow(params, *_):
+        made.append(params.banned_strings)
+        begun.set()
+        go.wait(10)
+        raise ParameterError("planted", "banned_strings")
+
+    monkeypatch.setattr(Bans, "of", slow)
+    engine = watched(letters).engine
+    try:
+        for id in "abc":
+            engine.submit(Submit(id, 0, [1], SamplingParams(banned_strings=(id,)), 0))
+        begun.wait(10)
+        engine.abort(Abort("b", 0, "gone"))
+        last = engine.requests[b"", "c", 0].banning
+        engine.close()
+        assert last is not None
+        assert last.cancelled()
+    finally:
+        go.set()
+    engine.compiler.shutdown()
+    assert made == [("a",)]

@@ -6,17 +6,21 @@ import json
 import random
 import re
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from engine.harness import Fickle, Harness
 from tailrace.config import GrammarConfig
+from tailrace.engine import commit as commit_room
 from tailrace.engine.spelling import Spelling
+from tailrace.grammar import filling
+from tailrace.grammar.base import GuessError
 from tailrace.grammar.service import Grammars
 from tailrace.options import MAX_DRAFTS, Grammar, Stretch
 from tailrace.runners.scripted import ScriptedRunner
-from tailrace.wire.messages import Abort, Failed
+from tailrace.wire.messages import Abort, Failed, Finished
 
 pytestmark = pytest.mark.usefixtures("both_modes")
 
@@ -37,7 +41,7 @@ PIECES = [chr(c) for c in range(32, 127)] + [
 ]
 VOCAB, EOS = len(PIECES), len(PIECES) - 1
 THINK, UNTHINK = VOCAB - 3, VOCAB - 2
-SPELLING = Spelling([piece.encode() for piece in PIECES], frozenset({THINK, UNTHINK, EOS}), True)
+SPELLING = Spelling([piece.encode() for piece in PIECES], frozenset({THINK, UNTHINK, EOS}))
 SCHEMA = {
     "type": "object",
     "properties": {"name": {"enum": ["Ada", "Bo"]}, "age": {"type": "integer", "minimum": 0, "maximum": 150}, "ok": {"type": "boolean"}},
@@ -141,6 +145,26 @@ def test_what_is_said_is_a_word_of_the_grammar_whoever_guesses(grammars, name, a
     assert harness.engine.counters.accepted_tokens
 
 
+def test_guesses_that_are_given_up_for_their_masks_change_no_token(grammars, monkeypatch):
+    """Only the first mask of each sequence is there; the others are undefined."""
+    plain, _ = stories(grammars, "schema", temperature=1.2, seed=1)
+    texts = [ids("say it")[int(key[0][-1]) :] + tokens for key, (tokens, _, _) in plain.items()]
+    cut, fill = [], filling.fill
+
+    def first_alone(job, limit_s):
+        fill(job, limit_s)
+        if job.drafts:
+            job.masks[1:] = 0
+            cut.append(job)
+            raise GuessError(1)
+
+    monkeypatch.setattr(filling, "fill", first_alone)
+    monkeypatch.setattr(filling, "batched", lambda job: None)
+    guessed, _ = stories(grammars, "schema", Fickle(texts, 0.8), temperature=1.2, seed=1)
+    assert cut
+    assert guessed == plain
+
+
 def test_tokens_without_a_choice_take_no_steps_of_their_own(grammars):
     harness = world(grammars)
     harness.submit(
@@ -198,6 +222,25 @@ def test_closed_in_time(grammars, room):
             assert len(story.tokens) <= room
 
 
+def test_a_search_that_takes_many_steps_finds_the_same(grammars, monkeypatch):
+    """With no time at all each step looks at one place per sequence; others go on meanwhile."""
+    asked = Grammar(kind="json_schema", source=json.dumps({"type": "array", "items": SCHEMA}), close_in_time=True)
+
+    def told(seconds: float) -> tuple[dict, int]:
+        monkeypatch.setattr(commit_room, "SEARCH_S", seconds)
+        harness = world(grammars)
+        for seed in range(2):
+            harness.submit(f"a{seed}", ids("abc"), grammar=asked, temperature=1.0, seed=seed, max_tokens=45)
+        harness.submit("plain", ids("abc"), temperature=1.0, seed=7, max_tokens=45, ignore_eos=True)
+        stories = run(harness)
+        return {name: story.tokens for name, story in stories.items()}, harness.engine.counters.steps
+
+    whole, quick = told(60.0)
+    pieces, steps = told(0.0)
+    assert pieces == whole
+    assert steps > quick + 10
+
+
 def test_a_banned_string_backs_the_grammar_up(grammars):
     harness = world(grammars)
     harness.submit(
@@ -206,6 +249,20 @@ def test_a_banned_string_backs_the_grammar_up(grammars):
     text = text_of(run(harness)["a", 0, 0].tokens)
     assert fits("regex", text)
     assert not any(word in text for word in ("ab", "b-", "7"))
+
+
+@pytest.mark.parametrize("field", ["banned_strings", "banned_regex"])
+def test_a_grammar_that_asks_for_what_is_banned_ends_with_a_reason(grammars, field):
+    harness = world(grammars)
+    harness.submit(
+        "bad", ids("abc"), grammar=GRAMMARS["choice"], temperature=1.0, seed=1, n=2, **{field: ("ye", "no", "p")}
+    )
+    harness.submit("good", ids("abc"), grammar=GRAMMARS["choice"], temperature=1.0, seed=1, **{field: ("yes", "no")})
+    found = run(harness)
+    for index in range(2):
+        end = found["bad", 0, index].end
+        assert (end.reason, end.cause) == ("abort", field)
+    assert text_of(found["good", 0, 0].tokens) == "perhaps"
 
 
 def test_bad_grammars_fail_alone(grammars):
@@ -302,3 +359,31 @@ def test_without_a_tokenizer_it_is_refused():
     harness = Harness()
     harness.submit("a", [1, 2], grammar=GRAMMARS["choice"])
     assert harness.run()["a", 0, 0].end.param == "grammar"
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"allowed_token_ids": (EOS,), "min_tokens": 3}, ("allowed_token_ids", "min_tokens")),
+        ({"allowed_token_ids": (5,), "no_repeat_ngram_size": 1}, ("allowed_token_ids", "no_repeat_ngram_size")),
+    ],
+)
+def test_fields_that_leave_no_token_are_the_requests_own_fault(fields, named):
+    harness = Harness(ScriptedRunner(VOCAB, lambda tokens: [0.0] * VOCAB, 64), eos=EOS)
+    harness.submit("a", [1, 2], max_tokens=6, **fields)
+    harness.submit("b", [3], max_tokens=6)
+    stories = harness.run()
+    end = stories["a", 0, 0].end
+    assert (end.code, end.param) == ("no_token_left", named[0])
+    assert all(name in end.message for name in named)
+    assert isinstance(stories["b", 0, 0].end, Finished)
+
+
+def test_looking_ahead_has_one_limit_for_all_of_a_step(grammars, monkeypatch):
+    harness, limits = world(grammars), []
+    monkeypatch.setattr(
+        harness.engine.speculator, "_certain", lambda engine, sequence, count, until: limits.append(until) or []
+    )
+    assert not harness.engine.speculator.foresees(harness.engine, [SimpleNamespace(room=9, waits=False)] * 5)
+    assert len(limits) == 5
+    assert len(set(limits)) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from functools import partial
 
 import pytest
@@ -41,7 +42,8 @@ def settings(name: str, target, tmp_path) -> SpeculationConfig:
     return SpeculationConfig(drafter=name.partition("-")[0], model=str(weights), cache_gib=0.01)  # type: ignore[arg-type]
 
 
-def stories(folder, config: SpeculationConfig | None, **asked):
+def stories(folder, config: SpeculationConfig | None, counts=None, **asked):
+    """What three requests become. counts: how many guesses each gets, instead of all it may have."""
     runner = load_runner(MODEL, folder, block_size=16)
     seen = []
 
@@ -52,6 +54,8 @@ def stories(folder, config: SpeculationConfig | None, **asked):
         return drafter
 
     harness = Harness(runner, drafter=made if config else None, max_num_batched_tokens=16, eos=VOCAB - 1)
+    if counts is not None:
+        harness.engine.speculator.pace.counts = counts
     for place, prompt in enumerate(PROMPTS):
         fields = {
             "max_tokens": 24,
@@ -83,6 +87,22 @@ def test_they_change_nothing(folder, tmp_path, name):
         assert harness.engine.speculator.failures == 0
     greedy, _, _ = stories(folder, config, temperature=0.0, n=1)
     assert greedy == stories(folder, None, temperature=0.0, n=1)[0]
+
+
+@pytest.mark.parametrize("asked", [{}, {"guidance_scale": 1.5, "negative_prompt": (3,)}], ids=["plain", "guided"])
+@pytest.mark.parametrize("name", ["early_exit", "draft_model", "eagle-1", "eagle-3", "block"])
+def test_a_seed_gives_the_same_however_many_guesses(folder, tmp_path, name, asked):
+    """Their number follows the time that steps take. Nothing is said of a rule here."""
+    config = settings(name, folder, tmp_path)
+    plain, _, _ = stories(folder, None, **asked)
+    rng = random.Random(1)
+    for most in (1, 3, 5):
+        found, harness, _ = stories(
+            folder, config, lambda asks, others, most=most: [rng.randint(0, min(limit, most)) for _, limit in asks],
+            **asked,
+        )  # fmt: skip
+        assert harness.engine.counters.drafted_tokens
+        assert found == plain
 
 
 @pytest.mark.parametrize("name", ["early_exit", "eagle", "block", "draft_model"])

@@ -270,7 +270,7 @@ def test_everything_masked_is_an_error_of_that_request():
     harness.submit("a", [1], allowed_token_ids=(5,), bad_words=((5,),))
     harness.submit("b", [1], max_tokens=3)
     stories = harness.run()
-    assert stories["a", 0, 0].end.code == "invalid_logits"
+    assert stories["a", 0, 0].end.code == "no_token_left"
     assert stories["b", 0, 0].tokens == alone([1], 3)
 
 

@@ -7,14 +7,13 @@ import random
 import pytest
 import torch
 
-from engine.harness import EOS, VOCAB, Fickle, Harness
-from tailrace.engine.spelling import Spelling
+from engine.harness import EOS, VOCAB, Fickle, Harness, spelling_of
 from tailrace.runners.scripted import ScriptedRunner
 from tailrace.wire.messages import Abort
 
 pytestmark = pytest.mark.usefixtures("both_modes")
 
-SPELLING = Spelling([chr(33 + i).encode() for i in range(VOCAB)], frozenset({EOS}), True)
+SPELLING = spelling_of([chr(33 + i).encode() for i in range(VOCAB)], frozenset({EOS}))
 PROMPTS = [[5, 6, 7, 8], list(range(20)), [9] * 40]
 NEGATIVE = (1, 2, 3)
 

@@ -8,14 +8,13 @@ import random
 import pytest
 import torch
 
-from engine.harness import EOS, VOCAB, Fickle, Harness
+from engine.harness import EOS, VOCAB, Fickle, Harness, spelling_of
 from tailrace.drafting.ngram import NGram
-from tailrace.engine.spelling import Spelling
 from tailrace.options import Speculation
 from tailrace.runners.scripted import ScriptedRunner
 
 CHARS = [chr(33 + i) for i in range(VOCAB)]
-SPELLING = Spelling([c.encode() for c in CHARS], frozenset({EOS}), True)
+SPELLING = spelling_of([c.encode() for c in CHARS], frozenset({EOS}))
 
 
 def logits(ids: list[int]) -> torch.Tensor:

@@ -12,38 +12,43 @@ from tailrace.engine.stops import StopText
 from tailrace.options import Stretch
 from tailrace.params import SamplingParams
 from tailrace.text.stream import TextStream
-from text.vocabularies import byte_level
+from text.vocabularies import ALL
 
-TOKENIZER = byte_level()
-SPELLING = Spelling.of(TOKENIZER, TOKENIZER.vocab_size)
-PIECES = st.sampled_from(["a", "b", "ab", "ba", " ", "é", "€", "aé", "\ufffd", "\n"])
+SPELLINGS = {name: Spelling.of(tokenizer, tokenizer.vocab_size) for name, tokenizer in ALL.items()}
+PIECES = st.sampled_from(["a", "b", "ab", "ba", " ", "é", "€", "aé", "\ufffd", "\n", "st", "op", "lo"])
+PATTERNS = st.sampled_from(["a+b", "[ab]é", "\\s{2}", "\ufffd", "b.?a", "h.*o"])
 
 
 def ends_at(push, tokens: list[int]) -> int | None:
     return next((i for i, token in enumerate(tokens) if push(token)), None)
 
 
-@settings(max_examples=600, deadline=None)
-@given(
-    st.lists(st.integers(0, TOKENIZER.vocab_size - 1), max_size=40) | st.text(alphabet="ab é€\n", max_size=40).map(TOKENIZER.encode),
-    st.lists(PIECES, max_size=4, unique=True),
-    st.lists(st.sampled_from(["a+b", "[ab]é", "\\s{2}", "\ufffd", "b.?a"]), max_size=2, unique=True),
-    st.sampled_from([(), (Stretch("a", "b"),), (Stretch("ab", " ", True), Stretch("é", None))]),
-    st.integers(0, 6),
-    st.booleans(),
-)  # fmt: skip
-def test_it_ends_where_the_front_end_would(tokens, stops, patterns, outside, min_tokens, skip):
+@pytest.mark.parametrize("name", ALL)
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_it_ends_where_the_front_end_would(name, data):
+    tokenizer = ALL[name]
+    any_ids = st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=40)
+    prompt, tokens = (
+        data.draw(any_ids),
+        data.draw(any_ids | st.text(alphabet="ab é€\n", max_size=40).map(tokenizer.encode)),
+    )
     params = SamplingParams(
-        stop=tuple(stops), stop_regex=tuple(patterns), stop_outside=outside, min_tokens=min_tokens, skip_special_tokens=skip,
+        stop=tuple(data.draw(st.lists(PIECES, max_size=4, unique=True))),
+        stop_regex=tuple(data.draw(st.lists(PATTERNS, max_size=2, unique=True))),
+        stop_outside=data.draw(
+            st.sampled_from([(), (Stretch("a", "b"),), (Stretch("ab", " ", True), Stretch("é", None))])
+        ),
+        min_tokens=data.draw(st.integers(0, 6)),
+        skip_special_tokens=data.draw(st.booleans()),
         max_tokens=1000,
-    )  # fmt: skip
-    text, engine = TextStream(TOKENIZER, params), StopText(params, SPELLING)
+    )
+    text = TextStream(tokenizer, params, prompt=prompt)
+    spelling = SPELLINGS[name]
+    assert spelling.reader is not None
+    engine = StopText(params, spelling.reader(params.hidden(spelling.special), prompt))
     front = ends_at(lambda token: text.feed([token]).finish_reason == "stop", tokens)
     assert ends_at(engine.push, tokens) == front
-
-
-def test_only_where_bytes_are_text():
-    assert SPELLING.exact
 
 
 @pytest.fixture(scope="module")

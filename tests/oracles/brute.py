@@ -1,7 +1,7 @@
 """The whole sampler for one row in plain Python and float64, written from the formulas: the oracle. Imports nothing of ours.
 
-Order of the edits: allowed ids, bad words, min_tokens, no-repeat n-gram, bias, sequence bias, penalties, DRY. Order of the refinements: as
-asked, each on the renormalised survivors of the one before. Ties: larger value first, then smaller id.
+Order of the edits: normalised, allowed ids, bad words, min_tokens, no-repeat n-grams, bias, sequence bias, penalties, DRY, length decay.
+Order of the refinements: as asked, each on the renormalised survivors of the one before. Ties: larger value first, then smaller id.
 """
 
 from __future__ import annotations
@@ -33,6 +33,10 @@ class Ask:
     eta_cutoff: float = 0.0
     top_n_sigma: float = 0.0
     top_h: float = 0.0
+    p_less: bool = False
+    p_less_norm: bool = False
+    min_k: bool = False
+    min_k_tau: float = 3.0
     xtc_probability: float = 0.0
     xtc_threshold: float = 0.1
     mirostat: int = 0
@@ -50,6 +54,10 @@ class Ask:
     dry_penalty_last_n: int = -1
     dry_sequence_breakers: list[int] = field(default_factory=list)
     no_repeat_ngram_size: int = 0
+    encoder_no_repeat_ngram_size: int = 0
+    encoder_repetition_penalty: float = 1.0
+    exponential_decay_length_penalty: tuple[int, float] | None = None
+    normalize_logits: bool = False
     logit_bias: dict[int, float] = field(default_factory=dict)
     sequence_bias: list[tuple[list[int], float]] = field(default_factory=list)
     allowed_token_ids: list[int] | None = None
@@ -68,6 +76,9 @@ class Ask:
 def edit(logits: list[float], ask: Ask, prompt: list[int], output: list[int]) -> list[float]:
     row = list(logits)
     text = prompt + output
+    if ask.normalize_logits:
+        whole = max(row) + math.log(math.fsum(math.exp(x - max(row)) for x in row))
+        row = [x - whole for x in row]
     if ask.allowed_token_ids is not None:
         row = [x if i in ask.allowed_token_ids else NONE for i, x in enumerate(row)]
     for word in ask.bad_words:
@@ -81,14 +92,28 @@ def edit(logits: list[float], ask: Ask, prompt: list[int], output: list[int]) ->
         for at in range(len(text) - n + 1):
             if ends_with(text, text[at : at + n - 1]):
                 row[text[at + n - 1]] = NONE
+    if ask.encoder_no_repeat_ngram_size:
+        n = ask.encoder_no_repeat_ngram_size
+        for at in range(len(prompt) - n + 1):
+            if ends_with(text, prompt[at : at + n - 1]):
+                row[prompt[at + n - 1]] = NONE
     for i, bias in ask.logit_bias.items():
         row[i] += bias
     for word, bias in ask.sequence_bias:
         if ends_with(text, list(word[:-1])):
             row[word[-1]] += bias
+    for i in set(prompt):
+        e = ask.encoder_repetition_penalty
+        row[i] = row[i] * e if row[i] > 0 else row[i] / e
     penalise(row, ask, prompt, output)
     for i, amount in dry(ask, text).items():
         row[i] -= amount
+    if ask.exponential_decay_length_penalty is not None:
+        start, factor = ask.exponential_decay_length_penalty
+        if len(output) > start:
+            for i in set(ask.eos):
+                if row[i] != NONE:
+                    row[i] += abs(row[i]) * (factor ** (len(output) - start) - 1)
     return row
 
 
@@ -242,7 +267,7 @@ def top_n_sigma(alive, ask, row):
     mean = math.fsum(finite) / len(finite)
     sigma = math.sqrt(math.fsum((x - mean) ** 2 for x in finite) / len(finite))
     # an earlier refinement may have removed the row's largest: the largest there is stays
-    bound = min(max(finite) - ask.top_n_sigma * sigma, max(row[i] for i in alive))
+    bound = min(max(finite) - ask.top_n_sigma * sigma * (1 + 2**-10), max(row[i] for i in alive))
     return only(alive, [i for i in alive if row[i] >= bound])
 
 
@@ -257,6 +282,24 @@ def top_h(alive, ask, row):
             break
         kept.append(i)
     return only(alive, kept or order[:1])
+
+
+def p_less(alive, ask, row):
+    p = softmax(alive)
+    agree = math.fsum(x * x for x in p.values())
+    if ask.p_less_norm:
+        agree = (len(row) * agree - 1) / (len(row) - 1)
+    return only(alive, [i for i in p if p[i] >= min(agree, max(p.values()))])
+
+
+def min_k(alive, ask, row):
+    """By the paper's formula, on the logits before any refinement."""
+    finite = [x for x in row if x != NONE]
+    spread = max(finite) - min(finite) + 1e-8
+    order = descending({i: row[i] for i in alive})
+    falls = [(row[a] - row[b]) / i for i, (a, b) in enumerate(itertools.pairwise(order), 1)]
+    cliff = falls.index(max(falls)) + 1 if falls else 1
+    return only(alive, order[: max(cliff, math.floor(min(ask.min_k_tau / spread, len(order))))])
 
 
 def xtc(alive, ask, row):
@@ -283,7 +326,7 @@ def mirostat(alive, ask, row):
     if s <= 0:
         return alive
     log_k = (math.log(abs(e)) + ask.mirostat_mu * math.log(2) - math.log(abs(1 - len(row) ** -e))) / s
-    return only(alive, order[: max(1, min(len(order), round(math.exp(min(log_k, 50)))))])
+    return only(alive, order[: max(1, min(len(order), int(math.exp(min(log_k, 50)))))])
 
 
 def adaptive_p(alive, ask, row):
@@ -309,6 +352,8 @@ REFINEMENTS = {
     "epsilon_cutoff": (epsilon_cutoff, lambda a: a.epsilon_cutoff > 0),
     "eta_cutoff": (eta_cutoff, lambda a: a.eta_cutoff > 0),
     "top_h": (top_h, lambda a: a.top_h > 0),
+    "p_less": (p_less, lambda a: a.p_less or a.p_less_norm),
+    "min_k": (min_k, lambda a: a.min_k),
     "mirostat": (mirostat, lambda a: a.mirostat > 0),
     "xtc": (xtc, lambda a: a.xtc_probability > 0),
     "adaptive_p": (adaptive_p, lambda a: a.adaptive_target >= 0),

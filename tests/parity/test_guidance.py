@@ -22,6 +22,7 @@ from tailrace.params import SamplingParams
 from tailrace.runners import load_runner
 from tailrace.runners.base import Batch, ModelRunner
 from tailrace.sampling import Sampled, Sampler
+from tailrace.sampling.sampler import Pending
 from tailrace.text.tokenizer import Tokenizer
 from tailrace.wire.messages import Abort, Finished, ModelInfo, Submit, Tokens
 
@@ -49,8 +50,11 @@ class Listener:
         self.sampler = sampler
         self.heard: dict[tuple[int, int], torch.Tensor] = {}  # (key, position) → what the token there was drawn from
 
-    def __call__(self, logits: torch.Tensor, rows: Rows) -> Sampled:
-        sampled = self.sampler(logits, rows)
+    def begin(self, logits: torch.Tensor, rows: Rows) -> Pending:
+        pending = self.sampler.begin(logits, rows)
+        return Pending(pending.token_ids, lambda: self._hear(logits, rows, pending.wait()))
+
+    def _hear(self, logits: torch.Tensor, rows: Rows, sampled: Sampled) -> Sampled:
         for start, count in zip(rows.start.tolist(), sampled.num_tokens.tolist(), strict=False):
             for row in range(start, start + count):
                 key = self.sampler.slots[int(rows.slot[row])].key

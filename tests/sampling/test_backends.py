@@ -39,6 +39,10 @@ PARAMS: dict[str, dict] = {
     "typical most": {"typical_p": 0.999},
     "epsilon": {"epsilon_cutoff": 1e-3},
     "eta": {"eta_cutoff": 3e-3},
+    "p_less": {"p_less": True, "temperature": 0.8},
+    "p_less_norm": {"p_less_norm": True, "temperature": 1.5},
+    "p_less of what top_k left": {"top_k": 40, "p_less": True},
+    "p_less first": {"p_less": True, "top_p": 0.9, "sampler_order": ("p_less",)},
     "top_n_sigma": {"top_n_sigma": 1.2, "temperature": 1.5},
     "top_n_sigma last": {"top_p": 0.95, "top_n_sigma": 2.1},
     "xtc": {"xtc_probability": 1.0, "xtc_threshold": 0.01},
@@ -53,6 +57,11 @@ PARAMS: dict[str, dict] = {
     "allowed": {"allowed_token_ids": tuple(range(3, 200, 7))},
     "bad words": {"bad_words": tuple((i,) for i in range(0, 4000, 3)), "top_k": 20},
     "bans and penalties": {"bad_words": tuple((i,) for i in range(0, 4000, 2)), "presence_penalty": 0.9, "top_k": 20},
+    "encoder penalty": {"encoder_repetition_penalty": 1.5, "top_k": 30},
+    "encoder penalty and penalties": {"encoder_repetition_penalty": 0.8, "repetition_penalty": 1.2, "min_p": 0.01},
+    "length decay": {"exponential_decay_length_penalty": (190, 1.3), "top_p": 0.9},
+    "length decay down": {"exponential_decay_length_penalty": (190, 0.7), "top_k": 20},
+    "length decay far": {"exponential_decay_length_penalty": (0, 1000.0)},
     "dry": {"dry_multiplier": 0.8, "dry_allowed_length": 1},
     "everything": {
         "temperature": 0.9, "top_k": 200, "top_p": 0.95, "min_p": 0.01, "repetition_penalty": 1.1, "frequency_penalty": 0.1,
@@ -124,15 +133,21 @@ def test_the_same_tokens(name, vocab):
     assert len(differ) <= 2
 
 
+# edits that a GPU has no tables for: they go apart
+APART = {name for name in PARAMS if name.startswith(("encoder penalty", "length decay"))}
 AT_LENGTH = ("temperature", "top_k many", "top_p most", "typical", "everything")
 MORE = [
-    pytest.param(name, vocab, marks=pytest.mark.long) for vocab in (1, 2, 255, 256, 4097, 33_000) for name in PARAMS
+    pytest.param(name, vocab, marks=pytest.mark.long)
+    for vocab in (1, 2, 255, 256, 4097, 33_000)
+    for name in PARAMS
+    if name not in APART
 ]
 
 
 @QUIET
 @pytest.mark.parametrize(
-    ("name", "vocab"), [*((name, 257) for name in PARAMS), *((name, 4097) for name in AT_LENGTH), *MORE]
+    ("name", "vocab"),
+    [*((name, 257) for name in PARAMS if name not in APART), *((name, 4097) for name in AT_LENGTH), *MORE],
 )
 def test_the_same_tokens_on_a_gpu(name, vocab, monkeypatch):
     """Without one, in Triton's interpreter; there by nobody else's help."""
@@ -172,6 +187,32 @@ def test_what_the_gpu_does_not_have_goes_apart_and_leaves_its_neighbours_alone()
     slots.leave(0)
     slots.join(0, SamplingParams(temperature=0.0), key=1, prompt=[1])  # another request in the same slot
     assert int(sampled(slots, logits.to(DEVICES["gpu"]), "gpu").token_ids[0, 0]) == int(logits[0].argmax())
+
+
+@QUIET
+@pytest.mark.parametrize("name", sorted(APART))
+def test_edits_that_the_gpu_does_not_have_go_apart(name):
+    logits = torch.stack(list(rows_of(257).values()))
+    slots = slots_for(PARAMS[name], 257, logits.shape[0])
+    n = logits.shape[0]
+    assert OnGPU(slots, torch.device("cpu")).apart(Rows.plain(range(n), range(n), [9] * n)) == list(range(n))
+    expected, found = sampled(slots, logits, "reference"), sampled(slots, logits.to(DEVICES["gpu"]), "gpu")
+    assert found.token_ids.tolist() == expected.token_ids.tolist()
+
+
+@pytest.mark.parametrize("backend", ["cpu", "gpu"])
+@QUIET
+def test_the_other_threshold_of_p_less_is_seen(backend):
+    """The planted fault: the kernels have p_less_norm where p_less was asked for."""
+    logits = torch.stack(list(rows_of(257).values()))[:2]
+    logits = logits.repeat(16, 1)
+    slots = slots_for({"p_less": True}, 257, logits.shape[0])
+    expected = sampled(slots, logits, "reference").token_ids
+    assert torch.equal(sampled(slots, logits.to(DEVICES[backend]), backend).token_ids, expected)
+    other = slots_for({"p_less_norm": True}, 257, logits.shape[0])
+    for slot in range(logits.shape[0]):
+        other.slots[slot].params = slots.slots[slot].params  # what the reference would look at
+    assert not torch.equal(sampled(other, logits.to(DEVICES[backend]), backend).token_ids, expected)
 
 
 def tied(slots: Slots, row: torch.Tensor, i: int, a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -12,7 +12,7 @@ from tailrace.errors import ParameterError
 from tailrace.kernels.status import EMPTY, INF, NAN, OK
 from tailrace.params import NEUTRAL, SamplingParams
 from tailrace.ranges import COMPANIONS, RANGES
-from tailrace.sampling import Rows, Sampler, Slots, request_key
+from tailrace.sampling import Rows, Sampler, Slots, door, request_key
 from tailrace.sampling.reference import distribution
 
 V = 700
@@ -130,7 +130,9 @@ EFFECTS: dict[str, dict] = {
     "smoothing_curve": {"smoothing_factor": 0.2, "smoothing_curve": 3.0},
     "top_k": {"top_k": 3}, "top_p": {"top_p": 0.2}, "min_p": {"min_p": 0.5}, "top_a": {"top_a": 1.0}, "typical_p": {"typical_p": 0.1},
     "tfs_z": {"tfs_z": 0.1}, "epsilon_cutoff": {"epsilon_cutoff": 0.1}, "eta_cutoff": {"eta_cutoff": 0.3},
-    "top_n_sigma": {"top_n_sigma": 0.3}, "top_h": {"top_h": 0.1}, "xtc_probability": {"xtc_probability": 1.0, "xtc_threshold": 0.01},
+    "top_n_sigma": {"top_n_sigma": 0.3}, "top_h": {"top_h": 0.1}, "p_less": {"p_less": True}, "p_less_norm": {"p_less_norm": True},
+    "min_k": {"min_k": True}, "min_k_tau": {"min_k": True, "min_k_tau": 25.0},
+    "xtc_probability": {"xtc_probability": 1.0, "xtc_threshold": 0.01},
     "xtc_threshold": {"xtc_probability": 1.0, "xtc_threshold": 0.03}, "mirostat": {"mirostat": 2, "mirostat_tau": 1.0},
     "mirostat_tau": {"mirostat": 2, "mirostat_tau": 2.0}, "adaptive_target": {"adaptive_target": 0.01},
     "repetition_penalty": {"repetition_penalty": 5.0}, "presence_penalty": {"presence_penalty": 2.0},
@@ -140,6 +142,10 @@ EFFECTS: dict[str, dict] = {
     "dry_base": {"dry_multiplier": 5.0, "dry_base": 9.0}, "dry_allowed_length": {"dry_multiplier": 5.0, "dry_allowed_length": 1},
     "dry_penalty_last_n": {"dry_multiplier": 5.0, "dry_penalty_last_n": 2},
     "dry_sequence_breakers": {"dry_multiplier": 5.0, "dry_sequence_breakers": (2,)}, "no_repeat_ngram_size": {"no_repeat_ngram_size": 2},
+    "encoder_no_repeat_ngram_size": {"encoder_no_repeat_ngram_size": 3},
+    "encoder_repetition_penalty": {"encoder_repetition_penalty": 3.0},
+    "exponential_decay_length_penalty": {"exponential_decay_length_penalty": (2, 1.5)},
+    "normalize_logits": {"repetition_penalty": 2.0, "normalize_logits": True},
     "logit_bias": {"logit_bias": {9: 50.0}}, "sequence_bias": {"sequence_bias": (((1, 2, 9), 50.0),)},
     "allowed_token_ids": {"allowed_token_ids": (4, 5)}, "bad_words": {"bad_words": ((0,), (3,))},
     "min_tokens": {"min_tokens": 50, "stop_token_ids": (0, 3)},
@@ -150,14 +156,22 @@ ELSEWHERE = {
     "n", "seed", "max_tokens", "logprobs", "prompt_logprobs", "logprobs_mode", "report_entropy", "stop", "stop_token_ids",
     "stop_regex", "stop_outside", "repetition_detection", "thinking", "ignore_eos", "banned_strings",
     "include_stop_str_in_output", "skip_special_tokens", "shown_token_ids", "output_kind", "processors", "watermark", "forced_token_ids",
-    "mirostat_eta", "adaptive_decay", "banned_ignore_case", "grammar", "guidance_scale", "negative_prompt", "speculation",
+    "mirostat_eta", "adaptive_decay", "banned_ignore_case", "banned_regex", "grammar", "guidance_scale", "negative_prompt", "speculation",
 }  # fmt: skip
 
 
 def law_of(fields: dict) -> torch.Tensor:
     row = torch.linspace(4.0, -4.0, 40)
     slots = Slots(1, 40)
-    slots.join(0, SamplingParams(**fields), key=1, prompt=[1, 2, 3, 1, 2, 0], output=[7, 1, 2, 3, 0, 3, 1, 2])
+    slots.join(
+        0,
+        SamplingParams(**fields),
+        key=1,
+        prompt=[1, 2, 3, 1, 2, 0],
+        output=[7, 1, 2, 3, 0, 3, 1, 2],
+        eos_token_ids=[39],
+        handled=door.ELSEWHERE,
+    )
     survivors = distribution(row, slots[0])
     law = torch.zeros(40, dtype=torch.float64)
     law[survivors.ids] = survivors.probabilities()
@@ -182,7 +196,9 @@ def test_case_12_every_parameter_changes_something(name):
 
 @pytest.mark.parametrize("name", COMPANIONS)
 def test_case_12_a_knob_without_the_one_it_belongs_to_is_refused(name):
-    fields = EFFECTS.get(name) or {"mirostat_eta": {name: 0.5}, "adaptive_decay": {name: 0.5}}.get(name, {name: True})
+    fields = EFFECTS.get(name) or (
+        {"mirostat_eta": {name: 0.5}, "adaptive_decay": {name: 0.5}, "negative_prompt": {name: (1,)}}
+    ).get(name, {name: True})
     with pytest.raises(ParameterError, match=f"{name} has no effect without"):
         SamplingParams(**{name: fields[name]})
 
@@ -207,7 +223,7 @@ def test_both_ends_of_every_range_give_a_token(name):
             except ParameterError:
                 continue
             slots = Slots(1, V)
-            slots.join(0, params, key=1, prompt=[1, 2], output=[3, 3])
+            slots.join(0, params, key=1, prompt=[1, 2], output=[3, 3], handled=door.ELSEWHERE)
             for kind in (logits(1), torch.zeros(1, V), logits(1) * 1e4):
                 for backend in ("cpu", "reference"):
                     out = Sampler(slots, backend)(kind, Rows.plain([0], [0], [4]))

@@ -196,7 +196,7 @@ def test_a_shifted_mask_is_seen(rule, shift, monkeypatch):
 
 @pytest.mark.parametrize("rule", ["exact", "rejection", "block"])
 def test_penalties_that_do_not_see_the_drafts_are_seen(rule, monkeypatch):
-    monkeypatch.setattr(Slot, "append", lambda slot, token: None)
+    monkeypatch.setattr(Slot, "extend", lambda slot, tokens: None)
     monkeypatch.setattr(Slot, "pop", lambda slot: None)
     assert error(World(4, 2, PARAMS["penalties"], False), rule, True, monkeypatch) > 1e-3
 

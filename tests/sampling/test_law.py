@@ -40,6 +40,9 @@ PARAMS = {
     "eta": {"eta_cutoff": 0.02},
     "top-n-sigma": {"top_n_sigma": 1.0},
     "top-h": {"top_h": 0.6},
+    "p-less": {"p_less": True},
+    "p-less-norm": {"p_less_norm": True, "temperature": 1.5},
+    "min-k": {"min_k": True, "temperature": 2.0},
     "xtc": {"xtc_probability": 1.0, "xtc_threshold": 0.06},
     "adaptive-p": {"adaptive_target": 0.2},
     "mirostat 1": {"mirostat": 1, "mirostat_tau": 2.0},
@@ -54,7 +57,7 @@ PARAMS = {
         "repetition_penalty": 1.2,
     },
 }
-RARE = ("tail-free", "top-h", "adaptive-p", "mirostat 1", "mirostat 2")  # no kernel: the reference draws
+RARE = ("tail-free", "top-h", "min-k", "adaptive-p", "mirostat 1", "mirostat 2")  # no kernel: the reference draws
 
 
 def expected(fields: dict) -> dict[int, float]:

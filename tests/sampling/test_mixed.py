@@ -72,7 +72,13 @@ def world(seed: int, asked: list[dict]) -> tuple[Slots, torch.Tensor, Rows]:
         output = [] if "forced_token_ids" in fields else output
         report = {"logprobs": 2, "logprobs_mode": rng.choice(["raw", "processed"])} if rng.random() < 0.4 else {}
         slots.join(
-            i, SamplingParams(**fields, **report), key=seed * 100 + i, prompt=prompt, output=output, eos_token_ids=[0]
+            i,
+            SamplingParams(**fields, **report),
+            key=seed * 100 + i,
+            prompt=prompt,
+            output=output,
+            eos_token_ids=[0],
+            handled=("banned_strings",),
         )
         if "banned_strings" in fields:
             slots.ban(i, rng.randrange(12))

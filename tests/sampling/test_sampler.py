@@ -23,7 +23,15 @@ EOS = 60
 def slots_with(*entries: tuple[SamplingParams, int, list[int], list[int]], vocab: int = V) -> Slots:
     slots = Slots(max(8, len(entries)), vocab)
     for slot, (params, key, prompt, output) in enumerate(entries):
-        slots.join(slot, params, key=key, prompt=prompt, output=output, eos_token_ids=[vocab - 1])
+        slots.join(
+            slot,
+            params,
+            key=key,
+            prompt=prompt,
+            output=output,
+            eos_token_ids=[vocab - 1],
+            handled=("seed", "stop_token_ids"),
+        )
     return slots
 
 
@@ -63,6 +71,10 @@ FIELDS = {
     "eta_cutoff": st.sampled_from([0.0, 0.01, 0.3]),
     "top_n_sigma": st.sampled_from([0.0, -1.0, 0.5, 1.5]),
     "top_h": st.sampled_from([0.0, 0.3, 1.0]),
+    "p_less": st.booleans(),
+    "p_less_norm": st.booleans(),
+    "min_k": st.booleans(),
+    "min_k_tau": st.sampled_from([0.0, 3.0, 200.0]),
     "xtc_probability": st.sampled_from([0.0, 0.5, 1.0]),
     "smoothing_factor": st.sampled_from([0.0, 0.3]),
     "dynatemp_range": st.sampled_from([0.0, 0.4]),
@@ -79,6 +91,10 @@ FIELDS = {
     "dry_penalty_last_n": st.sampled_from([-1, 4]),
     "dry_sequence_breakers": st.sampled_from([(), (3,)]),
     "no_repeat_ngram_size": st.sampled_from([0, 1, 2, 3]),
+    "encoder_no_repeat_ngram_size": st.sampled_from([0, 1, 2, 3]),
+    "encoder_repetition_penalty": st.sampled_from([1.0, 1.4, 0.7]),
+    "exponential_decay_length_penalty": st.sampled_from([None, (0, 1.5), (2, 1.1), (1, 0.8)]),
+    "normalize_logits": st.booleans(),
     "logit_bias": st.dictionaries(ids, st.sampled_from([-5.0, 2.0, 100.0]), max_size=3),
     "sequence_bias": st.lists(
         st.tuples(st.lists(few, min_size=1, max_size=3).map(tuple), st.just(2.5)), max_size=2

@@ -173,7 +173,7 @@ def test_hostile_patterns_are_read_or_refused_at_once(expression):
 def test_what_is_not_used_any_more_is_forgotten():
     kept = weakref.WeakSet()
     for i in range(100):
-        found = module.patterns((f"x{i}y",))
+        found = module.patterns("stop_regex", (f"x{i}y",))
         Search(found).push("x")
         kept.add(found)
         del found
@@ -186,7 +186,7 @@ def test_strings_beside_patterns_cost_what_strings_cost():
     stops = tuple("a" * 60 + chr(0x4E00 + i) for i in range(120))
     search = PatternMatcher(SamplingParams(stop=stops, stop_regex=("zz",)))
     assert search.feed("a" * 1000) == ("a" * 940, None)
-    assert len(search._search._begun) == 0
+    assert len(search._search.begun) == 0
 
 
 def test_the_work_per_character_is_bounded():
@@ -195,7 +195,7 @@ def test_the_work_per_character_is_bounded():
     search = Search(compiled)
     for _ in range(2000):
         assert search.push("a") is None
-        assert len(search._begun) <= len(compiled.passes)
+        assert len(search.begun) <= len(compiled.passes)
     assert search.push("b") == (2001, "(a|a)+(a|a)+(a|a)+b")
 
 
@@ -231,3 +231,10 @@ def test_nothing_is_searched_where_nothing_is_asked():
     assert isinstance(matcher(SamplingParams()), StopMatcher)
     assert isinstance(matcher(SamplingParams(stop=("a",))), StopMatcher)
     assert isinstance(matcher(SamplingParams(stop_outside=(Stretch("a", "b"),))), StopMatcher)
+
+
+def test_patterns_are_walked_for_every_sequence_of_a_request():
+    assert module.patterns("banned_regex", ("a{50}",), 8)
+    with pytest.raises(ParameterError, match=r"banned_regex: .* with n = 64 at most 24") as caught:
+        module.patterns("banned_regex", ("a{50}",), 64)
+    assert caught.value.param == "banned_regex"

@@ -64,6 +64,38 @@ def test_everything_agrees_under_any_chunking(name, data):
         assert (text, last.stop_reason) == (expected if expected else (whole, None))
 
 
+@pytest.mark.parametrize("name", ["byte-level", "pieces", "pieces, no strip", "word piece", "metaspace"])
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_what_tokens_spell_is_the_text(name, data):
+    """Whatever stops it, joined bytes of the tokens are the text, and offsets are places in it."""
+    tokenizer = ALL[name]
+    ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=30))
+    stops = tuple(
+        data.draw(st.lists(st.sampled_from(["stop", "o", "lo", "😀", "\ufffd", " st", "é", "a"]), max_size=3))
+    )
+    include = data.draw(st.booleans())
+    params = SamplingParams(stop=stops, logprobs=0, include_stop_str_in_output=include, output_kind="final")
+    stream = TextStream(tokenizer, params, [tokenizer.vocab_size - 1])
+    at, last = 0, None
+    while at < len(ids) and last is None:
+        size = data.draw(st.integers(1, 5))
+        delta = stream.feed(ids[at : at + size], entries(len(ids))[at : at + size])
+        at, last = at + size, delta if delta.finish_reason else None
+    whole = last or stream.flush("stop")
+    assert len(whole.offsets) == len(whole.token_ids) == len(whole.logprobs)
+    if name.startswith("pieces") and "\ufffd" in whole.text:
+        return  # of a run of malformed bytes it shows only at the end that they are
+    spelt = [whole.spelt.get(i, tokenizer.bytes_of(id)) for i, id in enumerate(whole.token_ids)]
+    told = [part for part in spelt if part is not None]
+    assert spelt == told + [None] * (len(spelt) - len(told))
+    assert b"".join(told).decode(errors="replace") == whole.text
+    for part, begin in zip(told, whole.offsets, strict=False):
+        spelling = part.decode(errors="ignore")
+        if spelling.encode() == part:
+            assert whole.text[begin:].startswith(spelling)
+
+
 @pytest.mark.parametrize("include", [False, True])
 def test_a_stop_string_cuts_everything_at_the_token_that_completes_it(include):
     stream = TextStream(TOKENIZER, SamplingParams(stop=("stop",), include_stop_str_in_output=include, logprobs=0))

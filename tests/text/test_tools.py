@@ -87,6 +87,13 @@ CASES: dict[str, list[Case]] = {
             "<tool_call><function=get.it-2></function></tool_call>",
             [("add", {"n": 'two\n"lines"', "o": True}), ("get.it-2", {})], "Ok\n",
         ),
+        # a lone quote is no JSON string's; but where JSON goes on behind the marker, it is
+        (
+            '<tool_call><function=add><parameter=o>\n{x} say "hi\n</parameter>\n<parameter=p>"C:\\</parameter>\n</function></tool_call>',
+            [("add", {"o": '{x} say "hi', "p": '"C:\\'})], "",
+        ),
+        ('<tool_call><function=add><parameter=o>["</parameter>", "<\\""]</parameter></function></tool_call>',
+         [("add", {"o": ["</parameter>", '<"']})], ""),
         ("<tool_call>{}</tool_call>", [], "<tool_call>{}</tool_call>"),
         ("<tool_call><function=add><parameter=n>1</tool_call>", [], "<tool_call><function=add><parameter=n>1</tool_call>"),
     ],
@@ -97,6 +104,13 @@ CASES: dict[str, list[Case]] = {
         ),
         ("<tool_call>add</tool_call>\n<tool_call>get.it-2<arg_key>a</arg_key><arg_value>b c</arg_value></tool_call>!",
          [("add", {}), ("get.it-2", {"a": "b c"})], "!"),
+        (
+            '<tool_call>add<arg_key>o</arg_key><arg_value>[x] say "hi</arg_value>\n'
+            '<arg_key>p</arg_key><arg_value>"hello</arg_value></tool_call>',
+            [("add", {"o": '[x] say "hi', "p": '"hello'})], "",
+        ),
+        ('<tool_call>add<arg_key>o</arg_key><arg_value>{"a": "\\"</arg_value>, </tool_call> "}</arg_value></tool_call>',
+         [("add", {"o": {"a": '"</arg_value>, </tool_call> '}})], ""),
         ("<tool_call>it may be</tool_call>", [], "<tool_call>it may be</tool_call>"),
     ],
     "deepseek_v3": [

@@ -50,8 +50,12 @@ def byte_level() -> Tokenizer:
     return Tokenizer(tokenizer)
 
 
-def pieces(strip: bool = True) -> Tokenizer:
-    """SentencePiece with byte fallback, as Llama 2 has it."""
+REPLACE, FALLBACK, FUSE = decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()
+STRIP = decoders.Strip(" ", 1, 0)
+
+
+def pieces(*steps: decoders.Decoder) -> Tokenizer:
+    """SentencePiece with byte fallback and a decoder of these steps."""
     vocab = {"<unk>": 0, "<s>": 1, "</s>": 2}
     for byte in range(256):
         vocab[f"<0x{byte:02X}>"] = len(vocab)
@@ -59,8 +63,7 @@ def pieces(strip: bool = True) -> Tokenizer:
         vocab[token] = len(vocab)
     tokenizer = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=True, unk_token="<unk>"))
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if strip else steps)
+    tokenizer.decoder = decoders.Sequence(list(steps))
     tokenizer.add_special_tokens([AddedToken(t, special=True) for t in ("<s>", "</s>")])
     tokenizer.add_tokens([AddedToken("<tool>", special=False)])
     return Tokenizer(tokenizer)
@@ -83,10 +86,23 @@ def metaspace() -> Tokenizer:
     return Tokenizer(tokenizer)
 
 
+def bytes_and_more() -> Tokenizer:
+    """Byte-level with one step more, so that only the library knows what tokens in a row say."""
+    tokenizer = byte_level().backend
+    tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Replace("stop", "end")])
+    return Tokenizer(tokenizer)
+
+
 ALL = {
     "byte-level": byte_level(),
-    "pieces": pieces(),
-    "pieces, no strip": pieces(strip=False),
+    "pieces": pieces(REPLACE, FALLBACK, FUSE, STRIP),  # as Llama 2 has it
+    "pieces, no strip": pieces(REPLACE, FALLBACK, FUSE),
+    "fallback, metaspace": pieces(FALLBACK, decoders.Metaspace()),
+    "metaspace, fallback": pieces(decoders.Metaspace(), FALLBACK, FUSE),
+    "fallback, fuse, metaspace": pieces(FALLBACK, FUSE, decoders.Metaspace()),
+    "strip first": pieces(STRIP, REPLACE, FALLBACK, FUSE),
+    "strip two": pieces(REPLACE, FALLBACK, FUSE, decoders.Strip(" ", 2, 0)),
+    "bytes and more": bytes_and_more(),
     "word piece": word_piece(),
     "metaspace": metaspace(),
 }
@@ -94,6 +110,4 @@ KINDS = {
     "byte-level": "bytes",
     "pieces": "pieces",
     "pieces, no strip": "pieces",
-    "word piece": "library",
-    "metaspace": "library",
 }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -96,6 +98,9 @@ class BlockingStream:
     def abort(self, cause: str = "client") -> None:
         self._in_loop(self.stream.abort, cause)
 
+    def close(self) -> None:
+        self._in_loop(self.stream.close)
+
     def abort_sequence(self, index: int) -> None:
         self._in_loop(self.stream.abort_sequence, index)
 
@@ -146,12 +151,12 @@ def tell(stream: Any) -> tuple[dict[int, list[int]], dict[int, Any]]:
     return tokens, ends
 
 
-def settle(client: Any) -> None:
-    """Wait until the engine says that nothing is left."""
+def settle(client: Any, steps: int = 1) -> None:
+    """Wait until the engine says, after so many steps, that nothing is left."""
     until = time.monotonic() + 20
     while time.monotonic() < until:
         stats = client.stats
-        if (stats.running, stats.waiting, stats.blocks_used) == (0, 0, 0) and stats.steps:
+        if (stats.running, stats.waiting, stats.blocks_used) == (0, 0, 0) and stats.steps >= steps:
             return
         time.sleep(0.05)
     raise AssertionError(client.stats)
@@ -198,6 +203,100 @@ def test_leaving_early_aborts(client):
     with client.submit([10], greedy(3000, n=2)) as stream:
         next(iter(stream))
     settle(client)
+
+
+def begun(client: Any, n: int = 2) -> Any:
+    stream = client.submit([10], greedy(3000, n=n))
+    for _ in stream:
+        break
+    return stream
+
+
+def broken_off(client: Any) -> None:
+    begun(client)
+
+
+def broken_off_and_kept(client: Any) -> None:
+    KEPT.append(begun(client))
+
+
+def closed_before_its_first_token(client: Any) -> None:
+    with contextlib.closing(client.submit([10], greedy(3000))) as stream:
+        KEPT.append(stream)
+
+
+def never_read(client: Any) -> None:
+    client.submit([10], greedy(3000))
+
+
+def collected_in_a_cycle(client: Any) -> None:
+    holder: list[Any] = [client.submit([10], greedy(3000))]
+    holder.append(holder)
+    del holder
+    gc.collect()
+
+
+def collected_by_another_thread(client: Any) -> None:
+    holder = [client.submit([10], greedy(3000))]
+    thread = threading.Thread(target=holder.clear)
+    thread.start()
+    thread.join()
+
+
+class Holder:
+    """Has a stream, and is told when too much of it waits: as the front end's requests are."""
+
+    def __init__(self, client: Any) -> None:
+        self.stream = client.submit([10], greedy(3000))
+        if isinstance(self.stream, BlockingStream):
+            self.stream.stream.bound(1 << 20, self.full)
+
+    def full(self) -> None:
+        raise AssertionError("nobody is there to be told")
+
+
+def held_by_whom_it_tells(client: Any) -> None:
+    Holder(client)
+    gc.collect()
+
+
+KEPT: list[Any] = []
+ABANDONED = [
+    broken_off,
+    broken_off_and_kept,
+    closed_before_its_first_token,
+    never_read,
+    collected_in_a_cycle,
+    held_by_whom_it_tells,
+    collected_by_another_thread,
+]
+
+
+@pytest.mark.parametrize("leave", ABANDONED, ids=lambda leave: leave.__name__)
+def test_an_abandoned_stream_gives_back_its_slots_and_blocks(client, leave):
+    """Fewer steps than its 3,000 tokens would take say that nobody waited for its end."""
+    before = client.stats.steps
+    leave(client)
+    tokens, _ = tell(client.submit([20], greedy(3)))
+    assert tokens == {0: [21, 22, 23]}
+    settle(client, before + 3)
+    assert client.stats.steps - before < 2000
+
+
+def test_a_stream_collected_while_the_engine_is_at_work_ends_after_it():
+    made = inproc()
+    streams = [made.submit([10], greedy(3000)), made.submit([20], greedy(6))]
+    step = made._engine.step
+
+    def collecting():
+        if len(streams) == 2 and made.stats.steps == 3:
+            streams.pop(0)  # its abort must not reach an engine in mid-step
+            assert made.stats.running == 2
+        return step()
+
+    made._engine.step = collecting
+    assert tell(streams[-1])[0] == {0: list(range(21, 27))}
+    settle(made)
 
 
 def test_one_sequence_can_be_ended_alone(client):

@@ -18,7 +18,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tailrace.api.disconnect import end
-from tailrace.api.guard import ApiKeys
+from tailrace.api.guard import ApiKeys, Site, hosts_of
+from tailrace.api.lag import watch_lag
 from tailrace.api.observe import start_tracing
 from tailrace.api.openapi import openapi
 from tailrace.api.problems import HANDLERS
@@ -79,13 +80,20 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         service.observer.tracing = start_tracing(os.environ)
-        running = asyncio.create_task(service.supervisor.run())
+        tasks = [
+            asyncio.create_task(work)
+            for work in (
+                service.supervisor.run(),
+                service.supervisor.watch(),
+                watch_lag(service.metrics.event_loop_lag),
+            )
+        ]
         if listens_when_ready:
             await service.supervisor.settled.wait()
         try:
             yield
         finally:
-            await end(running)
+            await end(*tasks)
             await service.others_gone()
             await client.close()
             await service.observer.close()
@@ -121,8 +129,11 @@ def by_method(endpoints: dict[str, Endpoint]) -> Endpoint:
 
 def wrapping(config: ServerConfig) -> list[Middleware]:
     """What every request passes, outermost first."""
-    found = [Middleware(RequestId)]
-    if origins := listed(config.cors_origins):
+    found, origins = [Middleware(RequestId)], listed(config.cors_origins)
+    hosts = hosts_of(listed(config.allowed_hosts), config.host)
+    if hosts is not None:
+        found.append(Middleware(Site, hosts=hosts, origins=origins))
+    if origins:
         found.append(
             Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=[REQUEST_ID])
         )  # fmt: skip

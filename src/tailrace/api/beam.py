@@ -65,13 +65,13 @@ class BeamSearch:
     def step(self, likeliest: list[list[tuple[int, float]]]) -> None:
         """One token more: per running beam its likeliest tokens with their logprobs."""
         continued = [
-            Beam((*beam.tokens, token), beam.total + logprob)
+            (beam.total + logprob, beam, token)
             for beam, tokens in zip(self.running, likeliest, strict=True)
             for token, logprob in tokens
             if logprob > float("-inf")
         ]
-        continued.sort(key=lambda beam: -beam.total)
-        best = continued[: self.candidates]
+        continued.sort(key=lambda way: -way[0])
+        best = [Beam((*beam.tokens, token), total) for total, beam, token in continued[: self.candidates]]
         for place, beam in enumerate(best):
             if beam.tokens[-1] in self.eos and place < self.width:
                 self._finish(beam, "stop")

@@ -6,27 +6,40 @@ have changed the answer: those are refused.
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Mapping
+import zlib
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any, Generic, TypeVar
 
 import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
+from tailrace import _cpu
 from tailrace.api import problems
 from tailrace.api.schema.common import TOLERATED
+from tailrace.api.turns import JSON_BYTES
 from tailrace.errors import ParameterError, RequestError
+from tailrace.residue import trim
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T", bound=msgspec.Struct)
 
 MAX_LOGGED_NAMES = 1000  # so that nobody can fill the log, or the memory of it
-FORM = "application/x-www-form-urlencoded"  # what `curl -d` says of any body
+CHARSETS = ("utf-8", "utf8", "us-ascii", "ascii")
+WINDOWS = {"gzip": 31, "x-gzip": 31, "deflate": 15}  # content coding → zlib's wbits
+PIECE = 1 << 18  # bytes unpacked at once; others have a turn after each
+LARGE = 1 << 18  # bytes, beyond which the C library keeps much of what a body took
+QUIET_S = 1.0
+MAX_FIELDS = 1024  # of the outermost object
+OTHERS = 4  # so many numbers are read in the time of a string
+MAX_NEUTRAL = 1024  # bytes of a value that asks for nothing
 
 _decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _logged: set[str] = set()
+_giving_back: asyncio.TimerHandle | None = None
 
 
 class BodyReader(Generic[T]):
@@ -46,30 +59,59 @@ class BodyReader(Generic[T]):
             RequestError: it is no JSON object.
         """
         check_content_type(request)
-        raw = await read_bytes(request, request.app.state.service.config.max_body_mib << 20)
+        service = request.app.state.service
+        raw = await read_bytes(request, service.config.max_body_mib << 20)
+        if len(raw) > LARGE:
+            give_back_later()
+        request.state.size = len(raw)
+        return await service.turns.run(
+            request, lambda: self.decoded(raw, service.config.max_body_items), len(raw) // JSON_BYTES
+        )
+
+    def decoded(self, raw: bytes, max_items: int) -> T:
+        """See `read`. Each of its steps holds the interpreter's lock as long as it takes: what they may take is bounded before."""
+        check_size(raw, max_items)
         try:
-            fields = _decode_fields(raw)
-            self._check_fields(fields)
+            self._check_fields(_decode_fields(raw))
             return self._decode(raw)
         except msgspec.ValidationError as error:
             raise problems.of_validation(error) from error
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise RequestError(f"the body is not valid JSON: {error}") from error
+            raise RequestError(f"the body is not valid JSON: {problems.of_json(error, raw)}") from error
 
     def _check_fields(self, fields: dict[str, msgspec.Raw]) -> None:
         for name in fields.keys() - self._known:
             if name not in self._refused:
                 log_once(name)
-            elif msgspec.json.decode(fields[name]) not in self._refused[name]:
+            elif (
+                len(value := bytes(fields[name])) > MAX_NEUTRAL or msgspec.json.decode(value) not in self._refused[name]
+            ):
                 neutral = " or ".join(msgspec.json.encode(value).decode() for value in self._refused[name])
                 raise ParameterError(f"{name}: not supported; leave it out (or {neutral})", name)
 
 
+def give_back_later() -> None:
+    """What large bodies have left behind goes back to the system, on another thread, once no more of them have come for a while."""
+    global _giving_back
+    if _giving_back is not None:
+        _giving_back.cancel()
+    loop = asyncio.get_running_loop()
+    _giving_back = loop.call_later(QUIET_S, loop.run_in_executor, None, trim)
+
+
 def check_content_type(request: Request) -> None:
-    """JSON, nothing, or what `curl -d` sends by default; anything else is a 415."""
-    kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
-    if kind not in ("", "application/json", FORM) and not kind.endswith("+json"):
-        raise HTTPException(415, f"the content type must be application/json, not {kind}")
+    """JSON in UTF-8; anything else, and nothing, is a 415: those types a page of any site may send without asking first."""
+    kind, *parameters = request.headers.get("content-type", "").lower().split(";")
+    if kind.strip() != "application/json" and not (
+        kind.strip().startswith("application/") and kind.strip().endswith("+json")
+    ):
+        said = f"not {kind.strip()[:100]}" if kind else "and it is not given"
+        raise HTTPException(415, f"the header content-type must be application/json, {said}; "
+                                 "with curl: -H 'content-type: application/json'")  # fmt: skip
+    for parameter in parameters:
+        name, _, value = parameter.partition("=")
+        if name.strip() == "charset" and value.strip(' \t"') not in CHARSETS:
+            raise HTTPException(415, f"the charset must be utf-8, not {value.strip()[:100]}")
 
 
 async def read_bytes(request: Request, limit: int) -> bytes:
@@ -79,12 +121,55 @@ async def read_bytes(request: Request, limit: int) -> bytes:
     if declared.isdecimal() and int(declared) > limit:
         raise too_large
     parts, size = [], 0
-    async for part in request.stream():
+    async for part in unpacked(request):
         size += len(part)
         if size > limit:
             raise too_large
         parts.append(part)
     return b"".join(parts)
+
+
+async def unpacked(request: Request) -> AsyncGenerator[bytes, None]:
+    """The body in pieces, without its content coding; a piece is PIECE bytes at most where it has one, whatever it was packed to.
+
+    Raises:
+        HTTPException: 400: it is not what it says it is. 415: a coding that is not known, or several.
+    """
+    coding = ", ".join(request.headers.getlist("content-encoding")).strip().lower()
+    if coding in ("", "identity"):
+        async for part in request.stream():
+            yield part
+        return
+    if coding not in WINDOWS:
+        known = "gzip, deflate, identity"
+        raise HTTPException(
+            415, f"the content encoding must be one of {known}, not {coding[:100]}", {"accept-encoding": known}
+        )
+    inflate = zlib.decompressobj(WINDOWS[coding])
+    try:
+        async for part in request.stream():
+            while part and not inflate.eof:
+                yield inflate.decompress(part, PIECE)
+                part = inflate.unconsumed_tail
+                await asyncio.sleep(0)
+            if part or inflate.unused_data:
+                raise HTTPException(400, f"the body goes on behind the end of its {coding} data")
+        if not inflate.eof:
+            raise HTTPException(400, f"the body ends before its {coding} data does")
+    except zlib.error as error:
+        raise HTTPException(400, f"the body is not {coding}: {error}") from error
+
+
+def check_size(raw: bytes, limit: int) -> None:
+    """Raise RequestError for JSON whose reading would take long, and all at once: counted in one pass, beside which others go on."""
+    fields, parts, values, _ = _cpu.json_size(raw)
+    if fields > MAX_FIELDS:
+        raise RequestError(f"the body: at most {MAX_FIELDS} fields are taken, got {fields}")
+    if parts > limit or values > OTHERS * limit:
+        raise RequestError(
+            f"the body: at most {limit} objects, lists and strings are taken at once, and {OTHERS * limit} other values "
+            f"(--max-body-items), got {parts} and {values}"
+        )
 
 
 def log_once(name: str) -> None:

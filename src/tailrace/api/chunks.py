@@ -67,5 +67,5 @@ def pieces(delta: Delta, with_ids: bool) -> Iterator[Delta]:
             yield delta
         return
     if has_content:
-        yield Delta(delta.text, delta.token_ids, delta.logprobs, finish_reason=None, stop_reason=None)
+        yield msgspec.structs.replace(delta, finish_reason=None, stop_reason=None)
     yield Delta("", (), None, finish_reason=delta.finish_reason, stop_reason=delta.stop_reason)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from starlette.requests import Request
 
+from tailrace.api.lengths import check_length
+from tailrace.api.service import service_of
 from tailrace.errors import ParameterError
 
 if TYPE_CHECKING:
     from tailrace.api.schema.chat import ChatMessage, Conversation
-    from tailrace.api.service import Service
 
 # what the template gets from us, and what would let a request choose the template itself
 RESERVED = frozenset({
@@ -38,24 +40,33 @@ def check_conversation(ask: Conversation) -> None:
             raise ParameterError(f"chat_template_kwargs must not hold {name!r}", "chat_template_kwargs")
 
 
-async def encode(service: Service, ask: Conversation, with_tools: bool = True) -> list[int]:
+async def encode(
+    request: Request, ask: Conversation, size: int, with_tools: bool = True, field: str = "messages", bound: bool = True
+) -> list[int]:
     """The prompt's token ids, through the model's chat template.
 
+    Args:
+        size: of the request, in characters. field: what the client calls the messages. bound: what can't fit the context is refused.
+
     Raises:
-        RequestError: a part that is not text, or the template refuses the messages.
+        RequestError: a part that is not text, or the template refuses the messages. ContextLengthError: they are too long.
     """
-    messages = [template_message(i, message) for i, message in enumerate(ask.messages)]
+    service = service_of(request)
     options: dict[str, Any] = dict(ask.chat_template_kwargs or {})
     continued = bool(ask.continue_final_message)
     if continued:
         options["continue_final_message"] = True
     open_turn = not continued if ask.add_generation_prompt is None else ask.add_generation_prompt
     tools = (ask.tools or None) if with_tools else None
-    num_chars = sum(len(message.get("content") or "") for message in messages)
-    return await service.tokenized(
-        lambda: service.tokenizer.encode_chat(messages, tools=tools, add_generation_prompt=open_turn, **options),
-        num_chars,
-    )
+
+    def work() -> list[int]:
+        messages = [template_message(i, message) for i, message in enumerate(ask.messages)]
+        text = service.tokenizer.render_chat(messages, tools=tools, add_generation_prompt=open_turn, **options)
+        if bound:
+            check_length(service, text, field)
+        return service.tokenizer.encode(text, add_special_tokens=False)
+
+    return await service.turns.run(request, work, size)
 
 
 def template_message(i: int, message: ChatMessage) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from tailrace.api import problems
 from tailrace.api.merge import merge
 from tailrace.api.observe import UNKNOWN, Origin, Record
 from tailrace.api.schema.common import PromptTokensDetails, Usage
+from tailrace.api.turns import SLICE_S
 from tailrace.errors import EngineError, TailraceError
 from tailrace.params import SamplingParams
 from tailrace.text.stream import Delta, TextStream
@@ -34,6 +35,7 @@ class Generation:
 
     Args:
         origin: how it is to be treated, and for the record of it. grammar_field: what the client calls the grammar.
+        label: what the client calls the request, where that is no part of the id.
     """
 
     def __init__(
@@ -44,8 +46,9 @@ class Generation:
         params: SamplingParams,
         origin: Origin = UNKNOWN,
         grammar_field: str = "grammar",
+        label: str | None = None,
     ) -> None:
-        self._grammar_field = grammar_field
+        self._grammar_field, self._label = grammar_field, label
         self.id, self.prompts, self.params = id, prompts, params
         self._service, self._metrics = service, service.metrics
         self._origin = origin
@@ -63,8 +66,8 @@ class Generation:
 
     @property
     def name(self) -> str:
-        """The id without what says the kind of answer: the request's own."""
-        return re.sub(r"^(chatcmpl-|cmpl-|resp_)", "", self.id)
+        """The request's own: its label, or what is behind the kind of answer in the id."""
+        return self._label or re.sub(r"^(chatcmpl-|cmpl-)", "", self.id)
 
     @property
     def usage(self) -> Usage:
@@ -90,12 +93,20 @@ class Generation:
         service.live.add(self)
         timer = service.limited(self._origin.deadline_s, self.cut)
         try:
+            until_s = time.perf_counter() + SLICE_S
             for prompt in self.prompts:
+                if time.perf_counter() > until_s:
+                    await asyncio.sleep(0)
+                    until_s = time.perf_counter() + SLICE_S
+                if self._aborted:
+                    raise self._failure or asyncio.CancelledError
                 stream = service.client.submit(prompt, self.params, id=self.id, priority=self._origin.priority)
                 stream.bound(service.config.stream_buffer_kib << 10, self._backlog)
                 self._streams.append(stream)
-                self._texts += [TextStream(service.tokenizer, self.params, eos) for _ in range(n)]
-            self._open = len(self._texts)
+                self._texts += [TextStream(service.tokenizer, self.params, eos, prompt) for _ in range(n)]
+                self._open += n
+                if self._cut is not None:
+                    stream.abort(self._cut, keep=True)
             sources = [self._of_prompt(p) for p in range(len(self.prompts))]
             async with contextlib.aclosing(merge(sources) if len(sources) > 1 else sources[0]) as merged:
                 async for choice, delta in merged:

@@ -5,15 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import msgspec
+from starlette.requests import Request
 
 from tailrace.api.conversation import encode
+from tailrace.api.lengths import check_length
 from tailrace.api.schema.chat import ChatMessage
+from tailrace.api.service import service_of
 from tailrace.errors import ParameterError, RequestError
+from tailrace.ranges import check_range
 
 if TYPE_CHECKING:
     from tailrace.api.schema.chat import ChatRequest
     from tailrace.api.schema.common import GenerateRequest
-    from tailrace.api.service import Service
 
 FIELD = "negative_prompt"
 
@@ -26,23 +29,28 @@ def guidance_scale(ask: GenerateRequest) -> float | None:
     """
     if None not in (ask.guidance_scale, ask.cfg_scale) and ask.guidance_scale != ask.cfg_scale:
         raise ParameterError(
-            f"cfg_scale ({ask.cfg_scale:g}) and guidance_scale ({ask.guidance_scale:g}) are two names of one scale",
+            f"cfg_scale ({ask.cfg_scale}) and guidance_scale ({ask.guidance_scale}) are two names of one scale",
             "cfg_scale",
         )
+    if ask.cfg_scale is not None:
+        check_range("guidance_scale", ask.cfg_scale, "cfg_scale")
     return ask.cfg_scale if ask.guidance_scale is None else ask.guidance_scale
 
 
-async def of_text(service: Service, given: str | list[int] | None, special: bool) -> tuple[int, ...]:
+async def of_text(request: Request, given: str | list[int] | None, special: bool) -> tuple[int, ...]:
     """Token ids of a completion's; () for none. special: the tokenizer's own tokens around it, as around the prompt."""
     if given is None:
         return ()
     if isinstance(given, str):
-        text = given
-        given = await service.tokenized(lambda: service.tokenizer.encode(text, add_special_tokens=special), len(text))
+        service, text = service_of(request), given
+        check_length(service, text, FIELD)
+        given = await service.turns.run(
+            request, lambda: service.tokenizer.encode(text, add_special_tokens=special), request.state.size
+        )
     return filled(given)
 
 
-async def of_chat(service: Service, ask: ChatRequest, with_tools: bool) -> tuple[int, ...]:
+async def of_chat(request: Request, ask: ChatRequest, size: int, with_tools: bool) -> tuple[int, ...]:
     """Token ids of a chat's: a string is what the user says; everything else is as in the chat itself."""
     given = ask.negative_prompt
     if given is None:
@@ -57,10 +65,10 @@ async def of_chat(service: Service, ask: ChatRequest, with_tools: bool) -> tuple
     continued = bool(ask.continue_final_message) and messages[-1].role == "assistant"
     other = msgspec.structs.replace(ask, messages=messages, continue_final_message=continued)
     try:
-        return filled(await encode(service, other, with_tools))
+        return filled(await encode(request, other, size, with_tools))
     except RequestError as error:
         param = (error.param or FIELD).replace("messages", FIELD, 1)
-        raise ParameterError(str(error).replace("messages", FIELD, 1), param) from error
+        raise type(error)(str(error).replace("messages", FIELD, 1), param) from error
 
 
 def filled(ids: list[int]) -> tuple[int, ...]:

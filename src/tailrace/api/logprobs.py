@@ -7,7 +7,9 @@ A token whose bytes are no whole characters is written as OpenAI does, with its 
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import repeat
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -16,6 +18,8 @@ from msgspec import UnsetType
 from tailrace.api.schema.chat import ChatLogprobs
 from tailrace.api.schema.common import PromptLogprob, PromptLogprobEntries
 from tailrace.api.schema.completions import CompletionLogprobs
+from tailrace.text.detokenize import continues
+from tailrace.text.stream import Delta
 from tailrace.wire.messages import TokenLogprobs
 
 if TYPE_CHECKING:
@@ -49,24 +53,27 @@ class Labels:
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        def name(id: int) -> tuple[str, list[int], bool]:
-            data = tokenizer.bytes_of(id)
-            try:
-                return data.decode("utf-8"), list(data), True
-            except UnicodeDecodeError:
-                return "".join(f"\\x{byte:02x}" for byte in data), list(data), False
+        self.names = Table(lambda id: named(tokenizer.bytes_of(id)))
+        self.written = Table(lambda id: self.write(id, self.names[id][1]))
 
-        def write(id: int) -> str:
-            label, data, _ = self.names[id]
-            token = msgspec.json.encode(label).decode().replace("%", "%%")
-            return f'{{"token":{token},"logprob":%s,"bytes":{msgspec.json.encode(data).decode()}'
+    def write(self, id: int, data: list[int]) -> str:
+        """See `written`; of a token of which the text has these bytes: its name is what they spell, and of none its own."""
+        label = named(bytes(data))[0] if data else self.names[id][0]
+        token = msgspec.json.encode(label).decode().replace("%", "%%")
+        return f'{{"token":{token},"logprob":%s,"bytes":{msgspec.json.encode(data).decode()}'
 
-        self.names, self.written = Table(name), Table(write)
-
-    def legacy(self, id: int) -> str:
-        """The name of a token among completions' logprobs."""
-        label, _, whole = self.names[id]
+    def legacy(self, id: int, data: bytes | None = None) -> str:
+        """The name of a token among completions' logprobs. data: as in `write`; None is all of it."""
+        label, _, whole = named(data) if data else self.names[id]
         return label if whole else f"bytes:{label}"
+
+
+def named(data: bytes) -> tuple[str, list[int], bool]:
+    """How bytes are written: see Labels.names."""
+    try:
+        return data.decode("utf-8"), list(data), True
+    except UnicodeDecodeError:
+        return "".join(f"\\x{byte:02x}" for byte in data), list(data), False
 
 
 def finite(logprob: float) -> float:
@@ -74,79 +81,113 @@ def finite(logprob: float) -> float:
     return logprob if logprob > FLOOR else FLOOR
 
 
-def chat_logprobs(labels: Labels, token_ids: Iterable[int], entries: Iterable[TokenLogprobs], top: int) -> ChatLogprobs:
+def likeliest(entry: TokenLogprobs, top: int) -> Iterator[tuple[int, float]]:
+    """The `top` likeliest that could come at all, with their logprobs. Those that could not are in no order worth telling."""
+    for other, logprob in zip(entry.top_ids[:top], entry.top_logprobs[:top], strict=True):
+        if logprob > -math.inf:
+            yield other, logprob
+
+
+def delivered(piece: Delta) -> Iterable[tuple[int, TokenLogprobs, int, bytes | None]]:
+    """The tokens of a piece that the text has anything of, or that leave no text at all; not those behind a stop: id, logprobs, where in
+    the text it begins, and the bytes that the text has of it; None: all its own."""
+    ids, entries, spelt = piece.token_ids, piece.logprobs or (), piece.spelt
+    if not spelt:  # nearly always
+        return zip(ids, entries, piece.offsets, repeat(None, len(ids)), strict=True)
+    return [
+        (id, entry, offset, spelt.get(place))
+        for place, (id, entry, offset) in enumerate(zip(ids, entries, piece.offsets, strict=True))
+        if place not in spelt or spelt[place] is not None
+    ]
+
+
+def chat_logprobs(labels: Labels, piece: Delta, top: int) -> ChatLogprobs:
     """Chat's shape; `top` alternatives each. Written as JSON at once, from parts that each token has once and for all."""
-    return ChatLogprobs([_chat_entry(labels, i, entry, top) for i, entry in zip(token_ids, entries, strict=True)])
+    return ChatLogprobs([_chat_entry(labels, id, entry, data, top) for id, entry, _, data in delivered(piece)])
 
 
-def _chat_entry(labels: Labels, id: int, entry: TokenLogprobs, top: int) -> msgspec.Raw:
+def _chat_entry(labels: Labels, id: int, entry: TokenLogprobs, data: bytes | None, top: int) -> msgspec.Raw:
     written = labels.written
+    others = entry.top_ids[:top]
     # all numbers at once, by a library that writes them ten times as fast as repr; −inf is null there
-    numbers = _encode([entry.logprob, *entry.top_logprobs[:top]])[1:-1].decode().replace("null", str(FLOOR)).split(",")
-    tops = "},".join([written[other] for other in entry.top_ids[:top]])
+    numbers = _encode([entry.logprob, *entry.top_logprobs[:top]])[1:-1].decode()
+    if "null" in numbers:
+        possible = dict(likeliest(entry, top))
+        others = list(possible)
+        numbers = _encode([entry.logprob, *possible.values()])[1:-1].decode().replace("null", str(FLOOR))
+    tops = "},".join([written[other] for other in others])
     told = "" if entry.entropy is None else f',"entropy":{entry.entropy!r},"varentropy":{entry.varentropy!r}'
-    whole = f'{written[id]},"top_logprobs":[{tops}{"}" if tops else ""}]{told}}}'
-    return msgspec.Raw((whole % tuple(numbers)).encode())
+    own = written[id] if data is None else labels.write(id, list(data))
+    whole = f'{own},"top_logprobs":[{tops}{"}" if tops else ""}]{told}}}'
+    return msgspec.Raw((whole % tuple(numbers.split(","))).encode())
 
 
 def prompt_logprobs(
     labels: Labels, token_ids: Sequence[int], entries: Sequence[TokenLogprobs], top: int
 ) -> PromptLogprobEntries:
-    """vLLM's shape, of a whole prompt; `entries` are those of all tokens but the first."""
+    """vLLM's shape, of a whole prompt; `entries` are those of all tokens but the first. Written as JSON token by token: a million of them
+    at once would hold up everybody."""
     found: PromptLogprobEntries = [None]
     for id, entry in zip(token_ids[1:], entries, strict=True):
         here = {
             other: PromptLogprob(finite(logprob), rank, labels.names[other][0])
-            for rank, (other, logprob) in enumerate(
-                zip(entry.top_ids[:top], entry.top_logprobs[:top], strict=True), start=1
-            )
+            for rank, (other, logprob) in enumerate(likeliest(entry, top), start=1)
         }
         here.setdefault(id, PromptLogprob(finite(entry.logprob), entry.rank, labels.names[id][0]))
-        found.append(here)
+        found.append(msgspec.Raw(_encode(here)))
     return found
 
 
 class CompletionLogprobsWriter:
-    """Completions' shape for one choice, piece by piece; keeps count of where in the text the next token begins."""
+    """Completions' shape for one choice, piece by piece, behind a prompt if one is echoed."""
 
-    def __init__(self, labels: Labels, top: int, hidden: frozenset[int], entropies: bool = False) -> None:
-        """`hidden`: tokens that leave no text. entropies: they are listed too."""
-        self._entropies = entropies
-        self._labels, self._top, self._hidden = labels, top, hidden
-        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
-        self._offset = 0
+    def __init__(self, labels: Labels, top: int, entropies: bool = False) -> None:
+        """entropies: they are listed too."""
+        self._entropies, self._labels, self._top = entropies, labels, top
+        self._begin = 0  # where in the text the output begins
 
     def write_prompt(
         self, token_ids: Sequence[int], entries: Sequence[TokenLogprobs], hidden: frozenset[int]
     ) -> CompletionLogprobs:
         """The tokens of an echoed prompt, whose text hides `hidden`; the first has no logprob. To be called first, if at all."""
-        own, self._hidden = self._hidden, hidden
+        offsets, self._begin = offsets_of(
+            [b"" if id in hidden else bytes(self._labels.names[id][1]) for id in token_ids]
+        )
         first = TokenLogprobs(0.0, 1, [], [])
-        lists = self.write(token_ids, [first, *entries])
+        lists = self._write(zip(token_ids, [first, *entries], offsets, repeat(None), strict=False))
         lists.token_logprobs[0] = lists.top_logprobs[0] = None
-        self._hidden = own
         return lists
 
-    def write(self, token_ids: Sequence[int], entries: Sequence[TokenLogprobs]) -> CompletionLogprobs:
+    def write(self, piece: Delta) -> CompletionLogprobs:
         """The next tokens. The drawn token is always among its alternatives: there may be one more than asked for."""
+        return self._write((id, entry, self._begin + offset, data) for id, entry, offset, data in delivered(piece))
+
+    def _write(self, tokens: Iterable[tuple[int, TokenLogprobs, int, bytes | None]]) -> CompletionLogprobs:
         lists = CompletionLogprobs([], [], [], [], *(([], []) if self._entropies else ()))
-        for id, entry in zip(token_ids, entries, strict=True):
-            lists.tokens.append(self._labels.legacy(id))
+        for id, entry, offset, data in tokens:
+            lists.tokens.append(self._labels.legacy(id, data))
             lists.token_logprobs.append(finite(entry.logprob))
             lists.top_logprobs.append(self._alternatives(id, entry))
-            lists.text_offset.append(self._offset)
+            lists.text_offset.append(offset)
             if not isinstance(lists.entropy, UnsetType) and not isinstance(lists.varentropy, UnsetType):
                 lists.entropy.append(entry.entropy)
                 lists.varentropy.append(entry.varentropy)
-            if id not in self._hidden:
-                self._offset += len(self._decode(bytes(self._labels.names[id][1])))
         return lists
 
     def _alternatives(self, id: int, entry: TokenLogprobs) -> dict[str, float]:
         by_name: dict[str, float] = {}
-        for other, logprob in zip(entry.top_ids[: self._top], entry.top_logprobs[: self._top], strict=True):
-            by_name.setdefault(
-                self._labels.legacy(other), finite(logprob)
-            )  # two tokens may spell the same: the likelier
+        for other, logprob in likeliest(entry, self._top):
+            # two tokens may spell the same: the likelier
+            by_name.setdefault(self._labels.legacy(other), finite(logprob))
         by_name.setdefault(self._labels.legacy(id), finite(entry.logprob))
         return by_name
+
+
+def offsets_of(spelt: Iterable[bytes]) -> tuple[list[int], int]:
+    """Where in their text tokens of these bytes begin, in characters; and the length of the text."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    offsets, at = [], 0
+    for data in spelt:
+        offsets.append(at + (bool(data) and not continues(decoder.buffer, data[:1])))
+        at += len(decoder.decode(data))
+    return offsets, at + len(decoder.decode(b"", True))

@@ -10,6 +10,8 @@ from tailrace.api.disconnect import end
 
 T = TypeVar("T")
 
+AT_ONCE = 64  # sources that begin, or end, in one turn of the loop
+
 
 async def merge(sources: Sequence[AsyncIterator[T]]) -> AsyncGenerator[T, None]:
     """The items of all sources as they come; each source's own order is kept, and each waits while nobody asks.
@@ -32,9 +34,13 @@ async def merge(sources: Sequence[AsyncIterator[T]]) -> AsyncGenerator[T, None]:
         else:
             await queue.put(None)
 
-    pumps = [asyncio.ensure_future(pump(source)) for source in sources]
-    left = len(pumps)
+    pumps: list[asyncio.Future[None]] = []
+    left = len(sources)
     try:
+        for source in sources:
+            pumps.append(asyncio.ensure_future(pump(source)))
+            if len(pumps) % AT_ONCE == 0:
+                await asyncio.sleep(0)
         while left:
             got = await queue.get()
             if got is None:
@@ -44,4 +50,9 @@ async def merge(sources: Sequence[AsyncIterator[T]]) -> AsyncGenerator[T, None]:
             else:
                 yield got[0]
     finally:
-        await end(*pumps)
+        try:
+            for start in range(0, len(pumps), AT_ONCE):
+                await end(*pumps[start : start + AT_ONCE])
+        finally:  # who waits here may be cancelled once more
+            for task in pumps:
+                task.cancel()

@@ -8,13 +8,13 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from tailrace.wire.messages import Stats
+from tailrace.wire.messages import DURATION_EDGES_S, Stats
 
 FIRST_TOKEN_S = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640,
@@ -26,16 +26,32 @@ END_TO_END_S = (0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 3
 class Metrics:
     """Counters and histograms that the front end keeps; `expose` writes them and the engine's as Prometheus' text."""
 
-    def __init__(self, stats: Callable[[], Stats], ready: Callable[[], bool], wasted: Callable[[], int]) -> None:
-        self._engine = EngineCollector(stats, ready)
+    def __init__(
+        self,
+        stats: Callable[[], Stats],
+        ready: Callable[[], bool],
+        wasted: Callable[[], int],
+        stalls: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self._engine = EngineCollector(stats, ready, stalls)
         self._registry = CollectorRegistry()
         self._registry.register(Wasted(wasted))
         self.time_to_first_token = Histogram(
             "tailrace_time_to_first_token_seconds", "From the request's arrival to its first token, per prompt.",
             buckets=FIRST_TOKEN_S, registry=self._registry,
         )  # fmt: skip
-        self.inter_token_latency = Gaps()
+        self.inter_token_latency = Gaps(
+            "tailrace_inter_token_latency_seconds",
+            "Between two tokens of a sequence; tokens of one event share the gap.",
+            BETWEEN_TOKENS_S,
+        )
         self._registry.register(self.inter_token_latency)
+        self.event_loop_lag = Gaps(
+            "tailrace_event_loop_lag_seconds",
+            "How much later than asked a timer of the front end's event loop fires: what others wait while one request is looked at.",
+            DURATION_EDGES_S,
+        )
+        self._registry.register(self.event_loop_lag)
         self.queue_time = Histogram(
             "tailrace_request_queue_time_seconds", "From a prompt's arrival at the engine until it was given a slot.",
             buckets=FIRST_TOKEN_S, registry=self._registry,
@@ -57,6 +73,10 @@ class Metrics:
             registry=self._registry,
         )  # fmt: skip
 
+    def watch(self, name: str, text: str, value: Callable[[], float]) -> None:
+        """One more gauge of this front end, read when asked."""
+        Gauge(name, text, registry=self._registry).set_function(value)
+
     def own(self) -> bytes:
         """What this front end has counted, as text."""
         return generate_latest(self._registry)
@@ -70,26 +90,32 @@ class Metrics:
 
 
 class Gaps(Collector):
-    """A histogram that is cheap to add to: of the gaps between tokens there are thousands a second."""
+    """A histogram that is cheap to add to: of the gaps between tokens there are thousands a second.
 
-    def __init__(self) -> None:
-        self._counts = [0] * (len(BETWEEN_TOKENS_S) + 1)
+    Args:
+        edges_s: upper edges of its buckets.
+    """
+
+    def __init__(self, name: str, text: str, edges_s: Sequence[float]) -> None:
+        self._name, self._text, self._edges_s = name, text, edges_s
+        self._counts = [0] * (len(edges_s) + 1)
         self._total_s = 0.0
 
     def observe(self, gap_s: float, times: int = 1) -> None:
         """So many gaps of this length."""
-        self._counts[bisect_left(BETWEEN_TOKENS_S, gap_s)] += times
+        self._counts[bisect_left(self._edges_s, gap_s)] += times
         self._total_s += gap_s * times
 
     def collect(self) -> Iterator[Metric]:
         """As Prometheus has it: each bucket counts all that are smaller as well."""
-        found = HistogramMetricFamily(
-            "tailrace_inter_token_latency_seconds",
-            "Between two tokens of a sequence; tokens of one event share the gap.",
-        )
-        bounds = [*map(str, map(float, BETWEEN_TOKENS_S)), "+Inf"]
-        found.add_metric([], list(zip(bounds, accumulate(self._counts), strict=True)), self._total_s)
+        found = HistogramMetricFamily(self._name, self._text)
+        found.add_metric([], buckets(self._edges_s, self._counts), self._total_s)
         yield found
+
+
+def buckets(edges_s: Sequence[float], counts: Sequence[int]) -> list[tuple[str, int]]:
+    """As Prometheus has it: (upper edge, how many are not above it)."""
+    return list(zip([*map(str, map(float, edges_s)), "+Inf"], accumulate(counts), strict=True))
 
 
 class Sum(Collector):
@@ -133,8 +159,8 @@ class Wasted(Collector):
 class EngineCollector(Collector):
     """The engine's gauges and counters, read when asked. A restarted engine's counters begin at 0 again."""
 
-    def __init__(self, stats: Callable[[], Stats], ready: Callable[[], bool]) -> None:
-        self._stats, self._ready = stats, ready
+    def __init__(self, stats: Callable[[], Stats], ready: Callable[[], bool], stalls: Callable[[], int]) -> None:
+        self._stats, self._ready, self._stalls = stats, ready, stalls
 
     def describe(self) -> list[Metric]:
         """Nothing to check for duplicates before the first scrape."""
@@ -149,6 +175,7 @@ class EngineCollector(Collector):
             ("tailrace_num_requests_running", "Sequences that hold a slot.", stats.running),
             ("tailrace_num_requests_waiting", "Sequences that wait for a slot.", stats.waiting),
             ("tailrace_num_slots", "Slots there are.", stats.slots_total),
+            ("tailrace_num_slots_used", "Slots that somebody holds.", stats.slots_used),
             ("tailrace_kv_cache_usage_ratio", "Share of KV cache blocks held by running sequences, 0 … 1.", usage),
         ):
             yield GaugeMetricFamily(name, text, value=value)
@@ -161,6 +188,11 @@ class EngineCollector(Collector):
             ("tailrace_spec_draft_tokens", "Tokens guessed ahead.", stats.drafted_tokens),
             ("tailrace_spec_accepted_tokens", "Tokens guessed ahead that stood.", stats.accepted_tokens),
             ("tailrace_engine_steps", "Steps of the engine.", stats.steps),
+            (
+                "tailrace_engine_stalls",
+                "Times a step took longer than --stall-s, as this front end saw it.",
+                self._stalls(),
+            ),
         ):
             yield CounterMetricFamily(name, text, value=value)
         bad = CounterMetricFamily(
@@ -184,3 +216,21 @@ class EngineCollector(Collector):
         for part, total_ms in stats.step_ms.items():
             parts.add_metric([part], total_ms / 1e3)
         yield parts
+        yield from durations(stats)
+
+
+def durations(stats: Stats) -> Iterator[Metric]:
+    """Of the engine's turns and of the parts of its steps. None before the engine has said anything."""
+    turns = HistogramMetricFamily(
+        "tailrace_engine_turn_duration_seconds",
+        "A turn of the engine's thread: messages taken in, a step, what came of it sent.",
+    )
+    if stats.turn_counts:
+        turns.add_metric([], buckets(DURATION_EDGES_S, stats.turn_counts), stats.turn_ms / 1e3)
+    yield turns
+    parts = HistogramMetricFamily(
+        "tailrace_engine_step_duration_seconds", "Each part of a step, and of a turn around it.", labels=["part"]
+    )
+    for part, counts in stats.step_counts.items():
+        parts.add_metric([part], buckets(DURATION_EDGES_S, counts), stats.step_ms.get(part, 0.0) / 1e3)
+    yield parts

@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 access = logging.getLogger("tailrace.access")
 
+MAX_TRACEPARENT, MAX_TRACESTATE = (
+    128,
+    512,
+)  # characters; W3C's own have 55, and at least 512 must be passed on. Longer ones are ignored
 FLUSH_S = 5.0  # how long the end of the process may wait for spans to go out
 TRACES_EXPORTERS = "opentelemetry_traces_exporter"  # the entry points by which OpenTelemetry finds its exporters
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
@@ -56,9 +60,10 @@ UNKNOWN = Origin()  # of what did not come over HTTP
 def origin_of(request: Request, operation: str, ask: GenerateRequest) -> Origin:
     """The origin of a request whose body has been read."""
     headers = request.headers
+    parent, state = headers.get("traceparent", ""), headers.get("tracestate", "")
     return Origin(
-        operation, request.scope["path"], ask.streamed, headers.get("traceparent", ""), headers.get("tracestate", ""),
-        ask.priority or 0, ask.deadline_s,
+        operation, request.scope["path"], ask.streamed, parent if len(parent) <= MAX_TRACEPARENT else "",
+        state if len(state) <= MAX_TRACESTATE else "", ask.priority or 0, ask.deadline_s,
     )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from functools import cache
 from importlib.metadata import version
@@ -38,12 +39,12 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("POST", "/v1/chat/completions"): Operation("A chat completion", ChatRequest, ChatCompletion, GENERATING, True),
     ("POST", "/v1/completions"): Operation("A completion of each prompt", CompletionRequest, Completion, GENERATING, True),
     ("POST", "/v1/responses"): Operation("A response", ResponsesRequest, ResponseObject, GENERATING, True),
-    ("GET", "/v1/responses/{id}"): Operation("A stored response", None, ResponseObject, (401, 404)),
-    ("DELETE", "/v1/responses/{id}"): Operation("Forget a stored response", None, Deleted, (401, 404)),
-    ("POST", "/v1/responses/{id}/cancel"): Operation("End a response in progress", None, ResponseObject, (401, 404)),
-    ("DELETE", "/v1/requests/{id}"): Operation("End a running request, keeping what it has said", None, Cancelled, (401, 404)),
+    ("GET", "/v1/responses/{id}"): Operation("A stored response", None, ResponseObject, (400, 401, 404)),
+    ("DELETE", "/v1/responses/{id}"): Operation("Forget a stored response", None, Deleted, (400, 401, 404)),
+    ("POST", "/v1/responses/{id}/cancel"): Operation("End a response in progress", None, ResponseObject, (400, 401, 404)),
+    ("DELETE", "/v1/requests/{id}"): Operation("End a running request, keeping what it has said", None, Cancelled, (400, 401, 404)),
     ("GET", "/v1/models"): Operation("What is served", None, ModelList, (401,)),
-    ("GET", "/v1/models/{id}"): Operation("One model", None, ModelCard, (401, 404)),
+    ("GET", "/v1/models/{id}"): Operation("One model", None, ModelCard, (400, 401, 404)),
     ("POST", "/tokenize"): Operation("Token ids of a prompt or a conversation", TokenizeRequest, Tokenized, (400, 401, 404, 413, 415, 503)),
     ("POST", "/detokenize"): Operation("The text of token ids", DetokenizeRequest, Detokenized, (400, 401, 404, 413, 415, 503)),
     ("GET", "/health"): Operation("200 while requests are accepted", None, None, (503,)),
@@ -66,6 +67,9 @@ def document() -> bytes:
     by_type = dict(zip([*types, ErrorBody], refs, strict=True))
     for kind in (ChatRequest, CompletionRequest, ResponsesRequest):
         add_ranges(components[kind.__name__]["properties"])
+    add_range(
+        components[CompletionRequest.__name__]["properties"]["max_tokens"], 0, math.inf
+    )  # 0: with echo, the prompt alone
     paths: dict[str, dict[str, Any]] = {}
     for (method, path), operation in OPERATIONS.items():
         paths.setdefault(path, {})[method.lower()] = described(operation, path, by_type)
@@ -103,9 +107,14 @@ def described(operation: Operation, path: str, refs: dict[type, dict[str, Any]])
 
 def add_ranges(properties: dict[str, Any]) -> None:
     """The ranges that params.py checks, where msgspec knows types only."""
-    for name, (low, high, low_in, high_in) in RANGES.items():
-        for kind in properties.get(name, {}).get("anyOf", []):
-            if kind.get("type") in ("integer", "number"):
-                kind["minimum" if low_in else "exclusiveMinimum"] = low
-                if high < 2**31:
-                    kind["maximum" if high_in else "exclusiveMaximum"] = high
+    for name, limits in RANGES.items():
+        add_range(properties.get(name, {}), *limits)
+
+
+def add_range(field: dict[str, Any], low: float, high: float, low_in: bool = True, high_in: bool = True) -> None:
+    """One field's."""
+    for kind in field.get("anyOf", []):
+        if kind.get("type") in ("integer", "number"):
+            kind["minimum" if low_in else "exclusiveMinimum"] = low
+            if high < 2**31:
+                kind["maximum" if high_in else "exclusiveMaximum"] = high

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import Any
 
 import msgspec
@@ -15,8 +16,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from tailrace import _cpu
 from tailrace.api.schema.errors import ErrorBody, Problem
-from tailrace.errors import BY_CODE, EngineError, ParameterError, RequestError, TailraceError
+from tailrace.errors import BY_CODE, EngineError, GrammarError, ParameterError, RequestError, TailraceError
 from tailrace.wire.messages import Failed
 
 log = logging.getLogger(__name__)
@@ -26,10 +28,20 @@ RETRY_AFTER_S = 1
 
 # HTTP's own refusals: status → code
 HTTP_CODES = {
+    400: "bad_request",
+    403: "forbidden",
     404: "not_found",
     405: "method_not_allowed",
+    408: "request_timeout",
     413: "request_too_large",
+    414: "uri_too_long",
     415: "unsupported_media_type",
+    417: "expectation_failed",
+    429: "too_many_connections",
+    431: "header_fields_too_large",
+    501: "not_implemented",
+    503: "too_many_connections",
+    505: "http_version_not_supported",
 }
 
 _encode = msgspec.json.Encoder().encode
@@ -58,14 +70,14 @@ def of_failed(message: Failed, grammar_field: str = "grammar") -> TailraceError:
     if not issubclass(cls, RequestError):
         return cls(message.message)
     if message.param == "grammar":
-        return renamed(message.message, grammar_field)
+        return renamed(message.message, grammar_field, cls if issubclass(cls, GrammarError) else ParameterError)
     return cls(message.message, message.param)
 
 
-def renamed(message: str, field: str) -> ParameterError:
+def renamed(message: str, field: str, kind: type[RequestError] = ParameterError) -> RequestError:
     """What is wrong with a grammar, by the name of the field that it came in."""
     said = message.removeprefix("grammar: ")
-    return ParameterError(said if said.startswith(field) else f"{field}: {said}", field)
+    return kind(said if said.startswith(field) else f"{field}: {said}", field)
 
 
 def of_validation(error: msgspec.ValidationError) -> ParameterError:
@@ -82,9 +94,40 @@ def of_validation(error: msgspec.ValidationError) -> ParameterError:
     return ParameterError(f"{path}: {what}" if path else f"the body: {what}", path or None)
 
 
+def of_json(error: Exception, raw: bytes) -> str:
+    """What a decoder says of JSON that is none, in words that mean something to whoever wrote it."""
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    if isinstance(error, UnicodeDecodeError):
+        try:
+            raw.decode()
+        except UnicodeDecodeError as where:
+            return f"byte {where.start} is no UTF-8"
+    *_, lone = _cpu.json_size(raw)
+    return (
+        str(error) if lone < 0 else f"the escape at byte {lone} is half of a surrogate pair, which stands for nothing"
+    )
+
+
 def answer(status: int, problem: ErrorBody, headers: Mapping[str, str] | None = None) -> Response:
     """An error as a response."""
     return Response(_encode(problem), status, headers, "application/json")
+
+
+def of_http(status: int, message: str) -> ErrorBody:
+    """HTTP's own refusal in OpenAI's shape."""
+    kind = RequestError.type if status < 500 else TailraceError.type
+    return ErrorBody(Problem(message, kind, None, HTTP_CODES.get(status, "http_error")))
+
+
+def raw(status: int, message: str) -> bytes:
+    """A refusal as it goes over the line, for whoever is not even heard; it is the last on its connection."""
+    content = _encode(of_http(status, message))
+    lines = (
+        f"HTTP/1.1 {status} {HTTPStatus(status).phrase}", "content-type: application/json", f"content-length: {len(content)}",
+        "connection: close", "", "",
+    )  # fmt: skip
+    return "\r\n".join(lines).encode() + content
 
 
 async def on_tailrace_error(request: Request, error: Exception) -> Response:
@@ -99,13 +142,12 @@ async def on_tailrace_error(request: Request, error: Exception) -> Response:
 async def on_http_error(request: Request, error: Exception) -> Response:
     """No such path, wrong method, body too large: HTTP's words in OpenAI's shape."""
     assert isinstance(error, HTTPException)
+    path = request.url.path[:200]
     message = {
-        404: f"there is no {request.url.path} here",
-        405: f"{request.url.path} does not take {request.method}",
+        404: f"there is no {path} here",
+        405: f"{path} does not take {request.method}",
     }.get(error.status_code, error.detail)
-    code = HTTP_CODES.get(error.status_code, "http_error")
-    problem = ErrorBody(Problem(message, RequestError.type, None, code))
-    return answer(error.status_code, problem, error.headers)
+    return answer(error.status_code, of_http(error.status_code, message), error.headers)
 
 
 async def on_disconnect(request: Request, error: Exception) -> Response:

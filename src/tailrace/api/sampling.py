@@ -6,34 +6,41 @@ Ranges are params.py's; here are only those that are narrower over HTTP.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tailrace.api.guidance import guidance_scale
+from tailrace.api.lengths import too_long
 from tailrace.api.presets import PRESETS
 from tailrace.api.schema.common import MAX_TOKEN_ID, GenerateRequest
-from tailrace.errors import ContextLengthError, ParameterError
+from tailrace.errors import ParameterError
 from tailrace.params import SamplingParams
-from tailrace.ranges import TRUNCATIONS, check_entries, check_range
+from tailrace.ranges import MAX_PHRASE, TRUNCATIONS, check_entries, check_range, number
+from tailrace.text.patterns import patterns
 from tailrace.text.stops import matcher
+from tailrace.wire.messages import encoder
 
 if TYPE_CHECKING:
     from tailrace.text.tokenizer import Tokenizer
 
 MAX_API_BIAS = 100.0
 MAX_BAD_WORD_CHARS = 1000
+MAX_WORDS_CHARS = 32_768  # of a list of words, which become token ids
 MAX_BREAKERS = 64
+VOCABULARY_CHARS = 10_000  # looking through the vocabulary, or an alphabet, costs as much as so many characters
 NUMBER = re.compile(r"[-+]?[0-9][0-9.]*")  # a key of logit_bias that must be a token id; any other is text
 
 # the same name and meaning on both sides; null is the default of SamplingParams
 SAME = (
     "n", "temperature", "dynatemp_range", "dynatemp_exponent", "smoothing_factor", "smoothing_curve", "top_p", "seed",
     "presence_penalty", "frequency_penalty", "top_k", "min_p", "top_a", "typical_p", "tfs_z", "epsilon_cutoff", "eta_cutoff",
-    "top_n_sigma", "top_h", "xtc_probability", "xtc_threshold", "mirostat", "mirostat_tau", "mirostat_eta", "adaptive_target",
-    "adaptive_decay", "repetition_penalty", "penalty_last_n", "repetition_scope", "penalty_scope", "dry_multiplier", "dry_base",
-    "dry_allowed_length", "dry_penalty_last_n", "no_repeat_ngram_size", "banned_ignore_case", "processors", "watermark",
-    "prompt_logprobs", "repetition_detection", "min_tokens", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens",
-    "logprobs_mode", "report_entropy", "speculation",
+    "top_n_sigma", "top_h", "p_less", "p_less_norm", "min_k", "min_k_tau", "xtc_probability", "xtc_threshold", "mirostat",
+    "mirostat_tau", "mirostat_eta", "adaptive_target", "adaptive_decay", "repetition_penalty", "penalty_last_n",
+    "repetition_scope", "penalty_scope", "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n",
+    "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "normalize_logits", "encoder_repetition_penalty",
+    "exponential_decay_length_penalty", "banned_ignore_case", "processors", "watermark", "prompt_logprobs",
+    "repetition_detection", "min_tokens", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "logprobs_mode",
+    "report_entropy", "speculation",
 )  # fmt: skip
 LISTS = ("banned_strings", "forced_token_ids", "sampler_order", "stop_token_ids")  # the same, as tuples
 DRY_BREAKERS = ("\n", ":", '"', "*")  # what every implementation has by default
@@ -71,6 +78,7 @@ def sampling_params(
         negative_prompt=negative_prompt,
         stop=several(request.stop),
         stop_regex=several(request.stop_regex),
+        banned_regex=several(request.banned_regex),
         allowed_token_ids=None if allowed is None else tuple(allowed),
         logit_bias=biases,
         sequence_bias=sequences + sequence_bias(request.sequence_bias or (), tokenizer),
@@ -78,7 +86,15 @@ def sampling_params(
         dry_sequence_breakers=breakers(request, tokenizer, bool(given.get("dry_multiplier"))),
     )
     matcher(params)  # a pattern that can't be served says so
+    if patterns("banned_regex", params.banned_regex, params.n).any_character:
+        raise ParameterError("banned_regex matches every character: nothing could be written", "banned_regex")
     return params
+
+
+def effort(request: GenerateRequest, size: int) -> int:
+    """What it costs to make parameters of a request of this size, in characters of it."""
+    looks = request.dry_sequence_breakers or request.dry_multiplier or request.banned_regex
+    return max(size, VOCABULARY_CHARS if looks else 0)
 
 
 def several(words: str | list[str] | None) -> tuple[str, ...]:
@@ -124,17 +140,10 @@ def output_limit(num_prompt: int, max_model_len: int, asked: int | None, field: 
     """
     rest = max_model_len - num_prompt
     if rest < 1:
-        raise ContextLengthError(
-            # in words that clients look for, to tell this error from others
-            f"{prompt_field}: this model's maximum context length is {max_model_len} tokens, but the prompt alone has {num_prompt}",
-            prompt_field,
-        )
+        raise too_long(num_prompt, max_model_len, prompt_field)
     if asked is None:
         return rest
-    try:
-        check_range("max_tokens", asked)
-    except ParameterError as error:
-        raise ParameterError(str(error).replace("max_tokens", field, 1), field) from error
+    check_range("max_tokens", asked, field)
     if asked > rest:
         raise ParameterError(
             f"{field} must be an integer in [1, {rest}], got {asked}: the model's context is {max_model_len} tokens, "
@@ -158,12 +167,24 @@ def num_logprobs(asked: int, limit: int, field: str) -> int:
 MAX_SCORES = 1_000_000
 
 
-def check_scores(count: int) -> None:
-    """Raise ParameterError if an answer would hold too many logprobs of prompts."""
+def check_scores(count: int, field: str) -> None:
+    """Raise ParameterError, naming the field, if an answer would hold too many logprobs of prompts."""
     if count > MAX_SCORES:
+        raise ParameterError(f"{field}: {count} entries over all prompts and choices are more than {MAX_SCORES}", field)
+
+
+MAX_COPIES = (
+    16 << 20
+)  # bytes of parameters in one request: each of its prompts carries them to the engine, between two steps
+
+
+def check_copies(params: SamplingParams, prompts: int, field: str) -> None:
+    """Raise ParameterError, naming the field, where so many prompts, each with the parameters, are too much to send."""
+    if prompts > 1 and (total := len(encoder.encode(params)) * prompts) > MAX_COPIES:
         raise ParameterError(
-            f"prompt_logprobs: {count} entries over all prompts and choices are more than {MAX_SCORES}",
-            "prompt_logprobs",
+            f"{field}: {prompts} prompts with {total // prompts} bytes of parameters each are {total}, more than {MAX_COPIES}; send fewer "
+            "prompts at once",
+            field,
         )
 
 
@@ -179,12 +200,14 @@ def logit_bias(by_name: dict[str, float], tokenizer: Tokenizer) -> tuple[dict[in
     """
     biases: dict[int, float] = {}
     sequences: list[tuple[tuple[int, ...], float]] = []
-    texts = sum(not NUMBER.fullmatch(key) for key in by_name)
-    check_entries("sequence_bias", texts, of="logit_bias")
+    check_entries("logit_bias", len(by_name))
+    texts = [key for key in by_name if not NUMBER.fullmatch(key)]
+    check_entries("sequence_bias", len(texts), of="logit_bias")
+    check_words(texts, "logit_bias")
     for key, bias in by_name.items():
         if not -MAX_API_BIAS <= bias <= MAX_API_BIAS:
             raise ParameterError(
-                f"logit_bias must lie between {-MAX_API_BIAS:g} and {MAX_API_BIAS:g}, got {bias} for token {key[:100]}",
+                f"logit_bias must lie between {number(-MAX_API_BIAS)} and {number(MAX_API_BIAS)}, got {bias} for token {key[:100]}",
                 "logit_bias",
             )
         if not NUMBER.fullmatch(key):
@@ -195,6 +218,7 @@ def logit_bias(by_name: dict[str, float], tokenizer: Tokenizer) -> tuple[dict[in
         if int(key) in biases:
             raise ParameterError(f"logit_bias: token {int(key)} is there twice", "logit_bias")
         biases[int(key)] = bias
+    check_entries("sequence_bias", len(sequences), of="logit_bias")
     return biases, tuple(sequences)
 
 
@@ -202,6 +226,7 @@ def sequence_bias(entries: Sequence[tuple[str | list[int], float]], tokenizer: T
     """Each entry's ids, or its text's spellings, with their bias."""
     found: list[tuple[tuple[int, ...], float]] = []
     check_entries("sequence_bias", len(entries))
+    check_words((what for what, _ in entries if isinstance(what, str)), "sequence_bias")
     for what, bias in entries:
         words = (tuple(what),) if isinstance(what, list) else spellings(what, tokenizer, "sequence_bias")
         found += [(word, bias) for word in words]
@@ -216,7 +241,16 @@ def spellings(word: str, tokenizer: Tokenizer, field: str) -> tuple[tuple[int, .
     """
     if not 0 < len(word) <= MAX_BAD_WORD_CHARS:
         raise ParameterError(f"{field} must hold strings of 1 to {MAX_BAD_WORD_CHARS} characters", field)
-    return tokenizer.bad_word_ids(word)
+    found = tokenizer.bad_word_ids(word)
+    if any(len(ids) > MAX_PHRASE for ids in found):
+        raise ParameterError(f"{field} must hold words of at most {MAX_PHRASE} tokens", field)
+    return found
+
+
+def check_words(words: Iterable[str], field: str) -> None:
+    """Raise ParameterError for more text than a list of words may hold in all."""
+    if (total := sum(map(len, words))) > MAX_WORDS_CHARS:
+        raise ParameterError(f"{field} must hold at most {MAX_WORDS_CHARS} characters in all, got {total}", field)
 
 
 def bad_words(words: list[str] | tuple[str, ...], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
@@ -226,5 +260,6 @@ def bad_words(words: list[str] | tuple[str, ...], tokenizer: Tokenizer) -> tuple
         ParameterError: a word is empty or too long to be one.
     """
     check_entries("bad_words", len(words))
+    check_words(words, "bad_words")
     found = (spelling for word in words for spelling in spellings(word, tokenizer, "bad_words"))
     return tuple(dict.fromkeys(found))

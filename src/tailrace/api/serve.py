@@ -16,6 +16,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -24,7 +25,9 @@ import msgspec
 import uvicorn
 
 from tailrace.api.app import create_app
+from tailrace.api.connection import Connection
 from tailrace.api.disconnect import end
+from tailrace.api.door import Door
 from tailrace.api.service import Service
 from tailrace.api.siblings import Siblings, Start
 from tailrace.config import Config, ServerConfig
@@ -39,7 +42,7 @@ log = logging.getLogger(__name__)
 MAX_FILES = 65_536
 LAST_WORDS_S = 5  # beyond the drain: for error events to reach their clients
 COLLECT_AFTER = (50_000, 20, 20)  # objects, and collections of the younger: a step of many streams alone makes hundreds
-KEEP_ALIVE_S = 75  # longer than the idle time of common proxies, so that they close first
+OTHER_FILES = 64  # what a front end has open besides connections
 
 
 def serve(config: Config, tokenizer: Tokenizer, folder: Path, defaults: Mapping[str, float | int] | None = None) -> int:
@@ -80,7 +83,6 @@ def serve_attached(start: Start, tokenizer: Tokenizer, read: Callable[[], bytes]
 
 def run(server: Server, shared: socket.socket | None = None) -> int:
     """Its whole life, in a loop of its own."""
-    allow_files()
     gc.collect()
     gc.set_threshold(*COLLECT_AFTER)
     gc.freeze()  # the tokenizer's tables live as long as the process: collections need not walk them while streams wait
@@ -88,19 +90,25 @@ def run(server: Server, shared: socket.socket | None = None) -> int:
         return runner.run(server.until_end(None if shared is None else [shared]))
 
 
-def allow_files() -> None:
-    """As many open files as this process may have: every connection is one, and the usual limit for a start is 1,024."""
-    with contextlib.suppress(ImportError, ValueError, OSError):  # not everywhere, and not always allowed
+def allow_files() -> int:
+    """As many open files as this process may have: every connection is one, and the usual limit for a start is 1,024. Returns how many."""
+    try:
         import resource
-
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        wanted = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
-        if soft < wanted:
+    except ImportError:  # not everywhere
+        return MAX_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return MAX_FILES
+    wanted = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
+    if soft < wanted:
+        with contextlib.suppress(ValueError, OSError):  # not always allowed
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            return wanted
+    return soft
 
 
 def uvicorn_config(app: object, config: ServerConfig) -> uvicorn.Config:
-    """uvloop and httptools where they are installed; no logging of its own, no WebSockets."""
+    """uvloop where it is installed; connections of ours; no logging of its own, no WebSockets."""
     return uvicorn.Config(
         app,  # type: ignore[arg-type]
         host=config.host,
@@ -110,7 +118,7 @@ def uvicorn_config(app: object, config: ServerConfig) -> uvicorn.Config:
         log_config=None,
         access_log=False,
         server_header=False,
-        timeout_keep_alive=KEEP_ALIVE_S,
+        http=partial(Connection, Door(config, allow_files() - OTHER_FILES)),  # type: ignore[arg-type]
         timeout_graceful_shutdown=math.ceil(config.drain_timeout_s) + LAST_WORDS_S,
     )
 

@@ -19,6 +19,7 @@ from tailrace.api.observe import Observer
 from tailrace.api.peers import answer
 from tailrace.api.store import ResponseStore
 from tailrace.api.supervise import Supervisor
+from tailrace.api.turns import Turns
 from tailrace.config import ServerConfig
 from tailrace.errors import ModelNotFoundError, NotReadyError
 from tailrace.text.channels import REASONING
@@ -34,7 +35,6 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-INLINE_CHARS = 2048  # up to here tokenizing takes less than a millisecond, less than a change of threads is worth
 DRAIN_POLL_S = 0.05
 
 
@@ -56,11 +56,21 @@ class Service:
         self.reasoning = chosen(config.reasoning_parser, REASONING, lambda markers: (markers,), tokenizer)
         self.tools = chosen(config.tool_parser, TOOLS, lambda form: form.evidence, tokenizer)
         self.metrics = Metrics(
-            lambda: client.stats, lambda: self.supervisor.state == "ready", lambda: client.wasted_tokens
+            lambda: client.stats,
+            lambda: self.supervisor.condition == "ready",
+            lambda: client.wasted_tokens,
+            lambda: self.supervisor.stalls,
         )
+        for name, text, held in (
+            ("num_requests_open", "Requests that are being answered.", lambda: len(self.live)),
+            ("num_aborts_unacknowledged", "Aborts that the engine has not confirmed.", lambda: client.unacknowledged),
+            ("num_responses_stored", "Responses kept for retrieval.", lambda: len(self.responses)),
+            ("responses_stored_bytes", "Memory that they take.", lambda: self.responses.bytes),
+        ):
+            self.metrics.watch(f"tailrace_{name}", text, held)
         self.observer = Observer(model_name, config)
         self.responses = ResponseStore()
-        self._one_at_a_time = asyncio.Lock()
+        self.turns = Turns()
         client.answer = partial(answer, self)
         self.live: set[Generation | BeamRequest] = set()
         self.others_gone: Callable[[], Awaitable[None]] = nobody  # waits for whoever else needs this one's engine
@@ -75,15 +85,6 @@ class Service:
         """
         if name is not None and name != self.model_name:
             raise ModelNotFoundError(f"the model {name!r} does not exist; there is {self.model_name!r}", "model")
-
-    async def tokenized(self, work: Callable[[], T], num_chars: int) -> T:
-        """The result of `work`, which tokenizes so many characters: off the event loop if that takes long. Of many short ones at once each
-        has a turn of the loop to itself, and others come between."""
-        if num_chars > INLINE_CHARS:
-            return await asyncio.to_thread(work)
-        async with self._one_at_a_time:
-            await asyncio.sleep(0)
-            return work()
 
     def limited(self, deadline_s: float | None, cut: Callable[[str], None]) -> asyncio.TimerHandle | None:
         """Call `cut` when a request has had its time: its own, or the server's if that ends before; None where there is no limit."""

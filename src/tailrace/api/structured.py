@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from tailrace.api.problems import renamed
+from tailrace.api.problems import of_json, renamed
 from tailrace.api.schema.structured import (
     JsonObjectFormat,
     JsonSchemaFormat,
@@ -20,24 +20,16 @@ from tailrace.api.schema.structured import (
     TextFormat,
 )
 from tailrace.errors import ParameterError
-from tailrace.options import Grammar, GrammarBackend, GrammarKind, Stretch
+from tailrace.options import MAX_GRAMMAR, Grammar, GrammarKind, Stretch
 
 if TYPE_CHECKING:
     from tailrace.api.schema.common import GenerateRequest
 
 # which of two languages a grammar is in, told by how the rule it begins with is defined
-EBNF = re.compile(r"^\s*root\s*::=", re.MULTILINE)
-LARK = re.compile(r"^\s*\??start\s*(\[[^\]]*\])?\s*:(?!:)", re.MULTILINE)
+EBNF = re.compile(r"^[ \t]*root\s*::=", re.MULTILINE)
+LARK = re.compile(r"^[ \t]*\??start[ \t]*(\[[^\]\n]*\][ \t]*)?:(?!:)", re.MULTILINE)
 
-BACKENDS: dict[str, GrammarBackend] = {
-    "auto": "auto",
-    "xgrammar": "xgrammar",
-    "llguidance": "llguidance",
-    "guidance": "llguidance",
-}
-
-
-MAX_COPIES = 16 << 20  # characters of grammars in one request: each of its prompts carries the grammar to the engine
+BACKENDS = ("auto", "llguidance", "guidance")  # one library, by whichever name; the last is vLLM's of it
 
 
 class Asked(NamedTuple):
@@ -133,8 +125,9 @@ def asked(ask: GenerateRequest, format_field: str = "response_format") -> Asked 
     """The constraint that the request gives. format_field: what the client calls its response_format.
 
     Raises:
-        ParameterError: naming the field; or two constraints, naming both.
+        ParameterError: naming the field; or two constraints, naming both; or a library that is not here.
     """
+    check_backends(ask)
     found = list(constraints(ask, format_field))
     if len(found) > 1:
         first, second = found[0].field, found[1].field
@@ -168,43 +161,32 @@ def check_unasked(ask: GenerateRequest) -> None:
         raise ParameterError(f"{field}: options without a constraint have no effect", field)
 
 
-def check_copies(wanted: Asked, prompts: int) -> None:
-    """Raise ParameterError where so many prompts, each with the constraint, are too much to send."""
-    if (total := len(wanted.source) * prompts) > MAX_COPIES:
-        raise ParameterError(
-            f"{wanted.field}: {prompts} prompts with {len(wanted.source)} characters each are {total}, more than {MAX_COPIES}; send fewer "
-            "prompts at once",
-            wanted.field,
-        )
-
-
 def compose(ask: GenerateRequest, wanted: Asked, after: Stretch | None = None, opening: int | None = None) -> Grammar:
     """The constraint with the request's options. after, opening: see Grammar.
 
     Raises:
-        ParameterError: it is too long, or two backends.
+        ParameterError: it is too long.
     """
     options = ask.structured_outputs or StructuredOutputs()
     chosen = {"whitespace": options.whitespace, "close_in_time": options.close_in_time}
     more: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
-    library = backend(ask, options)
     try:
         return Grammar(
-            kind=wanted.kind, source=wanted.source, backend=library, after=after, opening_token_id=opening, **more
+            kind=wanted.kind, source=wanted.source, after=after, opening_token_id=opening, **more
         )  # fmt: skip
     except ParameterError as error:
         raise renamed(str(error), wanted.field) from error
 
 
-def backend(ask: GenerateRequest, options: StructuredOutputs) -> GrammarBackend:
-    """Which library is to match, whatever its field calls it."""
-    names: set[GrammarBackend] = {
-        BACKENDS[name] for name in (ask.guided_decoding_backend, options.backend) if name is not None
-    }
-    if len(names) > 1:
-        field = "guided_decoding_backend"
-        raise ParameterError(f"{field} and structured_outputs.backend differ: {', '.join(sorted(names))}", field)
-    return names.pop() if names else "auto"
+def check_backends(ask: GenerateRequest) -> None:
+    """Raise ParameterError where a request names a library that is not here."""
+    options = ask.structured_outputs or StructuredOutputs()
+    named = {"guided_decoding_backend": ask.guided_decoding_backend, "structured_outputs.backend": options.backend}
+    for field, name in named.items():
+        if name is not None and name not in BACKENDS:
+            raise ParameterError(
+                f"{field}: there is no backend {name!r:.100} here; there are {', '.join(BACKENDS)}", field
+            )
 
 
 # ---- texts
@@ -221,11 +203,16 @@ def json_object(field: str, value: dict[str, Any] | str) -> str:
     """A JSON object as text."""
     if isinstance(value, dict):
         return in_json(value)
+    if len(value) > MAX_GRAMMAR:
+        raise ParameterError(f"{field} must have at most {MAX_GRAMMAR} characters, got {len(value)}", field)
     try:
-        found = msgspec.json.decode(value)
+        msgspec.json.decode(
+            value, type=msgspec.Raw
+        )  # looked through, but nothing is made of it: that is the compiler's work
     except (msgspec.DecodeError, RecursionError) as error:
-        raise ParameterError(f"{field} must be a JSON object, or one as a string: {error}", field) from error
-    if not isinstance(found, dict):
+        reason = of_json(error, value.encode(errors="replace"))
+        raise ParameterError(f"{field} must be a JSON object, or one as a string: {reason}", field) from error
+    if not value.lstrip().startswith("{"):
         raise ParameterError(f"{field} must be a JSON object, or one as a string, got {value!r:.100}", field)
     return value
 

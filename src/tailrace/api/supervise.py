@@ -9,18 +9,23 @@ from typing import Literal
 from tailrace.errors import EngineDeadError, NotReadyError, TailraceError
 from tailrace.wire.aio import AsyncClient
 from tailrace.wire.messages import ModelInfo
+from tailrace.wire.pulse import Stall
 
 log = logging.getLogger(__name__)
 
 State = Literal["starting", "ready", "dead", "draining"]
+Condition = State | Literal["stalled"]
 
+LOOK_EVERY_S = 0.25
+SHOWN = 32  # requests named in a line of the log
 RESTART_AFTER_S = 1.0  # so that an engine which dies at once is not restarted in a tight loop
 
 
 class Supervisor:
     """Starts the engine, waits for its death, and then does what the operator chose.
 
-    `model` is None until the engine was ready once. `error` says why the engine is dead; `dead` is set if it stays so.
+    `model` is None until the engine was ready once. `error` says why the engine is dead; `dead` is set if it stays so. `stall`: the step
+    that takes too long, as seen last; `stalls`: how often there was one.
     """
 
     def __init__(self, client: AsyncClient, on_engine_death: Literal["exit", "restart"]) -> None:
@@ -31,6 +36,34 @@ class Supervisor:
         self.error: TailraceError | None = None
         self.settled = asyncio.Event()  # for the first time ready, or dead
         self.dead = asyncio.Event()
+        self.stall: Stall | None = None
+        self.stalls = 0
+
+    @property
+    def condition(self) -> Condition:
+        """As `state`, but an engine that is ready and does not move is stalled."""
+        self.look()
+        return "stalled" if self.state == "ready" and self.stall is not None else self.state
+
+    def look(self) -> None:
+        """See whether the engine moves, and say so where that has changed."""
+        before, self.stall = self.stall, self._client.stall
+        if before is None and self.stall is not None:
+            self.stalls += 1
+            ids = self._client.open_ids
+            log.error(
+                "the engine has stalled: step %d has taken %.1f s, in part %s; open here: %s%s",
+                self.stall.step, self.stall.seconds, self.stall.part, ", ".join(ids[:SHOWN]) or "nothing",
+                f" and {len(ids) - SHOWN} more" if len(ids) > SHOWN else "",
+            )  # fmt: skip
+        if before is not None and self.stall is None:
+            log.warning("the engine moves again, after more than %.1f s in part %s", before.seconds, before.part)
+
+    async def watch(self) -> None:
+        """Look again and again, until cancelled."""
+        while True:
+            self.look()
+            await asyncio.sleep(LOOK_EVERY_S)
 
     async def run(self) -> None:
         """Returns when the engine is dead and stays dead."""

@@ -9,7 +9,7 @@ import msgspec
 
 from tailrace.api.channels import thought
 from tailrace.api.schema.structured import StructuredOutputs
-from tailrace.api.structured import Asked, asked, backend, check_unasked, compose
+from tailrace.api.structured import Asked, asked, check_unasked, compose
 from tailrace.errors import ParameterError
 from tailrace.params import SamplingParams
 from tailrace.text.tools.functions import Function, functions_of
@@ -54,7 +54,7 @@ def governed(
     """The parameters with what the output must be, and the field that says so. format_field: see structured.asked.
 
     Raises:
-        ParameterError: see structured.asked, structured.check_unasked and `constraint`; or a backend that can't match calls.
+        ParameterError: see structured.asked, structured.check_unasked and `constraint`.
     """
     options = ask.structured_outputs or StructuredOutputs()
     whitespace = WHITESPACE if options.whitespace is None else options.whitespace
@@ -63,9 +63,6 @@ def governed(
     if wanted is None:
         check_unasked(ask)
         return params, "grammar"
-    if wanted is not content and backend(ask, options) == "xgrammar":
-        field = "guided_decoding_backend" if options.backend is None else "structured_outputs.backend"
-        raise ParameterError(f"{field}: xgrammar can't match tool calls; leave it out, or name llguidance", field)
     after, opening = thought(service, ask, prompt)
     return msgspec.structs.replace(params, grammar=compose(ask, wanted, after, opening)), wanted.field
 
@@ -74,9 +71,19 @@ def choice_of(wanted: Any, tools: Sequence[Any] | None, parallel: bool | None) -
     """A request's tool_choice, in the form of Chat or of Responses.
 
     Raises:
-        ParameterError: it is none of these forms, or wants a call where there are no tools.
+        ParameterError: it is none of these forms, or wants a call where there are no tools, or of one that there is not.
     """
     many = parallel is not False
+    choice = _choice_of(wanted, tools, many)
+    if choice.names is not None:
+        known = {function.get("name") for tool in tools or () for function in (tool, tool.get("function") or {})}
+        for name in choice.names:
+            if name not in known:
+                raise ParameterError(f"tool_choice: there is no tool {name!r:.100}", "tool_choice")
+    return choice
+
+
+def _choice_of(wanted: Any, tools: Sequence[Any] | None, many: bool) -> Choice:
     if wanted is None or wanted in ("none", "auto"):
         return Choice(wanted or "auto", None, many)
     if not tools:
@@ -170,7 +177,4 @@ def chosen(functions: list[Function], choice: Choice) -> list[Function]:
     if choice.names is None:
         return functions
     known = {function.name: function for function in functions}
-    for name in choice.names:
-        if name not in known:
-            raise ParameterError(f"tool_choice: there is no tool {name!r:.100}", "tool_choice")
     return [known[name] for name in dict.fromkeys(choice.names)]

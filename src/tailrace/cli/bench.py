@@ -18,8 +18,9 @@ BENCHES: dict[str, str] = {
     "spec": "a server that guesses ahead against one that does not, on text that repeats itself and on free text",
     "structured": "what grammars and guidance cost the streams that have them, and those beside them",
     "verify": "verification of drafts, against one read of the logits and against the same in vectorised torch",
-    "grammar": "grammars compiled and masks filled by either library, on real-world schemas",
+    "grammar": "grammars compiled and masks filled, on real-world schemas",
     "lanes": "where the time of a step goes, as lanes of the engine and of the device",
+    "abuse": "what the worst requests that are known cost the streams beside them, in ms of the engine's step and of the event loop",
     "kernels": "each kernel against torch doing the same work",
 }
 

@@ -127,7 +127,7 @@ def answer_all(
 def submit(prompt: str, ids: list[int], params: SamplingParams, prepared: Prepared, client: SyncClient) -> Job:
     """Send one prompt to the engine."""
     stream = client.submit(ids, params)
-    texts = [TextStream(prepared.tokenizer, params) for _ in range(params.n)]
+    texts = [TextStream(prepared.tokenizer, params, prompt=ids) for _ in range(params.n)]
     return Job(prompt, len(ids), stream, iter(stream), texts, [Answer() for _ in range(params.n)])
 
 

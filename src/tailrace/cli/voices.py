@@ -46,8 +46,9 @@ def local_answer(
     Raises:
         TailraceError: the engine refused the request, or died.
     """
-    text = TextStream(prepared.tokenizer, params)
-    with client.submit(prepared.tokenizer.encode_chat(messages), params) as stream:
+    prompt = prepared.tokenizer.encode_chat(messages)
+    text = TextStream(prepared.tokenizer, params, prompt=prompt)
+    with client.submit(prompt, params) as stream:
         for events in stream:
             for event in events:
                 match event:

@@ -72,6 +72,17 @@ class Checkpoint:
         inside = section.get(name) if isinstance(section, dict) else None
         return self.config.get(name) if inside is None else inside
 
+    def flag(self, name: str, part: str, default: bool = False) -> bool:
+        """As `value`: true or false.
+
+        Raises:
+            ModelLoadError: it is neither.
+        """
+        value = self.value(name, part)
+        if value is not None and not isinstance(value, bool):
+            raise ModelLoadError(f"{self.folder}: {name} must be true or false, got {value!r}")
+        return default if value is None else value
+
     def number(self, name: str, part: str, low: int, high: int) -> int:
         """As `value`: an integer.
 

@@ -101,4 +101,4 @@ class EagleDrafter:
             (at + 1).to(torch.int32), scale=self.layer.scale,
         )  # fmt: skip
         out = self.layer.after(residual, mixed)
-        return out, self.head.logits(out)
+        return self.head.following(out), self.head.logits(out)

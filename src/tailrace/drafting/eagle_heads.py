@@ -10,13 +10,25 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch.nn import functional as F
 
 from tailrace import kernels
 from tailrace.drafting.checkpoint import Checkpoint
+from tailrace.drafting.ends import OutputHead, embedding, own_embedding
+from tailrace.drafting.keys import refuse_unknown
 from tailrace.drafting.layer import Layer, Norm, Rotary, configuration, packed
 from tailrace.errors import ModelLoadError
 from tailrace.runners.base import LayeredRunner
+
+SECTION = "eagle_config"
+EAGLE3_KEYS = frozenset((
+    "draft_vocab_size", "target_hidden_size", "eagle_aux_hidden_state_layer_ids", "norm_before_residual", "norm_before_fc", "fc_norm",
+    "norm_output", "use_aux_hidden_state", "tie_word_embeddings", "num_aux_hidden_states",
+    "sliding_window",
+))  # fmt: skip
+# a window is honoured where layers say so, and ours has none
+EAGLE_ONLY = {
+    "speculators_model_type": ("eagle3",), "use_sliding_window": (False,), "layer_types": (["full_attention"],), "is_causal": (True,),
+}  # fmt: skip
 
 
 class Head(Protocol):
@@ -38,6 +50,10 @@ class Head(Protocol):
         """The layer's output → [n, V]; −inf for tokens that the head does not know."""
         ...
 
+    def following(self, state: torch.Tensor, /) -> torch.Tensor:
+        """The layer's output → the state that the next position goes on from."""
+        ...
+
 
 class Eagle1:
     """EAGLE-1 and -2, whose checkpoints are the same: embedding and state in one projection, then a layer without its first norm.
@@ -53,7 +69,10 @@ class Eagle1:
                 f"{checkpoint.folder}: hidden_size must be the target's, {width}, got {config.hidden_size}"
             )
         self.captures = (runner.num_layers,)
-        self.embed = embedding(checkpoint, width, runner)
+        refuse_unknown(
+            checkpoint, frozenset(("tie_word_embeddings", "sliding_window")), ("transformer_layer_config",), EAGLE_ONLY
+        )
+        self.embed = embedding(own_embedding(checkpoint, width, runner), runner)
         self.fc = packed(checkpoint, 2 * width, ("fc", width))
         self.layer = Layer(checkpoint, "layers.0.", config, width)
         self.rotary = Rotary(config, runner.dtype, checkpoint.device)
@@ -67,35 +86,69 @@ class Eagle1:
         fused = kernels.linear(torch.cat([self.embed(token_ids), state], -1), self.fc)
         return fused, fused
 
+    def following(self, state: torch.Tensor) -> torch.Tensor:
+        return state
+
 
 class Eagle3:
     """EAGLE-3: the states of several layers of the target, fused; the projections take embedding and state, each normed.
 
     Tensors: fc.weight [H, C·Ht]; midlayer.* (layers.0.* where the speculators library wrote it) with hidden_norm, input_layernorm and
-    projections 2H wide; norm.weight; lm_head.weight [Vd, H]; d2t [Vd] in most: its entry i plus i is the target's id of token i, and
-    without it Vd is V; embed_tokens.weight in some, else the target's. t2d says the same as d2t and is not read.
+    projections 2H wide; norm.weight; lm_head.weight and d2t, see drafting/ends.py; embed_tokens.weight in some, else the target's. t2d says
+    the same as d2t and is not read.
 
-    `norm_before_residual` (speculators): the residual is the normed state.
+    Keys, at the top of config.json or in its eagle_config: `norm_before_residual`: the residual is the normed state. `fc_norm`: each of the
+    target's states is normed before they are fused (fc_norm.i.weight [Ht]); `norm_before_fc`: all of them together (input_norm.weight
+    [C·Ht]). `use_aux_hidden_state` false: no states are fused, the one that enters the target's output head is taken as it is.
+    `norm_output` true: the next position gets the layer's normed output (EAGLE 3.1, as speculators and vLLM read it). False is the
+    default there; where SpecForge wrote it, it means that the output head gets the output as it is.
     """
 
     def __init__(self, checkpoint: Checkpoint, config: Any, runner: LayeredRunner) -> None:
         width, eps = config.hidden_size, config.rms_norm_eps
         prefix = "midlayer." if "midlayer.hidden_norm.weight" in checkpoint else "layers.0."
-        self.captures = fused_layers(checkpoint, runner.num_layers)
-        self.embed = embedding(checkpoint, width, runner)
-        self.fc = packed(checkpoint, len(self.captures) * runner.hidden_size, ("fc", width))
+        refuse_unknown(checkpoint, EAGLE3_KEYS, ("eagle_config", "transformer_layer_config"), EAGLE_ONLY)
+        own = own_embedding(checkpoint, width, runner)
+        self.embed = embedding(own, runner)
+        self._fusion(checkpoint, width, eps, runner)
         self.layer = Layer(checkpoint, prefix, config, 2 * width)
         self.embed_norm = Norm(checkpoint.take(f"{prefix}input_layernorm.weight", width), eps)
         self.state_norm = Norm(checkpoint.take(f"{prefix}hidden_norm.weight", width), eps)
         self.norm = Norm(checkpoint.take("norm.weight", width), eps)
         self.rotary = Rotary(config, runner.dtype, checkpoint.device)
-        self.normed_residual = bool(checkpoint.config.get("norm_before_residual", False))
-        self.token_ids, self.vocab_size = draft_vocabulary(checkpoint, runner.vocab_size), runner.vocab_size
-        size = runner.vocab_size if self.token_ids is None else len(self.token_ids)
-        self.head = packed(checkpoint, width, ("lm_head", size))
+        self.normed_residual = checkpoint.flag("norm_before_residual", SECTION)
+        self.normed_output = checkpoint.flag("norm_output", SECTION)
+        plain = checkpoint.value("norm_output", SECTION) is False and "speculators_model_type" not in checkpoint.config
+        self.normed_logits = not plain
+        self.head = OutputHead(checkpoint, width, runner, own)
+
+    def _fusion(self, checkpoint: Checkpoint, width: int, eps: float, runner: LayeredRunner) -> None:
+        """What makes a state of those that the target has computed."""
+        self.fc, self.fused_norms = None, []
+        each = runner.hidden_size
+        if not checkpoint.flag("use_aux_hidden_state", SECTION, default=True):
+            if width != each:
+                raise ModelLoadError(f"{checkpoint.folder}: hidden_size must be the target's, {each}, got {width}")
+            self.captures = (runner.num_layers,)
+            return
+        self.captures = fused_layers(checkpoint, runner.num_layers)
+        count = len(self.captures)
+        self.fc = packed(checkpoint, count * each, ("fc", width))
+        together, apart = checkpoint.flag("norm_before_fc", SECTION), checkpoint.flag("fc_norm", SECTION)
+        if together and apart:
+            raise ModelLoadError(f"{checkpoint.folder}: norm_before_fc and fc_norm can't both be true")
+        if together:
+            self.fused_norms = [Norm(checkpoint.take("input_norm.weight", count * each), eps)]
+        elif apart:
+            self.fused_norms = [Norm(checkpoint.take(f"fc_norm.{i}.weight", each), eps) for i in range(count)]
 
     def state(self, hidden: torch.Tensor) -> torch.Tensor:
-        return kernels.linear(hidden, self.fc)
+        if self.fused_norms:
+            parts = hidden.chunk(len(self.fused_norms), -1)
+            hidden = torch.cat(
+                [norm(part.contiguous()) for norm, part in zip(self.fused_norms, parts, strict=True)], -1
+            )
+        return hidden if self.fc is None else kernels.linear(hidden, self.fc)
 
     def enter(self, token_ids: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         normed = self.state_norm(state)
@@ -103,12 +156,10 @@ class Eagle3:
         return entering, normed if self.normed_residual else state
 
     def logits(self, state: torch.Tensor) -> torch.Tensor:
-        logits = kernels.linear(self.norm(state), self.head)
-        if self.token_ids is None:
-            return logits
-        spread = logits.new_full((len(logits), self.vocab_size), float("-inf"))
-        spread[:, self.token_ids] = logits
-        return spread
+        return self.head(self.norm(state) if self.normed_logits else state)
+
+    def following(self, state: torch.Tensor) -> torch.Tensor:
+        return self.norm(state) if self.normed_output else state
 
 
 def load_head(folder: Path, runner: LayeredRunner) -> Head:
@@ -146,27 +197,3 @@ def fused_layers(checkpoint: Checkpoint, num_layers: int) -> tuple[int, ...]:
             f"[0, {num_layers - 1}] of the target"
         )
     return layers
-
-
-def draft_vocabulary(checkpoint: Checkpoint, vocab_size: int) -> torch.Tensor | None:
-    """The target's id of each of the head's tokens, int64 [Vd]; None: they are the same."""
-    if "d2t" not in checkpoint:
-        return None
-    offsets = checkpoint.take("d2t", *checkpoint.shape("lm_head.weight")[:1])
-    token_ids = torch.arange(len(offsets), device=offsets.device) + offsets.to(torch.int64)
-    if len(token_ids.unique()) < len(token_ids) or not bool(((token_ids >= 0) & (token_ids < vocab_size)).all()):
-        raise ModelLoadError(f"{checkpoint.folder}: d2t must lead to different tokens in [0, {vocab_size - 1}]")
-    return token_ids
-
-
-def embedding(checkpoint: Checkpoint, width: int, runner: LayeredRunner) -> Any:
-    """int64 [n] → [n, H]: the checkpoint's own, or the target's where it has none or the same."""
-    own = checkpoint.maybe("embed_tokens.weight", runner.vocab_size, width)
-    if own is None and width != runner.hidden_size:
-        raise ModelLoadError(
-            f"{checkpoint.folder}: there is no tensor embed_tokens.weight, and hidden_size is not the target's "
-            f"({width} and {runner.hidden_size})"
-        )
-    if own is None or (width == runner.hidden_size and torch.equal(own, runner.embed(torch.arange(runner.vocab_size)))):
-        return runner.embed
-    return lambda token_ids: F.embedding(token_ids.to(own.device), own)

@@ -15,6 +15,8 @@ from tailrace import kernels
 from tailrace.drafting.checkpoint import Checkpoint
 from tailrace.errors import ModelLoadError
 
+# whose decoder layers, as heads have them, are Llama's: separate projections, RMS norms, a gated MLP, rotation of halves
+FAMILIES = ("llama", "mistral", "ministral", "phi3", "qwen2", "qwen3", "seed_oss")
 Rope = tuple[torch.Tensor, torch.Tensor]  # cosines and sines, each [n, D]
 
 
@@ -118,17 +120,18 @@ def configuration(checkpoint: Checkpoint) -> Any:
     Raises:
         ModelLoadError: its model_type is not of the Llama family, or it has a rotary scaling where neighbours would matter.
     """
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import CONFIG_MAPPING
 
     from tailrace.runners.transformers import refuse_stateful
 
     section = checkpoint.config.get("transformer_layer_config") or checkpoint.config
     kind = section.get("model_type", "llama")
-    if kind not in ("llama", "mistral", "qwen2", "qwen3"):
-        raise ModelLoadError(f"{checkpoint.folder}: model_type must be llama, mistral, qwen2 or qwen3, got {kind!r}")
+    if kind not in FAMILIES:
+        raise ModelLoadError(f"{checkpoint.folder}: model_type must be {', '.join(FAMILIES)}, got {kind!r}")
     try:
         config = CONFIG_MAPPING[kind](**{k: v for k, v in section.items() if k != "model_type"})
-    except (TypeError, ValueError, KeyError) as error:
+    except (TypeError, ValueError, KeyError, StrictDataclassError) as error:
         raise ModelLoadError(f"{checkpoint.folder}: config.json: {error}") from error
     refuse_stateful(config)
     config.head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads

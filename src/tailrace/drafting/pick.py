@@ -87,7 +87,7 @@ class Picks:
             if token is None:
                 continue
             self.tokens[i].append(token)
-            self.slots[i].append(token)
+            self.slots[i].extend([token])
             if self.slots[i].moves:
                 self.sampler.slots.refresh(self.asks[i].slot)
             if len(self.tokens[i]) < self.asks[i].count:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from tailrace.engine.alone import begin
 from tailrace.engine.batch import assemble
 from tailrace.engine.commit import commit, settle
 from tailrace.engine.device import Device
@@ -56,7 +57,8 @@ def advance(engine: Engine, device: Device, drawn: Drawn | None) -> None:
         deliver(engine, drawn)
         drawn = None
     if drawn is not None:
-        foreseen = any(engine.speculator.foresees(engine, sequence) for sequence in drawn.sequences)
+        with engine.counters.timed("guess"):
+            foreseen = engine.speculator.foresees(engine, drawn.sequences)
         drawn.refer()
     plan = planned(engine)
     # what is certain to come can be computed along where there is room; and who is preempted gives up only what has been computed
@@ -92,7 +94,7 @@ def land(engine: Engine, flight: Flight) -> Drawn | None:
         with timed("mask"):
             prepared = ready(engine, flight)
         with timed("sample"):
-            pending = [(d.sequences, engine.sampler.begin(d.logits(logits), d.rows)) for d in prepared.draws]
+            pending = begin(engine, prepared.draws, logits)
     except Exception as error:
         log.exception("a step in flight failed")
         lose(engine, [sequence for sequence, _ in flight.work], error)
@@ -150,7 +152,7 @@ def prepare(engine: Engine, flight: Flight) -> Prepared:
     """The draws of those whose place in the step is right, by all that is known now; their masks begin to be filled."""
     drawing = [sequence for sequence in flight.assembled.drawing if flight.stands(sequence)]
     masks = Masks(engine.limits.vocab_size, engine.eos)
-    draws = flight.assembled.draws(drawing, flight.guesses, masks)
+    draws = flight.assembled.draws(engine, drawing, flight.guesses, masks)
     return Prepared(draws, masks, engine.fill(masks))
 
 

@@ -1,66 +1,206 @@
-"""Banned strings: the text of a sequence as its tokens spell it, watched for strings that must never appear.
+"""Banned strings and patterns: the text of a sequence as its tokens spell it, watched for what must never appear.
 
-When one is complete, the sequence backs up to the token that began it, that token is banned at that position, and another
-is drawn (exllamav2's banned strings, koboldcpp's "antislop"). Until a beginning is known to come to nothing its tokens are
-held back, so nobody ever sees one. Works on the bytes of tokens: every way to spell a string is found.
+A token that holds a banned string within itself can never be drawn (text/within.py). What lies across tokens is found when it is
+complete: the sequence backs up to the token in which it began, that token is banned at that position, and another is drawn (exllamav2's
+banned strings, koboldcpp's "antislop"). Until a beginning is known to come to nothing its tokens are held back, so nobody ever sees one.
+
+The text is that of the answer: special tokens that are left out of it leave nothing, and so does the token that ends it.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Sequence
+import codecs
+from array import array
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from tailrace.engine.spelling import Spelling
 from tailrace.params import SamplingParams
-from tailrace.text.stops import compiled
+from tailrace.text.patterns import Patterns, Search, patterns
+from tailrace.text.stops import Automaton, compiled
 from tailrace.wire.messages import TokenLogprobs
 
-MAX_REWINDS = 1000  # of one sequence: a model that wants nothing else must not run for ever
+GRACE = 16  # tokens for which a sequence may draw anew before it has delivered any
+MARK = 64  # characters between two marks, from which the text is read again after a rewind
+LOWER = {upper: upper + 32 for upper in range(ord("A"), ord("Z") + 1)}
+
+Held = tuple[int, TokenLogprobs | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Bans:
+    """What a request bans, compiled; its sequences share it.
+
+    mask: uint32 [⌈V / 32⌉], a token whose bit is 0 holds a banned string within itself.
+    """
+
+    spelling: Spelling
+    hidden: frozenset[int]
+    fold: bool
+    strings: Automaton
+    patterns: Patterns
+    mask: np.ndarray
+
+    @staticmethod
+    def of(params: SamplingParams, spelling: Spelling, vocab_size: int, eos: Iterable[int]) -> Bans:
+        """Raises ParameterError for a pattern that can't be served."""
+        fold, hidden = params.banned_ignore_case, params.hidden(spelling.special)
+        strings = tuple(dict.fromkeys(s.translate(LOWER) if fold else s for s in params.banned_strings))
+        held = np.ones(-(-vocab_size // 32) * 32, dtype=bool)
+        held[:vocab_size] = False
+        if strings:
+            known = spelling.within(fold).held(string.encode() for string in strings)[:vocab_size]
+            held[: len(known)] = known
+            silent = (
+                []
+                if params.include_stop_str_in_output
+                else [*params.stop_token_ids, *(() if params.ignore_eos else eos)]
+            )
+            held[[token for token in (*hidden, *silent) if token < vocab_size]] = False
+        mask = np.packbits(~held, bitorder="little").view(np.uint32)
+        found = patterns("banned_regex", params.banned_regex, params.n)
+        return Bans(spelling, hidden, fold, compiled(strings), found, mask)
+
+    def bytes_of(self, token: int) -> bytes:
+        """What the token leaves in the text."""
+        table = self.spelling.token_bytes
+        return b"" if token in self.hidden or token >= len(table) else table[token]
+
+
+class Mark(NamedTuple):
+    """Where the reading of the text stands: after so many tokens and characters. state: of the automaton; begun: of the search. pending:
+    bytes of a character that is not complete, which began in token `origin`."""
+
+    tokens: int = 0
+    characters: int = 0
+    state: int = 0
+    begun: dict[int, int] = {}  # noqa: RUF012, never changed in place
+    pending: bytes = b""
+    origin: int = 0
 
 
 class BannedText:
-    """One sequence's watch. `banned`: output position → tokens ruled out there. `held`: tokens not sent yet."""
+    """One sequence's watch.
 
-    def __init__(
-        self, params: SamplingParams, token_bytes: Sequence[bytes], banned: dict[int, set[int]] | None = None
-    ) -> None:
-        self.fold = params.banned_ignore_case
-        strings = (string.encode().lower().decode() if self.fold else string for string in params.banned_strings)
-        self.automaton = compiled(tuple(dict.fromkeys(strings)))
-        self.token_bytes = token_bytes
-        self.states = [0]  # of the automaton, before each token and after the last
-        self.lengths = [0]  # of the text in bytes, likewise
+    Attributes:
+        banned: output position → tokens ruled out there. held: tokens not sent yet; sent: how many are. taken_back: drawn in vain. field:
+            the parameter that the last match was found for. alone: the token that completed it holds it within itself, wherever it stands.
+    """
+
+    def __init__(self, bans: Bans, banned: dict[int, set[int]] | None = None, begun: bytes = b"") -> None:
+        """begun: the bytes of a character at the prompt's end that is not complete."""
+        self._bans = bans
+        self._search = Search(bans.patterns)
+        self._now = Mark(pending=begun)
+        self._marks = deque([self._now])
+        self._tokens: list[int] = []
+        self._owners = array("I")  # of each character: the token in which it begins
         self.banned = {} if banned is None else banned
-        self.held: list[tuple[int, TokenLogprobs | None]] = []
-        self.sent = 0
-        self.rewinds = 0
+        self.held: list[Held] = []
+        self.sent = self.taken_back = 0
+        self.field = "banned_strings" if bans.strings.may_start else "banned_regex"
+        self.alone = False
 
-    def push(self, token: int) -> int | None:
-        """One more token. If a banned string is complete with it: the output position of the token that began it, or of
-        the first one not sent yet. (After an earlier rewind a string may begin in what was safe to send before.)"""
-        state, at = self.states[-1], self.lengths[-1]
-        data = self.token_bytes[token] if token < len(self.token_bytes) else b""
-        for byte in data.lower() if self.fold else data:
-            at += 1
-            state = self.automaton.advance(state, byte)
-            if (found := self.automaton.found[state]) is not None:
-                began = bisect_right(self.lengths, at - len(found.encode())) - 1
-                return max(began, self.sent)
-        self.states.append(state)
-        self.lengths.append(at)
+    def push(self, token: int, silent: bool = False, last: bool = False) -> int | None:
+        """One more token. If something banned is complete with it: the output position of the token that began it, or of the first one
+        not sent yet. (After an earlier rewind it may begin in what was safe to send before.) Then `back_to` must follow.
+
+        Args:
+            silent: it leaves no text. last: none follows it, so that an incomplete character becomes U+FFFD.
+        """
+        began = self._read(token, silent, last)
+        if began is not None:
+            return max(began, self.sent)
+        if self._now.characters - self._marks[-1].characters >= MARK:
+            self._marks.append(self._now)
         return None
 
     def back_to(self, position: int) -> None:
         """Forget the tokens from this output position on."""
-        del self.states[position + 1 :], self.lengths[position + 1 :]
+        self.taken_back += len(self._tokens) - position
         del self.held[position - self.sent :]
         for later in [place for place in self.banned if place > position]:
             del self.banned[later]  # another beginning: what followed the old one may follow this one
-        self.rewinds += 1
+        while self._marks[-1].tokens > position:
+            self._marks.pop()
+        self._now = self._marks[-1]
+        again = self._tokens[self._now.tokens : position]
+        del self._tokens[self._now.tokens :], self._owners[self._now.characters :]
+        self._search.begun = self._now.begun
+        for token in again:
+            self._read(token)
 
-    def release(self, everything: bool = False) -> list[tuple[int, TokenLogprobs | None]]:
-        """The held tokens that can go out: those that can't be part of a banned string any more; at the end all."""
-        free = self.lengths[-1] - self.automaton.hold[self.states[-1]]
-        count = len(self.held) if everything else max(0, bisect_right(self.lengths, free) - 1 - self.sent)
+    def release(self, everything: bool = False) -> list[Held]:
+        """The held tokens that can go out: those that can't be part of anything banned any more; at the end all."""
+        held = max(self._bans.strings.held[self._now.state], self._search.held)
+        first = self._owners[-held] if held else len(self._tokens)
+        return self._out(len(self._tokens) if everything else min(first, self._whole))
+
+    def rest(self) -> list[Held]:
+        """All held tokens, where the text ends here: those whose characters are whole."""
+        return self._out(self._whole)
+
+    # ---- inside
+
+    @property
+    def _whole(self) -> int:
+        """Tokens whose characters are complete."""
+        return self._now.origin if self._now.pending else len(self._tokens)
+
+    def _out(self, upto: int) -> list[Held]:
+        count = max(0, upto - self.sent)
         out, self.held = self.held[:count], self.held[count:]
         self.sent += len(out)
+        while len(self._marks) > 1 and self._marks[1].tokens <= self.sent:
+            self._marks.popleft()
         return out
+
+    def _read(self, token: int, silent: bool = False, last: bool = False) -> int | None:
+        """Walk its characters; the token that what is banned began in."""
+        here, data = len(self._tokens), b"" if silent else self._bans.bytes_of(token)
+        self._tokens.append(token)
+        text, first, pending, origin = self._decoded(data, here, last)
+        state, strings, search = self._now.state, self._bans.strings, self._search
+        folded = text.translate(LOWER) if self._bans.fold else text
+        walked = state or not strings.quiet(folded)
+        for at, char in enumerate(text):
+            self._owners.append(here if at else first)
+            for byte in folded[at].encode() if walked else b"":
+                state = strings.advance(state, byte)
+            length, match = len(strings.found[state] or ""), search.push(char)
+            if match is not None or length:
+                pattern = 0 if match is None else match[0]
+                self.field = "banned_regex" if pattern > length else "banned_strings"
+                length = max(length, pattern)
+                began = self._owners[-length]
+                self.alone = began == here and not self._now.pending and whole(data)
+                return began
+        self._now = Mark(len(self._tokens), len(self._owners), state, search.begun, pending, origin)
+        return None
+
+    def _decoded(self, data: bytes, here: int, last: bool) -> tuple[str, int, bytes, int]:
+        """The characters that it completes, the token that the first of them begins in, and the incomplete one's bytes and token."""
+        before = self._now
+        if not before.pending and not last:
+            try:
+                return data.decode(), here, b"", here
+            except UnicodeDecodeError:
+                pass
+        decoder: Any = codecs.getincrementaldecoder("utf-8")("replace")
+        decoder.setstate((before.pending, 0))
+        text, pending = decoder.decode(data, last), decoder.getstate()[0]
+        first = before.origin if before.pending else here
+        return text, first, pending, here if text else first
+
+
+def whole(data: bytes) -> bool:
+    """It is the bytes of whole characters."""
+    try:
+        data.decode()
+        return True
+    except UnicodeDecodeError:
+        return False

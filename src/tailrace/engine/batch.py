@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from tailrace.engine.draws import NOTHING, Draws, Guesses, Masks, draw, grouped
+from tailrace.engine.alone import drawn_by
+from tailrace.engine.draws import NOTHING, Draws, Guesses, Masks, grouped
 from tailrace.engine.request import Sequence
 from tailrace.engine.schedule import Work
 from tailrace.runners.base import Batch
+
+if TYPE_CHECKING:
+    from tailrace.engine.engine import Engine
 
 
 class BlockTables:
@@ -62,17 +67,18 @@ class Assembled:
     scored: list[Scored]
     seen: list[Sight]
 
-    def draws(self, drawing: list[Sequence], guesses: Guesses, masks: Masks) -> list[Draws]:
+    def draws(self, engine: Engine, drawing: list[Sequence], guesses: Guesses, masks: Masks) -> list[Draws]:
         """Draws for the sampler. drawing: those of the assembled that are still there. masks: of the grammars, empty: what is to be filled
-        before the draws is entered."""
-        return [draw(group, guesses, self.rows, masks) for group in grouped(drawing, guesses)]
+        before the draws is entered. engine: where a request fails whose draw can't be put together."""
+        groups = grouped(drawing, guesses)
+        return [part for group in groups for part in drawn_by(engine, group, guesses, self.rows, masks)]
 
 
 def assemble(
     work: Work, guesses: Guesses, tables: BlockTables, block_size: int, previous: torch.Tensor | None = None
 ) -> Assembled:
     """Lay the planned tokens out as one flat bag, guesses after the last token of their sequence and of its companion. A sequence whose
-    last token is among them draws, and so do the siblings that waited for its prefill: their rows share its logits.
+    last token is among them draws, and so do the first of the siblings that waited for its prefill: their rows share its logits.
 
     Args:
         guesses: by the slot of the sequence. previous: what tokens that are not known yet refer to; see Batch.
@@ -101,7 +107,7 @@ def assemble(
             wanted += range(len(tokens) - 1, len(tokens) + len(guess.tokens))
             tokens += guess.tokens
             last += len(guess.tokens)
-            drawing += sharing
+            drawing += [member for member in sharing if member is sequence or member.draws_early]
         starts.append(len(tokens))
         lengths.append(last)
         slots.append(sequence.slot)

@@ -3,18 +3,22 @@ was drawn after that never was."""
 
 from __future__ import annotations
 
-import logging
+import time
+from collections import defaultdict
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
-from tailrace.engine.banned import MAX_REWINDS
-from tailrace.engine.constraint import Constraint
-from tailrace.engine.draws import NOTHING, Guesses
+from tailrace.engine.alone import alone
+from tailrace.engine.banned import GRACE
+from tailrace.engine.constraint import RESTS, Constraint
+from tailrace.engine.draws import NOTHING, Guesses, SitsOutError
 from tailrace.engine.request import Sequence, State
 from tailrace.engine.schedule import Work
-from tailrace.errors import EngineError, RowError, TailraceError
-from tailrace.kernels.status import MESSAGES, NAMES, OK
+from tailrace.errors import NothingLeftError, RowError, TailraceError
+from tailrace.grammar.filling import in_time
+from tailrace.kernels.status import EMPTY, MESSAGES, NAMES, OK
 from tailrace.sampling import Sampled
 from tailrace.sampling.report import Logprobs
 from tailrace.wire.messages import FinishReason, TokenLogprobs, Tokens
@@ -22,8 +26,7 @@ from tailrace.wire.messages import FinishReason, TokenLogprobs, Tokens
 if TYPE_CHECKING:
     from tailrace.engine.engine import Engine
 
-log = logging.getLogger(__name__)
-
+SEARCH_S = 0.01  # of processor time for searches of one call for ways out, in a step; those that are not over go on in the next one
 Drawn = tuple[int, TokenLogprobs | None]
 
 
@@ -63,6 +66,11 @@ def commit(
     errors: dict[int, Exception],
 ) -> None:
     """What was drawn counts. errors: of sequences whose grammar could not be matched, by slot: what was drawn for them does not count."""
+    engine.searched.clear()
+    budget_s = engine.limits.scheduler.host_ms / 1e3
+    # by the commits of one call, and by its last one
+    taken_s: defaultdict[tuple[bytes, str], float] = defaultdict(float)
+    last_s: dict[tuple[bytes, str], float] = {}
     for sequences, drawn in sampled:
         counts, statuses = drawn.num_tokens.tolist(), drawn.status.tolist()
         rows = drawn.token_ids.tolist()
@@ -71,20 +79,56 @@ def commit(
         ):
             if sequence.state is not State.RUNNING:
                 continue
-            if status != OK:
-                engine.counters.bad_rows[NAMES[status]] += 1
-                engine.fail(sequence, RowError(f"{MESSAGES[status]} at position {len(sequence.tokens)}"))
+            if (
+                error := errors.get(sequence.slot)
+            ) is not None:  # first: without a mask the row may have no status at all
+                if isinstance(error, SitsOutError):
+                    engine.cut_back(sequence)
+                    continue
+                engine.fail(sequence, error if isinstance(error, TailraceError) else RowError(f"grammar: {error}"))
                 continue
-            if (error := errors.get(sequence.slot)) is not None:
-                engine.fail(sequence, RowError(f"grammar: {error}"))
+            if status != OK:
+                undrawn(engine, sequence, status)
+                continue
+            name = sequence.request.shared_name
+            if (
+                taken_s[name] > budget_s
+            ):  # they take turns from the next step on, and say then what they were to say now
+                sequence.host_s = max(sequence.host_s, last_s[name])
+                engine.cut_back(sequence)
                 continue
             guess = guesses.get(sequence.slot, NOTHING)
             if guess.tokens:
                 stood = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(row, guess.tokens, strict=False)))
                 engine.speculator.learn(engine, sequence, guess, stood)
-            accept(engine, sequence, row[:count], logprobs)
+            drawn_s, begun_s = engine.slots[sequence.slot].took_s, time.thread_time()
+            if sequence.constraint is not None:
+                count = min(count, sequence.constraint.known)
+            with engine.growth.of(sequence.request):
+                accept(engine, sequence, row[:count], logprobs)
+            last_s[name] = time.thread_time() - begun_s
+            taken_s[name] += last_s[name]
+            sequence.host_s = last_s[name] + drawn_s
+            if sequence.constraint is not None:
+                sequence.host_s += sequence.constraint.mask_s * guess.rows
+            sequence.host_s = max(sequence.host_s, sequence.request.least_s * guess.rows)
+            sequence.request.guess_costs(sequence.host_s)
             if sequence.state is State.RUNNING and (guess.tokens or sequence.remaining == 0):
                 engine.cut_back(sequence)
+
+
+def undrawn(engine: Engine, sequence: Sequence, status: int) -> None:
+    """Nothing could be drawn. Where the request's own fields rule tokens out, that is what they ask for, and no fault of the model's."""
+    if status == EMPTY and sequence.watch is not None:
+        give_up(engine, sequence)
+        return
+    at = f"at position {len(sequence.tokens)}"
+    excluding = sequence.request.params.excluding
+    if status == EMPTY and excluding:
+        engine.fail(sequence, NothingLeftError(f"{', '.join(excluding)}: no token is left {at}", excluding[0]))
+        return
+    engine.counters.bad_rows[NAMES[status]] += 1
+    engine.fail(sequence, RowError(f"{MESSAGES[status]} {at}"))
 
 
 def accept(engine: Engine, sequence: Sequence, tokens: list[int], logprobs: list[Logprobs] | None) -> None:
@@ -92,17 +136,10 @@ def accept(engine: Engine, sequence: Sequence, tokens: list[int], logprobs: list
     out: list[Drawn] = []
     outcome = Outcome()
     for place, token in enumerate(tokens):
-        try:
+        outcome = Outcome()
+        with alone("the token could not be committed", sequence.request.id, partial(setattr, outcome, "error")):
             entry = described(logprobs[place]) if logprobs else None
             outcome = take(engine, sequence, token, entry, guessed=place > 0)
-        except TailraceError as error:
-            outcome = Outcome(error=error)
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as error:  # a panic in Rust is no Exception
-            # one request's methods must not take the others down
-            log.exception("request %s could not be committed", sequence.request.id)
-            outcome = Outcome(error=EngineError(f"the token could not be committed: {type(error).__name__}: {error}"))
         out += outcome.out
         if outcome.over:
             break
@@ -128,11 +165,20 @@ def take(engine: Engine, sequence: Sequence, token: int, entry: TokenLogprobs | 
     """
     assert sequence.state is State.RUNNING
     request, params, constraint = sequence.request, sequence.request.params, sequence.constraint
-    if constraint is not None and (way_out := constraint.way_out(token, sequence.room)) is not None:
-        if not way_out:
+    if constraint is not None:
+        begun_s, name = time.thread_time(), request.shared_name
+        spent_s = engine.searched[name]
+        way_out = constraint.way_out(
+            token, sequence.room, RESTS if spent_s > SEARCH_S else begun_s + SEARCH_S - spent_s
+        )
+        engine.searched[name] += time.thread_time() - begun_s
+        if constraint.searching:
+            return Outcome(turned=True)  # the same token is drawn again, until it is known what it leads to
+        if way_out == []:
             return Outcome([] if sequence.watch is None else sequence.watch.release(everything=True), reason="stop")
-        engine.slots.force(sequence.slot, way_out)
-        return Outcome(turned=True)
+        if way_out is not None:
+            engine.slots.force(sequence.slot, way_out)
+            return Outcome(turned=True)
     engine.slots.commit([sequence.slot], [[token]])
     for member in sequence.members:
         member.computed += guessed
@@ -143,9 +189,10 @@ def take(engine: Engine, sequence: Sequence, token: int, entry: TokenLogprobs | 
     full = len(sequence.tokens) >= request.max_len
     outcome = Outcome([(token, entry)])
     if constraint is not None and not stops:
-        outcome.turned = rule(constraint, token)
+        outcome.turned = rule(engine, constraint, token)
     complete = constraint is not None and constraint.finished
-    if sequence.watch is not None and not watch(engine, sequence, outcome, stops or full or complete):
+    silent = stops and not params.include_stop_str_in_output
+    if sequence.watch is not None and not watch(engine, sequence, outcome, silent, stops or full or complete):
         return outcome
     if stops:
         outcome.reason, outcome.stop_token_id = "stop", token
@@ -161,34 +208,53 @@ def take(engine: Engine, sequence: Sequence, token: int, entry: TokenLogprobs | 
     return outcome
 
 
-def rule(constraint: Constraint, token: int) -> bool:
+def rule(engine: Engine, constraint: Constraint, token: int) -> bool:
     """Tell the grammar; True if it begins, or gives way, with this token.
 
     Raises:
-        RowError: it does not allow the token, so the token was forced.
+        RowError: it does not allow the token, so the token was forced. GrammarLimitError: it takes too long, and would again.
     """
+    begun_s = time.thread_time()
     try:
-        return constraint.push(token)
+        turned = constraint.push(token)
     except ValueError as error:
         raise RowError(f"grammar: {error}") from error
+    if engine.grammars is not None:
+        in_time(begun_s + engine.grammars.step_s, engine.grammars.step_s)
+    return turned
 
 
-def watch(engine: Engine, sequence: Sequence, outcome: Outcome, last: bool) -> bool:
-    """Leave in `out` what can't become a banned string any more. False if one is complete: the sequence has backed up, or gives up."""
+def watch(engine: Engine, sequence: Sequence, outcome: Outcome, silent: bool, last: bool) -> bool:
+    """Leave in `out` what can't become anything banned any more. False if something is complete: the sequence has backed up, or ends
+    because it has drawn too much in vain.
+
+    Args:
+        silent: the token leaves no text. last: it ends the sequence.
+    """
     text = sequence.watch
     assert text is not None
     [drawn] = outcome.out
     outcome.out = []
-    if (position := text.push(drawn[0])) is not None:
-        if text.rewinds >= MAX_REWINDS:
-            outcome.error = RowError(f"banned_strings: the model wants nothing else after {MAX_REWINDS} rewinds")
-        else:
-            engine.rewind(sequence, position)
-            outcome.turned = True
-        return False
-    text.held.append(drawn)
-    outcome.out = text.release(everything=last)
-    return True
+    if (position := text.push(drawn[0], silent, last)) is None:
+        text.held.append(drawn)
+        outcome.out = text.release(everything=last)
+        return True
+    spent = text.taken_back + sequence.num_output - position
+    if spent <= engine.limits.scheduler.redraws_per_token * (text.sent + GRACE):
+        engine.rewind(sequence, position)
+        outcome.turned = True
+    else:
+        text.back_to(position)
+        outcome.out, outcome.reason, outcome.cause = text.rest(), "abort", text.field
+    return False
+
+
+def give_up(engine: Engine, sequence: Sequence) -> None:
+    """Whatever might be said next is banned: the sequence ends with what it has said."""
+    assert sequence.watch is not None
+    if out := sequence.watch.rest():
+        send(engine, sequence, out)
+    engine.finish(sequence, "abort", cause=sequence.watch.field)
 
 
 def described(entry: Logprobs) -> TokenLogprobs:

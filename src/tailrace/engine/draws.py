@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate
@@ -9,11 +10,16 @@ from itertools import accumulate
 import numpy as np
 import torch
 
+from tailrace.engine.constraint import Late
 from tailrace.engine.request import Sequence
-from tailrace.grammar.base import Job
+from tailrace.grammar.base import Compiled, GuessError, Job
+from tailrace.grammar.filling import Filling, Unfinished
 from tailrace.kernels.rows import Rows
 from tailrace.options import Rule
 from tailrace.sampling.guidance import guide_rows
+
+LATE_S = 0.02  # wall clock: that a step waits for masks
+OWNER_S = 0.001  # that it waits longer for each request that wants some
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +70,14 @@ class Draws:
         return guide_rows(logits, self.guided.own, self.guided.companion, self.guided.scale)
 
 
+class SitsOutError(Exception):
+    """What was drawn for a sequence does not count, and nothing is wrong with it: the same is drawn again in a later step."""
+
+
 class Masks:
     """Which tokens the grammars of a step's rows allow.
 
-    jobs: what is to be filled before the draws. errors: of those that could not be, by slot.
+    jobs: what is to be filled before the draws. errors: of those that could not be, or are not in time (SitsOutError), by slot.
     """
 
     def __init__(self, vocab_size: int, enders: Iterable[int]) -> None:
@@ -88,26 +98,67 @@ class Masks:
             if sequence.constraint is None:
                 places += [-1] * guess.rows
                 continue
+            sequence.constraint.known = sys.maxsize
             mine = masks[at : at + guess.rows]
             places += range(at, at + guess.rows)
             at += guess.rows
-            if sequence.constraint.bound:
+            if sequence.constraint.waits:
+                self.errors[sequence.slot] = SitsOutError()
+            elif (late := sequence.constraint.late) is not None:
+                sequence.constraint.late = None
+                mine[0] = late.job.masks[0]
+                self._settle(sequence, mine, 1, late.filling.errors[late.place], late.filling.seconds[late.place])
+            elif sequence.constraint.bound:
                 lawful = guess.tokens[: guess.lawful]
-                self.jobs.append((sequence, Job(sequence.constraint.matcher, lawful, mine[: len(lawful) + 1])))
+                job = Job(sequence.constraint.matcher, lawful, mine[: len(lawful) + 1], sequence.request)
+                self.jobs.append((sequence, job))
             else:  # it may not end before what it is to say has begun
                 for token in self._enders:
                     mine.numpy().view(np.uint32)[:, token // 32] &= ~np.uint32(1 << token % 32)
         return places, masks
 
-    def filled(self, errors: list[Exception | None]) -> None:
-        """They are. What opens a stretch that the grammar does not know is let through; where filling failed everything is, in vain."""
-        for (sequence, job), error in zip(self.jobs, errors, strict=True):
+    def filled(self, filling: Filling) -> None:
+        """They are, or as far as the step waits for them: who is late, and whoever shares its grammar, sits out."""
+        filling.wait(LATE_S + OWNER_S * len({sequence.request for sequence, _ in self.jobs}))
+        done = list(filling.done)
+        unfinished: dict[Compiled, list[int]] = {}
+        for place, (sequence, _) in enumerate(self.jobs):
             assert sequence.constraint is not None
-            if error is not None:
-                self.errors[sequence.slot] = error
-                job.masks.fill_(-1)
-            elif (token := sequence.constraint.opening) is not None:
-                job.masks[0].numpy().view(np.uint32)[token // 32] |= np.uint32(1 << token % 32)
+            unfinished.setdefault(sequence.constraint.compiled, []).append(place)
+        for compiled, places in unfinished.items():
+            late = not all(done[place] for place in places)
+            compiled.busy = Unfinished(filling, places) if late else None
+            for place in places:
+                sequence, job = self.jobs[place]
+                assert sequence.constraint is not None
+                if late:
+                    sequence.constraint.late = Late(filling, place, job)
+                    self.errors[sequence.slot] = SitsOutError()
+                    continue
+                error = filling.errors[place]
+                known = error.known if isinstance(error, GuessError) else len(job.masks)
+                self._settle(sequence, job.masks, known, error, filling.seconds[place])
+
+    def _settle(
+        self, sequence: Sequence, masks: torch.Tensor, known: int, error: Exception | None, took_s: float
+    ) -> None:
+        """A job is over, whose first masks are known. What opens a stretch that the grammar does not know is let through; where filling
+        failed everything is, in vain, and of what is drawn behind guesses that were given up nothing counts (Constraint.known)."""
+        assert sequence.constraint is not None
+        sequence.constraint.known, sequence.constraint.mask_s = known, took_s / known
+        masks[known:] = -1
+        if error is not None and not isinstance(error, GuessError):
+            self.errors[sequence.slot] = error
+            masks.fill_(-1)
+        elif (token := sequence.constraint.opening) is not None:
+            masks[0].numpy().view(np.uint32)[token // 32] |= np.uint32(1 << token % 32)
+
+
+def wait_where_all_do(running: list[Sequence], within_s: float) -> None:
+    """Where nobody can go on before a mask is there: a little, for the first one's."""
+    first = running[0].constraint if running and all(sequence.waits for sequence in running) else None
+    if first is not None and first.compiled.busy is not None:
+        first.compiled.busy.filling.wait(within_s)
 
 
 def grouped(drawing: list[Sequence], guesses: Guesses) -> list[list[Sequence]]:
@@ -141,7 +192,7 @@ def draw(sequences: list[Sequence], guesses: Guesses, first: dict[int, int], mas
         return Draws(sequences, Rows.plain(slots, source, positions, mask=place, masks=filled), guided)
     rows = Rows.drafted(
         slots, positions, [guess.tokens for guess in of], [guess.rule for guess in of], proposals(of),
-        source=source, mask=place, masks=filled,
+        source=source, mask=place, masks=filled, trusted=True,  # drafters make them by softmax
     )  # fmt: skip
     return Draws(sequences, rows, guided)
 

@@ -11,7 +11,7 @@ import time
 from bisect import insort
 from collections import defaultdict
 from collections.abc import Callable
-from concurrent.futures import FIRST_COMPLETED, wait
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from itertools import count
 
 import torch
@@ -20,32 +20,34 @@ from tailrace.config import CacheConfig, SchedulerConfig, SpeculationConfig
 from tailrace.drafting.base import Drafter
 from tailrace.engine import ahead, sizing
 from tailrace.engine.admission import Limits, negative_prompt
-from tailrace.engine.banned import BannedText
+from tailrace.engine.alone import alone
+from tailrace.engine.banned import Bans
 from tailrace.engine.batch import BlockTables
-from tailrace.engine.constraint import Constraint
 from tailrace.engine.device import Device, overlaps
-from tailrace.engine.draws import Masks
+from tailrace.engine.draws import Masks, wait_where_all_do
+from tailrace.engine.equip import constrain, watch
 from tailrace.engine.kv_cache import BlockCache
-from tailrace.engine.loops import LoopWatch
-from tailrace.engine.request import LIVING, Ender, Request, Sequence, State
+from tailrace.engine.memory import Growth
+from tailrace.engine.request import LIVING, Request, Sequence, State
 from tailrace.engine.speculate import Speculator
-from tailrace.engine.spelling import Spelling, TokenText
+from tailrace.engine.spelling import Spelling
 from tailrace.engine.stats import Counters
 from tailrace.engine.step import step
-from tailrace.engine.stops import StopText
-from tailrace.engine.thinking import ThinkingWatch
-from tailrace.errors import EngineError, ParameterError, RequestError, TailraceError
-from tailrace.grammar.base import Compiled
+from tailrace.errors import ParameterError, RequestError, TailraceError
 from tailrace.grammar.service import Filling, Grammars
 from tailrace.params import SamplingParams
 from tailrace.runners.base import ModelRunner
 from tailrace.sampling import Sampler, Slots, request_key
+from tailrace.sampling.door import ELSEWHERE
+from tailrace.sampling.pipeline import beyond_kernels
+from tailrace.sampling.watermark_transformers import list_s
 from tailrace.text.stops import matcher
 from tailrace.wire.messages import Abort, Aborted, Failed, Finished, FinishReason, FromEngine, ModelInfo, Stats, Submit
 
 log = logging.getLogger(__name__)
 
-PATIENCE_S = 0.005  # while nothing runs and grammars are being compiled
+APART_S = 0.02  # that a draw beyond the kernels takes, before it is known
+PATIENCE_S = 0.005  # while nothing runs and grammars are being compiled, or all wait for their masks
 
 
 class Engine:
@@ -75,9 +77,8 @@ class Engine:
         blocks = sizing.num_blocks(cache, runner.block_bytes, scheduler.max_num_seqs * per_slot, device)
         runner.allocate(blocks)
         longest = min(longest, blocks * cache.block_size)
-        eos = [
-            i for i in info.eos_token_ids if 0 <= i < runner.vocab_size
-        ]  # a tokenizer may know ids that the head does not
+        # a tokenizer may know ids that the head does not
+        eos = [i for i in info.eos_token_ids if 0 <= i < runner.vocab_size]
         self.info = ModelInfo(info.name, runner.vocab_size, longest, eos)
         self.limits = Limits(runner.vocab_size, longest, scheduler, blocks * cache.block_size, cache.block_size)
         self.eos = frozenset(eos)
@@ -87,19 +88,22 @@ class Engine:
         self.slots = Slots(scheduler.max_num_seqs, runner.vocab_size)
         self.sampler = Sampler(self.slots)
         if device is not None and device.type == "cuda":
-            self.sampler.warm_up(
-                {getattr(runner, "dtype", torch.float32), torch.float32}, device
-            )  # guided logits are float32
+            # guided logits are float32
+            self.sampler.warm_up({getattr(runner, "dtype", torch.float32), torch.float32}, device)
         self.grammars = grammars
         self.speculator = Speculator(None if drafter is None else drafter(self.sampler), speculation)
         self.tables = BlockTables(scheduler.max_num_seqs, per_slot)
         self.free_slots = list(reversed(range(scheduler.max_num_seqs)))
         self.requests: dict[tuple[bytes, str, int], Request] = {}
-        self.compiling: list[Request] = []  # whose grammar is not ready; they wait as well
+        self.compiling: list[Request] = []  # whose grammar or bans are not ready; they wait as well
+        self.compiler = ThreadPoolExecutor(1, "bans")
         self.waiting: list[Sequence] = []  # both in order of Request.order
         self.running: list[Sequence] = []
         self.arrivals = count()
         self.counters = Counters()
+        held = blocks * runner.block_bytes if device is None or device.type == "cpu" else 0
+        self.searched: defaultdict[tuple[bytes, str], float] = defaultdict(float)  # seconds of this step: see commit.py
+        self.growth = Growth(int(cache.memory_growth_gib * 2**30), held)
         self.device = Device(runner, self.counters) if overlaps(scheduler.overlap, runner) else None
         self.flight: ahead.Flight | None = None  # the step under way, where steps overlap
         self.outbox: defaultdict[bytes, list[FromEngine]] = defaultdict(list)
@@ -108,32 +112,41 @@ class Engine:
 
     def submit(self, message: Submit, client: bytes = b"") -> None:
         """Accept a request, or queue its Failed."""
-        try:
+        with alone("the request could not be taken", message.id, lambda error: self.refuse(message, error, client)):
             if (client, message.id, message.epoch) in self.requests:
                 raise RequestError(f"request ({message.id}, {message.epoch}) is already here", "id")
             self.limits.check(message, len(self.waiting))
+            if self.growth.over:
+                raise self.growth.refusal()
             self._check_served(message.params)
             matcher(message.params)  # a pattern that can't be served says so
-        except TailraceError as error:
-            self.refuse(message, error, client)
-            return
+            self._take(message, client)
+
+    def _take(self, message: Submit, client: bytes) -> None:
+        """It waits from here on, or nothing has changed and an error is raised."""
         request = Request(
             client, message.id, message.epoch, message.params, (message.priority, next(self.arrivals)),
-            self.limits.length(message),
+            self.limits.length(message), least_s=list_s(message.params.watermark, self.limits.vocab_size),
         )  # fmt: skip
+        likely_s = APART_S if beyond_kernels(message.params) else request.least_s
         for index in range(message.params.n):
             key = request_key(message.params.seed, index)
             state = State.FORKING if index else State.WAITING
-            sequence = Sequence(request, index, key, len(message.prompt), list(message.prompt), state)
+            sequence = Sequence(request, index, key, len(message.prompt), list(message.prompt), state, host_s=likely_s)
             if message.params.guided:
                 other = negative_prompt(message)
                 sequence.companion = Sequence(
                     request, index, key, len(other), other, State.FOLLOWING, scored=len(other)
                 )
-            self._watch(sequence)
+            watch(sequence, self.spelling)
             request.sequences.append(sequence)
         if message.params.grammar is not None and self.grammars is not None:
             request.compiling = self.grammars.compile(message.params.grammar)
+        if message.params.bans:
+            request.banning = self.compiler.submit(
+                Bans.of, message.params, self.spelling, self.limits.vocab_size, self.eos
+            )
+        if request.awaited:
             self.compiling.append(request)
         self.requests[request.name] = request
         insort(self.waiting, request.sequences[0], key=order)
@@ -148,26 +161,12 @@ class Engine:
         after = params.grammar is not None and params.grammar.after is not None
         for name, asked in (
             ("banned_strings", params.banned_strings),
+            ("banned_regex", params.banned_regex),
             ("thinking_token_budget", params.thinking),
             ("grammar", after),
         ):
             if asked and not self.spelling.token_bytes:
                 raise ParameterError(f"{name}: the bytes of this model's tokens are not known", name)
-
-    def _watch(self, sequence: Sequence) -> None:
-        """What looks at the sequence's own tokens: strings that may not come, thoughts that may not last, what ends it."""
-        params, spelling = sequence.request.params, self.spelling
-        if params.banned_strings:
-            sequence.watch = BannedText(params, spelling.token_bytes, sequence.carried.banned)
-        if params.thinking is not None:
-            sequence.thinking = ThinkingWatch(params.thinking, TokenText(spelling))
-            sequence.carried.force(0, sequence.thinking.begin())
-        enders: list[Ender] = []
-        if (params.stop or params.stop_regex) and spelling.exact:
-            enders.append(StopText(params, spelling))
-        if params.repetition_detection is not None:
-            enders.append(LoopWatch(params.repetition_detection, params.min_tokens))
-        sequence.enders = tuple(enders)
 
     def refuse(self, message: Submit, error: TailraceError, client: bytes = b"") -> None:
         """Answer every sequence of a request with Failed, without having accepted it."""
@@ -177,7 +176,7 @@ class Engine:
     def fail_all(self, error: TailraceError) -> dict[bytes, list[FromEngine]]:
         """The engine can't go on: every sequence ends; returns the messages due."""
         for request in list(self.requests.values()):
-            self._fail_request(request, error)
+            self.fail_request(request, error)
         out, self.outbox = self.outbox, defaultdict(list)
         return dict(out)
 
@@ -206,10 +205,11 @@ class Engine:
         return bool(self.running or self.waiting or self.outbox or self.flight)
 
     def step(self) -> dict[bytes, list[FromEngine]]:
-        """One step; returns all messages due, per client, in order. Where there is nothing to do but to wait for a grammar, it waits a
-        little."""
+        """One step; returns all messages due, per client, in order. Where it can only wait for a grammar, it does so a little."""
+        self.growth.look(self)
         if self.compiling:
             self._begin_compiled(PATIENCE_S if len(self.compiling) == len(self.waiting) and not self.running else 0.0)
+        wait_where_all_do([] if self.flight else self.running, PATIENCE_S)
         if self.running or self.waiting or self.flight:
             if self.device is None or self.speculator.drafter is not None:  # who drafts must know the last token
                 step(self)
@@ -221,29 +221,25 @@ class Engine:
     def _begin_compiled(self, timeout_s: float) -> None:
         """Those whose grammar is ready may be admitted; those whose grammar is refused fail."""
         if timeout_s and not self.outbox:
-            wait([request.compiling for request in self.compiling if request.compiling], timeout_s, FIRST_COMPLETED)
+            wait([future for request in self.compiling for future in request.awaited], timeout_s, FIRST_COMPLETED)
         asked, self.compiling = self.compiling, []
         for request in asked:
-            if (future := request.compiling) is None:  # it has ended
+            if not (futures := request.awaited):  # it has ended
                 continue
-            if not future.done():
+            if not all(future.done() for future in futures):
                 self.compiling.append(request)
                 continue
-            request.compiling = None
-            try:
-                self._constrain(request, future.result())
-            except TailraceError as error:
-                self._fail_request(request, error)
-            except Exception as error:
-                log.exception("the grammar of request %s could not be used", request.id)
-                self._fail_request(request, EngineError(f"grammar: {type(error).__name__}: {error}"))
+            with alone("grammar", request.id, lambda error, request=request: self.fail_request(request, error)):
+                constrain(request, self.spelling)
 
-    def _constrain(self, request: Request, compiled: Compiled) -> None:
-        assert request.params.grammar is not None
-        for sequence in request.sequences:
-            sequence.constraint = Constraint(request.params.grammar, compiled, self.spelling)
+    def close(self) -> None:
+        """End what compiles beside the steps, for good."""
+        self.compiler.shutdown(wait=False, cancel_futures=True)
+        if self.grammars is not None:
+            self.grammars.close()
 
-    def _fail_request(self, request: Request, error: TailraceError) -> None:
+    def fail_request(self, request: Request, error: TailraceError) -> None:
+        """All of its sequences that have not ended."""
         for sequence in reversed(request.sequences):
             if sequence.state in LIVING:
                 self.fail(sequence, error)
@@ -255,9 +251,9 @@ class Engine:
         return self.grammars.fill([job for _, job in masks.jobs])
 
     def filled(self, masks: Masks, filling: Filling | None) -> None:
-        """Wait until they are."""
+        """Wait until they are, but not long."""
         if filling is not None:
-            masks.filled(filling.wait())
+            masks.filled(filling)
 
     def stats(self) -> Stats:
         """Counters and gauges of now."""
@@ -265,6 +261,7 @@ class Engine:
             running=len(self.running),
             waiting=len(self.waiting),
             slots_total=self.limits.scheduler.max_num_seqs,
+            slots_used=self.limits.scheduler.max_num_seqs - len(self.free_slots),
             blocks_total=self.cache.num_blocks,
             blocks_used=self.cache.num_used,
         )
@@ -290,6 +287,7 @@ class Engine:
         self.slots.join(
             sequence.slot, sequence.request.params, key=sequence.key, prompt=sequence.tokens[: sequence.num_prompt],
             output=sequence.tokens[sequence.num_prompt :], eos_token_ids=self.info.eos_token_ids, carried=sequence.carried,
+            handled=(*ELSEWHERE, "seed"),
         )  # fmt: skip
         for sibling in sequence.siblings:
             self.slots.fork(sequence.slot, sibling.slot, key=sibling.key, carried=sibling.carried)
@@ -303,6 +301,8 @@ class Engine:
             sibling.cached, sibling.scored = leader.cached, leader.scored
             sibling.advance("fork")
             insort(self.running, sibling, key=order)
+            if not sibling.draws_early:
+                self.cut_back(sibling)
 
     def preempt(self, sequence: Sequence) -> None:
         """Take back everything; it waits to be recomputed."""
@@ -314,7 +314,8 @@ class Engine:
         self.counters.preemptions += 1
 
     def rewind(self, sequence: Sequence, position: int) -> None:
-        """A banned string is complete: back to the output position of the token that began it, which is banned there."""
+        """Something banned is complete: back to the output position of the token that began it, which is banned there, or everywhere
+        if it holds what is banned within itself."""
         assert sequence.watch is not None
         end = sequence.num_prompt + position
         token, count = sequence.tokens[end], len(sequence.tokens) - end
@@ -323,10 +324,13 @@ class Engine:
         self.cut_back(sequence)
         sequence.carried.forced.clear()  # nothing but a way out of the text that is taken back can be forced with banned strings
         if sequence.constraint is not None:
-            sequence.constraint.replay(sequence.tokens[sequence.num_prompt :])
+            sequence.constraint.back_to(sequence.tokens[sequence.num_prompt :])
         sequence.watch.back_to(position)
         self.slots.rewind(sequence.slot, count)
-        self.slots.ban(sequence.slot, token)
+        if sequence.watch.alone and count == 1:
+            self.slots.exclude(sequence.slot, token)
+        else:
+            self.slots.ban(sequence.slot, token)
         self.counters.rewinds += 1
 
     def cut_back(self, sequence: Sequence) -> None:
@@ -370,10 +374,10 @@ class Engine:
             del self.requests[sequence.request.name]
             if sequence.request.compiling is not None and self.grammars is not None:
                 self.grammars.forget(sequence.request.compiling)
-                sequence.request.compiling = None
+            sequence.request.wait_no_more()
 
     def _free(self, sequence: Sequence) -> None:
-        if sequence.slot >= 0:
+        if sequence.slot >= 0 and self.slots.slots[sequence.slot] is not None:  # else it could not join
             self.slots.leave(sequence.slot)
             self.speculator.leave(sequence.slot)
         for member in sequence.members:

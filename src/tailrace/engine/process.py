@@ -24,6 +24,7 @@ import msgspec
 from tailrace.config import EngineConfig
 from tailrace.engine.engine import Engine
 from tailrace.engine.spelling import Spelling
+from tailrace.engine.watchdog import Watchdog
 from tailrace.errors import EngineError, NotReadyError, TailraceError
 from tailrace.grammar.service import Grammars
 from tailrace.logs import start_inherited_logging
@@ -41,6 +42,7 @@ from tailrace.wire.messages import (
     Ready,
     Submit,
 )
+from tailrace.wire.pulse import Pulse
 from tailrace.wire.sockets import EngineSocket
 
 log = logging.getLogger("tailrace.engine")
@@ -58,7 +60,8 @@ class Start(msgspec.Struct):
 
 
 def build(config: EngineConfig) -> Engine:
-    """The engine for a resolved model: a folder, or `scripted:…`.
+    """The engine for a resolved model: a folder, or `scripted:…`, which may name a folder whose tokenizer says what its tokens spell:
+    `scripted:next:1@FOLDER`.
 
     Raises:
         TailraceError: the model or the settings are impossible.
@@ -70,9 +73,12 @@ def build(config: EngineConfig) -> Engine:
     processors.load(config.model.processors)
     name = config.model.model or ""
     if name.startswith("scripted:"):
-        runner = load_runner(config.model, None, block_size=config.cache.block_size, vocab_size=SCRIPTED_VOCAB)
-        info = ModelInfo(config.model.name or name, runner.vocab_size, runner.max_model_len, [2])
-        spelling, folder = Spelling(), None
+        script, _, spelt = name.partition("@")
+        model = msgspec.structs.replace(config.model, model=script)
+        runner = load_runner(model, None, block_size=config.cache.block_size, vocab_size=SCRIPTED_VOCAB)
+        info = ModelInfo(config.model.name or script, runner.vocab_size, runner.max_model_len, [2])
+        folder = Path(spelt) if spelt else None
+        spelling = spelling_of(folder, config.model.trust_remote_code, info.vocab_size) if folder else Spelling()
     else:
         folder = Path(name)
         runner = load_runner(
@@ -111,8 +117,9 @@ def spelling_of(folder: Path, trust_remote_code: bool, vocab_size: int) -> Spell
 class Loop:
     """Between the socket and the engine."""
 
-    def __init__(self, engine: Engine, socket: EngineSocket) -> None:
-        self.engine, self.socket = engine, socket
+    def __init__(self, engine: Engine, socket: EngineSocket, pulse: Pulse) -> None:
+        self.engine, self.socket, self.pulse = engine, socket, pulse
+        engine.counters.pulse = pulse
         self.clients: set[bytes] = set()
         self.draining = False
         self.stats_due = 0.0
@@ -129,13 +136,13 @@ class Loop:
         """Until drained."""
         busy = False
         while True:
-            for client, messages in self.socket.receive(0 if self.engine.has_work else IDLE_POLL_MS):
-                self.clients.add(client)
-                for message in messages:
-                    self.handlers[type(message)](client, message)
-            for client, out in self.engine.step().items():
-                self.send(client, out)
+            self.pulse.beat(self.engine.counters.steps)
+            self.socket.wait(0 if self.engine.has_work else IDLE_POLL_MS)
+            begun = time.perf_counter()
+            self.turn()
             still_busy = bool(self.engine.running or self.engine.waiting)
+            if busy or still_busy:
+                self.engine.counters.turns.add(time.perf_counter() - begun)
             if time.monotonic() >= self.stats_due or (busy and not still_busy):
                 self.publish_stats()
             busy = still_busy
@@ -143,6 +150,19 @@ class Loop:
                 for client in list(self.clients):
                     self.send(client, [Drained()])
                 return
+
+    def turn(self) -> None:
+        """Everything between two waits: what has arrived is taken in, a step is made, what came of it is sent."""
+        timed = self.engine.counters.timed
+        with timed("receive"):
+            for client, messages in self.socket.receive():
+                self.clients.add(client)
+                for message in messages:
+                    self.handlers[type(message)](client, message)
+        due = self.engine.step()
+        with timed("send"):
+            for client, out in due.items():
+                self.send(client, out)
 
     def hello(self, client: bytes, message: Hello) -> None:
         """A front end introduces itself. It checks the version we answer with."""
@@ -215,7 +235,8 @@ def main() -> int:
     die_with_parent()
     try:
         socket = EngineSocket(start.url)
-        loop = Loop(build(start.config), socket)
+        pulse = Pulse(start.url, start.config.scheduler.stall_s)
+        loop = Loop(build(start.config), socket, pulse)
     except Exception as error:
         code = error.code if isinstance(error, TailraceError) else "engine_error"
         os.write(status, json.dumps({"code": code, "message": str(error)}).encode() + b"\n")
@@ -223,6 +244,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     gc.collect()
     gc.freeze()  # the model lives as long as the process: collections need not walk it between steps
+    Watchdog(pulse, start.config.scheduler.stall_s, lambda: list({s.request.id: None for s in loop.engine.running}))
     try:
         loop.run()
     except Exception as error:
@@ -232,8 +254,7 @@ def main() -> int:
         socket.close()
         return 1
     finally:
-        if loop.engine.grammars is not None:
-            loop.engine.grammars.close()
+        loop.engine.close()
     socket.close()
     return 0
 

@@ -14,14 +14,16 @@ import enum
 import time
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
-from tailrace.engine.banned import BannedText
+from tailrace.engine.banned import BannedText, Bans
 from tailrace.engine.constraint import Constraint
 from tailrace.engine.thinking import ThinkingWatch
 from tailrace.grammar.base import Compiled
 from tailrace.params import SamplingParams
 from tailrace.sampling import Carried
+
+EARLY_DRAWS = 16  # of one prompt in the step that computes it; only one where a draw is known to take long
 
 
 class State(enum.Enum):
@@ -72,12 +74,40 @@ class Request:
     arrived_s: float = field(default_factory=time.monotonic)
     queued_s: float | None = None  # from its arrival until it was first admitted
     compiling: Future[Compiled] | None = None  # its grammar, until it is ready
+    grown: int = 0  # bytes that the process has grown by in its commits, where that was looked at (memory.py)
+    banning: Future[Bans] | None = None  # what it bans, until it is ready
     sequences: list[Sequence] = field(default_factory=list)
+    least_s: float = 0.0  # of processor time, that each row of its draws is taken to need beside the model, whatever the last one took
+    guessing: bool = True  # nothing has been drawn: what a draw costs is a guess
 
     @property
     def name(self) -> tuple[bytes, str, int]:
         """Its key among all requests."""
         return (self.client, self.id, self.epoch)
+
+    @property
+    def shared_name(self) -> tuple[bytes, str]:
+        """That of all that came along with it: the prompts of one call."""
+        return (self.client, self.id)
+
+    def guess_costs(self, host_s: float) -> None:
+        """Those that have not drawn yet are taken to need as long as one that has."""
+        if self.guessing:
+            self.guessing = False
+            for sequence in self.sequences:
+                if sequence.num_output == 0:
+                    sequence.host_s = host_s
+
+    @property
+    def awaited(self) -> list[Future[Any]]:
+        """What it can't begin without."""
+        return [future for future in (self.compiling, self.banning) if future is not None]
+
+    def wait_no_more(self) -> None:
+        """It has ended: what only it bans need not be compiled."""
+        if self.banning is not None:
+            self.banning.cancel()
+        self.compiling = self.banning = None
 
     @property
     def done(self) -> bool:
@@ -100,6 +130,7 @@ class Sequence:
     state: State = State.WAITING
     slot: int = -1
     computed: int = 0
+    host_s: float = 0.0  # of processor time that its last draw took beside the model; before the first one a guess
     cached: int = 0  # prompt tokens found in the prefix cache when it was first admitted
     told: bool = False  # its first tokens have been sent
     scored: int = 1  # prompt tokens whose logprobs have been sent, or need not be; the first has none
@@ -107,7 +138,7 @@ class Sequence:
     hashes: list[bytes] = field(default_factory=list)
     published: int = 0
     carried: Carried = field(default_factory=Carried)
-    watch: BannedText | None = None  # where strings are banned
+    watch: BannedText | None = None  # where text is banned
     thinking: ThinkingWatch | None = None  # where thoughts have a budget
     enders: tuple[Ender, ...] = ()  # what else may end it, in the order in which they are asked
     constraint: Constraint | None = None  # where a grammar says what it may be
@@ -118,6 +149,16 @@ class Sequence:
     def members(self) -> tuple[Sequence, ...]:
         """Those that are admitted, computed, preempted and ended together: the sequence and its companion."""
         return (self,) if self.companion is None else (self, self.companion)
+
+    @property
+    def draws_early(self) -> bool:
+        """In the step that computes the prompt which it shares with its siblings; the others draw from what they compute themselves."""
+        return self.index < (1 if self.host_s else EARLY_DRAWS)
+
+    @property
+    def waits(self) -> bool:
+        """For a mask that is late."""
+        return self.constraint is not None and self.constraint.waits
 
     @property
     def leads(self) -> bool:

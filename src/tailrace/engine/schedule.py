@@ -12,8 +12,10 @@ because their logits are wanted together.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as List
 from dataclasses import dataclass, field
+from itertools import accumulate, islice
 
 from tailrace.config import SchedulerConfig
 from tailrace.engine.kv_cache import BlockCache
@@ -42,8 +44,10 @@ def schedule(
     budget, rows = limits.max_num_batched_tokens, MAX_SCORED
     free = cache.num_free
     alive = list(running)
+    late = {sequence for sequence in running if sequence.waits}
+    resting = late | those_that_rest([sequence for sequence in running if sequence not in late], limits.host_ms / 1e3)
     for sequence in sorted(running, key=lambda s: s.prefilling):  # stable: decodes, then prefills
-        if sequence not in alive:
+        if sequence not in alive or sequence in resting:
             continue
         if budget == 0:
             break
@@ -65,9 +69,40 @@ def schedule(
         free -= need
     left = Left(budget, rows, free, free_slots)
     if not plan.preempt:
-        _admit(plan, waiting, cache, left)
+        _admit(plan, those_that_may_begin(running, waiting, limits.host_ms / 1e3), cache, left)
     plan.spare = left.budget
     return plan
+
+
+def those_that_rest(running: List[Sequence], budget_s: float) -> set[Sequence]:
+    """Sequences that wait for others of their own request, and of those that came along with it under one id, because all together would
+    take more than `budget_s` of the step beside the model. Those that have said least go first, so all come by in turn."""
+    by_name: dict[tuple[bytes, str], list[Sequence]] = {}
+    for sequence in running:
+        by_name.setdefault(sequence.request.shared_name, []).append(sequence)
+    resting: set[Sequence] = set()
+    for members in by_name.values():
+        if sum(sequence.host_s for sequence in members) <= budget_s:
+            continue
+        members.sort(key=lambda sequence: sequence.num_output)
+        taken = accumulate(sequence.host_s for sequence in members)
+        resting.update(s for s, total in zip(members[1:], islice(taken, 1, None), strict=True) if total > budget_s)
+    return resting
+
+
+def those_that_may_begin(running: List[Sequence], waiting: List[Sequence], budget_s: float) -> Iterator[Sequence]:
+    """The waiting ones, without those that nobody knows to be cheap while others of their request take all of `budget_s`."""
+    taken: dict[tuple[bytes, str], float] = {}
+    for sequence in running:
+        name = sequence.request.shared_name
+        taken[name] = taken.get(name, 0.0) + sequence.host_s
+    for sequence in waiting:
+        name = sequence.request.shared_name
+        before = taken.get(name, 0.0)
+        if sequence.waits or (before and sequence.host_s and before + sequence.host_s > budget_s):
+            continue
+        taken[name] = before + sequence.host_s
+        yield sequence
 
 
 def share(sequence: Sequence, budget: int, rows: int) -> list[int]:
@@ -130,10 +165,10 @@ class Left:
     slots: int
 
 
-def _admit(plan: Plan, waiting: List[Sequence], cache: BlockCache, left: Left) -> None:
+def _admit(plan: Plan, waiting: Iterable[Sequence], cache: BlockCache, left: Left) -> None:
     """Take waiting requests in order while there is something left."""
     for sequence in waiting:
-        if sequence.request.compiling is not None:
+        if sequence.request.awaited:
             continue
         members = sequence.members
         slots = (1 + len(sequence.siblings)) * len(members)

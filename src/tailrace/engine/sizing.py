@@ -7,6 +7,7 @@ import os
 import torch
 
 from tailrace.config import CacheConfig
+from tailrace.engine import cgroup
 from tailrace.errors import ConfigError
 
 SHARE = 0.3  # of the memory that is available now
@@ -43,7 +44,13 @@ def room(device: torch.device | None) -> float:
 
 
 def available() -> int:
-    """Bytes of memory that can be had without swapping."""
+    """Bytes of memory that can be had without swapping, and within the limits of a container."""
+    left = cgroup.left()
+    return machine() if left is None else min(left, machine())
+
+
+def machine() -> int:
+    """The same of the whole machine."""
     try:
         with open("/proc/meminfo") as lines:
             return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import logging
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tailrace.config import SpeculationConfig
 from tailrace.drafting.adaptive import Pace
 from tailrace.drafting.base import Ask, Draft, Drafter, Seen
+from tailrace.engine.alone import tried
 from tailrace.engine.batch import Sight
 from tailrace.engine.draws import NOTHING, Guess, Guesses
 from tailrace.engine.request import Sequence, State
 from tailrace.engine.schedule import Work
+from tailrace.grammar.ahead import LOOK_S
 from tailrace.options import MAX_DRAFTS, Rule
 from tailrace.runners.base import LayeredRunner, ModelRunner
 
@@ -51,7 +54,11 @@ class Speculator:
         """
         guesses: Guesses = {}
         asking: list[Sequence] = []
-        for sequence, tokens in work:
+        until = time.thread_time() + LOOK_S
+        turn = engine.counters.steps % max(
+            1, len(work)
+        )  # another one is the first to look ahead, while there is time to
+        for sequence, tokens in work[turn:] + work[:turn]:
             if (
                 tokens != 1
                 or not sequence.leads
@@ -60,13 +67,14 @@ class Speculator:
                 or sequence.prefilling
             ):
                 continue
-            try:
-                certain = self._certain(engine, sequence)
-            except Exception:  # its grammar fails, which it will be told when its masks are filled
+            certain = self._certain(
+                engine, sequence, min(sequence.room - 1, affordable(engine, sequence), spare), until
+            )
+            if certain is None:
                 continue
             if not certain:
                 asking.append(sequence)
-            elif count := reserve(engine, sequence, min(len(certain), sequence.room - 1, MAX_DRAFTS), spare):
+            elif count := reserve(engine, sequence, len(certain), spare):
                 guesses[sequence.slot] = Guess(certain[:count], lawful=count, certain=True)
                 spare -= count * len(sequence.members)
         if self.drafter is not None:
@@ -76,7 +84,7 @@ class Speculator:
 
     def _drafted(self, engine: Engine, drafter: Drafter, asking: list[Sequence], planned: int, spare: int) -> Guesses:
         """The drafter's guesses. planned: tokens that the step computes anyway."""
-        limits = [(sequence.slot, self._limit(sequence)) for sequence in asking]
+        limits = [(sequence.slot, min(self._limit(sequence), affordable(engine, sequence))) for sequence in asking]
         counts = self.pace.counts(limits, planned - len(asking))
         asks: list[tuple[Sequence, Ask]] = []
         for sequence, count in zip(asking, counts, strict=True):
@@ -91,10 +99,7 @@ class Speculator:
         self.pace.guessed(sum(len(draft.tokens) for draft in drafts), time.perf_counter() - start)
         guesses: Guesses = {}
         for (sequence, ask), draft in zip(asks, drafts, strict=True):
-            try:
-                guess = lawful(sequence, draft, ask.rule)
-            except Exception:
-                guess = NOTHING
+            guess = tried(partial(lawful, sequence, draft, ask.rule), NOTHING)
             if len(guess.tokens) < ask.count:
                 give_back(engine, sequence, len(guess.tokens))
             if guess.tokens:
@@ -103,12 +108,13 @@ class Speculator:
                 self.pace.drafted(sequence.slot, 0, 0)
         return guesses
 
-    def foresees(self, engine: Engine, sequence: Sequence) -> bool:
-        """Of a sequence that draws now: what comes after the token that it draws is certain as well, and worth guessing."""
-        try:
-            return sequence.room > 2 and len(self._certain(engine, sequence)) > 1
-        except Exception:  # its grammar fails, which it will be told when its masks are filled
-            return False
+    def foresees(self, engine: Engine, sequences: list[Sequence]) -> bool:
+        """Of one of those that draw now: what comes after the token that it draws is certain as well, and worth guessing."""
+        until = time.thread_time() + LOOK_S
+        return any(
+            sequence.room > 2 and not sequence.waits and len(self._certain(engine, sequence, 2, until) or ()) > 1
+            for sequence in sequences
+        )
 
     def stepped(self, tokens: int, seconds: float) -> None:
         """A step without prefills took so long from the forward pass to the draws."""
@@ -151,27 +157,42 @@ class Speculator:
         if self.drafter is not None:
             self.drafter.leave(slot)
 
-    def _certain(self, engine: Engine, sequence: Sequence) -> list[int]:
-        """What must come next, or can hardly be otherwise: it is computed ahead like any guess, so that it takes no steps of its own."""
+    def _certain(self, engine: Engine, sequence: Sequence, count: int, until: float) -> list[int] | None:
+        """What must come next, or can hardly be otherwise, `count` tokens of it at most: it is computed ahead like any guess, so that it
+        takes no steps of its own. None: its grammar fails, which it will be told when its masks are filled.
+
+        Args:
+            until: of time.thread_time, when it is no longer looked for.
+        """
         forced = engine.slots[sequence.slot].carried.forced
         tokens: list[int] = []
-        while forced and (token := forced.get(sequence.num_output + len(tokens))) is not None:
+        while len(tokens) < count and (token := forced.get(sequence.num_output + len(tokens))) is not None:
             tokens.append(token)
         if sequence.constraint is None:
             return tokens
-        return tokens[: sequence.constraint.allows(tokens)] if tokens else sequence.constraint.forced()
+        constraint, left_s = sequence.constraint, until - time.thread_time()
+        count = min(count, constraint.affordable)
+        del tokens[count:]
+        if tokens:
+            return tried(lambda: tokens[: constraint.allows(tokens)], None)
+        return tried(lambda: constraint.forced(count, left_s), None) if left_s > 0 else []
 
     def _limit(self, sequence: Sequence) -> int:
         """The most guesses that a sequence may ask for."""
         asked = sequence.request.params.speculation
         limit = self.config.max_drafts if asked is None or asked.max_drafts is None else asked.max_drafts
-        return min(limit, self.config.max_drafts, sequence.room - 1)
+        limit = min(limit, self.config.max_drafts, sequence.room - 1)
+        return limit if sequence.constraint is None else min(limit, sequence.constraint.affordable)
 
     def _rule(self, sequence: Sequence) -> Rule:
-        asked = sequence.request.params.speculation
-        rule = self.default if asked is None or asked.rule is None else asked.rule
-        # one that backs up verifies twice at the same place, and only exact verification may use the same noise twice
-        return "exact" if sequence.watch is not None and rule != "typical" else rule
+        """What the request asks for. Else exact for whoever gives a seed: how many guesses there are depends on clocks, and with the
+        other rules the tokens depend on how many there are. Else what the operator asks for."""
+        params = sequence.request.params
+        asked = None if params.speculation is None else params.speculation.rule
+        rule: Rule = asked or (self.default if params.seed is None else "exact")
+        # one that backs up, or draws again, verifies twice at the same place, and only exact verification may use the same noise twice
+        again = sequence.watch is not None or (sequence.constraint is not None and sequence.constraint.closes)
+        return "exact" if again and rule != "typical" else rule
 
     def _draft(self, drafter: Drafter, asks: list[Ask]) -> list[Draft]:
         """Its guesses; none if it fails: a drafter can only make things faster."""
@@ -198,6 +219,12 @@ class Speculator:
         if self.failures >= FAILURES:
             log.error("from here on nothing is drafted")
             self.drafter = None
+
+
+def affordable(engine: Engine, sequence: Sequence) -> int:
+    """The most guesses that the time for one request allows, where each row is known to take some."""
+    least_s, host_s = sequence.request.least_s, engine.limits.scheduler.host_ms / 1e3
+    return min(MAX_DRAFTS, max(0, int(host_s / least_s) - 1)) if least_s else MAX_DRAFTS
 
 
 def reserve(engine: Engine, sequence: Sequence, count: int, spare: int) -> int:

@@ -3,32 +3,50 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
+
+from tailrace.text.detokenize import detokenizer
+from tailrace.text.within import Within
 
 if TYPE_CHECKING:
     from tailrace.text.tokenizer import Tokenizer
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Spelling:
-    """token_bytes: what each token id spells. special: ids that may be left out of the text. exact: the bytes of tokens in a row are
-    the bytes of their text."""
+    """token_bytes: what each token id spells. special: ids that may be left out of the text. reader: (ids that leave no text, prompt) →
+    a function that takes the tokens behind the prompt one by one, and gives the text that each completes, as the front end has it; None:
+    nobody knows that."""
 
     token_bytes: Sequence[bytes] = ()
     special: frozenset[int] = frozenset()
-    exact: bool = False
+    reader: Callable[[frozenset[int], Sequence[int]], Callable[[int], str]] | None = None
+
+    @cached_property
+    def _within(self) -> dict[bool, Within]:
+        return {}
+
+    def within(self, fold: bool) -> Within:
+        """What finds the tokens that hold a string; made when it is first asked for."""
+        if fold not in self._within:
+            self._within[fold] = Within(self.token_bytes, fold)
+        return self._within[fold]
 
     @staticmethod
     def of(tokenizer: Tokenizer, vocab_size: int) -> Spelling:
         """Of a model's tokenizer."""
         table = [tokenizer.bytes_of(token) for token in range(vocab_size)]
-        return Spelling(table, tokenizer.special_ids, tokenizer.kind == "bytes")
+        return Spelling(
+            table, tokenizer.special_ids, lambda hidden, prompt: detokenizer(tokenizer, hidden, prompt).feed
+        )
 
 
 class TokenText:
-    """One sequence's text as its tokens' bytes spell it; the same that the front end's detokenizer gives in byte-level vocabularies.
+    """One sequence's text as its tokens' bytes spell it; the same that the front end's detokenizer gives in byte-level
+    vocabularies, but for a character that begins in the prompt.
 
     Args:
         hidden: ids that leave no text.

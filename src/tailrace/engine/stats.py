@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from tailrace.wire.messages import Stats
+from tailrace.wire.messages import DURATION_EDGES_S, Stats
+from tailrace.wire.pulse import Pulse
 
 Lane = Literal["cpu", "device"]
 
@@ -21,6 +23,20 @@ class Span(NamedTuple):
     start: float
     end: float
     lane: Lane
+
+
+class Durations:
+    """How often something took how long: a count per bucket of DURATION_EDGES_S and one for what was longer, and the sum."""
+
+    __slots__ = ("counts", "total_ms")
+
+    def __init__(self) -> None:
+        self.counts, self.total_ms = [0] * (len(DURATION_EDGES_S) + 1), 0.0
+
+    def add(self, seconds: float) -> None:
+        """Once more."""
+        self.counts[bisect_left(DURATION_EDGES_S, seconds)] += 1
+        self.total_ms += seconds * 1e3
 
 
 @dataclass(slots=True)
@@ -39,20 +55,33 @@ class Counters:
     accepted_at: Counter[int] = field(default_factory=Counter)
     bad_rows: Counter[str] = field(default_factory=Counter)
     finished: Counter[str] = field(default_factory=Counter)
-    step_ms: dict[str, float] = field(default_factory=dict)
+    parts: dict[str, Durations] = field(default_factory=dict)  # of the step
+    turns: Durations = field(default_factory=Durations)  # of the engine's thread, all its work between two waits
     trace: list[Span] | None = None  # whoever wants to see the steps side by side puts a list here
+    pulse: Pulse | None = None  # where a process shows in which part it is
 
     @contextmanager
     def timed(self, part: str, lane: Lane = "cpu") -> Iterator[None]:
         """Add the time inside to a part of the step. No part is timed on two lanes at once."""
         start = time.perf_counter()
+        pulse = self.pulse if lane == "cpu" else None
+        before = pulse.enter(part) if pulse is not None else ""
         try:
             yield
         finally:
+            if pulse is not None:
+                pulse.enter(before)
             end = time.perf_counter()
-            self.step_ms[part] = self.step_ms.get(part, 0.0) + (end - start) * 1e3
+            if (durations := self.parts.get(part)) is None:
+                durations = self.parts[part] = Durations()
+            durations.add(end - start)
             if self.trace is not None:
                 self.trace.append(Span(part, start, end, lane))
+
+    @property
+    def step_ms(self) -> dict[str, float]:
+        """The time of each part so far."""
+        return {part: durations.total_ms for part, durations in dict(self.parts).items()}
 
     def snapshot(self, **gauges: int) -> Stats:
         """The message of now."""
@@ -69,6 +98,9 @@ class Counters:
             accepted_at=[self.accepted_at[place] for place in range(len(self.drafted_at))],
             bad_rows=dict(self.bad_rows),
             finished=dict(self.finished),
-            step_ms={part: round(total, 3) for part, total in dict(self.step_ms).items()},
+            step_ms={part: round(total, 3) for part, total in self.step_ms.items()},
+            step_counts={part: list(durations.counts) for part, durations in dict(self.parts).items()},
+            turn_ms=round(self.turns.total_ms, 3),
+            turn_counts=list(self.turns.counts),
             **gauges,
         )

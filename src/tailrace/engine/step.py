@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from tailrace.engine.alone import alone, begin, fail
 from tailrace.engine.batch import Scored, assemble
 from tailrace.engine.commit import commit, settle
 from tailrace.engine.draws import Masks
@@ -43,7 +44,7 @@ def step(engine: Engine) -> None:
         with timed("plan"):
             assembled = assemble(plan.work, guesses, engine.tables, engine.cache.block_size)
             masks = Masks(engine.limits.vocab_size, engine.eos)
-            draws = assembled.draws(assembled.drawing, guesses, masks)
+            draws = assembled.draws(engine, assembled.drawing, guesses, masks)
         start = time.perf_counter()
         filling = engine.fill(masks)  # on other threads, while the model computes
         with timed("forward"):
@@ -51,7 +52,7 @@ def step(engine: Engine) -> None:
         with timed("mask"):
             engine.filled(masks, filling)
         with timed("sample"):
-            sampled = [(part.sequences, engine.sampler(part.logits(logits), part.rows)) for part in draws]
+            sampled = [(sequences, pending.wait()) for sequences, pending in begin(engine, draws, logits)]
             score(engine, assembled.scored, logits)
     except Exception as error:  # a model or kernel that fails must not take the engine down with it
         log.exception("step %d failed", engine.counters.steps)
@@ -70,7 +71,9 @@ def apply(engine: Engine, plan: Plan) -> list[tuple[int, int]]:
     for sequence in plan.preempt:
         engine.preempt(sequence)
     for sequence, cached in plan.admit:  # all cached blocks are taken before any fresh one can displace them
-        engine.admit(sequence, cached)
+        with alone("the request could not be begun", sequence.request.id, lambda e, s=sequence: fail(engine, s, e)):
+            engine.admit(sequence, cached)
+    plan.work = [(member, tokens) for member, tokens in plan.work if member.slot >= 0]
     copies = []
     for sequence, tokens in plan.work:
         first = sequence.computed // engine.cache.block_size
@@ -84,19 +87,18 @@ def score(engine: Engine, scored: list[Scored], logits: torch.Tensor) -> None:
     """Logprobs of prompt tokens go out."""
     for part in scored:
         sequence, request, end = part.sequence, part.sequence.request, part.start + part.count
-        if part.count == 0:
+        if part.count == 0 or sequence.state not in LIVING:
             continue
         rows, tokens = logits[part.row : part.row + part.count], sequence.tokens[part.start : end]
-        try:
-            found = replay(rows, tokens, request.params.prompt_logprobs or 0)
-        except ValueError as error:  # the logits of this prompt are unusable: nobody else's business
-            engine.counters.bad_rows["prompt"] += 1
-            for member in (*sequence.siblings, sequence):
-                engine.fail(member, RowError(f"prompt_logprobs: {error}"))
-            continue
-        entries = [TokenLogprobs(*entry) for entry in found]
-        engine.send(sequence, PromptLogprobs(request.id, request.epoch, part.start, entries))
-        sequence.scored = end
+        with alone("prompt_logprobs", request.id, lambda e, s=sequence: fail(engine, s, e)):
+            try:
+                found = replay(rows, tokens, request.params.prompt_logprobs or 0)
+            except ValueError as error:  # the logits of this prompt are unusable: nobody else's business
+                engine.counters.bad_rows["prompt"] += 1
+                raise RowError(f"prompt_logprobs: {error}") from error
+            entries = [TokenLogprobs(*entry) for entry in found]
+            engine.send(sequence, PromptLogprobs(request.id, request.epoch, part.start, entries))
+            sequence.scored = end
 
 
 def lose(engine: Engine, sequences: Iterable[Sequence], error: BaseException) -> None:
@@ -104,6 +106,4 @@ def lose(engine: Engine, sequences: Iterable[Sequence], error: BaseException) ->
     reason = EngineError(f"the step failed: {type(error).__name__}: {error}")
     for sequence in sequences:
         if sequence.leads:
-            for member in (*sequence.siblings, sequence):
-                if member.state in LIVING:
-                    engine.fail(member, reason)
+            fail(engine, sequence, reason)

@@ -1,17 +1,22 @@
-"""Where a sequence stands in its grammar, and which tokens may come next: what a backend must do. Knows nothing of requests or logits."""
+"""Where a sequence stands in its grammar, and which tokens may come next: what a matcher must do. Knows nothing of requests or logits."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
+
+if TYPE_CHECKING:
+    from tailrace.grammar.filling import Unfinished
 
 
 @runtime_checkable
 class Matcher(Protocol):
-    """One sequence's place. Not for use by two threads at once."""
+    """One sequence's place. Not for use by two threads at once. apart: its masks take long, and are filled where that is measured."""
+
+    apart: bool
 
     def accept(self, token: int) -> bool:
         """One more token. False: the grammar does not allow it, and nothing has changed. After the end only EOS is allowed, any number
@@ -31,13 +36,13 @@ class Matcher(Protocol):
         """How many of these, from the first on, could be accepted one after the other. Nothing changes."""
         ...
 
-    def forced(self) -> list[int]:
+    def forced(self, count: int, within_s: float) -> list[int]:
         """Tokens that spell what must come next in any case, as the tokenizer would cut it; [] where there is a choice. A guess: other
-        tokens may spell the same."""
+        tokens may spell the same. At most `count`, and what is found within so much processor time, however much is forced."""
         ...
 
-    def closing(self, budget: int, max_masks: int) -> list[int] | None:
-        """Tokens, at most `budget`, after which the text is complete; see grammar/closing.py."""
+    def closing(self, budget: int, max_masks: int) -> Generator[None, None, list[int] | None]:
+        """Tokens, at most `budget`, after which the text is complete, looked for a place at a time; see grammar/closing.py."""
         ...
 
     @property
@@ -53,16 +58,26 @@ class Matcher(Protocol):
 @dataclass(frozen=True, slots=True)
 class Job:
     """One sequence's rows. masks: int32 [len(drafts) + 1, ⌈V / 32⌉], contiguous, on the CPU; row j says what may come after the first j
-    drafts, all of which the grammar takes (Matcher.prefix)."""
+    drafts, all of which the grammar takes (Matcher.prefix). owner: whoever has several jobs; None: has only this one."""
 
     matcher: Matcher
     drafts: Sequence[int]
     masks: torch.Tensor
+    owner: object = None
 
 
 def not_taken(place: int, token: int) -> ValueError:
     """A job's draft that should not be there."""
     return ValueError(f"draft {place} (token {token}) is not one that the grammar allows")
+
+
+class GuessError(Exception):
+    """The masks behind some of a job's drafts were not to be had within its limits. Nothing is wrong with the sequence: what may come
+    there is asked again when it has come there. known: the masks that are filled, from the first on; at least 1."""
+
+    def __init__(self, known: int) -> None:
+        super().__init__(f"{known} masks")
+        self.known = known
 
 
 class Batched(Matcher, Protocol):
@@ -80,7 +95,9 @@ class Batched(Matcher, Protocol):
 
 @runtime_checkable
 class Compiled(Protocol):
-    """A grammar ready for use, shared by all sequences that ask for it."""
+    """A grammar ready for use, shared by all sequences that ask for it. busy: masks that a step did not wait for."""
+
+    busy: Unfinished | None
 
     def matcher(self) -> Matcher:
         """At its beginning."""

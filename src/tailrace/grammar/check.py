@@ -15,7 +15,7 @@ MAX_CHOICES = 10_000
 
 
 class UnsupportedError(ValueError):
-    """A backend can't make this grammar: what it has no rule for, where."""
+    """This grammar can't be made here: what there is no rule for, where."""
 
 
 @contextmanager
@@ -23,7 +23,7 @@ def shape(kind: str) -> Iterator[None]:
     """Around what reads a parsed source as if it had the shape it should have: where it has not, that is the client's error, not ours."""
     try:
         yield
-    except (KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+    except (KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError) as error:
         raise UnsupportedError(f"a {kind} of a shape it can't have ({type(error).__name__}: {error})") from error
 
 

@@ -7,7 +7,8 @@ lead. It may miss a closing that exists, and the one it finds need not be the sh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 MAX_MASKS = 256  # looked at in one search, some 0.1 to 0.5 ms each
 TEXTS_PER_MASK = 16  # a text that is tried costs a copy of the matcher: so many of them count as one mask
+STRETCH = 8  # tokens of a text without a choice that are taken at once, between two looks at the clock
 WIDTH = 4  # tokens tried at a place
 TYPICAL = 8  # bytes; a longer token counts as one of so many: it says more, not better
 MAX_DISCREPANCIES = 3
@@ -43,11 +45,21 @@ def closing(matcher: Position, budget: int, max_masks: int = MAX_MASKS) -> list[
     Returns:
         None where no way was found within these bounds.
     Raises:
-        RowError: see Position.fill.
+        GrammarError: see Position.fill.
     """
-    search = Search(budget, max_masks)
+    search = searching(matcher, budget, max_masks)
+    try:
+        while True:
+            next(search)
+    except StopIteration as end:
+        return end.value
+
+
+def searching(matcher: Position, budget: int, max_masks: int) -> Generator[None, None, list[int] | None]:
+    """`closing`, a place at a time; the matcher may go on meanwhile."""
+    search, start = Search(budget, max_masks), matcher.fork()
     for discrepancies in range(MAX_DISCREPANCIES + 1):
-        found = search.walk(matcher.fork(), [], discrepancies)
+        found = yield from search.walk(start.fork(), [], discrepancies)
         if found is not None or search.work <= 0:
             return found
     return None
@@ -60,18 +72,20 @@ class Search:
         self.budget, self.work = budget, masks * TEXTS_PER_MASK
         self.seen: dict[tuple[int, ...], tuple[list[list[int]], Iterator[list[int]]]] = {}
 
-    def walk(self, place: Position, path: list[int], discrepancies: int) -> list[int] | None:
+    def walk(self, place: Position, path: list[int], discrepancies: int) -> Generator[None, None, list[int] | None]:
         """From `place`, which is used up. A stack rather than recursion: a budget may be thousands of tokens."""
         stack = [(place, path, discrepancies)]
         while stack:
+            yield
             place, path, left = stack.pop()
             if place.finished or place.prefix(place.vocabulary.eos[:1]):
                 return path
             room = self.budget - len(path)
             if room <= 0 or self.work <= 0:
                 continue
-            if forced := place.forced():
-                if len(forced) <= room and all(place.accept(token) for token in forced):
+            if forced := place.forced(min(room, STRETCH), math.inf):  # not by the clock: equal places give equal tokens
+                self.work -= TEXTS_PER_MASK * len(forced)  # and some masks more where it ends (ahead.SURE)
+                if all(place.accept(token) for token in forced):
                     stack.append((place, path + forced, left))
                 continue
             # without discrepancies left only the best is tried

@@ -1,7 +1,7 @@
 """Threads that have grammars compiled, each by a process of its own that it kills when a grammar takes too much.
 
 What comes back is loaded on the same thread. So the time and the memory of compiling are bounded for sure, those of loading only as far as
-the process has shown them: loading repeats what it has done (llguidance), or reads what it has made (xgrammar).
+the process has shown them: loading repeats what it has done.
 """
 
 from __future__ import annotations
@@ -18,16 +18,19 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from tailrace.config import GrammarConfig
 from tailrace.errors import EngineError, OverloadedError, ParameterError
-from tailrace.grammar.backends import Backend, make, names
 from tailrace.grammar.base import Compiled
 from tailrace.grammar.vocabulary import Vocabulary
-from tailrace.grammar.worker import LENGTH, MAX_TEXT, MIB, Hello, Reply, Task, framed
+from tailrace.grammar.worker import LENGTH, MAX_TEXT, MIB, Hello, Reply, framed, library_of
 from tailrace.options import Grammar
+
+if TYPE_CHECKING:
+    from tailrace.grammar.library import Library
 
 START_S = 120.0  # for a process to import a library and take the vocabulary in: seconds on an idle machine
 SHARE = 8  # what is kept of one grammar may take this part of the memory that compiling may
@@ -69,24 +72,24 @@ class Worker:
     def pid(self) -> int | None:
         return None if self._process is None else self._process.pid
 
-    def run(self, task: Task) -> Reply:
+    def run(self, grammar: Grammar) -> Reply:
         """Raises LostError, TooMuchError: the answer is longer than any may be."""
         if self._process is not None and self._process.poll() is not None:
             self._drop()  # it was killed from outside while it had nothing to do
         used = self._process is not None
         try:
-            return self._run(task)
+            return self._run(grammar)
         except LostError as error:
             # one that had worked was killed from outside just now: no reason to fail a grammar that it had not begun with
             if error.begun or error.timeout or not used:
                 raise
-        return self._run(task)
+        return self._run(grammar)
 
-    def _run(self, task: Task) -> Reply:
+    def _run(self, grammar: Grammar) -> Reply:
         begun = False
         try:
             process = self._start()
-            self._write(process, framed(task), START_S)
+            self._write(process, framed(grammar), START_S)
             self._reply(process, START_S)
             begun = True
             return self._reply(process, self._hello.timeout_s)
@@ -162,7 +165,7 @@ class Worker:
 
         (length,) = LENGTH.unpack(exactly(LENGTH.size))
         if length > MAX_REPLY:
-            raise too_big(length, "its answer")
+            raise too_big(length)
         return msgspec.msgpack.decode(exactly(length), type=Reply)
 
     def _drop(self) -> None:
@@ -185,7 +188,7 @@ class Pool:
         self._waiting: deque[Order] = deque()
         self._workers = [Worker(vocabulary, config) for _ in range(config.workers)]
         self._threads: list[threading.Thread] = []
-        self._backends: dict[str, Future[Backend]] = {}
+        self._library: Future[Library] | None = None
         self._lock = threading.Condition()
         self._closed = False
 
@@ -253,62 +256,56 @@ class Pool:
             return EngineError(f"the grammar could not be compiled: {type(error).__name__}"), 0
 
     def _compiled(self, worker: Worker, grammar: Grammar) -> tuple[Compiled, int]:
-        """With the first backend that can. Raises ParameterError: none can, or (TooMuchError) it takes too much; EngineError."""
-        complaints = []
-        for name in names(grammar, self._config.backend):
+        """Raises ParameterError: no grammar, or not supported, or (TooMuchError) it takes too much; EngineError."""
+        if self._closed:
+            raise closed()
+        try:
+            reply = worker.run(grammar)
+        except LostError as lost:
             if self._closed:
-                raise closed()
-            try:
-                reply = worker.run(Task(name, grammar))
-            except LostError as lost:
-                if self._closed:
-                    raise closed() from None
-                if not lost.begun:  # no grammar is to blame for a library that can't be imported
-                    how = "did not answer in time" if lost.timeout else "ended"
-                    log.error("the process that compiles grammars with %s %s before it began with one", name, how)
-                    raise EngineError(f"the grammar compiler could not be started: its process {how}") from None
-                raise self._too_much(name, lost.timeout) from None
-            if reply.outcome == "invalid":
-                raise ParameterError(reply.text, "grammar")
-            if reply.outcome == "memory":
-                raise self._too_much(name, timeout=False)
-            if reply.outcome == "broken":
-                raise EngineError(f"{name} could not compile the grammar: {reply.text}")
-            if reply.outcome == "unsupported":
-                complaints.append(f"{name}: {reply.text}")
-                continue
-            size = max(reply.resident, len(reply.text))
-            if reply.outcome == "big" or size > self._config.memory_mib * MIB // SHARE:
-                raise too_big(size, name)
-            backend = self.backend(name)
-            return backend.load(reply.text), size + backend.growth
-        raise ParameterError(f"grammar: invalid or not supported: {'; '.join(complaints)}", "grammar")
+                raise closed() from None
+            if not lost.begun:  # no grammar is to blame for a library that can't be imported
+                how = "did not answer in time" if lost.timeout else "ended"
+                log.error("the process that compiles grammars %s before it began with one", how)
+                raise EngineError(f"the grammar compiler could not be started: its process {how}") from None
+            raise self._too_much(lost.timeout) from None
+        if reply.outcome == "invalid":
+            raise ParameterError(reply.text, "grammar")
+        if reply.outcome == "unsupported":
+            raise ParameterError(f"grammar: invalid or not supported: {reply.text}", "grammar")
+        if reply.outcome == "memory":
+            raise self._too_much(timeout=False)
+        if reply.outcome == "broken":
+            raise EngineError(f"the grammar could not be compiled: {reply.text}")
+        size = max(reply.resident, len(reply.text))
+        if reply.outcome == "big" or size > self._config.memory_mib * MIB // SHARE:
+            raise too_big(size)
+        library = self.library()
+        return library.load(reply.text), size + library.growth
 
-    def _too_much(self, name: str, timeout: bool) -> TooMuchError:
+    def _too_much(self, timeout: bool) -> TooMuchError:
         if timeout:
-            return TooMuchError(
-                f"grammar: takes longer than {self._config.timeout_s:g} s to compile ({name})", "grammar"
-            )
+            return TooMuchError(f"grammar: takes longer than {self._config.timeout_s:g} s to compile", "grammar")
         text = f"takes more than {self._config.memory_mib} MiB to compile, or breaks the compiler"
-        return TooMuchError(f"grammar: {text} ({name})", "grammar")
+        return TooMuchError(f"grammar: {text}", "grammar")
 
-    def backend(self, name: str) -> Backend:
-        """In this process; made once, by the thread that needs it first. One that can't be made is tried again when it is needed again."""
+    def library(self) -> Library:
+        """In this process; made once, by the thread that needs it first. Where that fails it is tried again when it is needed again."""
         with self._lock:
-            first = name not in self._backends
-            future = self._backends.setdefault(name, Future())
+            first = self._library is None
+            future = self._library = self._library or Future()
         if first:
             try:
-                future.set_result(make(name, self._vocabulary))
+                future.set_result(library_of(self._vocabulary))
             except BaseException as error:
                 with self._lock:
-                    del self._backends[name]
+                    self._library = None
                 future.set_exception(error)
         return future.result()
 
 
-def too_big(size: int, what: str) -> TooMuchError:
-    return TooMuchError(f"grammar: too big, compiled it takes {size // MIB} MiB ({what})", "grammar")
+def too_big(size: int) -> TooMuchError:
+    return TooMuchError(f"grammar: too big, compiled it takes {size // MIB} MiB", "grammar")
 
 
 def closed() -> EngineError:

@@ -1,22 +1,23 @@
-"""What all matchers have in common: the end, its EOS ids, and going back. A backend's matcher adds how text is matched.
+"""What all matchers have in common: the end, its EOS ids, and going back. The library's own adds how text is matched.
 
-The library never sees an EOS id, so several of them, and any number after the end, mean the same with every backend.
+The library never sees an EOS id, so several of them, and any number after the end, mean the same everywhere.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import Self
 
 import numpy
 import torch
 
-from tailrace.errors import RowError
-from tailrace.grammar.closing import closing
+from tailrace.errors import DeadEndError
+from tailrace.grammar.ahead import ahead
+from tailrace.grammar.closing import searching
 from tailrace.grammar.vocabulary import Vocabulary
 
-NO_TOKEN = "the grammar leaves no token: the vocabulary can't spell what it asks for"
+NO_TOKEN = "the grammar has no continuation here that the vocabulary can spell"
 
 
 class Position(ABC):
@@ -24,6 +25,7 @@ class Position(ABC):
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
+        self.apart = False
         self._taken = 0  # tokens of text
         self._ends = 0  # EOS ids after them
         self._eos = frozenset(vocabulary.eos)
@@ -50,9 +52,9 @@ class Position(ABC):
             self._taken -= count - ends
 
     def fill(self, mask: torch.Tensor) -> None:
-        """Raises RowError: nothing may come next (the vocabulary can't spell what the grammar asks for), or a step's limit was met."""
+        """Raises DeadEndError: nothing may come next; GrammarLimitError: a step's limit was met."""
         words = mask.numpy()
-        complete = bool(self._ends) or self._complete()
+        complete = self.complete
         if self._ends:
             words.fill(0)
         else:
@@ -62,7 +64,7 @@ class Position(ABC):
             bit = numpy.uint32(1 << (token % 32))
             bits[token // 32] = bits[token // 32] | bit if complete else bits[token // 32] & ~bit
         if not words.any():
-            raise RowError(NO_TOKEN)
+            raise DeadEndError(NO_TOKEN)
 
     def prefix(self, tokens: Sequence[int]) -> int:
         if not len(tokens):
@@ -70,19 +72,25 @@ class Position(ABC):
         walker = self.fork()
         return next((i for i, token in enumerate(tokens) if not walker.accept(token)), len(tokens))
 
-    def forced(self) -> list[int]:
-        text = b"" if self._ends else self._forced_bytes()
-        if not text:
-            return []
-        tokens, kept = self.vocabulary.cut(text)
+    def forced(self, count: int, within_s: float) -> list[int]:
+        text, goes_on = ahead(self, count, within_s)
+        tokens, kept = self.vocabulary.cut(text) if text else ([], 0)
         if not tokens:
             return []
+        kept = kept or (
+            len(tokens) - 1 if goes_on else 0
+        )  # in the middle of a long word: the last token may be a longer one
         walker = self.fork()
         taken = next((i for i, token in enumerate(tokens) if not walker.accept(token)), len(tokens))
-        return tokens if taken == len(tokens) and walker.finished else tokens[: min(taken, kept)]
+        whole = taken == len(tokens) and walker.finished
+        return tokens[: min(count, taken if whole else min(taken, kept))]
 
-    def closing(self, budget: int, max_masks: int) -> list[int] | None:
-        return closing(self, budget, max_masks)
+    def closing(self, budget: int, max_masks: int) -> Generator[None, None, list[int] | None]:
+        return searching(self, budget, max_masks)
+
+    def takes(self, token: int) -> bool:
+        """Whether this one could be accepted."""
+        return bool(self.prefix((token,)))
 
     @property
     def ended(self) -> bool:
@@ -90,12 +98,17 @@ class Position(ABC):
         return bool(self._ends)
 
     @property
+    def complete(self) -> bool:
+        """The text so far is a word of the grammar."""
+        return bool(self._ends) or self._complete()
+
+    @property
     def finished(self) -> bool:
         return bool(self._ends) or (self._complete() and self._only_end())
 
     def fork(self) -> Self:
         twin = self._twin()
-        twin._taken, twin._ends = self._taken, self._ends
+        twin._taken, twin._ends, twin.apart = self._taken, self._ends, self.apart
         return twin
 
     def allowed(self) -> numpy.ndarray:
@@ -105,7 +118,7 @@ class Position(ABC):
         bits = numpy.unpackbits(mask.numpy().view(numpy.uint8), bitorder="little")
         return bits[: self.vocabulary.vocab_size].astype(bool)
 
-    # ---- what a backend does; EOS ids never get here
+    # ---- what the library does; EOS ids never get here
 
     @abstractmethod
     def _take(self, token: int) -> bool:
@@ -126,10 +139,6 @@ class Position(ABC):
     @abstractmethod
     def _only_end(self) -> bool:
         """Can no more text follow? Asked only where the text is complete."""
-
-    @abstractmethod
-    def _forced_bytes(self) -> bytes:
-        """What must come next in any case."""
 
     @abstractmethod
     def _twin(self) -> Self:

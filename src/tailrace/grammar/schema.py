@@ -1,168 +1,253 @@
-"""What a JSON Schema says where: what does not bind, and what a library would pass over in silence."""
+"""A JSON Schema in the part of the language that the matching library keeps exactly; whatever can't be said there is refused.
+
+The library passes over some of the standard in silence (a keyword of another draft, how references are resolved, what a pattern means),
+and takes some schemas whose values it then can't finish. So it is never shown what a client wrote, but only what is made of it here:
+a schema of 2020-12 with the keywords below, whose references are all of one form and lead nowhere twice.
+"""
 
 from __future__ import annotations
 
-import json
+import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable
+from fractions import Fraction
 from typing import Any
 
 from tailrace.grammar.check import UnsupportedError
-from tailrace.json_schema import free_counts, listed, pointed, subschemas
+from tailrace.grammar.ecma import MAX_REPEAT, UNWRITABLE, translated
+from tailrace.grammar.finite import finite
+from tailrace.grammar.formats import LONGEST, PATTERNS
+from tailrace.grammar.formats import REFUSED as NO_PATTERN
+from tailrace.grammar.keywords import REFUSED, Node, checked, simpler, typed
+from tailrace.grammar.references import References
+from tailrace.json_schema import free_counts
 
-# of the standard's drafts 4 to 2020-12; what else stands in a schema is annotation, by the standard
-OBJECT = {"properties", "patternProperties", "additionalProperties", "propertyNames", "required", "minProperties", "maxProperties",
-          "dependencies", "dependentRequired", "dependentSchemas", "unevaluatedProperties"}  # fmt: skip
-ARRAY = {"items", "prefixItems", "additionalItems", "minItems", "maxItems", "uniqueItems", "contains", "minContains", "maxContains",
-         "unevaluatedItems"}  # fmt: skip
-STRING = {"minLength", "maxLength", "pattern", "format"}
-NUMBER = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
-ANYWHERE = {
-    "$ref",
-    "$dynamicRef",
-    "$recursiveRef",
-    "allOf",
-    "anyOf",
-    "oneOf",
-    "not",
-    "if",
-    "then",
-    "else",
-    "enum",
-    "const",
-}
-BINDING = OBJECT | ARRAY | STRING | NUMBER | ANYWHERE | {"type"}
-FORMATS = {"date", "date-time", "duration", "email", "hostname", "idn-email", "idn-hostname", "ipv4", "ipv6", "iri", "iri-reference",
-           "json-pointer", "regex", "relative-json-pointer", "time", "uri", "uri-reference", "uri-template", "uuid"}  # fmt: skip
-
-PYTHON: dict[str, Callable[[Any], bool]] = {
-    "string": lambda v: isinstance(v, str),
-    "integer": lambda v: not isinstance(v, bool) and (isinstance(v, int) or (isinstance(v, float) and v.is_integer())),
-    "number": lambda v: not isinstance(v, bool) and isinstance(v, (int, float)),
-    "boolean": lambda v: isinstance(v, bool),
-    "null": lambda v: v is None,
-    "object": lambda v: isinstance(v, dict),
-    "array": lambda v: isinstance(v, list),
-}
+MAX_ITEMS = 10_000  # each is a rule of the grammar
+MAX_MIN_LENGTH = 10_000  # each character is a state of the library's lexer, of which a request may have 20,000
+NEVER = 2**31 - 1  # an upper bound from here on binds nothing: no output is so long
+EXACT = 2**53  # whole numbers up to here are floats
+DRAFT = re.compile(r"https?://json-schema\.org/(?:draft-0([4-7])|draft/(2019-09|2020-12))/schema#?")
+LATEST = ("", "http://json-schema.org/schema#", "https://spec.openapis.org/oas/3.1/dialect/base")
 
 
-def without_annotations(schema: dict[str, Any]) -> dict[str, Any]:
-    """Drops, in place, what does not bind but would stop or steer a library: formats that are none of the standard's ("int32"), and
-    llguidance's own options, which could loosen the schema."""
-    for _, node in subschemas(schema):
-        if isinstance(node.get("format"), str) and node["format"] not in FORMATS:
-            del node["format"]
-        node.pop("x-guidance", None)
-    return schema
+def exact(schema: Node) -> Node:
+    """The same values validate.
+
+    But for what is not written: control characters that JSON spells as \\u00XX, numbers in another form (1.0 for an integer, exponents
+    beside bounds), names in another order, what grammar/formats.py leaves out.
+
+    Raises:
+        UnsupportedError: no schema; or not all of it can be enforced; or no value validates.
+    """
+    return Translation(schema).whole()
 
 
-def check_counts(schema: dict[str, Any]) -> None:
-    """Raises UnsupportedError where minProperties could be met by the same name twice."""
-    for place, least in free_counts(schema):
-        raise UnsupportedError(f"minProperties {least} at {place}, where names are free")
+def draft_of(schema: Node) -> int:
+    """4, 6, 7, 2019 or 2020."""
+    name = schema.get("$schema", "")
+    if name in LATEST:
+        return 2020
+    if not isinstance(name, str) or (found := DRAFT.fullmatch(name)) is None:
+        raise UnsupportedError(f"$schema {name!r:.100} is not known here; drafts 4 to 2020-12 are")
+    return int(found[1] or found[2][:4])
 
 
-def narrow(schema: dict[str, Any]) -> None:
-    """In place, what xgrammar would write that is not JSON, or does not fit, is left out: objects with properties get no others (it lets
-    an additional name be spelled with escapes, so that it could be a declared one), strings with lengths become patterns (with lengths
-    it lets control characters through)."""
-    for _, node in list(subschemas(schema)):
-        if node.get("properties"):
-            node["additionalProperties"] = False
-        if "minLength" in node or "maxLength" in node:
-            node["pattern"] = f"^.{{{node.pop('minLength', 0)},{node.pop('maxLength', '')}}}$"
+class Translation:
+    """One schema's."""
+
+    def __init__(self, schema: Node) -> None:
+        draft = draft_of(schema)
+        self.root, self.bare = schema, draft <= 7  # beside a $ref nothing counted then
+        self.references = References(schema, "id" if draft == 4 else "$id", self.bare)
+        self.names: dict[int, str] = {}  # of definitions, by what they are made of
+        self.waiting: list[tuple[str, Any, str]] = []
+        self.multiples: set[Fraction] = set()
+
+    def whole(self) -> Node:
+        body, definitions = self.schema(self.root, "#"), {}
+        while self.waiting:
+            name, target, place = self.waiting.pop()
+            definitions[name] = self.schema(target, place)
+        if (
+            unmixed := math.prod(m.numerator for m in self.multiples)
+            * max((m.denominator for m in self.multiples), default=1)
+        ) >= 2**32:
+            raise UnsupportedError(f"multipleOf values that go together only in steps of up to {unmixed}")
+        whole = finite(body, definitions)
+        for place, least in free_counts(whole):
+            raise UnsupportedError(f"minProperties {least} at {place}, where names are free")
+        return whole
+
+    def schema(self, given: Any, place: str) -> Node | bool:
+        if isinstance(given, bool):
+            return given
+        bare = {"$ref": given["$ref"]} if self.bare and "$ref" in given else given
+        node = simpler(typed(checked(bare, place))[1])
+        if isinstance(node, bool):
+            return node
+        if refused := sorted(node.keys() & REFUSED):
+            raise UnsupportedError(f"{', '.join(refused)} at {place} can't be enforced")
+        types, node = typed(node)
+        out: Node = {"type": types} if "type" in node else {}
+        out |= {
+            **self.string(node, place),
+            **self.number(node, place),
+            **self.array(node, place),
+            **self.object(node, place),
+        }
+        if patterns := out.pop("patterns", []):
+            out["pattern"] = patterns[0]
+        for key in ("const", "enum"):  # what stands beside others comes last: the library reads from left to right
+            if key in node:
+                check_literal(node[key], f"{place}/{key}")
+                out[key] = node[key]
+        parts = [self.schema(one, f"{place}/allOf/{i}") for i, one in enumerate(node.get("allOf", ()))]
+        if parts := [{"pattern": one} for one in patterns[1:]] + parts:
+            out["allOf"] = parts
+        for key in ("anyOf", "oneOf"):
+            if key in node:
+                out[key] = [self.schema(one, f"{place}/{key}/{i}") for i, one in enumerate(node[key])]
+        if "$ref" in node:
+            out["$ref"] = self.referred(given, place)
+        return out
+
+    def referred(self, node: Node, place: str) -> str:
+        target, named = self.references.target(node, place)
+        if id(target) not in self.names:
+            self.names[id(target)] = str(len(self.names))
+            self.waiting.append((self.names[id(target)], target, named))
+        return f"#/$defs/{self.names[id(target)]}"
+
+    def string(self, node: Node, place: str) -> Node:
+        out: Node = {}
+        if least := node.get("minLength"):
+            out["minLength"] = bounded(least, MAX_MIN_LENGTH, "minLength", place)
+        patterns = [pattern(node["pattern"], place)] if "pattern" in node else []
+        most = node.get("maxLength", NEVER)
+        if (name := node.get("format")) in NO_PATTERN:
+            raise UnsupportedError(f"the format {name} at {place} can't be enforced")
+        if name in PATTERNS:
+            patterns.append(translated(f"^(?:{PATTERNS[name]})$"))
+            most = min(most, LONGEST.get(name, NEVER))
+        if most < NEVER:
+            out["maxLength"] = bounded(most, MAX_REPEAT, "maxLength", place)
+        return out | ({"patterns": patterns} if patterns else {})
+
+    def number(self, node: Node, place: str) -> Node:
+        out: Node = {}
+        for key, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
+            bounds = {name: node[name] for name in (key, exclusive) if name in node}
+            if isinstance(strict := bounds.get(exclusive), bool):  # draft 4's
+                del bounds[exclusive]
+                if strict and key in bounds:
+                    bounds = {exclusive: bounds[key]}
+            for name, value in bounds.items():
+                if value not in (2**63 - 1, -(2**63)):  # where the library's own integers end
+                    check_number(value, f"{place}/{name}")
+            out |= bounds
+        if "multipleOf" in node:
+            self.multiples.add(multiple(node["multipleOf"], place))
+            out["multipleOf"] = node["multipleOf"]
+        return out
+
+    def array(self, node: Node, place: str) -> Node:
+        out: Node = {key: self.schema(node[key], f"{place}/{key}") for key in ("items",) if key in node}
+        if prefix := node.get("prefixItems"):
+            out["prefixItems"] = [self.schema(one, f"{place}/prefixItems/{i}") for i, one in enumerate(prefix)]
+        if least := node.get("minItems"):
+            out["minItems"] = bounded(least, MAX_ITEMS, "minItems", place)
+        if (most := node.get("maxItems", NEVER)) < NEVER:
+            out["maxItems"] = bounded(most, MAX_ITEMS, "maxItems", place)
+        return out
+
+    def object(self, node: Node, place: str) -> Node:
+        out: Node = {}
+        if named := node.get("properties"):
+            out["properties"] = {name: self.schema(one, f"{place}/properties/{name}") for name, one in named.items()}
+        if matched := node.get("patternProperties"):
+            keys = [pattern(key, place) for key in matched]
+            if len(set(keys)) < len(keys):
+                raise UnsupportedError(f"patternProperties at {place}: two patterns that mean the same")
+            out["patternProperties"] = {
+                key: self.schema(one, f"{place}/patternProperties/{i}")
+                for i, (key, one) in enumerate(zip(keys, matched.values(), strict=True))
+            }
+        if "additionalProperties" in node:
+            out["additionalProperties"] = self.schema(node["additionalProperties"], f"{place}/additionalProperties")
+        if required := list(dict.fromkeys(node.get("required", ()))):
+            out["required"] = required
+        if least := node.get("minProperties"):
+            out["minProperties"] = bounded(least, MAX_ITEMS, "minProperties", place)
+        if (most := node.get("maxProperties", NEVER)) < NEVER:
+            out["maxProperties"] = bounded(most, MAX_ITEMS, "maxProperties", place)
+        return out
 
 
-def check_for_xgrammar(schema: dict[str, Any]) -> None:
-    """xgrammar passes over much of the standard in silence (most constraints beside others). What it is known to keep is listed here;
-    all else raises UnsupportedError, naming the place, so that no output fails to validate."""
-    for place, node in subschemas(schema):
-        if extra := ignored(node):
-            raise UnsupportedError(f"{', '.join(sorted(extra))} at {place}")
-        if "pattern" in node:
-            check_pattern(node["pattern"], place)
-        ref = node.get("$ref")
-        if ref is not None and ref != "#" and not (isinstance(ref, str) and isinstance(pointed(schema, ref), dict)):
-            raise UnsupportedError(f"$ref {ref!r} at {place}")
-        for key in ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"):
-            if key in node and (not isinstance(node[key], int) or node[key] < 0):
-                raise UnsupportedError(f"{key} {node[key]!r} at {place}")
+def pattern(source: str, place: str) -> str:
+    try:
+        return translated(source)
+    except UnsupportedError as error:
+        raise UnsupportedError(f"{error} at {place}") from None
 
 
-def ignored(node: dict[str, Any]) -> set[str]:
-    """Keywords of one subschema that bind and that xgrammar would, or might, not keep as they stand together."""
-    keys = (node.keys() & BINDING) - ({"uniqueItems"} if node.get("uniqueItems") is False else set())
-    for alone in ("$ref", "anyOf", "allOf"):
-        if alone in keys:
-            return keys - {alone} if alone != "allOf" or len(node[alone]) == 1 else keys
-    if "oneOf" in keys:
-        return keys - {"oneOf"} if disjoint(node["oneOf"]) else keys
-    types = node["type"] if isinstance(node.get("type"), list) else [node["type"]] if "type" in node else []
-    for alone in ("enum", "const"):
-        if alone in keys:
-            values = node[alone] if alone == "enum" and isinstance(node[alone], list) else [node.get(alone)]
-            fits = all(not types or any(t in PYTHON and PYTHON[t](v) for t in types) for v in values)
-            return keys - {alone, "type"} if fits else keys
-    keys -= {"type"}
-    kept = (
-        KEPT["object"]
-        if not types
-        else [set().union(*choice) for choice in products([KEPT.get(t, [set()]) for t in types])]
-    )
-    extra = min((keys - allowed for allowed in kept), key=len, default=keys)
-    undeclared = set(listed(node)) - set(node.get("properties", ()))
-    return extra | ({"required"} if undeclared else set())
+def bounded(value: float, most: int, key: str, place: str) -> int:
+    if value > most:
+        raise UnsupportedError(f"{key} must be at most {most} here, got {value!r:.40} at {place}")
+    return int(value)
 
 
-# by type: keywords that it keeps together
-KEPT: dict[str, list[set[str]]] = {
-    "string": [{"minLength", "maxLength"}, {"pattern"}, {"format"}],
-    "integer": [{"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}, {"multipleOf"}],
-    "number": [{"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}],
-    "array": [{"items", "prefixItems", "minItems", "maxItems"}],
-    "object": [
-        {"properties", "required", "additionalProperties", "minProperties", "maxProperties"},
-        {"propertyNames", "additionalProperties"},
-    ],
-}  # fmt: skip
+def check_number(value: float, place: str) -> None:
+    """Raise UnsupportedError where the library would round it."""
+    if not abs(value) < 1e18 or (abs(value) > EXACT and float(value) != value):  # NaN is refused by the first
+        raise UnsupportedError(f"the number {value!r:.40} at {place}: too large to be kept exactly")
 
 
-def products(choices: list[list[set[str]]]) -> Iterator[tuple[set[str], ...]]:
-    """One of each."""
-    if not choices:
-        yield ()
-        return
-    for head in choices[0]:
-        for tail in products(choices[1:]):
-            yield (head, *tail)
+def check_literal(value: Any, place: str) -> None:
+    """Raise UnsupportedError where a value can't be written just as it is."""
+    waiting = [value]
+    while waiting:
+        match waiting.pop():
+            case bool() | None:
+                pass
+            case int() | float() as number:
+                check_number(number, place)
+            case str() as text if bad := UNWRITABLE & set(text):
+                raise UnsupportedError(f"the character U+{ord(min(bad)):04X} at {place}: it can't be written here")
+            case str() as text:
+                check_text(text, place)
+            case list() as values:
+                waiting += values
+            case dict() as named:
+                for name in named:
+                    check_text(name, place)
+                waiting += named.values()
 
 
-def disjoint(branches: Any) -> bool:
-    """Do these have types of which no value has two? Only then is oneOf the same as anyOf for sure."""
-    seen: set[str] = set()
-    for branch in branches if isinstance(branches, list) else [None]:
-        types = branch.get("type") if isinstance(branch, dict) else None
-        names = {types} if isinstance(types, str) else set(types) if isinstance(types, list) else {""}
-        names |= {"integer", "number"} if names & {"integer", "number"} else set()
-        if "" in names or names & seen:
-            return False
-        seen |= names
-    return True
+def check_text(text: str, place: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise UnsupportedError(f"half of a surrogate pair at {place}") from None
 
 
-PIECE = re.compile(r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|.)|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?.|.", re.DOTALL)
+def multiple(value: float, place: str) -> Fraction:
+    """Exactly what was written, where the library comes to the same: it multiplies by ten until nothing is behind the point."""
+    written = Fraction(repr(value))
+    found, digits = float(min(written, 2**32)), 0  # from there on it is refused, and may be no float
+    while found != math.floor(found) and digits <= 12:
+        found, digits = found * 10, digits + 1
+    if found >= 2**32 or Fraction(int(found), 10**digits) != written:
+        raise UnsupportedError(f"multipleOf {value!r:.40} at {place}: it has too many digits to be enforced exactly")
+    return written
 
 
-def check_pattern(pattern: Any, place: str, dot: str = ".") -> str:
-    """The pattern, its unescaped dots as `dot`. Raises UnsupportedError where xgrammar would drop something: anchors in the middle, and
-    what begins with "(?"."""
-    if not isinstance(pattern, str):
-        raise UnsupportedError(f"a pattern that is no text at {place}")
-    pieces = PIECE.findall(pattern)
-    for i, piece in enumerate(pieces):
-        anchor = (piece == "^" and i > 0) or (piece == "$" and i < len(pieces) - 1)
-        if anchor or (piece.startswith("(?") and piece != "(?:") or re.fullmatch(r"\\[AZzGbBkKpP1-9]", piece):
-            raise UnsupportedError(f"{piece!r} in the pattern {json.dumps(pattern)[:80]} at {place}")
-    if ("^" in pieces or "$" in pieces) and "|" in pieces:
-        raise UnsupportedError(f"an anchor and | in the pattern {json.dumps(pattern)[:80]} at {place}")
-    return "".join(dot if piece == "." else piece for piece in pieces)
+def patterns_of(schema: Any) -> Iterable[str]:
+    """Of names of properties."""
+    waiting = [schema]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, list):
+            waiting += one
+        elif isinstance(one, dict):
+            yield from one.get("patternProperties", ())
+            waiting += [value for key, value in one.items() if key not in ("const", "enum")]

@@ -16,7 +16,6 @@ import msgspec
 
 from tailrace.config import GrammarConfig
 from tailrace.errors import EngineError
-from tailrace.grammar.backends import TABLE
 from tailrace.grammar.base import Compiled, Job
 from tailrace.grammar.closing import orders
 from tailrace.grammar.filling import Filling, start
@@ -25,6 +24,7 @@ from tailrace.grammar.vocabulary import Vocabulary
 from tailrace.grammar.worker import MIB
 from tailrace.options import Grammar
 
+LATE = 4  # threads for those whose steps have gone on without them, besides config.threads for the others
 REFUSALS = 64  # of the last grammars that took too much
 REFUSED_S = 60.0  # for so long they are refused at once: each trial costs a process its time limit, while others wait
 log = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ class Grammars:
         refused for other reasons is tried again when it comes again.
 
         The future raises:
-            ParameterError: (param "grammar") invalid, supported by no backend, or too slow or too big to compile.
+            ParameterError: (param "grammar") invalid, not supported, or too slow or too big to compile.
             OverloadedError: too many grammars wait to be compiled.
             EngineError: closed meanwhile, nobody waits for it any more, or an error of ours.
         """
@@ -126,7 +126,7 @@ class Grammars:
         future.set_exception(EngineError("no request waits for this grammar any more"))
 
     def warm_up(self) -> None:
-        """Returns at once: on a thread of its own the libraries are imported and given the vocabulary, which holds the interpreter for
+        """Returns at once: on a thread of its own the library is imported and given the vocabulary, which holds the interpreter for
         some 0.3 s in pieces, so that the first grammar need not do so while others' tokens are due. Errors are only logged: the
         grammar that meets them again reports them."""
         with self._lock:
@@ -138,18 +138,21 @@ class Grammars:
         try:
             self._vocabulary.cut(b"a")
             orders(self._vocabulary)
-            for name in TABLE:
-                if self._closed:
-                    return
-                self._pool.backend(name)
+            if not self._closed:
+                self._pool.library()
         except BaseException:
-            log.exception("the libraries for grammars could not be made ready")
+            log.exception("the library for grammars could not be made ready")
 
     def fill(self, jobs: Sequence[Job]) -> Filling:
         """Starts filling their masks; no matcher may stand in two jobs, or be used before `wait` has returned."""
         if self._threads is None:
-            self._threads = ThreadPoolExecutor(self._config.threads, thread_name_prefix="grammar-masks")
-        return start(self._threads, self._config.threads, jobs)
+            self._threads = ThreadPoolExecutor(self._config.threads + LATE, thread_name_prefix="grammar-masks")
+        return start(self._threads, self._config.threads, jobs, self.step_s)
+
+    @property
+    def step_s(self) -> float:
+        """Of processor time that one sequence's grammar may take in a step."""
+        return self._config.step_ms / 1e3
 
     @property
     def pids(self) -> list[int]:

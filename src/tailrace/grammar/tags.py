@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from tailrace.grammar.check import UnsupportedError, refuse
-from tailrace.grammar.schema import without_annotations
 
 
 def normal(tag: dict[str, Any], whitespace: int) -> dict[str, Any]:
@@ -16,8 +15,6 @@ def normal(tag: dict[str, Any], whitespace: int) -> dict[str, Any]:
     for content in formats(tag["format"]):
         if content.get("type") == "json_schema":
             content.setdefault("max_whitespace_cnt", max(1, whitespace))
-            if isinstance(content.get("json_schema"), dict):
-                without_annotations(content["json_schema"])
     return tag
 
 
@@ -75,6 +72,5 @@ def as_lark(tag: dict[str, Any], options: dict[str, Any]) -> str:
 
 
 def schemas(tag: dict[str, Any]) -> list[dict[str, Any]]:
-    """The schemas in it that say anything; themselves, not copies."""
-    found = [content.get("json_schema") for content in formats(tag["format"])]
-    return [schema for schema in found if isinstance(schema, dict)]
+    """The contents in it that have a schema; themselves, not copies."""
+    return [content for content in formats(tag["format"]) if isinstance(content.get("json_schema"), dict)]

@@ -1,4 +1,4 @@
-"""What tokens spell, as the backends need it, and how a text is cut into tokens. Plain data; crosses to the compiling processes."""
+"""What tokens spell, as the library needs it, and how a text is cut into tokens. Plain data; crosses to the compiling processes."""
 
 from __future__ import annotations
 

@@ -15,15 +15,18 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import IO, Literal, TypeVar
+from functools import partial
+from typing import IO, TYPE_CHECKING, Literal, TypeVar
 
 import msgspec
 
 from tailrace.errors import ParameterError
-from tailrace.grammar.backends import Backend, make
 from tailrace.grammar.check import UnsupportedError, check
 from tailrace.grammar.vocabulary import Vocabulary
 from tailrace.options import Grammar
+
+if TYPE_CHECKING:
+    from tailrace.grammar.library import Library
 
 MIB = 1 << 20
 LENGTH = struct.Struct("<I")
@@ -43,13 +46,8 @@ class Hello(msgspec.Struct, frozen=True):
     timeout_s: float
 
 
-class Task(msgspec.Struct, frozen=True):
-    backend: str
-    grammar: Grammar
-
-
 class Reply(msgspec.Struct, frozen=True):
-    """ready: the library is loaded, time counts from now. compiled: text for Backend.load, which took `resident` bytes to make.
+    """ready: the library is loaded, time counts from now. compiled: text for Library.load, which took `resident` bytes to make.
     big: text would be over MAX_TEXT, and is left out. unsupported, invalid: text says why. memory: there was not enough; this process ends.
     broken: an error of ours."""
 
@@ -87,13 +85,12 @@ def main() -> None:
     threading.stack_size(STACK)
     if (hello := receive(sys.stdin.buffer, Hello)) is None:
         return
-    backends: dict[str, Backend] = {}
-    while (task := receive(sys.stdin.buffer, Task)) is not None:
-        if task.backend not in backends:
-            backends[task.backend] = make(task.backend, hello.vocabulary)
-        backend = backends[task.backend]
+    library: Library | None = None
+    while (grammar := receive(sys.stdin.buffer, Grammar)) is not None:
+        if library is None:
+            library = library_of(hello.vocabulary)
         send(answers, Reply("ready"))
-        reply = bounded(lambda backend=backend, task=task: compiled(backend, task.grammar), hello)
+        reply = bounded(partial(compiled, library, grammar), hello)
         send(answers, reply)
         if reply.outcome in ("memory", "broken"):
             return
@@ -106,11 +103,18 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
-def compiled(backend: Backend, grammar: Grammar) -> Reply:
+def library_of(vocabulary: Vocabulary) -> Library:
+    """Imported here, as it takes time: up to a second, at the first call of a process."""
+    from tailrace.grammar.library import Library
+
+    return Library(vocabulary)
+
+
+def compiled(library: Library, grammar: Grammar) -> Reply:
     before = memory("VmRSS")
     try:
         check(grammar)
-        text = backend.compile(grammar)
+        text = library.compile(grammar)
     except ParameterError as error:
         return Reply("invalid", str(error))
     except UnsupportedError as error:

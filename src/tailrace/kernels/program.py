@@ -40,26 +40,36 @@ class Add:
 @dataclass(frozen=True, slots=True)
 class Penalty:
     """For each token of `counts`: if it was repeated, l > 0 ? l / repetition : l · repetition; then, if it counts c > 0 times,
-    l −= frequency · c + presence. float32, each operation rounded on its own."""
+    l −= frequency · c + presence. float32, each operation rounded on its own. fixed: the counts don't grow with the sequence."""
 
     counts: Counts
     repetition: float
     frequency: float
     presence: float
+    fixed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Lift:
+    """The logits of ids uint32 [n], ascending, distinct, become l + |l| · factor; float32, each operation rounded on its own."""
+
+    ids: np.ndarray
+    factor: float
 
 
 @dataclass(frozen=True, slots=True)
 class Dense:
-    """Any function of the whole row, float32 [V], changed in place. No kernel has it: such a row goes the reference's way."""
+    """Any function of the whole row, float32 [V], that changes it in place or returns another one in its place. No kernel has it: such a
+    row goes the reference's way."""
 
-    apply: Callable[[torch.Tensor], None]
+    apply: Callable[[torch.Tensor], torch.Tensor | None]
 
 
-Edit = Mask | Ban | Add | Penalty | Dense
+Edit = Mask | Ban | Add | Penalty | Lift | Dense
 
 StageKind = Literal[
     "temperature", "dynamic_temperature", "quadratic", "min_p", "top_k", "top_p", "top_a", "typical", "epsilon", "eta",
-    "top_n_sigma", "xtc",
+    "top_n_sigma", "xtc", "p_less",
 ]  # fmt: skip
 MAX_STAGES = 20  # of a program; csrc/program.h
 STAGES: tuple[StageKind, ...] = get_args(StageKind)  # as csrc/program.h numbers them

@@ -7,15 +7,23 @@ found by whoever reads them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import get_args
+from itertools import accumulate, chain, repeat
+from operator import add
+from typing import Any, get_args
 
 import torch
 
+from tailrace.errors import ParameterError
 from tailrace.options import Rule
 
 RULES: tuple[Rule, ...] = get_args(Rule)
+PLACES = {rule: place for place, rule in enumerate(RULES)}
+TRUTH = frozenset({bool})
+DTYPES = {"q": torch.int64, "i": torch.int32}
+TOLERANCE = 1e-3  # by which a proposal may miss 1: softmax in float32 is within 1e-5, in bfloat16 it is not and must be normalised
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +39,10 @@ class Rows:
     mask:      int64 [R], the row's place in `masks`; −1: none. None: no row has one.
     masks:     int32 [M, ⌈V / 32⌉], contiguous: bit i of word i // 32 stands for token i; where it is 0 the logit becomes −inf before
                any other edit.
+    counted:   the positions are those that follow what the slots have counted (sampling/slots.py), and `position` is not looked at.
+
+    Raises:
+        ParameterError: (a ValueError) a tensor is not of this dtype, contiguous and on the CPU.
     """
 
     slot: torch.Tensor
@@ -43,64 +55,102 @@ class Rows:
     proposals: torch.Tensor | None = None
     mask: torch.Tensor | None = None
     masks: torch.Tensor | None = None
+    counted: bool = False
+
+    def __post_init__(self) -> None:
+        for name, part in (
+            ("slot", self.slot), ("source", self.source), ("position", self.position), ("start", self.start), ("draft", self.draft),
+        ):  # fmt: skip
+            if (
+                getattr(part, "dtype", None) is not torch.int64
+                or part.dim() != 1
+                or not part.is_contiguous()
+                or not part.is_cpu
+            ):
+                raise ParameterError(f"{name} must be contiguous int64 [n] on the CPU, got {shown(part)}", name)
+        if (rule := self.rule) is not None and (
+            getattr(rule, "dtype", None) is not torch.int32 or not rule.is_contiguous() or not rule.is_cpu
+        ):
+            raise ParameterError(f"rule must be contiguous int32 [N] on the CPU, got {shown(rule)}", "rule")
 
     @staticmethod
     def plain(
         slot: Sequence[int],
         source: Sequence[int],
-        position: Sequence[int],
+        position: Sequence[int] | None = None,
         *,
         mask: Sequence[int] | None = None,
         masks: torch.Tensor | None = None,
     ) -> Rows:
-        """Rows of a step without drafts: one per request."""
-        n = len(slot)
+        """Rows of a step without drafts: one per request. position: None takes what the slots have counted, and then each slot may be there
+        once; the same position again has the same noise again, in this step or a later one.
+
+        Raises:
+            ParameterError: these are not as many whole numbers each.
+        """
+        n = length("slot", slot)
+        slots = tensor(whole("slot", slot, n))
         return Rows(
-            slot=torch.tensor(slot, dtype=torch.int64),
-            source=torch.tensor(source, dtype=torch.int64),
-            position=torch.tensor(position, dtype=torch.int64),
+            slot=slots,
+            source=tensor(whole("source", source, n)),
+            position=slots if position is None else tensor(whole("position", position, n)),
+            counted=position is None,
             start=torch.arange(n + 1),
             draft=torch.full((n,), -1, dtype=torch.int64),
-            mask=None if mask is None else torch.tensor(mask, dtype=torch.int64),
+            mask=None if mask is None else tensor(whole("mask", mask, n)),
             masks=masks,
         )
 
     @staticmethod
     def drafted(
         slot: Sequence[int],
-        position: Sequence[int],
+        position: Sequence[int] | None,
         drafts: Sequence[Sequence[int]],
-        rule: Sequence[Rule] | None = None,
+        rule: Sequence[Rule] | Rule | None = None,
         proposals: torch.Tensor | None = None,
         *,
         source: Sequence[int] | None = None,
         mask: Sequence[int] | None = None,
         masks: torch.Tensor | None = None,
+        trusted: bool = False,
     ) -> Rows:
         """Rows of a step that verifies drafts.
 
         Args:
-            slot, position: of each request; position is that of its first row. drafts: of each request, possibly none.
-            rule: of each request; None is "exact" for all. proposals: see above; bonus rows are not looked at.
+            slot, position: of each request; position is that of its first row, None as for `plain`. drafts: of each request, possibly none.
+            rule: of each request, or one for all; None is "exact" for all. proposals: see above; bonus rows are not looked at.
             source: of each request, the logits row of its first row, whose successors are its further rows'; None: row r has logits row r.
-            mask, masks: of each row; see above.
+            mask, masks: of each row; see above. trusted: the proposals are known to be distributions, and not looked at: that would be a
+                read of all of them.
+
+        Raises:
+            ParameterError: there are not as many whole numbers each, a rule is unknown, or a draft's proposal holds NaN, a negative number,
+                or does not add up to 1 within 1e-3.
         """
-        counts = [len(d) + 1 for d in drafts]
-        start = torch.tensor([0, *counts]).cumsum(0)
-        first = start[:-1].tolist() if source is None else source
+        n = length("drafts", drafts)
+        try:
+            counts = [len(d) + 1 for d in drafts]
+        except TypeError as error:
+            raise ParameterError(f"drafts must hold {n} lists of token ids: {error}", "drafts") from error
+        start = array("q", accumulate(counts, initial=0))
+        owners = chain.from_iterable(map(repeat, whole("slot", slot, n), counts))
+        first = start[:-1] if source is None else whole("source", source, n)
+        draft = tensor(whole("drafts", list(chain.from_iterable((*d, -1) for d in drafts)), start[-1]))
+        if proposals is not None and trusted is not True:
+            check_proposals(proposals, draft)
+        slots = tensor(array("q", owners))
         return Rows(
-            slot=torch.tensor(
-                [s for s, count in zip(slot, counts, strict=True) for _ in range(count)], dtype=torch.int64
-            ),
+            slot=slots,
             source=spread(first, counts),
-            position=spread(position, counts),
-            start=start,
-            draft=torch.tensor([token for d in drafts for token in (*d, -1)], dtype=torch.int64),
+            position=slots if position is None else spread(whole("position", position, n), counts),
+            start=tensor(start),
+            draft=draft,
             width=max(counts, default=1),
-            rule=None if rule is None else torch.tensor([RULES.index(r) for r in rule], dtype=torch.int32),
+            rule=None if rule is None else rules(rule, n),
             proposals=proposals,
-            mask=None if mask is None else torch.tensor(mask, dtype=torch.int64),
+            mask=None if mask is None else tensor(whole("mask", mask, start[-1])),
             masks=masks,
+            counted=position is None,
         )
 
     @property
@@ -113,13 +163,110 @@ class Rows:
         """R."""
         return self.slot.numel()
 
+    def of(self, request: int) -> Rows:
+        """This request's alone."""
+        first, last = int(self.start[request]), int(self.start[request + 1])
+        part = slice(first, last)
+        return Rows(
+            slot=self.slot[part],
+            source=self.source[part],
+            position=self.position[part],
+            start=torch.tensor([0, last - first]),
+            draft=self.draft[part],
+            width=last - first,
+            rule=None if self.rule is None else self.rule[request : request + 1],
+            proposals=None if self.proposals is None else self.proposals[part],
+            mask=None if self.mask is None else self.mask[part],
+            masks=self.masks,
+        )
+
     def rule_of(self, request: int) -> Rule:
         """How this request's drafts are verified."""
         return "exact" if self.rule is None else RULES[int(self.rule[request])]
 
 
-def spread(first: Sequence[int], counts: Sequence[int]) -> torch.Tensor:
+def spread(first: Iterable[int], counts: Iterable[int]) -> torch.Tensor:
     """first[i], first[i] + 1, … counts[i] of them, for each i: int64 [Σ counts]."""
-    return torch.tensor(
-        [f + j for f, count in zip(first, counts, strict=True) for j in range(count)], dtype=torch.int64
-    )
+    firsts = list(first)
+    return tensor(array("q", chain.from_iterable(map(range, firsts, map(add, firsts, counts)))))
+
+
+def tensor(numbers: array[int]) -> torch.Tensor:
+    """In the same memory. To make a tensor of a list takes two to five times as long."""
+    dtype = DTYPES[numbers.typecode]
+    return torch.frombuffer(numbers, dtype=dtype) if numbers else torch.empty(0, dtype=dtype)
+
+
+def whole(name: str, values: Sequence[int] | Any, n: int) -> array[int]:
+    """int64, a copy; of a sequence, an array or a tensor.
+
+    Raises:
+        ParameterError: they are not n, or no whole numbers of 64 bits.
+    """
+    try:
+        of_array = getattr(values, "tolist", None)
+        given = list(values if of_array is None else of_array())
+        if not TRUTH.isdisjoint(map(type, given)):
+            raise TypeError("a truth value is none")
+        made = array("q", given)
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise ParameterError(f"{name} must hold {n} whole numbers: {error}", name) from error
+    if len(made) != n:
+        raise ParameterError(f"{name} must hold {n} whole numbers, got {len(made)}", name)
+    return made
+
+
+def length(name: str, values: Sequence[Any]) -> int:
+    """How many; ParameterError where it is no list."""
+    try:
+        return len(values)
+    except TypeError as error:
+        raise ParameterError(f"{name} must be a list, got {values!r:.100}", name) from error
+
+
+def shown(value: object) -> str:
+    """As a message says it."""
+    if value is None:
+        return "none"
+    return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
+
+
+def rules(names: Sequence[str], n: int) -> torch.Tensor:
+    """int32 [n], indices of RULES.
+
+    Raises:
+        ParameterError: one is unknown, or there are not n.
+    """
+    if isinstance(names, str):
+        return rules([names] * n, n)
+    if length("rule", names) != n:
+        raise ParameterError(f"rule must hold {n} names out of {', '.join(RULES)}, got {len(names)} names", "rule")
+    try:
+        return tensor(array("i", map(PLACES.__getitem__, names)))
+    except (KeyError, TypeError) as error:
+        unknown = next(name for name in names if name not in RULES)
+        raise ParameterError(f"rule must hold {n} names out of {', '.join(RULES)}, got {unknown!r}", "rule") from error
+
+
+def check_proposals(proposals: torch.Tensor, draft: torch.Tensor) -> None:
+    """Raise ParameterError unless those of drafts are distributions. Two reads of them at the memory's pace: `min` would take six times as
+    long as `amin`, because it looks for the place too."""
+    if (
+        not isinstance(proposals, torch.Tensor)
+        or proposals.dim() != 2
+        or proposals.shape[0] != draft.numel()
+        or proposals.dtype is not torch.float32
+        or not proposals.is_cpu
+    ):
+        raise ParameterError(
+            f"proposals must be float32 [{draft.numel()}, V] on the CPU, got {shown(proposals)}", "proposals"
+        )
+    sums, least = proposals.sum(1), proposals.amin(1) if proposals.shape[1] else proposals.sum(1)
+    good = (draft < 0) | (((sums - 1.0).abs() <= TOLERANCE) & (least >= 0.0))
+    if not bool(good.all()):
+        row = int((~good).nonzero()[0])
+        raise ParameterError(
+            f"proposals must be probabilities that add up to 1 within {TOLERANCE:g}; row {row} adds up to {float(sums[row])} with "
+            f"{float(least[row])} as its least",
+            "proposals",
+        )

@@ -4,13 +4,15 @@ OK = 0
 EMPTY = 1  # every entry is −inf: nothing can be drawn
 NAN = 2
 INF = 3  # +inf: no distribution is defined
-PROCESSOR = 4  # a custom processor raised; kernels never say so
+PROCESSOR = 4  # a custom processor failed; kernels never say so, and neither of the next
+FAILED = 5  # the reference backend raised on this request
 
-NAMES = {EMPTY: "empty", NAN: "nan", INF: "inf", PROCESSOR: "processor"}  # for counters
+NAMES = {EMPTY: "empty", NAN: "nan", INF: "inf", PROCESSOR: "processor", FAILED: "failed"}  # for counters
 
 MESSAGES = {
     EMPTY: "every token is masked or removed (all logits are -inf)",
     NAN: "the logits hold NaN",
     INF: "the logits hold +inf",
     PROCESSOR: "a custom processor failed (the server's log says how)",
+    FAILED: "the sampler failed on this request (the log says how)",
 }

@@ -75,12 +75,19 @@ class ScriptedRunner:
 
 class SuccessorRunner(ScriptedRunner):
     """Every token is followed by the next id: for benchmarks of what comes after the engine, so it looks at the last tokens alone, all
-    at once, and writes logits of a step only where they differ from the step before."""
+    at once, and writes logits of a step only where they differ from the step before.
 
-    def __init__(self, vocab_size: int, max_model_len: int, *, block_size: int, delay_s: float) -> None:
+    Args:
+        spread: the logits of all other ids are normal with this deviation, the same in every row, instead of 0: no ties, as of a model.
+    """
+
+    def __init__(
+        self, vocab_size: int, max_model_len: int, *, block_size: int, delay_s: float, spread: float = 0.0
+    ) -> None:
         super().__init__(
             vocab_size, lambda ids: (ids[-1] + 1) % vocab_size, max_model_len, block_size=block_size, delay_s=delay_s
         )
+        self._base = spread * torch.randn(vocab_size, generator=torch.Generator().manual_seed(0))
         self._logits = torch.zeros(0, vocab_size)
         self._marked = torch.zeros(0, dtype=torch.int64)
 
@@ -89,8 +96,8 @@ class SuccessorRunner(ScriptedRunner):
             time.sleep(self.delay_s)
         count = len(batch.wanted)
         if count > len(self._logits):
-            self._logits, self._marked = torch.zeros(count, self.vocab_size), torch.zeros(count, dtype=torch.int64)
-        self._logits.scatter_(1, self._marked[:, None], 0.0)
+            self._logits, self._marked = self._base.repeat(count, 1), torch.zeros(count, dtype=torch.int64)
+        self._logits.scatter_(1, self._marked[:, None], self._base[self._marked, None])
         self._marked[:count] = (batch.input_ids(CPU)[batch.wanted] + 1) % self.vocab_size
         self._logits.scatter_(1, self._marked[:, None], 10.0)
         return self._logits[:count]
@@ -103,6 +110,8 @@ SCRIPTS: dict[str, Callable[[int], Script]] = {
     "hash": lambda vocab: lambda ids: hash(tuple(ids)) % vocab,
 }
 
+SUCCESSORS = {"next": 0.0, "spread": 2.0}  # see SuccessorRunner
+
 
 def named(name: str, vocab_size: int, block_size: int, max_model_len: int = 4096) -> ScriptedRunner:
     """The runner of `scripted:NAME` or `scripted:NAME:delay in ms`.
@@ -111,10 +120,13 @@ def named(name: str, vocab_size: int, block_size: int, max_model_len: int = 4096
         ConfigError: there is no such script.
     """
     script, _, delay = name.removeprefix("scripted:").partition(":")
-    if script == "next":
-        return SuccessorRunner(vocab_size, max_model_len, block_size=block_size, delay_s=float(delay or 0) / 1e3)
+    if script in SUCCESSORS:
+        spread = SUCCESSORS[script]
+        return SuccessorRunner(
+            vocab_size, max_model_len, block_size=block_size, delay_s=float(delay or 0) / 1e3, spread=spread
+        )
     if script not in SCRIPTS:
-        raise ConfigError(f"no scripted model {script!r}; there are next, {', '.join(SCRIPTS)}")
+        raise ConfigError(f"no scripted model {script!r}; there are {', '.join((*SUCCESSORS, *SCRIPTS))}")
     return ScriptedRunner(
         vocab_size, SCRIPTS[script](vocab_size), max_model_len, block_size=block_size, delay_s=float(delay or 0) / 1e3
     )

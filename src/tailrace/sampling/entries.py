@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tailrace.kernels.gpu.program import ALLOWED, PENALISED, SHIFTED
-from tailrace.kernels.program import Add, Ban, Edit, Mask, Penalty
+from tailrace.kernels.program import Add, Ban, Edit, Lift, Mask, Penalty
 
 MANY = 8192  # entries that may move with every token; more go the reference's way
 
@@ -55,10 +55,13 @@ class Entries:
 
 
 def can_follow(edits: list[Edit], moves: bool) -> bool:
-    """To no id two numbers are added one after the other, which is not their sum; and not too many entries move with every token."""
+    """To no id two numbers are added one after the other, which is not their sum; not too many entries move with every token; nothing is
+    lifted, and no penalty but the history's own is there, for which the device has no tables."""
     added: list[set[int]] = [set(), set()]  # before and after the penalties
     side = count = 0
     for edit in edits:
+        if isinstance(edit, Lift) or (isinstance(edit, Penalty) and edit.fixed):
+            return False
         if isinstance(edit, Penalty):
             side = 1
         elif moves and isinstance(edit, Add | Ban) and (count := count + edit.ids.size) > MANY:

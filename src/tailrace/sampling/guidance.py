@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import torch
 
+from tailrace.errors import ParameterError
+from tailrace.kernels.rows import shown
 from tailrace.kernels.transfer import together
 
 
@@ -21,16 +23,25 @@ def guide(conditional: torch.Tensor, unconditional: torch.Tensor, scale: torch.T
         conditional, unconditional: [R, V], any float dtype; not modified. scale: [R], s ≥ 0.
 
     Raises:
-        ValueError: shapes differ, or a scale is negative or not finite.
+        ParameterError: these are no such tensors, shapes differ, or a scale is negative or not finite.
     """
-    if conditional.dim() != 2 or conditional.shape != unconditional.shape or scale.shape != conditional.shape[:1]:
-        raise ValueError(
+    for name, given in (("conditional", conditional), ("unconditional", unconditional), ("scale", scale)):
+        if not isinstance(given, torch.Tensor) or given.is_complex() or given.is_meta:
+            raise ParameterError(f"{name} must be a Tensor of numbers, got {shown(given)}", name)
+    if (
+        conditional.device != unconditional.device
+        or conditional.dim() != 2
+        or conditional.shape != unconditional.shape
+        or scale.shape != conditional.shape[:1]
+    ):
+        raise ParameterError(
             f"conditional and unconditional must be [R, V] and scale [R], got {tuple(conditional.shape)}, "
-            f"{tuple(unconditional.shape)} and {tuple(scale.shape)}"
+            f"{tuple(unconditional.shape)} and {tuple(scale.shape)}",
+            "conditional",
         )
     s = scale.to(conditional.device, torch.float32)[:, None]
     if not bool(((s >= 0) & s.isfinite()).all()):
-        raise ValueError(f"scale must be finite and at least 0, got {scale.tolist()}")
+        raise ParameterError(f"scale must be finite and at least 0, got {scale.tolist()!r:.100}", "scale")
     c, u = conditional.float(), unconditional.float()
     guided = u + s * (c - u)
     if not bool(guided.isfinite().all()):

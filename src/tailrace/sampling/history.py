@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 
 from tailrace import _cpu
+from tailrace.kernels.program import Edit, Penalty
 from tailrace.params import SamplingParams, Scope
 
 
@@ -25,12 +27,9 @@ class History:
         self.scopes = (params.repetition_scope, params.penalty_scope)
         self._recounted: set[int] | None = None  # once somebody follows
         self.counts = self._count() if params.penalised else None
-        self.repeats = (
-            Suffixes(self.tokens, params.dry_allowed_length + 64, params.dry_sequence_breakers)
-            if params.dry_multiplier
-            else None
-        )
-        self.ngrams = Suffixes(self.tokens, params.no_repeat_ngram_size) if params.no_repeat_ngram_size else None
+        self.repeats = Suffixes(self.tokens, params.dry_sequence_breakers) if params.dry_multiplier else None
+        asked = params.no_repeat_ngram_size or params.encoder_no_repeat_ngram_size
+        self.ngrams = Suffixes(self.tokens) if asked else None
 
     @property
     def num_output(self) -> int:
@@ -123,22 +122,19 @@ class Suffixes:
     """For every earlier place whose token is the last one: how long the two stretches that end there and at the end agree.
 
     Incremental: agreement of places i and end is 1 + agreement of i − 1 and end − 1 where the tokens are equal, so a new token
-    costs only its own earlier occurrences. A breaker ends every stretch and is in none. Agreement is followed for `limit`
-    tokens, so that a text of one word does not cost the square of its length.
+    costs only its own earlier occurrences; from nothing, and where a token is taken back, all are found in one linear pass. A breaker ends
+    every stretch and is in none. Where each token stands is kept apart for what was there at first, which all copies share.
     """
 
-    def __init__(self, tokens: Iterable[int], limit: int, breakers: Iterable[int] = ()) -> None:
-        tokens = list(tokens)
-        room = max(64, 2 * len(tokens))
-        self.limit = limit
+    def __init__(self, tokens: Iterable[int], breakers: Iterable[int] = ()) -> None:
+        tokens = np.array([*tokens], dtype=np.int64)
         self.breakers = frozenset(breakers)
-        self.tokens = np.empty(room, dtype=np.int64)
-        self.length = np.empty(room, dtype=np.int64)  # valid where the token is the last one
-        self.size = len(tokens)
-        self.tokens[: self.size] = tokens
-        self.places: dict[int, list[int]] = {}
-        for place, token in enumerate(tokens):
-            self.places.setdefault(token, []).append(place)
+        self.size = tokens.size
+        self.tokens = np.concatenate([tokens, np.empty(max(64, tokens.size), dtype=np.int64)])
+        self.length = np.empty_like(self.tokens)  # valid where the token is the last one
+        self.first = Places(tokens)
+        self.kept = tokens.size  # of the first tokens those that have never been taken back
+        self.later: dict[int, list[int]] = {}  # the places behind them
         self._recompute()
 
     def append(self, token: int) -> None:
@@ -148,31 +144,38 @@ class Suffixes:
             self.length = np.concatenate([self.length, np.empty_like(self.length)])
         self.tokens[self.size] = token
         self.size += 1
-        earlier = self.places.setdefault(token, [])
-        if earlier:
-            self._extend(np.array(earlier))
-        earlier.append(self.size - 1)
+        if (earlier := self._places(token)).size:
+            self._extend(earlier)
+        self.later.setdefault(token, []).append(self.size - 1)
 
     def pop(self) -> None:
         """Take the last token back."""
         self.size -= 1
-        self.places[int(self.tokens[self.size])].pop()
+        if self.size < self.kept:
+            self.kept = self.size
+        else:
+            self.later[int(self.tokens[self.size])].pop()
         self._recompute()
 
     def agreements(self) -> tuple[np.ndarray, np.ndarray]:
         """Earlier places of the last token, ascending, and the length of agreement at each (0 where it is a breaker)."""
         if self.size == 0:
             return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
-        places = np.array(self.places[int(self.tokens[self.size - 1])][:-1], dtype=np.int64)
+        places = self._places(int(self.tokens[self.size - 1]))[:-1]
         return places, self.length[places]
 
     def copy(self) -> Suffixes:
-        """An independent copy."""
+        """An independent copy; what was there at first is shared, as it never changes."""
         twin = object.__new__(Suffixes)
-        twin.breakers, twin.size, twin.limit = self.breakers, self.size, self.limit
+        twin.breakers, twin.size, twin.first, twin.kept = self.breakers, self.size, self.first, self.kept
         twin.tokens, twin.length = self.tokens.copy(), self.length.copy()
-        twin.places = {token: list(places) for token, places in self.places.items()}
+        twin.later = {token: list(places) for token, places in self.later.items()}
         return twin
+
+    def _places(self, token: int) -> np.ndarray:
+        """Where it stands, ascending."""
+        first, later = self.first.of(token, self.kept), self.later.get(token)
+        return np.concatenate([first, np.array(later, dtype=np.int64)]) if later else first
 
     def _extend(self, earlier: np.ndarray) -> None:
         """Agreements with the new end, from those with the old one."""
@@ -182,18 +185,43 @@ class Suffixes:
             return
         before = earlier - 1
         agreed = (before >= 0) & (self.tokens[before] == self.tokens[self.size - 2])
-        self.length[earlier] = np.minimum(self.limit, 1 + np.where(agreed, self.length[before], 0))
+        self.length[earlier] = 1 + np.where(agreed, self.length[before], 0)
 
     def _recompute(self) -> None:
-        """Agreements with the end from nothing: all places at once, one step back at a time."""
+        """Agreements with the end from nothing."""
         if self.size == 0:
             return
         last = self.size - 1
-        places = np.array(self.places[int(self.tokens[last])][:-1], dtype=np.int64)
-        self.length[places] = 0
-        alive, back = places, 0
-        while alive.size and back < self.limit and int(self.tokens[last - back]) not in self.breakers:
-            alive = alive[alive - back >= 0]
-            alive = alive[self.tokens[alive - back] == self.tokens[last - back]]
-            self.length[alive] += 1
-            back += 1
+        places = self._places(int(self.tokens[last]))[:-1]
+        if places.size == 0:
+            return
+        unbroken = (
+            next((back for back in range(self.size) if int(self.tokens[last - back]) in self.breakers), self.size)
+            if self.breakers
+            else self.size
+        )
+        found = np.empty(self.size, dtype=np.int64)
+        _cpu.agreements(self.tokens.ctypes.data, self.size, found.ctypes.data)
+        self.length[places] = np.minimum(found[places], unbroken)
+
+
+class Places:
+    """Where each token of a text stands. Never changes; arrays only, as an object per token would set off the garbage collector."""
+
+    def __init__(self, tokens: np.ndarray) -> None:
+        self._places = tokens.argsort(kind="stable")
+        self._tokens = tokens[self._places]
+
+    def of(self, token: int, end: int) -> np.ndarray:
+        """Ascending, those before `end`."""
+        first, last = self._tokens.searchsorted(token, "left"), self._tokens.searchsorted(token, "right")
+        places = self._places[first:last]
+        return places[: places.searchsorted(end)]
+
+
+def counted_in(copy: History | None, edit: Edit, source: History | None) -> Edit:
+    """What an edit of the source's slot is in its copy's: what is counted from there on is its own."""
+    if copy is None or source is None or not isinstance(edit, Penalty) or edit.counts is not source.counts:
+        return edit
+    assert copy.counts is not None
+    return replace(edit, counts=copy.counts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tailrace import ranges
 from tailrace.params import SamplingParams
 from tailrace.sampling.methods.adaptive_p import ADAPTIVE_P
 from tailrace.sampling.methods.allowed_token_ids import ALLOWED_TOKEN_IDS
@@ -10,14 +11,19 @@ from tailrace.sampling.methods.banned_at import BANNED_AT
 from tailrace.sampling.methods.base import EditMethod, Refinement
 from tailrace.sampling.methods.dry import DRY
 from tailrace.sampling.methods.dynatemp import DYNATEMP
+from tailrace.sampling.methods.encoder_repetition_penalty import ENCODER_REPETITION_PENALTY
 from tailrace.sampling.methods.epsilon_cutoff import EPSILON_CUTOFF
 from tailrace.sampling.methods.eta_cutoff import ETA_CUTOFF
 from tailrace.sampling.methods.green_list import GREEN_LIST
+from tailrace.sampling.methods.length_decay import LENGTH_DECAY
 from tailrace.sampling.methods.logit_bias import LOGIT_BIAS
+from tailrace.sampling.methods.min_k import MIN_K
 from tailrace.sampling.methods.min_p import MIN_P
 from tailrace.sampling.methods.min_tokens import MIN_TOKENS
 from tailrace.sampling.methods.mirostat import MIROSTAT
 from tailrace.sampling.methods.no_repeat_ngram import NO_REPEAT_NGRAM
+from tailrace.sampling.methods.normalize_logits import NORMALIZE_LOGITS
+from tailrace.sampling.methods.p_less import P_LESS
 from tailrace.sampling.methods.penalties import PENALTIES
 from tailrace.sampling.methods.processors import PROCESSORS
 from tailrace.sampling.methods.sequence_bias import SEQUENCE_BIAS
@@ -35,7 +41,8 @@ from tailrace.sampling.methods.xtc import XTC
 
 # Before all edits comes the row's grammar mask (kernels/rows.py): a row of a draft has its own, so it is no slot's business.
 EDITS: dict[str, EditMethod] = {
-    "allowed_token_ids": ALLOWED_TOKEN_IDS,  # first the bans, which nothing later lifts: −inf plus or times anything is −inf
+    "normalize_logits": NORMALIZE_LOGITS,  # of the model's own logits, as transformers has it
+    "allowed_token_ids": ALLOWED_TOKEN_IDS,  # then the bans, which nothing later lifts: −inf plus or times anything is −inf
     "bad_words": BAD_WORDS,
     "banned_at": BANNED_AT,
     "min_tokens": MIN_TOKENS,
@@ -43,8 +50,10 @@ EDITS: dict[str, EditMethod] = {
     "logit_bias": LOGIT_BIAS,  # before the penalties, which look at the sign of the biased logit
     "sequence_bias": SEQUENCE_BIAS,
     "processors": PROCESSORS,
+    "encoder_repetition_penalty": ENCODER_REPETITION_PENALTY,
     "penalties": PENALTIES,
     "dry": DRY,
+    "length_decay": LENGTH_DECAY,  # after what else moves EOS: it grows by what is there
     "green_list": GREEN_LIST,  # last: the mark must survive what is asked for otherwise
 }
 
@@ -62,11 +71,18 @@ REFINEMENTS: dict[str, Refinement] = {
     "epsilon_cutoff": EPSILON_CUTOFF,
     "eta_cutoff": ETA_CUTOFF,
     "top_h": TOP_H,
+    "p_less": P_LESS,
+    "min_k": MIN_K,  # by the logits before the temperature, so its place matters little
     "mirostat": MIROSTAT,
     "xtc": XTC,  # removes the likeliest of what is left
     "adaptive_p": ADAPTIVE_P,  # reshapes by the probabilities of what is left
     "synthid": SYNTHID,  # last: the tournament is held among what may be drawn
 }
+
+if REFINEMENTS.keys() != ranges.REFINEMENTS.keys():
+    raise ImportError(
+        f"ranges.REFINEMENTS must have the same names: {sorted(REFINEMENTS.keys() ^ ranges.REFINEMENTS.keys())}"
+    )
 
 
 def edits_of(params: SamplingParams) -> tuple[str, ...]:
@@ -80,3 +96,10 @@ def refinements_of(params: SamplingParams) -> tuple[str, ...]:
         return ()
     order = dict.fromkeys((*params.sampler_order, *REFINEMENTS))
     return tuple(name for name in order if REFINEMENTS[name].wanted(params))
+
+
+def beyond_kernels(params: SamplingParams) -> bool:
+    """The kernels don't have all that it asks for: its rows go the reference's way, alone."""
+    return any(EDITS[name].dense(params) for name in edits_of(params)) or any(
+        REFINEMENTS[name].stage is None for name in refinements_of(params)
+    )

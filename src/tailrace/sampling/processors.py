@@ -1,8 +1,9 @@
 """Custom logits processors by name. An operator registers functions where the engine starts; requests only name them: no code ever
 comes over the wire.
 
-A processor is called with (row, tokens, **arguments): row float32 [V] on the CPU, to be changed in place; tokens, the ids of prompt
-and output so far, not to be changed. It must depend on nothing else, or neighbours would matter.
+A processor is called with (row, tokens, **arguments): row float32 [V] on the CPU, to be changed in place, unless it returns another such
+tensor, which takes its place; tokens, the ids of prompt and output so far. All are its own copies. It must depend on nothing else, or
+neighbours would matter. One that raises, or returns anything else, fails the request for which it was called.
 """
 
 from __future__ import annotations
@@ -21,10 +22,14 @@ def register(name: str, processor: Processor) -> None:
     """Make `processor` available to requests as `name`.
 
     Raises:
-        ValueError: the name is taken.
+        ParameterError: (a ValueError) the name is taken or none, or it can't be called.
     """
+    if not isinstance(name, str) or not name:
+        raise ParameterError(f"name must be a text, got {name!r:.100}", "name")
+    if not callable(processor):
+        raise ParameterError(f"processor must be a function, got {type(processor).__name__}", "processor")
     if name in REGISTERED:
-        raise ValueError(f"a processor named {name!r} is registered already")
+        raise ParameterError(f"name: a processor named {name!r} is registered already", "name")
     REGISTERED[name] = processor
 
 

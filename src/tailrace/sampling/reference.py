@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from tailrace import kernels
-from tailrace.kernels.program import Add, Ban, Dense, Edit, Mask, Penalty
+from tailrace.kernels.program import Add, Ban, Dense, Edit, Lift, Mask, Penalty
 from tailrace.kernels.status import MESSAGES, OK, PROCESSOR
 from tailrace.sampling.pipeline import REFINEMENTS
 from tailrace.sampling.report import Logprobs, describe
@@ -54,16 +54,40 @@ def penalise(row: torch.Tensor, edit: Penalty) -> None:
     row[ids] = torch.where(counted > 0, lowered, values)
 
 
+def lift(row: torch.Tensor, edit: Lift) -> None:
+    ids = torch.from_numpy(edit.ids.astype("int64"))
+    row[ids] = torch.where(row[ids].isfinite(), row[ids] + row[ids].abs() * edit.factor, row[ids])
+
+
 def dense(row: torch.Tensor, edit: Dense) -> None:
+    shape = row.shape
     try:
-        edit.apply(row)
-    except Exception as error:  # the operator's code, the request's arguments: only this request fails
+        result = edit.apply(row)
+        if result is not None and result is not row:
+            if not isinstance(result, torch.Tensor) or (result.shape, result.dtype, result.device) != (
+                shape, row.dtype, row.device,
+            ):  # fmt: skip
+                wanted = f"{row.dtype} {tuple(shape)} on the CPU"
+                raise TypeError(f"a processor must return nothing, or another {wanted}, got {shown(result)}")
+            row.copy_(result)
+        if row.shape != shape:
+            raise TypeError(f"a processor must leave the row's shape {tuple(shape)} as it is, got {tuple(row.shape)}")
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the operator's code, the request's arguments: only this request fails
         log.exception("a custom processor failed")
         raise BadRowError(PROCESSOR) from error
 
 
+def shown(result: object) -> str:
+    """What a processor returned, as the log says it."""
+    if isinstance(result, torch.Tensor):
+        return f"{result.dtype} {tuple(result.shape)} on {result.device}"
+    return type(result).__name__
+
+
 APPLY: dict[type[Edit], Callable[[torch.Tensor, Edit], None]] = {
-    Mask: mask, Ban: ban, Add: add, Penalty: penalise, Dense: dense,
+    Mask: mask, Ban: ban, Add: add, Penalty: penalise, Lift: lift, Dense: dense,
 }  # type: ignore[dict-item]  # fmt: skip
 
 
@@ -100,6 +124,7 @@ def distribution(raw: torch.Tensor, slot: Slot, position: int = 0, allowed: Mask
     Raises:
         BadRowError: every token is masked, or an edit made a logit overflow.
     """
+    slot.basis = None  # of another row
     row = edited(raw, slot, allowed)
     survivors, context = Survivors.of(row), Context(slot, position, row)
     for name in slot.refinements:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import torch
 
+from tailrace.errors import ParameterError
 from tailrace.kernels.cpu.program import Programs
 from tailrace.kernels.cpu.sample import Step
 from tailrace.kernels.program import Program, ascending
 from tailrace.kernels.rows import Rows
 from tailrace.kernels.status import MESSAGES, OK
+from tailrace.kernels.types import readable
+from tailrace.sampling.door import check_kind, checked_ids, checked_size
 from tailrace.sampling.report import Logprobs
 from tailrace.sampling.sampler import logprobs
 
@@ -17,11 +20,18 @@ def replay(logits: torch.Tensor, tokens: list[int], top: int) -> list[Logprobs]:
     """logits: [R, V] of bf16, f16 or f32, not modified; row r is what `tokens[r]` was to follow. top: alternatives to report.
 
     Raises:
-        ValueError: shapes do not fit, a token is outside the vocabulary, or a row holds NaN, +inf, or nothing but −inf.
+        ParameterError: (a ValueError) shapes do not fit, a token is outside the vocabulary, or `top` beyond it. ValueError: a row holds
+            NaN, +inf, or nothing but −inf.
     """
-    count, vocab = logits.shape
-    if len(tokens) != count or not all(0 <= token < vocab for token in tokens):
-        raise ValueError(f"tokens must be {count} ids in 0 … {vocab - 1}")
+    check_kind("logits", logits, torch.Tensor)
+    count, vocab = readable(logits).shape
+    tokens, top = checked_ids("tokens", tokens, vocab), checked_size("top", top, 0)
+    if logits.is_meta:
+        raise ParameterError("logits on meta can't be read", "logits")
+    if len(tokens) != count or top > vocab:
+        raise ParameterError(
+            f"tokens must be {count} ids and top at most {vocab}, got {len(tokens)} and {top}", "tokens"
+        )
     programs = Programs(count)
     plain = Program(
         key=0, stages=(), exempt=ascending(()), logprobs=top, greedy=True, processed=False, entropy=False, rare=False,

@@ -8,17 +8,20 @@ with noise that is a function of (key, position, token id): a row's token depend
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 
+from tailrace.errors import ParameterError
 from tailrace.kernels.cpu.program import RARE, REPORTED
 from tailrace.kernels.cpu.sample import APART, Outcome, Step
 from tailrace.kernels.program import Mask
 from tailrace.kernels.rows import Rows
+from tailrace.sampling.door import check_kind
 from tailrace.sampling.report import Logprobs
 from tailrace.sampling.slots import Slot, Slots
 from tailrace.sampling.unroll import unroll
@@ -39,6 +42,10 @@ class Sampled:
     num_tokens: torch.Tensor
     status: torch.Tensor
     logprobs: list[list[Logprobs] | None]
+
+    def tokens(self) -> list[list[int]]:
+        """What was drawn or accepted, request by request: what `Slots.commit` takes. Nothing where status is not OK."""
+        return [row[:count] for row, count in zip(self.token_ids.tolist(), self.num_tokens.tolist(), strict=True)]
 
 
 class Pending:
@@ -67,6 +74,9 @@ class Sampler:
     """
 
     def __init__(self, slots: Slots, backend: Backend | None = None) -> None:
+        if backend is not None and (not isinstance(backend, str) or backend not in get_args(Backend)):
+            raise ParameterError(f"backend must be one of {', '.join(get_args(Backend))}, got {backend!r}", "backend")
+        check_kind("slots", slots, Slots)
         self.slots = slots
         self.backend: Backend | None = backend
         self._gpu: OnGPU | None = None
@@ -74,6 +84,7 @@ class Sampler:
 
     def warm_up(self, dtypes: set[torch.dtype], device: torch.device) -> None:
         """Be ready for logits of these dtypes: on a GPU kernels are compiled, which takes a minute each the first time on a machine."""
+        check_kind("device", device, torch.device)
         if self._backend_for(device) == "gpu":
             from tailrace.sampling.on_gpu import warm_up
 
@@ -89,16 +100,26 @@ class Sampler:
         """logits [L, V] of bf16, f16 or f32, rows may be strided; not modified. rows: see kernels/rows.py.
 
         Raises:
-            ValueError: the vocabulary differs, a slot is empty, or a number of `rows` is out of range.
+            ParameterError: the vocabulary or the dtype differs, a slot is empty, or a number of `rows` is out of range.
         """
+        check_kind("rows", rows, Rows)
+        check_kind("logits", logits, torch.Tensor)
         if logits.dim() != 2 or logits.shape[1] != self.slots.vocab_size:
-            raise ValueError(f"logits must have {self.slots.vocab_size} columns, got {tuple(logits.shape)}")
+            raise ParameterError(
+                f"logits must have {self.slots.vocab_size} columns, got {tuple(logits.shape)}", "logits"
+            )
+        if rows.counted is not False:
+            check_kind("counted", rows.counted, bool)
+            rows = replace(rows, position=self.slots.positions(rows), counted=False)
         step = Step(logits, rows, self.slots.programs)
         drafted = self._drafted(rows) if rows.width > 1 else []
         return self._ways[self._backend_for(logits.device)](logits, rows, step, drafted)
 
     def _backend_for(self, device: torch.device) -> Backend:
-        return self.backend or ("cpu" if device.type == "cpu" else "gpu")
+        backend = self.backend or ("cpu" if device.type == "cpu" else "gpu")
+        if device.type not in ("cpu", "cuda") or (backend == "cpu" and device.type != "cpu"):
+            raise ParameterError(f"logits on {device} can't be read by backend {backend}", "logits")
+        return backend
 
     def _there(self, device: torch.device) -> OnGPU:
         """The slots' other half; made when first asked for, because it brings Triton along."""
@@ -156,15 +177,16 @@ class Sampler:
         """The requests with drafts, and their slots.
 
         Raises:
-            ValueError: there are drafts that can't be verified together.
+            ParameterError: there are drafts that can't be verified together.
         """
         owners = rows.slot[rows.start[:-1]].tolist()
         drafted = [(i, self.slots[owners[i]]) for i in (rows.start.diff() > 1).nonzero().squeeze(1).tolist()]
         counts = Counter(owners)
         for i, slot in drafted:
             if counts[owners[i]] > 1 and slot.history is not None:
-                raise ValueError(
-                    f"slot {owners[i]} has {counts[owners[i]]} requests with drafts in one step, and a history that they share"
+                raise ParameterError(
+                    f"slot {owners[i]} has {counts[owners[i]]} requests with drafts in one step, and a history that they share",
+                    "slot",
                 )
         return drafted
 
@@ -173,6 +195,7 @@ class Sampler:
         for i in requests:
             first, last = int(rows.start[i]), int(rows.start[i + 1]) - 1
             slot = self.slots[int(rows.slot[first])]
+            begun_s = time.thread_time()
             tokens, described, status = verify(
                 [logits[int(source)] for source in rows.source[first : last + 1]], slot, int(rows.position[first]),
                 rows.draft[first:last].tolist(), None if rows.proposals is None else rows.proposals[first:last], rows.rule_of(i),
@@ -183,6 +206,7 @@ class Sampler:
             sampled.num_tokens[i], sampled.status[i] = len(tokens), status
             if slot.reported:
                 sampled.logprobs[i] = [entry for entry in described if entry is not None]
+            slot.took_s = time.thread_time() - begun_s
 
     def _read(self, outcome: Outcome, rows: Rows) -> Sampled:
         """With the requests' reports out of the kernels' arrays; None for those that did not ask."""

@@ -7,50 +7,38 @@ token. `compiled` and `edits` have them as they are made, for backends that writ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 
+from tailrace.errors import ParameterError
 from tailrace.kernels.cpu.program import MAX_EDITS, Programs
 from tailrace.kernels.program import Dense, Edit, Program, ascending
+from tailrace.kernels.rows import Rows, spread
 from tailrace.params import SamplingParams
-from tailrace.sampling.history import History
-from tailrace.sampling.pipeline import EDITS, REFINEMENTS, edits_of, refinements_of
+from tailrace.sampling.carried import Carried, check_carried
+from tailrace.sampling.door import (
+    check_elsewhere,
+    check_kind,
+    checked_few,
+    checked_ids,
+    checked_key,
+    checked_names,
+    checked_size,
+)
+from tailrace.sampling.history import History, counted_in
+from tailrace.sampling.keys import request_key
+from tailrace.sampling.pipeline import EDITS, REFINEMENTS, beyond_kernels, edits_of, refinements_of
 from tailrace.sampling.processors import find
 from tailrace.sampling.survivors import Survivors
 
 T = TypeVar("T")
-Lesson = tuple[int, float | None]  # a token, and the probability that is learnt from
-
-
-@dataclass(frozen=True, slots=True)
-class Carried:
-    """What a sequence takes along from slot to slot, besides its tokens; whoever holds it sees what the slot writes.
-
-    state: what the methods have learnt. banned: output position → ids that may not be drawn there. forced: output position → the id
-    that must be.
-    """
-
-    state: dict[str, float] = field(default_factory=dict)
-    banned: dict[int, set[int]] = field(default_factory=dict)
-    forced: dict[int, int] = field(default_factory=dict)
-
-    def force(self, position: int, tokens: Sequence[int]) -> None:
-        """These are the output from this position on."""
-        self.forced.update(enumerate(tokens, start=position))
-
-    def forget(self, position: int) -> None:
-        """What was forced before this position has come."""
-        for place in [place for place in self.forced if place < position]:
-            del self.forced[place]
-
-    def copy_from(self, other: Carried) -> None:
-        """Begin where another sequence stands."""
-        self.state.update(other.state)
-        self.forced.update(other.forced)
-        self.banned.update({place: set(ids) for place, ids in other.banned.items()})
+MAX_SLOTS = 2**20  # each takes 1.5 KB
+Lesson = tuple[int, float | None]  # a token, and the log-probability that is learnt from
 
 
 @dataclass(slots=True)
@@ -58,14 +46,16 @@ class Slot:
     """One occupied slot.
 
     edits, refinements: the methods it wants, in order. lessons: of the tokens drawn and not yet committed, in order: each with the
-    probability that is learnt from if it stands; None: nothing is. basis: those whose probabilities are learnt from, at the row looked
-    at last. derived: made once from the parameters.
+    log-probability that is learnt from if it stands; None: nothing is. basis: those whose probabilities are learnt from, at the row looked
+    at last. derived: made once from the parameters. took_s: of processor time, its last draw, if no kernel made it. turns: one of its
+    edits does something else after every token.
     """
 
     params: SamplingParams
     key: int
     eos_token_ids: tuple[int, ...]
     vocab_size: int
+    num_prompt: int
     num_output: int
     history: History | None
     edits: tuple[str, ...]
@@ -74,6 +64,11 @@ class Slot:
     derived: dict[str, Any] = field(default_factory=dict)
     lessons: list[Lesson] = field(default_factory=list)
     basis: Survivors | None = None
+    took_s: float = 0.0
+    turns: bool = False
+
+    def __post_init__(self) -> None:
+        self.begin_edit()
 
     def once(self, name: str, make: Callable[[], T]) -> T:
         """`make()`, the first time; afterwards what it made."""
@@ -107,12 +102,12 @@ class Slot:
     @property
     def moves(self) -> bool:
         """The program changes from token to token."""
-        return bool(self.carried.forced) or any(EDITS[name].moves(self.params) for name in self.edits)
+        return self.turns or bool(self.carried.forced)
 
     @property
     def rare(self) -> bool:
-        """The kernels don't have all that it asks for: its rows go the reference's way, alone."""
-        return bool(self.params.processors) or any(REFINEMENTS[name].stage is None for name in self.refinements)
+        """See `beyond_kernels`."""
+        return self.once("rare", lambda: beyond_kernels(self.params))
 
     @property
     def unrolls(self) -> bool:
@@ -129,19 +124,31 @@ class Slot:
         """The token that the next position must have."""
         return self.carried.forced.get(self.num_output)
 
-    def append(self, token: int) -> None:
-        """One more output token."""
-        self.num_output += 1
+    def begin_edit(self, *names: str) -> None:
+        """From now on these edits are among the slot's, also where the request did not announce them."""
+        self.edits = tuple(known for known in EDITS if known in (*names, *self.edits))
+        self.turns = any(EDITS[name].moves(self.params) for name in self.edits)
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """More output tokens."""
+        self.num_output += len(tokens)
         if self.history is not None:
-            self.history.append(token)
+            for token in tokens:
+                self.history.append(token)
         if self.lessons:
-            drawn, p = self.lessons.pop(0)
+            self._learn(tokens)
+
+    def _learn(self, tokens: Sequence[int]) -> None:
+        for token in tokens:
+            if not self.lessons:
+                break
+            drawn, logprob = self.lessons.pop(0)
             if drawn != token:  # it came from elsewhere, and what was drawn after it is not what follows
                 self.lessons.clear()
-            elif p is not None:
+            elif logprob is not None:
                 for name in self.refinements:
                     if (learn := REFINEMENTS[name].learn) is not None:
-                        learn(self, p)
+                        learn(self, logprob)
 
     def lesson(self, token: int) -> Lesson:
         """What the slot's methods learn if this token stands; nothing if it was forced."""
@@ -149,7 +156,7 @@ class Slot:
             return token, None
         at = int(torch.searchsorted(self.basis.ids, token))
         kept = at < self.basis.ids.numel() and int(self.basis.ids[at]) == token
-        return token, float(self.basis.probabilities()[at]) if kept else None
+        return token, float(self.basis.logits.double().log_softmax(0)[at]) if kept else None
 
     def pop(self) -> None:
         """Take the last output token back. What the state has learnt from it is the caller's to restore."""
@@ -159,23 +166,27 @@ class Slot:
 
 
 class Slots:
-    """S slots over a vocabulary of V tokens.
+    """S slots over a vocabulary of V tokens. Whatever is refused is refused before anything has changed.
 
     Raises:
-        ValueError: from `join`, `leave`, `fork` and `slots[i]` for a slot out of range, taken, or empty.
+        ParameterError: (a ValueError) from all, with the argument's name: also for a slot out of range, taken, or empty.
     """
 
     def __init__(self, num_slots: int, vocab_size: int) -> None:
-        self.vocab_size = vocab_size
+        num_slots = checked_size("num_slots", num_slots, 0, MAX_SLOTS)
+        self.vocab_size = vocab_size = checked_size("vocab_size", vocab_size, 1)
         self.slots: list[Slot | None] = [None] * num_slots
         self.compiled: list[Program | None] = [None] * num_slots
         self.edits: list[list[Edit]] = [[] for _ in range(num_slots)]
         self.programs = Programs(num_slots)
 
     def __getitem__(self, slot: int) -> Slot:
-        found = self.slots[slot] if 0 <= slot < len(self.slots) else None
+        try:
+            found = self.slots[slot] if 0 <= slot < len(self.slots) else None
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ParameterError(f"slot must be an integer, got {slot!r:.100}", "slot") from error
         if found is None:
-            raise ValueError(f"slot {slot} is empty or not in 0 … {len(self.slots) - 1}")
+            raise ParameterError(f"slot {slot} is empty or not in 0 … {len(self.slots) - 1}", "slot")
         return found
 
     def join(
@@ -183,27 +194,37 @@ class Slots:
         slot: int,
         params: SamplingParams,
         *,
-        key: int,
         prompt: Sequence[int],
+        key: int | None = None,
         output: Sequence[int] = (),
         eos_token_ids: Sequence[int] = (),
         carried: Carried | None = None,
+        handled: Collection[str] = (),
     ) -> None:
         """Occupy an empty slot.
 
         Args:
+            key: 64 bits, of the noise; None: that of the parameters' seed, or a fresh one (sampling/keys.py). handled: fields of ELSEWHERE
+                that the caller sees to; any other that asks for something is refused, because nothing here would do it.
             output: what the sequence has said before (after a preemption). carried: what it kept from then; written to from now on.
 
         Raises:
-            ParameterError: the parameters name a token outside the vocabulary, or a processor that is not there.
+            ParameterError: the parameters name a token outside the vocabulary, a processor that is not there, or what is done elsewhere;
+                prompt, output or eos_token_ids hold no token ids; key is not of 64 bits.
         """
-        self._check_free(slot)
+        self._check_free("slot", slot)
+        check_kind("params", params, SamplingParams)
         params.check_vocab(self.vocab_size)
-        for name, ids in (("prompt", prompt), ("output", output)):
-            if len(ids) and not 0 <= min(ids) <= max(ids) < self.vocab_size:
-                raise ValueError(f"{name} must hold token ids in 0 … {self.vocab_size - 1}")
+        check_elsewhere(params, key, checked_names("handled", handled))
+        key = request_key(params.seed, 0) if key is None else checked_key(key)
+        prompt, output = (
+            checked_ids(name, ids, self.vocab_size) for name, ids in (("prompt", prompt), ("output", output))
+        )
+        # a tokenizer may name an end beyond the model's vocabulary: it never comes
+        eos_token_ids = [id for id in checked_ids("eos_token_ids", eos_token_ids, 2**32) if id < self.vocab_size]
         for name in params.processors:
             find(name)
+        check_carried(carried, self.vocab_size)
         edits, refinements = edits_of(params), refinements_of(params)
         recalls = any(EDITS[name].recalls(params) for name in edits) or params.watermark is not None
         carried = Carried() if carried is None else carried
@@ -214,16 +235,8 @@ class Slots:
                 carried.state.update(begin(params) | carried.state)
         history = History(params, prompt, output) if recalls else None
         entry = Slot(
-            params,
-            key,
-            tuple(eos_token_ids),
-            self.vocab_size,
-            len(output),
-            history,
-            edits,
-            refinements,
-            carried,
-        )
+            params, key, tuple(eos_token_ids), self.vocab_size, len(prompt), len(output), history, edits, refinements, carried,
+        )  # fmt: skip
         self._place(slot, entry)
 
     def leave(self, slot: int) -> None:
@@ -235,23 +248,39 @@ class Slots:
 
     def fork(self, source: int, target: int, *, key: int, carried: Carried | None = None) -> None:
         """Make the empty `target` a copy of `source` with its own noise. carried: as for `join`."""
-        entry = self[source]
-        self._check_free(target)
+        entry, key = self[source], checked_key(key)
+        self._check_free("target", target)
+        check_carried(carried, self.vocab_size)
         carried = Carried() if carried is None else carried
+        own = bool(carried.banned) or carried.mask is not None
         carried.copy_from(entry.carried)
         twin = Slot(
-            entry.params, key, entry.eos_token_ids, entry.vocab_size, entry.num_output, entry.history and entry.history.copy(),
-            entry.edits, entry.refinements, carried, entry.derived, list(entry.lessons),
+            entry.params, key, entry.eos_token_ids, entry.vocab_size, entry.num_prompt, entry.num_output,
+            entry.history and entry.history.copy(), entry.edits, entry.refinements, carried, entry.derived, list(entry.lessons),
         )  # fmt: skip
-        self._place(target, twin)
+        edits = [counted_in(twin.history, edit, entry.history) for edit in self.edits[source]]
+        self._place(target, twin, None if own else edits)
 
     def commit(self, slots: Iterable[int], tokens: Iterable[Sequence[int]]) -> None:
-        """Accepted tokens of each slot: they become history. Those of one step may come in several calls."""
-        for index, accepted in zip(slots, tokens, strict=True):
-            entry = self[index]
-            for token in accepted:
-                entry.append(token)
-            if entry.moves:
+        """Accepted tokens of each slot, as `Sampled.tokens` has them: they become history. Those of one step may come in several calls, and
+        a slot several times: its lists follow one another.
+
+        Raises:
+            ParameterError: there are not as many lists as slots, or one holds no token ids; then nothing was committed.
+        """
+        try:
+            where, given = list(slots), list(tokens)
+        except TypeError as error:
+            name, odd = ("tokens", tokens) if isinstance(slots, Iterable) else ("slots", slots)
+            raise ParameterError(f"{name} must be a list, got {odd!r:.100}", name) from error
+        if len(where) != len(given):
+            raise ParameterError(f"tokens must hold a list for each of {len(where)} slots, got {len(given)}", "tokens")
+        checked: list[tuple[int, Slot, list[int]]] = []
+        for index, ids in zip(where, given, strict=True):
+            checked.append((index, self[index], checked_few("tokens", ids, self.vocab_size)))
+        for index, entry, accepted in checked:
+            entry.extend(accepted)
+            if entry.turns or entry.carried.forced:  # it moves
                 entry.carried.forget(entry.num_output)
                 self.refresh(index)
 
@@ -259,13 +288,13 @@ class Slots:
         """Take back the last `count` output tokens.
 
         Raises:
-            ValueError: there are not so many, or the slot carries state that can't be taken back.
+            ParameterError: there are not so many, or the slot carries state that can't be taken back.
         """
         entry = self[slot]
-        if not 0 <= count <= entry.num_output:
-            raise ValueError(f"count must be in 0 … {entry.num_output}, got {count}")
+        if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= entry.num_output:
+            raise ParameterError(f"count must be an integer in 0 … {entry.num_output}, got {count!r:.100}", "count")
         if entry.state:
-            raise ValueError("mirostat and adaptive-p carry state that can't be taken back")
+            raise ParameterError(f"slot {slot} has mirostat or adaptive-p, whose state can't be taken back", "slot")
         entry.lessons.clear()
         for _ in range(count):
             entry.pop()
@@ -274,31 +303,78 @@ class Slots:
         self.refresh(slot)
 
     def ban(self, slot: int, token: int) -> None:
-        """`token` may not be drawn at the slot's next position."""
+        """`token` may not be drawn at the slot's next position.
+
+        Raises:
+            ParameterError: it is no token id.
+        """
         entry = self[slot]
+        [token] = checked_few("token", [token], self.vocab_size)
+        entry.begin_edit("banned_at")
         entry.banned.setdefault(entry.num_output, set()).add(token)
+        self.refresh(slot)
+
+    def exclude(self, slot: int, token: int) -> None:
+        """`token` may be drawn nowhere from now on.
+
+        Raises:
+            ParameterError: it is no token id.
+        """
+        entry = self[slot]
+        [token] = checked_few("token", [token], self.vocab_size)
+        entry.begin_edit("allowed_token_ids")
+        words = np.full(-(-self.vocab_size // 32), 0xFFFFFFFF, dtype=np.uint32)
+        words[token // 32] ^= np.uint32(1 << token % 32)
+        carried = entry.carried
+        carried.mask = words if carried.mask is None else words & carried.mask
         self.refresh(slot)
 
     def force(self, slot: int, tokens: Sequence[int]) -> None:
         """These are the slot's next tokens, whatever would be drawn.
 
         Raises:
-            ValueError: an id lies outside the vocabulary.
+            ParameterError: an id lies outside the vocabulary.
         """
         entry = self[slot]
-        if not all(0 <= token < self.vocab_size for token in tokens):
-            raise ValueError(f"tokens must be ids in 0 … {self.vocab_size - 1}")
-        entry.carried.force(entry.num_output, tokens)
+        entry.carried.force(entry.num_output, checked_few("tokens", tokens, self.vocab_size))
         self.refresh(slot)
+
+    def positions(self, rows: Rows) -> torch.Tensor:
+        """int64 [R]: of each row's token, by what its slot has counted: prompt, output, and the drafts before it.
+
+        Raises:
+            ParameterError: a slot is empty, or there twice: it has one count, and both would have the same noise.
+        """
+        check_kind("rows", rows, Rows)
+        starts = rows.start.tolist()
+        try:
+            owners = rows.slot[rows.start[:-1]].tolist()
+        except IndexError as error:
+            raise ParameterError(f"start must hold places among {rows.num_rows} rows: {error}", "start") from error
+        if len(set(owners)) < len(owners):
+            twice = next(owner for owner in owners if owners.count(owner) > 1)
+            raise ParameterError(
+                f"slot {twice} is there twice: give the position of each, or the same noise comes twice", "slot"
+            )
+        entries = [self[owner] for owner in owners]
+        first = [entry.num_prompt + entry.num_output for entry in entries]
+        return spread(first, [end - begin for begin, end in pairwise(starts)])
 
     def refresh(self, slot: int) -> None:
         """Write what the slot's edits do at its next position."""
-        entry = self[slot]
-        self.edits[slot] = entry.kernel_program
-        self.programs.write_edits(slot, self.edits[slot], entry.forced)
+        self._edit(slot, self[slot].kernel_program)
 
-    def _place(self, slot: int, entry: Slot) -> None:
+    def _edit(self, slot: int, edits: list[Edit]) -> None:
+        self.edits[slot] = edits
+        self.programs.write_edits(slot, edits, self[slot].forced)
+
+    def _place(self, slot: int, entry: Slot, edits: list[Edit] | None = None) -> None:
+        """edits: at its next position, where they are known."""
         params, history = entry.params, entry.history
+        if entry.banned:
+            entry.begin_edit("banned_at")
+        if entry.carried.mask is not None:
+            entry.begin_edit("allowed_token_ids")
         program = Program(
             key=entry.key,
             stages=[stage(params) for name in entry.refinements if (stage := REFINEMENTS[name].stage) is not None],
@@ -313,8 +389,12 @@ class Slots:
         )
         self.slots[slot], self.compiled[slot] = entry, program
         self.programs.write(slot, program)
-        self.refresh(slot)
+        self._edit(slot, entry.kernel_program if edits is None else edits)
 
-    def _check_free(self, slot: int) -> None:
-        if not 0 <= slot < len(self.slots) or self.slots[slot] is not None:
-            raise ValueError(f"slot {slot} is taken or not in 0 … {len(self.slots) - 1}")
+    def _check_free(self, name: str, slot: int) -> None:
+        try:
+            free = 0 <= slot < len(self.slots) and self.slots[slot] is None
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ParameterError(f"{name} must be an integer, got {slot!r:.100}", name) from error
+        if not free:
+            raise ParameterError(f"{name} {slot} is taken or not in 0 … {len(self.slots) - 1}", name)

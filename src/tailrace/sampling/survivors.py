@@ -26,15 +26,25 @@ class Survivors:
 
     @staticmethod
     def of(row: torch.Tensor) -> Survivors:
-        """All entries of a row [V] that are not −inf."""
-        ids = row.isfinite().nonzero().squeeze(1)
-        values = row[ids]
-        raw = values - values.max()
-        return Survivors(ids, raw, raw)
+        """All entries of a row [V] that are not −inf, nor so far below the largest that the distance is."""
+        raw = row - row.max()
+        ids = raw.isfinite().nonzero().squeeze(1)
+        return Survivors(ids, raw[ids], raw[ids])
 
     def keep(self, where: torch.Tensor) -> Survivors:
         """Those where the mask (bool [n]) or the indices (int64, ascending) say."""
         return Survivors(self.ids[where], self.raw[where], self.logits[where])
+
+    def near(self, depth: float) -> Survivors:
+        """Those that lie no more than −depth below the largest; at depth 0 and above the largest and its equals. Of logits, for of
+        probabilities rounding makes some equal that are not."""
+        logits = self.logits.double()
+        return self.keep(logits - logits.max() >= min(depth, 0.0))
+
+    def log_mass(self) -> float:
+        """ln Σ e^(l − l_max): −ln of the largest probability."""
+        logits = self.logits.double()
+        return float((logits - logits.max()).exp().sum().log())
 
     def first(self, order: torch.Tensor, count: int) -> Survivors:
         """The first `count`, at least one, in this order of indices."""

@@ -32,7 +32,7 @@ def unroll(slots: Slots, rows: Rows, requests: Iterable[int]) -> torch.Tensor:
         for row in range(first, bonus + 1):
             places[row] = programs.derive(row, index, [kept(edit) for edit in entry.kernel_program], entry.forced)
             if row < bonus:
-                entry.append(drafts[row - first])
+                entry.extend([drafts[row - first]])
         for _ in drafts:
             entry.pop()
     return places

@@ -19,6 +19,7 @@ Acceptance, residual and draw take their noise from streams of their own.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
@@ -28,7 +29,7 @@ import torch
 from tailrace import kernels
 from tailrace.kernels.program import Mask
 from tailrace.kernels.rows import Rule
-from tailrace.kernels.status import OK
+from tailrace.kernels.status import FAILED, OK
 from tailrace.sampling.reference import BadRowError, Target, choose, draw, report, target
 from tailrace.sampling.report import Logprobs
 from tailrace.sampling.slots import Lesson, Slot
@@ -36,8 +37,10 @@ from tailrace.sampling.survivors import Survivors
 
 ACCEPT_STREAM, RESIDUAL_STREAM, BLOCK_STREAM = 1, 2, 64  # csrc/draw.h
 EPSILON, DELTA = 0.09, 0.3  # of rule typical, as Medusa has them; csrc/sample.cpp
+LEAST = 2.0**-126  # less of a remainder than the least normal float is nothing, in every backend
 
 Walk = Iterator[tuple[Target, int]]
+log = logging.getLogger(__name__)
 
 
 def verify(
@@ -49,7 +52,8 @@ def verify(
     rule: Rule,
     masks: Sequence[Mask | None] = (),
 ) -> tuple[list[int], list[Logprobs | None], int]:
-    """Tokens, their reports, and the status (kernels/status.py).
+    """Tokens, their reports, and the status (kernels/status.py): whatever goes wrong is this request's alone, and what was accepted before
+    stands.
 
     Args:
         logits: k + 1 rows [V] of any float dtype. slot: as it is before the first draft, and again on return.
@@ -64,9 +68,9 @@ def verify(
     def at(j: int) -> Target:
         nonlocal walked
         slot.lessons[:] = lessons[walked:j]
-        for token in drafts[walked:j]:
-            slot.append(token)
-        walked = max(walked, j)
+        while walked < j:
+            walked += 1  # first: one that fails half-way is taken back too
+            slot.extend([drafts[walked - 1]])
         return target(logits[j].float().cpu(), slot, position + j, allowed[j])
 
     status = OK
@@ -78,11 +82,18 @@ def verify(
     walk = by_block if together else one_by_one
     try:
         for row, token in walk(at, slot, position, drafts, q, rule):
+            described, lesson = report(row, slot, token), slot.lesson(token)
             tokens.append(token)
-            reports.append(report(row, slot, token))
-            lessons.append(slot.lesson(token))
+            reports.append(described)
+            lessons.append(lesson)
     except BadRowError as error:
-        status = OK if tokens else error.status
+        status = error.status
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException:  # a panic in Rust is no Exception
+        log.exception("a request could not be sampled")
+        status = FAILED
+    status = OK if tokens else status
     slot.lessons.clear()
     for _ in range(walked):
         slot.pop()
@@ -112,9 +123,12 @@ def accept_or_replace(row: Target, slot: Slot, position: int, draft: int, q: tor
     u = kernels.uniform(slot.key, position, ACCEPT_STREAM)
     if u * float(q[draft]) < float(row.p[draft]):
         return draft
-    rest = remainder(row.p, q, 1.0)
-    # rounding may have left nothing
-    return draw(rest, slot, position, RESIDUAL_STREAM) if rest.ids.numel() else draft
+    return replacement(row, remainder(row.p, q, 1.0), slot, position)
+
+
+def replacement(row: Target, rest: Survivors, slot: Slot, position: int) -> int:
+    """Drawn from what is left; where rounding has left nothing, p and q are the same, so from p."""
+    return draw(rest if rest.ids.numel() else row.survivors, slot, position, RESIDUAL_STREAM)
 
 
 def accept_or_draw(row: Target, slot: Slot, position: int, draft: int, q: torch.Tensor | None) -> int:
@@ -134,9 +148,9 @@ SETTLE: dict[Rule, Callable[[Target, Slot, int, int, torch.Tensor | None], int] 
 
 
 def remainder(p: torch.Tensor, q: torch.Tensor, scale: float) -> Survivors:
-    """The positive part of scale · p − q, not normalised; nobody may be left."""
-    rest = (scale * p - q).clamp(min=0)
-    ids = rest.nonzero().squeeze(1)
+    """What of scale · p − q is at least LEAST, not normalised; nobody may be left."""
+    rest = scale * p - q
+    ids = (rest >= LEAST).nonzero().squeeze(1)
     logits = rest[ids].log().float()
     return Survivors(ids, logits, logits)
 
@@ -162,15 +176,14 @@ def by_block(
         proposal = torch.zeros_like(row.p) if bonus else q[j].double()
         rows.append(row)
         rests.append(remainder(row.p, proposal, p))
-        rest = float((p * row.p - proposal).clamp(min=0).sum())
-        h = p if bonus else rest / (rest + 1.0 - p) if rest > 0 else float(p >= 1.0)
+        rest = float((p * row.p - proposal)[rests[-1].ids].sum())
+        h = p if bonus else rest / (rest + (1.0 - p)) if rest > 0 else 0.0  # in this order: at p = 1 the sum is never 0
         if j == 0 or (rest > 0 and kernels.uniform(slot.key, position, BLOCK_STREAM + j) <= h):
             accepted = j
         if not bonus:
             mine, next_p = float(proposal[drafts[j]]), float(row.p[drafts[j]])
             p = min(p * next_p / mine, 1.0) if mine > 0 else float(next_p > 0)
-    last = rests[accepted]
-    follower = draw(last, slot, position + accepted, RESIDUAL_STREAM) if last.ids.numel() else drafts[accepted]
+    follower = replacement(rows[accepted], rests[accepted], slot, position + accepted)
     yield from zip(rows[: accepted + 1], [*drafts[:accepted], follower], strict=True)
 
 

@@ -1,7 +1,7 @@
 """The keyed choices behind the watermarks, and their detectors.
 
-Both derive their bits from Philox with the watermark's own key: counter = (token id, layer, hash of the context). A detector needs
-the key and the token ids, no model.
+In transformers' scheme they are watermark_transformers.py's. Else both derive their bits from Philox with the watermark's own key: counter
+= (token id, layer, hash of the context). A detector needs the key and the token ids, no model.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ import numpy as np
 import torch
 
 from tailrace import kernels
+from tailrace.errors import ParameterError
 from tailrace.options import Watermark
+from tailrace.sampling import watermark_transformers
+from tailrace.sampling.door import check_kind, checked_ids, checked_size
 
 MASK = 2**64 - 1
 
@@ -30,46 +33,62 @@ def context_hash(tokens: Sequence[int]) -> int:
 
 def words(mark: Watermark, context: Sequence[int], ids: torch.Tensor, layer: int) -> torch.Tensor:
     """32 random bits per id, int64 [n]."""
+    assert mark.key is not None
     return kernels.words(mark.key, context_hash(context), layer, ids)
 
 
 def green_list(mark: Watermark, context: Sequence[int], vocab_size: int) -> np.ndarray:
     """The ids that get the bias after this context: uint32, ascending; each is in with probability gamma."""
+    if mark.scheme == "transformers":
+        return watermark_transformers.green_list(mark, context, vocab_size)
     green = words(mark, context, torch.arange(vocab_size), 0) < int(mark.gamma * 2**32)
     return green.nonzero().squeeze(1).numpy().astype(np.uint32)
 
 
 def g_values(mark: Watermark, context: Sequence[int], ids: torch.Tensor) -> list[torch.Tensor]:
     """One layer's bits per entry: float64 [n] of 0 and 1."""
+    if mark.scheme == "transformers":
+        return watermark_transformers.g_values(mark, context, ids)
     drawn = [words(mark, context, ids, 1 + block) for block in range(-(-mark.depth // 32))]
     return [torch.bitwise_and(drawn[layer // 32] >> layer % 32, 1).double() for layer in range(mark.depth)]
 
 
-def detect(mark: Watermark, tokens: Sequence[int]) -> float:
+def is_green(mark: Watermark, context: Sequence[int], token: int, vocab_size: int | None) -> bool:
+    """Whether the token is in the green list after this context."""
+    if mark.scheme == "transformers":
+        if vocab_size is None:
+            raise ParameterError("vocab_size must be given: transformers' green lists depend on it", "vocab_size")
+        return bool(np.isin(token, watermark_transformers.green_list(mark, context, vocab_size)))
+    return int(words(mark, context, torch.tensor([token]), 0)[0]) < int(mark.gamma * 2**32)
+
+
+def detect(mark: Watermark, tokens: Sequence[int], vocab_size: int | None = None) -> float:
     """How many standard deviations the text is above what an unmarked one shows; 4 and more is evidence (p < 4e-5).
 
     Repeated (context, token) pairs count once, as both papers advise; of synthid's only the first token after each context, as
     the others were left unmarked.
 
     Args:
-        tokens: ids of the text, at least context + 1; the prompt may be among them and dilutes the score.
+        tokens: ids of the text, at least context + 1; the prompt may be among them and dilutes the score. vocab_size: of the model's
+            logits; only green lists in transformers' scheme need it.
 
     Raises:
-        ValueError: too few tokens.
+        ParameterError: (a ValueError) too few tokens, no ids, or no vocab_size.
     """
+    check_kind("mark", mark, Watermark)
+    tokens = checked_ids("tokens", tokens, 2**32)
+    vocab_size = None if vocab_size is None else checked_size("vocab_size", vocab_size, 1, 2**24)
     in_order = [(tuple(tokens[i - mark.context : i]), tokens[i]) for i in range(mark.context, len(tokens))]
     pairs = set(in_order)
     if mark.kind == "synthid":
         pairs = set({context: (context, token) for context, token in reversed(in_order)}.values())
     if not pairs:
-        raise ValueError(f"at least {mark.context + 1} tokens are needed, got {len(tokens)}")
+        raise ParameterError(f"tokens: at least {mark.context + 1} tokens are needed, got {len(tokens)}", "tokens")
     if mark.kind == "kgw":
-        green = sum(
-            int(words(mark, context, torch.tensor([token]), 0)[0]) < int(mark.gamma * 2**32) for context, token in pairs
-        )
+        green = sum(is_green(mark, context, token, vocab_size) for context, token in pairs)
         return (green - mark.gamma * len(pairs)) / math.sqrt(len(pairs) * mark.gamma * (1.0 - mark.gamma))
     # the mean of the bits, earlier layers weighing more: they are less used up by the layers before them
-    weights = np.linspace(10.0, 1.0, mark.depth)
+    weights = np.linspace(10.0, 1.0, len(mark.keys) or mark.depth)
     weights /= weights.sum()
     total = sum(
         float(weight * g[0])

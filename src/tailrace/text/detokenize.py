@@ -1,69 +1,132 @@
 """Token ids → text, one id at a time: only complete characters come out, `flush` gives the rest.
 
-Law: the concatenation of everything that comes out equals the tokenizer's decode of all ids, under any chunking. Text is that of the
-output alone; a prompt's unfinished character is not completed here.
+Law: decode(prompt) and the concatenation of everything that comes out are decode(prompt + output), under any chunking, wherever the
+prompt ends at a whole character. A character that begins in the prompt comes out whole, if the output completes it; if not, nothing of it.
 """
 
 from __future__ import annotations
 
 import codecs
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any, Protocol
 
-import tokenizers
-from tokenizers.decoders import DecodeStream
-
 from tailrace.text.tokenizer import Tokenizer
-from tailrace.text.vocabulary import METASPACE, fallback_byte, strips_first_space
+from tailrace.text.vocabulary import METASPACE, fallback_byte, step_names, strips_first_space
 
 
 class Detokenizer(Protocol):
     """feed returns the text that this id completes; flush what is left, at the end. plain: the same as feed, where nothing is pending and
-    the id is text by itself, without any change of state; else None."""
+    the id is text by itself, without any change of state; else None.
+
+    lead: how many characters behind those that were out before the last id lie before its own. silent: the last id is the text's first
+    space, which goes. unfinished: it ends within a character.
+    """
+
+    lead: int
+    silent: bool
+    unfinished: bool
 
     def plain(self, id: int) -> str | None: ...
     def feed(self, id: int) -> str: ...
     def flush(self) -> str: ...
 
 
-def detokenizer(tokenizer: Tokenizer, hidden: frozenset[int] = frozenset()) -> Detokenizer:
-    """A fresh one for this kind of tokenizer. hidden: ids that leave no text."""
+def detokenizer(tokenizer: Tokenizer, hidden: frozenset[int] = frozenset(), prompt: Sequence[int] = ()) -> Detokenizer:
+    """A fresh one for this kind of tokenizer. hidden: ids that leave no text. prompt: the ids that come before."""
     return {"bytes": ByteDetokenizer, "pieces": PieceDetokenizer, "library": LibraryDetokenizer}[tokenizer.kind](
-        tokenizer, hidden
+        tokenizer, hidden, prompt[-LOOK_BACK:]
     )
+
+
+def text_behind(tokenizer: Tokenizer, hidden: frozenset[int], prompt: Sequence[int], ids: Sequence[int]) -> str:
+    """The text of ids behind a prompt."""
+    behind = detokenizer(tokenizer, hidden, prompt)
+    return "".join(map(behind.feed, ids)) + behind.flush()
 
 
 class ByteDetokenizer:
     """Byte-level vocabularies: a table from id to bytes and a UTF-8 state machine. Malformed bytes become U+FFFD, one per
     maximal invalid part, as in the Unicode standard (chapter 3.9) and in the library's decode."""
 
-    def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int]) -> None:
+    def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int], prompt: Sequence[int]) -> None:
         self._bytes_of = tokenizer.bytes_of
         self._hidden = hidden
         self._texts = tokenizer.texts
-        self._decoder: Any = codecs.getincrementaldecoder("utf-8")("replace")
+        self._begun = unfinished(self._bytes_of(id) for id in reversed(prompt) if id not in hidden)  # of a character
+        self._in_prompts = self.unfinished = bool(self._begun)  # … that begins in the prompt; … at all
+        self.silent = False
+        self.lead = 0
 
     def plain(self, id: int) -> str | None:
-        if self._decoder.buffer or id in self._hidden or not 0 <= id < len(self._texts):
+        if self.unfinished or id in self._hidden or not 0 <= id < len(self._texts):
             return None
         return self._texts[id]
 
     def feed(self, id: int) -> str:
-        return "" if id in self._hidden else self._decoder.decode(self._bytes_of(id))
+        self.lead = 0
+        if id in self._hidden:
+            return ""
+        data = self._bytes_of(id)
+        if self.unfinished:
+            if data and not continues(self._begun, data[:1]):
+                self.lead = 1
+            data = self._begun + data
+        text, used = codecs.utf_8_decode(data, "replace", False)
+        self._begun = data[used:]
+        self.unfinished = used < len(data)
+        return self._own(text) if self._in_prompts else text
 
     def flush(self) -> str:
-        return self._decoder.decode(b"", True)
+        begun, self._begun, self.unfinished = self._begun, b"", False
+        text = begun.decode(errors="replace")
+        return self._own(text) if self._in_prompts else text
+
+    def _own(self, text: str) -> str:
+        """Without what the prompt's text has already as U+FFFD."""
+        self._in_prompts = not text
+        self.lead = 0
+        return text.removeprefix(UNKNOWN)
+
+
+def unfinished(backwards: Iterable[bytes]) -> bytes:
+    """The bytes of a character that begins at the end of a text and is not complete. backwards: the text's parts from its end."""
+    end = b""
+    for part in backwards:
+        end = part + end
+        if len(end) >= LONGEST_CHARACTER:
+            break
+    return end[codecs.utf_8_decode(end, "replace", False)[1] :]
+
+
+def continues(begun: bytes, byte: bytes) -> bool:
+    """The byte may come next in the character that has begun, or none has; else what has begun is one malformed part."""
+    try:
+        codecs.utf_8_decode(begun + byte, "strict", False)
+    except UnicodeDecodeError:
+        return not begun
+    return True
 
 
 class PieceDetokenizer:
     """SentencePiece with byte fallback. A run of byte tokens is text if it is valid UTF-8 as a whole and else one U+FFFD per
     byte, so it can come out only when the run has ended. The text's first space goes where the decoder strips it."""
 
-    def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int]) -> None:
+    def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int], prompt: Sequence[int]) -> None:
         self._token_of = tokenizer.token_of
         self._hidden = hidden
-        self._strip = strips_first_space(tokenizer.decoder or {})
-        self._run = bytearray()
+        self._strip = strips_first_space(tokenizer.decoder or {}) and not any(self._shown(prompt))
+        run = bytes(leading_bytes(self._shown(prompt)))[::-1]
+        if len(run) == LOOK_BACK:  # it began before, perhaps within a character
+            run = run.lstrip(CONTINUATIONS)
+        self._run = bytearray(run)
+        self._in_run: Any = codecs.getincrementaldecoder("utf-8")("replace")
+        self._prompts_bytes = len(run)  # of the run
+        self._skip = len(self._in_run.decode(run))  # characters of the run, if it is text, that aren't the output's
+        self._whole = 0  # characters of the run, if it is text, behind those
         self._texts = tokenizer.texts
+        self.lead = 0
+        self.silent = self.unfinished = False
 
     def plain(self, id: int) -> str | None:
         if self._strip or self._run or id in self._hidden or not 0 <= id < len(self._texts):
@@ -71,22 +134,40 @@ class PieceDetokenizer:
         return self._texts[id]
 
     def feed(self, id: int) -> str:
+        self.lead, self.silent = 0, False
         if id in self._hidden:
             return ""
         token = self._token_of(id).replace(METASPACE, " ")
         byte = fallback_byte(token)
         if byte is not None:
+            self.lead, self.unfinished = self._whole, True
+            self.silent = self._strip and not self._run and byte == ord(" ")
             self._run.append(byte)
+            complete = len(self._in_run.decode(bytes([byte])))
+            if self.silent:
+                self._skip = complete
+            else:
+                self._whole += complete
             return ""
-        return self._first(self.flush() + token)
+        before = self.flush() if self._run else ""
+        self.lead = len(before)
+        return before + self._first(token)
 
     def flush(self) -> str:
         run, self._run = bytes(self._run), bytearray()
+        self.unfinished = False
         try:
-            text = run.decode()
+            text = run.decode()[self._skip :]
+            self._strip = self._strip and not self._skip
         except UnicodeDecodeError:
-            text = "\ufffd" * len(run)
+            text = UNKNOWN * (len(run) - self._prompts_bytes)
+        self._whole = self._prompts_bytes = self._skip = 0
+        self._in_run.reset()
         return self._first(text)
+
+    def _shown(self, prompt: Sequence[int]) -> Iterator[str]:
+        """Its tokens that leave text, from its end."""
+        return (self._token_of(id) for id in reversed(prompt) if id not in self._hidden)
 
     def _first(self, text: str) -> str:
         if self._strip and text:
@@ -95,36 +176,99 @@ class PieceDetokenizer:
         return text
 
 
-class LibraryDetokenizer:
-    """Any other tokenizer: the library's own stream. Where it gives up (it does on text that changes backwards), what it has not
-    said comes at the end, from the decode of everything."""
+def leading_bytes(tokens: Iterable[str]) -> Iterator[int]:
+    """The bytes of the first tokens, as long as they are byte tokens."""
+    for token in tokens:
+        byte = fallback_byte(token)
+        if byte is None:
+            return
+        yield byte
 
-    def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int]) -> None:
-        self._tokenizer: tokenizers.Tokenizer = tokenizer.backend
+
+class LibraryDetokenizer:
+    """Any other tokenizer: the library decodes a window of the last tokens, and what it says more than without the newest is text.
+
+    Two things may still change when more tokens come, and wait: the last U+FFFD, which may be an unfinished character, and a run of byte
+    tokens, if the decoder joins such runs. A window begins where nothing waited, behind some text: at the very start a decoder may do
+    otherwise.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int], prompt: Sequence[int]) -> None:
+        self._decode, self._check = tokenizer.backend.decode, tokenizer.check
+        self._token_of = tokenizer.token_of
         self._hidden = hidden
-        self._stream: DecodeStream | None = DecodeStream(skip_special_tokens=False)
-        self._ids: list[int] = []
-        self._said = ""
+        self._joins_bytes = "ByteFallback" in step_names(tokenizer.decoder)
+        self._window = self._end_of(prompt)
+        self._before = self._text(self._window) or None  # the prompt's text in the window, until something is behind it
+        self._said = len((self._before or "").rstrip(UNKNOWN))  # characters of the window's text that are out
+        self._fresh = len(self._window)  # its tokens that came since nothing waited, or since the last run of bytes
+        self.lead = 0
+        self.silent = self.unfinished = False
 
     def plain(self, id: int) -> str | None:
         return None
 
     def feed(self, id: int) -> str:
+        self.lead = 0
         if id in self._hidden:
             return ""
-        self._ids.append(id)
-        if self._stream is None:
+        self._check((id,))
+        self._window.append(id)
+        self._fresh += 1
+        if self._is_byte(id):
+            self._fresh, self.unfinished = 0, True  # a window does not begin within a run
             return ""
-        try:
-            text = self._stream.step(self._tokenizer, id) or ""
-        except Exception:  # the library raises a plain Exception: "Invalid prefix encountered …"
-            self._stream = None
-            return ""
-        self._said += text
-        return text
+        before = self._text(self._window[:-1]) if self.unfinished else ""
+        text = self._text(self._window)
+        if before and text.startswith(before):
+            self.lead = max(0, len(before) - self._said)
+        self.unfinished = text.endswith(UNKNOWN)
+        new = self._new(text, len(text) - self.unfinished)
+        if self._before is None and (not self.unfinished or self._fresh > LONGEST_WAIT):
+            self._slide()
+        return new
 
     def flush(self) -> str:
-        whole = self._tokenizer.decode(self._ids, skip_special_tokens=False)
-        rest = whole.removeprefix(self._said) if whole.startswith(self._said) else ""
-        self._said += rest
-        return rest
+        text = self._text(self._window)
+        return self._new(text, len(text))
+
+    def _text(self, ids: list[int]) -> str:
+        return self._decode(ids, skip_special_tokens=False)
+
+    def _end_of(self, prompt: Sequence[int]) -> list[int]:
+        """Its last tokens, with some text among them, and not from within a run of bytes."""
+        size = LONGEST_WAIT
+        while True:
+            last = list(islice((id for id in reversed(prompt) if id not in self._hidden), size))[::-1]
+            if len(last) < size or (not self._is_byte(last[0]) and self._text(last)):
+                return last
+            size *= 2
+
+    def _is_byte(self, id: int) -> bool:
+        return self._joins_bytes and fallback_byte(self._token_of(id)) is not None
+
+    def _new(self, text: str, end: int) -> str:
+        if self._before is not None:  # what the prompt began may have become text
+            self._said = next(
+                (i for i, (a, b) in enumerate(zip(self._before, text, strict=False)) if a != b), len(self._before)
+            )
+        new = text[self._said : end]
+        self._said = max(self._said, end)
+        if new:
+            self._before = None
+        return new
+
+    def _slide(self) -> None:
+        """Begin the window later, if there is text in what stays."""
+        kept = self._window[-min(self._fresh, LONGEST_WAIT) :]
+        text = self._text(kept)
+        if text:
+            self._window, self._said = kept, len(text) - text.endswith(UNKNOWN)
+            self._fresh = len(kept) if self.unfinished else 0
+
+
+UNKNOWN = "\ufffd"
+LONGEST_CHARACTER = 4  # bytes
+CONTINUATIONS = bytes(range(0x80, 0xC0))  # bytes that begin no character
+LOOK_BACK = 64  # tokens of a prompt: every copy of a request looks at them
+LONGEST_WAIT = 16  # tokens: a character has four bytes at most, so what is farther back does not change any more

@@ -14,6 +14,7 @@ from collections import deque
 from functools import lru_cache
 from typing import NamedTuple, Protocol
 
+from tailrace.errors import ParameterError
 from tailrace.options import Stretch
 from tailrace.params import SamplingParams
 from tailrace.text.patterns import Search, patterns
@@ -63,8 +64,7 @@ class Automaton:
     def __init__(self, stops: tuple[str, ...]) -> None:
         self.step: list[dict[int, int]] = [{}]
         self.found: list[str | None] = [None]  # the longest stop that ends in this state
-        self.hold: list[int] = [0]  # bytes of the longest suffix that may still become a stop
-        depth = [0]
+        depth, characters = [0], [0]
         for stop in stops:
             state = 0
             for byte in stop.encode():
@@ -73,16 +73,19 @@ class Automaton:
                     self.step.append({})
                     self.found.append(None)
                     depth.append(depth[state] + 1)
+                    characters.append(characters[state] + (byte & 0xC0 != 0x80))
                 state = self.step[state][byte]
             self.found[state] = stop
         self.fail = [0] * len(self.step)
-        self.hold = [0] * len(self.step)
+        self.hold = [0] * len(self.step)  # bytes of the longest suffix that may still become a stop
+        self.held = [0] * len(self.step)  # the same in characters
         queue = deque(self.step[0].values())
         while queue:  # breadth first: a state's fail link is shallower, so it is complete
             state = queue.popleft()
             fail = self.fail[state]
             self.found[state] = self.found[state] or self.found[fail]
             self.hold[state] = depth[state] if self.step[state] else self.hold[fail]
+            self.held[state] = characters[state] if self.step[state] else self.held[fail]
             for byte, child in self.step[state].items():
                 self.fail[child] = self.advance(fail, byte)
                 queue.append(child)
@@ -114,6 +117,8 @@ class StopMatcher:
     """Strings alone, wherever they are."""
 
     def __init__(self, stops: tuple[str, ...]) -> None:
+        if not isinstance(stops, tuple) or not all(isinstance(stop, str) and stop for stop in stops):
+            raise ParameterError(f"stops must be a tuple of texts that are not empty, got {stops!r:.100}", "stops")
         self._automaton = compiled(stops) if stops else None
         self._state = 0
         self._held = b""
@@ -152,7 +157,7 @@ class PatternMatcher:
     def __init__(self, params: SamplingParams) -> None:
         self._strings = compiled(params.stop)
         self._state = 0
-        self._search = Search(patterns(params.stop_regex))
+        self._search = Search(patterns("stop_regex", params.stop_regex, params.n))
         self._shield = Shield(params.stop_outside)
         self._held = ""
 
@@ -176,10 +181,7 @@ class PatternMatcher:
                 self._reset()
                 self._held = ""
                 return data[: at - length], Match(stop, data[at - length : at])
-        # of the bytes that may become a stop string, as characters: they begin with one, so they are whole ones
-        hold = self._strings.hold[self._state]
-        beginning = len(data.encode()[-hold:].decode()) if hold else 0
-        cut = len(data) - max(self._search.held, beginning)
+        cut = len(data) - max(self._search.held, self._strings.held[self._state])
         self._held = data[cut:]
         return data[:cut], None
 

@@ -5,6 +5,8 @@ the model has no tokenizer.json, and transformers must make one.
 from __future__ import annotations
 
 import json
+import operator
+import re
 from collections.abc import Iterable, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -12,10 +14,11 @@ from typing import Any
 
 import tokenizers
 
-from tailrace.errors import ModelLoadError, RequestError
+from tailrace.errors import ModelLoadError, ParameterError, RequestError
 from tailrace.text.template import ChatTemplate
 from tailrace.text.vocabulary import METASPACE, byte_level, decoder_kind, fallback_byte, piece
 
+SHORT = 2048  # characters: less than a millisecond
 NAMED = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
 
 
@@ -44,6 +47,7 @@ class Tokenizer:
         if self.kind == "bytes" and not self._reversible():
             self.kind = "library"
         self._template = ChatTemplate(template, named or {}) if template else None
+        self._widest = self._widest_token()
 
     @classmethod
     def load(cls, folder: str | Path, trust_remote_code: bool = False) -> Tokenizer:
@@ -72,17 +76,26 @@ class Tokenizer:
     # ---- text → ids
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text."""
-        return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        """Token ids of a text. Of a long one without the interpreter's lock, so that other threads go on."""
+        if len(text) <= SHORT:
+            return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
-    def encode_chat(
+    def fewest(self, text: str) -> int:
+        """So many tokens at least, by its length alone; 0 where nothing follows from that."""
+        if self._widest == 0 or len(text) <= SHORT:
+            return 0
+        return -(-len(text.encode(errors="replace")) // self._widest)
+
+    def render_chat(
         self,
         messages: list[dict[str, Any]],
+        /,
         tools: list[dict[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         **options: Any,
-    ) -> list[int]:
-        """Token ids of a conversation through the model's chat template.
+    ) -> str:
+        """A conversation as a prompt's text, through the model's chat template, which writes special tokens itself.
 
         Raises:
             RequestError: the model has no chat template, or it refuses these messages.
@@ -90,8 +103,11 @@ class Tokenizer:
         if self._template is None:
             raise RequestError("messages: this model has no chat template; use /v1/completions", "messages")
         fixed = {"tools": tools, "add_generation_prompt": add_generation_prompt}
-        text = self._template.render(messages, {"documents": None, **options, **fixed})
-        return self.encode(text, add_special_tokens=False)
+        return self._template.render(messages, {"documents": None, **options, **fixed})
+
+    def encode_chat(self, messages: list[dict[str, Any]], /, **options: Any) -> list[int]:
+        """Token ids of a conversation; see `render_chat`."""
+        return self.encode(self.render_chat(messages, **options), add_special_tokens=False)
 
     def writes(self, marker: str) -> bool:
         """The model is known to write this: it is a token of its own that text shows, or the chat template has it."""
@@ -107,8 +123,8 @@ class Tokenizer:
     @lru_cache(maxsize=16)  # noqa: B019, one tokenizer lives as long as its process
     def ids_with(self, strings: tuple[str, ...]) -> tuple[int, ...]:
         """The ids of all tokens whose bytes hold one of these strings."""
-        wanted = [string.encode() for string in strings]
-        return tuple(i for i, data in enumerate(self._bytes) if any(w in data for w in wanted))
+        found = re.compile(b"|".join(re.escape(string.encode(errors="replace")) for string in strings)).search
+        return tuple(i for i, data in enumerate(self._bytes) if found(data)) if strings else ()
 
     # ---- ids → text
 
@@ -123,23 +139,31 @@ class Tokenizer:
         return [None] * len(self._bytes)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
-        """Text of token ids.
+        """Text of token ids. Of many without the interpreter's lock, so that other threads go on.
 
         Raises:
-            ValueError: an id is outside the vocabulary.
+            ParameterError: an id is outside the vocabulary.
         """
         self.check(ids)
-        return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        if len(ids) <= SHORT:
+            return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        return self.backend.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)[0]
 
     def check(self, ids: Iterable[int]) -> None:
-        """Raise ValueError for an id that is negative or beyond all ids. One without a token stands for nothing."""
-        for i in ids:
-            if not 0 <= i < 2**32:
-                raise ValueError(f"token id {i} is not in 0 … {len(self._bytes) - 1}")
+        """Raise ParameterError for an id that is negative or beyond all ids. One without a token stands for nothing."""
+        try:
+            for i in ids:
+                if not 0 <= operator.index(i) < 2**32:
+                    raise ParameterError(f"token_ids: token id {i} is not in 0 … {len(self._bytes) - 1}", "token_ids")
+        except TypeError as error:
+            raise ParameterError(f"token_ids must be a list of whole numbers: {error}", "token_ids") from None
 
     def bytes_of(self, id: int) -> bytes:
         """The token's own bytes; of an id without a token, none."""
-        return self._bytes[id] if 0 <= id < len(self._bytes) else b""
+        try:
+            return self._bytes[id] if 0 <= id < len(self._bytes) else b""
+        except TypeError as error:
+            raise ParameterError(f"id must be a whole number, got {id!r:.100}", "id") from error
 
     def text_of(self, id: int) -> str:
         """The token's bytes as text, U+FFFD where they are no whole characters."""
@@ -152,7 +176,23 @@ class Tokenizer:
 
     def token_of(self, id: int) -> str:
         """The token as it stands in the vocabulary, "" if there is none."""
-        return self._tokens[id] if 0 <= id < len(self._tokens) else ""
+        try:
+            return self._tokens[id] if 0 <= id < len(self._tokens) else ""
+        except TypeError as error:
+            raise ParameterError(f"id must be a whole number, got {id!r:.100}", "id") from error
+
+    def _widest_token(self) -> int:
+        """The most bytes of a text that one token stands for; 0 where there is no bound: what swallows or shrinks text."""
+        normalizer = json.loads(self.backend.to_str())["normalizer"]
+        steps = [] if normalizer is None else normalizer.get("normalizers", [normalizer])
+        kinds = {step["type"] for step in steps}
+        swallows = any(t.lstrip or t.rstrip for t in self.backend.get_added_tokens_decoder().values())
+        if self.kind == "library" or swallows or not kinds <= {"NFC", "Prepend", "Replace"}:
+            return 0
+        if any(step["type"] == "Replace" and step["pattern"] != {"String": " "} for step in steps):
+            return 0
+        composed = 3 if "NFC" in kinds else 1  # a character of so many times fewer bytes may stand for several
+        return composed * max(map(len, self._bytes), default=0)
 
     def _reversible(self) -> bool:
         """The byte table says what the library's decode says, on every added token and a walk through the vocabulary."""

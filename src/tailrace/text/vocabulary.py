@@ -49,8 +49,7 @@ def decoder_kind(decoder: dict[str, Any] | None) -> str:
     """ "bytes", "pieces" or "library", from the decoder entry of tokenizer.json."""
     if decoder is None:
         return "library"
-    steps = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
-    names = [step["type"] for step in steps]
+    steps, names = decoder.get("decoders", [decoder]), step_names(decoder)
     if names == ["ByteLevel"]:
         return "bytes"
     llama = ["Replace", "ByteFallback", "Fuse"]
@@ -59,6 +58,15 @@ def decoder_kind(decoder: dict[str, Any] | None) -> str:
         if strip is None or (strip["content"], strip["start"], strip["stop"]) == (" ", 1, 0):
             return "pieces"
     return "library"
+
+
+def step_names(decoder: dict[str, Any] | None) -> list[str]:
+    """The kinds of its steps, in order."""
+    if decoder is None:
+        return []
+    if decoder["type"] == "Sequence":
+        return [name for step in decoder["decoders"] for name in step_names(step)]
+    return [decoder["type"]]
 
 
 _METASPACE_STEP = {"type": "Replace", "pattern": {"String": METASPACE}, "content": " "}

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from itertools import count
 from typing import Any
@@ -27,17 +28,35 @@ from tailrace.wire.messages import (
     SequenceEvent,
     Stats,
 )
+from tailrace.wire.pulse import PulseReader, Stall
 from tailrace.wire.sockets import AsyncFrontSocket
+from tailrace.wire.stream import Stream
 
 
-class AsyncStream:
-    """Iterating yields lists of events: all that came since the last; `next` gives one. Leaving `async with` early aborts."""
+class Waiter:
+    """Wakes whoever waits for a stream's next events. Apart from the stream, so that the client does not hold it."""
+
+    def __init__(self) -> None:
+        self._future: asyncio.Future[None] | None = None
+
+    async def wait(self) -> None:
+        """Until `wake`."""
+        self._future = asyncio.get_running_loop().create_future()
+        await self._future
+
+    def wake(self) -> None:
+        """Something has come."""
+        if self._future is not None and not self._future.done():
+            self._future.set_result(None)
+
+
+class AsyncStream(Stream):
+    """Iterating yields lists of events: all that came since the last; `next` gives one."""
 
     def __init__(self, client: AsyncClient, account: Account) -> None:
-        self._client, self._account = client, account
-        self.id, self.epoch = account.id, account.epoch
-        self._waiter: asyncio.Future[None] | None = None
-        account.wake = self._wake
+        super().__init__(account, client._ledger, client._cancel, client._abandon)
+        self._waiter = Waiter()
+        account.wake = self._waiter.wake
 
     async def next(self) -> list[SequenceEvent]:
         """All events that came since the last time; waits for one. None are left where the list is empty."""
@@ -45,8 +64,7 @@ class AsyncStream:
         while not account.events:
             if not account.open:
                 return []
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
+            await self._waiter.wait()
         return account.take()
 
     async def __aiter__(self) -> AsyncIterator[list[SequenceEvent]]:
@@ -56,25 +74,16 @@ class AsyncStream:
         finally:  # also when the task is cancelled or the iterator closed
             self.abort("iteration ended")
 
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    def abort(self, cause: str = "client", keep: bool = False) -> None:
-        """End it; nothing more is delivered but, with `keep`, what has arrived. Idempotent."""
-        if self._client._ledger.close(self._account, keep) and self._client.error is None:
-            self._client._socket.send(Abort(self.id, self.epoch, cause))
-
     def bound(self, max_bytes: int, full: Callable[[], None]) -> None:
         """Call `full` whenever more than so many bytes (about) have arrived and were not fetched."""
-        self._account.max_bytes, self._account.full = max_bytes, full
+        self._full = full  # which may hold the stream; were it the account's, nobody could abandon the stream
+        stream = weakref.ref(self)
 
-    def abort_sequence(self, index: int, cause: str = "stop string") -> bool:
-        """End one sequence; the others go on. Idempotent. False if it had ended already."""
-        open_ = self._client._ledger.close_sequence(self._account, index)
-        if open_ and self._client.error is None:
-            self._client._socket.send(Abort(self.id, self.epoch, cause, index))
-        return open_
+        def tell() -> None:
+            if (held := stream()) is not None:
+                held._full()
+
+        self._account.max_bytes, self._account.full = max_bytes, tell
 
     async def __aenter__(self) -> AsyncStream:
         return self
@@ -141,6 +150,7 @@ class AsyncClient:
         self._drained = asyncio.Event()
         self.error: TailraceError | None = None
         self.died = asyncio.Event()  # set whenever the engine is lost; cleared by a restart
+        self._pulse: PulseReader | None = None
 
     async def start(self) -> ModelInfo:
         """Start the process and wait for Ready.
@@ -149,6 +159,7 @@ class AsyncClient:
             TailraceError: what the engine said, EngineDeadError if it said nothing or took too long.
         """
         ready = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
         self._ledger.model = None
         if isinstance(self._engine, EngineConfig):
             self._process: EngineHandle = EngineProcess(self._engine)
@@ -156,6 +167,7 @@ class AsyncClient:
             self._process = await self._engine()
         self.launched(self._process.url)
         self._socket = AsyncFrontSocket(self._process.url)
+        self._pulse = PulseReader(self._process.url)
         self._tasks = [asyncio.create_task(self._read(ready)), asyncio.create_task(self._watch())]
         self._socket.send(Hello())
         waits = [asyncio.create_task(ready.wait()), asyncio.create_task(self.died.wait())]
@@ -190,6 +202,16 @@ class AsyncClient:
     def ready(self) -> bool:
         """The engine can serve."""
         return self.error is None and self._ledger.model is not None
+
+    @property
+    def stall(self) -> Stall | None:
+        """The engine can serve, but a turn of its loop takes too long."""
+        return self._pulse.stall() if self.ready and self._pulse is not None else None
+
+    @property
+    def open_ids(self) -> list[str]:
+        """Of the requests that have not ended."""
+        return [id for id, _ in self._ledger.accounts]
 
     @property
     def model(self) -> ModelInfo:
@@ -262,6 +284,15 @@ class AsyncClient:
             self._tasks = []
             self._socket.close()
             await asyncio.to_thread(self._process.stop)
+
+    def _cancel(self, message: Abort) -> None:
+        if self.error is None:
+            self._socket.send(message)
+
+    def _abandon(self, message: Abort) -> None:
+        """On any thread and at any moment."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and so is the engine
+            self._loop.call_soon_threadsafe(self._cancel, message)
 
     def _hear(self, message: Ask | Asked | Answer) -> None:
         """Another front end asks, or answers."""

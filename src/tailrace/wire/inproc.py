@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from collections import deque
 from collections.abc import Iterator
-from typing import Any, Protocol
+from contextlib import contextmanager
+from typing import Protocol
 
 from tailrace.params import SamplingParams
 from tailrace.wire.ledger import Account, Ledger
 from tailrace.wire.messages import Abort, FromEngine, ModelInfo, SequenceEvent, Stats, Submit
+from tailrace.wire.stream import Stream
 
 
 class EngineLike(Protocol):
@@ -22,38 +26,22 @@ class EngineLike(Protocol):
     def stats(self) -> Stats: ...
 
 
-class InprocStream:
-    """Iterating yields lists of events: all that came since the last. Leaving `with` early aborts."""
+class InprocStream(Stream):
+    """Iterating yields lists of events: all that came since the last."""
 
     def __init__(self, client: InprocClient, account: Account) -> None:
-        self._client, self._account = client, account
-        self.id, self.epoch = account.id, account.epoch
+        super().__init__(account, client._ledger, client._cancel)
+        self._step = client.step
 
     def __iter__(self) -> Iterator[list[SequenceEvent]]:
-        while self._account.open or self._account.events:
-            if self._account.events:
-                yield self._account.take()
-            else:
-                self._client.step()
-        self._client._ledger.close(self._account)
-
-    def abort(self, cause: str = "client") -> None:
-        """End it; nothing more is delivered. Idempotent."""
-        if self._client._ledger.close(self._account):
-            self._client._engine.abort(Abort(self.id, self.epoch, cause))
-            self._client.step()
-
-    def abort_sequence(self, index: int, cause: str = "stop string") -> None:
-        """End one sequence; the others go on. Idempotent."""
-        if self._client._ledger.close_sequence(self._account, index):
-            self._client._engine.abort(Abort(self.id, self.epoch, cause, index))
-            self._client.step()
-
-    def __enter__(self) -> InprocStream:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.abort()
+        try:
+            while self._account.open or self._account.events:
+                if self._account.events:
+                    yield self._account.take()
+                else:
+                    self._step()
+        finally:  # also when the iterator is closed, or collected
+            self.abort("iteration ended")
 
 
 class InprocClient:
@@ -63,6 +51,8 @@ class InprocClient:
 
     def __init__(self, engine: EngineLike) -> None:
         self._engine, self._ledger = engine, Ledger()
+        self._aborts: deque[Abort] = deque()  # of streams that end while the engine is at work, or on another thread
+        self._thread, self._busy = threading.get_ident(), False
         self.model = engine.info
 
     def start(self) -> ModelInfo:
@@ -79,12 +69,38 @@ class InprocClient:
     ) -> InprocStream:
         """Ask for a generation."""
         account, message = self._ledger.open(prompt, params, id, priority, time.time())
-        self._engine.submit(message)
+        with self._at_work():
+            self._engine.submit(message)
         return InprocStream(self, account)
 
     def step(self) -> None:
         """One step of the engine, its messages delivered."""
-        self._ledger.deliver(self._engine.step().get(b"", []))
+        self._thread = threading.get_ident()
+        with self._at_work():
+            self._ledger.deliver(self._engine.step().get(b"", []))
+
+    @contextmanager
+    def _at_work(self) -> Iterator[None]:
+        """The engine hears of aborts before and after, and not meanwhile: a stream may be collected at any moment, on any thread."""
+        self._tell()
+        self._busy = True
+        try:
+            yield
+        finally:
+            self._busy = False
+            self._tell()
+
+    def _cancel(self, message: Abort) -> None:
+        self._aborts.append(message)
+        self._tell()
+
+    def _tell(self) -> None:
+        while self._aborts and not self._busy and self._thread == threading.get_ident():
+            self._busy = True
+            try:
+                self._engine.abort(self._aborts.popleft())
+            finally:
+                self._busy = False
 
     def drain(self, timeout_s: float = 30.0) -> bool:
         """Run all that is open to its end; True if it came within the time."""
@@ -99,3 +115,4 @@ class InprocClient:
         """Abort what is open."""
         for account in list(self._ledger.accounts.values()):
             InprocStream(self, account).abort("close")
+        self.step()

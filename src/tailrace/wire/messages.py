@@ -140,12 +140,20 @@ class Aborted(Message, frozen=True):
     index: int | None = None
 
 
+# upper edges of the histograms of durations in Stats, in seconds: fine enough that the largest bucket says how bad the worst was
+DURATION_EDGES_S = (
+    0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75,
+    1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 20.0, 60.0,
+)  # fmt: skip
+
+
 class Stats(Message, frozen=True):
     """The engine's counters and gauges, sent about once a second and after the last sequence ended."""
 
     running: int = 0
     waiting: int = 0
     slots_total: int = 0
+    slots_used: int = 0
     blocks_total: int = 0
     blocks_used: int = 0  # held by running sequences; cached but free blocks do not count
     steps: int = 0
@@ -161,6 +169,11 @@ class Stats(Message, frozen=True):
     bad_rows: dict[str, int] = {}  # rows of logits that can't be sampled from, by what is wrong with them
     finished: dict[str, int] = {}  # by reason
     step_ms: dict[str, float] = {}  # running totals per part of the step; where steps overlap, parts do
+    step_counts: dict[
+        str, list[int]
+    ] = {}  # per part, how often it took up to each of DURATION_EDGES_S; at the end, longer
+    turn_ms: float = 0.0  # of the engine's thread: from when messages have arrived until the step's own are sent
+    turn_counts: list[int] = []
 
 
 class Drained(Message, frozen=True):

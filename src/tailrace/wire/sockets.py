@@ -48,10 +48,12 @@ class EngineSocket:
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self.socket.bind(url)
 
-    def receive(self, timeout_ms: int) -> Iterator[tuple[bytes, list[ToEngine]]]:
-        """Everything that has arrived; waits so long for the first. A malformed frame is logged and dropped."""
-        if not self.socket.poll(timeout_ms):
-            return
+    def wait(self, timeout_ms: int) -> None:
+        """Until something has arrived, at most so long."""
+        self.socket.poll(timeout_ms)
+
+    def receive(self) -> Iterator[tuple[bytes, list[ToEngine]]]:
+        """Everything that has arrived. A malformed frame is logged and dropped."""
         while True:
             try:
                 client, frame = self.socket.recv_multipart(zmq.NOBLOCK)

@@ -6,57 +6,46 @@ Interface of the three clients (asyncio's has async methods):
     client.model, client.stats          what it serves; its counters, about a second old
     client.error                        None, or why the engine is dead
     client.submit(prompt, params) → stream of lists of events; one Finished or Failed per sequence, then it ends
-    stream.abort(cause)                 nothing more is delivered; leaving `with` early does it too
+    stream.abort(cause), stream.close() nothing more is delivered; so it is when `with` or an iteration ends early, or nobody holds the
+                                        stream any more
     client.drain(timeout_s), client.close()
 """
 
 from __future__ import annotations
 
+import threading
 import time
+from collections import deque
 from collections.abc import Iterator
-from typing import Any
 
 from tailrace.config import EngineConfig
 from tailrace.errors import EngineDeadError, EngineError, TailraceError
 from tailrace.params import SamplingParams
 from tailrace.wire.launch import EngineProcess
 from tailrace.wire.ledger import Account, Ledger
-from tailrace.wire.messages import VERSION, Abort, Drain, Hello, ModelInfo, SequenceEvent, Stats
+from tailrace.wire.messages import VERSION, Drain, Hello, ModelInfo, SequenceEvent, Stats, ToEngine
 from tailrace.wire.sockets import FrontSocket
+from tailrace.wire.stream import Stream
 
 POLL_MS = 100  # how long the engine may be dead before somebody who waits notices
 
 
-class SyncStream:
-    """See InprocStream."""
+class SyncStream(Stream):
+    """Iterating yields lists of events: all that came since the last."""
 
     def __init__(self, client: SyncClient, account: Account) -> None:
-        self._client, self._account = client, account
-        self.id, self.epoch = account.id, account.epoch
+        super().__init__(account, client._ledger, client._send)
+        self._pump = client.pump
 
     def __iter__(self) -> Iterator[list[SequenceEvent]]:
-        while self._account.open or self._account.events:
-            if self._account.events:
-                yield self._account.take()
-            else:
-                self._client.pump(POLL_MS)
-        self._client._ledger.close(self._account)
-
-    def abort(self, cause: str = "client") -> None:
-        """End it; nothing more is delivered. Idempotent."""
-        if self._client._ledger.close(self._account) and self._client.error is None:
-            self._client._socket.send(Abort(self.id, self.epoch, cause))
-
-    def abort_sequence(self, index: int, cause: str = "stop string") -> None:
-        """End one sequence; the others go on. Idempotent."""
-        if self._client._ledger.close_sequence(self._account, index) and self._client.error is None:
-            self._client._socket.send(Abort(self.id, self.epoch, cause, index))
-
-    def __enter__(self) -> SyncStream:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.abort()
+        try:
+            while self._account.open or self._account.events:
+                if self._account.events:
+                    yield self._account.take()
+                else:
+                    self._pump(POLL_MS)
+        finally:  # also when the iterator is closed, or collected
+            self.abort("iteration ended")
 
 
 class SyncClient:
@@ -65,6 +54,8 @@ class SyncClient:
     def __init__(self, config: EngineConfig, start_timeout_s: float = 600.0) -> None:
         self._config, self._timeout_s = config, start_timeout_s
         self._ledger = Ledger()
+        self._outgoing: deque[ToEngine] = deque()
+        self._thread, self._busy = threading.get_ident(), False
         self.error: TailraceError | None = None
 
     def start(self) -> ModelInfo:
@@ -75,7 +66,7 @@ class SyncClient:
         """
         self._process = EngineProcess(self._config)
         self._socket = FrontSocket(self._process.address.url)
-        self._socket.send(Hello())
+        self._send(Hello())
         until = time.monotonic() + self._timeout_s
         while self._ledger.model is None and self.error is None:
             self.pump(POLL_MS)
@@ -104,11 +95,27 @@ class SyncClient:
         """Deliver what arrives within the time; notice a dead engine."""
         if self.error is not None:
             return
+        self._thread = threading.get_ident()
+        self._flush()
         messages = self._socket.receive(timeout_ms)
         self._ledger.deliver(messages)
         if not messages and not self._process.alive and not self._ledger.drained:
             self.error = self._process.error()
             self._ledger.fail_all(EngineDeadError(str(self.error)))
+
+    def _send(self, message: ToEngine) -> None:
+        """To the engine, at once if this is the socket's thread and it is not sending just now, else by the next pump: a stream may be
+        collected, and so aborted, at any moment and on any thread."""
+        self._outgoing.append(message)
+        self._flush()
+
+    def _flush(self) -> None:
+        while self._outgoing and not self._busy and self._thread == threading.get_ident() and self.error is None:
+            self._busy = True
+            try:
+                self._socket.send(self._outgoing.popleft())
+            finally:
+                self._busy = False
 
     def submit(
         self, prompt: list[int], params: SamplingParams, *, id: str | None = None, priority: int = 0
@@ -118,13 +125,13 @@ class SyncClient:
         if self.error is not None:
             self._ledger.fail_all(EngineDeadError(str(self.error)))
         else:
-            self._socket.send(message)
+            self._send(message)
         return SyncStream(self, account)
 
     def drain(self, timeout_s: float = 30.0) -> bool:
         """Let the engine finish what runs and exit; True if it did within the time."""
         until = time.monotonic() + timeout_s
-        self._socket.send(Drain())
+        self._send(Drain())
         while not self._ledger.drained and self.error is None and time.monotonic() < until:
             self.pump(POLL_MS)
         return self._ledger.drained

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
+from functools import partial
 from uuid import uuid4
 
 import msgspec
@@ -21,7 +22,7 @@ from tailrace.api.guidance import longest, of_chat
 from tailrace.api.logprobs import chat_logprobs, prompt_logprobs
 from tailrace.api.observe import origin_of
 from tailrace.api.respond import request_id, respond
-from tailrace.api.sampling import check_scores, num_logprobs, output_limit, sampling_params
+from tailrace.api.sampling import check_scores, effort, num_logprobs, output_limit, sampling_params
 from tailrace.api.schema.chat import (
     CHAT_REFUSED,
     ChatChunk,
@@ -32,10 +33,13 @@ from tailrace.api.schema.chat import (
     ToolCallDelta,
 )
 from tailrace.api.service import Service, service_of
-from tailrace.api.tool_choice import choice_of, governed
+from tailrace.api.tool_choice import Choice, choice_of, governed
+from tailrace.api.turns import JSON_BYTES
 from tailrace.errors import ParameterError
+from tailrace.params import SamplingParams
 from tailrace.text.channels import Segment, Splitter
 from tailrace.text.stream import Delta
+from tailrace.text.tools.functions import check_tools
 
 READER = BodyReader(ChatRequest, CHAT_REFUSED)
 
@@ -46,22 +50,33 @@ async def create_chat_completion(request: Request) -> Response:
     ask = await READER.read(request)
     info = service.supervisor.check()
     service.check_model(ask.model)
-    check_conversation(ask)
-    choice = choice_of(ask.tool_choice, ask.tools, ask.parallel_tool_calls)
-    prompt = await encode(service, ask, with_tools=choice.mode != "none")
-    negative = await of_chat(service, ask, with_tools=choice.mode != "none")
+    size = request.state.size
+
+    def looked_at() -> Choice:
+        check_conversation(ask)
+        check_tools(ask.tools, nested=True)
+        return choice_of(ask.tool_choice, ask.tools, ask.parallel_tool_calls)
+
+    choice = await service.turns.run(request, looked_at, size // JSON_BYTES)
+    with_tools = choice.mode != "none"
+    prompt = await encode(request, ask, size, with_tools)
+    negative = await of_chat(request, ask, size, with_tools)
     asked, field = max_tokens(ask)
     taken, taker = longest(len(prompt), negative, "messages")
     limit = output_limit(taken, info.max_model_len, asked, field, taker)
     top = logprobs_asked(ask, service.config.max_logprobs)
     if ask.prompt_logprobs is not None:
         num_logprobs(ask.prompt_logprobs, service.config.max_logprobs, "prompt_logprobs")
-        check_scores(len(prompt) * (ask.prompt_logprobs + 1))
-    params = sampling_params(
-        ask, service.tokenizer, service.defaults, max_tokens=limit, logprobs=top, negative_prompt=negative
-    )
+        check_scores(len(prompt) * (ask.prompt_logprobs + 1), "prompt_logprobs")
     channels = channels_of(service, ask, prompt)
-    params, grammar_field = governed(service, ask, choice, ask.tools, prompt, within(params, service, ask, channels))
+
+    def prepared() -> tuple[SamplingParams, str]:
+        params = sampling_params(
+            ask, service.tokenizer, service.defaults, max_tokens=limit, logprobs=top, negative_prompt=negative
+        )
+        return governed(service, ask, choice, ask.tools, prompt, within(params, service, ask, channels))
+
+    params, grammar_field = await service.turns.run(request, prepared, effort(ask, size))
     id = f"chatcmpl-{request_id(request, ask)}"
     origin = origin_of(request, "chat", ask)
     generation = Generation(service, id, [prompt], params, origin, grammar_field)
@@ -93,7 +108,10 @@ async def chunks(
                 told = effective(ask, generation) if len(greeted) == 1 else UNSET
                 scores, entries = UNSET, generation.prompt_logprobs(0)
                 if ask.prompt_logprobs is not None and len(greeted) == 1 and entries is not None:
-                    scores = prompt_logprobs(service.labels, generation.prompts[0], entries, ask.prompt_logprobs)
+                    scores = await service.turns.answer(
+                        partial(prompt_logprobs, service.labels, generation.prompts[0], entries, ask.prompt_logprobs),
+                        len(entries) * (ask.prompt_logprobs + 1),
+                    )
                 yield ChatChunk(
                     **shared,
                     choices=[choice],
@@ -123,7 +141,7 @@ def choices_of(
         return
     logprobs = None
     if top is not None and piece.logprobs is not None:
-        logprobs = chat_logprobs(service.labels, piece.token_ids, piece.logprobs, top)
+        logprobs = chat_logprobs(service.labels, piece, top)
     deltas = [delta_of(segment) for segment in channels.feed(piece.text)]
     if not deltas and (logprobs is not None or with_ids):
         deltas = [ChatDelta(content="")]  # their text is held back, or was a marker

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -19,21 +20,24 @@ from tailrace.api.disconnect import unless_gone
 from tailrace.api.fold import fold_completion
 from tailrace.api.generate import Generation
 from tailrace.api.guidance import longest, of_text
+from tailrace.api.lengths import check_length
 from tailrace.api.logprobs import CompletionLogprobsWriter, prompt_logprobs
 from tailrace.api.observe import origin_of
 from tailrace.api.respond import json_answer, request_id, respond
-from tailrace.api.sampling import check_scores, num_logprobs, output_limit, sampling_params
+from tailrace.api.sampling import check_copies, check_scores, effort, num_logprobs, output_limit, sampling_params
 from tailrace.api.schema.common import PromptLogprobEntries
 from tailrace.api.schema.completions import COMPLETION_REFUSED, Completion, CompletionChoice, CompletionRequest
 from tailrace.api.service import Service, service_of
-from tailrace.api.structured import asked, check_copies, check_unasked, compose
+from tailrace.api.structured import Asked, asked, check_unasked, compose
 from tailrace.errors import ParameterError
 from tailrace.params import SamplingParams
+from tailrace.text.detokenize import text_behind
 from tailrace.text.stream import Delta
 
 READER = BodyReader(CompletionRequest, COMPLETION_REFUSED)
 
 MAX_PROMPTS = 1024
+TURN_CHARS = 64  # a prompt of its own costs as much as so many characters
 MAX_CHOICES = 2048  # of one request: prompts times n or best_of
 
 Prompt = str | list[int]
@@ -46,34 +50,43 @@ async def create_completion(request: Request) -> Response:
     info = service.supervisor.check()
     service.check_model(ask.model)
     prompts = prompts_of(ask.prompt)
-    ids = await encode(service, ask, prompts)
-    negative = await of_text(service, ask.negative_prompt, special=ask.add_special_tokens is not False)
+    ids = await encode(request, ask, prompts)
+    negative = await of_text(request, ask.negative_prompt, ask.add_special_tokens is not False)
     taken, taker = longest(max(map(len, ids)), negative, "prompt")
     limit = output_limit(taken, info.max_model_len, 1 if only_echo(ask) else ask.max_tokens, "max_tokens", taker)
     top = None if ask.logprobs is None else num_logprobs(ask.logprobs, service.config.max_logprobs, "logprobs")
     if ask.prompt_logprobs is not None:
         num_logprobs(ask.prompt_logprobs, service.config.max_logprobs, "prompt_logprobs")
-    params = sampling_params(
-        ask, service.tokenizer, service.defaults, max_tokens=limit, logprobs=top, negative_prompt=negative
-    )
-    wanted = asked(ask)
-    if wanted is None:
-        check_unasked(ask)
-    else:
-        if only_echo(ask):
-            raise ParameterError(f"{wanted.field} has no effect with max_tokens 0", wanted.field)
-        check_copies(wanted, len(prompts))
-        params = msgspec.structs.replace(params, grammar=compose(ask, wanted))
-    if ask.echo and top is not None:
-        params = msgspec.structs.replace(params, prompt_logprobs=max(top, ask.prompt_logprobs or 0))
+
+    def prepared() -> tuple[SamplingParams, Asked | None]:
+        params = sampling_params(
+            ask, service.tokenizer, service.defaults, max_tokens=limit, logprobs=top, negative_prompt=negative
+        )
+        wanted = asked(ask)
+        field = "prompt"
+        if wanted is None:
+            check_unasked(ask)
+        else:
+            if only_echo(ask):
+                raise ParameterError(f"{wanted.field} has no effect with max_tokens 0", wanted.field)
+            params, field = msgspec.structs.replace(params, grammar=compose(ask, wanted)), wanted.field
+        if ask.echo and top is not None:
+            params = msgspec.structs.replace(params, prompt_logprobs=max(top, ask.prompt_logprobs or 0))
+        check_copies(params, len(prompts), field)
+        return params, wanted
+
+    params, wanted = await service.turns.run(request, prepared, effort(ask, request.state.size))
     if only_echo(ask):
         check_only_echo(ask)
     if ask.use_beam_search:
         if wanted is not None:
             raise ParameterError(f"{wanted.field} can't be had with use_beam_search", wanted.field)
         return await beam_search(request, service, ask, ids, params)
-    for name in ("length_penalty", "early_stopping"):
-        if getattr(ask, name) not in (None, 1.0, False):
+    for name, given in (
+        ("length_penalty", ask.length_penalty not in (None, 1.0)),
+        ("early_stopping", ask.early_stopping),
+    ):
+        if given:
             raise ParameterError(f"{name} has no effect without use_beam_search", name)
     fold = fold_completion
     if ask.best_of is not None and ask.best_of != params.n:
@@ -81,14 +94,15 @@ async def create_completion(request: Request) -> Response:
         fold = best_of(params.n, ask.best_of, keep_logprobs=top is not None)
         params = msgspec.structs.replace(params, n=ask.best_of, logprobs=top or 0)
     if params.prompt_logprobs is not None:
-        check_scores(sum(map(len, ids)) * params.n * (params.prompt_logprobs + 1))
+        scored = "echo" if ask.prompt_logprobs is None else "prompt_logprobs"
+        check_scores(sum(map(len, ids)) * params.n * (params.prompt_logprobs + 1), scored)
     if len(prompts) * params.n > MAX_CHOICES:
         raise ParameterError(
             f"prompt: {len(prompts)} prompts with {params.n} choices each are more than {MAX_CHOICES} choices", "prompt"
         )
     id, origin = f"cmpl-{request_id(request, ask)}", origin_of(request, "text_completion", ask)
     generation = Generation(service, id, ids, params, origin, "grammar" if wanted is None else wanted.field)
-    echoes = [echo(service, prompt) for prompt in prompts] if ask.echo else None
+    echoes = await echoed(request, prompts) if ask.echo else None
     return await respond(request, generation, chunks(service, ask, generation, echoes), fold, ask.streamed)
 
 
@@ -106,16 +120,13 @@ async def chunks(
     greeted: set[int] = set()
     writers: dict[int, CompletionLogprobsWriter] = {}
     shown: dict[int, PromptLogprobEntries] = {}
-    hidden = service.tokenizer.special_ids if params.skip_special_tokens else frozenset()
     async with aclosing(generation.deltas()) as deltas:
         async for index, delta in deltas:
             if index not in greeted:
                 greeted.add(index)
                 p = index // params.n
                 if params.logprobs is not None:
-                    writers[index] = CompletionLogprobsWriter(
-                        service.labels, params.logprobs, hidden, params.report_entropy
-                    )
+                    writers[index] = CompletionLogprobsWriter(service.labels, params.logprobs, params.report_entropy)
                 told = effective(ask, generation) if len(greeted) == 1 else UNSET
                 greeting: dict[str, Any] = (
                     {"token_ids": [], "prompt_token_ids": generation.prompts[p]} if with_ids else {}
@@ -123,18 +134,20 @@ async def chunks(
                 ids, scores = generation.prompts[p], generation.prompt_logprobs(p)
                 if ask.prompt_logprobs is not None and scores is not None:
                     if p not in shown:
-                        shown[p] = prompt_logprobs(service.labels, ids, scores, ask.prompt_logprobs)
+                        work = partial(prompt_logprobs, service.labels, ids, scores, ask.prompt_logprobs)
+                        shown[p] = await service.turns.answer(work, len(scores) * (ask.prompt_logprobs + 1))
                     greeting["prompt_logprobs"] = shown[p]
                 if echoes is not None and ask.logprobs is not None and scores is not None:
                     spelt = frozenset() if given_as_ids(ask.prompt) else service.tokenizer.special_ids
-                    greeting["logprobs"] = writers[index].write_prompt(ids, scores, spelt)
+                    written = partial(writers[index].write_prompt, ids, scores, spelt)
+                    greeting["logprobs"] = await service.turns.answer(written, len(scores) * (ask.logprobs + 1))
                 if echoes is not None or greeting or told is not UNSET:
                     choice = CompletionChoice(index, echoes[p] if echoes is not None else "", **greeting)
                     yield Completion(**shared, choices=[choice], usage=usage.so_far(), sampling_params=told)
             for piece in pieces(unsaid(delta) if only_echo(ask) else delta, with_ids):
                 logprobs = None
                 if piece.logprobs and index in writers:
-                    logprobs = writers[index].write(piece.token_ids, piece.logprobs)
+                    logprobs = writers[index].write(piece)
                 stop_reason = UNSET if piece.finish_reason is None else piece.stop_reason
                 ids = list(piece.token_ids) if with_ids else UNSET
                 choice = CompletionChoice(index, piece.text, logprobs, piece.finish_reason, stop_reason, ids)
@@ -147,8 +160,9 @@ async def chunks(
 NOT_WITH_BEAMS = (
     "stream", "logprobs", "echo", "prompt_logprobs", "stop", "stop_token_ids", "min_tokens", "ignore_eos", "seed",
     "presence_penalty", "frequency_penalty", "repetition_penalty", "dry_multiplier", "no_repeat_ngram_size", "banned_strings",
+    "encoder_no_repeat_ngram_size", "encoder_repetition_penalty", "exponential_decay_length_penalty",
     "forced_token_ids", "watermark", "mirostat", "adaptive_target", "sequence_bias", "bad_words", "preset", "return_token_ids",
-    "processors", "stop_regex", "repetition_detection", "include_stop_str_in_output", "return_sampling_params",
+    "banned_regex", "processors", "stop_regex", "repetition_detection", "include_stop_str_in_output", "return_sampling_params",
     "guidance_scale", "cfg_scale", "negative_prompt", "speculation",
 )  # fmt: skip
 MAX_BEAMS = 64
@@ -179,9 +193,9 @@ async def beam_search(
     id, origin = f"cmpl-{request_id(request, ask)}", origin_of(request, "text_completion", ask)
     work = BeamRequest(service, id, ids[0], params, search, origin)
     await unless_gone(request.receive, work.run(), lambda: work.abort("disconnect"))
-    beams = search.best(n)
+    beams, hidden = search.best(n), params.hidden(service.tokenizer.special_ids)
     choices = [
-        CompletionChoice(i, service.tokenizer.decode(beam.tokens, params.skip_special_tokens), None, beam.reason, None)
+        CompletionChoice(i, text_behind(service.tokenizer, hidden, ids[0], beam.tokens), None, beam.reason, None)
         for i, beam in enumerate(beams)
     ]
     return json_answer(Completion(**head(service, work.id), choices=choices, usage=work.usage))
@@ -226,9 +240,13 @@ def given_as_ids(prompt: Any) -> bool:
     return isinstance(prompt, list) and not isinstance(prompt[0], str)
 
 
-async def encode(service: Service, ask: CompletionRequest, prompts: list[Prompt]) -> list[list[int]]:
-    """Token ids of each prompt."""
-    special = ask.add_special_tokens is not False
+async def encode(request: Request, ask: CompletionRequest, prompts: list[Prompt]) -> list[list[int]]:
+    """Token ids of each prompt.
+
+    Raises:
+        ContextLengthError: one is too long, whatever its tokens are.
+    """
+    service, special = service_of(request), ask.add_special_tokens is not False
 
     def work() -> list[list[int]]:
         return [
@@ -236,12 +254,20 @@ async def encode(service: Service, ask: CompletionRequest, prompts: list[Prompt]
             for prompt in prompts
         ]
 
-    return await service.tokenized(work, sum(len(prompt) for prompt in prompts))
+    for prompt in prompts:
+        if isinstance(prompt, str):
+            check_length(service, prompt, "prompt")
+    return await service.turns.run(request, work, max(request.state.size, TURN_CHARS * len(prompts)))
 
 
-def echo(service: Service, prompt: Prompt) -> str:
-    """The prompt as text: as it was given, or spelt from its ids."""
-    return prompt if isinstance(prompt, str) else service.tokenizer.decode(prompt)
+async def echoed(request: Request, prompts: list[Prompt]) -> list[str]:
+    """The prompts as text: as they were given, or spelt from their ids."""
+    service = service_of(request)
+
+    def work() -> list[str]:
+        return [prompt if isinstance(prompt, str) else service.tokenizer.decode(prompt) for prompt in prompts]
+
+    return await service.turns.run(request, work, sum(len(prompt) for prompt in prompts if isinstance(prompt, list)))
 
 
 # ---- max_tokens 0: the prompt alone, with its logprobs

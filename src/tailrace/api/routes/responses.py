@@ -6,12 +6,13 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
+from uuid import uuid4
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tailrace.api.body import BodyReader
+from tailrace.api.body import BodyReader, check_size
 from tailrace.api.channels import channels_of, within
 from tailrace.api.chunks import effective
 from tailrace.api.conversation import check_conversation, encode
@@ -21,7 +22,7 @@ from tailrace.api.narrate import Narrator
 from tailrace.api.observe import origin_of
 from tailrace.api.peers import everywhere, kept, somewhere
 from tailrace.api.respond import json_answer, request_id, respond
-from tailrace.api.sampling import output_limit, sampling_params
+from tailrace.api.sampling import effort, output_limit, sampling_params
 from tailrace.api.schema.chat import ChatMessage, ChatRequest
 from tailrace.api.schema.common import GenerateRequest
 from tailrace.api.schema.requests import Cancelled
@@ -42,9 +43,12 @@ from tailrace.api.schema.responses import (
 from tailrace.api.schema.structured import FlatJsonSchemaFormat, JsonSchema, JsonSchemaFormat, ResponseFormat
 from tailrace.api.service import Service, service_of
 from tailrace.api.sse import NAMED
-from tailrace.api.tool_choice import choice_of, governed
+from tailrace.api.tool_choice import Choice, choice_of, governed
+from tailrace.api.turns import JSON_BYTES
 from tailrace.errors import ParameterError, TailraceError
+from tailrace.params import SamplingParams
 from tailrace.text.channels import Splitter
+from tailrace.text.tools.functions import check_tools
 
 READER = BodyReader(ResponsesRequest, RESPONSES_REFUSED)
 JSON = "application/json"
@@ -56,20 +60,32 @@ async def create_response(request: Request) -> Response:
     ask = await READER.read(request)
     info = service.supervisor.check()
     service.check_model(ask.model)
-    choice = choice_of(ask.tool_choice, ask.tools, ask.parallel_tool_calls)
-    chat = await conversation(service, ask)
-    prompt = await encode(service, chat, with_tools=choice.mode != "none")
-    negative = await of_chat(service, chat, with_tools=choice.mode != "none")
+    before = await earlier(request, ask)
+    size = request.state.size + len(before)
+
+    def looked_at() -> tuple[Choice, ChatRequest]:
+        check_tools(ask.tools, nested=False)
+        return choice_of(ask.tool_choice, ask.tools, ask.parallel_tool_calls), conversation(ask, before)
+
+    choice, chat = await service.turns.run(request, looked_at, size // JSON_BYTES)
+    with_tools = choice.mode != "none"
+    prompt = await encode(request, chat, size, with_tools, "input")
+    negative = await of_chat(request, chat, size, with_tools)
     taken, taker = longest(len(prompt), negative, "input")
     limit = output_limit(taken, info.max_model_len, ask.max_output_tokens, "max_output_tokens", taker)
-    params = sampling_params(
-        chat, service.tokenizer, service.defaults, max_tokens=limit, logprobs=None, negative_prompt=negative
-    )
     channels = channels_of(service, chat, prompt)
-    params = within(params, service, chat, channels)
-    params, grammar_field = governed(service, chat, choice, ask.tools, prompt, params, "text.format")
-    id, origin = f"resp_{request_id(request, ask)}", origin_of(request, "chat", ask)
-    generation = Generation(service, id, [prompt], params, origin, grammar_field)
+
+    def prepared() -> tuple[SamplingParams, str]:
+        params = sampling_params(
+            chat, service.tokenizer, service.defaults, max_tokens=limit, logprobs=None, negative_prompt=negative
+        )
+        params = within(params, service, chat, channels)
+        return governed(service, chat, choice, ask.tools, prompt, params, "text.format")
+
+    params, grammar_field = await service.turns.run(request, prepared, effort(chat, size))
+    # ids are ours, since answers are kept by them; what a client calls its request is a label, which others may use as well
+    id, label, origin = f"resp_{uuid4().hex}", request_id(request, ask), origin_of(request, "chat", ask)
+    generation = Generation(service, id, [prompt], params, origin, grammar_field, label)
     response = ResponseObject(
         id=generation.id, created_at=int(time.time()), instructions=ask.instructions, max_output_tokens=ask.max_output_tokens,
         model=service.model_name, output=[], previous_response_id=ask.previous_response_id, store=ask.store is not False,
@@ -171,11 +187,27 @@ def keep(service: Service, response: ResponseObject, said: list[dict[str, Any]],
 # ---- input → messages
 
 
-async def conversation(service: Service, ask: ResponsesRequest) -> ChatRequest:
-    """The same as a chat.
+async def earlier(request: Request, ask: ResponsesRequest) -> bytes:
+    """The conversation that this one goes on with, as JSON; b"" for none. Together they are no more than a body may be.
 
     Raises:
-        ParameterError: naming the field. RequestNotFoundError: the previous response is not stored.
+        ParameterError: they are. RequestNotFoundError: the previous response is not stored.
+    """
+    if ask.previous_response_id is None:
+        return b""
+    name, service = "previous_response_id", service_of(request)
+    before = await kept(service, "conversation", ask.previous_response_id, name)
+    if (size := len(before) + request.state.size) > (most := service.config.max_body_mib << 20):
+        raise ParameterError(f"{name}: the whole conversation must have at most {most} bytes, got {size}", name)
+    check_size(before, service.config.max_body_items)
+    return before
+
+
+def conversation(ask: ResponsesRequest, before: bytes) -> ChatRequest:
+    """The same as a chat, behind what was stored.
+
+    Raises:
+        ParameterError: naming the field.
     """
     if ask.max_tokens is not None:
         raise ParameterError("max_tokens: here it is max_output_tokens", "max_tokens")
@@ -187,8 +219,7 @@ async def conversation(service: Service, ask: ResponsesRequest) -> ChatRequest:
     messages: list[ChatMessage] = []
     if ask.instructions is not None:
         messages.append(ChatMessage(role="system", content=ask.instructions))
-    if ask.previous_response_id is not None:
-        before = await kept(service, "conversation", ask.previous_response_id, "previous_response_id")
+    if before:
         messages += msgspec.json.decode(before, type=list[ChatMessage])
     items = [InputItem(role="user", content=ask.input)] if isinstance(ask.input, str) else ask.input
     for place, item in enumerate(items):
@@ -197,7 +228,7 @@ async def conversation(service: Service, ask: ResponsesRequest) -> ChatRequest:
         raise ParameterError("input must hold a message", "input")
     shared = {name: getattr(ask, name) for name in GenerateRequest.__struct_fields__}
     chat = ChatRequest(
-        **shared, messages=messages, tools=[tool_of(tool, i) for i, tool in enumerate(ask.tools or ())] or None,
+        **shared, messages=messages, tools=[tool_of(tool) for tool in ask.tools or ()] or None,
         tool_choice=ask.tool_choice, chat_template_kwargs=ask.chat_template_kwargs, separate_reasoning=ask.separate_reasoning,
         stop_scope=ask.stop_scope, thinking_token_budget=ask.thinking_token_budget, negative_prompt=ask.negative_prompt,
         response_format=response_format(ask),
@@ -237,10 +268,8 @@ def message_of(item: InputItem, name: str) -> list[ChatMessage]:
     return [ChatMessage(role=item.role, content="".join(part.text or "" for part in item.content))]
 
 
-def tool_of(tool: dict[str, Any], place: int) -> dict[str, Any]:
+def tool_of(tool: dict[str, Any]) -> dict[str, Any]:
     """A function as chat templates expect it: its fields one level deeper."""
-    if tool.get("type") != "function" or not isinstance(tool.get("name"), str):
-        raise ParameterError(f"tools[{place}] must be a function with a name", "tools")
     return {
         "type": "function",
         "function": {key: value for key, value in tool.items() if key not in ("type", "strict")},

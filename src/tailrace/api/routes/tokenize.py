@@ -11,6 +11,7 @@ from tailrace.api.respond import json_answer
 from tailrace.api.schema.tokenize import TOKENIZE_REFUSED, Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
 from tailrace.api.service import service_of
 from tailrace.errors import ParameterError
+from tailrace.text.tools.functions import check_tools
 
 TOKENIZE = BodyReader(TokenizeRequest, TOKENIZE_REFUSED)
 DETOKENIZE = BodyReader(DetokenizeRequest, {})
@@ -25,21 +26,27 @@ async def tokenize(request: Request) -> Response:
     service.check_model(ask.model)
     if (ask.prompt is None) == (not ask.messages):
         raise ParameterError("prompt: either prompt or messages must be given, and not both", "prompt")
+    check_size(request, "messages" if ask.prompt is None else "prompt")
     if ask.prompt is None:
         if ask.add_special_tokens:
             raise ParameterError(
                 "add_special_tokens has no effect on messages: the template writes them", "add_special_tokens"
             )
         check_conversation(ask)
-        ids = await encode(service, ask)
+        check_tools(ask.tools, nested=True)
+        ids = await encode(request, ask, request.state.size, bound=False)
     else:
         for name in ONLY_OF_MESSAGES:
             if getattr(ask, name) is not None:
                 raise ParameterError(f"{name} has no effect without messages", name)
         text, special = ask.prompt, ask.add_special_tokens is not False
-        ids = await service.tokenized(lambda: service.tokenizer.encode(text, special), len(text))
-    strings = [service.tokenizer.token_of(id) for id in ids] if ask.return_token_strs else None
-    return json_answer(Tokenized(len(ids), info.max_model_len, ids, strings))
+        ids = await service.turns.run(request, lambda: service.tokenizer.encode(text, special), len(text))
+
+    def written() -> Response:
+        strings = [service.tokenizer.token_of(id) for id in ids] if ask.return_token_strs else None
+        return json_answer(Tokenized(len(ids), info.max_model_len, ids, strings))
+
+    return await service.turns.run(request, written, len(ids))
 
 
 async def detokenize(request: Request) -> Response:
@@ -48,8 +55,22 @@ async def detokenize(request: Request) -> Response:
     ask = await DETOKENIZE.read(request)
     info = service.supervisor.check()
     service.check_model(ask.model)
-    for place, id in enumerate(ask.tokens):
-        if id >= info.vocab_size:
-            raise ParameterError(f"tokens[{place}] must be in 0 … {info.vocab_size - 1}, got {id}", "tokens")
-    text = await service.tokenized(lambda: service.tokenizer.decode(ask.tokens), len(ask.tokens))
-    return json_answer(Detokenized(text))
+    check_size(request, "tokens")
+
+    def written() -> Response:
+        for place, id in enumerate(ask.tokens):
+            if id >= info.vocab_size:
+                raise ParameterError(f"tokens[{place}] must be in 0 … {info.vocab_size - 1}, got {id}", "tokens")
+        return json_answer(Detokenized(service.tokenizer.decode(ask.tokens)))
+
+    return await service.turns.run(request, written, len(ask.tokens))
+
+
+def check_size(request: Request, field: str) -> None:
+    """Raise ParameterError for a body that is larger than these endpoints take, where no context bounds what comes of it."""
+    most = service_of(request).config.max_tokenize_kib << 10
+    if request.state.size > most:
+        raise ParameterError(
+            f"{field}: the body must have at most {most} bytes here (--max-tokenize-kib), got {request.state.size}",
+            field,
+        )

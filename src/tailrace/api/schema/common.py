@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from tailrace.api.schema.structured import Backend, JsonText, StructuredOutputs
+from tailrace.api.schema.structured import JsonText, StructuredOutputs
 from tailrace.options import RepetitionDetection, Speculation, Watermark
 from tailrace.params import LogprobsMode, Scope
 
@@ -17,7 +17,9 @@ MAX_TOKEN_ID = 2**31 - 1  # any vocabulary is smaller; keeps what crosses the wi
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKEN_ID)]
 Priority = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 Deadline = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
-RequestId = Annotated[str, msgspec.Meta(min_length=1, max_length=128, pattern=r"^[\x21-\x7e]*$")]
+RequestId = Annotated[
+    str, msgspec.Meta(min_length=1, max_length=128, pattern=r"^[\x21-\x7e]*$(?!\n)")
+]  # Python's $ lets \n through
 
 
 class StreamOptions(msgspec.Struct):
@@ -57,6 +59,10 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     eta_cutoff: float | None = None
     top_n_sigma: float | None = None
     top_h: float | None = None
+    p_less: bool | None = None
+    p_less_norm: bool | None = None
+    min_k: bool | None = None
+    min_k_tau: float | None = None
     xtc_probability: float | None = None
     xtc_threshold: float | None = None
     mirostat: int | None = None
@@ -74,9 +80,14 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     dry_penalty_last_n: int | None = None
     dry_sequence_breakers: list[str] | None = None
     no_repeat_ngram_size: int | None = None
+    encoder_no_repeat_ngram_size: int | None = None
+    normalize_logits: bool | None = None
+    encoder_repetition_penalty: float | None = None
+    exponential_decay_length_penalty: tuple[int, float] | None = None
     sequence_bias: list[tuple[str | list[TokenId], float]] | None = None
     banned_strings: list[str] | None = None
     banned_ignore_case: bool | None = None
+    banned_regex: str | list[str] | None = None
     forced_token_ids: list[TokenId] | None = None
     processors: dict[str, dict[str, Any]] | None = None
     watermark: Watermark | None = None
@@ -92,7 +103,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
-    guided_decoding_backend: Backend | None = None
+    guided_decoding_backend: str | None = None
     grammar: str | None = None
     json_schema: JsonText | None = None
     regex: str | None = None
@@ -156,8 +167,8 @@ class PromptLogprob(msgspec.Struct, frozen=True):
     decoded_token: str
 
 
-# vLLM's shape: per token of the prompt null (the first), or token id → its logprob, the token's own among them
-PromptLogprobEntries = list[dict[int, PromptLogprob] | None]
+# vLLM's shape: per token of the prompt null (the first), or token id → its PromptLogprob, the token's own among them; as JSON
+PromptLogprobEntries = list[msgspec.Raw | None]
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):

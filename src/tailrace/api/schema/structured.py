@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 
@@ -10,7 +10,6 @@ from tailrace.options import MAX_WHITESPACE
 
 # an object, or the same as text
 JsonText = dict[str, Any] | str
-Backend = Literal["auto", "xgrammar", "llguidance", "guidance"]  # the last is vLLM's name of the third
 
 
 class TextFormat(msgspec.Struct, tag_field="type", tag="text"):
@@ -71,6 +70,6 @@ class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
     choice: list[str] | None = None
     grammar: str | None = None
     structural_tag: JsonText | None = None
-    backend: Backend | None = None
+    backend: str | None = None
     whitespace: Annotated[int, msgspec.Meta(ge=0, le=MAX_WHITESPACE)] | None = None
     close_in_time: bool | None = None

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tailrace import _cpu
-from tailrace.kernels.program import MAX_STAGES, STAGES, Add, Ban, Edit, Mask, Penalty, Program
+from tailrace.kernels.program import MAX_STAGES, STAGES, Add, Ban, Edit, Lift, Mask, Penalty, Program
 
 MAX_EDITS = 16
 GREEDY, PROCESSED, ENTROPY, TAKEN, RARE, REPORTED = 1, 2, 4, 8, 16, 32
@@ -111,6 +111,8 @@ def edit_record(edit: Edit) -> EditRecord:
             return EditRecord(2, ids.size, ids.ctypes.data, values.ctypes.data)
         case Penalty(counts, repetition, frequency, presence):
             return EditRecord(3, 0, counts.address, None, repetition, frequency, presence)
+        case Lift(ids, factor):
+            return EditRecord(4, ids.size, ids.ctypes.data, None, factor)
     raise TypeError(f"no kernel for {type(edit).__name__}")
 
 
@@ -127,8 +129,8 @@ class StepRecord(ctypes.Structure):
     ]  # fmt: skip
 
 
-_mine = [ctypes.sizeof(kind) for kind in (EditRecord, StageRecord, ProgramRecord, StepRecord)]
+_mine = [*(ctypes.sizeof(kind) for kind in (EditRecord, StageRecord, ProgramRecord, StepRecord)), len(STAGES)]
 if _mine != _cpu.struct_sizes():
     raise ImportError(
-        f"tailrace._cpu was built from other sources: its structs have {_cpu.struct_sizes()} bytes, not {_mine}"
+        f"tailrace._cpu was built from other sources: its structs (bytes) and stages are {_cpu.struct_sizes()}, not {_mine}"
     )

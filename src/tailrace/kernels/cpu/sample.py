@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from typing import NamedTuple
 
 import torch
 
 from tailrace import _cpu
+from tailrace.errors import ParameterError
 from tailrace.kernels.cpu.program import Programs, StepRecord
-from tailrace.kernels.rows import Rows
+from tailrace.kernels.rows import Rows, shown
 from tailrace.kernels.types import CODES, readable
 
+FIELD = re.compile(r"(?:the )?(\w+)")  # that a complaint of csrc/sample.cpp begins with
 APART = -1  # the status of a request that was left alone
 
 
@@ -39,29 +42,34 @@ class Step:
     flags: what the programs of its slots have set, together, and REPORTED if any asks for reports (kernels/cpu/program.py).
 
     Raises:
-        ValueError: shapes or dtypes do not fit; a slot is empty; a source, position, draft or mask is out of range.
+        ParameterError: shapes or dtypes do not fit; a slot is empty; a source, position, draft or mask is out of range.
     """
 
     def __init__(self, logits: torch.Tensor, rows: Rows, programs: Programs) -> None:
         logits = readable(logits)
         count, vocab = logits.shape
         if (proposals := rows.proposals) is not None and (
-            proposals.shape != (rows.num_rows, vocab)
+            not isinstance(proposals, torch.Tensor)
+            or proposals.shape != (rows.num_rows, vocab)
             or proposals.dtype != torch.float32
             or not proposals.is_contiguous()
         ):
-            raise ValueError(
-                f"proposals must be contiguous float32 [{rows.num_rows}, {vocab}], got {tuple(proposals.shape)}"
+            raise ParameterError(
+                f"proposals must be contiguous float32 [{rows.num_rows}, {vocab}], got {shown(proposals)}", "proposals"
             )
         count_rows, n = rows.num_rows, rows.num_requests
         if n < 0 or not rows.source.numel() == rows.position.numel() == rows.draft.numel() == count_rows:
-            raise ValueError(
-                f"source, position and draft must have {count_rows} entries, as slot has; start at least one"
+            raise ParameterError(
+                f"source, position and draft must have {count_rows} entries, as slot has; start at least one", "source"
             )
         if rows.rule is not None and rows.rule.numel() != n:
-            raise ValueError(f"rule must have {n} entries, one per request, got {rows.rule.numel()}")
+            raise ParameterError(f"rule must have {n} entries, one per request, got {rows.rule.numel()}", "rule")
         self.shape = (n, rows.width)
         self.alive = (logits, rows, programs)  # the record holds addresses only
+        if isinstance(rows.width, bool) or not isinstance(rows.width, int) or not 1 <= rows.width <= max(1, count_rows):
+            raise ParameterError(
+                f"width must be an integer in [1, {max(1, count_rows)}], got {rows.width!r:.100}", "width"
+            )
         self.record = StepRecord(
             logits.data_ptr(), CODES[logits.dtype], count, vocab, logits.stride(0), programs.num_slots, rows.num_rows,
             *self.shape, programs.address, rows.slot.data_ptr(), rows.source.data_ptr(), rows.position.data_ptr(),
@@ -71,7 +79,11 @@ class Step:
         if rows.mask is not None:
             point_at_masks(self.record, rows.mask, rows.masks)
         self.address = ctypes.addressof(self.record)
-        _cpu.check(self.address)
+        try:
+            _cpu.check(self.address)
+        except ValueError as error:
+            named = FIELD.match(str(error))
+            raise ParameterError(str(error), named and named[1]) from None
         self.flags: int = self.record.flags
 
     def unroll(self, program: torch.Tensor, programs: Programs) -> None:
@@ -106,12 +118,23 @@ def point_at_masks(record: StepRecord, mask: torch.Tensor, masks: torch.Tensor |
     """Their addresses become the record's; the numbers in `mask` are checked with the other ones.
 
     Raises:
-        ValueError: shapes or dtypes do not fit, or there are no masks.
+        ParameterError: shapes or dtypes do not fit, or there are no masks.
     """
-    if mask.dtype != torch.int64 or mask.shape != (record.rows,) or not mask.is_contiguous():
-        raise ValueError(f"mask must be contiguous int64 [{record.rows}], got {mask.dtype} {tuple(mask.shape)}")
+    if (
+        not isinstance(mask, torch.Tensor)
+        or mask.dtype != torch.int64
+        or mask.shape != (record.rows,)
+        or not mask.is_contiguous()
+    ):
+        raise ParameterError(f"mask must be contiguous int64 [{record.rows}], got {shown(mask)}", "mask")
     words = -(-record.vocab // 32)
-    if masks is None or masks.dtype != torch.int32 or masks.shape != (len(masks), words) or not masks.is_contiguous():
-        got = "none" if masks is None else f"{masks.dtype} {tuple(masks.shape)}"
-        raise ValueError(f"masks must be contiguous int32 [M, {words}] where rows have a mask, got {got}")
+    if (
+        not isinstance(masks, torch.Tensor)
+        or masks.dtype != torch.int32
+        or masks.shape != (len(masks), words)
+        or not masks.is_contiguous()
+    ):
+        raise ParameterError(
+            f"masks must be contiguous int32 [M, {words}] where rows have a mask, got {shown(masks)}", "masks"
+        )
     record.mask, record.masks, record.num_masks = mask.data_ptr(), masks.data_ptr(), len(masks)

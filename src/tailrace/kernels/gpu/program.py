@@ -50,7 +50,8 @@ MOMENTS = tl.constexpr(2)  # Σ d e^d and Σ d² e^d
 SIGMA = tl.constexpr(4)  # number, Σ d and Σ d² of the finite ones, d = l − the block's max
 RAW = tl.constexpr(8)  # maximum and mass before the edits, scale 1; with MOMENTS_RAW its moments
 MOMENTS_RAW = tl.constexpr(16)
-RICH = tl.constexpr(2 | 4 | 8 | 16)  # more than maxima and mass
+SQUARES = tl.constexpr(32)  # with MASS, and never with MOMENTS: Σ e^2d
+RICH = tl.constexpr(2 | 4 | 8 | 16 | 32)  # more than maxima and mass
 
 
 @triton.jit
@@ -118,8 +119,8 @@ def stages_want(stages: list[Stage] | tuple[Stage, ...]) -> tuple[int, float]:
         if stage.kind == "temperature":
             temperature *= stage.a
         else:
-            moments = MOMENTS.value if stage.kind in NEEDS_MOMENTS else 0
-            return wants | MASS.value | moments, temperature
+            more = MOMENTS if stage.kind in NEEDS_MOMENTS else SQUARES if stage.kind == "p_less" else None
+            return wants | MASS.value | (0 if more is None else more.value), temperature
     return wants, 0.0
 
 

@@ -14,6 +14,7 @@ from tailrace.kernels.gpu.order import INF_KEY, NONE_KEY, value_of
 from tailrace.kernels.gpu.program import EXEMPT, KEY, NUM_EXEMPT, NUM_STAGES, STAGE, STAGE_FIELDS, number
 from tailrace.kernels.gpu.survivors import (
     CHUNK,
+    LOWEST,
     PIVOTS,
     append,
     boundary,
@@ -27,6 +28,7 @@ from tailrace.kernels.gpu.survivors import (
     relative_to_largest,
     replace,
     total,
+    total_squares,
     within,
 )
 from tailrace.kernels.program import STAGES
@@ -43,10 +45,16 @@ EPSILON = tl.constexpr(STAGES.index("epsilon"))
 ETA = tl.constexpr(STAGES.index("eta"))
 TOP_N_SIGMA = tl.constexpr(STAGES.index("top_n_sigma"))
 XTC = tl.constexpr(STAGES.index("xtc"))
+P_LESS = tl.constexpr(STAGES.index("p_less"))
+HANDLED = (
+    TEMPERATURE, DYNAMIC_TEMPERATURE, QUADRATIC, MIN_P, TOP_K, TOP_P, TOP_A, TYPICAL, EPSILON, ETA, TOP_N_SIGMA, XTC, P_LESS,
+)  # fmt: skip
+if sorted(kind.value for kind in HANDLED) != list(range(len(STAGES))):
+    raise ImportError(f"the GPU's kernels have {len(HANDLED)} stages and no branch for others of {STAGES}")
 XTC_STREAM = tl.constexpr(3)  # of the noise; csrc/refine.cpp
 EVERYTHING = tl.constexpr(-1e300)  # a depth that only the complete row satisfies
 SLACK = tl.constexpr(1.0 + 1e-6)  # rounding must not make the first try fail
-LOWEST = tl.constexpr(-3.4028234663852886e38)
+SIGMA_SLACK = tl.constexpr(1.0 + 2.0**-10)  # sampling/methods/top_n_sigma.py
 
 
 @triton.jit
@@ -75,7 +83,17 @@ def reached_by(keys, blocks, k):
 
 
 @triton.jit
-def first_depth(record, blocks, keys, top, mass, sigma):
+def p_less_depth(mass, squares, k, vocab):
+    """How deep p-less keeps: ln of its threshold relative to the likeliest, from Σ e^x and Σ e^2x."""
+    agree = squares / (mass * mass)
+    many = tl.maximum(vocab, 2).to(tl.float64)
+    least = tl.where(k == 0, agree, (many * agree - 1.0) / (many - 1.0))
+    wanted = (least > 0.0) & ((k == 0) | (vocab > 1))
+    return tl.where(wanted, tl.log(tl.where(wanted, least, 1.0) * mass), EVERYTHING)
+
+
+@triton.jit
+def first_depth(record, blocks, keys, top, mass, squares, sigma, vocab):
     """Down to which logit, relative to the maximum, it is worth collecting first."""
     depth, temperature = tl.full((), EVERYTHING, tl.float64), tl.full((), 1.0, tl.float64)
     settled = 0
@@ -88,22 +106,28 @@ def first_depth(record, blocks, keys, top, mass, sigma):
             elif kind == MIN_P:
                 depth, settled = tl.maximum(depth, temperature * tl.log(a) * SLACK), 1
             elif kind == TOP_N_SIGMA:
-                depth, settled = tl.maximum(depth, -a * sigma * SLACK), 1
+                depth, settled = tl.maximum(depth, -a * sigma * SIGMA_SLACK * SLACK), 1
             elif kind == TOP_K:
                 depth, settled = tl.maximum(depth, reached_by(keys, blocks, k).to(tl.float64) - top), 1
             elif (kind == DYNAMIC_TEMPERATURE) | (kind == QUADRATIC) | (kind == XTC):
                 settled = 1
+            elif kind == P_LESS:
+                if squares > 0.0:
+                    depth = tl.maximum(
+                        depth, temperature * tl.minimum(p_less_depth(mass, squares, k, vocab), 0.0) * SLACK
+                    )
             elif kind == EPSILON:
-                depth = tl.maximum(depth, temperature * tl.log(a * mass) * SLACK)
+                depth = tl.maximum(depth, temperature * (tl.log(a) + tl.log(mass)) * SLACK)
             else:
                 depth = tl.maximum(depth, -4.0 * temperature)
     return tl.minimum(depth, 0.0)
 
 
 @triton.jit
-def refine(record, row, position, top, mass, row_entropy, mass_temperature, sigma, floor, x, ids, n):
+def refine(record, row, position, top, mass, row_entropy, squares, mass_temperature, sigma, floor, x, ids, n):
     """All stages in order → how many are left, and where a stage could not decide the depth (relative to the maximum) to collect down to
-    instead; 0 where all could. mass, row_entropy: of the row, d = (l − max) / mass_temperature; mass_temperature 0: not known."""
+    instead; 0 where all could. mass, row_entropy, squares (Σ e^2d): of the row, d = (l − max) / mass_temperature; mass_temperature 0: not
+    known."""
     needed = tl.full((), 0.0, tl.float64)
     temperature = tl.full((), 1.0, tl.float64)
     complete = floor <= EVERYTHING
@@ -128,7 +152,7 @@ def refine(record, row, position, top, mass, row_entropy, mass_temperature, sigm
                     n = keep_first(x, ids, n, 0.0, k, needed)
                     complete = True
             elif kind == TOP_N_SIGMA:
-                bound = -a * sigma
+                bound = -a * sigma * SIGMA_SLACK
                 if (complete == 0) & (floor * temperature > bound):
                     needed = bound / temperature
                 else:
@@ -141,7 +165,7 @@ def refine(record, row, position, top, mass, row_entropy, mass_temperature, sigm
                     n = exclude_top_choices(record, position, knobs, x, ids, n)
                 else:
                     n = reshape(kind, knobs, x, ids, n)
-            else:
+            else:  # min-p, top-p, top-a, typical, epsilon, eta; that there is no other is checked above
                 here = total(x, n)
                 known = complete | (mass_temperature == temperature)
                 whole = tl.where(complete, here, mass)
@@ -156,6 +180,11 @@ def refine(record, row, position, top, mass, row_entropy, mass_temperature, sigm
                     bound = bound + tl.log(whole)
                 elif kind == ETA:  # p ≥ min(a, √a · e^−H)
                     bound = tl.minimum(bound, 0.5 * bound - h) + tl.log(whole)
+                elif kind == P_LESS:
+                    all_squares = squares
+                    if complete:
+                        all_squares = total_squares(x, n)
+                    bound = p_less_depth(whole, all_squares, k, row[1])
                 bound = tl.minimum(bound, 0.0)  # the likeliest stays
                 if (kind != MIN_P) & (known == 0):
                     needed = needed + EVERYTHING

@@ -21,12 +21,13 @@ from tailrace.kernels.gpu.program import (
     PLAIN,
     PROCESSED,
     SIGMA,
+    SQUARES,
     WANTS,
     number,
 )
-from tailrace.kernels.gpu.refine import EVERYTHING, LOWEST, first_depth, refine, stage_at
-from tailrace.kernels.gpu.scan import OF_MASS, OF_SIGMA, highest, mass_of, sigma_of
-from tailrace.kernels.gpu.survivors import collect, divide, keep_above
+from tailrace.kernels.gpu.refine import EVERYTHING, first_depth, refine, stage_at
+from tailrace.kernels.gpu.scan import OF_MASS, OF_SIGMA, highest, mass_of, sigma_of, squares_of
+from tailrace.kernels.gpu.survivors import LOWEST, collect, divide, keep_above
 from tailrace.kernels.rows import RULES
 
 EXACT = tl.constexpr(RULES.index("exact"))
@@ -92,19 +93,21 @@ def survivors(record, here, position, keys, sums, plane, blocks, top, x, ids, fo
     """What the refinements leave, collected as deep as they must look; how many."""
     wants, mass_temperature = tl.load(record + WANTS), number(record, MASS_TEMPERATURE)
     whole, h = tl.full((), 0.0, tl.float64), tl.full((), 0.0, tl.float64)
-    sigma = tl.full((), 0.0, tl.float64)
+    sigma, squares = tl.full((), 0.0, tl.float64), tl.full((), 0.0, tl.float64)
     if (wants & MASS) != 0:
         moments = (wants & MOMENTS) != 0
         whole, first, _ = mass_of(keys, sums + OF_MASS * plane, plane, blocks, top, 1.0 / mass_temperature, moments)
         h = tl.log(whole) - first / whole
+        if (wants & SQUARES) != 0:
+            squares = squares_of(keys, sums + OF_MASS * plane, plane, blocks, top, 1.0 / mass_temperature)
     if (wants & SIGMA) != 0:
-        sigma = sigma_of(keys, sums + OF_SIGMA * plane, plane, blocks, top)
-    depth = first_depth(record, blocks, keys, top, whole, sigma)
+        sigma = sigma_of(here, keys, sums + OF_SIGMA * plane, plane, blocks, top)
+    depth = first_depth(record, blocks, keys, top, whole, squares, sigma, here[1])
     n = tl.full((), 0, tl.int32)
     while depth < 1.0:
         floor = tl.maximum(top + depth, LOWEST).to(tl.float32)
         n = collect(here, keys, blocks, floor, top, x, ids, found)
-        n, deeper = refine(record, here, position, top, whole, h, mass_temperature, sigma, depth, x, ids, n)
+        n, deeper = refine(record, here, position, top, whole, h, squares, mass_temperature, sigma, depth, x, ids, n)
         # rounding must not make it ask for the same again
         depth = tl.where(deeper == 0.0, 2.0, tl.where(deeper < depth, deeper, EVERYTHING))
     return n

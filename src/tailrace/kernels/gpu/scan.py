@@ -9,16 +9,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tailrace.kernels.gpu.edits import is_edited, keys_at, raw_at, row_at
+from tailrace.kernels.gpu.edits import is_edited, keys_at, logit_at, raw_at, row_at
 from tailrace.kernels.gpu.order import INF_KEY, NONE_KEY, ordered, value_of
-from tailrace.kernels.gpu.program import MASS, MOMENTS, MOMENTS_RAW, RAW, RICH, SCALE, SIGMA, WANTS, number
+from tailrace.kernels.gpu.program import MASS, MOMENTS, MOMENTS_RAW, RAW, RICH, SCALE, SIGMA, SQUARES, WANTS, number
 
 BLOCK = tl.constexpr(256)
 CHUNK = tl.constexpr(1024)
 LOG2E = tl.constexpr(1.4426950408889634)
 
 # Planes of `sums`, float32 [PLANES, rows, blocks], `plane` entries each, written only where it is wanted.
-OF_MASS = tl.constexpr(0)  # and the two after it: Σ e^d, Σ d e^d, Σ d² e^d
+OF_MASS = tl.constexpr(0)  # and the two after it: Σ e^d, Σ d e^d, Σ d² e^d; or Σ e^d, Σ e^2d
 OF_SIGMA = tl.constexpr(3)  # number, Σ d, Σ d²
 OF_RAW = tl.constexpr(6)  # as OF_MASS, before the edits
 PLANES = 9
@@ -45,7 +45,7 @@ def scan_rows(step, tables, work, blocks, MORE: tl.constexpr, TILE: tl.constexpr
             tl.store(work.keys + out, key, mask=there)
             at, plane = work.sums + out, work.plane
             if (wants & MASS) != 0:
-                weigh(at + OF_MASS * plane, plane, x, key, scale, wants & MOMENTS, there, MORE)
+                weigh(at + OF_MASS * plane, plane, x, key, scale, wants & MOMENTS, wants & SQUARES, there, MORE)
             if MORE:
                 if (wants & SIGMA) != 0:
                     d = x - finite(key)[:, None]
@@ -57,7 +57,7 @@ def scan_rows(step, tables, work, blocks, MORE: tl.constexpr, TILE: tl.constexpr
                 if (wants & RAW) != 0:
                     raw_key = tl.max(ordered(raw), 1)
                     tl.store(work.raw_keys + out, raw_key, mask=there)
-                    weigh(at + OF_RAW * plane, plane, raw, raw_key, 1.0, wants & MOMENTS_RAW, there, True)
+                    weigh(at + OF_RAW * plane, plane, raw, raw_key, 1.0, wants & MOMENTS_RAW, 0, there, True)
 
 
 @triton.jit
@@ -67,11 +67,13 @@ def finite(key):
 
 
 @triton.jit
-def weigh(at, plane, x, key, scale, moments, there, MORE: tl.constexpr):
+def weigh(at, plane, x, key, scale, moments, squares, there, MORE: tl.constexpr):
     d = (x - finite(key)[:, None]) * scale
     w = tl.exp2(d * LOG2E)
     tl.store(at, tl.sum(w, 1), mask=there)
     if MORE:
+        if squares != 0:
+            tl.store(at + plane, tl.sum(w * w, 1), mask=there)
         if moments != 0:
             d = tl.where(d > float("-inf"), d, 0.0)
             tl.store(at + plane, tl.sum(w * d, 1), mask=there)
@@ -109,7 +111,20 @@ def mass_of(keys, sums, plane, blocks, top, scale, moments):
 
 
 @triton.jit
-def sigma_of(keys, sums, plane, blocks, top):
+def squares_of(keys, sums, plane, blocks, top, scale):
+    """A row's Σ e^2d, d = (l − top) · scale, from its blocks'."""
+    found = tl.full((), 0.0, tl.float64)
+    for first in range(0, blocks, CHUNK):
+        block = first + tl.arange(0, CHUNK)
+        key = tl.load(keys + block, mask=block < blocks, other=NONE_KEY)
+        inside = key > NONE_KEY
+        share = tl.exp((tl.where(inside, value_of(key), top).to(tl.float64) - top) * scale)
+        found += tl.sum(share * share * tl.load(sums + plane + block, mask=inside, other=0.0).to(tl.float64), 0)
+    return found
+
+
+@triton.jit
+def sigma_of(row, keys, sums, plane, blocks, top):
     """The standard deviation of a row's finite logits."""
     count, one, two = tl.full((), 0.0, tl.float64), tl.full((), 0.0, tl.float64), tl.full((), 0.0, tl.float64)
     for first in range(0, blocks, CHUNK):
@@ -125,5 +140,32 @@ def sigma_of(keys, sums, plane, blocks, top):
         two += tl.sum(dd + 2.0 * below * d + n * below * below, 0)
     mean = one / tl.maximum(count, 1.0)
     variance = two / tl.maximum(count, 1.0) - mean * mean
-    # logits so far apart that their squares overflow: nothing is within σ of nothing
-    return tl.where(variance == variance, tl.sqrt(tl.maximum(0.0, variance)), float("inf"))
+    if (variance > 1e-30) & (variance < 1e36):
+        found = tl.sqrt(variance)
+    else:  # squares have left a float's range
+        found = sigma_in_double(row, top)
+    return found
+
+
+@triton.jit
+def sigma_in_double(row, top):
+    """The same, of logits so near or so far apart that the squares of floats are not enough."""
+    count, one, two = tl.full((), 0.0, tl.float64), tl.full((), 0.0, tl.float64), tl.full((), 0.0, tl.float64)
+    for first in range(0, row[1], CHUNK):
+        d, counted = depths_at(row, first, top)
+        count += tl.sum(counted.to(tl.float64), 0)
+        one += tl.sum(d, 0)
+    mean = one / tl.maximum(count, 1.0)
+    for first in range(0, row[1], CHUNK):
+        d, counted = depths_at(row, first, top)
+        two += tl.sum(tl.where(counted, (d - mean) * (d - mean), 0.0), 0)
+    return tl.sqrt(two / tl.maximum(count, 1.0))
+
+
+@triton.jit
+def depths_at(row, first, top):
+    """A chunk's logits after the edits as distances from `top` in double, 0 where they are −inf; which are not."""
+    token = first + tl.arange(0, CHUNK)
+    value = logit_at(row, token, token < row[1])
+    counted = value > float("-inf")
+    return tl.where(counted, value.to(tl.float64) - top, 0.0), counted

@@ -15,6 +15,7 @@ from tailrace.kernels.gpu.survivors import entropy, load, load_ids, total, weigh
 
 EPSILON, DELTA = tl.constexpr(0.09), tl.constexpr(0.3)  # of rule typical: sampling/verify.py
 LEAST = tl.constexpr(1.1754943508222875e-38)  # less of a remainder than that is nothing
+LEAST_DOUBLE = tl.constexpr(1e-300)  # no remainder's sum is less; only so that what is not taken is no 0 / 0
 
 
 @triton.jit(do_not_specialize=["width"])
@@ -74,7 +75,7 @@ def settled(step, record, work, row, rule, draft, token):
                 best = winner_of_rest(step, x, ids, n, row, 1.0 / whole, key, position)
             else:
                 best = winner(x, ids, n, key, position, RESIDUAL, draft)
-            token = tl.where(best == NOBODY, draft, id_of(best))  # p = q up to rounding: nothing is left over
+            token = id_of(or_of_all(best, x, ids, n, key, position))
     return token
 
 
@@ -96,18 +97,15 @@ def by_block(step, record, work, tokens, out, i, first, last):
             rest, h = p, p
             if draft >= 0:
                 rest = mass_of_rest(step, x, ids, n, row, p / whole)
-                one = tl.where(p >= 1.0, 1.0, 0.0).to(tl.float64)
-                h = tl.where(rest > 0.0, rest / tl.maximum(rest + 1.0 - p, 1e-300), one)
+                h = tl.where(rest > 0.0, rest / tl.maximum(rest + (1.0 - p), LEAST_DOUBLE), 0.0)
             place = (row - first).to(tl.uint32)
             if (row == first) | ((rest > 0.0) & (uniform_of(key, start, BY_BLOCK + place) <= h)):
                 accepted = row - first
                 if draft < 0:
                     follower = id_of(winner(x, ids, n, key, position, RESIDUAL, -1))
-                elif rest > 0.0:
-                    best = winner_of_rest(step, x, ids, n, row, p / whole, key, position)
-                    follower = tl.where(best == NOBODY, draft, id_of(best))
                 else:
-                    follower = draft
+                    best = winner_of_rest(step, x, ids, n, row, p / whole, key, position)
+                    follower = id_of(or_of_all(best, x, ids, n, key, position))
             if draft >= 0:
                 mine = tl.load(step.proposals + row * step.vocab + draft).to(tl.float64)
                 following = share_of(x, ids, n, draft) / whole
@@ -121,6 +119,14 @@ def by_block(step, record, work, tokens, out, i, first, last):
         tl.store(tokens + accepted, follower)
     tl.store(out.num_tokens + i, accepted + 1)
     tl.store(out.status + i, tl.where(accepted >= 0, STATUSES[0], state))
+
+
+@triton.jit
+def or_of_all(best, x, ids, n, key, position):
+    """Where rounding has left nothing of a remainder, p and q are the same: then from p."""
+    if best == NOBODY:
+        best = winner(x, ids, n, key, position, RESIDUAL, -1)
+    return best
 
 
 @triton.jit

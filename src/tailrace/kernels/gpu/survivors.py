@@ -17,6 +17,7 @@ GROUP = tl.constexpr(4)  # blocks in a chunk
 DEEPEST = tl.constexpr(0x7F800000)  # the bits of a depth of infinity
 FEW = tl.constexpr(256)
 PIVOTS = tl.constexpr(16)  # looked at together: a round is as long as its reductions, whatever they reduce
+LOWEST = tl.constexpr(-3.4028234663852886e38)
 UNIT = tl.constexpr(2.0**44)  # times 2^19 tokens is what 63 bits hold
 
 
@@ -49,7 +50,8 @@ def tokens_of(found, count, first, vocab):
 
 @triton.jit
 def collect(row, keys, blocks, floor, top, x, ids, found):
-    """All tokens whose logit is at least `floor`, as distances from `top`; how many."""
+    """All tokens whose logit is at least `floor`, as distances from `top`, where that is finite; how many."""
+    floor = tl.maximum(floor, top + LOWEST)
     count = reaching(keys, blocks, ordered(floor), found)
     n = 0
     for first in range(0, count, GROUP):
@@ -122,6 +124,16 @@ def total(x, n):
     found = tl.full((), 0, tl.int64)
     for first in range(0, n, CHUNK):
         found += tl.sum(mass(load(x, n, first)), 0)
+    return found.to(tl.float64) / UNIT
+
+
+@triton.jit
+def total_squares(x, n):
+    """Σ e^2x, float64."""
+    found = tl.full((), 0, tl.int64)
+    for first in range(0, n, CHUNK):
+        value = load(x, n, first)
+        found += tl.sum(mass(value + value), 0)
     return found.to(tl.float64) / UNIT
 
 

@@ -7,6 +7,7 @@ of the drawn tokens' p, each step's weight `adaptive_decay` of the next one's; i
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from tailrace.params import SamplingParams
@@ -34,9 +35,9 @@ def begin(params: SamplingParams) -> dict[str, float]:
     return {"adaptive_sum": params.adaptive_target * weight, "adaptive_weight": weight}
 
 
-def learn(slot: Slot, p: float) -> None:
+def learn(slot: Slot, logprob: float) -> None:
     decay = slot.params.adaptive_decay
-    slot.state["adaptive_sum"] = p + decay * slot.state["adaptive_sum"]
+    slot.state["adaptive_sum"] = math.exp(logprob) + decay * slot.state["adaptive_sum"]
     slot.state["adaptive_weight"] = 1.0 + decay * slot.state["adaptive_weight"]
 
 

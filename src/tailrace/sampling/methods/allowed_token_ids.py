@@ -1,4 +1,4 @@
-"""Allowed token ids: every other token becomes −inf. Neutral: None."""
+"""Allowed token ids: every other token becomes −inf, and so do those that hold something banned within themselves. Neutral: None."""
 
 from __future__ import annotations
 
@@ -12,7 +12,15 @@ if TYPE_CHECKING:
 
 
 def edits(slot: Slot) -> list[Mask]:
-    return [slot.once("allowed", lambda: mask_of(ascending(slot.params.allowed_token_ids or ()), slot.vocab_size))]
+    """One at most, and the same object as long as nothing changes."""
+    mask, ids = slot.carried.mask, slot.params.allowed_token_ids
+    known = slot.derived.get("allowed")
+    if known is None or known[0] is not mask:
+        allowed = [] if ids is None else [mask_of(ascending(ids), slot.vocab_size)]
+        if mask is not None:
+            allowed = [Mask(mask & allowed[0].words if allowed else mask)]
+        known = slot.derived["allowed"] = (mask, allowed)
+    return known[1]
 
 
-ALLOWED_TOKEN_IDS = EditMethod(lambda params: params.allowed_token_ids is not None, edits)
+ALLOWED_TOKEN_IDS = EditMethod(lambda params: params.allowed_token_ids is not None or params.bans, edits)

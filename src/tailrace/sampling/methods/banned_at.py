@@ -1,4 +1,4 @@
-"""Bans at one position: tokens that began a banned string, or were ruled out by whoever looks at the text, may not be drawn there
+"""Bans at one position: tokens that began something banned, or were ruled out by whoever looks at the text, may not be drawn there
 again. Set per position by Slots.ban; the rewind itself is the engine's (exllamav2's banned strings, koboldcpp's "antislop").
 Neutral: none."""
 
@@ -18,4 +18,4 @@ def edits(slot: Slot) -> list[Ban]:
     return [Ban(ascending(banned))] if banned else []
 
 
-BANNED_AT = EditMethod(lambda params: bool(params.banned_strings), edits, moves=lambda params: True)
+BANNED_AT = EditMethod(lambda params: params.bans, edits, moves=lambda params: True)

@@ -28,19 +28,21 @@ def never(params: SamplingParams) -> bool:
 @dataclass(frozen=True, slots=True)
 class EditMethod:
     """wanted: does this request need it at all. edits(slot): what it does at the slot's next position. moves: whether that
-    changes from token to token. recalls: whether it needs the sequence's history."""
+    changes from token to token. recalls: whether it needs the sequence's history. dense: whether no kernel has it
+    (kernels.program.Dense)."""
 
     wanted: Callable[[SamplingParams], bool]
     edits: Callable[[Slot], Sequence[program.Edit]]
     moves: Callable[[SamplingParams], bool] = never
     recalls: Callable[[SamplingParams], bool] = never
+    dense: Callable[[SamplingParams], bool] = never
 
 
 @dataclass(frozen=True, slots=True)
 class Refinement:
     """wanted: does this request need it at all. apply(survivors, context) → survivors, at least one. stage(params): the same for
-    the kernels, or None. begin(params): the state it carries from token to token; learn(slot, p): the drawn token had
-    probability p among the survivors."""
+    the kernels, or None. begin(params): the state it carries from token to token; learn(slot, logprob): so likely was the
+    drawn token among the survivors, nats."""
 
     wanted: Callable[[SamplingParams], bool]
     apply: Callable[[Survivors, Context], Survivors]

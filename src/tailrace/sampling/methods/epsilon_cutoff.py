@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 from tailrace.kernels.program import Stage
 from tailrace.sampling.methods.base import Refinement
 from tailrace.sampling.survivors import Context, Survivors
 
 
 def apply(survivors: Survivors, context: Context) -> Survivors:
-    p = survivors.probabilities()
-    return survivors.keep(p >= min(context.slot.params.epsilon_cutoff, float(p.max())))
+    return survivors.near(math.log(context.slot.params.epsilon_cutoff) + survivors.log_mass())
 
 
 EPSILON_CUTOFF = Refinement(

@@ -10,9 +10,8 @@ from tailrace.sampling.survivors import Context, Survivors
 
 
 def apply(survivors: Survivors, context: Context) -> Survivors:
-    eta, p = context.slot.params.eta_cutoff, survivors.probabilities()
-    least = min(eta, math.sqrt(eta) * math.exp(-survivors.entropy()))
-    return survivors.keep(p >= min(least, float(p.max())))
+    log_eta = math.log(context.slot.params.eta_cutoff)
+    return survivors.near(min(log_eta, 0.5 * log_eta - survivors.entropy()) + survivors.log_mass())
 
 
 ETA_CUTOFF = Refinement(lambda params: params.eta_cutoff > 0.0, apply, lambda params: Stage("eta", a=params.eta_cutoff))

@@ -2,7 +2,8 @@
 truncations. μ starts at 2 τ; after a draw with probability p among the kept, μ −= η · (−log2 p − τ). Neutral: 0.
 
 2: keep −log2 p ≤ μ, at least one. 1: from the 100 likeliest the Zipf exponent ŝ = Σ tᵢ bᵢ / Σ tᵢ², tᵢ = ln((i + 2) / (i +
-1)), bᵢ = ln(pᵢ / pᵢ₊₁); then the k likeliest with k = (ε 2^μ / (1 − V^−ε))^(1 / ŝ), ε = ŝ − 1."""
+1)), bᵢ = ln(pᵢ / pᵢ₊₁); then the k likeliest with k = (ε 2^μ / (1 − V^−ε))^(1 / ŝ), ε = ŝ − 1, at least one. k is truncated, as llama.cpp
+does it (the authors' own script rounds and adds one)."""
 
 from __future__ import annotations
 
@@ -27,8 +28,8 @@ def apply(survivors: Survivors, context: Context) -> Survivors:
         surprise = -survivors.logits.double().log_softmax(0) / math.log(2.0)
         return learning(survivors.keep(surprise <= max(mu, float(surprise.min()))), context)
     logits = survivors.logits[survivors.likeliest(CANDIDATES)].double()
-    if logits.numel() < 2:
-        return survivors
+    if logits.numel() < 2:  # nothing is left to choose, and its surprise is learnt from all the same
+        return learning(survivors, context)
     i = torch.arange(logits.numel() - 1, dtype=torch.float64)
     t, b = (
         torch.log((i + 2) / (i + 1)),
@@ -53,12 +54,12 @@ def zipf_k(s: float, mu: float, vocab_size: int) -> int:
     # ε → 0: (1 − V^−ε) / ε → ln V
     share = -math.expm1(-epsilon * math.log(vocab_size)) / epsilon if abs(epsilon) > 1e-12 else math.log(vocab_size)
     log_k = (mu * math.log(2.0) - math.log(share)) / s
-    return vocab_size if log_k >= math.log(vocab_size) else max(1, round(math.exp(log_k)))
+    return vocab_size if log_k >= math.log(vocab_size) else max(1, int(math.exp(log_k)))
 
 
-def learn(slot: Slot, p: float) -> None:
+def learn(slot: Slot, logprob: float) -> None:
     params = slot.params
-    slot.state["mirostat_mu"] -= params.mirostat_eta * (-math.log2(p) - params.mirostat_tau)
+    slot.state["mirostat_mu"] -= params.mirostat_eta * (-logprob / math.log(2.0) - params.mirostat_tau)
 
 
 MIROSTAT = Refinement(

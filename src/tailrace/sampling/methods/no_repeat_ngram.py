@@ -1,32 +1,44 @@
 """No-repeat n-gram: a token that would complete an n-gram already present in prompt or output becomes −inf (transformers'
-NoRepeatNGramLogitsProcessor). Cost per token: the earlier occurrences of the last one. Neutral: 0."""
+NoRepeatNGramLogitsProcessor); with encoder_no_repeat_ngram_size, one present in the prompt (EncoderNoRepeatNGramLogitsProcessor). Cost per
+token: the earlier occurrences of the last one. Neutral: 0."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from tailrace.kernels.program import Ban, ascending
 from tailrace.params import SamplingParams
 from tailrace.sampling.methods.base import EditMethod
 
 if TYPE_CHECKING:
+    from tailrace.sampling.history import History
     from tailrace.sampling.slots import Slot
 
 
 def edits(slot: Slot) -> list[Ban]:
-    history = slot.history
+    params, history = slot.params, slot.history
     assert history is not None
+    found = [followers(history, params.no_repeat_ngram_size, len(history.tokens)),
+             followers(history, params.encoder_no_repeat_ngram_size, history.num_prompt)]  # fmt: skip
+    ids = ascending(np.concatenate(found))
+    return [Ban(ids)] if ids.size else []
+
+
+def followers(history: History, size: int, end: int) -> np.ndarray:
+    """The tokens that would complete an n-gram of this size that ends before the place `end`; none at size 0."""
     assert history.ngrams is not None
-    before = slot.params.no_repeat_ngram_size - 1
-    if before == 0:
-        return [Ban(ascending([token for token, places in history.ngrams.places.items() if places]))]
+    if size == 0:
+        return np.empty(0, dtype=np.int64)
+    if size == 1:
+        return history.ngrams.tokens[:end]
     places, lengths = history.ngrams.agreements()
-    followers = history.ngrams.tokens[places[lengths >= before] + 1]
-    return [Ban(ascending(followers))] if followers.size else []
+    return history.ngrams.tokens[places[(lengths >= size - 1) & (places + 1 < end)] + 1]
 
 
 def wanted(params: SamplingParams) -> bool:
-    return params.no_repeat_ngram_size > 0
+    return params.no_repeat_ngram_size > 0 or params.encoder_no_repeat_ngram_size > 0
 
 
 NO_REPEAT_NGRAM = EditMethod(wanted, edits, moves=wanted, recalls=wanted)

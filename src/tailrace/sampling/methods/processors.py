@@ -3,9 +3,11 @@ They may move the argmax. Neutral: none. A row with one falls back to the refere
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import TYPE_CHECKING
 
 from tailrace.kernels.program import Dense
+from tailrace.params import SamplingParams
 from tailrace.sampling.methods.base import EditMethod
 from tailrace.sampling.processors import find
 
@@ -14,11 +16,14 @@ if TYPE_CHECKING:
 
 
 def edits(slot: Slot) -> list[Dense]:
-    found = slot.once(
-        "processors", lambda: [(find(name), dict(given)) for name, given in slot.params.processors.items()]
-    )
+    found = slot.once("processors", lambda: [(find(name), given) for name, given in slot.params.processors.items()])
     tokens = slot.history.tokens if slot.history else []
-    return [Dense(lambda row, f=f, given=given: f(row, tokens, **given)) for f, given in found]
+    # copies: what a processor does to them must not be there at the next token, nor in the sequence
+    return [Dense(lambda row, f=f, given=given: f(row, list(tokens), **deepcopy(dict(given)))) for f, given in found]
 
 
-PROCESSORS = EditMethod(lambda params: bool(params.processors), edits, recalls=lambda params: bool(params.processors))
+def wanted(params: SamplingParams) -> bool:
+    return bool(params.processors)
+
+
+PROCESSORS = EditMethod(wanted, edits, recalls=wanted, dense=wanted)

@@ -1,5 +1,7 @@
 """top-n-sigma (Tang et al., arXiv 2411.07641): keep l ≥ l_max − n · σ, with σ the population standard deviation of the row's finite edited
-logits, whatever refinements ran before; the largest of what they left stays. Temperature does not change the set. Neutral 0 and below."""
+logits, whatever refinements ran before; the largest of what they left stays. Temperature does not change the set. Neutral 0 and below.
+
+What lies on the bound stays (of two tokens alone both lie on it at n = 2), in any arithmetic: n · σ counts SLACK times."""
 
 from __future__ import annotations
 
@@ -7,10 +9,12 @@ from tailrace.kernels.program import Stage
 from tailrace.sampling.methods.base import Refinement
 from tailrace.sampling.survivors import Context, Survivors
 
+SLACK = 1.0 + 2.0**-10  # more than the relative error of any backend's σ; csrc/refine.cpp
+
 
 def apply(survivors: Survivors, context: Context) -> Survivors:
     raw = survivors.raw.double()
-    bound = min(-context.slot.params.top_n_sigma * context.sigma, float(raw.max()))
+    bound = min(-context.slot.params.top_n_sigma * context.sigma * SLACK, float(raw.max()))
     return survivors.keep(raw >= bound)
 
 

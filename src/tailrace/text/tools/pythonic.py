@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import math
 import re
 import warnings
@@ -16,7 +17,9 @@ from tailrace.text.tools.unquoted import parameters, unsayable
 from tailrace.text.tools.values import PYTHON, nested
 
 NAME = re.compile(r"[A-Za-z_][\w.]*")
-JSON_WORDS = {"true": True, "false": False, "null": None}
+NUMBER = re.compile(r"(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")  # of JSON, without its sign
+LINE = re.compile(rb"\r\n|\r|\n")
+SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
 def pythonic(block: Block) -> Read[None]:
@@ -48,12 +51,13 @@ def calls_of(text: str) -> list[tuple[str, dict[str, str]]]:
     try:
         with warnings.catch_warnings(action="ignore"):  # what the model writes is no matter for our log
             tree = ast.parse(text, mode="eval").body
-        return [call_of(node) for node in tree.elts] if isinstance(tree, ast.List) else []
+        lines = LINE.split(text.encode())
+        return [call_of(node, lines) for node in tree.elts] if isinstance(tree, ast.List) else []
     except (SyntaxError, ValueError, TypeError, OverflowError, RecursionError, MemoryError) as error:
         raise NotACallError(str(error)) from None
 
 
-def call_of(node: ast.expr) -> tuple[str, dict[str, str]]:
+def call_of(node: ast.expr, lines: list[bytes]) -> tuple[str, dict[str, str]]:
     """One call's name and arguments."""
     if not isinstance(node, ast.Call) or node.args or not NAME.fullmatch(name := ast.unparse(node.func)):
         raise NotACallError("a call with keywords only")
@@ -61,29 +65,46 @@ def call_of(node: ast.expr) -> tuple[str, dict[str, str]]:
     for keyword in node.keywords:
         if keyword.arg is None:
             raise NotACallError("**")
-        value = ast.literal_eval(JsonWords().visit(keyword.value))
-        if not of_json(value):
-            raise NotACallError("a value that JSON does not know")
-        arguments[keyword.arg] = in_json(value)
+        arguments[keyword.arg] = in_json_of(keyword.value, lines)
     return name, arguments
 
 
-def of_json(value: object) -> bool:
-    """JSON can say it."""
-    if isinstance(value, dict):
-        return all(isinstance(key, str) for key in value) and all(map(of_json, value.values()))
-    if isinstance(value, list | tuple):
-        return all(map(of_json, value))
-    if isinstance(value, float):
-        return math.isfinite(value)
-    return value is None or isinstance(value, str | int)
+def in_json_of(node: ast.expr, lines: list[bytes]) -> str:
+    """A literal as JSON; numbers as they are written, whatever their size. lines: of the text.
+
+    Raises:
+        NotACallError: a value that JSON does not know.
+    """
+    match node:
+        case ast.Constant(value=str(text)):
+            return in_json(text) if not SURROGATE.search(text) else json.dumps(text)
+        case ast.Constant(value=bool() | None):
+            return in_json(node.value)
+        case ast.Constant(value=int() | float() as number):
+            written = lines[node.lineno - 1][node.col_offset : node.end_col_offset].decode()
+            if NUMBER.fullmatch(written):
+                return written
+            if isinstance(number, int) or math.isfinite(number):
+                return str(number)
+        case ast.UnaryOp(op=ast.USub() | ast.UAdd(), operand=ast.Constant(value=int() | float() as value)) if (
+            not isinstance(value, bool)
+        ):
+            return ("-" if isinstance(node.op, ast.USub) else "") + in_json_of(node.operand, lines)
+        case ast.Name(id="true" | "false" | "null"):
+            return node.id
+        case ast.List() | ast.Tuple():
+            return f"[{','.join(in_json_of(one, lines) for one in node.elts)}]"
+        case ast.Dict():
+            pairs = zip(node.keys, node.values, strict=True)
+            return f"{{{','.join(f'{in_json_of(key_of(key), lines)}:{in_json_of(value, lines)}' for key, value in pairs)}}}"
+    raise NotACallError("a value that JSON does not know")
 
 
-class JsonWords(ast.NodeTransformer):
-    """true, false and null as JSON writes them."""
-
-    def visit_Name(self, node: ast.Name) -> ast.expr:
-        return ast.Constant(JSON_WORDS[node.id]) if node.id in JSON_WORDS else node
+def key_of(node: ast.expr | None) -> ast.expr:
+    """A name of an object: a string."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node
+    raise NotACallError("a name that is no string")
 
 
 # ---- the same as a grammar

@@ -3,7 +3,8 @@ counted. Raises ParameterErrors that name the tools."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tailrace.errors import ParameterError
@@ -73,3 +74,45 @@ def check_counts(schema: Mapping[str, Any], field: str, param: str = "tools") ->
         raise ParameterError(
             f"{field}: minProperties {least} at {place}, where names are free, can't be enforced", param
         )
+
+
+UNWRITABLE = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f\ud800-\udfff]")  # what JSON in calls has no way to write
+SPELT = re.compile(
+    r"\\x(?:0[0-7bBeEfF]|1[0-9a-fA-F]|7[fF])|\\u00(?:0[0-7bBeEfF]|1[0-9a-fA-F]|7[fF])|\\c[A-Za-z]|\\v|\\0"
+)
+
+
+def check_characters(schema: Mapping[str, Any]) -> None:
+    """Raise ParameterError where a listed value, a name or a pattern has characters that a call can't: control characters but for those
+    with escapes of their own, and halves of surrogate pairs."""
+    for place, node in subschemas(schema):
+        for key in ("const", "enum", "properties", "required"):
+            said = node.get(key)
+            if any(map(UNWRITABLE.search, strings(list(said) if key == "properties" and said else said))):
+                raise unwritable(key, place)
+        for key in ("pattern", "patternProperties"):
+            if any(UNWRITABLE.search(text) or SPELT.search(text) for text in patterns(node.get(key))):
+                raise unwritable(key, place)
+
+
+def unwritable(key: str, place: str) -> ParameterError:
+    """That a call can't hold it."""
+    return ParameterError(f"tools: {key} at {place}: control characters can't be written in calls", "tools")
+
+
+def patterns(said: Any) -> list[str]:
+    """Those of `pattern` or `patternProperties`."""
+    return [said] if isinstance(said, str) else list(said or ())
+
+
+def strings(value: Any) -> Iterator[str]:
+    """All texts within, names too."""
+    waiting = [value]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, str):
+            yield one
+        elif isinstance(one, Mapping):
+            waiting += [*one.keys(), *one.values()]
+        elif isinstance(one, list):
+            waiting += one

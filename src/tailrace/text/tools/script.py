@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tailrace.json_schema import subschemas
 from tailrace.text.tools.functions import Function
-from tailrace.text.tools.schemas import check_counts
+from tailrace.text.tools.schemas import check_characters, check_counts
 
 if TYPE_CHECKING:
     from tailrace.text.tokenizer import Tokenizer
 
 ANY = "(?s:.*)"
-# no \u and no \/, as grammar/backends/llguidance.py has it: with them a name could be spelled past what the schema says of it
+# no \u and no \/, as grammar/library.py has it: with them a name could be spelled past what the schema says of it
 ESCAPES = 'nrbtf\\"'
 # llguidance refuses any other; by the standard those are annotations
 FORMATS = frozenset({"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"})
@@ -68,6 +68,7 @@ class Script:
 
     def json(self, schema: Mapping[str, Any]) -> str:
         """Whatever fits the schema, as JSON."""
+        check_characters(schema)
         return f"%json {json.dumps({**plain(schema), 'x-guidance': self._options})}"
 
     def arguments(self, function: Function) -> str:

@@ -9,7 +9,7 @@ from tailrace.text.tools.block import Block, Read
 from tailrace.text.tools.functions import Function
 from tailrace.text.tools.script import Script, Written, quoted
 from tailrace.text.tools.unquoted import is_text, sequence, text, unsayable
-from tailrace.text.tools.values import json_of
+from tailrace.text.tools.values import json_of, unquoted
 
 
 def qwen3_coder(block: Block) -> Read[None]:
@@ -25,7 +25,8 @@ def qwen3_coder(block: Block) -> Read[None]:
         while not (yield from block.literal("</function>")):
             yield from block.expect("<parameter=")
             key = yield from block.until(">")
-            text = (yield from block.until("</parameter>")).removeprefix("\n").removesuffix("\n")
+            text = yield from unquoted(block, "</parameter>", schemas.get(key), ("<parameter=", "</function>"))
+            text = text.removeprefix("\n").removesuffix("\n")
             arguments[key] = json_of(text, schemas.get(key))
             yield from block.white()
         block.whole(name, arguments)
@@ -44,7 +45,8 @@ def glm4(block: Block) -> Read[None]:
         key = (yield from block.until("</arg_key>")).strip()
         yield from block.white()
         yield from block.expect("<arg_value>")
-        arguments[key] = json_of((yield from block.until("</arg_value>")), schemas.get(key))
+        schema = schemas.get(key)
+        arguments[key] = json_of((yield from unquoted(block, "</arg_value>", schema, ("<arg_key>",))), schema)
     block.whole(name, arguments)
 
 

@@ -6,11 +6,13 @@ That is how values.json_of reads them.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from tailrace.errors import ParameterError
+from tailrace.grammar.check import UnsupportedError
+from tailrace.grammar.ecma import enclosing
+from tailrace.grammar.formats import LONGEST, PATTERNS, REFUSED
 from tailrace.text.tools.functions import Function
 from tailrace.text.tools.script import ANY, Script, exactly, quoted, without
 from tailrace.text.tools.values import kinds_of
@@ -21,7 +23,6 @@ TIES = frozenset({
     "dependentRequired", "dependentSchemas", "dependencies",
 })  # fmt: skip
 BEYOND = frozenset({"$ref", "allOf", "not", "if"})  # of one string
-ASCII = {"d": "[0-9]", "w": "[0-9A-Za-z_]"}  # what JSON schema means, where Rust's patterns take all of Unicode
 
 
 def parameters(function: Function) -> Iterator[tuple[str, dict[str, Any], bool]]:
@@ -79,32 +80,66 @@ def alternatives(schema: Mapping[str, Any], field: str, ends: tuple[str, ...]) -
     if beyond := BEYOND & schema.keys():
         raise unsayable(field, sorted(beyond)[0])
     nested = [choice for key in ("anyOf", "oneOf") for choice in schema.get(key, ())]
-    if nested and schema.keys() & {"enum", "const", "pattern", "minLength", "maxLength"}:
+    if nested and (
+        schema.keys() & {"enum", "const", "pattern", "minLength", "maxLength"} or {"anyOf", "oneOf"} <= schema.keys()
+    ):
         raise unsayable(field, "anyOf beside other keywords")
+    if any(not isinstance(choice, dict) for choice in nested):
+        raise unsayable(field, f"{str(next(c for c in nested if not isinstance(c, dict))).lower()} as an alternative")
+    if "oneOf" in schema and overlapping(nested):
+        raise unsayable(field, "oneOf of which a text may fit two")
     for choice in nested:
-        if not isinstance(choice, dict):
-            raise unsayable(field, f"{str(choice).lower()} as an alternative")
-        yield from alternatives(choice, field, ends)
+        kinds = kinds_of(choice) & kinds_of({"type": schema.get("type", ["string", "null"])})
+        if kinds:
+            yield from alternatives(choice | {"type": sorted(kinds)}, field, ends)
     if nested:
         return
     if "enum" in schema or "const" in schema:
-        yield from map(quoted, named(schema, field, ends))
+        beside = "".join(f" & {one}" for one in patterns(schema, field))
+        yield from (quoted(text) + (beside if bound else "") for text, bound in named(schema, field, ends))
         return
     kinds = kinds_of(schema)
     if "string" in kinds:
-        parts = [lengths(schema), *([pattern(schema["pattern"], field)] if "pattern" in schema else [])]
-        yield " & ".join(parts)
+        yield " & ".join([lengths(schema), *patterns(schema, field)])
     if "null" in kinds:
         yield '"null"'
 
 
-def named(schema: Mapping[str, Any], field: str, ends: tuple[str, ...]) -> list[str]:
-    """The texts of an enum or a const."""
-    values = schema["enum"] if "enum" in schema else [schema["const"]]
-    texts = ["null" if value is None else value for value in values]
-    if not texts or any(not isinstance(text, str) or any(end in text for end in ends) for text in texts):
+def overlapping(choices: list[dict[str, Any]]) -> bool:
+    """A text may fit two of them, as far as their types and listed values tell."""
+    kinds = [kind for choice in choices for kind in kinds_of(choice)]
+    if len(kinds) == len(set(kinds)):
+        return False
+    values = [value for choice in choices for value in listed(choice)]
+    return not all(map(listed, choices)) or len(values) != len(set(values))
+
+
+def listed(schema: Mapping[str, Any]) -> list[Any]:
+    """The values of an enum and a const."""
+    found = schema["enum"] if "enum" in schema else [schema["const"]] if "const" in schema else []
+    return [value for value in found if "const" not in schema or value == schema["const"]]
+
+
+def named(schema: Mapping[str, Any], field: str, ends: tuple[str, ...]) -> list[tuple[str, bool]]:
+    """The texts of an enum or a const that fit what stands beside it, and whether each is a string, which a pattern binds."""
+    values, kinds = listed(schema), kinds_of(schema)
+    low, high = int(schema.get("minLength", 0)), schema.get("maxLength")
+    if any(
+        (value is not None and not isinstance(value, str)) or any(end in (value or "") for end in ends)
+        for value in values
+    ):
         raise unsayable(field, "an enum of other than strings, or with a tag in one")
-    return texts
+    strings = [
+        v
+        for v in values
+        if isinstance(v, str) and "string" in kinds and low <= len(v) and (high is None or len(v) <= high)
+    ]
+    nulls = [v for v in values if v is None and "null" in kinds]
+    if nulls and "null" in strings:
+        raise unsayable(field, 'an enum of null and "null"')
+    if not strings and not nulls:
+        raise unsayable(field, "an enum of which no value fits")
+    return [(text, True) for text in strings] + [("null", False) for _ in nulls[:1]]
 
 
 def lengths(schema: Mapping[str, Any]) -> str:
@@ -115,17 +150,22 @@ def lengths(schema: Mapping[str, Any]) -> str:
     return f"/(?s:.{{{low},{'' if high is None else int(high)}}})/"
 
 
-def pattern(source: Any, field: str) -> str:
-    """A pattern of JSON schema, which may match anywhere in the text, as one of the whole text."""
-    inner = source[1:-1] if isinstance(source, str) else ""
-    if not isinstance(source, str) or re.search(r"(?<!\\)(?<!\[)\^|(?<!\\)\$", inner):
-        raise unsayable(field, f"the pattern {source!r:.100}")
-    begins, ends = source.startswith("^"), source.endswith("$") and not source.endswith("\\$")
-    core = source[begins : len(source) - ends]
-    if (begins or ends) and "|" in core and not (core.startswith("(") and core.endswith(")") and core.count("(") == 1):
-        raise unsayable(field, f"the pattern {source!r:.100}")
-    core = re.sub(r"\\(.)|/", lambda found: "\\/" if found[0] == "/" else ASCII.get(found[1], found[0]), core)
-    return f"/{'' if begins else ANY}({core}){'' if ends else ANY}/"
+def patterns(schema: Mapping[str, Any], field: str) -> Iterator[str]:
+    """What a pattern and a format make of the whole text. A format that is unknown is an annotation."""
+    name = schema.get("format")
+    if name is not None and not isinstance(name, str):
+        raise unsayable(field, "a format that is no text")
+    if name in REFUSED:
+        raise unsayable(field, f"the format {name}")
+    if name in PATTERNS:
+        yield f"/{enclosing(f'^(?:{PATTERNS[name]})$')}/"
+    if name in LONGEST:
+        yield f"/(?s:.{{0,{LONGEST[name]}}})/"
+    if "pattern" in schema:
+        try:
+            yield f"/{enclosing(schema['pattern'])}/"
+        except UnsupportedError as error:
+            raise unsayable(field, str(error)) from error
 
 
 def unsayable(where: str, what: str) -> ParameterError:

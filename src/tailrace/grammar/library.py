@@ -4,6 +4,7 @@ at every step."""
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from functools import cache
 from typing import Any, Self
@@ -12,36 +13,42 @@ import llguidance
 import torch
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
-from tailrace.errors import RowError
-from tailrace.grammar.backends.gbnf import as_lark as gbnf_as_lark
+from tailrace.errors import DeadEndError, GrammarError, GrammarLimitError
 from tailrace.grammar.base import Job, not_taken
 from tailrace.grammar.check import UnsupportedError, parse_choice, parse_schema, parse_tag, shape
 from tailrace.grammar.closing import closing
+from tailrace.grammar.filling import Unfinished
+from tailrace.grammar.gbnf import as_lark as gbnf_as_lark
 from tailrace.grammar.position import NO_TOKEN, Position
-from tailrace.grammar.schema import check_counts, without_annotations
+from tailrace.grammar.schema import exact, patterns_of
 from tailrace.grammar.tags import as_lark as tag_as_lark
 from tailrace.grammar.tags import normal, schemas
 from tailrace.grammar.vocabulary import Vocabulary
 from tailrace.options import Grammar
 
-# The library's own figures, in words of its documentation: 50k fuel or 20k items take about a millisecond to start, 14k fuel a step.
+# What one mask may take. The work for a row of items grows with the square of their number: with 1,000, which an object of 245 properties
+# has that may all be left out, it takes up to 60 ms. The library's own limits, 50,000 and 2,000, let one mask take half a second.
 LIMITS: dict[str, Any] = {
-    "initial_lexer_fuel": 1_000_000,  # 20 ms
-    "step_lexer_fuel": 200_000,  # 14 ms a step
-    "step_max_items": 50_000,  # 2.5 ms a step
-    "max_items_in_row": 2_000,
+    "initial_lexer_fuel": 1_000_000,
+    "step_lexer_fuel": 200_000,  # 20 ms
+    "step_max_items": 30_000,
+    "max_items_in_row": 1_000,
     "max_lexer_states": 20_000,  # of 1 to 2 KiB each, so at most 40 MiB; the library would allow more than ten times as many
     "max_grammar_size": 500_000,
     "verbose_errors": False,  # its complaints go to the client
 }
+# what of Lark is no %json, though it may hold these letters; and %json itself, up to its JSON
+LARK = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?!/)(?:\\.|[^/\\\n])+/|//[^\n]*|#[^\n]*|(?P<json>%json\s*)')
+BLANKS = ("whitespace_flexible", "whitespace_pattern")
 PROOF = 32  # masks of an output that a grammar must get through before it is taken
 
 
-class LLGuidance:
-    """grammar/backends/__init__.py's Backend."""
+class Library:
+    """What is made of one vocabulary. `compile` runs in a process that may be killed, `load` in the engine's, on any thread."""
 
-    # of the lexer's states, which all sequences share; at the limit of their number it is about twice as much
     growth = 16 << 20
+    """Bytes by which what `load` made may grow while it is used: of the lexer's states, which all sequences share. At the limit of their
+    number it is about twice as much."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
@@ -53,20 +60,23 @@ class LLGuidance:
         )
 
     def compile(self, grammar: Grammar) -> str:
+        """All the work that a bad grammar can make long, and what `load` needs to repeat only work that has been seen to be short.
+        Raises UnsupportedError (there is no rule for it here, or the library's complaint), ParameterError."""
         try:
             with shape(grammar.kind):
                 text = unforced(SOURCES[grammar.kind](grammar))
         except ValueError as error:
-            raise error if isinstance(error, UnsupportedError) else UnsupportedError(str(error)) from error
+            raise error if isinstance(error, UnsupportedError) else UnsupportedError(plainly(str(error))) from error
         try:
             place = self.load(text).matcher()
             place.allowed()
             closing(place, budget=PROOF, max_masks=PROOF)
-        except RowError as error:
+        except GrammarError as error:
             raise UnsupportedError(str(error)) from error
         return text
 
     def load(self, compiled: str) -> Prototype:
+        """Of a grammar that `compile` has taken, with an equal vocabulary."""
         matcher = LLMatcher(self._tokenizer, compiled, limits=LLParserLimits(**LIMITS), log_level=0)
         if matcher.is_error():
             raise UnsupportedError(complaint(matcher))
@@ -78,6 +88,7 @@ class Prototype:
 
     def __init__(self, vocabulary: Vocabulary, matcher: LLMatcher) -> None:
         self._vocabulary, self._matcher = vocabulary, matcher
+        self.busy: Unfinished | None = None
 
     def matcher(self) -> LLGuidanceMatcher:
         return LLGuidanceMatcher(self._vocabulary, self._matcher.deep_copy())
@@ -90,9 +101,12 @@ class LLGuidanceMatcher(Position):
         super().__init__(vocabulary)
         self._matcher = matcher
 
+    def takes(self, token: int) -> bool:
+        return not self.ended and self._matcher.validate_tokens([token]) == 1
+
     def joins(self, drafts: Sequence[int]) -> bool:
         """grammar/base.py's Batched: what comes after the end is Position's business."""
-        return not self.ended and not any(token in self.vocabulary.eos for token in drafts)
+        return not self.apart and not self.ended and not any(token in self.vocabulary.eos for token in drafts)
 
     @staticmethod
     def fill_together(jobs: Sequence[Job], threads: int) -> list[Exception | None]:
@@ -109,25 +123,25 @@ class LLGuidanceMatcher(Position):
         return [complaint_of(job, along) for job, along in zip(jobs, walked, strict=True)]
 
     def _take(self, token: int) -> bool:
-        return self._matcher.try_consume_tokens([token]) == 1
+        taken = self._matcher.try_consume_tokens([token]) == 1
+        if not taken and self._matcher.is_error():
+            raise GrammarLimitError(complaint(self._matcher))
+        return taken
 
     def _back(self, count: int) -> None:
         if not self._matcher.rollback(count):
-            raise RowError(f"grammar: {complaint(self._matcher)}")
+            raise GrammarLimitError(complaint(self._matcher))
 
     def _write(self, mask: torch.Tensor) -> None:
         self._matcher.unsafe_compute_mask_ptr(mask.data_ptr(), mask.numel() * mask.element_size())
         if self._matcher.is_error():
-            raise RowError(f"grammar: {complaint(self._matcher)}")
+            raise GrammarLimitError(complaint(self._matcher))
 
     def _complete(self) -> bool:
         return self._matcher.is_accepting()
 
     def _only_end(self) -> bool:
         return self._matcher.is_stopped()
-
-    def _forced_bytes(self) -> bytes:
-        return self._matcher.compute_ff_bytes()
 
     def _twin(self) -> Self:
         return type(self)(self.vocabulary, self._matcher.deep_copy())
@@ -170,16 +184,28 @@ def places(job: Job) -> list[LLMatcher]:
 def complaint_of(job: Job, along: list[LLMatcher]) -> Exception | None:
     """What is wrong with masks that were filled."""
     if failed := next((place for place in along if place.is_error()), None):
-        return RowError(f"grammar: {complaint(failed)}")
+        return GrammarLimitError(complaint(failed))
     if (taken := len(along) - 1) < len(job.drafts):
         return not_taken(taken, job.drafts[taken])
-    return None if job.masks.numpy().any(axis=1).all() else RowError(NO_TOKEN)
+    return None if job.masks.numpy().any(axis=1).all() else DeadEndError(NO_TOKEN)
 
 
 def complaint(matcher: LLMatcher) -> str:
     """The library's words, without what it adds about itself."""
-    text = matcher.get_error().partition("<state>")[0].strip()
-    return " ".join(text.split())[:500] or "a limit of the grammar was met"
+    return plainly(matcher.get_error()) or "a limit of the grammar was met"
+
+
+def plainly(text: str) -> str:
+    text = " ".join(text.partition("<state>")[0].replace("<non-verbose/>", "").split())[:500]
+    return next((ours for theirs, ours in PLAIN.items() if theirs in text), text)
+
+
+# what the library says in terms of its own options
+PLAIN = {
+    "NoExtensionBias": "no text fits it",
+    "oneOf constraints are not supported": "oneOf whose branches neither types nor a required property tell apart: a value might fit two",
+    "ff_tokens": "too much of it must come in one way: its rules multiply",
+}
 
 
 # ---- the source of a grammar, by kind, in the library's own form
@@ -194,27 +220,54 @@ def unforced(text: str) -> str:
     return json.dumps({"grammars": [top, *parts]})
 
 
-def options(whitespace: int) -> dict[str, Any]:
+def options(whitespace: int) -> Any:
     """How it writes JSON. No \\u escapes and no \\/: with them a name could be spelled past what the schema says of it."""
-    return {
+    form: dict[str, Any] = {
         "whitespace_flexible": whitespace > 0,
-        "whitespace_pattern": rf"[\x20\x0A\x0D\x09]{{0,{whitespace}}}" if whitespace else None,
         "item_separator": ",",
         "key_separator": ":",
         "coerce_one_of": False,
         "lenient": False,
         "json_allowed_escapes": 'nrbtf\\"',
     }
+    return form | ({"whitespace_pattern": rf"[\x20\x0A\x0D\x09]{{0,{whitespace}}}"} if whitespace else {})
 
 
 def json_schema(grammar: Grammar) -> str:
-    schema = without_annotations(parse_schema(grammar.source or '{"type": "object"}'))
-    check_counts(schema)
-    return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=set_options(grammar.whitespace))
+    schema = kept(parse_schema(grammar.source or '{"type": "object"}'))
+    return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options(grammar.whitespace))
 
 
-def set_options(whitespace: int) -> Any:
-    return {key: value for key, value in options(whitespace).items() if value is not None}
+def kept(schema: dict[str, Any]) -> dict[str, Any]:
+    """What of it the library keeps: see grammar/schema.py. Raises UnsupportedError."""
+    whole = exact(schema)
+    if names := [{"type": "string", "pattern": pattern} for pattern in patterns_of(whole)]:
+        # a name that can't be spelled would be a dead end behind the comma: the library looks only at what values there are
+        told = LLMatcher.grammar_from_json_schema(
+            json.dumps({"type": "array", "prefixItems": names, "minItems": len(names)})
+        )
+        if complaints := LLMatcher.validate_grammar(told):
+            raise UnsupportedError(f"patternProperties: {complaints}"[:500])
+    return whole
+
+
+def lark(source: str) -> str:
+    """Its %json parts as they are kept; of what they say of the form only blanks."""
+    parts, at = [], 0
+    for found in LARK.finditer(source):
+        if found.lastgroup != "json" or found.start() < at:
+            continue
+        try:
+            schema, end = json.JSONDecoder().raw_decode(source, found.end())
+        except ValueError as error:
+            raise UnsupportedError(f"behind %json there is no JSON: {error}") from error
+        asked = schema.get("x-guidance") if isinstance(schema, dict) else None
+        blanks = {key: asked[key] for key in BLANKS if key in asked} if isinstance(asked, dict) else {}
+        whole = kept(parse_schema(source[found.end() : end]))
+        form = options(0 if blanks.get("whitespace_flexible") is False else 1) | blanks
+        parts += [source[at : found.end()], json.dumps({**whole, "x-guidance": form})]
+        at = end
+    return LLMatcher.grammar_from_lark("".join([*parts, source[at:]]))
 
 
 def choice(grammar: Grammar) -> str:
@@ -225,9 +278,9 @@ def choice(grammar: Grammar) -> str:
 
 def structural_tag(grammar: Grammar) -> str:
     tag = normal(parse_tag(grammar.source), grammar.whitespace)
-    for schema in schemas(tag):
-        check_counts(schema)
-    return llguidance.grammar_from("lark", tag_as_lark(tag, set_options(grammar.whitespace)))
+    for content in schemas(tag):
+        content["json_schema"] = kept(content["json_schema"])
+    return llguidance.grammar_from("lark", tag_as_lark(tag, options(grammar.whitespace)))
 
 
 SOURCES = {
@@ -236,6 +289,6 @@ SOURCES = {
     "regex": lambda grammar: LLMatcher.grammar_from_regex(grammar.source),
     "choice": choice,
     "ebnf": lambda grammar: LLMatcher.grammar_from_lark(gbnf_as_lark(grammar.source)),
-    "lark": lambda grammar: LLMatcher.grammar_from_lark(grammar.source),
+    "lark": lambda grammar: lark(grammar.source),
     "structural_tag": structural_tag,
 }

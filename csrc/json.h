@@ -1,0 +1,16 @@
+// What a JSON text holds, before anybody makes objects of it.
+#pragma once
+#include <cstdint>
+
+namespace tailrace {
+
+struct JsonSize {
+    int64_t fields = 0;   // names of the outermost object
+    int64_t parts = 0;    // objects, lists and strings (names among them); a long number counts as some
+    int64_t values = 0;   // other numbers, true, false and null
+    int64_t lone = -1;    // where a \u escape stands that is half of a surrogate pair; -1: nowhere
+};
+// Of text that is no JSON it says something, and ends.
+JsonSize json_size(const char *begin, int64_t bytes);
+
+}  // namespace tailrace

@@ -1,0 +1,79 @@
+"""Whose work is done when: what a request costs the front end before the engine hears of it. No request holds up the event loop with it,
+and nothing is done for a client that has left."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+
+from tailrace.api.disconnect import unless_gone
+
+T = TypeVar("T")
+
+SHORT_CHARS = 2048  # up to here tokenizing takes less than a millisecond, less than a change of threads is worth
+LONG_CHARS = 1 << 16
+JSON_BYTES = 16  # are read in the time in which one character is tokenized
+SLICE_S = 0.001  # of one turn of the loop, for short work; the piece that crosses it is finished
+
+
+class Turns:
+    """Short work is done in order on the loop, a slice of it at a time, so that streams come between. Longer work is done on
+    threads, and what is very long waits for its like only."""
+
+    def __init__(self) -> None:
+        self._long = ThreadPoolExecutor(2, "long request")
+        self._waiting: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = deque()
+        self._taken = False  # this turn of the loop has had its slice
+
+    async def run(self, request: Request, work: Callable[[], T], size: int) -> T:
+        """The result of `work`, whose cost goes with so many characters of the request, whose body has been read.
+
+        Raises:
+            ClientDisconnect: the client left before it was done.
+        """
+        if self._at_once(size):
+            return work()
+        return await unless_gone(request.receive, self._later(work, size), lambda: None)
+
+    async def answer(self, work: Callable[[], T], size: int) -> T:
+        """The same for a part of an answer, whose reader is watched elsewhere."""
+        return work() if self._at_once(size) else await self._later(work, size)
+
+    def _at_once(self, size: int) -> bool:
+        if size > SHORT_CHARS or self._taken:
+            return False
+        self._taken = True
+        asyncio.get_running_loop().call_soon(self._turn)
+        return True
+
+    def _later(self, work: Callable[[], T], size: int) -> asyncio.Future[T]:
+        loop = asyncio.get_running_loop()
+        if size > SHORT_CHARS:
+            return loop.run_in_executor(self._long if size > LONG_CHARS else None, work)
+        done: asyncio.Future[T] = loop.create_future()
+        self._waiting.append((work, done))
+        return done
+
+    def _turn(self) -> None:
+        until_s = time.perf_counter() + SLICE_S
+        try:
+            while self._waiting and time.perf_counter() < until_s:
+                work, done = self._waiting.popleft()
+                if done.done():  # the client has left
+                    continue
+                try:
+                    done.set_result(work())
+                except (KeyboardInterrupt, SystemExit):
+                    raise
+                except BaseException as error:  # a library's panic is no Exception
+                    done.set_exception(error)
+        finally:
+            self._taken = bool(self._waiting)
+            if self._taken:
+                asyncio.get_running_loop().call_soon(self._turn)

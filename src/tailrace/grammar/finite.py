@@ -1,0 +1,108 @@
+"""Which parts of a schema have a value that ends. What has none is taken out, so that no output can begin what it could never finish.
+
+Least fixed point, as for a grammar's productive symbols (Hopcroft, Motwani, Ullman, Introduction to Automata Theory, section 7.1.1): at
+first no definition has a value; one has as soon as its own parts do.
+"""
+
+from __future__ import annotations
+
+from tailrace.grammar.check import UnsupportedError
+from tailrace.grammar.keywords import TYPES, Node
+
+IN_PLACE = ("allOf", "anyOf", "oneOf")
+
+
+def finite(body: Node | bool, definitions: dict[str, Node | bool]) -> Node:
+    """The whole schema, with its definitions, without the parts that no finite value fits.
+
+    Raises:
+        UnsupportedError: nothing is left; or a reference leads to itself at the same place of a value, which says nothing.
+    """
+    check_loops(definitions)
+    ended: set[str] = set()
+    while fresh := {name for name, one in reversed(definitions.items()) if name not in ended and ends(one, ended)}:
+        ended |= fresh
+    if not ends(body, ended):
+        raise UnsupportedError("no finite value fits this schema")
+    left = {name: pruned(one, ended) for name, one in definitions.items() if name in ended}
+    whole = pruned(body, ended)
+    return ({} if isinstance(whole, bool) else whole) | ({"$defs": left} if left else {})
+
+
+def check_loops(definitions: dict[str, Node | bool]) -> None:
+    done: set[str] = set()
+    for start in definitions:
+        stack: list[tuple[str, list[str]]] = [(start, referred(definitions[start]))] if start not in done else []
+        along = {start}
+        while stack:
+            name, rest = stack[-1]
+            if not rest:
+                stack.pop()
+                along.discard(name)
+                done.add(name)
+            elif (following := rest.pop()) in along:
+                raise UnsupportedError("a $ref that leads back to itself without going into the value says nothing")
+            elif following not in done:
+                along.add(following)
+                stack.append((following, referred(definitions[following])))
+
+
+def referred(node: Node | bool) -> list[str]:
+    """The definitions that bind the same value as this does."""
+    if isinstance(node, bool):
+        return []
+    found = [node["$ref"].removeprefix("#/$defs/")] if "$ref" in node else []
+    return found + [name for key in IN_PLACE for one in node.get(key, ()) for name in referred(one)]
+
+
+def ends(node: Node | bool, ended: set[str]) -> bool:
+    """Some finite value fits, as far as parts say it that do not go into each other."""
+    if isinstance(node, bool):
+        return node
+    if "$ref" in node and node["$ref"].removeprefix("#/$defs/") not in ended:
+        return False
+    if not all(ends(one, ended) for one in node.get("allOf", ())):
+        return False
+    if not all(any(ends(one, ended) for one in node[key]) for key in ("anyOf", "oneOf") if key in node):
+        return False
+    return "const" in node or "enum" in node or bool(possible(node, ended))
+
+
+def possible(node: Node, ended: set[str]) -> list[str]:
+    """The types of which a value can end."""
+    parts = {"array": array_ends, "object": object_ends}
+    return [name for name in node.get("type", list(TYPES)) if name not in parts or parts[name](node, ended)]
+
+
+def array_ends(node: Node, ended: set[str]) -> bool:
+    least, prefix = node.get("minItems", 0), node.get("prefixItems", [])
+    return all(ends(one, ended) for one in prefix[:least]) and (
+        least <= len(prefix) or ends(node.get("items", True), ended)
+    )
+
+
+def object_ends(node: Node, ended: set[str]) -> bool:
+    named, patterns = node.get("properties", {}), node.get("patternProperties")
+    others = True if patterns else node.get("additionalProperties", True)
+    return all(ends(named.get(name, others), ended) for name in node.get("required", ()))
+
+
+def pruned(node: Node | bool, ended: set[str]) -> Node | bool:
+    """With `false` where nothing ends."""
+    if isinstance(node, bool) or not ends(node, ended):
+        return node is True
+    out: Node = dict(node)
+    if "const" not in node and "enum" not in node:
+        kept = possible(node, ended)
+        if "type" in node or len(kept) < len(TYPES):
+            out["type"] = [name for name in kept if name != "integer" or "number" not in kept]
+    for key in ("items", "additionalProperties"):
+        if key in node:
+            out[key] = pruned(node[key], ended)
+    for key in ("prefixItems", *IN_PLACE):
+        if key in node:
+            out[key] = [pruned(one, ended) for one in node[key]]
+    for key in ("properties", "patternProperties"):
+        if key in node:
+            out[key] = {name: pruned(one, ended) for name, one in node[key].items()}
+    return out

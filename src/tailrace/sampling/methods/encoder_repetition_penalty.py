@@ -1,0 +1,37 @@
+"""Encoder repetition penalty e (transformers' EncoderRepetitionPenaltyLogitsProcessor): the prompt's tokens are favoured, not penalised:
+with r = 1 / e, l > 0 ? l / r : l · r, once per distinct token of the prompt, whatever has been said since. Below 1 it penalises them.
+Neutral 1.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tailrace import _cpu
+from tailrace.kernels.program import Penalty
+from tailrace.params import SamplingParams
+from tailrace.sampling.methods.base import EditMethod
+
+if TYPE_CHECKING:
+    from tailrace.sampling.slots import Slot
+
+
+def edits(slot: Slot) -> list[Penalty]:
+    return [slot.once("of the prompt", lambda: of_the_prompt(slot))]
+
+
+def of_the_prompt(slot: Slot) -> Penalty:
+    """The edit, which stays the same."""
+    assert slot.history is not None
+    counts, ids = _cpu.Counts(), np.array(slot.history.tokens[: slot.history.num_prompt], dtype=np.int64)
+    counts.extend(ids.ctypes.data, ids.size, 1, 0)
+    return Penalty(counts, 1.0 / slot.params.encoder_repetition_penalty, 0.0, 0.0, fixed=True)
+
+
+def wanted(params: SamplingParams) -> bool:
+    return params.encoder_repetition_penalty != 1.0
+
+
+ENCODER_REPETITION_PENALTY = EditMethod(wanted, edits, recalls=wanted)

@@ -1,0 +1,45 @@
+"""Exponential decay of the length (transformers' ExponentialDecayLengthPenalty): from the (start + 1)-th output token on, the end grows
+likelier: of every EOS id l += |l| · (factor^i − 1), i the number of output tokens beyond `start`. A factor below 1 lowers it. −inf stays.
+The power is held at 1e30. Neutral: null.
+
+Where EOS is banned (min_tokens) or ends nothing (ignore_eos) it has nothing to do.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tailrace.kernels.program import Lift, ascending
+from tailrace.params import SamplingParams
+from tailrace.sampling.methods.base import EditMethod
+
+if TYPE_CHECKING:
+    from tailrace.sampling.slots import Slot
+
+LARGEST = 1e30  # beyond any logit, and far from overflow
+
+
+def edits(slot: Slot) -> list[Lift]:
+    decay = slot.params.exponential_decay_length_penalty
+    assert decay is not None
+    start, factor = decay
+    beyond = slot.num_output - start
+    if beyond <= 0 or not slot.eos_token_ids:
+        return []
+    ids = slot.once("eos", lambda: ascending(slot.eos_token_ids))
+    return [Lift(ids, power(factor, beyond) - 1.0)]
+
+
+def power(factor: float, exponent: int) -> float:
+    """factor^exponent, at most LARGEST."""
+    try:
+        return min(factor**exponent, LARGEST)
+    except OverflowError:
+        return LARGEST
+
+
+def wanted(params: SamplingParams) -> bool:
+    return params.exponential_decay_length_penalty is not None and not params.ignore_eos
+
+
+LENGTH_DECAY = EditMethod(wanted, edits, moves=wanted)

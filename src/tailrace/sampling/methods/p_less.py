@@ -1,0 +1,29 @@
+"""p-less sampling (Tan et al., arXiv 2509.23234): keep p ≥ L = Σ p², the probability that two independent draws agree: exp of minus the
+Rényi entropy of order 2. p-less-norm keeps p ≥ (V L − 1) / (V − 1), less agreement than chance has among the vocabulary's V tokens: a bound
+that is never above L, so more stays. No knob.
+
+L is at most the largest p, so the likeliest stays; where rounding says otherwise (all equal), its equals do. −inf counts as p = 0, in V as
+well. Neutral: false. As the authors' p_less_samplers.py, which takes p after the temperature.
+"""
+
+from __future__ import annotations
+
+from tailrace.kernels.program import Stage
+from tailrace.params import SamplingParams
+from tailrace.sampling.methods.base import Refinement
+from tailrace.sampling.survivors import Context, Survivors
+
+
+def apply(survivors: Survivors, context: Context) -> Survivors:
+    p, vocab = survivors.probabilities(), context.row.numel()
+    least = float((p * p).sum())
+    if context.slot.params.p_less_norm:
+        least = (vocab * least - 1.0) / (vocab - 1.0) if vocab > 1 else 0.0
+    return survivors.keep(p >= min(least, float(p.max())))
+
+
+def wanted(params: SamplingParams) -> bool:
+    return params.p_less or params.p_less_norm
+
+
+P_LESS = Refinement(wanted, apply, lambda params: Stage("p_less", k=int(params.p_less_norm)))

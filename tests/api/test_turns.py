@@ -1,0 +1,130 @@
+"""Work before the engine hears of a request: in order, with turns of the loop between, and not for clients that have left."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from starlette.requests import ClientDisconnect, Request
+
+from api.harness import VOCAB, LocalClient, front_of
+from tailrace.api import body
+from tailrace.api.routes import chat, completions, responses
+from tailrace.api.turns import LONG_CHARS, SHORT_CHARS, SLICE_S, Turns
+
+LONG_S = SLICE_S * 3
+
+
+class Client:
+    """One that leaves when it is told to."""
+
+    def __init__(self) -> None:
+        self.gone = asyncio.Event()
+        self.request = Request({"type": "http"}, self.receive)
+
+    async def receive(self) -> dict[str, Any]:
+        await self.gone.wait()
+        return {"type": "http.disconnect"}
+
+
+async def test_short_work_keeps_its_order_and_others_come_between():
+    turns, told = Turns(), []
+
+    def work(i: int) -> int:
+        time.sleep(LONG_S)
+        told.append(i)
+        return i
+
+    async def beside() -> None:
+        while len(told) < 8:
+            told.append("turn")
+            await asyncio.sleep(0)
+
+    results, _ = await asyncio.gather(
+        asyncio.gather(*(turns.run(Client().request, lambda i=i: work(i), 1) for i in range(4))), beside()
+    )
+    assert results == [0, 1, 2, 3]
+    assert [one for one in told if one != "turn"] == [0, 1, 2, 3]
+    places = [told.index(i) for i in range(4)]
+    assert all("turn" in told[a:b] for a, b in pairwise(places))
+
+
+@pytest.mark.parametrize("size", [1, LONG_CHARS + 1])
+async def test_nothing_is_done_for_a_client_that_left_while_it_waited(size):
+    turns, done = Turns(), []
+    hold = lambda: time.sleep(0.05)  # noqa: E731
+    before = [asyncio.create_task(turns.run(Client().request, hold, size)) for _ in range(9)]
+    await asyncio.sleep(0)
+    client = Client()
+    waiting = asyncio.create_task(turns.run(client.request, lambda: done.append(1), size))
+    client.gone.set()
+    with pytest.raises(ClientDisconnect):
+        await waiting
+    await asyncio.gather(*before)
+    await turns.run(Client().request, lambda: None, size)
+    assert not done
+
+
+class PanicError(BaseException):
+    """As libraries in Rust have it."""
+
+
+ERRORS = (ZeroDivisionError, PanicError, ValueError)
+
+
+def fail(error: type[BaseException]) -> None:
+    raise error
+
+
+@pytest.mark.parametrize("size", [1, SHORT_CHARS + 1, LONG_CHARS + 1])
+async def test_what_fails_fails_for_itself_alone(size):
+    turns = Turns()
+    failed = [turns.run(Client().request, lambda error=error: fail(error), size) for error in ERRORS]
+    told = await asyncio.gather(*failed, turns.run(Client().request, lambda: "fine", size), return_exceptions=True)
+    assert [type(one) for one in told] == [*ERRORS, str]
+
+
+LARGE = "x" * 100_000
+USER = [{"role": "user", "content": "x"}]
+SCORED = {"prompt": "x" * 200}
+
+
+@pytest.mark.parametrize(
+    ("path", "asked", "where", "name"),
+    [
+        ("/v1/completions", {"prompt": "x=", "unknown": LARGE}, body, "log_once"),
+        ("/v1/chat/completions", {"messages": USER, "unknown": LARGE}, chat, "check_tools"),
+        ("/v1/completions", {"prompt": "x=", "unknown": LARGE}, completions, "asked"),
+        ("/v1/completions", SCORED | {"prompt_logprobs": 20}, completions, "prompt_logprobs"),
+        ("/v1/responses", {"input": "x", "unknown": LARGE, "max_tokens": None}, responses, "check_conversation"),
+        ("/tokenize", {"prompt": "x" * 5000, "return_token_strs": True}, "tokenizer", "token_of"),
+        ("/detokenize", {"tokens": [65] * 5000}, "tokenizer", "decode"),
+        ("/v1/completions", {"prompt": "x=", "unknown": LARGE}, "tokenizer", "encode"),
+    ],
+)
+async def test_what_takes_long_is_done_beside_the_loop(tokenizer, monkeypatch, path, asked, where, name):
+    where, threads = tokenizer if where == "tokenizer" else where, set()
+    real = getattr(where, name)
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        threads.add(threading.current_thread())
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(where, name, noted)
+    async with front_of(LocalClient(lambda ids: torch.zeros(VOCAB)), tokenizer) as front:
+        answer = await front.http.post(path, json={"max_tokens": 1} | asked)
+    assert answer.status_code == 200, answer.text
+    assert threads
+    assert threading.current_thread() not in threads
+
+
+async def test_a_long_text_is_spelt_without_the_lock(tokenizer, monkeypatch):
+    held = []
+    monkeypatch.setattr(tokenizer.backend.__class__, "decode", lambda *a, **k: held.append(a), raising=False)
+    assert tokenizer.decode([65] * 5000) == "A" * 5000
+    assert not held

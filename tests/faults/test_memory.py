@@ -1,0 +1,108 @@
+"""A request that makes the engine grow is ended, and nobody else."""
+
+from __future__ import annotations
+
+from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
+from pathlib import Path
+
+import pytest
+
+from engine.harness import Harness, alone
+from tailrace.engine import cgroup, memory, sizing
+from tailrace.engine.memory import MIB, Growth
+from tailrace.wire.messages import Failed, Finished
+
+
+@pytest.fixture
+def harness(monkeypatch) -> Harness:
+    monkeypatch.setattr(memory, "LOOK_S", 0.0)
+    monkeypatch.setattr(memory, "SETTLE_S", 0.0)
+    found = Harness()
+    found.engine.growth = Growth(64 * MIB)
+    return found
+
+
+def test_the_grower_is_ended_before_the_others_notice(harness: Harness, monkeypatch):
+    """Planted: each token of one request holds 8 MiB more, for as long as the request lives."""
+    commit = harness.engine.slots.commit
+    hoards: dict[str, list[mmap]] = {}
+
+    def greedy(slots, tokens):
+        for sequence in harness.engine.running:
+            if sequence.slot in list(slots) and sequence.request.id == "grower":
+                piece = mmap(
+                    -1, 8 * MIB, MAP_PRIVATE | MAP_ANONYMOUS
+                )  # of the system, not of what this process has freed before
+                piece.write(b"x" * (8 * MIB))
+                hoards.setdefault("grower", []).append(piece)
+        commit(slots, tokens)
+
+    monkeypatch.setattr(harness.engine.slots, "commit", greedy)
+    fail_request, late = harness.engine.fail_request, []
+
+    def freed(request, error):
+        hoards.pop(request.id, None)
+        fail_request(request, error)
+        harness.submit("late", [9], max_tokens=2)  # while there is no room
+        late.append(request.id)
+
+    monkeypatch.setattr(harness.engine, "fail_request", freed)
+    for id, prompt in (("a", [5, 6, 7]), ("grower", [1]), ("b", [8])):
+        harness.submit(id, prompt, max_tokens=60, ignore_eos=True)
+    stories = harness.run(400)
+    assert late == ["grower"]
+    end = stories["grower", 0, 0].end
+    assert isinstance(end, Failed)
+    assert end.code == "overloaded"
+    assert 2 < len(stories["grower", 0, 0].tokens) < 20
+    refused = stories["late", 0, 0].end
+    assert isinstance(refused, Failed)
+    assert refused.code == "overloaded"
+    for id, prompt in (("a", [5, 6, 7]), ("b", [8])):
+        assert isinstance(stories[id, 0, 0].end, Finished)
+        assert stories[id, 0, 0].tokens == alone(prompt, 60)
+    harness.submit("after", [9], max_tokens=2, ignore_eos=True)
+    assert isinstance(harness.run(100)["after", 0, 0].end, Finished)
+
+
+def test_what_nobody_holds_does_not_refuse_for_ever(harness: Harness):
+    leak = bytearray(b"x" * (100 * MIB))
+    harness.engine.growth.look(harness.engine)
+    assert not harness.engine.growth.over
+    harness.submit("a", [5], max_tokens=2, ignore_eos=True)
+    assert isinstance(harness.run(100)["a", 0, 0].end, Finished)
+    del leak
+
+
+def test_a_promise_of_more_than_there_is_does_not_refuse_everybody():
+    assert Growth(promised=1 << 50).limit == 256 * MIB
+
+
+def group(folder: Path, limit: object, used: int, dropped: int, version: int) -> None:
+    names = ("memory.max", "memory.current") if version == 2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, value in zip(names, (limit, used), strict=True):
+        (folder / name).write_text(f"{value}\n")
+    entry = "inactive_file" if version == 2 else "total_inactive_file"
+    (folder / "memory.stat").write_text(f"anon 1\n{entry} {dropped}\n")
+
+
+def test_a_container_has_what_its_groups_leave(tmp_path, monkeypatch):
+    mount, membership = tmp_path / "cgroup", tmp_path / "self"
+    monkeypatch.setattr(cgroup.left, "__defaults__", (mount, membership))
+    assert cgroup.left() is None, "no groups at all"
+    membership.write_text("0::/pod/box\n")
+    assert cgroup.left() is None
+    group(mount / "pod" / "box", "max", 50 * MIB, 0, 2)
+    assert cgroup.left() is None
+    group(mount / "pod", 900 * MIB, 600 * MIB, 100 * MIB, 2)
+    assert sizing.available() == 400 * MIB, "a group above it counts as well; what may be dropped is not lost"
+    assert Growth().limit == 200 * MIB, "half of it, where that is less than the floor"
+    assert Growth(promised=1 << 50).limit == 200 * MIB
+    membership.write_text("0::/../../machine/path\n")
+    group(mount, 100 * MIB, 150 * MIB, 0, 2)
+    assert cgroup.left() == 0, "what is mounted is the container's own, and it is over"
+    membership.write_text("9:cpu,memory:/box\n4:pids:/box\n")
+    group(mount / "memory" / "box", 700 * MIB, 100 * MIB, 0, 1)
+    group(mount / "memory", 1 << 62, 100 * MIB, 0, 1)
+    assert sizing.available() == 600 * MIB

@@ -101,12 +101,13 @@ class SpeculationConfig(Section, frozen=True):
 
 
 class GrammarConfig(Section, frozen=True):
-    """Structured output. timeout_s, memory_mib: a grammar that takes more to compile is refused. cached: compiled grammars kept.
+    """Structured output. timeout_s, memory_mib: a grammar that takes more to compile is refused. workers: one grammar that takes long does
+    not keep the others waiting; a second process starts when it is first needed. cached: compiled grammars kept.
     threads: that fill masks. step_ms: of processor time that one sequence's grammar may take in a step."""
 
     timeout_s: Seconds = 10.0
     memory_mib: Positive = 1024
-    workers: Positive = 1
+    workers: Positive = 2
     cached: Positive = 256
     threads: Positive = 1
     step_ms: Positive = 50

@@ -113,8 +113,8 @@ TRUNCATIONS = tuple(
 
 
 def conform(record: msgspec.Struct, within: str | None = None) -> None:
-    """Make every field of its declared type where nothing is lost by that: a list a tuple, a mapping a record. Those of RANGES are left
-    alone; `check_range` is for them.
+    """Make every field of its declared type where nothing is lost by that: a list a tuple, a mapping a record, a number of numpy one of
+    Python. The ranges of numbers are not looked at; `check_range` is for them.
 
     Args:
         within: the field whose record it is, which errors name.
@@ -124,7 +124,12 @@ def conform(record: msgspec.Struct, within: str | None = None) -> None:
     """
     for name, kind, neutral in declared(type(record)):
         value = getattr(record, name)
-        if value is neutral or (within is None and name in RANGES):
+        if value is neutral:
+            continue
+        if hasattr(value, "tolist") or isinstance(value, range):
+            value = plain(value)
+            msgspec.structs.force_setattr(record, name, value)
+        if within is None and name in RANGES:
             continue
         field = within or name
         place = f"{within}.{name}" if within else name
@@ -135,18 +140,35 @@ def conform(record: msgspec.Struct, within: str | None = None) -> None:
         if kind is bool and not isinstance(value, bool):
             raise ParameterError(f"{place} must be true or false, got {value!r:.100}", field)
         try:
-            made = msgspec.convert(value, kind)
-        except (
-            msgspec.MsgspecError,
-            ValueError,
-            TypeError,
-            AttributeError,
-        ) as error:  # half of a surrogate pair, …
+            made = converted(value, kind)
+        except CONVERSION as error:
             if isinstance(error.__cause__, ParameterError):  # a record's own complaint
                 raise error.__cause__ from None
             raise ParameterError(f"{place} is of the wrong type: {str(error).replace('`', '')}", field) from None
         if made is not value:
             msgspec.structs.force_setattr(record, name, made)
+
+
+CONVERSION = (msgspec.MsgspecError, ValueError, TypeError, AttributeError)  # half of a surrogate pair, …
+
+
+def converted(value: Any, kind: Any) -> Any:
+    """The value as one of this type; where it isn't as it is, then with Python's own numbers and lists in it."""
+    try:
+        return msgspec.convert(value, kind)
+    except CONVERSION:
+        return msgspec.convert(plain(value), kind)
+
+
+def plain(value: Any) -> Any:
+    """The same with Python's own numbers and lists in it, instead of ranges and of what numpy and torch call numbers and arrays."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, dict):
+        return {plain(key): plain(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset, range)):
+        return [plain(entry) for entry in value]
+    return value
 
 
 @cache

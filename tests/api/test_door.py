@@ -389,6 +389,14 @@ def test_what_is_wrong_behind_a_request_does_not_hurt_its_answer(door):
     refused(b"HTTP/1.1 " + second, 400, "method")
 
 
+def test_what_waits_behind_requests_is_counted_as_elsewhere(door):
+    """It is kept until its turn, and then there all at once."""
+    behind = (GET + HOST + b"\r\n") * 2 + CHUNKED + b"\r\n5;" + b"a" * 25_000 + b"\r\nhello\r\n0\r\n\r\n"
+    answer = say(door.port, post(asked(max_tokens=20)) + behind)
+    assert answer.count(b"HTTP/1.1 200") == 3
+    refused(answer[answer.rindex(b"HTTP/1.1 ") :], 431, "4000 bytes in all")
+
+
 def test_a_body_that_waits_behind_a_long_answer_is_not_late(door):
     with connected(door.port) as line:
         second = post(asked(max_tokens=3), b"Connection: close\r\n")

@@ -70,7 +70,7 @@ class BodyReader(Generic[T]):
 
     def decoded(self, raw: bytes, max_items: int) -> T:
         """See `read`. Each of its steps holds the interpreter's lock as long as it takes: what they may take is bounded before."""
-        check_size(raw, max_items)
+        check_items(raw, max_items)
         try:
             self._check_fields(_decode_fields(raw))
             return self._decode(raw)
@@ -160,7 +160,7 @@ async def unpacked(request: Request) -> AsyncGenerator[bytes, None]:
         raise HTTPException(400, f"the body is not {coding}: {error}") from error
 
 
-def check_size(raw: bytes, limit: int) -> None:
+def check_items(raw: bytes, limit: int) -> None:
     """Raise RequestError for JSON whose reading would take long, and all at once: counted in one pass, beside which others go on."""
     fields, parts, values, _ = _cpu.json_size(raw)
     if fields > MAX_FIELDS:

@@ -84,6 +84,9 @@ class Connection(HttpToolsProtocol):
                 exchange.disconnected = True
                 exchange.message_event.set()
         self.pipeline.clear()
+        self.serving = self.cycle = self._watched = (
+            None  # exchanges hold us: without this a collection would have to find them
+        )
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """The client will send no more; true where it still gets something."""
@@ -275,8 +278,7 @@ class Connection(HttpToolsProtocol):
             self._start_asgi_task(*self.pipeline.pop())
         if not self.pipeline and self._held:
             held, self._held = bytes(self._held), bytearray()
-            if not self._deaf:
-                self._feed(held)
+            self.data_received(held)
         if self.serving is None and self._last_words is not None:
             self._refuse(self._last_words)
         elif self.serving is None and self._eof:

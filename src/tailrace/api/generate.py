@@ -9,8 +9,8 @@ import asyncio
 import contextlib
 import re
 import time
-from collections.abc import AsyncGenerator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 from tailrace.api import problems
 from tailrace.api.merge import merge
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from tailrace.api.service import Service
     from tailrace.wire.aio import AsyncStream
 
+
+T = TypeVar("T")
 
 SLOW_AFTER_S = 1.0  # a client that takes longer for a piece of a stream keeps it waiting
 
@@ -126,8 +128,17 @@ class Generation:
             if timer is not None:
                 timer.cancel()
             self.abort("closed")
+            self._streams.clear()  # they hold us, to tell of a backlog: without this a collection would have to find them
             service.live.discard(self)
             self._record.end(self.usage)
+
+    async def answer(self, work: Callable[[], T], size: int) -> T:
+        """The result of work on what was handed out, whose cost goes with so many characters. Its time is none of the client's."""
+        self._handed_s = None
+        try:
+            return await self._service.turns.answer(work, size)
+        finally:
+            self._handed_s = time.perf_counter()
 
     def cut(self, cause: str) -> None:
         """End whatever is still open as it is, with all that has arrived: its finish reason is "abort", its stop reason the cause.

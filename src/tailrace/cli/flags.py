@@ -54,7 +54,7 @@ HELP: dict[str, str] = {
     "speculation.cache_gib": "GiB for a draft model's own KV cache",
     "grammar.timeout_s": "seconds after which a grammar that still compiles is refused",
     "grammar.memory_mib": "MiB beyond which a grammar that compiles is refused",
-    "grammar.workers": "processes that compile grammars",
+    "grammar.workers": "processes that compile grammars, each started when it is first needed",
     "grammar.cached": "compiled grammars kept",
     "grammar.step_ms": "milliseconds of a step that one sequence's grammar may take; one that takes more is ended",
     "grammar.threads": "that compute which tokens grammars allow",

@@ -60,7 +60,7 @@ class Order:
 
 
 class Worker:
-    """One process, started at the first task and again after each loss. Used by one thread; `kill` by any."""
+    """One process, started at the first task and again at once after each loss. Used by one thread; `kill` and `warm` by any."""
 
     def __init__(self, vocabulary: Vocabulary, config: GrammarConfig) -> None:
         self._hello = Hello(vocabulary, config.memory_mib, config.timeout_s)
@@ -70,7 +70,21 @@ class Worker:
 
     @property
     def pid(self) -> int | None:
-        return None if self._process is None else self._process.pid
+        process = self._process
+        return None if process is None else process.pid
+
+    @property
+    def warm(self) -> bool:
+        """There is a process already."""
+        return self._process is not None
+
+    def succeed(self) -> None:
+        """Where the process was lost, start the next one: whoever comes then need not wait for it."""
+        if self._process is None:
+            try:
+                self._start()
+            except (LostError, OSError):  # whoever comes next sees for itself
+                self._drop()
 
     def run(self, grammar: Grammar) -> Reply:
         """Raises LostError, TooMuchError: the answer is longer than any may be."""
@@ -189,6 +203,7 @@ class Pool:
         self._workers = [Worker(vocabulary, config) for _ in range(config.workers)]
         self._threads: list[threading.Thread] = []
         self._library: Future[Library] | None = None
+        self._idle: set[Worker] = set()
         self._lock = threading.Condition()
         self._closed = False
 
@@ -211,7 +226,7 @@ class Pool:
             full = len(self._waiting) >= MAX_WAITING
             if not self._closed and not full:
                 self._waiting.append(order)
-                self._lock.notify()
+                self._lock.notify_all()
                 return
         order.done(closed() if self._closed else OverloadedError("too many grammars wait to be compiled"), 0)
 
@@ -235,15 +250,26 @@ class Pool:
             thread.join()
 
     def _serve(self, worker: Worker) -> None:
-        while (order := self._next()) is not None:
+        while (order := self._next(worker)) is not None:
             outcome, size = self._outcome(worker, order.grammar)
             order.done(outcome, size)
+            worker.succeed()
         worker.close()
 
-    def _next(self) -> Order | None:
-        """Waits for one. None: closed, and none is left that would have to be told."""
+    def _next(self, worker: Worker) -> Order | None:
+        """Waits for one, which goes to a process that runs already where one is idle. None: closed, and none is left that would have to be
+        told."""
+
+        def turn() -> bool:
+            mine = worker.warm or not any(other.warm for other in self._idle)
+            return self._closed or (bool(self._waiting) and mine)
+
         with self._lock:
-            self._lock.wait_for(lambda: self._waiting or self._closed)
+            self._idle.add(worker)
+            self._lock.notify_all()
+            self._lock.wait_for(turn)
+            self._idle.discard(worker)
+            self._lock.notify_all()  # another's turn, if there is more
             return self._waiting.popleft() if self._waiting else None
 
     def _outcome(self, worker: Worker, grammar: Grammar) -> tuple[Compiled | Exception, int]:

@@ -85,10 +85,8 @@ def main() -> None:
     threading.stack_size(STACK)
     if (hello := receive(sys.stdin.buffer, Hello)) is None:
         return
-    library: Library | None = None
+    library = library_of(hello.vocabulary)
     while (grammar := receive(sys.stdin.buffer, Grammar)) is not None:
-        if library is None:
-            library = library_of(hello.vocabulary)
         send(answers, Reply("ready"))
         reply = bounded(partial(compiled, library, grammar), hello)
         send(answers, reply)

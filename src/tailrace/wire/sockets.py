@@ -5,7 +5,6 @@ gone is reported when the engine sends to it.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import shutil
@@ -117,11 +116,11 @@ class AsyncFrontSocket:
         self.socket.send(encoder.encode([message]))
 
     async def receive(self) -> list[FromEngine]:
-        """The messages of all frames that have arrived; waits for the first."""
+        """The messages of all frames that have arrived; waits for the first. It asks whether there are more rather than to be told by an
+        exception that there are none: that one and its future would hold each other, and the messages, until a collection."""
         messages = from_engine.decode(await self.socket.recv())
-        with contextlib.suppress(zmq.Again):
-            while True:
-                messages += from_engine.decode(await self.socket.recv(zmq.NOBLOCK))
+        while self.socket.get(zmq.EVENTS) & zmq.POLLIN:
+            messages += from_engine.decode(await self.socket.recv(zmq.NOBLOCK))
         return messages
 
     def close(self) -> None:

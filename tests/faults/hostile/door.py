@@ -481,7 +481,7 @@ KINDS = (
     Kind("headers that trickle", slow_headers, DROPPED, "500 slow senders held 500 connections for good"),
     Kind("content lengths", lengths, statuses(0, 400), "smuggling, overflows"),
     Kind("two lengths", two_lengths, statuses(0, 200, 400, 501), "smuggling"),
-    Kind("broken chunks", chunks, statuses(0, 400, 413), "overflows; extensions without end"),
+    Kind("broken chunks", chunks, statuses(0, 400, 413, 431), "overflows; extensions without end"),
     Kind("a chunk per byte", tiny_chunks, FINE, "an event of the loop per byte"),
     Kind("a body cut off", short_body, statuses(0, 400, 408), "a request that waits for ever"),
     Kind("a body that trickles", slow_body, FINE, "a slow client is no bad one"),

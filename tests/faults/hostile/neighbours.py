@@ -6,6 +6,7 @@ python -m faults.hostile.neighbours PORT    a line says that the first round is 
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple
 from faults.hostile.client import HOST, head
 
 HEALTH_EVERY_S = 0.05
+APART_S = 0.03
 COMPLETE, CHAT = "/v1/completions", "/v1/chat/completions"
 SCHEMA = {
     "type": "object",
@@ -44,6 +46,8 @@ ASKED: tuple[dict[str, Any], ...] = (
     {"temperature": 0, "stop_regex": "[0-9]{7}x"},
     {"xtc_probability": 0.5, "typical_p": 0.9, "watermark": {"kind": "kgw", "key": 7}, "logit_bias": {"500": 3}},
 )  # fmt: skip
+
+HOLDING = {"stop", "stop_regex", "banned_strings", "tools"}  # of such text some waits by right: its gaps say nothing
 
 
 def body_of(place: int) -> tuple[str, dict[str, Any]]:
@@ -100,35 +104,38 @@ def joined(status: str, events: list[str]) -> dict[str, Any]:
 
 
 class Street:
-    """All neighbours, round after round, and somebody who asks /health."""
+    """All neighbours, each again and again, and somebody who asks /health."""
 
     def __init__(self, port: int) -> None:
         self.port, self.over = port, threading.Event()
         self.gaps: list[tuple[float, float]] = []  # when, how long
         self.health: list[tuple[float, float]] = []
         self.differences: list[dict[str, Any]] = []
-        self.rounds = 0
+        self.rounds = [0] * len(ASKED)
 
     async def live(self) -> None:
-        """Until told that it is over; the first round is what all others are compared with."""
-        peace = await self.round()
+        """Until told that it is over; what each was told first is what all its others are compared with."""
+        places = range(len(ASKED))
+        first = await asyncio.gather(*map(self.told, places))
         print("ready", flush=True)
         probing = asyncio.create_task(self.probe())
-        while not self.over.is_set():
-            for place, (before, now) in enumerate(zip(peace, await self.round(), strict=True)):
-                if before != now:
-                    self.differences.append(
-                        {"neighbour": place, "at": time.monotonic(), "in peace": before, "now": now}
-                    )
-            self.rounds += 1
+        await asyncio.gather(*map(self.stay, places, first))
         probing.cancel()
 
-    async def round(self) -> list[dict[str, Any]]:
-        """One answer to each."""
-        told = await asyncio.gather(*(listen(self.port, place) for place in range(len(ASKED))))
-        for one in told:
+    async def stay(self, place: int, peace: dict[str, Any]) -> None:
+        """One neighbour. They begin one after the other: what sixteen beginnings at once cost is no hostile request's doing."""
+        await asyncio.sleep(place * APART_S)
+        while not self.over.is_set():
+            if (now := await self.told(place)) != peace:
+                self.differences.append({"neighbour": place, "at": time.monotonic(), "in peace": peace, "now": now})
+            self.rounds[place] += 1
+
+    async def told(self, place: int) -> dict[str, Any]:
+        """One answer."""
+        one = await listen(self.port, place)
+        if not HOLDING & ASKED[place].keys():
             self.gaps += [(b, b - a) for a, b in zip(one.arrivals, one.arrivals[1:], strict=False)]
-        return [one.said for one in told]
+        return one.said
 
     async def probe(self) -> None:
         """How long /health takes."""
@@ -157,7 +164,7 @@ class Neighbours:
             raise RuntimeError("the neighbours did not get through their first round")
 
     def report(self) -> dict[str, Any]:
-        """gaps and health: (time.monotonic(), seconds); health −1: not 200. rounds, and differences from the first round."""
+        """gaps and health: (time.monotonic(), seconds); health −1: not 200. rounds, that each had at least, and differences from the first."""
         out, _ = self._process.communicate(timeout=120)
         return json.loads(out)
 
@@ -171,6 +178,7 @@ class Neighbours:
 
 def main() -> None:
     """See the module."""
+    gc.disable()  # a collection here would look like a gap there
     street = Street(int(sys.argv[1]))
 
     def wait() -> None:
@@ -179,7 +187,12 @@ def main() -> None:
 
     threading.Thread(target=wait, daemon=True).start()
     asyncio.run(street.live())
-    report = {"rounds": street.rounds, "gaps": street.gaps, "health": street.health, "differences": street.differences}
+    report = {
+        "rounds": min(street.rounds),
+        "gaps": street.gaps,
+        "health": street.health,
+        "differences": street.differences,
+    }
     print(json.dumps(report))
 
 

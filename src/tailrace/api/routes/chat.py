@@ -108,7 +108,7 @@ async def chunks(
                 told = effective(ask, generation) if len(greeted) == 1 else UNSET
                 scores, entries = UNSET, generation.prompt_logprobs(0)
                 if ask.prompt_logprobs is not None and len(greeted) == 1 and entries is not None:
-                    scores = await service.turns.answer(
+                    scores = await generation.answer(
                         partial(prompt_logprobs, service.labels, generation.prompts[0], entries, ask.prompt_logprobs),
                         len(entries) * (ask.prompt_logprobs + 1),
                     )

@@ -135,12 +135,12 @@ async def chunks(
                 if ask.prompt_logprobs is not None and scores is not None:
                     if p not in shown:
                         work = partial(prompt_logprobs, service.labels, ids, scores, ask.prompt_logprobs)
-                        shown[p] = await service.turns.answer(work, len(scores) * (ask.prompt_logprobs + 1))
+                        shown[p] = await generation.answer(work, len(scores) * (ask.prompt_logprobs + 1))
                     greeting["prompt_logprobs"] = shown[p]
                 if echoes is not None and ask.logprobs is not None and scores is not None:
                     spelt = frozenset() if given_as_ids(ask.prompt) else service.tokenizer.special_ids
                     written = partial(writers[index].write_prompt, ids, scores, spelt)
-                    greeting["logprobs"] = await service.turns.answer(written, len(scores) * (ask.logprobs + 1))
+                    greeting["logprobs"] = await generation.answer(written, len(scores) * (ask.logprobs + 1))
                 if echoes is not None or greeting or told is not UNSET:
                     choice = CompletionChoice(index, echoes[p] if echoes is not None else "", **greeting)
                     yield Completion(**shared, choices=[choice], usage=usage.so_far(), sampling_params=told)

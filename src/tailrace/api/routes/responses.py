@@ -12,7 +12,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tailrace.api.body import BodyReader, check_size
+from tailrace.api.body import BodyReader, check_items
 from tailrace.api.channels import channels_of, within
 from tailrace.api.chunks import effective
 from tailrace.api.conversation import check_conversation, encode
@@ -199,7 +199,7 @@ async def earlier(request: Request, ask: ResponsesRequest) -> bytes:
     before = await kept(service, "conversation", ask.previous_response_id, name)
     if (size := len(before) + request.state.size) > (most := service.config.max_body_mib << 20):
         raise ParameterError(f"{name}: the whole conversation must have at most {most} bytes, got {size}", name)
-    check_size(before, service.config.max_body_items)
+    check_items(before, service.config.max_body_items)
     return before
 
 

@@ -187,11 +187,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     output_kind: OutputKind = "delta"
 
     def __post_init__(self) -> None:
+        conform(self)
         for name in RANGES:
             if (value := getattr(self, name)) is None and NEUTRAL[name] is not None:
                 raise ParameterError(f"{name} must be a number, got None; leave it out for {NEUTRAL[name]}", name)
             check_range(name, value)
-        conform(self)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ParameterError(
                 f"min_tokens must be at most max_tokens ({self.max_tokens}), got {self.min_tokens}", "min_tokens"

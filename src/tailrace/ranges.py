@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any, Literal, get_args, get_origin
 
 import msgspec
+import numpy as np
 
 from tailrace.errors import ParameterError
 
@@ -126,8 +127,8 @@ def conform(record: msgspec.Struct, within: str | None = None) -> None:
         value = getattr(record, name)
         if value is neutral:
             continue
-        if hasattr(value, "tolist") or isinstance(value, range):
-            value = plain(value)
+        if isinstance(value, np.generic):
+            value = value.item()
             msgspec.structs.force_setattr(record, name, value)
         if within is None and name in RANGES:
             continue
@@ -161,8 +162,8 @@ def converted(value: Any, kind: Any) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """The same with Python's own numbers and lists in it, instead of ranges and of what numpy and torch call numbers and arrays."""
-    if hasattr(value, "tolist"):
+    """The same with Python's own numbers and lists in it, instead of numpy's and of ranges."""
+    if isinstance(value, (np.generic, np.ndarray)):
         return value.tolist()
     if isinstance(value, dict):
         return {plain(key): plain(entry) for key, entry in value.items()}

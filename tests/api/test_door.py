@@ -391,7 +391,7 @@ def test_what_is_wrong_behind_a_request_does_not_hurt_its_answer(door):
 
 def test_what_waits_behind_requests_is_counted_as_elsewhere(door):
     """It is kept until its turn, and then there all at once."""
-    behind = (GET + HOST + b"\r\n") * 2 + CHUNKED + b"\r\n5;" + b"a" * 25_000 + b"\r\nhello\r\n0\r\n\r\n"
+    behind = (GET + b"\r\n") * 2 + CHUNKED + b"\r\n5;" + b"a" * 25_000 + b"\r\nhello\r\n0\r\n\r\n"
     answer = say(door.port, post(asked(max_tokens=20)) + behind)
     assert answer.count(b"HTTP/1.1 200") == 3
     refused(answer[answer.rindex(b"HTTP/1.1 ") :], 431, "4000 bytes in all")

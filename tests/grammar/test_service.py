@@ -33,7 +33,7 @@ from tailrace.grammar.position import Position
 from tailrace.grammar.service import Cache, Grammars, Refusals, digest
 from tailrace.options import Grammar, Stretch
 
-CONFIG = GrammarConfig(timeout_s=1.5, memory_mib=128, threads=2)
+CONFIG = GrammarConfig(timeout_s=1.5, memory_mib=128, workers=1, threads=2)
 WORDS = -(-PADDED // 32)
 DOUBLING = {
     f"d{i}": {
@@ -256,6 +256,38 @@ def test_closing_ends_what_is_being_compiled_and_leaves_nothing():
     assert not any(map(alive, pids))
     assert threading.active_count() == threads
     assert len(os.listdir("/proc/self/fd")) <= files
+
+
+def test_one_that_takes_long_keeps_no_other_waiting():
+    made = grammars(GrammarConfig(timeout_s=60, memory_mib=1024))
+    for i in range(4):  # one after the other they need one process
+        made.compile(number(i)).result(120)
+    (pid,) = made.pids
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        stopped = made.compile(number(10))
+        assert made.compile(number(11)).result(120).matcher().prefix(b"x") == 1
+        assert not stopped.done()
+        assert len(made.pids) == 2
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert stopped.result(120).matcher().prefix(b"x") == 1
+    made.close()
+
+
+def test_a_process_that_was_lost_has_a_successor_before_anybody_asks(service: Grammars):
+    service.compile(number(20)).result(120)
+    (lost,) = service.pids
+    bomb = schema(
+        {"allOf": [{"pattern": f"[cd]*c[cd]{{{i}}}$"} for i in range(100)]}
+    )  # no other test's: it is remembered
+    with pytest.raises(ParameterError, match="to compile"):
+        service.compile(bomb).result(120)
+    until(lambda: service.pids)
+    assert service.pids != [lost]
+    successor = service.pids
+    service.compile(number(21)).result(120)
+    assert service.pids == successor
 
 
 def test_closing_an_idle_one_leaves_nothing():

@@ -15,7 +15,7 @@ import torch
 from tailrace.errors import ParameterError
 from tailrace.options import Grammar, RepetitionDetection, Speculation, ThinkingBudget, Watermark
 from tailrace.params import NEUTRAL, SamplingParams
-from tailrace.sampling import Carried, Rows, Sampler, Slots
+from tailrace.sampling import Carried, Rows, Sampler, Slots, processors
 from tailrace.sampling.door import ELSEWHERE
 from tailrace.sampling.guidance import guide
 from tailrace.sampling.processors import register
@@ -23,6 +23,29 @@ from tailrace.sampling.replay import replay
 from tailrace.sampling.watermark import detect
 
 V = 40
+
+
+@pytest.fixture(autouse=True)
+def register_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processors, "REGISTERED", dict(processors.REGISTERED))
+
+
+def test_numbers_and_lists_of_numpy_are_taken_as_pythons_own():
+    given = SamplingParams(
+        temperature=np.float32(0.5), top_k=np.int64(7), seed=np.uint8(3), ignore_eos=np.bool_(True), stop_token_ids=range(3),
+        allowed_token_ids=np.arange(5), logit_bias={np.int64(4): np.float64(1.5)}, bad_words=[[np.int32(1), 2]],
+    )  # fmt: skip
+    own = SamplingParams(
+        temperature=0.5, top_k=7, seed=3, ignore_eos=True, stop_token_ids=(0, 1, 2), allowed_token_ids=(0, 1, 2, 3, 4),
+        logit_bias={4: 1.5}, bad_words=((1, 2),),
+    )  # fmt: skip
+    assert given == own
+    assert repr(given) == repr(own)
+    for wrong in (np.float64("nan"), np.array([0.5]), np.array([]), np.complex64(1j)):
+        with pytest.raises(ParameterError, match="temperature"):
+            SamplingParams(temperature=wrong)
+
+
 ODD: list[Any] = [
     None,
     True,

@@ -93,6 +93,16 @@ def test_a_character_that_begins_in_the_prompt_comes_whole(name, cut):
         assert stream.feed(hello).lstrip(" ") == "hello"  # nothing of what the prompt's text has as U+FFFD
 
 
+@pytest.mark.parametrize("name", [name for name, one in ALL.items() if one.backend.token_to_id("<0x41>") is not None])
+def test_what_the_prompt_has_of_a_malformed_run_counts_for_no_token(name):
+    tokenizer = ALL[name]
+    begun, a, hello = (tokenizer.backend.token_to_id(token) for token in ("<0xF0>", "<0x41>", "hello"))
+    stream = detokenizer(tokenizer, prompt=[hello, begun])
+    assert stream.feed(a) == ""
+    assert stream.feed(hello) == "\ufffdhello"
+    assert stream.lead == 1
+
+
 @pytest.mark.parametrize("cut", range(1, 5))
 def test_of_a_long_run_of_bytes_only_the_end_is_looked_at(cut):
     tokenizer = ALL["pieces"]

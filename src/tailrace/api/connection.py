@@ -84,9 +84,9 @@ class Connection(HttpToolsProtocol):
                 exchange.disconnected = True
                 exchange.message_event.set()
         self.pipeline.clear()
-        self.serving = self.cycle = self._watched = (
-            None  # exchanges hold us: without this a collection would have to find them
-        )
+        # exchanges hold us: without this only a collection would find us
+        self.serving = self._watched = None
+        self.cycle = None  # type: ignore[assignment]
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """The client will send no more; true where it still gets something."""

@@ -26,7 +26,7 @@ from tailrace.config import GrammarConfig
 from tailrace.errors import EngineError, OverloadedError, ParameterError
 from tailrace.grammar.base import Compiled
 from tailrace.grammar.vocabulary import Vocabulary
-from tailrace.grammar.worker import LENGTH, MAX_TEXT, MIB, Hello, Reply, framed, library_of
+from tailrace.grammar.worker import LAST, LENGTH, MAX_TEXT, MIB, Hello, Reply, framed, library_of
 from tailrace.options import Grammar
 
 if TYPE_CHECKING:
@@ -106,7 +106,10 @@ class Worker:
             self._write(process, framed(grammar), START_S)
             self._reply(process, START_S)
             begun = True
-            return self._reply(process, self._hello.timeout_s)
+            reply = self._reply(process, self._hello.timeout_s)
+            if reply.outcome in LAST:
+                self._drop()
+            return reply
         except (BrokenPipeError, LostError) as error:
             self._drop()
             lost = LostError(isinstance(error, LostError) and error.timeout)

@@ -33,6 +33,7 @@ LENGTH = struct.Struct("<I")
 # Half of what Linux gives the engine's threads, which load what is made here: recursion that fits here fits there.
 STACK = 4 * MIB
 MAX_TEXT = 32 * MIB  # of a compiled grammar; loading holds the interpreter for milliseconds per MiB
+LAST = ("memory", "broken")  # outcomes behind which a process ends
 PR_SET_PDEATHSIG = 1
 ORPHAN_S = 5  # how much longer than its time limit a process lives that nobody kills
 T = TypeVar("T")
@@ -90,7 +91,7 @@ def main() -> None:
         send(answers, Reply("ready"))
         reply = bounded(partial(compiled, library, grammar), hello)
         send(answers, reply)
-        if reply.outcome in ("memory", "broken"):
+        if reply.outcome in LAST:
             return
 
 

@@ -24,8 +24,8 @@ def register(name: str, processor: Processor) -> None:
     Raises:
         ParameterError: (a ValueError) the name is taken or none, or it can't be called.
     """
-    if not isinstance(name, str) or not name:
-        raise ParameterError(f"name must be a text, got {name!r:.100}", "name")
+    if not isinstance(name, str) or not name or not name.isprintable():
+        raise ParameterError(f"name must be a text that can be printed, got {name!r:.100}", "name")
     if not callable(processor):
         raise ParameterError(f"processor must be a function, got {type(processor).__name__}", "processor")
     if name in REGISTERED:

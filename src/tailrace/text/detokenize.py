@@ -220,6 +220,7 @@ class LibraryDetokenizer:
             return ""
         before = self._text(self._window[:-1]) if self.unfinished else ""
         text = self._text(self._window)
+        self._compare(text)
         if before and text.startswith(before):
             self.lead = max(0, len(before) - self._said)
         self.unfinished = text.endswith(UNKNOWN)
@@ -230,6 +231,7 @@ class LibraryDetokenizer:
 
     def flush(self) -> str:
         text = self._text(self._window)
+        self._compare(text)
         return self._new(text, len(text))
 
     def _text(self, ids: list[int]) -> str:
@@ -247,11 +249,13 @@ class LibraryDetokenizer:
     def _is_byte(self, id: int) -> bool:
         return self._joins_bytes and fallback_byte(self._token_of(id)) is not None
 
+    def _compare(self, text: str) -> None:
+        """How much of it the prompt had, while nothing is out: what the prompt began may have become text."""
+        if self._before is not None:
+            pairs = zip(self._before, text, strict=False)
+            self._said = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(self._before), len(text)))
+
     def _new(self, text: str, end: int) -> str:
-        if self._before is not None:  # what the prompt began may have become text
-            self._said = next(
-                (i for i, (a, b) in enumerate(zip(self._before, text, strict=False)) if a != b), len(self._before)
-            )
         new = text[self._said : end]
         self._said = max(self._said, end)
         if new:

@@ -119,7 +119,7 @@ class AsyncFrontSocket:
         """The messages of all frames that have arrived; waits for the first. It asks whether there are more rather than to be told by an
         exception that there are none: that one and its future would hold each other, and the messages, until a collection."""
         messages = from_engine.decode(await self.socket.recv())
-        while self.socket.get(zmq.EVENTS) & zmq.POLLIN:
+        while int(self.socket.get(zmq.EVENTS)) & zmq.POLLIN:
             messages += from_engine.decode(await self.socket.recv(zmq.NOBLOCK))
         return messages
 

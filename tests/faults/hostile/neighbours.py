@@ -164,7 +164,7 @@ class Neighbours:
             raise RuntimeError("the neighbours did not get through their first round")
 
     def report(self) -> dict[str, Any]:
-        """gaps and health: (time.monotonic(), seconds); health −1: not 200. rounds, that each had at least, and differences from the first."""
+        """gaps and health: (time.monotonic(), seconds); health −1: not 200. rounds, that each had, and differences from the first."""
         out, _ = self._process.communicate(timeout=120)
         return json.loads(out)
 

@@ -194,10 +194,14 @@ async def beam_search(
     work = BeamRequest(service, id, ids[0], params, search, origin)
     await unless_gone(request.receive, work.run(), lambda: work.abort("disconnect"))
     beams, hidden = search.best(n), params.hidden(service.tokenizer.special_ids)
-    choices = [
-        CompletionChoice(i, text_behind(service.tokenizer, hidden, ids[0], beam.tokens), None, beam.reason, None)
-        for i, beam in enumerate(beams)
-    ]
+
+    def spelt() -> list[CompletionChoice]:
+        return [
+            CompletionChoice(i, text_behind(service.tokenizer, hidden, ids[0], beam.tokens), None, beam.reason, None)
+            for i, beam in enumerate(beams)
+        ]
+
+    choices = await service.turns.run(request, spelt, sum(len(beam.tokens) for beam in beams))
     return json_answer(Completion(**head(service, work.id), choices=choices, usage=work.usage))
 
 

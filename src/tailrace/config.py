@@ -139,6 +139,8 @@ class ServerConfig(Section, frozen=True):
     own, elsewhere any.
     max_body_items: objects, lists and strings (names too) in its JSON; of numbers four times as many. max_tokenize_kib: of a
     body for /tokenize and /detokenize, where no context bounds it.
+    stream_interval: tokens of a sequence that its stream sends together; stream_interval_ms: after which it sends what there is, and 0: the
+    number alone decides. The first tokens never wait.
     stream_buffer_kib: what may wait for a client that reads slowly. slow_readers: whether one for whom more waits is ended with what it
     has ("cut"), or all of it kept, as far as the context goes ("keep").
     reasoning_parser, tool_parser: how the model marks what it thinks and the tools it calls (text/channels.py, text/tools); auto looks
@@ -170,6 +172,8 @@ class ServerConfig(Section, frozen=True):
     allowed_hosts: str = ""
     max_body_items: Positive = 81_920
     max_tokenize_kib: Positive = 1024
+    stream_interval: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1
+    stream_interval_ms: Annotated[float, msgspec.Meta(ge=0, le=10_000)] = 0.0
     stream_buffer_kib: Positive = 1024
     slow_readers: Literal["cut", "keep"] = "cut"
     log_requests: bool = True

@@ -7,7 +7,9 @@ import asyncio
 import pytest
 
 from api.harness import LocalClient, endless, front_of, saying
+from tailrace.api import generate
 from tailrace.api.generate import Generation
+from tailrace.config import ServerConfig
 from tailrace.errors import NotReadyError
 from tailrace.params import SamplingParams
 from tailrace.wire.messages import TokenLogprobs, Tokens
@@ -46,6 +48,22 @@ async def test_a_slow_reader_gets_larger_pieces(tokenizer):
             await asyncio.sleep(0.05)
         assert "".join(texts) == "x" * 100
         assert len(texts) < 50
+
+
+@pytest.mark.parametrize("ours", [True, False])
+async def test_our_own_work_on_a_piece_is_not_the_clients_slowness(tokenizer, monkeypatch, ours):
+    monkeypatch.setattr(generate, "SLOW_AFTER_S", 0.0)
+    config = ServerConfig(slow_readers="cut")
+    async with front_of(LocalClient(saying(b"x" * 50), tick_s=0.001), tokenizer, config) as front:
+        generation = Generation(front.service, "g", [[*b"a="]], SamplingParams(temperature=0))
+        reasons = []
+        async for _, delta in generation.deltas():
+            if ours:  # the engine says more than may wait
+                await generation.answer(generation._backlog, 0)
+            else:
+                generation._backlog()
+            reasons.append(delta.finish_reason)
+        assert reasons[-1] == ("stop" if ours else "abort")
 
 
 async def test_abort_and_closing_give_everything_back(tokenizer):

@@ -66,7 +66,8 @@ def test_all_at_once(tokenizer):
 
 def test_every_sampling_field_of_the_schema_is_in_this_test():
     elsewhere = {
-        "model", "stream", "stream_options", "max_tokens", "priority", "deadline_s", "return_token_ids", "request_id", "prompt",
+        "model", "stream", "stream_options", "max_tokens", "priority", "deadline_s", "stream_interval", "stream_interval_ms",
+        "return_token_ids", "request_id", "prompt",
         "logprobs", "echo", "best_of", "use_beam_search",
         "length_penalty", "early_stopping", "add_special_tokens", "mirostat", "mirostat_tau",
         "mirostat_eta", "preset", "return_sampling_params",

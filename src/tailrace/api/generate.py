@@ -104,6 +104,8 @@ class Generation:
                     raise self._failure or asyncio.CancelledError
                 stream = service.client.submit(prompt, self.params, id=self.id, priority=self._origin.priority)
                 stream.bound(service.config.stream_buffer_kib << 10, self._backlog)
+                if self._origin.streamed:
+                    stream.pace(*self._pace())
                 self._streams.append(stream)
                 self._texts += [TextStream(service.tokenizer, self.params, eos, prompt) for _ in range(n)]
                 self._open += n
@@ -165,6 +167,12 @@ class Generation:
         if self._open:
             self._record.interrupted(cause, error)
         self.abort(cause)
+
+    def _pace(self) -> tuple[int, float]:
+        """Tokens and seconds of one event: the request's, or the server's."""
+        asked, config = self._origin, self._service.config
+        tokens = config.stream_interval if asked.interval is None else asked.interval
+        return tokens, (config.stream_interval_ms if asked.interval_ms is None else asked.interval_ms) / 1e3
 
     def _backlog(self) -> None:
         """More waits to be read than may. If it waits for us, we hurry; if for the client, it is cut."""

@@ -42,7 +42,7 @@ class Origin(NamedTuple):
     """Where a request came in, what it belongs to, and how it is to be treated.
 
     operation: in the words of the GenAI conventions. priority: smaller runs first. deadline_s: seconds after which it is cut; the
-    server's own limit may come before.
+    server's own limit may come before. interval, interval_ms: tokens, and milliseconds, of one event of its stream; None: the server's.
     """
 
     operation: str = "chat"
@@ -52,6 +52,8 @@ class Origin(NamedTuple):
     tracestate: str = ""
     priority: int = 0
     deadline_s: float | None = None
+    interval: int | None = None
+    interval_ms: float | None = None
 
 
 UNKNOWN = Origin()  # of what did not come over HTTP
@@ -64,6 +66,7 @@ def origin_of(request: Request, operation: str, ask: GenerateRequest) -> Origin:
     return Origin(
         operation, request.scope["path"], ask.streamed, parent if len(parent) <= MAX_TRACEPARENT else "",
         state if len(state) <= MAX_TRACESTATE else "", ask.priority or 0, ask.deadline_s,
+        ask.stream_interval, ask.stream_interval_ms,
     )  # fmt: skip
 
 

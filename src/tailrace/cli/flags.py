@@ -84,6 +84,8 @@ HELP: dict[str, str] = {
     "server.max_connections_per_address": "of those, from one address; 0: all (behind a proxy all come from one)",
     "server.allowed_hosts": "names of the server that requests may use, by commas; * for any; none: on loopback its own, else any",
     "server.log_requests": "a line in the log for every request that has ended",
+    "server.stream_interval": "tokens of a sequence that its stream sends together",
+    "server.stream_interval_ms": "milliseconds after which a stream sends what there is; 0: the number of tokens decides",
     "server.stream_buffer_kib": "KiB of a stream that may wait for a client that reads slowly",
     "server.slow_readers": "what happens where more waits: end the request with what it has, or keep all of it",
     "server.reasoning_parser": "how the model marks what it thinks; auto: by its vocabulary and chat template",

@@ -28,26 +28,40 @@ from tailrace.wire.messages import (
     SequenceEvent,
     Stats,
 )
+from tailrace.wire.pace import Pace
 from tailrace.wire.pulse import PulseReader, Stall
 from tailrace.wire.sockets import AsyncFrontSocket
 from tailrace.wire.stream import Stream
 
 
 class Waiter:
-    """Wakes whoever waits for a stream's next events. Apart from the stream, so that the client does not hold it."""
+    """Wakes whoever waits for a stream's next events, at its pace. Apart from the stream, so that the client does not hold it."""
 
     def __init__(self) -> None:
+        self.pace = Pace()
         self._future: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
     async def wait(self) -> None:
         """Until `wake`."""
         self._future = asyncio.get_running_loop().create_future()
         await self._future
 
+    def stir(self, account: Account) -> None:
+        """Something has come, or it has ended."""
+        if self.pace.due(account):
+            self.wake()
+        elif self.pace.seconds and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self.pace.left_s, self._ring)
+
     def wake(self) -> None:
-        """Something has come."""
+        """Let whoever waits look again."""
         if self._future is not None and not self._future.done():
             self._future.set_result(None)
+
+    def _ring(self) -> None:
+        self._timer = None
+        self.wake()
 
 
 class AsyncStream(Stream):
@@ -56,15 +70,17 @@ class AsyncStream(Stream):
     def __init__(self, client: AsyncClient, account: Account) -> None:
         super().__init__(account, client._ledger, client._cancel, client._abandon)
         self._waiter = Waiter()
-        account.wake = self._waiter.wake
+        account.wake = self._waiter.stir
 
     async def next(self) -> list[SequenceEvent]:
-        """All events that came since the last time; waits for one. None are left where the list is empty."""
-        account = self._account
-        while not account.events:
+        """All events that came since the last time; waits for one, and for as many as its pace says. None are left where the list is
+        empty."""
+        account, pace = self._account, self._waiter.pace
+        while not account.events or not pace.due(account):
             if not account.open:
                 return []
             await self._waiter.wait()
+        pace.given(account)
         return account.take()
 
     async def __aiter__(self) -> AsyncIterator[list[SequenceEvent]]:
@@ -73,6 +89,10 @@ class AsyncStream(Stream):
                 yield events
         finally:  # also when the task is cancelled or the iterator closed
             self.abort("iteration ended")
+
+    def pace(self, tokens: int, seconds: float) -> None:
+        """Give tokens not one by one: see `Pace`."""
+        self._waiter.pace = Pace(tokens, seconds)
 
     def bound(self, max_bytes: int, full: Callable[[], None]) -> None:
         """Call `full` whenever more than so many bytes (about) have arrived and were not fetched."""

@@ -51,7 +51,7 @@ class Account:
     waiting: dict[int, Tokens] = field(default_factory=dict)  # of each sequence, the last tokens in `events`
     held: int = 0
     max_bytes: int = sys.maxsize
-    wake: Callable[[], None] = lambda: None
+    wake: Callable[[Account], None] = lambda account: None
     full: Callable[[], None] = lambda: None
 
     def add(self, event: SequenceEvent) -> None:
@@ -73,7 +73,7 @@ class Account:
 
     def rouse(self) -> None:
         """Something has arrived."""
-        self.wake()
+        self.wake(self)
         if self.held > self.max_bytes:
             self.full()
 
@@ -117,7 +117,7 @@ class Ledger:
         account.open.clear()
         if not keep:
             account.take()
-        account.wake()
+        account.wake(account)
         self.unacknowledged.add(name)
         return True
 
@@ -129,7 +129,7 @@ class Ledger:
         self.stopped.add((account.id, account.epoch, index))
         account.events = [event for event in account.events if event.index != index]
         account.waiting.pop(index, None)
-        account.wake()
+        account.wake(account)
         return True
 
     def deliver(self, messages: Iterable[FromEngine]) -> None:
@@ -178,7 +178,7 @@ class Ledger:
             for index in sorted(account.open):
                 account.events.append(Failed(account.id, account.epoch, index, error.code, str(error)))
             account.open.clear()
-            account.wake()
+            account.wake(account)
         self.unacknowledged.clear()
         self.stopped.clear()
         self.stats = Stats()

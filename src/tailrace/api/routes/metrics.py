@@ -13,5 +13,6 @@ from tailrace.api.service import service_of
 async def metrics(request: Request) -> Response:
     """Everything that api/metrics.py knows, of all front ends together."""
     service = service_of(request)
-    text = service.metrics.expose(await everywhere(service, "counts"))
+    others = await everywhere(service, "counts")
+    text = await service.turns.run(request, lambda: service.metrics.expose(others), 0)
     return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})

@@ -17,6 +17,8 @@ MAX_TOKEN_ID = 2**31 - 1  # any vocabulary is smaller; keeps what crosses the wi
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKEN_ID)]
 Priority = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 Deadline = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
+StreamInterval = Annotated[int, msgspec.Meta(ge=1, le=1024)]
+StreamIntervalMs = Annotated[float, msgspec.Meta(ge=0, le=10_000)]
 RequestId = Annotated[
     str, msgspec.Meta(min_length=1, max_length=128, pattern=r"^[\x21-\x7e]*$(?!\n)")
 ]  # Python's $ lets \n through
@@ -123,6 +125,8 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     prompt_logprobs: int | None = None
     priority: Priority | None = None
     deadline_s: Deadline | None = None
+    stream_interval: StreamInterval | None = None
+    stream_interval_ms: StreamIntervalMs | None = None
     return_token_ids: bool | None = None
     request_id: RequestId | None = None
 

@@ -1,0 +1,142 @@
+"""When what has come is given: by number, by time, never the first tokens or the end later than they come."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from api.harness import LocalClient, endless, front_of
+from tailrace.config import ServerConfig
+from tailrace.params import SamplingParams
+from tailrace.wire import pace as module
+from tailrace.wire.ledger import Account
+from tailrace.wire.messages import Finished, Tokens
+from tailrace.wire.pace import Pace
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [100.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    return now
+
+
+def account(n: int = 1) -> Account:
+    return Account("id", 1, set(range(n)))
+
+
+def take(pace: Pace, account: Account) -> list[int]:
+    """How many tokens of each event are given, if any are."""
+    if not account.events or not pace.due(account):
+        return []
+    pace.given(account)
+    return [len(event.token_ids) if isinstance(event, Tokens) else 0 for event in account.take()]
+
+
+def tokens(count: int, index: int = 0) -> Tokens:
+    return Tokens("id", 1, index, [5] * count)
+
+
+def test_without_a_pace_all_is_given_at_once():
+    pace, of = Pace(), account()
+    for count in (1, 1, 3):
+        of.add(tokens(count))
+        assert take(pace, of) == [count]
+
+
+def test_so_many_at_a_time_but_the_first_and_the_last(clock):
+    pace, of, given = Pace(4), account(), []
+    for _ in range(11):
+        clock[0] += 100
+        of.add(tokens(1))
+        given += take(pace, of)
+    assert given == [1, 4, 4]
+    of.open.clear()
+    of.add(Finished("id", 1, 0, "length"))
+    assert take(pace, of) == [2, 0]
+
+
+def test_one_sequence_that_has_enough_takes_the_others_along(clock):
+    pace, of = Pace(3), account(2)
+    of.add(tokens(1, 0))
+    assert take(pace, of) == [1]
+    of.add(tokens(1, 0))
+    of.add(tokens(1, 1))  # its first
+    assert take(pace, of) == [1, 1]
+    of.add(tokens(2, 1))
+    assert take(pace, of) == []
+    of.add(tokens(3, 0))
+    assert sorted(take(pace, of)) == [2, 3]
+
+
+def test_by_the_clock_alone(clock):
+    pace, of, given = Pace(1, 0.05), account(), []
+    for _ in range(20):
+        of.add(tokens(1))
+        given += take(pace, of)
+        clock[0] += 0.01
+    assert given == [1, 5, 5, 5]
+    assert pace.left_s == pytest.approx(0.0)
+
+
+def test_whichever_comes_first(clock):
+    pace, of = Pace(4, 0.05), account()
+    of.add(tokens(1))
+    assert take(pace, of) == [1]
+    of.add(tokens(4))
+    assert take(pace, of) == [4]
+    of.add(tokens(1))
+    assert take(pace, of) == []
+    clock[0] += 0.051
+    assert take(pace, of) == [1]
+
+
+async def events_of(front, **fields) -> list[int]:
+    """Tokens in each event of a stream."""
+    answer = await front.complete(stream=True, max_tokens=40, ignore_eos=True, return_token_ids=True, **fields)
+    assert answer.status_code == 200, answer.text
+    told = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+    return [
+        len(choice.get("token_ids") or ()) for event in told for choice in event["choices"] if choice.get("token_ids")
+    ]
+
+
+@pytest.mark.parametrize("of_server", [False, True])
+async def test_a_stream_goes_at_the_pace_that_is_asked_for(tokenizer, of_server):
+    config = ServerConfig(stream_interval=8) if of_server else ServerConfig()
+    async with front_of(LocalClient(endless, tick_s=0.002), tokenizer, config) as front:
+        counts = await events_of(front, **({} if of_server else {"stream_interval": 8}))
+        assert sum(counts) == 40
+        assert counts[0] < 8
+        assert all(count >= 8 for count in counts[1:-1])
+        assert len(await events_of(front, stream_interval=1)) > len(counts)
+        whole = await front.complete(max_tokens=10, stream_interval=1000)
+        assert whole.json()["usage"]["completion_tokens"] == 10
+
+
+async def test_what_has_come_goes_out_when_it_is_time_though_nothing_more_comes(tokenizer):
+    async with front_of(LocalClient(endless, tick_s=0.001), tokenizer) as front:
+        front.client.hold = False
+        stream = front.client.submit([1, 2], parameters(), id="x")
+        stream.pace(1000, 0.05)
+        first = await stream.next()
+        assert first
+        await front.until(lambda: bool(stream._account.waiting))
+        front.client.hold = True
+        assert await stream.next()  # by the clock: there is no further event that could wake it
+        stream.abort()
+
+
+def parameters() -> SamplingParams:
+    return SamplingParams(max_tokens=200, ignore_eos=True)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"stream_interval": 0}, {"stream_interval": 1025}, {"stream_interval_ms": -1}, {"stream_interval_ms": 10_001}],
+)
+async def test_out_of_range(tokenizer, fields):
+    async with front_of(LocalClient(endless), tokenizer) as front:
+        answer = await front.complete(stream=True, **fields)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, next(iter(fields)))

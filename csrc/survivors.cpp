@@ -213,8 +213,8 @@ struct Interval {
 TAILRACE_CLONES void bounds_within(const float *x, int64_t n, float &shallow, float &deep) {
     F16 low = all(kNone), high = all(-kNone);
     each16(x, n, kNone, [&](int64_t, const F16 &v) {
-        const auto in = (v <= all(shallow)) & (v >= all(deep));
-        const F16 up = in ? v : all(kNone), down = in ? v : all(-kNone);
+        // choices by one comparison each: what is made of two is done number by number, and takes twenty times as long
+        const F16 up = v <= all(shallow) ? v : all(kNone), down = v >= all(deep) ? v : all(-kNone);
         low = up > low ? up : low;
         high = down < high ? down : high;
     });

@@ -101,6 +101,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         logprobs: None is off; k reports the drawn token and the k likeliest.
         prompt_logprobs: the same of the prompt's tokens, always of the model's own logits.
         logprobs_mode: "raw" are those of the model's own logits, "processed" those really drawn from.
+        logprob_token_ids: the tokens whose logprobs come with each drawn one's, instead of those of the likeliest.
         report_entropy: entropy and varentropy with each token's logprobs, of the distribution that logprobs_mode names.
         skip_special_tokens, shown_token_ids: special tokens leave no text, but for these.
         output_kind: each event carries the new text ("delta"), all so far ("cumulative") or only the end ("final").
@@ -181,6 +182,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     logprobs_mode: LogprobsMode = "raw"
+    logprob_token_ids: tuple[int, ...] = ()
     report_entropy: bool = False
     skip_special_tokens: bool = True
     shown_token_ids: tuple[int, ...] = ()
@@ -259,6 +261,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         )  # fmt: skip
 
     def _check_company(self) -> None:
+        if self.logprob_token_ids and self.logprobs:
+            raise ParameterError(
+                f"logprob_token_ids takes the place of the likeliest tokens: so many as 0 of those can be had with it, not {self.logprobs}",
+                "logprob_token_ids",
+            )
         for name, needed in COMPANIONS.items():
             if getattr(self, name) != NEUTRAL[name] and all(self.neutral(of) for of in needed):
                 raise ParameterError(f"{name} has no effect without {' or '.join(needed)}", name)
@@ -310,6 +317,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         return self.guidance_scale != 1.0
 
     @property
+    def alternatives(self) -> int | None:
+        """Tokens that are listed with each drawn one; None: no logprobs are asked for."""
+        return len(self.logprob_token_ids) or self.logprobs
+
+    @property
     def greedy(self) -> bool:
         """True where the largest logit is taken and no noise is drawn."""
         return self.temperature == 0.0
@@ -334,6 +346,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             "sequence_bias": [token for word, _ in self.sequence_bias for token in word],
             "allowed_token_ids": list(self.allowed_token_ids or ()),
             "stop_token_ids": list(self.stop_token_ids),
+            "logprob_token_ids": list(self.logprob_token_ids),
             "bad_words": [token for word in self.bad_words for token in word],
             "forced_token_ids": list(self.forced_token_ids),
             "thinking_token_budget": list(self.thinking.closing_token_ids if self.thinking else ()),

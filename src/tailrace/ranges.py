@@ -64,7 +64,7 @@ RANGES: dict[str, tuple[float, float, bool, bool]] = {
 MAX_ENTRIES = {
     "logit_bias": 65_536, "allowed_token_ids": 65_536, "bad_words": 1024, "sequence_bias": 1024, "stop": 128, "stop_regex": 16,
     "stop_token_ids": 1024, "dry_sequence_breakers": 65_536, "banned_strings": 128, "banned_regex": 16, "forced_token_ids": 65_536,
-    "sampler_order": 32, "processors": 16,
+    "sampler_order": 32, "processors": 16, "logprob_token_ids": 128,
 }  # fmt: skip
 MAX_CHARS = 1024  # of one stop string or banned string
 MAX_BYTES = 8192  # of all of a request's, as UTF-8: what is compiled from them takes about 300 times that
@@ -87,6 +87,7 @@ COMPANIONS: dict[str, tuple[str, ...]] = {
     "penalty_scope": ("presence_penalty", "frequency_penalty"),
     "banned_ignore_case": ("banned_strings",),
     "report_entropy": ("logprobs",),
+    "logprob_token_ids": ("logprobs",),
     "negative_prompt": ("guidance_scale",),
     "dry_base": ("dry_multiplier",),
     "dry_allowed_length": ("dry_multiplier",),

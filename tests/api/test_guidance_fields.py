@@ -39,6 +39,13 @@ def turns(*contents: tuple[str, str], tail: str = "") -> tuple[int, ...]:
     return (*ids, *tail.encode(), START, *b"assistant\n")
 
 
+async def test_empty_it_is_what_any_text_begins_with(front, monkeypatch):
+    monkeypatch.setattr(front.service.tokenizer, "bos_id", START)
+    for kind, given in (("text", ""), ("text", []), ("chat", []), ("responses", [])):
+        params, _ = await asked(front, kind, guidance_scale=2, negative_prompt=given)
+        assert params.negative_prompt == (START,), kind
+
+
 @pytest.mark.parametrize("kind", CHATS)
 async def test_of_a_chat_it_goes_through_the_same_template(front, kind):
     fields: dict[str, Any] = {"guidance_scale": 2, "chat_template_kwargs": {"shout": True}}

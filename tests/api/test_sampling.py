@@ -29,7 +29,7 @@ EVERY = {
     [[4, 5], -2.0]],
     "forced_token_ids": [9],
     "processors": {"mine": {"x": 1}}, "watermark": {"kind": "kgw", "key": 3}, "sampler_order": ["top_p", "temperature"],
-    "report_entropy": True, "prompt_logprobs": 4, "banned_strings": ["bad"], "banned_ignore_case": True,
+    "report_entropy": True, "logprob_token_ids": [3, 4], "prompt_logprobs": 4, "banned_strings": ["bad"], "banned_ignore_case": True,
     "stop_regex": "[0-9]+x", "banned_regex": "x[0-9]", "repetition_detection": {"max_pattern_size": 4, "min_count": 3},
 }  # fmt: skip
 ARRIVES_AS = {
@@ -38,13 +38,14 @@ ARRIVES_AS = {
     "sequence_bias": (((32, 97, 98), 1.5), ((97, 98), 1.5), ((4, 5), -2.0)), "sampler_order": ("top_p", "temperature"),
     "exponential_decay_length_penalty": (5, 1.5), "watermark": Watermark(kind="kgw", key=3), "banned_strings": ("bad",),
     "stop_regex": ("[0-9]+x",),
+    "logprob_token_ids": (3, 4),
     "banned_regex": ("x[0-9]",),
     "repetition_detection": RepetitionDetection(max_pattern_size=4, min_count=3),
 }  # fmt: skip
 
 
 # what can't be had with the others
-ALONE = ("p_less_norm", "banned_strings", "banned_regex", "banned_ignore_case", "report_entropy")
+ALONE = ("p_less_norm", "banned_strings", "banned_regex", "banned_ignore_case", "report_entropy", "logprob_token_ids")
 
 
 def params(tokenizer, **fields) -> SamplingParams:

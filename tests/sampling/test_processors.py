@@ -49,6 +49,44 @@ def test_one_that_fails_fails_its_own_request_alone():
     assert [tokens[0], tokens[2]] == [alone[0], alone[2]]
 
 
+@pytest.mark.parametrize(
+    ("fields", "called"),
+    [
+        ({"temperature": 0.0}, False),
+        ({"temperature": 0.0, "allowed_token_ids": [7, 9]}, False),
+        ({"temperature": 0.0, "logprobs": 2}, False),
+        ({"temperature": 0.0, "logprobs": 2, "logprobs_mode": "processed"}, True),
+        ({"temperature": 0.0, "presence_penalty": 0.5}, True),
+        ({"temperature": 1.0}, True),
+    ],
+)
+@pytest.mark.parametrize("says", [True, False])
+def test_one_that_keeps_the_argmax_is_not_called_where_only_that_counts(fields, called, says):
+    calls = []
+
+    def cooler(row: torch.Tensor, tokens: list[int]) -> torch.Tensor:
+        calls.append(tokens)
+        return row / 2
+
+    cooler.keeps_argmax = says  # type: ignore[attr-defined]
+    processors.register("cooler", cooler)
+    tokens, status = drawn([fields | {"processors": {"cooler": {}}}])
+    assert status == [OK]
+    assert bool(calls) == (called or not says)
+    if fields["temperature"] == 0.0:
+        assert tokens == drawn([fields])[0]
+
+
+def test_all_must_keep_the_argmax():
+    def keeps(row: torch.Tensor, tokens: list[int]) -> None:
+        row.mul_(2)
+
+    keeps.keeps_argmax = True  # type: ignore[attr-defined]
+    processors.register("keeps", keeps)
+    assert drawn([{"temperature": 0.0, "processors": {"keeps": {}, "only": {"id": 40}}}])[0] == [45]
+    assert drawn([{"temperature": 0.0, "processors": {"only": {"id": 40}, "keeps": {}}}])[0] == [45]
+
+
 def test_unknown_names_and_bad_settings_are_refused():
     with pytest.raises(ParameterError, match="there is no 'nobody'"):
         drawn([{"processors": {"nobody": {}}}])

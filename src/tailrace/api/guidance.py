@@ -17,6 +17,7 @@ from tailrace.ranges import check_range
 if TYPE_CHECKING:
     from tailrace.api.schema.chat import ChatRequest
     from tailrace.api.schema.common import GenerateRequest
+    from tailrace.api.service import Service
 
 FIELD = "negative_prompt"
 
@@ -41,41 +42,50 @@ async def of_text(request: Request, given: str | list[int] | None, special: bool
     """Token ids of a completion's; () for none. special: the tokenizer's own tokens around it, as around the prompt."""
     if given is None:
         return ()
+    service = service_of(request)
     if isinstance(given, str):
-        service, text = service_of(request), given
+        text = given
         check_length(service, text, FIELD)
         given = await service.turns.run(
             request, lambda: service.tokenizer.encode(text, add_special_tokens=special), request.state.size
         )
-    return filled(given)
+    return begun(service, given)
 
 
 async def of_chat(request: Request, ask: ChatRequest, size: int, with_tools: bool) -> tuple[int, ...]:
     """Token ids of a chat's: a string is what the user says; everything else is as in the chat itself."""
-    given = ask.negative_prompt
+    given, service = ask.negative_prompt, service_of(request)
     if given is None:
         return ()
     if isinstance(given, str):
         last = ask.messages[-1:] if ask.continue_final_message else []
         messages = [ChatMessage(role="user", content=given), *last]
     elif not given:
-        raise ParameterError(f"{FIELD} must have at least one message, got none", FIELD)
+        return begun(service, [])
     else:
         messages = given
     continued = bool(ask.continue_final_message) and messages[-1].role == "assistant"
     other = msgspec.structs.replace(ask, messages=messages, continue_final_message=continued)
     try:
-        return filled(await encode(request, other, size, with_tools))
+        return begun(service, await encode(request, other, size, with_tools))
     except RequestError as error:
         param = (error.param or FIELD).replace("messages", FIELD, 1)
         raise type(error)(str(error).replace("messages", FIELD, 1), param) from error
 
 
-def filled(ids: list[int]) -> tuple[int, ...]:
-    """The ids, of which there must be one."""
-    if not ids:
-        raise ParameterError(f"{FIELD} must have at least one token, got none; leave it out for the default", FIELD)
-    return tuple(ids)
+def begun(service: Service, ids: list[int]) -> tuple[int, ...]:
+    """The ids; where it is empty, the token with which any text begins: then nothing is asked for.
+
+    Raises:
+        ParameterError: the model has no such token.
+    """
+    if not ids and service.tokenizer.bos_id is None:
+        raise ParameterError(
+            f"{FIELD} must have at least one token, got none, and this model has no token that begins a text; leave it out for "
+            "the prompt's last token",
+            FIELD,
+        )
+    return tuple(ids) or (service.tokenizer.bos_id,)  # type: ignore[return-value]
 
 
 def longest(num_prompt: int, negative: tuple[int, ...], prompt_field: str) -> tuple[int, str]:

@@ -38,6 +38,7 @@ from tailrace.sampling.methods.top_n_sigma import TOP_N_SIGMA
 from tailrace.sampling.methods.top_p import TOP_P
 from tailrace.sampling.methods.typical_p import TYPICAL_P
 from tailrace.sampling.methods.xtc import XTC
+from tailrace.sampling.processors import keep_argmax
 
 # Before all edits comes the row's grammar mask (kernels/rows.py): a row of a draft has its own, so it is no slot's business.
 EDITS: dict[str, EditMethod] = {
@@ -86,8 +87,13 @@ if REFINEMENTS.keys() != ranges.REFINEMENTS.keys():
 
 
 def edits_of(params: SamplingParams) -> tuple[str, ...]:
-    """The edits a request wants, in order."""
-    return tuple(name for name, method in EDITS.items() if method.wanted(params))
+    """The edits a request wants, in order. Processors that keep the argmax have no effect where they are the last, nothing but that is
+    asked for, and no report shows what became of the others."""
+    wanted = tuple(name for name, method in EDITS.items() if method.wanted(params))
+    shown = params.logprobs_mode == "processed" and (params.logprobs is not None or params.report_entropy)
+    if params.greedy and not shown and wanted[-1:] == ("processors",) and keep_argmax(params.processors):
+        return wanted[:-1]
+    return wanted
 
 
 def refinements_of(params: SamplingParams) -> tuple[str, ...]:
@@ -100,6 +106,7 @@ def refinements_of(params: SamplingParams) -> tuple[str, ...]:
 
 def beyond_kernels(params: SamplingParams) -> bool:
     """The kernels don't have all that it asks for: its rows go the reference's way, alone."""
-    return any(EDITS[name].dense(params) for name in edits_of(params)) or any(
+    named = bool(params.logprob_token_ids) and params.logprobs_mode == "processed"
+    return named or any(EDITS[name].dense(params) for name in edits_of(params)) or any(
         REFINEMENTS[name].stage is None for name in refinements_of(params)
     )

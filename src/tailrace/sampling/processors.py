@@ -4,11 +4,13 @@ comes over the wire.
 A processor is called with (row, tokens, **arguments): row float32 [V] on the CPU, to be changed in place, unless it returns another such
 tensor, which takes its place; tokens, the ids of prompt and output so far. All are its own copies. It must depend on nothing else, or
 neighbours would matter. One that raises, or returns anything else, fails the request for which it was called.
+
+One whose attribute `keeps_argmax` is true says that the largest logit stays the largest: it is not called where that one is taken.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib import import_module
 from typing import Any
 
@@ -60,3 +62,8 @@ def find(name: str) -> Processor:
         known = ", ".join(sorted(REGISTERED)) or "none is registered"
         raise ParameterError(f"processors: there is no {name!r} on this server ({known})", "processors")
     return REGISTERED[name]
+
+
+def keep_argmax(names: Iterable[str]) -> bool:
+    """All of these say so."""
+    return all(getattr(find(name), "keeps_argmax", False) is True for name in names)

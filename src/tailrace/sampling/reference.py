@@ -174,4 +174,7 @@ def report(row: Target, slot: Slot, token: int) -> Logprobs | None:
     if not slot.reported:
         return None
     basis = row.survivors if slot.params.logprobs_mode == "processed" else Survivors.of(row.raw)
-    return describe(basis, token, slot.params.logprobs or 0, row.raw.numel(), slot.params.report_entropy)
+    params = slot.params
+    return describe(
+        basis, token, params.logprobs or 0, row.raw.numel(), params.report_entropy, params.logprob_token_ids
+    )

@@ -6,6 +6,7 @@ removed. A greedy row draws from no distribution; its processed logprobs are tho
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -15,7 +16,7 @@ from tailrace.sampling.survivors import Survivors
 
 class Logprobs(NamedTuple):
     """Of one token: natural-log probability (−inf if it was forced and could not have been drawn), rank (1 = likeliest; ties to the
-    smaller id), and the top n, in that order. entropy, varentropy: of the whole distribution in nats, if asked for."""
+    smaller id), and the top n, in that order, or the tokens that were named, in theirs. entropy, varentropy: of the whole distribution in nats, if asked for."""
 
     logprob: float
     rank: int
@@ -25,8 +26,11 @@ class Logprobs(NamedTuple):
     varentropy: float | None = None
 
 
-def describe(survivors: Survivors, token: int, n: int, vocab_size: int, entropies: bool = False) -> Logprobs:
-    """Logprobs of `token` within the distribution of `survivors`; where they are fewer than n, the smallest other ids follow."""
+def describe(
+    survivors: Survivors, token: int, n: int, vocab_size: int, entropies: bool = False, named: tuple[int, ...] = ()
+) -> Logprobs:
+    """Logprobs of `token` within the distribution of `survivors`; where they are fewer than n, the smallest other ids follow. named:
+    the tokens that are listed, instead of the likeliest."""
     logprobs = survivors.logits.double().log_softmax(0)
     place = int(torch.searchsorted(survivors.ids, token))
     inside = place < survivors.ids.numel() and int(survivors.ids[place]) == token
@@ -36,7 +40,11 @@ def describe(survivors: Survivors, token: int, n: int, vocab_size: int, entropie
     else:
         rank = survivors.ids.numel() + 1
     ids, values = _top(survivors, logprobs, min(n, survivors.ids.numel()))
-    if len(ids) < n:
+    if named:
+        row = torch.full((vocab_size,), -math.inf, dtype=torch.float64)
+        row[survivors.ids] = logprobs
+        ids, values = list(named), row[list(named)].tolist()
+    elif len(ids) < n:
         present = set(survivors.ids.tolist())
         ids += [i for i in range(vocab_size) if i not in present][: n - len(ids)]
         values += [float("-inf")] * (len(ids) - len(values))
@@ -46,6 +54,14 @@ def describe(survivors: Survivors, token: int, n: int, vocab_size: int, entropie
         entropy = float(-(p * logprobs).sum())
         varentropy = float((p * (logprobs + entropy) ** 2).sum())
     return Logprobs(float(logprobs[place]) if inside else float("-inf"), rank, ids, values, entropy, varentropy)
+
+
+def naming(entry: Logprobs, token: int, row: torch.Tensor, named: tuple[int, ...]) -> Logprobs:
+    """The entry of a drawn token, with the logprobs of the named ones instead of the likeliest. row: float [V], the model's own logits,
+    whose distribution it is of."""
+    known = math.isfinite(entry.logprob)
+    norm = float(row[token]) - entry.logprob if known else float(row.double().logsumexp(0))
+    return entry._replace(top_ids=list(named), top_logprobs=(row[list(named)].double() - norm).tolist())
 
 
 def _top(survivors: Survivors, logprobs: torch.Tensor, n: int) -> tuple[list[int], list[float]]:

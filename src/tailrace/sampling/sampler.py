@@ -22,7 +22,7 @@ from tailrace.kernels.cpu.sample import APART, Outcome, Step
 from tailrace.kernels.program import Mask
 from tailrace.kernels.rows import Rows
 from tailrace.sampling.door import check_kind
-from tailrace.sampling.report import Logprobs
+from tailrace.sampling.report import Logprobs, naming
 from tailrace.sampling.slots import Slot, Slots
 from tailrace.sampling.unroll import unroll
 from tailrace.sampling.verify import verify
@@ -138,6 +138,7 @@ class Sampler:
             sampled = Sampled(outcome.token_ids, outcome.num_tokens, outcome.status, [None] * rows.num_requests)
         else:
             sampled = self._read(outcome, rows)
+            self._name(logits, rows, sampled)
             self._by_reference(logits, rows, (outcome.status == APART).nonzero().squeeze(1).tolist(), sampled)
         return Pending(sampled.token_ids, lambda: sampled)
 
@@ -154,7 +155,7 @@ class Sampler:
         gpu = self._there(logits.device)
         top = step.record.top if step.flags & REPORTED else None
         prepared = gpu.launch(logits, rows, top)
-        out, apart = prepared.out, prepared.apart
+        out, apart = prepared.out, sorted({*prepared.apart, *self._naming(rows)})
         redrawn = Sampled(*step.outcome()[:3], [None] * rows.num_requests)
         self._by_reference(logits, rows, apart, redrawn)
         if apart:
@@ -172,6 +173,24 @@ class Sampler:
             return sampled
 
         return Pending(out.token_ids, finish)
+
+    def _naming(self, rows: Rows) -> list[int]:
+        """The requests that name tokens whose logprobs they want."""
+        owners = rows.slot[rows.start[:-1]].tolist()
+        return [i for i, owner in enumerate(owners) if self.slots[owner].params.logprob_token_ids]
+
+    def _name(self, logits: torch.Tensor, rows: Rows, sampled: Sampled) -> None:
+        """Give those what they want, out of the rows themselves."""
+        for i in self._naming(rows):
+            first, entries = int(rows.start[i]), sampled.logprobs[i]
+            slot = self.slots[int(rows.slot[first])]
+            if entries is None or slot.rare:
+                continue
+            ids = sampled.token_ids[i].tolist()
+            sampled.logprobs[i] = [
+                naming(entry, ids[j], logits[int(rows.source[first + j])], slot.params.logprob_token_ids)
+                for j, entry in enumerate(entries)
+            ]
 
     def _drafted(self, rows: Rows) -> list[tuple[int, Slot]]:
         """The requests with drafts, and their slots.

@@ -29,6 +29,7 @@ class Tokenizer:
         vocab_size: number of ids, added tokens included.
         special_ids: ids that `skip_special_tokens` leaves out.
         kind: "bytes", "pieces" or "library", see text/vocabulary.py.
+        bos_id: what a text begins with; None: the model has no such token.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Tokenizer:
         self._bytes = [spell(token) for token in self._tokens]
         if self.kind == "bytes" and not self._reversible():
             self.kind = "library"
+        self.bos_id = backend.token_to_id((named or {}).get("bos_token", ""))
         self._template = ChatTemplate(template, named or {}) if template else None
         self._widest = self._widest_token()
 

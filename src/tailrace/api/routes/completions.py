@@ -126,7 +126,7 @@ async def chunks(
                 greeted.add(index)
                 p = index // params.n
                 if params.logprobs is not None:
-                    writers[index] = CompletionLogprobsWriter(service.labels, params.logprobs, params.report_entropy)
+                    writers[index] = CompletionLogprobsWriter(service.labels, params.alternatives or 0, params.report_entropy)
                 told = effective(ask, generation) if len(greeted) == 1 else UNSET
                 greeting: dict[str, Any] = (
                     {"token_ids": [], "prompt_token_ids": generation.prompts[p]} if with_ids else {}
@@ -163,7 +163,7 @@ NOT_WITH_BEAMS = (
     "encoder_no_repeat_ngram_size", "encoder_repetition_penalty", "exponential_decay_length_penalty",
     "forced_token_ids", "watermark", "mirostat", "adaptive_target", "sequence_bias", "bad_words", "preset", "return_token_ids",
     "banned_regex", "processors", "stop_regex", "repetition_detection", "include_stop_str_in_output", "return_sampling_params",
-    "guidance_scale", "cfg_scale", "negative_prompt", "speculation",
+    "guidance_scale", "cfg_scale", "negative_prompt", "speculation", "logprob_token_ids",
 )  # fmt: skip
 MAX_BEAMS = 64
 

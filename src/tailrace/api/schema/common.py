@@ -110,6 +110,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     json_schema: JsonText | None = None
     regex: str | None = None
     ebnf: str | None = None
+    logprob_token_ids: list[TokenId] | None = None
     report_entropy: bool | None = None
     return_sampling_params: bool | None = None
     min_tokens: int | None = None

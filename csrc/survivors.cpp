@@ -268,7 +268,7 @@ template <typename Reached> Interval narrow(const Ranked &all, Workspace &space,
             range.mass_before = mass;
             range.count_before = count;
         }
-        snap(range);
+        if (round > 0) snap(range);  // mostly one pass is enough, and needs no second
         if (range.count_upto - range.count_before > range.among.n / 2) continue;
         uint32_t *ids = space.other_ids.data();
         float *x = space.other_x.data(), *weights = space.other_weights.data();

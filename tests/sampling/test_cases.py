@@ -153,8 +153,8 @@ EFFECTS: dict[str, dict] = {
 }  # fmt: skip
 # what changes the noise, the report, the end of a sequence or its text, or the number of sequences: tested where that is
 ELSEWHERE = {
-    "n", "seed", "max_tokens", "logprobs", "prompt_logprobs", "logprobs_mode", "report_entropy", "logprob_token_ids", "stop", "stop_token_ids",
-    "stop_regex", "stop_outside", "repetition_detection", "thinking", "ignore_eos", "banned_strings",
+    "n", "seed", "max_tokens", "logprobs", "prompt_logprobs", "logprobs_mode", "report_entropy", "logprob_token_ids", "stop",
+    "stop_token_ids", "stop_regex", "stop_outside", "repetition_detection", "thinking", "ignore_eos", "banned_strings",
     "include_stop_str_in_output", "skip_special_tokens", "shown_token_ids", "output_kind", "processors", "watermark", "forced_token_ids",
     "mirostat_eta", "adaptive_decay", "banned_ignore_case", "banned_regex", "grammar", "guidance_scale", "negative_prompt", "speculation",
 }  # fmt: skip

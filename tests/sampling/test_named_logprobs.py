@@ -11,12 +11,13 @@ from tailrace.errors import ParameterError
 from tailrace.params import SamplingParams
 from tailrace.sampling import Rows, Sampler, Slots
 
-
 NAMED = (7, 0, 39)
 
 
 @pytest.mark.parametrize("mode", ["raw", "processed"])
-@pytest.mark.parametrize("fields", [{}, {"temperature": 0.0}, {"temperature": 0.7, "top_p": 0.5}, {"presence_penalty": 1.0}])
+@pytest.mark.parametrize(
+    "fields", [{}, {"temperature": 0.0}, {"temperature": 0.7, "top_p": 0.5}, {"presence_penalty": 1.0}]
+)
 def test_logprobs_of_named_tokens(fields, mode):
     """The kernels' and the reference's, plain rows and drafts, against log-softmax."""
     logits = torch.randn(4, 40, generator=torch.Generator().manual_seed(3)) * 3
@@ -31,7 +32,9 @@ def test_logprobs_of_named_tokens(fields, mode):
         plain = sampler(logits, Rows.plain([0, 1], [2, 0], [2, 2]))
         drafted = sampler(logits, Rows.drafted([0, 1], [2, 2], [[5], [6]], ["exact", "exact"], source=[0, 2]))
         told[backend] = [*plain.logprobs, *drafted.logprobs]
-        assert [entry.top_ids for entries in told[backend] for entry in entries] == [[*NAMED]] * sum(map(len, told[backend]))
+        assert [entry.top_ids for entries in told[backend] for entry in entries] == [[*NAMED]] * sum(
+            map(len, told[backend])
+        )
         if mode == "raw":
             of = [entries[0].top_logprobs for entries in plain.logprobs]
             wanted = logits.double().log_softmax(1)[[2, 0]][:, list(NAMED)]

@@ -42,7 +42,13 @@ SAME = (
     "repetition_detection", "min_tokens", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "logprobs_mode",
     "report_entropy", "speculation",
 )  # fmt: skip
-LISTS = ("banned_strings", "forced_token_ids", "logprob_token_ids", "sampler_order", "stop_token_ids")  # the same, as tuples
+LISTS = (
+    "banned_strings",
+    "forced_token_ids",
+    "logprob_token_ids",
+    "sampler_order",
+    "stop_token_ids",
+)  # the same, as tuples
 DRY_BREAKERS = ("\n", ":", '"', "*")  # what every implementation has by default
 
 

@@ -107,6 +107,8 @@ def refinements_of(params: SamplingParams) -> tuple[str, ...]:
 def beyond_kernels(params: SamplingParams) -> bool:
     """The kernels don't have all that it asks for: its rows go the reference's way, alone."""
     named = bool(params.logprob_token_ids) and params.logprobs_mode == "processed"
-    return named or any(EDITS[name].dense(params) for name in edits_of(params)) or any(
-        REFINEMENTS[name].stage is None for name in refinements_of(params)
+    return (
+        named
+        or any(EDITS[name].dense(params) for name in edits_of(params))
+        or any(REFINEMENTS[name].stage is None for name in refinements_of(params))
     )

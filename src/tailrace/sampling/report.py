@@ -16,7 +16,8 @@ from tailrace.sampling.survivors import Survivors
 
 class Logprobs(NamedTuple):
     """Of one token: natural-log probability (−inf if it was forced and could not have been drawn), rank (1 = likeliest; ties to the
-    smaller id), and the top n, in that order, or the tokens that were named, in theirs. entropy, varentropy: of the whole distribution in nats, if asked for."""
+    smaller id), and the top n, in that order, or the tokens that were named, in theirs. entropy, varentropy: of the whole distribution in
+    nats, if asked for."""
 
     logprob: float
     rank: int

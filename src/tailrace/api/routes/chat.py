@@ -121,7 +121,9 @@ async def chunks(
                     sampling_params=told,
                 )
             for piece in pieces(delta, with_ids):
-                for choice in choices_of(service, index, piece, splitters[index], generation.params.alternatives, with_ids):
+                for choice in choices_of(
+                    service, index, piece, splitters[index], generation.params.alternatives, with_ids
+                ):
                     if choice.finish_reason == "stop" and splitters[index].called:
                         choice = msgspec.structs.replace(choice, finish_reason=called)
                     yield ChatChunk(**shared, choices=[choice], usage=usage.so_far())

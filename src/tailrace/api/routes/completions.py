@@ -126,7 +126,9 @@ async def chunks(
                 greeted.add(index)
                 p = index // params.n
                 if params.logprobs is not None:
-                    writers[index] = CompletionLogprobsWriter(service.labels, params.alternatives or 0, params.report_entropy)
+                    writers[index] = CompletionLogprobsWriter(
+                        service.labels, params.alternatives or 0, params.report_entropy
+                    )
                 told = effective(ask, generation) if len(greeted) == 1 else UNSET
                 greeting: dict[str, Any] = (
                     {"token_ids": [], "prompt_token_ids": generation.prompts[p]} if with_ids else {}

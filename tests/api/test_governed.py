@@ -10,8 +10,14 @@ import pytest
 import torch
 
 from api.harness import EOS, VOCAB, LocalClient, events, front_of
+from api.test_forced_tools import tool
 from tailrace.config import GrammarConfig, ServerConfig
 from tailrace.grammar.service import Grammars
+from tailrace.options import Grammar
+from tailrace.text.tools import TOOLS as FORMS
+from tailrace.text.tools.functions import functions_of
+from tailrace.text.tools.grammar import forced
+from tailrace.text.tools.script import Script
 
 SCHEMA = {
     "type": "object",
@@ -118,3 +124,31 @@ async def test_what_cannot_be_compiled_is_a_400_under_the_clients_name(front, fi
         error = answer.json()["error"]
         assert (error["param"], error["message"].startswith(param)) == (param, True)
     assert not front.client.engine.requests
+
+
+@pytest.mark.parametrize(
+    ("name", "good", "bad"),
+    [
+        ("json-pointer", "/a", "nonsense"), ("relative-json-pointer", "0/a", "nonsense"), ("uri-reference", "a/b", "a b"),
+        ("date", "2024-02-29", "2023-02-29"), ("int32", "by the standard an annotation", None),
+    ],
+)  # fmt: skip
+def test_formats_bind_in_forced_calls_as_they_do_elsewhere(tokenizer, grammars, name, good, bad):
+    functions = functions_of([tool("f", {"properties": {"a": {"type": "string", "format": name}}, "required": ["a"]})])
+    source = forced(FORMS["hermes"], Script(functions, tokenizer, many=False))
+    compiled = grammars.compile(Grammar(kind="lark", source=source)).result(60)
+    for text, fits in ((good, True), (bad, False)):
+        if text is not None:
+            call = f'<tool_call>\n{{"name": "f", "arguments": {json.dumps({"a": text})}}}\n</tool_call>'
+            ids = tokenizer.encode(call, add_special_tokens=False)
+            assert (compiled.matcher().prefix(ids) == len(ids)) == fits, text
+
+
+@pytest.mark.parametrize("name", ["regex", "iri", "idn-email"])
+async def test_formats_that_cannot_be_enforced_are_refused_in_forced_calls(front, name):
+    answer = await front.chat(
+        tools=[tool("f", {"properties": {"a": {"type": "string", "format": name}}})], tool_choice="required"
+    )
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, "tool_choice")
+    assert name in error["message"]

@@ -350,6 +350,11 @@ WRONG = {
     "a key of nobody's, inside": ("third", lambda c, w: c.update(eagle_config={"ptd": True}), "eagle_config.ptd is not known here"),
     "a key of nobody's, first": ("first", lambda c, w: c.update(residual_multiplier=0.5), "residual_multiplier is not known here"),
     "quantized": ("third", lambda c, w: c.update(quantization_config={"bits": 4}), "quantization_config must be absent"),
+    "a window by family": (
+        "third", lambda c, w: c.update(model_type="mistral", sliding_window=4), "sliding_window must be null for model_type mistral, got 4",
+    ),
+    "another target's states": ("third", lambda c, w: c.update(target_hidden_size=9999), "target_hidden_size must be"),
+    "states that are not fused": ("third", lambda c, w: c.update(num_aux_hidden_states=7), "num_aux_hidden_states must be"),
     "a window": ("third", lambda c, w: c.update(use_sliding_window=True), "use_sliding_window must be False, got True"),
     "no flag": ("third", lambda c, w: c.update(fc_norm="yes"), "fc_norm must be true or false"),
     "two norms": ("third", lambda c, w: c.update(fc_norm=True, norm_before_fc=True), "can't both be true"),

@@ -72,6 +72,7 @@ class Eagle1:
         refuse_unknown(
             checkpoint, frozenset(("tie_word_embeddings", "sliding_window")), ("transformer_layer_config",), EAGLE_ONLY
         )
+        refuse_window(checkpoint, config)
         self.embed = embedding(own_embedding(checkpoint, width, runner), runner)
         self.fc = packed(checkpoint, 2 * width, ("fc", width))
         self.layer = Layer(checkpoint, "layers.0.", config, width)
@@ -108,6 +109,7 @@ class Eagle3:
         width, eps = config.hidden_size, config.rms_norm_eps
         prefix = "midlayer." if "midlayer.hidden_norm.weight" in checkpoint else "layers.0."
         refuse_unknown(checkpoint, EAGLE3_KEYS, ("eagle_config", "transformer_layer_config"), EAGLE_ONLY)
+        refuse_window(checkpoint, config)
         own = own_embedding(checkpoint, width, runner)
         self.embed = embedding(own, runner)
         self._fusion(checkpoint, width, eps, runner)
@@ -126,6 +128,7 @@ class Eagle3:
         """What makes a state of those that the target has computed."""
         self.fc, self.fused_norms = None, []
         each = runner.hidden_size
+        agree(checkpoint, "target_hidden_size", each)
         if not checkpoint.flag("use_aux_hidden_state", SECTION, default=True):
             if width != each:
                 raise ModelLoadError(f"{checkpoint.folder}: hidden_size must be the target's, {each}, got {width}")
@@ -133,6 +136,7 @@ class Eagle3:
             return
         self.captures = fused_layers(checkpoint, runner.num_layers)
         count = len(self.captures)
+        agree(checkpoint, "num_aux_hidden_states", count)
         self.fc = packed(checkpoint, count * each, ("fc", width))
         together, apart = checkpoint.flag("norm_before_fc", SECTION), checkpoint.flag("fc_norm", SECTION)
         if together and apart:
@@ -160,6 +164,22 @@ class Eagle3:
 
     def following(self, state: torch.Tensor) -> torch.Tensor:
         return self.norm(state) if self.normed_output else state
+
+
+def refuse_window(checkpoint: Checkpoint, config: Any) -> None:
+    """Raise ModelLoadError for a layer with a window: there is none here. Some families have one wherever a size is given."""
+    size = getattr(config, "sliding_window", None)
+    if size and not hasattr(config, "use_sliding_window"):
+        raise ModelLoadError(
+            f"{checkpoint.folder}: config.json: sliding_window must be null for model_type {config.model_type}, got {size}"
+        )
+
+
+def agree(checkpoint: Checkpoint, key: str, wanted: int) -> None:
+    """Raise ModelLoadError if the configuration says another number."""
+    said = checkpoint.value(key, SECTION)
+    if said is not None and said != wanted:
+        raise ModelLoadError(f"{checkpoint.folder}: config.json: {key} must be {wanted} here, got {str(said)[:100]}")
 
 
 def load_head(folder: Path, runner: LayeredRunner) -> Head:

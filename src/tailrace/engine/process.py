@@ -48,6 +48,7 @@ from tailrace.wire.sockets import EngineSocket
 log = logging.getLogger("tailrace.engine")
 
 STATS_EVERY_S = 1.0
+RECEIVE_S = 0.01  # of a turn for what has arrived: a call may have a thousand prompts
 IDLE_POLL_MS = 200
 SCRIPTED_VOCAB = 49152
 
@@ -152,13 +153,17 @@ class Loop:
                 return
 
     def turn(self) -> None:
-        """Everything between two waits: what has arrived is taken in, a step is made, what came of it is sent."""
+        """Everything between two waits: what has arrived is taken in, or as much of it as does not keep those that run waiting; a step is
+        made; what came of it is sent."""
         timed = self.engine.counters.timed
         with timed("receive"):
+            until_s = time.perf_counter() + RECEIVE_S
             for client, messages in self.socket.receive():
                 self.clients.add(client)
                 for message in messages:
                     self.handlers[type(message)](client, message)
+                if time.perf_counter() > until_s:
+                    break
         due = self.engine.step()
         with timed("send"):
             for client, out in due.items():

@@ -31,7 +31,7 @@ from tailrace.options import Grammar
 LIMITS: dict[str, Any] = {
     "initial_lexer_fuel": 1_000_000,
     "step_lexer_fuel": 200_000,  # 20 ms
-    "step_max_items": 10_000,  # 40 ms where all are of one row: they are compared with each other
+    "step_max_items": 4_000,  # 8 ms where all are of one row: they are compared with each other
     "max_items_in_row": 1_000,
     "max_lexer_states": 20_000,  # of 1 to 2 KiB each, so at most 40 MiB; the library would allow more than ten times as many
     "max_grammar_size": 500_000,

@@ -232,6 +232,14 @@ def control_characters(chance: Random, i: int) -> Attempt:
     return complete(guided_json=listed(chance, schemas, i), max_tokens=60)
 
 
+def behind_a_choice(chance: Random, i: int) -> Attempt:
+    """Compiling goes the short way, where nothing is wrong; what follows the other one takes the library long, and then too much."""
+    count = listed(chance, [9000, 5000, 900, 20_000], i)
+    rule = " | ".join(f'"{n:04x}"' for n in range(count))
+    grammar = f'root ::= "h" ([0-4] "q" | [5-9] r)\nr ::= {rule}'
+    return complete(guided_grammar=grammar, n=6, temperature=2.0)
+
+
 def choices(chance: Random, i: int) -> Attempt:
     lists = [
         [f"choice {n}" for n in range(1000)],
@@ -422,6 +430,13 @@ KINDS = (
     Kind("exploding schemas", explosions, EITHER, "products of alternatives", limit_s=60.0),
     Kind("wrong schemas", wrong_schemas, REFUSED, "keywords of the wrong type take anything"),
     Kind("control characters", control_characters, EITHER, 'dropped: {"const": "a\\u001bb"} answered "ab"'),
+    Kind(
+        "behind a choice",
+        behind_a_choice,
+        EITHER,
+        "100 ms of the engine's thread, where nobody had looked",
+        limit_s=60.0,
+    ),
     Kind("choices", choices, EITHER, "a thousand alternatives, or none"),
     Kind("structural tags", tags, EITHER, "500s"),
     Kind("closed in time", in_time, EITHER, "a search for the shortest way out, in the engine"),

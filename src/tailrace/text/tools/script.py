@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 ANY = "(?s:.*)"
 # no \u and no \/, as grammar/library.py has it: with them a name could be spelled past what the schema says of it
 ESCAPES = 'nrbtf\\"'
-# llguidance refuses any other; by the standard those are annotations
-FORMATS = frozenset({"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"})
 
 
 class Written(NamedTuple):
@@ -107,11 +105,9 @@ class Script:
 
 
 def plain(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy without what does not bind but would stop or steer the library: formats that are annotations, and llguidance's own options."""
+    """A copy without llguidance's own options."""
     whole = deepcopy(dict(schema))
     for _, node in subschemas(whole):
-        if isinstance(node.get("format"), str) and node["format"] not in FORMATS:
-            del node["format"]
         node.pop("x-guidance", None)
     return whole
 

@@ -46,6 +46,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "text.patterns",
         "text.stops",
         "text.tokenizer",
+        "text.utf8",
         "text.within",
     },
     "wire": set(),

@@ -7,7 +7,7 @@ import math
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from api.harness import EOS, VOCAB, LocalClient, events, front_of, saying
@@ -72,6 +72,8 @@ def test_completions_list_the_drawn_token_too(tokenizer):
 
 
 @given(ids=st.lists(st.integers(0, VOCAB - 1), max_size=30))
+@example(ids=[0xED, 0xA0])
+@example(ids=[0xED, 0xA0, 0x80, 0x41])
 def test_offsets_say_where_in_an_echoed_text_a_token_begins(tokenizer, ids):
     """For any bytes, malformed ones too, with hidden tokens among them: as many characters as the rest of the text is shorter."""
     data = [b"" if id >= 256 else bytes([id]) for id in ids]

@@ -6,7 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tailrace.errors import ModelLoadError, RequestError
@@ -115,6 +115,8 @@ def test_of_a_long_run_of_bytes_only_the_end_is_looked_at(cut):
 
 @settings(max_examples=300, deadline=None)
 @given(data=st.binary(max_size=60))
+@example(data=b"\xed\xa0\x80")  # a surrogate: Python's own decoder waits for its third byte
+@example(data=b"\xed\xa0")
 def test_random_bytes_come_out_as_the_standard_says_and_as_early_as_they_can(data):
     tokenizer = ALL["byte-level"]
     ids = [tokenizer.backend.token_to_id(spelled(bytes([byte]))) for byte in data]
@@ -124,7 +126,7 @@ def test_random_bytes_come_out_as_the_standard_says_and_as_early_as_they_can(dat
         out += stream.feed(i)
         whole = data[:count].decode("utf-8", errors="replace")
         assert whole.startswith(out)
-        assert len(whole) - len(out) <= 2  # one unfinished character; half a surrogate shows as two when cut off
+        assert len(whole) - len(out) <= 1  # one unfinished character
     assert out + stream.flush() == data.decode("utf-8", errors="replace")
 
 

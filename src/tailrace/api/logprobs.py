@@ -6,7 +6,6 @@ A token whose bytes are no whole characters is written as OpenAI does, with its 
 
 from __future__ import annotations
 
-import codecs
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import repeat
@@ -18,8 +17,8 @@ from msgspec import UnsetType
 from tailrace.api.schema.chat import ChatLogprobs
 from tailrace.api.schema.common import PromptLogprob, PromptLogprobEntries
 from tailrace.api.schema.completions import CompletionLogprobs
-from tailrace.text.detokenize import continues
 from tailrace.text.stream import Delta
+from tailrace.text.utf8 import continues, decoded
 from tailrace.wire.messages import TokenLogprobs
 
 if TYPE_CHECKING:
@@ -185,9 +184,9 @@ class CompletionLogprobsWriter:
 
 def offsets_of(spelt: Iterable[bytes]) -> tuple[list[int], int]:
     """Where in their text tokens of these bytes begin, in characters; and the length of the text."""
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    offsets, at = [], 0
+    begun, offsets, at = b"", [], 0
     for data in spelt:
-        offsets.append(at + (bool(data) and not continues(decoder.buffer, data[:1])))
-        at += len(decoder.decode(data))
-    return offsets, at + len(decoder.decode(b"", True))
+        offsets.append(at + (bool(data) and not continues(begun, data[:1])))
+        text, begun = decoded(begun + data)
+        at += len(text)
+    return offsets, at + len(decoded(begun, final=True)[0])

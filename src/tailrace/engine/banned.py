@@ -9,12 +9,11 @@ The text is that of the answer: special tokens that are left out of it leave not
 
 from __future__ import annotations
 
-import codecs
 from array import array
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,6 +21,7 @@ from tailrace.engine.spelling import Spelling
 from tailrace.params import SamplingParams
 from tailrace.text.patterns import Patterns, Search, patterns
 from tailrace.text.stops import Automaton, compiled
+from tailrace.text.utf8 import decoded
 from tailrace.wire.messages import TokenLogprobs
 
 GRACE = 16  # tokens for which a sequence may draw anew before it has delivered any
@@ -190,9 +190,7 @@ class BannedText:
                 return data.decode(), here, b"", here
             except UnicodeDecodeError:
                 pass
-        decoder: Any = codecs.getincrementaldecoder("utf-8")("replace")
-        decoder.setstate((before.pending, 0))
-        text, pending = decoder.decode(data, last), decoder.getstate()[0]
+        text, pending = decoded(before.pending + data, last)
         first = before.origin if before.pending else here
         return text, first, pending, here if text else first
 

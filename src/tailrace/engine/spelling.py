@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import codecs
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tailrace.text.detokenize import detokenizer
+from tailrace.text.utf8 import decoded
 from tailrace.text.within import Within
 
 if TYPE_CHECKING:
@@ -54,10 +54,11 @@ class TokenText:
 
     def __init__(self, spelling: Spelling, hidden: frozenset[int] = frozenset()) -> None:
         self._bytes, self._hidden = spelling.token_bytes, hidden
-        self._decoder: Any = codecs.getincrementaldecoder("utf-8")("replace")
+        self._begun = b""  # of a character
 
     def push(self, token: int) -> str:
         """One more token → the characters that it completes."""
         if token in self._hidden or token >= len(self._bytes):
             return ""
-        return self._decoder.decode(self._bytes[token])
+        text, self._begun = decoded(self._begun + self._bytes[token])
+        return text

@@ -12,6 +12,7 @@ from itertools import islice
 from typing import Any, Protocol
 
 from tailrace.text.tokenizer import Tokenizer
+from tailrace.text.utf8 import UNKNOWN, continues, decoded
 from tailrace.text.vocabulary import METASPACE, fallback_byte, step_names, strips_first_space
 
 
@@ -72,9 +73,8 @@ class ByteDetokenizer:
             if data and not continues(self._begun, data[:1]):
                 self.lead = 1
             data = self._begun + data
-        text, used = codecs.utf_8_decode(data, "replace", False)
-        self._begun = data[used:]
-        self.unfinished = used < len(data)
+        text, self._begun = decoded(data)
+        self.unfinished = bool(self._begun)
         return self._own(text) if self._in_prompts else text
 
     def flush(self) -> str:
@@ -96,16 +96,7 @@ def unfinished(backwards: Iterable[bytes]) -> bytes:
         end = part + end
         if len(end) >= LONGEST_CHARACTER:
             break
-    return end[codecs.utf_8_decode(end, "replace", False)[1] :]
-
-
-def continues(begun: bytes, byte: bytes) -> bool:
-    """The byte may come next in the character that has begun, or none has; else what has begun is one malformed part."""
-    try:
-        codecs.utf_8_decode(begun + byte, "strict", False)
-    except UnicodeDecodeError:
-        return not begun
-    return True
+    return decoded(end)[1]
 
 
 class PieceDetokenizer:
@@ -271,7 +262,6 @@ class LibraryDetokenizer:
             self._fresh = len(kept) if self.unfinished else 0
 
 
-UNKNOWN = "\ufffd"
 LONGEST_CHARACTER = 4  # bytes
 CONTINUATIONS = bytes(range(0x80, 0xC0))  # bytes that begin no character
 LOOK_BACK = 64  # tokens of a prompt: every copy of a request looks at them

@@ -6,7 +6,6 @@ when a stop string is found, the caller tells the engine.
 
 from __future__ import annotations
 
-import codecs
 from collections import deque
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -18,6 +17,7 @@ from tailrace.params import SamplingParams
 from tailrace.text.detokenize import detokenizer
 from tailrace.text.stops import Match, matcher
 from tailrace.text.tokenizer import Tokenizer
+from tailrace.text.utf8 import decoded
 from tailrace.wire.messages import FinishReason, TokenLogprobs
 
 OWN: Mapping[int, bytes | None] = MappingProxyType({})  # the text has all bytes of all tokens
@@ -220,19 +220,20 @@ class TextStream:
 
     def _cut(self, tokens: list[Pending], limit: int) -> dict[int, bytes | None]:
         """What the text has of these tokens where it ends behind `limit` characters, in the middle of them: place → as in Delta."""
-        decode = codecs.getincrementaldecoder("utf-8")("replace")
+        begun = b""
         found: dict[int, bytes | None] = {}
         at = tokens[0].begin if tokens else 0
         for place, token in enumerate(tokens):
             data = self._bytes_of(token.id) if token.spelt is None else token.spelt
-            at = at if decode.buffer else token.begin
+            at = at if begun else token.begin
             if at >= limit and (data or found):
                 found[place] = None
                 continue
             for size, byte in enumerate(data, start=1):
-                at += len(decode.decode(bytes([byte])))
+                text, begun = decoded(begun + bytes([byte]))
+                at += len(text)
                 if at >= limit:
-                    kept = size if at == limit and not decode.buffer else size - 1
+                    kept = size if at == limit and not begun else size - 1
                     if kept < len(data):
                         found[place] = data[:kept] or None
                     break

@@ -181,3 +181,16 @@ async def test_fields_that_ask_for_nothing_are_taken(front):
         length_penalty=1.0, made_up_field=[1, 2], model=NAME, modalities=["text"],
     )  # fmt: skip
     assert answer.status_code == 200
+
+
+async def test_the_last_message_is_gone_on_with(front):
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "Hello wor"}]
+    answer = await front.chat(messages=messages, continue_final_message=True, return_token_ids=True)
+    assert answer.status_code == 200, answer.text
+    assert bytes(answer.json()["prompt_token_ids"][-9:]) == b"Hello wor"
+    tokens = (await front.http.post("/tokenize", json={"messages": messages, "continue_final_message": True})).json()
+    assert tokens["tokens"] == answer.json()["prompt_token_ids"]
+    whole = (await front.chat(messages=messages, return_token_ids=True)).json()["prompt_token_ids"]
+    assert len(whole) > len(tokens["tokens"])
+    refused = await front.chat(chat_template_kwargs={"unfinished": True})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "chat_template_kwargs")

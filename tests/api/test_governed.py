@@ -152,3 +152,22 @@ async def test_formats_that_cannot_be_enforced_are_refused_in_forced_calls(front
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (400, "tool_choice")
     assert name in error["message"]
+
+
+@pytest.mark.parametrize("forced", [[5], [ord("a"), 5], [EOS], [ord("a"), EOS], [*b"abc", ord("d")]])
+async def test_forced_tokens_that_the_grammar_does_not_allow_are_refused(front, forced):
+    body = {"prompt": "x", "max_tokens": 20, "regex": "abc", "forced_token_ids": forced}
+    for stream in (False, True):
+        answer = await front.http.post("/v1/completions", json=body | {"stream": stream})
+        assert answer.status_code == 400
+        assert (answer.json()["error"]["param"], answer.json()["error"]["code"]) == (
+            "forced_token_ids",
+            "invalid_value",
+        )
+
+
+async def test_forced_tokens_that_the_grammar_allows_begin_the_output(front):
+    body = {"prompt": "x", "max_tokens": 20, "regex": "[a-z]{6}", "forced_token_ids": [*b"abc"]}
+    text = (await front.http.post("/v1/completions", json=body)).json()["choices"][0]["text"]
+    assert len(text) == 6
+    assert text.startswith("abc")

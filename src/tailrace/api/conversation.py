@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 # what the template gets from us, and what would let a request choose the template itself
 RESERVED = frozenset({
-    "messages", "conversation", "tools", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize",
+    "messages", "conversation", "tools", "add_generation_prompt", "continue_final_message", "unfinished", "chat_template", "tokenize",
     "return_tensors", "return_dict", "padding", "truncation",
 })  # fmt: skip
 
@@ -54,14 +54,14 @@ async def encode(
     service = service_of(request)
     options: dict[str, Any] = dict(ask.chat_template_kwargs or {})
     continued = bool(ask.continue_final_message)
-    if continued:
-        options["continue_final_message"] = True
     open_turn = not continued if ask.add_generation_prompt is None else ask.add_generation_prompt
     tools = (ask.tools or None) if with_tools else None
 
     def work() -> list[int]:
         messages = [template_message(i, message) for i, message in enumerate(ask.messages)]
-        text = service.tokenizer.render_chat(messages, tools=tools, add_generation_prompt=open_turn, **options)
+        text = service.tokenizer.render_chat(
+            messages, tools=tools, add_generation_prompt=open_turn, unfinished=continued, **options
+        )
         if bound:
             check_length(service, text, field)
         return service.tokenizer.encode(text, add_special_tokens=False)

@@ -9,6 +9,7 @@ from tailrace.engine.request import Ender, Request, Sequence
 from tailrace.engine.spelling import Spelling, TokenText
 from tailrace.engine.stops import StopText
 from tailrace.engine.thinking import ThinkingWatch
+from tailrace.errors import ParameterError
 from tailrace.text.detokenize import LOOK_BACK, unfinished
 
 
@@ -35,7 +36,15 @@ def constrain(request: Request, spelling: Spelling) -> None:
         if compiled is not None:
             assert request.params.grammar is not None
             sequence.constraint = Constraint(request.params.grammar, compiled, spelling)
+            check_forced(sequence.constraint, request.params.forced_token_ids)
         if bans is not None:
             begun = unfinished(bans.bytes_of(token) for token in reversed(sequence.tokens[-LOOK_BACK:]))
             sequence.watch = BannedText(bans, sequence.carried.banned, begun)
             sequence.carried.mask = bans.mask
+
+
+def check_forced(constraint: Constraint, forced: tuple[int, ...]) -> None:
+    """Raise ParameterError if the output can't begin with these tokens, or if they would end it before the grammar does. Where the grammar
+    begins later, behind what the model thinks, that is seen when they are said."""
+    if forced and constraint.bound and constraint.opening is None and constraint.allows(forced) < len(forced):
+        raise ParameterError("forced_token_ids: the grammar does not allow these tokens", "forced_token_ids")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from datetime import datetime
 from typing import Any
+from uuid import uuid4
 
 import jinja2
 from jinja2.ext import loopcontrols
@@ -32,6 +33,25 @@ class ChatTemplate:
         self.source = source
         self._template = environment.from_string(source)
         self._special_tokens = special_tokens
+
+    def unfinished(self, messages: list[dict[str, Any]], options: dict[str, Any]) -> str:
+        """The prompt up to the end of the last message's text, which the model is to go on with: a mark behind that text says where the
+        template puts it (as transformers finds it).
+
+        Raises:
+            RequestError: as `render`, or the template does not write all of the last message's text.
+        """
+        mark = f"<{uuid4().hex}>"
+        content = messages[-1]["content"]
+        last = messages[-1] | {"content": f"{content}{mark} "}
+        whole = self.render([*messages[:-1], last], options)
+        text, found, behind = whole.rpartition(mark)
+        if not found or content.strip() not in text:
+            raise RequestError(
+                "continue_final_message: the model's chat template does not write all of the last message's text",
+                "continue_final_message",
+            )
+        return text if behind.startswith(" ") else text.rstrip()  # a template that trims would have trimmed this end
 
     def render(self, messages: list[dict[str, Any]], options: dict[str, Any]) -> str:
         """The prompt.

@@ -95,9 +95,11 @@ class Tokenizer:
         /,
         tools: list[dict[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        unfinished: bool = False,
         **options: Any,
     ) -> str:
-        """A conversation as a prompt's text, through the model's chat template, which writes special tokens itself.
+        """A conversation as a prompt's text, through the model's chat template, which writes special tokens itself. unfinished: the model
+        is to go on with the last message.
 
         Raises:
             RequestError: the model has no chat template, or it refuses these messages.
@@ -105,7 +107,8 @@ class Tokenizer:
         if self._template is None:
             raise RequestError("messages: this model has no chat template; use /v1/completions", "messages")
         fixed = {"tools": tools, "add_generation_prompt": add_generation_prompt}
-        return self._template.render(messages, {"documents": None, **options, **fixed})
+        render = self._template.unfinished if unfinished else self._template.render
+        return render(messages, {"documents": None, **options, **fixed})
 
     def encode_chat(self, messages: list[dict[str, Any]], /, **options: Any) -> list[int]:
         """Token ids of a conversation; see `render_chat`."""

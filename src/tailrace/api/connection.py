@@ -92,11 +92,9 @@ class Connection(HttpToolsProtocol):
         """The client will send no more; true where it still gets something."""
         self._eof, self._deaf = True, True
         serving = self.serving
-        if self._closing or (serving is not None and serving.more_body):
+        if self._closing or (serving is None and not self._raw):
             return False
-        if serving is None:
-            if not self._raw:
-                return False
+        if serving is None or serving.more_body:
             self._refuse(RefusedError(400, "the connection ended before the request was complete"))
             return True
         self._drop_unfinished()

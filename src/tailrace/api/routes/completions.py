@@ -165,7 +165,7 @@ NOT_WITH_BEAMS = (
     "encoder_no_repeat_ngram_size", "encoder_repetition_penalty", "exponential_decay_length_penalty",
     "forced_token_ids", "watermark", "mirostat", "adaptive_target", "sequence_bias", "bad_words", "preset", "return_token_ids",
     "banned_regex", "processors", "stop_regex", "repetition_detection", "include_stop_str_in_output", "return_sampling_params",
-    "guidance_scale", "cfg_scale", "negative_prompt", "speculation", "logprob_token_ids",
+    "guidance_scale", "cfg_scale", "negative_prompt", "speculation", "logprob_token_ids", "deadline_s",
 )  # fmt: skip
 MAX_BEAMS = 64
 
@@ -183,7 +183,10 @@ async def beam_search(
             raise ParameterError(f"{name} can't be had with use_beam_search", name)
     width, n = ask.best_of or params.n, params.n
     if not n <= width <= MAX_BEAMS:
-        raise ParameterError(f"best_of must be an integer in [{n}, {MAX_BEAMS}], got {width}", "best_of")
+        field, least = ("n", 1) if ask.best_of is None else ("best_of", n)
+        raise ParameterError(
+            f"{field} must be an integer in [{least}, {MAX_BEAMS}] with use_beam_search, got {width}", field
+        )
     if len(ids) > 1:
         raise ParameterError("prompt must be one prompt with use_beam_search", "prompt")
     penalty = 1.0 if ask.length_penalty is None else ask.length_penalty
@@ -286,7 +289,7 @@ def only_echo(ask: CompletionRequest) -> bool:
 
 def check_only_echo(ask: CompletionRequest) -> None:
     """Raise ParameterError for what needs something said."""
-    for name in ("min_tokens", "best_of", "use_beam_search"):
+    for name in ("min_tokens", "best_of", "use_beam_search", "logprob_token_ids"):
         if getattr(ask, name):
             raise ParameterError(f"{name} can't be had with max_tokens 0", name)
 

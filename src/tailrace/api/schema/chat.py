@@ -71,6 +71,7 @@ class ChatRequest(GenerateRequest, kw_only=True):
 CHAT_REFUSED: dict[str, tuple[Any, ...]] = REFUSED | {
     "best_of": (None, 1),
     "echo": (None, False),
+    "prompt": (None,),
     "functions": (None, []),
     "function_call": (None, "none", "auto"),
     "modalities": (None, ["text"]),

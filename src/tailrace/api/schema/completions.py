@@ -29,6 +29,9 @@ class CompletionRequest(GenerateRequest, kw_only=True):
 COMPLETION_REFUSED: dict[str, tuple[Any, ...]] = {
     **{name: values for name, values in REFUSED.items() if name not in ("use_beam_search", "length_penalty")},
     "suffix": (None, ""),
+    "max_completion_tokens": (None,),  # here it is max_tokens
+    "messages": (None,),
+    "tools": (None, []),
     "stop_scope": (None, "all"),
     "thinking_token_budget": (None,),
 }

@@ -59,6 +59,9 @@ class ResponsesRequest(GenerateRequest, kw_only=True):
 
 RESPONSES_REFUSED: dict[str, tuple[Any, ...]] = REFUSED | {
     "background": (None, False),
+    "best_of": (None, 1),
+    "echo": (None, False),
+    "messages": (None,),
     "conversation": (None,),
     "include": (None, []),
     "max_tool_calls": (None,),

@@ -6,6 +6,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ import torch
 
 from kernels.backends import DEVICES, QUIET
 from tailrace.errors import ParameterError
+from tailrace.kernels.gpu import refine
 from tailrace.kernels.gpu.refine import HANDLED
 from tailrace.kernels.program import STAGES
 from tailrace.kernels.status import EMPTY, OK
@@ -128,6 +131,9 @@ def test_a_bound_above_the_likeliest_keeps_the_likeliest(backend):
 
 def test_every_stage_has_a_branch_on_the_gpu_and_every_refinement_is_known_to_mirostat():
     assert sorted(kind.value for kind in HANDLED) == list(range(len(STAGES)))
+    source = Path(refine.__file__).read_text()
+    for stage in STAGES:  # asked for somewhere: what no branch asks for would be taken for another
+        assert re.search(rf"\bkind [!=]= {stage.upper()}\b", source), stage
     assert SWITCHES.keys() == REFINEMENTS.keys()
     off = {name: -1.0 if name == "adaptive_target" else 0 for name in TRUNCATIONS}
     for name in TRUNCATIONS:

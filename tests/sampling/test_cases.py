@@ -197,7 +197,12 @@ def test_case_12_every_parameter_changes_something(name):
 @pytest.mark.parametrize("name", COMPANIONS)
 def test_case_12_a_knob_without_the_one_it_belongs_to_is_refused(name):
     fields = EFFECTS.get(name) or (
-        {"mirostat_eta": {name: 0.5}, "adaptive_decay": {name: 0.5}, "negative_prompt": {name: (1,)}}
+        {
+            "mirostat_eta": {name: 0.5},
+            "adaptive_decay": {name: 0.5},
+            "negative_prompt": {name: (1,)},
+            "logprob_token_ids": {name: (1,)},
+        }
     ).get(name, {name: True})
     with pytest.raises(ParameterError, match=f"{name} has no effect without"):
         SamplingParams(**{name: fields[name]})

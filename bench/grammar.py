@@ -123,12 +123,13 @@ def suite() -> list[dict[str, Any]]:
     return [{"draft": draft, **{name: row[name] for name in names}} for draft, row in rows.items()]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def main(argv: list[str] | None = None) -> int:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(prog="tailrace bench grammar", description=__doc__)
     parser.add_argument("--every", type=int, default=1, help="only every n-th schema")
     parser.add_argument("--steps", type=int, default=25, help="tokens drawn of each")
     parser.add_argument("--json", type=Path, help="write the figures there")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     lines = (ROOT / "tests" / "grammar" / "schemas.jsonl").read_text().splitlines()
     rows = measure([json.loads(line) for line in lines][:: arguments.every], arguments.steps)
     print(table(rows))
@@ -136,7 +137,8 @@ def main() -> None:
     print(table(judged_rows))
     if arguments.json:
         write_json(arguments.json, {"machine": machine(), "rows": rows, "suite": judged_rows})
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

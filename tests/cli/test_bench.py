@@ -7,7 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from cli.test_commands import tailrace
+from tailrace.cli.bench import BENCHES
 
 
 def test_every_case_of_the_sampler_on_a_gpu_runs(tmp_path):
@@ -69,3 +72,10 @@ def test_the_worst_of_a_histogram_is_the_largest_bucket_that_grew(monkeypatch):
     assert grown(counts(5, 7, 9), counts(6, 8, 10), "h") == 0.1
     assert grown(counts(5, 7, 9), counts(6, 9, 11), "h") == 0.5
     assert grown(counts(5, 7, 9), counts(5, 7, 10), "h") == float("inf")
+
+
+@pytest.mark.parametrize("name", sorted(BENCHES))
+def test_every_bench_says_what_it_takes(name):
+    done = tailrace("bench", name, "--help")
+    assert done.returncode == 0, done.stderr
+    assert "--json" in done.stdout

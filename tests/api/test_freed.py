@@ -42,6 +42,8 @@ def left_over() -> Iterator[Counter[str]]:
     """What only a collection finds of what is made in this block: types of ours, and how many."""
     found: Counter[str] = Counter()
     gc.collect()
+    time.sleep(0.2)  # threads of earlier tests end, and let go of what they held
+    gc.collect()
     gc.disable()
     gc.set_debug(gc.DEBUG_SAVEALL)
     try:

@@ -105,7 +105,7 @@ class Generation:
                 stream = service.client.submit(prompt, self.params, id=self.id, priority=self._origin.priority)
                 stream.bound(service.config.stream_buffer_kib << 10, self._backlog)
                 if self._origin.streamed:
-                    stream.pace(*self._pace())
+                    stream.space(*self._interval())
                 self._streams.append(stream)
                 self._texts += [TextStream(service.tokenizer, self.params, eos, prompt) for _ in range(n)]
                 self._open += n
@@ -168,7 +168,7 @@ class Generation:
             self._record.interrupted(cause, error)
         self.abort(cause)
 
-    def _pace(self) -> tuple[int, float]:
+    def _interval(self) -> tuple[int, float]:
         """Tokens and seconds of one event: the request's, or the server's."""
         asked, config = self._origin, self._service.config
         tokens = config.stream_interval if asked.interval is None else asked.interval

@@ -137,8 +137,7 @@ class Sampler:
         if not step.flags & (RARE | REPORTED):
             sampled = Sampled(outcome.token_ids, outcome.num_tokens, outcome.status, [None] * rows.num_requests)
         else:
-            sampled = self._read(outcome, rows)
-            self._name(logits, rows, sampled)
+            sampled = self._read(outcome, rows, logits)
             self._by_reference(logits, rows, (outcome.status == APART).nonzero().squeeze(1).tolist(), sampled)
         return Pending(sampled.token_ids, lambda: sampled)
 
@@ -155,7 +154,9 @@ class Sampler:
         gpu = self._there(logits.device)
         top = step.record.top if step.flags & REPORTED else None
         prepared = gpu.launch(logits, rows, top)
-        out, apart = prepared.out, sorted({*prepared.apart, *self._naming(rows)})
+        out, apart = prepared.out, prepared.apart
+        if step.flags & REPORTED:
+            apart = sorted({*apart, *self._naming(rows)})
         redrawn = Sampled(*step.outcome()[:3], [None] * rows.num_requests)
         self._by_reference(logits, rows, apart, redrawn)
         if apart:
@@ -178,19 +179,6 @@ class Sampler:
         """The requests that name tokens whose logprobs they want."""
         owners = rows.slot[rows.start[:-1]].tolist()
         return [i for i, owner in enumerate(owners) if self.slots[owner].params.logprob_token_ids]
-
-    def _name(self, logits: torch.Tensor, rows: Rows, sampled: Sampled) -> None:
-        """Give those what they want, out of the rows themselves."""
-        for i in self._naming(rows):
-            first, entries = int(rows.start[i]), sampled.logprobs[i]
-            slot = self.slots[int(rows.slot[first])]
-            if entries is None or slot.rare:
-                continue
-            ids = sampled.token_ids[i].tolist()
-            sampled.logprobs[i] = [
-                naming(entry, ids[j], logits[int(rows.source[first + j])], slot.params.logprob_token_ids)
-                for j, entry in enumerate(entries)
-            ]
 
     def _drafted(self, rows: Rows) -> list[tuple[int, Slot]]:
         """The requests with drafts, and their slots.
@@ -227,8 +215,8 @@ class Sampler:
                 sampled.logprobs[i] = [entry for entry in described if entry is not None]
             slot.took_s = time.thread_time() - begun_s
 
-    def _read(self, outcome: Outcome, rows: Rows) -> Sampled:
-        """With the requests' reports out of the kernels' arrays; None for those that did not ask."""
+    def _read(self, outcome: Outcome, rows: Rows, logits: torch.Tensor | None = None) -> Sampled:
+        """With the requests' reports out of the kernels' arrays; None for those that did not ask. logits: where tokens are named."""
         reports: list[list[Logprobs] | None] = [None] * rows.num_requests
         sampled = Sampled(outcome.token_ids, outcome.num_tokens, outcome.status, reports)
         if outcome.reports is None:
@@ -243,6 +231,8 @@ class Sampler:
                 reports[i] = [
                     logprobs(numbers[i][j], ranks[i][j], params.logprobs, params.report_entropy) for j in range(count)
                 ]
+                if params.logprob_token_ids and logits is not None and not slot.rare:
+                    reports[i] = named(logits, rows, i, sampled, params.logprob_token_ids)
         return sampled
 
 
@@ -251,6 +241,13 @@ def allowed(rows: Rows, row: int) -> Mask | None:
     if rows.mask is None or rows.masks is None or (place := int(rows.mask[row])) < 0:
         return None
     return Mask(rows.masks[place].numpy().view("uint32"))
+
+
+def named(logits: torch.Tensor, rows: Rows, i: int, sampled: Sampled, ids: tuple[int, ...]) -> list[Logprobs]:
+    """The entries of request i with the logprobs of these tokens, out of its rows."""
+    entries, first, drawn = sampled.logprobs[i] or [], int(rows.start[i]), sampled.token_ids[i].tolist()
+    source = rows.source[first : first + len(entries)].tolist()
+    return [naming(entry, drawn[j], logits[source[j]], ids) for j, entry in enumerate(entries)]
 
 
 def logprobs(numbers: list[float], ranks: list[int], top: int | None, entropies: bool) -> Logprobs:

@@ -14,6 +14,7 @@ from typing import Any
 from tailrace.config import EngineConfig
 from tailrace.errors import EngineDeadError, EngineError, NotReadyError, TailraceError
 from tailrace.params import SamplingParams
+from tailrace.wire.interval import Interval
 from tailrace.wire.launch import EngineHandle, EngineProcess
 from tailrace.wire.ledger import Account, Ledger
 from tailrace.wire.messages import (
@@ -28,17 +29,16 @@ from tailrace.wire.messages import (
     SequenceEvent,
     Stats,
 )
-from tailrace.wire.pace import Pace
 from tailrace.wire.pulse import PulseReader, Stall
 from tailrace.wire.sockets import AsyncFrontSocket
 from tailrace.wire.stream import Stream
 
 
 class Waiter:
-    """Wakes whoever waits for a stream's next events, at its pace. Apart from the stream, so that the client does not hold it."""
+    """Wakes whoever waits for a stream's next events, at its interval. Apart from the stream, so that the client does not hold it."""
 
     def __init__(self) -> None:
-        self.pace = Pace()
+        self.interval = Interval()
         self._future: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -49,10 +49,10 @@ class Waiter:
 
     def stir(self, account: Account) -> None:
         """Something has come, or it has ended."""
-        if self.pace.due(account):
+        if self.interval.due(account):
             self.wake()
-        elif self.pace.seconds and self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self.pace.left_s, self._ring)
+        elif self.interval.seconds and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self.interval.left_s, self._ring)
 
     def wake(self) -> None:
         """Let whoever waits look again."""
@@ -73,14 +73,14 @@ class AsyncStream(Stream):
         account.wake = self._waiter.stir
 
     async def next(self) -> list[SequenceEvent]:
-        """All events that came since the last time; waits for one, and for as many as its pace says. None are left where the list is
+        """All events that came since the last time; waits for one, and for as many as its interval says. None are left where the list is
         empty."""
-        account, pace = self._account, self._waiter.pace
-        while not account.events or not pace.due(account):
+        account, interval = self._account, self._waiter.interval
+        while not account.events or not interval.due(account):
             if not account.open:
                 return []
             await self._waiter.wait()
-        pace.given(account)
+        interval.given(account)
         return account.take()
 
     async def __aiter__(self) -> AsyncIterator[list[SequenceEvent]]:
@@ -90,9 +90,9 @@ class AsyncStream(Stream):
         finally:  # also when the task is cancelled or the iterator closed
             self.abort("iteration ended")
 
-    def pace(self, tokens: int, seconds: float) -> None:
-        """Give tokens not one by one: see `Pace`."""
-        self._waiter.pace = Pace(tokens, seconds)
+    def space(self, tokens: int, seconds: float) -> None:
+        """Give tokens not one by one: see `Interval`."""
+        self._waiter.interval = Interval(tokens, seconds)
 
     def bound(self, max_bytes: int, full: Callable[[], None]) -> None:
         """Call `full` whenever more than so many bytes (about) have arrived and were not fetched."""

@@ -7,7 +7,7 @@ import time
 from tailrace.wire.ledger import Account
 
 
-class Pace:
+class Interval:
     """What there is to be given at all; `given` when it was.
 
     Args:

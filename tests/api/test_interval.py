@@ -9,10 +9,10 @@ import pytest
 from api.harness import LocalClient, endless, front_of
 from tailrace.config import ServerConfig
 from tailrace.params import SamplingParams
-from tailrace.wire import pace as module
+from tailrace.wire import interval as module
+from tailrace.wire.interval import Interval
 from tailrace.wire.ledger import Account
 from tailrace.wire.messages import Finished, Tokens
-from tailrace.wire.pace import Pace
 
 
 @pytest.fixture
@@ -26,11 +26,11 @@ def account(n: int = 1) -> Account:
     return Account("id", 1, set(range(n)))
 
 
-def take(pace: Pace, account: Account) -> list[int]:
+def take(interval: Interval, account: Account) -> list[int]:
     """How many tokens of each event are given, if any are."""
-    if not account.events or not pace.due(account):
+    if not account.events or not interval.due(account):
         return []
-    pace.given(account)
+    interval.given(account)
     return [len(event.token_ids) if isinstance(event, Tokens) else 0 for event in account.take()]
 
 
@@ -38,58 +38,58 @@ def tokens(count: int, index: int = 0) -> Tokens:
     return Tokens("id", 1, index, [5] * count)
 
 
-def test_without_a_pace_all_is_given_at_once():
-    pace, of = Pace(), account()
+def test_without_an_interval_all_is_given_at_once():
+    interval, of = Interval(), account()
     for count in (1, 1, 3):
         of.add(tokens(count))
-        assert take(pace, of) == [count]
+        assert take(interval, of) == [count]
 
 
 def test_so_many_at_a_time_but_the_first_and_the_last(clock):
-    pace, of, given = Pace(4), account(), []
+    interval, of, given = Interval(4), account(), []
     for _ in range(11):
         clock[0] += 100
         of.add(tokens(1))
-        given += take(pace, of)
+        given += take(interval, of)
     assert given == [1, 4, 4]
     of.open.clear()
     of.add(Finished("id", 1, 0, "length"))
-    assert take(pace, of) == [2, 0]
+    assert take(interval, of) == [2, 0]
 
 
 def test_one_sequence_that_has_enough_takes_the_others_along(clock):
-    pace, of = Pace(3), account(2)
+    interval, of = Interval(3), account(2)
     of.add(tokens(1, 0))
-    assert take(pace, of) == [1]
+    assert take(interval, of) == [1]
     of.add(tokens(1, 0))
     of.add(tokens(1, 1))  # its first
-    assert take(pace, of) == [1, 1]
+    assert take(interval, of) == [1, 1]
     of.add(tokens(2, 1))
-    assert take(pace, of) == []
+    assert take(interval, of) == []
     of.add(tokens(3, 0))
-    assert sorted(take(pace, of)) == [2, 3]
+    assert sorted(take(interval, of)) == [2, 3]
 
 
 def test_by_the_clock_alone(clock):
-    pace, of, given = Pace(1, 0.05), account(), []
+    interval, of, given = Interval(1, 0.05), account(), []
     for _ in range(20):
         of.add(tokens(1))
-        given += take(pace, of)
+        given += take(interval, of)
         clock[0] += 0.01
     assert given == [1, 5, 5, 5]
-    assert pace.left_s == pytest.approx(0.0)
+    assert interval.left_s == pytest.approx(0.0)
 
 
 def test_whichever_comes_first(clock):
-    pace, of = Pace(4, 0.05), account()
+    interval, of = Interval(4, 0.05), account()
     of.add(tokens(1))
-    assert take(pace, of) == [1]
+    assert take(interval, of) == [1]
     of.add(tokens(4))
-    assert take(pace, of) == [4]
+    assert take(interval, of) == [4]
     of.add(tokens(1))
-    assert take(pace, of) == []
+    assert take(interval, of) == []
     clock[0] += 0.051
-    assert take(pace, of) == [1]
+    assert take(interval, of) == [1]
 
 
 async def events_of(front, **fields) -> list[int]:
@@ -103,7 +103,7 @@ async def events_of(front, **fields) -> list[int]:
 
 
 @pytest.mark.parametrize("of_server", [False, True])
-async def test_a_stream_goes_at_the_pace_that_is_asked_for(tokenizer, of_server):
+async def test_a_stream_goes_at_the_interval_that_is_asked_for(tokenizer, of_server):
     config = ServerConfig(stream_interval=8) if of_server else ServerConfig()
     async with front_of(LocalClient(endless, tick_s=0.002), tokenizer, config) as front:
         counts = await events_of(front, **({} if of_server else {"stream_interval": 8}))
@@ -119,7 +119,7 @@ async def test_what_has_come_goes_out_when_it_is_time_though_nothing_more_comes(
     async with front_of(LocalClient(endless, tick_s=0.001), tokenizer) as front:
         front.client.hold = False
         stream = front.client.submit([1, 2], parameters(), id="x")
-        stream.pace(1000, 0.05)
+        stream.space(1000, 0.05)
         first = await stream.next()
         assert first
         await front.until(lambda: bool(stream._account.waiting))

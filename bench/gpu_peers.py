@@ -69,6 +69,12 @@ def flashinfer_from_logits(flashinfer: Any, noise: dict[str, Any], logits: torch
     return flashinfer.sampling.top_k_top_p_sampling_from_logits(x, *knobs(logits), filter_apply_order="joint", **noise)
 
 
+def flashinfer_as_vllm(flashinfer: Any, noise: dict[str, Any], logits: torch.Tensor) -> object:
+    """As vLLM calls it: first the k, then the p of what is left."""
+    x = logits.float() / TEMPERATURE
+    return flashinfer.sampling.top_k_top_p_sampling_from_logits(x, *knobs(logits), deterministic=True, **noise)
+
+
 def flashinfer_from_probs(flashinfer: Any, noise: dict[str, Any], logits: torch.Tensor) -> object:
     probs = flashinfer.sampling.softmax(logits.float(), temperature=TEMPERATURE)
     return flashinfer.sampling.top_k_top_p_sampling_from_probs(
@@ -82,7 +88,8 @@ def flashinfer_from_probs(flashinfer: Any, noise: dict[str, Any], logits: torch.
 def vllm(module: Any, _: dict[str, Any], logits: torch.Tensor) -> object:
     """Its kernel masks in place; the draw is its race of exponentials."""
     x = logits.to(torch.float32, copy=True).div_(TEMPERATURE)
-    probs = module.apply_top_k_top_p_triton(x, *knobs(logits)).softmax(-1)
+    # the last argument as its GPU runner finds it from the requests: no row has top-p alone
+    probs = module.apply_top_k_top_p_triton(x, *knobs(logits), has_topp_only_rows=False).softmax(-1)
     return probs.div_(torch.empty_like(probs).exponential_()).argmax(-1)
 
 
@@ -110,6 +117,7 @@ def noises(device: torch.device) -> list[dict[str, Any]]:
 PEERS: dict[str, tuple[str, Callable[[Any, dict[str, Any], torch.Tensor], object]]] = {
     "FlashInfer, joint, logits": ("flashinfer", flashinfer_from_logits),
     "FlashInfer, joint, probs": ("flashinfer", flashinfer_from_probs),
+    "FlashInfer, as vLLM": ("flashinfer", flashinfer_as_vllm),
     "vLLM, Triton": ("vllm.v1.sample.ops.topk_topp_triton", vllm),
 }
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tailrace.kernels.gpu.order import INF_KEY, ordered
+from tailrace.kernels.gpu.order import INF_KEY, ordered, power_of
 from tailrace.kernels.gpu.program import (
     ALLOWED,
     COUNTS,
@@ -71,22 +71,7 @@ def is_edited(row):
 @triton.jit
 def edited(edits, x, ids, inside):
     """First the bans, then what is added, then penalties, then what is added after them: as sampling/pipeline.py has them."""
-    (
-        flags,
-        allowed,
-        is_masked,
-        mask,
-        touched,
-        tally,
-        shift,
-        repetition,
-        frequency,
-        presence,
-        drafts,
-        before,
-        repeats,
-        counts,
-    ) = edits
+    flags, allowed, is_masked, mask, touched = edits[0], edits[1], edits[2], edits[3], edits[4]
     word, bit = ids // 32, ids % 32
     if (flags & ALLOWED) != 0:
         open = (tl.load(allowed + word, mask=inside, other=0) >> bit) & 1
@@ -96,21 +81,79 @@ def edited(edits, x, ids, inside):
         x = tl.where(open == 1, x, float("-inf"))
     if (flags & TOUCHED) != 0:
         hit = ((tl.load(touched + word, mask=inside, other=0) >> bit) & 1) == 1
-        if (flags & SHIFTED) != 0:
-            x += tl.load(shift + 2 * ids, mask=hit, other=0.0)
-        if (flags & PENALISED) != 0:
-            both = tl.load(tally + ids, mask=hit, other=0)
-            repeated, counted = both >> 32, both & 0xFFFFFFFF
-            for d in range(before):
-                same = (ids == tl.load(drafts + d)).to(tl.int64)
-                repeated += same * repeats
-                counted += same * counts
-            scaled = tl.where(x > 0.0, tl.div_rn(x, repetition), x * repetition)
-            x = tl.where(repeated > 0, scaled, x)
-            x = tl.where(counted > 0, x - frequency * counted.to(tl.float32) - presence, x)
-        if (flags & SHIFTED) != 0:
-            x += tl.load(shift + 2 * ids + 1, mask=hit, other=0.0)
+        x = moved(edits, x, ids, hit)
     return x
+
+
+@triton.jit
+def moved(edits, x, ids, hit):
+    """Entries that are added to or penalised. hit: whether they are touched; the others are moved by drafts alone."""
+    flags, tally, shift = edits[0], edits[5], edits[6]
+    repetition, frequency, presence = edits[7], edits[8], edits[9]
+    drafts, before, repeats, counts = edits[10], edits[11], edits[12], edits[13]
+    if (flags & SHIFTED) != 0:
+        x += tl.load(shift + 2 * ids, mask=hit, other=0.0)
+    if (flags & PENALISED) != 0:
+        both = tl.load(tally + ids, mask=hit, other=0)
+        repeated, counted = both >> 32, both & 0xFFFFFFFF
+        for d in range(before):
+            same = (ids == tl.load(drafts + d)).to(tl.int64)
+            repeated += same * repeats
+            counted += same * counts
+        scaled = tl.where(x > 0.0, tl.div_rn(x, repetition), x * repetition)
+        x = tl.where(repeated > 0, scaled, x)
+        x = tl.where(counted > 0, x - frequency * counted.to(tl.float32) - presence, x)
+    if (flags & SHIFTED) != 0:
+        x += tl.load(shift + 2 * ids + 1, mask=hit, other=0.0)
+    return x
+
+
+@triton.jit
+def edited_blocks(row, block, raw, BLOCK: tl.constexpr, TILE: tl.constexpr):
+    """Values of whole blocks after the edits. raw: float32 [TILE, BLOCK], as raw_at has them.
+
+    By groups of eight ids, a byte of each bitmap: banned ones are cleared together, and of those that are moved, one of each group at a
+    time. So an entry that nothing edits costs next to nothing.
+    """
+    edits = row[2]
+    flags, allowed, is_masked, mask, touched = edits[0], edits[1], edits[2], edits[3], edits[4]
+    group = block[:, None] * (BLOCK // 8) + tl.arange(0, BLOCK // 8)[None, :]
+    inside = group * 8 < row[1]
+    word, shift = group // 4, (group % 4) * 8
+    place = tl.arange(0, 8)[None, None, :]
+    x = tl.reshape(raw, (TILE, BLOCK // 8, 8))
+    if ((flags & ALLOWED) != 0) | is_masked:
+        open = tl.full((TILE, BLOCK // 8), 255, tl.int32)
+        if (flags & ALLOWED) != 0:
+            open = open & (tl.load(allowed + word, mask=inside, other=0) >> shift)
+        if is_masked:
+            open = open & (tl.load(mask + word, mask=inside, other=0) >> shift)
+        x = tl.where(((open[:, :, None] >> place) & 1) == 1, x, float("-inf"))
+    if (flags & TOUCHED) != 0:
+        hit = (tl.load(touched + word, mask=inside, other=0) >> shift) & 255
+        left = hit
+        if (flags & PENALISED) != 0:
+            for d in range(edits[11]):
+                draft = tl.load(edits[10] + d)
+                left = left | tl.where(group == draft // 8, 1 << (draft % 8).to(tl.int32), 0)
+        rounds = tl.max(tl.max(ones_of(left), 1), 0)
+        for _ in range(rounds):
+            lowest = left & -left
+            at = power_of(lowest)
+            here = (place == at[:, :, None]) & (left != 0)[:, :, None]
+            value = tl.max(tl.where(here, x, float("-inf")), 2)
+            value = moved(edits, value, group * 8 + at, ((hit >> at) & 1) == 1)
+            x = tl.where(here, value[:, :, None], x)
+            left = left & (left - 1)
+    return tl.reshape(x, (TILE, BLOCK))
+
+
+@triton.jit
+def ones_of(byte):
+    """How many bits of a byte are set."""
+    byte = (byte & 0x55) + ((byte >> 1) & 0x55)
+    byte = (byte & 0x33) + ((byte >> 2) & 0x33)
+    return (byte & 0x0F) + (byte >> 4)
 
 
 @triton.jit

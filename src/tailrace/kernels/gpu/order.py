@@ -46,6 +46,13 @@ def id_of(pack):
 
 
 @triton.jit
+def power_of(one):
+    """Of which power of two below 2^16 it is."""
+    high = ((one & 0xF0F0) != 0).to(tl.int32) * 4 + ((one & 0xFF00) != 0).to(tl.int32) * 8
+    return ((one & 0xAAAA) != 0).to(tl.int32) + ((one & 0xCCCC) != 0).to(tl.int32) * 2 + high
+
+
+@triton.jit
 def status_of(key):
     """What is wrong with a row whose largest key this is (kernels/status.py)."""
     state = tl.where(key == NONE_KEY, STATUSES[1], STATUSES[0])

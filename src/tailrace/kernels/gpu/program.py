@@ -41,6 +41,7 @@ SHIFTED = tl.constexpr(8)  # to some something is added
 PENALISED = tl.constexpr(16)  # some have a tally
 PROCESSED = tl.constexpr(32)  # what is reported is the distribution drawn from
 ENTROPY = tl.constexpr(64)
+NUCLEUS = tl.constexpr(128)  # temperatures, and behind them top-p alone
 TOUCHED = tl.constexpr(8 | 16)
 EDITED = tl.constexpr(4 | 8 | 16)
 
@@ -68,9 +69,10 @@ def has(program: Program) -> bool:
 def record(program: Program, edits: int, penalty: Penalty | None) -> list[int]:
     """The fields. edits: the flags of what there is to edit. penalty: of the edits."""
     wants, temperature = wanted(program)
-    plain = all(stage.kind == "temperature" for stage in program.stages)
+    kinds = [stage.kind for stage in program.stages if stage.kind != "temperature"]
+    nucleus = kinds == ["top_p"] and program.stages[-1].kind == "top_p"
     flags = (
-        GREEDY.value * program.greedy | PLAIN.value * plain | edits
+        GREEDY.value * program.greedy | PLAIN.value * (not kinds) | NUCLEUS.value * nucleus | edits
         | PROCESSED.value * program.processed | ENTROPY.value * program.entropy
     )  # fmt: skip
     strength = (1.0, 0.0, 0.0) if penalty is None else (penalty.repetition, penalty.frequency, penalty.presence)

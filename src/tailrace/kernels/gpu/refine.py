@@ -10,14 +10,12 @@ import triton
 import triton.language as tl
 
 from tailrace.kernels.gpu.noise import uniform_of
-from tailrace.kernels.gpu.order import INF_KEY, NONE_KEY, value_of
-from tailrace.kernels.gpu.program import EXEMPT, KEY, NUM_EXEMPT, NUM_STAGES, STAGE, STAGE_FIELDS, number
+from tailrace.kernels.gpu.order import NONE_KEY, ordered, value_of
+from tailrace.kernels.gpu.program import EXEMPT, KEY, NUM_EXEMPT, STAGE, STAGE_FIELDS, number
+from tailrace.kernels.gpu.scan import CHUNK, highest
 from tailrace.kernels.gpu.survivors import (
-    CHUNK,
     LOWEST,
-    PIVOTS,
     append,
-    boundary,
     divide,
     entropy,
     keep_above,
@@ -66,20 +64,36 @@ def stage_at(record, s):
 
 @triton.jit
 def reached_by(keys, blocks, k):
-    """A value that the maxima of at least k blocks reach, so at least k tokens: the largest such. −inf where there are fewer blocks."""
-    low, high = tl.full((), NONE_KEY, tl.int64), tl.full((), INF_KEY, tl.int64)
-    while low < high:
-        step = (high - low + PIVOTS) // PIVOTS
-        pivots = tl.maximum(high - (tl.arange(0, PIVOTS) + 1) * step + 1, low)
-        count = tl.zeros((PIVOTS,), tl.int32)
-        for first in range(0, blocks, CHUNK):
-            at = first + tl.arange(0, CHUNK)
-            key = tl.load(keys + at, mask=at < blocks, other=-(2**31))
-            count += tl.sum((key[None, :] >= pivots[:, None]).to(tl.int32), 1)
-        short = tl.sum((count < k).to(tl.int32), 0)
-        high = tl.maximum(high - short * step, low)
-        low = tl.maximum(high - step + 1, low)
-    return value_of(low.to(tl.int32))
+    """A value that the maxima of at least k blocks reach, so at least k tokens, and of not many more than needed. −inf where there are
+    fewer blocks."""
+    low, high = tl.full((), NONE_KEY, tl.int32), highest(keys, blocks)
+    if blocks >= k:
+        low = tl.maximum(least_of(keys, blocks), low)
+        halve = 0
+        while low < high:
+            # by turns in value and in bits: neither a sign nor an outlier makes it long
+            middle = ordered(value_of(low) * 0.5 + value_of(high) * 0.5)
+            if (halve % 2 == 1) | (middle <= low) | (middle > high):
+                middle = (high.to(tl.int64) - (high.to(tl.int64) - low) // 2).to(tl.int32)
+            reach = tl.full((), 0, tl.int32)
+            for first in range(0, blocks, CHUNK):
+                at = first + tl.arange(0, CHUNK)
+                key = tl.load(keys + at, mask=at < blocks, other=-(2**31))
+                reach += tl.sum((key >= middle).to(tl.int32), 0)
+            low, high = tl.where(reach >= k, middle, low), tl.where(reach >= k, high, middle - 1)
+            high = tl.where((reach >= k) & (reach <= k + k // 4), low, high)  # near enough
+            halve += 1
+    return value_of(low)
+
+
+@triton.jit
+def least_of(keys, blocks):
+    """The smallest of the blocks' largest keys."""
+    found = tl.full((), 2**31 - 1, tl.int32)
+    for first in range(0, blocks, CHUNK):
+        block = first + tl.arange(0, CHUNK)
+        found = tl.minimum(found, tl.min(tl.load(keys + block, mask=block < blocks, other=2**31 - 1), 0))
+    return found
 
 
 @triton.jit
@@ -93,11 +107,11 @@ def p_less_depth(mass, squares, k, vocab):
 
 
 @triton.jit
-def first_depth(record, blocks, keys, top, mass, squares, sigma, vocab):
+def first_depth(record, stages, blocks, keys, top, mass, squares, sigma, vocab):
     """Down to which logit, relative to the maximum, it is worth collecting first."""
     depth, temperature = tl.full((), EVERYTHING, tl.float64), tl.full((), 1.0, tl.float64)
     settled = 0
-    for s in range(tl.load(record + NUM_STAGES)):
+    for s in range(stages):
         if settled == 0:
             kind, k, knobs = stage_at(record, s)
             a = number(knobs, 0)
@@ -124,39 +138,41 @@ def first_depth(record, blocks, keys, top, mass, squares, sigma, vocab):
 
 
 @triton.jit
-def refine(record, row, position, top, mass, row_entropy, squares, mass_temperature, sigma, floor, x, ids, n):
+def refine(record, stages, row, position, top, mass, row_entropy, squares, mass_temperature, sigma, floor, x, ids, n):
     """All stages in order → how many are left, and where a stage could not decide the depth (relative to the maximum) to collect down to
     instead; 0 where all could. mass, row_entropy, squares (Σ e^2d): of the row, d = (l − max) / mass_temperature; mass_temperature 0: not
     known."""
     needed = tl.full((), 0.0, tl.float64)
     temperature = tl.full((), 1.0, tl.float64)
     complete = floor <= EVERYTHING
-    for s in range(tl.load(record + NUM_STAGES)):
+    for s in range(stages):
         if needed == 0.0:
             kind, k, knobs = stage_at(record, s)
             a = number(knobs, 0)
+            # most stages end in one of two ways, and each is in the code once: the first k, or those above a bound
+            first, above = tl.full((), 0, tl.int32), tl.full((), 0, tl.int32)
+            center, target = tl.full((), 0.0, tl.float64), tl.full((), 0.0, tl.float64)
+            bound = tl.full((), LOWEST, tl.float64)
             if kind == TEMPERATURE:
                 # of an incomplete set only the largest and its equals are sure where all else underflows
                 if (complete == 0) & (temperature * a < 1e-30) & (floor > -1e-20):
                     needed = needed - 1e-20
                 else:
                     divide(x, n, a)
-                    if a < 1.0:
-                        n = keep_above(x, ids, n, LOWEST)
+                    above = (a < 1.0).to(tl.int32)
                     floor = floor / a
                     temperature = temperature * a
             elif kind == TOP_K:
                 if n < k:
                     needed = tl.where(complete, needed, EVERYTHING)
                 else:
-                    n = keep_first(x, ids, n, 0.0, k, needed)
-                    complete = True
+                    first += 1
             elif kind == TOP_N_SIGMA:
-                bound = -a * sigma * SIGMA_SLACK
-                if (complete == 0) & (floor * temperature > bound):
-                    needed = bound / temperature
+                lowest = -a * sigma * SIGMA_SLACK
+                if (complete == 0) & (floor * temperature > lowest):
+                    needed = lowest / temperature
                 else:
-                    n = keep_above_edited(row, top, x, ids, n, bound)
+                    n = keep_above_edited(row, top, x, ids, n, lowest)
                     complete = True
             elif (kind == DYNAMIC_TEMPERATURE) | (kind == QUADRATIC) | (kind == XTC):
                 if complete == 0:
@@ -165,57 +181,72 @@ def refine(record, row, position, top, mass, row_entropy, squares, mass_temperat
                     n = exclude_top_choices(record, position, knobs, x, ids, n)
                 else:
                     n = reshape(kind, knobs, x, ids, n)
-            else:  # min-p, top-p, top-a, typical, epsilon, eta; that there is no other is checked above
+            elif kind == MIN_P:
+                bound = tl.minimum(tl.log(a), 0.0)  # the likeliest stays
+                above += 1
+            else:  # top-p, top-a, typical, epsilon, eta, p-less; that there is no other is checked above
+                k = k * (kind == P_LESS).to(tl.int64)
                 here = total(x, n)
                 known = complete | (mass_temperature == temperature)
                 whole = tl.where(complete, here, mass)
-                h = row_entropy
-                if (kind == TYPICAL) | (kind == ETA):
-                    if complete:
-                        h, _ = entropy(x, n, here)
-                bound = tl.log(a)
-                if kind == TOP_A:  # p ≥ a · p₁², and p₁ = 1 / mass
-                    bound = bound - tl.log(whole)
-                elif kind == EPSILON:
-                    bound = bound + tl.log(whole)
-                elif kind == ETA:  # p ≥ min(a, √a · e^−H)
-                    bound = tl.minimum(bound, 0.5 * bound - h) + tl.log(whole)
-                elif kind == P_LESS:
-                    all_squares = squares
-                    if complete:
-                        all_squares = total_squares(x, n)
-                    bound = p_less_depth(whole, all_squares, k, row[1])
-                bound = tl.minimum(bound, 0.0)  # the likeliest stays
-                if (kind != MIN_P) & (known == 0):
+                if known == 0:
                     needed = needed + EVERYTHING
                 elif kind == TOP_P:
-                    if (complete == 0) & (here < a * whole):
+                    target = a * whole
+                    if (complete == 0) & (here < target):
                         # all tokens below (1 − top_p) / V weigh less than 1 − top_p together: enough is above; first half-way there
                         sure = tl.log(0.5 * (1.0 - a) * whole / row[1])
                         halfway = tl.where((floor > -8.0) & (sure < -8.0), -8.0, sure)
                         needed = tl.where(floor <= sure, EVERYTHING, halfway)
                     else:
-                        n = keep_first(x, ids, n, 0.0, 0, a * whole)
-                        complete = True
+                        first += 1
                 elif kind == TYPICAL:
-                    center = tl.log(whole) - h
-                    if (complete == 0) & (here < a * whole):
+                    h = row_entropy
+                    if complete:
+                        h, _ = entropy(x, n, here)
+                    center, target = tl.log(whole) - h, a * whole
+                    if (complete == 0) & (here < target):
                         needed = tl.where(floor > -50.0, 2.0 * floor - 1.0, EVERYTHING)
                     else:
-                        last = boundary(x, n, center, 0, a * whole).to(tl.float32, bitcast=True)
-                        # what is uncollected lies further down than anything here
-                        if (complete == 0) & (last >= center - floor):
-                            needed = tl.where(floor > -50.0, 2.0 * floor - 1.0, EVERYTHING)
-                        else:
-                            n = keep_first(x, ids, n, center, 0, a * whole)
-                            relative_to_largest(x, n)
-                            complete = True
-                elif (complete == 0) & (floor > bound):
-                    needed = bound
+                        first += 1
                 else:
-                    n = keep_above(x, ids, n, bound)
-                    complete = True
+                    bound = threshold(kind, k, a, complete, whole, here, row_entropy, squares, row[1], x, n)
+                    if (complete == 0) & (floor > bound):
+                        needed = bound
+                    else:
+                        above += 1
+            if first != 0:
+                n, last = keep_first(x, ids, n, center, k, target)
+                if kind == TYPICAL:
+                    # what is uncollected lies further down than anything here
+                    if (complete == 0) & (last.to(tl.float32, bitcast=True) >= center - floor):
+                        needed = tl.where(floor > -50.0, 2.0 * floor - 1.0, EVERYTHING)
+                    relative_to_largest(x, n)
+                complete = True
+            if above != 0:
+                n = keep_above(x, ids, n, bound)
+                complete = complete | (kind != TEMPERATURE)
     return n, tl.where(needed > EVERYTHING, needed * temperature * SLACK, needed)
+
+
+@triton.jit
+def threshold(kind, k, a, complete, whole, here, row_entropy, squares, vocab, x, n):
+    """Down to which x top-a, epsilon, eta and p-less keep; at most 0: the likeliest stays."""
+    bound = tl.log(a)
+    if kind == TOP_A:  # p ≥ a · p₁², and p₁ = 1 / mass
+        bound = bound - tl.log(whole)
+    elif kind == EPSILON:
+        bound = bound + tl.log(whole)
+    elif kind == ETA:  # p ≥ min(a, √a · e^−H)
+        h = row_entropy
+        if complete:
+            h, _ = entropy(x, n, here)
+        bound = tl.minimum(bound, 0.5 * bound - h) + tl.log(whole)
+    else:
+        if complete:
+            squares = total_squares(x, n)
+        bound = p_less_depth(whole, squares, k, vocab)
+    return tl.minimum(bound, 0.0)
 
 
 @triton.jit

@@ -109,7 +109,7 @@ def likeliest(here, keys, blocks, found, largest, count, x, ids):
         value = raw_at(here, id, inside)
         n = append(x, ids, n, value - largest, id, inside & (ordered(value) >= bound))
     if n > count:
-        n = keep_first(x, ids, n, 0.0, count, 0.0)
+        n, _ = keep_first(x, ids, n, 0.0, count, 0.0)
     return n
 
 

@@ -17,6 +17,7 @@ from tailrace.kernels.gpu.program import (
     MASS,
     MASS_TEMPERATURE,
     MOMENTS,
+    NUCLEUS,
     NUM_STAGES,
     PLAIN,
     PROCESSED,
@@ -25,9 +26,9 @@ from tailrace.kernels.gpu.program import (
     WANTS,
     number,
 )
-from tailrace.kernels.gpu.refine import EVERYTHING, first_depth, refine, stage_at
+from tailrace.kernels.gpu.refine import EVERYTHING, TEMPERATURE, first_depth, refine, stage_at
 from tailrace.kernels.gpu.scan import OF_MASS, OF_SIGMA, highest, mass_of, sigma_of, squares_of
-from tailrace.kernels.gpu.survivors import LOWEST, collect, divide, keep_above
+from tailrace.kernels.gpu.survivors import LOWEST, collect
 from tailrace.kernels.rows import RULES
 
 EXACT = tl.constexpr(RULES.index("exact"))
@@ -38,10 +39,21 @@ TYPICAL_RULE = tl.constexpr(RULES.index("typical"))
 @triton.jit
 def pick(step, tables, work, blocks):
     """Leaves in `work`, by row: status; drawn, 1 where it is OK; token, −1 where it is not; where they are asked for, what survives, in x
-    and ids, and how many."""
+    and ids, and how many.
+
+    A row's time is that of fetching its way through the code, which no cache holds between steps: so what many rows need is called from
+    one place.
+    """
     row = tl.program_id(0).to(tl.int64)
     plane = work.plane
-    record = tables.records + tl.load(step.slot + row) * tables.fields
+    here, record, position = (
+        row_at(step, tables, row),
+        tables.records + tl.load(step.slot + row) * tables.fields,
+        tl.load(step.position + row),
+    )
+    draft, rule, forced = tl.load(step.draft + row), tl.load(step.rule + row), tl.load(step.forced + row)
+    flags, seed, stages = tl.load(record + FLAGS), tl.load(record + KEY), tl.load(record + NUM_STAGES)
+    reported = (tl.load(record + LOGPROBS) >= 0) | ((flags & ENTROPY) != 0)
     keys, sums = work.keys + row * blocks, work.sums + row * blocks
     x, ids, found = work.x + row * step.vocab, work.ids + row * step.vocab, work.found + row * blocks
     largest = highest(keys, blocks)
@@ -50,64 +62,68 @@ def pick(step, tables, work, blocks):
     tl.store(work.drawn + row, (state == STATUSES[0]).to(tl.int64))
     token, n = tl.full((), -1, tl.int64), tl.full((), 0, tl.int32)
     if state == STATUSES[0]:
-        here, top, position = row_at(step, tables, row), value_of(largest), tl.load(step.position + row)
-        flags, seed = tl.load(record + FLAGS), tl.load(record + KEY)
-        reported = (tl.load(record + LOGPROBS) >= 0) | ((flags & ENTROPY) != 0)
-        described = reported & ((flags & PROCESSED) != 0)
+        top = value_of(largest)
+        greedy = (flags & GREEDY) != 0
         # a draft may be let stand, or what is left without it be drawn from: then all that survives must be there
-        rule = tl.load(step.rule + row)
-        settled = (rule == BLOCKWISE) | ((rule != EXACT) & (tl.load(step.draft + row) >= 0))
-        forced, lowest = tl.load(step.forced + row), tl.full((), LOWEST, tl.float32)
-        if (flags & GREEDY) != 0:
+        settled = (greedy == 0) & ((rule == BLOCKWISE) | ((rule != EXACT) & (draft >= 0)))
+        listed = settled | (reported & ((flags & PROCESSED) != 0))
+        if greedy:
+            stages = stages * 0
+        # what is not listed: the likeliest, or the winner of the whole row
+        if listed | ((flags & (GREEDY | PLAIN)) == 0):
+            nucleus = (listed == 0) & ((flags & NUCLEUS) != 0)
+            n = survivors(record, stages, here, position, keys, sums, plane, blocks, top, nucleus, x, ids, found)
+        if greedy:
             token = first_of(here, blocks, keys, largest).to(tl.int64)
-            if described:
-                n = collect(here, keys, blocks, lowest, top, x, ids, found)
-        else:
-            if (flags & PLAIN) != 0:
-                temperature = tl.full((), 1.0, tl.float64)
-                for s in range(tl.load(record + NUM_STAGES)):
-                    _, _, knobs = stage_at(record, s)
-                    temperature = temperature * number(knobs, 0)
-                if described | settled:
-                    n = collect(here, keys, blocks, lowest, top, x, ids, found)
-                    divide(x, n, temperature)
-                    n = keep_above(x, ids, n, LOWEST)
-                    if (settled == 0) | (rule == TYPICAL_RULE):
-                        token = id_of(winner(x, ids, n, seed, position, DRAW, -1))
-                elif forced < 0:
-                    likeliest = first_of(here, blocks, keys, largest)
-                    best = winner_of_all(
-                        here, blocks, keys, top, temperature, x, ids, found, likeliest, seed, position, DRAW
-                    )
-                    token = id_of(best)
-            else:
-                n = survivors(record, here, position, keys, sums, plane, blocks, top, x, ids, found)
+        elif n > 0:
+            if (settled == 0) | (rule == TYPICAL_RULE) | ((flags & PLAIN) == 0):
                 token = id_of(winner(x, ids, n, seed, position, DRAW, -1))
+        elif forced < 0:
+            likeliest = first_of(here, blocks, keys, largest)
+            temperature, target = tl.full((), 1.0, tl.float64), tl.full((), float("inf"), tl.float64)
+            for s in range(stages):
+                kind, _k, knobs = stage_at(record, s)
+                if kind == TEMPERATURE:
+                    temperature = temperature * number(knobs, 0)
+                else:
+                    whole, _one, _two = mass_of(
+                        keys, sums + OF_MASS * plane, plane, blocks, top, 1.0 / temperature, False
+                    )
+                    target = number(knobs, 0) * whole
+            best = winner_of_all(
+                here, blocks, keys, top, temperature, target, x, ids, found, likeliest, seed, position, DRAW
+            )
+            token, n = id_of(best), n * 0
         token = tl.where(forced >= 0, forced, token)
     tl.store(work.token + row, token)
     tl.store(work.count + row, n)
 
 
 @triton.jit
-def survivors(record, here, position, keys, sums, plane, blocks, top, x, ids, found):
-    """What the refinements leave, collected as deep as they must look; how many."""
+def survivors(record, stages, here, position, keys, sums, plane, blocks, top, nucleus, x, ids, found):
+    """What the refinements leave, collected as deep as they must look; how many. nucleus: 0 where it is not decided by the likeliest."""
     wants, mass_temperature = tl.load(record + WANTS), number(record, MASS_TEMPERATURE)
     whole, h = tl.full((), 0.0, tl.float64), tl.full((), 0.0, tl.float64)
     sigma, squares = tl.full((), 0.0, tl.float64), tl.full((), 0.0, tl.float64)
     if (wants & MASS) != 0:
         moments = (wants & MOMENTS) != 0
         whole, first, _ = mass_of(keys, sums + OF_MASS * plane, plane, blocks, top, 1.0 / mass_temperature, moments)
-        h = tl.log(whole) - first / whole
+        if moments:
+            h = tl.log(whole) - first / whole
         if (wants & SQUARES) != 0:
             squares = squares_of(keys, sums + OF_MASS * plane, plane, blocks, top, 1.0 / mass_temperature)
     if (wants & SIGMA) != 0:
         sigma = sigma_of(here, keys, sums + OF_SIGMA * plane, plane, blocks, top)
-    depth = first_depth(record, blocks, keys, top, whole, squares, sigma, here[1])
+    depth = first_depth(record, stages, blocks, keys, top, whole, squares, sigma, here[1])
     n = tl.full((), 0, tl.int32)
     while depth < 1.0:
         floor = tl.maximum(top + depth, LOWEST).to(tl.float32)
         n = collect(here, keys, blocks, floor, top, x, ids, found)
-        n, deeper = refine(record, here, position, top, whole, h, squares, mass_temperature, sigma, depth, x, ids, n)
+        n, deeper = refine(
+            record, stages, here, position, top, whole, h, squares, mass_temperature, sigma, depth, x, ids, n
+        )
         # rounding must not make it ask for the same again
         depth = tl.where(deeper == 0.0, 2.0, tl.where(deeper < depth, deeper, EVERYTHING))
+        if nucleus & (depth < 1.0):
+            n, depth = n * 0, depth * 0.0 + 2.0
     return n

@@ -9,12 +9,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tailrace.kernels.gpu.edits import is_edited, keys_at, logit_at, raw_at, row_at
+from tailrace.kernels.gpu.edits import edited_blocks, is_edited, logit_at, raw_at, row_at
 from tailrace.kernels.gpu.order import INF_KEY, NONE_KEY, ordered, value_of
 from tailrace.kernels.gpu.program import MASS, MOMENTS, MOMENTS_RAW, RAW, RICH, SCALE, SIGMA, SQUARES, WANTS, number
 
 BLOCK = tl.constexpr(256)
-CHUNK = tl.constexpr(1024)
+CHUNK = tl.constexpr(
+    512
+)  # an entry per thread of the kernels with a program per row: what they run is as short as can be
 LOG2E = tl.constexpr(1.4426950408889634)
 
 # Planes of `sums`, float32 [PLANES, rows, blocks], `plane` entries each, written only where it is wanted.
@@ -40,7 +42,10 @@ def scan_rows(step, tables, work, blocks, MORE: tl.constexpr, TILE: tl.constexpr
             raw = raw_at(here, ids, inside)
             x, each = raw, ordered(raw)
             if MORE:
-                each, x = keys_at(here, ids, inside, raw)
+                if is_edited(here):
+                    x = edited_blocks(here, block, raw, BLOCK, TILE)
+                    # an entry that no edit makes right (NaN, +inf) keeps its key
+                    each = tl.where(each >= INF_KEY, each, ordered(x))
             key, out, there = tl.max(each, 1), row * blocks + block, block < blocks
             tl.store(work.keys + out, key, mask=there)
             at, plane = work.sums + out, work.plane

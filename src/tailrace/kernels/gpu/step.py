@@ -12,12 +12,12 @@ from tailrace.kernels.gpu.noise import UNFUSED
 from tailrace.kernels.gpu.order import splits
 from tailrace.kernels.gpu.report import describe
 from tailrace.kernels.gpu.sample import pick
-from tailrace.kernels.gpu.scan import BLOCK, PLANES, scan_rows
+from tailrace.kernels.gpu.scan import BLOCK, CHUNK, PLANES, scan_rows
 from tailrace.kernels.gpu.settle import settle
 from tailrace.kernels.gpu.state import Tables
 
-WARPS = 8  # of pick: what it loops over comes in chunks of 1,024
-SCANS = {False: (16, 8), True: (4, 4)}  # MORE → blocks that a program reads at once, warps
+WARPS = CHUNK.value // 32  # of the kernels with a program per row
+SCANS = {False: (16, 8), True: (4, 2)}  # MORE → blocks that a program reads at once, warps
 COLUMNS = ("slot", "source", "position", "draft", "rule", "forced", "before", "mask", "dense")
 
 

@@ -13,10 +13,12 @@ from tailrace.kernels.gpu.edits import logit_at
 from tailrace.kernels.gpu.order import ordered
 from tailrace.kernels.gpu.scan import BLOCK, CHUNK, LOG2E
 
-GROUP = tl.constexpr(4)  # blocks in a chunk
+GROUP = tl.constexpr(8)  # blocks that are read together
+TILE = tl.constexpr(8 * 256)  # their entries
 DEEPEST = tl.constexpr(0x7F800000)  # the bits of a depth of infinity
-FEW = tl.constexpr(256)
-PIVOTS = tl.constexpr(16)  # looked at together: a round is as long as its reductions, whatever they reduce
+FEW = tl.constexpr(128)
+OTHERS = tl.constexpr(32)  # with which they are compared at a time
+PIVOTS = tl.constexpr(16)  # looked at together: a round is as long as a pass over the survivors
 LOWEST = tl.constexpr(-3.4028234663852886e38)
 UNIT = tl.constexpr(2.0**44)  # times 2^19 tokens is what 63 bits hold
 
@@ -39,12 +41,12 @@ def reaching(keys, blocks, bound, found):
 
 @triton.jit
 def tokens_of(found, count, first, vocab):
-    """A chunk of the tokens in the blocks that are listed, and which of it are there."""
+    """The tokens of GROUP of the blocks that are listed, and which of them are there."""
     which = first + tl.arange(0, GROUP)
     there = which < count
     block = tl.load(found + which, mask=there, other=0)
-    token = tl.reshape(block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :], (CHUNK,))
-    inside = tl.reshape(tl.broadcast_to(there[:, None], (GROUP, BLOCK)), (CHUNK,)) & (token < vocab)
+    token = tl.reshape(block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :], (TILE,))
+    inside = tl.reshape(tl.broadcast_to(there[:, None], (GROUP, BLOCK)), (TILE,)) & (token < vocab)
     return token, inside
 
 
@@ -121,33 +123,33 @@ def mass(x):
 @triton.jit
 def total(x, n):
     """Σ e^x, float64."""
-    found = tl.full((), 0, tl.int64)
+    found = tl.zeros((CHUNK,), tl.int64)
     for first in range(0, n, CHUNK):
-        found += tl.sum(mass(load(x, n, first)), 0)
-    return found.to(tl.float64) / UNIT
+        found += mass(load(x, n, first))
+    return tl.sum(found, 0).to(tl.float64) / UNIT
 
 
 @triton.jit
 def total_squares(x, n):
     """Σ e^2x, float64."""
-    found = tl.full((), 0, tl.int64)
+    found = tl.zeros((CHUNK,), tl.int64)
     for first in range(0, n, CHUNK):
         value = load(x, n, first)
-        found += tl.sum(mass(value + value), 0)
-    return found.to(tl.float64) / UNIT
+        found += mass(value + value)
+    return tl.sum(found, 0).to(tl.float64) / UNIT
 
 
 @triton.jit
 def entropy(x, n, whole):
     """Of their distribution, nats, and its second moment Σ x² e^x / Σ e^x. whole: Σ e^x."""
-    one, two = tl.full((), 0.0, tl.float64), tl.full((), 0.0, tl.float64)
+    ones, twos = tl.zeros((CHUNK,), tl.float64), tl.zeros((CHUNK,), tl.float64)
     for first in range(0, n, CHUNK):
         value = load(x, n, first)
         w = weight(value).to(tl.float64)
         d = tl.where(w > 0.0, value, 0.0).to(tl.float64)
-        one += tl.sum(w * d, 0)
-        two += tl.sum(w * d * d, 0)
-    return tl.log(whole) - one / whole, two / whole
+        ones += w * d
+        twos += w * d * d
+    return tl.log(whole) - tl.sum(ones, 0) / whole, tl.sum(twos, 0) / whole
 
 
 @triton.jit
@@ -160,9 +162,10 @@ def divide(x, n, by):
 @triton.jit
 def relative_to_largest(x, n):
     """So that the largest is 0."""
-    top = tl.full((), float("-inf"), tl.float32)
+    tops = tl.full((CHUNK,), float("-inf"), tl.float32)
     for first in range(0, n, CHUNK):
-        top = tl.maximum(top, tl.max(load(x, n, first), 0))
+        tops = tl.maximum(tops, load(x, n, first))
+    top = tl.max(tops, 0)
     if top < 0.0:
         for first in range(0, n, CHUNK):
             replace(x, n, first, load(x, n, first) - top)
@@ -175,16 +178,24 @@ def distance_bits(x, center):
 
 
 @triton.jit
-def up_to(x, n, center, bits):
-    """Number and mass (in UNITs) of those at most so far from `center`, for each of several distances: [PIVOTS]."""
-    count, found = tl.zeros((PIVOTS,), tl.int32), tl.zeros((PIVOTS,), tl.int64)
+def up_to(x, n, center, k, bits):
+    """The mass (in UNITs; with k > 0 the number) of those at most so far from `center`, for each of several distances: int64 [PIVOTS]."""
+    found = tl.zeros((PIVOTS, CHUNK), tl.int64)
     for first in range(0, n, CHUNK):
         value = load(x, n, first)
-        here = tl.where(within(n, first), distance_bits(value, center), -1)
-        there = (here[None, :] >= 0) & (here[None, :] <= bits[:, None])
-        count += tl.sum(there.to(tl.int32), 1)
-        found += tl.sum(tl.where(there, mass(value)[None, :], 0), 1)
-    return count, found
+        here = tl.where(within(n, first), distance_bits(value, center), DEEPEST + 1)
+        found += tl.where(here[None, :] <= bits[:, None], counted(value, k)[None, :], 0)
+    return tl.sum(found, 1)
+
+
+@triton.jit
+def counted(x, k):
+    """What a token adds to what `keep_first` waits for: int64."""
+    if k > 0:
+        each = tl.full(x.shape, 1, tl.int64)
+    else:
+        each = mass(x)
+    return each
 
 
 @triton.jit
@@ -194,8 +205,8 @@ def boundary(x, n, center, k, target):
     while low < high:
         step = (high - low + PIVOTS) // PIVOTS
         pivots = tl.minimum(low + (tl.arange(0, PIVOTS) + 1) * step - 1, high)
-        count, here = up_to(x, n, center, pivots)
-        enough = tl.where(k > 0, count >= k, here.to(tl.float64) / UNIT >= target)
+        found = up_to(x, n, center, k, pivots)
+        enough = tl.where(k > 0, found >= k, found.to(tl.float64) / UNIT >= target)
         short = tl.sum((enough == 0).to(tl.int32), 0)
         low = tl.minimum(low + short * step, high)
         high = tl.minimum(low + step - 1, high)
@@ -204,15 +215,16 @@ def boundary(x, n, center, k, target):
 
 @triton.jit
 def keep_first(x, ids, n, center, k, target):
-    """The k nearest to `center`, of equally near ones those with smaller ids; with k = 0, as many as it takes to reach `target`. How many.
+    """The k nearest to `center`, of equally near ones those with smaller ids; with k = 0, as many as it takes to reach `target`. How many,
+    and how far the last of them is, as bits.
 
     center 0: the largest. Of a few, each is compared with each; of more, the distance of the last one is found by its bits.
     """
     if n <= FEW:
-        kept = keep_first_of_few(x, ids, n, center, k, target)
+        kept, last = keep_first_of_few(x, ids, n, center, k, target)
     else:
-        kept = keep_first_of_many(x, ids, n, center, k, target)
-    return kept
+        kept, last = keep_first_of_many(x, ids, n, center, k, target)
+    return kept, last
 
 
 @triton.jit
@@ -223,37 +235,41 @@ def keep_first_of_few(x, ids, n, center, k, target):
     token = tl.load(ids + at, mask=inside, other=0)
     bits = distance_bits(value, center)
     count, before = tl.zeros((FEW,), tl.int32), tl.zeros((FEW,), tl.int64)
-    for first in range(0, n, PIVOTS):
-        other = first + tl.arange(0, PIVOTS)
+    for first in range(0, n, OTHERS):
+        other = first + tl.arange(0, OTHERS)
         theirs = tl.load(x + other, mask=other < n, other=float("-inf"))
-        name = tl.load(ids + other, mask=other < n, other=0)
-        far = distance_bits(theirs, center)
-        ahead = (far[:, None] < bits[None, :]) | ((far[:, None] == bits[None, :]) & (name[:, None] < token[None, :]))
-        ahead = ahead & (other < n)[:, None]
-        count += tl.sum(ahead.to(tl.int32), 0)
-        before += tl.sum(tl.where(ahead, mass(theirs)[:, None], 0), 0)
-    wanted = tl.where(k > 0, count < k, (count == 0) | (before.to(tl.float64) / UNIT < target))
-    return append(x, ids, 0, value, token, inside & wanted)
+        far = distance_bits(theirs, center)[None, :]
+        # of equally near ones, ids ascend with the places
+        ahead = (far < bits[:, None]) | ((far == bits[:, None]) & (other[None, :] < at[:, None]))
+        ahead = ahead & (other < n)[None, :]
+        count += tl.sum(ahead.to(tl.int32), 1)
+        before += tl.sum(tl.where(ahead, mass(theirs)[None, :], 0), 1)
+    wanted = inside & tl.where(k > 0, count < k, (count == 0) | (before.to(tl.float64) / UNIT < target))
+    last = tl.max(tl.where(wanted, bits, 0), 0)
+    return append(x, ids, 0, value, token, wanted), last
 
 
 @triton.jit
 def keep_first_of_many(x, ids, n, center, k, target):
     last = boundary(x, n, center, k, target)
-    counts, masses = up_to(x, n, center, tl.zeros((PIVOTS,), tl.int32) + last - 1)
-    count, here = tl.max(counts, 0), tl.max(masses, 0)
-    kept, tied, tied_mass = tl.full((), 0, tl.int32), tl.full((), 0, tl.int32), tl.full((), 0, tl.int64)
+    nearer = tl.max(up_to(x, n, center, k, tl.zeros((PIVOTS,), tl.int32) + last - 1), 0)
+    kept, tied = tl.full((), 0, tl.int32), tl.full((), 0, tl.int32)
     for first in range(0, n, CHUNK):
         value, inside = load(x, n, first), within(n, first)
         bits = distance_bits(value, center)
         equal = (bits == last) & inside
-        rank = tied + tl.cumsum(equal.to(tl.int32), 0)
-        each = tl.where(equal, mass(value), 0)
-        before = (here + tied_mass + tl.cumsum(each, 0) - each).to(tl.float64) / UNIT
-        missing = tl.where(k > 0, count + rank <= k, (rank == 1) | (before < target))
-        kept = append(x, ids, kept, value, load_ids(ids, n, first), inside & ((bits < last) | (equal & missing)))
-        tied += tl.sum(equal.to(tl.int32), 0)
-        tied_mass += tl.sum(each, 0)
-    return kept
+        wanted = inside & (bits < last)
+        if tl.sum(equal.to(tl.int32), 0) > 0:
+            # of equally near ones, in the order of their ids, those that it still takes
+            rank = tied + tl.cumsum(equal.to(tl.int32), 0)
+            each = tl.where(equal, counted(value, k), 0)
+            ahead = nearer + tl.cumsum(each, 0) - each
+            missing = tl.where(k > 0, ahead < k, (rank == 1) | (ahead.to(tl.float64) / UNIT < target))
+            wanted = wanted | (equal & missing)
+            tied += tl.sum(equal.to(tl.int32), 0)
+            nearer += tl.sum(each, 0)
+        kept = append(x, ids, kept, value, load_ids(ids, n, first), wanted)
+    return kept, last
 
 
 @triton.jit

@@ -25,7 +25,7 @@ OUT = Out(I64, I64, I64, I64, I64, "*fp64")
 
 def step_of(kind: str) -> Step:
     """With logits of this type."""
-    return Step(kind, "i64", I32, *[I64] * 10, "*i32", F32)
+    return Step(kind, "i64", I32, I64, I32, "*i32", F32)
 
 
 STEP = {"step": step_of("*bf16"), "tables": TABLES, "work": WORK, "blocks": I32}

@@ -160,9 +160,9 @@ def test_a_vocabulary_that_is_too_large_is_refused():
 @QUIET
 def test_warming_up_runs_every_kernel(monkeypatch):
     ran: list[tuple[bool, bool]] = []
-    monkeypatch.setattr("tailrace.sampling.on_gpu.run", lambda *_, **how: ran.append((how["drafts"], how["reports"])))
+    monkeypatch.setattr("tailrace.sampling.on_gpu.run", lambda *args, **how: ran.append((args[5], how["top"])))
     Sampler(Slots(1, V), "gpu").warm_up({torch.float32}, torch.device(DEVICES["gpu"]))
-    assert ran == [(False, True), (True, True)]
+    assert ran == [((2, 1), 1), ((2, 2), 1)]
 
 
 def both(row: torch.Tensor, fields: dict, *, prompt=(1, 2), eos=(0,), backend="reference"):

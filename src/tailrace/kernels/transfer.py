@@ -27,7 +27,9 @@ def unpack(words: torch.Tensor, parts: Sequence[torch.Tensor]) -> list[torch.Ten
     """Views of words, int64 [n], where `pack` has put parts of these shapes and dtypes."""
     views, at = [], 0
     for part in parts:
-        views.append(words[at : at + room(part)].view(part.dtype)[: part.numel()].view(part.shape))
+        count, wide = part.numel(), part.dtype == torch.int64
+        view = words[at : at + count] if wide else words[at : at + room(part)].view(part.dtype)[:count]
+        views.append(view if part.dim() == 1 else view.view(part.shape))
         at += room(part)
     return views
 
@@ -36,6 +38,9 @@ def pack(parts: Sequence[torch.Tensor], pinned: bool) -> torch.Tensor:
     """int64 [n] that holds numbers of 4 or 8 bytes, one part after the other. Pinned memory is not given to another before copies from
     it are done: torch keeps account."""
     words = torch.empty(sum(map(room, parts)), dtype=torch.int64, pin_memory=pinned)
-    for view, part in zip(unpack(words, parts), parts, strict=True):
-        view.copy_(part)
+    host, at = words.numpy(), 0  # whose slices cost a fifth of a tensor's
+    for part in parts:
+        numbers = part.numpy().reshape(-1)
+        host[at : at + room(part)].view(numbers.dtype)[: numbers.size] = numbers
+        at += room(part)
     return words

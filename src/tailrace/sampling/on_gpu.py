@@ -10,22 +10,25 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from tailrace.kernels.cpu.sample import Outcome, Reports
+from tailrace.kernels.gpu.columns import BEFORE, COLUMNS, DENSE, DRAFT, FORCED, MASK, POSITION, RULE, SLOT, SOURCE
 from tailrace.kernels.gpu.program import PENALISED, SHIFTED, has, idle, is_lean, record
 from tailrace.kernels.gpu.state import State, Tables
-from tailrace.kernels.gpu.step import COLUMNS, Out, Step, Work, Workspace, even, run
+from tailrace.kernels.gpu.step import Out, Step, Work, Workspace, even, run
 from tailrace.kernels.program import Edit, Program
 from tailrace.kernels.rows import RULES, Rows
-from tailrace.kernels.transfer import there, together
+from tailrace.kernels.transfer import there
 from tailrace.kernels.types import readable
 from tailrace.params import SamplingParams
 from tailrace.sampling.entries import Entries, can_follow, changes
 from tailrace.sampling.guidance import guide_rows
 from tailrace.sampling.slots import Slots
 
-EXACT, BLOCK = RULES.index("exact"), RULES.index("block")
+EXACT, BLOCK, REJECTION = RULES.index("exact"), RULES.index("block"), RULES.index("rejection")
+UNKNOWN = -1  # no version of a slot
 
 
 @dataclass(slots=True)
@@ -41,7 +44,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A step whose numbers are on the device, and all that its kernels write to. scans, drafts, reports: as `run` wants them. apart: the
+    """A step whose numbers are on the device, and all that its kernels write to. shape, scans, top: as `run` wants them. apart: the
     requests whose draws mean nothing, because the kernels don't have what they ask for."""
 
     step: Step
@@ -49,9 +52,9 @@ class Prepared:
     work: Work
     out: Out
     rows: int
+    shape: tuple[int, int]
     scans: frozenset[bool]
-    drafts: bool
-    reports: bool
+    top: int | None
     apart: list[int]
 
 
@@ -64,33 +67,46 @@ class OnGPU:
 
     def __init__(self, slots: Slots, device: torch.device) -> None:
         self.slots, self.device = slots, device
-        self.state = State(len(slots.slots), slots.vocab_size, device)
+        count = len(slots.slots)
+        self.state = State(count, slots.vocab_size, device)
         self.space = Workspace(slots.vocab_size, device)
         self.copying = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self.seen: list[Seen | None] = [None] * len(slots.slots)
-        self.able: list[tuple[list[Edit], bool] | None] = [None] * len(
-            slots.slots
-        )  # of edits, whether they can be followed
+        self.seen: list[Seen | None] = [None] * count
         self.left: set[int] = set()  # slots whose records are idle
+        self.followed = [UNKNOWN] * count  # the version of each slot that the device has
+        self.looked: list[list[Edit] | None] = [
+            None
+        ] * count  # of each slot, the edits with which it was looked at last
+        self.alone: set[int] = set()  # they ask for what the kernels don't have
+        self.unrolled: set[int] = set()  # so do their drafts
+        self.forcing: set[int] = set()  # they have tokens that must come
 
     def apart(self, rows: Rows) -> list[int]:
         """The requests of a step that ask for what the kernels don't have."""
-        drafted = (rows.start.diff() > 1).tolist()
-        owners = rows.slot[rows.start[:-1]].tolist()
-        return [i for i, owner in enumerate(owners) if not self._serves(owner, drafted[i])]
+        owners = rows.slot.tolist() if rows.width == 1 else rows.slot[rows.start[:-1]].tolist()
+        edits, looked = self.slots.edits, self.looked
+        for owner in owners:
+            if looked[owner] is not edits[owner]:
+                self._look(owner)
+                looked[owner] = edits[owner]
+        odd = self.alone if rows.width == 1 else self.alone | self.unrolled
+        if not odd:
+            return []
+        alone = [i for i, owner in enumerate(owners) if owner in self.alone]
+        if rows.width > 1:
+            drafted = (rows.start.diff() > 1).tolist()
+            alone = sorted({*alone, *(i for i, owner in enumerate(owners) if drafted[i] and owner in self.unrolled)})
+        return alone
 
-    def _serves(self, owner: int, drafted: bool) -> bool:
+    def _look(self, owner: int) -> None:
         slot, program = self.slots[owner], self.slots.compiled[owner]
-        if program is None or not has(program) or (drafted and slot.unrolls):
-            return False
-        edits, able = self.slots.edits[owner], self.able[owner]
-        if able is None or able[0] is not edits:
-            able = self.able[owner] = (edits, can_follow(edits, slot.moves))
-        return able[1]
+        served = program is not None and has(program) and can_follow(self.slots.edits[owner], slot.moves)
+        for found, is_so in ((self.alone, not served), (self.unrolled, slot.unrolls)):
+            (found.add if is_so else found.discard)(owner)
 
-    def fetch(self, out: Out, top: int | None) -> Callable[[], Outcome]:
+    def fetch(self, prepared: Prepared) -> Callable[[], Outcome]:
         """Begin to copy what came out to the host; what is returned waits for it."""
-        requests, width = out.token_ids.shape
+        out, (requests, width), top = prepared.out, prepared.shape, prepared.top
         if self.copying is None:
             arrived, done = out.all.clone(), None
         else:
@@ -105,9 +121,9 @@ class OnGPU:
         def finish() -> Outcome:
             if done is not None:
                 done.synchronize()
-            here = Out.over(arrived, requests, width, top)
-            made = None if top is None else Reports(here.numbers, here.ranks)
-            return Outcome(here.token_ids, here.num_tokens, here.status.int(), made)
+            here, shape = Out.over(arrived, requests, width, top), (requests, width, -1)
+            made = None if top is None else Reports(here.numbers.view(shape), here.ranks.view(shape))
+            return Outcome(here.token_ids.view(requests, width), here.num_tokens, here.status.int(), made)
 
         return finish
 
@@ -125,70 +141,76 @@ class OnGPU:
         apart, owners = self.apart(rows), rows.slot.tolist()
         elsewhere = {owners[int(rows.start[i])] for i in apart}
         amendments: list[int] = []
-        for owner in dict.fromkeys(owners):
+        versions, followed = self.slots.versions, self.followed
+        for owner in owners:
             if owner in elsewhere:
                 self._leave(owner)
-            else:
+                followed[owner] = UNKNOWN
+            elif followed[owner] != versions[owner]:
                 amendments += self._follow(owner)
-        columns = self._columns(rows, owners)
-        parts = [columns.flatten(), rows.start, torch.tensor(amendments, dtype=torch.int64)]
-        each, start, changes = together(parts, self.device)
+                followed[owner] = versions[owner]
+        numbers, padded, behind = self._numbers(rows, owners, amendments)
         work, tables = self.space.room(rows.num_rows), self.state.tables
-        masks = (
-            tables.touched if rows.masks is None else there(rows.masks, self.device)
-        )  # an address where none is read
+        # an address where none is read
+        masks = tables.touched if rows.masks is None else there(rows.masks, self.device)
         proposals = work.x if rows.proposals is None else there(rows.proposals, self.device)
-        of = dict(zip(COLUMNS, each.view(columns.shape), strict=True))
-        step = Step(logits, logits.stride(0), logits.shape[1], start=start, masks=masks, proposals=proposals, **of)
+        step = Step(logits, logits.stride(0), logits.shape[1], numbers, padded, masks, proposals)
         out = Out.room(rows.num_requests, rows.width, top, self.device)
-        with torch.cuda.device_of(logits):
-            self.state.amend(changes)
-        masked = [False] * rows.num_rows if rows.mask is None else (rows.mask >= 0).tolist()
-        scans = frozenset(mask or not self._lean(owner) for owner, mask in zip(owners, masked, strict=True))
-        return Prepared(step, tables, work, out, rows.num_rows, scans, rows.width > 1, top is not None, apart)
+        if amendments:
+            with torch.cuda.device_of(logits):
+                self.state.amend(numbers[behind : behind + len(amendments)])
+        rich = [seen is not None and not seen.lean for seen in (self.seen[owner] for owner in owners)]
+        if rows.mask is not None:
+            rich = [place >= 0 or wants for place, wants in zip(rows.mask.tolist(), rich, strict=True)]
+        return Prepared(
+            step, tables, work, out, rows.num_rows, (rows.num_requests, rows.width), frozenset(rich), top, apart
+        )
 
     def draw(self, prepared: Prepared) -> None:
         """Launch the kernels; as often as one likes, while no slot changes, and the same each time: also out of a CUDA graph."""
         if prepared.rows:
             with torch.cuda.device_of(prepared.step.logits):
                 run(
-                    prepared.step, prepared.tables, prepared.work, prepared.out, prepared.rows,
-                    scans=prepared.scans, drafts=prepared.drafts, reports=prepared.reports,
+                    prepared.step, prepared.tables, prepared.work, prepared.out, prepared.rows, prepared.shape,
+                    scans=prepared.scans, top=prepared.top,
                 )  # fmt: skip
 
-    def _columns(self, rows: Rows, owners: list[int]) -> torch.Tensor:
-        """int64 [9, R or one more], as COLUMNS names them."""
-        n = rows.num_rows
-        columns = torch.full((len(COLUMNS), even(n)), -1, dtype=torch.int64)
-        of = dict(zip(COLUMNS, columns[:, :n], strict=True))
-        of["slot"].copy_(rows.slot)
-        of["source"].copy_(rows.source)
-        of["position"].copy_(rows.position)
-        of["draft"].copy_(rows.draft)
-        of["rule"].fill_(EXACT)
-        of["before"].zero_()
-        of["dense"].fill_(rows.proposals is not None)
-        if rows.mask is not None:
-            of["mask"].copy_(rows.mask)
-        for row, owner in enumerate(owners):
-            if (forced := self.slots[owner].forced) is not None:
-                of["forced"][row] = forced
+    def _numbers(self, rows: Rows, owners: list[int], amendments: list[int]) -> tuple[torch.Tensor, int, int]:
+        """int64, as kernels/gpu/columns.py has them, and behind them the amendments; a column's length, and where the amendments begin."""
+        n, starts = rows.num_rows, rows.num_requests + 1
+        padded = -(-n // 16) * 16  # kernels are compiled for a multiple of 16
+        first = COLUMNS * padded
+        behind = first + even(starts)
+        words = torch.empty(behind + len(amendments), dtype=torch.int64, pin_memory=self.device.type == "cuda")
+        host = words.numpy()
+        columns = host[:first].reshape(COLUMNS, padded)[:, :n]
+        columns[SLOT.value], columns[SOURCE.value] = rows.slot.numpy(), rows.source.numpy()
+        columns[POSITION.value], columns[DRAFT.value] = rows.position.numpy(), rows.draft.numpy()
+        columns[RULE.value], columns[FORCED.value], columns[BEFORE.value] = EXACT, -1, 0
+        columns[MASK.value] = -1 if rows.mask is None else rows.mask.numpy()
+        columns[DENSE.value] = rows.proposals is not None
+        if self.forcing:
+            for row, owner in enumerate(owners):
+                if owner in self.forcing and (forced := self.slots[owner].forced) is not None:
+                    columns[FORCED.value, row] = forced
+        start = host[first : first + starts]
+        start[:] = rows.start.numpy()
+        host[behind:] = amendments
         if rows.width > 1:
-            counts = rows.start.diff()
-            of["before"].copy_(torch.arange(n) - rows.start[:-1].repeat_interleave(counts))
-            if rows.rule is not None:
-                greedy = torch.tensor([self.slots[owner].params.greedy for owner in owners])
-                rule = rows.rule.long().repeat_interleave(counts)
-                rejection = RULES.index("rejection")
-                if rows.proposals is None:  # of one-hot drafts block verification is rejection, row by row
-                    rule = torch.where(rule == BLOCK, rejection, rule)
-                rule = torch.where(greedy | (of["forced"] >= 0) | (counts.repeat_interleave(counts) == 1), EXACT, rule)
-                of["rule"].copy_(rule)
-        return columns
+            self._drafts(columns, rows, start, owners)
+        return words.to(self.device, non_blocking=True), padded, behind
 
-    def _lean(self, owner: int) -> bool:
-        seen = self.seen[owner]
-        return seen is None or seen.lean
+    def _drafts(self, columns: np.ndarray, rows: Rows, start: np.ndarray, owners: list[int]) -> None:
+        """Fill in what drafts bring: how many come before each row, and by which rule they are settled."""
+        counts = np.diff(start)
+        columns[BEFORE.value] = np.arange(rows.num_rows) - np.repeat(start[:-1], counts)
+        if rows.rule is not None:
+            rule = np.repeat(rows.rule.numpy().astype(np.int64), counts)
+            if rows.proposals is None:  # of one-hot drafts block verification is rejection, row by row
+                rule[rule == BLOCK] = REJECTION
+            greedy = np.array([self.slots[owner].params.greedy for owner in owners])
+            rule[greedy | (columns[FORCED.value] >= 0) | (np.repeat(counts, counts) == 1)] = EXACT
+            columns[RULE.value] = rule
 
     def _leave(self, owner: int) -> None:
         """The slot's rows are drawn elsewhere: here they should cost as little as can be."""
@@ -202,6 +224,7 @@ class OnGPU:
         slot, program, edits = self.slots[owner], self.slots.compiled[owner], self.slots.edits[owner]
         seen = self.seen[owner]
         assert program is not None
+        (self.forcing.add if slot.carried.forced else self.forcing.discard)(owner)
         counted = slot.history.follow() if slot.history is not None and slot.history.counts is not None else set()
         known = seen if seen is not None and seen.program is program else None
         if known is not None and known.edits is edits:
@@ -248,7 +271,7 @@ def warm_up(vocab: int, dtype: torch.dtype, device: torch.device) -> None:
     slots.join(1, SamplingParams(top_p=0.9), key=2, prompt=[0])
     gpu, logits = OnGPU(slots, device), torch.zeros((3, vocab), dtype=dtype, device=device)
     for rows in (Rows.plain([0, 1], [0, 1], [1, 1]), Rows.drafted([0, 1], [1, 1], [[0], []])):
-        gpu.fetch(gpu.launch(logits, rows, 1).out, 1)()
+        gpu.fetch(gpu.launch(logits, rows, 1))()
     guide_rows(logits, torch.tensor([0]), torch.tensor([1]), torch.tensor([2.0]), kernel=True)
 
 

@@ -152,28 +152,27 @@ class Sampler:
     def _on_gpu(self, logits: torch.Tensor, rows: Rows, step: Step, drafted: list[tuple[int, Slot]]) -> Pending:
         """The kernels draw for all; for those who ask for more than they have it is drawn again, the reference's way, meanwhile."""
         gpu = self._there(logits.device)
-        top = step.record.top if step.flags & REPORTED else None
-        prepared = gpu.launch(logits, rows, top)
-        out, apart = prepared.out, prepared.apart
+        prepared = gpu.launch(logits, rows, step.record.top if step.flags & REPORTED else None)
+        ids, apart = prepared.out.token_ids.view(prepared.shape), prepared.apart
         if step.flags & REPORTED:
             apart = sorted({*apart, *self._naming(rows)})
-        redrawn = Sampled(*step.outcome()[:3], [None] * rows.num_requests)
-        self._by_reference(logits, rows, apart, redrawn)
-        if apart:
-            out.token_ids[apart] = redrawn.token_ids[apart].to(logits.device)
-        arriving = gpu.fetch(out, top)
+        redrawn = Sampled(*step.outcome()[:3], [None] * rows.num_requests) if apart else None
+        if redrawn is not None:
+            self._by_reference(logits, rows, apart, redrawn)
+            ids[apart] = redrawn.token_ids[apart].to(logits.device)
+        arriving = gpu.fetch(prepared)
 
         def finish() -> Sampled:
             sampled = self._read(arriving(), rows)
-            if apart:
+            if redrawn is not None:
                 sampled.token_ids[apart] = redrawn.token_ids[apart]
                 sampled.num_tokens[apart] = redrawn.num_tokens[apart]
                 sampled.status[apart] = redrawn.status[apart]
-            for i in apart:
-                sampled.logprobs[i] = redrawn.logprobs[i]
+                for i in apart:
+                    sampled.logprobs[i] = redrawn.logprobs[i]
             return sampled
 
-        return Pending(out.token_ids, finish)
+        return Pending(ids, finish)
 
     def _naming(self, rows: Rows) -> list[int]:
         """The requests that name tokens whose logprobs they want."""

@@ -179,6 +179,9 @@ class Slots:
         self.compiled: list[Program | None] = [None] * num_slots
         self.edits: list[list[Edit]] = [[] for _ in range(num_slots)]
         self.programs = Programs(num_slots)
+        # another number each time that what a slot draws from has changed, but for its position: for those who keep a copy of it
+        self.versions = [0] * num_slots
+        self._version = 0
 
     def __getitem__(self, slot: int) -> Slot:
         try:
@@ -245,6 +248,7 @@ class Slots:
         self.slots[slot] = self.compiled[slot] = None
         self.edits[slot] = []
         self.programs.clear(slot)
+        self._changed(slot)
 
     def fork(self, source: int, target: int, *, key: int, carried: Carried | None = None) -> None:
         """Make the empty `target` a copy of `source` with its own noise. carried: as for `join`."""
@@ -283,6 +287,8 @@ class Slots:
             if entry.turns or entry.carried.forced:  # it moves
                 entry.carried.forget(entry.num_output)
                 self.refresh(index)
+            elif entry.history is not None:
+                self._changed(index)
 
     def rewind(self, slot: int, count: int) -> None:
         """Take back the last `count` output tokens.
@@ -367,6 +373,11 @@ class Slots:
     def _edit(self, slot: int, edits: list[Edit]) -> None:
         self.edits[slot] = edits
         self.programs.write_edits(slot, edits, self[slot].forced)
+        self._changed(slot)
+
+    def _changed(self, slot: int) -> None:
+        self._version += 1
+        self.versions[slot] = self._version
 
     def _place(self, slot: int, entry: Slot, edits: list[Edit] | None = None) -> None:
         """edits: at its next position, where they are known."""

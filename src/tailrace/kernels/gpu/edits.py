@@ -9,6 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from tailrace.kernels.gpu.columns import BEFORE, DRAFT, MASK, SLOT, SOURCE, column
 from tailrace.kernels.gpu.order import INF_KEY, ordered, power_of
 from tailrace.kernels.gpu.program import (
     ALLOWED,
@@ -34,20 +35,20 @@ BLOCK = 128
 @triton.jit
 def row_at(step, tables, row):
     """What is read of a row, as the functions here and in survivors.py take it: where its logits are, V, its edits."""
-    owner = tl.load(step.slot + row)
+    owner = column(step, SLOT, row)
     record = tables.records + owner * tables.fields
     flags = tl.load(record + FLAGS)
     vocab, words = step.vocab, tl.cdiv(step.vocab, 32)
-    place = tl.load(step.mask + row)
-    before = tl.load(step.before + row)  # drafts that come before it
+    place = column(step, MASK, row)
+    before = column(step, BEFORE, row)  # drafts that come before it
     edits = (
         flags, tables.allowed + owner * words, place >= 0, step.masks + tl.maximum(place, 0) * words,
         tables.touched + owner * words, tables.tally + owner * vocab, tables.shift + owner * vocab * 2,
         number(record, REPETITION).to(tl.float32), number(record, FREQUENCY).to(tl.float32),
-        number(record, PRESENCE).to(tl.float32), step.draft + row - before, before,
+        number(record, PRESENCE).to(tl.float32), step.numbers + DRAFT * step.padded + row - before, before,
         tl.load(record + REPEATS), tl.load(record + COUNTS),
     )  # fmt: skip
-    return step.logits + tl.load(step.source + row) * step.stride, vocab, edits
+    return step.logits + column(step, SOURCE, row) * step.stride, vocab, edits
 
 
 @triton.jit

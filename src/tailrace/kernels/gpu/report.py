@@ -9,6 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from tailrace.kernels.gpu.columns import SLOT, START, column
 from tailrace.kernels.gpu.edits import raw_at, row_at
 from tailrace.kernels.gpu.order import NOBODY, NONE_KEY, id_of, key_of, ordered, packed, value_of
 from tailrace.kernels.gpu.program import ENTROPY, FLAGS, LOGPROBS, PROCESSED
@@ -35,8 +36,8 @@ def describe(step, tables, work, out, blocks, width, top):
     """out: numbers float64 [N, width, 3 + top], logprob, entropy and varentropy in nats, the top logprobs; ranks int64 [N, width, 1 + top],
     rank, the top ids. Set where a program asks."""
     i, j = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    row = tl.load(step.start + i) + j
-    record = tables.records + tl.load(step.slot + tl.load(step.start + i)) * tables.fields
+    first = column(step, START, i)
+    row, record = first + j, tables.records + column(step, SLOT, first) * tables.fields
     count, flags = tl.load(record + LOGPROBS).to(tl.int32), tl.load(record + FLAGS)
     asked = (count >= 0) | ((flags & ENTROPY) != 0)
     if asked & (j < tl.load(out.num_tokens + i)):
@@ -53,8 +54,8 @@ def describe(step, tables, work, out, blocks, width, top):
             here, found = row_at(step, tables, row), work.found + row * blocks
             largest = value_of(highest(keys, blocks))
             sums = work.sums + OF_RAW * plane + row * blocks
-            whole, first, second = mass_of(keys, sums, plane, blocks, largest, 1.0, (flags & ENTROPY) != 0)
-            h, square = tl.log(whole) - first / whole, second / whole
+            whole, one, second = mass_of(keys, sums, plane, blocks, largest, 1.0, (flags & ENTROPY) != 0)
+            h, square = tl.log(whole) - one / whole, second / whole
             rank, mine = rank_in_row(here, keys, blocks, found, token, largest)
             n = tl.full((), 0, tl.int32)
             if count > 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from tailrace.kernels.gpu.columns import DRAFT, FORCED, POSITION, RULE, SLOT, column
 from tailrace.kernels.gpu.draw import DRAW, first_of, winner, winner_of_all
 from tailrace.kernels.gpu.edits import row_at
 from tailrace.kernels.gpu.order import STATUSES, id_of, status_of, value_of
@@ -48,10 +49,10 @@ def pick(step, tables, work, blocks):
     plane = work.plane
     here, record, position = (
         row_at(step, tables, row),
-        tables.records + tl.load(step.slot + row) * tables.fields,
-        tl.load(step.position + row),
+        tables.records + column(step, SLOT, row) * tables.fields,
+        column(step, POSITION, row),
     )
-    draft, rule, forced = tl.load(step.draft + row), tl.load(step.rule + row), tl.load(step.forced + row)
+    draft, rule, forced = column(step, DRAFT, row), column(step, RULE, row), column(step, FORCED, row)
     flags, seed, stages = tl.load(record + FLAGS), tl.load(record + KEY), tl.load(record + NUM_STAGES)
     reported = (tl.load(record + LOGPROBS) >= 0) | ((flags & ENTROPY) != 0)
     keys, sums = work.keys + row * blocks, work.sums + row * blocks

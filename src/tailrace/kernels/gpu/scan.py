@@ -9,6 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from tailrace.kernels.gpu.columns import SLOT, column
 from tailrace.kernels.gpu.edits import edited_blocks, is_edited, logit_at, raw_at, row_at
 from tailrace.kernels.gpu.order import INF_KEY, NONE_KEY, ordered, value_of
 from tailrace.kernels.gpu.program import MASS, MOMENTS, MOMENTS_RAW, RAW, RICH, SCALE, SIGMA, SQUARES, WANTS, number
@@ -31,7 +32,7 @@ def scan_rows(step, tables, work, blocks, MORE: tl.constexpr, TILE: tl.constexpr
     """Writes work.keys, raw_keys and sums. MORE: it does the rows that are edited or want more than maxima and mass, else the others: what
     a row asks for must not cost others registers."""
     row, part, parts = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
-    record = tables.records + tl.load(step.slot + row) * tables.fields
+    record = tables.records + column(step, SLOT, row) * tables.fields
     wants, scale = tl.load(record + WANTS), number(record, SCALE).to(tl.float32)
     here = row_at(step, tables, row)
     if (is_edited(here) | ((wants & RICH) != 0)) == MORE:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from tailrace.kernels.gpu.columns import DENSE, DRAFT, POSITION, RULE, SLOT, START, column
 from tailrace.kernels.gpu.draw import ACCEPT, BY_BLOCK, RESIDUAL, scored, winner
 from tailrace.kernels.gpu.noise import uniform_of
 from tailrace.kernels.gpu.order import NOBODY, STATUSES, id_of
@@ -22,13 +23,13 @@ LEAST_DOUBLE = tl.constexpr(1e-300)  # no remainder's sum is less; only so that 
 def settle(step, tables, work, out, width):
     """out: token_ids int64 [N, width], −1 where there is none; num_tokens and status int64 [N]."""
     i = tl.program_id(0).to(tl.int64)
-    first, last = tl.load(step.start + i), tl.load(step.start + i + 1) - 1
-    record = tables.records + tl.load(step.slot + first) * tables.fields
+    first, last = column(step, START, i), column(step, START, i + 1) - 1
+    record = tables.records + column(step, SLOT, first) * tables.fields
     tokens = out.token_ids + i * width
     for j in range(width):
         tl.store(tokens + j, -1)
     tl.debug_barrier()
-    if tl.load(step.rule + first) == BLOCKWISE:
+    if column(step, RULE, first) == BLOCKWISE:
         by_block(step, record, work, tokens, out, i, first, last)
     else:
         one_by_one(step, record, work, tokens, out, i, first, last)
@@ -39,8 +40,8 @@ def one_by_one(step, record, work, tokens, out, i, first, last):
     accepted, state, row = tl.full((), 0, tl.int64), tl.full((), STATUSES[0], tl.int64), first
     while row <= last:
         state = tl.load(work.status + row)
-        draft, token = tl.load(step.draft + row), tl.load(work.token + row)
-        rule = tl.load(step.rule + row)
+        draft, token = column(step, DRAFT, row), tl.load(work.token + row)
+        rule = column(step, RULE, row)
         if state != STATUSES[0]:
             row = last + 1
         else:
@@ -57,14 +58,14 @@ def one_by_one(step, record, work, tokens, out, i, first, last):
 def settled(step, record, work, row, rule, draft, token):
     """The draft, or what takes its place. token: what plain sampling draws."""
     x, ids = work.x + row * step.vocab, work.ids + row * step.vocab
-    n, key, position = tl.load(work.count + row), tl.load(record + KEY), tl.load(step.position + row)
+    n, key, position = tl.load(work.count + row), tl.load(record + KEY), column(step, POSITION, row)
     whole = total(x, n)
     p = share_of(x, ids, n, draft) / whole
     if rule == TYPICAL_RULE:
         h, _ = entropy(x, n, whole)
         token = tl.where(p > tl.minimum(tl.exp(-h) * DELTA, tl.full((), EPSILON, tl.float64)), draft, token)
     else:
-        mine, dense = tl.full((), 1.0, tl.float64), tl.load(step.dense + row) == 1
+        mine, dense = tl.full((), 1.0, tl.float64), column(step, DENSE, row) == 1
         if dense:
             mine = tl.load(step.proposals + row * step.vocab + draft).to(tl.float64)
         if uniform_of(key, position, ACCEPT) * mine < p:
@@ -83,7 +84,7 @@ def settled(step, record, work, row, rule, draft, token):
 def by_block(step, record, work, tokens, out, i, first, last):
     """Algorithm 2 of Sun et al. (arXiv 2403.10444): after each row the longest accepted prefix so far is known, and the token that would
     follow it."""
-    key, start = tl.load(record + KEY), tl.load(step.position + first)
+    key, start = tl.load(record + KEY), column(step, POSITION, first)
     p, accepted = tl.full((), 1.0, tl.float64), tl.full((), -1, tl.int64)
     follower, row, state = tl.full((), -1, tl.int64), first, tl.full((), STATUSES[0], tl.int64)
     while row <= last:
@@ -92,7 +93,7 @@ def by_block(step, record, work, tokens, out, i, first, last):
             row = last + 1
         else:
             x, ids = work.x + row * step.vocab, work.ids + row * step.vocab
-            n, draft, position = tl.load(work.count + row), tl.load(step.draft + row), tl.load(step.position + row)
+            n, draft, position = tl.load(work.count + row), column(step, DRAFT, row), column(step, POSITION, row)
             whole = total(x, n)
             rest, h = p, p
             if draft >= 0:
@@ -114,7 +115,7 @@ def by_block(step, record, work, tokens, out, i, first, last):
                 p = tl.where(mine > 0.0, grown, certain)
             row = tl.where(p == 0.0, last + 1, row + 1)
     for j in range(accepted):
-        tl.store(tokens + j, tl.load(step.draft + first + j))
+        tl.store(tokens + j, column(step, DRAFT, first + j))
     if accepted >= 0:
         tl.store(tokens + accepted, follower)
     tl.store(out.num_tokens + i, accepted + 1)

@@ -3,7 +3,8 @@ follows from what the host knows, grids from shapes alone."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Hashable
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -18,35 +19,29 @@ from tailrace.kernels.gpu.state import Tables
 
 WARPS = CHUNK.value // 32  # of the kernels with a program per row
 SCANS = {False: (16, 8), True: (4, 2)}  # MORE → blocks that a program reads at once, warps
-COLUMNS = ("slot", "source", "position", "draft", "rule", "forced", "before", "mask", "dense")
 
 
 class Step(NamedTuple):
-    """As kernels take it: logits [L, V] of bf16, f16 or f32, entries of a row contiguous; columns int64 [R]; start int64 [N + 1].
-
-    forced: the row's token, or −1. before: how many drafts of its request come before it. rule: exact where no draft is to be settled;
-    block only where proposals are there. mask: place in masks, int32 [M, ⌈V / 32⌉], or −1. dense: 1 where the row has proposals, float32
-    [R, V].
+    """As kernels take it: logits [L, V] of bf16, f16 or f32, entries of a row contiguous; numbers int64, as columns.py has them, `padded`
+    entries in a column; masks int32 [M, ⌈V / 32⌉]; proposals float32 [R, V].
 
     What a kernel is compiled for are types, which numbers are 1 and which numbers and addresses are multiples of 16: so whatever may differ
-    from step to step lies behind addresses that are.
+    from step to step is a multiple of 16, or lies behind an address that is.
     """
 
     logits: torch.Tensor
     stride: int
     vocab: int
-    slot: torch.Tensor
-    source: torch.Tensor
-    position: torch.Tensor
-    draft: torch.Tensor
-    rule: torch.Tensor
-    forced: torch.Tensor
-    before: torch.Tensor
-    mask: torch.Tensor
-    dense: torch.Tensor
-    start: torch.Tensor
+    numbers: torch.Tensor
+    padded: int
     masks: torch.Tensor
     proposals: torch.Tensor
+
+    @property
+    def compiled_for(self) -> tuple[Hashable, ...]:
+        """What of it kernels are compiled for, and may differ."""
+        aligned = all(x.data_ptr() % 16 == 0 for x in (self.masks, self.proposals))
+        return self.logits.dtype, self.logits.device, self.stride % 16 == 0, self.vocab, aligned
 
 
 class Work(NamedTuple):
@@ -66,8 +61,8 @@ class Work(NamedTuple):
 
 
 class Out(NamedTuple):
-    """token_ids int64 [N, W]; num_tokens, status int64 [N]; numbers float64 [N, W, 3 + top], ranks int64 [N, W, 1 + top]. All lie in `all`,
-    int64, so that one copy takes them to the host."""
+    """token_ids int64 [N · W]; num_tokens, status int64 [N]; ranks int64 [N · W · (1 + top)], numbers float64 [N · W · (3 + top)]. All lie
+    in `all`, int64, so that one copy takes them to the host."""
 
     all: torch.Tensor
     token_ids: torch.Tensor
@@ -85,14 +80,11 @@ class Out(NamedTuple):
     @staticmethod
     def over(all: torch.Tensor, requests: int, width: int, top: int | None) -> Out:
         """Views of a buffer, here or on the host."""
-        wanted = sizes(requests, width, top)
-        ids, counts, status, ranks, numbers = (
-            part[:size] for part, size in zip(all.split([even(size) for size in wanted]), wanted, strict=True)
-        )
-        shape = (requests, width, -1) if top is not None else (requests, width, 0)
-        return Out(
-            all, ids.view(requests, width), counts, status, ranks.view(shape), numbers.view(torch.float64).view(shape)
-        )
+        parts, at = [], 0
+        for size in sizes(requests, width, top):
+            parts.append(all[at : at + size])
+            at += even(size)
+        return Out(all, *parts[:4], parts[4].view(torch.float64))
 
 
 def sizes(requests: int, width: int, top: int | None) -> list[int]:
@@ -130,29 +122,49 @@ class Workspace:
         return self.work
 
 
+class Launcher:
+    """A kernel whose machine code is found again by what it depends on: to look at each argument anew takes the host longer than all else
+    that a launch needs."""
+
+    def __init__(self, kernel: Any, warps: int) -> None:
+        self.kernel, self.warps = kernel, warps
+        self.made: dict[tuple[Hashable, ...], Any] = {}
+
+    def launch(self, grid: tuple[int, int], key: tuple[Hashable, ...], *args: Any) -> None:
+        """key: whatever of the arguments its code depends on and may differ."""
+        if (made := self.made.get(key)) is not None:
+            made[*grid, 1](*args)
+        else:  # nothing is made in Triton's interpreter
+            self.made[key] = self.kernel[grid](*args, num_warps=self.warps, **UNFUSED)
+
+
+SCAN = {more: Launcher(scan_rows, warps) for more, (_, warps) in SCANS.items()}
+PICK, SETTLE, DESCRIBE = (Launcher(kernel, WARPS) for kernel in (pick, settle, describe))
+
+
 def run(
     step: Step,
     tables: Tables,
     work: Work,
     out: Out,
     rows: int,
+    shape: tuple[int, int],
     *,
     scans: frozenset[bool],
-    drafts: bool,
-    reports: bool,
+    top: int | None,
 ) -> None:
-    """Launch the step's kernels. scans: which of SCANS have rows to do. drafts: some request has more than a row. reports: some program
-    asks for them."""
-    blocks, (requests, width) = work.keys.shape[1], out.token_ids.shape
-    if not drafts:
+    """Launch the step's kernels. shape: requests, and tokens of each at most. scans: which of SCANS have rows to do. top: alternatives that
+    are reported at most; None: nobody asks for reports."""
+    blocks, (requests, width) = work.keys.shape[1], shape
+    key = step.compiled_for
+    if width == 1:
         work = work._replace(token=out.token_ids, drawn=out.num_tokens, status=out.status)
     for more in sorted(scans):
-        tile, warps = SCANS[more]
+        tile = SCANS[more][0]
         grid = (rows, splits(rows, triton.cdiv(blocks, tile)))
-        scan_rows[grid](step, tables, work, blocks, more, tile, num_warps=warps, **UNFUSED)
-    pick[(rows,)](step, tables, work, blocks, num_warps=WARPS, **UNFUSED)
-    if drafts:
-        settle[(requests,)](step, tables, work, out, width, num_warps=WARPS, **UNFUSED)
-    if reports:
-        top = out.ranks.shape[2] - 1
-        describe[(requests, width)](step, tables, work, out, blocks, width, top, num_warps=WARPS, **UNFUSED)
+        SCAN[more].launch(grid, key, step, tables, work, blocks, more, tile)
+    PICK.launch((rows, 1), key, step, tables, work, blocks)
+    if width > 1:
+        SETTLE.launch((requests, 1), key, step, tables, work, out, width)
+    if top is not None:
+        DESCRIBE.launch((requests, width), key, step, tables, work, out, blocks, width, top)

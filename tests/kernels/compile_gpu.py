@@ -11,8 +11,9 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from tailrace.kernels.gpu import argmax, attention, edits, guidance, head, noise, report, sample, scan, settle
+from tailrace.kernels.gpu.noise import UNFUSED
 from tailrace.kernels.gpu.state import Tables
-from tailrace.kernels.gpu.step import SCANS, Out, Step, Work
+from tailrace.kernels.gpu.step import SCANS, WARPS, Out, Step, Work
 
 LOGITS = ("*bf16", "*fp16", "*fp32")
 NOISE = {"key": "i64", "position": "i64", "stream": "i32", "ids_ptr": "*i64", "n": "i32"}
@@ -101,21 +102,53 @@ KERNELS: list[tuple[Any, dict[str, str], dict[str, int]]] = [
 ]  # fmt: skip
 
 
+WIDE = (sample.pick, settle.settle, report.describe)  # a program per row
+FUSED = ("attention", "argmax", "edits")  # rooms whose launches leave the compiler its own way
+EVEN = ("stride", "vocab", "padded", "plane", "hidden_stride", "weight_stride", "width")  # multiples of 16, in life
+
+
+def options(kernel: Any, constants: dict[str, int]) -> dict[str, Any]:
+    """As launches have them."""
+    found: dict[str, Any] = {} if kernel.__module__.rpartition(".")[2] in FUSED else dict(UNFUSED)
+    if kernel is scan.scan_rows:
+        found["num_warps"] = SCANS[bool(constants["MORE"])][1]
+    elif kernel in WIDE:
+        found["num_warps"] = WARPS
+    return found
+
+
+def aligned(names: list[str], types: dict[str, Any]) -> dict[tuple[int, ...], list[list[Any]]]:
+    """Which arguments are multiples of 16: addresses, and some numbers; also those within a tuple."""
+    found: dict[tuple[int, ...], list[list[Any]]] = {}
+    for i, name in enumerate(names):
+        parts = types.get(name, "constexpr")
+        fields = (
+            {(i,): (name, parts)}
+            if isinstance(parts, str)
+            else {(i, j): (field, part) for j, (field, part) in enumerate(zip(parts._fields, parts, strict=True))}
+        )
+        for place, (field, part) in fields.items():
+            if part.startswith("*") or field in EVEN:
+                found[place] = [["tt.divisibility", 16]]
+    return found
+
+
 def main() -> None:
     """Arguments: compute capabilities, as 90."""
     for arch in map(int, sys.argv[1:]):
         for kernel, types, constants in KERNELS:
-            if (
-                kernel in (sample.pick, settle.settle, report.describe) and arch != 90
-            ):  # half a minute for all that arithmetic
+            if kernel in WIDE and arch != 90:  # half a minute for all that arithmetic
                 continue
             names = kernel.arg_names
             source = ASTSource(
                 fn=kernel,
                 signature={name: types.get(name, "constexpr") for name in names},
                 constexprs={(names.index(name),): value for name, value in constants.items()},
+                attrs=aligned(names, types),
             )
-            assert triton.compile(source, target=GPUTarget("cuda", arch, 32)).asm["cubin"]
+            assert triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options(kernel, constants)).asm[
+                "cubin"
+            ]
             print(arch, kernel.__name__)
 
 

@@ -20,7 +20,7 @@ from tailrace.kernels.transfer import pack, unpack
 from tailrace.runners import load_runner
 from tailrace.runners import transformers as module
 from tailrace.runners.base import Batch
-from tailrace.runners.graphs import Graphs, nothing, padded, sizes
+from tailrace.runners.graphs import Graphs, Recorder, nobody_waits, nothing, padded, sizes
 from tailrace.runners.inputs import FIELDS, moved
 from tailrace.runners.transformers import TransformersRunner
 
@@ -268,9 +268,20 @@ def test_a_step_on_a_gpu_waits_for_nothing(runner, graphs, cache):
     steps = [decodes(cache, [0, 1, 2]), cache.batch([(0, [1, 2, 3], 0), (1, [4], 0)])]
     for batch in steps:
         runner.forward(batch)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with nobody_waits():
         for batch in steps:
             runner.forward(batch)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.skipif(not CUDA, reason="needs a GPU")
+def test_what_can_not_be_captured_leaves_no_trace():
+    """A step that asks the GPU for something is refused, and the thread's stream and the allocator are as they were."""
+    numbers, here = torch.arange(4, device=DEVICE), torch.cuda.current_stream()
+    recorder = Recorder(DEVICE)
+    with pytest.raises(RuntimeError, match="synchroniz"):
+        recorder(lambda: numbers[0].item())
+    assert torch.cuda.current_stream() == here
+    launch = recorder(lambda: numbers.add_(1))
+    before = numbers.clone()
+    launch()
+    assert torch.equal(numbers, before + 1)

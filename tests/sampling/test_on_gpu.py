@@ -3,6 +3,7 @@ a slot. Without a GPU in Triton's interpreter."""
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
@@ -214,3 +215,47 @@ def test_what_is_drawn_elsewhere_is_not_followed(monkeypatch):
     slots.leave(0)  # another one in its place is
     slots.join(0, SamplingParams(temperature=0.0), key=1, prompt=[1])
     assert sampler(logits.to(DEVICES["gpu"]), Rows.plain([0], [0], [1])).token_ids.item() == int(logits.argmax())
+
+
+@QUIET
+def test_rows_that_are_part_of_wider_ones_are_drawn_by_the_same_code():
+    """A drafter may have more ids than the target: kernels must not be compiled anew for its stride."""
+    slots = Slots(2, 64)
+    for slot in range(2):
+        slots.join(slot, SamplingParams(seed=slot), prompt=[1])
+    gpu = OnGPU(slots, torch.device(DEVICES["gpu"]))
+    wide = torch.randn(2, 67, generator=torch.Generator().manual_seed(5)).to(DEVICES["gpu"])
+    rows = Rows.plain([0, 1], [0, 1], [1, 1])
+    prepared = [gpu.prepare(logits, rows, None).step for logits in (wide[:, :64], wide[:, :64].contiguous())]
+    assert prepared[0].compiled_for == prepared[1].compiled_for
+    assert torch.equal(*(step.logits for step in prepared))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_thousand_times_the_same_bits():
+    """A race between the threads of a program would show: what lies between kernels is in global memory, where no tool looks for them."""
+    vocab, noise = 5003, torch.Generator().manual_seed(9)
+    asked = [
+        *ASKED.values(),
+        {"typical_p": 0.9, "logprobs": 3},
+        {"top_k": 700, "top_p": 0.99},
+        {"temperature": 1.5},
+        {"top_p": 0.999},
+    ]
+    slots = Slots(len(asked), vocab)
+    for slot, fields in enumerate(asked):
+        slots.join(slot, SamplingParams(**fields), key=slot, prompt=[1, 2, 3], eos_token_ids=[0])
+    logits = torch.randn(len(asked), vocab, generator=noise)
+    logits[::3] = (logits[::3] * 2).round()  # many equal ones
+    logits[1::3, 100:] = -math.inf
+    gpu = OnGPU(slots, torch.device("cuda"))
+    rows = Rows.plain(range(len(asked)), range(len(asked)), [3] * len(asked))
+    prepared = gpu.prepare(logits.cuda(), rows, 3)
+    prepared.out.all.fill_(-7)
+    gpu.draw(prepared)
+    first = prepared.out.all.clone()
+    for _ in range(1000):
+        prepared.out.all.fill_(-7)
+        gpu.draw(prepared)
+        again = prepared.out.all
+        assert torch.equal(again[first != -7], first[first != -7])

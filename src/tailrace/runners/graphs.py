@@ -7,8 +7,10 @@ nothing is written for them, and no positions, so that nothing is read. Anything
 
 from __future__ import annotations
 
+import warnings
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -112,6 +114,18 @@ class Graphs:
         return step
 
 
+@contextmanager
+def nobody_waits() -> Iterator[None]:
+    """Within, whatever makes the host wait for the GPU is a RuntimeError."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says that this may miss some
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
 class Recorder:
     """`capture` of Graphs, on a GPU. One memory pool for all, as no two of them run at once."""
 
@@ -123,9 +137,14 @@ class Recorder:
         self.stream.wait_stream(here)
         with torch.cuda.stream(self.stream):
             step()  # what is compiled or set up at the first call can't be captured
+            with nobody_waits():
+                step()  # found out here: a capture that fails leaves torch's allocator in the belief that it goes on
         here.wait_stream(self.stream)
         graph = torch.cuda.CUDAGraph()
-        # other threads may use the GPU meanwhile
-        with torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"):
-            step()
+        try:
+            # other threads may use the GPU meanwhile
+            with torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"):
+                step()
+        finally:
+            torch.cuda.set_stream(here)  # where a capture fails, its own would stay
         return graph.replay

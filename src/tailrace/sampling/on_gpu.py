@@ -7,6 +7,7 @@ with the step's rows.
 from __future__ import annotations
 
 import struct
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -71,12 +72,12 @@ class OnGPU:
         self.state = State(count, slots.vocab_size, device)
         self.space = Workspace(slots.vocab_size, device)
         self.copying = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.leaving: deque[tuple[torch.cuda.Event, torch.Tensor]] = deque()  # copies to the host, and what they read
         self.seen: list[Seen | None] = [None] * count
         self.left: set[int] = set()  # slots whose records are idle
         self.followed = [UNKNOWN] * count  # the version of each slot that the device has
-        self.looked: list[list[Edit] | None] = [
-            None
-        ] * count  # of each slot, the edits with which it was looked at last
+        # of each slot, the edits with which it was looked at last
+        self.looked: list[list[Edit] | None] = [None] * count
         self.alone: set[int] = set()  # they ask for what the kernels don't have
         self.unrolled: set[int] = set()  # so do their drafts
         self.forcing: set[int] = set()  # they have tokens that must come
@@ -116,7 +117,10 @@ class OnGPU:
                 self.copying.wait_event(drawn)
                 arrived.copy_(out.all, non_blocking=True)
                 done = self.copying.record_event()
-            out.all.record_stream(self.copying)
+            # memory that another stream reads is held until it is through
+            self.leaving.append((done, out.all))
+            while self.leaving[0][0].query() and len(self.leaving) > 1:
+                self.leaving.popleft()
 
         def finish() -> Outcome:
             if done is not None:
@@ -136,8 +140,10 @@ class OnGPU:
     def prepare(self, logits: torch.Tensor, rows: Rows, top: int | None) -> Prepared:
         """Bring the step's numbers to the device, and what has changed of its slots."""
         logits = readable(logits)
-        if logits.data_ptr() % 16:  # kernels would be compiled anew, and sum in another order
-            logits = logits.clone()
+        # kernels would be compiled anew, and sum in another order: a drafter's logits may be a part of wider rows
+        odd = (logits.stride(0) % 16 == 0) != (logits.shape[1] % 16 == 0)
+        if logits.data_ptr() % 16 or (odd and logits.shape[0] > 1):
+            logits = logits.clone(memory_format=torch.contiguous_format)
         apart, owners = self.apart(rows), rows.slot.tolist()
         elsewhere = {owners[int(rows.start[i])] for i in apart}
         amendments: list[int] = []

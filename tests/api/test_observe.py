@@ -18,8 +18,9 @@ import pytest
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from api.harness import NAME, Front, LocalClient, endless, front_of, saying, served
+from api.harness import EOS, NAME, Front, LocalClient, endless, front_of, saying, served
 from api.test_disconnect import Leaving, bodies, leave, wait_until_idle
+from e2e.test_speculation import TEXT, GuessingClient
 from tailrace.api import observe
 from tailrace.api.app import create_app
 from tailrace.api.tracing import Tracing
@@ -161,6 +162,17 @@ async def test_failed_row(tokenizer, lines, stream):
         line = lines.one()
         assert (line["error"], line["cause"], line["finish_reasons"]) == ("invalid_logits", None, [])
         assert line["completion_tokens"] == 2
+
+
+async def test_what_was_guessed_is_told(tokenizer, lines):
+    client = GuessingClient(saying(TEXT))
+    client.guess = [*TEXT, EOS]
+    async with front_of(client, tokenizer) as front:
+        answer = (await front.complete(max_tokens=30)).json()
+    line, details = lines.one(), answer["usage"]["completion_tokens_details"]
+    stood, not_stood = details["accepted_prediction_tokens"], details["rejected_prediction_tokens"]
+    assert (line["drafted_tokens"], line["accepted_tokens"]) == (stood + not_stood, stood)
+    assert 0 < stood < 30
 
 
 @pytest.mark.parametrize("beam", [False, True])

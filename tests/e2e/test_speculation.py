@@ -200,6 +200,9 @@ async def test_case_15_an_end_inside_a_guess_cuts_everything_there(tokenizer, as
         if guess:
             assert client.engine.counters.accepted_tokens
     (plain, streamed, drawn, slow), (guessed, guessed_streamed, guessed_drawn, fast) = outcomes
+    for usage in (guessed["usage"], *guessed_streamed[1]):  # which says what was guessed
+        details = usage.pop("completion_tokens_details")
+        assert details["accepted_prediction_tokens"] > 0 <= details["rejected_prediction_tokens"]
     assert guessed == plain
     assert guessed_streamed == streamed
     assert fast < slow

@@ -12,10 +12,12 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
+from msgspec import UNSET
+
 from tailrace.api import problems
 from tailrace.api.merge import merge
 from tailrace.api.observe import UNKNOWN, Origin, Record
-from tailrace.api.schema.common import PromptTokensDetails, Usage
+from tailrace.api.schema.common import CompletionTokensDetails, PromptTokensDetails, Usage
 from tailrace.api.turns import SLICE_S
 from tailrace.errors import EngineError, TailraceError
 from tailrace.params import SamplingParams
@@ -58,6 +60,7 @@ class Generation:
         self._streams: list[AsyncStream] = []
         self._texts: list[TextStream] = []
         self._cached = [0] * len(prompts)
+        self._drafted = self._stood = 0
         self._scores: list[list[TokenLogprobs]] = [[] for _ in prompts]  # logprobs of prompts
         self._open = 0
         self._failure: TailraceError | None = None
@@ -76,7 +79,8 @@ class Generation:
         """Tokens so far."""
         prompt = sum(map(len, self.prompts))
         completion = sum(text.num_tokens for text in self._texts)
-        return Usage(prompt, completion, prompt + completion, PromptTokensDetails(sum(self._cached)))
+        details = UNSET if not self._drafted else CompletionTokensDetails(self._stood, self._drafted - self._stood)
+        return Usage(prompt, completion, prompt + completion, PromptTokensDetails(sum(self._cached)), details)
 
     def prompt_logprobs(self, p: int) -> list[TokenLogprobs] | None:
         """Of all tokens of prompt p but the first, once its first delta is there; None if they were not asked for, or cut off."""
@@ -190,6 +194,8 @@ class Generation:
                     if isinstance(event, Tokens):
                         self._cached[p] = max(self._cached[p], event.cached_tokens)
                         clock.admitted(event.queued_s)
+                        self._drafted += sum(event.drafts[::2])
+                        self._stood += sum(event.drafts[1::2])
                     if event.index not in open_:  # its text ended before the engine knew
                         continue
                     delta = self._delta(p, event, clock)

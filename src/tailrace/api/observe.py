@@ -146,10 +146,12 @@ class Observer:
         how += [f"ended by {record.cause}"] if record.cause else []
         how += [f"failed with {record.error}"] if record.error else []
         first = "no token" if record.first_token_s is None else f"first token after {record.first_token_s:.3f} s"
+        drafted, stood = usage.drafts
+        guessed = f" ({stood} of {drafted} drafts stood)" if drafted else ""
         access.info(
-            "%s %s: %s; %d prompt tokens (%d cached), %d completion tokens; %s, %.3f s in all",
+            "%s %s: %s; %d prompt tokens (%d cached), %d completion tokens%s; %s, %.3f s in all",
             record.origin.operation, record.request_id, ", ".join(how), usage.prompt_tokens, cached, usage.completion_tokens,
-            first, record.total_s,
+            guessed, first, record.total_s,
             extra={
                 "request_id": record.request_id,
                 "endpoint": record.origin.endpoint,
@@ -159,6 +161,8 @@ class Observer:
                 "prompt_tokens": usage.prompt_tokens,
                 "cached_tokens": cached,
                 "completion_tokens": usage.completion_tokens,
+                "drafted_tokens": drafted,
+                "accepted_tokens": stood,
                 "finish_reasons": reasons,
                 "error": record.error,
                 "cause": record.cause,

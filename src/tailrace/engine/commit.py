@@ -268,5 +268,6 @@ def send(engine: Engine, sequence: Sequence, out: list[Drawn]) -> None:
     entries = [entry for _, entry in out if entry is not None] or None
     first = (0, 0.0) if sequence.told else (sequence.cached, request.queued_s or 0.0)
     sequence.told = True
-    message = Tokens(request.id, request.epoch, sequence.index, [token for token, _ in out], entries, *first)
+    drafts, sequence.drafts = sequence.drafts, []
+    message = Tokens(request.id, request.epoch, sequence.index, [token for token, _ in out], entries, *first, drafts)
     engine.send(sequence, message)

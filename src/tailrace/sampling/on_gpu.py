@@ -72,7 +72,9 @@ class OnGPU:
         self.state = State(count, slots.vocab_size, device)
         self.space = Workspace(slots.vocab_size, device)
         self.copying = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self.leaving: deque[tuple[torch.cuda.Event, torch.Tensor]] = deque()  # copies to the host, and what they read
+        self.leaving: deque[tuple[torch.Event | torch.cuda.Event, torch.Tensor]] = (
+            deque()
+        )  # copies to the host, and what they read
         self.seen: list[Seen | None] = [None] * count
         self.left: set[int] = set()  # slots whose records are idle
         self.followed = [UNKNOWN] * count  # the version of each slot that the device has

@@ -70,6 +70,7 @@ class Account:
         before.token_ids.extend(event.token_ids)
         if before.logprobs is not None:
             before.logprobs.extend(entries or ())
+        before.drafts.extend(event.drafts)
 
     def rouse(self) -> None:
         """Something has arrived."""

@@ -86,7 +86,8 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
 
 class Tokens(Message, frozen=True):
     """New tokens of one sequence, in order. `logprobs` has one entry per token if the request asked for them. The sequence's first
-    message says how many prompt tokens came from the prefix cache, and how many seconds its request had waited."""
+    message says how many prompt tokens came from the prefix cache, and how many seconds its request had waited. drafts: of each step since
+    the message before that verified some, how many there were and how many stood."""
 
     id: str
     epoch: int
@@ -95,6 +96,7 @@ class Tokens(Message, frozen=True):
     logprobs: list[TokenLogprobs] | None = None
     cached_tokens: int = 0
     queued_s: float = 0.0
+    drafts: list[int] = []
 
 
 class PromptLogprobs(Message, frozen=True):

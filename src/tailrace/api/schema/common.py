@@ -182,10 +182,30 @@ class PromptTokensDetails(msgspec.Struct, frozen=True):
     cached_tokens: int = 0
 
 
+class CompletionTokensDetails(msgspec.Struct, frozen=True):
+    """Of the tokens that were guessed ahead (speculation): how many stood, and how many did not."""
+
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+
+
 class Usage(msgspec.Struct, frozen=True):
-    """Token counts of one request: each prompt once, every choice's tokens, the stopping token included."""
+    """Token counts of one request: each prompt once, every choice's tokens, the stopping token included. completion_tokens_details: where
+    tokens were guessed ahead."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def drafts(self) -> tuple[int, int]:
+        """Tokens guessed ahead, and those of them that stood."""
+        details = self.completion_tokens_details
+        if details is msgspec.UNSET:
+            return 0, 0
+        return (
+            details.accepted_prediction_tokens + details.rejected_prediction_tokens,
+            details.accepted_prediction_tokens,
+        )

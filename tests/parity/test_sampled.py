@@ -1,0 +1,117 @@
+"""Seeded tokens equal transformers' `generate(do_sample=True)` on equal noise: only its last draw, from the distribution that its own
+processors have left, is replaced by the same Gumbel noise. And parameters that are given, but neutral, change nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from parity.test_greedy import NUM_TOKENS, SEED_TEXT, collect
+from tailrace import kernels
+from tailrace.config import CacheConfig, ModelConfig, SchedulerConfig
+from tailrace.engine.engine import Engine
+from tailrace.models import describe
+from tailrace.params import SamplingParams
+from tailrace.runners import load_runner
+from tailrace.sampling import request_key
+from tailrace.wire.inproc import InprocClient
+
+pytestmark = pytest.mark.model
+
+DRAW_STREAM = 0  # of the noise; csrc/draw.h
+JOINT = {"temperature": 0.8, "top_k": 50, "top_p": 0.9}
+ASKED = (
+    {"temperature": 0.8},
+    {"temperature": 1.3, "top_k": 40},
+    {"temperature": 0.9, "top_p": 0.9},
+    JOINT,
+    {"min_p": 0.05},
+    {"typical_p": 0.9},
+    {"epsilon_cutoff": 3e-3},
+    {"eta_cutoff": 3e-3},
+    {"repetition_penalty": 1.2, "top_p": 0.95},
+)
+NEUTRAL = {
+    "top_p": 1.0, "top_k": 0, "min_p": 0.0, "typical_p": 1.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0,
+    "top_a": 0.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "xtc_probability": 0.0, "dry_multiplier": 0.0, "mirostat": 0,
+    "dynatemp_range": 0.0, "guidance_scale": 1.0,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def prompts(model_folder: Path) -> list[list[int]]:
+    from tailrace.text.tokenizer import Tokenizer
+
+    ids = Tokenizer.load(model_folder).encode(SEED_TEXT)
+    return [ids[i * 7 : i * 7 + length] for i, length in enumerate((1, 3, 17, 32, 48))]
+
+
+@pytest.fixture(scope="module")
+def reference(model_folder: Path):
+    from transformers import AutoModelForCausalLM
+
+    torch.set_num_threads(2)
+    return AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="module")
+def client(model_folder: Path) -> InprocClient:
+    runner = load_runner(ModelConfig(dtype="float32", threads=2), model_folder, block_size=16)
+    client = InprocClient(
+        Engine(runner, describe(model_folder, "smollm2"), CacheConfig(num_blocks=256), SchedulerConfig(max_num_seqs=8))
+    )
+    client.start()
+    return client
+
+
+def said(client: InprocClient, prompts: list[list[int]], fields: dict, seed: int | None) -> list[list[int]]:
+    """What the engine says to all of them at once; EOS can't come."""
+    params = SamplingParams(**fields, seed=seed, max_tokens=NUM_TOKENS, min_tokens=NUM_TOKENS)
+    streams = [client.submit(prompt, params) for prompt in prompts]
+    return [collect(stream)[0] for stream in streams]
+
+
+def generated(reference, prompt: list[int], fields: dict, key: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """What `generate` says, its draws decided by the noise of this key."""
+    at = len(prompt)
+
+    def draw(probabilities: torch.Tensor, num_samples: int) -> torch.Tensor:
+        nonlocal at
+        assert probabilities.shape[0] == num_samples == 1
+        noise = kernels.gumbel(key, at, torch.arange(probabilities.shape[1]), DRAW_STREAM)
+        at += 1
+        return (probabilities[0].double().log() + noise).argmax()[None, None]
+
+    monkeypatch.setattr(torch, "multinomial", draw)
+    ids = torch.tensor([prompt])
+    with torch.inference_mode():
+        out = reference.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=NUM_TOKENS, min_new_tokens=NUM_TOKENS, do_sample=True,
+            pad_token_id=0, **{"top_k": 0, "top_p": 1.0, "temperature": 1.0, "repetition_penalty": 1.0} | fields,
+        )  # fmt: skip
+    assert at == len(prompt) + NUM_TOKENS
+    return out[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("fields", ASKED, ids=lambda fields: " ".join(fields))
+def test_sampled_equals_generate_on_equal_noise(client, reference, prompts, fields, monkeypatch):
+    for seed in (0, 7) if fields == JOINT else (3,):
+        ours = said(client, prompts, fields, seed)
+        theirs = [generated(reference, prompt, fields, request_key(seed, 0), monkeypatch) for prompt in prompts]
+        assert ours == theirs
+
+
+def test_another_key_is_seen(client, reference, prompts, monkeypatch):
+    """The planted fault: noise of another seed."""
+    theirs = generated(reference, prompts[2], {"temperature": 0.9}, request_key(1, 0), monkeypatch)
+    assert said(client, prompts[2:3], {"temperature": 0.9}, 0) != [theirs]
+
+
+@pytest.mark.parametrize("name", NEUTRAL)
+def test_a_neutral_value_that_is_given_keeps_greedy_output(client, prompts, name):
+    expected = said(client, prompts, {"temperature": 0.0}, None)
+    assert said(client, prompts, {"temperature": 0.0, name: NEUTRAL[name]}, None) == expected
+    if name == next(iter(NEUTRAL)):
+        assert said(client, prompts, {"temperature": 0.0, **NEUTRAL}, None) == expected

@@ -39,6 +39,7 @@ from tailrace.config import SECTIONS
 from tailrace.params import SamplingParams
 from tailrace.text.tokenizer import Tokenizer
 from tailrace.wire.aio import AsyncClient, AsyncStream
+from tailrace.wire.ledger import Account
 from tailrace.wire.messages import Finished, TokenLogprobs, Tokens
 
 FLOOR = -9999.0  # stands for −inf
@@ -153,7 +154,7 @@ class Outputs:
         self._waiting: Output | None = None
         self._ready = asyncio.Event()
 
-    def take(self) -> None:
+    def take(self, _: Account) -> None:
         """What has arrived becomes an output."""
         output = Output("", [], [])
         for message in self._account.take():
@@ -164,7 +165,7 @@ class Outputs:
                 output.finish_reason = message.reason if isinstance(message, Finished) else "error"
         if self._text.push(output.token_ids):
             output.finish_reason = "stop"
-            self._account.wake = lambda: None  # what comes after it is nobody's
+            self._account.wake = lambda _: None  # what comes after it is nobody's
         output.text = self._text.take(finished=output.finish_reason is not None)
         if self._waiting is None:
             self._waiting = output

@@ -162,6 +162,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--streams", type=int, default=256)
     parser.add_argument("--tokens", type=int, default=100_000, help="per case inside the process")
     parser.add_argument("--http-tokens", type=int, default=512, help="per stream over HTTP; 0 leaves it out")
+    parser.add_argument("--front-ends", type=int, default=1, help="over HTTP also ours in so many processes")
     parser.add_argument("--model", help="whose tokenizer (default: the small default model)")
     parser.add_argument("--json", type=Path, help="write the results here too")
     args = parser.parse_args(argv)
@@ -174,7 +175,7 @@ def main(argv: list[str] | None = None) -> int:
     print("\nevents of one stream, by its length")
     print(table(record["lengths"]))
     if args.http_tokens:
-        record["http"] = over_http(args.streams, args.http_tokens, STOPS)
+        record["http"] = over_http(args.streams, args.http_tokens, STOPS, args.front_ends)
         print("\nwhole front ends over HTTP, scripted engine; saturated: it steps as fast as it can, all cores taken")
         print(table(record["http"]))
     if args.json:

@@ -37,15 +37,17 @@ PROMPT_TOKENS = 64  # at most, template and all
 HEALTH_EVERY_S = 0.05
 
 
-def over_http(streams: int, tokens: int, stops: tuple[str, ...]) -> list[dict[str, Any]]:
-    """A line per case and front end.
+def over_http(streams: int, tokens: int, stops: tuple[str, ...], front_ends: int = 1) -> list[dict[str, Any]]:
+    """A line per case and front end. front_ends: with more than one, also ours in so many processes; what their engine takes can't be told
+    from what they take, so that line is per second of wall time alone.
 
     Raises:
         RuntimeError: a front end did not start, refused, or the two did not say the same.
     """
     found = []
+    counts = dict.fromkeys(FRONT_ENDS, 1) | ({f"ours × {front_ends}": front_ends} if front_ends > 1 else {})
     for case, step_ms, top in CASES:
-        sides = {name: measure(name, streams, tokens, stops, step_ms, top) for name in FRONT_ENDS}
+        sides = {name: measure(name, count, streams, tokens, stops, step_ms, top) for name, count in counts.items()}
         if len({side.pop("text") for side in sides.values()}) > 1:
             raise RuntimeError(f"{case}: the front ends answer with different texts")
         rates = {name: side["tok/s per core"] for name, side in sides.items()}
@@ -53,16 +55,19 @@ def over_http(streams: int, tokens: int, stops: tuple[str, ...]) -> list[dict[st
             ratio = (
                 {"×": rates["ours"] / rates["baseline"], "goal": GOAL} if name == "ours" else {"×": "-", "goal": "-"}
             )
+            if counts[name] > 1:
+                side["tok/s per core"] = "-"
             found.append({"front end": name, "case": case, **side, **ratio})
     return found
 
 
 def measure(
-    name: str, streams: int, tokens: int, stops: tuple[str, ...], step_ms: float, top: int | None
+    name: str, count: int, streams: int, tokens: int, stops: tuple[str, ...], step_ms: float, top: int | None
 ) -> dict[str, Any]:
-    """One front end in one case, and a hash of all that it said."""
+    """One front end of so many processes in one case, and a hash of all that it said."""
+    module = (*FRONT_ENDS[name.partition(" ")[0]], *(("--front-ends", str(count)) if count > 1 else ()))
     with (
-        serving(FRONT_ENDS[name], streams, tokens, step_ms) as (port, pid),
+        serving(module, streams, tokens, step_ms) as (port, pid),
         Worker("bench.egress_http", threads=1) as client,
         ThreadPoolExecutor(1) as pool,
     ):

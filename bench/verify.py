@@ -5,11 +5,15 @@ does what servers do on tensors: temperature, top-p by sorting, softmax, accepta
 all rows at once, fixed shapes. Ours and the read take turns, so that a noisy moment hits both. Targets are peaked rows with one strong
 token, the draft of the one-hot cases; dense proposals are the target's distribution with noise on its logits. How many tokens a request
 gets is printed: with an acceptance of 0.7 it is 2.9 of 6.
+
+And the drawing of drafts from logits, with the q that each comes with: against one streaming read of those logits, and against the way in
+torch that serves what the kernels lack. Temperature alone writes all of q: a read and a write more than truncation needs.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import sys
 import time
@@ -20,11 +24,14 @@ from typing import Any
 
 import torch
 from bench.harness import machine, table, write_json
-from bench.sampler import DTYPES
+from bench.sampler import BOTH, DTYPES, NUCLEUS, Pool, floor, synthetic
 
 from tailrace import _cpu, kernels
+from tailrace.drafting.base import Ask, Draft
+from tailrace.drafting.pick import Picker
 from tailrace.kernels.rows import Rule
 from tailrace.sampling import Rows, Sampler, SamplingParams, Slots
+from tailrace.sampling.sampler import Backend
 
 TEMPERATURE, TOP_P = 0.8, 0.95
 PARAMS: dict[str, dict[str, Any]] = {
@@ -32,6 +39,12 @@ PARAMS: dict[str, dict[str, Any]] = {
     "temperature": {"temperature": TEMPERATURE},
 }
 GOAL_READ, GOAL_TORCH = 3.0, 20.0
+# what drafts are drawn under → (parameters, goal in reads)
+DRAFTED: dict[str, tuple[dict[str, Any], float | None]] = {
+    "temperature": ({"temperature": TEMPERATURE}, None),
+    "top-p": (NUCLEUS, 2.0),
+    "top-k + top-p": (BOTH, 2.0),
+}
 STRONG = {"0.7": 1.95, "all": 40.0}  # the strong token's lead over the rest of the row together, in logits
 NOISE = {"0.7": 0.8, "all": 0.0}  # standard deviation of what the drafter gets wrong, in logits
 
@@ -180,6 +193,50 @@ def lines(args: argparse.Namespace, acceptance: str, dense: bool, dtype: str) ->
     return found
 
 
+def drafting(
+    pool: Pool, params: dict[str, Any], requests: int, count: int, backend: Backend | None
+) -> Callable[[], list[Draft]]:
+    """A step: so many drafts for each request, all of them at once, from cold rows."""
+    vocab = pool.rows.shape[1]
+    slots = Slots(requests, vocab)
+    for slot in range(requests):
+        slots.join(slot, SamplingParams(**params), key=slot, prompt=[1], handled=("seed",))
+    picker = Picker(Sampler(slots, backend))
+    asks, turns = [Ask(slot, [1], count, "rejection") for slot in range(requests)], itertools.count()
+
+    def step() -> list[Draft]:
+        with picker.start(asks) as picks:
+            for _ in range(count):
+                picks.take(pool.take(requests, next(turns)), range(requests))
+            return picks.drafts()
+
+    return step
+
+
+def drafted(args: argparse.Namespace, dtype: str, kind: str) -> list[dict[str, Any]]:
+    """Of drafts, µs each: of one request, where the step's own work shows, and of many."""
+    pool, turns, found = synthetic(kind, args.vocab, DTYPES[dtype]), itertools.count(), []
+    for requests in sorted({1, args.requests}):
+
+        def read(requests: int = requests) -> None:
+            for _ in range(args.drafts):
+                floor(pool.take(requests, next(turns)))
+
+        each, wanted = 1e3 / (requests * args.drafts), requests > 1 and kind == "peaked"
+        for name, (params, goal) in DRAFTED.items():
+            mine = drafting(pool, params, requests, args.drafts, None)
+            us = {key: ms * each for key, ms in measure({"read": read, "ours": mine}, args.seconds).items()}
+            in_torch_us = float("nan")
+            if not args.no_torch:
+                in_torch_us = once(drafting(pool, params, requests, args.drafts, "reference")) * each
+            found.append({
+                "drafts of": pool.name, "asked": name, "dtype": dtype, "requests": requests, "µs/draft": us["ours"],
+                "read µs": us["read"], "× read": us["ours"] / us["read"], "goal": goal if goal and wanted else "-",
+                "torch µs": in_torch_us, "torch × read": in_torch_us / us["read"], "torch ×": in_torch_us / us["ours"],
+            })  # fmt: skip
+    return found
+
+
 def main(argv: list[str] | None = None) -> int:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(prog="tailrace bench verify", description=__doc__)
@@ -190,14 +247,19 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--dtype", nargs="+", choices=list(DTYPES), default=["float32"])
     parser.add_argument("--seconds", type=float, default=1.0, help="measuring time per case")
     parser.add_argument("--no-torch", action="store_true", help="leave the baseline out: it takes seconds per case")
+    parser.add_argument("--only-drafts", action="store_true", help="draw drafts, verify none")
     parser.add_argument("--json", type=Path, help="write the results here too")
     args = parser.parse_args(argv)
     torch.set_num_threads(args.threads)
     kernels.set_num_threads(args.threads)
     results: list[dict[str, Any]] = []
+    drawn: list[dict[str, Any]] = []
     with torch.inference_mode():
         for dtype in args.dtype:
-            for dense in (False, True):
+            for kind in ("peaked", "flat"):
+                drawn += drafted(args, dtype, kind)
+                print(f"measured: {dtype}, drafts of {kind} rows", file=sys.stderr, flush=True)
+            for dense in () if args.only_drafts else (False, True):
                 for acceptance in STRONG:
                     results += lines(args, acceptance, dense, dtype)
                     print(
@@ -205,11 +267,14 @@ def main(argv: list[str] | None = None) -> int:
                         file=sys.stderr,
                         flush=True,
                     )
-    record = {"machine": machine(), "results": results}
+    record = {"machine": machine(), "results": results, "drafts": drawn}
     print(
         f"{record['machine']['cpu']}, {args.threads} threads; {args.requests} × {args.drafts} drafts, V = {args.vocab:,}"
     )
-    print(table(results))
+    if results:
+        print(table(results))
+        print()
+    print(table(drawn))
     if args.json:
         write_json(args.json, record)
     return 0

@@ -4,6 +4,28 @@
 #include <bit>
 
 namespace tailrace {
+namespace {
+
+// p of 256 logits; their sum. The product is rounded twice: it need not be what a sampler would have to the bit, q is whatever is written.
+TAILRACE_CLONES float write_block(const float *l, float max, float scale, float share, float *__restrict__ p) {
+    F16 lane{};
+    for (int64_t i = 0; i < kBlock; ++i) p[i] = share * weight((l[i] - max) * scale);
+    for (int64_t i = 0; i < kBlock; i += kLanes) lane += load16<F16>(p + i);
+    return static_cast<float>(fold(lane));
+}
+
+// Weights become p = share · w; their sum.
+TAILRACE_CLONES float share_out(float *w, int64_t n, float share) {
+    for (int64_t i = 0; i < n; ++i) w[i] *= share;
+    F16 lane{};
+    int64_t i = 0;
+    for (; i + kLanes <= n; i += kLanes) lane += load16<F16>(w + i);
+    double sum = fold(lane);
+    for (; i < n; ++i) sum += w[i];
+    return static_cast<float>(sum);
+}
+
+}  // namespace
 
 void Best::offer(const uint32_t *ids, const float *x, int64_t n, bool known_hot) {
     (known_hot ? gumbel_hot : gumbel)(noise, ids, n, room);
@@ -91,6 +113,73 @@ int64_t draw_all(const Row &row, const Scan &scan, double temperature, float flo
         best.offer(s.ids, s.x, s.n);
     }
     return best.id;
+}
+
+void Written::clear() {
+    if (note[0] < 0) std::fill(q, q + vocab, 0.0f);
+    for (int32_t i = 0; i < note[0]; ++i) q[note[1 + i]] = 0.0f;
+    note[0] = 0;
+}
+
+void write_token(int64_t token, Written &to) {
+    to.clear();
+    to.q[token] = 1.0f;
+    to.note[to.note[0] = 1] = static_cast<int32_t>(token);
+}
+
+void write_row(const Row &row, const Scan &scan, double temperature, Written &to, float *sums) {
+    alignas(64) float buffer[kBlock], x[kBlock], last[kBlock];
+    // as the pass over the row has it (scan.cpp)
+    const float scale = static_cast<float>(std::min(1.0 / temperature, 1e30)), share = static_cast<float>(1.0 / scan.mass.total);
+    float *q = to.q;
+    to.note[0] = -1;
+    Cursor cursor;
+    for (int64_t b = 0; b < row.blocks(); ++b) {
+        const int64_t first = b * kBlock, n = std::min(kBlock, row.vocab - first);
+        ahead(row, b + kAhead);
+        for (int64_t at = first + kAhead * kBlock; at < std::min(row.vocab, first + (kAhead + 1) * kBlock); at += kLanes)
+            __builtin_prefetch(q + at, 1);
+        const float *l = read(row, b, buffer);
+        if (row.num_edits) {
+            std::copy(l, l + kBlock, x);
+            edit(row, first, x, cursor);
+            l = x;
+        }
+        sums[b] = write_block(l, scan.max, scale, share, n < kBlock ? last : q + first);
+        if (n < kBlock) std::copy(last, last + n, q + first);
+    }
+}
+
+void write_survivors(Survivors &s, double mass, Written &to, float *sums) {
+    to.clear();
+    to.note[0] = s.n <= kNoted ? static_cast<int32_t>(s.n) : -1;
+    std::copy(s.ids, s.ids + std::max(to.note[0], 0), to.note + 1);
+    for (int64_t from = 0; from < s.n; from += kBlock) {
+        const int64_t n = std::min(kBlock, s.n - from);
+        sums[from / kBlock] = share_out(s.weights + from, n, static_cast<float>(1.0 / mass));
+        for (int64_t i = from; i < from + n; ++i) to.q[s.ids[i]] = s.weights[i];
+    }
+}
+
+int64_t place_of(double u, const float *p, int64_t n, const float *sums) {
+    const int64_t blocks = (n + kBlock - 1) / kBlock;
+    double whole = 0;
+    for (int64_t b = 0; b < blocks; ++b) whole += sums[b];
+    double rest = u * whole;
+    int64_t block = 0, place = 0;
+    for (int64_t b = 0; b < blocks; ++b) {
+        if (!(sums[b] > 0.0f)) continue;
+        block = b;  // the last one that has any, where rounding leads beyond the end
+        if (rest < sums[b]) break;
+        rest -= sums[b];
+    }
+    double mass = 0;
+    for (int64_t i = block * kBlock; i < std::min(n, (block + 1) * kBlock); ++i) {
+        if (!(p[i] > 0.0f)) continue;
+        place = i;
+        if ((mass += p[i]) > rest) break;
+    }
+    return place;
 }
 
 }  // namespace tailrace

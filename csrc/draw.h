@@ -1,4 +1,4 @@
-// Gumbel-max over survivors, and over what was not collected of a row.
+// Gumbel-max over survivors, and over what was not collected of a row; by one number, from probabilities that are written down.
 #pragma once
 #include "survivors.h"
 
@@ -33,5 +33,24 @@ int64_t draw(const Survivors &survivors, const Noise &noise, int64_t excluded, W
 // logit); scan.hot must be there. May collect deeper.
 int64_t draw_all(const Row &row, const Scan &scan, double temperature, float floor, Survivors &survivors, const Noise &noise,
                  int64_t excluded, Workspace &space);
+
+// A distribution written out. To fill all of a row with zeros would cost as much as to draw, so where it has few entries they are noted, and
+// zeroed one by one when the memory is used again.
+constexpr int64_t kNoted = 1023;
+struct Written {
+    float *q;       // [vocab]
+    int32_t *note;  // [1 + kNoted]: how many entries may not be 0, and which; −1: any
+    int64_t vocab;
+
+    void clear();
+};
+// Of a row that only a temperature refines: e^((l − max) / temperature) / mass. The sum of each 256 goes to `sums`.
+void write_row(const Row &row, const Scan &scan, double temperature, Written &to, float *sums);
+// The same of survivors whose weights add up to `mass`; the weights become probabilities.
+void write_survivors(Survivors &survivors, double mass, Written &to, float *sums);
+// One-hot.
+void write_token(int64_t token, Written &to);
+// Where u in (0, 1) lies in the mass of p [n], of which `sums` are those of each 256. Its p is > 0; some p must be.
+int64_t place_of(double u, const float *p, int64_t n, const float *sums);
 
 }  // namespace tailrace

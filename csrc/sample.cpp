@@ -204,4 +204,20 @@ void sample(const Step &step) {
     });
 }
 
+void propose(const Step &step, const Proposals &to) {
+    Pool::instance().run(step.rows, [&](int64_t row) {
+        const Program &program = step.program_of(row);
+        to.token_ids[row] = kNobody;
+        to.status[row] = kApart;
+        if (program.flags & kRare) return;
+        Workspace &space = Workspace::mine();
+        space.fit(step.vocab);
+        Target target(step, row, space);
+        if ((to.status[row] = target.prepare({.masses = true})) != kOk) return;
+        const Noise noise{static_cast<uint64_t>(program.key), static_cast<uint64_t>(to.begin[row]), static_cast<uint32_t>(to.stream[row])};
+        to.token_ids[row] = target.propose(uniform(noise), {to.q[row], to.note[row], step.vocab});
+        if (to.token_ids[row] == kNobody) to.status[row] = kEmpty;
+    });
+}
+
 }  // namespace tailrace

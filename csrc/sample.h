@@ -33,9 +33,22 @@ struct Step {
     const Program &program_of(int64_t row) const { return programs[program ? program[row] : slot[row]]; }
 };
 
+// Where drafts go that are drawn from a distribution which is kept, one for each row of a step.
+struct Proposals {
+    // in: the noise is that of (the slot's key, begin, stream); a row's own position is what its methods see
+    const int64_t *begin, *stream;  // [R]
+    // out
+    float *const *q;       // [R], each [vocab]; as it was where the status is not kOk
+    int32_t *const *note;  // [R], of each q: Written (draw.h); also read
+    int64_t *token_ids;    // [R], −1 where there is none
+    int32_t *status;       // [R]: a Status, or kApart
+};
+
 // Throws std::invalid_argument where the step's numbers point outside of what they point into.
 void check(Step &step);
 // Needs what check found. Requests that ask for what the kernels don't have get kApart.
 void sample(const Step &step);
+// The same, for a draft out of each row. The step's own drafts and rules are not looked at.
+void propose(const Step &step, const Proposals &to);
 
 }  // namespace tailrace

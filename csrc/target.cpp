@@ -102,6 +102,24 @@ int64_t Target::winner(uint32_t stream, int64_t excluded) {
     return draw_all(row_, scan_, temperature_, floor_, survivors_, noise(stream), excluded, space_);
 }
 
+int64_t Target::propose(double u, Written to) {
+    if (greedy() || program_.forced >= 0) {
+        const int64_t only = token();
+        write_token(only, to);
+        return only;
+    }
+    float *sums = space_.sums.data();  // the scan is done with them
+    if (untruncated_) {
+        write_row(row_, scan_, temperature_, to, sums);
+        return place_of(u, to.q, row_.vocab, sums);
+    }
+    const double mass = collected_mass(survivors_);
+    if (!(mass > 0)) return kNobody;
+    spent_ = true;
+    write_survivors(survivors_, mass, to, sums);
+    return survivors_.ids[place_of(u, survivors_.weights, survivors_.n, sums)];
+}
+
 double Target::probability(int64_t token) {
     if (untruncated_) {
         alignas(64) float buffer[kBlock];

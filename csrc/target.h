@@ -26,6 +26,9 @@ class Target {
     int64_t token();
     // Drawn with the stream's noise, without `excluded`; kNobody if there is no other. After `subtract`: of what that left.
     int64_t winner(uint32_t stream, int64_t excluded);
+    // What is drawn from is written out, and the token is where u in (0, 1) lies in it; kNobody if all of it is too small for floats.
+    // Needs Asked::masses. What else is asked comes after `restore`.
+    int64_t propose(double u, Written to);
     // Of one token, under what is drawn from. Needs Asked::masses.
     double probability(int64_t token);
     // Of what is drawn from, nats. Needs Asked::entropy.

@@ -209,10 +209,7 @@ def test_verified_drafts_have_the_targets_law(rule):
 @pytest.mark.parametrize("stream", [ACCEPT_STREAM, ACCEPT_STREAM - 1])
 def test_noise_shared_with_verification_is_seen(stream, monkeypatch):
     """The first or the second draft's noise is the acceptance's own."""
-    monkeypatch.setattr(pick, "DRAFT_STREAM", stream)
-    monkeypatch.setattr(
-        kernels, "uniform", lambda key, position, at, uniform=kernels.uniform: uniform(key, position + at - stream, at)
-    )
+    monkeypatch.setattr(pick, "noise_of", lambda begin, step: (begin + step, stream + step))
     assert law_of_verified("rejection", 8000) < ALPHA
 
 
@@ -223,11 +220,13 @@ def test_the_streams_are_nobody_elses():
 def test_no_number_is_used_twice(monkeypatch):
     """Drafts that a step throws away may have had a say in it (block verification): the next step's are drawn from fresh noise."""
     seen = []
-    monkeypatch.setattr(kernels, "uniform", lambda *at, uniform=kernels.uniform: seen.append(at) or uniform(*at))
-    sampler = sampler_for({})
-    for length in range(4):
-        drafts_of(sampler, [Ask(0, [0] * (1 + length), 3, "block")], rows_of(3))
-    assert len(seen) == len(set(seen)) == 12
+    monkeypatch.setattr(pick, "noise_of", lambda *at, noise_of=pick.noise_of: seen.append(noise_of(*at)) or seen[-1])
+    for fields in ({}, {"mirostat": 2}):  # by the kernels, and in torch
+        sampler = sampler_for(fields)
+        seen.clear()
+        for length in range(4):
+            drafts_of(sampler, [Ask(0, [0] * (1 + length), 3, "block")], rows_of(3))
+        assert len(seen) == len(set(seen)) == 12
 
 
 # ---- the rest

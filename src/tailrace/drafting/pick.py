@@ -5,9 +5,12 @@ Two ways, by how an ask's drafts will be verified (sampling/verify.py):
 - coupled (rule "exact", and every greedy request): the draft is what the request's own sampler would draw from these logits, with the
   request's key, position and methods. Draft and target then share the Gumbel noise and differ only where their logits do (Daliri et al.,
   arXiv 2408.07978): one-hot.
-- drawn (every other rule): the draft is drawn from a distribution q that is returned with it. Its noise is no other's: the drafts must not
-  depend on what decides about them, nor on drafts that a step before has thrown away. So draft j of a step has a stream of its own, at
-  the position where the step begins, and no two steps begin at the same one.
+- drawn (every other rule): the draft is drawn from a distribution q that is returned with it: the request's own over the draft logits. Its
+  noise is no other's: the drafts must not depend on what decides about them, nor on drafts that a step before has thrown away. So
+  draft j of a step has a stream of its own, at the position where the step begins, and no two steps begin at the same one. XTC's coin
+  alone is the position's, as verification has it: it is no draw among tokens, and given the coin both laws are what they should be.
+
+The CPU kernels make both, all rows of a call at once. Drawn ones that they don't serve (`Slot.rare`, logits on a GPU) are made in torch.
 
 While drafts are made, the request's slot stands where it would after the drafts before (penalties, forced tokens, mirostat see them);
 afterwards it is as it was. No mask of a grammar is looked at: what it forbids is pruned before verification.
@@ -16,14 +19,16 @@ afterwards it is as it was. No mask of a grammar is looked at: what it forbids i
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 import torch
 from torch.nn import functional as F
 
 from tailrace import kernels
 from tailrace.drafting.base import Ask, Draft
+from tailrace.kernels.cpu.sample import Step
+from tailrace.kernels.cpu.shelf import Place, Shelf
 from tailrace.kernels.rows import Rows
 from tailrace.kernels.status import OK
 from tailrace.params import SamplingParams
@@ -32,13 +37,15 @@ from tailrace.sampling.reference import BadRowError, edited
 from tailrace.sampling.slots import Slot
 
 DRAFT_STREAM = 16  # of the noise, for draft 0 of a step; draft j has DRAFT_STREAM + j. The sampler's are 0 … 3
+# Logits, whose they are, and of which rows a draft is wanted → each of those rows' tokens, None where it can't be drawn from.
+Way = Callable[[torch.Tensor, Sequence[int], list[int]], dict[int, int | None]]
 
 
 class Picker:
     """Makes drafts for the requests in the sampler's slots."""
 
     def __init__(self, sampler: Sampler) -> None:
-        self.sampler = sampler
+        self.sampler, self.shelf = sampler, Shelf(sampler.slots.vocab_size)
 
     @contextmanager
     def start(self, asks: Sequence[Ask]) -> Iterator[Picks]:
@@ -47,7 +54,7 @@ class Picker:
         Raises:
             ValueError: a slot is empty.
         """
-        picks = Picks(self.sampler, asks)
+        picks = Picks(self.sampler, asks, self.shelf)
         try:
             yield picks
         finally:
@@ -57,12 +64,13 @@ class Picker:
 class Picks:
     """Drafts that grow side by side. tokens: of each ask so far."""
 
-    def __init__(self, sampler: Sampler, asks: Sequence[Ask]) -> None:
+    def __init__(self, sampler: Sampler, asks: Sequence[Ask], shelf: Shelf) -> None:
         self.sampler, self.asks, self.vocab_size = sampler, asks, sampler.slots.vocab_size
         self.slots = [sampler.slots[ask.slot] for ask in asks]
+        self.shelf = shelf
         self.before = [(dict(slot.state), list(slot.lessons)) for slot in self.slots]
         self.tokens: list[list[int]] = [[] for _ in asks]
-        self.q: dict[int, torch.Tensor] = {}  # of the asks whose drafts are drawn, float32 [count, V]
+        self.q: dict[int, Place] = {}  # of the asks whose drafts are drawn
 
     def take(self, logits: torch.Tensor, who: Sequence[int]) -> list[int]:
         """One more draft for each of these asks, unless its logits are unusable (NaN, +inf, all masked).
@@ -77,10 +85,12 @@ class Picks:
         if not who:
             return []
         logits = fitted(logits, self.vocab_size)
-        coupled = [row for row, i in enumerate(who) if self.asks[i].rule == "exact" or self.slots[i].params.greedy]
-        found = self._coupled(logits, who, coupled) if coupled else {}
-        for row in set(range(len(who))).difference(coupled):
-            found[row] = self._drawn(logits[row], who[row])
+        ways: dict[Way, list[int]] = {}
+        for row, i in enumerate(who):
+            ways.setdefault(self._way(i, logits.is_cpu), []).append(row)
+        found: dict[int, int | None] = {}
+        for way, rows in ways.items():
+            found |= way(logits, who, rows)
         going = []
         for row, i in enumerate(who):
             token = found[row]
@@ -102,7 +112,7 @@ class Picks:
     def drafts(self) -> list[Draft]:
         """What has come of each ask."""
         return [
-            Draft(tokens, self.q[i][: len(tokens)] if tokens and i in self.q else None)
+            Draft(tokens, self.q[i].q[: len(tokens)] if tokens and i in self.q else None)
             for i, tokens in enumerate(self.tokens)
         ]
 
@@ -116,25 +126,62 @@ class Picks:
             if tokens and slot.moves:
                 self.sampler.slots.refresh(ask.slot)
 
-    def _coupled(self, logits: torch.Tensor, who: Sequence[int], rows: list[int]) -> dict[int, int | None]:
-        """What the sampler draws of each of these rows."""
+    def _way(self, i: int, on_cpu: bool) -> Way:
+        """How the ask's drafts are made."""
+        if self.asks[i].rule == "exact" or self.slots[i].params.greedy:
+            return self._coupled
+        served = on_cpu and self.sampler.backend in (None, "cpu") and not self.slots[i].rare
+        return self._drawn if served else self._drawn_in_torch
+
+    def _rows(self, who: Sequence[int], rows: list[int]) -> Rows:
+        """The next positions of those asks, from these rows of logits."""
         asks = [self.asks[who[row]] for row in rows]
         positions = [len(ask.tokens) + len(self.tokens[who[row]]) for row, ask in zip(rows, asks, strict=True)]
-        out = self.sampler(logits, Rows.plain([ask.slot for ask in asks], rows, positions))
-        drawn = zip(rows, out.token_ids[:, 0].tolist(), out.status.tolist(), strict=True)
-        return {row: token if status == OK else None for row, token, status in drawn}
+        return Rows.plain([ask.slot for ask in asks], rows, positions)
 
-    def _drawn(self, row: torch.Tensor, i: int) -> int | None:
-        """A token of the row's proposal, which is kept."""
-        ask, slot, step = self.asks[i], self.slots[i], len(self.tokens[i])
-        try:
-            q = proposal(row, slot)
-        except BadRowError:
-            return None
+    def _coupled(self, logits: torch.Tensor, who: Sequence[int], rows: list[int]) -> dict[int, int | None]:
+        """What the sampler draws of each of these rows."""
+        out = self.sampler(logits, self._rows(who, rows))
+        return tokens_of(rows, out.token_ids[:, 0], out.status)
+
+    def _drawn(self, logits: torch.Tensor, who: Sequence[int], rows: list[int]) -> dict[int, int | None]:
+        """A token of each of these rows' distributions, which are kept."""
+        step = Step(logits, self._rows(who, rows), self.sampler.slots.programs)
+        out = step.propose([self._noise(who[row]) for row in rows], [self._room(who[row]) for row in rows])
+        return tokens_of(rows, out.token_ids, out.status)
+
+    def _drawn_in_torch(self, logits: torch.Tensor, who: Sequence[int], rows: list[int]) -> dict[int, int | None]:
+        """The same, row by row."""
+        found: dict[int, int | None] = dict.fromkeys(rows)
+        for row in rows:
+            i = who[row]
+            with suppress(BadRowError):
+                q = proposal(logits[row], self.slots[i])
+                place, at = self._room(i)
+                place.write(at, q)
+                found[row] = draw(q, kernels.uniform(self.slots[i].key, *self._noise(i)))
+        return found
+
+    def _room(self, i: int) -> tuple[Place, int]:
+        """Where the q of the ask's next draft goes."""
         if i not in self.q:
-            self.q[i] = torch.empty(ask.count, self.vocab_size)
-        self.q[i][step] = q
-        return draw(q, kernels.uniform(slot.key, len(ask.tokens), DRAFT_STREAM + step))
+            self.q[i] = self.shelf.take(self.asks[i].count)
+        return self.q[i], len(self.tokens[i])
+
+    def _noise(self, i: int) -> tuple[int, int]:
+        """Position and stream of what the ask's next draft is drawn with, if it is drawn."""
+        return noise_of(len(self.asks[i].tokens), len(self.tokens[i]))
+
+
+def noise_of(begin: int, step: int) -> tuple[int, int]:
+    """Position and stream of the noise of a draft: the `step`-th of a step that begins at position `begin`."""
+    return begin, DRAFT_STREAM + step
+
+
+def tokens_of(rows: list[int], token_ids: torch.Tensor, status: torch.Tensor) -> dict[int, int | None]:
+    """Each row's token; None where the row could not be drawn from."""
+    drawn = zip(rows, token_ids.tolist(), status.tolist(), strict=True)
+    return {row: token if status == OK else None for row, token, status in drawn}
 
 
 def fitted(logits: torch.Tensor, vocab_size: int) -> torch.Tensor:
@@ -144,9 +191,9 @@ def fitted(logits: torch.Tensor, vocab_size: int) -> torch.Tensor:
 
 
 def proposal(row: torch.Tensor, slot: Slot) -> torch.Tensor:
-    """q, float32 [V] on the CPU, for a row of draft logits [V]: the request's edits, temperature, min-p, top-k and top-p, so that q covers
-    about what the target's distribution does. Its other methods are left out: q need only be what is drawn from. One-hot where the
-    token is forced.
+    """q, float32 [V] on the CPU, in torch, for a row of draft logits [V]: the request's edits, temperature, min-p, top-k and top-p, so that
+    q covers about what the target's distribution does. Its other methods, which the kernels mostly lack too, are left out: q need only be
+    what is drawn from. One-hot where the token is forced.
 
     Raises:
         BadRowError: the row can't be drawn from, or the request's edits leave nothing of it.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import re
+from array import array
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -11,6 +13,7 @@ import torch
 from tailrace import _cpu
 from tailrace.errors import ParameterError
 from tailrace.kernels.cpu.program import Programs, StepRecord
+from tailrace.kernels.cpu.shelf import Place
 from tailrace.kernels.rows import Rows, shown
 from tailrace.kernels.types import CODES, readable
 
@@ -34,6 +37,13 @@ class Outcome(NamedTuple):
     num_tokens: torch.Tensor
     status: torch.Tensor
     reports: Reports | None
+
+
+class Proposed(NamedTuple):
+    """Of R rows. token_ids int64 [R], −1 where there is none; status int32 [R], APART as in Outcome."""
+
+    token_ids: torch.Tensor
+    status: torch.Tensor
 
 
 class Step:
@@ -111,6 +121,28 @@ class Step:
             record.numbers, record.ranks = made.numbers.data_ptr(), made.ranks.data_ptr()
             out = out._replace(reports=made)
         _cpu.sample(self.address)
+        return out
+
+    def propose(self, noise: Sequence[tuple[int, int]], to: Sequence[tuple[Place, int]]) -> Proposed:
+        """Draw a draft for each row, and keep what it was drawn from; the rows' drafts and rules are not looked at.
+
+        Args:
+            noise: of each row, its position and stream; with its slot's key. The row's own position is what its methods see.
+            to: of each row, the place and the row there that its distribution goes to.
+
+        Raises:
+            ParameterError: there are not as many, a place is of another vocabulary, or has no such row.
+        """
+        rows, vocab = self.record.rows, self.record.vocab
+        if not len(noise) == len(to) == rows or not all(place.fits(row, vocab) for place, row in to):
+            raise ParameterError(f"noise and to must have {rows} entries, rows of {vocab} tokens", "to")
+        begin, stream = (array("q", part) for part in zip(*noise, strict=True))
+        q, note = (array("q", part) for part in zip(*(place.addresses(row) for place, row in to), strict=True))
+        out = Proposed(torch.empty(rows, dtype=torch.int64), torch.empty(rows, dtype=torch.int32))
+        _cpu.propose(
+            self.address, begin.buffer_info()[0], stream.buffer_info()[0], q.buffer_info()[0], note.buffer_info()[0],
+            out.token_ids.data_ptr(), out.status.data_ptr(),
+        )  # fmt: skip
         return out
 
 

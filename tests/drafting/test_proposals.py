@@ -22,7 +22,7 @@ from tailrace.kernels.status import OK
 from tailrace.params import SamplingParams
 from tailrace.sampling import Rows, Sampler, Slots
 from tailrace.sampling.reference import distribution
-from tailrace.sampling.slots import Slot
+from tailrace.sampling.slot import Slot
 
 ALPHA = 1e-6
 PROMPT = [3, 5, 3, 7]

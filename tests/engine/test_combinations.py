@@ -43,7 +43,8 @@ from tailrace.grammar.service import Grammars
 from tailrace.kernels.rows import Rows
 from tailrace.runners.scripted import ScriptedRunner
 from tailrace.sampling import Sampler, sampler, verify
-from tailrace.sampling.slots import Slot, Slots
+from tailrace.sampling.slot import Slot
+from tailrace.sampling.slots import Slots
 from tailrace.wire.messages import Abort
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -20,7 +20,7 @@ from tailrace.kernels.program import mask_of
 from tailrace.kernels.rows import Rule
 from tailrace.params import SamplingParams
 from tailrace.sampling import Slots, reference, verify
-from tailrace.sampling.slots import Slot
+from tailrace.sampling.slot import Slot
 
 PROMPT, OUTPUT = [1, 0], [2]
 PARAMS: dict[str, dict] = {

@@ -34,7 +34,7 @@ from tailrace.kernels.status import OK
 from tailrace.params import SamplingParams
 from tailrace.sampling import Sampler
 from tailrace.sampling.reference import BadRowError, edited
-from tailrace.sampling.slots import Slot
+from tailrace.sampling.slot import Slot
 
 DRAFT_STREAM = 16  # of the noise, for draft 0 of a step; draft j has DRAFT_STREAM + j. The sampler's are 0 … 3
 # Logits, whose they are, and of which rows a draft is wanted → each of those rows' tokens, None where it can't be drawn from.

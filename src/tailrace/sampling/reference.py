@@ -15,7 +15,7 @@ from tailrace.kernels.program import Add, Ban, Dense, Edit, Lift, Mask, Penalty
 from tailrace.kernels.status import MESSAGES, OK, PROCESSOR
 from tailrace.sampling.pipeline import REFINEMENTS
 from tailrace.sampling.report import Logprobs, describe
-from tailrace.sampling.slots import Slot
+from tailrace.sampling.slot import Slot
 from tailrace.sampling.survivors import Context, Survivors
 
 log = logging.getLogger(__name__)

@@ -23,7 +23,8 @@ from tailrace.kernels.program import Mask
 from tailrace.kernels.rows import Rows
 from tailrace.sampling.door import check_kind
 from tailrace.sampling.report import Logprobs, naming
-from tailrace.sampling.slots import Slot, Slots
+from tailrace.sampling.slot import Slot
+from tailrace.sampling.slots import Slots
 from tailrace.sampling.unroll import unroll
 from tailrace.sampling.verify import verify
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from tailrace.sampling.slots import Slot
+    from tailrace.sampling.slot import Slot
 
 
 @dataclass(frozen=True, slots=True)

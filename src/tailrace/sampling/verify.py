@@ -32,7 +32,7 @@ from tailrace.kernels.rows import Rule
 from tailrace.kernels.status import FAILED, OK
 from tailrace.sampling.reference import BadRowError, Target, choose, draw, report, target
 from tailrace.sampling.report import Logprobs
-from tailrace.sampling.slots import Lesson, Slot
+from tailrace.sampling.slot import Lesson, Slot
 from tailrace.sampling.survivors import Survivors
 
 ACCEPT_STREAM, RESIDUAL_STREAM, BLOCK_STREAM = 1, 2, 64  # csrc/draw.h

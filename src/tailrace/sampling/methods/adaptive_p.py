@@ -15,7 +15,7 @@ from tailrace.sampling.methods.base import Refinement
 from tailrace.sampling.survivors import Context, Survivors
 
 if TYPE_CHECKING:
-    from tailrace.sampling.slots import Slot
+    from tailrace.sampling.slot import Slot
 
 
 PEAK, SHARPNESS, WIDTH = 5.0, 10.0, 0.3

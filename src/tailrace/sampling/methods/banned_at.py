@@ -10,7 +10,7 @@ from tailrace.kernels.program import Ban, ascending
 from tailrace.sampling.methods.base import EditMethod
 
 if TYPE_CHECKING:
-    from tailrace.sampling.slots import Slot
+    from tailrace.sampling.slot import Slot
 
 
 def edits(slot: Slot) -> list[Ban]:

@@ -17,7 +17,7 @@ from tailrace.params import SamplingParams
 from tailrace.sampling.survivors import Context, Survivors
 
 if TYPE_CHECKING:
-    from tailrace.sampling.slots import Slot
+    from tailrace.sampling.slot import Slot
 
 
 def never(params: SamplingParams) -> bool:

@@ -20,7 +20,7 @@ from tailrace.params import SamplingParams
 from tailrace.sampling.methods.base import EditMethod
 
 if TYPE_CHECKING:
-    from tailrace.sampling.slots import Slot
+    from tailrace.sampling.slot import Slot
 
 LARGEST = 1e30  # beyond any logit, and far from overflow
 

@@ -15,7 +15,7 @@ from tailrace.params import SamplingParams
 from tailrace.sampling.methods.base import EditMethod
 
 if TYPE_CHECKING:
-    from tailrace.sampling.slots import Slot
+    from tailrace.sampling.slot import Slot
 
 
 def edits(slot: Slot) -> list[Penalty]:

@@ -14,7 +14,7 @@ from tailrace.sampling.methods.base import EditMethod
 from tailrace.sampling.watermark import green_list
 
 if TYPE_CHECKING:
-    from tailrace.sampling.slots import Slot
+    from tailrace.sampling.slot import Slot
 
 
 def edits(slot: Slot) -> list[Add]:

@@ -16,7 +16,7 @@ from tailrace.sampling.methods.base import Refinement
 from tailrace.sampling.survivors import Context, Survivors
 
 if TYPE_CHECKING:
-    from tailrace.sampling.slots import Slot
+    from tailrace.sampling.slot import Slot
 
 
 CANDIDATES = 100

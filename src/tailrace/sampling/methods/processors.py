@@ -12,7 +12,7 @@ from tailrace.sampling.methods.base import EditMethod
 from tailrace.sampling.processors import find
 
 if TYPE_CHECKING:
-    from tailrace.sampling.slots import Slot
+    from tailrace.sampling.slot import Slot
 
 
 def edits(slot: Slot) -> list[Dense]:

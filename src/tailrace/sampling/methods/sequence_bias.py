@@ -13,7 +13,7 @@ from tailrace.sampling.history import completed_by
 from tailrace.sampling.methods.base import EditMethod
 
 if TYPE_CHECKING:
-    from tailrace.sampling.slots import Slot
+    from tailrace.sampling.slot import Slot
 
 
 def edits(slot: Slot) -> list[Add]:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from scipy import stats
 
+from kernels.backends import DEVICES, QUIET
 from tailrace import kernels
 from tailrace.drafting import pick
 from tailrace.drafting.base import Ask, Draft
@@ -230,6 +231,21 @@ def test_no_number_is_used_twice(monkeypatch):
 
 
 # ---- the rest
+
+
+@QUIET
+def test_a_device_sees_the_drafts_before_and_forgets_them():
+    """Penalties of drafts that were made in the same step, on the GPU's kernels as on the CPU's; and afterwards none of them."""
+    fields = {"temperature": 0.0, "repetition_penalty": 3.0, "frequency_penalty": 1.0}
+    logits = torch.randn(V, generator=torch.Generator().manual_seed(3)).expand(4, V).contiguous()
+    found = {}
+    for backend in ("cpu", "gpu"):
+        sampler = sampler_for(fields)
+        sampler.backend = backend
+        asks = [Ask(0, PROMPT, 4)]
+        found[backend] = [drafts_of(sampler, asks, logits[:, None].to(DEVICES[backend]))[0].tokens for _ in range(2)]
+    assert found["gpu"] == found["cpu"]
+    assert len(set(found["cpu"][0])) > 1, "the penalties do nothing here"
 
 
 def test_greedy_requests_have_one_hot_drafts_under_any_rule():

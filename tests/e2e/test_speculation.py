@@ -203,6 +203,7 @@ async def test_case_15_an_end_inside_a_guess_cuts_everything_there(tokenizer, as
     for usage in (guessed["usage"], *guessed_streamed[1]):  # which says what was guessed
         details = usage.pop("completion_tokens_details")
         assert details["accepted_prediction_tokens"] > 0 <= details["rejected_prediction_tokens"]
+        assert details["accepted_prediction_tokens"] <= usage["completion_tokens"]  # what an end has cut is not counted
     assert guessed == plain
     assert guessed_streamed == streamed
     assert fast < slow

@@ -79,7 +79,8 @@ class Generation:
         """Tokens so far."""
         prompt = sum(map(len, self.prompts))
         completion = sum(text.num_tokens for text in self._texts)
-        details = UNSET if not self._drafted else CompletionTokensDetails(self._stood, self._drafted - self._stood)
+        stood = min(self._stood, completion)  # a stop that only we could find cuts what the engine had let stand
+        details = UNSET if not self._drafted else CompletionTokensDetails(stood, self._drafted - stood)
         return Usage(prompt, completion, prompt + completion, PromptTokensDetails(sum(self._cached)), details)
 
     def prompt_logprobs(self, p: int) -> list[TokenLogprobs] | None:
@@ -194,6 +195,7 @@ class Generation:
                     if isinstance(event, Tokens):
                         self._cached[p] = max(self._cached[p], event.cached_tokens)
                         clock.admitted(event.queued_s)
+                    if isinstance(event, (Tokens, Finished)):
                         self._drafted += sum(event.drafts[::2])
                         self._stood += sum(event.drafts[1::2])
                     if event.index not in open_:  # its text ended before the engine knew

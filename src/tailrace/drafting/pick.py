@@ -5,7 +5,8 @@ Two ways, by how an ask's drafts will be verified (sampling/verify.py):
 - coupled (rule "exact", and every greedy request): the draft is what the request's own sampler would draw from these logits, with the
   request's key, position and methods. Draft and target then share the Gumbel noise and differ only where their logits do (Daliri et al.,
   arXiv 2408.07978): one-hot.
-- drawn (every other rule): the draft is drawn from a distribution q that is returned with it: the request's own over the draft logits. Its
+- drawn (every other rule): the draft is drawn from a distribution q that is returned with it: the request's own over the draft logits
+  (in torch: with its edits, temperature, min-p, top-k and top-p alone). Its
   noise is no other's: the drafts must not depend on what decides about them, nor on drafts that a step before has thrown away. So
   draft j of a step has a stream of its own, at the position where the step begins, and no two steps begin at the same one. XTC's coin
   alone is the position's, as verification has it: it is no draw among tokens, and given the coin both laws are what they should be.
@@ -98,8 +99,7 @@ class Picks:
                 continue
             self.tokens[i].append(token)
             self.slots[i].extend([token])
-            if self.slots[i].moves:
-                self.sampler.slots.refresh(self.asks[i].slot)
+            self._moved(i)
             if len(self.tokens[i]) < self.asks[i].count:
                 going.append(i)
         return going
@@ -118,13 +118,21 @@ class Picks:
 
     def take_back(self) -> None:
         """The slots are as they were before the first draft."""
-        for ask, slot, tokens, (state, lessons) in zip(self.asks, self.slots, self.tokens, self.before, strict=True):
+        for i, (slot, tokens, (state, lessons)) in enumerate(zip(self.slots, self.tokens, self.before, strict=True)):
             for _ in tokens:
                 slot.pop()
             slot.state.update(state)
             slot.lessons[:] = lessons
-            if tokens and slot.moves:
-                self.sampler.slots.refresh(ask.slot)
+            if tokens:
+                self._moved(i)
+
+    def _moved(self, i: int) -> None:
+        """The ask's slot has other tokens than before: its edits may do something else, and a device must hear of its counts."""
+        slots, place = self.sampler.slots, self.asks[i].slot
+        if self.slots[i].moves:
+            slots.refresh(place)
+        elif self.slots[i].history is not None:
+            slots.changed(place)
 
     def _way(self, i: int, on_cpu: bool) -> Way:
         """How the ask's drafts are made."""
@@ -192,7 +200,7 @@ def fitted(logits: torch.Tensor, vocab_size: int) -> torch.Tensor:
 
 def proposal(row: torch.Tensor, slot: Slot) -> torch.Tensor:
     """q, float32 [V] on the CPU, in torch, for a row of draft logits [V]: the request's edits, temperature, min-p, top-k and top-p, so that
-    q covers about what the target's distribution does. Its other methods, which the kernels mostly lack too, are left out: q need only be
+    q covers about what the target's distribution does. Its other methods are left out: q need only be
     what is drawn from. One-hot where the token is forced.
 
     Raises:

@@ -97,7 +97,7 @@ def commit(
                 sequence.host_s = max(sequence.host_s, last_s[name])
                 engine.cut_back(sequence)
                 continue
-            guess = guesses.get(sequence.slot, NOTHING)
+            guess, stood = guesses.get(sequence.slot, NOTHING), 0
             if guess.tokens:
                 stood = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(row, guess.tokens, strict=False)))
                 engine.speculator.learn(engine, sequence, guess, stood)
@@ -105,7 +105,7 @@ def commit(
             if sequence.constraint is not None:
                 count = min(count, sequence.constraint.known)
             with engine.growth.of(sequence.request):
-                accept(engine, sequence, row[:count], logprobs)
+                accept(engine, sequence, row[:count], logprobs, (0 if guess.certain else len(guess.tokens), stood))
             last_s[name] = time.thread_time() - begun_s
             taken_s[name] += last_s[name]
             sequence.host_s = last_s[name] + drawn_s
@@ -131,9 +131,17 @@ def undrawn(engine: Engine, sequence: Sequence, status: int) -> None:
     engine.fail(sequence, RowError(f"{MESSAGES[status]} {at}"))
 
 
-def accept(engine: Engine, sequence: Sequence, tokens: list[int], logprobs: list[Logprobs] | None) -> None:
-    """The tokens that verification let stand, in order: the first is new, each further one follows from a guess."""
+def accept(
+    engine: Engine,
+    sequence: Sequence,
+    tokens: list[int],
+    logprobs: list[Logprobs] | None,
+    drafts: tuple[int, int] = (0, 0),
+) -> None:
+    """The tokens that verification let stand, in order: the first is new, each further one follows from a guess. drafts: how many there
+    were, and how many stood; the client is told of those that became output."""
     out: list[Drawn] = []
+    before = len(sequence.tokens)
     outcome = Outcome()
     for place, token in enumerate(tokens):
         outcome = Outcome()
@@ -143,6 +151,8 @@ def accept(engine: Engine, sequence: Sequence, tokens: list[int], logprobs: list
         out += outcome.out
         if outcome.over:
             break
+    if drafts[0]:
+        sequence.drafts += (drafts[0], min(drafts[1], max(0, len(sequence.tokens) - before)))
     if out:
         send(engine, sequence, out)
     if outcome.error is not None:

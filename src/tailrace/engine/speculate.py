@@ -130,10 +130,8 @@ class Speculator:
             counters.accepted_at[place] += 1
         for place in range(len(guess.tokens)):
             counters.drafted_at[place] += 1
-        if not guess.certain:
-            sequence.drafts += (len(guess.tokens), accepted)
-            if sequence.slot >= 0:
-                self.pace.drafted(sequence.slot, len(guess.tokens), accepted)
+        if not guess.certain and sequence.slot >= 0:
+            self.pace.drafted(sequence.slot, len(guess.tokens), accepted)
 
     def observe(self, seen: list[Sight], runner: ModelRunner) -> None:
         """Show the drafter the target's hidden states, if it wants them."""

@@ -116,14 +116,15 @@ class Graphs:
 
 @contextmanager
 def nobody_waits() -> Iterator[None]:
-    """Within, whatever makes the host wait for the GPU is a RuntimeError."""
+    """Within, whatever makes the host wait for the GPU is a RuntimeError: in all threads, so it is for a model's load, not for later."""
+    before = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch says that this may miss some
         torch.cuda.set_sync_debug_mode("error")
         try:
             yield
         finally:
-            torch.cuda.set_sync_debug_mode("default")
+            torch.cuda.set_sync_debug_mode(before)
 
 
 class Recorder:

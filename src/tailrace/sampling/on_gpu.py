@@ -143,9 +143,11 @@ class OnGPU:
         """Bring the step's numbers to the device, and what has changed of its slots."""
         logits = readable(logits)
         # kernels would be compiled anew, and sum in another order: a drafter's logits may be a part of wider rows
-        odd = (logits.stride(0) % 16 == 0) != (logits.shape[1] % 16 == 0)
-        if logits.data_ptr() % 16 or (odd and logits.shape[0] > 1):
+        several = logits.shape[0] > 1
+        odd = (logits.stride(0) % 16 == 0) != (logits.shape[1] % 16 == 0) or logits.stride(0) >= 1 << 31
+        if logits.data_ptr() % 16 or (odd and several):
             logits = logits.clone(memory_format=torch.contiguous_format)
+        stride = logits.stride(0) if several else logits.shape[1]  # a single row's may be 1, which is compiled in
         apart, owners = self.apart(rows), rows.slot.tolist()
         elsewhere = {owners[int(rows.start[i])] for i in apart}
         amendments: list[int] = []
@@ -162,7 +164,7 @@ class OnGPU:
         # an address where none is read
         masks = tables.touched if rows.masks is None else there(rows.masks, self.device)
         proposals = work.x if rows.proposals is None else there(rows.proposals, self.device)
-        step = Step(logits, logits.stride(0), logits.shape[1], numbers, padded, masks, proposals)
+        step = Step(logits, stride, logits.shape[1], numbers, padded, masks, proposals)
         out = Out.room(rows.num_requests, rows.width, top, self.device)
         if amendments:
             with torch.cuda.device_of(logits):

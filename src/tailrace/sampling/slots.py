@@ -120,7 +120,7 @@ class Slots:
         self.slots[slot] = self.compiled[slot] = None
         self.edits[slot] = []
         self.programs.clear(slot)
-        self._changed(slot)
+        self.changed(slot)
 
     def fork(self, source: int, target: int, *, key: int, carried: Carried | None = None) -> None:
         """Make the empty `target` a copy of `source` with its own noise. carried: as for `join`."""
@@ -160,7 +160,7 @@ class Slots:
                 entry.carried.forget(entry.num_output)
                 self.refresh(index)
             elif entry.history is not None:
-                self._changed(index)
+                self.changed(index)
 
     def rewind(self, slot: int, count: int) -> None:
         """Take back the last `count` output tokens.
@@ -245,9 +245,10 @@ class Slots:
     def _edit(self, slot: int, edits: list[Edit]) -> None:
         self.edits[slot] = edits
         self.programs.write_edits(slot, edits, self[slot].forced)
-        self._changed(slot)
+        self.changed(slot)
 
-    def _changed(self, slot: int) -> None:
+    def changed(self, slot: int) -> None:
+        """What the slot draws from is another than before: whoever keeps a copy of it has to look again."""
         self._version += 1
         self.versions[slot] = self._version
 

@@ -111,7 +111,7 @@ class PromptLogprobs(Message, frozen=True):
 
 class Finished(Message, frozen=True):
     """Terminal. `stop_token_id` says which id stopped it (EOS or a stop id); its token was sent in Tokens before. `cause`: what else
-    did, where only the engine knows: "repetition"."""
+    did, where only the engine knows: "repetition". drafts: as in Tokens, of those that no token has told of."""
 
     id: str
     epoch: int
@@ -119,6 +119,7 @@ class Finished(Message, frozen=True):
     reason: FinishReason
     stop_token_id: int | None = None
     cause: str | None = None
+    drafts: list[int] = []
 
 
 class Failed(Message, frozen=True):

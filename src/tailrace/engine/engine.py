@@ -346,10 +346,8 @@ class Engine:
         """The sequence ends with Finished."""
         request = sequence.request
         self._end(sequence, "finish", reason)
-        self._send(
-            request.client,
-            Finished(request.id, request.epoch, sequence.index, reason, stop_token_id, cause, sequence.drafts),
-        )
+        ended = Finished(request.id, request.epoch, sequence.index, reason, stop_token_id, cause, sequence.drafts)
+        self._send(request.client, ended)
 
     def fail(self, sequence: Sequence, error: TailraceError) -> None:
         """The sequence ends with Failed."""

@@ -365,10 +365,8 @@ class Engine:
         assert not sequence.siblings, "nobody else can compute the siblings' prefill: they end first"
         was = sequence.state
         sequence.advance(event)
-        if was is State.WAITING:
-            self.waiting.remove(sequence)
-        elif was is State.RUNNING:
-            self.running.remove(sequence)
+        if was in (State.WAITING, State.RUNNING):
+            (self.waiting if was is State.WAITING else self.running).remove(sequence)
         self._free(sequence)
         self.counters.finished[reason] += 1
         if sequence.request.done:

@@ -350,8 +350,8 @@ def grammar_stays_ahead(patch) -> None:
 
 def no_bonus(patch) -> None:
     real = commit.accept
-    patch.setattr(commit, "accept", lambda engine, sequence, tokens, logprobs: real(
-        engine, sequence, tokens[: max(1, len(tokens) - 1)], logprobs))  # fmt: skip
+    patch.setattr(commit, "accept", lambda engine, sequence, tokens, logprobs, *drafts: real(
+        engine, sequence, tokens[: max(1, len(tokens) - 1)], logprobs, *drafts))  # fmt: skip
 
 
 def shifted_noise(patch) -> None:

@@ -133,9 +133,8 @@ class Sequence:
     host_s: float = 0.0  # of processor time that its last draw took beside the model; before the first one a guess
     cached: int = 0  # prompt tokens found in the prefix cache when it was first admitted
     told: bool = False  # its first tokens have been sent
-    drafts: list[int] = field(
-        default_factory=list
-    )  # not yet told: of each step, how many there were and how many stood
+    # not yet told: of each step, how many drafts there were and how many stood
+    drafts: list[int] = field(default_factory=list)
     scored: int = 1  # prompt tokens whose logprobs have been sent, or need not be; the first has none
     blocks: list[int] = field(default_factory=list)
     hashes: list[bytes] = field(default_factory=list)

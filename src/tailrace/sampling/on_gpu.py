@@ -208,7 +208,7 @@ class OnGPU:
         host[behind:] = amendments
         if rows.width > 1:
             self._drafts(columns, rows, start, owners)
-        return words.to(self.device, non_blocking=True), padded, behind
+        return there(words, self.device), padded, behind
 
     def _drafts(self, columns: np.ndarray, rows: Rows, start: np.ndarray, owners: list[int]) -> None:
         """Fill in what drafts bring: how many come before each row, and by which rule they are settled."""

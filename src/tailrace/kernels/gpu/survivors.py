@@ -14,7 +14,7 @@ from tailrace.kernels.gpu.order import ordered
 from tailrace.kernels.gpu.scan import BLOCK, CHUNK, LOG2E
 
 GROUP = tl.constexpr(8)  # blocks that are read together
-TILE = tl.constexpr(8 * 256)  # their entries
+TILE = tl.constexpr(GROUP.value * BLOCK.value)  # their entries
 DEEPEST = tl.constexpr(0x7F800000)  # the bits of a depth of infinity
 FEW = tl.constexpr(128)
 OTHERS = tl.constexpr(32)  # with which they are compared at a time

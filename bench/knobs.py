@@ -1,5 +1,7 @@
 """What sampling knobs cost a server: its throughput with each of them on every stream, against greedy in the same run.
 
+Guidance is compared with two plain streams in the place of each guided one: the same prompt, and the negative prompt.
+
 One server; the modes take turns for several rounds, so that a noisy moment hits all of them. The client is a process of its own. Then the
 length of history: the step's sampling time with penalties after 1,000 to 30,000 tokens.
 """
@@ -33,6 +35,8 @@ MODES: dict[str, tuple[dict[str, Any], float]] = {
     "… with seeds": (NUCLEUS | {"seed": 7}, 0.97),
     "… with 5 logprobs": (NUCLEUS | {"logprobs": 5}, 0.93),
 }
+PAIRS = "two plain streams each"  # what a guided stream computes
+GUIDED, GUIDED_GOAL = "guidance, top-p 0.95", 0.97
 HISTORIES = (1_000, 3_000, 10_000, 30_000)
 
 
@@ -54,28 +58,39 @@ def throughput(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Tokens per second of each mode."""
     local = resolve(ModelConfig(model=args.model, dtype=args.dtype))
     prompts = Prompts(Tokenizer.load(local.folder), args.prompt_tokens)
-    rates: dict[str, list[float]] = {mode: [] for mode in MODES}
+    negative = prompts.take(1)[0]
+    fields = {mode: asked for mode, (asked, _) in MODES.items()} | {PAIRS: NUCLEUS}
+    fields[GUIDED] = NUCLEUS | {"guidance_scale": 1.5, "negative_prompt": negative}
+    rates: dict[str, list[float]] = {mode: [] for mode in fields}
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(serving(args, local))
         client = stack.enter_context(Worker("bench.load", threads=1))
-        own = {"host": HOST, "port": server["port"], "streams": args.streams}
         for turn in range(-1, args.rounds):
-            order = list(MODES) if turn % 2 else list(reversed(MODES))
-            for mode in order:
-                tokens = args.output_tokens if turn >= 0 else WARM_UP_TOKENS
-                question = {"sampling": MODES[mode][0], "output_tokens": tokens, "prompts": prompts.take(args.streams)}
-                answer = client.ask(question | own)
+            for mode in list(fields) if turn % 2 else list(reversed(fields)):
+                given = prompts.take(args.streams) + [negative] * (args.streams if mode == PAIRS else 0)
+                answer = client.ask({
+                    "host": HOST, "port": server["port"], "streams": len(given), "prompts": given, "sampling": fields[mode],
+                    "output_tokens": args.output_tokens if turn >= 0 else WARM_UP_TOKENS,
+                })  # fmt: skip
                 if turn >= 0:
                     rates[mode].append(answer["tokens"] / answer["wall_s"])
             print(f"round {turn + 1} of {args.rounds}", file=sys.stderr, flush=True)
-    # rounds are compared with their own greedy: the machine's mood changes from round to round
-    return [
-        {
-            "mode": mode, "tok/s": statistics.median(rates[mode]),
-            "of greedy": statistics.median(a / b for a, b in zip(rates[mode], rates["greedy"], strict=True)), "goal": MODES[mode][1],
-        }
-        for mode in MODES
-    ]  # fmt: skip
+    goals = {mode: goal for mode, (_, goal) in MODES.items()}
+    lines = [line(mode, rates[mode], "greedy", rates["greedy"], goals[mode]) for mode in MODES]
+    # of a pair only one stream is wanted
+    return [*lines, line(GUIDED, rates[GUIDED], PAIRS, [rate / 2 for rate in rates[PAIRS]], GUIDED_GOAL)]
+
+
+def line(mode: str, rates: list[float], base: str, base_rates: list[float], goal: float) -> dict[str, Any]:
+    """Of the table. Rounds are compared with their own baseline: the machine's mood changes from round to round."""
+    shares = [a / b for a, b in zip(rates, base_rates, strict=True)]
+    return {
+        "mode": mode,
+        "tok/s": statistics.median(rates),
+        "against": base,
+        "share": statistics.median(shares),
+        "goal": goal,
+    }
 
 
 def histories(vocab: int = 49_152, rows: int = 32) -> list[dict[str, Any]]:

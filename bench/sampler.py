@@ -15,8 +15,9 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ import torch
 from bench.harness import cores, machine, table, write_json
 
 from tailrace import _cpu, kernels
-from tailrace.sampling import Rows, Sampler, SamplingParams, Slots
+from tailrace.sampling import Guidance, Rows, Sampler, SamplingParams, Slots
 
 POOL_BYTES = 256 << 20  # of cold rows
 MAX_POOL_ROWS = 512
@@ -46,6 +47,8 @@ CASES: dict[str, tuple[dict[str, Any], float | None]] = {
     "top-k + top-p, seed": (BOTH, 1.5),
     "… + 3 penalties, 1,000 tokens": (PENALTIES, 2.0),
     "… + 5 logprobs": (PENALTIES | {"logprobs": 5}, 2.5),
+    "guided, top-k + top-p": (BOTH | {"guidance_scale": 1.5}, 3.0),
+    "guided, temperature": ({"temperature": 0.8, "guidance_scale": 1.5}, 3.0),
     "typical 0.9": ({"typical_p": 0.9}, None),
     "eta": ({"eta_cutoff": 1e-3}, None),
     "p-less": ({"temperature": 0.8, "p_less": True}, None),
@@ -152,12 +155,16 @@ def ours(params: dict[str, Any], pool: Pool, rows: int) -> Callable[[torch.Tenso
             slot,
             SamplingParams(**params),
             key=slot,
-            handled=("seed",),
+            handled=("seed", "guidance_scale"),
             prompt=history[: HISTORY // 2],
             output=history[HISTORY // 2 :],
         )
     sampler, where = Sampler(slots), Rows.plain(range(rows), range(rows), [HISTORY] * rows)
-    return lambda logits: sampler(logits, where)
+    if (scale := params.get("guidance_scale", 1.0)) == 1.0:
+        return lambda logits: sampler(logits, where)
+    # pairs of rows: as many companions, as cold, behind the rows
+    where, turns = replace(where, guidance=Guidance.of(range(rows, 2 * rows), [scale] * rows)), count()
+    return lambda _: sampler(pool.take(2 * rows, next(turns)), where)
 
 
 def floor(logits: torch.Tensor) -> None:

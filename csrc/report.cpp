@@ -37,7 +37,8 @@ void write_top(std::vector<uint64_t> &order, int64_t n, int64_t vocab, double lo
 
 void report_raw(const Row &row, const Scan &scan, int64_t token, const Report &out, Workspace &space) {
     alignas(64) float buffer[kBlock];
-    const Row plain{row.data, row.type, row.vocab, nullptr, 0};
+    Row plain = row;
+    plain.num_edits = 0;
     const float *block_max = row.num_edits ? scan.raw_block_max : scan.block_max;  // exact
     const double log_mass = std::log(scan.raw_mass.total);
     const float mine = read(plain, token / kBlock, buffer)[token % kBlock];

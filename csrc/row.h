@@ -20,6 +20,8 @@ struct Row {
     int64_t vocab;
     const Edit *edits;
     int32_t num_edits;
+    const void *companion = nullptr;  // the row that this one is guided away from, by `scale`; null: none
+    float scale = 1.0f;
 
     int64_t blocks() const { return (vocab + kBlock - 1) / kBlock; }
 };
@@ -46,8 +48,18 @@ TAILRACE_INLINE float half_to_float(uint16_t bits) {
     return static_cast<float>(half);
 }
 
-// 256 logits as the model gave them; a short last block is filled up with −inf. Returns where they are: `buffer`, or the row itself.
+// One row of the model's, at `data`: as `row` is, but for its edits and its companion.
+inline Row plain(const Row &row, const void *data) { return {data, row.type, row.vocab, nullptr, 0}; }
+// The combined logits of a guided row.
+void read_guided(const Row &row, int64_t block, float *buffer);
+float guided(float c, float u, float scale);
+
+// 256 logits before the edits; a short last block is filled up with −inf. Returns where they are: `buffer`, or the row itself.
 TAILRACE_INLINE const float *read(const Row &row, int64_t block, float *buffer) {
+    if (row.companion) {
+        read_guided(row, block, buffer);
+        return buffer;
+    }
     const int64_t first = block * kBlock, n = std::min(kBlock, row.vocab - first);
     if (n < kBlock)
         for (int64_t i = 0; i < kBlock; ++i) buffer[i] = kNone;
@@ -77,6 +89,9 @@ TAILRACE_INLINE void ahead(const Row &row, int64_t block) {
     const int64_t bytes = (row.type == Type::f32 ? 4 : 2) * kBlock;
     const char *at = static_cast<const char *>(row.data) + block * bytes;
     for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(at + line);
+    if (!row.companion) return;
+    const char *other = static_cast<const char *>(row.companion) + block * bytes;
+    for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(other + line);
 }
 
 // Up to sixteen entries of a penalty, from `from` on, applied to their logits in `value`: all lanes at once, no branches.
@@ -176,10 +191,17 @@ TAILRACE_INLINE const float *load(const Row &row, int64_t block, float *buffer) 
     return buffer;
 }
 
-TAILRACE_INLINE float raw_logit(const Row &row, uint32_t id) {
-    if (row.type == Type::f32) return static_cast<const float *>(row.data)[id];
-    const uint16_t bits = static_cast<const uint16_t *>(row.data)[id];
+// One logit of the model's, of the row at `data`.
+TAILRACE_INLINE float logit_of(const Row &row, const void *data, int64_t id) {
+    if (row.type == Type::f32) return static_cast<const float *>(data)[id];
+    const uint16_t bits = static_cast<const uint16_t *>(data)[id];
     return row.type == Type::bf16 ? to_float(bits) : half_to_float(bits);
+}
+
+// One logit before the edits.
+TAILRACE_INLINE float raw_logit(const Row &row, uint32_t id) {
+    const float mine = logit_of(row, row.data, id);
+    return row.companion ? guided(mine, logit_of(row, row.companion, id), row.scale) : mine;
 }
 
 // The edited logits of ascending ids below the vocabulary's size.

@@ -183,6 +183,9 @@ void check(Step &step) {
             inside("slot", step.slot[row], 0, step.slots - 1);
             inside("the slot of a request's rows", step.slot[row], step.slot[first], step.slot[first]);
             if (step.mask) inside("mask", step.mask[row], -1, step.num_masks - 1);
+            if (step.companion) inside("companion", step.companion[row], -1, step.logits_rows - 1);
+            if (step.companion && step.companion[row] >= 0 && !(step.scale[row] >= 0.0f && std::isfinite(step.scale[row])))
+                throw std::invalid_argument("scale must be finite and at least 0, got " + std::to_string(step.scale[row]));
             if (row < last) inside("drafts", step.draft[row], 0, step.vocab - 1);
         }
         inside("the draft of a bonus row", step.draft[last], -1, -1);

@@ -20,6 +20,8 @@ struct Step {
     const uint32_t *masks;    // [num_masks, ⌈vocab / 32⌉]
     int64_t num_masks;
     const int64_t *program;   // [R], the row's place in programs; or null: its slot
+    const int64_t *companion; // [R], the logits row that this row is guided away from, −1: none; or null
+    const float *scale;       // [R], of the guidance; where there is a companion
     // found by check
     int32_t flags;            // all that is set in any program of the step, and kReported
     int32_t top;              // the most alternatives that a program asks for

@@ -21,7 +21,13 @@ Target::Target(const Step &step, int64_t row, Workspace &space)
     : program_(step.program_of(row)), position_(step.position[row]), space_(space) {
     const int64_t bytes = step.type == Type::f32 ? 4 : 2;
     const char *logits = static_cast<const char *>(step.logits);
-    row_ = {logits + step.source[row] * step.stride * bytes, step.type, step.vocab, program_.edits, program_.num_edits};
+    const auto at = [&](int64_t source) { return logits + source * step.stride * bytes; };
+    row_ = {at(step.source[row]), step.type, step.vocab, program_.edits, program_.num_edits};
+    if (step.companion && step.companion[row] >= 0) {
+        row_.scale = step.scale[row];
+        if (row_.scale == 0.0f) row_.data = at(step.companion[row]);
+        else if (row_.scale != 1.0f) row_.companion = at(step.companion[row]);
+    }
     if (step.mask && step.mask[row] >= 0) {
         const int64_t words = (step.vocab + 31) / 32;
         edits_[0] = {EditKind::mask, 0, step.masks + step.mask[row] * words, nullptr, 0, 0, 0};

@@ -22,7 +22,7 @@ from tailrace.params import SamplingParams
 from tailrace.runners import load_runner
 from tailrace.runners.base import Batch, ModelRunner
 from tailrace.sampling import Sampled, Sampler
-from tailrace.sampling.sampler import Pending
+from tailrace.sampling.sampler import Pending, raw_row
 from tailrace.text.tokenizer import Tokenizer
 from tailrace.wire.messages import Abort, Finished, ModelInfo, Submit, Tokens
 
@@ -58,7 +58,7 @@ class Listener:
         for start, count in zip(rows.start.tolist(), sampled.num_tokens.tolist(), strict=False):
             for row in range(start, start + count):
                 key = self.sampler.slots[int(rows.slot[row])].key
-                self.heard[key, int(rows.position[row])] = logits[int(rows.source[row])].clone()
+                self.heard[key, int(rows.position[row])] = raw_row(logits, rows, row).clone()
         return sampled
 
 

@@ -86,9 +86,8 @@ def begin(engine: Engine, draws: list[Draws], logits: torch.Tensor) -> Begun:
     """Begin the draws. A request whose own can't be begun fails."""
     begun: Begun = []
     for part in draws:
-        rows = part.logits(logits)
         try:
-            begun.append((part.sequences, engine.sampler.begin(rows, part.rows)))
+            begun.append((part.sequences, engine.sampler.begin(logits, part.rows)))
         except Exception:
             if len(part.sequences) > 1:
                 log.exception("the draws of %d sequences failed; each is tried alone", len(part.sequences))
@@ -96,5 +95,5 @@ def begin(engine: Engine, draws: list[Draws], logits: torch.Tensor) -> Begun:
                 with alone(
                     "the token could not be drawn", sequence.request.id, lambda e, s=sequence: fail(engine, s, e)
                 ):
-                    begun.append(([sequence], engine.sampler.begin(rows, part.rows.of(place))))
+                    begun.append(([sequence], engine.sampler.begin(logits, part.rows.of(place))))
     return begun

@@ -1,11 +1,10 @@
-"""What the sampler draws in a step: rows of logits, guesses to be verified, masks of grammars, companions of guided rows."""
+"""What the sampler draws in a step: rows of logits and their companions, guesses to be verified, masks of grammars."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import accumulate
 
 import numpy as np
 import torch
@@ -14,9 +13,8 @@ from tailrace.engine.constraint import Late
 from tailrace.engine.request import Sequence
 from tailrace.grammar.base import Compiled, GuessError, Job
 from tailrace.grammar.filling import Filling, Unfinished
-from tailrace.kernels.rows import Rows
+from tailrace.kernels.rows import Guidance, Rows, spread
 from tailrace.options import Rule
-from tailrace.sampling.guidance import guide_rows
 
 LATE_S = 0.02  # wall clock: that a step waits for masks
 OWNER_S = 0.001  # that it waits longer for each request that wants some
@@ -47,27 +45,11 @@ Guesses = dict[int, Guess]  # by the slot of the sequence
 
 
 @dataclass(frozen=True, slots=True)
-class Guided:
-    """Which of the step's logits guided draws are made of: own and companion int64 [R], scale float32 [R]."""
-
-    own: torch.Tensor
-    companion: torch.Tensor
-    scale: torch.Tensor
-
-
-@dataclass(frozen=True, slots=True)
 class Draws:
-    """Draws that the sampler makes in one call: whose they are, its rows, and where they are guided, by what."""
+    """Draws that the sampler makes in one call: whose they are, and its rows."""
 
     sequences: list[Sequence]
     rows: Rows
-    guided: Guided | None = None
-
-    def logits(self, logits: torch.Tensor) -> torch.Tensor:
-        """What they are drawn from, of the step's logits [L, V]."""
-        if self.guided is None:
-            return logits
-        return guide_rows(logits, self.guided.own, self.guided.companion, self.guided.scale)
 
 
 class SitsOutError(Exception):
@@ -162,7 +144,8 @@ def wait_where_all_do(running: list[Sequence], within_s: float) -> None:
 
 
 def grouped(drawing: list[Sequence], guesses: Guesses) -> list[list[Sequence]]:
-    """Those that the sampler can serve in one call: guided ones have logits of their own, proposals are given for all rows or none."""
+    """Those that the sampler can serve in one call: proposals are given for all rows or none, and on a GPU guided ones get logits of their
+    own, float32, which nobody else should have to."""
     groups: dict[tuple[bool, bool], list[Sequence]] = {}
     for sequence in drawing:
         kind = (sequence.companion is not None, guesses.get(sequence.slot, NOTHING).q is not None)
@@ -176,25 +159,21 @@ def draw(sequences: list[Sequence], guesses: Guesses, first: dict[int, int], mas
     of = [guesses.get(sequence.slot, NOTHING) for sequence in sequences]
     computed = [s if s.slot in first else s.request.sequences[0] for s in sequences]
     source = [first[sequence.slot] for sequence in computed]
-    guided = None
+    guidance = None
     if sequences[0].companion is not None:
-        companions = [first[s.companion.slot] for s in computed if s.companion is not None]
-        scales = [s.request.params.guidance_scale for s in sequences]
-        guided = Guided(
-            torch.tensor([row + j for row, guess in zip(source, of, strict=True) for j in range(guess.rows)]),
-            torch.tensor([row + j for row, guess in zip(companions, of, strict=True) for j in range(guess.rows)]),
-            torch.tensor([scale for scale, guess in zip(scales, of, strict=True) for _ in range(guess.rows)]),
-        )
-        source = list(accumulate((guess.rows for guess in of[:-1]), initial=0))
+        counts = [guess.rows for guess in of]
+        companions = spread([first[s.companion.slot] for s in computed if s.companion is not None], counts)
+        scales = torch.tensor([s.request.params.guidance_scale for s in sequences])
+        guidance = Guidance(companions, scales.repeat_interleave(torch.tensor(counts)))
     place, filled = masks.of(sequences, of)
     slots, positions = [s.slot for s in sequences], [len(s.tokens) for s in sequences]
     if not any(guess.tokens for guess in of):
-        return Draws(sequences, Rows.plain(slots, source, positions, mask=place, masks=filled), guided)
+        return Draws(sequences, Rows.plain(slots, source, positions, mask=place, masks=filled, guidance=guidance))
     rows = Rows.drafted(
         slots, positions, [guess.tokens for guess in of], [guess.rule for guess in of], proposals(of),
-        source=source, mask=place, masks=filled, trusted=True,  # drafters make them by softmax
+        source=source, mask=place, masks=filled, guidance=guidance, trusted=True,  # drafters make them by softmax
     )  # fmt: skip
-    return Draws(sequences, rows, guided)
+    return Draws(sequences, rows)
 
 
 def proposals(guesses: list[Guess]) -> torch.Tensor | None:

@@ -27,6 +27,45 @@ TOLERANCE = 1e-3  # by which a proposal may miss 1: softmax in float32 is within
 
 
 @dataclass(frozen=True, slots=True)
+class Guidance:
+    """What rows are guided away from: their logits are l_u + scale · (l_c − l_u) before any edit, of l_c at `source` and l_u at
+    `companion` (sampling/guidance.py).
+
+    companion: int64 [R], the other row of logits; −1: the row is not guided. scale: float32 [R], ≥ 0; not looked at where there is none.
+
+    Raises:
+        ParameterError: (a ValueError) a tensor is not of this dtype, of one dimension, contiguous and on the CPU.
+    """
+
+    companion: torch.Tensor
+    scale: torch.Tensor
+
+    def __post_init__(self) -> None:
+        for name, part, dtype in (("companion", self.companion, torch.int64), ("scale", self.scale, torch.float32)):
+            check_column(name, part, dtype)
+
+    @staticmethod
+    def of(companion: Sequence[int], scale: Sequence[float]) -> Guidance:
+        """Of so many rows.
+
+        Raises:
+            ParameterError: these are not as many whole numbers and numbers.
+        """
+        n = length("companion", companion)
+        try:
+            scales = torch.tensor(list(scale), dtype=torch.float32)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ParameterError(f"scale must hold {n} numbers: {error}", "scale") from error
+        if scales.shape != (n,):
+            raise ParameterError(f"scale must hold {n} numbers, got {tuple(scales.shape)}", "scale")
+        return Guidance(tensor(whole("companion", companion, n)), scales)
+
+    def part(self, rows: slice) -> Guidance:
+        """Of these rows alone."""
+        return Guidance(self.companion[rows], self.scale[rows])
+
+
+@dataclass(frozen=True, slots=True)
 class Rows:
     """slot:      int64 [R], the row's entry in Slots.
     source:    int64 [R], the row's logits: several rows may share one (n > 1 right after the shared prefill).
@@ -40,6 +79,7 @@ class Rows:
     masks:     int32 [M, ⌈V / 32⌉], contiguous: bit i of word i // 32 stands for token i; where it is 0 the logit becomes −inf before
                any other edit.
     counted:   the positions are those that follow what the slots have counted (sampling/slots.py), and `position` is not looked at.
+    guidance:  of all R rows; None: no row is guided.
 
     Raises:
         ParameterError: (a ValueError) a tensor is not of this dtype, contiguous and on the CPU.
@@ -56,22 +96,19 @@ class Rows:
     mask: torch.Tensor | None = None
     masks: torch.Tensor | None = None
     counted: bool = False
+    guidance: Guidance | None = None
 
     def __post_init__(self) -> None:
         for name, part in (
             ("slot", self.slot), ("source", self.source), ("position", self.position), ("start", self.start), ("draft", self.draft),
         ):  # fmt: skip
-            if (
-                getattr(part, "dtype", None) is not torch.int64
-                or part.dim() != 1
-                or not part.is_contiguous()
-                or not part.is_cpu
-            ):
-                raise ParameterError(f"{name} must be contiguous int64 [n] on the CPU, got {shown(part)}", name)
+            check_column(name, part, torch.int64)
         if (rule := self.rule) is not None and (
             getattr(rule, "dtype", None) is not torch.int32 or not rule.is_contiguous() or not rule.is_cpu
         ):
             raise ParameterError(f"rule must be contiguous int32 [N] on the CPU, got {shown(rule)}", "rule")
+        if self.guidance is not None and not isinstance(self.guidance, Guidance):
+            raise ParameterError(f"guidance must be a Guidance, got {shown(self.guidance)}", "guidance")
 
     @staticmethod
     def plain(
@@ -81,6 +118,7 @@ class Rows:
         *,
         mask: Sequence[int] | None = None,
         masks: torch.Tensor | None = None,
+        guidance: Guidance | None = None,
     ) -> Rows:
         """Rows of a step without drafts: one per request. position: None takes what the slots have counted, and then each slot may be there
         once; the same position again has the same noise again, in this step or a later one.
@@ -99,6 +137,7 @@ class Rows:
             draft=torch.full((n,), -1, dtype=torch.int64),
             mask=None if mask is None else tensor(whole("mask", mask, n)),
             masks=masks,
+            guidance=guidance,
         )
 
     @staticmethod
@@ -112,6 +151,7 @@ class Rows:
         source: Sequence[int] | None = None,
         mask: Sequence[int] | None = None,
         masks: torch.Tensor | None = None,
+        guidance: Guidance | None = None,
         trusted: bool = False,
     ) -> Rows:
         """Rows of a step that verifies drafts.
@@ -120,8 +160,8 @@ class Rows:
             slot, position: of each request; position is that of its first row, None as for `plain`. drafts: of each request, possibly none.
             rule: of each request, or one for all; None is "exact" for all. proposals: see above; bonus rows are not looked at.
             source: of each request, the logits row of its first row, whose successors are its further rows'; None: row r has logits row r.
-            mask, masks: of each row; see above. trusted: the proposals are known to be distributions, and not looked at: that would be a
-                read of all of them.
+            mask, masks, guidance: of each row; see above. trusted: the proposals are known to be distributions, and not looked at: that
+                would be a read of all of them.
 
         Raises:
             ParameterError: there are not as many whole numbers each, a rule is unknown, or a draft's proposal holds NaN, a negative number,
@@ -151,6 +191,7 @@ class Rows:
             mask=None if mask is None else tensor(whole("mask", mask, start[-1])),
             masks=masks,
             counted=position is None,
+            guidance=guidance,
         )
 
     @property
@@ -178,11 +219,18 @@ class Rows:
             proposals=None if self.proposals is None else self.proposals[part],
             mask=None if self.mask is None else self.mask[part],
             masks=self.masks,
+            guidance=None if self.guidance is None else self.guidance.part(part),
         )
 
     def rule_of(self, request: int) -> Rule:
         """How this request's drafts are verified."""
         return "exact" if self.rule is None else RULES[int(self.rule[request])]
+
+
+def check_column(name: str, part: torch.Tensor | Any, dtype: torch.dtype) -> None:
+    """Raise ParameterError unless it is one number per row (or per request), as the kernels read them."""
+    if getattr(part, "dtype", None) is not dtype or part.dim() != 1 or not part.is_contiguous() or not part.is_cpu:
+        raise ParameterError(f"{name} must be contiguous {str(dtype)[6:]} [n] on the CPU, got {shown(part)}", name)
 
 
 def spread(first: Iterable[int], counts: Iterable[int]) -> torch.Tensor:

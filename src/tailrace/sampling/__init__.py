@@ -5,10 +5,10 @@ slots.join(0, SamplingParams(temperature=0.8, top_p=0.95), key=request_key(seed,
 sampled = Sampler(slots)(logits, Rows.plain(slot=[0], source=[0], position=[len(ids)]))
 """
 
-from tailrace.kernels.rows import Rows
+from tailrace.kernels.rows import Guidance, Rows
 from tailrace.params import SamplingParams
 from tailrace.sampling.keys import request_key
 from tailrace.sampling.sampler import Sampled, Sampler
 from tailrace.sampling.slots import Carried, Slots
 
-__all__ = ["Carried", "Rows", "Sampled", "Sampler", "SamplingParams", "Slots", "request_key"]
+__all__ = ["Carried", "Guidance", "Rows", "Sampled", "Sampler", "SamplingParams", "Slots", "request_key"]

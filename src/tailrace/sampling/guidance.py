@@ -5,10 +5,12 @@ A pure function on logits. It comes before everything else that happens to a row
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from tailrace.errors import ParameterError
-from tailrace.kernels.rows import shown
+from tailrace.kernels.rows import Rows, shown
 from tailrace.kernels.transfer import together
 
 
@@ -52,6 +54,23 @@ def guide(conditional: torch.Tensor, unconditional: torch.Tensor, scale: torch.T
     if bool((s <= 1).any()):
         guided = torch.where(s == 1, c, torch.where(s == 0, u, guided))
     return guided
+
+
+def combined(logits: torch.Tensor, rows: Rows) -> tuple[torch.Tensor, Rows]:
+    """What the rows are drawn from, where that is not done while they are read: their own logits, float32 [R, V], and rows that say so.
+
+    Args:
+        logits: [L, V]. rows: with guidance; its numbers are in range, and on a GPU nothing waits.
+    """
+    guidance = rows.guidance
+    assert guidance is not None
+    alone = guidance.companion < 0
+    companion = torch.where(alone, rows.source, guidance.companion)
+    scale = torch.where(alone, 1.0, guidance.scale)
+    if rows.num_rows == 0:
+        return logits, replace(rows, guidance=None)
+    mixed = guide_rows(logits, rows.source, companion, scale)
+    return mixed, replace(rows, source=torch.arange(rows.num_rows), guidance=None)
 
 
 def guide_rows(

@@ -22,6 +22,7 @@ from tailrace.kernels.cpu.sample import APART, Outcome, Step
 from tailrace.kernels.program import Mask
 from tailrace.kernels.rows import Rows
 from tailrace.sampling.door import check_kind
+from tailrace.sampling.guidance import combined, guide
 from tailrace.sampling.report import Logprobs, naming
 from tailrace.sampling.slot import Slot
 from tailrace.sampling.slots import Slots
@@ -152,6 +153,8 @@ class Sampler:
 
     def _on_gpu(self, logits: torch.Tensor, rows: Rows, step: Step, drafted: list[tuple[int, Slot]]) -> Pending:
         """The kernels draw for all; for those who ask for more than they have it is drawn again, the reference's way, meanwhile."""
+        if rows.guidance is not None:
+            logits, rows = combined(logits, rows)
         gpu = self._there(logits.device)
         prepared = gpu.launch(logits, rows, step.record.top if step.flags & REPORTED else None)
         ids, apart = prepared.out.token_ids.view(prepared.shape), prepared.apart
@@ -204,7 +207,7 @@ class Sampler:
             slot = self.slots[int(rows.slot[first])]
             begun_s = time.thread_time()
             tokens, described, status = verify(
-                [logits[int(source)] for source in rows.source[first : last + 1]], slot, int(rows.position[first]),
+                [raw_row(logits, rows, row) for row in range(first, last + 1)], slot, int(rows.position[first]),
                 rows.draft[first:last].tolist(), None if rows.proposals is None else rows.proposals[first:last], rows.rule_of(i),
                 [allowed(rows, row) for row in range(first, last + 1)],
             )  # fmt: skip
@@ -243,11 +246,18 @@ def allowed(rows: Rows, row: int) -> Mask | None:
     return Mask(rows.masks[place].numpy().view("uint32"))
 
 
+def raw_row(logits: torch.Tensor, rows: Rows, row: int) -> torch.Tensor:
+    """[V]: a row's logits before its edits."""
+    mine = logits[int(rows.source[row])]
+    if rows.guidance is None or (companion := int(rows.guidance.companion[row])) < 0:
+        return mine
+    return guide(mine[None], logits[companion][None], rows.guidance.scale[row : row + 1])[0]
+
+
 def named(logits: torch.Tensor, rows: Rows, i: int, sampled: Sampled, ids: tuple[int, ...]) -> list[Logprobs]:
     """The entries of request i with the logprobs of these tokens, out of its rows."""
     entries, first, drawn = sampled.logprobs[i] or [], int(rows.start[i]), sampled.token_ids[i].tolist()
-    source = rows.source[first : first + len(entries)].tolist()
-    return [naming(entry, drawn[j], logits[source[j]], ids) for j, entry in enumerate(entries)]
+    return [naming(entry, drawn[j], raw_row(logits, rows, first + j), ids) for j, entry in enumerate(entries)]
 
 
 def logprobs(numbers: list[float], ranks: list[int], top: int | None, entropies: bool) -> Logprobs:

@@ -122,7 +122,7 @@ class StepRecord(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("logits_rows", "vocab", "stride", "slots", "rows", "requests", "width")),
         *((name, ctypes.c_void_p) for name in (
             "programs", "slot", "source", "position", "start", "draft", "rule", "proposals", "mask", "masks")),
-        ("num_masks", ctypes.c_int64), ("program", ctypes.c_void_p),
+        ("num_masks", ctypes.c_int64), *((name, ctypes.c_void_p) for name in ("program", "companion", "scale")),
         ("flags", ctypes.c_int32), ("top", ctypes.c_int32),
         *((name, ctypes.c_void_p) for name in (
             "token_ids", "num_tokens", "status", "numbers", "ranks")),

@@ -88,6 +88,10 @@ class Step:
         )  # fmt: skip
         if rows.mask is not None:
             point_at_masks(self.record, rows.mask, rows.masks)
+        if (guidance := rows.guidance) is not None:
+            if not guidance.companion.numel() == guidance.scale.numel() == count_rows:
+                raise ParameterError(f"companion and scale must have {count_rows} entries, as slot has", "companion")
+            self.record.companion, self.record.scale = guidance.companion.data_ptr(), guidance.scale.data_ptr()
         self.address = ctypes.addressof(self.record)
         try:
             _cpu.check(self.address)

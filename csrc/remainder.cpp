@@ -11,43 +11,86 @@ namespace {
 constexpr float kLeast = std::numeric_limits<float>::min();  // less than that is nothing
 constexpr float kMost = std::numeric_limits<float>::infinity();
 
-// depth: l − max over temperature, of which the remainder is made in place. Returns its sum.
-TAILRACE_CLONES double subtract_block(float *depth, const float *q, float scale) {
-    float lane[kLanes] = {};
-    for (int64_t i = 0; i < kBlock; i += kLanes)
-        for (int l = 0; l < kLanes; ++l) {
-            const float rest = scale * weight(depth[i + l]) - q[i + l];
-            depth[i + l] = rest > 0.0f ? rest : 0.0f;
-            lane[l] += depth[i + l];
-        }
-    return fold(load16<F16>(lane));
+// share · e^((l − max) · scale) − q, where it is positive and not too small, else 0; in place of l. The product is rounded twice: p need not be
+// what a draw would have to the bit.
+TAILRACE_INLINE float rest(float l, float q, float max, float scale, float share) {
+    const float left = share * weight((l - max) * scale) - q;
+    return left >= kLeast ? left : 0.0f;
+}
+
+// Of a block, of which there may be less than 256; and the largest.
+TAILRACE_CLONES float subtract_block(float *l, const float *q, float max, float scale, float share, double *sum) {
+    F16 lane{}, top{};
+    for (int64_t i = 0; i < kBlock; ++i) l[i] = rest(l[i], q[i], max, scale, share);
+    for (int64_t i = 0; i < kBlock; i += kLanes) {
+        const F16 x = load16<F16>(l + i);
+        lane += x;
+        top = larger(x, top);
+    }
+    *sum += fold(lane);
+    return largest(top);
+}
+
+// Logarithms in place, and the noise.
+void offer_logs(Best &best, const uint32_t *ids, float *x, int64_t n, bool known_hot) {
+    for (int64_t i = 0; i < n; ++i) x[i] = static_cast<float>(std::log(static_cast<double>(x[i])));
+    best.offer(ids, x, n, known_hot);
+}
+
+// What is less can't win any more, hot or not.
+float bound_of(const Best &best) {
+    return best.id == kNobody ? 0.0f : static_cast<float>(std::exp(static_cast<double>(best.score - kCold)) * (1.0 - 1e-5));
 }
 
 }  // namespace
 
-double subtract_row(const Row &row, const Scan &scan, double temperature, const float *q, double scale, Survivors &out) {
-    alignas(64) float buffer[kBlock], x[kBlock], last[kBlock];
-    const float share = static_cast<float>(scale / scan.mass.total);
-    double sum = 0;
-    out.n = 0;
+RowRemainder::RowRemainder(const Row &row, const Scan &scan, double temperature, const float *q, double scale, float *block_max)
+    : row_(row), q_(q), max_(scan.max), scale_(static_cast<float>(std::min(1.0 / temperature, 1e30))),
+      share_(static_cast<float>(scale / scan.mass.total)), block_max_(block_max) {
+    alignas(64) float buffer[kBlock], last[kBlock] = {};
     Cursor cursor;
     for (int64_t b = 0; b < row.blocks(); ++b) {
-        const int64_t first = b * kBlock;
+        const int64_t first = b * kBlock, n = std::min(kBlock, row.vocab - first);
         ahead(row, b + kAhead);
-        const float *l = read(row, b, buffer), *theirs = q + first;
-        for (int64_t i = 0; i < kBlock; ++i) x[i] = l[i];
-        if (row.num_edits) edit(row, first, x, cursor);
-        for (int64_t i = 0; i < kBlock; ++i) x[i] -= scan.max;
-        divide(x, kBlock, temperature);
-        if (row.vocab - first < kBlock) {
-            std::fill(last, last + kBlock, 0.0f);
-            std::copy(theirs, q + row.vocab, last);
-            theirs = last;
-        }
-        sum += subtract_block(x, theirs, share);
-        take_block(x, x, kLeast, kMost, 0.0f, static_cast<uint32_t>(first), out);
+        const float *l = read(row, b, buffer);
+        if (l != buffer) std::copy(l, l + kBlock, buffer);
+        if (row.num_edits) edit(row, first, buffer, cursor);
+        if (n < kBlock) std::copy(q + first, q + row.vocab, last);
+        block_max_[b] = subtract_block(buffer, n < kBlock ? last : q + first, max_, scale_, share_, &sum_);
     }
-    return sum;
+}
+
+int64_t RowRemainder::draw(const Noise &noise, Workspace &space) const {
+    Best best{noise, kNobody, space.noise.data()};
+    uint32_t *ids = space.other_ids.data();
+    float *x = space.other_x.data();
+    Hot hot = space.hot();
+    hot_groups(noise, 0, row_.blocks() * kBlockGroups, hot);
+    int64_t found = ids_of(hot, ids), n = 0;
+    while (found > 0 && ids[found - 1] >= row_.vocab) --found;
+    logits_of(row_, ids, found, x);
+    for (int64_t i = 0; i < found; ++i) {
+        ids[n] = ids[i];
+        x[n] = rest(x[i], q_[ids[i]], max_, scale_, share_);
+        n += x[n] > 0.0f;
+    }
+    offer_logs(best, ids, x, n, true);
+    alignas(64) float buffer[kBlock], last[kBlock] = {};
+    for (int64_t b = 0; b < row_.blocks(); ++b) {
+        const float bound = std::max(bound_of(best), kLeast);
+        if (!(block_max_[b] >= bound)) continue;
+        const int64_t first = b * kBlock;
+        const float *l = load(row_, b, buffer);
+        if (l != buffer) std::copy(l, l + kBlock, buffer);
+        const int64_t count = std::min(kBlock, row_.vocab - first);
+        if (count < kBlock) std::copy(q_ + first, q_ + row_.vocab, last);
+        double unused = 0;
+        subtract_block(buffer, count < kBlock ? last : q_ + first, max_, scale_, share_, &unused);
+        Survivors some{ids, x, nullptr, nullptr};
+        take_block(buffer, buffer, bound, kMost, 0.0f, static_cast<uint32_t>(first), some);
+        offer_logs(best, ids, x, some.n, false);
+    }
+    return best.id;
 }
 
 double subtract_survivors(const float *q, double scale, Survivors &out) {
@@ -71,14 +114,10 @@ int64_t draw_remainder(const Survivors &s, const Noise &noise, Workspace &space)
     Best best{noise, kNobody, space.noise.data()};
     uint32_t *ids = space.other_ids.data();
     float *x = space.other_x.data();
-    const auto offer = [&](int64_t n, bool known_hot) {
-        for (int64_t i = 0; i < n; ++i) x[i] = static_cast<float>(std::log(static_cast<double>(x[i])));
-        best.offer(ids, x, n, known_hot);
-    };
     float bound = 0.0f;
     if (s.n > kFew) {  // logarithms are dear: only of those that can win
-        offer(hot_among(s, noise, space), true);
-        if (best.id != kNobody) bound = static_cast<float>(std::exp(static_cast<double>(best.score - kCold)) * (1.0 - 1e-5));
+        offer_logs(best, ids, x, hot_among(s, noise, space), true);
+        bound = bound_of(best);
     }
     int64_t n = 0;
     for (int64_t i = 0; i < s.n; ++i) {
@@ -86,7 +125,7 @@ int64_t draw_remainder(const Survivors &s, const Noise &noise, Workspace &space)
         x[n] = s.x[i];
         n += s.x[i] >= bound;
     }
-    offer(n, false);
+    offer_logs(best, ids, x, n, false);
     return best.id;
 }
 

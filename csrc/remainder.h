@@ -4,13 +4,30 @@
 
 namespace tailrace {
 
-// Both fill `out`, ids ascending, x the remainder itself (no logarithm), and return its sum. q [V] are probabilities.
-// Of a row that only a temperature refines: p = e^((l − max) / temperature) / mass, with scan.mass.
-double subtract_row(const Row &row, const Scan &scan, double temperature, const float *q, double scale, Survivors &out);
-// Of survivors, which are `out` itself.
+// Of a row that only a temperature refines, p = e^((l − max) / temperature) / mass with scan.mass: nothing is kept of it but what each
+// block's largest is, and the draw looks again where it must. Most of such a row is positive, and to copy it would take longer than all else.
+class RowRemainder {
+  public:
+    // Sums it; q [V] are probabilities. `block_max` has room for a number per block.
+    RowRemainder(const Row &row, const Scan &scan, double temperature, const float *q, double scale, float *block_max);
+    double sum() const { return sum_; }
+    // argmax of ln x + noise, ties to the smaller id; kNobody if nothing is left.
+    int64_t draw(const Noise &noise, Workspace &space) const;
+
+  private:
+    const float *block(int64_t b, float *buffer) const;
+
+    const Row &row_;
+    const float *q_;
+    float max_, scale_, share_;
+    float *block_max_;
+    double sum_ = 0;
+};
+
+// Of survivors: they become their remainder, x the remainder itself (no logarithm). Returns its sum.
 double subtract_survivors(const float *q, double scale, Survivors &out);
 
-// argmax of ln x + noise, ties to the smaller id; kNobody if nothing is left.
+// argmax of ln x + noise over them, ties to the smaller id; kNobody if nothing is left.
 int64_t draw_remainder(const Survivors &remainder, const Noise &noise, Workspace &space);
 
 }  // namespace tailrace

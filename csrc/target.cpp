@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "crowd.h"
-#include "remainder.h"
 
 namespace tailrace {
 namespace {
@@ -98,6 +97,10 @@ int64_t Target::winner(uint32_t stream, int64_t excluded) {
         if (found != kNobody) return found;
         select(false);
     }
+    if (remainder_) {
+        hot_stream_ = kNoStream;  // the draw has hot bits of its own
+        return remainder_->draw(noise(stream), space_);
+    }
     if (spent_) return draw_remainder(survivors_, noise(stream), space_);
     if (!untruncated_) return draw(survivors_, noise(stream), excluded, space_);
     if (stream != hot_stream_) {
@@ -142,8 +145,9 @@ double Target::entropy() {
 }
 
 double Target::subtract(const float *q, double scale) {
+    if (untruncated_) return remainder_.emplace(row_, scan_, temperature_, q, scale, space_.sums.data()).sum();  // the scan is done with them
     spent_ = true;
-    return untruncated_ ? subtract_row(row_, scan_, temperature_, q, scale, survivors_) : subtract_survivors(q, scale, survivors_);
+    return subtract_survivors(q, scale, survivors_);
 }
 
 void Target::describe(int64_t token, const Report &report, double *entropy) {

@@ -1,7 +1,10 @@
 // One row's distribution: read once, refined as far as its request asks, then drawn from as often as the rule needs.
 #pragma once
+#include <optional>
+
 #include "draw.h"
 #include "refine.h"
+#include "remainder.h"
 #include "report.h"
 #include "sample.h"
 
@@ -33,10 +36,11 @@ class Target {
     double probability(int64_t token);
     // Of what is drawn from, nats. Needs Asked::entropy.
     double entropy();
-    // The survivors become the positive part of scale · p − q; returns its sum. q [V] are probabilities. Needs Asked::masses.
+    // What is drawn from becomes the positive part of scale · p − q; returns its sum. q [V] are probabilities. Needs Asked::masses.
     double subtract(const float *q, double scale);
     // What `subtract` has spent is there again.
     void restore() {
+        remainder_.reset();
         if (spent_) select(false);
     }
     void describe(int64_t token, const Report &report, double *entropy);
@@ -59,6 +63,7 @@ class Target {
     Row row_;
     Edit edits_[kMaxEdits + 1];  // filled where the row has a mask: that one, then the program's
     Survivors survivors_;
+    std::optional<RowRemainder> remainder_;  // of a row that nothing truncates, after `subtract`
     Scan scan_;
     double temperature_ = 1.0, mass_temperature_ = 0.0;
     float floor_ = 0;

@@ -31,7 +31,7 @@ class Request {
         const bool plain = !step_.rule || (program_.flags & kGreedy);
         const Rule rule = plain ? Rule::exact : static_cast<Rule>(step_.rule[index_]);
         int32_t status = 0;
-        if (rule == Rule::block && step_.proposals && last > first && !forced(first, last)) status = by_block(first, last);
+        if (rule == Rule::block && proposal(first) && last > first && !forced(first, last)) status = by_block(first, last);
         else
             for (int64_t row = first; row <= last && !rejected_; ++row)
                 if ((status = one(row, step_.draft[row] < 0 || step_.program_of(row).forced >= 0 ? Rule::exact : rule)) != 0) break;
@@ -47,6 +47,9 @@ class Request {
             if (step_.program_of(row).forced >= 0) return true;
         return false;
     }
+
+    // What the row's draft was drawn from; null: it is one-hot.
+    const float *proposal(int64_t row) const { return step_.proposals ? step_.proposals[row] : nullptr; }
 
     // Block verification of one-hot drafts is rejection, row by row.
     int32_t one(int64_t row, Rule rule) {
@@ -64,7 +67,7 @@ class Request {
 
     // Accept with min(1, p / q), else draw from the rest.
     int64_t accept_or_replace(Target &target, int64_t row, int64_t draft) {
-        const float *q = step_.proposals ? step_.proposals + row * step_.vocab : nullptr;
+        const float *q = proposal(row);
         if (uniform(noise(row, kAcceptStream)) * (q ? q[draft] : 1.0) < target.probability(draft)) return draft;
         if (q) target.subtract(q, 1.0);
         return replacement(target, q ? kNobody : draft);
@@ -98,7 +101,7 @@ class Request {
             }
             const int64_t j = row - first;
             const bool bonus = row == last;
-            const float *q = step_.proposals + row * step_.vocab;
+            const float *q = proposal(row);
             const double next = bonus ? 0.0 : target.probability(step_.draft[row]);
             const double rest = bonus ? p : target.subtract(q, p);
             const double h = bonus ? p : rest > 0 ? rest / (rest + (1.0 - p)) : 0.0;

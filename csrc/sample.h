@@ -15,7 +15,7 @@ struct Step {
     const Program *programs;  // by slot; behind them, those of single rows
     const int64_t *slot, *source, *position, *start, *draft;  // as in kernels/rows.py
     const int32_t *rule;      // [N], or null: all exact
-    const float *proposals;   // [R, vocab] probabilities of dense drafts, contiguous, or null: one-hot
+    const float *const *proposals;  // [R], each [vocab]: what the row's draft was drawn from, null where it is one-hot; or null: all are
     const int64_t *mask;      // [R], the row's place in masks, −1: none; or null
     const uint32_t *masks;    // [num_masks, ⌈vocab / 32⌉]
     int64_t num_masks;

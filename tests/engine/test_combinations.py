@@ -432,7 +432,11 @@ def test_planted_faults_are_seen(lab, fault, case, monkeypatch):
 def other_proposals(patch) -> None:
     """Each draft comes with the distribution of the one before it."""
     real = draws.proposals
-    patch.setattr(draws, "proposals", lambda guesses: None if (q := real(guesses)) is None else q.roll(1, 0))
+    patch.setattr(
+        draws,
+        "proposals",
+        lambda guesses: (dense := real(guesses)) and [None if q is None else q.roll(1, 0) for q in dense],
+    )
 
 
 def drafts_that_know(patch) -> None:

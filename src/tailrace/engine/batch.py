@@ -70,7 +70,7 @@ class Assembled:
     def draws(self, engine: Engine, drawing: list[Sequence], guesses: Guesses, masks: Masks) -> list[Draws]:
         """Draws for the sampler. drawing: those of the assembled that are still there. masks: of the grammars, empty: what is to be filled
         before the draws is entered. engine: where a request fails whose draw can't be put together."""
-        groups = grouped(drawing, guesses)
+        groups = grouped(drawing)
         return [part for group in groups for part in drawn_by(engine, group, guesses, self.rows, masks)]
 
 

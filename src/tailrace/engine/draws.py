@@ -143,13 +143,11 @@ def wait_where_all_do(running: list[Sequence], within_s: float) -> None:
         first.compiled.busy.filling.wait(within_s)
 
 
-def grouped(drawing: list[Sequence], guesses: Guesses) -> list[list[Sequence]]:
-    """Those that the sampler can serve in one call: proposals are given for all rows or none, and on a GPU guided ones get logits of their
-    own, float32, which nobody else should have to."""
-    groups: dict[tuple[bool, bool], list[Sequence]] = {}
+def grouped(drawing: list[Sequence]) -> list[list[Sequence]]:
+    """Those that the sampler serves in one call: on a GPU guided ones get logits of their own, float32, which nobody else should."""
+    groups: dict[bool, list[Sequence]] = {}
     for sequence in drawing:
-        kind = (sequence.companion is not None, guesses.get(sequence.slot, NOTHING).q is not None)
-        groups.setdefault(kind, []).append(sequence)
+        groups.setdefault(sequence.companion is not None, []).append(sequence)
     return list(groups.values())
 
 
@@ -176,11 +174,6 @@ def draw(sequences: list[Sequence], guesses: Guesses, first: dict[int, int], mas
     return Draws(sequences, rows)
 
 
-def proposals(guesses: list[Guess]) -> torch.Tensor | None:
-    """float32 [R, V]: each row's, those of bonus rows unused; None where the guesses are one-hot."""
-    parts = []
-    for guess in guesses:
-        if guess.q is None:
-            return None
-        parts += [guess.q, guess.q[-1:]]
-    return torch.cat(parts)
+def proposals(guesses: list[Guess]) -> list[torch.Tensor | None] | None:
+    """What each one's tokens were drawn from; None where all are one-hot."""
+    return [guess.q for guess in guesses] if any(guess.q is not None for guess in guesses) else None

@@ -17,13 +17,13 @@ from typing import Any, get_args
 import torch
 
 from tailrace.errors import ParameterError
+from tailrace.kernels.proposals import Proposals, check_distributions, given, of_request, shown
 from tailrace.options import Rule
 
 RULES: tuple[Rule, ...] = get_args(Rule)
 PLACES = {rule: place for place, rule in enumerate(RULES)}
 TRUTH = frozenset({bool})
 DTYPES = {"q": torch.int64, "i": torch.int32}
-TOLERANCE = 1e-3  # by which a proposal may miss 1: softmax in float32 is within 1e-5, in bfloat16 it is not and must be normalised
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,8 @@ class Rows:
     draft:     int64 [R], the draft token this row verifies; −1 on bonus rows.
     width:     K + 1.
     rule:      int32 [N], how drafts are verified, as an index of RULES; None: all exact.
-    proposals: float32 [R, V], the distributions that the drafts were drawn from; None: they are one-hot.
+    proposals: float32 [R, V], the distributions that the drafts were drawn from; or of each request [k, V], of its k drafts, None where
+               they are one-hot. None: all are one-hot.
     mask:      int64 [R], the row's place in `masks`; −1: none. None: no row has one.
     masks:     int32 [M, ⌈V / 32⌉], contiguous: bit i of word i // 32 stands for token i; where it is 0 the logit becomes −inf before
                any other edit.
@@ -92,7 +93,7 @@ class Rows:
     draft: torch.Tensor
     width: int = 1
     rule: torch.Tensor | None = None
-    proposals: torch.Tensor | None = None
+    proposals: Proposals | None = None
     mask: torch.Tensor | None = None
     masks: torch.Tensor | None = None
     counted: bool = False
@@ -107,6 +108,8 @@ class Rows:
             getattr(rule, "dtype", None) is not torch.int32 or not rule.is_contiguous() or not rule.is_cpu
         ):
             raise ParameterError(f"rule must be contiguous int32 [N] on the CPU, got {shown(rule)}", "rule")
+        if self.proposals is not None:
+            object.__setattr__(self, "proposals", given(self.proposals))
         if self.guidance is not None and not isinstance(self.guidance, Guidance):
             raise ParameterError(f"guidance must be a Guidance, got {shown(self.guidance)}", "guidance")
 
@@ -146,7 +149,7 @@ class Rows:
         position: Sequence[int] | None,
         drafts: Sequence[Sequence[int]],
         rule: Sequence[Rule] | Rule | None = None,
-        proposals: torch.Tensor | None = None,
+        proposals: torch.Tensor | Sequence[torch.Tensor | None] | None = None,
         *,
         source: Sequence[int] | None = None,
         mask: Sequence[int] | None = None,
@@ -176,8 +179,9 @@ class Rows:
         owners = chain.from_iterable(map(repeat, whole("slot", slot, n), counts))
         first = start[:-1] if source is None else whole("source", source, n)
         draft = tensor(whole("drafts", list(chain.from_iterable((*d, -1) for d in drafts)), start[-1]))
-        if proposals is not None and trusted is not True:
-            check_proposals(proposals, draft)
+        dense = None if proposals is None else given(proposals)
+        if dense is not None and trusted is not True:
+            check_distributions(dense, draft, start)
         slots = tensor(array("q", owners))
         return Rows(
             slot=slots,
@@ -187,7 +191,7 @@ class Rows:
             draft=draft,
             width=max(counts, default=1),
             rule=None if rule is None else rules(rule, n),
-            proposals=proposals,
+            proposals=dense,
             mask=None if mask is None else tensor(whole("mask", mask, start[-1])),
             masks=masks,
             counted=position is None,
@@ -216,11 +220,15 @@ class Rows:
             draft=self.draft[part],
             width=last - first,
             rule=None if self.rule is None else self.rule[request : request + 1],
-            proposals=None if self.proposals is None else self.proposals[part],
+            proposals=None if (q := self.proposals_of(request)) is None else (q,),
             mask=None if self.mask is None else self.mask[part],
             masks=self.masks,
             guidance=None if self.guidance is None else self.guidance.part(part),
         )
+
+    def proposals_of(self, request: int) -> torch.Tensor | None:
+        """[k, V]: what this request's drafts were drawn from; None: they are one-hot."""
+        return of_request(self.proposals, self.start, request)
 
     def rule_of(self, request: int) -> Rule:
         """How this request's drafts are verified."""
@@ -272,13 +280,6 @@ def length(name: str, values: Sequence[Any]) -> int:
         raise ParameterError(f"{name} must be a list, got {values!r:.100}", name) from error
 
 
-def shown(value: object) -> str:
-    """As a message says it."""
-    if value is None:
-        return "none"
-    return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
-
-
 def rules(names: Sequence[str], n: int) -> torch.Tensor:
     """int32 [n], indices of RULES.
 
@@ -294,27 +295,3 @@ def rules(names: Sequence[str], n: int) -> torch.Tensor:
     except (KeyError, TypeError) as error:
         unknown = next(name for name in names if name not in RULES)
         raise ParameterError(f"rule must hold {n} names out of {', '.join(RULES)}, got {unknown!r}", "rule") from error
-
-
-def check_proposals(proposals: torch.Tensor, draft: torch.Tensor) -> None:
-    """Raise ParameterError unless those of drafts are distributions. Two reads of them at the memory's pace: `min` would take six times as
-    long as `amin`, because it looks for the place too."""
-    if (
-        not isinstance(proposals, torch.Tensor)
-        or proposals.dim() != 2
-        or proposals.shape[0] != draft.numel()
-        or proposals.dtype is not torch.float32
-        or not proposals.is_cpu
-    ):
-        raise ParameterError(
-            f"proposals must be float32 [{draft.numel()}, V] on the CPU, got {shown(proposals)}", "proposals"
-        )
-    sums, least = proposals.sum(1), proposals.amin(1) if proposals.shape[1] else proposals.sum(1)
-    good = (draft < 0) | (((sums - 1.0).abs() <= TOLERANCE) & (least >= 0.0))
-    if not bool(good.all()):
-        row = int((~good).nonzero()[0])
-        raise ParameterError(
-            f"proposals must be probabilities that add up to 1 within {TOLERANCE:g}; row {row} adds up to {float(sums[row])} with "
-            f"{float(least[row])} as its least",
-            "proposals",
-        )

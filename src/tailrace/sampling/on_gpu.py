@@ -20,6 +20,7 @@ from tailrace.kernels.gpu.program import PENALISED, SHIFTED, has, idle, is_lean,
 from tailrace.kernels.gpu.state import State, Tables
 from tailrace.kernels.gpu.step import Out, Step, Work, Workspace, even, run
 from tailrace.kernels.program import Edit, Program
+from tailrace.kernels.proposals import side_by_side
 from tailrace.kernels.rows import RULES, Rows
 from tailrace.kernels.transfer import there
 from tailrace.kernels.types import readable
@@ -159,11 +160,12 @@ class OnGPU:
             elif followed[owner] != versions[owner]:
                 amendments += self._follow(owner)
                 followed[owner] = versions[owner]
-        numbers, padded, behind = self._numbers(rows, owners, amendments)
+        q, dense = (None, 0) if rows.proposals is None else side_by_side(rows.proposals, rows.start, logits.shape[1])
+        numbers, padded, behind = self._numbers(rows, owners, amendments, dense)
         work, tables = self.space.room(rows.num_rows), self.state.tables
         # an address where none is read
         masks = tables.touched if rows.masks is None else there(rows.masks, self.device)
-        proposals = work.x if rows.proposals is None else there(rows.proposals, self.device)
+        proposals = work.x if q is None else there(q, self.device)
         step = Step(logits, stride, logits.shape[1], numbers, padded, masks, proposals)
         out = Out.room(rows.num_requests, rows.width, top, self.device)
         if amendments:
@@ -185,7 +187,9 @@ class OnGPU:
                     scans=prepared.scans, top=prepared.top,
                 )  # fmt: skip
 
-    def _numbers(self, rows: Rows, owners: list[int], amendments: list[int]) -> tuple[torch.Tensor, int, int]:
+    def _numbers(
+        self, rows: Rows, owners: list[int], amendments: list[int], dense: np.ndarray | int
+    ) -> tuple[torch.Tensor, int, int]:
         """int64, as kernels/gpu/columns.py has them, and behind them the amendments; a column's length, and where the amendments begin."""
         n, starts = rows.num_rows, rows.num_requests + 1
         padded = -(-n // 16) * 16  # kernels are compiled for a multiple of 16
@@ -198,7 +202,7 @@ class OnGPU:
         columns[POSITION.value], columns[DRAFT.value] = rows.position.numpy(), rows.draft.numpy()
         columns[RULE.value], columns[FORCED.value], columns[BEFORE.value] = EXACT, -1, 0
         columns[MASK.value] = -1 if rows.mask is None else rows.mask.numpy()
-        columns[DENSE.value] = rows.proposals is not None
+        columns[DENSE.value] = dense
         if self.forcing:
             for row, owner in enumerate(owners):
                 if owner in self.forcing and (forced := self.slots[owner].forced) is not None:
@@ -216,8 +220,8 @@ class OnGPU:
         columns[BEFORE.value] = np.arange(rows.num_rows) - np.repeat(start[:-1], counts)
         if rows.rule is not None:
             rule = np.repeat(rows.rule.numpy().astype(np.int64), counts)
-            if rows.proposals is None:  # of one-hot drafts block verification is rejection, row by row
-                rule[rule == BLOCK] = REJECTION
+            # of one-hot drafts block verification is rejection, row by row
+            rule[(rule == BLOCK) & (np.repeat(columns[DENSE.value, start[:-1]], counts) == 0)] = REJECTION
             greedy = np.array([self.slots[owner].params.greedy for owner in owners])
             rule[greedy | (columns[FORCED.value] >= 0) | (np.repeat(counts, counts) == 1)] = EXACT
             columns[RULE.value] = rule

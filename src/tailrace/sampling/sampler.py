@@ -208,7 +208,7 @@ class Sampler:
             begun_s = time.thread_time()
             tokens, described, status = verify(
                 [raw_row(logits, rows, row) for row in range(first, last + 1)], slot, int(rows.position[first]),
-                rows.draft[first:last].tolist(), None if rows.proposals is None else rows.proposals[first:last], rows.rule_of(i),
+                rows.draft[first:last].tolist(), rows.proposals_of(i), rows.rule_of(i),
                 [allowed(rows, row) for row in range(first, last + 1)],
             )  # fmt: skip
             sampled.token_ids[i] = -1

@@ -14,7 +14,8 @@ from tailrace import _cpu
 from tailrace.errors import ParameterError
 from tailrace.kernels.cpu.program import Programs, StepRecord
 from tailrace.kernels.cpu.shelf import Place
-from tailrace.kernels.rows import Rows, shown
+from tailrace.kernels.proposals import addresses, shown
+from tailrace.kernels.rows import Rows, tensor
 from tailrace.kernels.types import CODES, readable
 
 FIELD = re.compile(r"(?:the )?(\w+)")  # that a complaint of csrc/sample.cpp begins with
@@ -58,15 +59,6 @@ class Step:
     def __init__(self, logits: torch.Tensor, rows: Rows, programs: Programs) -> None:
         logits = readable(logits)
         count, vocab = logits.shape
-        if (proposals := rows.proposals) is not None and (
-            not isinstance(proposals, torch.Tensor)
-            or proposals.shape != (rows.num_rows, vocab)
-            or proposals.dtype != torch.float32
-            or not proposals.is_contiguous()
-        ):
-            raise ParameterError(
-                f"proposals must be contiguous float32 [{rows.num_rows}, {vocab}], got {shown(proposals)}", "proposals"
-            )
         count_rows, n = rows.num_rows, rows.num_requests
         if n < 0 or not rows.source.numel() == rows.position.numel() == rows.draft.numel() == count_rows:
             raise ParameterError(
@@ -75,7 +67,8 @@ class Step:
         if rows.rule is not None and rows.rule.numel() != n:
             raise ParameterError(f"rule must have {n} entries, one per request, got {rows.rule.numel()}", "rule")
         self.shape = (n, rows.width)
-        self.alive = (logits, rows, programs)  # the record holds addresses only
+        q = None if rows.proposals is None else tensor(addresses(rows.proposals, rows.start.tolist(), vocab))
+        self.alive = (logits, rows, programs, q)  # the record holds addresses only
         if isinstance(rows.width, bool) or not isinstance(rows.width, int) or not 1 <= rows.width <= max(1, count_rows):
             raise ParameterError(
                 f"width must be an integer in [1, {max(1, count_rows)}], got {rows.width!r:.100}", "width"
@@ -84,7 +77,7 @@ class Step:
             logits.data_ptr(), CODES[logits.dtype], count, vocab, logits.stride(0), programs.num_slots, rows.num_rows,
             *self.shape, programs.address, rows.slot.data_ptr(), rows.source.data_ptr(), rows.position.data_ptr(),
             rows.start.data_ptr(), rows.draft.data_ptr(), None if rows.rule is None else rows.rule.data_ptr(),
-            None if proposals is None else proposals.data_ptr(),
+            None if q is None else q.data_ptr(),
         )  # fmt: skip
         if rows.mask is not None:
             point_at_masks(self.record, rows.mask, rows.masks)

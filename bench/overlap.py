@@ -1,20 +1,29 @@
 """What overlap brings with a drafter, on a simulated device: one that has a clock of its own, so that everything on the host is real and
 the time of a step is what it is told to be. A machine without a GPU can say so what the host leaves a GPU waiting for.
 
-A step takes --step-ms and --token-us for each token; draws arrive when it is over. Every token is followed by the next id; the drafter
-knows that, and each of its guesses is right with the probability --accept. "none" has no drafter, "silent" one that nobody asks
-(requests say "max_drafts": 0), "no guess" one that has nothing to say. Each engine answers the same requests in turn, for several rounds;
-ratios are medians over rounds, against the engine without a drafter and without overlap in the same round.
+The clock is made of both: the processor time of the engine's thread, and the device's time where the thread waits for it. So nobody else
+on the machine is measured, and nothing sleeps. A step takes --step-ms and --token-us for each token; draws arrive when it is over.
+
+Every token is followed by the next id; the drafter knows that, and each of its guesses is right with the probability --accept. "none" has
+no drafter, "silent" one that nobody asks (requests say "max_drafts": 0), "no guess" one that has nothing to say. Each engine answers the
+same requests in turn, for several rounds; ratios are medians over rounds, against the engine without a drafter and without overlap in the
+same round. idle: the device's.
+
+--assume adds a way that the engine does not go: the next step is planned on all guesses standing, and launched before it is known; whoever
+was wrong is in it in vain. Its guesses continue the old ones behind the token between them, which is a guess as well.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import random
 import statistics
 import time
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -22,6 +31,7 @@ from bench.harness import machine, table, write_json
 
 from tailrace.config import CacheConfig, SchedulerConfig, SpeculationConfig
 from tailrace.drafting.base import Ask, Draft, Seen
+from tailrace.engine import ahead, draws, flight, speculate, stats, step
 from tailrace.engine.engine import Engine
 from tailrace.kernels.rows import Rows
 from tailrace.options import Speculation
@@ -29,10 +39,29 @@ from tailrace.params import SamplingParams
 from tailrace.runners.base import Batch
 from tailrace.runners.scripted import SuccessorRunner
 from tailrace.sampling.sampler import Pending, Sampler
-from tailrace.wire.messages import ModelInfo, Submit
+from tailrace.wire.messages import ModelInfo, Submit, Tokens
 
 VOCAB = 256  # so small that sampling on the CPU takes no longer than launching it on a GPU
-SPIN_S = 2e-4  # before an end is due one looks at the clock instead of sleeping
+
+
+class Clock:
+    """Stands for the module `time` in the rooms that look at it."""
+
+    monotonic, thread_time = time.monotonic, time.thread_time
+
+    def __init__(self) -> None:
+        self.waited_s = 0.0
+
+    def perf_counter(self) -> float:
+        """Processor time, and what was waited for."""
+        return time.thread_time() + self.waited_s
+
+    def wait(self, until: float) -> None:
+        """Be there at once."""
+        self.waited_s += max(0.0, until - self.perf_counter())
+
+
+CLOCK = Clock()
 
 
 class Simulated(SuccessorRunner):
@@ -46,7 +75,7 @@ class Simulated(SuccessorRunner):
         self.busy_until = self.idle_s = 0.0
 
     def forward(self, batch: Batch) -> torch.Tensor:
-        now = time.perf_counter()
+        now = CLOCK.perf_counter()
         self.idle_s += max(0.0, now - self.busy_until)
         self.busy_until = max(now, self.busy_until) + self.step_s + self.token_s * len(batch.token_ids)
         return super().forward(batch)
@@ -63,16 +92,14 @@ class Clocked(Sampler):
         pending, due = super().begin(logits, rows), self.runner.busy_until
 
         def finish() -> Any:
-            time.sleep(max(0.0, due - SPIN_S - time.perf_counter()))
-            while time.perf_counter() < due:
-                pass
+            CLOCK.wait(due)
             return pending.wait()
 
         return Pending(pending.token_ids, finish)
 
 
 class Guesser:
-    """Each guess is right with the same probability, and has one token after it where one is wrong."""
+    """Each guess is right with the same probability."""
 
     draws = False
     captures: tuple[int, ...] = ()
@@ -84,7 +111,10 @@ class Guesser:
         return [Draft(self.guess(ask)) for ask in asks]
 
     def guess(self, ask: Ask) -> list[int]:
-        right = [(ask.tokens[-1] + 1 + i) % VOCAB for i in range(ask.count)] if self.accept else []
+        last = ask.tokens[-1]
+        if last < 0:  # a reference: what it will be is a guess, too
+            last = (ask.tokens[-2] + (1 if self.rng.random() < self.accept else 8)) % VOCAB
+        right = [(last + 1 + i) % VOCAB for i in range(ask.count)] if self.accept else []
         return [token if self.rng.random() < self.accept else (token + 7) % VOCAB for token in right]
 
     def observe(self, seen: Seen) -> None:
@@ -94,13 +124,47 @@ class Guesser:
         """Nothing is kept."""
 
 
+class Assumed:
+    """While the block runs, all guesses are taken to stand until it is known that they do not."""
+
+    def __enter__(self) -> None:
+        self.real = ahead.must_be_known, ahead.launch, flight.Drawn.tokens, flight.Drawn.refer
+        self.counts = speculate.Speculator.counts
+        launch = ahead.launch
+
+        def launched(engine: Engine, device: Any, plan: Any, copies: Any, drawn: Any, counts: Any) -> Any:
+            if drawn is not None and drawn.said is None:
+                drawn = SimpleNamespace(said=[], tokens=drawn.tokens, flight=drawn.flight, at=CLOCK.perf_counter())
+            return launch(engine, device, plan, copies, drawn, None)
+
+        def tokens(drawn: Any) -> torch.Tensor | None:
+            found = []
+            for sequences, pending in drawn.pending:
+                counts = [len(drawn.flight.guesses.get(s.slot, draws.NOTHING).tokens) for s in sequences]
+                found.append(pending.token_ids.gather(1, torch.tensor(counts)[:, None])[:, 0])
+            return torch.cat(found) if found and drawn.said is None else None
+
+        def refer(drawn: Any) -> None:
+            for place, sequence in enumerate(drawn.sequences):
+                guess = drawn.flight.guesses.get(sequence.slot, draws.NOTHING)
+                drawn._assume(sequence, [*guess.tokens, -1 - place])
+
+        ahead.must_be_known = lambda engine, drawn: not drawn.pending
+        ahead.launch, flight.Drawn.tokens, flight.Drawn.refer = launched, tokens, refer
+        speculate.Speculator.counts = lambda self, engine, work: {}  # type: ignore[method-assign]
+
+    def __exit__(self, *_: object) -> None:
+        ahead.must_be_known, ahead.launch, flight.Drawn.tokens, flight.Drawn.refer = self.real
+        speculate.Speculator.counts = self.counts
+
+
 def engine_of(args: argparse.Namespace, streams: int, overlap: str, accept: float | None) -> Engine:
     """accept: None: no drafter."""
     runner = Simulated(args.output_tokens + 64, args.step_ms / 1e3, args.token_us / 1e6)
     engine = Engine(
         runner, ModelInfo("simulated", VOCAB, runner.max_model_len, []),
         CacheConfig(num_blocks=streams * (runner.max_model_len // 16 + 2), prefix_reuse=False),
-        SchedulerConfig(max_num_seqs=streams, overlap="on" if overlap == "on" else "off"),
+        SchedulerConfig(max_num_seqs=streams, overlap="off" if overlap == "off" else "on"),
         speculation=SpeculationConfig(max_drafts=args.drafts, adaptive=args.adaptive),
         drafter=None if accept is None else lambda sampler: Guesser(accept),
     )  # fmt: skip
@@ -121,18 +185,22 @@ def measure(engine: Engine, streams: int, asking: int, args: argparse.Namespace,
     runner, counters = engine.runner, engine.counters
     assert isinstance(runner, Simulated)
     before, steps, parts, idle_s = counters.generated_tokens, counters.steps, dict(counters.step_ms), runner.idle_s
-    start = time.perf_counter()
+    start = CLOCK.perf_counter()
     while len(engine.running) == streams:
         engine.step()
-    wall_s, steps = time.perf_counter() - start, counters.steps - steps
+    wall_s, steps = CLOCK.perf_counter() - start, counters.steps - steps
     found = {
         "rate": (counters.generated_tokens - before) / wall_s,
         "idle": (runner.idle_s - idle_s) / wall_s,
         "steps": steps,
         "parts": {name: (ms - parts.get(name, 0.0)) / max(1, steps) for name, ms in counters.step_ms.items()},
     }
+    said: dict[str, list[int]] = {}
     while engine.has_work:
-        engine.step()
+        for message in engine.step().get(b"", []):
+            if isinstance(message, Tokens):
+                said.setdefault(message.id, []).extend(message.token_ids)
+    assert all((b - a) % VOCAB == 1 for tokens in said.values() for a, b in pairwise(tokens)), "it said something else"
     return found
 
 
@@ -148,10 +216,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--token-us", type=float, default=5.0)
     parser.add_argument("--output-tokens", type=int, default=192)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--assume", action="store_true", help="also plan on all guesses standing")
     parser.add_argument("--parts", action="store_true", help="print what the host's time went into, ms per step")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
+    for module in (ahead, step, speculate, stats):
+        module.time = CLOCK  # type: ignore[attr-defined]
     record: dict[str, Any] = {"machine": machine(), **{k: v for k, v in vars(args).items() if k != "json"}}
     print(f"{record['machine']['cpu']}; simulated steps of {args.step_ms} ms + {args.token_us} µs a token")
     record["rows"] = [row for streams in args.streams for row in lines(args, streams)]
@@ -163,17 +234,19 @@ def main(argv: list[str] | None = None) -> int:
 def lines(args: argparse.Namespace, streams: int) -> list[dict[str, Any]]:
     """One per drafter."""
     asking = max(1, round(streams * args.share))
+    modes = ("off", "on", "assumed") if args.assume else ("off", "on")
     # name → accept, and how many of the streams ask
     cases: dict[str, tuple[float | None, int]] = {"none": (None, 0), "silent": (0.0, 0), "no guess": (0.0, asking)}
     cases |= {f"{accept:.2f}": (accept, asking) for accept in args.accept}
-    engines = {(name, mode): engine_of(args, streams, mode, case[0]) for name, case in cases.items() for mode in ("off", "on")}  # fmt: skip
+    engines = {(name, mode): engine_of(args, streams, mode, case[0]) for name, case in cases.items() for mode in modes}  # fmt: skip
     found: dict[tuple[str, str], list[dict[str, Any]]] = {key: [] for key in engines}
     for turn in range(args.rounds + 1):
         for name, mode in engines if turn % 2 else reversed(engines):
-            one = measure(engines[name, mode], streams, cases[name][1], args, turn)
+            with Assumed() if mode == "assumed" else contextlib.nullcontext():
+                one = measure(engines[name, mode], streams, cases[name][1], args, turn)
             if turn:  # the first round warms up
                 found[name, mode].append(one)
-    rows = [line(found, name, mode, args.parts) for name in cases for mode in ("off", "on")]
+    rows = [line(found, name, mode, args.parts) for name in cases for mode in modes]
     print(f"\n{streams} streams, {asking} of them asking\n{table(rows)}", flush=True)
     return rows
 

@@ -13,10 +13,12 @@ from engine.harness import Harness
 from tailrace.config import ModelConfig, SpeculationConfig
 from tailrace.drafting import load_drafter
 from tailrace.drafting.base import Drafter
+from tailrace.engine.speculate import Speculator
 from tailrace.errors import ConfigError
 from tailrace.options import Speculation
 from tailrace.runners import load_runner
 from tailrace.runners.scripted import ScriptedRunner
+from tailrace.sampling import Sampler, Slots
 
 MODEL = ModelConfig(dtype="float32", threads=2, device="cpu")
 PROMPTS = [[5, 6, 7, 8, 5, 6, 7], list(range(40)), [9] * 5]
@@ -87,6 +89,33 @@ def test_they_change_nothing(folder, tmp_path, name):
         assert harness.engine.speculator.failures == 0
     greedy, _, _ = stories(folder, config, temperature=0.0, n=1)
     assert greedy == stories(folder, None, temperature=0.0, n=1)[0]
+
+
+@pytest.mark.parametrize("blind", [False, True], ids=["", "a drafter that sees nothing"])
+@pytest.mark.parametrize("name", ["early_exit", "draft_model", "eagle-1", "eagle-3", "block"])
+def test_overlap_changes_nothing(folder, tmp_path, name, blind, monkeypatch):
+    """Neither what is said, nor how much is guessed and stands. (Blind: a fault that the test must see.)"""
+    config = settings(name, folder, tmp_path)
+    plain, _, _ = stories(folder, None)
+    found = {}
+    for mode in ("off", "on"):
+        monkeypatch.setattr(Harness, "overlap", mode)
+        if blind and mode == "on":
+            monkeypatch.setattr(Speculator, "watches", lambda self, work: False)
+            monkeypatch.setattr(Speculator, "observe", lambda self, seen, runner: None)
+        said, harness, _ = stories(folder, config, speculation=Speculation(rule="exact"))
+        assert said == plain
+        assert harness.engine.speculator.failures == 0
+        found[mode] = harness.engine.counters
+    much = found["on"].drafted_tokens > 0.8 * found["off"].drafted_tokens
+    assert (much and found["on"].accepted_tokens >= 0.8 * found["off"].accepted_tokens) or blind
+    assert not (blind and much) or not load_captures(config, folder)
+
+
+def load_captures(config: SpeculationConfig, folder) -> tuple[int, ...]:
+    """The layers that the drafter wants to see."""
+    runner = load_runner(MODEL, folder, block_size=16)
+    return load_drafter(config, MODEL, runner, Sampler(Slots(8, VOCAB)), 16).captures
 
 
 @pytest.mark.parametrize("asked", [{}, {"guidance_scale": 1.5, "negative_prompt": (3,)}], ids=["plain", "guided"])

@@ -594,7 +594,7 @@ def prepared_too_early(patch) -> None:
 
 
 def nobody_waits(patch) -> None:
-    patch.setattr(ahead.Drawn, "guessed", property(lambda self: False))
+    patch.setattr(ahead, "must_be_known", lambda engine, drawn: not drawn.pending)
 
 
 def references_stay(patch) -> None:

@@ -38,8 +38,9 @@ PRIOR_WEIGHT = 2.0  # observations that what is known of all sequences counts fo
 class Pace:
     """How many drafts each sequence gets. Sequences are known by their slots; times are in seconds.
 
-    For each step `counts`, and then, in any order, `guessed`, `stepped` if there was no prefill in it, and `drafted` for those that were
-    asked. With adaptive=False each gets as many as it can have.
+    For each step `counts`, and then `guessed`, and then, in any order, `stepped` if there was no prefill in it, and `drafted` for those
+    that were asked. Of a step without drafts `stepped` may come after the next one's `counts`, with the `stride` that was there after its
+    own. With adaptive=False each gets as many as it can have.
 
     Raises:
         ConfigError: max_drafts is not in 0 … 32.
@@ -56,8 +57,9 @@ class Pace:
         self._all.first.add(2.0, 4.0)  # until something is known: one in two stands …
         self._all.later.add(3.0, 4.0)  # … and of what follows an accepted one three in four
         self._known: dict[int, _Known] = {}
+        self._held = Ratio(memory=100.0)  # seconds that a step is held up for, once for all that ask
         self._purse = START
-        self._step = _Step()
+        self.stride = Stride()
 
     def counts(self, asks: Sequence[tuple[int, int]], others: int) -> list[int]:
         """How many drafts each may get, 0: none.
@@ -67,12 +69,14 @@ class Pace:
         """
         counts = [max(0, min(limit, self._max_drafts)) for _, limit in asks]
         if self._adaptive:
-            self._settle()
-            self._step = _Step(tokens=len(asks) + others)
+            last = self.stride
+            if last.plain is False and last.plain_s:  # one with prefills has no plain one to be compared with
+                self._settle(last, 1.0 - last.forward_s / last.plain_s + last.accepted / last.sequences)
+            self.stride = Stride(tokens=len(asks) + others)
             if any(counts):
                 known = [self._known.setdefault(slot, _Known()) for slot, _ in asks]
                 counts = self._chosen(known, counts, others)
-            self._step.asked = len(counts) - counts.count(0)
+            self.stride.asked = len(counts) - counts.count(0)
         return counts
 
     def drafted(self, slot: int, offered: int, accepted: int) -> None:
@@ -88,42 +92,47 @@ class Pace:
         elif known.probed:
             known.spacing = min(2 * known.spacing, MAX_SPACING)
         known.wait = known.spacing
-        self._step.accepted += accepted
+        self.stride.accepted += accepted
 
-    def stepped(self, tokens: int, seconds: float) -> None:
-        """A decode step of so many tokens, drafts included, took so long: forward pass and sampling, no prefill in it."""
+    def stepped(self, tokens: int, seconds: float, stride: Stride | None = None) -> None:
+        """A decode step of so many tokens, drafts included, took so long: forward pass and sampling, no prefill in it. stride: of a step
+        that is not the last one."""
         if tokens < 1 or seconds <= 0.0:
             return
-        step = self._step
+        step = stride or self.stride
         step.plain = tokens <= step.tokens
         usual_s = self._time.add(tokens, seconds, step.plain)
-        if not step.plain:
+        if step.plain:
+            self._settle(step, RATE)
+        else:
             most_s = (1.0 + CLIP) * min(usual_s, step.plain_s * tokens / max(1, step.tokens))
             step.forward_s = min(max(seconds, (1.0 - CLIP) * usual_s), most_s)
 
     def guessed(self, drafts: int, seconds: float) -> None:
         """Making so many drafts took so long."""
-        self._guess.add(self._step.asked, drafts, seconds)
-        self._step.guess_s += seconds
+        self._guess.add(self.stride.asked, drafts, seconds)
+        self.stride.guess_s += seconds
+
+    def held_up(self, seconds: float) -> None:
+        """The step began so much later than it might have, since somebody was asked for guesses or had some before: where steps overlap."""
+        self._held.add(seconds, 1.0)
+        self.stride.guess_s += seconds
 
     def leave(self, slot: int) -> None:
         """The slot's sequence is gone."""
         self._known.pop(slot, None)
 
-    def _settle(self) -> None:
-        """Pay for the last step. One with prefills has no plain one to be compared with, nor has one before plain ones are known."""
-        step = self._step
-        if step.plain is None or not step.plain_s:
-            return
-        saved = RATE if step.plain else 1.0 - step.forward_s / step.plain_s + step.accepted / step.sequences
-        self._purse = min(max(self._purse + saved - step.guess_s / step.plain_s, DEBT), FULL)
+    def _settle(self, step: Stride, saved: float) -> None:
+        """Pay for a step that has saved so many plain ones' time. Before plain ones are known nothing can be paid."""
+        if step.plain_s:
+            self._purse = min(max(self._purse + saved - step.guess_s / step.plain_s, DEBT), FULL)
 
     def _chosen(self, known: list[_Known], most: list[int], others: int) -> list[int]:
         """The counts of this step, by all that is known."""
         for one in known:
             one.probed = False
             one.wait -= 1
-        step, sequences = self._step, len(known)
+        step, sequences = self.stride, len(known)
         # a size that came without prefills is one of sequences that decode
         plain = sequences + others if self._time.settled(sequences + others) else sequences
         step.sequences, step.plain_s = sequences, self._time.ahead(plain, 0)[0]
@@ -147,18 +156,18 @@ class Pace:
         gains.sort()
         ready = [one.ready.value for one in known]
         ask_s, draft_s = self._guess.costs
-        room, base_s = len(step_s) - 1, self._step.plain_s - step_s[0]
+        room, base_s = len(step_s) - 1, self.stride.plain_s - step_s[0]
         tokens, drafts = float(len(known)), 0.0
         asked: set[int] = set()
-        best, taken = tokens / self._step.plain_s, 0
+        best, taken = tokens / self.stride.plain_s, 0
         for number, (gain, place) in enumerate(gains, 1):
             tokens -= gain * ready[place]
             drafts += ready[place]
             if (m := int(drafts)) >= room:
                 break
             if place not in asked:
+                base_s += ask_s if asked else ask_s + self._held.value
                 asked.add(place)
-                base_s += ask_s
             forward_s = step_s[m] + (drafts - m) * (step_s[m + 1] - step_s[m])
             worth = tokens / (base_s + forward_s + draft_s * drafts)
             if worth > best:
@@ -174,7 +183,7 @@ class Pace:
         at = min(sum(counts), len(step_s) - 1 - PROBE)
         ask_s, draft_s = self._guess.costs
         draft_s += (step_s[at + PROBE] - step_s[at]) / PROBE
-        left = self._purse * self._step.plain_s
+        left = self._purse * self.stride.plain_s - (0.0 if any(counts) else self._held.value)
         for place in sorted(due, key=lambda place: known[place].wait):
             if left < 0.0:
                 break
@@ -218,9 +227,9 @@ class _Acceptance:
 
 
 @dataclass(slots=True)
-class _Step:
-    """The step under way. tokens: without drafts; sequences: those of them that drafts may be for; asked: those that get some. plain_s:
-    its time without drafts. plain: it had none; None until its time is told, and so for good where it has prefills. accepted:
+class Stride:
+    """What is known of a step. tokens: without drafts; sequences: those of them that drafts may be for; asked: those that get some.
+    plain_s: its time without drafts. plain: it had none; None until its time is told, and so for good where it has prefills. accepted:
     drafts that stood. forward_s, guess_s: what it took."""
 
     tokens: int = 0

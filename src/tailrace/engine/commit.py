@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import takewhile
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 from tailrace.engine.alone import alone
 from tailrace.engine.banned import GRACE
 from tailrace.engine.constraint import RESTS, Constraint
-from tailrace.engine.draws import NOTHING, Guesses, SitsOutError
+from tailrace.engine.draws import NOTHING, Guess, Guesses, SitsOutError
 from tailrace.engine.request import Sequence, State
 from tailrace.engine.schedule import Work
 from tailrace.errors import NothingLeftError, RowError, TailraceError
@@ -28,6 +29,29 @@ if TYPE_CHECKING:
 
 SEARCH_S = 0.01  # of processor time for searches of one call for ways out, in a step; those that are not over go on in the next one
 Drawn = tuple[int, TokenLogprobs | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a sequence has drawn: tokens that verification let stand, the first `stood` of them guesses. status: kernels/status.py. error:
+    its grammar could not be matched, and what was drawn does not count."""
+
+    sequence: Sequence
+    guess: Guess
+    tokens: list[int]
+    stood: int
+    status: int
+    logprobs: list[Logprobs] | None
+    error: Exception | None
+
+
+@dataclass(slots=True)
+class Spent:
+    """Processor time of a step's commits: of each call's, and of its last one; of searches for ways out."""
+
+    taken_s: defaultdict[tuple[bytes, str], float] = field(default_factory=lambda: defaultdict(float))
+    last_s: dict[tuple[bytes, str], float] = field(default_factory=dict)
+    searched_s: defaultdict[tuple[bytes, str], float] = field(default_factory=lambda: defaultdict(float))
 
 
 @dataclass(slots=True)
@@ -59,18 +83,15 @@ def settle(engine: Engine, work: Work) -> None:
             engine.fork(sequence)
 
 
-def commit(
+def collect(
     engine: Engine,
     guesses: Guesses,
     sampled: list[tuple[list[Sequence], Sampled]],
     errors: dict[int, Exception],
-) -> None:
-    """What was drawn counts. errors: of sequences whose grammar could not be matched, by slot: what was drawn for them does not count."""
-    engine.searched.clear()
-    budget_s = engine.limits.scheduler.host_ms / 1e3
-    # by the commits of one call, and by its last one
-    taken_s: defaultdict[tuple[bytes, str], float] = defaultdict(float)
-    last_s: dict[tuple[bytes, str], float] = {}
+) -> list[Said]:
+    """What a step has drawn; what stood of its guesses is learned from. errors: see Said, by slot."""
+    engine.spent = Spent()
+    found: list[Said] = []
     for sequences, drawn in sampled:
         counts, statuses = drawn.num_tokens.tolist(), drawn.status.tolist()
         rows = drawn.token_ids.tolist()
@@ -79,41 +100,51 @@ def commit(
         ):
             if sequence.state is not State.RUNNING:
                 continue
-            if (
-                error := errors.get(sequence.slot)
-            ) is not None:  # first: without a mask the row may have no status at all
-                if isinstance(error, SitsOutError):
-                    engine.cut_back(sequence)
-                    continue
-                engine.fail(sequence, error if isinstance(error, TailraceError) else RowError(f"grammar: {error}"))
-                continue
-            if status != OK:
-                undrawn(engine, sequence, status)
-                continue
-            name = sequence.request.shared_name
-            if (
-                taken_s[name] > budget_s
-            ):  # they take turns from the next step on, and say then what they were to say now
-                sequence.host_s = max(sequence.host_s, last_s[name])
-                engine.cut_back(sequence)
-                continue
-            guess, stood = guesses.get(sequence.slot, NOTHING), 0
-            if guess.tokens:
+            error, guess, stood = errors.get(sequence.slot), guesses.get(sequence.slot, NOTHING), 0
+            if guess.tokens and status == OK and error is None:
                 stood = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(row, guess.tokens, strict=False)))
                 engine.speculator.learn(engine, sequence, guess, stood)
-            drawn_s, begun_s = engine.slots[sequence.slot].took_s, time.thread_time()
-            if sequence.constraint is not None:
-                count = min(count, sequence.constraint.known)
-            with engine.growth.of(sequence.request):
-                accept(engine, sequence, row[:count], logprobs, (0 if guess.certain else len(guess.tokens), stood))
-            last_s[name] = time.thread_time() - begun_s
-            taken_s[name] += last_s[name]
-            sequence.host_s = last_s[name] + drawn_s
-            if sequence.constraint is not None:
-                sequence.host_s += sequence.constraint.mask_s * guess.rows
-            sequence.host_s = max(sequence.host_s, sequence.request.least_s * guess.rows)
-            sequence.request.guess_costs(sequence.host_s)
-            if sequence.state is State.RUNNING and (guess.tokens or sequence.remaining == 0):
+            found.append(Said(sequence, guess, row[:count], stood, status, logprobs, error))
+    return found
+
+
+def commit(engine: Engine, said: Iterable[Said]) -> None:
+    """What was drawn counts."""
+    spent, budget_s = engine.spent, engine.limits.scheduler.host_ms / 1e3
+    for one in said:
+        sequence, guess, name = one.sequence, one.guess, one.sequence.request.shared_name
+        if sequence.state is not State.RUNNING:
+            continue
+        if one.error is not None:  # first: without a mask the row may have no status at all
+            if isinstance(one.error, SitsOutError):
+                engine.cut_back(sequence)
+                continue
+            error = one.error if isinstance(one.error, TailraceError) else RowError(f"grammar: {one.error}")
+            engine.fail(sequence, error)
+            continue
+        if one.status != OK:
+            undrawn(engine, sequence, one.status)
+            continue
+        if (
+            spent.taken_s[name] > budget_s
+        ):  # they take turns from the next step on, and say then what they were to say now
+            sequence.host_s = max(sequence.host_s, spent.last_s[name])
+            engine.cut_back(sequence)
+            continue
+        drawn_s, begun_s = engine.slots[sequence.slot].took_s, time.thread_time()
+        tokens = one.tokens if sequence.constraint is None else one.tokens[: sequence.constraint.known]
+        with engine.growth.of(sequence.request):
+            accept(engine, sequence, tokens, one.logprobs, (0 if guess.certain else len(guess.tokens), one.stood))
+        spent.last_s[name] = time.thread_time() - begun_s
+        spent.taken_s[name] += spent.last_s[name]
+        sequence.host_s = spent.last_s[name] + drawn_s
+        if sequence.constraint is not None:
+            sequence.host_s += sequence.constraint.mask_s * guess.rows
+        sequence.host_s = max(sequence.host_s, sequence.request.least_s * guess.rows)
+        sequence.request.guess_costs(sequence.host_s)
+        if sequence.state is State.RUNNING and (guess.tokens or sequence.remaining == 0):
+            under_way = engine.flight is not None and engine.flight.stands(sequence)
+            if not under_way:  # else what it holds beyond that is being written
                 engine.cut_back(sequence)
 
 
@@ -177,11 +208,11 @@ def take(engine: Engine, sequence: Sequence, token: int, entry: TokenLogprobs | 
     request, params, constraint = sequence.request, sequence.request.params, sequence.constraint
     if constraint is not None:
         begun_s, name = time.thread_time(), request.shared_name
-        spent_s = engine.searched[name]
+        spent_s = engine.spent.searched_s[name]
         way_out = constraint.way_out(
             token, sequence.room, RESTS if spent_s > SEARCH_S else begun_s + SEARCH_S - spent_s
         )
-        engine.searched[name] += time.thread_time() - begun_s
+        engine.spent.searched_s[name] += time.thread_time() - begun_s
         if constraint.searching:
             return Outcome(turned=True)  # the same token is drawn again, until it is known what it leads to
         if way_out == []:

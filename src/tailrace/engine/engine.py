@@ -23,6 +23,7 @@ from tailrace.engine.admission import Limits, negative_prompt
 from tailrace.engine.alone import alone
 from tailrace.engine.banned import Bans
 from tailrace.engine.batch import BlockTables
+from tailrace.engine.commit import Spent
 from tailrace.engine.device import Device, overlaps
 from tailrace.engine.draws import Masks, wait_where_all_do
 from tailrace.engine.equip import constrain, watch
@@ -102,7 +103,7 @@ class Engine:
         self.arrivals = count()
         self.counters = Counters()
         held = blocks * runner.block_bytes if device is None or device.type == "cpu" else 0
-        self.searched: defaultdict[tuple[bytes, str], float] = defaultdict(float)  # seconds of this step: see commit.py
+        self.spent = Spent()  # of this step: see commit.py
         self.growth = Growth(int(cache.memory_growth_gib * 2**30), held)
         self.device = Device(runner, self.counters) if overlaps(scheduler.overlap, runner) else None
         self.flight: ahead.Flight | None = None  # the step under way, where steps overlap
@@ -211,7 +212,7 @@ class Engine:
             self._begin_compiled(PATIENCE_S if len(self.compiling) == len(self.waiting) and not self.running else 0.0)
         wait_where_all_do([] if self.flight else self.running, PATIENCE_S)
         if self.running or self.waiting or self.flight:
-            if self.device is None or self.speculator.drafter is not None:  # who drafts must know the last token
+            if self.device is None:
                 step(self)
             else:
                 ahead.step(self, self.device)

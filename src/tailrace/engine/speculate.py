@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tailrace.config import SpeculationConfig
-from tailrace.drafting.adaptive import Pace
+from tailrace.drafting.adaptive import Pace, Stride
 from tailrace.drafting.base import Ask, Draft, Drafter, Seen
 from tailrace.engine.alone import tried
 from tailrace.engine.batch import Sight
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+Counts = dict[Sequence, int]
 FAILURES = 3  # in a row, after which a drafter is asked no more
 
 
@@ -46,11 +47,25 @@ class Speculator:
             self.default = config.rule
         self.failures = 0
 
-    def guess(self, engine: Engine, work: Work, spare: int) -> Guesses:
+    def counts(self, engine: Engine, work: Work) -> Counts:
+        """How many guesses each sequence of a step may ask the drafter for, those that may for some; their last tokens need not be known.
+        Once for each step."""
+        if self.drafter is None:
+            return {}
+        decoding = [sequence for sequence, tokens in work if guesses_ahead(sequence, tokens)]
+        return self._counts(engine, decoding, sum(tokens for _, tokens in work))
+
+    def _counts(self, engine: Engine, asking: list[Sequence], planned: int) -> Counts:
+        """planned: tokens that the step computes anyway."""
+        limits = [(sequence.slot, min(self._limit(sequence), affordable(engine, sequence))) for sequence in asking]
+        counts = self.pace.counts(limits, planned - len(asking))
+        return {sequence: count for sequence, count in zip(asking, counts, strict=True) if count}
+
+    def guess(self, engine: Engine, work: Work, spare: int, counts: Counts | None = None) -> Guesses:
         """What the sequences of a step that decode may say next. What it takes of the cache is theirs; what they do not need of it is not.
 
         Args:
-            spare: tokens that the step can still compute.
+            spare: tokens that the step can still compute. counts: of the step, where they were asked for already.
         """
         guesses: Guesses = {}
         asking: list[Sequence] = []
@@ -59,13 +74,7 @@ class Speculator:
             1, len(work)
         )  # another one is the first to look ahead, while there is time to
         for sequence, tokens in work[turn:] + work[:turn]:
-            if (
-                tokens != 1
-                or not sequence.leads
-                or sequence.num_output == 0
-                or sequence.room < 2
-                or sequence.prefilling
-            ):
+            if not guesses_ahead(sequence, tokens):
                 continue
             certain = self._certain(
                 engine, sequence, min(sequence.room - 1, affordable(engine, sequence), spare), until
@@ -79,16 +88,15 @@ class Speculator:
                 spare -= count * len(sequence.members)
         if self.drafter is not None:
             planned = sum(tokens for _, tokens in work) + sum(len(guess.tokens) for guess in guesses.values())
-            guesses |= self._drafted(engine, self.drafter, asking, planned, spare)
+            counts = self._counts(engine, asking, planned) if counts is None else counts
+            guesses |= self._drafted(engine, self.drafter, {s: counts[s] for s in asking if s in counts}, spare)
         return guesses
 
-    def _drafted(self, engine: Engine, drafter: Drafter, asking: list[Sequence], planned: int, spare: int) -> Guesses:
-        """The drafter's guesses. planned: tokens that the step computes anyway."""
-        limits = [(sequence.slot, min(self._limit(sequence), affordable(engine, sequence))) for sequence in asking]
-        counts = self.pace.counts(limits, planned - len(asking))
+    def _drafted(self, engine: Engine, drafter: Drafter, counts: Counts, spare: int) -> Guesses:
+        """The drafter's guesses."""
         asks: list[tuple[Sequence, Ask]] = []
-        for sequence, count in zip(asking, counts, strict=True):
-            if count := reserve(engine, sequence, count, spare):
+        for sequence, count in counts.items():
+            if count := reserve(engine, sequence, min(count, sequence.room - 1), spare):
                 spare -= count * len(sequence.members)
                 rule = self._rule(sequence)
                 asks.append(
@@ -116,10 +124,16 @@ class Speculator:
             for sequence in sequences
         )
 
-    def stepped(self, tokens: int, seconds: float) -> None:
-        """A step without prefills took so long from the forward pass to the draws."""
+    def watches(self, work: Work) -> bool:
+        """The drafter must see what the target computes in this step before the next one begins: it may be asked about who is in it."""
+        if self.drafter is None or not self.drafter.captures:
+            return False
+        return any(self._limit(sequence) > 0 for sequence, _ in work if sequence.leads)
+
+    def stepped(self, tokens: int, seconds: float, stride: Stride | None = None) -> None:
+        """A step without prefills took so long from the forward pass to the draws. stride: of a step that is not the last one."""
         if self.drafter is not None:
-            self.pace.stepped(tokens, seconds)
+            self.pace.stepped(tokens, seconds, stride)
 
     def learn(self, engine: Engine, sequence: Sequence, guess: Guess, accepted: int) -> None:
         """Of a guess so many tokens stood."""
@@ -219,6 +233,13 @@ class Speculator:
         if self.failures >= FAILURES:
             log.error("from here on nothing is drafted")
             self.drafter = None
+
+
+def guesses_ahead(sequence: Sequence, tokens: int) -> bool:
+    """It computes its last token alone, and may say two more."""
+    if tokens != 1 or not sequence.leads or sequence.num_output == 0 or sequence.room < 2:
+        return False
+    return not sequence.prefilling
 
 
 def affordable(engine: Engine, sequence: Sequence) -> int:

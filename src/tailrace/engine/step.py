@@ -11,7 +11,7 @@ import torch
 
 from tailrace.engine.alone import alone, begin, fail
 from tailrace.engine.batch import Scored, assemble
-from tailrace.engine.commit import commit, settle
+from tailrace.engine.commit import collect, commit, settle
 from tailrace.engine.draws import Masks
 from tailrace.engine.request import LIVING, Sequence
 from tailrace.engine.schedule import Plan, schedule
@@ -62,7 +62,7 @@ def step(engine: Engine) -> None:
         speculator.stepped(assembled.batch.token_ids.numel(), time.perf_counter() - start)
     with timed("commit"):
         settle(engine, plan.work)
-        commit(engine, guesses, sampled, masks.errors)
+        commit(engine, collect(engine, guesses, sampled, masks.errors))
         speculator.observe(assembled.seen, engine.runner)
 
 

@@ -1,0 +1,272 @@
+"""What overlap brings with a drafter, on a simulated device: one that has a clock of its own, so that everything on the host is real and
+the time of a step is what it is told to be. A machine without a GPU can say so what the host leaves a GPU waiting for.
+
+The clock is made of both: the processor time of the engine's thread, and the device's time where the thread waits for it. So nobody else
+on the machine is measured, and nothing sleeps. A step takes --step-ms and --token-us for each token; draws arrive when it is over.
+
+Every token is followed by the next id; the drafter knows that, and each of its guesses is right with the probability --accept. "none" has
+no drafter, "silent" one that nobody asks (requests say "max_drafts": 0), "no guess" one that has nothing to say. Each engine answers the
+same requests in turn, for several rounds; ratios are medians over rounds, against the engine without a drafter and without overlap in the
+same round. idle: the device's.
+
+--assume adds a way that the engine does not go: the next step is planned on all guesses standing, and launched before it is known; whoever
+was wrong is in it in vain. Its guesses continue the old ones behind the token between them, which is a guess as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import random
+import statistics
+import time
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from bench.harness import machine, table, write_json
+
+from tailrace.config import CacheConfig, SchedulerConfig, SpeculationConfig
+from tailrace.drafting.base import Ask, Draft, Seen
+from tailrace.engine import ahead, draws, flight, speculate, stats, step
+from tailrace.engine.engine import Engine
+from tailrace.kernels.rows import Rows
+from tailrace.options import Speculation
+from tailrace.params import SamplingParams
+from tailrace.runners.base import Batch
+from tailrace.runners.scripted import SuccessorRunner
+from tailrace.sampling.sampler import Pending, Sampler
+from tailrace.wire.messages import ModelInfo, Submit, Tokens
+
+VOCAB = 256  # so small that sampling on the CPU takes no longer than launching it on a GPU
+
+
+class Clock:
+    """Stands for the module `time` in the rooms that look at it."""
+
+    monotonic, thread_time = time.monotonic, time.thread_time
+
+    def __init__(self) -> None:
+        self.waited_s = 0.0
+
+    def perf_counter(self) -> float:
+        """Processor time, and what was waited for."""
+        return time.thread_time() + self.waited_s
+
+    def wait(self, until: float) -> None:
+        """Be there at once."""
+        self.waited_s += max(0.0, until - self.perf_counter())
+
+
+CLOCK = Clock()
+
+
+class Simulated(SuccessorRunner):
+    """Calls return at once; what they have launched takes its time, one after the other."""
+
+    device = torch.device("meta")  # anything that is not the CPU
+
+    def __init__(self, max_model_len: int, step_s: float, token_s: float) -> None:
+        super().__init__(VOCAB, max_model_len, block_size=16, delay_s=0.0)
+        self.step_s, self.token_s = step_s, token_s
+        self.busy_until = self.idle_s = 0.0
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        now = CLOCK.perf_counter()
+        self.idle_s += max(0.0, now - self.busy_until)
+        self.busy_until = max(now, self.busy_until) + self.step_s + self.token_s * len(batch.token_ids)
+        return super().forward(batch)
+
+
+class Clocked(Sampler):
+    """Draws arrive when the pass that they are made from has taken its time."""
+
+    def __init__(self, sampler: Sampler, runner: Simulated) -> None:
+        super().__init__(sampler.slots)
+        self.runner = runner
+
+    def begin(self, logits: torch.Tensor, rows: Rows) -> Pending:
+        pending, due = super().begin(logits, rows), self.runner.busy_until
+
+        def finish() -> Any:
+            CLOCK.wait(due)
+            return pending.wait()
+
+        return Pending(pending.token_ids, finish)
+
+
+class Guesser:
+    """Each guess is right with the same probability."""
+
+    draws = False
+    captures: tuple[int, ...] = ()
+
+    def __init__(self, accept: float) -> None:
+        self.accept, self.rng = accept, random.Random(1)
+
+    def draft(self, asks: Sequence[Ask]) -> list[Draft]:
+        return [Draft(self.guess(ask)) for ask in asks]
+
+    def guess(self, ask: Ask) -> list[int]:
+        last = ask.tokens[-1]
+        if last < 0:  # a reference: what it will be is a guess, too
+            last = (ask.tokens[-2] + (1 if self.rng.random() < self.accept else 8)) % VOCAB
+        right = [(last + 1 + i) % VOCAB for i in range(ask.count)] if self.accept else []
+        return [token if self.rng.random() < self.accept else (token + 7) % VOCAB for token in right]
+
+    def observe(self, seen: Seen) -> None:
+        """Nothing is captured."""
+
+    def leave(self, slot: int) -> None:
+        """Nothing is kept."""
+
+
+class Assumed:
+    """While the block runs, all guesses are taken to stand until it is known that they do not."""
+
+    def __enter__(self) -> None:
+        self.real = ahead.must_be_known, ahead.launch, flight.Drawn.tokens, flight.Drawn.refer
+        self.counts = speculate.Speculator.counts
+        launch = ahead.launch
+
+        def launched(engine: Engine, device: Any, plan: Any, copies: Any, drawn: Any, counts: Any) -> Any:
+            if drawn is not None and drawn.said is None:
+                drawn = SimpleNamespace(said=[], tokens=drawn.tokens, flight=drawn.flight, at=CLOCK.perf_counter())
+            return launch(engine, device, plan, copies, drawn, None)
+
+        def tokens(drawn: Any) -> torch.Tensor | None:
+            found = []
+            for sequences, pending in drawn.pending:
+                counts = [len(drawn.flight.guesses.get(s.slot, draws.NOTHING).tokens) for s in sequences]
+                found.append(pending.token_ids.gather(1, torch.tensor(counts)[:, None])[:, 0])
+            return torch.cat(found) if found and drawn.said is None else None
+
+        def refer(drawn: Any) -> None:
+            for place, sequence in enumerate(drawn.sequences):
+                guess = drawn.flight.guesses.get(sequence.slot, draws.NOTHING)
+                drawn._assume(sequence, [*guess.tokens, -1 - place])
+
+        ahead.must_be_known = lambda engine, drawn: not drawn.pending
+        ahead.launch, flight.Drawn.tokens, flight.Drawn.refer = launched, tokens, refer
+        speculate.Speculator.counts = lambda self, engine, work: {}  # type: ignore[method-assign]
+
+    def __exit__(self, *_: object) -> None:
+        ahead.must_be_known, ahead.launch, flight.Drawn.tokens, flight.Drawn.refer = self.real
+        speculate.Speculator.counts = self.counts
+
+
+def engine_of(args: argparse.Namespace, streams: int, overlap: str, accept: float | None) -> Engine:
+    """accept: None: no drafter."""
+    runner = Simulated(args.output_tokens + 64, args.step_ms / 1e3, args.token_us / 1e6)
+    engine = Engine(
+        runner, ModelInfo("simulated", VOCAB, runner.max_model_len, []),
+        CacheConfig(num_blocks=streams * (runner.max_model_len // 16 + 2), prefix_reuse=False),
+        SchedulerConfig(max_num_seqs=streams, overlap="off" if overlap == "off" else "on"),
+        speculation=SpeculationConfig(max_drafts=args.drafts, adaptive=args.adaptive),
+        drafter=None if accept is None else lambda sampler: Guesser(accept),
+    )  # fmt: skip
+    engine.sampler = Clocked(engine.sampler, runner)
+    return engine
+
+
+def measure(engine: Engine, streams: int, asking: int, args: argparse.Namespace, turn: int) -> dict[str, Any]:
+    """All streams from their first token on. asking: streams that guess ahead. parts: ms per step on the host."""
+    for i in range(streams):
+        speculation = None if i < asking else Speculation(max_drafts=0)
+        params = SamplingParams(
+            temperature=0.0, max_tokens=args.output_tokens, ignore_eos=True, speculation=speculation
+        )
+        engine.submit(Submit(f"{turn} {i}", turn, [i, i + 1], params))
+    while engine.waiting or any(sequence.prefilling for sequence in engine.running):
+        engine.step()
+    runner, counters = engine.runner, engine.counters
+    assert isinstance(runner, Simulated)
+    before, steps, parts, idle_s = counters.generated_tokens, counters.steps, dict(counters.step_ms), runner.idle_s
+    start = CLOCK.perf_counter()
+    while len(engine.running) == streams:
+        engine.step()
+    wall_s, steps = CLOCK.perf_counter() - start, counters.steps - steps
+    found = {
+        "rate": (counters.generated_tokens - before) / wall_s,
+        "idle": (runner.idle_s - idle_s) / wall_s,
+        "steps": steps,
+        "parts": {name: (ms - parts.get(name, 0.0)) / max(1, steps) for name, ms in counters.step_ms.items()},
+    }
+    said: dict[str, list[int]] = {}
+    while engine.has_work:
+        for message in engine.step().get(b"", []):
+            if isinstance(message, Tokens):
+                said.setdefault(message.id, []).extend(message.token_ids)
+    assert all((b - a) % VOCAB == 1 for tokens in said.values() for a, b in pairwise(tokens)), "it said something else"
+    return found
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(prog="python -m bench.overlap", description=__doc__)
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 16, 64])
+    parser.add_argument("--accept", type=float, nargs="+", default=[0.3, 0.5, 0.7, 0.9])
+    parser.add_argument("--drafts", type=int, default=4, help="at most, of each stream in a step")
+    parser.add_argument("--share", type=float, default=1.0, help="of the streams that guess ahead")
+    parser.add_argument("--adaptive", action="store_true", help="as many drafts as pay")
+    parser.add_argument("--step-ms", type=float, default=3.0, help="of the device")
+    parser.add_argument("--token-us", type=float, default=5.0)
+    parser.add_argument("--output-tokens", type=int, default=192)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--assume", action="store_true", help="also plan on all guesses standing")
+    parser.add_argument("--parts", action="store_true", help="print what the host's time went into, ms per step")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args(argv)
+    torch.set_num_threads(1)
+    for module in (ahead, step, speculate, stats):
+        module.time = CLOCK  # type: ignore[attr-defined]
+    record: dict[str, Any] = {"machine": machine(), **{k: v for k, v in vars(args).items() if k != "json"}}
+    print(f"{record['machine']['cpu']}; simulated steps of {args.step_ms} ms + {args.token_us} µs a token")
+    record["rows"] = [row for streams in args.streams for row in lines(args, streams)]
+    if args.json:
+        write_json(args.json, record)
+    return 0
+
+
+def lines(args: argparse.Namespace, streams: int) -> list[dict[str, Any]]:
+    """One per drafter."""
+    asking = max(1, round(streams * args.share))
+    modes = ("off", "on", "assumed") if args.assume else ("off", "on")
+    # name → accept, and how many of the streams ask
+    cases: dict[str, tuple[float | None, int]] = {"none": (None, 0), "silent": (0.0, 0), "no guess": (0.0, asking)}
+    cases |= {f"{accept:.2f}": (accept, asking) for accept in args.accept}
+    engines = {(name, mode): engine_of(args, streams, mode, case[0]) for name, case in cases.items() for mode in modes}  # fmt: skip
+    found: dict[tuple[str, str], list[dict[str, Any]]] = {key: [] for key in engines}
+    for turn in range(args.rounds + 1):
+        for name, mode in engines if turn % 2 else reversed(engines):
+            with Assumed() if mode == "assumed" else contextlib.nullcontext():
+                one = measure(engines[name, mode], streams, cases[name][1], args, turn)
+            if turn:  # the first round warms up
+                found[name, mode].append(one)
+    rows = [line(found, name, mode, args.parts) for name in cases for mode in modes]
+    print(f"\n{streams} streams, {asking} of them asking\n{table(rows)}", flush=True)
+    return rows
+
+
+def line(found: dict[tuple[str, str], list[dict[str, Any]]], name: str, mode: str, parts: bool) -> dict[str, Any]:
+    """Of all rounds of one engine."""
+    mine = found[name, mode]
+
+    def against(other: tuple[str, str]) -> float:
+        return statistics.median(one["rate"] / its["rate"] for one, its in zip(mine, found[other], strict=True))
+
+    names = sorted({part for all_of_them in found.values() for one in all_of_them for part in one["parts"]})
+    middle = {part: statistics.median(one["parts"].get(part, 0.0) for one in mine) for part in names if parts}
+    return {
+        "drafter": name, "overlap": mode, "tok/s": statistics.median(one["rate"] for one in mine),
+        "of none, off": against(("none", "off")), "on / off": against((name, "off")),
+        "idle": statistics.median(one["idle"] for one in mine),
+        "steps": statistics.median(one["steps"] for one in mine),
+    } | {f"{part} ms": ms for part, ms in middle.items()}  # fmt: skip
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

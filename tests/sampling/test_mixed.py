@@ -47,13 +47,21 @@ PARAMS: dict[str, dict] = {
         "dry_multiplier": 0.8, "bad_words": ((2, 3), (8,)), "min_tokens": 7, "stop_token_ids": (5,), "no_repeat_ngram_size": 3,
         "logit_bias": {4: 2.0}, "sequence_bias": (((1, 2), 4.0),),
     },
-}  # fmt: skip
-RARE: dict[str, dict] = {
     "mirostat": {"mirostat": 2, "mirostat_tau": 3.0},
+    "mirostat and a window": {"mirostat": 2, "mirostat_tau": 2.0, "mirostat_eta": 0.7, "presence_penalty": 0.5, "penalty_last_n": 5},
+    "mirostat 1": {"mirostat": 1, "mirostat_tau": 2.0},
     "adaptive": {"adaptive_target": 0.3},
+    "adaptive of min-p": {"adaptive_target": 0.5, "adaptive_decay": 0.3, "min_p": 0.01, "bad_words": ((3, 4),)},
     "tail-free": {"tfs_z": 0.9},
     "top-h": {"top_h": 0.6},
-    "synthid": {"watermark": Watermark(kind="synthid", key=5)},
+    "min-k": {"min_k": True, "temperature": 2.0},
+    "synthid": {"watermark": Watermark(kind="synthid", key=5, context=1, depth=9), "presence_penalty": 0.2},
+    "synthid and ngrams": {"watermark": Watermark(kind="synthid", key=5, context=2), "no_repeat_ngram_size": 3, "top_p": 0.95},
+    "synthid of transformers": {"watermark": Watermark(kind="synthid", scheme="transformers", keys=(5, 6, 7), context=2)},
+}  # fmt: skip
+RARE: dict[str, dict] = {
+    "normalised": {"normalize_logits": True, "repetition_penalty": 1.3},
+    "normalised, mirostat": {"normalize_logits": True, "mirostat": 2, "mirostat_tau": 3.0},
 }
 
 
@@ -107,6 +115,7 @@ def world(seed: int, asked: list[dict]) -> tuple[Slots, torch.Tensor, Rows]:
 def compare(slots: Slots, logits: torch.Tensor, rows: Rows, other: Rows | None = None, backend: Backend = "cpu") -> int:
     """Raise AssertionError unless both say the same; how many drafts were accepted."""
     kernel = Sampler(slots, backend)(logits.to(DEVICES[backend]), rows)
+    learnt = [list(slot.lessons) for slot in slots.slots if slot]
     reference = Sampler(slots, "reference")(logits, other or rows)
     assert kernel.token_ids.tolist() == reference.token_ids.tolist()
     assert kernel.num_tokens.tolist() == reference.num_tokens.tolist()
@@ -116,6 +125,10 @@ def compare(slots: Slots, logits: torch.Tensor, rows: Rows, other: Rows | None =
         for a, b in zip(mine or (), theirs or (), strict=True):
             assert (a.rank, a.top_ids) == (b.rank, b.top_ids)
             assert a.logprob == pytest.approx(b.logprob, abs=2e-5)
+    for slot, mine in zip(filter(None, slots.slots), learnt, strict=True):
+        assert [token for token, _ in mine] == [token for token, _ in slot.lessons]
+        for (_, a), (_, b) in zip(mine, slot.lessons, strict=True):
+            assert a == (None if b is None else pytest.approx(b, abs=2e-5))
     return int(kernel.num_tokens.sum()) - rows.num_requests
 
 

@@ -55,7 +55,7 @@ bool mirostat_1(Walk &walk, const Stage &) {
             squares += t * t;
         }
         const double k = zipf_k(both / squares, walk.context.state.mu, static_cast<double>(walk.context.scan.vocab));
-        if (!s.complete && k > static_cast<double>(s.n)) return walk.deeper();
+        if (!s.complete && k > static_cast<double>(s.n)) return walk.deeper_for(static_cast<int64_t>(k));
         if (k < static_cast<double>(s.n)) keep(s, nth(ranked(s), static_cast<int64_t>(k), space));
         walk.narrowed();
     }

@@ -114,7 +114,7 @@ bool tail_free(Walk &walk, const Stage &stage) {
             const double spare = until - stage.a * seen, twice = 2.0 * walk.floor - 1.0;
             // half of what would do: the sum is another when more is seen
             const double enough = spare > 0 && stage.a > 0 ? std::log(0.25 * spare / stage.a) : twice;
-            return walk.undecided(walk.floor > -50.0 ? std::min(enough, walk.floor - 2.0) : kEverything);
+            return walk.undecided(walk.much() ? kEverything : std::min(enough, walk.floor - 2.0));
         }
     }
     if (found == s.n - 2) return true;
@@ -151,7 +151,7 @@ bool min_k(Walk &walk, const Stage &stage) {
     if (!s.complete && s.n < 2) return walk.deeper();
     const Ranked raw{s.ids, s.raw, s.weights, s.n};
     int64_t cliff = 1;
-    for (int64_t count = std::min(kCliffs, s.n); s.n >= 2; count = s.n) {
+    for (int64_t count = std::min(kCliffs, s.n); s.n >= 2;) {
         likeliest(raw, count, space);
         double heaviest = -1;
         for (int64_t i = 1; i < count; ++i) {
@@ -159,10 +159,11 @@ bool min_k(Walk &walk, const Stage &stage) {
             if (fall > heaviest) heaviest = fall, cliff = i;
         }
         // no fall further down can be longer than all that is left
-        if (heaviest >= (static_cast<double>(boundary(space.order[count - 1]).x) - least) / static_cast<double>(count)) break;
-        if (count < s.n) continue;
-        if (!s.complete) return walk.deeper();
-        break;
+        const double left = static_cast<double>(boundary(space.order[count - 1]).x) - least;
+        if (heaviest >= left / static_cast<double>(count) || (s.complete && count == s.n)) break;
+        const double enough = std::min(left / heaviest + 1.0, static_cast<double>(walk.context.scan.vocab));  // by the same measure
+        if (!s.complete && enough > static_cast<double>(s.n)) return walk.deeper_for(static_cast<int64_t>(enough));
+        count = std::clamp(static_cast<int64_t>(enough), count + 1, s.n);
     }
     const int64_t k = std::max(cliff, static_cast<int64_t>(std::min(by_range, static_cast<double>(s.n))));
     if (s.complete && k >= s.n) return true;

@@ -1,5 +1,6 @@
 // SynthID-Text's tournament (Dathathri et al., Nature 634, 2024): p' = p · (1 + g − Σ p g), layer by layer, with keyed bits g.
 #include <cstring>
+#include <limits>
 
 #include "simd.h"
 #include "walk.h"
@@ -58,24 +59,25 @@ void bits_of(const Tournament &t, const uint32_t *context, const uint32_t *ids, 
 // is 0. Of the mass that is there, not of 1: what rounding had left would grow from layer to layer.
 TAILRACE_CLONES double play(float *p, const uint32_t *bits, const uint32_t *next_bits, int64_t n, float won, float lost, int32_t layer, int32_t next) {
     double without = 0, with = 0;
+    const U16 one = U16{} + 1u;
+    const F16 win = all(won), lose = all(lost);
     for (int64_t from = 0; from < n; from += kFlush) {
-        float lane[kLanes] = {}, other[kLanes] = {};
+        F16 lane{}, other{};
         const int64_t end = std::min(n, from + kFlush);
         int64_t i = from;
-        for (; i + kLanes <= end; i += kLanes)
-            for (int64_t l = 0; l < kLanes; ++l) {
-                const float q = p[i + l] * (bits[i + l] >> layer & 1u ? won : lost);
-                p[i + l] = q;
-                const bool has = next_bits[i + l] >> next & 1u;
-                lane[l] += has ? 0.0f : q;
-                other[l] += has ? q : 0.0f;
-            }
+        for (; i + kLanes <= end; i += kLanes) {
+            const U16 mine = load16<U16>(bits + i) >> static_cast<uint32_t>(layer) & one, theirs = load16<U16>(next_bits + i) >> static_cast<uint32_t>(next) & one;
+            const F16 q = load16<F16>(p + i) * (mine != U16{} ? win : lose);
+            store16(p + i, q);
+            lane += theirs == U16{} ? q : F16{};
+            other += theirs != U16{} ? q : F16{};
+        }
         for (int64_t l = 0; i < end; ++i, ++l) {
             p[i] *= bits[i] >> layer & 1u ? won : lost;
             (next_bits[i] >> next & 1u ? other : lane)[l] += p[i];
         }
-        without += fold(load16<F16>(lane));
-        with += fold(load16<F16>(other));
+        without += fold(lane);
+        with += fold(other);
     }
     return without / (without + with);
 }
@@ -85,11 +87,41 @@ struct Sums {
     double of[256];
 };
 
+constexpr int64_t kWide = 8;  // lanes of doubles
+
+TAILRACE_CLONES void add_layer(const uint32_t *bits, int32_t layer, int64_t n, double won, double lost, double *logs) {
+    // no choice by a bit that is any: the processor would guess wrong every other time
+    const double less = std::isinf(lost) ? 0.0 : lost, more = won - less;
+    for (int64_t i = 0; i < n; ++i) logs[i] += less + more * static_cast<double>(static_cast<int32_t>(bits[i] >> layer & 1u));
+}
+
+// ln Σ e^logs of those whose bit is 0; −∞ where there are none.
+TAILRACE_CLONES double log_without(const uint32_t *bits, int32_t layer, int64_t n, const double *logs) {
+    constexpr double kOut = -1e300;
+    double top[kWide], sum[kWide] = {};
+    std::fill(top, top + kWide, kOut);
+    const auto has = [=](int64_t i) { return static_cast<double>(static_cast<int32_t>(bits[i] >> layer & 1u)); };
+    int64_t i = 0;
+    for (; i + kWide <= n; i += kWide)
+        for (int64_t l = 0; l < kWide; ++l) {
+            const double x = logs[i + l] + kOut * has(i + l);
+            top[l] = x > top[l] ? x : top[l];
+        }
+    for (; i < n; ++i) top[0] = std::max(top[0], logs[i] + kOut * has(i));
+    const double largest = *std::max_element(top, top + kWide);
+    if (largest <= kOut) return -std::numeric_limits<double>::infinity();
+    for (i = 0; i + kWide <= n; i += kWide)
+        for (int64_t l = 0; l < kWide; ++l) sum[l] += exponential(logs[i + l] + kOut * has(i + l) - largest);
+    for (; i < n; ++i) sum[0] += exponential(logs[i] + kOut * has(i) - largest);
+    return largest + std::log(((sum[0] + sum[1]) + (sum[2] + sum[3])) + ((sum[4] + sum[5]) + (sum[6] + sum[7])));
+}
+
 // ln p of each token, up to a layer; only made where floats can't hold what is left of some mass.
 struct Exact {
     const Survivors &s;
     std::vector<double> &logs;
-    int32_t layers = -1;  // that are in it
+    double log_mass = std::log(s.mass);  // a layer leaves the whole as it is
+    int32_t layers = -1;                 // that are in it
 
     // The share of the mass whose bit at `layer` is 0, as a logarithm; −∞ where there are none.
     double without(uint32_t *const *bits, const double *won, const double *lost, int32_t layer) {
@@ -98,24 +130,8 @@ struct Exact {
             std::copy(s.x, s.x + s.n, logs.data());
             layers = 0;
         }
-        for (; layers < layer; ++layers)
-            for (int64_t i = 0; i < s.n; ++i) logs[i] += has(bits, layers, i) ? won[layers] : lost[layers];
-        const double none = total(bits, layer, 0), all = total(bits, layer, 1);
-        const double top = std::max(none, all);
-        return none - top - std::log(std::exp(none - top) + std::exp(all - top));
-    }
-
-  private:
-    static bool has(uint32_t *const *bits, int32_t layer, int64_t i) { return bits[layer / kWord][i] >> (layer % kWord) & 1u; }
-    // ln Σ p of those whose bit is this.
-    double total(uint32_t *const *bits, int32_t layer, bool bit) const {
-        double top = -std::numeric_limits<double>::infinity(), sum = 0;
-        for (int64_t i = 0; i < s.n; ++i)
-            if (has(bits, layer, i) == bit) top = std::max(top, logs[i]);
-        if (std::isinf(top)) return top;
-        for (int64_t i = 0; i < s.n; ++i)
-            if (has(bits, layer, i) == bit) sum += exponential(logs[i] - top);
-        return top + std::log(sum);
+        for (; layers < layer; ++layers) add_layer(bits[layers / kWord], layers % kWord, s.n, won[layers], lost[layers], logs.data());
+        return log_without(bits[layer / kWord], layer % kWord, s.n, logs.data()) - log_mass;
     }
 };
 constexpr double kHeld = 1e-25;  // so little of the mass is known to floats, whatever else has underflowed

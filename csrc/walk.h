@@ -65,8 +65,15 @@ struct Walk {
         for (int64_t i = 0; i < s.n; ++i) s.x[i] -= top;
         rescaled();
     }
-    // Where a number of tokens is wanted that are not all here: twice as deep.
-    bool deeper() { return undecided(floor > -50.0 ? 2.0 * floor - 1.0 : kEverything); }
+    // Twice as deep; where much is here already, all.
+    bool deeper() { return undecided(much() ? kEverything : 2.0 * floor - 1.0); }
+    bool much() const { return floor <= -50.0 || 4 * s.n > context.scan.vocab; }
+    // Deep enough for so many of the likeliest.
+    bool deeper_for(int64_t count) {
+        const float reached = reached_by(context.scan.block_max, context.scan.blocks, count, context.space);
+        const double depth = (reached - context.scan.max) / temperature;
+        return reached > kNone && depth < floor ? undecided(depth) : deeper();
+    }
     // What is left now is learnt from.
     void learnt_from() {
         know_mass();

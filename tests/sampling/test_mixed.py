@@ -17,6 +17,7 @@ from tailrace.kernels.rows import RULES, Rows
 from tailrace.kernels.status import EMPTY, OK
 from tailrace.params import SamplingParams, Watermark
 from tailrace.sampling import Sampler, Slots
+from tailrace.sampling.carried import Carried
 from tailrace.sampling.on_gpu import OnGPU
 from tailrace.sampling.sampler import Backend
 from tailrace.sampling.unroll import unroll
@@ -229,6 +230,47 @@ def test_rows_that_are_not_unrolled_are_seen(monkeypatch):
     slots, logits, rows = world(3, [*PARAMS.values()] * 2)
     with pytest.raises(AssertionError):
         compare(slots, logits, rows)
+
+
+@pytest.mark.parametrize("fault", ["another state", "another text"])
+def test_what_is_learnt_and_keyed_by_is_seen(fault):
+    """The planted faults: mirostat's μ is a bit too large in the kernels, or the tournaments hear of a token that nobody said."""
+    slots, logits, rows = world(3, [*PARAMS.values()] * 2)
+    for record, slot in zip(slots.programs.records, slots.slots, strict=False):
+        assert slot is not None
+        if fault == "another state":
+            record.state[0] += 1.0
+        elif slot.history is not None and slot.history.said is not None:
+            slot.history.said.add(3)
+    with pytest.raises(AssertionError):
+        compare(slots, logits, rows)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, fields in PARAMS.items() if "mirostat" in fields or "watermark" in fields]
+)
+def test_a_text_is_the_same_by_kernels_and_reference_with_drafts_forks_and_preemption(name):
+    """40 steps each: half of the drafts are what comes next, a fork goes on elsewhere, and half-way the slot is left and joined again."""
+    table = torch.randn(16, V, generator=torch.Generator().manual_seed(8)) * 2
+    texts = []
+    for backend in ("cpu", "reference"):
+        slots, carried = Slots(2, V), Carried()
+        slots.join(0, SamplingParams(**PARAMS[name]), key=5, prompt=[1, 2], carried=carried)
+        said, rng = [1, 2], random.Random(4)
+        for turn in range(40):
+            drafts = [rng.randrange(12) for _ in range(rng.randrange(3))]
+            logits = table[[token % 16 for token in (said[-1], *drafts)]]
+            out = Sampler(slots, backend)(logits, Rows.drafted([0], [len(said)], [drafts]))
+            slots.commit([0], out.tokens())
+            said += out.tokens()[0]
+            if turn == 10:
+                slots.fork(0, 1, key=6)
+            if turn == 20:
+                slots.leave(0)
+                slots.join(0, SamplingParams(**PARAMS[name]), key=5, prompt=[1, 2], output=said[2:], carried=carried)
+        twin = Sampler(slots, backend)(table[:1], Rows.plain([1], [0], [60])).tokens()
+        texts.append((said, twin))
+    assert texts[0] == texts[1]
 
 
 # ---- masks

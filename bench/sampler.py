@@ -25,7 +25,9 @@ import torch
 from bench.harness import cores, machine, table, write_json
 
 from tailrace import _cpu, kernels
+from tailrace.options import Watermark
 from tailrace.sampling import Guidance, Rows, Sampler, SamplingParams, Slots
+from tailrace.sampling.sampler import Backend
 
 POOL_BYTES = 256 << 20  # of cold rows
 MAX_POOL_ROWS = 512
@@ -55,6 +57,22 @@ CASES: dict[str, tuple[dict[str, Any], float | None]] = {
     "XTC + min-p": ({"min_p": 0.02, "xtc_probability": 0.5}, None),
 }
 FLAT_GOAL = 10.0
+# those that llama.cpp, koboldcpp and transformers have beyond these; beside the reference, which drew them before the kernels had them
+OTHERS: dict[str, dict[str, Any]] = {
+    "mirostat 2": {"mirostat": 2},
+    "mirostat 1": {"mirostat": 1},
+    "tail-free 0.95": {"tfs_z": 0.95},
+    "top-h 0.5": {"top_h": 0.5},
+    "min-k": {"min_k": True, "temperature": 0.8},
+    "adaptive-p 0.5, min-p 0.05": {"adaptive_target": 0.5, "min_p": 0.05},
+    "adaptive-p 0.5": {"adaptive_target": 0.5},
+    "SynthID, top-k 100": {"watermark": Watermark(kind="synthid", key=1), "top_k": 100},
+    "SynthID, top-p 0.95": {"watermark": Watermark(kind="synthid", key=1), "top_p": 0.95},
+    "SynthID": {"watermark": Watermark(kind="synthid", key=1)},
+    "SynthID of transformers, top-k 100": {
+        "watermark": Watermark(kind="synthid", scheme="transformers", keys=tuple(range(1, 31))), "top_k": 100,
+    },
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -146,7 +164,9 @@ def transformers_processors(params: dict[str, Any]) -> Callable[[torch.Tensor], 
 # ---- measuring
 
 
-def ours(params: dict[str, Any], pool: Pool, rows: int) -> Callable[[torch.Tensor], Any]:
+def ours(
+    params: dict[str, Any], pool: Pool, rows: int, backend: Backend | None = None
+) -> Callable[[torch.Tensor], Any]:
     vocab = pool.rows.shape[1]
     slots = Slots(rows, vocab)
     history = torch.randint(0, vocab, (HISTORY,), generator=torch.Generator().manual_seed(1)).tolist()
@@ -159,7 +179,7 @@ def ours(params: dict[str, Any], pool: Pool, rows: int) -> Callable[[torch.Tenso
             prompt=history[: HISTORY // 2],
             output=history[HISTORY // 2 :],
         )
-    sampler, where = Sampler(slots), Rows.plain(range(rows), range(rows), [HISTORY] * rows)
+    sampler, where = Sampler(slots, backend), Rows.plain(range(rows), range(rows), [HISTORY] * rows)
     if (scale := params.get("guidance_scale", 1.0)) == 1.0:
         return lambda logits: sampler(logits, where)
     # pairs of rows: as many companions, as cold, behind the rows
@@ -225,6 +245,25 @@ def against(pool: Pool, rows: int, threads: int, seconds: float) -> list[dict[st
     return found
 
 
+def others(pool: Pool, rows: int, threads: int, seconds: float) -> list[dict[str, Any]]:
+    """A row of each of OTHERS by the kernels and by the reference, beside a plain draw: what neighbours on its thread wait."""
+    found = []
+    for name, params in OTHERS.items():
+        runs = {
+            "floor": floor,
+            "plain": ours(CASES["temperature"][0], pool, rows),
+            "ours": ours(params, pool, rows),
+            "reference": ours(params, pool, rows, "reference"),
+        }
+        us = measure(runs, pool, rows, seconds)
+        found.append({
+            "case": name, "rows of": pool.name, "rows": rows, "threads": threads, "plain µs": us["plain"], "µs/row": us["ours"],
+            "× plain": us["ours"] / us["plain"], "reference µs": us["reference"], "reference × plain": us["reference"] / us["plain"],
+            "gain ×": us["reference"] / us["ours"],
+        })  # fmt: skip
+    return found
+
+
 def asked_device(argv: list[str] | None) -> str:
     """Where to measure; each place has flags of its own."""
     parser = argparse.ArgumentParser(prog="tailrace bench sampler", add_help=False, allow_abbrev=False)
@@ -251,11 +290,15 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=0.25, help="measuring time per case")
     parser.add_argument("--model", help="whose logits are the real ones (default: the small default model)")
     parser.add_argument("--quick", action="store_true", help="V = 128,256, 32 rows only")
+    parser.add_argument(
+        "--others", action="store_true", help="only the methods that the reference drew before, beside it"
+    )
     parser.add_argument("--json", type=Path, help="write the results here too")
     args = parser.parse_args(argv)
     vocabs, counts = ([128_256], [32]) if args.quick else (args.vocab, args.rows)
     results: list[dict[str, Any]] = []
     compared: list[dict[str, Any]] = []
+    beside: list[dict[str, Any]] = []
     with torch.inference_mode():
         for dtype in DTYPES:
             pools = [lambda d=dtype: real(args.model, DTYPES[d])]
@@ -270,16 +313,20 @@ def main(argv: list[str] | None = None) -> int:
                     main_size = dtype == "float32" and (
                         pool.rows.shape[1] in (vocabs[0], 128_256) or "flat" not in pool.name
                     )
-                    for rows in counts if main_size and threads == 1 else [32]:
+                    for rows in [] if args.others else counts if main_size and threads == 1 else [32]:
                         results += lines(pool, rows, dtype, threads, args)
                     if dtype == "float32" and threads == 1:
-                        compared += against(pool, 8, threads, max(1.0, args.seconds))
+                        beside += others(pool, 4, threads, max(1.0, args.seconds))
+                        if not args.others:
+                            compared += against(pool, 8, threads, max(1.0, args.seconds))
                 print(f"measured: {pool.name}, {dtype}", file=sys.stderr, flush=True)
-    record = {"machine": machine(), "results": results, "compared": compared}
+    record = {"machine": machine(), "results": results, "compared": compared, "others": beside}
     print(f"{record['machine']['cpu']}, {record['machine']['cores']} cores; floor: one streaming read of the row")
     print(table(results))
     print("\nagainst others, one thread")
     print(table(compared))
+    print("\nbeside a plain draw and the reference, one thread")
+    print(table(beside))
     if args.json:
         write_json(args.json, record)
     return 0

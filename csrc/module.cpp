@@ -96,7 +96,7 @@ NB_MODULE(_cpu, m) {
                                  at<int32_t>(status)});
     }, Free());
     m.attr("NOTED") = kNoted;
-    m.def("struct_sizes", [] { return std::vector<size_t>{sizeof(Edit), sizeof(Stage), sizeof(Program), sizeof(Step), static_cast<size_t>(StageKind::count)}; });
+    m.def("struct_sizes", [] { return std::vector<size_t>{sizeof(Edit), sizeof(Tournament), sizeof(Stage), sizeof(Program), sizeof(Step), static_cast<size_t>(StageKind::count)}; });
     nb::class_<Counts>(m, "Counts")
         .def(nb::init<>())
         .def(nb::init<const Counts &>())
@@ -108,6 +108,12 @@ NB_MODULE(_cpu, m) {
         .def("lists", [](const Counts &c) { return std::make_tuple(c.ids, c.repeated, c.counted); })
         .def("of", [](const Counts &c, uint32_t id) { return c.of(id); })
         .def_prop_ro("address", [](const Counts &c) { return reinterpret_cast<Address>(&c); });
+    nb::class_<Said>(m, "Said")
+        .def(nb::init<>())
+        .def(nb::init<const Said &>())
+        .def("add", &Said::add)
+        .def("drop", &Said::drop)
+        .def_prop_ro("address", [](const Said &s) { return reinterpret_cast<Address>(&s); });
     m.def("silu_mul", [](Address gate_up, int type, int64_t rows, int64_t dim, Address y) {
         silu_mul(at(gate_up), Type(type), rows, dim, at(y));
     }, Free());

@@ -23,6 +23,15 @@ class Counts {
     int64_t place(uint32_t id) const;
 };
 
+// The tokens of a sequence in their order.
+class Said {
+  public:
+    void add(uint32_t id) { tokens.push_back(id); }
+    void drop() { tokens.pop_back(); }
+
+    std::vector<uint32_t> tokens;
+};
+
 // How long the stretches of `tokens` agree that end at each place and at the last one: out [n], n itself for the last. Linear.
 void agreements(const int64_t *tokens, int64_t n, int64_t *out);
 
@@ -40,27 +49,45 @@ struct Edit {
 
 enum class StageKind : int32_t {
     temperature = 0, dynamic_temperature, quadratic, min_p, top_k, top_p, top_a, typical, epsilon, eta, top_n_sigma, xtc, p_less,
+    tail_free, top_h, min_k, mirostat, mirostat_1, adaptive, tournament,
     count,  // of kinds
 };
 
-// The knobs of one refinement: see refine.cpp for what a, b, c mean to each.
+// Whose bits decide a tournament (src/tailrace/sampling/watermark.py): `depth` layers, keyed by the last `context` tokens; unmarked where
+// those stand somewhere within the `recent` places before, too.
+struct Tournament {
+    int64_t key;
+    const int64_t *keys;   // in transformers' scheme one for each layer; null in our own
+    const uint8_t *table;  // there: of bits
+    int64_t table_size;
+    int32_t depth, context, recent, unused;
+};
+
+// The knobs of one refinement: what a, b, c mean to each stands beside its function (refine.cpp, ordered.cpp, learning.cpp).
 struct Stage {
     StageKind kind;
     int32_t k;
     double a, b, c;
+    const Tournament *tournament;
+};
+
+// What the methods of a sequence have learnt: μ of mirostat in bits; of adaptive-p the sum and the weight of its average.
+struct State {
+    double mu, sum, weight;
 };
 
 constexpr int kMaxEdits = 16;
 constexpr int kMaxStages = 20;
 // Of a program: greedy; logprobs of the processed distribution; entropies; the slot is taken; it asks for what the kernels don't
-// have. Of a step: somebody asks for logprobs or entropies.
-constexpr int32_t kGreedy = 1, kProcessed = 2, kEntropy = 4, kTaken = 8, kRare = 16, kReported = 32;
+// have; it learns from what is drawn. Of a step: somebody asks for logprobs or entropies.
+constexpr int32_t kGreedy = 1, kProcessed = 2, kEntropy = 4, kTaken = 8, kRare = 16, kReported = 32, kLearning = 64;
 constexpr int32_t kApart = -1;  // the status of a request that was left alone
 
 struct Program {
     int64_t key;
     int64_t forced;    // this token is taken whatever would have been drawn; −1: none
     Counts *history;   // gets the drafts of a request while they are verified; null where nothing looks at it, or each row has its own
+    Said *said;        // gets them too; null where nothing looks at it
     const uint32_t *exempt;  // ids that XTC never removes
     int32_t num_exempt;
     int32_t repeated, counted;  // what an output token adds to history
@@ -68,6 +95,7 @@ struct Program {
     int32_t logprobs;  // how many alternatives to report; −1: none
     int32_t flags;
     int32_t unused;
+    State state;       // after the last token of the sequence
     Edit edits[kMaxEdits];
     Stage stages[kMaxStages];
 };

@@ -1,9 +1,9 @@
 #include "refine.h"
 
-#include <algorithm>
 #include <iterator>
 
 #include "simd.h"
+#include "walk.h"
 
 namespace tailrace {
 namespace {
@@ -11,58 +11,6 @@ namespace {
 constexpr uint32_t kXtcStream = 3;
 constexpr double kSigmaSlack = 1.0 + 0x1p-10;  // src/tailrace/sampling/methods/top_n_sigma.py
 constexpr int32_t kSpare = 16;  // so many of the blocks whose maximum is only a bound may not reach it
-
-// The state of one walk through the stages. While the survivors are incomplete, every uncollected token lies below `floor` in
-// the scale of x, and x is (l − max) / temperature: other changes of scale need all of them.
-struct Walk {
-    const Context &context;
-    Survivors &s;
-    double floor;
-    double temperature = 1.0;
-    double needed = 0;  // where a stage gives up: the depth, in the scale of x, that it needs
-
-    bool undecided(double depth) {
-        needed = depth;
-        return false;
-    }
-    // Σ e^x over all survivors, if it can be known.
-    bool know_mass() {
-        if (s.mass >= 0) return true;
-        if (s.complete) s.mass = collected_mass(s);
-        else if (context.mass_temperature == temperature) s.mass = context.scan.mass.total;
-        return s.mass >= 0;
-    }
-    // Keep x ≥ cut; the likeliest stays.
-    bool cut(double at) {
-        const double bound = std::min(at, 0.0);
-        if (!s.complete && floor > bound) return undecided(bound);
-        keep_above(s, bound);
-        narrowed();
-        return true;
-    }
-    void narrowed() {
-        s.complete = true;
-        s.mass = -1;
-    }
-    // x changed: its weights and mass are of the past.
-    void rescaled() {
-        s.weighted = false;
-        s.mass = -1;
-    }
-    bool know_entropy(double *entropy) {
-        if (!know_mass()) return false;
-        if (!s.complete) {
-            *entropy = context.scan.mass.entropy();
-            return true;
-        }
-        weigh(s);
-        double first = 0;
-        for (int64_t i = 0; i < s.n; ++i)
-            if (s.weights[i] > 0) first += static_cast<double>(s.weights[i]) * s.x[i];
-        *entropy = std::log(s.mass) - first / s.mass;
-        return true;
-    }
-};
 
 // How deep p-less keeps: ln of its threshold relative to the likeliest, from Σ e^x and Σ e^2x.
 double p_less_depth(double mass, double squares, const Scan &scan, const Stage &stage) {
@@ -181,13 +129,7 @@ bool typical(Walk &walk, const Stage &stage) {
         space.flags[i] = nearby[i] > last.x || (nearby[i] == last.x && s.ids[i] <= last.id);
     keep_flagged(s, space.flags.data());
     walk.narrowed();
-    // the likeliest may be gone
-    float top = kNone;
-    for (int64_t i = 0; i < s.n; ++i) top = std::max(top, s.x[i]);
-    if (top < 0) {
-        for (int64_t i = 0; i < s.n; ++i) s.x[i] -= top;
-        walk.rescaled();
-    }
+    walk.lifted();
     return true;
 }
 
@@ -202,6 +144,7 @@ bool top_n_sigma(Walk &walk, const Stage &stage) {
     for (int64_t i = 0; i < s.n; ++i) walk.context.space.flags[i] = static_cast<double>(s.raw[i]) >= bound;
     keep_flagged(s, walk.context.space.flags.data());
     walk.narrowed();
+    walk.lifted();
     return true;
 }
 
@@ -227,10 +170,7 @@ bool xtc(Walk &walk, const Stage &stage) {
     flags[least] = 1;
     keep_flagged(s, flags);
     walk.narrowed();
-    float top = kNone;
-    for (int64_t i = 0; i < s.n; ++i) top = std::max(top, s.x[i]);
-    for (int64_t i = 0; i < s.n; ++i) s.x[i] -= top;
-    walk.rescaled();
+    walk.lifted();
     return true;
 }
 
@@ -243,19 +183,26 @@ bool p_less(Walk &walk, const Stage &stage) {
 
 using Apply = bool (*)(Walk &, const Stage &);
 constexpr Apply kApply[] = {temperature, dynamic_temperature, quadratic, min_p, top_k, top_p, top_a,
-                            typical,     epsilon,             eta,       top_n_sigma, xtc,   p_less};
+                            typical,     epsilon,             eta,       top_n_sigma, xtc,   p_less, tail_free,
+                            top_h,       min_k,               mirostat,  mirostat_1,  adaptive, tournament};
 static_assert(std::size(kApply) == static_cast<size_t>(StageKind::count), "a stage without a function");
 
 bool needs_moments(StageKind kind) { return kind == StageKind::eta || kind == StageKind::typical; }
 bool needs_mass(StageKind kind) {
     return kind == StageKind::top_p || kind == StageKind::top_a || kind == StageKind::epsilon ||
-           kind == StageKind::p_less || needs_moments(kind);
+           kind == StageKind::p_less || kind == StageKind::mirostat || needs_moments(kind);
 }
 bool completes(StageKind kind) {
-    return kind == StageKind::min_p || kind == StageKind::top_k || kind == StageKind::top_n_sigma;
+    return kind == StageKind::min_p || kind == StageKind::top_k || kind == StageKind::top_n_sigma || kind == StageKind::tail_free ||
+           kind == StageKind::top_h || kind == StageKind::min_k || kind == StageKind::mirostat_1;
 }
 bool needs_all(StageKind kind) {
-    return kind == StageKind::dynamic_temperature || kind == StageKind::quadratic || kind == StageKind::xtc;
+    return kind == StageKind::dynamic_temperature || kind == StageKind::quadratic || kind == StageKind::xtc ||
+           kind == StageKind::adaptive || kind == StageKind::tournament;
+}
+// How many of the likeliest it asks for.
+int64_t asked_for(const Stage &stage) {
+    return stage.kind == StageKind::top_k ? stage.k : stage.kind == StageKind::min_k ? kCliffs : kCandidates;
 }
 
 }  // namespace
@@ -263,6 +210,8 @@ bool needs_all(StageKind kind) {
 TAILRACE_CLONES void nearness(const float *x, int64_t n, double log_mass, double entropy, float *out) {
     for (int64_t i = 0; i < n; ++i) out[i] = -static_cast<float>(std::fabs(log_mass - x[i] - entropy));
 }
+
+bool wants_raw(StageKind kind) { return kind == StageKind::top_n_sigma || kind == StageKind::min_k; }
 
 void plan(const Program &program, Wants &wants) {
     for (int32_t i = 0; i < program.num_stages; ++i) wants.sigma |= program.stages[i].kind == StageKind::top_n_sigma;
@@ -294,19 +243,24 @@ double first_depth(const Context &context) {
             case StageKind::temperature: temperature *= stage.a; break;
             case StageKind::min_p: depth = std::max(depth, temperature * std::log(stage.a) * slack); break;
             case StageKind::top_n_sigma: depth = std::max(depth, -stage.a * scan.sigma * kSigmaSlack * slack); break;
-            case StageKind::top_k: {
+            case StageKind::top_k: case StageKind::top_h: case StageKind::min_k: case StageKind::mirostat_1: {
                 // the k-th largest block maximum has k tokens at or above it
-                const float reached = reached_by(scan.block_max, scan.blocks, int64_t{stage.k} + (scan.bounds ? kSpare : 0), context.space);
+                const float reached = reached_by(scan.block_max, scan.blocks, asked_for(stage) + (scan.bounds ? kSpare : 0), context.space);
                 if (reached > kNone) depth = std::max(depth, static_cast<double>(reached) - scan.max);
                 break;
             }
             case StageKind::epsilon: depth = std::max(depth, temperature * (std::log(stage.a) + std::log(scan.mass.total)) * slack); break;
+            case StageKind::mirostat:
+                depth = std::max(depth, temperature * (std::log(scan.mass.total) - context.state.mu * kLn2) * slack);
+                break;
+            case StageKind::tail_free: depth = std::max(depth, -8.0 * temperature); break;
             case StageKind::p_less:
                 if (scan.mass.squares > 0)
                     depth = std::max(depth, std::min(0.0, temperature * p_less_depth(scan.mass.total, scan.mass.squares, scan, stage) * slack));
                 break;
             case StageKind::top_p: case StageKind::top_a: case StageKind::eta: case StageKind::typical: depth = std::max(depth, -4.0 * temperature); break;
-            case StageKind::dynamic_temperature: case StageKind::quadratic: case StageKind::xtc: case StageKind::count: break;  // not reached
+            case StageKind::dynamic_temperature: case StageKind::quadratic: case StageKind::xtc: case StageKind::adaptive: case StageKind::tournament:
+            case StageKind::count: break;  // not reached
         }
         if (depth > kEverything && stage.kind != StageKind::temperature && !needs_mass(stage.kind)) break;
     }

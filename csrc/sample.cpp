@@ -18,7 +18,7 @@ constexpr double kTypicalEpsilon = 0.09, kTypicalDelta = 0.3;
 class Request {
   public:
     Request(const Step &step, int64_t index, Workspace &space)
-        : step_(step), index_(index), program_(step.program_of(step.start[index])), space_(space) {}
+        : step_(step), index_(index), program_(step.program_of(step.start[index])), state_(program_.state), space_(space) {}
 
     void run() {
         const int64_t first = step_.start[index_], last = step_.start[index_ + 1] - 1;
@@ -31,7 +31,8 @@ class Request {
         const bool plain = !step_.rule || (program_.flags & kGreedy);
         const Rule rule = plain ? Rule::exact : static_cast<Rule>(step_.rule[index_]);
         int32_t status = 0;
-        if (rule == Rule::block && proposal(first) && last > first && !forced(first, last)) status = by_block(first, last);
+        const bool together = rule == Rule::block && proposal(first) && last > first && !learning() && !forced(first, last);
+        if (together) status = by_block(first, last);
         else
             for (int64_t row = first; row <= last && !rejected_; ++row)
                 if ((status = one(row, step_.draft[row] < 0 || step_.program_of(row).forced >= 0 ? Rule::exact : rule)) != 0) break;
@@ -41,6 +42,7 @@ class Request {
     }
 
   private:
+    bool learning() const { return program_.flags & kLearning; }
     // Block verification decides on all drafts together, so none may be settled beforehand.
     bool forced(int64_t first, int64_t last) const {
         for (int64_t row = first; row <= last; ++row)
@@ -53,7 +55,7 @@ class Request {
 
     // Block verification of one-hot drafts is rejection, row by row.
     int32_t one(int64_t row, Rule rule) {
-        Target target(step_, row, space_);
+        Target target(step_, row, state_, space_);
         if (const int32_t status = target.prepare({.masses = rule != Rule::exact, .entropy = rule == Rule::typical})) return status;
         const int64_t draft = step_.draft[row];
         const int64_t token = rule == Rule::exact     ? target.token()
@@ -94,7 +96,7 @@ class Request {
         double p = 1.0;  // of the paper's p_j
         int64_t accepted = -1, follower = kNobody;
         for (int64_t row = first; row <= last; ++row) {
-            Target target(step_, row, space_);
+            Target target(step_, row, state_, space_);
             if (const int32_t status = target.prepare({.masses = true})) {
                 if (accepted < 0) return status;
                 break;
@@ -122,7 +124,7 @@ class Request {
                 put(token);
                 continue;
             }
-            Target target(step_, first + j, space_);  // only now it is known which tokens are to be described
+            Target target(step_, first + j, state_, space_);  // only now it is known which tokens are to be described
             target.prepare({.masses = true});
             emit(target, token);
             remember(token);
@@ -141,24 +143,29 @@ class Request {
             int64_t *ranks = step_.ranks + place * (1 + step_.top);
             target.describe(token, {numbers, ranks, ranks + 1, numbers + 3, program_.logprobs}, numbers + 1);
         }
+        if (learning()) learn(program_, step_.lessons[place] = target.lesson(token), state_);
         put(token);
     }
 
     void put(int64_t token) { step_.token_ids[index_ * step_.width + accepted_++] = token; }
 
     void remember(int64_t token) {
-        if (!program_.history) return;
-        program_.history->add(static_cast<uint32_t>(token), program_.repeated, program_.counted);
+        if (!program_.history && !program_.said) return;
+        if (program_.history) program_.history->add(static_cast<uint32_t>(token), program_.repeated, program_.counted);
+        if (program_.said) program_.said->add(static_cast<uint32_t>(token));
         provisional_.push_back(static_cast<uint32_t>(token));
     }
     void forget() {
-        for (; !provisional_.empty(); provisional_.pop_back())
-            program_.history->drop(provisional_.back(), program_.repeated, program_.counted);
+        for (; !provisional_.empty(); provisional_.pop_back()) {
+            if (program_.history) program_.history->drop(provisional_.back(), program_.repeated, program_.counted);
+            if (program_.said) program_.said->drop();
+        }
     }
 
     const Step &step_;
     int64_t index_;
     const Program &program_;  // of the first row: what is the same for all
+    State state_;             // after the drafts that are accepted
     Workspace &space_;
     int64_t accepted_ = 0;
     bool rejected_ = false;
@@ -218,7 +225,7 @@ void propose(const Step &step, const Proposals &to) {
         if (program.flags & kRare) return;
         Workspace &space = Workspace::mine();
         space.fit(step.vocab);
-        Target target(step, row, space);
+        Target target(step, row, program.state, space);
         if ((to.status[row] = target.prepare({.masses = true})) != kOk) return;
         const Noise noise{static_cast<uint64_t>(program.key), static_cast<uint64_t>(to.begin[row]), static_cast<uint32_t>(to.stream[row])};
         to.token_ids[row] = target.propose(uniform(noise), {to.q[row], to.note[row], step.vocab});

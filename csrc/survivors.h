@@ -10,12 +10,21 @@
 
 namespace tailrace {
 
+// Those that a method learns from: what was left when it looked.
+struct Basis {
+    std::vector<uint32_t> ids;
+    std::vector<float> x;
+    double log_mass = 0;  // ln Σ e^x
+};
+
 // Memory of one thread, grown to the largest vocabulary it has met and never given back: no allocation per step.
 struct Workspace {
     std::vector<float> block_max, raw_block_max, sums, ranked, raw, x, weights, noise, other_x, other_weights;
     std::vector<uint8_t> flags;
     std::vector<uint32_t> ids, other_ids, hot_group, hot_bits;
     std::vector<uint64_t> order;
+    std::vector<double> exact;  // of stages that want more than floats; as long as they made it
+    Basis basis;
     Hot hot() { return {hot_group.data(), hot_bits.data(), 0}; }
     void fit(int64_t vocab);
     static Workspace &mine();

@@ -16,8 +16,8 @@ void write(const Mass &mass, double *entropy) {
 
 }  // namespace
 
-Target::Target(const Step &step, int64_t row, Workspace &space)
-    : program_(step.program_of(row)), position_(step.position[row]), space_(space) {
+Target::Target(const Step &step, int64_t row, const State &state, Workspace &space)
+    : program_(step.program_of(row)), state_(state), position_(step.position[row]), space_(space) {
     const int64_t bytes = step.type == Type::f32 ? 4 : 2;
     const char *logits = static_cast<const char *>(step.logits);
     const auto at = [&](int64_t source) { return logits + source * step.stride * bytes; };
@@ -36,7 +36,7 @@ Target::Target(const Step &step, int64_t row, Workspace &space)
     }
     survivors_ = {space.ids.data(), space.x.data(), space.weights.data(), nullptr};
     for (int32_t i = 0; i < program_.num_stages; ++i)
-        if (program_.stages[i].kind == StageKind::top_n_sigma) survivors_.raw = space.raw.data();
+        if (wants_raw(program_.stages[i].kind)) survivors_.raw = space.raw.data();
     scan_.block_max = space.block_max.data();
     scan_.raw_block_max = space.raw_block_max.data();
     scan_.sums = space.sums.data();
@@ -148,6 +148,10 @@ double Target::subtract(const float *q, double scale) {
     if (untruncated_) return remainder_.emplace(row_, scan_, temperature_, q, scale, space_.sums.data()).sum();  // the scan is done with them
     spent_ = true;
     return subtract_survivors(q, scale, survivors_);
+}
+
+double Target::lesson(int64_t token) const {
+    return program_.forced >= 0 ? std::numeric_limits<double>::quiet_NaN() : tailrace::lesson(space_.basis, static_cast<uint32_t>(token));
 }
 
 void Target::describe(int64_t token, const Report &report, double *entropy) {

@@ -19,7 +19,7 @@ struct Asked {
 
 class Target {
   public:
-    Target(const Step &step, int64_t row, Workspace &space);
+    Target(const Step &step, int64_t row, const State &state, Workspace &space);
     Target(const Target &) = delete;  // row_ may point at edits_
 
     // The pass over the row and the refinements; a Status.
@@ -43,6 +43,8 @@ class Target {
         remainder_.reset();
         if (spent_) select(false);
     }
+    // What is learnt if the token stands: ln of its probability among those that are learnt from; NaN: nothing.
+    double lesson(int64_t token) const;
     void describe(int64_t token, const Report &report, double *entropy);
 
   private:
@@ -51,13 +53,14 @@ class Target {
     Noise noise(uint32_t stream) const {
         return {static_cast<uint64_t>(program_.key), static_cast<uint64_t>(position_), stream};
     }
-    Context context() const { return {program_, scan_, position_, mass_temperature_, space_}; }
+    Context context() const { return {program_, row_, scan_, state_, position_, mass_temperature_, space_}; }
     void select(bool lazy);
     void collect_from(float floor);
     void everything();
     Mass moments(double mass);
 
     const Program &program_;
+    const State &state_;
     int64_t position_;
     Workspace &space_;
     Row row_;

@@ -222,7 +222,7 @@ def test_draws_beyond_the_kernels_take_turns_from_the_first_on(both_modes, monke
         return verify(*args)
 
     monkeypatch.setattr(sampler, "verify", slow)
-    asked = {"max_tokens": 4, "ignore_eos": True, "temperature": 1.0, "mirostat": 2}
+    asked = {"max_tokens": 4, "ignore_eos": True, "temperature": 1.0, "normalize_logits": True}
     for epoch in range(prompts):
         harness.submit("many", [5, 6, 7], epoch, seed=epoch, n=7 // prompts, **asked)
     harness.submit("one", [8], max_tokens=4, ignore_eos=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -9,11 +11,13 @@ from kernels.backends import DEVICES, QUIET
 from tailrace import _cpu, kernels
 from tailrace.kernels.gpu.program import KEY
 from tailrace.kernels.status import EMPTY, INF, NAN, OK
+from tailrace.options import Watermark
 from tailrace.params import SamplingParams
 from tailrace.sampling import Rows, Sampler, Slots
 from tailrace.sampling.on_gpu import OnGPU
 from tailrace.sampling.reference import distribution, edited
 
+KEYS = (654, -400, 836, 2**62, 340)
 HISTORY = [(i * i * 7919) % 4001 for i in range(400)]
 PARAMS: dict[str, dict] = {
     "greedy": {"temperature": 0.0},
@@ -63,6 +67,35 @@ PARAMS: dict[str, dict] = {
     "length decay down": {"exponential_decay_length_penalty": (190, 0.7), "top_k": 20},
     "length decay far": {"exponential_decay_length_penalty": (0, 1000.0)},
     "dry": {"dry_multiplier": 0.8, "dry_allowed_length": 1},
+    "tail-free": {"tfs_z": 0.9},
+    "tail-free 0": {"tfs_z": 0.0},
+    "tail-free most": {"tfs_z": 0.9999, "temperature": 0.7},
+    "tail-free of a nucleus": {"tfs_z": 0.8, "top_p": 0.9},
+    "tail-free first": {"tfs_z": 0.95, "top_p": 0.9, "sampler_order": ("tfs_z",)},
+    "top-h": {"top_h": 0.5},
+    "top-h 1": {"top_h": 1.0, "temperature": 1.5},
+    "min-k": {"min_k": True, "temperature": 2.0},
+    "min-k by range": {"min_k": True, "min_k_tau": 200.0},
+    "min-k of a nucleus": {"min_k": True, "top_p": 0.9},
+    "mirostat 2": {"mirostat": 2, "mirostat_tau": 3.0, "repetition_penalty": 1.2},
+    "mirostat 2 all": {"mirostat": 2, "mirostat_tau": 90.0, "temperature": 0.7},
+    "mirostat 1": {"mirostat": 1, "mirostat_tau": 3.0},
+    "mirostat 1 many": {"mirostat": 1, "mirostat_tau": 8.0},
+    "adaptive": {"adaptive_target": 0.3},
+    "adaptive of min_p": {"adaptive_target": 0.5, "min_p": 0.02},
+    "adaptive and then": {
+        "adaptive_target": 0.05, "top_k": 40, "top_n_sigma": 2.0, "min_p": 0.1,
+        "sampler_order": ("top_k", "adaptive_p", "top_n_sigma", "min_p"),
+    },
+    "tournament": {"watermark": Watermark(kind="synthid", key=5, context=2)},
+    "tournament of a nucleus": {"watermark": Watermark(kind="synthid", key=-5, context=1, depth=64), "top_p": 0.95},
+    "tournament before temperature": {
+        "watermark": Watermark(kind="synthid", key=5, depth=5), "temperature": 3.0, "sampler_order": ("synthid", "temperature"),
+    },
+    "tournament of transformers": {"watermark": Watermark(kind="synthid", scheme="transformers", keys=KEYS, context=3)},
+    "tournament by an odd table": {
+        "watermark": Watermark(kind="synthid", scheme="transformers", keys=KEYS * 9, context=3, sampling_table_size=1001), "top_k": 50,
+    },
     "everything": {
         "temperature": 0.9, "top_k": 200, "top_p": 0.95, "min_p": 0.01, "repetition_penalty": 1.1, "frequency_penalty": 0.1,
         "logit_bias": {5: 3.0}, "bad_words": ((9,),), "typical_p": 0.95,
@@ -126,15 +159,26 @@ def test_the_same_tokens(name, vocab):
     logits = torch.stack(list(rows_of(vocab).values()))
     logits = torch.cat([logits] * (3 if vocab < 10_000 else 1))
     slots = slots_for(PARAMS[name], vocab, logits.shape[0])
-    kernel, reference = sampled(slots, logits, "cpu"), sampled(slots, logits, "reference")
+    kernel, learnt = sampled(slots, logits, "cpu"), lessons(slots)
+    reference = sampled(slots, logits, "reference")
     assert kernel.status.tolist() == reference.status.tolist()
     differ = (kernel.token_ids != reference.token_ids).flatten().nonzero().flatten().tolist()
     assert all(tied(slots, logits[i], i, kernel.token_ids[i, 0], reference.token_ids[i, 0]) for i in differ), differ
     assert len(differ) <= 2
+    for i, (mine, theirs) in enumerate(zip(learnt, lessons(slots), strict=True)):
+        assert mine == pytest.approx(theirs, abs=1e-5, nan_ok=True) or i in differ
 
 
-# edits that a GPU has no tables for: they go apart
+def lessons(slots: Slots) -> list[list[float]]:
+    """Slot by slot, what is learnt from if the tokens stand."""
+    return [[math.nan if logprob is None else logprob for _, logprob in slot.lessons] for slot in slots.slots if slot]
+
+
+# edits that a GPU has no tables for, and stages that it has no kernels for: they go apart
 APART = {name for name in PARAMS if name.startswith(("encoder penalty", "length decay"))}
+APART |= {
+    name for name in PARAMS if name.startswith(("tail-free", "top-h", "min-k", "mirostat", "adaptive", "tournament"))
+}
 AT_LENGTH = ("temperature", "top_k many", "top_p most", "typical", "everything")
 MORE = [
     pytest.param(name, vocab, marks=pytest.mark.long)
@@ -191,7 +235,7 @@ def test_what_the_gpu_does_not_have_goes_apart_and_leaves_its_neighbours_alone()
 
 @QUIET
 @pytest.mark.parametrize("name", sorted(APART))
-def test_edits_that_the_gpu_does_not_have_go_apart(name):
+def test_what_the_gpu_does_not_have_go_apart(name):
     logits = torch.stack(list(rows_of(257).values()))
     slots = slots_for(PARAMS[name], 257, logits.shape[0])
     n = logits.shape[0]
@@ -295,8 +339,10 @@ def test_the_same_bits_with_and_without_avx512(name):
 
 @pytest.mark.parametrize("mode", ["raw", "processed"])
 @pytest.mark.parametrize(
-    "name", ["greedy", "plain", "temperature", "top_k", "top_p", "penalties", "allowed", "everything", "xtc", "bias"]
-)
+    "name",
+    ["greedy", "plain", "temperature", "top_k", "top_p", "penalties", "allowed", "everything", "xtc", "bias", "tail-free", "mirostat 2",
+     "adaptive of min_p", "tournament"],
+)  # fmt: skip
 @QUIET
 @pytest.mark.parametrize(
     ("backend", "vocab"),

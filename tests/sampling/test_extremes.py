@@ -17,8 +17,9 @@ from kernels.backends import DEVICES, QUIET
 from tailrace.errors import ParameterError
 from tailrace.kernels.gpu import refine
 from tailrace.kernels.gpu.refine import HANDLED
-from tailrace.kernels.program import STAGES
+from tailrace.kernels.program import NOT_ON_GPU, STAGES
 from tailrace.kernels.status import EMPTY, OK
+from tailrace.options import Watermark
 from tailrace.params import NEUTRAL, SamplingParams
 from tailrace.ranges import REFINEMENTS as SWITCHES
 from tailrace.ranges import TRUNCATIONS
@@ -30,20 +31,27 @@ from tailrace.sampling.reference import distribution
 
 INF = math.inf
 TINY = 1e-320  # less than the least normal double
-# What is left out: masses nearer to 1 than sums of floats can tell (top_p 1 − 1e-16), denormal logits under a temperature above 1.
+# What is left out: masses nearer to 1 than sums of floats can tell (top_p 1 − 1e-16), or that a number of equals has exactly (a half of
+# them), denormal logits under a temperature above 1, an entropy below all floats where the unlikely is favoured for it.
 ENDS: dict[str, list[dict]] = {
     "temperature": [{"temperature": t} for t in (1e-45, 1e-3, 1e6)],
     "dynatemp": [{"dynatemp_range": r} for r in (1e-30, 0.5, 1e6)],
     "smoothing": [{"smoothing_factor": f} for f in (1e-30, 0.3, 1e6)],
     "min_p": [{"min_p": p} for p in (TINY, 1e-10, 0.1, 1.0)],
     "top_k": [{"top_k": k} for k in (1, 2, 2**31 - 1)],
-    "top_p": [{"top_p": p} for p in (0.0, TINY, 1e-7, 0.5, 0.9)],
+    "top_p": [{"top_p": p} for p in (0.0, TINY, 1e-7, 0.5123, 0.9011)],
     "top_n_sigma": [{"top_n_sigma": n} for n in (1e-300, 1.0, 2.0, 1e6)],
-    "typical_p": [{"typical_p": p} for p in (0.0, TINY, 0.5, 0.9)],
+    "typical_p": [{"typical_p": p} for p in (0.0, TINY, 0.5123, 0.9011)],
     "top_a": [{"top_a": a} for a in (TINY, 0.3, 1.0)],
     "epsilon_cutoff": [{"epsilon_cutoff": e} for e in (TINY, 1e-4, 0.4, 0.999999)],
     "eta_cutoff": [{"eta_cutoff": e} for e in (TINY, 1e-4, 0.4, 0.999999)],
     "xtc": [{"xtc_probability": 1.0, "xtc_threshold": t} for t in (TINY, 0.1, 0.5)],
+    "tfs_z": [{"tfs_z": z} for z in (0.0, TINY, 0.3, 0.95)],
+    "top_h": [{"top_h": h} for h in (TINY, 0.4, 1.0)],
+    "min_k": [{"min_k": True, "min_k_tau": t} for t in (0.0, 3.0, 1e3)],
+    "mirostat": [{"mirostat": v, "mirostat_tau": t} for v in (1, 2) for t in (1e-9, 2.0, 100.0)],
+    "adaptive_p": [{"adaptive_target": t} for t in (0.0, TINY, 0.3, 1.0)],
+    "synthid": [{"watermark": Watermark(kind="synthid", key=3, context=1, depth=d)} for d in (1, 30, 64)],
 }
 
 
@@ -65,13 +73,19 @@ def differing(seed: int, backend: str, tries: int, sizes: tuple[int, ...]) -> li
     rng, out = random.Random(seed), []
     for _ in range(tries):
         vocab, names = rng.choice(sizes), rng.sample(sorted(ENDS), rng.choice((1, 2, 2, 3)))
+        if {"dynatemp", "adaptive_p"} <= set(names):
+            continue
         fields = {k: v for name in names for k, v in rng.choice(ENDS[name]).items()}
         if rng.random() < 0.6:
             fields["sampler_order"] = tuple(names)
         if rng.random() < 0.2:
             fields["presence_penalty"] = 0.5
+        try:
+            params = SamplingParams(**fields)
+        except ParameterError:  # mirostat beside a truncation
+            continue
         slots, logits = Slots(1, vocab), rows_of(vocab, rng.randrange(2**31))
-        slots.join(0, SamplingParams(**fields), key=rng.randrange(2**40), prompt=[0], output=[1], eos_token_ids=[1])
+        slots.join(0, params, key=rng.randrange(2**40), prompt=[0], output=[1], eos_token_ids=[1])
         n = logits.shape[0]
         rows = Rows.plain([0] * n, range(n), range(2, n + 2))
         found, wanted = (
@@ -130,9 +144,10 @@ def test_a_bound_above_the_likeliest_keeps_the_likeliest(backend):
 
 
 def test_every_stage_has_a_branch_on_the_gpu_and_every_refinement_is_known_to_mirostat():
-    assert sorted(kind.value for kind in HANDLED) == list(range(len(STAGES)))
+    handled = [STAGES[kind.value] for kind in HANDLED]
+    assert sorted(handled) == sorted(set(STAGES) - NOT_ON_GPU)
     source = Path(refine.__file__).read_text()
-    for stage in STAGES:  # asked for somewhere: what no branch asks for would be taken for another
+    for stage in handled:  # asked for somewhere: what no branch asks for would be taken for another
         assert re.search(rf"\bkind [!=]= {stage.upper()}\b", source), stage
     assert SWITCHES.keys() == REFINEMENTS.keys()
     off = {name: -1.0 if name == "adaptive_target" else 0 for name in TRUNCATIONS}

@@ -127,12 +127,8 @@ class Picks:
                 self._moved(i)
 
     def _moved(self, i: int) -> None:
-        """The ask's slot has other tokens than before: its edits may do something else, and a device must hear of its counts."""
-        slots, place = self.sampler.slots, self.asks[i].slot
-        if self.slots[i].moves:
-            slots.refresh(place)
-        elif self.slots[i].history is not None:
-            slots.changed(place)
+        """The ask's slot has other tokens than before."""
+        self.sampler.slots.follow(self.asks[i].slot, self.slots[i].moves)
 
     def _way(self, i: int, on_cpu: bool) -> Way:
         """How the ask's drafts are made."""

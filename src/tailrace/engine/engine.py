@@ -40,7 +40,7 @@ from tailrace.params import SamplingParams
 from tailrace.runners.base import ModelRunner
 from tailrace.sampling import Sampler, Slots, request_key
 from tailrace.sampling.door import ELSEWHERE
-from tailrace.sampling.pipeline import beyond_kernels
+from tailrace.sampling.pipeline import beyond_device
 from tailrace.sampling.watermark_transformers import list_s
 from tailrace.text.stops import matcher
 from tailrace.wire.messages import Abort, Aborted, Failed, Finished, FinishReason, FromEngine, ModelInfo, Stats, Submit
@@ -129,7 +129,8 @@ class Engine:
             client, message.id, message.epoch, message.params, (message.priority, next(self.arrivals)),
             self.limits.length(message), least_s=list_s(message.params.watermark, self.limits.vocab_size),
         )  # fmt: skip
-        likely_s = APART_S if beyond_kernels(message.params) else request.least_s
+        beyond = beyond_device(message.params, getattr(self.runner, "device", None))
+        likely_s = APART_S if beyond else request.least_s
         for index in range(message.params.n):
             key = request_key(message.params.seed, index)
             state = State.FORKING if index else State.WAITING

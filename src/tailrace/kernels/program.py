@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 if TYPE_CHECKING:
-    from tailrace._cpu import Counts
+    from tailrace._cpu import Counts, Said
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,21 +69,39 @@ Edit = Mask | Ban | Add | Penalty | Lift | Dense
 
 StageKind = Literal[
     "temperature", "dynamic_temperature", "quadratic", "min_p", "top_k", "top_p", "top_a", "typical", "epsilon", "eta",
-    "top_n_sigma", "xtc", "p_less",
+    "top_n_sigma", "xtc", "p_less", "tail_free", "top_h", "min_k", "mirostat", "mirostat_1", "adaptive", "tournament",
 ]  # fmt: skip
+NOT_ON_GPU: frozenset[StageKind] = frozenset(
+    {"tail_free", "top_h", "min_k", "mirostat", "mirostat_1", "adaptive", "tournament"}
+)
 MAX_STAGES = 20  # of a program; csrc/program.h
 STAGES: tuple[StageKind, ...] = get_args(StageKind)  # as csrc/program.h numbers them
 
 
 @dataclass(frozen=True, slots=True)
+class Tournament:
+    """Of SynthID (sampling/watermark.py): `depth` layers, whose bits are keyed by the last `context` tokens; unmarked where those stand
+    somewhere within the `recent` places before, too. keys, table: in transformers' scheme int64 [depth], and the sampling table, uint8;
+    else `key` decides."""
+
+    depth: int
+    context: int
+    recent: int
+    key: int = 0
+    keys: np.ndarray | None = None
+    table: np.ndarray | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Stage:
-    """One refinement: its kind and its knobs, as csrc/refine.cpp reads them."""
+    """One refinement: its kind and its knobs, as csrc/refine.cpp and the files beside it read them."""
 
     kind: StageKind
     k: int = 0
     a: float = 0.0
     b: float = 0.0
     c: float = 0.0
+    tournament: Tournament | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +110,8 @@ class Program:
 
     stages: in the request's order. exempt: uint32 ids that XTC never removes. logprobs: how many alternatives are reported;
     None: no logprobs. processed: of the distribution really drawn from. entropy: it is reported. rare: the request asks for
-    what the kernels don't have. counts: gets (repeated, counted) for each draft while the drafts after it are verified.
+    what the kernels don't have. learning: a stage has a state (`Programs.write_state`), and learns from what is drawn. counts: gets
+    (repeated, counted) for each draft while the drafts after it are verified. said: gets the draft itself.
     """
 
     key: int
@@ -103,8 +122,10 @@ class Program:
     processed: bool
     entropy: bool
     rare: bool
+    learning: bool
     counts: Counts | None
     weights: tuple[int, int]
+    said: Said | None = None
 
 
 def ascending(ids: Iterable[int] | np.ndarray) -> np.ndarray:

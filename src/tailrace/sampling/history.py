@@ -9,14 +9,16 @@ import numpy as np
 
 from tailrace import _cpu
 from tailrace.kernels.program import Edit, Penalty
+from tailrace.options import Watermark
 from tailrace.params import SamplingParams, Scope
+from tailrace.sampling.watermark import keyed_text
 
 
 class History:
     """The tokens of a sequence, prompt and output, and what is derived from them.
 
     Args:
-        params: says what is needed. `counts` is for the penalties, `repeats` for DRY, `ngrams` for no-repeat-ngram.
+        params: says what is needed. `counts` is for the penalties, `repeats` for DRY, `ngrams` for no-repeat-ngram, `said` for SynthID.
     """
 
     def __init__(self, params: SamplingParams, prompt: Iterable[int], output: Iterable[int]) -> None:
@@ -30,6 +32,7 @@ class History:
         self.repeats = Suffixes(self.tokens, params.dry_sequence_breakers) if params.dry_multiplier else None
         asked = params.no_repeat_ngram_size or params.encoder_no_repeat_ngram_size
         self.ngrams = Suffixes(self.tokens) if asked else None
+        self.said = self._said(params.watermark)
 
     @property
     def num_output(self) -> int:
@@ -44,6 +47,8 @@ class History:
             if (out := self._leaving()) is not None:
                 self.counts.drop(self.tokens[out], *self.weights(out))
             self._note(out)
+        if self.said is not None:
+            self.said.add(token)
         for suffixes in (self.repeats, self.ngrams):
             if suffixes is not None:
                 suffixes.append(token)
@@ -56,6 +61,8 @@ class History:
             self._note(out)
             self.counts.drop(self.tokens[-1], *self.weights(len(self.tokens) - 1))
         self.tokens.pop()
+        if self.said is not None:
+            self.said.drop()
         for suffixes in (self.repeats, self.ngrams):
             if suffixes is not None:
                 suffixes.pop()
@@ -84,6 +91,7 @@ class History:
         twin.counts = self.counts and _cpu.Counts(self.counts)
         twin.repeats = self.repeats and self.repeats.copy()
         twin.ngrams = self.ngrams and self.ngrams.copy()
+        twin.said = self.said and _cpu.Said(self.said)
         return twin
 
     def _note(self, out: int | None) -> None:
@@ -94,6 +102,15 @@ class History:
         """The place that the newest token has pushed out of the window."""
         place = len(self.tokens) - 1 - self.window
         return place if self.window >= 0 and place >= 0 else None
+
+    def _said(self, mark: Watermark | None) -> _cpu.Said | None:
+        """The text that a tournament is keyed by."""
+        if mark is None or mark.kind != "synthid":
+            return None
+        said = _cpu.Said()
+        for token in keyed_text(mark, self.tokens, self.num_prompt):
+            said.add(token)
+        return said
 
     def _count(self) -> _cpu.Counts:
         counts = _cpu.Counts()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import torch
+
 from tailrace import ranges
+from tailrace.kernels.program import NOT_ON_GPU, Stage
 from tailrace.params import SamplingParams
 from tailrace.sampling.methods.adaptive_p import ADAPTIVE_P
 from tailrace.sampling.methods.allowed_token_ids import ALLOWED_TOKEN_IDS
@@ -105,10 +108,17 @@ def refinements_of(params: SamplingParams) -> tuple[str, ...]:
 
 
 def beyond_kernels(params: SamplingParams) -> bool:
-    """The kernels don't have all that it asks for: its rows go the reference's way, alone."""
+    """No kernels have all that it asks for: its rows go the reference's way, alone."""
     named = bool(params.logprob_token_ids) and params.logprobs_mode == "processed"
-    return (
-        named
-        or any(EDITS[name].dense(params) for name in edits_of(params))
-        or any(REFINEMENTS[name].stage is None for name in refinements_of(params))
-    )
+    return named or any(EDITS[name].dense(params) for name in edits_of(params))
+
+
+def stages_of(params: SamplingParams) -> list[Stage]:
+    """Its refinements as the kernels have them."""
+    return [REFINEMENTS[name].stage(params) for name in refinements_of(params)]
+
+
+def beyond_device(params: SamplingParams, device: torch.device | None) -> bool:
+    """The kernels of this device (None: the CPU) don't have all that it asks for, as far as its parameters say."""
+    odd = device is not None and device.type != "cpu" and any(stage.kind in NOT_ON_GPU for stage in stages_of(params))
+    return odd or beyond_kernels(params)

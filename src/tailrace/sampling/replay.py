@@ -34,7 +34,7 @@ def replay(logits: torch.Tensor, tokens: list[int], top: int) -> list[Logprobs]:
         )
     programs = Programs(count)
     plain = Program(
-        key=0, stages=(), exempt=ascending(()), logprobs=top, greedy=True, processed=False, entropy=False, rare=False,
+        key=0, stages=(), exempt=ascending(()), logprobs=top, greedy=True, processed=False, entropy=False, rare=False, learning=False,
         counts=None, weights=(0, 0),
     )  # fmt: skip
     for slot, token in enumerate(tokens):

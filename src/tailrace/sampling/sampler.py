@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 import torch
 
 from tailrace.errors import ParameterError
-from tailrace.kernels.cpu.program import RARE, REPORTED
+from tailrace.kernels.cpu.program import LEARNING, RARE, REPORTED
 from tailrace.kernels.cpu.sample import APART, Outcome, Step
 from tailrace.kernels.program import Mask
 from tailrace.kernels.rows import Rows
@@ -136,6 +136,8 @@ class Sampler:
             step.unroll(unroll(self.slots, rows, moving), self.slots.programs)
         outcome = step.run(bool(step.flags & REPORTED))
         # no slot's record is touched where nobody is special: that would cost more than sampling
+        if step.flags & LEARNING:
+            self._keep_lessons(outcome, rows)
         if not step.flags & (RARE | REPORTED):
             sampled = Sampled(outcome.token_ids, outcome.num_tokens, outcome.status, [None] * rows.num_requests)
         else:
@@ -217,6 +219,19 @@ class Sampler:
             if slot.reported:
                 sampled.logprobs[i] = [entry for entry in described if entry is not None]
             slot.took_s = time.thread_time() - begun_s
+
+    def _keep_lessons(self, outcome: Outcome, rows: Rows) -> None:
+        """What the slots that learn were told; they learn it from what is committed."""
+        assert outcome.lessons is not None
+        owners = rows.slot if rows.width == 1 else rows.slot[rows.start[:-1]]
+        columns = (owners, outcome.num_tokens, outcome.token_ids, outcome.lessons)
+        for owner, count, tokens, found in zip(*(column.tolist() for column in columns), strict=True):
+            slot = self.slots[owner]
+            if slot.state and not slot.rare:
+                slot.lessons[:] = [
+                    (token, None if math.isnan(logprob) else logprob)
+                    for token, logprob in zip(tokens[:count], found[:count], strict=True)
+                ]
 
     def _read(self, outcome: Outcome, rows: Rows, logits: torch.Tensor | None = None) -> Sampled:
         """With the requests' reports out of the kernels' arrays; None for those that did not ask. logits: where tokens are named."""

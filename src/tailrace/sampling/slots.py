@@ -30,7 +30,7 @@ from tailrace.sampling.door import (
 )
 from tailrace.sampling.history import History, counted_in
 from tailrace.sampling.keys import request_key
-from tailrace.sampling.pipeline import EDITS, REFINEMENTS, edits_of, refinements_of
+from tailrace.sampling.pipeline import EDITS, REFINEMENTS, edits_of, refinements_of, stages_of
 from tailrace.sampling.processors import find
 from tailrace.sampling.slot import Slot
 
@@ -156,11 +156,9 @@ class Slots:
             checked.append((index, self[index], checked_few("tokens", ids, self.vocab_size)))
         for index, entry, accepted in checked:
             entry.extend(accepted)
-            if entry.turns or entry.carried.forced:  # it moves
+            if moves := entry.moves:
                 entry.carried.forget(entry.num_output)
-                self.refresh(index)
-            elif entry.history is not None:
-                self.changed(index)
+            self.follow(index, moves)
 
     def rewind(self, slot: int, count: int) -> None:
         """Take back the last `count` output tokens.
@@ -238,6 +236,16 @@ class Slots:
         first = [entry.num_prompt + entry.num_output for entry in entries]
         return spread(first, [end - begin for begin, end in pairwise(starts)])
 
+    def follow(self, slot: int, moves: bool) -> None:
+        """The slot's sequence has other tokens than before: write what that changes. moves: its edits among it."""
+        entry = self[slot]
+        if entry.state:
+            self.programs.write_state(slot, entry.state)
+        if moves:
+            self.refresh(slot)
+        elif entry.history is not None:
+            self.changed(slot)
+
     def refresh(self, slot: int) -> None:
         """Write what the slot's edits do at its next position."""
         self._edit(slot, self[slot].kernel_program)
@@ -261,18 +269,21 @@ class Slots:
             entry.begin_edit("allowed_token_ids")
         program = Program(
             key=entry.key,
-            stages=[stage(params) for name in entry.refinements if (stage := REFINEMENTS[name].stage) is not None],
+            stages=stages_of(params),
             exempt=ascending(entry.eos_token_ids),
             logprobs=params.logprobs,
             greedy=params.greedy,
             processed=params.logprobs_mode == "processed",
             entropy=params.report_entropy,
             rare=entry.rare,
+            learning=bool(entry.state),
             counts=history.counts if history else None,
             weights=history.weights(history.num_prompt) if history else (0, 0),
+            said=history.said if history else None,
         )
         self.slots[slot], self.compiled[slot] = entry, program
         self.programs.write(slot, program)
+        self.programs.write_state(slot, entry.state)
         self._edit(slot, entry.kernel_program if edits is None else edits)
 
     def _check_free(self, name: str, slot: int) -> None:

@@ -29,6 +29,7 @@ def unroll(slots: Slots, rows: Rows, requests: Iterable[int]) -> torch.Tensor:
         first, bonus = int(rows.start[i]), int(rows.start[i + 1]) - 1
         index = int(rows.slot[first])
         entry, drafts = slots[index], rows.draft[first:bonus].tolist()
+        entry.lessons.clear()  # of a step before this one: nobody learns from drafts here
         for row in range(first, bonus + 1):
             places[row] = programs.derive(row, index, [kept(edit) for edit in entry.kernel_program], entry.forced)
             if row < bonus:

@@ -31,6 +31,11 @@ def context_hash(tokens: Sequence[int]) -> int:
     return (value ^ value >> 31) >> 1
 
 
+def keyed_text(mark: Watermark, tokens: list[int], num_prompt: int) -> list[int]:
+    """What contexts are taken from: prompt and output; in transformers' scheme the output alone, as if zeros had gone before."""
+    return tokens if mark.scheme == "tailrace" else [0] * mark.context + tokens[num_prompt:]
+
+
 def words(mark: Watermark, context: Sequence[int], ids: torch.Tensor, layer: int) -> torch.Tensor:
     """32 random bits per id, int64 [n]."""
     assert mark.key is not None

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tailrace import _cpu
-from tailrace.kernels.program import MAX_STAGES, STAGES, Add, Ban, Edit, Lift, Mask, Penalty, Program
+from tailrace.kernels.program import MAX_STAGES, STAGES, Add, Ban, Edit, Lift, Mask, Penalty, Program, Stage, Tournament
 
 MAX_EDITS = 16
-GREEDY, PROCESSED, ENTROPY, TAKEN, RARE, REPORTED = 1, 2, 4, 8, 16, 32
+GREEDY, PROCESSED, ENTROPY, TAKEN, RARE, REPORTED, LEARNING = 1, 2, 4, 8, 16, 32, 64
+STATE = ("mirostat_mu", "adaptive_sum", "adaptive_weight")  # of a sequence, as csrc/program.h has it
 
 
 class EditRecord(ctypes.Structure):
@@ -20,19 +21,28 @@ class EditRecord(ctypes.Structure):
     ]  # fmt: skip
 
 
+class TournamentRecord(ctypes.Structure):
+    _fields_ = [
+        ("key", ctypes.c_int64), ("keys", ctypes.c_void_p), ("table", ctypes.c_void_p), ("table_size", ctypes.c_int64),
+        ("depth", ctypes.c_int32), ("context", ctypes.c_int32), ("recent", ctypes.c_int32), ("unused", ctypes.c_int32),
+    ]  # fmt: skip
+
+
 class StageRecord(ctypes.Structure):
     _fields_ = [
         ("kind", ctypes.c_int32), ("k", ctypes.c_int32),
-        ("a", ctypes.c_double), ("b", ctypes.c_double), ("c", ctypes.c_double),
+        ("a", ctypes.c_double), ("b", ctypes.c_double), ("c", ctypes.c_double), ("tournament", ctypes.c_void_p),
     ]  # fmt: skip
 
 
 class ProgramRecord(ctypes.Structure):
     _fields_ = [
-        ("key", ctypes.c_int64), ("forced", ctypes.c_int64), ("history", ctypes.c_void_p), ("exempt", ctypes.c_void_p),
+        ("key", ctypes.c_int64), ("forced", ctypes.c_int64), ("history", ctypes.c_void_p), ("said", ctypes.c_void_p),
+        ("exempt", ctypes.c_void_p),
         ("num_exempt", ctypes.c_int32), ("repeated", ctypes.c_int32), ("counted", ctypes.c_int32),
         ("num_edits", ctypes.c_int32), ("num_stages", ctypes.c_int32), ("logprobs", ctypes.c_int32),
         ("flags", ctypes.c_int32), ("unused", ctypes.c_int32),
+        ("state", ctypes.c_double * len(STATE)),
         ("edits", EditRecord * MAX_EDITS), ("stages", StageRecord * MAX_STAGES),
     ]  # fmt: skip
 
@@ -57,15 +67,22 @@ class Programs:
         record.key, record.forced, record.num_edits = program.key, -1, 0
         record.flags = (
             TAKEN | GREEDY * program.greedy | PROCESSED * program.processed | ENTROPY * program.entropy | RARE * program.rare
+            | LEARNING * program.learning
         )  # fmt: skip
         record.logprobs = -1 if program.logprobs is None else program.logprobs
         record.history = None if program.counts is None else program.counts.address
+        record.said = None if program.said is None else program.said.address
         record.repeated, record.counted = program.weights
         record.exempt, record.num_exempt = program.exempt.ctypes.data, program.exempt.size
         record.num_stages = len(program.stages)
-        for at, stage in enumerate(program.stages):
-            record.stages[at] = StageRecord(STAGES.index(stage.kind), stage.k, stage.a, stage.b, stage.c)
-        self._alive[slot] = [program]
+        tournaments = [stage.tournament and tournament_record(stage.tournament) for stage in program.stages]
+        for at, (stage, tournament) in enumerate(zip(program.stages, tournaments, strict=True)):
+            record.stages[at] = stage_record(stage, tournament)
+        self._alive[slot] = [(program, tournaments)]
+
+    def write_state(self, slot: int, state: Mapping[str, float]) -> None:
+        """What the slot's sequence has learnt."""
+        self.records[slot].state = tuple(state.get(name, 0.0) for name in STATE)
 
     def write_edits(self, place: int, edits: Sequence[Edit], forced: int | None) -> None:
         """What may change with every token."""
@@ -116,6 +133,20 @@ def edit_record(edit: Edit) -> EditRecord:
     raise TypeError(f"no kernel for {type(edit).__name__}")
 
 
+def stage_record(stage: Stage, tournament: TournamentRecord | None) -> StageRecord:
+    """The stage as csrc/program.h has it; `tournament` must outlive it."""
+    where = None if tournament is None else ctypes.addressof(tournament)
+    return StageRecord(STAGES.index(stage.kind), stage.k, stage.a, stage.b, stage.c, where)
+
+
+def tournament_record(given: Tournament) -> TournamentRecord:
+    """The tournament as csrc/program.h has it; `given` must outlive it."""
+    record = TournamentRecord(key=given.key, depth=given.depth, context=given.context, recent=given.recent)
+    if given.keys is not None and given.table is not None:
+        record.keys, record.table, record.table_size = given.keys.ctypes.data, given.table.ctypes.data, given.table.size
+    return record
+
+
 class StepRecord(ctypes.Structure):
     _fields_ = [
         ("logits", ctypes.c_void_p), ("type", ctypes.c_int32),
@@ -125,11 +156,14 @@ class StepRecord(ctypes.Structure):
         ("num_masks", ctypes.c_int64), *((name, ctypes.c_void_p) for name in ("program", "companion", "scale")),
         ("flags", ctypes.c_int32), ("top", ctypes.c_int32),
         *((name, ctypes.c_void_p) for name in (
-            "token_ids", "num_tokens", "status", "numbers", "ranks")),
+            "token_ids", "num_tokens", "status", "numbers", "ranks", "lessons")),
     ]  # fmt: skip
 
 
-_mine = [*(ctypes.sizeof(kind) for kind in (EditRecord, StageRecord, ProgramRecord, StepRecord)), len(STAGES)]
+_mine = [
+    *(ctypes.sizeof(kind) for kind in (EditRecord, TournamentRecord, StageRecord, ProgramRecord, StepRecord)),
+    len(STAGES),
+]
 if _mine != _cpu.struct_sizes():
     raise ImportError(
         f"tailrace._cpu was built from other sources: its structs (bytes) and stages are {_cpu.struct_sizes()}, not {_mine}"

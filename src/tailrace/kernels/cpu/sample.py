@@ -12,7 +12,7 @@ import torch
 
 from tailrace import _cpu
 from tailrace.errors import ParameterError
-from tailrace.kernels.cpu.program import Programs, StepRecord
+from tailrace.kernels.cpu.program import LEARNING, Programs, StepRecord
 from tailrace.kernels.cpu.shelf import Place
 from tailrace.kernels.proposals import addresses, shown
 from tailrace.kernels.rows import Rows, tensor
@@ -32,12 +32,14 @@ class Reports(NamedTuple):
 
 class Outcome(NamedTuple):
     """N requests, W tokens at most each. token_ids int64 [N, W], −1 where there is none; num_tokens int64 [N]; status int32 [N],
-    APART where the kernels don't have what the request asks; reports, if any program asks for some."""
+    APART where the kernels don't have what the request asks; reports, if any program asks for some; lessons float64 [N, W], if any
+    learns: ln of each token's probability among those it learns from, NaN where it learns nothing."""
 
     token_ids: torch.Tensor
     num_tokens: torch.Tensor
     status: torch.Tensor
     reports: Reports | None
+    lessons: torch.Tensor | None = None
 
 
 class Proposed(NamedTuple):
@@ -117,6 +119,9 @@ class Step:
             )
             record.numbers, record.ranks = made.numbers.data_ptr(), made.ranks.data_ptr()
             out = out._replace(reports=made)
+        if self.flags & LEARNING:
+            out = out._replace(lessons=torch.empty(self.shape, dtype=torch.float64))
+            record.lessons = out.lessons.data_ptr()  # pyright: ignore[reportOptionalMemberAccess]
         _cpu.sample(self.address)
         return out
 

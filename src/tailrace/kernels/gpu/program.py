@@ -7,7 +7,7 @@ import struct
 import triton
 import triton.language as tl
 
-from tailrace.kernels.program import MAX_STAGES, STAGES, Penalty, Program, Stage
+from tailrace.kernels.program import MAX_STAGES, NOT_ON_GPU, STAGES, Penalty, Program, Stage
 
 MAX_EXEMPT = 8  # ids that XTC never removes
 COMPLETES = ("min_p", "top_k", "top_n_sigma")  # after these the survivors are all there, and their mass is summed
@@ -63,7 +63,11 @@ def number(record, field):
 
 def has(program: Program) -> bool:
     """Whether the kernels have all that a program's stages ask for."""
-    return not program.rare and program.exempt.size <= MAX_EXEMPT
+    return (
+        not program.rare
+        and program.exempt.size <= MAX_EXEMPT
+        and NOT_ON_GPU.isdisjoint(stage.kind for stage in program.stages)
+    )
 
 
 def record(program: Program, edits: int, penalty: Penalty | None) -> list[int]:

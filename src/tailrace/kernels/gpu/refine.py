@@ -29,7 +29,7 @@ from tailrace.kernels.gpu.survivors import (
     total_squares,
     within,
 )
-from tailrace.kernels.program import STAGES
+from tailrace.kernels.program import NOT_ON_GPU, STAGES
 
 TEMPERATURE = tl.constexpr(STAGES.index("temperature"))
 DYNAMIC_TEMPERATURE = tl.constexpr(STAGES.index("dynamic_temperature"))
@@ -47,7 +47,7 @@ P_LESS = tl.constexpr(STAGES.index("p_less"))
 HANDLED = (
     TEMPERATURE, DYNAMIC_TEMPERATURE, QUADRATIC, MIN_P, TOP_K, TOP_P, TOP_A, TYPICAL, EPSILON, ETA, TOP_N_SIGMA, XTC, P_LESS,
 )  # fmt: skip
-if sorted(kind.value for kind in HANDLED) != list(range(len(STAGES))):
+if {STAGES[kind.value] for kind in HANDLED} != set(STAGES) - NOT_ON_GPU:
     raise ImportError(f"the GPU's kernels have {len(HANDLED)} stages and no branch for others of {STAGES}")
 XTC_STREAM = tl.constexpr(3)  # of the noise; csrc/refine.cpp
 EVERYTHING = tl.constexpr(-1e300)  # a depth that only the complete row satisfies

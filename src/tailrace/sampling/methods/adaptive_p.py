@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from tailrace.kernels.program import Stage
 from tailrace.params import SamplingParams
 from tailrace.sampling.methods.base import Refinement
 from tailrace.sampling.survivors import Context, Survivors
@@ -41,4 +42,10 @@ def learn(slot: Slot, logprob: float) -> None:
     slot.state["adaptive_weight"] = 1.0 + decay * slot.state["adaptive_weight"]
 
 
-ADAPTIVE_P = Refinement(lambda params: params.adaptive_target >= 0.0, apply, begin=begin, learn=learn)
+ADAPTIVE_P = Refinement(
+    lambda params: params.adaptive_target >= 0.0,
+    apply,
+    lambda params: Stage("adaptive", a=params.adaptive_target, b=params.adaptive_decay),
+    begin=begin,
+    learn=learn,
+)

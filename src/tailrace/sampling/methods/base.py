@@ -2,8 +2,7 @@
 
 An **edit** changes single entries of a row; it may move the argmax, so greedy rows get it too. It is data (kernels/program.py): a
 method makes it from its slot, every backend applies it. A **refinement** maps survivors to survivors; greedy rows skip it. Its
-`apply` is the specification in torch; its `stage` is the same for the kernels, which are compared with it. Without a stage a row
-falls back, alone.
+`apply` is the specification in torch; its `stage` is the same for the kernels, which are compared with it.
 """
 
 from __future__ import annotations
@@ -41,11 +40,11 @@ class EditMethod:
 @dataclass(frozen=True, slots=True)
 class Refinement:
     """wanted: does this request need it at all. apply(survivors, context) → survivors, at least one. stage(params): the same for
-    the kernels, or None. begin(params): the state it carries from token to token; learn(slot, logprob): so likely was the
-    drawn token among the survivors, nats."""
+    the kernels. begin(params): the state it carries from token to token, which `Programs.write_state` knows; learn(slot, logprob): so
+    likely was the drawn token among the survivors, nats; csrc/learning.cpp does the same."""
 
     wanted: Callable[[SamplingParams], bool]
     apply: Callable[[Survivors, Context], Survivors]
-    stage: Callable[[SamplingParams], program.Stage] | None = None
+    stage: Callable[[SamplingParams], program.Stage]
     begin: Callable[[SamplingParams], dict[str, float]] | None = None
     learn: Callable[[Slot, float], None] | None = None

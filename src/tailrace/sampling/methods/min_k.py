@@ -5,13 +5,14 @@ finite edited logit, the fall after place i weighs (lᵢ − lᵢ₊₁) / R / i
 The logits are those before any temperature, whatever refinements ran, of the tokens that are left; so temperature does not change the set,
 as the paper proves of its own order. The likeliest stays. 1e-8 is added to R, as in the authors' code. Neutral: false; τ 3 as in the paper.
 
-No kernel: it needs the row sorted down to where no fall can matter. Of a real row 256 tokens tell; else all are sorted.
+The row must be sorted down to where no fall can matter. Of a real row 256 tokens tell; else all are sorted.
 """
 
 from __future__ import annotations
 
 import torch
 
+from tailrace.kernels.program import Stage
 from tailrace.sampling.methods.base import Refinement
 from tailrace.sampling.survivors import Context, Survivors
 
@@ -40,4 +41,4 @@ def cliff(raw: Survivors) -> int:
     return int((falls == best).nonzero()[0]) + 1
 
 
-MIN_K = Refinement(lambda params: params.min_k, apply)
+MIN_K = Refinement(lambda params: params.min_k, apply, lambda params: Stage("min_k", a=params.min_k_tau))

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from tailrace.kernels.program import Stage
+from tailrace.params import SamplingParams
 from tailrace.sampling.methods.base import Refinement
 from tailrace.sampling.survivors import Context, Survivors
 
@@ -25,8 +27,7 @@ CANDIDATES = 100
 def apply(survivors: Survivors, context: Context) -> Survivors:
     mu = context.slot.state["mirostat_mu"]
     if context.slot.params.mirostat == 2:
-        surprise = -survivors.logits.double().log_softmax(0) / math.log(2.0)
-        return learning(survivors.keep(surprise <= max(mu, float(surprise.min()))), context)
+        return learning(survivors.near(survivors.log_mass() - mu * math.log(2.0)), context)
     logits = survivors.logits[survivors.likeliest(CANDIDATES)].double()
     if logits.numel() < 2:  # nothing is left to choose, and its surprise is learnt from all the same
         return learning(survivors, context)
@@ -62,9 +63,14 @@ def learn(slot: Slot, logprob: float) -> None:
     slot.state["mirostat_mu"] -= params.mirostat_eta * (-logprob / math.log(2.0) - params.mirostat_tau)
 
 
+def stage(params: SamplingParams) -> Stage:
+    return Stage("mirostat" if params.mirostat == 2 else "mirostat_1", a=params.mirostat_tau, b=params.mirostat_eta)
+
+
 MIROSTAT = Refinement(
     lambda params: params.mirostat > 0,
     apply,
+    stage,
     begin=lambda params: {"mirostat_mu": 2.0 * params.mirostat_tau},
     learn=learn,
 )

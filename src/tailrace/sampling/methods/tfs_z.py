@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import torch
 
+from tailrace.kernels.program import Stage
 from tailrace.sampling.methods.base import Refinement
 from tailrace.sampling.survivors import Context, Survivors
 
@@ -22,4 +23,4 @@ def apply(survivors: Survivors, context: Context) -> Survivors:
     return survivors.first(order, int(beyond[0]) if beyond.numel() else p.numel())
 
 
-TFS_Z = Refinement(lambda params: params.tfs_z < 1.0, apply)
+TFS_Z = Refinement(lambda params: params.tfs_z < 1.0, apply, lambda params: Stage("tail_free", a=params.tfs_z))

@@ -3,6 +3,7 @@ longest descending prefix whose share −Σ p ln p is at most h · H, at least o
 
 from __future__ import annotations
 
+from tailrace.kernels.program import Stage
 from tailrace.sampling.methods.base import Refinement
 from tailrace.sampling.survivors import Context, Survivors
 
@@ -17,4 +18,4 @@ def apply(survivors: Survivors, context: Context) -> Survivors:
     return survivors.first(order, kept)
 
 
-TOP_H = Refinement(lambda params: params.top_h > 0.0, apply)
+TOP_H = Refinement(lambda params: params.top_h > 0.0, apply, lambda params: Stage("top_h", a=params.top_h))

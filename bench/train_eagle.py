@@ -18,15 +18,15 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
-from torch.nn import functional as F
-
 from bench.eagle_corpus import Sample, answered, engine_for, questions
 from bench.harness import cores
+from safetensors.torch import save_file
+from torch.nn import functional as F
 
 from tailrace.config import ModelConfig
 from tailrace.drafting.layer import Rotary
@@ -34,6 +34,7 @@ from tailrace.models import resolve
 from tailrace.text.tokenizer import Tokenizer
 
 Weights = dict[str, torch.Tensor]
+Said = tuple[torch.Tensor, torch.Tensor]  # see `said`
 DEPTH_WEIGHT = 0.8  # of each further guess in the loss, as published
 HELD_OUT = 20  # one in so many samples is not trained on
 WINDOW = 16  # batches whose samples are sorted by length before they are cut, so that little is padded
@@ -56,7 +57,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--streams", type=int, default=64, help="answers at a time")
     parser.add_argument("--steps", type=int, default=400, help="of training")
     parser.add_argument("--batch", type=int, default=8, help="answers in a step")
-    parser.add_argument("--depth", type=int, default=3, help="guesses in a row that are trained")
+    parser.add_argument("--depth", type=int, default=2, help="guesses in a row that are trained")
     parser.add_argument("--vocab", type=int, default=8192, help="tokens that the head knows: the most frequent ones")
     parser.add_argument("--rate", type=float, default=1e-3, help="of learning, at its highest")
     parser.add_argument("--seed", type=int, default=0)
@@ -139,7 +140,8 @@ def fresh(config: dict[str, Any], layers: int, rows: torch.Tensor, generator: to
     hidden, inner, dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     queries, keys = config["num_attention_heads"] * dim, config["num_key_value_heads"] * dim
     shapes = {
-        "fc": (hidden, layers * hidden), "midlayer.self_attn.q_proj": (queries, 2 * hidden), "midlayer.self_attn.k_proj": (keys, 2 * hidden),
+        "fc": (hidden, layers * hidden),
+        "midlayer.self_attn.q_proj": (queries, 2 * hidden), "midlayer.self_attn.k_proj": (keys, 2 * hidden),
         "midlayer.self_attn.v_proj": (keys, 2 * hidden), "midlayer.self_attn.o_proj": (hidden, queries),
         "midlayer.mlp.gate_proj": (inner, hidden), "midlayer.mlp.up_proj": (inner, hidden), "midlayer.mlp.down_proj": (hidden, inner),
     }  # fmt: skip
@@ -235,8 +237,8 @@ def turned(x: torch.Tensor, rope: tuple[torch.Tensor, ...]) -> torch.Tensor:
 @dataclass(frozen=True, slots=True)
 class Lesson:
     """Some samples, side by side and padded. embedded [B, T, H], states [B, T, C·H], as Head takes them. wanted: [B, T, Vd], the target's
-    probabilities of the head's tokens at the next position; likeliest: int64 [B, T], the head's id of the likeliest token there, −1 where it
-    does not know it; valid: bool [B, T]."""
+    probabilities of the head's tokens at the next position; likeliest: int64 [B, T], the head's id of the likeliest token there, −1 where
+    it does not know it; valid: bool [B, T]."""
 
     embedded: torch.Tensor
     states: torch.Tensor
@@ -245,7 +247,7 @@ class Lesson:
     valid: torch.Tensor
 
 
-def lesson(samples: Sequence[Sample], says: Sequence[tuple[torch.Tensor, torch.Tensor]], ids: torch.Tensor, ends: Ends) -> Lesson:  # fmt: skip
+def lesson(samples: Sequence[Sample], says: Sequence[Said], ids: torch.Tensor, ends: Ends) -> Lesson:
     """The samples as a lesson. says: of each sample what `said` found."""
     counts = torch.tensor([length(sample) - 1 for sample in samples])
 
@@ -265,9 +267,9 @@ def lesson(samples: Sequence[Sample], says: Sequence[tuple[torch.Tensor, torch.T
     )
 
 
-def said(sample: Sample, ends: Ends) -> tuple[torch.Tensor, torch.Tensor]:
+def said(sample: Sample, ends: Ends) -> Said:
     """Of each position the target's likeliest token, int64 [n], and log Σ exp of its logits, float32 [n]."""
-    logits = F.linear(sample.last.float(), ends.head)
+    logits = F.linear(sample.last.float(), ends.head).float()
     return logits.argmax(-1), logits.logsumexp(-1)
 
 
@@ -283,7 +285,7 @@ def losses_of(logits: Iterator[torch.Tensor], to: Lesson) -> Iterator[tuple[torc
 
 
 @torch.no_grad()
-def vocabulary(says: Sequence[tuple[torch.Tensor, torch.Tensor]], ends: Ends, count: int) -> torch.Tensor:
+def vocabulary(says: Sequence[Said], ends: Ends, count: int) -> torch.Tensor:
     """The tokens that the target most often found the likeliest, ascending, int64 [count]; ties go to the smaller id."""
     often = torch.bincount(torch.cat([best for best, _ in says]), minlength=len(ends.head))
     return often.sort(descending=True, stable=True).indices[:count].sort().values
@@ -298,7 +300,8 @@ def trained(
         ValueError: there are not enough samples.
     """
     samples = [sample for sample in samples if length(sample) > args.depth + 1]
-    with torch.no_grad():
+    products = partial(torch.autocast, "cpu", torch.bfloat16, enabled=args.dtype == "bfloat16")
+    with torch.no_grad(), products():
         says = [said(sample, ends) for sample in samples]
     held, kept = range(0, len(samples), HELD_OUT), [i for i in range(len(samples)) if i % HELD_OUT]
     if len(kept) < args.batch:
@@ -310,7 +313,7 @@ def trained(
 
     def taught(chosen: Sequence[int]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         to = lesson([samples[i] for i in chosen], [says[i] for i in chosen], ids, ends)
-        with torch.autocast("cpu", torch.bfloat16, enabled=args.dtype == "bfloat16"):
+        with products():
             yield from losses_of(head(weights, to.embedded, to.states, args.depth), to)
 
     for tensor in weights.values():

@@ -7,9 +7,9 @@ import random
 
 import pytest
 import torch
-
 from bench import train_eagle
 from bench.eagle_corpus import Sample, answered, engine_for, taken_apart
+
 from drafting.heads import HIDDEN, LAYERS, VOCAB, Argmax, save_target
 from tailrace.drafting.base import Ask, Seen
 from tailrace.drafting.eagle import EagleDrafter

@@ -93,7 +93,7 @@ def land(engine: Engine, flight: Flight) -> Drawn | None:
             score(engine, [part for part in flight.assembled.scored if flight.stands(part.sequence)], logits)
         with timed("mask"):
             prepared = ready(engine, flight)
-        with timed("sample"):
+        with timed("verify" if flight.guesses else "sample"):
             pending = begin(engine, prepared.draws, logits)
     except Exception as error:
         log.exception("a step in flight failed")

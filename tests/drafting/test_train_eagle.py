@@ -31,7 +31,21 @@ def runner_and_samples(tmp_path_factory):
 
 
 def options(*more: str):
-    flags = ("unused", "--dtype", "float32", "--batch", "4", "--steps", "60", "--vocab", str(KNOWN), "--threads", "1")
+    flags = (
+        "unused",
+        "--dtype",
+        "float32",
+        "--batch",
+        "4",
+        "--depth",
+        "3",
+        "--steps",
+        "60",
+        "--vocab",
+        str(KNOWN),
+        "--threads",
+        "1",
+    )
     return train_eagle.arguments([*flags, *more])
 
 

@@ -140,6 +140,33 @@ async def keep(question: dict[str, Any]) -> dict[str, Any]:
     return {"wall_s": question["seconds"], "tokens": sum(got)}
 
 
+async def mixed(question: dict[str, Any]) -> dict[str, Any]:
+    """Requests of different lengths: {prompt, output_tokens, at}. With `streams` so many are open all the time, and `at` is not looked at;
+    else each is sent when its time, in seconds, has come, whatever has become of the others. Its own clock begins then, not when the
+    client got to it: where the client is late the request has waited."""
+    start = time.perf_counter()
+    requests = question["requests"]
+    answers: list[dict[str, Any]] = []
+
+    async def ask(request: dict[str, Any], due: float) -> None:
+        await asyncio.sleep(max(0.0, due - time.perf_counter()))
+        body = asked(question, request["prompt"], request["output_tokens"])
+        _, pieces = await fetch(question["host"], question["port"], body)
+        answers.append({"due": due, "pieces": pieces, "tokens": request["output_tokens"]})
+
+    async def client() -> None:
+        for request in left:
+            await ask(request, time.perf_counter())
+
+    left = iter(requests)
+    streams = question.get("streams")
+    works = [client() for _ in range(streams)] if streams else [ask(each, start + each["at"]) for each in requests]
+    await asyncio.gather(*works)
+    wall_s = time.perf_counter() - start
+    parsed = [parse(answer["due"], answer["pieces"], answer["tokens"]) for answer in answers]
+    return {"wall_s": wall_s, "tokens": sum(request["tokens"] for request in parsed), "requests": parsed}
+
+
 async def measure(question: dict[str, Any]) -> dict[str, Any]:
     """All clients at once: client i has the prompts i, i + streams, … `until_eos`: answers may end before they have all their tokens."""
     streams, prompts = question["streams"], question["prompts"]
@@ -155,7 +182,8 @@ def main() -> None:
     """Answer questions until stdin closes."""
     for line in sys.stdin:
         question = json.loads(line)
-        print(json.dumps(asyncio.run((keep if "seconds" in question else measure)(question))), flush=True)
+        way = keep if "seconds" in question else mixed if "requests" in question else measure
+        print(json.dumps(asyncio.run(way(question))), flush=True)
 
 
 if __name__ == "__main__":

@@ -36,12 +36,16 @@ GOALS = {1: 1.0, 8: 1.2, 32: 1.6}  # greedy throughput, ours / baseline
 REQUESTS_AT_LEAST = 4  # per round, so that one stream is measured as long as many
 WARM_UP_TOKENS = 8
 START_TIMEOUT_S = 300.0
+REST_S = 0.1
 
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:
     """What to measure."""
     parser = argparse.ArgumentParser(prog="tailrace bench serve", description=__doc__)
     parser.add_argument("--device", help="bench/serve_device.py instead: overlap on and off, greedy and sampled")
+    parser.add_argument(
+        "--arrivals", help="bench/serve_arrivals.py instead: mixed lengths, requests that arrive at given rates"
+    )
     parser.add_argument("--json", type=Path, help="write the results here too")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32], help="concurrent streams")
     parser.add_argument("--prompt-tokens", type=int, default=128)
@@ -61,6 +65,10 @@ def main(argv: list[str] | None = None) -> int:
         from bench import serve_device
 
         return serve_device.main(argv)
+    if any(word.split("=")[0] == "--arrivals" for word in argv or sys.argv[1:]):
+        from bench import serve_arrivals
+
+        return serve_arrivals.main(argv)
     args = arguments(argv)
     local = resolve(ModelConfig(model=args.model, dtype=args.dtype))
     modes = {"greedy": GREEDY, **({"sampled": SAMPLED} if args.sampled else {})}
@@ -157,6 +165,29 @@ def is_ready(port: int) -> bool:
             return response.status == 200
     except (urllib.error.URLError, OSError):
         return False
+
+
+def counters(port: int) -> dict[str, float]:
+    """All metrics of a server that nobody asks anything, by their names with labels, without "tailrace_". The engine says how it is when
+    it has nothing to do any more, which is a moment after the last answer.
+
+    Raises:
+        RuntimeError: it has not come to rest.
+    """
+    for _ in range(200):
+        time.sleep(REST_S)
+        with urllib.request.urlopen(f"http://{HOST}:{port}/metrics", timeout=10) as response:
+            lines = response.read().decode().splitlines()
+        parted = (text.rpartition(" ") for text in lines if text.startswith("tailrace_"))
+        found = {name.removeprefix("tailrace_"): float(value) for name, _, value in parted}
+        if not found["num_requests_running"] and not found["num_requests_waiting"]:
+            return found
+    raise RuntimeError("the server does not come to rest")
+
+
+def change(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
+    """What was counted between the two."""
+    return {name: value - before.get(name, 0.0) for name, value in after.items()}
 
 
 def measure(

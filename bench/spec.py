@@ -1,8 +1,10 @@
 """Speculation: a server that guesses ahead against one that does not, in the same run and in turns, on text that repeats itself and on text
-that does not.
+that does not, by any rule of verification. Beside the speed-up stands what acceptance and the measured times of drafting, of verifying
+steps and of plain ones predict.
 
 Every answer ends where the model ends it, so that nothing is won by making it repeat itself for ever. Acceptance comes from the
 server's own counters. Under the rule `exact` both servers say the same, token for token; the share of answers that are equal is printed.
+The other rules draw other tokens where there is anything to draw: there it is not.
 """
 
 from __future__ import annotations
@@ -11,23 +13,26 @@ import argparse
 import contextlib
 import inspect
 import json
+import math
 import pydoc_data.topics
 import random
 import statistics
 import sys
 import textwrap
-import urllib.request
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from bench.harness import Worker, cores, machine, table, write_json
-from bench.serve import HOST, serving
+from bench.serve import HOST, change, counters, serving
 
 from tailrace.config import ModelConfig
-from tailrace.models import resolve
+from tailrace.models import LocalModel, resolve
+from tailrace.options import Rule
 from tailrace.text.tokenizer import Tokenizer
 
+Counts = dict[str, float]  # name of a metric, with its labels → value
 GOALS = {"summary": 1.8, "code edit": 1.8, "JSON": 1.8, "free": 0.97}  # of n-gram at one stream
 GREEDY = {"temperature": 0.0, "ignore_eos": False}
 SAMPLED = {"temperature": 0.8, "top_p": 0.95, "ignore_eos": False}
@@ -43,7 +48,12 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     """What to measure."""
     parser = argparse.ArgumentParser(prog="tailrace bench spec", description=__doc__)
     parser.add_argument(
-        "--drafters", nargs="+", default=["ngram", "suffix", "early_exit"], help="as for tailrace serve"
+        "--drafters", nargs="+", default=["ngram", "suffix", "early_exit"], metavar="NAME[:FOLDER]",
+        help="as for tailrace serve --drafter and --draft-model; draft_model alone: the model drafts for itself",
+    )  # fmt: skip
+    parser.add_argument("--rules", nargs="+", default=["exact"], choices=get_args(Rule), help="of verification")
+    parser.add_argument(
+        "--sampled", action="store_true", help="all texts at temperature 0.8, top_p 0.95, not only free ones"
     )
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS), help="of text")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 4, 16])
@@ -114,72 +124,128 @@ def prompts(tokenizer: Tokenizer, kind: str, count: int, seed: str) -> list[list
 # ---- measuring
 
 
-def counters(port: int) -> dict[str, float]:
-    """The server's counters of speculation, and its steps."""
-    with urllib.request.urlopen(f"http://{HOST}:{port}/metrics", timeout=10) as response:
-        lines = response.read().decode().splitlines()
-    wanted = ("tailrace_spec_", "tailrace_engine_steps", "tailrace_generation_tokens")
-    return {
-        name: float(value) for name, _, value in (text.rpartition(" ") for text in lines) if name.startswith(wanted)
-    }
-
-
-def change(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
-    """What was counted between the two."""
-    return {name: value - before.get(name, 0.0) for name, value in after.items()}
-
-
-def measure(
-    sides: dict[str, int], client: Worker, tokenizer: Tokenizer, args: argparse.Namespace, kind: str, streams: int
-) -> list[dict[str, Any]]:
-    """One line per server that guesses: its speed as a multiple of the other's in the same round."""
-    rates: dict[str, list[float]] = {side: [] for side in sides}
-    counts: dict[str, list[dict[str, float]]] = {side: [] for side in sides}
-    texts: dict[str, list[str]] = {side: [] for side in sides}
-    for turn in range(-1, args.rounds):
-        chosen = prompts(tokenizer, kind, max(args.requests, streams) if turn >= 0 else streams, f"{streams} {turn}")
-        for side in sorted(sides, reverse=turn % 2 == 1):
-            before = counters(sides[side])
-            answer = client.ask({
-                "host": HOST, "port": sides[side], "streams": streams, "prompts": chosen, "output_tokens": args.output_tokens,
-                "sampling": KINDS[kind][1] | {"seed": turn + 1}, "until_eos": True,
-            })  # fmt: skip
-            if turn >= 0:
-                rates[side].append(answer["tokens"] / answer["wall_s"])
-                counts[side].append(change(before, counters(sides[side])))
-                texts[side] += [request["text"] for request in answer["requests"]]
-    print(f"measured: {kind}, {streams} streams", file=sys.stderr, flush=True)
-    return [line(side, rates, counts[side], texts, kind, streams) for side in sides if side != "none"]
-
-
-def line(
-    side: str,
-    rates: dict[str, list[float]],
-    counts: list[dict[str, float]],
-    texts: dict[str, list[str]],
-    kind: str,
-    streams: int,
-) -> dict[str, Any]:
-    """Of the table."""
-    total: dict[str, float] = {}
+def added(counts: list[Counts]) -> Counts:
+    """All together."""
+    total: Counts = {}
     for count in counts:
         for name, value in count.items():
             total[name] = total.get(name, 0.0) + value
-    places = [
-        total.get(f'tailrace_spec_accepted_tokens_per_position_total{{position="{p}"}}', 0.0)
-        / max(1.0, total.get(f'tailrace_spec_draft_tokens_per_position_total{{position="{p}"}}', 0.0))
-        for p in (0, 1, 3, 7)
-    ]
-    drafted, accepted = (total.get(f"tailrace_spec_{kind}_tokens_total", 0.0) for kind in ("draft", "accepted"))
-    ratios = [ours / theirs for ours, theirs in zip(rates[side], rates["none"], strict=True)]
-    same = statistics.mean(a == b for a, b in zip(texts[side], texts["none"], strict=True))
+    return total
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One comparison: what is written, by how many at a time, how guesses are verified."""
+
+    kind: str
+    streams: int
+    rule: str
+    sampled: bool
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """Fields of the requests."""
+        return (SAMPLED if self.sampled else KINDS[self.kind][1]) | {"speculation": {"rule": self.rule}}
+
+
+@dataclass(slots=True)
+class Side:
+    """What one server did: tokens per second, counts and texts of the rounds."""
+
+    rates: list[float] = field(default_factory=list)
+    counts: list[Counts] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+
+
+def measure(
+    ports: dict[str, int], client: Worker, tokenizer: Tokenizer, args: argparse.Namespace, case: Case
+) -> list[dict[str, Any]]:
+    """One line per server that guesses: its speed as a multiple of the other's in the same round."""
+    sides = {name: Side() for name in ports}
+    for turn in range(-1, args.rounds):
+        count = max(args.requests, case.streams) if turn >= 0 else case.streams
+        chosen = prompts(tokenizer, case.kind, count, f"{case.streams} {turn} {case.rule}")
+        for name in sorted(sides, reverse=turn % 2 == 1):
+            before, side = counters(ports[name]), sides[name]
+            answer = client.ask({
+                "host": HOST, "port": ports[name], "streams": case.streams, "prompts": chosen, "output_tokens": args.output_tokens,
+                "sampling": case.sampling | {"seed": turn + 1}, "until_eos": True,
+            })  # fmt: skip
+            if turn >= 0:
+                side.rates.append(answer["tokens"] / answer["wall_s"])
+                side.counts.append(change(before, counters(ports[name])))
+                side.texts += [request["text"] for request in answer["requests"]]
+    print(f"measured: {case.kind}, {case.streams} streams, {case.rule}", file=sys.stderr, flush=True)
+    return [line(name, sides[name], sides["none"], case) for name in sides if name != "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Of one server, per step without prefills: ms that drafting took where guesses were verified, ms from the forward pass to the draws
+    there and in plain steps; the share of steps that verified; what each sequence gained by one, in tokens."""
+
+    draft_ms: float
+    verify_ms: float
+    plain_ms: float
+    share: float
+    gain: float
+
+    @classmethod
+    def of(cls, total: Counts, streams: int) -> Costs:
+        """By its counters."""
+        steps = {kind: total.get(f'decode_steps_total{{kind="{kind}"}}', 0.0) for kind in ("verify", "plain")}
+        seconds = {kind: total.get(f'decode_step_seconds_total{{kind="{kind}"}}', 0.0) for kind in steps}
+        drafting = sum(total.get(f'engine_step_seconds_total{{part="{part}"}}', 0.0) for part in ("guess", "observe"))
+        verify, plain = (1e3 * seconds[kind] / steps[kind] if steps[kind] else math.nan for kind in steps)
+        verified = max(1.0, steps["verify"])
+        return cls(
+            1e3 * drafting / verified, verify, plain, steps["verify"] / max(1.0, sum(steps.values())),
+            total.get("spec_accepted_tokens_total", 0.0) / verified / streams,
+        )  # fmt: skip
+
+    def predicted(self, plain_ms: float) -> float:
+        """The speed-up that these make, where a plain step takes so long: tokens of a step against its time, in plain steps."""
+        if not self.share:
+            return 1.0
+        return (
+            (1.0 + self.share * self.gain)
+            * plain_ms
+            / (self.share * (self.verify_ms + self.draft_ms) + (1.0 - self.share) * plain_ms)
+        )
+
+
+def line(name: str, side: Side, other: Side, case: Case) -> dict[str, Any]:
+    """Of the table."""
+    total, plain = added(side.counts), Costs.of(added(other.counts), case.streams)
+    costs = Costs.of(total, case.streams)
+    at = {
+        p: total.get(f'spec_accepted_tokens_per_position_total{{position="{p - 1}"}}', 0.0)
+        / (total.get(f'spec_draft_tokens_per_position_total{{position="{p - 1}"}}') or math.nan)
+        for p in (1, 2, 3, 4, 8)
+    }
+    drafted, accepted = (total.get(f"spec_{kind}_tokens_total", 0.0) for kind in ("draft", "accepted"))
+    ratios = [ours / theirs for ours, theirs in zip(side.rates, other.rates, strict=True)]
+    comparable = case.rule == "exact" or not case.sampling["temperature"]
+    same = statistics.mean(a == b for a, b in zip(side.texts, other.texts, strict=True)) if comparable else math.nan
+    drafter = name.partition(":")[0]
+    judged = case.rule == "exact" and (drafter, case.streams) == ("ngram", 1)
     return {
-        "text": kind, "streams": streams, "drafter": side, "tok/s": statistics.median(rates[side]), "speed-up": statistics.median(ratios),
-        "lowest": min(ratios), "goal": GOALS[kind] if (side, streams) == ("ngram", 1) or kind == "free" else "-",
-        "tokens/step": total["tailrace_generation_tokens_total"] / max(1.0, total["tailrace_engine_steps_total"]) / streams,
-        "accepted": accepted / max(1.0, drafted), **{f"at {p}": place for p, place in zip((1, 2, 4, 8), places, strict=True)},
-        "same": same,
+        "text": case.kind, "streams": case.streams, "drafter": drafter, "rule": case.rule, "tok/s": statistics.median(side.rates),
+        "speed-up": statistics.median(ratios), "predicted": costs.predicted(plain.plain_ms), "lowest": min(ratios),
+        "goal": GOALS[case.kind] if judged or case.kind == "free" else "-",
+        "tokens/step": total["generation_tokens_total"] / max(1.0, total["engine_steps_total"]) / case.streams,
+        "accepted": accepted / max(1.0, drafted), **{f"at {p}": share for p, share in at.items()},
+        "draft ms": costs.draft_ms if costs.share else math.nan, "verify ms": costs.verify_ms, "plain ms": plain.plain_ms, "same": same,
     }  # fmt: skip
+
+
+def flags_of(drafter: str, args: argparse.Namespace, local: LocalModel) -> str:
+    """Of a server that guesses so."""
+    name, _, folder = drafter.partition(":")
+    if name == "draft_model":
+        folder = folder or str(local.folder)
+    more = f"--draft-model {folder}" if folder else ""
+    return f"{args.server_args} --no-log-requests --drafter {name} --max-drafts {args.max_drafts} {more}"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -189,20 +255,23 @@ def main(argv: list[str] | None = None) -> int:
     tokenizer = Tokenizer.load(local.folder)
     results: list[dict[str, Any]] = []
     with contextlib.ExitStack() as stack:
-        sides = {}
+        ports = {}
         for drafter in ("none", *args.drafters):
-            flags = f"{args.server_args} --no-log-requests --drafter {drafter} --max-drafts {args.max_drafts} --draft-rule exact"
+            flags = flags_of(drafter, args, local)
             server = stack.enter_context(serving(argparse.Namespace(**{**vars(args), "server_args": flags}), local))
-            sides[drafter] = server["port"]
+            ports[drafter] = server["port"]
         client = stack.enter_context(Worker("bench.load", threads=1))
         for streams in args.streams:
             for kind in args.kinds:
-                results += measure(sides, client, tokenizer, args, kind, streams)
+                for rule in args.rules:
+                    results += measure(ports, client, tokenizer, args, Case(kind, streams, rule, args.sampled))
     about = machine()
     setting = f"{args.threads} threads, {local.name} in {args.dtype}, {args.max_drafts} drafts at most"
     print(f"{about['cpu']}, {setting}, {args.rounds} rounds in turns")
     print(
-        "speed-up: against a server without speculation in the same round, median; same: share of answers equal to its answers"
+        "speed-up: against a server without speculation in the same round, median; predicted: from acceptance and the times per step;\n"
+        "at n: share of drafts at place n that stood; draft, verify, plain ms: per step without prefills, plain as the other server's;\n"
+        "same: share of answers equal to the other server's; with other rules than exact they need be so at temperature 0 only: - there"
     )
     print(table(results))
     if args.json:

@@ -112,6 +112,13 @@ async def test_metrics_are_prometheus_text_and_count(front):
     counted = {s.labels["part"]: s.value for s in buckets if s.labels.get("le") == "+Inf"}
     assert counted.keys() == parts
     assert counted["commit"] == values["tailrace_engine_steps_total"]
+    counted, seconds = (
+        {s.labels["kind"]: s.value for s in families[f"tailrace_decode_step{name}"].samples}
+        for name in ("s", "_seconds")
+    )
+    assert counted["plain"] > 0  # nobody guesses here
+    assert counted.keys() == seconds.keys() == {"plain"}
+    assert seconds["plain"] > 0
 
 
 async def test_a_blocked_event_loop_shows_in_the_metrics(front):

@@ -88,6 +88,38 @@ def test_other_rules_say_something_of_the_right_length(rule):
     assert world.engine.counters.drafted_tokens
 
 
+def test_the_time_of_verification_is_told_apart():
+    """Which steps verify is known from what they forward; durations are counted, not judged."""
+    for drafter in (None, Fickle([], 1.0)):
+        rows: list[bool] = []
+        world = Harness(ScriptedRunner(VOCAB, logits, 512), drafter=drafter and (lambda sampler, d=drafter: d))
+        forward = world.runner.forward
+        world.runner.forward = lambda batch, f=forward, rows=rows: rows.append(len(batch.wanted) > 1) or f(batch)
+        world.submit("r", PROMPTS[0], max_tokens=20, temperature=0.0, ignore_eos=True)
+        world.run()
+        counters, stats = world.engine.counters, world.engine.stats()
+        assert any(rows) == (drafter is not None)
+        assert sum(counters.parts["sample"].counts) == rows.count(False)
+        assert ("verify" in counters.parts) == any(rows)
+        # the first step reads the prompt: it is none of those that decode
+        assert stats.decode_steps.get("verify", 0) == rows.count(True)
+        assert stats.decode_steps.get("plain", 0) == rows.count(False) - 1
+        assert stats.decode_ms.keys() == stats.decode_steps.keys()
+        assert all(total > 0 for total in stats.decode_ms.values())
+        assert "observe" not in counters.parts
+
+
+def test_a_drafter_that_watches_is_timed_apart():
+    class Watching(Fickle):
+        captures = (1,)
+
+        def observe(self, seen):
+            raise AssertionError("a scripted model has no layers")
+
+    _, world = stories(Watching([], 1.0), temperature=0.0)
+    assert sum(world.engine.counters.parts["observe"].counts) == world.engine.counters.steps
+
+
 def test_a_request_may_do_without():
     _, world = stories(Fickle([], 1.0), speculation=Speculation(max_drafts=0), seed=1)
     assert world.engine.counters.drafted_tokens == 0

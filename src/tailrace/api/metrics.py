@@ -210,6 +210,18 @@ class EngineCollector(Collector):
             for place, count in enumerate(counts):
                 places.add_metric([str(place)], count)
             yield places
+        for name, text, values in (
+            ("tailrace_decode_steps", "Steps without prefills, with guesses to verify or plain.", stats.decode_steps),
+            (
+                "tailrace_decode_step_seconds",
+                "Time of these from the forward pass to the draws.",
+                {kind: total_ms / 1e3 for kind, total_ms in stats.decode_ms.items()},
+            ),
+        ):
+            decodes = CounterMetricFamily(name, text, labels=["kind"])
+            for kind, value in values.items():
+                decodes.add_metric([kind], value)
+            yield decodes
         parts = CounterMetricFamily(
             "tailrace_engine_step_seconds", "Time spent in each part of the step.", labels=["part"]
         )

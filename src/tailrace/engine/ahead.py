@@ -119,7 +119,9 @@ def foretold(engine: Engine, drawn: Drawn, plan: Plan) -> tuple[Drawn | None, Pl
                 give_back(engine, one.sequence, one.stood)
         drawn.said = later
         drawn.foretell()
-        engine.speculator.observe(drawn.flight.assembled.seen, engine.runner)
+    if engine.speculator.observes:
+        with engine.counters.timed("observe"):
+            engine.speculator.observe(drawn.flight.assembled.seen, engine.runner)
     # who has ended is left out of a plan; whom a grammar has turned may be anywhere
     turned = any(one.sequence.slot >= 0 and one.sequence.constraint is not None for one in early)
     return drawn, planned(engine) if turned else plan
@@ -166,7 +168,7 @@ def land(engine: Engine, flight: Flight) -> Drawn | None:
             score(engine, [part for part in flight.assembled.scored if flight.stands(part.sequence)], logits)
         with timed("mask"):
             prepared = ready(engine, flight)
-        with timed("sample"):
+        with timed("verify" if flight.guesses else "sample"):
             pending = begin(engine, prepared.draws, logits)
     except Exception as error:
         log.exception("a step in flight failed")

@@ -147,6 +147,11 @@ class Speculator:
         if not guess.certain and sequence.slot >= 0:
             self.pace.drafted(sequence.slot, len(guess.tokens), accepted)
 
+    @property
+    def observes(self) -> bool:
+        """The drafter wants to see the target's hidden states."""
+        return self.drafter is not None and bool(self.drafter.captures)
+
     def observe(self, seen: list[Sight], runner: ModelRunner) -> None:
         """Show the drafter the target's hidden states, if it wants them."""
         if self.drafter is None or not self.drafter.captures or not isinstance(runner, LayeredRunner):

@@ -56,6 +56,9 @@ class Counters:
     bad_rows: Counter[str] = field(default_factory=Counter)
     finished: Counter[str] = field(default_factory=Counter)
     parts: dict[str, Durations] = field(default_factory=dict)  # of the step
+    decodes: dict[str, Durations] = field(
+        default_factory=dict
+    )  # steps without prefills, from the forward pass to the draws
     turns: Durations = field(default_factory=Durations)  # of the engine's thread, all its work between two waits
     trace: list[Span] | None = None  # whoever wants to see the steps side by side puts a list here
     pulse: Pulse | None = None  # where a process shows in which part it is
@@ -77,6 +80,10 @@ class Counters:
             durations.add(end - start)
             if self.trace is not None:
                 self.trace.append(Span(part, start, end, lane))
+
+    def decoded(self, verified: bool, seconds: float) -> None:
+        """A step without prefills took so long from its forward pass to its draws. verified: it had guesses in it."""
+        self.decodes.setdefault("verify" if verified else "plain", Durations()).add(seconds)
 
     @property
     def step_ms(self) -> dict[str, float]:
@@ -100,6 +107,8 @@ class Counters:
             finished=dict(self.finished),
             step_ms={part: round(total, 3) for part, total in self.step_ms.items()},
             step_counts={part: list(durations.counts) for part, durations in dict(self.parts).items()},
+            decode_steps={kind: sum(durations.counts) for kind, durations in dict(self.decodes).items()},
+            decode_ms={kind: round(durations.total_ms, 3) for kind, durations in dict(self.decodes).items()},
             turn_ms=round(self.turns.total_ms, 3),
             turn_counts=list(self.turns.counts),
             **gauges,

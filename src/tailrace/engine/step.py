@@ -51,7 +51,7 @@ def step(engine: Engine) -> None:
             logits = engine.runner.forward(assembled.batch)
         with timed("mask"):
             engine.filled(masks, filling)
-        with timed("sample"):
+        with timed("verify" if guesses else "sample"):
             sampled = [(sequences, pending.wait()) for sequences, pending in begin(engine, draws, logits)]
             score(engine, assembled.scored, logits)
     except Exception as error:  # a model or kernel that fails must not take the engine down with it
@@ -59,11 +59,15 @@ def step(engine: Engine) -> None:
         lose(engine, [sequence for sequence, _ in plan.work], error)
         return
     if decodes:
-        speculator.stepped(assembled.batch.token_ids.numel(), time.perf_counter() - start)
+        took_s = time.perf_counter() - start
+        speculator.stepped(assembled.batch.token_ids.numel(), took_s)
+        engine.counters.decoded(bool(guesses), took_s)
     with timed("commit"):
         settle(engine, plan.work)
         commit(engine, collect(engine, guesses, sampled, masks.errors))
-        speculator.observe(assembled.seen, engine.runner)
+    if speculator.observes:
+        with timed("observe"):
+            speculator.observe(assembled.seen, engine.runner)
 
 
 def apply(engine: Engine, plan: Plan) -> list[tuple[int, int]]:

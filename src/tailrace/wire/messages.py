@@ -175,6 +175,10 @@ class Stats(Message, frozen=True):
     step_counts: dict[
         str, list[int]
     ] = {}  # per part, how often it took up to each of DURATION_EDGES_S; at the end, longer
+    decode_steps: dict[str, int] = {}  # those without prefills: "verify" where guesses were verified, else "plain"
+    decode_ms: dict[
+        str, float
+    ] = {}  # the same: from the forward pass to the draws; steps that overlap are not among them
     turn_ms: float = 0.0  # of the engine's thread: from when messages have arrived until the step's own are sent
     turn_counts: list[int] = []
 

@@ -13,7 +13,20 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-PARTS = ("between", "receive", "plan", "guess", "forward", "wait", "mask", "sample", "commit", "send")
+PARTS = (
+    "between",
+    "receive",
+    "plan",
+    "guess",
+    "forward",
+    "wait",
+    "mask",
+    "sample",
+    "verify",
+    "commit",
+    "observe",
+    "send",
+)
 BEAT, PART, STEP, LIMIT = range(4)  # float64 each
 SIZE = 8 * 4
 WAITING = 2  # the parts before this one are not of a step

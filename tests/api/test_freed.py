@@ -33,6 +33,7 @@ BODIES = {
     "several": {"prompt": ["x=", "y="], "n": 2, "stream": True},
     "echoed": {"prompt": "x=", "echo": True, "logprobs": 1, "max_tokens": 2},
     "refused": {"prompt": "x=", "temperature": -1},
+    "searched, streamed": {"prompt": "x=", "use_beam_search": True, "n": 2, "max_tokens": 4, "stream": True},
     "searched": {"prompt": "x=", "use_beam_search": True, "best_of": 2, "max_tokens": 4},
 }
 

@@ -12,9 +12,10 @@ from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tailrace.api.beam_fields import beam_request, check_no_beams
 from tailrace.api.body import BodyReader
 from tailrace.api.channels import Channels, channels_of, within
-from tailrace.api.chunks import UsageOf, effective, head, pieces
+from tailrace.api.chunks import UsageOf, Work, effective, head, pieces
 from tailrace.api.conversation import check_conversation, encode
 from tailrace.api.fold import fold_chat
 from tailrace.api.generate import Generation
@@ -79,13 +80,21 @@ async def create_chat_completion(request: Request) -> Response:
     params, grammar_field = await service.turns.run(request, prepared, effort(ask, size))
     id = f"chatcmpl-{request_id(request, ask)}"
     origin = origin_of(request, "chat", ask)
-    generation = Generation(service, id, [prompt], params, origin, grammar_field)
+    if ask.use_beam_search:
+        if params.grammar is not None:
+            raise ParameterError(f"{grammar_field} can't be had with use_beam_search", grammar_field)
+        generation = beam_request(service, ask, id, prompt, params, origin)
+    else:
+        check_no_beams(ask)
+        if ask.best_of not in (None, 1):
+            raise ParameterError("best_of is for use_beam_search here; leave it out (or 1)", "best_of")
+        generation = Generation(service, id, [prompt], params, origin, grammar_field)
     told = chunks(service, ask, generation, channels, "stop" if choice.mode == "named" else "tool_calls")
     return await respond(request, generation, told, fold_chat, ask.streamed)
 
 
 async def chunks(
-    service: Service, ask: ChatRequest, generation: Generation, channels: Channels, called: str = "tool_calls"
+    service: Service, ask: ChatRequest, generation: Work, channels: Channels, called: str = "tool_calls"
 ) -> AsyncGenerator[ChatChunk, None]:
     """The answer as it comes: per choice the role, text, the finish reason; at the end the usage, if reported. called: the reason where
     the model stopped after a call.

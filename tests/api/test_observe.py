@@ -300,7 +300,7 @@ def test_a_storm_of_disconnects_leaves_one_line_each(tokenizer, free_port, lines
 
     with served(app, port):
         asyncio.run(storm())
-        wait_until_idle(client, app.state.service.live)
+        wait_until_idle(client, app.state.front.default.live)
         told = [line["request_id"] for line in lines.all()]
         assert len(told) > 20
         assert len(told) == len(set(told))

@@ -133,7 +133,7 @@ class BeamRequest:
         self.id, self.prompts, self.params = id, [prompt], params
         self._service, self._metrics, self._search = service, service.metrics, search
         self._arrival_s = time.perf_counter()
-        self._record = service.observer.begin(origin, id, self.name, params)
+        self._record = service.observer.begin(service.model_name, origin, id, self.name, params)
         # the engine's part: one token, and what else could have come, of the edited logits
         self._asked = msgspec.structs.replace(
             params, n=1, temperature=0.0, max_tokens=1, min_tokens=0, logprobs=search.candidates, logprobs_mode="processed", ignore_eos=True

@@ -67,7 +67,7 @@ class Generation:
         self._cut: str | None = None
         self._aborted = False
         self._handed_s: float | None = None  # since when whoever reads the deltas is busy with one
-        self._record = service.observer.begin(origin, id, self.name, params)
+        self._record = service.observer.begin(service.model_name, origin, id, self.name, params)
 
     @property
     def name(self) -> str:

@@ -49,7 +49,7 @@ async def respond(
 
     if not streamed:
         return json_answer(await unless_gone(request.receive, fold(chunks), gone))
-    keep_alive_s = request.app.state.service.config.keep_alive_s
+    keep_alive_s = request.app.state.front.config.keep_alive_s
     first = asyncio.ensure_future(anext(chunks))
     try:
         await unless_gone(request.receive, asyncio.wait((first,), timeout=keep_alive_s), gone)

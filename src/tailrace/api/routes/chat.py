@@ -18,6 +18,7 @@ from tailrace.api.channels import Channels, channels_of, within
 from tailrace.api.chunks import UsageOf, Work, effective, head, pieces
 from tailrace.api.conversation import check_conversation, encode
 from tailrace.api.fold import fold_chat
+from tailrace.api.front_end import service_for
 from tailrace.api.generate import Generation
 from tailrace.api.guidance import longest, of_chat
 from tailrace.api.logprobs import chat_logprobs, prompt_logprobs
@@ -33,7 +34,7 @@ from tailrace.api.schema.chat import (
     FunctionDelta,
     ToolCallDelta,
 )
-from tailrace.api.service import Service, service_of
+from tailrace.api.service import Service
 from tailrace.api.tool_choice import Choice, choice_of, governed
 from tailrace.api.turns import JSON_BYTES
 from tailrace.errors import ParameterError
@@ -47,10 +48,9 @@ READER = BodyReader(ChatRequest, CHAT_REFUSED)
 
 async def create_chat_completion(request: Request) -> Response:
     """A chat completion, streamed or whole."""
-    service = service_of(request)
     ask = await READER.read(request)
+    service = service_for(request, ask.model)
     info = service.supervisor.check()
-    service.check_model(ask.model)
     size = request.state.size
 
     def looked_at() -> Choice:

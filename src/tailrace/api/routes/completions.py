@@ -17,6 +17,7 @@ from tailrace.api.best_of import best_of
 from tailrace.api.body import BodyReader
 from tailrace.api.chunks import UsageOf, Work, effective, head, pieces
 from tailrace.api.fold import fold_completion
+from tailrace.api.front_end import service_for
 from tailrace.api.generate import Generation
 from tailrace.api.guidance import longest, of_text
 from tailrace.api.lengths import check_length
@@ -43,10 +44,9 @@ Prompt = str | list[int]
 
 async def create_completion(request: Request) -> Response:
     """A completion of each prompt, streamed or whole."""
-    service = service_of(request)
     ask = await READER.read(request)
+    service = service_for(request, ask.model)
     info = service.supervisor.check()
-    service.check_model(ask.model)
     prompts = prompts_of(ask.prompt)
     ids = await encode(request, ask, prompts)
     negative = await of_text(request, ask.negative_prompt, ask.add_special_tokens is not False)

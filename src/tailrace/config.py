@@ -41,6 +41,7 @@ class ModelConfig(Section, frozen=True):
     model: a Hugging Face folder, a hub id, a GGUF file, or None for the small default model.
     name: the name clients use (and the only one they may); None takes it from the model.
     processors: logits processors that requests may name: "name=package.module:function", separated by commas.
+    lora: adapters by the names that requests choose them by: "name=folder", separated by commas.
     dtype: of weights and KV cache. device: "auto" takes a CUDA GPU if there is one. threads: 0 is one per core.
     cuda_graphs: on a GPU, whether steps that only decode are launched as CUDA graphs.
     """
@@ -54,6 +55,24 @@ class ModelConfig(Section, frozen=True):
     cache_dir: str = msgspec.field(default_factory=default_cache_dir)
     trust_remote_code: bool = False
     processors: str = ""
+    lora: str = ""
+
+    @property
+    def adapters(self) -> dict[str, str]:
+        """Name → folder, of `lora`.
+
+        Raises:
+            ConfigError: it is not name=folder, name=folder, …
+        """
+        found: dict[str, str] = {}
+        for part in filter(None, map(str.strip, self.lora.split(","))):
+            name, _, folder = part.partition("=")
+            if not NAME.fullmatch(name) or not folder or name in found:
+                raise ConfigError(
+                    f"model.lora must be NAME=FOLDER, NAME=FOLDER, … with different names, got {self.lora!r:.200}"
+                )
+            found[name] = folder
+        return found
 
 
 class CacheConfig(Section, frozen=True):

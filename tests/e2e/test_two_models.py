@@ -1,4 +1,4 @@
-"""`tailrace serve --model a=… --model b=…` with real (small, random) models, asked by the official client: each says what it says alone."""
+"""`tailrace serve --model a=… --model b=…,lora=c=…` with small random models, by the official client: each says what it says alone."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from api.harness import make_tokenizer
+from runners.test_lora import adapter
 
 VOCAB, COUNT = 258, 24
 PROMPT = [*b"Water runs"]
@@ -49,12 +50,13 @@ def pair(tmp_path_factory) -> Iterator[tuple[str, dict[str, LlamaForCausalLM], s
 
     base = tmp_path_factory.mktemp("pair")
     models = {"a": random_model(base / "a", 1, 256), "b": random_model(base / "b", 2, 512)}
+    models["c"] = adapter(base / "c", models["b"], ("self_attn.q_proj", "mlp.up_proj"), 4, 3)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     process = subprocess.Popen([
         sys.executable, "-m", "tailrace.cli", "serve", "--port", str(port), "--front-ends", "2", "--threads", "1", "--dtype", "float32",
-        "--model", f"a={base / 'a'}", "--model", f"b={base / 'b'},max-model-len=300,drafter=ngram", "--device", "cpu",
+        "--model", f"a={base / 'a'}", "--model", f"b={base / 'b'},max-model-len=300,drafter=ngram,lora=c={base / 'c'}", "--device", "cpu",
     ], env=os.environ | {"PYTHONUNBUFFERED": "1"})  # fmt: skip
     url = f"http://127.0.0.1:{port}"
     end = time.monotonic() + 120
@@ -76,7 +78,7 @@ def health(url: str) -> int:
         return 0
 
 
-@pytest.mark.parametrize("name", ["a", "b"])
+@pytest.mark.parametrize("name", ["a", "b", "c"])
 @pytest.mark.parametrize("stream", [False, True])
 def test_each_says_what_it_says_alone(pair, name, stream):
     url, models, _ = pair
@@ -92,13 +94,13 @@ def test_each_says_what_it_says_alone(pair, name, stream):
 def test_the_client_sees_both_and_no_third(pair):
     url, _, _ = pair
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60) as client:
-        assert [(model.id, model.model_extra["max_model_len"]) for model in client.models.list()] == [
-            ("a", 256),
-            ("b", 300),
-        ]
+        listed = list(client.models.list())
+        lengths = [(model.id, model.model_extra["max_model_len"]) for model in listed]
+        assert lengths == [("a", 256), ("b", 300), ("c", 300)]
+        assert [model.model_extra.get("parent") for model in listed] == [None, None, "b"]
         assert client.models.retrieve("b").id == "b"
         with pytest.raises(openai.NotFoundError) as refused:
-            client.chat.completions.create(model="c", messages=[{"role": "user", "content": "hi"}])
+            client.chat.completions.create(model="d", messages=[{"role": "user", "content": "hi"}])
         assert refused.value.code == "model_not_found"
         beams = client.chat.completions.create(
             model="b", messages=[{"role": "user", "content": "hi"}], n=2, max_tokens=5, stream=True, extra_body={"use_beam_search": True}

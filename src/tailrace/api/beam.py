@@ -246,7 +246,9 @@ class BeamRequest:
             return None
         service = self._service
         ids = [*self.prompts[0], *beam.tokens]
-        stream = service.client.submit(ids, self._asked, id=self.id, priority=self._origin.priority)
+        stream = service.client.submit(
+            ids, self._asked, id=self.id, priority=self._origin.priority, adapter=service.adapter
+        )
         self._streams.append(stream)
         found: TokenLogprobs | None = None
         async with stream:

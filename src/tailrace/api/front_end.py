@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -39,6 +39,7 @@ class FrontEnd:
     def __init__(self, config: ServerConfig, named: bool = False) -> None:
         self.config, self.named = config, named
         self.services: dict[str, Service] = {}
+        self.adapted: dict[str, Service] = {}  # adapters by name, each with the service of its model
         self.turns, self.responses = Turns(), ResponseStore()
         self.observer = Observer(config, named)
         self._counted: dict[str, Metrics] = {}
@@ -52,11 +53,18 @@ class FrontEnd:
         self.over = asyncio.Event()
 
     def add(
-        self, client: AsyncClient, tokenizer: Tokenizer, name: str, defaults: Mapping[str, float | int] | None = None
+        self,
+        client: AsyncClient,
+        tokenizer: Tokenizer,
+        name: str,
+        defaults: Mapping[str, float | int] | None = None,
+        adapters: Iterable[str] = (),
     ) -> Service:
-        """One more model, by the name that requests give. client: not started. defaults: sampling fields of the model."""
+        """One more model, by the name that requests give. client: not started. defaults: sampling fields of the model. adapters: names of
+        those that its engine has."""
         service = self.services[name] = Service(self, client, tokenizer, name, defaults or {})
         self._counted[name if self.named else ""] = service.metrics
+        self.adapted |= {adapter: service.adapted(adapter) for adapter in adapters}
         client.answer = partial(answer, self)
         return service
 
@@ -65,18 +73,23 @@ class FrontEnd:
         """Of requests that name no model."""
         return next(iter(self.services.values()))
 
+    @property
+    def served(self) -> dict[str, Service]:
+        """All that a request may name."""
+        return self.services | self.adapted
+
     def find(self, name: str | None) -> Service:
-        """Of the model of that name; None is the default.
+        """Of the model or adapter of that name; None is the default.
 
         Raises:
             ModelNotFoundError: there is none.
         """
         if name is None:
             return self.default
-        if name not in self.services:
-            known = ", ".join(map(repr, self.services))
+        if name not in self.served:
+            known = ", ".join(map(repr, self.served))
             raise ModelNotFoundError(f"the model {name!r:.200} does not exist; there is {known}", "model")
-        return self.services[name]
+        return self.served[name]
 
     async def keep(self, service: Service) -> None:
         """Start the model's engine and watch over it until it is gone for good."""

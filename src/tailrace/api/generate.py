@@ -107,7 +107,9 @@ class Generation:
                     until_s = time.perf_counter() + SLICE_S
                 if self._aborted:
                     raise self._failure or asyncio.CancelledError
-                stream = service.client.submit(prompt, self.params, id=self.id, priority=self._origin.priority)
+                stream = service.client.submit(
+                    prompt, self.params, id=self.id, priority=self._origin.priority, adapter=service.adapter
+                )
                 stream.bound(service.config.stream_buffer_kib << 10, self._backlog)
                 if self._origin.streamed:
                     stream.space(*self._interval())

@@ -55,7 +55,7 @@ def serve(config: ServerConfig, models: Sequence[Model], tokenizers: Sequence[To
     for model, tokenizer in zip(models, tokenizers, strict=True):
         label = model.name if named else ""
         client = AsyncClient(model.engine, config.start_timeout_s, label=label)
-        front.add(client, tokenizer, model.name, model.defaults)
+        front.add(client, tokenizer, model.name, model.defaults, model.engine.model.adapters)
     settings = uvicorn_config(app_of(front), config)
     try:
         if config.front_ends == 1:
@@ -76,7 +76,7 @@ def serve_attached(start: Start, tokenizers: Sequence[Tokenizer], read: Callable
     front = FrontEnd(waiting, start.named)
     for model, tokenizer in zip(start.models, tokenizers, strict=True):
         client = AsyncClient(partial(news.engine, model.name), waiting.start_timeout_s)
-        front.add(client, tokenizer, model.name, model.defaults)
+        front.add(client, tokenizer, model.name, model.defaults, model.engine.model.adapters)
     try:
         return run(Server(front, uvicorn_config(app_of(front, listens_when_ready=True), waiting)), shared)
     except SystemExit as error:

@@ -7,6 +7,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from importlib.metadata import version
 from typing import TYPE_CHECKING, TypeVar
 
@@ -48,6 +49,7 @@ class Service:
         self.front, self.config, self.turns, self.observer = front, config, front.turns, front.observer
         self.client, self.tokenizer, self.model_name = client, tokenizer, model_name
         self.defaults = defaults
+        self.adapter = self.parent = ""  # see `adapted`
         called = f"the engine of {model_name}" if front.named else "the engine"
         self.supervisor = Supervisor(client, config.on_engine_death, called)
         self.labels = Labels(tokenizer)
@@ -66,7 +68,17 @@ class Service:
             self.metrics.watch(f"tailrace_{name}", text, held)
         self.live: set[Generation | BeamRequest] = set()
         self.created_s = int(time.time())
-        self.fingerprint = "fp_" + hashlib.sha256(f"{version('tailrace')} {model_name}".encode()).hexdigest()[:10]
+
+    @property
+    def fingerprint(self) -> str:
+        """What an answer was made with."""
+        return "fp_" + hashlib.sha256(f"{version('tailrace')} {self.model_name}".encode()).hexdigest()[:10]
+
+    def adapted(self, adapter: str) -> Service:
+        """The same with an adapter, under its name: all else is shared."""
+        other = copy(self)
+        other.model_name, other.adapter, other.parent = adapter, adapter, self.model_name
+        return other
 
     def limited(self, deadline_s: float | None, cut: Callable[[str], None]) -> asyncio.TimerHandle | None:
         """Call `cut` when a request has had its time: its own, or the server's if that ends before; None where there is no limit."""

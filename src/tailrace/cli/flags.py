@@ -33,6 +33,7 @@ HELP: dict[str, str] = {
     "model.cache_dir": "where downloaded and converted models are kept",
     "model.trust_remote_code": "run Python code that comes with the model",
     "model.processors": "logits processors that requests may name: name=package.module:function, …",
+    "model.lora": "LoRA adapters that requests may choose as their model: NAME=FOLDER (of PEFT's format), …; repeatable",
     "cache.block_size": "tokens per block of the KV cache",
     "cache.num_blocks": "blocks of the KV cache; 0: as many as --memory-gib holds",
     "cache.memory_gib": "GiB for the KV cache; 0: a share of what is free",
@@ -103,6 +104,7 @@ FLAGS: dict[str, str] = {  # where the field's own name would mislead
 }
 ENGINE_SECTIONS = settings.ENGINE_SECTIONS
 MODEL = "model.model"
+REPEATABLE = ("model.lora",)  # its values are joined by commas
 SEVERAL = "; given several times, each by a name of its own, and with settings of its own: a=FOLDER,dtype=float32"
 MODEL_FLAGS: dict[str, str] = {  # flags that one of several models may have for itself, without their dashes
     FLAGS.get(key, "--" + field.replace("_", "-")).removeprefix("--"): key
@@ -157,6 +159,9 @@ def add_config_flags(parser: argparse.ArgumentParser, sections: Iterable[str], s
                     "--model", dest=key, action="append", metavar="[NAME=]MODEL[,FLAG=VALUE …]", help=shown + SEVERAL
                 )
                 continue
+            if key in REPEATABLE:
+                group.add_argument("--" + field, dest=key, action="append", metavar="NAME=FOLDER", help=shown)
+                continue
             add_flag(group, FLAGS.get(key, "--" + field.replace("_", "-")), key, hint, shown)
     parser.formatter_class = argparse.HelpFormatter  # the defaults are in the texts: argparse sees only None
 
@@ -175,6 +180,8 @@ def read_config(args: argparse.Namespace) -> Config:
                 flags[settings.MODELS] = dict(map(read_model, unique(value)))
                 continue
             [value] = value
+        if key in REPEATABLE and value is not None:
+            value = ",".join(value)
         if section in settings.SECTIONS and field:
             flags.setdefault(section, {})[field] = value
     return load(flags, file=getattr(args, "config", None))

@@ -59,6 +59,11 @@ def prepare_all(config: Config) -> list[Prepared]:
         ModelLoadError: one can't be had. ConfigError: they don't fit.
     """
     found = [prepare(one) for one in config.each()]
+    names = [name for one in found for name in (one.name, *one.config.model.adapters)]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise ConfigError(
+            f"each model and each adapter needs a name of its own, and several have {', '.join(sorted(twice))}"
+        )
     if len(found) == 1:
         return found
     engines = fitted([(one.name, one.config.engine, None if scripted(one.config) else one.folder) for one in found])

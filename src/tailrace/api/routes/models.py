@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -13,7 +14,7 @@ from tailrace.api.service import Service
 
 async def list_models(request: Request) -> Response:
     """What is served."""
-    return json_answer(ModelList(data=[card(service) for service in front_of(request).services.values()]))
+    return json_answer(ModelList(data=[card(service) for service in front_of(request).served.values()]))
 
 
 async def retrieve_model(request: Request) -> Response:
@@ -25,5 +26,6 @@ def card(service: Service) -> ModelCard:
     """What is told of one."""
     model = service.supervisor.model
     return ModelCard(
-        id=service.model_name, created=service.created_s, max_model_len=None if model is None else model.max_model_len
-    )
+        id=service.model_name, created=service.created_s, max_model_len=None if model is None else model.max_model_len,
+        parent=service.parent or UNSET,
+    )  # fmt: skip

@@ -82,6 +82,43 @@ def test_errors_of_a_file(tmp_path: Path, text: str, said: str):
         load(env={}, file=path)
 
 
+def test_models_have_the_settings_of_all_but_for_their_own(tmp_path: Path):
+    path = tmp_path / "tailrace.toml"
+    path.write_text('[model]\ndtype = "float32"\n[models.a.model]\nmodel = "x"\n[models.b.cache]\nnum_blocks = 7\n')
+    flags = {"scheduler": {"max_num_seqs": 3}, "models": {"a": {"model": {"dtype": "float16"}}, "c": {"model": {}}}}
+    config = load(flags, env={"TAILRACE_CACHE_NUM_BLOCKS": "5"}, file=path)
+    assert list(config.models) == ["a", "b", "c"]
+    assert [(m.model.name, m.model.model, m.model.dtype, m.cache.num_blocks) for m in config.models.values()] == [
+        ("a", "x", "float16", 5), ("b", None, "float32", 7), ("c", None, "float32", 5),
+    ]  # fmt: skip
+    assert {m.scheduler.max_num_seqs for m in config.models.values()} == {3}
+    each = config.each()
+    assert [one.engine for one in each] == list(config.models.values())
+    assert all(not one.models and one.server == config.server for one in each)
+    assert load(env={}).each() == [Config()]
+
+
+@pytest.mark.parametrize(
+    ("models", "said"),
+    [
+        ({"a b": {}}, "name must be"),
+        ({"": {}}, "name must be"),
+        ({"x" * 129: {}}, "name must be"),
+        ({"a": {"model": {"name": "b"}}}, "has its name already"),
+        ({"a": {"server": {"port": 1}}}, r"unknown field `server`.*models"),
+        ({"a": {"model": {"size": 1}}}, r"unknown field `size`.*models"),
+        ({"a": {"cache": {"num_blocks": -1}}}, r">= 0.*num_blocks"),
+        ({"a": {"model": "x"}}, "must hold tables"),
+        ({"a": "x"}, "must hold tables"),
+    ],
+)
+def test_errors_of_models(models: dict, said: str):
+    with pytest.raises(ConfigError, match=said):
+        load({"models": models}, env={})
+    with pytest.raises(ConfigError, match="has its name already"):
+        load({"models": {"a": {}}, "model": {"name": "b"}}, env={})
+
+
 def test_a_file_that_is_not_there(tmp_path: Path):
     with pytest.raises(ConfigError, match="nothing"):
         load(env={}, file=tmp_path / "nothing.toml")

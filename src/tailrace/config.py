@@ -7,6 +7,7 @@ section) over default. Nothing below this file reads a flag, the environment or 
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +22,7 @@ Natural = Annotated[int, msgspec.Meta(ge=0)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 Amount = Annotated[float, msgspec.Meta(ge=0)]
+NAME = re.compile(r"[A-Za-z0-9._:@/+-]{1,128}")  # of a model
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 
 
@@ -39,6 +41,7 @@ class ModelConfig(Section, frozen=True):
     model: a Hugging Face folder, a hub id, a GGUF file, or None for the small default model.
     name: the name clients use (and the only one they may); None takes it from the model.
     processors: logits processors that requests may name: "name=package.module:function", separated by commas.
+    lora: adapters by the names that requests choose them by: "name=folder", separated by commas.
     dtype: of weights and KV cache. device: "auto" takes a CUDA GPU if there is one. threads: 0 is one per core.
     cuda_graphs: on a GPU, whether steps that only decode are launched as CUDA graphs.
     """
@@ -52,6 +55,24 @@ class ModelConfig(Section, frozen=True):
     cache_dir: str = msgspec.field(default_factory=default_cache_dir)
     trust_remote_code: bool = False
     processors: str = ""
+    lora: str = ""
+
+    @property
+    def adapters(self) -> dict[str, str]:
+        """Name → folder, of `lora`.
+
+        Raises:
+            ConfigError: it is not name=folder, name=folder, …
+        """
+        found: dict[str, str] = {}
+        for part in filter(None, map(str.strip, self.lora.split(","))):
+            name, _, folder = part.partition("=")
+            if not NAME.fullmatch(name) or not folder or name in found:
+                raise ConfigError(
+                    f"model.lora must be NAME=FOLDER, NAME=FOLDER, … with different names, got {self.lora!r:.200}"
+                )
+            found[name] = folder
+        return found
 
 
 class CacheConfig(Section, frozen=True):
@@ -184,7 +205,8 @@ class ServerConfig(Section, frozen=True):
 
 
 class Config(Section, frozen=True):
-    """Every section."""
+    """Every section. models: where several are served, or one by a name of its own: name → its engine's settings, which are those of the
+    sections but for what it says itself."""
 
     model: ModelConfig = ModelConfig()
     cache: CacheConfig = CacheConfig()
@@ -192,6 +214,12 @@ class Config(Section, frozen=True):
     speculation: SpeculationConfig = SpeculationConfig()
     grammar: GrammarConfig = GrammarConfig()
     server: ServerConfig = ServerConfig()
+    models: dict[str, EngineConfig] = {}
+
+    def each(self) -> list[Config]:
+        """The settings of each model, as if it were the only one."""
+        alone = [{name: getattr(engine, name) for name in ENGINE_SECTIONS} for engine in self.models.values()]
+        return [msgspec.structs.replace(self, models={}, **sections) for sections in alone] or [self]
 
     @property
     def engine(self) -> EngineConfig:
@@ -205,7 +233,9 @@ class Config(Section, frozen=True):
         )
 
 
-SECTIONS = ("model", "cache", "scheduler", "speculation", "grammar", "server")
+ENGINE_SECTIONS = ("model", "cache", "scheduler", "speculation", "grammar")
+SECTIONS = (*ENGINE_SECTIONS, "server")
+MODELS = "models"
 
 
 def load(
@@ -213,12 +243,13 @@ def load(
     env: Mapping[str, str] | None = None,
     file: str | Path | None = None,
 ) -> Config:
-    """Settings from flags ({section: {field: value}}, None values skipped), environment and file, in that precedence.
+    """Settings from flags ({section: {field: value}}, None values skipped), environment and file, in that precedence. What is said of one
+    model ({"models": {name: {section: {field: value}}}} in flags and file) goes before what is said of all.
 
     Raises:
         ConfigError: naming the field, for an unknown table or field, a wrong type, or a file that can't be read.
     """
-    merged: dict[str, dict[str, Any]] = {name: {} for name in SECTIONS}
+    merged: dict[str, dict[str, Any]] = {name: {} for name in (*SECTIONS, MODELS)}
     if file is not None:
         try:
             tables = tomllib.loads(Path(file).read_text())
@@ -226,8 +257,8 @@ def load(
             raise ConfigError(f"{file}: {error}") from error
         for name, table in tables.items():
             if name not in merged or not isinstance(table, dict):
-                raise ConfigError(f"{file}: unknown table [{name}]; there are {', '.join(SECTIONS)}")
-            merged[name].update(table)
+                raise ConfigError(f"{file}: unknown table [{name}]; there are {', '.join((*SECTIONS, MODELS))}")
+            (merge_models if name == MODELS else dict.update)(merged[name], table)
     env = os.environ if env is None else env
     for name in SECTIONS:
         for field in fields(name):
@@ -235,11 +266,38 @@ def load(
             if value is not None:
                 merged[name][field] = value
     for name, given in (flags or {}).items():
+        if name == MODELS:
+            merge_models(merged[MODELS], given)
+            continue
         merged[name].update({field: value for field, value in given.items() if value is not None})
+    merged[MODELS] = {name: of_model(name, own, merged) for name, own in merged[MODELS].items()}
     try:
         return msgspec.convert(merged, Config, strict=False)
     except msgspec.ValidationError as error:
         raise ConfigError(str(error)) from error
+
+
+def merge_models(models: dict[str, Any], given: Mapping[str, Any]) -> None:
+    """Add what is said of single models: {name: {section: {field: value}}}."""
+    for name, own in given.items():
+        if not isinstance(own, Mapping) or not all(isinstance(table, Mapping) for table in own.values()):
+            raise ConfigError(f"models.{name} must hold tables, one per section: {', '.join(ENGINE_SECTIONS)}")
+        for section, table in own.items():
+            models.setdefault(name, {}).setdefault(section, {}).update(table)
+        models.setdefault(name, {})
+
+
+def of_model(name: str, own: Mapping[str, Any], common: Mapping[str, Any]) -> dict[str, Any]:
+    """The sections of one model: its own fields over those of all, its name among them."""
+    if not NAME.fullmatch(name):
+        raise ConfigError(f"a model's name must be 1 to 128 letters, digits or any of . _ : @ / + -, got {name!r:.200}")
+    if "name" in own.get("model", {}) or common["model"].get("name") is not None:
+        raise ConfigError(
+            f"the model {name!r} has its name already; it takes no other (--served-model-name, model.name)"
+        )
+    sections = {section: {**common[section], **own.get(section, {})} for section in ENGINE_SECTIONS}
+    sections["model"]["name"] = name
+    return {**own, **sections}
 
 
 def fields(section: str) -> tuple[str, ...]:

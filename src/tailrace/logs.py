@@ -8,18 +8,21 @@ import os
 from tailrace.errors import ConfigError
 
 LEVEL_VARIABLE, FORMAT_VARIABLE = "TAILRACE_LOG", "TAILRACE_LOG_FORMAT"
+MODEL_VARIABLE = "TAILRACE_LOG_MODEL"  # whose engine a process is, where there are several
 LOG_FORMATS = ("text", "json")
 
 
-def start_logging(level: str, form: str) -> None:
-    """Log to stderr, as lines of text or as one JSON object a line with what `extra` gives; Python's warnings then too.
+def start_logging(level: str, form: str, model: str = "") -> None:
+    """Log to stderr, as lines of text or as one JSON object a line with what `extra` gives; Python's warnings then too. model: every line
+    names it.
 
     Raises:
         ConfigError: another form.
     """
     if form not in LOG_FORMATS:
         raise ConfigError(f"the log's format must be one of {', '.join(LOG_FORMATS)}, got {form!r}")
-    formatter = logging.Formatter("%(levelname)s %(name)s: %(message)s")
+    whose = f" ({model})".replace("%", "%%") if model else ""
+    formatter = logging.Formatter(f"%(levelname)s %(name)s{whose}: %(message)s")
     if form == "json":
         from pythonjsonlogger.core import RESERVED_ATTRS
         from pythonjsonlogger.json import JsonFormatter
@@ -29,6 +32,7 @@ def start_logging(level: str, form: str) -> None:
             rename_fields={"levelname": "level", "name": "logger", "exc_info": "exception", "stack_info": "stack"},
             timestamp="time",
             defaults={"time": None},  # so that it comes first
+            static_fields={"model": model} if model else None,
             reserved_attrs=[*RESERVED_ATTRS, "color_message"],  # uvicorn's second copy of its message, for terminals
         )
         logging.captureWarnings(True)
@@ -43,4 +47,5 @@ def start_inherited_logging() -> None:
     Raises:
         ConfigError: see start_logging.
     """
-    start_logging(os.environ.get(LEVEL_VARIABLE, "info"), os.environ.get(FORMAT_VARIABLE, "text"))
+    env = os.environ
+    start_logging(env.get(LEVEL_VARIABLE, "info"), env.get(FORMAT_VARIABLE, "text"), env.get(MODEL_VARIABLE, ""))

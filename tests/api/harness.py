@@ -157,7 +157,7 @@ class Front:
 
     def __init__(self, app: Starlette, client: LocalClient, http: httpx.AsyncClient) -> None:
         self.app, self.client, self.http = app, client, http
-        self.service: Service = app.state.service
+        self.service: Service = app.state.front.default
 
     async def chat(self, *, content: str = "hi", **fields: Any) -> httpx.Response:
         """POST a chat."""
@@ -176,7 +176,7 @@ class Front:
 
     def metric(self, line: str) -> float:
         """The value behind a name (with its labels) in the exposition; 0 if it is not there."""
-        for text in self.service.metrics.expose().decode().splitlines():
+        for text in self.service.front.metrics.expose().decode().splitlines():
             if text.startswith(line + " "):
                 return float(text.rsplit(" ", 1)[1])
         return 0.0
@@ -204,7 +204,7 @@ def served(app: Starlette, port: int, config: ServerConfig | None = None) -> Ite
     """The app under uvicorn in a thread; yields its base URL."""
     settings = uvicorn_config(app, config or ServerConfig(port=port))
     settings.port = port
-    server = Server(app.state.service, settings)
+    server = Server(app.state.front, settings)
 
     def run() -> None:
         with asyncio.Runner(loop_factory=settings.get_loop_factory()) as runner:

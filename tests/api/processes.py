@@ -18,11 +18,13 @@ from api.harness import make_tokenizer
 
 MAIN = """
 import sys, msgspec
-from pathlib import Path
 from tailrace.api.serve import serve
-from tailrace.config import Config
+from tailrace.api.siblings import Model
+from tailrace.config import load
 from tailrace.text.tokenizer import Tokenizer
-sys.exit(serve(msgspec.json.decode(sys.argv[1], type=Config), Tokenizer.load(sys.argv[2]), Path(sys.argv[2])))
+config = load(msgspec.json.decode(sys.argv[1]), env={})
+models = [Model(one.engine, sys.argv[2]) for one in config.each()]
+sys.exit(serve(config.server, models, [Tokenizer.load(sys.argv[2]) for _ in models], bool(config.models)))
 """
 ENDLESS = {"prompt": [97], "allowed_token_ids": [97], "stream": True, "temperature": 0}  # 4095 tokens, 20 s
 
@@ -121,12 +123,14 @@ def launched(
     model: str = "scripted:count:5",
     scheduler: dict | None = None,
     num_blocks: int = 2048,
+    models: dict[str, str] | None = None,
     **server,
 ) -> Iterator[Process]:
-    """A server with an endless model, which says a token in 5 ms."""
+    """A server with an endless model, which says a token in 5 ms. models: several, by name, in its place."""
     make_tokenizer(folder)
     config = {
-        "model": {"model": model, "name": "scripted"},
+        "model": {} if models else {"model": model, "name": "scripted"},
+        "models": {name: {"model": {"model": script}} for name, script in (models or {}).items()},
         "cache": {"num_blocks": num_blocks},
         "scheduler": scheduler or {},
         "server": {"port": port} | server,

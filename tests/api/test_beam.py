@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from api.harness import EOS, VOCAB, LocalClient, front_of
+from api.harness import EOS, MARK, START, VOCAB, LocalClient, events, front_of
 from tailrace.api.beam import BeamSearch
+from tailrace.config import ServerConfig
 
 COMPLETE = "/v1/completions"
 
@@ -85,7 +87,7 @@ async def test_a_wide_beam_finds_the_best_of_all(front):
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"stream": True}, "stream"), ({"seed": 1}, "seed"), ({"best_of": 1, "n": 2}, "best_of"), ({"best_of": 65}, "best_of"),
+        ({"logprobs": 1}, "logprobs"), ({"seed": 1}, "seed"), ({"best_of": 1, "n": 2}, "best_of"), ({"best_of": 65}, "best_of"),
         ({"length_penalty": 11}, "length_penalty"), ({"prompt": ["a", "b"]}, "prompt"), ({"frequency_penalty": 1}, "frequency_penalty"),
     ],
 )  # fmt: skip
@@ -111,9 +113,168 @@ def test_eos_finishes_a_beam_only_among_the_first():
     assert [beam.tokens for beam in search.running] == [(7,), (8,)]
 
 
-async def test_chat_refuses_beams(front):
-    answer = await front.http.post(
-        "/v1/chat/completions", json={"messages": [{"role": "user", "content": "hi"}], "use_beam_search": True}
-    )
-    assert answer.status_code == 400
-    assert answer.json()["error"]["param"] == "use_beam_search"
+def wordy(ids: list[int]) -> torch.Tensor:
+    """Two ways to go, then one of two letters, then the end: four answers, of which "bc" is the likeliest though "a" begins likelier."""
+    said = ids[len(ids) - ids[::-1].index(START) + len(MARK) :] if START in ids else ids[ids.index(ord("=")) + 1 :]
+    chances = {(): {"a": 0.6, "b": 0.4}, (ord("a"),): {"c": 0.5, "d": 0.5}, (ord("b"),): {"c": 0.9, "d": 0.1}}
+    logits = torch.full((VOCAB,), -math.inf)
+    for letter, chance in chances.get(tuple(said), {}).items():
+        logits[ord(letter)] = math.log(chance)
+    if len(said) == 2:
+        logits[EOS] = 0.0
+    return logits
+
+
+@pytest.mark.parametrize("chat", [True, False])
+async def test_beams_are_streamed_at_their_end_and_fold_to_the_answer(tokenizer, chat):
+    async with front_of(LocalClient(wordy), tokenizer) as front:
+        ask = front.chat if chat else front.complete
+        fields = {"use_beam_search": True, "n": 2, "best_of": 3, "return_token_ids": True, "max_tokens": 9}
+        whole = (await ask(**fields)).json()
+        texts = [c["message"]["content"] if chat else c["text"] for c in whole["choices"]]
+        assert texts[0] == "bc"  # 0.36, where greedy says "ac" or "ad", 0.3
+        assert texts[1] in ("ac", "ad")
+        assert [c["finish_reason"] for c in whole["choices"]] == ["stop", "stop"]
+        assert [c["token_ids"] for c in whole["choices"]] == [[*text.encode(), EOS] for text in texts]
+        assert whole["usage"]["completion_tokens"] == 6
+        streamed = await ask(**fields, stream=True, stream_options={"include_usage": True})
+        *chunks, done = events(streamed.text)
+        assert done == "[DONE]"
+        assert chunks.pop()["usage"] == whole["usage"]
+        assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk" if chat else "text_completion"}
+        for index, text in enumerate(texts):
+            mine = [chunk["choices"][0] for chunk in chunks if chunk["choices"][0]["index"] == index]
+            if chat:
+                assert mine[0]["delta"] == {"role": "assistant", "content": ""}
+                assert "".join(c["delta"].get("content", "") for c in mine) == text
+            else:
+                assert "".join(c["text"] for c in mine) == text
+            assert [c["finish_reason"] for c in mine] == [None] * (len(mine) - 1) + ["stop"]
+            assert [id for c in mine for id in c["token_ids"]] == [*text.encode(), EOS]
+        await front.until(front.client.idle)
+
+
+async def test_beams_are_as_wide_as_n_unless_best_of_says_more(tokenizer):
+    """Without a second beam nobody finds that "b" leads on to better."""
+    async with front_of(LocalClient(wordy), tokenizer) as front:
+        for fields, best in (({}, "ac"), ({"n": 2}, "bc"), ({"best_of": 2}, "bc")):
+            answer = (await front.chat(use_beam_search=True, **fields)).json()
+            assert answer["choices"][0]["message"]["content"] == best
+            assert len(answer["choices"]) == fields.get("n", 1)
+
+
+@pytest.mark.parametrize(("penalty", "best"), [(0.0, "a"), (3.0, "bcde")])
+async def test_the_length_penalty_favours_long_answers(tokenizer, penalty, best):
+    def script(ids: list[int]) -> torch.Tensor:
+        said = ids[len(ids) - ids[::-1].index(START) + len(MARK) :]
+        logits = torch.full((VOCAB,), -math.inf)
+        if not said:
+            logits[[ord("a"), ord("b")]] = torch.tensor([0.5, 0.5]).log()
+        elif said[0] == ord("a"):
+            logits[EOS] = 0.0
+        else:
+            logits[b"bcde"[len(said)] if len(said) < 4 else EOS] = math.log(0.9)
+            logits[ord("z")] = math.log(0.1)
+        return logits
+
+    async with front_of(LocalClient(script), tokenizer) as front:
+        answer = await front.chat(use_beam_search=True, best_of=3, max_tokens=6, length_penalty=penalty)
+        assert answer.json()["choices"][0]["message"]["content"] == best
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_thoughts_and_calls_of_beams_come_as_of_any_chat(tokenizer, stream):
+    """Both answers are one token apart; each is told by its channels."""
+    said = [b'<think>hm</think>so<tool_call>{"name": "f", "arguments": {"x": %d}}</tool_call>' % x for x in (1, 2)]
+
+    def script(ids: list[int]) -> torch.Tensor:
+        now = bytes(ids[len(ids) - ids[::-1].index(START) + len(MARK) :])
+        logits = torch.full((VOCAB,), -math.inf)
+        for place, answer in enumerate(said):
+            if answer.startswith(now):
+                logits[answer[len(now)] if len(answer) > len(now) else EOS] = -float(place)
+        return logits
+
+    config = ServerConfig(reasoning_parser="think", tool_parser="hermes")
+    async with front_of(LocalClient(script), tokenizer, config) as front:
+        tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+        fields = {"use_beam_search": True, "n": 2, "tools": tools, "max_tokens": 120}
+        answer = await front.chat(**fields, stream=stream)
+        if stream:
+            chunks = [event["choices"][0] for event in events(answer.text)[:-1]]
+            for index in (0, 1):
+                mine = [chunk for chunk in chunks if chunk["index"] == index]
+                calls = [call for c in mine for call in c["delta"].get("tool_calls", ())]
+                assert "".join(c["delta"].get("reasoning_content", "") for c in mine) == "hm"
+                assert "".join(c["delta"].get("content", "") for c in mine) == "so"
+                assert calls[0]["function"]["name"] == "f"
+                assert json.loads("".join(c["function"]["arguments"] for c in calls)) == {"x": index + 1}
+                assert mine[-1]["finish_reason"] == "tool_calls"
+            return
+        for index, choice in enumerate(answer.json()["choices"]):
+            message = choice["message"]
+            [call] = message["tool_calls"]
+            assert (message["reasoning_content"], message["content"]) == ("hm", "so")
+            assert json.loads(call["function"]["arguments"]) == {"x": index + 1}
+            assert choice["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"logprobs": True}, "logprobs"), ({"stop": "a"}, "stop"), ({"best_of": 1, "n": 2}, "best_of"), ({"n": 65}, "n"),
+        ({"length_penalty": -10.5}, "length_penalty"), ({"early_stopping": "often"}, "early_stopping"),
+        ({"response_format": {"type": "json_object"}}, "response_format"), ({"report_entropy": True}, "report_entropy"),
+        ({"use_beam_search": False, "best_of": 2}, "best_of"), ({"use_beam_search": False, "length_penalty": 2.0}, "length_penalty"),
+        ({"use_beam_search": None, "early_stopping": True}, "early_stopping"),
+    ],
+)  # fmt: skip
+async def test_what_a_chats_beam_search_does_not_take(front, fields, param):
+    answer = await front.chat(**{"use_beam_search": True} | fields)
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_deadline_ends_the_search_with_what_is_there(tokenizer, own, stream):
+    client = LocalClient(letters, tick_s=0.01)
+    config = ServerConfig() if own else ServerConfig(max_request_s=0.2)
+    async with front_of(client, tokenizer, config) as front:
+        fields = {"deadline_s": 0.2} if own else {}
+        answer = await front.complete(use_beam_search=True, n=2, max_tokens=250, stream=stream, **fields)
+        assert answer.status_code == 200
+        if stream:
+            said = [event["choices"][0] for event in events(answer.text)[:-1]]
+            ends = [choice for choice in said if choice["finish_reason"]]
+            assert all("".join(c["text"] for c in said if c["index"] == i) for i in (0, 1))
+        else:
+            ends = answer.json()["choices"]
+            length = answer.json()["usage"]["completion_tokens"]
+            assert 0 < length < 500
+            assert sum(len(choice["text"]) for choice in ends) == length
+        assert [(c["index"], c["finish_reason"], c["stop_reason"]) for c in ends] == [
+            (0, "abort", "deadline"),
+            (1, "abort", "deadline"),
+        ]
+        await front.until(client.idle)
+
+
+async def test_cut_before_the_first_token_there_is_nothing_to_say(tokenizer):
+    client = LocalClient(letters)
+    async with front_of(client, tokenizer) as front:
+        client.hold = True
+        answer = (await front.complete(use_beam_search=True, n=2, deadline_s=0.05)).json()
+        assert [(c["text"], c["finish_reason"]) for c in answer["choices"]] == [("", "abort")]
+        assert answer["usage"]["completion_tokens"] == 0
+        client.hold = False
+        await front.until(client.idle)
+
+
+def test_finished_beams_and_those_cut_compete():
+    """Σ logprob / length decides, whether or not a beam had ended."""
+    search = BeamSearch(2, 9, frozenset([EOS]))
+    search.step([[(EOS, -1.0), (7, -0.2), (8, -3.0)]])
+    search.cut()
+    assert [(beam.tokens, beam.reason) for beam in search.best(2)] == [((7,), "abort"), ((EOS,), "stop")]
+    assert search.done

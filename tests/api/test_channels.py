@@ -8,8 +8,9 @@ import pytest
 
 from api.harness import LocalClient, events, front_of, make_tokenizer, saying
 from tailrace.api.channels import channels_of, within
+from tailrace.api.front_end import FrontEnd
 from tailrace.api.schema.chat import ChatRequest
-from tailrace.api.service import Service, chosen
+from tailrace.api.service import chosen
 from tailrace.config import ServerConfig
 from tailrace.engine.spelling import Spelling, TokenText
 from tailrace.params import SamplingParams
@@ -224,7 +225,7 @@ async def test_marks_that_are_special_tokens_are_seen(tmp_path):
     plain = make_tokenizer(tmp_path)
     plain.backend.add_special_tokens(["[TOOL_CALLS]", "[ARGS]"])
     tokenizer = Tokenizer(plain.backend)
-    service = Service(LocalClient(saying(b"")), tokenizer, ServerConfig(tool_parser="mistral"), "m", {})
+    service = FrontEnd(ServerConfig(tool_parser="mistral")).add(LocalClient(saying(b"")), tokenizer, "m")
     ids = [tokenizer.backend.token_to_id(mark) for mark in ("<|im_start|>", "[TOOL_CALLS]", "[ARGS]")]
     for tools, wanted in (([{"function": {"name": "f"}}], "[TOOL_CALLS][ARGS]"), (None, "")):
         ask = ChatRequest(messages=[], tools=tools)

@@ -89,7 +89,7 @@ def test_case_25_200_disconnects_leave_nothing(tokenizer, free_port):
 
     with served(app, port):
         got = asyncio.run(storm())
-        wait_until_idle(client, app.state.service.live)
+        wait_until_idle(client, app.state.front.default.live)
         assert client.engine.stats().finished.keys() <= {"abort"}  # none of them ended otherwise
         assert client.engine.stats().finished["abort"] > DISCONNECTS / 2
         assert 20 < sum(1 for n in got if n) < DISCONNECTS  # some left before, some after the first byte
@@ -121,8 +121,8 @@ def test_one_that_leaves_before_and_after_the_first_token(tokenizer, free_port, 
                 time.sleep(0.01)
             assert client.engine.stats().generated_tokens == 0
             client.hold = False
-        wait_until_idle(client, app.state.service.live)
-        assert app.state.service.metrics.aborted.labels("disconnect")._value.get() == 1
+        wait_until_idle(client, app.state.front.default.live)
+        assert app.state.front.default.metrics.aborted.labels("disconnect")._value.get() == 1
 
 
 class Line:

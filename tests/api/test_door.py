@@ -44,7 +44,7 @@ def place(tokenizer, port: int, tick_s: float = 0.01, **settings: Any) -> Iterat
     config = ServerConfig(port=port, **LOW | settings)
     app = create_app(client, tokenizer, config, NAME)
     with served(app, port, config):
-        yield Place(port, client, app.state.service)
+        yield Place(port, client, app.state.front.default)
 
 
 @pytest.fixture(scope="module")

@@ -33,6 +33,7 @@ BODIES = {
     "several": {"prompt": ["x=", "y="], "n": 2, "stream": True},
     "echoed": {"prompt": "x=", "echo": True, "logprobs": 1, "max_tokens": 2},
     "refused": {"prompt": "x=", "temperature": -1},
+    "searched, streamed": {"prompt": "x=", "use_beam_search": True, "n": 2, "max_tokens": 4, "stream": True},
     "searched": {"prompt": "x=", "use_beam_search": True, "best_of": 2, "max_tokens": 4},
 }
 
@@ -92,7 +93,7 @@ def test_a_request_leaves_nothing_to_be_collected(tokenizer, free_port, kind, le
             for _ in range(5):
                 ask(port, BODIES[kind], leave)
             end = time.monotonic() + 10
-            while app.state.service.live and time.monotonic() < end:
+            while app.state.front.default.live and time.monotonic() < end:
                 time.sleep(0.01)
             time.sleep(0.1)  # the connection's last words
         assert not found

@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from api.processes import ENDLESS, Process, gone
 from tailrace.api import siblings
 from tailrace.api.disconnect import end
-from tailrace.api.metrics import Metrics
+from tailrace.api.metrics import Exposition, Metrics
 from tailrace.wire.messages import Stats
 
 if sys.platform != "linux":
@@ -154,7 +154,7 @@ async def test_nobody_is_replaced_while_all_are_to_end(monkeypatch):
             return subprocess.Popen(["sleep", "60"], stdin=subprocess.PIPE)
 
     group = Sleepers(2)
-    group.launched("ipc://nowhere")
+    group.launched("m", "ipc://nowhere")
     watch = asyncio.create_task(group.watch())
     group._processes[0].kill()
     await asyncio.sleep(0.15)  # it is found dead, and about to be replaced
@@ -186,12 +186,13 @@ def test_the_engines_death_reaches_every_stream(launch):
 
 
 def test_counts_are_added_up():
-    fronts = [Metrics(Stats, lambda: True, lambda wasted=wasted: wasted) for wasted in (3, 4)]
-    fronts[0].finished.labels("stop").inc(2)
-    fronts[1].finished.labels("stop").inc(5)
-    fronts[1].finished.labels("length").inc()
-    for i, front in enumerate(fronts):
-        front.queue_time.observe(0.002 + i)
+    models = [Metrics(Stats, lambda: True, lambda wasted=wasted: wasted) for wasted in (3, 4)]
+    fronts = [Exposition({"": model}) for model in models]
+    models[0].finished.labels("stop").inc(2)
+    models[1].finished.labels("stop").inc(5)
+    models[1].finished.labels("length").inc()
+    for i, model in enumerate(models):
+        model.queue_time.observe(0.002 + i)
     text = fronts[0].expose([front.own() for front in fronts]).decode()
     for line in (
         'tailrace_request_finished_total{finish_reason="stop"} 7.0',

@@ -137,18 +137,6 @@ async def test_beams_refuse_what_they_would_ignore(front, field):
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
 
 
-@pytest.mark.parametrize("own", [True, False])
-async def test_beams_have_deadlines(tokenizer, own):
-    client = LocalClient(saying(b"a" * 300), tick_s=0.02)
-    config = ServerConfig() if own else ServerConfig(max_request_s=0.15)
-    async with front_of(client, tokenizer, config) as front:
-        fields = {"deadline_s": 0.15} if own else {}
-        answer = await front.complete(use_beam_search=True, best_of=2, max_tokens=200, **fields)
-        assert answer.status_code == 400
-        assert "deadline" in answer.json()["error"]["message"]
-        await front.until(client.idle)
-
-
 @pytest.mark.parametrize(
     "text", ["[f(a=1.e999)]", "[f(a=b'x')]", "[f(a={1, 2})]", "[f(a=[nan])]", "[f(a={1: 2})]", "[f(a=1j)]"]
 )

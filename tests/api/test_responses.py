@@ -106,7 +106,7 @@ async def test_stored_continued_deleted(front):
 async def test_cancelled_on_the_way(tokenizer):
     async with front_of(LocalClient(endless, tick_s=0.005), tokenizer) as front:
         running = asyncio.ensure_future(post(front, request_id="mine", max_output_tokens=200))
-        await front.until(lambda: len(front.service.responses) == 1)
+        await front.until(lambda: len(front.service.front.responses) == 1)
         id = next(iter(front.service.live)).id
         assert (await front.http.get(f"{PATH}/{id}")).json()["status"] == "in_progress"
         assert (await front.http.post(f"{PATH}/{id}/cancel")).json()["status"] == "cancelled"
@@ -142,7 +142,7 @@ async def test_a_label_that_another_request_has_as_well_takes_nothing_from_it(to
 async def test_an_engine_that_dies_on_the_way_is_a_failed_response(tokenizer):
     async with front_of(LocalClient(endless, tick_s=0.005), tokenizer) as front:
         running = asyncio.ensure_future(post(front, request_id="mine", max_output_tokens=200, stream=True))
-        await front.until(lambda: len(front.service.responses) == 1)
+        await front.until(lambda: len(front.service.front.responses) == 1)
         front.client.die()
         last = events_of((await running).text)[-1]
         assert (last["type"], last["response"]["error"]["code"]) == ("response.failed", "engine_dead")

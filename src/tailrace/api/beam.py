@@ -10,23 +10,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
+import time
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
 from tailrace.api import problems
 from tailrace.api.observe import UNKNOWN, Origin
-from tailrace.api.schema.common import PromptTokensDetails, Usage
-from tailrace.errors import EngineError, RequestError, TailraceError
+from tailrace.api.schema.common import EarlyStopping, PromptTokensDetails, Usage
+from tailrace.errors import EngineError, TailraceError
 from tailrace.params import SamplingParams
-from tailrace.wire.messages import Failed, TokenLogprobs, Tokens
+from tailrace.text.stream import Delta, TextStream
+from tailrace.wire.messages import Failed, FinishReason, TokenLogprobs, Tokens
 
 if TYPE_CHECKING:
     from tailrace.api.service import Service
     from tailrace.wire.aio import AsyncStream
 
-EarlyStopping = Literal["never"] | bool
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +41,7 @@ class Beam:
     tokens: tuple[int, ...] = ()
     total: float = 0.0
     score: float = 0.0
-    reason: str = "length"
+    reason: FinishReason = "length"
 
 
 @dataclass(slots=True)
@@ -83,12 +88,18 @@ class BeamSearch:
                     self._finish(beam, "length")
             self.running, self.done = [], True
 
+    def cut(self) -> None:
+        """End it here: those that run are finished as they are."""
+        for beam in self.running:
+            self._finish(beam, "abort")
+        self.running, self.done = [], True
+
     def best(self, n: int) -> list[Beam]:
         """The n best finished ones."""
         return self.finished[:n]
 
-    def _finish(self, beam: Beam, reason: str) -> None:
-        score = beam.total / len(beam.tokens) ** self.length_penalty
+    def _finish(self, beam: Beam, reason: FinishReason) -> None:
+        score = beam.total / max(1, len(beam.tokens)) ** self.length_penalty
         self.finished.append(Beam(beam.tokens, beam.total, score, reason))
         self.finished.sort(key=lambda done: -done.score)
         del self.finished[self.width :]
@@ -104,7 +115,10 @@ class BeamSearch:
 
 
 class BeamRequest:
-    """One beam search through the engine. `abort` and `fail` may be called at any time."""
+    """One beam search through the engine; read as a `Generation` is, but that nothing comes before its end.
+
+    Iterate `deltas` once. `abort`, `fail` and `cut` may be called at any time, by anybody.
+    """
 
     def __init__(
         self,
@@ -116,46 +130,65 @@ class BeamRequest:
         origin: Origin = UNKNOWN,
     ) -> None:
         self._origin = origin
-        self.id, self._service, self._prompt, self._search, self._n = id, service, prompt, search, params.n
-        self._record = service.observer.begin(origin, id, self.name, params)
+        self.id, self.prompts, self.params = id, [prompt], params
+        self._service, self._metrics, self._search = service, service.metrics, search
+        self._arrival_s = time.perf_counter()
+        self._record = service.observer.begin(service.model_name, origin, id, self.name, params)
         # the engine's part: one token, and what else could have come, of the edited logits
-        self._params = msgspec.structs.replace(
+        self._asked = msgspec.structs.replace(
             params, n=1, temperature=0.0, max_tokens=1, min_tokens=0, logprobs=search.candidates, logprobs_mode="processed", ignore_eos=True
         )  # fmt: skip
         self._streams: list[AsyncStream] = []
         self._failure: TailraceError | None = None
+        self._cut: str | None = None
         self._aborted = False
 
     @property
     def name(self) -> str:
         """The request's own id."""
-        return self.id.removeprefix("cmpl-")
+        return re.sub(r"^(chatcmpl-|cmpl-)", "", self.id)
 
     @property
     def usage(self) -> Usage:
         """Tokens of the prompt, and of the answer as far as it is known."""
-        prompt, completion = len(self._prompt), sum(len(beam.tokens) for beam in self._search.best(self._n))
+        prompt, completion = len(self.prompts[0]), sum(len(beam.tokens) for beam in self._best)
         return Usage(prompt, completion, prompt + completion, PromptTokensDetails())
 
-    async def run(self) -> None:
-        """Feed the search until it is done.
+    def prompt_logprobs(self, p: int) -> None:
+        """There are none: nobody can ask for them."""
+
+    async def answer(self, work: Callable[[], T], size: int) -> T:
+        """The result of work on what is handed out, whose cost goes with so many characters."""
+        return await self._service.turns.answer(work, size)
+
+    @property
+    def _best(self) -> list[Beam]:
+        return self._search.best(self.params.n)
+
+    async def deltas(self) -> AsyncGenerator[tuple[int, Delta], None]:
+        """(choice, what is new of it): the best beams, best first, each whole and then its end.
 
         Raises:
-            TailraceError: the engine refused or failed.
+            TailraceError: the engine refused or failed, or `fail` was called. Everything of the request has ended by then.
         """
         self._service.supervisor.check()
         self._service.live.add(self)
         timer = self._service.limited(self._origin.deadline_s, self.cut)
         try:
-            while not self._search.done:
-                if self._aborted:
-                    raise self._failure or EngineError("the request was aborted")
-                entries = await asyncio.gather(*(self._one(beam) for beam in self._search.running))
-                self._record.first_token()
-                self._search.step([list(zip(e.top_ids, e.top_logprobs, strict=True)) for e in entries])
-            for place, beam in enumerate(self._search.best(self._n)):
+            await self._run()
+            for place, beam in enumerate(self._best):
+                self._metrics.finished.labels(beam.reason).inc()
                 self._record.finished(place, beam.reason)
-        except Exception as error:
+            for place, beam in enumerate(self._best):
+                spelt = partial(self._spelt, beam)
+                for delta in await self.answer(spelt, len(beam.tokens)):
+                    yield place, delta
+            self._metrics.e2e_latency.observe(time.perf_counter() - self._arrival_s)
+        except TailraceError as error:
+            self._metrics.failed.labels(error.code).inc()
+            self._record.interrupted(None, error)
+            raise
+        except Exception as error:  # a bug of ours
             self._record.interrupted(None, error)
             raise
         finally:
@@ -166,29 +199,55 @@ class BeamRequest:
             self._record.end(self.usage)
 
     def cut(self, cause: str) -> None:
-        """A search has nothing to show before its end."""
-        self.fail(RequestError(f"the search was ended: {cause}"), cause)
+        """End the search with what is there: those that run as they are, with the finish reason "abort". Idempotent."""
+        if not self._search.done and self._cut is None:
+            self._cut = cause
+            self._end(cause)
 
     def abort(self, cause: str) -> None:
-        """End whatever is open. Idempotent."""
-        self._aborted = True
-        if not self._search.done:
-            self._record.interrupted(cause)
-        for stream in self._streams:
-            stream.abort(cause)
-        self._streams.clear()
+        """End whatever is open; nothing comes. Idempotent."""
+        if not self._search.done and not self._aborted:
+            self._aborted = True
+            self._end(cause)
 
     def fail(self, error: TailraceError, cause: str) -> None:
-        """End whatever is open; `run` then raises the error."""
+        """End whatever is open; `deltas` then raises the error."""
         self._failure = error
         if not self._search.done:
             self._record.interrupted(cause, error)
         self.abort(cause)
 
-    async def _one(self, beam: Beam) -> TokenLogprobs:
-        """What could follow a beam."""
-        stream = self._service.client.submit(
-            [*self._prompt, *beam.tokens], self._params, id=self.id, priority=self._origin.priority
+    def _end(self, cause: str) -> None:
+        self._record.interrupted(cause)
+        self._metrics.aborted.labels(cause).inc()
+        for stream in self._streams:
+            stream.abort(cause)
+        self._streams.clear()
+
+    async def _run(self) -> None:
+        """Feed the search until it is done, or cut."""
+        search = self._search
+        while not search.done:
+            entries = await asyncio.gather(*(self._one(beam) for beam in search.running))
+            if self._aborted:
+                raise self._failure or asyncio.CancelledError
+            if self._cut is not None:
+                search.cut()
+                return
+            whole = [entry for entry in entries if entry is not None]
+            if len(whole) < len(entries):
+                raise EngineError("the engine's stream ended without a token")
+            self._record.first_token()
+            search.step([list(zip(e.top_ids, e.top_logprobs, strict=True)) for e in whole])
+
+    async def _one(self, beam: Beam) -> TokenLogprobs | None:
+        """What could follow a beam; None where the stream ended before it was known."""
+        if self._aborted or self._cut is not None:
+            return None
+        service = self._service
+        ids = [*self.prompts[0], *beam.tokens]
+        stream = service.client.submit(
+            ids, self._asked, id=self.id, priority=self._origin.priority, adapter=service.adapter
         )
         self._streams.append(stream)
         found: TokenLogprobs | None = None
@@ -201,6 +260,10 @@ class BeamRequest:
                         found = event.logprobs[0]
         with contextlib.suppress(ValueError):
             self._streams.remove(stream)
-        if found is None:
-            raise self._failure or EngineError("the engine's stream ended without a token")
         return found
+
+    def _spelt(self, beam: Beam) -> tuple[Delta, Delta]:
+        """Its text, and its end."""
+        service, cause = self._service, self._cut if beam.reason == "abort" else None
+        text = TextStream(service.tokenizer, self.params, service.client.model.eos_token_ids, self.prompts[0])
+        return text.feed(beam.tokens), text.flush(beam.reason, cause=cause)

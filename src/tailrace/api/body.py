@@ -59,13 +59,13 @@ class BodyReader(Generic[T]):
             RequestError: it is no JSON object.
         """
         check_content_type(request)
-        service = request.app.state.service
-        raw = await read_bytes(request, service.config.max_body_mib << 20)
+        front = request.app.state.front
+        raw = await read_bytes(request, front.config.max_body_mib << 20)
         if len(raw) > LARGE:
             give_back_later()
         request.state.size = len(raw)
-        return await service.turns.run(
-            request, lambda: self.decoded(raw, service.config.max_body_items), len(raw) // JSON_BYTES
+        return await front.turns.run(
+            request, lambda: self.decoded(raw, front.config.max_body_items), len(raw) // JSON_BYTES
         )
 
     def decoded(self, raw: bytes, max_items: int) -> T:

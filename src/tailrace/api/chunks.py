@@ -10,10 +10,13 @@ from typing import Any, TypedDict
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from tailrace.api.beam import BeamRequest
 from tailrace.api.generate import Generation
 from tailrace.api.schema.common import GenerateRequest, Usage
 from tailrace.api.service import Service
 from tailrace.text.stream import Delta
+
+Work = Generation | BeamRequest  # what has deltas, and is counted
 
 
 class Head(TypedDict):
@@ -32,7 +35,7 @@ def head(service: Service, id: str) -> Head:
     }  # fmt: skip
 
 
-def effective(request: GenerateRequest, generation: Generation) -> dict[str, Any] | UnsetType:
+def effective(request: GenerateRequest, generation: Work) -> dict[str, Any] | UnsetType:
     """What is really sampled with, defaults and presets included, if the request asks to be told. The seed only if one was given."""
     return msgspec.to_builtins(generation.params, str_keys=True) if request.return_sampling_params else UNSET
 
@@ -42,7 +45,7 @@ class UsageOf:
     """What the `usage` field of a chunk says: nothing, null (it comes at the end), or the counts so far."""
 
     request: GenerateRequest
-    generation: Generation
+    generation: Work
 
     def so_far(self) -> Usage | UnsetType | None:
         """For a chunk on the way."""

@@ -67,7 +67,7 @@ class Generation:
         self._cut: str | None = None
         self._aborted = False
         self._handed_s: float | None = None  # since when whoever reads the deltas is busy with one
-        self._record = service.observer.begin(origin, id, self.name, params)
+        self._record = service.observer.begin(service.model_name, origin, id, self.name, params)
 
     @property
     def name(self) -> str:
@@ -107,7 +107,9 @@ class Generation:
                     until_s = time.perf_counter() + SLICE_S
                 if self._aborted:
                     raise self._failure or asyncio.CancelledError
-                stream = service.client.submit(prompt, self.params, id=self.id, priority=self._origin.priority)
+                stream = service.client.submit(
+                    prompt, self.params, id=self.id, priority=self._origin.priority, adapter=service.adapter
+                )
                 stream.bound(service.config.stream_buffer_kib << 10, self._backlog)
                 if self._origin.streamed:
                     stream.space(*self._interval())

@@ -5,7 +5,7 @@ load and cache come from the engine's own counters, about a second old.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -24,7 +24,11 @@ END_TO_END_S = (0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 3
 
 
 class Metrics:
-    """Counters and histograms that the front end keeps; `expose` writes them and the engine's as Prometheus' text."""
+    """Counters and histograms that the front end keeps of one model.
+
+    Attributes:
+        engine: what the model's engine has counted.
+    """
 
     def __init__(
         self,
@@ -33,7 +37,7 @@ class Metrics:
         wasted: Callable[[], int],
         stalls: Callable[[], int] = lambda: 0,
     ) -> None:
-        self._engine = EngineCollector(stats, ready, stalls)
+        self.engine = EngineCollector(stats, ready, stalls)
         self._registry = CollectorRegistry()
         self._registry.register(Wasted(wasted))
         self.time_to_first_token = Histogram(
@@ -46,12 +50,6 @@ class Metrics:
             BETWEEN_TOKENS_S,
         )
         self._registry.register(self.inter_token_latency)
-        self.event_loop_lag = Gaps(
-            "tailrace_event_loop_lag_seconds",
-            "How much later than asked a timer of the front end's event loop fires: what others wait while one request is looked at.",
-            DURATION_EDGES_S,
-        )
-        self._registry.register(self.event_loop_lag)
         self.queue_time = Histogram(
             "tailrace_request_queue_time_seconds", "From a prompt's arrival at the engine until it was given a slot.",
             buckets=FIRST_TOKEN_S, registry=self._registry,
@@ -74,6 +72,32 @@ class Metrics:
         )  # fmt: skip
 
     def watch(self, name: str, text: str, value: Callable[[], float]) -> None:
+        """One more gauge, read when asked."""
+        Gauge(name, text, registry=self._registry).set_function(value)
+
+    def collect(self) -> Iterator[Metric]:
+        """What this front end has counted of the model."""
+        return iter(self._registry.collect())
+
+
+class Exposition:
+    """All of a front end's metrics, as Prometheus' text: of each model, and of the front end itself.
+
+    Args:
+        models: name → its metrics; their samples have the label `model_name`, but for a model without a name.
+    """
+
+    def __init__(self, models: Mapping[str, Metrics]) -> None:
+        self._models, self._registry = models, CollectorRegistry()
+        self.event_loop_lag = Gaps(
+            "tailrace_event_loop_lag_seconds",
+            "How much later than asked a timer of the front end's event loop fires: what others wait while one request is looked at.",
+            DURATION_EDGES_S,
+        )
+        self._registry.register(self.event_loop_lag)
+        self._registry.register(Labelled(lambda: {name: metrics.collect() for name, metrics in models.items()}))
+
+    def watch(self, name: str, text: str, value: Callable[[], float]) -> None:
         """One more gauge of this front end, read when asked."""
         Gauge(name, text, registry=self._registry).set_function(value)
 
@@ -82,11 +106,39 @@ class Metrics:
         return generate_latest(self._registry)
 
     def expose(self, counted: Sequence[bytes] = ()) -> bytes:
-        """What the engine and the front ends have counted, as text. counted: what each front end's `own` says; none: this one's."""
+        """What the engines and the front ends have counted, as text. counted: what each front end's `own` says; none: this one's."""
         whole = CollectorRegistry()
-        whole.register(self._engine)
+        whole.register(Labelled(lambda: {name: metrics.engine.collect() for name, metrics in self._models.items()}))
         whole.register(Sum(counted or [self.own()]))
         return generate_latest(whole)
+
+
+class Labelled(Collector):
+    """The families of several models, each once, their samples told apart by `model_name`.
+
+    Args:
+        families: name → what is told of this model, read when asked.
+    """
+
+    def __init__(self, families: Callable[[], Mapping[str, Iterator[Metric]]]) -> None:
+        self._families = families
+
+    def describe(self) -> list[Metric]:
+        """Nothing to check for duplicates before the first scrape."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """Each family once."""
+        found: dict[str, Metric] = {}
+        for model, families in self._families().items():
+            label = {"model_name": model} if model else {}
+            for family in families:
+                family.samples = [s._replace(labels={**s.labels, **label}) for s in family.samples]
+                if family.name in found:
+                    found[family.name].samples += family.samples
+                else:
+                    found[family.name] = family
+        yield from found.values()
 
 
 class Gaps(Collector):

@@ -73,8 +73,10 @@ def origin_of(request: Request, operation: str, ask: GenerateRequest) -> Origin:
 class Record:
     """One accepted request. Tell it `first_token`, `finished` and `interrupted` as they happen, then `end`."""
 
-    def __init__(self, observer: Observer, origin: Origin, id: str, request_id: str, params: SamplingParams) -> None:
-        self._observer = observer
+    def __init__(
+        self, observer: Observer, model: str, origin: Origin, id: str, request_id: str, params: SamplingParams
+    ) -> None:
+        self._observer, self.model = observer, model
         self.origin, self.id, self.request_id, self.params = origin, id, request_id, params
         self.begun_ns, self._begun_s = time.time_ns(), time.perf_counter()
         self.first_token_s: float | None = None
@@ -111,22 +113,22 @@ class Record:
 
 
 class Observer:
-    """One per app. `tracing` is None without configuration."""
+    """One per app. `tracing` is None without configuration. named: lines of text say which model it was."""
 
-    def __init__(self, model: str, server: ServerConfig) -> None:
-        self._model, self._server = model, server
+    def __init__(self, server: ServerConfig, named: bool = False) -> None:
+        self._server, self._named = server, named
         self.tracing: Tracing | None = None
 
-    def begin(self, origin: Origin, id: str, request_id: str, params: SamplingParams) -> Record:
+    def begin(self, model: str, origin: Origin, id: str, request_id: str, params: SamplingParams) -> Record:
         """A record that this observer will write."""
-        return Record(self, origin, id, request_id, params)
+        return Record(self, model, origin, id, request_id, params)
 
     def ended(self, record: Record, usage: Usage) -> None:
         """Write the line and the span."""
         if self._server.log_requests and access.isEnabledFor(logging.INFO):
             self._log(record, usage)
         if self.tracing is not None:
-            self.tracing.write(record, usage, self._model, self._server)
+            self.tracing.write(record, usage, record.model, self._server)
 
     async def close(self) -> None:
         """Send what spans there are, within FLUSH_S."""
@@ -147,17 +149,18 @@ class Observer:
         how += [f"failed with {record.error}"] if record.error else []
         first = "no token" if record.first_token_s is None else f"first token after {record.first_token_s:.3f} s"
         drafted, stood = usage.drafts
+        whose = f"{record.model}: " if self._named else ""
         guessed = f" ({stood} of {drafted} drafts stood)" if drafted else ""
         access.info(
-            "%s %s: %s; %d prompt tokens (%d cached), %d completion tokens%s; %s, %.3f s in all",
-            record.origin.operation, record.request_id, ", ".join(how), usage.prompt_tokens, cached, usage.completion_tokens,
+            "%s%s %s: %s; %d prompt tokens (%d cached), %d completion tokens%s; %s, %.3f s in all",
+            whose, record.origin.operation, record.request_id, ", ".join(how), usage.prompt_tokens, cached, usage.completion_tokens,
             guessed, first, record.total_s,
             extra={
                 "request_id": record.request_id,
                 "endpoint": record.origin.endpoint,
                 "operation": record.origin.operation,
                 "streamed": record.origin.streamed,
-                "model": self._model,
+                "model": record.model,
                 "prompt_tokens": usage.prompt_tokens,
                 "cached_tokens": cached,
                 "completion_tokens": usage.completion_tokens,

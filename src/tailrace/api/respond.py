@@ -11,8 +11,8 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tailrace.api.chunks import Work
 from tailrace.api.disconnect import end, unless_gone
-from tailrace.api.generate import Generation
 from tailrace.api.schema.common import GenerateRequest
 from tailrace.api.sse import PLAIN, EventStream, Form
 
@@ -31,7 +31,7 @@ def json_answer(body: msgspec.Struct, status: int = 200) -> Response:
 
 async def respond(
     request: Request,
-    generation: Generation,
+    generation: Work,
     chunks: AsyncGenerator[Chunk, None],
     fold: Callable[[AsyncGenerator[Chunk, None]], Awaitable[msgspec.Struct]],
     streamed: bool,
@@ -49,7 +49,7 @@ async def respond(
 
     if not streamed:
         return json_answer(await unless_gone(request.receive, fold(chunks), gone))
-    keep_alive_s = request.app.state.service.config.keep_alive_s
+    keep_alive_s = request.app.state.front.config.keep_alive_s
     first = asyncio.ensure_future(anext(chunks))
     try:
         await unless_gone(request.receive, asyncio.wait((first,), timeout=keep_alive_s), gone)

@@ -1,8 +1,8 @@
 """Runs the application under uvicorn until a signal or the engine's death ends it. Knows no endpoint.
 
 SIGTERM or SIGINT: stop listening, let what runs finish within `drain_timeout_s`, end the rest with an error event, exit
-with 0. A second signal exits at once. The engine's death, unless it is to be restarted: every stream ends with an error
-event, exit with 1.
+with 0. A second signal exits at once. The death of the engine, or of the last of several, unless it is to be restarted: every stream
+ends with an error event, exit with 1. So it is where one does not come up at all.
 """
 
 from __future__ import annotations
@@ -15,22 +15,21 @@ import math
 import os
 import signal
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
 import msgspec
 import uvicorn
 
-from tailrace.api.app import create_app
+from tailrace.api.app import app_of
 from tailrace.api.connection import Connection
 from tailrace.api.disconnect import end
 from tailrace.api.door import Door
-from tailrace.api.service import Service
-from tailrace.api.siblings import Siblings, Start
-from tailrace.config import Config, ServerConfig
+from tailrace.api.front_end import FrontEnd
+from tailrace.api.siblings import Model, Siblings, Start
+from tailrace.config import ServerConfig
 from tailrace.wire.aio import AsyncClient
 from tailrace.wire.attach import Newsreader
 
@@ -45,38 +44,41 @@ COLLECT_AFTER = (50_000, 20, 20)  # objects, and collections of the younger: a s
 OTHER_FILES = 64  # what a front end has open besides connections
 
 
-def serve(config: Config, tokenizer: Tokenizer, folder: Path, defaults: Mapping[str, float | int] | None = None) -> int:
+def serve(config: ServerConfig, models: Sequence[Model], tokenizers: Sequence[Tokenizer], named: bool = False) -> int:
     """Serve until it ends; returns the exit code.
 
     Args:
-        config: `model.model` is a folder that exists already (or a scripted model), `model.name` the name clients use.
-        folder: of the tokenizer, for further front ends.
+        models: each one's `engine.model.model` is a folder that exists already (or a scripted model). tokenizers: theirs. named: see
+            FrontEnd.
     """
-    assert config.model.name, "the caller resolved the model, so it has a name"
-    client = AsyncClient(config.engine, config.server.start_timeout_s)
-    app = create_app(client, tokenizer, config.server, config.model.name, defaults)
-    settings = uvicorn_config(app, config.server)
+    front = FrontEnd(config, named)
+    for model, tokenizer in zip(models, tokenizers, strict=True):
+        label = model.name if named else ""
+        client = AsyncClient(model.engine, config.start_timeout_s, label=label)
+        front.add(client, tokenizer, model.name, model.defaults, model.engine.model.adapters)
+    settings = uvicorn_config(app_of(front), config)
     try:
-        if config.server.front_ends == 1:
-            return run(Server(app.state.service, settings))
+        if config.front_ends == 1:
+            return run(Server(front, settings))
         shared = settings.bind_socket()
-        start = Start(config, str(folder), dict(defaults or {}), shared.fileno())
-        return run(Server(app.state.service, settings, Siblings(config.server.front_ends - 1, start)), shared)
+        start = Start(config, list(models), named, shared.fileno())
+        return run(Server(front, settings, Siblings(config.front_ends - 1, start)), shared)
     except SystemExit as error:  # uvicorn could not listen, and has said so
         return int(error.code or 0)
 
 
-def serve_attached(start: Start, tokenizer: Tokenizer, read: Callable[[], bytes]) -> int:
+def serve_attached(start: Start, tokenizers: Sequence[Tokenizer], read: Callable[[], bytes]) -> int:
     """Serve as a further front end, until told to end; returns the exit code. `read`: the next line of news."""
-    config, shared = start.config, socket.socket(fileno=start.socket)
-    assert config.model.name
+    shared = socket.socket(fileno=start.socket)
     news = Newsreader(read, closed=lambda: os._exit(0))
     # an engine that dies is its owner's business: wait for another
-    waiting = msgspec.structs.replace(config.server, on_engine_death="restart")
-    client = AsyncClient(news.engine, config.server.start_timeout_s)
-    app = create_app(client, tokenizer, waiting, config.model.name, start.defaults, listens_when_ready=True)
+    waiting = msgspec.structs.replace(start.server, on_engine_death="restart")
+    front = FrontEnd(waiting, start.named)
+    for model, tokenizer in zip(start.models, tokenizers, strict=True):
+        client = AsyncClient(partial(news.engine, model.name), waiting.start_timeout_s)
+        front.add(client, tokenizer, model.name, model.defaults, model.engine.model.adapters)
     try:
-        return run(Server(app.state.service, uvicorn_config(app, waiting)), shared)
+        return run(Server(front, uvicorn_config(app_of(front, listens_when_ready=True), waiting)), shared)
     except SystemExit as error:
         return int(error.code or 0)
 
@@ -124,35 +126,37 @@ def uvicorn_config(app: object, config: ServerConfig) -> uvicorn.Config:
 
 
 class Server(uvicorn.Server):
-    """uvicorn's, which drains our way and ends when the engine does.
+    """uvicorn's, which drains our way and ends when the front end can't go on.
 
     Args:
         siblings: further front ends, which live as long as this one.
     """
 
-    def __init__(self, service: Service, config: uvicorn.Config, siblings: Siblings | None = None) -> None:
+    def __init__(self, front: FrontEnd, config: uvicorn.Config, siblings: Siblings | None = None) -> None:
         super().__init__(config)
-        self._service = service
+        self._front = front
         self._siblings = Siblings(0) if siblings is None else siblings
-        service.client.launched, service.client.lost = self._siblings.launched, self._siblings.lost
-        service.others_gone = self._stop_siblings  # they need the engine until then
+        for name, service in front.services.items():
+            service.client.launched = partial(self._siblings.launched, name)
+            service.client.lost = partial(self._siblings.lost, name)
+        front.others_gone = self._stop_siblings  # they need the engines until then
 
     async def until_end(self, sockets: list[socket.socket] | None = None) -> int:
         """Serve; returns the exit code."""
-        dead = self._service.supervisor.dead
-        tasks = [asyncio.create_task(self._exit_on(dead)), asyncio.create_task(self._siblings.watch())]
+        over = self._front.over
+        tasks = [asyncio.create_task(self._exit_on(over)), asyncio.create_task(self._siblings.watch())]
         try:
             await self.serve(sockets)
         finally:
             await end(*tasks)
             await self._stop_siblings()
-            await self._service.client.close()  # uvicorn skips the lifespan's end when it is forced
-        return int(dead.is_set())
+            await self._front.close()  # uvicorn skips the lifespan's end when it is forced
+        return int(over.is_set())
 
     async def _stop_siblings(self) -> None:
-        dead = self._service.supervisor.dead
-        timeout_s = self._service.config.drain_timeout_s + LAST_WORDS_S
-        await asyncio.to_thread(self._siblings.stop, timeout_s, lambda: self.force_exit or dead.is_set())
+        over = self._front.over
+        timeout_s = self._front.config.drain_timeout_s + LAST_WORDS_S
+        await asyncio.to_thread(self._siblings.stop, timeout_s, lambda: self.force_exit or over.is_set())
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal. Unlike uvicorn, do not raise it again after a clean end: the exit code is 0."""
@@ -166,12 +170,12 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Drain while uvicorn waits for the connections to end."""
         self._siblings.drain()
-        draining = asyncio.create_task(self._service.drain(self._service.config.drain_timeout_s))
+        draining = asyncio.create_task(self._front.drain(self._front.config.drain_timeout_s))
         try:
             await super().shutdown(sockets)
         finally:
             await end(draining)
 
-    async def _exit_on(self, dead: asyncio.Event) -> None:
-        await dead.wait()
+    async def _exit_on(self, over: asyncio.Event) -> None:
+        await over.wait()
         self.should_exit = True

@@ -1,4 +1,4 @@
-"""What every endpoint has at hand: the engine's client, the tokenizer, the settings, the requests being served."""
+"""What every endpoint has at hand of one model: the engine's client, the tokenizer, the requests being served, and the front end's own."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from importlib.metadata import version
 from typing import TYPE_CHECKING, TypeVar
 
@@ -15,19 +15,15 @@ from starlette.requests import Request
 
 from tailrace.api.logprobs import Labels
 from tailrace.api.metrics import Metrics
-from tailrace.api.observe import Observer
-from tailrace.api.peers import answer
-from tailrace.api.store import ResponseStore
 from tailrace.api.supervise import Supervisor
-from tailrace.api.turns import Turns
-from tailrace.config import ServerConfig
-from tailrace.errors import ModelNotFoundError, NotReadyError
+from tailrace.errors import NotReadyError
 from tailrace.text.channels import REASONING
 from tailrace.text.tools import TOOLS
 from tailrace.wire.aio import AsyncClient
 
 if TYPE_CHECKING:
     from tailrace.api.beam import BeamRequest
+    from tailrace.api.front_end import FrontEnd
     from tailrace.api.generate import Generation
     from tailrace.text.tokenizer import Tokenizer
 
@@ -39,19 +35,23 @@ DRAIN_POLL_S = 0.05
 
 
 class Service:
-    """One per app, in `app.state.service`."""
+    """One per model of a front end."""
 
     def __init__(
         self,
+        front: FrontEnd,
         client: AsyncClient,
         tokenizer: Tokenizer,
-        config: ServerConfig,
         model_name: str,
         defaults: Mapping[str, float | int],
     ) -> None:
-        self.client, self.tokenizer, self.config, self.model_name = client, tokenizer, config, model_name
+        config = front.config
+        self.front, self.config, self.turns, self.observer = front, config, front.turns, front.observer
+        self.client, self.tokenizer, self.model_name = client, tokenizer, model_name
         self.defaults = defaults
-        self.supervisor = Supervisor(client, config.on_engine_death)
+        self.adapter = self.parent = ""  # see `adapted`
+        called = f"the engine of {model_name}" if front.named else "the engine"
+        self.supervisor = Supervisor(client, config.on_engine_death, called)
         self.labels = Labels(tokenizer)
         self.reasoning = chosen(config.reasoning_parser, REASONING, lambda markers: (markers,), tokenizer)
         self.tools = chosen(config.tool_parser, TOOLS, lambda form: form.evidence, tokenizer)
@@ -64,27 +64,21 @@ class Service:
         for name, text, held in (
             ("num_requests_open", "Requests that are being answered.", lambda: len(self.live)),
             ("num_aborts_unacknowledged", "Aborts that the engine has not confirmed.", lambda: client.unacknowledged),
-            ("num_responses_stored", "Responses kept for retrieval.", lambda: len(self.responses)),
-            ("responses_stored_bytes", "Memory that they take.", lambda: self.responses.bytes),
         ):
             self.metrics.watch(f"tailrace_{name}", text, held)
-        self.observer = Observer(model_name, config)
-        self.responses = ResponseStore()
-        self.turns = Turns()
-        client.answer = partial(answer, self)
         self.live: set[Generation | BeamRequest] = set()
-        self.others_gone: Callable[[], Awaitable[None]] = nobody  # waits for whoever else needs this one's engine
         self.created_s = int(time.time())
-        self.fingerprint = "fp_" + hashlib.sha256(f"{version('tailrace')} {model_name}".encode()).hexdigest()[:10]
 
-    def check_model(self, name: str | None) -> None:
-        """None is whatever is served.
+    @property
+    def fingerprint(self) -> str:
+        """What an answer was made with."""
+        return "fp_" + hashlib.sha256(f"{version('tailrace')} {self.model_name}".encode()).hexdigest()[:10]
 
-        Raises:
-            ModelNotFoundError: any other name.
-        """
-        if name is not None and name != self.model_name:
-            raise ModelNotFoundError(f"the model {name!r} does not exist; there is {self.model_name!r}", "model")
+    def adapted(self, adapter: str) -> Service:
+        """The same with an adapter, under its name: all else is shared."""
+        other = copy(self)
+        other.model_name, other.adapter, other.parent = adapter, adapter, self.model_name
+        return other
 
     def limited(self, deadline_s: float | None, cut: Callable[[str], None]) -> asyncio.TimerHandle | None:
         """Call `cut` when a request has had its time: its own, or the server's if that ends before; None where there is no limit."""
@@ -112,10 +106,6 @@ def chosen(
     return known.get(name)
 
 
-async def nobody() -> None:
-    """There is nobody to wait for."""
-
-
 def service_of(request: Request) -> Service:
-    """The service behind a request."""
-    return request.app.state.service
+    """The service behind a request: of the model that it names, once that is known; until then the default's."""
+    return getattr(request.state, "service", None) or request.app.state.front.default

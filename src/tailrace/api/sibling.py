@@ -1,6 +1,6 @@
-"""A further front end of an engine that another process owns: `python -m tailrace.api.sibling`, started by api/siblings.py.
+"""A further front end of engines that another process owns: `python -m tailrace.api.sibling`, started by api/siblings.py.
 
-Reads what it needs from the first line of stdin, and news of the engine from the lines after it; when stdin closes, its owner is gone,
+Reads what it needs from the first line of stdin, and news of the engines from the lines after it; when stdin closes, its owner is gone,
 and it ends at once. SIGTERM: it finishes what runs, then exits.
 """
 
@@ -26,8 +26,8 @@ def main() -> int:
     if not line:
         return 0
     start = msgspec.json.decode(line, type=Start)
-    tokenizer = Tokenizer.load(Path(start.folder), start.config.model.trust_remote_code)
-    return serve_attached(start, tokenizer, stdin.readline)
+    tokenizers = [Tokenizer.load(Path(m.folder), m.engine.model.trust_remote_code) for m in start.models]
+    return serve_attached(start, tokenizers, stdin.readline)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""The other front ends of the same engine, on the same port: processes that this one starts, tells of the engine, and ends.
+"""The other front ends of the same engines, on the same port: processes that this one starts, tells of the engines, and ends.
 
-All of them accept from one listening socket, so a busy one leaves connections to the others. This one owns the engine; when it ends,
-however it ends, so do they. One that dies is replaced, and the engine ends its requests.
+All of them accept from one listening socket, so a busy one leaves connections to the others. This one owns the engines; when it ends,
+however it ends, so do they. One that dies is replaced, and the engines end its requests.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import IO
 
 import msgspec
 
-from tailrace.config import Config
+from tailrace.config import EngineConfig, ServerConfig
 from tailrace.errors import TailraceError
 from tailrace.wire.attach import Lost, News
 
@@ -28,12 +28,27 @@ POLL_S = 0.2
 KILL_AFTER_S = 3.0
 
 
-class Start(msgspec.Struct):
-    """The first line that a sibling reads. `folder`: of the tokenizer. `socket`: the descriptor to accept from."""
+class Model(msgspec.Struct):
+    """What a front end must know of a model that it serves. engine.model.name: what clients call it. folder: of the tokenizer. defaults:
+    sampling fields that requests may leave out."""
 
-    config: Config
+    engine: EngineConfig
     folder: str
-    defaults: dict[str, float | int]
+    defaults: dict[str, float | int] = {}
+
+    @property
+    def name(self) -> str:
+        """What clients call it."""
+        assert self.engine.model.name, "the caller resolved the model, so it has a name"
+        return self.engine.model.name
+
+
+class Start(msgspec.Struct):
+    """The first line that a sibling reads. `named`: see FrontEnd. `socket`: the descriptor to accept from."""
+
+    server: ServerConfig
+    models: list[Model]
+    named: bool
     socket: int
 
 
@@ -43,20 +58,20 @@ class Siblings:
     def __init__(self, count: int, start: Start | None = None) -> None:
         self._count, self._start = count, start
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._engine: str | None = None
+        self._engines: dict[str, str] = {}
         self._ending = False
 
-    def launched(self, url: str) -> None:
+    def launched(self, model: str, url: str) -> None:
         """There is an engine; the first time, start them."""
-        self._engine = url
-        self._tell(News(engine=url))
+        self._engines[model] = url
+        self._tell(News(model, engine=url))
         while len(self._processes) < self._count:
             self._processes.append(self._spawn())
 
-    def lost(self, error: TailraceError) -> None:
+    def lost(self, model: str, error: TailraceError) -> None:
         """The engine is gone."""
-        self._engine = None
-        self._tell(News(lost=Lost(error.code, str(error))))
+        self._engines.pop(model, None)
+        self._tell(News(model, lost=Lost(error.code, str(error))))
 
     async def watch(self) -> None:
         """Replace those that die, until cancelled."""
@@ -100,8 +115,8 @@ class Siblings:
             start_new_session=True,  # the terminal's Ctrl-C is for the first front end, which decides
         )
         say(process.stdin, self._start)
-        if self._engine is not None:
-            say(process.stdin, News(engine=self._engine))
+        for model, url in self._engines.items():
+            say(process.stdin, News(model, engine=url))
         return process
 
     def _tell(self, news: News) -> None:

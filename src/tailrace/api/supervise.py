@@ -28,7 +28,10 @@ class Supervisor:
     that takes too long, as seen last; `stalls`: how often there was one.
     """
 
-    def __init__(self, client: AsyncClient, on_engine_death: Literal["exit", "restart"]) -> None:
+    def __init__(
+        self, client: AsyncClient, on_engine_death: Literal["exit", "restart"], called: str = "the engine"
+    ) -> None:
+        self._called = called  # in the log, and to clients
         self._client = client
         self._restart = on_engine_death == "restart"
         self.state: State = "starting"
@@ -52,12 +55,12 @@ class Supervisor:
             self.stalls += 1
             ids = self._client.open_ids
             log.error(
-                "the engine has stalled: step %d has taken %.1f s, in part %s; open here: %s%s",
-                self.stall.step, self.stall.seconds, self.stall.part, ", ".join(ids[:SHOWN]) or "nothing",
+                "%s has stalled: step %d has taken %.1f s, in part %s; open here: %s%s",
+                self._called, self.stall.step, self.stall.seconds, self.stall.part, ", ".join(ids[:SHOWN]) or "nothing",
                 f" and {len(ids) - SHOWN} more" if len(ids) > SHOWN else "",
             )  # fmt: skip
         if before is not None and self.stall is None:
-            log.warning("the engine moves again, after more than %.1f s in part %s", before.seconds, before.part)
+            log.warning("%s moves again, after more than %.1f s in part %s", self._called, before.seconds, before.part)
 
     async def watch(self) -> None:
         """Look again and again, until cancelled."""
@@ -71,7 +74,7 @@ class Supervisor:
             self._ready(await self._client.start())
             while True:
                 await self._client.died.wait()
-                self._lost(self._client.error or EngineDeadError("the engine is gone"))
+                self._lost(self._client.error or EngineDeadError(f"{self._called} is gone"))
                 if not self._restart:
                     break
                 await asyncio.sleep(RESTART_AFTER_S)
@@ -92,11 +95,11 @@ class Supervisor:
             NotReadyError, EngineDeadError: nothing can be accepted now.
         """
         if self.state == "dead":
-            raise EngineDeadError(f"the engine is dead: {self.error}")
+            raise EngineDeadError(f"{self._called} is dead: {self.error}")
         if self.state == "draining":
             raise NotReadyError("the server is shutting down")
         if self.state == "starting" or self.model is None:
-            raise NotReadyError("the engine is starting; try again shortly")
+            raise NotReadyError(f"{self._called} is starting; try again shortly")
         return self.model
 
     def _ready(self, model: ModelInfo) -> None:
@@ -107,7 +110,7 @@ class Supervisor:
     def _lost(self, error: TailraceError) -> None:
         self.error = error
         self._become("starting" if self._restart else "dead")
-        log.error("the engine is lost: %s", error)
+        log.error("%s is lost: %s", self._called, error)
 
     def _become(self, state: State) -> None:
         if self.state != "draining":  # which is final

@@ -10,6 +10,7 @@ import inspect
 import re
 import types
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -32,6 +33,7 @@ HELP: dict[str, str] = {
     "model.cache_dir": "where downloaded and converted models are kept",
     "model.trust_remote_code": "run Python code that comes with the model",
     "model.processors": "logits processors that requests may name: name=package.module:function, …",
+    "model.lora": "LoRA adapters that requests may choose as their model: NAME=FOLDER (of PEFT's format), …; repeatable",
     "cache.block_size": "tokens per block of the KV cache",
     "cache.num_blocks": "blocks of the KV cache; 0: as many as --memory-gib holds",
     "cache.memory_gib": "GiB for the KV cache; 0: a share of what is free",
@@ -100,7 +102,15 @@ FLAGS: dict[str, str] = {  # where the field's own name would mislead
     "speculation.cache_gib": "--draft-cache-gib",
     **{f"grammar.{field}": f"--grammar-{field.replace('_', '-')}" for field in settings.fields("grammar")},
 }
-ENGINE_SECTIONS = ("model", "cache", "scheduler", "speculation", "grammar")
+ENGINE_SECTIONS = settings.ENGINE_SECTIONS
+MODEL = "model.model"
+REPEATABLE = ("model.lora",)  # its values are joined by commas
+SEVERAL = "; given several times, each by a name of its own, and with settings of its own: a=FOLDER,dtype=float32"
+MODEL_FLAGS: dict[str, str] = {  # flags that one of several models may have for itself, without their dashes
+    FLAGS.get(key, "--" + field.replace("_", "-")).removeprefix("--"): key
+    for section in ENGINE_SECTIONS for field in settings.fields(section)
+    if (key := f"{section}.{field}") not in (MODEL, "model.name")
+}  # fmt: skip
 
 SCALARS = ("n", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
            "min_tokens", "max_tokens", "ignore_eos", "seed", "include_stop_str_in_output", "logprobs", "logprobs_mode",
@@ -133,8 +143,8 @@ def add_flag(group: Any, flag: str, dest: str, hint: Any, help_text: str) -> Non
         group.add_argument(flag, type=hint, metavar={int: "N", float: "X"}.get(hint, "TEXT"), **common)
 
 
-def add_config_flags(parser: argparse.ArgumentParser, sections: Iterable[str]) -> None:
-    """A flag for every field of the sections, and --config for a file of them."""
+def add_config_flags(parser: argparse.ArgumentParser, sections: Iterable[str], several: bool = False) -> None:
+    """A flag for every field of the sections, and --config for a file of them. several: --model may be given more than once."""
     parser.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help="TOML file, one table per section")
     defaults = load(env={})
     for section in sections:
@@ -144,6 +154,14 @@ def add_config_flags(parser: argparse.ArgumentParser, sections: Iterable[str]) -
             key = f"{section}.{field}"
             value = getattr(getattr(defaults, section), field)
             shown = f"{HELP[key]} (default: {str(value).replace('%', '%%')})"
+            if several and key == MODEL:
+                group.add_argument(
+                    "--model", dest=key, action="append", metavar="[NAME=]MODEL[,FLAG=VALUE …]", help=shown + SEVERAL
+                )
+                continue
+            if key in REPEATABLE:
+                group.add_argument("--" + field, dest=key, action="append", metavar="NAME=FOLDER", help=shown)
+                continue
             add_flag(group, FLAGS.get(key, "--" + field.replace("_", "-")), key, hint, shown)
     parser.formatter_class = argparse.HelpFormatter  # the defaults are in the texts: argparse sees only None
 
@@ -157,9 +175,58 @@ def read_config(args: argparse.Namespace) -> Config:
     flags: dict[str, dict[str, Any]] = {}
     for key, value in vars(args).items():
         section, _, field = key.partition(".")
+        if key == MODEL and isinstance(value, list):
+            if len(value) > 1 or is_named(value[0]):
+                flags[settings.MODELS] = dict(map(read_model, unique(value)))
+                continue
+            [value] = value
+        if key in REPEATABLE and value is not None:
+            value = ",".join(value)
         if section in settings.SECTIONS and field:
             flags.setdefault(section, {})[field] = value
     return load(flags, file=getattr(args, "config", None))
+
+
+def is_named(value: str) -> bool:
+    """--model's value begins with a name of its own; a file or folder of the whole name is none such."""
+    name, equals, _ = value.partition("=")
+    return bool(equals) and settings.NAME.fullmatch(name) is not None and not Path(value).expanduser().exists()
+
+
+def unique(values: list[str]) -> list[str]:
+    """The same values.
+
+    Raises:
+        ConfigError: several models, and one has no name, or two have the same.
+    """
+    names = [value.partition("=")[0] for value in values]
+    for value, name in zip(values, names, strict=True):
+        if not is_named(value):
+            raise ConfigError(f"--model {value}: of several models each needs a name: --model NAME=MODEL")
+        if names.count(name) > 1:
+            raise ConfigError(f"--model {value}: there is another model of the name {name!r}")
+    return values
+
+
+def read_model(value: str) -> tuple[str, dict[str, dict[str, str]]]:
+    """NAME=MODEL,FLAG=VALUE … → the name, and the fields of its sections. FLAG: any flag of the engine without its dashes.
+
+    Raises:
+        ConfigError: there is no such flag.
+    """
+    name, _, rest = value.partition("=")
+    model, *own = rest.split(",")
+    sections: dict[str, dict[str, str]] = {"model": {"model": model}} if model else {"model": {}}
+    for setting in own:
+        flag, equals, given = setting.partition("=")
+        key = MODEL_FLAGS.get(flag)
+        if key is None or not equals:
+            raise ConfigError(
+                f"--model {value}: {setting!r} is no setting; they are FLAG=VALUE, with {', '.join(MODEL_FLAGS)}"
+            )
+        section, _, field = key.partition(".")
+        sections.setdefault(section, {})[field] = given
+    return name, sections
 
 
 def field_helps() -> dict[str, str]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 
+from tailrace.cli.fit import fitted
 from tailrace.config import Config, ModelConfig, SpeculationConfig
+from tailrace.errors import ConfigError
 from tailrace.logs import LEVEL_VARIABLE
 from tailrace.models import LocalModel, resolve
 from tailrace.models.hub import fetch_head
@@ -33,10 +35,12 @@ def prepare(config: Config, progress: bool = True) -> Prepared:
     """Resolve the model (fetch, convert) and load its tokenizer.
 
     Raises:
-        ModelLoadError: it can't be had.
+        ModelLoadError: it can't be had. ConfigError: the settings have several, by name.
     """
+    if config.models:
+        raise ConfigError(f"one model is run here, and the settings name others: {', '.join(config.models)}")
     model = config.model
-    if (model.model or "").startswith(SCRIPTED):
+    if scripted(config):
         found = resolve(ModelConfig(cache_dir=model.cache_dir, dtype=model.dtype), progress)
         found = LocalModel(found.folder, model.name or str(model.model))
         model = msgspec.structs.replace(model, name=found.name)
@@ -46,6 +50,32 @@ def prepare(config: Config, progress: bool = True) -> Prepared:
     tokenizer = Tokenizer.load(found.folder, model.trust_remote_code)
     config = msgspec.structs.replace(config, model=model, speculation=with_weights(config, tokenizer, progress))
     return Prepared(config, found.folder, found.name, tokenizer)
+
+
+def prepare_all(config: Config) -> list[Prepared]:
+    """Each model that is to be served; of several it is found out whether they fit, before any is loaded.
+
+    Raises:
+        ModelLoadError: one can't be had. ConfigError: they don't fit.
+    """
+    found = [prepare(one) for one in config.each()]
+    names = [name for one in found for name in (one.name, *one.config.model.adapters)]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise ConfigError(
+            f"each model and each adapter needs a name of its own, and several have {', '.join(sorted(twice))}"
+        )
+    if len(found) == 1:
+        return found
+    engines = fitted([(one.name, one.config.engine, None if scripted(one.config) else one.folder) for one in found])
+    return [
+        replace(one, config=msgspec.structs.replace(one.config, cache=engine.cache))
+        for one, engine in zip(found, engines, strict=True)
+    ]
+
+
+def scripted(config: Config) -> bool:
+    """The model is a script, without weights."""
+    return (config.model.model or "").startswith(SCRIPTED)
 
 
 def with_weights(config: Config, tokenizer: Tokenizer, progress: bool) -> SpeculationConfig:

@@ -1,4 +1,4 @@
-"""`tailrace serve`: finds the model, hands everything to api/serve.py, and says when it is ready."""
+"""`tailrace serve`: finds the model, or several, hands everything to api/serve.py, and says when it is ready."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import urllib.request
 import msgspec
 
 from tailrace.cli.flags import add_config_flags, read_config
-from tailrace.cli.local import prepare
+from tailrace.cli.local import prepare_all
 from tailrace.config import SECTIONS, Config, ServerConfig
 from tailrace.logs import FORMAT_VARIABLE, LEVEL_VARIABLE, LOG_FORMATS, start_logging
 from tailrace.models import defaults
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--log-level", choices=LEVELS, default=level, help=f"of server and engine (default: {level})")
     form = os.environ.get(FORMAT_VARIABLE, "text")
     parser.add_argument("--log-format", choices=LOG_FORMATS, default=form, help=f"of the log (default: {form})")
-    add_config_flags(parser, SECTIONS)
+    add_config_flags(parser, SECTIONS, several=True)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -40,13 +40,17 @@ def run(args: argparse.Namespace) -> int:
     start_logging(args.log_level, args.log_format)
     os.environ[LEVEL_VARIABLE], os.environ[FORMAT_VARIABLE] = args.log_level, args.log_format
     config = with_port(read_config(args))
-    prepared = prepare(config)
+    prepared = prepare_all(config)
     from tailrace.api.serve import serve
+    from tailrace.api.siblings import Model
 
-    arguments = (prepared.config.server, prepared.name, start_s)
+    arguments = (config.server, ", ".join(one.name for one in prepared), start_s)
     threading.Thread(target=announce, args=arguments, daemon=True, name="announce").start()
-    chosen = defaults(prepared.folder) if config.server.model_defaults else {}
-    return serve(prepared.config, prepared.tokenizer, prepared.folder, chosen)
+    models = [
+        Model(one.config.engine, str(one.folder), defaults(one.folder) if config.server.model_defaults else {})
+        for one in prepared
+    ]
+    return serve(config.server, models, [one.tokenizer for one in prepared], named=bool(config.models))
 
 
 def with_port(config: Config) -> Config:
@@ -66,13 +70,15 @@ def base_url(server: ServerConfig) -> str:
     return f"http://[{host}]:{server.port}" if ":" in host else f"http://{host}:{server.port}"
 
 
-def announce(server: ServerConfig, name: str, start_s: float) -> None:
+def announce(server: ServerConfig, names: str, start_s: float) -> None:
     """Wait until the server is ready, then say where, how fast, and how to try it."""
     url = base_url(server)
     while not is_ready(url):
         time.sleep(POLL_S)
     body = json.dumps({"messages": [{"role": "user", "content": "What is a tailrace?"}], "stream": True})
-    print(f"tailrace: {name} is ready at {url} after {time.monotonic() - start_s:.1f} s; try:")
+    print(
+        f"tailrace: {names} {'are' if ', ' in names else 'is'} ready at {url} after {time.monotonic() - start_s:.1f} s; try:"
+    )
     print(f"  curl -N {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'")
     sys.stdout.flush()
 

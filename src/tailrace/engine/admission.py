@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tailrace.config import SchedulerConfig
@@ -80,3 +81,14 @@ class Limits:
 def negative_prompt(submit: Submit) -> list[int]:
     """What guidance leads away from: the last token of the prompt, unless the request says otherwise."""
     return list(submit.params.negative_prompt) or submit.prompt[-1:]
+
+
+def adapter_number(adapters: Sequence[str], name: str) -> int:
+    """An adapter's place among the runner's, from 1 on; 0 for no name.
+
+    Raises:
+        ParameterError: there is none of this name.
+    """
+    if name and name not in adapters:
+        raise ParameterError(f"model: there is no adapter {name!r:.200}", "model")
+    return adapters.index(name) + 1 if name else 0

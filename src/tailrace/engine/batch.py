@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -90,6 +91,7 @@ def assemble(
     drawing: list[Sequence] = []
     scored: list[Scored] = []
     seen: list[Sight] = []
+    adapted: defaultdict[int, list[int]] = defaultdict(list)
     guess = NOTHING
     for sequence, count in work:
         first, last = sequence.computed, sequence.computed + count
@@ -108,6 +110,8 @@ def assemble(
             tokens += guess.tokens
             last += len(guess.tokens)
             drawing += [member for member in sharing if member is sequence or member.draws_early]
+        if sequence.request.adapter:
+            adapted[sequence.request.adapter] += range(starts[-1], len(tokens))
         starts.append(len(tokens))
         lengths.append(last)
         slots.append(sequence.slot)
@@ -127,5 +131,6 @@ def assemble(
         block_tables=torch.from_numpy(table),
         wanted=torch.tensor(wanted, dtype=torch.int64),
         previous=previous,
+        adapted=tuple((number, torch.tensor(places)) for number, places in sorted(adapted.items())),
     )
     return Assembled(batch, rows, drawing, scored, seen)

@@ -19,7 +19,7 @@ import torch
 from tailrace.config import CacheConfig, SchedulerConfig, SpeculationConfig
 from tailrace.drafting.base import Drafter
 from tailrace.engine import ahead, sizing
-from tailrace.engine.admission import Limits, negative_prompt
+from tailrace.engine.admission import Limits, adapter_number, negative_prompt
 from tailrace.engine.alone import alone
 from tailrace.engine.banned import Bans
 from tailrace.engine.batch import BlockTables
@@ -83,7 +83,7 @@ class Engine:
         self.info = ModelInfo(info.name, runner.vocab_size, longest, eos)
         self.limits = Limits(runner.vocab_size, longest, scheduler, blocks * cache.block_size, cache.block_size)
         self.eos = frozenset(eos)
-        self.runner = runner
+        self.runner, self.adapters = runner, getattr(runner, "adapters", ())
         self.spelling = spelling
         self.cache = BlockCache(blocks, cache.block_size, cache.prefix_reuse)
         self.slots = Slots(scheduler.max_num_seqs, runner.vocab_size)
@@ -128,6 +128,7 @@ class Engine:
         request = Request(
             client, message.id, message.epoch, message.params, (message.priority, next(self.arrivals)),
             self.limits.length(message), least_s=list_s(message.params.watermark, self.limits.vocab_size),
+            adapter=adapter_number(self.adapters, message.adapter),
         )  # fmt: skip
         beyond = beyond_device(message.params, getattr(self.runner, "device", None))
         likely_s = APART_S if beyond else request.least_s

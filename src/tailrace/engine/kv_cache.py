@@ -4,7 +4,8 @@ Blocks nobody refers to are free; those whose contents are known by hash stay fi
 used first. A block is published under its hash only once all its positions are computed. Knows nothing of the memory
 itself, which is the runner's.
 
-The hash of a block is blake2b-128 over its parent's hash and its token ids, so equal hashes mean equal prefixes.
+The hash of a block is blake2b-128 over its parent's hash and its token ids, the first one's over its adapter's number, so equal hashes
+mean equal prefixes computed with the same weights.
 """
 
 from __future__ import annotations
@@ -155,7 +156,7 @@ class BlockCache:
         size, hashes = self.block_size, sequence.hashes
         while len(hashes) < blocks:
             at = len(hashes) * size
-            digest = blake2b(hashes[-1] if hashes else b"", digest_size=16)
+            digest = blake2b(hashes[-1] if hashes else sequence.request.adapter.to_bytes(4), digest_size=16)
             digest.update(np.array(sequence.tokens[at : at + size], dtype=np.int64).tobytes())
             hashes.append(digest.digest())
         return hashes[:blocks]

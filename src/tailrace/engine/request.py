@@ -76,6 +76,7 @@ class Request:
     compiling: Future[Compiled] | None = None  # its grammar, until it is ready
     grown: int = 0  # bytes that the process has grown by in its commits, where that was looked at (memory.py)
     banning: Future[Bans] | None = None  # what it bans, until it is ready
+    adapter: int = 0  # its number among the runner's; 0: none
     sequences: list[Sequence] = field(default_factory=list)
     least_s: float = 0.0  # of processor time, that each row of its draws is taken to need beside the model, whatever the last one took
     guessing: bool = True  # nothing has been drawn: what a draw costs is a guess

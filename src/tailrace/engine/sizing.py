@@ -1,14 +1,16 @@
-"""How many blocks the KV cache gets when the operator does not say."""
+"""How many blocks the KV cache gets when the operator does not say. Imports torch only where a GPU is asked."""
 
 from __future__ import annotations
 
 import os
-
-import torch
+from typing import TYPE_CHECKING
 
 from tailrace.config import CacheConfig
 from tailrace.engine import cgroup
 from tailrace.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
 
 SHARE = 0.3  # of the memory that is available now
 DEVICE_SHARE = 0.7  # of a GPU's: drafters, sampling, attention and graphs take theirs later
@@ -39,6 +41,8 @@ def num_blocks(config: CacheConfig, block_bytes: int, wanted: int, device: torch
 def room(device: torch.device | None) -> float:
     """Bytes that the cache may take."""
     if device is not None and device.type == "cuda":
+        import torch
+
         return DEVICE_SHARE * torch.cuda.mem_get_info(device)[0]
     return SHARE * available()
 

@@ -29,6 +29,7 @@ class Batch:
     wanted:       int64 [L], indices into the T tokens whose next-token logits are asked for
     previous:     int64 [P] on the runner's device: what the step before has drawn, unknown to the host when this one is launched; −1
                   where a draw failed. None: nothing refers to it
+    adapted:      of each adapter that somebody chose, its number and int64 indices into the T tokens; those of nobody are the model's own
     """
 
     token_ids: torch.Tensor
@@ -39,6 +40,7 @@ class Batch:
     block_tables: torch.Tensor
     wanted: torch.Tensor
     previous: torch.Tensor | None = None
+    adapted: tuple[tuple[int, torch.Tensor], ...] = ()
 
     def input_ids(self, device: torch.device) -> torch.Tensor:
         """int64 [T] on the runner's device, references resolved there. One to a draw that failed gives token 0: its sequence has ended."""

@@ -10,7 +10,7 @@ still needs its rows.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -131,19 +131,20 @@ MODULES: dict[str, Callable[[Any], nn.Module]] = {
 }
 
 
-def fuse(model: nn.Module, run: Callable[[], torch.Tensor]) -> list[str]:
+def fuse(model: nn.Module, run: Callable[[], torch.Tensor], keep: Collection[str] = ()) -> list[str]:
     """Swap in every replacement that computes the same; returns the class names that were replaced.
 
     Args:
         model: in evaluation mode, its attention modules carrying their Layer.
         run: a trial pass of the whole model → logits; called before and after each kind is swapped in.
+        keep: class names that are left as they are; the linear layers in them are packed all the same.
     """
     replaced = []
     before = run()
     for name, build in MODULES.items():
         places = [(parent, child) for parent in model.modules() for child, module in parent.named_children()
                   if type(module).__name__ == name]  # fmt: skip
-        if not places:
+        if not places or name in keep:
             continue
         parent, child = places[0]
         original, after = getattr(parent, child), before

@@ -25,6 +25,7 @@ from tailrace.runners.base import Batch
 from tailrace.runners.fuse import difference, fuse
 from tailrace.runners.graphs import Graphs, Launch, Recorder
 from tailrace.runners.inputs import moved
+from tailrace.runners.lora import Adapters
 from tailrace.runners.stack import Stack
 
 log = logging.getLogger(__name__)
@@ -50,6 +51,7 @@ class TransformersRunner:
         self._stack: Stack | None = None  # until a drafter wants to look into the model
         self.max_num_seqs = max_num_seqs  # of the largest CUDA graph; 0: there are none
         self.graphs: Graphs | None = None
+        self.lora: Adapters | None = None
         self.picks_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     @classmethod
@@ -75,11 +77,20 @@ class TransformersRunner:
         recorded = max_num_seqs if config.cuda_graphs and device.type == "cuda" else 0
         runner = cls(model, shared, attention, block_size, recorded)
         runner.check()
+        adapters = Adapters({name: Path(path) for name, path in config.adapters.items()}, model)
+        shared.caches = runner.make_caches(-(-TRIAL_TOKENS // block_size))
         if device.type == "cpu":
-            shared.caches = runner.make_caches(-(-TRIAL_TOKENS // block_size))
-            log.info("fused %s", ", ".join(fuse(model, runner.trial)) or "nothing")
-            shared.caches = []
+            log.info("fused %s", ", ".join(fuse(model, runner.trial, adapters.owners(model))) or "nothing")
+        if adapters.names:
+            runner.lora = adapters
+            adapters.attach(model, lambda rows: runner.forward(runner.trial_batch(rows)), TRIAL_TOKENS)
+        shared.caches = []
         return runner
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Their names; the first is number 1 in a Batch."""
+        return () if self.lora is None else self.lora.names
 
     @property
     def block_bytes(self) -> int:
@@ -140,7 +151,7 @@ class TransformersRunner:
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> torch.Tensor:
-        if self.graphs is not None and not self.captures and self.graphs.serves(batch):
+        if self.graphs is not None and not self.captures and not batch.adapted and self.graphs.serves(batch):
             return self.graphs(batch)
         logits = self.logits(batch)
         if self._stack is not None:
@@ -158,6 +169,8 @@ class TransformersRunner:
 
     def run(self, batch: Batch) -> torch.Tensor:
         """As `logits`, of a batch that is on the device. Waits for nothing there."""
+        if self.lora is not None:
+            self.lora.take(batch.adapted, len(batch.token_ids), self.device)
         self.layers.step = Step(batch.slot_mapping, batch.query_start, batch.kv_len, batch.block_tables)
         options = {"logits_to_keep": batch.wanted} if self.picks_logits else {}
         try:
@@ -175,20 +188,23 @@ class TransformersRunner:
 
     def trial(self) -> torch.Tensor:
         """Logits of a short fixed prompt through the paged path, using the cache's first blocks."""
+        return self.forward(self.trial_batch()).clone()
+
+    def trial_batch(self, adapted: tuple[tuple[int, torch.Tensor], ...] = ()) -> Batch:
+        """That prompt, all of whose logits are wanted."""
         count = TRIAL_TOKENS
         tokens = torch.arange(count)
         blocks = -(-count // self.block_size)
-        return self.forward(
-            Batch(
-                token_ids=trial_ids(self.vocab_size),
-                positions=tokens,
-                slot_mapping=tokens,
-                query_start=torch.tensor([0, count], dtype=torch.int32),
-                kv_len=torch.tensor([count], dtype=torch.int32),
-                block_tables=torch.arange(blocks, dtype=torch.int32)[None],
-                wanted=tokens,
-            )
-        ).clone()
+        return Batch(
+            token_ids=trial_ids(self.vocab_size),
+            positions=tokens,
+            slot_mapping=tokens,
+            query_start=torch.tensor([0, count], dtype=torch.int32),
+            kv_len=torch.tensor([count], dtype=torch.int32),
+            block_tables=torch.arange(blocks, dtype=torch.int32)[None],
+            wanted=tokens,
+            adapted=adapted,
+        )
 
     @torch.inference_mode()
     def record(self, num_blocks: int, capture: Callable[[Launch], Launch]) -> Graphs | None:

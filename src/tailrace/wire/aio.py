@@ -146,6 +146,7 @@ class AsyncClient:
 
     Args:
         engine: the settings of an engine process of its own, or what gives an engine that another process owns, waiting for it.
+        label: the lines that an own engine logs name it so.
         rests: many streams leave the event loop time for others; False hands on everything at once.
 
     Attributes:
@@ -157,7 +158,9 @@ class AsyncClient:
         engine: EngineConfig | Callable[[], Awaitable[EngineHandle]],
         start_timeout_s: float = 600.0,
         rests: bool = True,
+        label: str = "",
     ) -> None:
+        self._label = label
         self._engine, self._timeout_s, self._rests = engine, start_timeout_s, rests
         self._ledger = Ledger()
         self._ledger.between = self._hear
@@ -182,7 +185,7 @@ class AsyncClient:
         self._loop = asyncio.get_running_loop()
         self._ledger.model = None
         if isinstance(self._engine, EngineConfig):
-            self._process: EngineHandle = EngineProcess(self._engine)
+            self._process: EngineHandle = EngineProcess(self._engine, self._label)
         else:
             self._process = await self._engine()
         self.launched(self._process.url)
@@ -260,10 +263,10 @@ class AsyncClient:
         return len(self._ledger.unacknowledged)
 
     def submit(
-        self, prompt: list[int], params: SamplingParams, *, id: str | None = None, priority: int = 0
+        self, prompt: list[int], params: SamplingParams, *, id: str | None = None, priority: int = 0, adapter: str = ""
     ) -> AsyncStream:
         """Ask for a generation."""
-        account, message = self._ledger.open(prompt, params, id, priority, time.time())
+        account, message = self._ledger.open(prompt, params, id, priority, time.time(), adapter)
         if self.error is not None:
             self._ledger.fail_all(EngineDeadError(str(self.error)))
         else:

@@ -1,8 +1,8 @@
-"""An engine that another process owns: what is heard of it over a pipe, one line of JSON per event.
+"""Engines that another process owns, one per model: what is heard of them over a pipe, one line of JSON per event.
 
-{"engine": URL}                          there is one to attach to
-{"lost": {"code": …, "message": …}}      it is gone; another may come
-the pipe closes                          its owner is gone, and so is everything
+{"model": NAME, "engine": URL}                          there is one to attach to
+{"model": NAME, "lost": {"code": …, "message": …}}      it is gone; another may come
+the pipe closes                                         their owner is gone, and so is everything
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import queue
 import threading
+from collections import defaultdict
 from collections.abc import Callable
 
 import msgspec
@@ -30,6 +31,7 @@ class Lost(msgspec.Struct):
 class News(msgspec.Struct, omit_defaults=True):
     """One line."""
 
+    model: str
     engine: str | None = None
     lost: Lost | None = None
 
@@ -62,22 +64,22 @@ class Attachment:
 
 
 class Newsreader:
-    """Reads the pipe in a thread; `engine` waits for the next engine.
+    """Reads the pipe in a thread; `engine` waits for a model's next engine.
 
     Args:
         read: blocks for the next line, b"" at the end. closed: called then, in the thread.
     """
 
     def __init__(self, read: Callable[[], bytes], closed: Callable[[], None]) -> None:
-        self._current: Attachment | None = None
-        self._engines: queue.SimpleQueue[Attachment] = queue.SimpleQueue()
+        self._current: dict[str, Attachment] = {}
+        self._engines: defaultdict[str, queue.SimpleQueue[Attachment]] = defaultdict(queue.SimpleQueue)
         threading.Thread(target=self._listen, args=(read, closed), daemon=True, name="news of the engine").start()
 
-    async def engine(self) -> Attachment:
+    async def engine(self, model: str) -> Attachment:
         """The next one that is not lost already."""
         while True:
             with contextlib.suppress(queue.Empty):
-                found = self._engines.get_nowait()
+                found = self._engines[model].get_nowait()
                 if not found.wait(0):
                     return found
             await asyncio.sleep(POLL_S)
@@ -86,8 +88,8 @@ class Newsreader:
         while line := read():
             news = msgspec.json.decode(line, type=News)
             if news.engine is not None:
-                self._current = Attachment(news.engine)
-                self._engines.put(self._current)
-            if news.lost is not None and self._current is not None:
-                self._current.lose(news.lost)
+                self._current[news.model] = Attachment(news.engine)
+                self._engines[news.model].put(self._current[news.model])
+            if news.lost is not None and news.model in self._current:
+                self._current[news.model].lose(news.lost)
         closed()

@@ -17,6 +17,7 @@ import msgspec
 
 from tailrace.config import EngineConfig
 from tailrace.errors import BY_CODE, EngineDeadError, TailraceError
+from tailrace.logs import MODEL_VARIABLE
 from tailrace.wire.sockets import Address
 
 KILL_AFTER_S = 3.0  # between asking politely and not asking
@@ -38,16 +39,16 @@ class EngineHandle(Protocol):
 
 
 class EngineProcess:
-    """A running (or dead) engine process at `url`."""
+    """A running (or dead) engine process at `url`. label: its log's lines name it so."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, label: str = "") -> None:
         self.address = Address()
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tailrace.engine.process"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             # libgomp's threads would spin for milliseconds after each of torch's parallel regions, on our kernels' cores
-            env={"OMP_WAIT_POLICY": "passive", **os.environ},
+            env={"OMP_WAIT_POLICY": "passive", **os.environ, **({MODEL_VARIABLE: label} if label else {})},
             start_new_session=True,  # the terminal's Ctrl-C is for the front end, which decides
         )
         assert self.process.stdin is not None

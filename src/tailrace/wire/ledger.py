@@ -102,12 +102,18 @@ class Ledger:
         self.between: Callable[[Ask | Asked | Answer], None] = lambda message: None  # what other front ends say
 
     def open(
-        self, prompt: list[int], params: SamplingParams, id: str | None, priority: int, arrival_s: float
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        id: str | None,
+        priority: int,
+        arrival_s: float,
+        adapter: str = "",
     ) -> tuple[Account, Submit]:
         """A new stream and the message that asks for it."""
         account = Account(id or uuid4().hex, next(self.epochs), set(range(params.n)))
         self.accounts[account.id, account.epoch] = account
-        return account, Submit(account.id, account.epoch, prompt, params, priority, arrival_s)
+        return account, Submit(account.id, account.epoch, prompt, params, priority, arrival_s, adapter)
 
     def close(self, account: Account, keep: bool = False) -> bool:
         """Forget the stream, and, unless it is to `keep` it, what has not been fetched. True if sequences were still open, so that the

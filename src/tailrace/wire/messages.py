@@ -34,7 +34,8 @@ class Hello(Message, frozen=True):
 
 
 class Submit(Message, frozen=True):
-    """Generate. `priority`: smaller runs first; equal ones first come, first served. `arrival_s`: Unix time."""
+    """Generate. `priority`: smaller runs first; equal ones first come, first served. `arrival_s`: Unix time. `adapter`: its name; "" is
+    none."""
 
     id: str
     epoch: int
@@ -42,6 +43,7 @@ class Submit(Message, frozen=True):
     params: SamplingParams
     priority: int = 0
     arrival_s: float = 0.0
+    adapter: str = ""
 
 
 class Abort(Message, frozen=True):

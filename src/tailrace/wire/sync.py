@@ -118,10 +118,10 @@ class SyncClient:
                 self._busy = False
 
     def submit(
-        self, prompt: list[int], params: SamplingParams, *, id: str | None = None, priority: int = 0
+        self, prompt: list[int], params: SamplingParams, *, id: str | None = None, priority: int = 0, adapter: str = ""
     ) -> SyncStream:
         """Ask for a generation."""
-        account, message = self._ledger.open(prompt, params, id, priority, time.time())
+        account, message = self._ledger.open(prompt, params, id, priority, time.time(), adapter)
         if self.error is not None:
             self._ledger.fail_all(EngineDeadError(str(self.error)))
         else:

@@ -12,11 +12,13 @@ from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tailrace.api.beam_fields import beam_request, check_no_beams
 from tailrace.api.body import BodyReader
 from tailrace.api.channels import Channels, channels_of, within
-from tailrace.api.chunks import UsageOf, effective, head, pieces
+from tailrace.api.chunks import UsageOf, Work, effective, head, pieces
 from tailrace.api.conversation import check_conversation, encode
 from tailrace.api.fold import fold_chat
+from tailrace.api.front_end import service_for
 from tailrace.api.generate import Generation
 from tailrace.api.guidance import longest, of_chat
 from tailrace.api.logprobs import chat_logprobs, prompt_logprobs
@@ -32,7 +34,7 @@ from tailrace.api.schema.chat import (
     FunctionDelta,
     ToolCallDelta,
 )
-from tailrace.api.service import Service, service_of
+from tailrace.api.service import Service
 from tailrace.api.tool_choice import Choice, choice_of, governed
 from tailrace.api.turns import JSON_BYTES
 from tailrace.errors import ParameterError
@@ -46,10 +48,9 @@ READER = BodyReader(ChatRequest, CHAT_REFUSED)
 
 async def create_chat_completion(request: Request) -> Response:
     """A chat completion, streamed or whole."""
-    service = service_of(request)
     ask = await READER.read(request)
+    service = service_for(request, ask.model)
     info = service.supervisor.check()
-    service.check_model(ask.model)
     size = request.state.size
 
     def looked_at() -> Choice:
@@ -79,13 +80,21 @@ async def create_chat_completion(request: Request) -> Response:
     params, grammar_field = await service.turns.run(request, prepared, effort(ask, size))
     id = f"chatcmpl-{request_id(request, ask)}"
     origin = origin_of(request, "chat", ask)
-    generation = Generation(service, id, [prompt], params, origin, grammar_field)
+    if ask.use_beam_search:
+        if params.grammar is not None:
+            raise ParameterError(f"{grammar_field} can't be had with use_beam_search", grammar_field)
+        generation = beam_request(service, ask, id, prompt, params, origin)
+    else:
+        check_no_beams(ask)
+        if ask.best_of not in (None, 1):
+            raise ParameterError("best_of is for use_beam_search here; leave it out (or 1)", "best_of")
+        generation = Generation(service, id, [prompt], params, origin, grammar_field)
     told = chunks(service, ask, generation, channels, "stop" if choice.mode == "named" else "tool_calls")
     return await respond(request, generation, told, fold_chat, ask.streamed)
 
 
 async def chunks(
-    service: Service, ask: ChatRequest, generation: Generation, channels: Channels, called: str = "tool_calls"
+    service: Service, ask: ChatRequest, generation: Work, channels: Channels, called: str = "tool_calls"
 ) -> AsyncGenerator[ChatChunk, None]:
     """The answer as it comes: per choice the role, text, the finish reason; at the end the usage, if reported. called: the reason where
     the model stopped after a call.

@@ -12,18 +12,18 @@ from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tailrace.api.beam import BeamRequest, BeamSearch
+from tailrace.api.beam_fields import beam_request, check_no_beams
 from tailrace.api.best_of import best_of
 from tailrace.api.body import BodyReader
-from tailrace.api.chunks import UsageOf, effective, head, pieces
-from tailrace.api.disconnect import unless_gone
+from tailrace.api.chunks import UsageOf, Work, effective, head, pieces
 from tailrace.api.fold import fold_completion
+from tailrace.api.front_end import service_for
 from tailrace.api.generate import Generation
 from tailrace.api.guidance import longest, of_text
 from tailrace.api.lengths import check_length
 from tailrace.api.logprobs import CompletionLogprobsWriter, prompt_logprobs
 from tailrace.api.observe import origin_of
-from tailrace.api.respond import json_answer, request_id, respond
+from tailrace.api.respond import request_id, respond
 from tailrace.api.sampling import check_copies, check_scores, effort, num_logprobs, output_limit, sampling_params
 from tailrace.api.schema.common import PromptLogprobEntries
 from tailrace.api.schema.completions import COMPLETION_REFUSED, Completion, CompletionChoice, CompletionRequest
@@ -31,7 +31,6 @@ from tailrace.api.service import Service, service_of
 from tailrace.api.structured import Asked, asked, check_unasked, compose
 from tailrace.errors import ParameterError
 from tailrace.params import SamplingParams
-from tailrace.text.detokenize import text_behind
 from tailrace.text.stream import Delta
 
 READER = BodyReader(CompletionRequest, COMPLETION_REFUSED)
@@ -45,10 +44,9 @@ Prompt = str | list[int]
 
 async def create_completion(request: Request) -> Response:
     """A completion of each prompt, streamed or whole."""
-    service = service_of(request)
     ask = await READER.read(request)
+    service = service_for(request, ask.model)
     info = service.supervisor.check()
-    service.check_model(ask.model)
     prompts = prompts_of(ask.prompt)
     ids = await encode(request, ask, prompts)
     negative = await of_text(request, ask.negative_prompt, ask.add_special_tokens is not False)
@@ -78,16 +76,15 @@ async def create_completion(request: Request) -> Response:
     params, wanted = await service.turns.run(request, prepared, effort(ask, request.state.size))
     if only_echo(ask):
         check_only_echo(ask)
+    id, origin = f"cmpl-{request_id(request, ask)}", origin_of(request, "text_completion", ask)
     if ask.use_beam_search:
         if wanted is not None:
             raise ParameterError(f"{wanted.field} can't be had with use_beam_search", wanted.field)
-        return await beam_search(request, service, ask, ids, params)
-    for name, given in (
-        ("length_penalty", ask.length_penalty not in (None, 1.0)),
-        ("early_stopping", ask.early_stopping),
-    ):
-        if given:
-            raise ParameterError(f"{name} has no effect without use_beam_search", name)
+        if len(ids) > 1:
+            raise ParameterError("prompt must be one prompt with use_beam_search", "prompt")
+        search = beam_request(service, ask, id, ids[0], params, origin)
+        return await respond(request, search, chunks(service, ask, search, None), fold_completion, ask.streamed)
+    check_no_beams(ask)
     fold = fold_completion
     if ask.best_of is not None and ask.best_of != params.n:
         check_best_of(ask, ask.best_of, params.n)
@@ -100,14 +97,13 @@ async def create_completion(request: Request) -> Response:
         raise ParameterError(
             f"prompt: {len(prompts)} prompts with {params.n} choices each are more than {MAX_CHOICES} choices", "prompt"
         )
-    id, origin = f"cmpl-{request_id(request, ask)}", origin_of(request, "text_completion", ask)
     generation = Generation(service, id, ids, params, origin, "grammar" if wanted is None else wanted.field)
     echoes = await echoed(request, prompts) if ask.echo else None
     return await respond(request, generation, chunks(service, ask, generation, echoes), fold, ask.streamed)
 
 
 async def chunks(
-    service: Service, ask: CompletionRequest, generation: Generation, echoes: list[str] | None
+    service: Service, ask: CompletionRequest, generation: Work, echoes: list[str] | None
 ) -> AsyncGenerator[Completion, None]:
     """The answer as it comes: per choice the echoed prompt, then text, then the finish reason; at the end the usage.
 
@@ -156,58 +152,6 @@ async def chunks(
                 yield Completion(**shared, choices=[choice], usage=usage.so_far())
     if ask.reports_usage:
         yield Completion(**shared, choices=[], usage=usage.whole())
-
-
-# what a beam search has its own word for, or has no use for
-NOT_WITH_BEAMS = (
-    "stream", "logprobs", "echo", "prompt_logprobs", "stop", "stop_token_ids", "min_tokens", "ignore_eos", "seed",
-    "presence_penalty", "frequency_penalty", "repetition_penalty", "dry_multiplier", "no_repeat_ngram_size", "banned_strings",
-    "encoder_no_repeat_ngram_size", "encoder_repetition_penalty", "exponential_decay_length_penalty",
-    "forced_token_ids", "watermark", "mirostat", "adaptive_target", "sequence_bias", "bad_words", "preset", "return_token_ids",
-    "banned_regex", "processors", "stop_regex", "repetition_detection", "include_stop_str_in_output", "return_sampling_params",
-    "guidance_scale", "cfg_scale", "negative_prompt", "speculation", "logprob_token_ids", "deadline_s",
-)  # fmt: skip
-MAX_BEAMS = 64
-
-
-async def beam_search(
-    request: Request, service: Service, ask: CompletionRequest, ids: list[list[int]], params: SamplingParams
-) -> Response:
-    """The n best of `best_of` (default n) beams for one prompt.
-
-    Raises:
-        ParameterError: fields that a beam search does not take, or out of range.
-    """
-    for name in NOT_WITH_BEAMS:
-        if getattr(ask, name):
-            raise ParameterError(f"{name} can't be had with use_beam_search", name)
-    width, n = ask.best_of or params.n, params.n
-    if not n <= width <= MAX_BEAMS:
-        field, least = ("n", 1) if ask.best_of is None else ("best_of", n)
-        raise ParameterError(
-            f"{field} must be an integer in [{least}, {MAX_BEAMS}] with use_beam_search, got {width}", field
-        )
-    if len(ids) > 1:
-        raise ParameterError("prompt must be one prompt with use_beam_search", "prompt")
-    penalty = 1.0 if ask.length_penalty is None else ask.length_penalty
-    if not -10.0 <= penalty <= 10.0:
-        raise ParameterError(f"length_penalty must be a number in [-10, 10], got {penalty}", "length_penalty")
-    eos = frozenset(service.client.model.eos_token_ids)
-    assert params.max_tokens is not None
-    search = BeamSearch(width, params.max_tokens, eos, penalty, ask.early_stopping or False)
-    id, origin = f"cmpl-{request_id(request, ask)}", origin_of(request, "text_completion", ask)
-    work = BeamRequest(service, id, ids[0], params, search, origin)
-    await unless_gone(request.receive, work.run(), lambda: work.abort("disconnect"))
-    beams, hidden = search.best(n), params.hidden(service.tokenizer.special_ids)
-
-    def spelt() -> list[CompletionChoice]:
-        return [
-            CompletionChoice(i, text_behind(service.tokenizer, hidden, ids[0], beam.tokens), None, beam.reason, None)
-            for i, beam in enumerate(beams)
-        ]
-
-    choices = await service.turns.run(request, spelt, sum(len(beam.tokens) for beam in beams))
-    return json_answer(Completion(**head(service, work.id), choices=choices, usage=work.usage))
 
 
 def check_best_of(ask: CompletionRequest, best: int, n: int) -> None:

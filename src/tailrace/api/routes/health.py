@@ -6,25 +6,33 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tailrace.api.front_end import front_of
 from tailrace.api.respond import json_answer
-from tailrace.api.service import service_of
+from tailrace.api.supervise import Condition
 
 
 class Health(msgspec.Struct, frozen=True, omit_defaults=True):
     """`status`: starting, ready, stalled, dead or draining. `error`: why the engine died, if it did. `part`: of the step, in which a
-    stalled engine is, and has been for so many `seconds`."""
+    stalled engine is, and has been for so many `seconds`. Of several models it is the worst that counts; `models` has each one's status."""
 
     status: str
     error: str | None
     part: str | None = None
     seconds: float | None = None
+    models: dict[str, str] | None = None
+
+
+WORST_FIRST: tuple[Condition, ...] = ("dead", "draining", "starting", "stalled", "ready")
 
 
 async def health(request: Request) -> Response:
     """Whether requests are accepted."""
-    supervisor = service_of(request).supervisor
-    condition, stall = supervisor.condition, supervisor.stall
-    error = None if supervisor.error is None else str(supervisor.error)
+    front = front_of(request)
+    conditions = {name: service.supervisor.condition for name, service in front.services.items()}
+    worst = min(conditions, key=lambda name: WORST_FIRST.index(conditions[name]))
+    condition, supervisor = conditions[worst], front.services[worst].supervisor
+    error, stall = None if supervisor.error is None else str(supervisor.error), supervisor.stall
+    told = Health(condition, error, models=dict(conditions) if front.named else None)
     if condition == "stalled" and stall is not None:
-        return json_answer(Health(condition, error, stall.part, round(stall.seconds, 3)), 503)
-    return json_answer(Health(condition, error), 200 if condition == "ready" else 503)
+        told = msgspec.structs.replace(told, part=stall.part, seconds=round(stall.seconds, 3))
+    return json_answer(told, 200 if condition == "ready" else 503)

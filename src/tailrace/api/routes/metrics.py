@@ -6,13 +6,13 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tailrace.api.front_end import front_of
 from tailrace.api.peers import everywhere
-from tailrace.api.service import service_of
 
 
 async def metrics(request: Request) -> Response:
     """Everything that api/metrics.py knows, of all front ends together."""
-    service = service_of(request)
-    others = await everywhere(service, "counts")
-    text = await service.turns.run(request, lambda: service.metrics.expose(others), 0)
+    front = front_of(request)
+    others = await everywhere(front, "counts")
+    text = await front.turns.run(request, lambda: front.metrics.expose(others), 0)
     return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})

@@ -16,6 +16,7 @@ from tailrace.api.body import BodyReader, check_items
 from tailrace.api.channels import channels_of, within
 from tailrace.api.chunks import effective
 from tailrace.api.conversation import check_conversation, encode
+from tailrace.api.front_end import front_of, service_for
 from tailrace.api.generate import Generation
 from tailrace.api.guidance import longest, of_chat
 from tailrace.api.narrate import Narrator
@@ -41,7 +42,7 @@ from tailrace.api.schema.responses import (
     TextOptions,
 )
 from tailrace.api.schema.structured import FlatJsonSchemaFormat, JsonSchema, JsonSchemaFormat, ResponseFormat
-from tailrace.api.service import Service, service_of
+from tailrace.api.service import Service
 from tailrace.api.sse import NAMED
 from tailrace.api.tool_choice import Choice, choice_of, governed
 from tailrace.api.turns import JSON_BYTES
@@ -56,10 +57,9 @@ JSON = "application/json"
 
 async def create_response(request: Request) -> Response:
     """A response, streamed or whole."""
-    service = service_of(request)
     ask = await READER.read(request)
+    service = service_for(request, ask.model)
     info = service.supervisor.check()
-    service.check_model(ask.model)
     before = await earlier(request, ask)
     size = request.state.size + len(before)
 
@@ -155,24 +155,24 @@ async def last(stream: AsyncGenerator[Event, None]) -> ResponseObject:
 
 async def retrieve_response(request: Request) -> Response:
     """A stored response, also while it is in progress."""
-    body = await kept(service_of(request), "response", request.path_params["id"])
+    body = await kept(front_of(request), "response", request.path_params["id"])
     return Response(body, media_type=JSON)
 
 
 async def delete_response(request: Request) -> Response:
     """Forget a stored response."""
     id = request.path_params["id"]
-    await kept(service_of(request), "forget", id)
+    await kept(front_of(request), "forget", id)
     return json_answer(Deleted(id))
 
 
 async def cancel_response(request: Request) -> Response:
     """End a response that is in progress; what it has said stays."""
-    service, id = service_of(request), request.path_params["id"]
-    found = await everywhere(service, "cut", id) if id.startswith("resp_") else []
+    front, id = front_of(request), request.path_params["id"]
+    found = await everywhere(front, "cut", id) if id.startswith("resp_") else []
     if not found:
-        return Response(await kept(service, "response", id), media_type=JSON)
-    body = await somewhere(service, "response", id)
+        return Response(await kept(front, "response", id), media_type=JSON)
+    body = await somewhere(front, "response", id)
     if body is None:  # before its first token, or not to be stored
         return json_answer(Cancelled(id))
     return Response(body.replace(b'"status":"in_progress"', b'"status":"cancelled"', 1), media_type=JSON)
@@ -180,8 +180,8 @@ async def cancel_response(request: Request) -> Response:
 
 def keep(service: Service, response: ResponseObject, said: list[dict[str, Any]], anew: bool = True) -> None:
     """Store the response, if it is to be stored, with the conversation that it ends; not `anew`: unless it was deleted meanwhile."""
-    if response.store and (anew or response.id in service.responses):
-        service.responses.put(response, [*said, *spoken(response.output)])
+    if response.store and (anew or response.id in service.front.responses):
+        service.front.responses.put(response, [*said, *spoken(response.output)])
 
 
 # ---- input → messages
@@ -195,11 +195,11 @@ async def earlier(request: Request, ask: ResponsesRequest) -> bytes:
     """
     if ask.previous_response_id is None:
         return b""
-    name, service = "previous_response_id", service_of(request)
-    before = await kept(service, "conversation", ask.previous_response_id, name)
-    if (size := len(before) + request.state.size) > (most := service.config.max_body_mib << 20):
+    name, front = "previous_response_id", front_of(request)
+    before = await kept(front, "conversation", ask.previous_response_id, name)
+    if (size := len(before) + request.state.size) > (most := front.config.max_body_mib << 20):
         raise ParameterError(f"{name}: the whole conversation must have at most {most} bytes, got {size}", name)
-    check_items(before, service.config.max_body_items)
+    check_items(before, front.config.max_body_items)
     return before
 
 

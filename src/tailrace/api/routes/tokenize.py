@@ -7,6 +7,7 @@ from starlette.responses import Response
 
 from tailrace.api.body import BodyReader
 from tailrace.api.conversation import check_conversation, encode
+from tailrace.api.front_end import service_for
 from tailrace.api.respond import json_answer
 from tailrace.api.schema.tokenize import TOKENIZE_REFUSED, Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
 from tailrace.api.service import service_of
@@ -20,10 +21,9 @@ ONLY_OF_MESSAGES = ("tools", "add_generation_prompt", "continue_final_message", 
 
 async def tokenize(request: Request) -> Response:
     """Token ids of a prompt or a conversation, as a completion of it would have them."""
-    service = service_of(request)
     ask = await TOKENIZE.read(request)
+    service = service_for(request, ask.model)
     info = service.supervisor.check()
-    service.check_model(ask.model)
     if (ask.prompt is None) == (not ask.messages):
         raise ParameterError("prompt: either prompt or messages must be given, and not both", "prompt")
     check_size(request, "messages" if ask.prompt is None else "prompt")
@@ -51,10 +51,9 @@ async def tokenize(request: Request) -> Response:
 
 async def detokenize(request: Request) -> Response:
     """The text of token ids."""
-    service = service_of(request)
     ask = await DETOKENIZE.read(request)
+    service = service_for(request, ask.model)
     info = service.supervisor.check()
-    service.check_model(ask.model)
     check_size(request, "tokens")
 
     def written() -> Response:

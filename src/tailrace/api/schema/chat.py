@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from tailrace.api.schema.common import REFUSED, GenerateRequest, PromptLogprobEntries, Usage
+from tailrace.api.schema.common import REFUSED, EarlyStopping, GenerateRequest, PromptLogprobEntries, Usage
 from tailrace.api.schema.structured import ResponseFormat
 
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
@@ -49,7 +49,7 @@ class ChatRequest(GenerateRequest, kw_only=True):
     """`max_completion_tokens` is the newer name of `max_tokens`; giving both with different values is refused.
     `separate_reasoning`: false leaves what the model thinks in the content, markers and all. `stop_scope`: "content" looks for stop
     strings and patterns neither in what it thinks nor in tool calls. `thinking_token_budget`: tokens after which a thought is closed.
-    `negative_prompt`: what guidance leads away from: what the user would say, or a conversation."""
+    `negative_prompt`: what guidance leads away from: what the user would say, or a conversation. `best_of`: beams of a beam search."""
 
     messages: list[ChatMessage]
     max_completion_tokens: int | None = None
@@ -66,10 +66,13 @@ class ChatRequest(GenerateRequest, kw_only=True):
     separate_reasoning: bool | None = None
     stop_scope: StopScope | None = None
     thinking_token_budget: int | None = None
+    use_beam_search: bool | None = None
+    best_of: int | None = None
+    length_penalty: float | None = None
+    early_stopping: EarlyStopping | None = None
 
 
 CHAT_REFUSED: dict[str, tuple[Any, ...]] = REFUSED | {
-    "best_of": (None, 1),
     "echo": (None, False),
     "prompt": (None,),
     "functions": (None, []),

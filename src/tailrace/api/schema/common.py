@@ -5,7 +5,7 @@ Every optional field may also be null, which means "not given". `known` and `ref
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -22,6 +22,9 @@ StreamIntervalMs = Annotated[float, msgspec.Meta(ge=0, le=10_000)]
 RequestId = Annotated[
     str, msgspec.Meta(min_length=1, max_length=128, pattern=r"^[\x21-\x7e]*$(?!\n)")
 ]  # Python's $ lets \n through
+
+
+EarlyStopping = Literal["never"] | bool
 
 
 class StreamOptions(msgspec.Struct):
@@ -155,8 +158,6 @@ TOLERATED = frozenset({
 
 # Fields that would change the answer, were they served: field → the values at which they ask for nothing.
 REFUSED: dict[str, tuple[Any, ...]] = {
-    "use_beam_search": (None, False),
-    "length_penalty": (None, 1.0),
     "truncate_prompt_tokens": (None,),
     "prompt_embeds": (None,),
     "guided_whitespace_pattern": (None,),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from tailrace.api.schema.common import REFUSED, GenerateRequest, PromptLogprobEntries, TokenId, Usage
+from tailrace.api.schema.common import REFUSED, EarlyStopping, GenerateRequest, PromptLogprobEntries, TokenId, Usage
 from tailrace.api.schema.structured import ResponseFormat
 
 
@@ -20,14 +20,13 @@ class CompletionRequest(GenerateRequest, kw_only=True):
     best_of: int | None = None
     use_beam_search: bool | None = None
     length_penalty: float | None = None
-    early_stopping: bool | Literal["never"] | None = None
+    early_stopping: EarlyStopping | None = None
     add_special_tokens: bool | None = None
     response_format: ResponseFormat | None = None
     negative_prompt: str | list[TokenId] | None = None
 
 
-COMPLETION_REFUSED: dict[str, tuple[Any, ...]] = {
-    **{name: values for name, values in REFUSED.items() if name not in ("use_beam_search", "length_penalty")},
+COMPLETION_REFUSED: dict[str, tuple[Any, ...]] = REFUSED | {
     "suffix": (None, ""),
     "max_completion_tokens": (None,),  # here it is max_tokens
     "messages": (None,),

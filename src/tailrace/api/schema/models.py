@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
-    """One served model. `max_model_len` (prompt and output together) is null until the engine is ready."""
+    """One served model. `max_model_len` (prompt and output together) is null until the engine is ready. `parent`: of an adapter, the model
+    that it changes."""
 
     id: str
     created: int
     max_model_len: int | None
     object: str = "model"
     owned_by: str = "tailrace"
+    parent: str | UnsetType = UNSET
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):

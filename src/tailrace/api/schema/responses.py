@@ -60,6 +60,8 @@ class ResponsesRequest(GenerateRequest, kw_only=True):
 RESPONSES_REFUSED: dict[str, tuple[Any, ...]] = REFUSED | {
     "background": (None, False),
     "best_of": (None, 1),
+    "use_beam_search": (None, False),
+    "length_penalty": (None, 1.0),
     "echo": (None, False),
     "messages": (None,),
     "conversation": (None,),

@@ -1,0 +1,68 @@
+"""The fields of a beam search, the same for chats and completions: how many beams, for how long, and what can't be had with them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tailrace.api.beam import BeamRequest, BeamSearch
+from tailrace.errors import ParameterError
+from tailrace.params import SamplingParams
+
+if TYPE_CHECKING:
+    from tailrace.api.observe import Origin
+    from tailrace.api.schema.chat import ChatRequest
+    from tailrace.api.schema.completions import CompletionRequest
+    from tailrace.api.service import Service
+
+# what a beam search has its own word for, or has no use for
+NOT_WITH_BEAMS = (
+    "logprobs", "top_logprobs", "echo", "prompt_logprobs", "stop", "stop_token_ids", "min_tokens", "ignore_eos", "seed",
+    "presence_penalty", "frequency_penalty", "repetition_penalty", "dry_multiplier", "no_repeat_ngram_size", "banned_strings",
+    "encoder_no_repeat_ngram_size", "encoder_repetition_penalty", "exponential_decay_length_penalty",
+    "forced_token_ids", "watermark", "mirostat", "adaptive_target", "sequence_bias", "bad_words", "preset",
+    "banned_regex", "processors", "stop_regex", "repetition_detection", "include_stop_str_in_output", "return_sampling_params",
+    "guidance_scale", "cfg_scale", "negative_prompt", "speculation", "logprob_token_ids", "thinking_token_budget", "report_entropy",
+)  # fmt: skip
+MAX_BEAMS = 64
+MAX_PENALTY = 10.0
+
+
+def beam_request(
+    service: Service,
+    ask: ChatRequest | CompletionRequest,
+    id: str,
+    prompt: list[int],
+    params: SamplingParams,
+    origin: Origin,
+) -> BeamRequest:
+    """The search for the n best of `best_of` (default n) beams.
+
+    Raises:
+        ParameterError: fields that a beam search does not take, or out of range.
+    """
+    for name in NOT_WITH_BEAMS:
+        if getattr(ask, name, None):
+            raise ParameterError(f"{name} can't be had with use_beam_search", name)
+    width, n = params.n if ask.best_of is None else ask.best_of, params.n
+    if not n <= width <= MAX_BEAMS:
+        field, least = ("n", 1) if ask.best_of is None else ("best_of", n)
+        raise ParameterError(
+            f"{field} must be an integer in [{least}, {MAX_BEAMS}] with use_beam_search, got {width}", field
+        )
+    penalty = 1.0 if ask.length_penalty is None else ask.length_penalty
+    if not -MAX_PENALTY <= penalty <= MAX_PENALTY:
+        raise ParameterError(f"length_penalty must be a number in [-10, 10], got {penalty}", "length_penalty")
+    assert params.max_tokens is not None
+    eos = frozenset(service.client.model.eos_token_ids)
+    search = BeamSearch(width, params.max_tokens, eos, penalty, ask.early_stopping or False)
+    return BeamRequest(service, id, prompt, params, search, origin)
+
+
+def check_no_beams(ask: ChatRequest | CompletionRequest) -> None:
+    """Raise ParameterError for what says something of beams only, in a request that has none."""
+    for name, given in (
+        ("length_penalty", ask.length_penalty not in (None, 1.0)),
+        ("early_stopping", ask.early_stopping),
+    ):
+        if given:
+            raise ParameterError(f"{name} has no effect without use_beam_search", name)

@@ -1,0 +1,153 @@
+"""Whether several models fit into memory side by side, found out before any is loaded, and what each may take of what they leave."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from tailrace.config import EngineConfig
+from tailrace.engine import sizing
+from tailrace.errors import ConfigError
+from tailrace.models import describe
+from tailrace.models.footprint import block_bytes, weights_bytes
+
+GIB = 1 << 30
+ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+PROCESS_BYTES = int(0.4 * GIB)  # of an engine without its model: the interpreter, torch, compiled grammars
+GROWTH_SHARE = 0.5  # of what is left for requests, as engine/memory.py has it for one
+LEAST_GROWTH_GIB = 0.25
+GPUS = (
+    "import json, torch; print(json.dumps([torch.cuda.mem_get_info(i)[0] for i in range(torch.cuda.device_count())]))"
+)
+
+
+class Need(NamedTuple):
+    """Bytes that one model takes. cache: None where it takes a share of what is left."""
+
+    name: str
+    device: str
+    weights: int
+    cache: int | None
+
+    @property
+    def least(self) -> int:
+        """All that is sure."""
+        return self.weights + (self.cache or 0) + PROCESS_BYTES
+
+    def __str__(self) -> str:
+        held = "a share of what is left" if self.cache is None else f"{self.cache / GIB:.2f} GiB"
+        return (
+            f"{self.name} {self.least / GIB:.2f} GiB (weights {self.weights / GIB:.2f}, KV cache {held}, process "
+            f"{PROCESS_BYTES / GIB:.2f})"
+        )
+
+
+def fitted(
+    models: Sequence[tuple[str, EngineConfig, Path | None]], room: Callable[[str], float] | None = None
+) -> list[EngineConfig]:
+    """The settings, where all fit: a KV cache whose size nobody has set gets its part of what is left, and so do requests.
+
+    Args:
+        models: (name, settings, folder; None: it has no weights). room: bytes that a device has left.
+
+    Raises:
+        ConfigError: they don't fit; it says what each needs.
+    """
+    room = left_on if room is None else room
+    needs = [need_of(*model) for model in models]
+    groups: defaultdict[str, list[Need]] = defaultdict(list)
+    for need in needs:
+        groups[need.device].append(need)
+    cache_gib: dict[str, float] = {}
+    growth_gib = LEAST_GROWTH_GIB
+    for device, group in groups.items():
+        there, wanted = room(device), sum(need.least for need in group)
+        if wanted > there:
+            raise ConfigError(
+                f"the models need {wanted / GIB:.2f} GiB of {device}'s memory, of which {there / GIB:.2f} GiB are left: "
+                + ", ".join(map(str, group))
+                + "; leave one out, or give them less (--model NAME=MODEL,memory-gib=…)"
+            )
+        unset = [need for need in group if need.cache is None]
+        share = sizing.SHARE if device == "cpu" else sizing.DEVICE_SHARE
+        given = share * (there - wanted) / max(1, len(unset)) / GIB
+        cache_gib |= {need.name: given for need in unset}
+        if device == "cpu":
+            rest = (there - wanted) / GIB - given * len(unset)
+            growth_gib = max(growth_gib, GROWTH_SHARE * rest / len(models))
+    return [
+        with_memory(engine, cache_gib.get(need.name), growth_gib)
+        for need, (_, engine, _) in zip(needs, models, strict=True)
+    ]
+
+
+def with_memory(engine: EngineConfig, cache_gib: float | None, growth_gib: float) -> EngineConfig:
+    """The settings with these sizes where the operator has set none."""
+    cache = engine.cache
+    if cache_gib is not None:
+        cache = msgspec.structs.replace(cache, memory_gib=cache_gib)
+    if not cache.memory_growth_gib:
+        cache = msgspec.structs.replace(cache, memory_growth_gib=growth_gib)
+    return msgspec.structs.replace(engine, cache=cache)
+
+
+def need_of(name: str, engine: EngineConfig, folder: Path | None) -> Need:
+    """What a model will take, drafters included.
+
+    Raises:
+        ModelLoadError: its files can't be read.
+    """
+    device = device_of(engine.model.device)
+    if folder is None:
+        return Need(name, device, 0, 0)
+    itemsize, config, on_cpu = ITEM_BYTES[engine.model.dtype], engine.cache, device == "cpu"
+    weights = weights_bytes(folder, itemsize, on_cpu)
+    drafter = engine.speculation
+    if drafter.model is not None and drafter.drafter != "none":
+        weights += weights_bytes(Path(drafter.model), itemsize, on_cpu) + int(drafter.cache_gib * GIB)
+    if not config.num_blocks and not config.memory_gib:
+        return Need(name, device, weights, None)
+    each = block_bytes(folder, config.block_size, itemsize)
+    if config.num_blocks:
+        return Need(name, device, weights, config.num_blocks * each)
+    longest = describe(folder, name, engine.scheduler.max_model_len).max_model_len
+    most = engine.scheduler.max_num_seqs * -(-longest // config.block_size) * each
+    return Need(name, device, weights, int(min(config.memory_gib * GIB, most or config.memory_gib * GIB)))
+
+
+def device_of(name: str) -> str:
+    """cpu, or cuda:N."""
+    if name == "auto":
+        return "cuda:0" if gpus() else "cpu"
+    return "cuda:0" if name == "cuda" else name
+
+
+def left_on(device: str) -> float:
+    """Bytes that a device has left.
+
+    Raises:
+        ConfigError: there is no such GPU.
+    """
+    if device == "cpu":
+        return sizing.available()
+    _, _, number = device.partition(":")
+    if not device.startswith("cuda:") or not number.isdigit() or int(number) >= len(gpus()):
+        raise ConfigError(f"device {device!r} is not available")
+    return gpus()[int(number)]
+
+
+@cache
+def gpus() -> list[int]:
+    """Bytes that each GPU has left, asked in another process: whoever asks holds memory on them from then on."""
+    if not Path("/dev/nvidiactl").exists():
+        return []
+    said = subprocess.run([sys.executable, "-c", GPUS], capture_output=True, text=True, check=False)
+    return json.loads(said.stdout) if said.returncode == 0 else []

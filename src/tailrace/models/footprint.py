@@ -1,0 +1,64 @@
+"""What a model takes of memory, read from its files without loading it: the weights, and a block of its KV cache. Imports no torch."""
+
+from __future__ import annotations
+
+import json
+import struct
+from math import prod
+from pathlib import Path
+
+from tailrace.errors import ModelLoadError
+from tailrace.models.describe import language_config, read_json
+
+FLOATS = ("F64", "F32", "F16", "BF16")  # what is loaded in the dtype that was asked for; all else stays as it is
+SIZES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}
+LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+HEADS = ("num_attention_heads", "n_head", "n_heads")
+WIDTH = ("hidden_size", "n_embd", "d_model")
+
+
+def weights_bytes(folder: Path, itemsize: int, packed: bool) -> int:
+    """Bytes of a folder's weights once they are loaded, floats in `itemsize` bytes each. packed: an output projection that shares the
+    embedding's weights gets a copy (runners/fuse.py).
+
+    Raises:
+        ModelLoadError: a file of weights can't be read.
+    """
+    total = sum(tensors_bytes(path, itemsize) for path in folder.glob("*.safetensors"))
+    total = total or sum(path.stat().st_size for path in folder.glob("pytorch_model*.bin"))
+    config = language_config(read_json(folder, "config.json", required=True))
+    tied = config.get("tie_word_embeddings", True) and packed
+    return total + (tied * itemsize * config.get("vocab_size", 0) * first(config, WIDTH))
+
+
+def tensors_bytes(path: Path, itemsize: int) -> int:
+    """Bytes of the tensors in one file, by its header: eight bytes of length, then JSON (safetensors' format)."""
+    try:
+        with path.open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            header = json.loads(file.read(length))
+        tensors = [tensor for name, tensor in header.items() if name != "__metadata__"]
+        return sum(
+            prod(tensor["shape"]) * (itemsize if tensor["dtype"] in FLOATS else SIZES.get(tensor["dtype"], 1))
+            for tensor in tensors
+        )
+    except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
+        raise ModelLoadError(f"{path} can't be read: {error}") from error
+
+
+def block_bytes(folder: Path, block_size: int, itemsize: int) -> int:
+    """Bytes of one block of the KV cache over all layers, of a model whose layers are alike.
+
+    Raises:
+        ModelLoadError: config.json can't be read.
+    """
+    config = language_config(read_json(folder, "config.json", required=True))
+    heads = first(config, HEADS)
+    head_dim = config.get("head_dim") or (first(config, WIDTH) // heads if heads else 0)
+    kv_heads = config.get("num_key_value_heads") or heads
+    return 2 * first(config, LAYERS) * kv_heads * head_dim * block_size * itemsize
+
+
+def first(config: dict[str, object], names: tuple[str, ...]) -> int:
+    """The first of these that config states; 0 if none."""
+    return next((value for name in names if isinstance(value := config.get(name), int)), 0)

@@ -1,0 +1,167 @@
+"""LoRA adapters (Hu et al., arXiv 2106.09685) beside a model's linear layers, each for the rows of those who chose it.
+
+A layer's output is y = W x; of an adapter's rows it is y + s B (A x). Whatever else is in the bag, a row's y and its own product are
+computed as they would be alone: A and B go through the same packed, row-invariant kernels as W. Knows nothing of requests.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from tailrace import kernels
+from tailrace.errors import ModelLoadError
+from tailrace.kernels.transfer import there
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  # PEFT's format
+KEY = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<part>[AB])\.weight")
+# what changes more than y + s B (A x), and the values at which it doesn't
+PLAIN: dict[str, tuple[Any, ...]] = {
+    "peft_type": ("LORA",), "bias": ("none", None), "use_dora": (False, None), "modules_to_save": (None, []), "lora_bias": (False, None),
+    "fan_in_fan_out": (False, None), "layer_replication": (None, []), "trainable_token_indices": (None, []), "use_qalora": (False, None),
+    "megatron_config": (None,), "target_parameters": (None, []), "init_lora_weights": (True, False, None, "gaussian", "eva", "orthogonal"),
+}  # fmt: skip
+
+Rows = tuple[tuple[int, torch.Tensor], ...]  # (which adapter, int64 places in the bag)
+
+
+class Delta(NamedTuple):
+    """One layer's of one adapter. down: A [r, K]; up: s · B [N, r]; both packed."""
+
+    down: Any
+    up: Any
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """[n, K] → [n, N]."""
+        return kernels.linear(kernels.linear(x, self.down), self.up)
+
+
+class Adapters:
+    """All adapters of one model; `of` what they are loaded from, by name: the first is number 1.
+
+    Raises:
+        ModelLoadError: naming the adapter: it is not there, is no plain LoRA, or does not fit the model.
+    """
+
+    def __init__(self, of: dict[str, Path], model: nn.Module) -> None:
+        self.names = tuple(of)
+        self.rows: Rows = ()  # of the step that is being computed
+        self.total = 0  # tokens in its bag
+        self.calls = 0
+        self._weights = {number: read(name, folder, model) for number, (name, folder) in enumerate(of.items(), 1)}
+
+    @property
+    def modules(self) -> set[str]:
+        """The linear layers that any of them changes."""
+        return {module for weights in self._weights.values() for module in weights}
+
+    def owners(self, model: nn.Module) -> set[str]:
+        """Names of the classes that hold them: replacing these as a whole (runners/fuse.py) would leave nothing to change."""
+        return {type(model.get_submodule(module.rpartition(".")[0])).__name__ for module in self.modules}
+
+    def take(self, rows: Rows, total: int, device: torch.device) -> None:
+        """Whose rows are whose in the bag that comes next, of so many tokens."""
+        self.rows, self.total = tuple((number, there(places, device)) for number, places in rows), total
+
+    def attach(self, model: nn.Module, trial: Callable[[Rows], Any], tokens: int) -> None:
+        """Watch the layers, and see that each is asked once for all of a bag. trial: a pass of so many tokens with these rows.
+
+        Raises:
+            ModelLoadError: one is not (an expert's, which sees some rows only).
+        """
+        packed: defaultdict[str, dict[int, Delta]] = defaultdict(dict)
+        for number, weights in self._weights.items():
+            for module, (down, up) in weights.items():
+                like = next(model.get_submodule(module).parameters(), None)
+                device = torch.device("cpu") if like is None else like.device
+                packed[module][number] = Delta(*(kernels.pack_linear(part.to(device)) for part in (down, up)))
+        self._weights = {}
+        for module, deltas in packed.items():
+            model.get_submodule(module).register_forward_hook(self._adding(module, deltas))
+        everything = torch.arange(tokens)
+        trial(tuple((number, everything) for number in range(1, len(self.names) + 1)))
+        if self.calls != len(packed):
+            raise ModelLoadError(f"lora: {len(packed)} layers are to be changed, and {self.calls} were asked in a pass")
+
+    def _adding(self, module: str, deltas: dict[int, Delta]) -> Callable[..., torch.Tensor]:
+        def hook(layer: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
+            if not self.rows:
+                return output
+            x, y = inputs[0].flatten(0, -2), output.flatten(0, -2)
+            if len(x) != self.total:
+                raise ModelLoadError(
+                    f"lora: {module} sees {len(x)} of {self.total} tokens; it can't be changed by an adapter"
+                )
+            self.calls += 1
+            for number, places in self.rows:
+                if number in deltas:
+                    y.index_add_(0, places, deltas[number](x[places]))
+            return y.view_as(output)
+
+        return hook
+
+
+def read(name: str, folder: Path, model: nn.Module) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """Module's name → (A, s · B), in the model's dtype.
+
+    Raises:
+        ModelLoadError: see Adapters.
+    """
+    from safetensors.torch import load_file
+
+    try:
+        config = json.loads((folder / CONFIG).read_text())
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(f"lora {name}: {folder / CONFIG} can't be read: {error}") from error
+    for field, plain in PLAIN.items():
+        if config.get(field) not in plain:
+            raise ModelLoadError(f"lora {name}: {field} {config[field]!r} is not supported ({folder / CONFIG})")
+    try:
+        tensors = load_file(folder / WEIGHTS)
+    except Exception as error:  # the library raises many kinds
+        raise ModelLoadError(f"lora {name}: {folder / WEIGHTS} can't be read: {error}") from error
+    parts: defaultdict[str, dict[str, torch.Tensor]] = defaultdict(dict)
+    for key, tensor in tensors.items():
+        if (at := KEY.fullmatch(key)) is None:
+            raise ModelLoadError(f"lora {name}: {key!r} is not supported; only linear layers' lora_A and lora_B are")
+        parts[at["module"]][at["part"]] = tensor
+    found = {module: pair(name, module, both, config, model) for module, both in parts.items()}
+    if not found:
+        raise ModelLoadError(f"lora {name}: {folder / WEIGHTS} holds nothing")
+    return found
+
+
+def pair(
+    name: str, module: str, both: dict[str, torch.Tensor], config: dict[str, Any], model: nn.Module
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(A, s · B) of one layer."""
+    try:
+        layer = model.get_submodule(module)
+    except AttributeError:
+        raise ModelLoadError(f"lora {name}: the model has no {module}") from None
+    if not isinstance(layer, nn.Linear) or layer is model.get_output_embeddings():  # type: ignore[operator]
+        raise ModelLoadError(f"lora {name}: {module} is no linear layer within the model's decoder layers")
+    if both.keys() != {"A", "B"}:
+        raise ModelLoadError(f"lora {name}: {module} lacks its lora_{({'A', 'B'} - both.keys()).pop()}")
+    down, up = both["A"], both["B"]
+    rank = down.shape[0]
+    if down.shape != (rank, layer.in_features) or up.shape != (layer.out_features, rank):
+        raise ModelLoadError(
+            f"lora {name}: {module} is {layer.out_features} × {layer.in_features}, its A {tuple(down.shape)}, its B {tuple(up.shape)}"
+        )
+    own = (
+        value
+        for pattern, value in (config.get("alpha_pattern") or {}).items()
+        if re.match(rf"(.*\.)?({pattern})$", module)
+    )
+    alpha = next(own, config.get("lora_alpha", 8))
+    scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    return down.to(layer.weight.dtype), (up.float() * scale).to(layer.weight.dtype)

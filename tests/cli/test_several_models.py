@@ -1,0 +1,184 @@
+"""`--model NAME=MODEL`: how it is read, and whether models fit into memory side by side."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import struct
+from pathlib import Path
+
+import pytest
+
+from tailrace.cli import fit
+from tailrace.cli.flags import add_config_flags, read_config
+from tailrace.cli.local import prepare
+from tailrace.config import SECTIONS, CacheConfig, Config, EngineConfig, ModelConfig, load
+from tailrace.errors import ConfigError, ModelLoadError
+from tailrace.models.footprint import block_bytes, weights_bytes
+
+GIB = 1 << 30
+
+
+@pytest.fixture(autouse=True)
+def nothing_from_outside(monkeypatch):
+    monkeypatch.delenv("TAILRACE_MODEL_MODEL", raising=False)
+
+
+def read(*argv: str) -> Config:
+    parser = argparse.ArgumentParser()
+    add_config_flags(parser, SECTIONS, several=True)
+    return read_config(parser.parse_args(argv))
+
+
+def test_one_without_a_name_is_as_ever():
+    config = read("--model", "some/model", "--dtype", "float32")
+    assert (config.model.model, config.models) == ("some/model", {})
+    assert read().model.model is None
+
+
+def test_several_with_settings_of_their_own():
+    config = read(
+        "--model", "a=one/model", "--model", "b=/two.gguf,dtype=float32,drafter=ngram,max-drafts=3,adaptive-drafts=false",
+        "--model", "c=,memory-gib=0.5,grammar-workers=1", "--dtype", "float16", "--max-num-seqs", "4",
+    )  # fmt: skip
+    a, b, c = config.models.values()
+    assert [(m.model.name, m.model.model, m.model.dtype) for m in (a, b, c)] == [
+        ("a", "one/model", "float16"), ("b", "/two.gguf", "float32"), ("c", None, "float16"),
+    ]  # fmt: skip
+    assert (b.speculation.drafter, b.speculation.max_drafts, b.speculation.adaptive) == ("ngram", 3, False)
+    assert (a.speculation.drafter, a.cache.memory_gib, c.cache.memory_gib, c.grammar.workers) == ("none", 0.0, 0.5, 1)
+    assert {m.scheduler.max_num_seqs for m in (a, b, c)} == {4}
+
+
+def test_one_may_have_a_name_too():
+    assert list(read("--model", "a=one/model").models) == ["a"]
+
+
+def test_a_path_with_an_equals_sign_is_a_path(tmp_path):
+    folder = tmp_path / "a=b"
+    folder.mkdir()
+    assert read("--model", str(folder)).model.model == str(folder)
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (("--model", "a=x", "--model", "y"), "--model y: of several models each needs a name"),
+        (("--model", "y", "--model", "z"), "--model y: of several"),
+        (("--model", "a=x", "--model", "a=y"), "another model of the name 'a'"),
+        (("--model", "a=x,colour=red"), "'colour=red' is no setting.*dtype"),
+        (("--model", "a=x,dtype"), "'dtype' is no setting"),
+        (("--model", "a=x,port=1"), "'port=1' is no setting"),
+        (("--model", "a=x,served-model-name=b"), "is no setting"),
+        (("--model", "a=x,dtype=int4"), "int4"),
+        (("--model", "a=x,max-num-seqs=0"), ">= 1.*max_num_seqs"),
+        (("--model", "a=x", "--served-model-name", "b"), "has its name already"),
+    ],
+)
+def test_what_can_not_be_meant(argv, said):
+    with pytest.raises(ConfigError, match=said):
+        read(*argv)
+
+
+def test_a_command_that_runs_one_says_so():
+    with pytest.raises(ConfigError, match="name others: a, b"):
+        prepare(load({"models": {"a": {}, "b": {}}}, env={}))
+
+
+# ---- memory
+
+
+def model_folder(path: Path, *, tied: bool = False) -> Path:
+    """A model of 1,000 · 64 · 2 weights in bfloat16 and as many ids, of 2 layers with 2 heads of 16 for keys and values."""
+    path.mkdir()
+    tensors = {
+        "embed": {"dtype": "BF16", "shape": [1000, 64], "data_offsets": [0, 0]},
+        "other": {"dtype": "F32", "shape": [1000, 64], "data_offsets": [0, 0]},
+        "ids": {"dtype": "I64", "shape": [10], "data_offsets": [0, 0]},
+        "__metadata__": {"format": "pt"},
+    }
+    header = json.dumps(tensors).encode()
+    (path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+    config = {"vocab_size": 1000, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+              "max_position_embeddings": 128, "tie_word_embeddings": tied}  # fmt: skip
+    (path / "config.json").write_text(json.dumps(config))
+    return path
+
+
+def test_a_folders_weights(tmp_path):
+    plain, tied = model_folder(tmp_path / "plain"), model_folder(tmp_path / "tied", tied=True)
+    assert weights_bytes(plain, 2, packed=True) == 128_000 * 2 + 80
+    assert weights_bytes(plain, 4, packed=True) == 128_000 * 4 + 80
+    assert weights_bytes(tied, 2, packed=True) == 192_000 * 2 + 80
+    assert weights_bytes(tied, 2, packed=False) == 128_000 * 2 + 80
+    assert block_bytes(plain, 16, 2) == 2 * 2 * 2 * 16 * 16 * 2
+    (plain / "model.safetensors").write_bytes(b"short")
+    with pytest.raises(ModelLoadError, match="can't be read"):
+        weights_bytes(plain, 2, packed=False)
+
+
+def test_a_real_folders_are_those_of_the_loaded_model(tmp_path):
+    """Against the runner's own block and the parameters that transformers has."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from tailrace.runners.transformers import TransformersRunner
+
+    config = LlamaConfig(vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4,
+                         num_key_value_heads=2, tie_word_embeddings=False, dtype=torch.bfloat16)  # fmt: skip
+    model = LlamaForCausalLM(config).to(torch.bfloat16)
+    model.save_pretrained(tmp_path)
+    runner = TransformersRunner.load(ModelConfig(dtype="bfloat16", device="cpu", threads=1), tmp_path, block_size=16)
+    assert block_bytes(tmp_path, 16, 2) == runner.block_bytes
+    assert weights_bytes(tmp_path, 2, packed=True) == 2 * sum(p.numel() for p in model.parameters())
+
+
+def engine(**cache) -> EngineConfig:
+    return EngineConfig(model=ModelConfig(device="cpu"), cache=CacheConfig(**cache))
+
+
+def test_what_is_left_is_shared(tmp_path):
+    folder = model_folder(tmp_path / "m")
+    models = [
+        ("a", engine(), folder),
+        ("b", engine(), folder),
+        ("c", engine(num_blocks=4), folder),
+        ("d", engine(), None),
+    ]
+    sure = 3 * (128_000 * 2 + 80) + 4 * block_bytes(folder, 16, 2) + 4 * fit.PROCESS_BYTES
+    found = fit.fitted(models, lambda device: sure + 10 * GIB)
+    share = fit.sizing.SHARE * 10 / 2
+    assert [one.cache.memory_gib for one in found] == pytest.approx([share, share, 0, 0])
+    assert found[2].cache.num_blocks == 4
+    rest = 10 - 2 * share
+    assert [one.cache.memory_growth_gib for one in found] == pytest.approx([0.5 * rest / 4] * 4)
+    kept = fit.fitted([("a", engine(memory_growth_gib=3.0), folder)], lambda device: sure + GIB)
+    assert kept[0].cache.memory_growth_gib == 3.0
+
+
+def test_those_that_do_not_fit_are_told_apart(tmp_path):
+    """One byte less than what is sure is refused, and it says who needs how much."""
+    folder = model_folder(tmp_path / "m")
+    models = [("a", engine(), folder), ("b", engine(memory_gib=2.0), folder)]
+    blocks = min(2 * GIB, 64 * 8 * block_bytes(folder, 16, 2))  # 64 sequences of 128 positions take no more
+    sure = 2 * (128_000 * 2 + 80) + blocks + 2 * fit.PROCESS_BYTES
+    fit.fitted(models, lambda device: sure)
+    with pytest.raises(ConfigError) as refused:
+        fit.fitted(models, lambda device: sure - 1)
+    said = str(refused.value)
+    assert "a 0.40 GiB (weights 0.00, KV cache a share of what is left, process 0.40)" in said
+    assert "b 0.4" in said
+    assert "are left" in said
+
+
+def test_each_device_counts_for_itself(tmp_path, monkeypatch):
+    monkeypatch.setattr(fit, "gpus", lambda: [5 * GIB, GIB])
+    folder = model_folder(tmp_path / "m")
+    on = [
+        ("a", EngineConfig(model=ModelConfig(device="auto")), folder),
+        ("b", EngineConfig(model=ModelConfig(device="cuda:1")), folder),
+    ]
+    first, second = fit.fitted(on)
+    assert first.cache.memory_gib > 4 * second.cache.memory_gib > 0
+    with pytest.raises(ConfigError, match="'cuda:2' is not available"):
+        fit.fitted([("a", EngineConfig(model=ModelConfig(device="cuda:2")), folder)])

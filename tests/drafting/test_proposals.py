@@ -19,6 +19,7 @@ from tailrace.drafting.pick import Picker, Picks, draw, noise_of
 from tailrace.kernels.cpu.sample import APART, Step
 from tailrace.kernels.cpu.shelf import Place, Shelf
 from tailrace.kernels.status import OK
+from tailrace.options import Watermark
 from tailrace.params import SamplingParams
 from tailrace.sampling import Rows, Sampler, Slots
 from tailrace.sampling.reference import distribution
@@ -52,6 +53,10 @@ FIELDS = {
     "min_tokens": {"min_tokens": 2, "stop_token_ids": [1, 2, 3, 4]},
     "forced": {"forced_token_ids": (9, 30)},
     "logprobs": {"logprobs": 3, "logprobs_mode": "processed", "top_k": 20},
+    "tail-free": {"tfs_z": 0.95},
+    "mirostat": {"mirostat": 2, "mirostat_tau": 3.0},
+    "adaptive-p": {"adaptive_target": 0.3, "min_p": 0.01},
+    "SynthID": {"watermark": Watermark(kind="synthid", key=5, context=2), "top_k": 50},
 }
 
 
@@ -278,7 +283,7 @@ def test_memory_that_someone_holds_is_not_lent_again():
 
 def kept_beside(bad: float, threads: int) -> tuple[list[int], list[int], list[Place]]:
     """Tokens and status of five rows of which the second and fourth are broken; where their q went."""
-    sampler = sampler_for(*[{"top_p": 0.9}] * 4, {"mirostat": 2})
+    sampler = sampler_for(*[{"top_p": 0.9}] * 4, {"normalize_logits": True})
     logits = rows_of(5)[:, 0].clone()
     logits[1, 17] = bad
     logits[3] = -math.inf

@@ -214,10 +214,7 @@ class Engine:
             self._begin_compiled(PATIENCE_S if len(self.compiling) == len(self.waiting) and not self.running else 0.0)
         wait_where_all_do([] if self.flight else self.running, PATIENCE_S)
         if self.running or self.waiting or self.flight:
-            if self.device is None:
-                step(self)
-            else:
-                ahead.step(self, self.device)
+            step(self) if self.device is None else ahead.step(self, self.device)
         out, self.outbox = self.outbox, defaultdict(list)
         return dict(out)
 

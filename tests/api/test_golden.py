@@ -14,6 +14,7 @@ import pytest
 from api.harness import LocalClient, front_of, saying
 from tailrace.api import chunks, narrate
 from tailrace.api.routes import chat, responses
+from tailrace.api.service import Service
 from tailrace.config import ServerConfig
 
 FOLDER = Path(__file__).parent / "golden"
@@ -56,6 +57,7 @@ def fixed(monkeypatch):
     for module in (chat, narrate, responses):
         monkeypatch.setattr(module, "uuid4", lambda: SimpleNamespace(hex=f"{next(names):032x}"))
     clock = SimpleNamespace(time=lambda: 1_700_000_000.0)
+    monkeypatch.setattr(Service, "fingerprint", "fp_golden")
     monkeypatch.setattr(chunks, "time", clock)
     monkeypatch.setattr(responses, "time", clock)
 
@@ -66,7 +68,6 @@ async def test_the_stream_is_what_it_was(tokenizer, fixed, name, request):
     client = LocalClient(saying(says.encode()), fail_at=FAILS_AT.get(name))
     client.patient = True
     async with front_of(client, tokenizer, CONFIG) as front:
-        front.service.fingerprint = "fp_golden"
         body = {"temperature": 0, "stream": True, "request_id": "golden", **fields}
         answer = await front.http.post(path, json=body)
     assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"

@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
+from functools import cache
 from importlib.metadata import version
 from typing import TYPE_CHECKING, TypeVar
 
@@ -72,7 +73,7 @@ class Service:
     @property
     def fingerprint(self) -> str:
         """What an answer was made with."""
-        return "fp_" + hashlib.sha256(f"{version('tailrace')} {self.model_name}".encode()).hexdigest()[:10]
+        return fingerprint_of(self.model_name)
 
     def adapted(self, adapter: str) -> Service:
         """The same with an adapter, under its name: all else is shared."""
@@ -109,3 +110,9 @@ def chosen(
 def service_of(request: Request) -> Service:
     """The service behind a request: of the model that it names, once that is known; until then the default's."""
     return getattr(request.state, "service", None) or request.app.state.front.default
+
+
+@cache
+def fingerprint_of(model_name: str) -> str:
+    """Of this version and a model; the version is looked up on the disk."""
+    return "fp_" + hashlib.sha256(f"{version('tailrace')} {model_name}".encode()).hexdigest()[:10]

@@ -79,8 +79,8 @@ struct State {
 constexpr int kMaxEdits = 16;
 constexpr int kMaxStages = 20;
 // Of a program: greedy; logprobs of the processed distribution; entropies; the slot is taken; it asks for what the kernels don't
-// have; it learns from what is drawn. Of a step: somebody asks for logprobs or entropies.
-constexpr int32_t kGreedy = 1, kProcessed = 2, kEntropy = 4, kTaken = 8, kRare = 16, kReported = 32, kLearning = 64;
+// have; it learns from what is drawn; its stages may take long, so the time is noted. Of a step: somebody asks for logprobs or entropies.
+constexpr int32_t kGreedy = 1, kProcessed = 2, kEntropy = 4, kTaken = 8, kRare = 16, kReported = 32, kLearning = 64, kCostly = 128;
 constexpr int32_t kApart = -1;  // the status of a request that was left alone
 
 struct Program {

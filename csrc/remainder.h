@@ -15,8 +15,6 @@ class RowRemainder {
     int64_t draw(const Noise &noise, Workspace &space) const;
 
   private:
-    const float *block(int64_t b, float *buffer) const;
-
     const Row &row_;
     const float *q_;
     float max_, scale_, share_;

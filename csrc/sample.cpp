@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <ctime>
 #include <stdexcept>
 #include <string>
 
@@ -13,6 +14,13 @@ namespace {
 
 // Of rule typical: src/tailrace/sampling/verify.py.
 constexpr double kTypicalEpsilon = 0.09, kTypicalDelta = 0.3;
+
+// Of processor time that this thread has had.
+double thread_seconds() {
+    timespec now;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
 
 // One request: its rows in order, the drafts it accepts becoming history for the rows after them.
 class Request {
@@ -213,7 +221,11 @@ void sample(const Step &step) {
     Pool::instance().run(step.requests, [&](int64_t i) {
         Workspace &space = Workspace::mine();
         space.fit(step.vocab);
-        Request(step, i, space).run();
+        Request request(step, i, space);
+        const bool noted = step.seconds && (step.program_of(step.start[i]).flags & kCostly);
+        const double begun = noted ? thread_seconds() : 0.0;
+        request.run();
+        if (noted) step.seconds[i] = thread_seconds() - begun;
     });
 }
 

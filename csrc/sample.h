@@ -31,6 +31,7 @@ struct Step {
     int32_t *status;          // [N]: a Status, or kApart
     double *numbers;          // [N, width, 3 + top], where a program asks: logprob, entropy and varentropy in nats, the top logprobs
     int64_t *ranks;           // [N, width, 1 + top], where a program asks: rank, the top ids
+    double *seconds;          // [N], where a program is costly: of processor time
     double *lessons;          // [N, width], where a program learns: what from, see Target; NaN: nothing
 
     const Program &program_of(int64_t row) const { return programs[program ? program[row] : slot[row]]; }

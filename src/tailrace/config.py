@@ -103,6 +103,9 @@ class SchedulerConfig(Section, frozen=True):
     host_ms: Positive = 25
 
 
+WITH_WEIGHTS = ("draft_model", "eagle", "block")  # drafters that have weights of their own
+
+
 class SpeculationConfig(Section, frozen=True):
     """Guessing ahead: who guesses (drafting/__init__.py lists them), with which weights, how far, how it is verified.
 

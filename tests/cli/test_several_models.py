@@ -12,7 +12,7 @@ import pytest
 from tailrace.cli import fit
 from tailrace.cli.flags import add_config_flags, read_config
 from tailrace.cli.local import prepare
-from tailrace.config import SECTIONS, CacheConfig, Config, EngineConfig, ModelConfig, load
+from tailrace.config import SECTIONS, CacheConfig, Config, EngineConfig, ModelConfig, SpeculationConfig, load
 from tailrace.errors import ConfigError, ModelLoadError
 from tailrace.models.footprint import block_bytes, weights_bytes
 
@@ -58,6 +58,12 @@ def test_a_path_with_an_equals_sign_is_a_path(tmp_path):
     folder = tmp_path / "a=b"
     folder.mkdir()
     assert read("--model", str(folder)).model.model == str(folder)
+    assert read("--model", "/no/such=1").model.model == "/no/such=1"
+
+
+def test_one_of_several_may_have_several_adapters():
+    [a, _] = read("--model", "a=x,lora=p=/one,lora=q=/two", "--model", "b=y").models.values()
+    assert a.model.adapters == {"p": "/one", "q": "/two"}
 
 
 @pytest.mark.parametrize(
@@ -69,6 +75,7 @@ def test_a_path_with_an_equals_sign_is_a_path(tmp_path):
         (("--model", "a=x,colour=red"), "'colour=red' is no setting.*dtype"),
         (("--model", "a=x,dtype"), "'dtype' is no setting"),
         (("--model", "a=x,port=1"), "'port=1' is no setting"),
+        (("--model", "a=x,max-drafts=1,max-drafts=2"), "max-drafts is set twice"),
         (("--model", "a=x,served-model-name=b"), "is no setting"),
         (("--model", "a=x,dtype=int4"), "int4"),
         (("--model", "a=x,max-num-seqs=0"), ">= 1.*max_num_seqs"),
@@ -156,6 +163,15 @@ def test_what_is_left_is_shared(tmp_path):
     assert kept[0].cache.memory_growth_gib == 3.0
 
 
+def test_weights_that_a_drafter_has_no_use_for_are_not_counted(tmp_path):
+    folder = model_folder(tmp_path / "m")
+    needs = [
+        fit.need_of("a", EngineConfig(model=ModelConfig(device="cpu"), speculation=speculation), folder)
+        for speculation in (SpeculationConfig(), SpeculationConfig(drafter="ngram", model="org/head"))
+    ]
+    assert needs[0] == needs[1]
+
+
 def test_those_that_do_not_fit_are_told_apart(tmp_path):
     """One byte less than what is sure is refused, and it says who needs how much."""
     folder = model_folder(tmp_path / "m")
@@ -180,5 +196,7 @@ def test_each_device_counts_for_itself(tmp_path, monkeypatch):
     ]
     first, second = fit.fitted(on)
     assert first.cache.memory_gib > 4 * second.cache.memory_gib > 0
+    hosts = fit.fitted(on, lambda device: 80 * GIB)  # requests take the host's memory wherever the model is
+    assert [one.cache.memory_growth_gib for one in hosts] == pytest.approx([0.5 * 80 / 2] * 2)
     with pytest.raises(ConfigError, match="'cuda:2' is not available"):
         fit.fitted([("a", EngineConfig(model=ModelConfig(device="cuda:2")), folder)])

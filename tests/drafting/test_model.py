@@ -8,13 +8,15 @@ import pytest
 import torch
 
 from drafting.tiny import SIZE, VOCAB, llama, said, sampler_for
+from tailrace import drafting
+from tailrace.config import ModelConfig, SpeculationConfig
 from tailrace.drafting.base import Ask, Drafter
 from tailrace.drafting.model import DraftModel, check_vocabulary
 from tailrace.drafting.pick import Picker
 from tailrace.drafting.prefix import RECENT, standing
 from tailrace.errors import ConfigError
 from tailrace.runners.scripted import ScriptedRunner
-from tailrace.sampling import Sampler
+from tailrace.sampling import Sampler, Slots
 
 
 def script(ids: list[int]) -> torch.Tensor:
@@ -283,3 +285,13 @@ def test_vocabularies():
     for draft in ([], ["", "", ""]):
         with pytest.raises(ConfigError, match="no id"):
             check_vocabulary(target, draft)
+
+
+def test_adapters_are_the_targets_alone(monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setattr(drafting, "load_runner", lambda model, *_, **__: asked.append(model.lora) or 1 / 0)
+    config = SpeculationConfig(drafter="draft_model", model=str(tmp_path))
+    where = drafting.Surroundings(config, ModelConfig(lora="x=/f"), None, Sampler(Slots(1, 9)), 16)
+    with pytest.raises(ZeroDivisionError):
+        drafting.DRAFTERS["draft_model"](where)
+    assert asked == [""]

@@ -346,3 +346,42 @@ def test_planted_faults_are_seen(grammars, fault: Callable, monkeypatch):
             return True
 
     assert any(seen(seed, name) for seed in range(40) for name in ("oracle", "draft model"))
+
+
+class Looking:
+    """Draws its guesses with the engine's sampler, as it were: it looks at where the slots stand."""
+
+    draws, captures = True, ()
+
+    def __init__(self) -> None:
+        self.engine: Engine | None = None
+        self.behind: dict[int, int] = {}
+
+    def draft(self, asks):
+        assert self.engine is not None
+        for ask in asks:
+            slot = self.engine.slots[ask.slot]
+            self.behind[ask.slot] = len(ask.tokens) - (slot.num_prompt + slot.num_output)
+        return [Draft([ask.tokens[-1]]) for ask in asks]
+
+    def observe(self, seen):
+        raise AssertionError("it captures nothing")
+
+    def leave(self, slot):
+        pass
+
+
+def test_who_draws_guesses_with_what_has_been_said_has_heard_it():
+    looking = Looking()
+    harness = Harness(ScriptedRunner(WORDS, script, 512), overlap="on", drafter=lambda _: looking)
+    looking.engine = harness.engine
+    asked = ({}, {"presence_penalty": 0.5}, {"mirostat": 2, "temperature": 1.0}, {"bad_words": ((3, 4),)})
+    for place, fields in enumerate(asked):
+        harness.submit(f"r{place}", [5, 6, 7], max_tokens=12, ignore_eos=True, seed=place, **fields)
+    found: set[tuple[int, int]] = set()
+    while harness.engine.has_work:
+        looking.behind.clear()
+        harness.step()
+        found |= set(looking.behind.items())
+    assert {behind for slot, behind in found if slot != 0} == {0}
+    assert {behind for slot, behind in found if slot == 0} != {0}  # its guesses don't depend on it

@@ -193,12 +193,16 @@ def test_an_adapter_that_is_not_there_is_refused(place):
     [
         ({"peft_type": "IA3"}, "peft_type 'IA3'"), ({"use_dora": True}, "use_dora"), ({"bias": "all"}, "bias"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"), ({"fan_in_fan_out": True}, "fan_in_fan_out"),
-        ({"init_lora_weights": "pissa"}, "init_lora_weights"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights"), ({"peft_type": None}, "peft_type None"),
+        ({"alora_invocation_tokens": [1, 2]}, "alora_invocation_tokens"), ({"lora_alpha": None}, "lora_alpha and alpha_pattern must be"),
+        ({"alpha_pattern": {"q_proj": "2"}}, "lora_alpha and alpha_pattern must be"),
     ],
 )  # fmt: skip
 def test_what_is_no_plain_lora_is_refused(place, tmp_path, config, said):
     folder, merged = place
-    adapter(tmp_path / "z", merged[""], TARGETS["x"], 4, 5, **config)
+    adapter(tmp_path / "z", merged[""], TARGETS["x"], 4, 5)
+    path = tmp_path / "z" / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | config))
     with pytest.raises(ModelLoadError, match=f"lora z: {said}"):
         load(folder, lora=f"z={tmp_path / 'z'}")
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from oracles import brute
 from tailrace.kernels.status import EMPTY, INF, NAN, OK
+from tailrace.options import Watermark
 from tailrace.params import SamplingParams
 from tailrace.sampling import Rows, Sampler, Slots, request_key
 from tailrace.sampling.reference import BadRowError, distribution
@@ -459,3 +460,14 @@ def test_an_overflow_of_a_banned_token_does_not_matter(temperature):
     for backend in ("cpu", "reference"):
         sampled = Sampler(slots, backend)(row, Rows.plain([0], [0], [1]))
         assert (sampled.status.tolist(), sampled.token_ids.tolist()) == ([0], [[1]])
+
+
+def test_the_time_of_what_may_be_dear_is_noted():
+    """And nobody else's: the engine makes such requests take turns (tests/engine/test_costs.py)."""
+    slots = Slots(3, 5000)
+    for slot, fields in enumerate(({"tfs_z": 0.5}, {"top_p": 0.9}, {"watermark": Watermark(kind="synthid", key=1)})):
+        slots.join(slot, SamplingParams(**fields), key=slot, prompt=[1, 2, 3, 4, 5])
+    Sampler(slots)(torch.randn(3, 5000), Rows.plain(range(3), range(3), [5] * 3))
+    took = [slots[slot].took_s for slot in range(3)]
+    assert took[0] > 0 < took[2] < 10
+    assert took[1] == 0

@@ -187,9 +187,11 @@ class BeamRequest:
         except TailraceError as error:
             self._metrics.failed.labels(error.code).inc()
             self._record.interrupted(None, error)
+            self.abort("failed")
             raise
         except Exception as error:  # a bug of ours
             self._record.interrupted(None, error)
+            self.abort("failed")
             raise
         finally:
             if timer is not None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from tailrace.api.beam import BeamRequest, BeamSearch
 from tailrace.errors import ParameterError
-from tailrace.params import SamplingParams
+from tailrace.params import NEUTRAL, SamplingParams
 
 if TYPE_CHECKING:
     from tailrace.api.observe import Origin
@@ -41,7 +41,8 @@ def beam_request(
         ParameterError: fields that a beam search does not take, or out of range.
     """
     for name in NOT_WITH_BEAMS:
-        if getattr(ask, name, None):
+        given = getattr(ask, name, None)
+        if not (given is None or given is False or given in ([], {}, "") or given == NEUTRAL.get(name)):
             raise ParameterError(f"{name} can't be had with use_beam_search", name)
     width, n = params.n if ask.best_of is None else ask.best_of, params.n
     if not n <= width <= MAX_BEAMS:
@@ -51,7 +52,9 @@ def beam_request(
         )
     penalty = 1.0 if ask.length_penalty is None else ask.length_penalty
     if not -MAX_PENALTY <= penalty <= MAX_PENALTY:
-        raise ParameterError(f"length_penalty must be a number in [-10, 10], got {penalty}", "length_penalty")
+        raise ParameterError(
+            f"length_penalty must be a number in [-{MAX_PENALTY:g}, {MAX_PENALTY:g}], got {penalty}", "length_penalty"
+        )
     assert params.max_tokens is not None
     eos = frozenset(service.client.model.eos_token_ids)
     search = BeamSearch(width, params.max_tokens, eos, penalty, ask.early_stopping or False)

@@ -31,13 +31,14 @@ class FrontEnd:
 
     Args:
         named: the operator has named the models: metrics and lines of the log say which one it was.
+        attached: the engines are another's, who ends this one too.
 
     Attributes:
         over: set when it can't go on: a model could not be had at all, or none is left.
     """
 
-    def __init__(self, config: ServerConfig, named: bool = False) -> None:
-        self.config, self.named = config, named
+    def __init__(self, config: ServerConfig, named: bool = False, attached: bool = False) -> None:
+        self.config, self.named, self.attached = config, named, attached
         self.services: dict[str, Service] = {}
         self.adapted: dict[str, Service] = {}  # adapters by name, each with the service of its model
         self.turns, self.responses = Turns(), ResponseStore()
@@ -95,17 +96,20 @@ class FrontEnd:
         """Start the model's engine and watch over it until it is gone for good."""
         supervisor = service.supervisor
         await supervisor.run()
+        if self.attached:
+            return
         if supervisor.model is None or all(other.supervisor.dead.is_set() for other in self.services.values()):
             if len(self.services) > 1 and supervisor.model is None:
                 log.error("the server ends: the model %s can't be had: %s", service.model_name, supervisor.error)
             self.over.set()
 
     async def ask(self, question: str, argument: str) -> list[bytes]:
-        """What the other front ends answer: any engine that lives carries the question."""
+        """What the other front ends answer: any engine that lives carries the question, one that moves rather than one that is stalled."""
         if self.config.front_ends == 1:
             return []
-        carrier = next((service.client for service in self.services.values() if service.client.ready), None)
-        return [] if carrier is None else await carrier.ask(question, argument)
+        ready = [service for service in self.services.values() if service.client.ready]
+        carrier = min(ready, key=lambda service: service.supervisor.stall is not None, default=None)
+        return [] if carrier is None else await carrier.client.ask(question, argument)
 
     async def drain(self, timeout_s: float) -> None:
         """Accept nothing new; let what runs finish within the time, then end it with an error."""

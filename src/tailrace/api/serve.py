@@ -71,9 +71,10 @@ def serve_attached(start: Start, tokenizers: Sequence[Tokenizer], read: Callable
     """Serve as a further front end, until told to end; returns the exit code. `read`: the next line of news."""
     shared = socket.socket(fileno=start.socket)
     news = Newsreader(read, closed=lambda: os._exit(0))
-    # an engine that dies is its owner's business: wait for another
-    waiting = msgspec.structs.replace(start.server, on_engine_death="restart")
-    front = FrontEnd(waiting, start.named)
+    # an engine that dies is its owner's business: wait for another; but of several there is none for it while the others live
+    several = len(start.models) > 1
+    waiting = start.server if several else msgspec.structs.replace(start.server, on_engine_death="restart")
+    front = FrontEnd(waiting, start.named, attached=True)
     for model, tokenizer in zip(start.models, tokenizers, strict=True):
         client = AsyncClient(partial(news.engine, model.name), waiting.start_timeout_s)
         front.add(client, tokenizer, model.name, model.defaults, model.engine.model.adapters)

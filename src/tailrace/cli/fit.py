@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from tailrace.config import EngineConfig
+from tailrace.config import WITH_WEIGHTS, EngineConfig
 from tailrace.engine import sizing
 from tailrace.errors import ConfigError
 from tailrace.models import describe
@@ -67,7 +67,7 @@ def fitted(
     for need in needs:
         groups[need.device].append(need)
     cache_gib: dict[str, float] = {}
-    growth_gib = LEAST_GROWTH_GIB
+    rest_gib = room("cpu") / GIB if "cpu" not in groups else 0.0  # what requests may have of the host's memory
     for device, group in groups.items():
         there, wanted = room(device), sum(need.least for need in group)
         if wanted > there:
@@ -81,8 +81,8 @@ def fitted(
         given = share * (there - wanted) / max(1, len(unset)) / GIB
         cache_gib |= {need.name: given for need in unset}
         if device == "cpu":
-            rest = (there - wanted) / GIB - given * len(unset)
-            growth_gib = max(growth_gib, GROWTH_SHARE * rest / len(models))
+            rest_gib = (there - wanted) / GIB - given * len(unset)
+    growth_gib = max(LEAST_GROWTH_GIB, GROWTH_SHARE * rest_gib / len(models))
     return [
         with_memory(engine, cache_gib.get(need.name), growth_gib)
         for need, (_, engine, _) in zip(needs, models, strict=True)
@@ -111,7 +111,7 @@ def need_of(name: str, engine: EngineConfig, folder: Path | None) -> Need:
     itemsize, config, on_cpu = ITEM_BYTES[engine.model.dtype], engine.cache, device == "cpu"
     weights = weights_bytes(folder, itemsize, on_cpu)
     drafter = engine.speculation
-    if drafter.model is not None and drafter.drafter != "none":
+    if drafter.model is not None and drafter.drafter in WITH_WEIGHTS:
         weights += weights_bytes(Path(drafter.model), itemsize, on_cpu) + int(drafter.cache_gib * GIB)
     if not config.num_blocks and not config.memory_gib:
         return Need(name, device, weights, None)

@@ -105,6 +105,7 @@ FLAGS: dict[str, str] = {  # where the field's own name would mislead
 ENGINE_SECTIONS = settings.ENGINE_SECTIONS
 MODEL = "model.model"
 REPEATABLE = ("model.lora",)  # its values are joined by commas
+PATHS = ("/", ".", "~")  # what a model's path begins with, and no name
 SEVERAL = "; given several times, each by a name of its own, and with settings of its own: a=FOLDER,dtype=float32"
 MODEL_FLAGS: dict[str, str] = {  # flags that one of several models may have for itself, without their dashes
     FLAGS.get(key, "--" + field.replace("_", "-")).removeprefix("--"): key
@@ -190,7 +191,12 @@ def read_config(args: argparse.Namespace) -> Config:
 def is_named(value: str) -> bool:
     """--model's value begins with a name of its own; a file or folder of the whole name is none such."""
     name, equals, _ = value.partition("=")
-    return bool(equals) and settings.NAME.fullmatch(name) is not None and not Path(value).expanduser().exists()
+    return (
+        bool(equals)
+        and not value.startswith(PATHS)
+        and settings.NAME.fullmatch(name) is not None
+        and not Path(value).expanduser().exists()
+    )
 
 
 def unique(values: list[str]) -> list[str]:
@@ -225,7 +231,10 @@ def read_model(value: str) -> tuple[str, dict[str, dict[str, str]]]:
                 f"--model {value}: {setting!r} is no setting; they are FLAG=VALUE, with {', '.join(MODEL_FLAGS)}"
             )
         section, _, field = key.partition(".")
-        sections.setdefault(section, {})[field] = given
+        fields = sections.setdefault(section, {})
+        if field in fields and key not in REPEATABLE:
+            raise ConfigError(f"--model {value}: {flag} is set twice")
+        fields[field] = f"{fields[field]},{given}" if field in fields else given
     return name, sections
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from tailrace.cli.fit import fitted
-from tailrace.config import Config, ModelConfig, SpeculationConfig
+from tailrace.config import WITH_WEIGHTS, Config, ModelConfig, SpeculationConfig
 from tailrace.errors import ConfigError
 from tailrace.logs import LEVEL_VARIABLE
 from tailrace.models import LocalModel, resolve
@@ -85,7 +85,7 @@ def with_weights(config: Config, tokenizer: Tokenizer, progress: bool) -> Specul
         ModelLoadError: they can't be had. ConfigError: a draft model has another vocabulary than the model.
     """
     speculation, model = config.speculation, config.model
-    if speculation.model is None or speculation.drafter not in ("draft_model", "eagle", "block"):
+    if speculation.model is None or speculation.drafter not in WITH_WEIGHTS:
         return speculation
     if speculation.drafter == "draft_model":
         from tailrace.drafting.model import check_vocabulary

@@ -128,8 +128,12 @@ def foretold(engine: Engine, drawn: Drawn, plan: Plan) -> tuple[Drawn | None, Pl
 
 
 def decides(engine: Engine, one: Said) -> bool:
-    """Where it goes on depends on more than the tokens that it has drawn: it may end or fail with them, or they are its grammar's."""
+    """Where it goes on depends on more than the tokens that it has drawn: it may end or fail with them, they are its grammar's, or its
+    guesses are drawn by a sampler that must have heard of them."""
     sequence, params = one.sequence, one.sequence.request.params
+    drafter, slot = engine.speculator.drafter, engine.slots[sequence.slot]
+    if drafter is not None and drafter.draws and (slot.history is not None or slot.moves or slot.state):
+        return True
     if one.status != OK or sequence.constraint is not None or sequence.room <= len(one.tokens):
         return True
     return any(token in engine.eos or token in params.stop_token_ids for token in one.tokens)
@@ -149,6 +153,7 @@ def arrived(engine: Engine, drawn: Drawn) -> bool:
     drawn.known()
     drawn.at = time.perf_counter()
     if flight.stride is not None:
+        engine.counters.decoded(bool(flight.guesses), drawn.at - flight.since)
         speculator.stepped(flight.assembled.batch.token_ids.numel(), drawn.at - flight.since, flight.stride)
     if engine.flight is not None:  # it has been waiting for this one
         engine.flight.since = drawn.at

@@ -54,8 +54,7 @@ class Flight:
 @dataclass(slots=True)
 class Drawn:
     """A step whose draws are on their way to the host. errors: see commit. said: what has arrived and is not committed; at: when, by
-    time.perf_counter. assumed: whose
-    last tokens are not committed, and how many those are."""
+    time.perf_counter. assumed: whose last tokens are not committed, and how many those are."""
 
     flight: Flight
     pending: list[tuple[list[Sequence], Pending]]

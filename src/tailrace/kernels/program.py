@@ -74,6 +74,9 @@ StageKind = Literal[
 NOT_ON_GPU: frozenset[StageKind] = frozenset(
     {"tail_free", "top_h", "min_k", "mirostat", "mirostat_1", "adaptive", "tournament"}
 )
+COSTLY_KINDS: frozenset[StageKind] = frozenset(
+    {"tail_free", "adaptive", "tournament"}
+)  # milliseconds, where much survives
 MAX_STAGES = 20  # of a program; csrc/program.h
 STAGES: tuple[StageKind, ...] = get_args(StageKind)  # as csrc/program.h numbers them
 

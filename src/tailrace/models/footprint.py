@@ -24,10 +24,13 @@ def weights_bytes(folder: Path, itemsize: int, packed: bool) -> int:
     Raises:
         ModelLoadError: a file of weights can't be read.
     """
-    total = sum(tensors_bytes(path, itemsize) for path in folder.glob("*.safetensors"))
+    files = list(folder.glob("model*.safetensors")) or list(
+        folder.glob("*.safetensors")
+    )  # what else lies there is another format's
+    total = sum(tensors_bytes(path, itemsize) for path in files)
     total = total or sum(path.stat().st_size for path in folder.glob("pytorch_model*.bin"))
     config = language_config(read_json(folder, "config.json", required=True))
-    tied = config.get("tie_word_embeddings", True) and packed
+    tied = bool(config.get("tie_word_embeddings", True)) and packed
     return total + (tied * itemsize * config.get("vocab_size", 0) * first(config, WIDTH))
 
 

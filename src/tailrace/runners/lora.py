@@ -27,7 +27,8 @@ KEY = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<part>[AB])\.weigh
 PLAIN: dict[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",), "bias": ("none", None), "use_dora": (False, None), "modules_to_save": (None, []), "lora_bias": (False, None),
     "fan_in_fan_out": (False, None), "layer_replication": (None, []), "trainable_token_indices": (None, []), "use_qalora": (False, None),
-    "megatron_config": (None,), "target_parameters": (None, []), "init_lora_weights": (True, False, None, "gaussian", "eva", "orthogonal"),
+    "megatron_config": (None,), "alora_invocation_tokens": (None, []), "arrow_config": (None,), "corda_config": (None,),
+    "target_parameters": (None, []), "init_lora_weights": (True, False, None, "gaussian", "eva", "orthogonal"),
 }  # fmt: skip
 
 Rows = tuple[tuple[int, torch.Tensor], ...]  # (which adapter, int64 places in the bag)
@@ -121,9 +122,14 @@ def read(name: str, folder: Path, model: nn.Module) -> dict[str, tuple[torch.Ten
         config = json.loads((folder / CONFIG).read_text())
     except (OSError, ValueError) as error:
         raise ModelLoadError(f"lora {name}: {folder / CONFIG} can't be read: {error}") from error
+    if not isinstance(config, dict):
+        raise ModelLoadError(f"lora {name}: {folder / CONFIG} holds no object")
     for field, plain in PLAIN.items():
         if config.get(field) not in plain:
-            raise ModelLoadError(f"lora {name}: {field} {config[field]!r} is not supported ({folder / CONFIG})")
+            raise ModelLoadError(f"lora {name}: {field} {config.get(field)!r} is not supported ({folder / CONFIG})")
+    alphas = [config.setdefault("lora_alpha", 8), *(config.get("alpha_pattern") or {}).values()]
+    if not all(isinstance(alpha, int | float) and not isinstance(alpha, bool) for alpha in alphas):
+        raise ModelLoadError(f"lora {name}: lora_alpha and alpha_pattern must be numbers ({folder / CONFIG})")
     try:
         tensors = load_file(folder / WEIGHTS)
     except Exception as error:  # the library raises many kinds
@@ -153,7 +159,7 @@ def pair(
         raise ModelLoadError(f"lora {name}: {module} lacks its lora_{({'A', 'B'} - both.keys()).pop()}")
     down, up = both["A"], both["B"]
     rank = down.shape[0]
-    if down.shape != (rank, layer.in_features) or up.shape != (layer.out_features, rank):
+    if rank < 1 or down.shape != (rank, layer.in_features) or up.shape != (layer.out_features, rank):
         raise ModelLoadError(
             f"lora {name}: {module} is {layer.out_features} × {layer.in_features}, its A {tuple(down.shape)}, its B {tuple(up.shape)}"
         )
@@ -162,6 +168,6 @@ def pair(
         for pattern, value in (config.get("alpha_pattern") or {}).items()
         if re.match(rf"(.*\.)?({pattern})$", module)
     )
-    alpha = next(own, config.get("lora_alpha", 8))
+    alpha = next(own, config["lora_alpha"])
     scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
     return down.to(layer.weight.dtype), (up.float() * scale).to(layer.weight.dtype)

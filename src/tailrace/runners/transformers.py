@@ -77,7 +77,7 @@ class TransformersRunner:
         recorded = max_num_seqs if config.cuda_graphs and device.type == "cuda" else 0
         runner = cls(model, shared, attention, block_size, recorded)
         runner.check()
-        adapters = Adapters({name: Path(path) for name, path in config.adapters.items()}, model)
+        adapters = Adapters({name: Path(path).expanduser() for name, path in config.adapters.items()}, model)
         shared.caches = runner.make_caches(-(-TRIAL_TOKENS // block_size))
         if device.type == "cpu":
             log.info("fused %s", ", ".join(fuse(model, runner.trial, adapters.owners(model))) or "nothing")

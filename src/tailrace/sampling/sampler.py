@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 import torch
 
 from tailrace.errors import ParameterError
-from tailrace.kernels.cpu.program import LEARNING, RARE, REPORTED
+from tailrace.kernels.cpu.program import COSTLY, LEARNING, RARE, REPORTED
 from tailrace.kernels.cpu.sample import APART, Outcome, Step
 from tailrace.kernels.program import Mask
 from tailrace.kernels.rows import Rows
@@ -138,6 +138,8 @@ class Sampler:
         # no slot's record is touched where nobody is special: that would cost more than sampling
         if step.flags & LEARNING:
             self._keep_lessons(outcome, rows)
+        if step.flags & COSTLY:
+            self._keep_seconds(outcome, rows)
         if not step.flags & (RARE | REPORTED):
             sampled = Sampled(outcome.token_ids, outcome.num_tokens, outcome.status, [None] * rows.num_requests)
         else:
@@ -232,6 +234,13 @@ class Sampler:
                     (token, None if math.isnan(logprob) else logprob)
                     for token, logprob in zip(tokens[:count], found[:count], strict=True)
                 ]
+
+    def _keep_seconds(self, outcome: Outcome, rows: Rows) -> None:
+        """What the draws of those took whose methods may be dear."""
+        assert outcome.seconds is not None
+        owners = rows.slot[rows.start[:-1]]
+        for i in outcome.seconds.nonzero().squeeze(1).tolist():
+            self.slots[int(owners[i])].took_s = float(outcome.seconds[i])
 
     def _read(self, outcome: Outcome, rows: Rows, logits: torch.Tensor | None = None) -> Sampled:
         """With the requests' reports out of the kernels' arrays; None for those that did not ask. logits: where tokens are named."""

@@ -26,7 +26,7 @@ class Slot:
 
     edits, refinements: the methods it wants, in order. lessons: of the tokens drawn and not yet committed, in order: each with the
     log-probability that is learnt from if it stands; None: nothing is. basis: those whose probabilities are learnt from, at the row looked
-    at last. derived: made once from the parameters. took_s: of processor time, its last draw, if no kernel made it. turns: one of its
+    at last. derived: made once from the parameters. took_s: of processor time, its last draw, where that may be dear. turns: one of its
     edits does something else after every token.
     """
 

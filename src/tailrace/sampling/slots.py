@@ -34,7 +34,7 @@ from tailrace.sampling.pipeline import EDITS, REFINEMENTS, edits_of, refinements
 from tailrace.sampling.processors import find
 from tailrace.sampling.slot import Slot
 
-MAX_SLOTS = 2**20  # each takes 1.5 KB
+MAX_SLOTS = 2**20  # each takes 1.7 KB
 
 
 class Slots:

@@ -7,10 +7,23 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tailrace import _cpu
-from tailrace.kernels.program import MAX_STAGES, STAGES, Add, Ban, Edit, Lift, Mask, Penalty, Program, Stage, Tournament
+from tailrace.kernels.program import (
+    COSTLY_KINDS,
+    MAX_STAGES,
+    STAGES,
+    Add,
+    Ban,
+    Edit,
+    Lift,
+    Mask,
+    Penalty,
+    Program,
+    Stage,
+    Tournament,
+)
 
 MAX_EDITS = 16
-GREEDY, PROCESSED, ENTROPY, TAKEN, RARE, REPORTED, LEARNING = 1, 2, 4, 8, 16, 32, 64
+GREEDY, PROCESSED, ENTROPY, TAKEN, RARE, REPORTED, LEARNING, COSTLY = 1, 2, 4, 8, 16, 32, 64, 128
 STATE = ("mirostat_mu", "adaptive_sum", "adaptive_weight")  # of a sequence, as csrc/program.h has it
 
 
@@ -67,7 +80,7 @@ class Programs:
         record.key, record.forced, record.num_edits = program.key, -1, 0
         record.flags = (
             TAKEN | GREEDY * program.greedy | PROCESSED * program.processed | ENTROPY * program.entropy | RARE * program.rare
-            | LEARNING * program.learning
+            | LEARNING * program.learning | COSTLY * any(stage.kind in COSTLY_KINDS for stage in program.stages)
         )  # fmt: skip
         record.logprobs = -1 if program.logprobs is None else program.logprobs
         record.history = None if program.counts is None else program.counts.address
@@ -156,7 +169,7 @@ class StepRecord(ctypes.Structure):
         ("num_masks", ctypes.c_int64), *((name, ctypes.c_void_p) for name in ("program", "companion", "scale")),
         ("flags", ctypes.c_int32), ("top", ctypes.c_int32),
         *((name, ctypes.c_void_p) for name in (
-            "token_ids", "num_tokens", "status", "numbers", "ranks", "lessons")),
+            "token_ids", "num_tokens", "status", "numbers", "ranks", "seconds", "lessons")),
     ]  # fmt: skip
 
 

@@ -12,7 +12,7 @@ import torch
 
 from tailrace import _cpu
 from tailrace.errors import ParameterError
-from tailrace.kernels.cpu.program import LEARNING, Programs, StepRecord
+from tailrace.kernels.cpu.program import COSTLY, LEARNING, Programs, StepRecord
 from tailrace.kernels.cpu.shelf import Place
 from tailrace.kernels.proposals import addresses, shown
 from tailrace.kernels.rows import Rows, tensor
@@ -40,6 +40,7 @@ class Outcome(NamedTuple):
     status: torch.Tensor
     reports: Reports | None
     lessons: torch.Tensor | None = None
+    seconds: torch.Tensor | None = None
 
 
 class Proposed(NamedTuple):
@@ -69,8 +70,7 @@ class Step:
         if rows.rule is not None and rows.rule.numel() != n:
             raise ParameterError(f"rule must have {n} entries, one per request, got {rows.rule.numel()}", "rule")
         self.shape = (n, rows.width)
-        q = None if rows.proposals is None else tensor(addresses(rows.proposals, rows.start.tolist(), vocab))
-        self.alive = (logits, rows, programs, q)  # the record holds addresses only
+        self.alive = (logits, rows, programs)  # the record holds addresses only
         if isinstance(rows.width, bool) or not isinstance(rows.width, int) or not 1 <= rows.width <= max(1, count_rows):
             raise ParameterError(
                 f"width must be an integer in [1, {max(1, count_rows)}], got {rows.width!r:.100}", "width"
@@ -79,7 +79,6 @@ class Step:
             logits.data_ptr(), CODES[logits.dtype], count, vocab, logits.stride(0), programs.num_slots, rows.num_rows,
             *self.shape, programs.address, rows.slot.data_ptr(), rows.source.data_ptr(), rows.position.data_ptr(),
             rows.start.data_ptr(), rows.draft.data_ptr(), None if rows.rule is None else rows.rule.data_ptr(),
-            None if q is None else q.data_ptr(),
         )  # fmt: skip
         if rows.mask is not None:
             point_at_masks(self.record, rows.mask, rows.masks)
@@ -93,6 +92,9 @@ class Step:
         except ValueError as error:
             named = FIELD.match(str(error))
             raise ParameterError(str(error), named and named[1]) from None
+        if rows.proposals is not None:  # now that the rows are known to be some
+            q = tensor(addresses(rows.proposals, rows.start.tolist(), vocab))
+            self.alive, self.record.proposals = (*self.alive, q), q.data_ptr()
         self.flags: int = self.record.flags
 
     def unroll(self, program: torch.Tensor, programs: Programs) -> None:
@@ -119,6 +121,9 @@ class Step:
             )
             record.numbers, record.ranks = made.numbers.data_ptr(), made.ranks.data_ptr()
             out = out._replace(reports=made)
+        if self.flags & COSTLY:
+            out = out._replace(seconds=torch.zeros(self.shape[0], dtype=torch.float64))
+            record.seconds = out.seconds.data_ptr()  # pyright: ignore[reportOptionalMemberAccess]
         if self.flags & LEARNING:
             out = out._replace(lessons=torch.empty(self.shape, dtype=torch.float64))
             record.lessons = out.lessons.data_ptr()  # pyright: ignore[reportOptionalMemberAccess]

@@ -144,7 +144,11 @@ def test_a_planted_fault_of_the_law_is_seen(monkeypatch):
     """Each draft comes with the distribution of the one before it."""
     monkeypatch.setattr(Harness, "overlap", "on")
     real = draws.proposals
-    monkeypatch.setattr(draws, "proposals", lambda guesses: None if (q := real(guesses)) is None else q.roll(1, 0))
+    monkeypatch.setattr(
+        draws,
+        "proposals",
+        lambda guesses: (dense := real(guesses)) and [None if q is None else q.roll(1, 0) for q in dense],
+    )
     assert p_value(None, "random", "dense", "rejection", "nothing") < ALPHA
 
 

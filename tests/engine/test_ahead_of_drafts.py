@@ -28,7 +28,7 @@ from tailrace.wire.messages import Abort
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 NAMES = [name for name in DRAFTERS if name not in ("none", "dense")]
-CROWDS = range(16)
+CROWDS = range(19)
 OFF = Speculation(max_drafts=0)
 ALPHA = 1e-4
 

@@ -82,7 +82,9 @@ def test_case_of_the_issue_a_peaked_row_that_falls_back_under_rule_block():
 def test_whatever_the_reference_raises_is_its_requests_alone(where, backend, monkeypatch, caplog):
     """Also half-way through drafts: what was accepted before stands, and the slot is as it was."""
     slots = Slots(3, V)
-    for i, fields in enumerate(({}, {"tfs_z": 0.9, "logprobs": 1, "presence_penalty": 0.1}, {"top_p": 0.8})):
+    for i, fields in enumerate(
+        ({}, {"normalize_logits": True, "logprobs": 1, "presence_penalty": 0.1}, {"top_p": 0.8})
+    ):
         slots.join(i, SamplingParams(**fields), key=i, prompt=[0, 1])
     logits = torch.randn(9, V, generator=torch.Generator().manual_seed(1)).to(DEVICES[backend])
     alone = (

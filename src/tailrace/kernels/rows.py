@@ -208,6 +208,11 @@ class Rows:
         """R."""
         return self.slot.numel()
 
+    @property
+    def owners(self) -> torch.Tensor:
+        """int64 [N], the slot of each request."""
+        return self.slot if self.width == 1 else self.slot[self.start[:-1]]
+
     def of(self, request: int) -> Rows:
         """This request's alone."""
         first, last = int(self.start[request]), int(self.start[request + 1])

@@ -87,7 +87,7 @@ class OnGPU:
 
     def apart(self, rows: Rows) -> list[int]:
         """The requests of a step that ask for what the kernels don't have."""
-        owners = rows.slot.tolist() if rows.width == 1 else rows.slot[rows.start[:-1]].tolist()
+        owners = rows.owners.tolist()
         edits, looked = self.slots.edits, self.looked
         for owner in owners:
             if looked[owner] is not edits[owner]:

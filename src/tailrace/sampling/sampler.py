@@ -184,7 +184,7 @@ class Sampler:
 
     def _naming(self, rows: Rows) -> list[int]:
         """The requests that name tokens whose logprobs they want."""
-        owners = rows.slot[rows.start[:-1]].tolist()
+        owners = rows.owners.tolist()
         return [i for i, owner in enumerate(owners) if self.slots[owner].params.logprob_token_ids]
 
     def _drafted(self, rows: Rows) -> list[tuple[int, Slot]]:
@@ -193,7 +193,7 @@ class Sampler:
         Raises:
             ParameterError: there are drafts that can't be verified together.
         """
-        owners = rows.slot[rows.start[:-1]].tolist()
+        owners = rows.owners.tolist()
         drafted = [(i, self.slots[owners[i]]) for i in (rows.start.diff() > 1).nonzero().squeeze(1).tolist()]
         counts = Counter(owners)
         for i, slot in drafted:
@@ -225,8 +225,7 @@ class Sampler:
     def _keep_lessons(self, outcome: Outcome, rows: Rows) -> None:
         """What the slots that learn were told; they learn it from what is committed."""
         assert outcome.lessons is not None
-        owners = rows.slot if rows.width == 1 else rows.slot[rows.start[:-1]]
-        columns = (owners, outcome.num_tokens, outcome.token_ids, outcome.lessons)
+        columns = (rows.owners, outcome.num_tokens, outcome.token_ids, outcome.lessons)
         for owner, count, tokens, found in zip(*(column.tolist() for column in columns), strict=True):
             slot = self.slots[owner]
             if slot.state and not slot.rare:
@@ -238,7 +237,7 @@ class Sampler:
     def _keep_seconds(self, outcome: Outcome, rows: Rows) -> None:
         """What the draws of those took whose methods may be dear."""
         assert outcome.seconds is not None
-        owners = rows.slot[rows.start[:-1]]
+        owners = rows.owners
         for i in outcome.seconds.nonzero().squeeze(1).tolist():
             self.slots[int(owners[i])].took_s = float(outcome.seconds[i])
 
@@ -250,8 +249,7 @@ class Sampler:
             return sampled
         # whole arrays become lists at once: a tensor per row would cost more than the sampling
         numbers, ranks = outcome.reports.numbers.tolist(), outcome.reports.ranks.tolist()
-        owners = rows.slot if rows.width == 1 else rows.slot[rows.start[:-1]]
-        for i, (owner, count) in enumerate(zip(owners.tolist(), outcome.num_tokens.tolist(), strict=True)):
+        for i, (owner, count) in enumerate(zip(rows.owners.tolist(), outcome.num_tokens.tolist(), strict=True)):
             slot = self.slots[owner]
             if slot.reported:
                 params = slot.params

@@ -16,6 +16,8 @@ HOST ?= 127.0.0.1
 MODEL ?=
 ARGS ?=
 MODEL_FLAG := $(if $(MODEL),--model "$(MODEL)")
+WORKERS ?= 2
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .PHONY: install serve chat test test-long test-clients test-gpu bench lint format lock lock-clients clean help
@@ -55,10 +57,10 @@ chat: install
 	@$(BIN)/tailrace chat $(MODEL_FLAG) $(ARGS)
 
 test: lint
-	$(BIN)/python -m pytest -m "not long" $(ARGS)
+	$(PYTEST) -m "not long" $(ARGS)
 
 test-long: install
-	$(BIN)/python -m pytest $(ARGS)
+	$(PYTEST) $(ARGS)
 
 # Clients of others against the server, in an environment of their own: they hold each other's versions back.
 $(CLIENTS)/.stamp: requirements-clients.lock | $(BIN)/pip

@@ -321,7 +321,10 @@ def test_crowds(name, kind):
     before = _cpu.crowd_draws()
     logits = row[None].expand(n, vocab)
     slots = slots_for(CROWDS[name], vocab, n)
-    kernel, survivors = sampled(slots, logits, "cpu"), distribution(row.float(), slots[0])  # of every row: only keys differ
+    kernel, survivors = (
+        sampled(slots, logits, "cpu"),
+        distribution(row.float(), slots[0]),
+    )  # of every row: only keys differ
     reference = [draw(survivors, slots[i], 9) for i in range(n)]
     assert sampled(slots, logits[:2], "reference").token_ids.flatten().tolist() == reference[:2]
     if kind in ("narrow", "normal", "half", "bfloat16") and name in ("top_p 0.5", "typical 0.9", "bans"):

@@ -28,7 +28,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         return (yield)
     finally:
         with Path(file).open("a") as out:  # one short write: workers of pytest-xdist may share the file
-            out.write(f"{spent(os.getpid()) - before:.2f}\t{item.nodeid}\n")
+            out.write(f"{max(spent(os.getpid()) - before, 0):.2f}\t{item.nodeid}\n")
 
 
 def spent(pid: int) -> float:

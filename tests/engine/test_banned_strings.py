@@ -40,6 +40,7 @@ def letters(ids: list[int]) -> int:
     return hash(tuple(ids)) % 12
 
 
+@pytest.mark.disturbs
 @pytest.mark.parametrize("banned", [("abc",), ("ab", "ca"), (" ",), ("c a", "aa", "bca")])
 @pytest.mark.parametrize("num_blocks", [64, 6])
 def test_case_11_the_text_never_holds_a_banned_string(banned, num_blocks):

@@ -33,7 +33,6 @@ from tailrace.sampling import sampler, watermark_transformers
 from tailrace.sampling.verify import verify
 from tailrace.wire.messages import Failed, Finished
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 [A] = ids("a")
 AMBIGUOUS = 'root ::= s\ns ::= s s | "a" | "b"'  # the ways to read n letters are as many as n has partitions
 

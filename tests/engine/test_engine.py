@@ -14,7 +14,7 @@ from tailrace.params import SamplingParams
 from tailrace.runners.scripted import ScriptedRunner
 from tailrace.wire.messages import Abort, Failed, Finished, Submit
 
-pytestmark = pytest.mark.usefixtures("both_modes")
+pytestmark = [pytest.mark.usefixtures("both_modes"), pytest.mark.disturbs]
 
 
 def prompt_of(seed: int, length: int) -> list[int]:

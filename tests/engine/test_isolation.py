@@ -12,7 +12,7 @@ from tailrace.engine import step as step_room
 from tailrace.kernels.rows import Rows
 from tailrace.wire.messages import Failed, Finished
 
-pytestmark = pytest.mark.usefixtures("both_modes", "one_thread")
+pytestmark = [pytest.mark.usefixtures("both_modes"), pytest.mark.disturbs]
 
 BAD = [66, 6]
 

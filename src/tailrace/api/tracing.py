@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from tailrace.api.observe import Record
+from tailrace.api.access_log import Record
 from tailrace.api.schema.common import Usage
 from tailrace.config import ServerConfig
 from tailrace.extras import needs

@@ -95,9 +95,16 @@ def measure(server: Server, kind: Kind, variants: int) -> dict[str, Any]:
     after = server.metrics()
     print(f"measured: {kind.name}", file=sys.stderr, flush=True)
     return {
-        "kind": kind, "from": begun, "to": time.monotonic(), "took": took, "statuses": sorted(set(statuses)), "wrong": wrong,
-        "step": grown(before, after, TURN), "part": slowest_part(before, after), "loop": grown(before, after, LAG),
-    }  # fmt: skip
+        "kind": kind,
+        "from": begun,
+        "to": time.monotonic(),
+        "took": took,
+        "statuses": sorted(set(statuses)),
+        "wrong": wrong,
+        "step": grown(before, after, TURN),
+        "part": slowest_part(before, after),
+        "loop": grown(before, after, LAG),
+    }
 
 
 def grown(before: dict[str, float], after: dict[str, float], name: str) -> float:

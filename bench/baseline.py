@@ -38,9 +38,9 @@ from tailrace.cli.local import prepare
 from tailrace.config import SECTIONS
 from tailrace.params import SamplingParams
 from tailrace.text.tokenizer import Tokenizer
-from tailrace.wire.aio import AsyncClient, AsyncStream
-from tailrace.wire.ledger import Account
+from tailrace.wire.async_client import AsyncClient, AsyncStream
 from tailrace.wire.messages import Finished, TokenLogprobs, Tokens
+from tailrace.wire.stream_table import Account
 
 FLOOR = -9999.0  # stands for −inf
 
@@ -146,7 +146,7 @@ class Output:
 
 
 class Outputs:
-    """One request's: a queue that holds one. The client's ledger calls `take` in its loop over the requests of a frame."""
+    """One request's: a queue that holds one. The client's streams calls `take` in its loop over the requests of a frame."""
 
     def __init__(self, stream: AsyncStream, text: Text) -> None:
         self._account, self._text = stream._account, text

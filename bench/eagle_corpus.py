@@ -41,41 +41,114 @@ HELD_OUT = (
 PROMPT_TOKENS = 320  # longer questions are left out
 PIECE = (250, 900)  # characters of a passage
 PROSE = (
-    "{}\n\nSummarize the text above.", "{}\n\nSummarize this in three sentences, quoting its own words.",
-    "{}\n\nExplain the text above in simple words.", "What does this text say?\n\n{}", "{}\n\nList the main points.",
-    "{}\n\nRewrite the text above in your own words.", "{}\n\nRepeat this text.", "{}\n\nWhat questions does this answer?",
-    "Continue this text:\n\n{}", "{}\n\nFor whom is this written?",
-)  # fmt: skip
+    "{}\n\nSummarize the text above.",
+    "{}\n\nSummarize this in three sentences, quoting its own words.",
+    "{}\n\nExplain the text above in simple words.",
+    "What does this text say?\n\n{}",
+    "{}\n\nList the main points.",
+    "{}\n\nRewrite the text above in your own words.",
+    "{}\n\nRepeat this text.",
+    "{}\n\nWhat questions does this answer?",
+    "Continue this text:\n\n{}",
+    "{}\n\nFor whom is this written?",
+)
 CODE = (
-    "```python\n{}```\n\nExplain what this code does.", "```python\n{}```\n\nWrite a docstring for this function.",
-    "```python\n{}```\n\nRepeat this code.", "```python\n{}```\n\nRepeat this code with type hints. Answer with the code alone.",
-    "```python\n{}```\n\nRename the variables to be clearer.", "```python\n{}```\n\nAdd a comment to every line.",
+    "```python\n{}```\n\nExplain what this code does.",
+    "```python\n{}```\n\nWrite a docstring for this function.",
+    "```python\n{}```\n\nRepeat this code.",
+    "```python\n{}```\n\nRepeat this code with type hints. Answer with the code alone.",
+    "```python\n{}```\n\nRename the variables to be clearer.",
+    "```python\n{}```\n\nAdd a comment to every line.",
     "```python\n{}```\n\nWrite tests for this function.",
-)  # fmt: skip
+)
 RECORDS = (
-    "{}\n\nRepeat this JSON with the field {} left out.", "{}\n\nRepeat this JSON sorted by {}.",
-    "{}\n\nTurn this JSON into a table. Begin with {}.", "{}\n\nWhat is {} of each of these?",
+    "{}\n\nRepeat this JSON with the field {} left out.",
+    "{}\n\nRepeat this JSON sorted by {}.",
+    "{}\n\nTurn this JSON into a table. Begin with {}.",
+    "{}\n\nWhat is {} of each of these?",
     "{}\n\nWrite these as sentences about {}.",
-)  # fmt: skip
+)
 FREE = (
-    "Write about {}.", "Write a short story about {}.", "Explain {} to a child.", "What should everybody know about {}?",
-    "Give me advice on {}.", "Write a letter about {}.", "List ten facts about {}.", "Write an essay on {}.", "Describe {}.",
+    "Write about {}.",
+    "Write a short story about {}.",
+    "Explain {} to a child.",
+    "What should everybody know about {}?",
+    "Give me advice on {}.",
+    "Write a letter about {}.",
+    "List ten facts about {}.",
+    "Write an essay on {}.",
+    "Describe {}.",
     "Write a dialogue about {}.",
-)  # fmt: skip
+)
 SUBJECTS = (
-    "the moon", "friendship", "a lost key", "old maps", "the invention of paper", "rain in the desert", "chess", "the violin", "winter",
-    "volcanoes", "a village by the sea", "why birds sing", "the first day at school", "healthy food", "a dragon who is afraid of fire",
-    "trains", "money", "sleep", "how computers work", "gardening", "the Roman Empire", "black holes", "a robot who paints", "climate",
-    "public libraries", "coffee", "dreams", "a journey through the mountains", "photography", "how plants grow", "elections",
-    "the ocean floor", "a haunted house", "music and memory", "being on time", "the history of mathematics", "cats",
-    "a king without a crown", "bridges", "learning to swim", "vaccines", "an old clock", "job interviews", "the northern lights",
-    "a wolf and a shepherd", "recycling", "space travel", "time", "how to cook rice", "famous painters",
-)  # fmt: skip
+    "the moon",
+    "friendship",
+    "a lost key",
+    "old maps",
+    "the invention of paper",
+    "rain in the desert",
+    "chess",
+    "the violin",
+    "winter",
+    "volcanoes",
+    "a village by the sea",
+    "why birds sing",
+    "the first day at school",
+    "healthy food",
+    "a dragon who is afraid of fire",
+    "trains",
+    "money",
+    "sleep",
+    "how computers work",
+    "gardening",
+    "the Roman Empire",
+    "black holes",
+    "a robot who paints",
+    "climate",
+    "public libraries",
+    "coffee",
+    "dreams",
+    "a journey through the mountains",
+    "photography",
+    "how plants grow",
+    "elections",
+    "the ocean floor",
+    "a haunted house",
+    "music and memory",
+    "being on time",
+    "the history of mathematics",
+    "cats",
+    "a king without a crown",
+    "bridges",
+    "learning to swim",
+    "vaccines",
+    "an old clock",
+    "job interviews",
+    "the northern lights",
+    "a wolf and a shepherd",
+    "recycling",
+    "space travel",
+    "time",
+    "how to cook rice",
+    "famous painters",
+)
 FIELDS = ("id", "title", "price", "color", "city", "stock", "weight", "author")
 WORDS = (
-    "red", "blue", "green", "amber", "Lisbon", "Kyoto", "Lagos", "Quito", "lamp", "chair", "kettle", "Mira Holt", "Jo Banks",
+    "red",
+    "blue",
+    "green",
+    "amber",
+    "Lisbon",
+    "Kyoto",
+    "Lagos",
+    "Quito",
+    "lamp",
+    "chair",
+    "kettle",
+    "Mira Holt",
+    "Jo Banks",
     "Ana Ruiz",
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +188,7 @@ class Recorder:
             known += tokens[len(known) :]
             rows.append(seen.hidden[row : row + count].to(torch.bfloat16, copy=True))
 
-    def leave(self, slot: int) -> None:
+    def remove(self, slot: int) -> None:
         tokens, rows = self.living.pop(slot, ([], []))
         if not rows:
             return
@@ -249,8 +322,12 @@ def answered(
     engine.speculator.drafter = recorder
     for i, prompt in enumerate(prompts):
         params = SamplingParams(
-            temperature=0.8 if i % 2 else 0.0, top_p=0.95, seed=seed + i, max_tokens=tokens, speculation=Speculation(max_drafts=0)
-        )  # fmt: skip
+            temperature=0.8 if i % 2 else 0.0,
+            top_p=0.95,
+            seed=seed + i,
+            max_tokens=tokens,
+            speculation=Speculation(max_drafts=0),
+        )
         engine.submit(Submit(str(i), 0, prompt, params))
     told = time.monotonic()
     while engine.has_work:

@@ -26,7 +26,7 @@ from tailrace.api.sse import frame
 from tailrace.config import ModelConfig
 from tailrace.models import resolve
 from tailrace.params import SamplingParams
-from tailrace.text.stream import TextStream
+from tailrace.text.output import TextStream
 from tailrace.text.tokenizer import Tokenizer
 from tailrace.wire.messages import TokenLogprobs
 

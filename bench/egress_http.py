@@ -109,9 +109,24 @@ def serving(module: tuple[str, ...], streams: int, tokens: int, step_ms: float) 
         port = probe.getsockname()[1]
     blocks = streams * ((PROMPT_TOKENS + tokens) // 16 + 1)
     command = [
-        sys.executable, "-m", *module, "--model", f"scripted:next:{step_ms}", "--host", HOST, "--port", str(port), "--threads", "1",
-        "--max-num-seqs", str(streams), "--max-num-batched-tokens", str(streams * 16), "--num-blocks", str(blocks),
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        *module,
+        "--model",
+        f"scripted:next:{step_ms}",
+        "--host",
+        HOST,
+        "--port",
+        str(port),
+        "--threads",
+        "1",
+        "--max-num-seqs",
+        str(streams),
+        "--max-num-batched-tokens",
+        str(streams * 16),
+        "--num-blocks",
+        str(blocks),
+    ]
     with running(command, port) as process:
         yield port, process.pid
 

@@ -115,7 +115,7 @@ def joined(case: Case, requests: int, vocab: int) -> Slots:
         history = torch.randint(0, vocab, (case.past,), generator=rng).tolist()
         params = asked[slot % len(asked)]
         half = -(-case.past // 2)
-        slots.join(slot, params, key=request_key(params.seed, 0), prompt=history[:half], output=history[half:])
+        slots.add(slot, params, key=request_key(params.seed, 0), prompt=history[:half], output=history[half:])
     return slots
 
 

@@ -24,8 +24,8 @@ from bench.harness import ROOT, machine, percentile, table, write_json
 from tailrace.config import ModelConfig
 from tailrace.errors import ParameterError
 from tailrace.grammar.check import UnsupportedError
-from tailrace.grammar.closing import closing
-from tailrace.grammar.library import Library
+from tailrace.grammar.completion import closing
+from tailrace.grammar.llguidance import Library
 from tailrace.grammar.vocabulary import Vocabulary
 from tailrace.models import resolve
 from tailrace.options import Grammar
@@ -33,7 +33,7 @@ from tailrace.text.tokenizer import Tokenizer
 
 sys.path.insert(0, str(ROOT / "tests"))  # the suite's cases and how they are judged
 
-from grammar.suite import ANNOTATION, CASES, SPELLING, UNWRITTEN, judged
+from grammar.suite import ANNOTATION, CASES, TOKEN_BYTES, UNWRITTEN, judged
 from grammar.vocabularies import small
 
 TIMES = ("compile_ms", "load_ms", "fill_us", "accept_us", "closing_ms")
@@ -109,7 +109,7 @@ def suite() -> list[dict[str, Any]]:
     library, rows = Library(small()), {}
     for case in CASES:
         row = rows.setdefault(case["draft"], Counter())
-        if case["file"] in ANNOTATION or (case["draft"], case["file"]) in SPELLING:
+        if case["file"] in ANNOTATION or (case["draft"], case["file"]) in TOKEN_BYTES:
             row["annotation"] += 1
             continue
         verdict = judged(library, case)

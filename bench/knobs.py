@@ -68,10 +68,16 @@ def throughput(args: argparse.Namespace) -> list[dict[str, Any]]:
         for turn in range(-1, args.rounds):
             for mode in list(fields) if turn % 2 else list(reversed(fields)):
                 given = prompts.take(args.streams) + [negative] * (args.streams if mode == PAIRS else 0)
-                answer = client.ask({
-                    "host": HOST, "port": server["port"], "streams": len(given), "prompts": given, "sampling": fields[mode],
-                    "output_tokens": args.output_tokens if turn >= 0 else WARM_UP_TOKENS,
-                })  # fmt: skip
+                answer = client.ask(
+                    {
+                        "host": HOST,
+                        "port": server["port"],
+                        "streams": len(given),
+                        "prompts": given,
+                        "sampling": fields[mode],
+                        "output_tokens": args.output_tokens if turn >= 0 else WARM_UP_TOKENS,
+                    }
+                )
                 if turn >= 0:
                     rates[mode].append(answer["tokens"] / answer["wall_s"])
             print(f"round {turn + 1} of {args.rounds}", file=sys.stderr, flush=True)
@@ -108,7 +114,7 @@ def histories(vocab: int = 49_152, rows: int = 32) -> list[dict[str, Any]]:
         for kind, tokens in texts.items():
             slots = Slots(rows, vocab)
             for slot in range(rows):
-                slots.join(
+                slots.add(
                     slot,
                     SamplingParams(**NUCLEUS, **PENALTIES),
                     key=slot,

@@ -29,9 +29,14 @@ SAMPLED = {"temperature": 0.8, "top_p": 0.95, "presence_penalty": 0.3, "logprobs
 WARM_UP, STEPS, DRAWN = 20, 25, 4  # steps: before, of a round, in the drawing
 ROUNDS = 6
 PARTS = {  # part of a step → color
-    "plan": "#8da0cb", "guess": "#a6d854", "forward": "#fc8d62", "mask": "#e5c494", "wait": "#eeeeee", "sample": "#e78ac3",
+    "plan": "#8da0cb",
+    "guess": "#a6d854",
+    "forward": "#fc8d62",
+    "mask": "#e5c494",
+    "wait": "#eeeeee",
+    "sample": "#e78ac3",
     "commit": "#66c2a5",
-}  # fmt: skip
+}
 WIDTH, LANE, LEFT, TOP = 900, 26, 90, 44  # px
 
 
@@ -71,10 +76,17 @@ def main(argv: list[str] | None = None) -> int:
     found = {overlap: watched.parts() for overlap, watched in runs.items()}
     where = f"{args.streams} streams, {model.name}, {args.dtype}, {runs['off'].lane.name}"
     print(where)
-    print(table([
-        {"ms per step": part, **{f"overlap {name}": round(parts.get(part, 0.0), 3) for name, parts in found.items()}}
-        for part in (*PARTS, "device", "step")
-    ]))  # fmt: skip
+    print(
+        table(
+            [
+                {
+                    "ms per step": part,
+                    **{f"overlap {name}": round(parts.get(part, 0.0), 3) for name, parts in found.items()},
+                }
+                for part in (*PARTS, "device", "step")
+            ]
+        )
+    )
     if args.svg:
         args.svg.write_text(drawing(where, {f"overlap {name}": watched.drawn for name, watched in runs.items()}))
     if args.json:

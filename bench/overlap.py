@@ -31,7 +31,7 @@ from bench.harness import machine, table, write_json
 
 from tailrace.config import CacheConfig, SchedulerConfig, SpeculationConfig
 from tailrace.drafting.base import Ask, Draft, Seen
-from tailrace.engine import ahead, draws, flight, speculate, stats, step
+from tailrace.engine import ahead, draws, flight, speculation, stats, step
 from tailrace.engine.engine import Engine
 from tailrace.kernels.rows import Rows
 from tailrace.options import Speculation
@@ -120,7 +120,7 @@ class Guesser:
     def observe(self, seen: Seen) -> None:
         """Nothing is captured."""
 
-    def leave(self, slot: int) -> None:
+    def remove(self, slot: int) -> None:
         """Nothing is kept."""
 
 
@@ -129,7 +129,7 @@ class Assumed:
 
     def __enter__(self) -> None:
         self.real = ahead.must_be_known, ahead.launch, flight.Drawn.tokens, flight.Drawn.refer
-        self.counts = speculate.Speculator.counts
+        self.counts = speculation.Speculator.counts
         launch = ahead.launch
 
         def launched(engine: Engine, device: Any, plan: Any, copies: Any, drawn: Any, counts: Any) -> Any:
@@ -151,23 +151,24 @@ class Assumed:
 
         ahead.must_be_known = lambda engine, drawn: not drawn.pending
         ahead.launch, flight.Drawn.tokens, flight.Drawn.refer = launched, tokens, refer
-        speculate.Speculator.counts = lambda self, engine, work: {}  # type: ignore[method-assign]
+        speculation.Speculator.counts = lambda self, engine, work: {}  # type: ignore[method-assign]
 
     def __exit__(self, *_: object) -> None:
         ahead.must_be_known, ahead.launch, flight.Drawn.tokens, flight.Drawn.refer = self.real
-        speculate.Speculator.counts = self.counts
+        speculation.Speculator.counts = self.counts
 
 
 def engine_of(args: argparse.Namespace, streams: int, overlap: str, accept: float | None) -> Engine:
     """accept: None: no drafter."""
     runner = Simulated(args.output_tokens + 64, args.step_ms / 1e3, args.token_us / 1e6)
     engine = Engine(
-        runner, ModelInfo("simulated", VOCAB, runner.max_model_len, []),
+        runner,
+        ModelInfo("simulated", VOCAB, runner.max_model_len, []),
         CacheConfig(num_blocks=streams * (runner.max_model_len // 16 + 2), prefix_reuse=False),
         SchedulerConfig(max_num_seqs=streams, overlap="off" if overlap == "off" else "on"),
         speculation=SpeculationConfig(max_drafts=args.drafts, adaptive=args.adaptive),
         drafter=None if accept is None else lambda sampler: Guesser(accept),
-    )  # fmt: skip
+    )
     engine.sampler = Clocked(engine.sampler, runner)
     return engine
 
@@ -221,7 +222,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
-    for module in (ahead, step, speculate, stats):
+    for module in (ahead, step, speculation, stats):
         module.time = CLOCK  # type: ignore[attr-defined]
     record: dict[str, Any] = {"machine": machine(), **{k: v for k, v in vars(args).items() if k != "json"}}
     print(f"{record['machine']['cpu']}; simulated steps of {args.step_ms} ms + {args.token_us} µs a token")
@@ -238,7 +239,7 @@ def lines(args: argparse.Namespace, streams: int) -> list[dict[str, Any]]:
     # name → accept, and how many of the streams ask
     cases: dict[str, tuple[float | None, int]] = {"none": (None, 0), "silent": (0.0, 0), "no guess": (0.0, asking)}
     cases |= {f"{accept:.2f}": (accept, asking) for accept in args.accept}
-    engines = {(name, mode): engine_of(args, streams, mode, case[0]) for name, case in cases.items() for mode in modes}  # fmt: skip
+    engines = {(name, mode): engine_of(args, streams, mode, case[0]) for name, case in cases.items() for mode in modes}
     found: dict[tuple[str, str], list[dict[str, Any]]] = {key: [] for key in engines}
     for turn in range(args.rounds + 1):
         for name, mode in engines if turn % 2 else reversed(engines):
@@ -261,11 +262,14 @@ def line(found: dict[tuple[str, str], list[dict[str, Any]]], name: str, mode: st
     names = sorted({part for all_of_them in found.values() for one in all_of_them for part in one["parts"]})
     middle = {part: statistics.median(one["parts"].get(part, 0.0) for one in mine) for part in names if parts}
     return {
-        "drafter": name, "overlap": mode, "tok/s": statistics.median(one["rate"] for one in mine),
-        "of none, off": against(("none", "off")), "on / off": against((name, "off")),
+        "drafter": name,
+        "overlap": mode,
+        "tok/s": statistics.median(one["rate"] for one in mine),
+        "of none, off": against(("none", "off")),
+        "on / off": against((name, "off")),
         "idle": statistics.median(one["idle"] for one in mine),
         "steps": statistics.median(one["steps"] for one in mine),
-    } | {f"{part} ms": ms for part, ms in middle.items()}  # fmt: skip
+    } | {f"{part} ms": ms for part, ms in middle.items()}
 
 
 if __name__ == "__main__":

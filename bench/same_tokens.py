@@ -50,9 +50,7 @@ def slots_for(logits: torch.Tensor) -> Slots:
     likely = logits.float().topk(min(HISTORY, vocab), dim=-1).indices.tolist()
     for row in range(rows):
         params = SamplingParams(**CASES[row % len(CASES)])
-        slots.join(
-            row, params, key=row * 7919 + 1, handled=("seed",), prompt=likely[row][::2], output=likely[row][1::2]
-        )
+        slots.add(row, params, key=row * 7919 + 1, handled=("seed",), prompt=likely[row][::2], output=likely[row][1::2])
     return slots
 
 
@@ -79,24 +77,33 @@ def difference(rows: torch.Tensor, slots: Slots, row: int, position: int, cpu: i
     """In words and numbers."""
     ahead, survive = scores(rows[row].float(), slots, row, position, (cpu, gpu))
     return {
-        "asks": ", ".join(f"{k} {v}" for k, v in CASES[row % len(CASES)].items()), "dtype": str(rows.dtype)[6:], "row": row,
-        "position": position, "CPU": cpu, "GPU": gpu, "CPU's ahead by": ahead, "survive": survive,
-    }  # fmt: skip
+        "asks": ", ".join(f"{k} {v}" for k, v in CASES[row % len(CASES)].items()),
+        "dtype": str(rows.dtype)[6:],
+        "row": row,
+        "position": position,
+        "CPU": cpu,
+        "GPU": gpu,
+        "CPU's ahead by": ahead,
+        "survive": survive,
+    }
 
 
 def scores(row: torch.Tensor, slots: Slots, slot: int, position: int, tokens: tuple[int, int]) -> tuple[float, str]:
     """How far the first is ahead of the second by the reference, nan where one does not survive; who survives there."""
     entry = slots[slot]
     try:
-        survivors = distribution(row, entry, position)
+        candidates = distribution(row, entry, position)
     except BadRowError as error:
         return math.nan, str(error)
-    noise = 0.0 if entry.params.greedy else kernels.gumbel(entry.key, position, survivors.ids, DRAW_STREAM).double()
-    score = dict(zip(survivors.ids.tolist(), (survivors.logits.double() + noise).tolist(), strict=True))
+    noise = 0.0 if entry.params.greedy else kernels.gumbel(entry.key, position, candidates.ids, DRAW_STREAM).double()
+    score = dict(zip(candidates.ids.tolist(), (candidates.logits.double() + noise).tolist(), strict=True))
     first, second = (score.get(token, math.nan) for token in tokens)
     return first - second, {
-        (True, True): "both", (True, False): "the CPU's", (False, True): "the GPU's", (False, False): "none",
-    }[tokens[0] in score, tokens[1] in score]  # fmt: skip
+        (True, True): "both",
+        (True, False): "the CPU's",
+        (False, True): "the GPU's",
+        (False, False): "none",
+    }[tokens[0] in score, tokens[1] in score]
 
 
 def shown(found: dict[str, Any]) -> str:

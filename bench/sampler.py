@@ -70,9 +70,10 @@ OTHERS: dict[str, dict[str, Any]] = {
     "SynthID, top-p 0.95": {"watermark": Watermark(kind="synthid", key=1), "top_p": 0.95},
     "SynthID": {"watermark": Watermark(kind="synthid", key=1)},
     "SynthID of transformers, top-k 100": {
-        "watermark": Watermark(kind="synthid", scheme="transformers", keys=tuple(range(1, 31))), "top_k": 100,
+        "watermark": Watermark(kind="synthid", scheme="transformers", keys=tuple(range(1, 31))),
+        "top_k": 100,
     },
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,7 @@ def ours(
     slots = Slots(rows, vocab)
     history = torch.randint(0, vocab, (HISTORY,), generator=torch.Generator().manual_seed(1)).tolist()
     for slot in range(rows):
-        slots.join(
+        slots.add(
             slot,
             SamplingParams(**params),
             key=slot,
@@ -222,10 +223,19 @@ def lines(pool: Pool, rows: int, dtype: str, threads: int, args: argparse.Namesp
     found = []
     for name in list(runs)[1:]:
         goal = CASES[name][1] if "flat" not in pool.name else FLAT_GOAL
-        found.append({
-            "case": name, "rows of": pool.name, "dtype": dtype, "rows": rows, "threads": threads, "µs/row": us[name],
-            "floor µs": us["floor"], "× floor": us[name] / us["floor"], "goal": goal or "-",
-        })  # fmt: skip
+        found.append(
+            {
+                "case": name,
+                "rows of": pool.name,
+                "dtype": dtype,
+                "rows": rows,
+                "threads": threads,
+                "µs/row": us[name],
+                "floor µs": us["floor"],
+                "× floor": us[name] / us["floor"],
+                "goal": goal or "-",
+            }
+        )
     return found
 
 
@@ -237,11 +247,19 @@ def against(pool: Pool, rows: int, threads: int, seconds: float) -> list[dict[st
         if "min_p" not in params:
             runs["sort"] = lambda x, p=params: sorted_top_k_top_p(x, p.get("top_k", 0), p["top_p"], p["temperature"])
         us = measure(runs, pool, rows, seconds)
-        found.append({
-            "case": name, "rows of": pool.name, "rows": rows, "threads": threads, "ours µs": us["ours"],
-            "sort µs": us.get("sort", float("nan")), "sort ×": us.get("sort", float("nan")) / us["ours"],
-            "transformers µs": us["transformers"], "transformers ×": us["transformers"] / us["ours"],
-        })  # fmt: skip
+        found.append(
+            {
+                "case": name,
+                "rows of": pool.name,
+                "rows": rows,
+                "threads": threads,
+                "ours µs": us["ours"],
+                "sort µs": us.get("sort", float("nan")),
+                "sort ×": us.get("sort", float("nan")) / us["ours"],
+                "transformers µs": us["transformers"],
+                "transformers ×": us["transformers"] / us["ours"],
+            }
+        )
     return found
 
 
@@ -256,11 +274,20 @@ def others(pool: Pool, rows: int, threads: int, seconds: float) -> list[dict[str
             "reference": ours(params, pool, rows, "reference"),
         }
         us = measure(runs, pool, rows, seconds)
-        found.append({
-            "case": name, "rows of": pool.name, "rows": rows, "threads": threads, "plain µs": us["plain"], "µs/row": us["ours"],
-            "× plain": us["ours"] / us["plain"], "reference µs": us["reference"], "reference × plain": us["reference"] / us["plain"],
-            "gain ×": us["reference"] / us["ours"],
-        })  # fmt: skip
+        found.append(
+            {
+                "case": name,
+                "rows of": pool.name,
+                "rows": rows,
+                "threads": threads,
+                "plain µs": us["plain"],
+                "µs/row": us["ours"],
+                "× plain": us["ours"] / us["plain"],
+                "reference µs": us["reference"],
+                "reference × plain": us["reference"] / us["plain"],
+                "gain ×": us["reference"] / us["ours"],
+            }
+        )
     return found
 
 

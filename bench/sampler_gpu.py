@@ -29,8 +29,10 @@ from tailrace.sampling.on_gpu import OnGPU
 
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
 FULL: dict[str, list[Any]] = {
-    "vocab": [32_000, 128_256, 262_144], "rows": [1, 8, 32, 64, 128, 256, 512], "dtype": list(DTYPES)
-}  # fmt: skip
+    "vocab": [32_000, 128_256, 262_144],
+    "rows": [1, 8, 32, 64, 128, 256, 512],
+    "dtype": list(DTYPES),
+}
 QUICK: dict[str, list[Any]] = {"vocab": [128_256], "rows": FULL["rows"], "dtype": ["bf16"]}
 TINY: dict[str, list[Any]] = {"vocab": [600], "rows": [3], "dtype": ["bf16"]}
 HOST_CASES = ("greedy", "joint, seeds", "… + 3 penalties", "… + 5 logprobs", "joint, grammar", "mixed")
@@ -131,9 +133,17 @@ def read_of(count: int) -> str:
 
 def line(name: str, ours: bool, size: Size, rows: int, found: Time, read_us: float) -> dict[str, Any]:
     return {
-        "case": name, "ours": ours, "V": size.vocab, "dtype": size.dtype, "rows": size.rows, "rows read": rows, "us": found.us,
-        "reads": found.us / read_us, "spread": found.spread, "how": found.how,
-    }  # fmt: skip
+        "case": name,
+        "ours": ours,
+        "V": size.vocab,
+        "dtype": size.dtype,
+        "rows": size.rows,
+        "rows read": rows,
+        "us": found.us,
+        "reads": found.us / read_us,
+        "spread": found.spread,
+        "how": found.how,
+    }
 
 
 def on_host(size: Size, steps: dict[str, Work], watch: Stopwatch) -> list[dict[str, Any]]:
@@ -158,10 +168,17 @@ def on_host(size: Size, steps: dict[str, Work], watch: Stopwatch) -> list[dict[s
         rounds = watch.rounds if watch.device.type == "cuda" else 1
         host_times(begin, finish, watch.device, 1)  # the first brings the slots to the device
         host, whole = host_times(begin, finish, watch.device, rounds)
-        lines.append({
-            "case": name, "V": size.vocab, "dtype": size.dtype, "rows": size.rows, "host us": host, "whole us": whole,
-            "of which commit us": sorted(committed)[len(committed) // 2],
-        })  # fmt: skip
+        lines.append(
+            {
+                "case": name,
+                "V": size.vocab,
+                "dtype": size.dtype,
+                "rows": size.rows,
+                "host us": host,
+                "whole us": whole,
+                "of which commit us": sorted(committed)[len(committed) // 2],
+            }
+        )
     return lines
 
 

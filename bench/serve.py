@@ -124,9 +124,27 @@ def serving(args: argparse.Namespace, local: LocalModel) -> Iterator[dict[str, A
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "tailrace.cli", "serve", "--log-level", "warning", "--host", HOST,
-               "--port", str(port), "--model", str(local.folder), "--served-model-name", local.name,
-               "--dtype", args.dtype, "--threads", str(args.threads), *args.server_args.split()]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "tailrace.cli",
+        "serve",
+        "--log-level",
+        "warning",
+        "--host",
+        HOST,
+        "--port",
+        str(port),
+        "--model",
+        str(local.folder),
+        "--served-model-name",
+        local.name,
+        "--dtype",
+        args.dtype,
+        "--threads",
+        str(args.threads),
+        *args.server_args.split(),
+    ]
     start = time.perf_counter()
     with running(command, port):
         yield {"port": port, "start_up_s": time.perf_counter() - start}
@@ -240,20 +258,22 @@ def report(record: dict[str, Any]) -> None:
     for result in record["results"]:
         ours, plain = result["tailrace"], result["transformers"]
         goal = GOALS.get(result["streams"]) if result["mode"] == "greedy" else None
-        rows.append({
-            "mode": result["mode"],
-            "streams": result["streams"],
-            "tok/s": ours["tokens_per_s"],
-            "plain": plain["tokens_per_s"],
-            "ratio": ours["tokens_per_s"] / plain["tokens_per_s"],
-            "goal": goal or "-",
-            "TTFT p50 ms": ours["ttft_ms"]["p50"],
-            "p95": ours["ttft_ms"]["p95"],
-            "plain p50": plain["ttft_ms"]["p50"],
-            "ITL p50 ms": ours["itl_ms"]["p50"],
-            "p99": ours["itl_ms"]["p99"],
-            "plain ITL": plain["itl_ms"]["p50"],
-        })  # fmt: skip
+        rows.append(
+            {
+                "mode": result["mode"],
+                "streams": result["streams"],
+                "tok/s": ours["tokens_per_s"],
+                "plain": plain["tokens_per_s"],
+                "ratio": ours["tokens_per_s"] / plain["tokens_per_s"],
+                "goal": goal or "-",
+                "TTFT p50 ms": ours["ttft_ms"]["p50"],
+                "p95": ours["ttft_ms"]["p95"],
+                "plain p50": plain["ttft_ms"]["p50"],
+                "ITL p50 ms": ours["itl_ms"]["p50"],
+                "p99": ours["itl_ms"]["p99"],
+                "plain ITL": plain["itl_ms"]["p50"],
+            }
+        )
     print(table(rows))
 
 

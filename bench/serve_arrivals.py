@@ -142,10 +142,16 @@ def main(argv: list[str] | None = None) -> int:
         client = stack.enter_context(Worker("bench.load", threads=1))
         results = measure(client, server["port"], Load(ids, args), args)
     record = {
-        "machine": {**machine(), "threads": args.threads}, "model": local.name, "dtype": args.dtype, "requests": args.requests,
-        "prompt_tokens": args.prompt_tokens, "output_tokens": args.output_tokens, "rounds": args.rounds, "seed": args.seed,
+        "machine": {**machine(), "threads": args.threads},
+        "model": local.name,
+        "dtype": args.dtype,
+        "requests": args.requests,
+        "prompt_tokens": args.prompt_tokens,
+        "output_tokens": args.output_tokens,
+        "rounds": args.rounds,
+        "seed": args.seed,
         "results": results,
-    }  # fmt: skip
+    }
     report(record)
     if args.json:
         write_json(args.json, record)
@@ -167,13 +173,20 @@ def report(record: dict[str, Any]) -> None:
     most = max(closed, key=lambda result: result["streams"])["tokens_per_s"] if closed else math.nan
     rows = [
         {
-            "load": name(result), "requests/s": result["requests_per_s"], "tok/s": result["tokens_per_s"],
-            "of closed": result["tokens_per_s"] / most, "TTFT p50 ms": result["ttft_ms"]["p50"], "p95": result["ttft_ms"]["p95"],
-            "ITL p50 ms": result["itl_ms"]["p50"], "p99": result["itl_ms"]["p99"], "whole p50 ms": result["whole_ms"]["p50"],
-            "busy": result["busy"], "model": result["model"],
+            "load": name(result),
+            "requests/s": result["requests_per_s"],
+            "tok/s": result["tokens_per_s"],
+            "of closed": result["tokens_per_s"] / most,
+            "TTFT p50 ms": result["ttft_ms"]["p50"],
+            "p95": result["ttft_ms"]["p95"],
+            "ITL p50 ms": result["itl_ms"]["p50"],
+            "p99": result["itl_ms"]["p99"],
+            "whole p50 ms": result["whole_ms"]["p50"],
+            "busy": result["busy"],
+            "model": result["model"],
         }
         for result in record["results"]
-    ]  # fmt: skip
+    ]
     print(table(rows))
 
 

@@ -28,9 +28,14 @@ from tailrace.text.tokenizer import Tokenizer
 MODES: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "sampled": {
-        "temperature": 0.8, "top_p": 0.95, "seed": 7, "repetition_penalty": 1.1, "presence_penalty": 0.2, "frequency_penalty": 0.1,
+        "temperature": 0.8,
+        "top_p": 0.95,
+        "seed": 7,
+        "repetition_penalty": 1.1,
+        "presence_penalty": 0.2,
+        "frequency_penalty": 0.1,
     },
-}  # fmt: skip
+}
 OVERLAPS = ("on", "off")
 GOAL_SAMPLED = 0.98  # sampled / greedy
 UTILISATION_EVERY_S = 0.05
@@ -142,10 +147,14 @@ def line(answers: dict[Key, list[dict[str, Any]]], key: Key, half: str, streams:
     mine = answers[key]
     rates = {k: [answer["tokens"] / answer["wall_s"] for answer in found] for k, found in answers.items()}
     common: dict[str, Any] = {
-        "overlap": overlap, "mode": mode, "streams": streams, "tok/s": statistics.median(rates[key]),
-        "of greedy": ratio(rates[key], rates[overlap, "greedy"]), "goal": GOAL_SAMPLED if mode == "sampled" else "-",
+        "overlap": overlap,
+        "mode": mode,
+        "streams": streams,
+        "tok/s": statistics.median(rates[key]),
+        "of greedy": ratio(rates[key], rates[overlap, "greedy"]),
+        "goal": GOAL_SAMPLED if mode == "sampled" else "-",
         "on / off": ratio(rates["on", mode], rates["off", mode]) if overlap == "on" else "-",
-    }  # fmt: skip
+    }
     used = statistics.median(answer["utilisation"] for answer in mine)
     if half == "http":
         itl = summary(mine)["itl_ms"]

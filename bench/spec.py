@@ -37,20 +37,35 @@ GOALS = {"summary": 1.8, "code edit": 1.8, "JSON": 1.8, "free": 0.97}  # of n-gr
 GREEDY = {"temperature": 0.0, "ignore_eos": False}
 SAMPLED = {"temperature": 0.8, "top_p": 0.95, "ignore_eos": False}
 SUBJECTS = (
-    "a lighthouse keeper who finds a letter", "why the sea is salty", "a city that moves every night", "how bread is made",
-    "two rival clockmakers", "the history of the bicycle", "a detective who can't remember faces", "what makes a good teacher",
-    "a storm over the mountains", "how to learn a language", "an astronaut's garden", "the life of a river",
-    "a museum of forgotten things", "why people keep diaries", "the last train home", "how bees find their way",
-)  # fmt: skip
+    "a lighthouse keeper who finds a letter",
+    "why the sea is salty",
+    "a city that moves every night",
+    "how bread is made",
+    "two rival clockmakers",
+    "the history of the bicycle",
+    "a detective who can't remember faces",
+    "what makes a good teacher",
+    "a storm over the mountains",
+    "how to learn a language",
+    "an astronaut's garden",
+    "the life of a river",
+    "a museum of forgotten things",
+    "why people keep diaries",
+    "the last train home",
+    "how bees find their way",
+)
 
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:
     """What to measure."""
     parser = argparse.ArgumentParser(prog="tailrace bench spec", description=__doc__)
     parser.add_argument(
-        "--drafters", nargs="+", default=["ngram", "suffix", "early_exit"], metavar="NAME[:FOLDER]",
+        "--drafters",
+        nargs="+",
+        default=["ngram", "suffix", "early_exit"],
+        metavar="NAME[:FOLDER]",
         help="as for tailrace serve --drafter and --draft-model; draft_model alone: the model drafts for itself",
-    )  # fmt: skip
+    )
     parser.add_argument("--rules", nargs="+", default=["exact"], choices=get_args(Rule), help="of verification")
     parser.add_argument(
         "--sampled", action="store_true", help="all texts at temperature 0.8, top_p 0.95, not only free ones"
@@ -94,16 +109,21 @@ def records(rng: random.Random) -> str:
     """Records to be rewritten with one more field."""
     names = ["Ada", "Grace", "Alan", "Edsger", "Barbara", "Donald", "Leslie", "Tony", "Frances", "Niklaus"]
     rows = [
-        {"id": rng.randrange(1000, 9999), "name": rng.choice(names), "city": rng.choice(["Zürich", "Oslo", "Turin"]),
-         "balance": rng.randrange(10_000) / 100, "active": rng.random() < 0.5}
+        {
+            "id": rng.randrange(1000, 9999),
+            "name": rng.choice(names),
+            "city": rng.choice(["Zürich", "Oslo", "Turin"]),
+            "balance": rng.randrange(10_000) / 100,
+            "active": rng.random() < 0.5,
+        }
         for _ in range(8)
-    ]  # fmt: skip
+    ]
     return f'{json.dumps(rows, indent=1, ensure_ascii=False)}\n\nRepeat this JSON with "currency": "EUR" added to every record.'
 
 
 def free(rng: random.Random) -> str:
     """A subject to write about."""
-    return f"Write about {rng.choice(SUBJECTS)}. Take number {rng.randrange(1000)} into account."
+    return f"Write about {rng.choice(SUBJECTS)}. Take number {rng.randrange(1000)} into open_stream."
 
 
 KINDS: dict[str, tuple[Callable[[random.Random], str], dict[str, Any]]] = {
@@ -167,10 +187,17 @@ def measure(
         chosen = prompts(tokenizer, case.kind, count, f"{case.streams} {turn} {case.rule}")
         for name in sorted(sides, reverse=turn % 2 == 1):
             before, side = counters(ports[name]), sides[name]
-            answer = client.ask({
-                "host": HOST, "port": ports[name], "streams": case.streams, "prompts": chosen, "output_tokens": args.output_tokens,
-                "sampling": case.sampling | {"seed": turn + 1}, "until_eos": True,
-            })  # fmt: skip
+            answer = client.ask(
+                {
+                    "host": HOST,
+                    "port": ports[name],
+                    "streams": case.streams,
+                    "prompts": chosen,
+                    "output_tokens": args.output_tokens,
+                    "sampling": case.sampling | {"seed": turn + 1},
+                    "until_eos": True,
+                }
+            )
             if turn >= 0:
                 side.rates.append(answer["tokens"] / answer["wall_s"])
                 side.counts.append(change(before, counters(ports[name])))
@@ -199,9 +226,12 @@ class Costs:
         verify, plain = (1e3 * seconds[kind] / steps[kind] if steps[kind] else math.nan for kind in steps)
         verified = max(1.0, steps["verify"])
         return cls(
-            1e3 * drafting / verified, verify, plain, steps["verify"] / max(1.0, sum(steps.values())),
+            1e3 * drafting / verified,
+            verify,
+            plain,
+            steps["verify"] / max(1.0, sum(steps.values())),
             total.get("spec_accepted_tokens_total", 0.0) / verified / streams,
-        )  # fmt: skip
+        )
 
     def predicted(self, plain_ms: float) -> float:
         """The speed-up that these make, where a plain step takes so long: tokens of a step against its time, in plain steps."""
@@ -230,13 +260,23 @@ def line(name: str, side: Side, other: Side, case: Case) -> dict[str, Any]:
     drafter = name.partition(":")[0]
     judged = case.rule == "exact" and (drafter, case.streams) == ("ngram", 1)
     return {
-        "text": case.kind, "streams": case.streams, "drafter": drafter, "rule": case.rule, "tok/s": statistics.median(side.rates),
-        "speed-up": statistics.median(ratios), "predicted": costs.predicted(plain.plain_ms), "lowest": min(ratios),
+        "text": case.kind,
+        "streams": case.streams,
+        "drafter": drafter,
+        "rule": case.rule,
+        "tok/s": statistics.median(side.rates),
+        "speed-up": statistics.median(ratios),
+        "predicted": costs.predicted(plain.plain_ms),
+        "lowest": min(ratios),
         "goal": GOALS[case.kind] if judged or case.kind == "free" else "-",
         "tokens/step": total["generation_tokens_total"] / max(1.0, total["engine_steps_total"]) / case.streams,
-        "accepted": accepted / max(1.0, drafted), **{f"at {p}": share for p, share in at.items()},
-        "draft ms": costs.draft_ms if costs.share else math.nan, "verify ms": costs.verify_ms, "plain ms": plain.plain_ms, "same": same,
-    }  # fmt: skip
+        "accepted": accepted / max(1.0, drafted),
+        **{f"at {p}": share for p, share in at.items()},
+        "draft ms": costs.draft_ms if costs.share else math.nan,
+        "verify ms": costs.verify_ms,
+        "plain ms": plain.plain_ms,
+        "same": same,
+    }
 
 
 def flags_of(drafter: str, args: argparse.Namespace, local: LocalModel) -> str:

@@ -28,11 +28,13 @@ from tailrace.text.tokenizer import Tokenizer
 PERSON = {
     "type": "object",
     "properties": {
-        "name": {"type": "string", "maxLength": 30}, "age": {"type": "integer", "minimum": 0, "maximum": 130},
+        "name": {"type": "string", "maxLength": 30},
+        "age": {"type": "integer", "minimum": 0, "maximum": 130},
         "tags": {"type": "array", "items": {"type": "string", "maxLength": 12}, "maxItems": 4},
     },
-    "required": ["name", "age", "tags"], "additionalProperties": False,
-}  # fmt: skip
+    "required": ["name", "age", "tags"],
+    "additionalProperties": False,
+}
 ENDLESS = {"type": "array", "minItems": 400, "items": PERSON}
 WORDS = {"type": "array", "minItems": 2000, "items": {"type": "string", "minLength": 1, "maxLength": 400}}
 WARM_UP_S = 1
@@ -91,10 +93,18 @@ def main(argv: list[str] | None = None) -> int:
         def measure(halves: tuple[dict[str, Any], ...], seconds: float) -> tuple[float, float]:
             """Tokens per second of each half of the streams."""
             asked = [
-                {"host": HOST, "port": server["port"], "streams": half, "sampling": fields, "output_tokens": args.output_tokens,
-                 "ramp_s": args.ramp_s, "seconds": seconds, "prompts": prompts.take(each)}
+                {
+                    "host": HOST,
+                    "port": server["port"],
+                    "streams": half,
+                    "sampling": fields,
+                    "output_tokens": args.output_tokens,
+                    "ramp_s": args.ramp_s,
+                    "seconds": seconds,
+                    "prompts": prompts.take(each),
+                }
                 for fields in halves
-            ]  # fmt: skip
+            ]
             first, second = pool.map(lambda pair: pair[0].ask(pair[1]), zip(clients, asked, strict=True))
             return first["tokens"] / seconds, second["tokens"] / seconds
 
@@ -113,12 +123,14 @@ def main(argv: list[str] | None = None) -> int:
             print(f"round {turn + 1} of {args.rounds}", file=sys.stderr, flush=True)
     results = [
         {
-            "mode": mode, "goal": goal, "of plain": statistics.median((a + b) / 2 for a, b in shares[mode]),
+            "mode": mode,
+            "goal": goal,
+            "of plain": statistics.median((a + b) / 2 for a, b in shares[mode]),
             "first half": statistics.median(a for a, _ in shares[mode]),
             "second half": statistics.median(b for _, b in shares[mode]),
         }
         for mode, (_, _, goal) in kinds.items()
-    ]  # fmt: skip
+    ]
     about = machine()
     print(
         f"{about['cpu']}, {args.threads} threads, {args.dtype}, {args.streams} streams, {args.rounds} rounds in turns"

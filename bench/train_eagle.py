@@ -119,16 +119,28 @@ def configured(folder: Path, layers: tuple[int, ...], vocab: int) -> dict[str, A
 
     target = AutoConfig.from_pretrained(folder)
     same = (
-        "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "rms_norm_eps", "max_position_embeddings",
-        "vocab_size", "rope_parameters",
-    )  # fmt: skip
+        "hidden_size",
+        "intermediate_size",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "rms_norm_eps",
+        "max_position_embeddings",
+        "vocab_size",
+        "rope_parameters",
+    )
     return {
-        "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "num_hidden_layers": 1, "hidden_act": "silu",
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "num_hidden_layers": 1,
+        "hidden_act": "silu",
         **{name: getattr(target, name) for name in same},
         "head_dim": getattr(target, "head_dim", None) or target.hidden_size // target.num_attention_heads,
-        "tie_word_embeddings": False, "draft_vocab_size": vocab, "fc_norm": True, "norm_before_residual": True,
+        "tie_word_embeddings": False,
+        "draft_vocab_size": vocab,
+        "fc_norm": True,
+        "norm_before_residual": True,
         "eagle_aux_hidden_state_layer_ids": [i + 1 for i in layers],  # which counts inputs
-    }  # fmt: skip
+    }
 
 
 def fresh(config: dict[str, Any], layers: int, rows: torch.Tensor, generator: torch.Generator) -> Weights:
@@ -141,10 +153,14 @@ def fresh(config: dict[str, Any], layers: int, rows: torch.Tensor, generator: to
     queries, keys = config["num_attention_heads"] * dim, config["num_key_value_heads"] * dim
     shapes = {
         "fc": (hidden, layers * hidden),
-        "midlayer.self_attn.q_proj": (queries, 2 * hidden), "midlayer.self_attn.k_proj": (keys, 2 * hidden),
-        "midlayer.self_attn.v_proj": (keys, 2 * hidden), "midlayer.self_attn.o_proj": (hidden, queries),
-        "midlayer.mlp.gate_proj": (inner, hidden), "midlayer.mlp.up_proj": (inner, hidden), "midlayer.mlp.down_proj": (hidden, inner),
-    }  # fmt: skip
+        "midlayer.self_attn.q_proj": (queries, 2 * hidden),
+        "midlayer.self_attn.k_proj": (keys, 2 * hidden),
+        "midlayer.self_attn.v_proj": (keys, 2 * hidden),
+        "midlayer.self_attn.o_proj": (hidden, queries),
+        "midlayer.mlp.gate_proj": (inner, hidden),
+        "midlayer.mlp.up_proj": (inner, hidden),
+        "midlayer.mlp.down_proj": (hidden, inner),
+    }
     weights = {
         f"{name}.weight": torch.randn(shape, generator=generator) * 0.5 * shape[1] ** -0.5
         for name, shape in shapes.items()
@@ -319,10 +335,14 @@ def trained(
     for tensor in weights.values():
         tensor.requires_grad_()
     matrices = [tensor for tensor in weights.values() if tensor.dim() > 1]
-    optimizer = torch.optim.AdamW([
-        {"params": matrices, "weight_decay": 0.01},
-        {"params": [tensor for tensor in weights.values() if tensor.dim() == 1], "weight_decay": 0.0},
-    ], lr=args.rate, betas=(0.9, 0.95))  # fmt: skip
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": matrices, "weight_decay": 0.01},
+            {"params": [tensor for tensor in weights.values() if tensor.dim() == 1], "weight_decay": 0.0},
+        ],
+        lr=args.rate,
+        betas=(0.9, 0.95),
+    )
     losses: list[float] = []
     chosen = batches([length(samples[i]) for i in kept], args.batch, args.seed)
     for step in range(args.steps):

@@ -116,7 +116,7 @@ def ours(work: Work, params: dict[str, Any], rule: Rule) -> Callable[[], torch.T
     n = work.drafts.shape[0]
     slots = Slots(n, work.targets.shape[1])
     for slot in range(n):
-        slots.join(slot, SamplingParams(**params), key=slot, prompt=[1], handled=("seed",))
+        slots.add(slot, SamplingParams(**params), key=slot, prompt=[1], handled=("seed",))
     drafts = work.drafts.tolist()
     rows = Rows.drafted(range(n), [1] * n, drafts, [rule] * n, work.proposals)
     sampler = Sampler(slots)
@@ -182,14 +182,23 @@ def lines(args: argparse.Namespace, acceptance: str, dense: bool, dtype: str) ->
             looked_at = together(work, name == "top-p") if rule == "block" else tokens
             ms = measure({"read": reading(work, looked_at), "ours": run}, args.seconds)
             comparable = name == "top-p" and rule == "rejection"
-            found.append({
-                "rule": f"{rule}, {'dense' if dense else 'one-hot'}", "asked": name, "dtype": dtype, "acceptance": acceptance,
-                "tokens": sum(tokens) / len(tokens), "rows": sum(looked_at), "ms": ms["ours"], "read ms": ms["read"],
-                "× read": ms["ours"] / ms["read"], "goal": GOAL_READ if name == "top-p" else "-",
-                "torch ms": in_torch_ms if comparable else float("nan"),
-                "torch ×": in_torch_ms / ms["ours"] if comparable else float("nan"),
-                "torch goal": GOAL_TORCH if comparable else "-",
-            })  # fmt: skip
+            found.append(
+                {
+                    "rule": f"{rule}, {'dense' if dense else 'one-hot'}",
+                    "asked": name,
+                    "dtype": dtype,
+                    "acceptance": acceptance,
+                    "tokens": sum(tokens) / len(tokens),
+                    "rows": sum(looked_at),
+                    "ms": ms["ours"],
+                    "read ms": ms["read"],
+                    "× read": ms["ours"] / ms["read"],
+                    "goal": GOAL_READ if name == "top-p" else "-",
+                    "torch ms": in_torch_ms if comparable else float("nan"),
+                    "torch ×": in_torch_ms / ms["ours"] if comparable else float("nan"),
+                    "torch goal": GOAL_TORCH if comparable else "-",
+                }
+            )
     return found
 
 
@@ -200,7 +209,7 @@ def drafting(
     vocab = pool.rows.shape[1]
     slots = Slots(requests, vocab)
     for slot in range(requests):
-        slots.join(slot, SamplingParams(**params), key=slot, prompt=[1], handled=("seed",))
+        slots.add(slot, SamplingParams(**params), key=slot, prompt=[1], handled=("seed",))
     picker = Picker(Sampler(slots, backend))
     asks, turns = [Ask(slot, [1], count, "rejection") for slot in range(requests)], itertools.count()
 
@@ -229,11 +238,21 @@ def drafted(args: argparse.Namespace, dtype: str, kind: str) -> list[dict[str, A
             in_torch_us = float("nan")
             if not args.no_torch:
                 in_torch_us = once(drafting(pool, params, requests, args.drafts, "reference")) * each
-            found.append({
-                "drafts of": pool.name, "asked": name, "dtype": dtype, "requests": requests, "µs/draft": us["ours"],
-                "read µs": us["read"], "× read": us["ours"] / us["read"], "goal": goal if goal and wanted else "-",
-                "torch µs": in_torch_us, "torch × read": in_torch_us / us["read"], "torch ×": in_torch_us / us["ours"],
-            })  # fmt: skip
+            found.append(
+                {
+                    "drafts of": pool.name,
+                    "asked": name,
+                    "dtype": dtype,
+                    "requests": requests,
+                    "µs/draft": us["ours"],
+                    "read µs": us["read"],
+                    "× read": us["ours"] / us["read"],
+                    "goal": goal if goal and wanted else "-",
+                    "torch µs": in_torch_us,
+                    "torch × read": in_torch_us / us["read"],
+                    "torch ×": in_torch_us / us["ours"],
+                }
+            )
     return found
 
 

@@ -45,7 +45,7 @@ int64_t ids_of(const Hot &hot, uint32_t *ids) {
     return n;
 }
 
-int64_t hot_among(const Survivors &s, const Noise &noise, Workspace &space) {
+int64_t hot_among(const Candidates &s, const Noise &noise, Workspace &space) {
     const int64_t first = s.ids[0] / kGroup, groups = s.ids[s.n - 1] / kGroup + 1 - first;
     Hot hot = space.hot();
     hot_groups(noise, first, groups, hot);
@@ -67,7 +67,7 @@ int64_t hot_among(const Survivors &s, const Noise &noise, Workspace &space) {
     return found;
 }
 
-int64_t draw(const Survivors &s, const Noise &noise, int64_t excluded, Workspace &space) {
+int64_t draw(const Candidates &s, const Noise &noise, int64_t excluded, Workspace &space) {
     Best best{noise, excluded, space.noise.data()};
     if (s.n <= kFew) {
         best.offer(s.ids, s.x, s.n);
@@ -87,7 +87,7 @@ int64_t draw(const Survivors &s, const Noise &noise, int64_t excluded, Workspace
     return best.id;
 }
 
-int64_t draw_all(const Row &row, const Scan &scan, double temperature, float floor, Survivors &s, const Noise &noise,
+int64_t draw_all(const Row &row, const Scan &scan, double temperature, float floor, Candidates &s, const Noise &noise,
                  int64_t excluded, Workspace &space) {
     Best best{noise, excluded, space.noise.data()};
     best.offer(s.ids, s.x, s.n);
@@ -150,7 +150,7 @@ void write_row(const Row &row, const Scan &scan, double temperature, Written &to
     }
 }
 
-void write_survivors(Survivors &s, double mass, Written &to, float *sums) {
+void write_survivors(Candidates &s, double mass, Written &to, float *sums) {
     to.clear();
     to.note[0] = s.n <= kNoted ? static_cast<int32_t>(s.n) : -1;
     std::copy(s.ids, s.ids + std::max(to.note[0], 0), to.note + 1);

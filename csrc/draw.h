@@ -1,6 +1,6 @@
-// Gumbel-max over survivors, and over what was not collected of a row; by one number, from probabilities that are written down.
+// Gumbel-max over candidates, and over what was not collected of a row; by one number, from probabilities that are written down.
 #pragma once
-#include "survivors.h"
+#include "candidates.h"
 
 namespace tailrace {
 
@@ -23,15 +23,15 @@ struct Best {
 // The hot ids, ascending; how many.
 int64_t ids_of(const Hot &hot, uint32_t *ids);
 
-// The survivors that are hot, put into space.other_ids and other_x; how many.
-int64_t hot_among(const Survivors &survivors, const Noise &noise, Workspace &space);
+// The candidates that are hot, put into space.other_ids and other_x; how many.
+int64_t hot_among(const Candidates &candidates, const Noise &noise, Workspace &space);
 
 // argmax of x + noise, ties to the smaller id, without `excluded`. `x` need not be sorted; ids ascend.
-int64_t draw(const Survivors &survivors, const Noise &noise, int64_t excluded, Workspace &space);
+int64_t draw(const Candidates &candidates, const Noise &noise, int64_t excluded, Workspace &space);
 
-// The same over the whole row where only (l − max) / temperature was asked for. `survivors` holds the row down to `floor` (a
+// The same over the whole row where only (l − max) / temperature was asked for. `candidates` holds the row down to `floor` (a
 // logit); scan.hot must be there. May collect deeper.
-int64_t draw_all(const Row &row, const Scan &scan, double temperature, float floor, Survivors &survivors, const Noise &noise,
+int64_t draw_all(const Row &row, const Scan &scan, double temperature, float floor, Candidates &candidates, const Noise &noise,
                  int64_t excluded, Workspace &space);
 
 // A distribution written out. To fill all of a row with zeros would cost as much as to draw, so where it has few entries they are noted, and
@@ -46,8 +46,8 @@ struct Written {
 };
 // Of a row that only a temperature refines: e^((l − max) / temperature) / mass. The sum of each 256 goes to `sums`.
 void write_row(const Row &row, const Scan &scan, double temperature, Written &to, float *sums);
-// The same of survivors whose weights add up to `mass`; the weights become probabilities.
-void write_survivors(Survivors &survivors, double mass, Written &to, float *sums);
+// The same of candidates whose weights add up to `mass`; the weights become probabilities.
+void write_survivors(Candidates &candidates, double mass, Written &to, float *sums);
 // One-hot.
 void write_token(int64_t token, Written &to);
 // Where u in (0, 1) lies in the mass of p [n], of which `sums` are those of each 256. Its p is > 0; some p must be.

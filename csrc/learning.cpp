@@ -43,7 +43,7 @@ bool mirostat(Walk &walk, const Stage &) {
 
 // The k likeliest, k by the Zipf exponent of the hundred likeliest.
 bool mirostat_1(Walk &walk, const Stage &) {
-    Survivors &s = walk.s;
+    Candidates &s = walk.s;
     Workspace &space = walk.context.space;
     if (!s.complete && s.n < kCandidates) return walk.deeper();
     const int64_t n = likeliest(ranked(s), kCandidates, space);
@@ -65,7 +65,7 @@ bool mirostat_1(Walk &walk, const Stage &) {
 
 // a: target, b: decay.
 bool adaptive(Walk &walk, const Stage &stage) {
-    Survivors &s = walk.s;
+    Candidates &s = walk.s;
     if (!s.complete) return walk.undecided(kEverything);
     walk.learnt_from();
     const State &state = walk.context.state;

@@ -4,7 +4,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include "crowd.h"
+#include "flat_rows.h"
 #include "draw.h"
 #include "json.h"
 #include "kernels.h"
@@ -87,7 +87,7 @@ NB_MODULE(_cpu, m) {
         return std::make_tuple(size.fields, size.parts, size.values, size.lone);
     });
     m.def("want_avx512", [](bool wanted) { avx512_wanted = wanted; });
-    m.def("crowd_draws", [] { return crowd_draws.load(); });
+    m.def("flat_draws", [] { return flat_draws.load(); });
     m.def("agreements", [](Address tokens, int64_t n, Address out) { agreements(at<int64_t>(tokens), n, at<int64_t>(out)); }, Free());
     m.def("check", [](Address step) { check(*at<Step>(step)); });
     m.def("sample", [](Address step) { sample(*at<Step>(step)); }, Free());

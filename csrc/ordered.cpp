@@ -1,4 +1,4 @@
-// Stages that look at the survivors in order: tail-free, top-H, min-k.
+// Stages that look at the candidates in order: tail-free, top-H, min-k.
 #include <cstdlib>
 
 #include "simd.h"
@@ -35,8 +35,8 @@ TAILRACE_CLONES void exponentials(const uint32_t *depth, int64_t n, double *out)
     }
 }
 
-// e^x of the survivors, the largest first, in space.exact.
-const double *descending(const Survivors &s, Workspace &space) {
+// e^x of the candidates, the largest first, in space.exact.
+const double *descending(const Candidates &s, Workspace &space) {
     uint32_t *bits = reinterpret_cast<uint32_t *>(space.order.data()), *room = bits + space.order.size();
     for (int64_t i = 0; i < s.n; ++i) bits[i] = static_cast<uint32_t>(rank_key(s.x[i], 0) >> 32);
     sort_depths(bits, s.n, room);
@@ -97,7 +97,7 @@ int64_t likeliest(const Ranked &among, int64_t count, Workspace &space) {
 // is first more than a stays. Those of what is unseen are at most the last two probabilities together: if they make no difference, enough is
 // seen.
 bool tail_free(Walk &walk, const Stage &stage) {
-    Survivors &s = walk.s;
+    Candidates &s = walk.s;
     Workspace &space = walk.context.space;
     if (s.n <= 2) return s.complete || walk.deeper();
     const double *p = descending(s, space);
@@ -125,7 +125,7 @@ bool tail_free(Walk &walk, const Stage &stage) {
 
 // Of the hundred likeliest, the longest prefix whose share of their entropy is at most a.
 bool top_h(Walk &walk, const Stage &stage) {
-    Survivors &s = walk.s;
+    Candidates &s = walk.s;
     Workspace &space = walk.context.space;
     if (!s.complete && s.n < kCandidates) return walk.deeper();
     const int64_t n = likeliest(ranked(s), kCandidates, space);
@@ -143,7 +143,7 @@ bool top_h(Walk &walk, const Stage &stage) {
 // By the logits before the stages: the k likeliest, k the place of the heaviest fall (lᵢ − lᵢ₊₁) / i, of equal ones the first, or what a
 // gives over the range of the row, if that is more.
 bool min_k(Walk &walk, const Stage &stage) {
-    Survivors &s = walk.s;
+    Candidates &s = walk.s;
     Workspace &space = walk.context.space;
     const float max = walk.context.scan.max, low = least_finite(walk.context.row, walk.context.scan), least = low - max;
     const double by_range = stage.a / (static_cast<double>(max) - low + 1e-8);

@@ -35,7 +35,7 @@ bool temperature(Walk &walk, const Stage &stage) {
 
 // T = max(0, a − b) + (a + b − max(0, a − b)) · (H / ln n)^c; a: temperature, b: range, c: exponent.
 bool dynamic_temperature(Walk &walk, const Stage &stage) {
-    Survivors &s = walk.s;
+    Candidates &s = walk.s;
     if (!s.complete) return walk.undecided(kEverything);
     if (s.n == 1) return true;
     double entropy = 0;
@@ -51,7 +51,7 @@ bool dynamic_temperature(Walk &walk, const Stage &stage) {
 
 // x' = −d² (k + q d) with d = −x, k = s (3 − c) / 2, q = s (c − 1) / 2; a: factor s, b: curve c.
 bool quadratic(Walk &walk, const Stage &stage) {
-    Survivors &s = walk.s;
+    Candidates &s = walk.s;
     if (!s.complete) return walk.undecided(kEverything);
     const double k = stage.a * (3.0 - stage.b) / 2.0, q = stage.a * (stage.b - 1.0) / 2.0;
     for (int64_t i = 0; i < s.n; ++i) {
@@ -66,7 +66,7 @@ bool quadratic(Walk &walk, const Stage &stage) {
 bool min_p(Walk &walk, const Stage &stage) { return walk.cut(std::log(stage.a)); }
 
 bool top_k(Walk &walk, const Stage &stage) {
-    Survivors &s = walk.s;
+    Candidates &s = walk.s;
     if (s.complete && stage.k >= s.n) return true;
     if (s.n < stage.k)  // maxima that were only bounds promised too much: deeper
         return walk.undecided(walk.context.scan.bounds && walk.floor > -50.0 ? 2.0 * walk.floor - 1.0 : kEverything);
@@ -76,7 +76,7 @@ bool top_k(Walk &walk, const Stage &stage) {
 }
 
 bool top_p(Walk &walk, const Stage &stage) {
-    Survivors &s = walk.s;
+    Candidates &s = walk.s;
     if (!walk.know_mass()) return walk.undecided(kEverything);
     const double target = stage.a * s.mass;
     if (!s.complete && !(collected_mass(s) >= target)) {
@@ -111,7 +111,7 @@ bool eta(Walk &walk, const Stage &stage) {
 // |−ln p − H| smallest first, until their mass exceeds a. What is uncollected is less likely than anything here: if what lies
 // within its distance from H suffices, it can't be among them.
 bool typical(Walk &walk, const Stage &stage) {
-    Survivors &s = walk.s;
+    Candidates &s = walk.s;
     Workspace &space = walk.context.space;
     double entropy = 0;
     if (!walk.know_entropy(&entropy)) return walk.undecided(kEverything);
@@ -135,7 +135,7 @@ bool typical(Walk &walk, const Stage &stage) {
 
 // l ≥ l_max − a · σ, σ over the whole edited row; the largest there is stays
 bool top_n_sigma(Walk &walk, const Stage &stage) {
-    Survivors &s = walk.s;
+    Candidates &s = walk.s;
     const double at = -stage.a * walk.context.scan.sigma * kSigmaSlack;
     if (!s.complete && walk.floor * walk.temperature > at) return walk.undecided(at / walk.temperature);
     float largest = kNone;  // an earlier stage may have removed the row's own
@@ -150,7 +150,7 @@ bool top_n_sigma(Walk &walk, const Stage &stage) {
 
 // With probability b: of the tokens with p ≥ a, all but the least likely go; those that must never go don't count among them.
 bool xtc(Walk &walk, const Stage &stage) {
-    Survivors &s = walk.s;
+    Candidates &s = walk.s;
     const Program &program = walk.context.program;
     if (uniform({static_cast<uint64_t>(program.key), static_cast<uint64_t>(walk.context.position), kXtcStream}) >= stage.b)
         return true;
@@ -177,7 +177,7 @@ bool xtc(Walk &walk, const Stage &stage) {
 // p ≥ Σ p², the probability that two draws agree; k = 1: p ≥ (V Σ p² − 1) / (V − 1). The likeliest stays.
 bool p_less(Walk &walk, const Stage &stage) {
     if (!walk.know_mass()) return walk.undecided(kEverything);
-    const Survivors &s = walk.s;
+    const Candidates &s = walk.s;
     return walk.cut(p_less_depth(s.mass, s.complete ? collected_squares(walk.s) : walk.context.scan.mass.squares, walk.context.scan, stage));
 }
 
@@ -267,8 +267,8 @@ double first_depth(const Context &context) {
     return std::min(depth, 0.0);  // a bound above the likeliest keeps the likeliest
 }
 
-bool refine(const Context &context, double floor, Survivors &survivors, double *depth) {
-    Walk walk{context, survivors, floor};
+bool refine(const Context &context, double floor, Candidates &candidates, double *depth) {
+    Walk walk{context, candidates, floor};
     const Program &program = context.program;
     for (int32_t i = 0; i < program.num_stages; ++i) {
         const Stage &stage = program.stages[i];

@@ -1,10 +1,10 @@
-// The refinements over survivors: what each stage keeps, or how much deeper it must see to know.
+// The refinements over candidates: what each stage keeps, or how much deeper it must see to know.
 #pragma once
-#include "survivors.h"
+#include "candidates.h"
 
 namespace tailrace {
 
-// What the stages may look at besides the survivors.
+// What the stages may look at besides the candidates.
 struct Context {
     const Program &program;
     const Row &row;
@@ -20,7 +20,7 @@ constexpr double kEverything = -1e300;  // a depth that only the complete row sa
 
 // −|log_mass − x − entropy| of each: how near −ln p is to the entropy.
 void nearness(const float *x, int64_t n, double log_mass, double entropy, float *out);
-// Whether a stage looks at the edited logits after others have changed x: Survivors::raw.
+// Whether a stage looks at the edited logits after others have changed x: Candidates::raw.
 bool wants_raw(StageKind kind);
 // What the streaming pass must find so that the stages can decide; sets mass, moments, sigma and temperature.
 void plan(const Program &program, Wants &wants);
@@ -31,6 +31,6 @@ void learn(const Program &program, double log_probability, State &state);
 // That log-probability; NaN where the token is none of them, or it has none.
 double lesson(const Basis &basis, uint32_t token);
 // All stages in order. True if they could decide; else *depth (relative to the maximum, ≤ 0) is how far down to collect instead.
-bool refine(const Context &context, double floor, Survivors &survivors, double *depth);
+bool refine(const Context &context, double floor, Candidates &candidates, double *depth);
 
 }  // namespace tailrace

@@ -86,14 +86,14 @@ int64_t RowRemainder::draw(const Noise &noise, Workspace &space) const {
         if (count < kBlock) std::copy(q_ + first, q_ + row_.vocab, last);
         double unused = 0;
         subtract_block(buffer, count < kBlock ? last : q_ + first, max_, scale_, share_, &unused);
-        Survivors some{ids, x, nullptr, nullptr};
+        Candidates some{ids, x, nullptr, nullptr};
         take_block(buffer, buffer, bound, kMost, 0.0f, static_cast<uint32_t>(first), some);
         offer_logs(best, ids, x, some.n, false);
     }
     return best.id;
 }
 
-double subtract_survivors(const float *q, double scale, Survivors &out) {
+double subtract_survivors(const float *q, double scale, Candidates &out) {
     const double mass = collected_mass(out);
     double sum = 0;
     int64_t n = 0;
@@ -110,7 +110,7 @@ double subtract_survivors(const float *q, double scale, Survivors &out) {
     return sum;
 }
 
-int64_t draw_remainder(const Survivors &s, const Noise &noise, Workspace &space) {
+int64_t draw_remainder(const Candidates &s, const Noise &noise, Workspace &space) {
     Best best{noise, kNobody, space.noise.data()};
     uint32_t *ids = space.other_ids.data();
     float *x = space.other_x.data();

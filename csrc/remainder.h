@@ -1,6 +1,6 @@
 // What verification draws from after a rejection: the positive part of scale · p − q, not normalised.
 #pragma once
-#include "survivors.h"
+#include "candidates.h"
 
 namespace tailrace {
 
@@ -22,10 +22,10 @@ class RowRemainder {
     double sum_ = 0;
 };
 
-// Of survivors: they become their remainder, x the remainder itself (no logarithm). Returns its sum.
-double subtract_survivors(const float *q, double scale, Survivors &out);
+// Of candidates: they become their remainder, x the remainder itself (no logarithm). Returns its sum.
+double subtract_survivors(const float *q, double scale, Candidates &out);
 
 // argmax of ln x + noise over them, ties to the smaller id; kNobody if nothing is left.
-int64_t draw_remainder(const Survivors &remainder, const Noise &noise, Workspace &space);
+int64_t draw_remainder(const Candidates &remainder, const Noise &noise, Workspace &space);
 
 }  // namespace tailrace

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "crowd.h"
+#include "flat_rows.h"
 
 namespace tailrace {
 namespace {
@@ -70,7 +70,7 @@ int32_t Target::prepare(Asked asked) {
     if (scan_.status != 0) return scan_.status;
     mass_temperature_ = wants.mass ? wants.temperature : 0;
     if (!greedy()) select(!asked.masses && !(described && processed));
-    return greedy() || untruncated_ || crowd_ || survivors_.n > 0 ? kOk : kEmpty;
+    return greedy() || untruncated_ || flat_ || survivors_.n > 0 ? kOk : kEmpty;
 }
 
 // The largest logit of the edited row; of equal ones the smallest id.
@@ -92,8 +92,8 @@ int64_t Target::token() {
 
 int64_t Target::winner(uint32_t stream, int64_t excluded) {
     if (greedy()) return likeliest();
-    if (crowd_) {
-        const int64_t found = draw_crowd(row_, context(), noise(stream));
+    if (flat_) {
+        const int64_t found = draw_flat_row(row_, context(), noise(stream));
         if (found != kNobody) return found;
         select(false);
     }
@@ -179,7 +179,7 @@ void Target::describe(int64_t token, const Report &report, double *entropy) {
 void Target::select(bool lazy) {
     const Context context = this->context();
     spent_ = false;
-    crowd_ = false;
+    flat_ = false;
     if (untruncated_) {
         // a few of the likeliest give a score that most others can be measured against
         constexpr int64_t kFirst = 24;
@@ -190,7 +190,7 @@ void Target::select(bool lazy) {
         divide(survivors_.x, survivors_.n, temperature_);
         return;
     }
-    if ((crowd_ = lazy && crowded(context))) return;
+    if ((flat_ = lazy && is_flat(context))) return;
     for (double depth = first_depth(context);;) {
         const double wanted = std::max(scan_.max + depth, static_cast<double>(kLowest));
         float floor = static_cast<float>(wanted);
@@ -208,7 +208,7 @@ void Target::collect_from(float floor) {
     collect(row_, scan_, floor, survivors_);
 }
 
-// All survivors of a row that nothing truncates.
+// All candidates of a row that nothing truncates.
 void Target::everything() {
     if (!untruncated_) return;
     collect_from(kLowest);

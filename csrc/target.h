@@ -5,14 +5,14 @@
 #include "draw.h"
 #include "refine.h"
 #include "remainder.h"
-#include "report.h"
+#include "logprobs.h"
 #include "sample.h"
 
 namespace tailrace {
 
 inline bool reported(const Program &program) { return program.logprobs >= 0 || (program.flags & kEntropy); }
 
-// What will be asked of a row besides a draw; not of greedy ones. `masses`: the probability of single tokens, so the survivors must be there.
+// What will be asked of a row besides a draw; not of greedy ones. `masses`: the probability of single tokens, so the candidates must be there.
 struct Asked {
     bool masses = false, entropy = false;
 };
@@ -65,15 +65,15 @@ class Target {
     Workspace &space_;
     Row row_;
     Edit edits_[kMaxEdits + 1];  // filled where the row has a mask: that one, then the program's
-    Survivors survivors_;
+    Candidates survivors_;
     std::optional<RowRemainder> remainder_;  // of a row that nothing truncates, after `subtract`
     Scan scan_;
     double temperature_ = 1.0, mass_temperature_ = 0.0;
     float floor_ = 0;
     uint32_t hot_stream_ = kDrawStream;  // whose hot bits scan_ has, if untruncated_
     bool untruncated_ = false;           // only a temperature: nothing is removed
-    bool spent_ = false;                 // the survivors have been made into something else
-    bool crowd_ = false;                 // there are so many survivors that they were not collected
+    bool spent_ = false;                 // the candidates have been made into something else
+    bool flat_ = false;                 // there are so many candidates that they were not collected
 };
 
 }  // namespace tailrace

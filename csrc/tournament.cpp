@@ -118,7 +118,7 @@ TAILRACE_CLONES double log_without(const uint32_t *bits, int32_t layer, int64_t 
 
 // ln p of each token, up to a layer; only made where floats can't hold what is left of some mass.
 struct Exact {
-    const Survivors &s;
+    const Candidates &s;
     std::vector<double> &logs;
     double log_mass = std::log(s.mass);  // a layer leaves the whole as it is
     int32_t layers = -1;                 // that are in it
@@ -141,7 +141,7 @@ constexpr double kHeld = 1e-25;  // so little of the mass is known to floats, wh
 // A bit of 0 multiplies by the share of the mass that has 0, and a bit of 1 by 1 more than that. What the layers multiply by is added up as
 // logarithms: where all others have a 1, one with a 0 has its p squared, layer after layer.
 bool tournament(Walk &walk, const Stage &stage) {
-    Survivors &s = walk.s;
+    Candidates &s = walk.s;
     const Tournament &t = *stage.tournament;
     const std::vector<uint32_t> &tokens = walk.context.program.said->tokens;
     if (!s.complete) return walk.undecided(kEverything);

@@ -7,11 +7,11 @@
 
 namespace tailrace {
 
-// The state of one walk through the stages. While the survivors are incomplete, every uncollected token lies below `floor` in
+// The state of one walk through the stages. While the candidates are incomplete, every uncollected token lies below `floor` in
 // the scale of x, and x is (l − max) / temperature: other changes of scale need all of them.
 struct Walk {
     const Context &context;
-    Survivors &s;
+    Candidates &s;
     double floor;
     double temperature = 1.0;
     double needed = 0;  // where a stage gives up: the depth, in the scale of x, that it needs
@@ -20,7 +20,7 @@ struct Walk {
         needed = depth;
         return false;
     }
-    // Σ e^x over all survivors, if it can be known.
+    // Σ e^x over all candidates, if it can be known.
     bool know_mass() {
         if (s.mass >= 0) return true;
         if (s.complete) s.mass = collected_mass(s);

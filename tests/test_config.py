@@ -89,8 +89,10 @@ def test_models_have_the_settings_of_all_but_for_their_own(tmp_path: Path):
     config = load(flags, env={"TAILRACE_CACHE_NUM_BLOCKS": "5"}, file=path)
     assert list(config.models) == ["a", "b", "c"]
     assert [(m.model.name, m.model.model, m.model.dtype, m.cache.num_blocks) for m in config.models.values()] == [
-        ("a", "x", "float16", 5), ("b", None, "float32", 7), ("c", None, "float32", 5),
-    ]  # fmt: skip
+        ("a", "x", "float16", 5),
+        ("b", None, "float32", 7),
+        ("c", None, "float32", 5),
+    ]
     assert {m.scheduler.max_num_seqs for m in config.models.values()} == {3}
     each = config.each()
     assert [one.engine for one in each] == list(config.models.values())

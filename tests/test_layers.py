@@ -55,8 +55,18 @@ MAY_IMPORT: dict[str, set[str]] = {
     "api": {"text", "wire"},
     "cli": {"kernels", "sampling", "runners", "drafting", "grammar", "models", "engine", "wire", "text", "api"},
 }
-LIGHT = ("errors", "params", "config", "wire.messages", "wire.aio", "wire.sync", "text.stream", "text.tokenizer",
-         "api.app", "models")  # fmt: skip
+LIGHT = (
+    "errors",
+    "params",
+    "config",
+    "wire.messages",
+    "wire.aio",
+    "wire.sync",
+    "text.stream",
+    "text.tokenizer",
+    "api.app",
+    "models",
+)
 
 
 def imported(path: Path) -> set[str]:

@@ -28,6 +28,6 @@ def test_the_library_example_runs():
 def test_numpy_logits_will_do():
     logits = np.random.default_rng(1).standard_normal((1, 500), dtype=np.float32)
     slots = Slots(1, 500)
-    slots.join(0, SamplingParams(temperature=0.0), key=1, prompt=[1])
+    slots.add(0, SamplingParams(temperature=0.0), key=1, prompt=[1])
     sampled = Sampler(slots)(torch.from_numpy(logits), Rows.plain([0], [0], [1]))
     assert int(sampled.token_ids[0, 0]) == int(logits.argmax())

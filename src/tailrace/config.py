@@ -203,8 +203,18 @@ class ServerConfig(Section, frozen=True):
     log_requests: bool = True
     reasoning_parser: Literal["auto", "none", "think", "mistral", "seed"] = "auto"
     tool_parser: Literal[
-        "auto", "none", "deepseek_v3", "glm4", "granite", "hermes", "kimi_k2", "llama3_json", "mistral", "pythonic", "qwen3_coder"
-    ] = "auto"  # fmt: skip
+        "auto",
+        "none",
+        "deepseek_v3",
+        "glm4",
+        "granite",
+        "hermes",
+        "kimi_k2",
+        "llama3_json",
+        "mistral",
+        "pythonic",
+        "qwen3_coder",
+    ] = "auto"
 
 
 class Config(Section, frozen=True):
@@ -306,6 +316,10 @@ def of_model(name: str, own: Mapping[str, Any], common: Mapping[str, Any]) -> di
 def fields(section: str) -> tuple[str, ...]:
     """The field names of a section."""
     return {
-        "model": ModelConfig, "cache": CacheConfig, "scheduler": SchedulerConfig, "speculation": SpeculationConfig,
-        "grammar": GrammarConfig, "server": ServerConfig,
-    }[section].__struct_fields__  # fmt: skip
+        "model": ModelConfig,
+        "cache": CacheConfig,
+        "scheduler": SchedulerConfig,
+        "speculation": SpeculationConfig,
+        "grammar": GrammarConfig,
+        "server": ServerConfig,
+    }[section].__struct_fields__

@@ -19,7 +19,7 @@
         ├── NotReadyError            the engine is still starting, or the server is shutting down: 503, try later
         └── EngineDeadError          the engine process is gone: 503
 
-Internal code raises; api/problems.py is the one place that turns an error into an HTTP answer, and engine/step.py the
+Internal code raises; api/error_handlers.py is the one place that turns an error into an HTTP answer, and engine/step.py the
 one place that turns an error of a single request into its `Failed` message.
 """
 
@@ -153,8 +153,21 @@ class EngineDeadError(EngineError):
 BY_CODE: dict[str, type[TailraceError]] = {
     cls.code: cls
     for cls in (
-        RequestError, ParameterError, NothingLeftError, ContextLengthError, ModelNotFoundError, RequestNotFoundError, AuthenticationError,
-        ConfigError, ModelLoadError, EngineError, RowError, DeadEndError, GrammarLimitError,
-        OverloadedError, NotReadyError, EngineDeadError,
+        RequestError,
+        ParameterError,
+        NothingLeftError,
+        ContextLengthError,
+        ModelNotFoundError,
+        RequestNotFoundError,
+        AuthenticationError,
+        ConfigError,
+        ModelLoadError,
+        EngineError,
+        RowError,
+        DeadEndError,
+        GrammarLimitError,
+        OverloadedError,
+        NotReadyError,
+        EngineDeadError,
     )
-}  # fmt: skip
+}

@@ -7,8 +7,20 @@ from typing import Any
 from urllib.parse import unquote
 
 # where subschemas stand: as the value itself, in a list, by name
-ONE = ("additionalItems", "additionalProperties", "contains", "contentSchema", "else", "if", "items", "not", "propertyNames", "then",
-       "unevaluatedItems", "unevaluatedProperties")  # fmt: skip
+ONE = (
+    "additionalItems",
+    "additionalProperties",
+    "contains",
+    "contentSchema",
+    "else",
+    "if",
+    "items",
+    "not",
+    "propertyNames",
+    "then",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+)
 LIST = ("allOf", "anyOf", "items", "oneOf", "prefixItems")
 MAP = ("$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties")
 

@@ -44,9 +44,12 @@ class Watermark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
     def __post_init__(self) -> None:
         conform(self, "watermark")
         for name, low, high in (
-            ("context", 1, 64), ("depth", 1, 64), ("sampling_table_size", 1, MAX_TABLE), ("sampling_table_seed", 0, MAX_SEED),
+            ("context", 1, 64),
+            ("depth", 1, 64),
+            ("sampling_table_size", 1, MAX_TABLE),
+            ("sampling_table_seed", 0, MAX_SEED),
             ("context_history_size", 1, 16_384),
-        ):  # fmt: skip
+        ):
             check_whole("watermark", name, getattr(self, name), low, high)
         if self.kind == "synthid" and self.scheme == "transformers":
             self._check_keys()
@@ -56,8 +59,9 @@ class Watermark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
             if theirs != ((), 65_536, 0, 1024):
                 raise ParameterError(
                     "watermark.keys, sampling_table_size, sampling_table_seed and context_history_size are of kind synthid with scheme "
-                    "transformers", "watermark",
-                )  # fmt: skip
+                    "transformers",
+                    "watermark",
+                )
         if not 0.0 < self.gamma < 1.0:
             raise ParameterError(f"watermark.gamma must be a number in (0, 1), got {self.gamma!r}", "watermark")
         if not 0.0 < self.delta <= 100.0:
@@ -92,8 +96,8 @@ class RepetitionDetection(msgspec.Struct, frozen=True, kw_only=True, omit_defaul
         check_whole("repetition_detection", "min_count", self.min_count, 2, MAX_COUNT)
 
 
-class Stretch(msgspec.Struct, frozen=True, omit_defaults=True, array_like=True):
-    """A stretch of the text between two markers: what a model thinks, or a tool call.
+class MarkedSpan(msgspec.Struct, frozen=True, omit_defaults=True, array_like=True):
+    """A span of the text between two markers: what a model thinks, or a tool call.
 
     Attributes:
         opening, closing: the markers, as text; without a closing one it lasts to the end. opened: the prompt has opened it already.
@@ -108,19 +112,19 @@ class ThinkingBudget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """End the model's thinking when it has taken so many tokens, by forcing the tokens that close it; then it goes on by itself.
 
     Attributes:
-        max_tokens: of one thought, the markers not counted; ≥ 0. stretch: how the model marks it. closing_token_ids: what is forced.
-        outside: other stretches, in which the markers mean nothing.
+        max_tokens: of one thought, the markers not counted; ≥ 0. span: how the model marks it. closing_token_ids: what is forced.
+        outside: other spans, in which the markers mean nothing.
     """
 
     max_tokens: int
-    stretch: Stretch
+    span: MarkedSpan
     closing_token_ids: tuple[int, ...]
-    outside: tuple[Stretch, ...] = ()
+    outside: tuple[MarkedSpan, ...] = ()
 
     def __post_init__(self) -> None:
         conform(self, "thinking_token_budget")
         check_whole("thinking_token_budget", "", self.max_tokens, 0, 2**31 - 1)
-        if self.stretch.closing is None or not self.closing_token_ids:
+        if self.span.closing is None or not self.closing_token_ids:
             raise ParameterError(
                 "thinking_token_budget needs a marker that closes the thinking", "thinking_token_budget"
             )
@@ -137,19 +141,19 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, for
     Attributes:
         kind: json_object: any JSON object. json_schema: JSON that validates. regex: the whole output matches. choice: one of several
             texts. ebnf: GBNF, as llama.cpp has it. lark: Lark's syntax, as llguidance has it. structural_tag: free text with tagged
-            stretches that must fit schemas, in xgrammar's format.
+            spans that must fit schemas, in xgrammar's format.
         source: the schema, pattern, JSON list of texts, grammar or tag, as text; "" for json_object.
         whitespace: JSON may have so many characters of it in a row between two tokens, 0 … 32. The bound is what keeps a model from
             writing blanks for ever.
-        after: the stretch of the text that is free: what the model thinks. The grammar begins after its closing marker. opening_token_id:
-            what may also come first, where the model opens the stretch by itself.
+        after: the span of the text that is free: what the model thinks. The grammar begins after its closing marker. opening_token_id:
+            what may also come first, where the model opens the span by itself.
         close_in_time: shortly before max_tokens, only what closes the output is let through, so that it ends as a valid one.
     """
 
     kind: GrammarKind
     source: str = ""
     whitespace: int = 8
-    after: Stretch | None = None
+    after: MarkedSpan | None = None
     opening_token_id: int | None = None
     close_in_time: bool = False
 
@@ -161,7 +165,7 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, for
                 f"a grammar must have at most {MAX_GRAMMAR} characters, got {len(self.source)}", "grammar"
             )
         if self.after is not None and self.after.closing is None:
-            raise ParameterError("a grammar begins after a stretch only where a marker closes it", "grammar")
+            raise ParameterError("a grammar begins after a span only where a marker closes it", "grammar")
 
 
 Rule = Literal["exact", "rejection", "block", "typical"]

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from tailrace.errors import ParameterError
-from tailrace.options import Grammar, RepetitionDetection, Speculation, Stretch, ThinkingBudget, Watermark
+from tailrace.options import Grammar, MarkedSpan, RepetitionDetection, Speculation, ThinkingBudget, Watermark
 from tailrace.ranges import (
     COMPANIONS,
     MAX_BIAS,
@@ -77,7 +77,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         bad_words: sequences of token ids; the last id is banned when the ids before it end the sequence so far.
         banned_strings, banned_ignore_case: these never appear in the text: where one has, the sequence backs up and draws again. With
             ignore_case, ASCII letters of the strings match either way.
-        banned_regex: neither does what matches one of these; see text/patterns.py for what they may hold.
+        banned_regex: neither does what matches one of these; see text/stop_regex.py for what they may hold.
         min_tokens: EOS and stop ids are banned, and stop strings not looked for, until so many tokens are out.
         max_tokens: the output's length limit; None is as far as the context reaches.
         ignore_eos: EOS does not end the sequence. Stop ids and stop strings still do.
@@ -92,8 +92,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         sampler_order: refinements by name, in the order they are to run; those not named follow in the default order.
         seed: 64-bit key of the request's noise; None draws a fresh one at admission.
         stop: strings that end the sequence where they first appear in the text.
-        stop_regex: patterns that do; see text/patterns.py for what they may hold.
-        stop_outside: stretches of the text in which stop strings and patterns are not looked for.
+        stop_regex: patterns that do; see text/stop_regex.py for what they may hold.
+        stop_outside: spans of the text in which stop strings and patterns are not looked for.
         stop_token_ids: token ids that end the sequence.
         repetition_detection: end a sequence that goes round in circles; None is off.
         thinking: how long the model may think; None is as long as it likes.
@@ -174,7 +174,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     seed: int | None = None
     stop: tuple[str, ...] = ()
     stop_regex: tuple[str, ...] = ()
-    stop_outside: tuple[Stretch, ...] = ()
+    stop_outside: tuple[MarkedSpan, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     repetition_detection: RepetitionDetection | None = None
     thinking: ThinkingBudget | None = None
@@ -213,8 +213,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             if any("\ud800" <= char <= "\udfff" for s in getattr(self, name) for char in s):
                 raise ParameterError(f"{name} must hold text that UTF-8 can write: no surrogates", name)
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
-            raise ParameterError("allowed_token_ids must not be empty; leave it out to allow every token",
-                                 "allowed_token_ids")  # fmt: skip
+            raise ParameterError(
+                "allowed_token_ids must not be empty; leave it out to allow every token", "allowed_token_ids"
+            )
         for name, words in (("bad_words", self.bad_words), ("sequence_bias", [ids for ids, _ in self.sequence_bias])):
             if any(not word for word in words):
                 raise ParameterError(f"{name} must hold non-empty sequences of token ids", name)
@@ -257,8 +258,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                     return
         raise ParameterError(
             f"{name} must be [start, factor], an integer in [0, {2**31 - 1}] and a number in [{1 / MAX_DECAY:g}, {MAX_DECAY:g}], "
-            f"got {self.exponential_decay_length_penalty!r}", name,
-        )  # fmt: skip
+            f"got {self.exponential_decay_length_penalty!r}",
+            name,
+        )
 
     def _check_company(self) -> None:
         if self.logprob_token_ids and self.logprobs:
@@ -370,6 +372,13 @@ NEUTRAL: dict[str, Any] = {
 
 # those that rule tokens out, so that in the end none may be left
 EXCLUDING = (
-    "allowed_token_ids", "bad_words", "min_tokens", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "banned_strings",
-    "banned_regex", "processors", "grammar",
-)  # fmt: skip
+    "allowed_token_ids",
+    "bad_words",
+    "min_tokens",
+    "no_repeat_ngram_size",
+    "encoder_no_repeat_ngram_size",
+    "banned_strings",
+    "banned_regex",
+    "processors",
+    "grammar",
+)

@@ -62,10 +62,21 @@ RANGES: dict[str, tuple[float, float, bool, bool]] = {
 
 # field -> entries it may have: bounded, so that nobody can flood the engine
 MAX_ENTRIES = {
-    "logit_bias": 65_536, "allowed_token_ids": 65_536, "bad_words": 1024, "sequence_bias": 1024, "stop": 128, "stop_regex": 16,
-    "stop_token_ids": 1024, "dry_sequence_breakers": 65_536, "banned_strings": 128, "banned_regex": 16, "forced_token_ids": 65_536,
-    "sampler_order": 32, "processors": 16, "logprob_token_ids": 128,
-}  # fmt: skip
+    "logit_bias": 65_536,
+    "allowed_token_ids": 65_536,
+    "bad_words": 1024,
+    "sequence_bias": 1024,
+    "stop": 128,
+    "stop_regex": 16,
+    "stop_token_ids": 1024,
+    "dry_sequence_breakers": 65_536,
+    "banned_strings": 128,
+    "banned_regex": 16,
+    "forced_token_ids": 65_536,
+    "sampler_order": 32,
+    "processors": 16,
+    "logprob_token_ids": 128,
+}
 MAX_CHARS = 1024  # of one stop string or banned string
 MAX_BYTES = 8192  # of all of a request's, as UTF-8: what is compiled from them takes about 300 times that
 MAX_PHRASE = (
@@ -103,11 +114,26 @@ NOT_GREEDY = ("dynatemp_range", "smoothing_factor", "mirostat", "xtc_probability
 # refinement → the fields that turn it on where mirostat replaces it. sampling/pipeline.py, which has the methods, can't be
 # imported while it has others
 REFINEMENTS: dict[str, tuple[str, ...]] = {
-    "temperature": (), "dynatemp": (), "smoothing": (), "min_p": ("min_p",), "top_k": ("top_k",), "top_p": ("top_p",), "top_a": ("top_a",),
-    "typical_p": ("typical_p",), "tfs_z": ("tfs_z",), "epsilon_cutoff": ("epsilon_cutoff",), "eta_cutoff": ("eta_cutoff",),
-    "top_n_sigma": ("top_n_sigma",), "top_h": ("top_h",), "p_less": ("p_less", "p_less_norm"), "min_k": ("min_k",),
-    "xtc": ("xtc_probability",), "mirostat": (), "adaptive_p": ("adaptive_target",), "synthid": (),
-}  # fmt: skip
+    "temperature": (),
+    "dynatemp": (),
+    "smoothing": (),
+    "min_p": ("min_p",),
+    "top_k": ("top_k",),
+    "top_p": ("top_p",),
+    "top_a": ("top_a",),
+    "typical_p": ("typical_p",),
+    "tfs_z": ("tfs_z",),
+    "epsilon_cutoff": ("epsilon_cutoff",),
+    "eta_cutoff": ("eta_cutoff",),
+    "top_n_sigma": ("top_n_sigma",),
+    "top_h": ("top_h",),
+    "p_less": ("p_less", "p_less_norm"),
+    "min_k": ("min_k",),
+    "xtc": ("xtc_probability",),
+    "mirostat": (),
+    "adaptive_p": ("adaptive_target",),
+    "synthid": (),
+}
 REFINEMENT_NAMES = tuple(REFINEMENTS)
 TRUNCATIONS = tuple(
     field for fields in REFINEMENTS.values() for field in fields
@@ -196,9 +222,11 @@ def check_range(name: str, value: float | int | None, said: str | None = None) -
     low, high, low_in, high_in = RANGES[name]
     whole = isinstance(low, int) and isinstance(high, int)
     numeric = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
-    inside = numeric and not (isinstance(value, float) and math.isnan(value)) and (
-        (low <= value if low_in else low < value) and (value <= high if high_in else value < high)
-    )  # fmt: skip
+    inside = (
+        numeric
+        and not (isinstance(value, float) and math.isnan(value))
+        and ((low <= value if low_in else low < value) and (value <= high if high_in else value < high))
+    )
     if not inside:
         opening, closing = "[" if low_in else "(", "]" if high_in else ")"
         kind = "an integer" if whole else "a number"

@@ -20,13 +20,13 @@ from tailrace.api.serve import Server, uvicorn_config
 from tailrace.api.service import Service
 from tailrace.config import CacheConfig, EngineConfig, SchedulerConfig, ServerConfig
 from tailrace.engine.engine import Engine
-from tailrace.engine.spelling import Spelling
+from tailrace.engine.token_bytes import TokenBytes
 from tailrace.errors import EngineDeadError
 from tailrace.runners.scripted import ScriptedRunner
 from tailrace.text.tokenizer import Tokenizer
-from tailrace.wire.aio import AsyncClient
-from tailrace.wire.ledger import Ledger
+from tailrace.wire.async_client import AsyncClient
 from tailrace.wire.messages import Abort, ModelInfo, Submit
+from tailrace.wire.stream_table import StreamTable
 
 NAME = "scripted"
 START, EOS, VOCAB = 256, 257, 258  # below 256 an id is a byte
@@ -89,7 +89,7 @@ class LocalClient(AsyncClient):
         self._script, self._runner_options, self.tick_s = script, runner, tick_s
         self.hold = False
         self.patient = False  # a step only when all that came before has gone out: streams are then the same every time
-        self.spelling = Spelling()  # none: stop strings are found by the front end alone
+        self.token_bytes = TokenBytes()  # none: stop strings are found by the front end alone
         self.starts = 0
         self.start_error: Exception | None = None
 
@@ -103,9 +103,9 @@ class LocalClient(AsyncClient):
             ModelInfo(NAME, VOCAB, CONTEXT, [EOS]),
             CacheConfig(num_blocks=256, block_size=16),
             SchedulerConfig(max_num_seqs=32, max_num_batched_tokens=2048, max_waiting=100),
-            self.spelling,
+            self.token_bytes,
         )
-        self._ledger.model = self.engine.info
+        self._streams.model = self.engine.info
         self._socket = self
         self._pump = asyncio.create_task(self._run())
         return self.model
@@ -120,8 +120,8 @@ class LocalClient(AsyncClient):
     async def _run(self) -> None:
         while True:
             if not self.hold:
-                self._ledger.deliver(self.engine.step().get(b"", []))
-                self._ledger.stats = self.engine.stats()
+                self._streams.deliver(self.engine.step().get(b"", []))
+                self._streams.stats = self.engine.stats()
             for _ in range(50 if self.patient else 0):
                 await asyncio.sleep(0)
             await asyncio.sleep(self.tick_s if self.engine.has_work else 0.001)
@@ -130,7 +130,7 @@ class LocalClient(AsyncClient):
         """As if the process had been killed."""
         self._pump.cancel()
         self.error = EngineDeadError("the engine process died (signal 9)")
-        self._ledger.fail_all(self.error)
+        self._streams.fail_all(self.error)
         self.died.set()
 
     async def close(self) -> None:
@@ -138,18 +138,18 @@ class LocalClient(AsyncClient):
             self._pump.cancel()
             await asyncio.gather(self._pump, return_exceptions=True)
         self.error = self.error or EngineDeadError("the client was closed")
-        self._ledger.fail_all(EngineDeadError(str(self.error)))
+        self._streams.fail_all(EngineDeadError(str(self.error)))
 
     @property
-    def ledger(self) -> Ledger:
+    def streams(self) -> StreamTable:
         """Open streams and unacknowledged aborts."""
-        return self._ledger
+        return self._streams
 
     def idle(self) -> bool:
         """Nothing is held anywhere."""
         stats = self.engine.stats()
         held = stats.running + stats.waiting + stats.blocks_used + len(self.engine.requests)
-        return not held and not self._ledger.accounts and not self._ledger.unacknowledged
+        return not held and not self._streams.open_streams and not self._streams.unacknowledged
 
 
 class Front:

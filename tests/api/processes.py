@@ -19,7 +19,7 @@ from api.harness import make_tokenizer
 MAIN = """
 import sys, msgspec
 from tailrace.api.serve import serve
-from tailrace.api.siblings import Model
+from tailrace.api.workers import Model
 from tailrace.config import load
 from tailrace.text.tokenizer import Tokenizer
 config = load(msgspec.json.decode(sys.argv[1]), env={})

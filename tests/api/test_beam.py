@@ -19,9 +19,19 @@ COMPLETE = "/v1/completions"
 
 def small_model() -> LlamaForCausalLM:
     torch.manual_seed(3)
-    config = LlamaConfig(vocab_size=23, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
-                         num_key_value_heads=2, max_position_embeddings=64, eos_token_id=2, pad_token_id=0, bos_token_id=1,
-                         initializer_range=0.6)  # fmt: skip
+    config = LlamaConfig(
+        vocab_size=23,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        eos_token_id=2,
+        pad_token_id=0,
+        bos_token_id=1,
+        initializer_range=0.6,
+    )
     return LlamaForCausalLM(config).eval()
 
 
@@ -34,9 +44,15 @@ def test_the_beams_are_those_of_transformers(early, penalty, width):
     model = small_model()
     for prompt in ([5, 6, 7], [9, 3], [11, 12, 13, 14]):
         expected = model.generate(
-            torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.long), num_beams=width,
-            num_return_sequences=width, max_new_tokens=10, do_sample=False, length_penalty=penalty, early_stopping=early,
-        )  # fmt: skip
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            num_beams=width,
+            num_return_sequences=width,
+            max_new_tokens=10,
+            do_sample=False,
+            length_penalty=penalty,
+            early_stopping=early,
+        )
         search = BeamSearch(width, 10, frozenset([2]), penalty, early)
         with torch.no_grad():
             while not search.done:
@@ -87,10 +103,15 @@ async def test_a_wide_beam_finds_the_best_of_all(front):
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"logprobs": 1}, "logprobs"), ({"seed": 1}, "seed"), ({"best_of": 1, "n": 2}, "best_of"), ({"best_of": 65}, "best_of"),
-        ({"length_penalty": 11}, "length_penalty"), ({"prompt": ["a", "b"]}, "prompt"), ({"frequency_penalty": 1}, "frequency_penalty"),
+        ({"logprobs": 1}, "logprobs"),
+        ({"seed": 1}, "seed"),
+        ({"best_of": 1, "n": 2}, "best_of"),
+        ({"best_of": 65}, "best_of"),
+        ({"length_penalty": 11}, "length_penalty"),
+        ({"prompt": ["a", "b"]}, "prompt"),
+        ({"frequency_penalty": 1}, "frequency_penalty"),
     ],
-)  # fmt: skip
+)
 async def test_what_a_beam_search_does_not_take(front, fields, param):
     answer = await front.http.post(COMPLETE, json={"prompt": "x=", "use_beam_search": True} | fields)
     assert answer.status_code == 400
@@ -222,13 +243,19 @@ async def test_thoughts_and_calls_of_beams_come_as_of_any_chat(tokenizer, stream
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"logprobs": True}, "logprobs"), ({"stop": "a"}, "stop"), ({"best_of": 1, "n": 2}, "best_of"), ({"n": 65}, "n"),
-        ({"length_penalty": -10.5}, "length_penalty"), ({"early_stopping": "often"}, "early_stopping"),
-        ({"response_format": {"type": "json_object"}}, "response_format"), ({"report_entropy": True}, "report_entropy"),
-        ({"use_beam_search": False, "best_of": 2}, "best_of"), ({"use_beam_search": False, "length_penalty": 2.0}, "length_penalty"),
+        ({"logprobs": True}, "logprobs"),
+        ({"stop": "a"}, "stop"),
+        ({"best_of": 1, "n": 2}, "best_of"),
+        ({"n": 65}, "n"),
+        ({"length_penalty": -10.5}, "length_penalty"),
+        ({"early_stopping": "often"}, "early_stopping"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"report_entropy": True}, "report_entropy"),
+        ({"use_beam_search": False, "best_of": 2}, "best_of"),
+        ({"use_beam_search": False, "length_penalty": 2.0}, "length_penalty"),
         ({"use_beam_search": None, "early_stopping": True}, "early_stopping"),
     ],
-)  # fmt: skip
+)
 async def test_what_a_chats_beam_search_does_not_take(front, fields, param):
     answer = await front.chat(**{"use_beam_search": True} | fields)
     assert answer.status_code == 400, answer.text

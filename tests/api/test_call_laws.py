@@ -17,9 +17,9 @@ import pytest
 from api.test_forced_tools import MARKS, script_of, tool, vocabulary
 from tailrace.errors import ParameterError
 from tailrace.grammar.check import UnsupportedError
-from tailrace.text.channels import Splitter
-from tailrace.text.tools import TOOLS, declared
-from tailrace.text.tools.grammar import forced, optional
+from tailrace.text.channels import ChannelSplitter
+from tailrace.text.tool_parsers import TOOLS, declared
+from tailrace.text.tool_parsers.grammar import forced, optional
 
 Schemas = dict[str, dict[str, Any]]
 FORMS = list(TOOLS)
@@ -28,12 +28,59 @@ HOW = ("text", "token", "special")
 NAMES = ("where", "n", "b_2", "True_", "type", "name", "arguments", "id", "x9")
 FUNCTIONS = ("paint", "f", "a.b", "get_x_2")
 ODD = (
-    "", " ", "\n", "a\n", "\na", "  b ", "é", "😀", "a\\", '"', "'", '\\"', "\\n", "\\u0041", "{", "}", "[]", "null", "true", "5", "1e5",
-    "</arg_value>", "<arg_key>", "</tool_call>", "<tool_call>", "</parameter>", "</function>", "[TOOL_CALLS]", "[ARGS]", "<|tool_call|>",
-    "<｜tool▁call▁end｜>", "<|tool_call_end|>", "<|python_tag|>", "<", "</", "</arg_val", "a<b>c", "\t", "a, b=1)", "#", "'''", "]", ");",
+    "",
+    " ",
+    "\n",
+    "a\n",
+    "\na",
+    "  b ",
+    "é",
+    "😀",
+    "a\\",
+    '"',
+    "'",
+    '\\"',
+    "\\n",
+    "\\u0041",
+    "{",
+    "}",
+    "[]",
+    "null",
+    "true",
+    "5",
+    "1e5",
+    "</arg_value>",
+    "<arg_key>",
+    "</tool_call>",
+    "<tool_call>",
+    "</parameter>",
+    "</function>",
+    "[TOOL_CALLS]",
+    "[ARGS]",
+    "<|tool_call|>",
+    "<｜tool▁call▁end｜>",
+    "<|tool_call_end|>",
+    "<|python_tag|>",
+    "<",
+    "</",
+    "</arg_val",
+    "a<b>c",
+    "\t",
+    "a, b=1)",
+    "#",
+    "'''",
+    "]",
+    ");",
     "None",
-    '{"name": "f"}', "\u2028", "\ufeff", "\u00ad", "e\u0301", "a" * 300, "```", "\x7f",
-)  # fmt: skip
+    '{"name": "f"}',
+    "\u2028",
+    "\ufeff",
+    "\u00ad",
+    "e\u0301",
+    "a" * 300,
+    "```",
+    "\x7f",
+)
 CONTROL = ("\x00", "\x1b[0m", "\x08\x0c\r", "a\x01b")
 LONE = ("\ud800 ", "a\udfffb", "\udc00")  # which JSON and Python can write, and UTF-8 can't
 NUMBERS = (0, -1, 7, 2**53 + 1, -(2**64), 10**40, 0.5, -2.25, 1e-7, 1.5e300, -1e-300, 123456.789)
@@ -81,37 +128,63 @@ W, SPACE, DOT = (
 )
 # patterns as ECMA-262 has them → the same in Python's words, and texts that match
 PATTERNS = {
-    "^[a-c]{1,3}/\\d$": (r"^[a-c]{1,3}/[0-9]\Z", "a/1"), "b+": ("b", "abb"), "^(x|y)": ("^[xy]", "yes"),
-    "^\\S+\\s?\\w$": (rf"^[^{SPACE[1:]}+{SPACE}?{W}\Z", "é\ufeffx"), "^[^<]{2,4}$": (r"^[^<]{2,4}\Z", "a\n"),
-    "^\\.\\-<$": (r"^\.-<\Z", ".-<"), "é|\\W$": (rf"é|[^{W[1:]}\Z", "Е"), "^a.*": (rf"^a{DOT}*", "a\nb"), "[0-9]": ("[0-9]", "x1"),
-    "^\\D{2}[\\w.]+$": (r"^[^0-9]{2}[0-9A-Za-z_.]+\Z", "٣é.a"), "^\\x41\\u0042[\\]\"/&&~~]$": (r"^AB[\]\"/&~]\Z", "AB&"),
-    "^.{1,3}$": (rf"^{DOT}{{1,3}}\Z", "\x85é"), "^a|b$|^$": (r"^a|b\Z|^\Z", "xb"),
-    "^a\\\\$": (r"^a\\\Z", "a\\"), "^\\p{L}$": (r"^[^\W\d_]\Z", "é"),
-}  # fmt: skip
+    "^[a-c]{1,3}/\\d$": (r"^[a-c]{1,3}/[0-9]\Z", "a/1"),
+    "b+": ("b", "abb"),
+    "^(x|y)": ("^[xy]", "yes"),
+    "^\\S+\\s?\\w$": (rf"^[^{SPACE[1:]}+{SPACE}?{W}\Z", "é\ufeffx"),
+    "^[^<]{2,4}$": (r"^[^<]{2,4}\Z", "a\n"),
+    "^\\.\\-<$": (r"^\.-<\Z", ".-<"),
+    "é|\\W$": (rf"é|[^{W[1:]}\Z", "Е"),
+    "^a.*": (rf"^a{DOT}*", "a\nb"),
+    "[0-9]": ("[0-9]", "x1"),
+    "^\\D{2}[\\w.]+$": (r"^[^0-9]{2}[0-9A-Za-z_.]+\Z", "٣é.a"),
+    '^\\x41\\u0042[\\]"/&&~~]$': (r"^AB[\]\"/&~]\Z", "AB&"),
+    "^.{1,3}$": (rf"^{DOT}{{1,3}}\Z", "\x85é"),
+    "^a|b$|^$": (r"^a|b\Z|^\Z", "xb"),
+    "^a\\\\$": (r"^a\\\Z", "a\\"),
+    "^\\p{L}$": (r"^[^\W\d_]\Z", "é"),
+}
 OF_TEXT = (
-    {}, {}, {}, {"maxLength": 6}, {"minLength": 1, "maxLength": 4}, {"format": "date"}, {"format": "ipv4"}, {"format": "int32"},
-    {"enum": ["a", "bb", "a</b>"], "maxLength": 2}, {"enum": ["a1", "b"], "pattern": "[0-9]"}, {"minLength": 3, "pattern": "^a.*"},
+    {},
+    {},
+    {},
+    {"maxLength": 6},
+    {"minLength": 1, "maxLength": 4},
+    {"format": "date"},
+    {"format": "ipv4"},
+    {"format": "int32"},
+    {"enum": ["a", "bb", "a</b>"], "maxLength": 2},
+    {"enum": ["a1", "b"], "pattern": "[0-9]"},
+    {"minLength": 3, "pattern": "^a.*"},
     *({"pattern": pattern} for pattern in PATTERNS),
-)  # fmt: skip
+)
 # what a walk also tries to say: chance alone would hardly come to an end
 ENDS = tuple(f"{last}{end}" for last in ("", "", "b", "0", "é") for end in ("\n</parameter>", "</arg_value>", '"'))
 WALKS = 12
 FORMATS = {"date": "2024-02-29", "ipv4": "10.0.0.255"}
 EITHER = (
-    {"type": ["string", "null"]}, {"type": ["integer", "null"]}, {"anyOf": [{"type": "string", "maxLength": 5}, {"type": "integer"}]},
-    {"anyOf": [{"type": "string", "const": "k"}, {"type": "null"}]}, {"oneOf": [{"type": "string"}, {"type": "boolean"}]},
-    {"type": ["string", "integer"], "enum": ["5", 5, "x"]}, {"type": ["string", "null"], "enum": ["a1", "null1", None], "pattern": "[0-9]"},
-    {"anyOf": [{"type": "string", "pattern": "b+"}, {"type": "string", "enum": ["c"]}]}, {"enum": ["", "a\n", " b"]},
-    {"anyOf": [{"enum": ["x"]}, {"type": "null"}]}, {"type": "string", "enum": ["null", "true", "1"]},
-)  # fmt: skip
+    {"type": ["string", "null"]},
+    {"type": ["integer", "null"]},
+    {"anyOf": [{"type": "string", "maxLength": 5}, {"type": "integer"}]},
+    {"anyOf": [{"type": "string", "const": "k"}, {"type": "null"}]},
+    {"oneOf": [{"type": "string"}, {"type": "boolean"}]},
+    {"type": ["string", "integer"], "enum": ["5", 5, "x"]},
+    {"type": ["string", "null"], "enum": ["a1", "null1", None], "pattern": "[0-9]"},
+    {"anyOf": [{"type": "string", "pattern": "b+"}, {"type": "string", "enum": ["c"]}]},
+    {"enum": ["", "a\n", " b"]},
+    {"anyOf": [{"enum": ["x"]}, {"type": "null"}]},
+    {"type": "string", "enum": ["null", "true", "1"]},
+)
 
 
 def object_of(rng: random.Random, depth: int, most: int) -> dict[str, Any]:
     names = rng.sample(NAMES, rng.randint(0, most))
     return {
-        "type": "object", "properties": {name: kind_of(rng, depth) for name in names}, "additionalProperties": False,
+        "type": "object",
+        "properties": {name: kind_of(rng, depth) for name in names},
+        "additionalProperties": False,
         "required": [name for name in names if rng.random() < 0.6],
-    }  # fmt: skip
+    }
 
 
 def schemas_of(asked: list[dict[str, Any]]) -> Schemas:
@@ -152,8 +225,11 @@ def value_of(rng: random.Random, schema: dict[str, Any], texts: tuple[str, ...])
             case {"type": "array", "items": items}:
                 return [value_of(rng, items, texts) for _ in range(rng.randint(0, 3))]
             case {"type": "object", "properties": properties, "required": required}:
-                return {name: value_of(rng, inner, texts) for name, inner in properties.items()
-                        if name in required or rng.random() < 0.5}  # fmt: skip
+                return {
+                    name: value_of(rng, inner, texts)
+                    for name, inner in properties.items()
+                    if name in required or rng.random() < 0.5
+                }
             case _:
                 value = rng.choice([rng.choice(NUMBERS), [rng.choice(texts)], {"a": rng.choice(texts)}, True, None])
         if JUDGE(schema, format_checker=CHECKER).is_valid(value):
@@ -175,7 +251,7 @@ CHECKER = jsonschema.FormatChecker(("date", "ipv4"))
 
 def read(form: str, pieces: list[str], asked: list[dict[str, Any]]) -> tuple[list[tuple[str, str]], str, bool]:
     """The calls, their arguments as text; what else is said; whether the last call was cut."""
-    splitter = Splitter(None, TOOLS[form], False, declared(asked))
+    splitter = ChannelSplitter(None, TOOLS[form], False, declared(asked))
     segments = [segment for piece in pieces for segment in splitter.feed(piece)] + splitter.flush()
     calls: list[tuple[str, str]] = []
     for call in (segment.call for segment in segments if segment.call is not None):
@@ -310,29 +386,41 @@ WRITERS: dict[str, Callable[[random.Random, Calls, Say], str]] = {
     ),
     "glm4": lambda _, calls, said: "\n".join(
         f"<tool_call>{name}\n"
-        + "".join(f"<arg_key>{key}</arg_key>\n<arg_value>{said(name, key, value)}</arg_value>\n" for key, value in arguments.items())
+        + "".join(
+            f"<arg_key>{key}</arg_key>\n<arg_value>{said(name, key, value)}</arg_value>\n"
+            for key, value in arguments.items()
+        )
         + "</tool_call>"
         for name, arguments in calls
     ),
     "mistral": lambda rng, calls, _: "".join(f"[TOOL_CALLS]{name}[ARGS]{json_text(rng, args)}" for name, args in calls),
     "granite": lambda rng, calls, _: f"<|tool_call|>[{', '.join(in_object(rng, *call) for call in calls)}]",
     "llama3_json": lambda rng, calls, _: "; ".join(in_object(rng, *call, key="parameters") for call in calls),
-    "pythonic": lambda rng, calls, _: "["
-    + ", ".join(
-        f"{name}({', '.join(f'{key}={rng.choice([repr(value), json_text(rng, value)])}' for key, value in arguments.items())})"
-        for name, arguments in calls
-    )
-    + "]",
-    "deepseek_v3": lambda rng, calls, _: "<｜tool▁calls▁begin｜>"
-    + "\n".join(f"<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{json_text(rng, args)}<｜tool▁call▁end｜>" for name, args in calls)
-    + "<｜tool▁calls▁end｜>",
-    "kimi_k2": lambda rng, calls, _: "<|tool_calls_section_begin|>"
-    + "".join(
-        f"<|tool_call_begin|>functions.{name}:{i}<|tool_call_argument_begin|>{json_text(rng, args)}<|tool_call_end|>"
-        for i, (name, args) in enumerate(calls)
-    )
-    + "<|tool_calls_section_end|>",
-}  # fmt: skip
+    "pythonic": lambda rng, calls, _: (
+        "["
+        + ", ".join(
+            f"{name}({', '.join(f'{key}={rng.choice([repr(value), json_text(rng, value)])}' for key, value in arguments.items())})"
+            for name, arguments in calls
+        )
+        + "]"
+    ),
+    "deepseek_v3": lambda rng, calls, _: (
+        "<｜tool▁calls▁begin｜>"
+        + "\n".join(
+            f"<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{json_text(rng, args)}<｜tool▁call▁end｜>"
+            for name, args in calls
+        )
+        + "<｜tool▁calls▁end｜>"
+    ),
+    "kimi_k2": lambda rng, calls, _: (
+        "<|tool_calls_section_begin|>"
+        + "".join(
+            f"<|tool_call_begin|>functions.{name}:{i}<|tool_call_argument_begin|>{json_text(rng, args)}<|tool_call_end|>"
+            for i, (name, args) in enumerate(calls)
+        )
+        + "<|tool_calls_section_end|>"
+    ),
+}
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -7,16 +7,16 @@ import json
 import pytest
 
 from api.harness import LocalClient, events, front_of, make_tokenizer, saying
-from tailrace.api.channels import channels_of, within
+from tailrace.api.channels import channels_of, with_channels
 from tailrace.api.front_end import FrontEnd
 from tailrace.api.schema.chat import ChatRequest
 from tailrace.api.service import chosen
 from tailrace.config import ServerConfig
-from tailrace.engine.spelling import Spelling, TokenText
+from tailrace.engine.token_bytes import TokenBytes, TokenText
 from tailrace.params import SamplingParams
 from tailrace.text.detokenize import detokenizer
 from tailrace.text.tokenizer import Tokenizer
-from tailrace.text.tools import TOOLS
+from tailrace.text.tool_parsers import TOOLS
 
 TOOL = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
@@ -124,10 +124,17 @@ async def test_other_formats(tokenizer, name):
             assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == ("add", {"a": 1})
             assert name != "kimi_k2" or call["id"] == "functions.add:0"
         assert (message["content"], whole["finish_reason"]) == (None, "tool_calls")
-        said = (await front.http.post("/v1/responses", json={
-            "input": "hi", "temperature": 0, "max_output_tokens": 200,
-            "tools": [{"type": "function", "name": "add", "parameters": {}}],
-        })).json()["output"]  # fmt: skip
+        said = (
+            await front.http.post(
+                "/v1/responses",
+                json={
+                    "input": "hi",
+                    "temperature": 0,
+                    "max_output_tokens": 200,
+                    "tools": [{"type": "function", "name": "add", "parameters": {}}],
+                },
+            )
+        ).json()["output"]
         assert [(item["type"], item["name"]) for item in said] == [("function_call", "add")]
         assert name != "kimi_k2" or said[0]["call_id"] == "functions.add:0"
 
@@ -229,8 +236,8 @@ async def test_marks_that_are_special_tokens_are_seen(tmp_path):
     ids = [tokenizer.backend.token_to_id(mark) for mark in ("<|im_start|>", "[TOOL_CALLS]", "[ARGS]")]
     for tools, wanted in (([{"function": {"name": "f"}}], "[TOOL_CALLS][ARGS]"), (None, "")):
         ask = ChatRequest(messages=[], tools=tools)
-        params = within(SamplingParams(), service, ask, channels_of(service, ask, []))
+        params = with_channels(SamplingParams(), service, ask, channels_of(service, ask, []))
         shown = detokenizer(tokenizer, params.hidden(tokenizer.special_ids))
         assert "".join(map(shown.feed, ids)) == wanted
-        engine = TokenText(Spelling.of(tokenizer, tokenizer.vocab_size), params.hidden(tokenizer.special_ids))
+        engine = TokenText(TokenBytes.of(tokenizer, tokenizer.vocab_size), params.hidden(tokenizer.special_ids))
         assert "".join(map(engine.push, ids)) == wanted

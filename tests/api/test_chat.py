@@ -176,10 +176,24 @@ async def test_tools_and_template_options_reach_the_template(front):
 
 async def test_fields_that_ask_for_nothing_are_taken(front):
     answer = await front.chat(
-        user="u", metadata={"a": "b"}, store=False, service_tier="auto", response_format={"type": "text"}, n=None,
-        top_p=None, stop=None, logit_bias=None, tools=None, best_of=1, use_beam_search=False, guided_json=None,
-        length_penalty=1.0, made_up_field=[1, 2], model=NAME, modalities=["text"],
-    )  # fmt: skip
+        user="u",
+        metadata={"a": "b"},
+        store=False,
+        service_tier="auto",
+        response_format={"type": "text"},
+        n=None,
+        top_p=None,
+        stop=None,
+        logit_bias=None,
+        tools=None,
+        best_of=1,
+        use_beam_search=False,
+        guided_json=None,
+        length_penalty=1.0,
+        made_up_field=[1, 2],
+        model=NAME,
+        modalities=["text"],
+    )
     assert answer.status_code == 200
 
 

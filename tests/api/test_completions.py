@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from api.harness import NAME, VOCAB, LocalClient, events, front_of, make_tokenizer, saying
-from tailrace.engine.spelling import Spelling
+from tailrace.engine.token_bytes import TokenBytes
 
 
 async def test_the_whole_answer(front):
@@ -62,7 +62,7 @@ async def test_choices_are_numbered_prompt_by_prompt(front):
 async def test_a_character_that_begins_in_the_prompt_comes_whole(tmp_path):
     client = LocalClient(saying("😀 ok".encode()))
     tokenizer = make_tokenizer(tmp_path)
-    client.spelling = Spelling.of(tokenizer, VOCAB)
+    client.token_bytes = TokenBytes.of(tokenizer, VOCAB)
     async with front_of(client, tokenizer) as front:
         prompt = [*b"=", *"😀".encode()[:2]]
         for asked, text in (({}, "😀 ok"), ({"stop": ["😀"]}, ""), ({"stop": [" "]}, "😀"), ({"logprobs": 1}, "😀 ok")):

@@ -53,8 +53,9 @@ async def test_cancelled_by_its_id(slow, prefix):
     await asyncio.sleep(0.05)
     gone = await slow.http.delete(f"/v1/requests/{prefix}mine")
     assert (gone.status_code, gone.json()) == (
-        200, {"id": "chatcmpl-mine", "object": "request.cancelled", "cancelled": True},
-    )  # fmt: skip
+        200,
+        {"id": "chatcmpl-mine", "object": "request.cancelled", "cancelled": True},
+    )
     choice = (await running).json()["choices"][0]
     assert (choice["finish_reason"], choice["stop_reason"]) == ("abort", "cancelled")
     await slow.until(slow.client.idle)

@@ -55,8 +55,13 @@ async def leave(port: int, path: str, body: dict, how: Leaving) -> int:
 
 def bodies(rng: random.Random) -> tuple[str, dict]:
     """A request that would go on for much longer than the test."""
-    common = {"ignore_eos": True, "stream": rng.random() < 0.6, "n": rng.choice([1, 1, 1, 3]),
-              "stop": rng.choice([None, "never to come"]), "seed": 1}  # fmt: skip
+    common = {
+        "ignore_eos": True,
+        "stream": rng.random() < 0.6,
+        "n": rng.choice([1, 1, 1, 3]),
+        "stop": rng.choice([None, "never to come"]),
+        "seed": 1,
+    }
     if rng.random() < 0.5:
         return "/v1/chat/completions", common | {"messages": [{"role": "user", "content": "x" * rng.randrange(1, 100)}]}
     return "/v1/completions", common | {"prompt": rng.choice(["a", ["a", "bc"], [1, 2, 3]])}
@@ -65,7 +70,7 @@ def bodies(rng: random.Random) -> tuple[str, dict]:
 def wait_until_idle(client: LocalClient, live: set) -> None:
     until = time.monotonic() + 20
     while not (client.idle() and not live):
-        assert time.monotonic() < until, (client.engine.stats(), client.ledger.accounts, live)
+        assert time.monotonic() < until, (client.engine.stats(), client.streams.open_streams, live)
         time.sleep(0.01)
 
 

@@ -23,9 +23,16 @@ from tailrace.api.service import Service
 from tailrace.config import ServerConfig
 
 LOW = {
-    "max_headers": 20, "max_header_line_bytes": 1000, "max_header_bytes": 4000, "max_url_bytes": 500, "header_timeout_s": 0.6,
-    "body_timeout_s": 0.6, "idle_timeout_s": 0.6, "max_body_mib": 1, "api_keys": "",
-}  # fmt: skip
+    "max_headers": 20,
+    "max_header_line_bytes": 1000,
+    "max_header_bytes": 4000,
+    "max_url_bytes": 500,
+    "header_timeout_s": 0.6,
+    "body_timeout_s": 0.6,
+    "idle_timeout_s": 0.6,
+    "max_body_mib": 1,
+    "api_keys": "",
+}
 HOST = b"Host: localhost\r\n"
 JSON = b"Content-Type: application/json\r\n"
 

@@ -6,7 +6,7 @@ import pytest
 
 from api.harness import VOCAB, LocalClient, events, front_of, saying
 from tailrace.config import ServerConfig
-from tailrace.engine.spelling import Spelling
+from tailrace.engine.token_bytes import TokenBytes
 
 THINKS = ServerConfig(reasoning_parser="think", tool_parser="hermes")
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
@@ -16,7 +16,7 @@ CALL = b'<tool_call>{"name": "f", "arguments": {"x": "END"}}</tool_call>'
 async def said(tokenizer, text: bytes, known: bool = True, **fields) -> tuple[dict, dict]:
     """The whole answer's choice, and the engine's counters; the streamed answer is checked to be the same."""
     client = LocalClient(saying(text))
-    client.spelling = Spelling.of(tokenizer, VOCAB) if known else Spelling()
+    client.token_bytes = TokenBytes.of(tokenizer, VOCAB) if known else TokenBytes()
     async with front_of(client, tokenizer, THINKS) as front:
         answer = await front.chat(**fields)
         assert answer.status_code == 200, answer.text
@@ -109,7 +109,7 @@ async def test_a_budget_needs_to_know_how_the_model_thinks(tokenizer):
     async with front_of(client, tokenizer, THINKS) as front:
         answer = await front.chat(thinking_token_budget=5)  # this engine does not know what tokens spell
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "thinking_token_budget")
-        client.engine.spelling = Spelling.of(tokenizer, VOCAB)
+        client.engine.token_bytes = TokenBytes.of(tokenizer, VOCAB)
         for wrong in (-1, 2**40):
             answer = await front.chat(thinking_token_budget=wrong)
             assert (answer.status_code, answer.json()["error"]["param"]) == (400, "thinking_token_budget")

@@ -18,14 +18,14 @@ from api.asked import asked, refusal
 from api.harness import LocalClient, byte_names, events, front_of, saying
 from tailrace.config import ServerConfig
 from tailrace.errors import ParameterError
-from tailrace.grammar.library import lark
+from tailrace.grammar.llguidance import lark
 from tailrace.options import Grammar
-from tailrace.text.channels import Splitter
+from tailrace.text.channels import ChannelSplitter
 from tailrace.text.tokenizer import Tokenizer
-from tailrace.text.tools import TOOLS, declared
-from tailrace.text.tools.functions import functions_of
-from tailrace.text.tools.grammar import forced, optional
-from tailrace.text.tools.script import Script
+from tailrace.text.tool_parsers import TOOLS, declared
+from tailrace.text.tool_parsers.functions import functions_of
+from tailrace.text.tool_parsers.grammar import forced, optional
+from tailrace.text.tool_parsers.script import Script
 from tailrace.wire.messages import Submit
 
 EOS = 256
@@ -57,11 +57,16 @@ ASKED = [
 ]
 SCHEMAS = {function.name: function.parameters for function in functions_of(ASKED)}
 MARKS = {
-    "hermes": ["<tool_call>", "</tool_call>"], "qwen3_coder": ["<tool_call>", "</tool_call>"],
+    "hermes": ["<tool_call>", "</tool_call>"],
+    "qwen3_coder": ["<tool_call>", "</tool_call>"],
     "glm4": ["<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"],
-    "mistral": ["[TOOL_CALLS]", "[ARGS]"], "granite": ["<|tool_call|>"], "llama3_json": ["<|python_tag|>"], "pythonic": [],
-    "deepseek_v3": [*TOOLS["deepseek_v3"].marks], "kimi_k2": [*TOOLS["kimi_k2"].marks],
-}  # fmt: skip
+    "mistral": ["[TOOL_CALLS]", "[ARGS]"],
+    "granite": ["<|tool_call|>"],
+    "llama3_json": ["<|python_tag|>"],
+    "pythonic": [],
+    "deepseek_v3": [*TOOLS["deepseek_v3"].marks],
+    "kimi_k2": [*TOOLS["kimi_k2"].marks],
+}
 
 
 class Vocabulary:
@@ -91,7 +96,7 @@ class Vocabulary:
         return b"".join(self.spelt[id] for id in ids).decode()
 
     def accepts(self, grammar: str, text: str) -> bool:
-        """The whole text, in the tokenizer's own spelling."""
+        """The whole text, in the tokenizer's own token_bytes."""
         matcher = llguidance.LLMatcher(self.ll, lark(grammar))
         ids = self.tokenizer.encode(text, add_special_tokens=False)
         taken = matcher.try_consume_tokens(ids)
@@ -138,7 +143,7 @@ def script_of(form: str, how: str = "text", asked: list[dict] = ASKED, **options
 
 def read(form: str, text: str, asked: list[dict] = ASKED) -> tuple[list[tuple[str, Any]], str]:
     """The calls that our own parser finds, and the content besides."""
-    splitter = Splitter(None, TOOLS[form], False, declared(asked))
+    splitter = ChannelSplitter(None, TOOLS[form], False, declared(asked))
     segments = splitter.feed(text) + splitter.flush()
     assert not splitter.cut_call
     calls: list[list[str]] = []
@@ -195,9 +200,16 @@ def test_a_call_as_a_model_writes_it_and_nothing_else(form, how):
     source = forced(TOOLS[form], script_of(form, how))
     assert words.accepts(source, text)
     for other in (
-        "", "So: " + text, text + " Done.", text[:-1], text.replace("paint", "drive"), text.replace("2", "10"),
-        text.replace("where", "there"), text.replace("[]", "[{}, {}, {}]"), '{"a": 1}',
-    ):  # fmt: skip
+        "",
+        "So: " + text,
+        text + " Done.",
+        text[:-1],
+        text.replace("paint", "drive"),
+        text.replace("2", "10"),
+        text.replace("where", "there"),
+        text.replace("[]", "[{}, {}, {}]"),
+        '{"a": 1}',
+    ):
         assert not words.accepts(source, other), other
 
 
@@ -356,11 +368,18 @@ def flat(tools: list[dict]) -> list[dict]:
         ("required", [CALL, f"{CALL}\n{CALL}", WRITTEN["hermes"]], ["", "no", CALL[:-1]]),
         (NAMED, [CALL], ["no", WRITTEN["hermes"], f"{CALL}\n{CALL}"]),
         ({"type": "function", "name": "stop"}, [CALL], ["no", WRITTEN["hermes"]]),
-        ({"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [NAMED]}}, [CALL, f"{CALL}\n{CALL}"],
-         ["no", WRITTEN["hermes"]]),
-        ({"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "stop"}]}, [CALL, "no"], [WRITTEN["hermes"]]),
+        (
+            {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [NAMED]}},
+            [CALL, f"{CALL}\n{CALL}"],
+            ["no", WRITTEN["hermes"]],
+        ),
+        (
+            {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "stop"}]},
+            [CALL, "no"],
+            [WRITTEN["hermes"]],
+        ),
     ],
-)  # fmt: skip
+)
 async def test_a_choice_is_a_grammar(front, kind, choice, accepted, refused):
     tools = ASKED if kind == "chat" else flat(ASKED)
     params, error = await asked(front, kind, tools=tools, tool_choice=choice)

@@ -16,7 +16,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from api.processes import ENDLESS, Process, gone
-from tailrace.api import siblings
+from tailrace.api import workers
 from tailrace.api.disconnect import end
 from tailrace.api.metrics import Exposition, Metrics
 from tailrace.wire.messages import Stats
@@ -30,8 +30,11 @@ TRIES = 12  # of one question, each on a connection of its own: whoever takes it
 
 def metric(text: str, name: str) -> float:
     return sum(
-        sample.value for family in text_string_to_metric_families(text) for sample in family.samples if sample.name == name
-    )  # fmt: skip
+        sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == name
+    )
 
 
 def ready(server: Process, count: int = FRONT_ENDS, timeout_s: float = 60) -> tuple[int, list[int]]:
@@ -43,7 +46,7 @@ def ready(server: Process, count: int = FRONT_ENDS, timeout_s: float = 60) -> tu
         time.sleep(0.05)
     children = {pid: Path(f"/proc/{pid}/cmdline").read_text() for pid in server.children()}
     [engine] = [pid for pid, line in children.items() if "engine.process" in line]
-    others = [pid for pid, line in children.items() if "api.sibling" in line]
+    others = [pid for pid, line in children.items() if "api.worker" in line]
     assert len(others) == count - 1
     return engine, others
 
@@ -143,10 +146,10 @@ def test_a_second_signal_does_not_wait_for_the_others(launch):
 
 
 async def test_nobody_is_replaced_while_all_are_to_end(monkeypatch):
-    monkeypatch.setattr(siblings, "REPLACE_AFTER_S", 0.3)
-    monkeypatch.setattr(siblings, "POLL_S", 0.02)
+    monkeypatch.setattr(workers, "REPLACE_AFTER_S", 0.3)
+    monkeypatch.setattr(workers, "POLL_S", 0.02)
 
-    class Sleepers(siblings.Siblings):
+    class Sleepers(workers.Workers):
         spawned = 0
 
         def _spawn(self) -> subprocess.Popen[bytes]:

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from api.harness import LocalClient, front_of, saying
-from tailrace.api import chunks, narrate
+from tailrace.api import chunks, response_events
 from tailrace.api.routes import chat, responses
 from tailrace.api.service import Service
 from tailrace.config import ServerConfig
@@ -28,7 +28,9 @@ USAGE = {"stream_options": {"include_usage": True}}
 STREAMS = {
     "chat": ("Hé!", "/v1/chat/completions", {"messages": HI, **USAGE}),
     "chat-two-choices-with-logprobs": (
-        "a", "/v1/chat/completions", {"messages": HI, "n": 2, "logprobs": True, "top_logprobs": 1, "return_token_ids": True},
+        "a",
+        "/v1/chat/completions",
+        {"messages": HI, "n": 2, "logprobs": True, "top_logprobs": 1, "return_token_ids": True},
     ),
     "chat-stop": ("one two", "/v1/chat/completions", {"messages": HI, "stop": [" t"]}),
     "chat-length": ("one two", "/v1/chat/completions", {"messages": HI, "max_tokens": 2}),
@@ -43,9 +45,11 @@ STREAMS = {
     "response-failed": ("Hello", "/v1/responses", {"input": "hi"}),
     "response": ("Hé!", "/v1/responses", {"input": "hi"}),
     "response-thinking-and-tool-call": (
-        f"<think>a</think>b{CALL}", "/v1/responses", {"input": "hi", "tools": [{"type": "function", "name": "add", "parameters": {}}]},
+        f"<think>a</think>b{CALL}",
+        "/v1/responses",
+        {"input": "hi", "tools": [{"type": "function", "name": "add", "parameters": {}}]},
     ),
-}  # fmt: skip
+}
 
 FAILS_AT = {"chat-error": 3, "response-failed": 3}  # the step that fails
 
@@ -54,7 +58,7 @@ FAILS_AT = {"chat-error": 3, "response-failed": 3}  # the step that fails
 def fixed(monkeypatch):
     """Time and random names stand still."""
     names = itertools.count(1)
-    for module in (chat, narrate, responses):
+    for module in (chat, response_events, responses):
         monkeypatch.setattr(module, "uuid4", lambda: SimpleNamespace(hex=f"{next(names):032x}"))
     clock = SimpleNamespace(time=lambda: 1_700_000_000.0)
     monkeypatch.setattr(Service, "fingerprint", "fp_golden")

@@ -11,8 +11,8 @@ from tailrace.config import ServerConfig
 from tailrace.params import SamplingParams
 from tailrace.wire import interval as module
 from tailrace.wire.interval import Interval
-from tailrace.wire.ledger import Account
 from tailrace.wire.messages import Finished, Tokens
+from tailrace.wire.stream_table import OpenStream
 
 
 @pytest.fixture
@@ -22,11 +22,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def account(n: int = 1) -> Account:
-    return Account("id", 1, set(range(n)))
+def account(n: int = 1) -> OpenStream:
+    return OpenStream("id", 1, set(range(n)))
 
 
-def take(interval: Interval, account: Account) -> list[int]:
+def take(interval: Interval, account: OpenStream) -> list[int]:
     """How many tokens of each event are given, if any are."""
     if not account.events or not interval.due(account):
         return []

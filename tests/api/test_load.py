@@ -26,9 +26,16 @@ FAST = {"model": "scripted:next:1", "scheduler": {"max_num_seqs": 64, "max_waiti
 def witness(i: int) -> dict:
     """A request whose answer says at once if anything of another one got into it: letters drawn by a seed of its own."""
     return {
-        "prompt": f"witness {i}", "seed": i, "temperature": 1.5, "allowed_token_ids": LETTERS, "max_tokens": 60 + i, "ignore_eos": True,
-        "logprobs": i % 3, "stop": ["never to come"], "repetition_penalty": 1.1,
-    }  # fmt: skip
+        "prompt": f"witness {i}",
+        "seed": i,
+        "temperature": 1.5,
+        "allowed_token_ids": LETTERS,
+        "max_tokens": 60 + i,
+        "ignore_eos": True,
+        "logprobs": i % 3,
+        "stop": ["never to come"],
+        "repetition_penalty": 1.1,
+    }
 
 
 async def post(
@@ -95,9 +102,15 @@ async def idle(server: Process, timeout_s: float = 30) -> dict[str, float]:
 # ---- one byte per second
 
 SLOW: dict[str, Any] = {
-    "prompt": "slow", "seed": 1, "allowed_token_ids": LETTERS, "ignore_eos": True, "stream": True, "logprobs": 20, "max_tokens": 2500,
+    "prompt": "slow",
+    "seed": 1,
+    "allowed_token_ids": LETTERS,
+    "ignore_eos": True,
+    "stream": True,
+    "logprobs": 20,
+    "max_tokens": 2500,
     "n": 4,  # 12 MB: more than the kernel buffers
-}  # fmt: skip
+}
 SECONDS, SLOW_READERS = 4, 2
 
 
@@ -212,13 +225,21 @@ class Storm:
     def body(self) -> dict:
         rng = self.rng
         return {
-            "prompt": rng.choice(["a", "b" * 700, ["x", "yz", "w" * 300], [1, 2, 3]]), "stream": rng.random() < 0.7,
-            "n": rng.choice([1, 1, 1, 4]), "seed": rng.randrange(99), "temperature": rng.choice([0, 1.0]), "ignore_eos": True,
-            "max_tokens": rng.choice([1, 5, 40, 3000]), "allowed_token_ids": LETTERS, "stop": rng.choice([None, "zz", ["qqq", "ab"]]),
-            "logprobs": rng.choice([None, None, 3]), "priority": rng.choice([0, 0, 1]),
-            "request_id": rng.choice([None, f"same{rng.randrange(5)}"]), "prompt_logprobs": rng.choice([None, None, None, 1]),
+            "prompt": rng.choice(["a", "b" * 700, ["x", "yz", "w" * 300], [1, 2, 3]]),
+            "stream": rng.random() < 0.7,
+            "n": rng.choice([1, 1, 1, 4]),
+            "seed": rng.randrange(99),
+            "temperature": rng.choice([0, 1.0]),
+            "ignore_eos": True,
+            "max_tokens": rng.choice([1, 5, 40, 3000]),
+            "allowed_token_ids": LETTERS,
+            "stop": rng.choice([None, "zz", ["qqq", "ab"]]),
+            "logprobs": rng.choice([None, None, 3]),
+            "priority": rng.choice([0, 0, 1]),
+            "request_id": rng.choice([None, f"same{rng.randrange(5)}"]),
+            "prompt_logprobs": rng.choice([None, None, None, 1]),
             "deadline_s": rng.choice([None, None, None, 0.05]),
-        }  # fmt: skip
+        }
 
     async def one(self) -> None:
         """Before it is scheduled, in prefill, between chunks, after the finish; by a reset, an orderly end, or a cancel by name."""

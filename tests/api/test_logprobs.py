@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from api.harness import EOS, VOCAB, LocalClient, events, front_of, saying
 from tailrace.api.logprobs import FLOOR, CompletionLogprobsWriter, Labels, chat_logprobs, finite, offsets_of
 from tailrace.api.schema.chat import ChatLogprobs, TokenLogprob
-from tailrace.text.stream import Delta
+from tailrace.text.output import Delta
 from tailrace.wire.messages import TokenLogprobs
 
 WAVE = "🌊".encode()
@@ -116,11 +116,16 @@ ANSWER = "né 🌊 STOP".encode() + b"\xf0\x9fa\xff!"
 @pytest.mark.parametrize(
     ("stop", "text"),
     [
-        ({}, "né 🌊 STOP\ufffda\ufffd!"), ({"stop": "STOP"}, "né 🌊 "), ({"stop": "🌊"}, "né "), ({"stop_regex": " S"}, "né 🌊"),
-        ({"stop": "STOP", "include_stop_str_in_output": True}, "né 🌊 STOP"), ({"stop_token_ids": [ord("S")]}, "né 🌊 "),
-        ({"stop": "a"}, "né 🌊 STOP\ufffd"), ({"stop": "n"}, ""),
+        ({}, "né 🌊 STOP\ufffda\ufffd!"),
+        ({"stop": "STOP"}, "né 🌊 "),
+        ({"stop": "🌊"}, "né "),
+        ({"stop_regex": " S"}, "né 🌊"),
+        ({"stop": "STOP", "include_stop_str_in_output": True}, "né 🌊 STOP"),
+        ({"stop_token_ids": [ord("S")]}, "né 🌊 "),
+        ({"stop": "a"}, "né 🌊 STOP\ufffd"),
+        ({"stop": "n"}, ""),
     ],
-)  # fmt: skip
+)
 async def test_what_logprobs_spell_is_the_text_that_was_delivered(tokenizer, stop, text, stream):
     """Tokens of a stop are not told of; those that leave no text (EOS) have no bytes; and offsets are places in this text."""
     async with front_of(LocalClient(saying(ANSWER)), tokenizer) as front:

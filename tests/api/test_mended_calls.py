@@ -8,10 +8,10 @@ import pytest
 
 from api.harness import EOS, START, TEMPLATE, VOCAB, LocalClient, events, front_of, saying
 from tailrace.config import ServerConfig
-from tailrace.engine.spelling import Spelling
+from tailrace.engine.token_bytes import TokenBytes
 from tailrace.text.tokenizer import Tokenizer
-from tailrace.text.tools.block import NotACallError
-from tailrace.text.tools.pythonic import calls_of
+from tailrace.text.tool_parsers.block import NotACallError
+from tailrace.text.tool_parsers.pythonic import calls_of
 
 CONFIG = ServerConfig(reasoning_parser="think", tool_parser="hermes")
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
@@ -20,7 +20,7 @@ CALL = b'<tool_call>{"name": "f", "arguments": {"x": "an END"}}</tool_call>'
 
 def client_of(tokenizer: Tokenizer, text: bytes) -> LocalClient:
     client = LocalClient(saying(text))
-    client.spelling = Spelling.of(tokenizer, VOCAB)
+    client.token_bytes = TokenBytes.of(tokenizer, VOCAB)
     return client
 
 
@@ -79,7 +79,7 @@ async def test_case_20_where_the_template_has_opened_the_thinking(tokenizer):
         return text[len(said)] if len(said) < len(text) else EOS
 
     client = LocalClient(script)
-    client.spelling = Spelling.of(tokenizer, VOCAB)
+    client.token_bytes = TokenBytes.of(tokenizer, VOCAB)
     async with front_of(client, opening, CONFIG) as front:
         [choice] = (await front.chat(stop=["END"], stop_scope="content")).json()["choices"]
         assert choice["message"]["reasoning_content"] == "an END of it"

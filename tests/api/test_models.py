@@ -160,10 +160,13 @@ async def test_sampling_defaults_are_the_models_own(pair):
 @pytest.mark.parametrize(
     ("path", "body"),
     [
-        ("/v1/chat/completions", CHAT), ("/v1/completions", {"prompt": "x="}), ("/v1/responses", {"input": "x"}),
-        ("/tokenize", {"prompt": "x"}), ("/detokenize", {"tokens": [5]}),
+        ("/v1/chat/completions", CHAT),
+        ("/v1/completions", {"prompt": "x="}),
+        ("/v1/responses", {"input": "x"}),
+        ("/tokenize", {"prompt": "x"}),
+        ("/detokenize", {"tokens": [5]}),
     ],
-)  # fmt: skip
+)
 async def test_an_unknown_model(pair, path, body):
     for name in ("b", "A", "", "a,team/b", "x" * 5000):
         answer = await pair.http.post(path, json=body | {"model": name})
@@ -171,7 +174,7 @@ async def test_an_unknown_model(pair, path, body):
         assert (answer.status_code, error["code"], error["param"]) == (404, "model_not_found", "model")
         assert "'a', 'team/b'" in error["message"]
         assert len(error["message"]) < 400
-    assert not pair.a.ledger.accounts
+    assert not pair.a.streams.open_streams
 
 
 async def test_all_are_listed(pair):

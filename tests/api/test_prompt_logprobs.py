@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from api.harness import EOS, VOCAB, LocalClient, events, front_of
-from tailrace.engine import schedule
+from tailrace.engine import scheduler
 
 PROMPT = "The price = 4 €"
 
@@ -99,7 +99,7 @@ async def test_nothing_at_all_is_refused(front, fields):
 
 @pytest.mark.parametrize("rows", [1, 3, 5])
 async def test_chunks_beside_others_and_after_the_prefix_is_cached(front, monkeypatch, rows):
-    monkeypatch.setattr(schedule, "MAX_SCORED", rows)
+    monkeypatch.setattr(scheduler, "MAX_SCORED", rows)
     ids = list(PROMPT.encode())
     await front.complete(PROMPT, max_tokens=2)  # its blocks are cached now
     several = (await front.complete([PROMPT, "x" * 40, PROMPT], prompt_logprobs=0, max_tokens=2)).json()["choices"]

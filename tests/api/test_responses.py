@@ -176,9 +176,21 @@ async def test_what_is_refused(front, fields, param):
 
 def response(id: str, text: str = "") -> ResponseObject:
     return ResponseObject(
-        id=id, created_at=0, instructions=text, max_output_tokens=None, model="m", output=[], previous_response_id=None, store=True,
-        temperature=1.0, top_p=1.0, tools=[], tool_choice="auto", text=TextOptions(), metadata={},
-    )  # fmt: skip
+        id=id,
+        created_at=0,
+        instructions=text,
+        max_output_tokens=None,
+        model="m",
+        output=[],
+        previous_response_id=None,
+        store=True,
+        temperature=1.0,
+        top_p=1.0,
+        tools=[],
+        tool_choice="auto",
+        text=TextOptions(),
+        metadata={},
+    )
 
 
 def test_the_store_is_bounded_and_the_oldest_go_first():

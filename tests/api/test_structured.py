@@ -14,7 +14,7 @@ from tailrace.api.openapi import document
 from tailrace.api.schema.chat import ChatRequest
 from tailrace.api.structured import EBNF, FIELDS, LARK, PARTS
 from tailrace.config import ServerConfig
-from tailrace.options import MAX_GRAMMAR, Grammar, Stretch
+from tailrace.options import MAX_GRAMMAR, Grammar, MarkedSpan
 from tailrace.text.tokenizer import Tokenizer
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {}}, "required": ["b"]}
@@ -57,9 +57,16 @@ SAID: list[tuple[dict[str, Any], str, str]] = [
     ({"structured_outputs": {"structural_tag": json.dumps(TAG)}}, "structural_tag", json.dumps(TAG)),
 ]
 NOTHING: list[dict[str, Any]] = [
-    {}, {"response_format": None}, {"response_format": {"type": "text"}}, {"guided_json": None}, {"guided_json_object": False},
-    {"grammar": ""}, {"structured_outputs": {}}, {"structured_outputs": {"json_object": False}}, {"guided_decoding_backend": "auto"},
-]  # fmt: skip
+    {},
+    {"response_format": None},
+    {"response_format": {"type": "text"}},
+    {"guided_json": None},
+    {"guided_json_object": False},
+    {"grammar": ""},
+    {"structured_outputs": {}},
+    {"structured_outputs": {"json_object": False}},
+    {"guided_decoding_backend": "auto"},
+]
 
 
 @pytest.fixture
@@ -127,7 +134,11 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"response_format": {}}, "response_format.type", "missing"),
     ({"response_format": "json_object"}, "response_format", "expected `object | null`"),
     ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "missing"),
-    ({"response_format": {"type": "json_schema", "json_schema": {"name": "n"}}}, "response_format.json_schema.schema", "missing"),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "n"}}},
+        "response_format.json_schema.schema",
+        "missing",
+    ),
     ({"response_format": {"type": "structural_tag"}}, "response_format", '"triggers"'),
     ({"response_format": {"type": "structural_tag", "structures": []}}, "response_format", '"triggers"'),
     ({"response_format": TAG | {"structures": [], "triggers": []}}, "response_format", '"triggers"'),
@@ -152,14 +163,18 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"structured_outputs": {"regex": "a", "whitespace": 33}}, "structured_outputs.whitespace", "<= 32"),
     ({"structured_outputs": {"whitespace": 3}}, "structured_outputs", "no effect"),
     ({"guided_regex": "a", "guided_decoding_backend": "outlines"}, "guided_decoding_backend", "'outlines'"),
-    ({"guided_regex": "a", "guided_decoding_backend": "xgrammar"}, "guided_decoding_backend", "there are auto, llguidance, guidance"),
+    (
+        {"guided_regex": "a", "guided_decoding_backend": "xgrammar"},
+        "guided_decoding_backend",
+        "there are auto, llguidance, guidance",
+    ),
     ({"structured_outputs": {"regex": "a", "backend": "xgrammar"}}, "structured_outputs.backend", "'xgrammar'"),
     ({"guided_decoding_backend": "xgrammar"}, "guided_decoding_backend", "'xgrammar'"),
     ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex", "response_format"),
     ({"guided_regex": "a", "guided_json": {}}, "guided_regex", "guided_json"),
     ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs.choice", "structured_outputs.regex"),
     ({"structured_outputs": {"regex": "a"}, "grammar": "b"}, "structured_outputs.regex", "grammar"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("kind", ["chat", "text"])
@@ -206,11 +221,11 @@ def thinking(folder, mark: bool) -> Tokenizer:
 @pytest.mark.parametrize(
     ("tail", "kwargs", "wanted"),
     [
-        ("<think>\n", {}, (Stretch("<think>", "</think>", True), False)),
-        ("", {}, (Stretch("<think>", "</think>"), True)),
+        ("<think>\n", {}, (MarkedSpan("<think>", "</think>", True), False)),
+        ("", {}, (MarkedSpan("<think>", "</think>"), True)),
         ("<think>\n\n</think>\n\n", {}, (None, False)),  # how templates say that there is to be none
         ("", {"enable_thinking": False}, (None, False)),
-        ("", {"enable_thinking": True}, (Stretch("<think>", "</think>"), True)),
+        ("", {"enable_thinking": True}, (MarkedSpan("<think>", "</think>"), True)),
         ("", {"thinking": False}, (None, False)),
     ],
 )
@@ -229,7 +244,7 @@ async def test_where_no_token_opens_the_thinking_it_is_free_only_if_the_prompt_d
     async with front_of(LocalClient(saying(b"x")), tokenizer, ServerConfig(reasoning_parser="think")) as front:
         ask = ChatRequest(messages=[])
         assert thought(front.service, ask, list(b"assistant\n")) == (None, None)
-        assert thought(front.service, ask, list(b"<think>")) == (Stretch("<think>", "</think>", True), None)
+        assert thought(front.service, ask, list(b"<think>")) == (MarkedSpan("<think>", "</think>", True), None)
 
 
 def test_the_document_shows_the_fields():

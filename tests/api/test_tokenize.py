@@ -38,13 +38,17 @@ async def test_messages_are_what_a_chat_would_begin_with(front):
         ("/tokenize", {}, "prompt"),
         ("/tokenize", {"prompt": "a", "messages": [{"role": "user", "content": "b"}]}, "prompt"),
         ("/tokenize", {"prompt": "a", "tools": []}, "tools"),
-        ("/tokenize", {"messages": [{"role": "user", "content": "b"}], "add_special_tokens": True}, "add_special_tokens"),
+        (
+            "/tokenize",
+            {"messages": [{"role": "user", "content": "b"}], "add_special_tokens": True},
+            "add_special_tokens",
+        ),
         ("/tokenize", {"prompt": 3}, "prompt"),
         ("/detokenize", {"tokens": [VOCAB]}, "tokens"),
         ("/detokenize", {"tokens": [-1]}, "tokens[0]"),
         ("/detokenize", {}, "tokens"),
     ],
-)  # fmt: skip
+)
 async def test_bad_input_names_the_field(front, path, fields, param):
     answer = await post(front, path, **fields)
     assert answer.status_code == 400

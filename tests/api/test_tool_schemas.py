@@ -18,11 +18,11 @@ from tailrace.api.sampling import MAX_COPIES
 from tailrace.config import ServerConfig
 from tailrace.errors import ParameterError
 from tailrace.options import MAX_GRAMMAR
-from tailrace.text.channels import Splitter
-from tailrace.text.tools import TOOLS, declared
-from tailrace.text.tools.functions import functions_of
-from tailrace.text.tools.grammar import forced
-from tailrace.text.tools.script import plain
+from tailrace.text.channels import ChannelSplitter
+from tailrace.text.tool_parsers import TOOLS, declared
+from tailrace.text.tool_parsers.functions import functions_of
+from tailrace.text.tool_parsers.grammar import forced
+from tailrace.text.tool_parsers.script import plain
 
 TOOL = [tool("f", {"properties": {"a": {"type": "integer"}}})]
 JSON = {"type": "json_object"}
@@ -44,8 +44,10 @@ def test_a_name_cannot_be_spelled_past_its_schema():
     parameters = {"properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": True}
     source = forced(TOOLS["llama3_json"], script_of("llama3_json", asked=[tool("f", parameters)]))
     for inner, good in (
-        ('{"a":1,"b":"x\\n\\""}', True), (r'{"a":1,"\u0061":"x"}', False), (r'{"a":1,"b":"\u000b"}', False),
-    ):  # fmt: skip
+        ('{"a":1,"b":"x\\n\\""}', True),
+        (r'{"a":1,"\u0061":"x"}', False),
+        (r'{"a":1,"b":"\u000b"}', False),
+    ):
         text = f'{{"name": "f", "parameters": {inner}}}'
         assert vocabulary("llama3_json", "text").accepts(source, text) == good, inner
 
@@ -56,9 +58,12 @@ COUNTED = {"properties": {"a": {}}, "minProperties": 2, "additionalProperties": 
 async def test_properties_that_cannot_be_counted_are_refused(front):
     for tools, more in (
         ([tool("f", COUNTED)], {"tool_choice": "required"}),
-        ([tool("f", {"properties": {"o": {"$ref": "#/$defs/o"}}, "$defs": {"o": COUNTED}})], {"tool_choice": "required"}),
+        (
+            [tool("f", {"properties": {"o": {"$ref": "#/$defs/o"}}, "$defs": {"o": COUNTED}})],
+            {"tool_choice": "required"},
+        ),
         ([tool("f", COUNTED, strict=True)], {}),
-    ):  # fmt: skip
+    ):
         error = await refusal(front, tools=tools, **more)
         assert (error["param"], "minProperties 2" in error["message"]) == ("tools", True)
     form = {"type": "json_schema", "json_schema": {"schema": {"type": "object"} | COUNTED}}
@@ -78,10 +83,16 @@ def deep(levels: int) -> dict[str, Any]:
 
 
 BAD = [
-    {"a": deep(400)}, {"a": {"type": "string", "anyOf": 5}}, {"a": {"type": "string", "enum": 5}},
-    {"a": {"type": "string", "anyOf": [5]}}, {"a": {"type": "string", "minLength": "2"}},
-    {"a": {"type": "string", "maxLength": -1}}, {"a": {"type": "string", "pattern": 5}}, {"a": {"type": {"x": 1}}}, {"a": 5},
-]  # fmt: skip
+    {"a": deep(400)},
+    {"a": {"type": "string", "anyOf": 5}},
+    {"a": {"type": "string", "enum": 5}},
+    {"a": {"type": "string", "anyOf": [5]}},
+    {"a": {"type": "string", "minLength": "2"}},
+    {"a": {"type": "string", "maxLength": -1}},
+    {"a": {"type": "string", "pattern": 5}},
+    {"a": {"type": {"x": 1}}},
+    {"a": 5},
+]
 
 
 @pytest.mark.parametrize("parameters", [*({"properties": bad} for bad in BAD), {"properties": {}, "required": [1]}])
@@ -114,8 +125,10 @@ def test_schemas_that_are_true_or_false(form):
 def test_lengths_may_be_written_as_floats():
     source = forced(
         TOOLS["glm4"],
-        script_of("glm4", asked=[tool("f", {"properties": {"a": {"type": "string", "minLength": 1.0, "maxLength": 2.0}}})]),
-    )  # fmt: skip
+        script_of(
+            "glm4", asked=[tool("f", {"properties": {"a": {"type": "string", "minLength": 1.0, "maxLength": 2.0}}})]
+        ),
+    )
     assert "{1,2}" in source
 
 
@@ -137,8 +150,11 @@ def test_eight_times_as_many_tools_take_no_square_of_the_time():
 
 
 def test_options_of_the_library_are_left_out_and_values_stay():
-    schema = {"type": "object", "properties": {"format": {"type": "string", "format": "int32", "x-guidance": {"lenient": True}}},
-              "enum": [{"format": "int32", "x-guidance": 1}]}  # fmt: skip
+    schema = {
+        "type": "object",
+        "properties": {"format": {"type": "string", "format": "int32", "x-guidance": {"lenient": True}}},
+        "enum": [{"format": "int32", "x-guidance": 1}],
+    }
     assert plain(schema) == schema | {"properties": {"format": {"type": "string", "format": "int32"}}}
 
 
@@ -190,7 +206,7 @@ def written_calls(form: str, text: str, asked: list[dict]) -> tuple[list[tuple[s
     """The calls with their arguments as text, and what else was said, whether it comes at once or in pieces."""
     found = []
     for pieces in ([text], list(text)):
-        splitter = Splitter(None, TOOLS[form], False, declared(asked))
+        splitter = ChannelSplitter(None, TOOLS[form], False, declared(asked))
         segments = [s for piece in pieces for s in splitter.feed(piece)] + splitter.flush()
         calls: list[tuple[str, str]] = []
         for call in [s.call for s in segments if s.call is not None]:
@@ -230,9 +246,13 @@ def test_listed_texts_fit_what_stands_beside_them(form, schema, good, bad):
 @pytest.mark.parametrize("form", ["qwen3_coder", "glm4"])
 @pytest.mark.parametrize(
     "schema",
-    [{"type": "integer", "enum": []} | {"type": "string"}, {"type": "string", "enum": ["a"], "minLength": 2},
-     {"oneOf": [{"type": "string"}, {"const": "a", "type": "string"}]}, {"type": ["string", "null"], "enum": ["null", None]}],
-)  # fmt: skip
+    [
+        {"type": "integer", "enum": []} | {"type": "string"},
+        {"type": "string", "enum": ["a"], "minLength": 2},
+        {"oneOf": [{"type": "string"}, {"const": "a", "type": "string"}]},
+        {"type": ["string", "null"], "enum": ["null", None]},
+    ],
+)
 def test_listed_texts_of_which_none_fits_or_some_twice_are_refused(form, schema):
     with pytest.raises(ParameterError, match="can't be enforced"):
         forced(TOOLS[form], script_of(form, asked=[tool("f", {"properties": {"a": schema}})]))
@@ -248,9 +268,14 @@ def test_required_names_are_declared_or_refused(form):
 
 @pytest.mark.parametrize(
     "schema",
-    [{"const": "a\x1bb"}, {"enum": [1, ["\x7f"]]}, {"type": "string", "pattern": "^a\\u0001b$"}, {"type": "string", "pattern": "\\cC"},
-     {"type": "object", "properties": {"\x01": {}}}],
-)  # fmt: skip
+    [
+        {"const": "a\x1bb"},
+        {"enum": [1, ["\x7f"]]},
+        {"type": "string", "pattern": "^a\\u0001b$"},
+        {"type": "string", "pattern": "\\cC"},
+        {"type": "object", "properties": {"\x01": {}}},
+    ],
+)
 def test_control_characters_that_calls_cannot_write_are_refused(schema):
     with pytest.raises(ParameterError, match="control characters"):
         forced(TOOLS["hermes"], script_of("hermes", asked=[tool("f", {"properties": {"a": schema}})]))

@@ -12,9 +12,9 @@ from opentelemetry.sdk.trace import SpanProcessor
 from opentelemetry.trace import SpanKind, StatusCode
 
 from api.harness import NAME, LocalClient, endless, front_of, saying
-from api.test_observe import SECRET, alone, traced
-from tailrace.api import observe
-from tailrace.api.observe import start_tracing, wanted_exporters
+from api.test_access_log import SECRET, alone, traced
+from tailrace.api import access_log
+from tailrace.api.access_log import start_tracing, wanted_exporters
 from tailrace.api.tracing import Tracing
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -23,9 +23,18 @@ TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 async def test_attributes_of_a_span(front):
     spans = traced(front)
     answer = await front.chat(
-        max_tokens=4, temperature=0.5, top_p=0.9, top_k=7, seed=11, frequency_penalty=0.25, presence_penalty=-0.5,
-        stop=["never"], n=2, stream=True, content=SECRET,
-    )  # fmt: skip
+        max_tokens=4,
+        temperature=0.5,
+        top_p=0.9,
+        top_k=7,
+        seed=11,
+        frequency_penalty=0.25,
+        presence_penalty=-0.5,
+        stop=["never"],
+        n=2,
+        stream=True,
+        content=SECRET,
+    )
     assert answer.status_code == 200
     (span,) = spans.get_finished_spans()
     assert (span.name, span.kind, span.status.status_code) == (f"chat {NAME}", SpanKind.SERVER, StatusCode.UNSET)
@@ -121,7 +130,7 @@ def test_what_the_environment_asks_for(env, wanted):
 
 
 def test_packages_that_are_missing_are_said_once(monkeypatch, caplog):
-    monkeypatch.setattr(observe, "entry_points", lambda group: ())
+    monkeypatch.setattr(access_log, "entry_points", lambda group: ())
     assert start_tracing({"OTEL_TRACES_EXPORTER": "otlp"}) is None
     (record,) = caplog.records
     assert record.levelname == "WARNING"
@@ -169,7 +178,7 @@ async def test_an_exporter_that_hangs_does_not_keep_the_process(front, monkeypat
         def shutdown(self) -> None:
             hang.wait()
 
-    monkeypatch.setattr(observe, "FLUSH_S", 0.05)
+    monkeypatch.setattr(access_log, "FLUSH_S", 0.05)
     front.service.observer.tracing = Tracing([Hanging()])
     async with asyncio.timeout(5):
         await front.service.observer.close()
@@ -179,7 +188,7 @@ async def test_an_exporter_that_hangs_does_not_keep_the_process(front, monkeypat
 
 def test_without_configuration_opentelemetry_is_not_imported():
     program = (
-        "import os, sys, tailrace.api.app; from tailrace.api.observe import start_tracing; start_tracing(os.environ);"
+        "import os, sys, tailrace.api.app; from tailrace.api.access_log import start_tracing; start_tracing(os.environ);"
         "sys.exit(any(name.split('.')[0] == 'opentelemetry' for name in sys.modules))"
     )
     assert alone(program).returncode == 0

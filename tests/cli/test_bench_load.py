@@ -56,8 +56,22 @@ def test_what_can_not_be_asked_is_refused(flags, capsys):
 
 def test_mixed_load_on_a_scripted_model(free_port):
     port = free_port()
-    command = [sys.executable, "-m", "tailrace.cli", "serve", "--model", "scripted:next:1", "--port", str(port),
-               "--host", serve.HOST, "--log-level", "error", "--threads", "1"]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "tailrace.cli",
+        "serve",
+        "--model",
+        "scripted:next:1",
+        "--port",
+        str(port),
+        "--host",
+        serve.HOST,
+        "--log-level",
+        "error",
+        "--threads",
+        "1",
+    ]
     requests = [{"prompt": [5, 6, 7][: 1 + i % 3], "output_tokens": 3 + i, "at": 0.1 * i} for i in range(6)]
     common = {"host": serve.HOST, "port": port, "sampling": {"temperature": 0.0}, "requests": requests}
     with serve.running(command, port):
@@ -110,9 +124,10 @@ def counted(verify: tuple[int, float], plain: tuple[int, float], guess_s: float 
     return {
         **{f'decode_steps_total{{kind="{kind}"}}': count for kind, (count, _) in steps.items()},
         **{f'decode_step_seconds_total{{kind="{kind}"}}': seconds for kind, (_, seconds) in steps.items()},
-        'engine_step_seconds_total{part="guess"}': guess_s * 0.75, 'engine_step_seconds_total{part="observe"}': guess_s * 0.25,
+        'engine_step_seconds_total{part="guess"}': guess_s * 0.75,
+        'engine_step_seconds_total{part="observe"}': guess_s * 0.25,
         "spec_accepted_tokens_total": accepted,
-    }  # fmt: skip
+    }
 
 
 def test_the_predicted_speed_up():

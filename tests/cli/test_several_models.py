@@ -38,13 +38,23 @@ def test_one_without_a_name_is_as_ever():
 
 def test_several_with_settings_of_their_own():
     config = read(
-        "--model", "a=one/model", "--model", "b=/two.gguf,dtype=float32,drafter=ngram,max-drafts=3,adaptive-drafts=false",
-        "--model", "c=,memory-gib=0.5,grammar-workers=1", "--dtype", "float16", "--max-num-seqs", "4",
-    )  # fmt: skip
+        "--model",
+        "a=one/model",
+        "--model",
+        "b=/two.gguf,dtype=float32,drafter=ngram,max-drafts=3,adaptive-drafts=false",
+        "--model",
+        "c=,memory-gib=0.5,grammar-workers=1",
+        "--dtype",
+        "float16",
+        "--max-num-seqs",
+        "4",
+    )
     a, b, c = config.models.values()
     assert [(m.model.name, m.model.model, m.model.dtype) for m in (a, b, c)] == [
-        ("a", "one/model", "float16"), ("b", "/two.gguf", "float32"), ("c", None, "float16"),
-    ]  # fmt: skip
+        ("a", "one/model", "float16"),
+        ("b", "/two.gguf", "float32"),
+        ("c", None, "float16"),
+    ]
     assert (b.speculation.drafter, b.speculation.max_drafts, b.speculation.adaptive) == ("ngram", 3, False)
     assert (a.speculation.drafter, a.cache.memory_gib, c.cache.memory_gib, c.grammar.workers) == ("none", 0.0, 0.5, 1)
     assert {m.scheduler.max_num_seqs for m in (a, b, c)} == {4}
@@ -106,8 +116,15 @@ def model_folder(path: Path, *, tied: bool = False) -> Path:
     }
     header = json.dumps(tensors).encode()
     (path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
-    config = {"vocab_size": 1000, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-              "max_position_embeddings": 128, "tie_word_embeddings": tied}  # fmt: skip
+    config = {
+        "vocab_size": 1000,
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 128,
+        "tie_word_embeddings": tied,
+    }
     (path / "config.json").write_text(json.dumps(config))
     return path
 
@@ -131,8 +148,16 @@ def test_a_real_folders_are_those_of_the_loaded_model(tmp_path):
 
     from tailrace.runners.transformers import TransformersRunner
 
-    config = LlamaConfig(vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4,
-                         num_key_value_heads=2, tie_word_embeddings=False, dtype=torch.bfloat16)  # fmt: skip
+    config = LlamaConfig(
+        vocab_size=97,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        tie_word_embeddings=False,
+        dtype=torch.bfloat16,
+    )
     model = LlamaForCausalLM(config).to(torch.bfloat16)
     model.save_pretrained(tmp_path)
     runner = TransformersRunner.load(ModelConfig(dtype="bfloat16", device="cpu", threads=1), tmp_path, block_size=16)

@@ -48,9 +48,13 @@ def ask(tokenizer_folder: str) -> dict[str, Any]:
     """What every call says."""
     begin = AutoTokenizer.from_pretrained(tokenizer_folder).encode('```json\n{"name": "')
     return {
-        "model": NAME, "messages": TURNS, "temperature": 0, "max_tokens": 60, "response_model": Person,
+        "model": NAME,
+        "messages": TURNS,
+        "temperature": 0,
+        "max_tokens": 60,
+        "response_model": Person,
         "extra_body": {"forced_token_ids": begin},
-    }  # fmt: skip
+    }
 
 
 def client_of(server: Server, mode: instructor.Mode = instructor.Mode.MD_JSON) -> instructor.Instructor:

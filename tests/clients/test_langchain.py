@@ -27,8 +27,13 @@ def get_weather(city: str) -> str:
 @pytest.fixture
 def settings(server: Server) -> dict[str, Any]:
     return {
-        "model": NAME, "base_url": server.v1, "api_key": "none", "temperature": 0, "max_tokens": 40, "max_retries": 0,
-    }  # fmt: skip
+        "model": NAME,
+        "base_url": server.v1,
+        "api_key": "none",
+        "temperature": 0,
+        "max_tokens": 40,
+        "max_retries": 0,
+    }
 
 
 @pytest.fixture

@@ -76,11 +76,27 @@ class Harness:
         out = self.folder / "out"
         subprocess.run(
             [
-                sys.executable, "-m", "lm_eval", "run", "--model", kind, "--model_args", arguments, "--tasks", task,
-                "--include_path", str(self.folder), "--output_path", str(out), "--log_samples", *flags,
+                sys.executable,
+                "-m",
+                "lm_eval",
+                "run",
+                "--model",
+                kind,
+                "--model_args",
+                arguments,
+                "--tasks",
+                task,
+                "--include_path",
+                str(self.folder),
+                "--output_path",
+                str(out),
+                "--log_samples",
+                *flags,
             ],
-            check=True, timeout=300, env=os.environ | {"HF_HOME": str(self.folder / "hf"), "OPENAI_API_KEY": "none"},
-        )  # fmt: skip
+            check=True,
+            timeout=300,
+            env=os.environ | {"HF_HOME": str(self.folder / "hf"), "OPENAI_API_KEY": "none"},
+        )
         [results], [samples] = out.rglob("results*.json"), out.rglob(f"samples_{task}*.jsonl")
         lines = map(json.loads, samples.read_text().splitlines())
         return json.loads(results.read_text())["results"][task], sorted(lines, key=lambda line: line["doc_id"])
@@ -114,8 +130,11 @@ def test_loglikelihoods_are_those_of_transformers(harness, completions, tokenize
     assert len(asked) == len(CAPITALS) ** 2
     truth = subprocess.run(
         [command.parent / "python", "-c", TRUTH, tokenizer_folder],
-        input=json.dumps(asked), capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        input=json.dumps(asked),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert likelihoods(samples) == pytest.approx(json.loads(truth.stdout), abs=0.25)
 
 
@@ -136,8 +155,15 @@ def test_generate_until_of_completions(harness, completions):
 
 def test_generate_until_of_chats(harness, server):
     results, samples = harness.run(
-        "local-chat-completions", "answer", "--apply_chat_template", "--gen_kwargs", "max_gen_toks=24",
-        model=NAME, base_url=f"{server.v1}/chat/completions", num_concurrent=2, max_retries=1,
-    )  # fmt: skip
+        "local-chat-completions",
+        "answer",
+        "--apply_chat_template",
+        "--gen_kwargs",
+        "max_gen_toks=24",
+        model=NAME,
+        base_url=f"{server.v1}/chat/completions",
+        num_concurrent=2,
+        max_retries=1,
+    )
     assert results["exact_match,found"] >= 0.8
     assert all("." not in sample["resps"][0][0] for sample in samples)

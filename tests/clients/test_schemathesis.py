@@ -26,9 +26,20 @@ def attack(server: Server, folder: Path, *flags: str, hooks: str = "") -> None:
     """One run of at most a minute and a half."""
     known = os.environ | {"SCHEMATHESIS_HOOKS": hooks, "PYTHONPATH": str(Path(__file__).parent)}
     command = [
-        Path(sys.executable).parent / "schemathesis", "run", f"{server.url}/openapi.json", "--max-examples", "200",
-        "--max-time", "90", "--request-timeout", "30", "--continue-on-failure", "--seed", "1", *flags,
-    ]  # fmt: skip
+        Path(sys.executable).parent / "schemathesis",
+        "run",
+        f"{server.url}/openapi.json",
+        "--max-examples",
+        "200",
+        "--max-time",
+        "90",
+        "--request-timeout",
+        "30",
+        "--continue-on-failure",
+        "--seed",
+        "1",
+        *flags,
+    ]
     subprocess.run(command, check=True, timeout=300, cwd=folder, env=known)
 
 

@@ -48,9 +48,14 @@ def save_target(folder: Path) -> Path:
     """A random model of the same shape as a folder."""
     torch.manual_seed(6)
     config = transformers.LlamaConfig(
-        vocab_size=VOCAB, hidden_size=HIDDEN, intermediate_size=48, num_hidden_layers=LAYERS, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=256,
-    )  # fmt: skip
+        vocab_size=VOCAB,
+        hidden_size=HIDDEN,
+        intermediate_size=48,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+    )
     model = transformers.LlamaForCausalLM(config)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3) if parameter.dim() > 1 else None
@@ -119,7 +124,7 @@ def check_histories(make: Callable[[], Drafter], max_drafts: int, seed: int, ste
     for _ in range(steps):
         for slot in range(3):
             if slot in running and rng.random() < 0.1:
-                drafter.leave(slot)
+                drafter.remove(slot)
                 del running[slot]
             if slot not in running and rng.random() < 0.8:
                 running[slot] = ([rng.randrange(VOCAB) for _ in range(rng.randint(2, 40))], 0)
@@ -151,7 +156,7 @@ def check_histories(make: Callable[[], Drafter], max_drafts: int, seed: int, ste
         if passing:
             observe(drafter, *passing, junk=rng.randint(0, 2))
     for slot in list(running):
-        drafter.leave(slot)
+        drafter.remove(slot)
     pages = drafter.context.pages
     assert sorted(pages.free) == list(range(pages.num_blocks))
     return compared
@@ -162,10 +167,19 @@ def check_histories(make: Callable[[], Drafter], max_drafts: int, seed: int, ste
 
 def llama_config(**more: object) -> dict[str, object]:
     return {
-        "model_type": "llama", "hidden_size": HIDDEN, "intermediate_size": INNER, "num_attention_heads": HEADS,
-        "num_key_value_heads": KV_HEADS, "head_dim": HEAD_DIM, "num_hidden_layers": 1, "rms_norm_eps": EPS, "rope_theta": 10000.0,
-        "vocab_size": VOCAB, "max_position_embeddings": 512, "hidden_act": "silu",
-    } | more  # fmt: skip
+        "model_type": "llama",
+        "hidden_size": HIDDEN,
+        "intermediate_size": INNER,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "head_dim": HEAD_DIM,
+        "num_hidden_layers": 1,
+        "rms_norm_eps": EPS,
+        "rope_theta": 10000.0,
+        "vocab_size": VOCAB,
+        "max_position_embeddings": 512,
+        "hidden_act": "silu",
+    } | more
 
 
 def layer_weights(prefix: str, width: int = HIDDEN, *norms: str, qk_norm: bool = False) -> Weights:

@@ -62,7 +62,7 @@ def run(
     for step in range(steps):
         if lives and step % lives == 0:
             for slot in range(streams):
-                pace.leave(slot)
+                pace.remove(slot)
         asks = [(slot, MOST) for slot in range(streams)]
         counts = pace.counts(asks, 0) if constant is None else [constant] * streams
         offered = [count if count and rng.random() < ready else 0 for count in counts]
@@ -111,11 +111,22 @@ def test_free_text_loses_three_percent_at_most(machine, ready):
 @pytest.mark.parametrize(
     ("machine", "text", "streams"),
     [
-        ("flat", "copy", 1), ("flat", "copy", 16), ("flat", "half", 1), ("flat", "half", 4), ("cpu", "copy", 1),
-        ("cpu", "copy", 4), ("cpu", "half", 1), ("cpu", "copy", 64), ("knee", "copy", 4), ("knee", "copy", 64),
-        ("steep", "copy", 1), ("steep", "copy", 16), ("stairs", "copy", 1), ("stairs", "half", 4),
+        ("flat", "copy", 1),
+        ("flat", "copy", 16),
+        ("flat", "half", 1),
+        ("flat", "half", 4),
+        ("cpu", "copy", 1),
+        ("cpu", "copy", 4),
+        ("cpu", "half", 1),
+        ("cpu", "copy", 64),
+        ("knee", "copy", 4),
+        ("knee", "copy", 64),
+        ("steep", "copy", 1),
+        ("steep", "copy", 16),
+        ("stairs", "copy", 1),
+        ("stairs", "half", 4),
     ],
-)  # fmt: skip
+)
 def test_near_the_best_constant_number(machine, text, streams):
     assert run(machine, text, streams) >= 0.94 * best_constant(machine, text, streams)
 
@@ -265,7 +276,7 @@ def test_unless_adaptive_each_gets_all_it_can_have():
 def test_a_new_owner_of_a_slot_is_not_blamed():
     pace = Pace(MOST)
     run("cpu", "mixed", 2, pace=pace, steps=400)  # slot 0 never copies, slot 1 always does
-    pace.leave(0)
+    pace.remove(0)
     counts = pace.counts([(0, MOST), (1, MOST)], 0)
     assert counts[0] >= 1
 

@@ -164,8 +164,8 @@ def test_where_the_last_position_was_not_seen_nothing_is_drafted(made):
     assert len(drafted(drafter, (0, tokens, 3))[0]) == 0
     observe(drafter, (0, tokens, 20, 9))
     assert len(drafted(drafter, (0, tokens, 3))[0]) == 3
-    drafter.leave(0)
-    drafter.leave(8)
+    drafter.remove(0)
+    drafter.remove(8)
     assert len(drafted(drafter, (0, tokens, 3))[0]) == 0
     assert len(drafter.context.pages.free) == 24
 
@@ -209,7 +209,7 @@ def test_it_is_a_drafter_that_wants_the_right_layers(made):
 def test_proposals_are_of_their_own_place(made):
     """Drawn drafts come with the softmax of their own mask's logits, whatever was drawn before them."""
     slots = Slots(num_slots=1, vocab_size=VOCAB)
-    slots.join(0, SamplingParams(temperature=1.0), key=5, prompt=some(20))
+    slots.add(0, SamplingParams(temperature=1.0), key=5, prompt=some(20))
     _, _, make = made("published")
     drafter, tokens = BlockDrafter(make().head, Picker(Sampler(slots)), 24, 16), some(20)
     observe(drafter, (0, tokens, 0, 19))

@@ -227,8 +227,8 @@ def test_a_slot_changes_hands(made):
     drafter, one, two = make(), some(50, 1), some(18, 2)
     observe(drafter, (3, one, 0, 49))
     drafted(drafter, (3, one, 5))
-    drafter.leave(3)
-    drafter.leave(7)  # never heard of
+    drafter.remove(3)
+    drafter.remove(7)  # never heard of
     assert len(drafter.context.pages.free) == 24
     assert len(drafted(drafter, (3, two, 2))[0]) == 0
     observe(drafter, (3, two, 0, 17))
@@ -250,7 +250,7 @@ def test_without_room_there_are_fewer_drafts_and_neighbours_do_not_notice(made):
     (expected,) = drafted(alone, (0, one, 4))
     (got,) = drafted(drafter, (0, one, 4))
     assert torch.equal(got, expected[:1])  # its entry is there already
-    drafter.leave(2)
+    drafter.remove(2)
     assert torch.equal(drafted(drafter, (0, one, 4))[0], expected)
 
 
@@ -280,7 +280,7 @@ def test_which_layers_are_fused(config, layers, tmp_path):
 def picker():
     slots = Slots(num_slots=4, vocab_size=VOCAB)
     for slot, params in enumerate([SamplingParams(temperature=0.9), SamplingParams(temperature=0.0)]):
-        slots.join(slot, params, key=11 + slot, prompt=some(20, slot))
+        slots.add(slot, params, key=11 + slot, prompt=some(20, slot))
     return Picker(Sampler(slots))
 
 
@@ -343,18 +343,48 @@ def with_tensor(name: str, *shape: int):
 
 WRONG = {
     "no fc": ("third", without("fc.weight"), r"no tensor fc.weight, which must be \[32, 96\]"),
-    "fc for another target": ("third", with_tensor("fc.weight", HIDDEN, 90), r"fc.weight must be \[32, 96\], got \[32, 90\]"),
+    "fc for another target": (
+        "third",
+        with_tensor("fc.weight", HIDDEN, 90),
+        r"fc.weight must be \[32, 96\], got \[32, 90\]",
+    ),
     "fc for another target, first": ("first", with_tensor("fc.weight", HIDDEN, 60), r"fc.weight must be \[32, 64\]"),
-    "narrow projection": ("third", with_tensor("midlayer.self_attn.k_proj.weight", 16, HIDDEN), "midlayer.self_attn.k_proj.weight"),
-    "a key of nobody's": ("third", lambda c, w: c.update(residual_multiplier=0.5), "config.json: residual_multiplier is not known here"),
-    "a key of nobody's, inside": ("third", lambda c, w: c.update(eagle_config={"ptd": True}), "eagle_config.ptd is not known here"),
-    "a key of nobody's, first": ("first", lambda c, w: c.update(residual_multiplier=0.5), "residual_multiplier is not known here"),
-    "quantized": ("third", lambda c, w: c.update(quantization_config={"bits": 4}), "quantization_config must be absent"),
+    "narrow projection": (
+        "third",
+        with_tensor("midlayer.self_attn.k_proj.weight", 16, HIDDEN),
+        "midlayer.self_attn.k_proj.weight",
+    ),
+    "a key of nobody's": (
+        "third",
+        lambda c, w: c.update(residual_multiplier=0.5),
+        "config.json: residual_multiplier is not known here",
+    ),
+    "a key of nobody's, inside": (
+        "third",
+        lambda c, w: c.update(eagle_config={"ptd": True}),
+        "eagle_config.ptd is not known here",
+    ),
+    "a key of nobody's, first": (
+        "first",
+        lambda c, w: c.update(residual_multiplier=0.5),
+        "residual_multiplier is not known here",
+    ),
+    "quantized": (
+        "third",
+        lambda c, w: c.update(quantization_config={"bits": 4}),
+        "quantization_config must be absent",
+    ),
     "a window by family": (
-        "third", lambda c, w: c.update(model_type="mistral", sliding_window=4), "sliding_window must be null for model_type mistral, got 4",
+        "third",
+        lambda c, w: c.update(model_type="mistral", sliding_window=4),
+        "sliding_window must be null for model_type mistral, got 4",
     ),
     "another target's states": ("third", lambda c, w: c.update(target_hidden_size=9999), "target_hidden_size must be"),
-    "states that are not fused": ("third", lambda c, w: c.update(num_aux_hidden_states=7), "num_aux_hidden_states must be"),
+    "states that are not fused": (
+        "third",
+        lambda c, w: c.update(num_aux_hidden_states=7),
+        "num_aux_hidden_states must be",
+    ),
     "a window": ("third", lambda c, w: c.update(use_sliding_window=True), "use_sliding_window must be False, got True"),
     "no flag": ("third", lambda c, w: c.update(fc_norm="yes"), "fc_norm must be true or false"),
     "two norms": ("third", lambda c, w: c.update(fc_norm=True, norm_before_fc=True), "can't both be true"),
@@ -364,17 +394,37 @@ WRONG = {
     "mapping outside": ("third", lambda c, w: w["d2t"].add_(VOCAB), r"d2t must lead to different tokens in \[0, 60\]"),
     "mapping twice": ("third", lambda c, w: w["d2t"].copy_(-torch.arange(DRAFT_VOCAB)), "d2t must lead to different"),
     "mapping too short": ("third", with_tensor("d2t", 5), r"d2t must be \[23\], got \[5\]"),
-    "another vocabulary": ("first", with_tensor("embed_tokens.weight", 50, HIDDEN), r"embed_tokens.weight must be \[61, 32\]"),
-    "more than we know": ("first", with_tensor("layers.0.input_layernorm.weight", HIDDEN), "nothing here uses: layers.0.input_layernorm"),
+    "another vocabulary": (
+        "first",
+        with_tensor("embed_tokens.weight", 50, HIDDEN),
+        r"embed_tokens.weight must be \[61, 32\]",
+    ),
+    "more than we know": (
+        "first",
+        with_tensor("layers.0.input_layernorm.weight", HIDDEN),
+        "nothing here uses: layers.0.input_layernorm",
+    ),
     "two layers": ("first", lambda c, w: c.update(num_hidden_layers=2), "num_hidden_layers must be 1, got 2"),
     "hidden size": ("first", lambda c, w: c.update(hidden_size=64), "hidden_size must be the target's, 32, got 64"),
     "activation": ("first", lambda c, w: c.update(hidden_act="gelu"), "hidden_act must be silu, got 'gelu'"),
     "family": ("first", lambda c, w: c.update(model_type="mamba"), "model_type must be llama"),
     "heads": ("first", lambda c, w: c.update(num_key_value_heads=3), "multiple of num_key_value_heads"),
-    "rotary scaling": ("first", lambda c, w: c.update(rope_scaling={"rope_type": "dynamic", "factor": 2.0}), "rotary scaling"),
-    "pinned layers": ("third", lambda c, w: c.update(eagle_aux_hidden_state_layer_ids=[0, 2, 3]), r"outputs of layers \[-1, 1, 2\]"),
-    "pinned nonsense": ("third", lambda c, w: c.update(eagle_aux_hidden_state_layer_ids=["a"]), "eagle_aux_hidden_state_layer_ids"),
-}  # fmt: skip
+    "rotary scaling": (
+        "first",
+        lambda c, w: c.update(rope_scaling={"rope_type": "dynamic", "factor": 2.0}),
+        "rotary scaling",
+    ),
+    "pinned layers": (
+        "third",
+        lambda c, w: c.update(eagle_aux_hidden_state_layer_ids=[0, 2, 3]),
+        r"outputs of layers \[-1, 1, 2\]",
+    ),
+    "pinned nonsense": (
+        "third",
+        lambda c, w: c.update(eagle_aux_hidden_state_layer_ids=["a"]),
+        "eagle_aux_hidden_state_layer_ids",
+    ),
+}
 
 
 @pytest.mark.parametrize("case", WRONG)

@@ -150,4 +150,4 @@ def test_it_is_a_drafter(target):
     drafter = Engine(target).drafter()
     assert isinstance(drafter, Drafter)
     assert drafter.captures == ()
-    drafter.leave(99)
+    drafter.remove(99)

@@ -134,13 +134,13 @@ def test_a_slot_is_reused():
     sampler = sampler_for({}, prompts=[first])
     drafter = drafter_for(sampler)
     drafter.draft([Ask(0, first, 5)])
-    drafter.leave(0)
+    drafter.remove(0)
     assert len(drafter.pages.free) == 64
     assert not drafter.held
     assert drafter.draft([Ask(0, second, 5)])[0].tokens == drafter_for(sampler).draft([Ask(0, second, 5)])[0].tokens
-    drafter.leave(0)
-    drafter.leave(0)
-    drafter.leave(31)
+    drafter.remove(0)
+    drafter.remove(0)
+    drafter.remove(31)
     assert balanced(drafter)
 
 
@@ -162,9 +162,9 @@ def test_no_room():
     drafter = drafter_for(sampler, num_blocks=5)
     assert [draft.tokens for draft in drafter.draft(asks)] == [expected[0], [], expected[2]]
     assert 1 not in drafter.held
-    drafter.leave(0)
+    drafter.remove(0)
     assert [draft.tokens for draft in drafter.draft(asks[1:])] == [[], expected[2]]
-    drafter.leave(2)
+    drafter.remove(2)
     assert [draft.tokens for draft in drafter.draft([asks[1]])] == [expected[1]]
     assert balanced(drafter)
     assert drafter.draft([Ask(0, [1] * 97, 1)])[0].tokens == []
@@ -205,10 +205,10 @@ def test_together_is_alone(tmp_path):
     drafter = drafter_for(sampler, model)
     together = drafter.draft(asks)
     for slot in range(4):
-        drafter.leave(slot)
+        drafter.remove(slot)
     for ask, draft in zip(asks, together, strict=True):
         (alone,) = drafter.draft([ask])
-        drafter.leave(ask.slot)
+        drafter.remove(ask.slot)
         assert draft.tokens == alone.tokens
         assert len(draft.tokens) == ask.count
         assert alone.q is None or torch.equal(draft.q, alone.q)

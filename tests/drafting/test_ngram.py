@@ -65,7 +65,7 @@ def test_a_text_may_be_cut_back_go_on_and_leave(tokens, changes):
     guess(drafter, tokens)
     for change in changes:
         if change[0] == "new":
-            drafter.leave(0)
+            drafter.remove(0)
             tokens = list(change[1])
         else:
             keep = len(tokens) if change[0] == "add" else max(1, len(tokens) - change[2])
@@ -92,8 +92,8 @@ def test_slots_are_apart():
     drafter = NGram()
     asks = [Ask(0, [1, 2, 3, 1, 2], 1), Ask(5, [1, 2, 4, 1, 2], 1), Ask(2, [1, 2], 1)]
     assert [draft.tokens for draft in drafter.draft(asks)] == [[3], [4], []]
-    drafter.leave(5)
-    drafter.leave(77)
+    drafter.remove(5)
+    drafter.remove(77)
     assert guess(drafter, [1, 2], slot=5) == []
 
 

@@ -32,7 +32,7 @@ DRAWN = ("rejection", "block", "typical")
 def sampler_for(*fields: dict, vocab: int = V) -> Sampler:
     slots = Slots(len(fields), vocab)
     for slot, params in enumerate(fields):
-        slots.join(slot, SamplingParams(**params), key=11 + slot, prompt=PROMPT)
+        slots.add(slot, SamplingParams(**params), key=11 + slot, prompt=PROMPT)
     return Sampler(slots)
 
 
@@ -110,15 +110,28 @@ def test_slots_are_as_they_were_after_a_failure():
 # ---- drawn
 
 
-@pytest.mark.parametrize("fields", [{}, {"temperature": 0.6}, {"top_k": 7}, {"top_p": 0.7}, {"min_p": 0.1}, {"top_p": 0.0},
-    {"temperature": 1.7, "top_k": 20, "top_p": 0.9, "min_p": 0.02}, {"temperature": 1e-45}, {"logit_bias": {4: 9.0, 5: -9.0}},
-    {"repetition_penalty": 2.0, "presence_penalty": 1.0}, {"allowed_token_ids": [2, 8, 30]}])  # fmt: skip
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"temperature": 0.6},
+        {"top_k": 7},
+        {"top_p": 0.7},
+        {"min_p": 0.1},
+        {"top_p": 0.0},
+        {"temperature": 1.7, "top_k": 20, "top_p": 0.9, "min_p": 0.02},
+        {"temperature": 1e-45},
+        {"logit_bias": {4: 9.0, 5: -9.0}},
+        {"repetition_penalty": 2.0, "presence_penalty": 1.0},
+        {"allowed_token_ids": [2, 8, 30]},
+    ],
+)
 def test_a_proposal_is_the_targets_distribution_where_the_logits_are_the_same(fields):
     slot = sampler_for(fields).slots[0]
     for row in rows_of(20)[:, 0]:
-        q, survivors = proposal(row, slot), distribution(row, slot)
+        q, candidates = proposal(row, slot), distribution(row, slot)
         expected = torch.zeros(V, dtype=torch.float64)
-        expected[survivors.ids] = survivors.probabilities()
+        expected[candidates.ids] = candidates.probabilities()
         torch.testing.assert_close(q.double(), expected, atol=1e-7, rtol=1e-6)
         assert q.dtype == torch.float32
         assert abs(float(q.double().sum()) - 1) <= 1e-6
@@ -185,7 +198,7 @@ def law_of_verified(rule: str, count: int) -> float:
     """p-value of the pairs of tokens that verified drafts come to, drawn on by plain sampling where a draft was rejected."""
     slots = Slots(count, 4)
     for slot in range(count):
-        slots.join(slot, SamplingParams(), key=slot, prompt=[0])
+        slots.add(slot, SamplingParams(), key=slot, prompt=[0])
     sampler, asks = Sampler(slots), [Ask(slot, [0], 2, rule) for slot in range(count)]
     with Picker(sampler).start(asks) as picks:
         for row in SOURCES:

@@ -63,7 +63,7 @@ FIELDS = {
 def sampler_for(*fields: dict, vocab: int = WIDE) -> Sampler:
     slots = Slots(len(fields), vocab)
     for slot, params in enumerate(fields):
-        slots.join(slot, SamplingParams(**params), key=11 + slot, prompt=PROMPT)
+        slots.add(slot, SamplingParams(**params), key=11 + slot, prompt=PROMPT)
     return Sampler(slots)
 
 
@@ -78,8 +78,8 @@ def expected(row: torch.Tensor, slot: Slot, position: int) -> torch.Tensor:
     if slot.forced is not None:
         q[slot.forced] = 1.0
     else:
-        survivors = distribution(row.float(), slot, position)
-        q[survivors.ids] = survivors.probabilities()
+        candidates = distribution(row.float(), slot, position)
+        q[candidates.ids] = candidates.probabilities()
     return q
 
 
@@ -181,7 +181,7 @@ def drafts_at_once(fields: dict, count: int) -> tuple[list[int], torch.Tensor]:
     """A draft for each of so many keys, all from one row of logits, and their q."""
     slots = Slots(count, WIDE)
     for slot in range(count):
-        slots.join(slot, SamplingParams(**fields), key=slot, prompt=[0])
+        slots.add(slot, SamplingParams(**fields), key=slot, prompt=[0])
     logits = (rows_of(1)[0] / 2).expand(count, WIDE)
     with Picker(Sampler(slots)).start([Ask(slot, [0], 1, "rejection") for slot in range(count)]) as picks:
         picks.take(logits, range(count))
@@ -200,7 +200,7 @@ def p_value(tokens: list[int], q: torch.Tensor) -> float:
     return float(stats.chi2.sf(sum((n - e) ** 2 / e for n, e in pairs), len(pairs) - 1))
 
 
-# one block of survivors, some, and the whole row
+# one block of candidates, some, and the whole row
 @pytest.mark.parametrize("fields", [{"top_k": 40}, {"top_p": 0.98}, {"temperature": 0.8}])
 def test_tokens_follow_q(fields):
     tokens, q = drafts_at_once(fields, 6000)

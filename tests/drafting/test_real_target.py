@@ -33,9 +33,14 @@ def batch(tokens: list[int], first: int) -> Batch:
     """One sequence, in blocks 0, 1, …: its positions from `first` on, all wanted."""
     at = torch.arange(first, len(tokens))
     return Batch(
-        torch.tensor(tokens[first:]), at, at, torch.tensor([0, len(at)], dtype=torch.int32),
-        torch.tensor([len(tokens)], dtype=torch.int32), torch.arange(16, dtype=torch.int32)[None], torch.arange(len(at)),
-    )  # fmt: skip
+        torch.tensor(tokens[first:]),
+        at,
+        at,
+        torch.tensor([0, len(at)], dtype=torch.int32),
+        torch.tensor([len(tokens)], dtype=torch.int32),
+        torch.arange(16, dtype=torch.int32)[None],
+        torch.arange(len(at)),
+    )
 
 
 def drafters(target, tmp_path):

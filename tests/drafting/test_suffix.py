@@ -108,7 +108,7 @@ def test_guesses_are_what_came_most_often_in_any_text(steps, min_match, count):
     for slot, cut, more in steps:
         if cut == 3 and slot in running:
             finished.append(running.pop(slot))
-            drafter.leave(slot)
+            drafter.remove(slot)
         text = running.get(slot, [])
         text = running[slot] = text[: len(text) - cut] + more if cut < 3 else list(more)
         guess = drafter.draft([Ask(slot, text, count)])[0].tokens
@@ -146,7 +146,7 @@ def test_two_generations_and_no_more():
     drafter = Suffix(capacity=capacity)
     marked = [1001, 1002, 1003, 1004, 1005]
     guess(drafter, marked, slot=0)
-    drafter.leave(0)
+    drafter.remove(0)
     seen = []
     for slot in range(1, 20):
         text = [rng.randrange(1000) for _ in range(100)]
@@ -154,9 +154,9 @@ def test_two_generations_and_no_more():
             guess(drafter, text[:end], slot=slot)
         assert drafter.num_states <= 2 * capacity
         seen.append(guess(drafter, [1001, 1002, 1003], slot=100))
-        drafter.leave(100)
+        drafter.remove(100)
         if slot % 2:
-            drafter.leave(slot)
+            drafter.remove(slot)
     assert seen[0] == [1004, 1005]
     assert seen[3] == [1004, 1005], "in the older generation by now"
     assert seen[-1] == []
@@ -196,7 +196,7 @@ def test_guesses_are_tokens_that_were_seen(texts, capacity):
 
 def test_it_is_a_drafter():
     assert isinstance(Suffix(), Drafter)
-    Suffix().leave(12)
+    Suffix().remove(12)
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def test_what_is_trained_is_what_the_drafter_computes(runner_and_samples, tmp_pa
         tokens, states, count = sample.tokens.tolist(), sample.states.float(), len(sample.last)
         drafter.observe(Seen([0], [tokens], [0], [count], [0], states))
         [draft] = drafter.draft([Ask(0, tokens, depth)])
-        drafter.leave(0)
+        drafter.remove(0)
         whole = torch.tensor([*tokens, *draft.tokens[:-1]])
         states = torch.nn.functional.pad(states, (0, 0, 0, depth - 1), value=7.0)  # which nothing may look at
         with torch.no_grad():

@@ -21,9 +21,14 @@ def llama(folder: Path, *, layers: int = 2, seed: int = 1, vocab: int = VOCAB) -
     """A random model, saved, and a runner over it, not allocated."""
     torch.manual_seed(seed)
     config = transformers.LlamaConfig(
-        vocab_size=vocab, hidden_size=64, intermediate_size=96, num_hidden_layers=layers, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=256,
-    )  # fmt: skip
+        vocab_size=vocab,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+    )
     model = transformers.AutoModelForCausalLM.from_config(config)
     for parameter in model.parameters():
         if parameter.dim() > 1:
@@ -41,7 +46,7 @@ def sampler_for(*fields: dict, prompts: list[list[int]], vocab: int = VOCAB) -> 
     """Slots 0, 1, … each with its own parameters and prompt."""
     slots = Slots(len(fields), vocab)
     for slot, (params, prompt) in enumerate(zip(fields, prompts, strict=True)):
-        slots.join(slot, SamplingParams(**params), key=100 + slot, prompt=prompt)
+        slots.add(slot, SamplingParams(**params), key=100 + slot, prompt=prompt)
     return Sampler(slots)
 
 

@@ -7,8 +7,18 @@ from pathlib import Path
 from tailrace.text.tokenizer import Tokenizer
 
 ROOT = Path(__file__).parents[2]
-FILES = ("README.md", "CONTRIBUTING.md", "LICENSE", "pyproject.toml", "Makefile", "docs/design.md", "docs/path.md",
-         "src/tailrace/errors.py", "src/tailrace/config.py", "csrc/draw.h")  # fmt: skip
+FILES = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "LICENSE",
+    "pyproject.toml",
+    "Makefile",
+    "docs/design.md",
+    "docs/path.md",
+    "src/tailrace/errors.py",
+    "src/tailrace/config.py",
+    "csrc/draw.h",
+)
 QUESTIONS = (
     "Repeat this sentence three times: the quick brown fox jumps over the lazy dog.",
     "What is the capital of France, and why is it famous?",

@@ -184,9 +184,12 @@ def test_completions(client):
 
 def test_extra_parameters_reach_the_sampler(client):
     ids = client.completions.create(
-        model=NAME, prompt="Hello", max_tokens=6, temperature=0,
+        model=NAME,
+        prompt="Hello",
+        max_tokens=6,
+        temperature=0,
         extra_body={"allowed_token_ids": [260, 253], "min_tokens": 6, "return_token_ids": True},
-    )  # fmt: skip
+    )
     assert set(ids.choices[0].token_ids) <= {260, 253}
     words = {"model": NAME, "prompt": "The capital of France is", "max_tokens": 8, "temperature": 0}
     assert " Paris" in client.completions.create(**words).choices[0].text
@@ -238,8 +241,10 @@ def test_the_curl_of_the_readme(server):
     body = '{"messages": [{"role": "user", "content": "Why is the sky blue?"}], "stream": true, "max_tokens": 12}'
     out = subprocess.run(
         ["curl", "-sN", f"{server.url}/v1/chat/completions", "-H", "Content-Type: application/json", "-d", body],
-        capture_output=True, text=True, check=True,
-    ).stdout  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
     frames = out.strip().split("\n\n")
     assert frames[-1] == "data: [DONE]"
     for frame in frames[:-1]:

@@ -16,9 +16,9 @@ import pytest
 from tailrace.config import CacheConfig, GrammarConfig, ModelConfig, SchedulerConfig, SpeculationConfig
 from tailrace.drafting.ngram import NGram
 from tailrace.engine.engine import Engine
-from tailrace.engine.process import spelling_of
+from tailrace.engine.process import token_bytes_of
 from tailrace.errors import ParameterError
-from tailrace.grammar.closing import closing
+from tailrace.grammar.completion import closing
 from tailrace.grammar.service import Grammars
 from tailrace.models import describe
 from tailrace.options import Grammar
@@ -50,11 +50,15 @@ class World:
         self.tokenizer = Tokenizer.load(folder)
         self.info = describe(folder, "small")
         self.runner = load_runner(ModelConfig(threads=2), folder, block_size=16)
-        self.spelling = spelling_of(folder, False, self.info.vocab_size)
+        self.token_bytes = token_bytes_of(folder, False, self.info.vocab_size)
         self.grammars = Grammars(
-            GrammarConfig(timeout_s=30.0), folder, self.spelling.token_bytes, self.spelling.special,
-            self.info.eos_token_ids, self.runner.vocab_size,
-        )  # fmt: skip
+            GrammarConfig(timeout_s=30.0),
+            folder,
+            self.token_bytes.token_bytes,
+            self.token_bytes.special,
+            self.info.eos_token_ids,
+            self.runner.vocab_size,
+        )
 
     def taken(self, records: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
         """The first so many that a grammar can be made of; the others are refused openly, mostly for keywords that no grammar can say
@@ -75,9 +79,15 @@ class World:
     def run(self, records: list[dict[str, Any]], max_tokens: int, *, close=False, drafter=None, **fields) -> list[Said]:
         """One request per schema."""
         engine = Engine(
-            self.runner, self.info, CacheConfig(num_blocks=1024), SchedulerConfig(max_num_seqs=16, max_num_batched_tokens=512),
-            self.spelling, self.grammars, SpeculationConfig(adaptive=False), drafter,
-        )  # fmt: skip
+            self.runner,
+            self.info,
+            CacheConfig(num_blocks=1024),
+            SchedulerConfig(max_num_seqs=16, max_num_batched_tokens=512),
+            self.token_bytes,
+            self.grammars,
+            SpeculationConfig(adaptive=False),
+            drafter,
+        )
         tokens: dict[str, list[int]] = {str(place): [] for place in range(len(records))}
         reasons: dict[str, str] = {}
         waiting = deque(enumerate(records))
@@ -104,7 +114,9 @@ class World:
         return Submit(str(place), 0, self.tokenizer.encode(asked), params)
 
     def text(self, said: Said) -> str:
-        return b"".join(self.spelling.token_bytes[t] for t in said.tokens if t not in self.info.eos_token_ids).decode()
+        return b"".join(
+            self.token_bytes.token_bytes[t] for t in said.tokens if t not in self.info.eos_token_ids
+        ).decode()
 
     def check(self, records: list[dict[str, Any]], outcomes: list[Said], max_tokens: int) -> int:
         """Each that was completed is valid; how many were."""

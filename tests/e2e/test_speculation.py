@@ -17,8 +17,8 @@ from tailrace.config import CacheConfig, ModelConfig, SchedulerConfig, Speculati
 from tailrace.drafting import load_drafter
 from tailrace.drafting.base import Ask, Draft
 from tailrace.engine.engine import Engine
-from tailrace.engine.speculate import Speculator
-from tailrace.engine.spelling import Spelling
+from tailrace.engine.speculation import Speculator
+from tailrace.engine.token_bytes import TokenBytes
 from tailrace.models import describe
 from tailrace.params import SamplingParams
 from tailrace.runners import load_runner
@@ -26,8 +26,13 @@ from tailrace.text.tokenizer import Tokenizer
 from tailrace.wire.messages import Finished, ModelInfo, Submit, Tokens
 
 SAMPLED = {
-    "temperature": 0.8, "top_p": 0.95, "repetition_penalty": 1.05, "presence_penalty": 0.1, "frequency_penalty": 0.1, "logprobs": 1,
-}  # fmt: skip
+    "temperature": 0.8,
+    "top_p": 0.95,
+    "repetition_penalty": 1.05,
+    "presence_penalty": 0.1,
+    "frequency_penalty": 0.1,
+    "logprobs": 1,
+}
 BLOCK = 16
 
 
@@ -44,10 +49,13 @@ def model(model_folder: Path) -> Callable[..., Engine]:
         speculation = SpeculationConfig(drafter=name, rule="exact", **{"adaptive": False} | options)
         drafter = partial(load_drafter, speculation, config, runner_of(config), block_size=BLOCK)
         return Engine(
-            runner_of(config), describe(model_folder, "small"), CacheConfig(num_blocks=512, block_size=BLOCK),
-            SchedulerConfig(max_num_seqs=16, max_num_batched_tokens=256), speculation=speculation,
+            runner_of(config),
+            describe(model_folder, "small"),
+            CacheConfig(num_blocks=512, block_size=BLOCK),
+            SchedulerConfig(max_num_seqs=16, max_num_batched_tokens=256),
+            speculation=speculation,
             drafter=None if name == "none" else drafter,
-        )  # fmt: skip
+        )
 
     return engine
 
@@ -125,7 +133,7 @@ class Knowing:
     def observe(self, seen) -> None:
         raise AssertionError("it captures nothing")
 
-    def leave(self, slot: int) -> None:
+    def remove(self, slot: int) -> None:
         pass
 
 
@@ -157,7 +165,7 @@ ENDS = {
     "min_tokens": {"stop": ["o"], "min_tokens": 4},
     "min_tokens, id": {"stop_token_ids": [ord("e")], "min_tokens": 5},
     "n": {"stop": ["four"], "n": 2},
-}  # fmt: skip
+}
 
 
 async def answers(client: GuessingClient, tokenizer: Tokenizer, asked: dict) -> tuple[Any, list, int, float]:
@@ -195,7 +203,7 @@ async def test_case_15_an_end_inside_a_guess_cuts_everything_there(tokenizer, as
     for guess in (None, [*TEXT, *[EOS] * 20]):
         client = GuessingClient(saying(TEXT))
         client.guess = guess
-        client.spelling = Spelling.of(tokenizer, VOCAB) if known else Spelling()
+        client.token_bytes = TokenBytes.of(tokenizer, VOCAB) if known else TokenBytes()
         outcomes.append(await answers(client, tokenizer, {"max_tokens": 60, "logprobs": 2} | asked))
         if guess:
             assert client.engine.counters.accepted_tokens

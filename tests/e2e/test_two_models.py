@@ -27,9 +27,17 @@ def random_model(folder: Path, seed: int, length: int) -> LlamaForCausalLM:
     """A Llama that reads bytes."""
     torch.manual_seed(seed)
     config = LlamaConfig(
-        vocab_size=VOCAB, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        max_position_embeddings=length, initializer_range=0.3, eos_token_id=257, bos_token_id=256,
-    )  # fmt: skip
+        vocab_size=VOCAB,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=length,
+        initializer_range=0.3,
+        eos_token_id=257,
+        bos_token_id=256,
+    )
     model = LlamaForCausalLM(config).eval()
     folder.mkdir()
     model.save_pretrained(folder)
@@ -39,8 +47,14 @@ def random_model(folder: Path, seed: int, length: int) -> LlamaForCausalLM:
 
 def alone(model: LlamaForCausalLM) -> list[int]:
     """What the model says, by transformers."""
-    said = model.generate(torch.tensor([PROMPT]), attention_mask=torch.ones(1, len(PROMPT), dtype=torch.long), do_sample=False,
-                          max_new_tokens=COUNT, eos_token_id=None, pad_token_id=0)  # fmt: skip
+    said = model.generate(
+        torch.tensor([PROMPT]),
+        attention_mask=torch.ones(1, len(PROMPT), dtype=torch.long),
+        do_sample=False,
+        max_new_tokens=COUNT,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
     return said[0, len(PROMPT) :].tolist()
 
 
@@ -54,10 +68,29 @@ def pair(tmp_path_factory) -> Iterator[tuple[str, dict[str, LlamaForCausalLM], s
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    process = subprocess.Popen([
-        sys.executable, "-m", "tailrace.cli", "serve", "--port", str(port), "--front-ends", "2", "--threads", "1", "--dtype", "float32",
-        "--model", f"a={base / 'a'}", "--model", f"b={base / 'b'},max-model-len=300,drafter=ngram,lora=c={base / 'c'}", "--device", "cpu",
-    ], env=os.environ | {"PYTHONUNBUFFERED": "1"})  # fmt: skip
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "tailrace.cli",
+            "serve",
+            "--port",
+            str(port),
+            "--front-ends",
+            "2",
+            "--threads",
+            "1",
+            "--dtype",
+            "float32",
+            "--model",
+            f"a={base / 'a'}",
+            "--model",
+            f"b={base / 'b'},max-model-len=300,drafter=ngram,lora=c={base / 'c'}",
+            "--device",
+            "cpu",
+        ],
+        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+    )
     url = f"http://127.0.0.1:{port}"
     end = time.monotonic() + 120
     while health(url) != 200:
@@ -103,8 +136,13 @@ def test_the_client_sees_both_and_no_third(pair):
             client.chat.completions.create(model="d", messages=[{"role": "user", "content": "hi"}])
         assert refused.value.code == "model_not_found"
         beams = client.chat.completions.create(
-            model="b", messages=[{"role": "user", "content": "hi"}], n=2, max_tokens=5, stream=True, extra_body={"use_beam_search": True}
-        )  # fmt: skip
+            model="b",
+            messages=[{"role": "user", "content": "hi"}],
+            n=2,
+            max_tokens=5,
+            stream=True,
+            extra_body={"use_beam_search": True},
+        )
         ends = [choice.finish_reason for chunk in beams for choice in chunk.choices if choice.finish_reason]
         assert len(ends) == 2
 
@@ -124,8 +162,13 @@ def test_models_that_do_not_fit_are_not_loaded(pair, tmp_path):
         "--num-blocks",
         "100000000000",
     ]
-    done = subprocess.run([*command, "--model", f"x={tmp_path / 'm'}", "--model", f"y={tmp_path / 'm'}"], capture_output=True, text=True,
-                          timeout=60, check=False)  # fmt: skip
+    done = subprocess.run(
+        [*command, "--model", f"x={tmp_path / 'm'}", "--model", f"y={tmp_path / 'm'}"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert done.returncode == 2
     assert "the models need" in done.stderr
     assert "x " in done.stderr

@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from engine.harness import Harness, Story, spelling_of
+from engine.harness import Harness, Story, token_bytes_of
 from tailrace.drafting.base import Ask, Draft
 from tailrace.drafting.model import DraftModel
 from tailrace.drafting.ngram import NGram
@@ -27,7 +27,7 @@ from tailrace.wire.messages import Abort, Failed
 
 PIECES = [*"abcd0123-,; ", "ab", "cd", "01", "2-", "<eos>"]
 VOCAB, EOS = len(PIECES), len(PIECES) - 1
-SPELLING = spelling_of([piece.encode() for piece in PIECES], frozenset({EOS}))
+TOKEN_BYTES = token_bytes_of([piece.encode() for piece in PIECES], frozenset({EOS}))
 WORD = r"([ab]{1,3}-[0-2]{2},){1,2}dcb;[cd]{2,9};"  # "cb;" is certain once "d" is said
 GRAMMAR = Grammar(kind="regex", source=WORD)
 BLOCK = 4  # positions; a rejected draft then often leaves a block of its own behind
@@ -78,7 +78,7 @@ class Oracle:
     def observe(self, seen) -> None:
         raise AssertionError("it captures nothing")
 
-    def leave(self, slot: int) -> None:
+    def remove(self, slot: int) -> None:
         pass
 
 
@@ -139,9 +139,9 @@ class Watched:
     def observe(self, seen) -> None:
         self.drafter.observe(seen)
 
-    def leave(self, slot: int) -> None:
+    def remove(self, slot: int) -> None:
         self.last.pop(slot, None)
-        self.drafter.leave(slot)
+        self.drafter.remove(slot)
 
 
 ASKED: dict[str, dict] = {
@@ -247,10 +247,14 @@ def world_of(case: Case, grammars: Grammars | None, texts: Texts = (), plainly: 
     """An engine for the case, with its drafter. plainly: not even what is certain is guessed. options: of the harness."""
     factory = DRAFTERS[case.drafter](texts)
     harness = Books(
-        ScriptedRunner(VOCAB, target, 512, block_size=BLOCK), grammars=grammars, spelling=SPELLING, eos=EOS,
-        drafter=factory and (lambda sampler: Watched(factory(sampler))), block_size=BLOCK,
+        ScriptedRunner(VOCAB, target, 512, block_size=BLOCK),
+        grammars=grammars,
+        token_bytes=TOKEN_BYTES,
+        eos=EOS,
+        drafter=factory and (lambda sampler: Watched(factory(sampler))),
+        block_size=BLOCK,
         **{"num_blocks": BLOCKS} | WORLDS[case.world] | options,
-    )  # fmt: skip
+    )
     if plainly:
         harness.engine.speculator._certain = lambda *_: []
     return harness

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from tailrace.config import CacheConfig, SchedulerConfig, SpeculationConfig
 from tailrace.drafting.base import Draft
 from tailrace.engine.engine import Engine
-from tailrace.engine.spelling import Spelling, TokenText
+from tailrace.engine.token_bytes import TokenBytes, TokenText
 from tailrace.params import SamplingParams
 from tailrace.runners.scripted import ScriptedRunner
 from tailrace.wire.messages import Aborted, Failed, Finished, ModelInfo, Submit, Tokens
@@ -19,9 +19,9 @@ VOCAB = 97
 EOS = 96
 
 
-def spelling_of(table: Sequence[bytes], special: frozenset[int] = frozenset()) -> Spelling:
+def token_bytes_of(table: Sequence[bytes], special: frozenset[int] = frozenset()) -> TokenBytes:
     """Of a vocabulary whose tokens' bytes are the text."""
-    spelt = Spelling(table, special)
+    spelt = TokenBytes(table, special)
     return replace(spelt, reader=lambda hidden, prompt: TokenText(spelt, hidden).push)
 
 
@@ -57,7 +57,7 @@ class Harness:
         rule="auto",
         adaptive=False,
         grammars=None,
-        spelling=Spelling(),  # noqa: B008, it is frozen
+        token_bytes=TokenBytes(),  # noqa: B008, it is frozen
         eos=EOS,
         **limits,
     ):
@@ -67,7 +67,7 @@ class Harness:
             ModelInfo("scripted", self.runner.vocab_size, 512, [eos]),
             CacheConfig(num_blocks=num_blocks, block_size=block_size, prefix_reuse=prefix_reuse),
             SchedulerConfig(**({"max_num_seqs": 8, "max_num_batched_tokens": 64, "overlap": self.overlap} | limits)),
-            spelling,
+            token_bytes,
             grammars,
             SpeculationConfig(max_drafts=max_drafts, rule=rule, adaptive=adaptive),
             drafter,
@@ -142,7 +142,7 @@ class Fickle:
     def observe(self, seen):
         raise AssertionError("it captures nothing")
 
-    def leave(self, slot):
+    def remove(self, slot):
         pass
 
 

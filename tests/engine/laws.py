@@ -11,7 +11,7 @@ from functools import cache
 import torch
 from scipy import stats
 
-from engine.harness import Harness, spelling_of
+from engine.harness import Harness, token_bytes_of
 from oracles import brute
 from tailrace.drafting.base import Ask, Draft
 from tailrace.drafting.model import DraftModel
@@ -22,7 +22,7 @@ from tailrace.runners.scripted import ScriptedRunner
 
 PIECES = ["a", "b", "c", "d", "<eos>"]
 VOCAB, EOS = len(PIECES), len(PIECES) - 1
-SPELLING = spelling_of([piece.encode() for piece in PIECES], frozenset({EOS}))
+TOKEN_BYTES = token_bytes_of([piece.encode() for piece in PIECES], frozenset({EOS}))
 GRAMMAR = Grammar(kind="regex", source="[abd][acd]{2,8}")
 NEGATIVE = [3]
 SCALE = 1.8
@@ -53,10 +53,15 @@ ASKED: dict[str, dict] = {
     "guidance": {"guidance_scale": SCALE, "negative_prompt": tuple(NEGATIVE)},
     "grammar": {"grammar": GRAMMAR},
     "all": {
-        "guidance_scale": SCALE, "negative_prompt": tuple(NEGATIVE), "grammar": GRAMMAR, "presence_penalty": 0.8, "top_p": 0.9,
-        "temperature": 1.1, "logit_bias": {2: 0.5},
+        "guidance_scale": SCALE,
+        "negative_prompt": tuple(NEGATIVE),
+        "grammar": GRAMMAR,
+        "presence_penalty": 0.8,
+        "top_p": 0.9,
+        "temperature": 1.1,
+        "logit_bias": {2: 0.5},
     },
-}  # fmt: skip
+}
 
 
 @cache
@@ -120,7 +125,7 @@ class Dense:
     def observe(self, seen) -> None:
         raise AssertionError("it captures nothing")
 
-    def leave(self, slot: int) -> None:
+    def remove(self, slot: int) -> None:
         pass
 
 
@@ -179,10 +184,17 @@ def drawn(
 ) -> Iterator[Text]:
     """The first tokens of so many sequences of different seeds."""
     harness = Harness(
-        ScriptedRunner(VOCAB, script, 64), drafter=DRAFTERS[drafter], max_drafts=world.drafts, max_num_seqs=TOGETHER,
-        max_num_batched_tokens=8 * TOGETHER, num_blocks=2 * TOGETHER, prefix_reuse=False, spelling=SPELLING,
-        grammars=grammars, eos=EOS,
-    )  # fmt: skip
+        ScriptedRunner(VOCAB, script, 64),
+        drafter=DRAFTERS[drafter],
+        max_drafts=world.drafts,
+        max_num_seqs=TOGETHER,
+        max_num_batched_tokens=8 * TOGETHER,
+        num_blocks=2 * TOGETHER,
+        prefix_reuse=False,
+        token_bytes=TOKEN_BYTES,
+        grammars=grammars,
+        eos=EOS,
+    )
     n = TOGETHER // 2 if "guidance_scale" in ASKED[asked] else TOGETHER
     fields = {"temperature": 1.0, "max_tokens": world.room, "n": n, "speculation": Speculation(rule=rule)}
     for seed in range(-(-count // n)):

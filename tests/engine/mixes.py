@@ -6,17 +6,19 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from engine.combinations import ASKED, BLOCK, EOS, GRAMMAR, LENGTH, NEGATIVE, PROMPTS, SPELLING, VOCAB, target
+from engine.combinations import ASKED, BLOCK, EOS, GRAMMAR, LENGTH, NEGATIVE, PROMPTS, TOKEN_BYTES, VOCAB, target
 from engine.harness import Harness
 from tailrace.grammar.service import Grammars
-from tailrace.options import Grammar, RepetitionDetection, Stretch, ThinkingBudget
+from tailrace.options import Grammar, MarkedSpan, RepetitionDetection, ThinkingBudget
 from tailrace.runners.scripted import ScriptedRunner
 from tailrace.wire.messages import Abort, PromptLogprobs
 
 MORE: dict[str, dict] = {
     "banned": {"banned_strings": ("b;", "3", "a,", "dc")},
     "banned in a grammar": {"banned_strings": ("1", "ba"), "grammar": GRAMMAR},
-    "thinking": {"thinking": ThinkingBudget(max_tokens=2, stretch=Stretch("d", "c", opened=True), closing_token_ids=(11, 10, 2))},
+    "thinking": {
+        "thinking": ThinkingBudget(max_tokens=2, span=MarkedSpan("d", "c", opened=True), closing_token_ids=(11, 10, 2))
+    },
     "mirostat": {"mirostat": 2, "mirostat_tau": 2.0, "mirostat_eta": 0.4},
     "adaptive": {"adaptive_target": 0.4},
     "forced": {"forced_token_ids": (3, 1, 4, 1, 5)},
@@ -25,10 +27,10 @@ MORE: dict[str, dict] = {
     "prompt": {"prompt_logprobs": 1},
     "grammar": {"grammar": GRAMMAR},
     "closed in time": {"grammar": Grammar(kind="regex", source="[ab]{1,60}-[cd]{3}", close_in_time=True)},
-    "grammar after": {"grammar": Grammar(kind="regex", source="[0-2]{1,9};", after=Stretch("a", "b", opened=True))},
+    "grammar after": {"grammar": Grammar(kind="regex", source="[0-2]{1,9};", after=MarkedSpan("a", "b", opened=True))},
     "guided": {"guidance_scale": 1.6, "negative_prompt": NEGATIVE},
     "guided, ruled": {"guidance_scale": 1.6, "negative_prompt": NEGATIVE, "grammar": GRAMMAR},
-}  # fmt: skip
+}
 KINDS = {**ASKED, **MORE}
 
 
@@ -59,13 +61,19 @@ def crowd(seed: int, grammars: Grammars, **options) -> tuple[dict[tuple[str, int
     """What a random crowd is told, and its harness. options: of the harness."""
     rng = random.Random(seed)
     small = {
-        "num_blocks": rng.choice([14, 20, 160]), "max_num_batched_tokens": rng.choice([5, 9, 64]), "max_num_seqs": rng.choice([4, 8]),
+        "num_blocks": rng.choice([14, 20, 160]),
+        "max_num_batched_tokens": rng.choice([5, 9, 64]),
+        "max_num_seqs": rng.choice([4, 8]),
         "prefix_reuse": rng.random() < 0.8,
-    }  # fmt: skip
+    }
     harness = Listening(
-        ScriptedRunner(VOCAB, target, 512, block_size=BLOCK), grammars=grammars, spelling=SPELLING, eos=EOS, block_size=BLOCK,
+        ScriptedRunner(VOCAB, target, 512, block_size=BLOCK),
+        grammars=grammars,
+        token_bytes=TOKEN_BYTES,
+        eos=EOS,
+        block_size=BLOCK,
         **small | options,
-    )  # fmt: skip
+    )
     for place in range(rng.randint(2, 9)):
         params = {"max_tokens": rng.randint(1, LENGTH), "seed": place, "n": rng.choice([1, 1, 1, 2])}
         params["temperature"] = rng.choice([0.0, 0.9])
@@ -83,9 +91,13 @@ def crowd(seed: int, grammars: Grammars, **options) -> tuple[dict[tuple[str, int
     assert sorted(harness.engine.free_slots) == list(range(small["max_num_seqs"]))
     assert harness.engine.flight is None
     return {
-        name: Told(s.tokens, s.logprobs, (type(s.end).__name__, getattr(s.end, "reason", None), getattr(s.end, "stop_token_id", None)))
+        name: Told(
+            s.tokens,
+            s.logprobs,
+            (type(s.end).__name__, getattr(s.end, "reason", None), getattr(s.end, "stop_token_id", None)),
+        )
         for name, s in stories.items()
-    }, harness  # fmt: skip
+    }, harness
 
 
 def aborted(told: Told) -> bool:

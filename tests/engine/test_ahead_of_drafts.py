@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from engine import laws
-from engine.combinations import DRAFTERS, EOS, PROMPTS, SPELLING, VOCAB, WORLDS, Case, Oracle, check, run, world_of
+from engine.combinations import DRAFTERS, EOS, PROMPTS, TOKEN_BYTES, VOCAB, WORLDS, Case, Oracle, check, run, world_of
 from engine.harness import VOCAB as WORDS
 from engine.harness import Harness, alone, script
 from engine.mixes import KINDS, alike, crowd
 from tailrace.config import GrammarConfig
 from tailrace.drafting.base import Draft
 from tailrace.drafting.ngram import NGram
-from tailrace.engine import ahead, commit, draws, flight
+from tailrace.engine import ahead, draws, flight, outputs
 from tailrace.engine.device import Device
 from tailrace.engine.engine import Engine
 from tailrace.grammar.service import Grammars
@@ -35,7 +35,7 @@ ALPHA = 1e-4
 
 @pytest.fixture(scope="module")
 def grammars() -> Iterator[Grammars]:
-    made = Grammars(GrammarConfig(), None, SPELLING.token_bytes, SPELLING.special, [EOS], VOCAB)
+    made = Grammars(GrammarConfig(), None, TOKEN_BYTES.token_bytes, TOKEN_BYTES.special, [EOS], VOCAB)
     yield made
     made.close()
 
@@ -122,14 +122,18 @@ def test_an_abort_between_any_two_steps(grammars, kind, drafter):
 @pytest.mark.parametrize(
     ("world", "drafter", "rule", "asked"),
     [
-        ("late", "dense", "block", "nothing"), ("random", "dense", "rejection", "grammar"),
+        ("late", "dense", "block", "nothing"),
+        ("random", "dense", "rejection", "grammar"),
         ("random", "draft model", "rejection", "penalties"),
-        ("random", "one-hot", "rejection", "min_tokens"), ("random", "draft model", "block", "all"),
+        ("random", "one-hot", "rejection", "min_tokens"),
+        ("random", "draft model", "block", "all"),
     ],
-)  # fmt: skip
+)
 def test_the_law_over_several_steps(grammars, world, drafter, rule, asked, monkeypatch):
     monkeypatch.setattr(Harness, "overlap", "on")
-    small = Grammars(GrammarConfig(), None, laws.SPELLING.token_bytes, laws.SPELLING.special, [laws.EOS], laws.VOCAB)
+    small = Grammars(
+        GrammarConfig(), None, laws.TOKEN_BYTES.token_bytes, laws.TOKEN_BYTES.special, [laws.EOS], laws.VOCAB
+    )
     assert p_value(small, world, drafter, rule, asked) > ALPHA
     small.close()
 
@@ -303,7 +307,7 @@ def void_rows_count(patch) -> None:
 
 def blocks_under_way_are_given_back(patch) -> None:
     """What is being written is cut when the tokens before it are committed."""
-    real = commit.commit
+    real = outputs.commit
 
     def early(engine: Engine, said) -> None:
         under_way, engine.flight = engine.flight, None
@@ -371,7 +375,7 @@ class Looking:
     def observe(self, seen):
         raise AssertionError("it captures nothing")
 
-    def leave(self, slot):
+    def remove(self, slot):
         pass
 
 

@@ -21,7 +21,7 @@ from engine.combinations import (
     EOS,
     PROMPTS,
     RULES,
-    SPELLING,
+    TOKEN_BYTES,
     VOCAB,
     WORLDS,
     Case,
@@ -35,10 +35,10 @@ from engine.harness import Harness
 from tailrace.config import GrammarConfig
 from tailrace.drafting import pick
 from tailrace.drafting.base import Draft
-from tailrace.engine import commit, draws, speculate, step
-from tailrace.engine.constraint import Constraint
+from tailrace.engine import draws, outputs, speculation, step
+from tailrace.engine.checks.structured_output import StructuredOutput
 from tailrace.engine.engine import Engine
-from tailrace.grammar import filling
+from tailrace.grammar import bitmasks
 from tailrace.grammar.service import Grammars
 from tailrace.kernels.rows import Rows
 from tailrace.runners.scripted import ScriptedRunner
@@ -49,9 +49,14 @@ from tailrace.wire.messages import Abort
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 FACTORS = {
-    "drafter": [name for name in DRAFTERS if name != "none"], "rule": list(RULES), "guided": [False, True], "ruled": [False, True],
-    "asked": list(ASKED), "greedy": [False, True], "world": list(WORLDS),
-}  # fmt: skip
+    "drafter": [name for name in DRAFTERS if name != "none"],
+    "rule": list(RULES),
+    "guided": [False, True],
+    "ruled": [False, True],
+    "asked": list(ASKED),
+    "greedy": [False, True],
+    "world": list(WORLDS),
+}
 ALPHA = 1e-4  # of each law; seeds are fixed, so a test that passes goes on passing
 
 
@@ -59,7 +64,7 @@ class Lab:
     """Runs cases, and remembers what the plain path has said."""
 
     def __init__(self) -> None:
-        self.grammars = Grammars(GrammarConfig(), None, SPELLING.token_bytes, SPELLING.special, [EOS], VOCAB)
+        self.grammars = Grammars(GrammarConfig(), None, TOKEN_BYTES.token_bytes, TOKEN_BYTES.special, [EOS], VOCAB)
         self.known = {}
 
     def plain(self, case: Case):
@@ -196,9 +201,12 @@ def test_perfect_guesses_bring_all_that_they_can(lab, guided):
     expected = lab.plain(case)
     for drafts in (1, 2, 5):
         harness = Harness(
-            ScriptedRunner(VOCAB, target, 512), spelling=SPELLING, eos=EOS,
-            drafter=lambda sampler: Oracle(expected.texts, accuracy=1.0), max_drafts=drafts,
-        )  # fmt: skip
+            ScriptedRunner(VOCAB, target, 512),
+            token_bytes=TOKEN_BYTES,
+            eos=EOS,
+            drafter=lambda sampler: Oracle(expected.texts, accuracy=1.0),
+            max_drafts=drafts,
+        )
         harness.submit("r1", PROMPTS[1], **case.params(1))
         story = harness.run()["r1", 0, 0]
         assert story.tokens == expected.stories["r1", 0, 0].tokens
@@ -239,17 +247,27 @@ def test_guesses_that_do_not_come_keep_nobody_waiting():
 # ---- laws
 
 QUICK = [
-    ("late", "dense", "block", "nothing"), ("late", "dense", "rejection", "nothing"), ("late", "draft model", "block", "penalties"),
-    ("random", "dense", "rejection", "all"), ("random", "dense", "block", "guidance"), ("random", "dense", "rejection", "grammar"),
-    ("random", "dense", "block", "grammar"), ("random", "one-hot", "rejection", "grammar"), ("random", "dense", "block", "min_tokens"),
-    ("random", "draft model", "rejection", "penalties"), ("random", "draft model", "block", "all"),
-    ("random", "one-hot", "rejection", "min_p, bias"), ("random", "draft model", "exact", "all"),
-]  # fmt: skip
+    ("late", "dense", "block", "nothing"),
+    ("late", "dense", "rejection", "nothing"),
+    ("late", "draft model", "block", "penalties"),
+    ("random", "dense", "rejection", "all"),
+    ("random", "dense", "block", "guidance"),
+    ("random", "dense", "rejection", "grammar"),
+    ("random", "dense", "block", "grammar"),
+    ("random", "one-hot", "rejection", "grammar"),
+    ("random", "dense", "block", "min_tokens"),
+    ("random", "draft model", "rejection", "penalties"),
+    ("random", "draft model", "block", "all"),
+    ("random", "one-hot", "rejection", "min_p, bias"),
+    ("random", "draft model", "exact", "all"),
+]
 
 
 @pytest.fixture(scope="module")
 def small_grammars() -> Iterator[Grammars]:
-    made = Grammars(GrammarConfig(), None, laws.SPELLING.token_bytes, laws.SPELLING.special, [laws.EOS], laws.VOCAB)
+    made = Grammars(
+        GrammarConfig(), None, laws.TOKEN_BYTES.token_bytes, laws.TOKEN_BYTES.special, [laws.EOS], laws.VOCAB
+    )
     yield made
     made.close()
 
@@ -315,7 +333,7 @@ def stale_programs(patch) -> None:
 
 
 def forgetful_companion(patch) -> None:
-    real = commit.take
+    real = outputs.take
 
     def take(engine, sequence, token, entry, guessed):
         outcome = real(engine, sequence, token, entry, guessed)
@@ -323,19 +341,19 @@ def forgetful_companion(patch) -> None:
             sequence.companion.tokens[-1] = 0
         return outcome
 
-    patch.setattr(commit, "take", take)
+    patch.setattr(outputs, "take", take)
 
 
 def grammar_stands_still(patch) -> None:
-    real = commit.take
+    real = outputs.take
 
     def take(engine, sequence, token, entry, guessed):
         with pytest.MonkeyPatch.context() as inner:
             if guessed:
-                inner.setattr(Constraint, "push", lambda self, token: False)
+                inner.setattr(StructuredOutput, "push", lambda self, token: False)
             return real(engine, sequence, token, entry, guessed)
 
-    patch.setattr(commit, "take", take)
+    patch.setattr(outputs, "take", take)
 
 
 def grammar_stays_ahead(patch) -> None:
@@ -345,19 +363,27 @@ def grammar_stays_ahead(patch) -> None:
             if j < len(job.drafts):
                 job.matcher.accept(job.drafts[j])
 
-    patch.setattr(filling, "fill", fill)
+    patch.setattr(bitmasks, "fill", fill)
 
 
 def no_bonus(patch) -> None:
-    real = commit.accept
-    patch.setattr(commit, "accept", lambda engine, sequence, tokens, logprobs, *drafts: real(
-        engine, sequence, tokens[: max(1, len(tokens) - 1)], logprobs, *drafts))  # fmt: skip
+    real = outputs.accept
+    patch.setattr(
+        outputs,
+        "accept",
+        lambda engine, sequence, tokens, logprobs, *drafts: real(
+            engine, sequence, tokens[: max(1, len(tokens) - 1)], logprobs, *drafts
+        ),
+    )
 
 
 def shifted_noise(patch) -> None:
     real = Rows.drafted
-    patch.setattr(Rows, "drafted", staticmethod(lambda slot, position, *rest, **more: real(
-        slot, [at + 1 for at in position], *rest, **more)))  # fmt: skip
+    patch.setattr(
+        Rows,
+        "drafted",
+        staticmethod(lambda slot, position, *rest, **more: real(slot, [at + 1 for at in position], *rest, **more)),
+    )
 
 
 def shifted_rows(patch) -> None:
@@ -374,7 +400,7 @@ def shifted_rows(patch) -> None:
 
 
 def past_the_stop(patch) -> None:
-    patch.setattr(commit.Outcome, "over", property(lambda self: self.turned))
+    patch.setattr(outputs.Outcome, "over", property(lambda self: self.turned))
 
 
 def other_logprobs(patch) -> None:
@@ -387,11 +413,11 @@ def blocks_kept(patch) -> None:
 
 
 def shared_by_siblings(patch) -> None:
-    """Siblings draw with one key."""
+    """Workers draw with one key."""
     real = Slots.fork
 
-    def fork(self, source, target, *, key, carried=None):
-        real(self, source, target, key=self[source].key, carried=carried)
+    def fork(self, source, target, *, key, sequence_state=None):
+        real(self, source, target, key=self[source].key, sequence_state=sequence_state)
 
     patch.setattr(Slots, "fork", fork)
 
@@ -451,7 +477,7 @@ def pruned_quietly(patch) -> None:
         count = len(draft.tokens) if sequence.constraint is None else sequence.constraint.allows(draft.tokens)
         return draws.Guess(draft.tokens[:count], draft.q[:count] if count else None, rule, count)
 
-    patch.setattr(speculate, "lawful", lawful)
+    patch.setattr(speculation, "lawful", lawful)
 
 
 def noise_that_serves_twice(patch) -> None:

@@ -13,16 +13,16 @@ import torch
 
 from engine.harness import VOCAB as HARNESS_VOCAB
 from engine.harness import Harness, alone
-from engine.test_constraint import EOS, SPELLING, VOCAB, ids
+from engine.test_structured_output import EOS, TOKEN_BYTES, VOCAB, ids
 from tailrace.config import GrammarConfig
-from tailrace.engine import commit as commit_room
 from tailrace.engine import draws
-from tailrace.engine.schedule import those_that_rest
+from tailrace.engine import outputs as commit_room
+from tailrace.engine.scheduler import those_that_rest
 from tailrace.errors import GrammarLimitError, ParameterError
-from tailrace.grammar import closing, filling
-from tailrace.grammar.base import Job
+from tailrace.grammar import bitmasks, completion
+from tailrace.grammar.base import BitmaskJob
 from tailrace.grammar.check import UnsupportedError
-from tailrace.grammar.library import Library
+from tailrace.grammar.llguidance import Library
 from tailrace.grammar.service import Grammars
 from tailrace.grammar.vocabulary import Vocabulary
 from tailrace.options import Grammar, Watermark
@@ -40,9 +40,13 @@ AMBIGUOUS = 'root ::= s\ns ::= s s | "a" | "b"'  # the ways to read n letters ar
 
 def test_a_grammar_that_takes_too_long_to_match_ends_its_request():
     [a] = ids("a")
-    grammars = Grammars(GrammarConfig(step_ms=2), None, SPELLING.token_bytes, SPELLING.special, [EOS], VOCAB)
+    grammars = Grammars(GrammarConfig(step_ms=2), None, TOKEN_BYTES.token_bytes, TOKEN_BYTES.special, [EOS], VOCAB)
     harness = Harness(
-        ScriptedRunner(VOCAB, lambda tokens: a, 1024), grammars=grammars, spelling=SPELLING, eos=EOS, num_blocks=200
+        ScriptedRunner(VOCAB, lambda tokens: a, 1024),
+        grammars=grammars,
+        token_bytes=TOKEN_BYTES,
+        eos=EOS,
+        num_blocks=200,
     )
     try:
         harness.submit("slow", ids("x"), grammar=Grammar(kind="ebnf", source=AMBIGUOUS), max_tokens=500)
@@ -62,7 +66,7 @@ def test_a_grammar_that_takes_too_long_to_match_ends_its_request():
 def test_who_waits_for_a_mask_sits_out_and_nobody_waits_with_it(both_modes, monkeypatch):
     """The mask of one grammar is held back: all others go on meanwhile, but those of the same grammar, whose matchers share a lock. (A step
     waited for all masks.)"""
-    held, release, gate = [], threading.Event(), filling.filled
+    held, release, gate = [], threading.Event(), bitmasks.filled
 
     def late(jobs, *args):
         if any(job.owner.id == "slow" and len(job.owner.sequences[0].tokens) > 3 for job in jobs) and not held:
@@ -72,8 +76,10 @@ def test_who_waits_for_a_mask_sits_out_and_nobody_waits_with_it(both_modes, monk
 
     def told(hold: bool) -> dict:
         release.clear()
-        grammars = Grammars(GrammarConfig(), None, SPELLING.token_bytes, SPELLING.special, [EOS], VOCAB)
-        harness = Harness(ScriptedRunner(VOCAB, lambda tokens: A, 512), grammars=grammars, spelling=SPELLING, eos=EOS)
+        grammars = Grammars(GrammarConfig(), None, TOKEN_BYTES.token_bytes, TOKEN_BYTES.special, [EOS], VOCAB)
+        harness = Harness(
+            ScriptedRunner(VOCAB, lambda tokens: A, 512), grammars=grammars, token_bytes=TOKEN_BYTES, eos=EOS
+        )
         try:
             fast = Grammar(kind="regex", source="[ab]{40}")
             harness.submit("slow", ids("x"), grammar=Grammar(kind="regex", source="[abc]{10}"), n=3, max_tokens=10)
@@ -94,18 +100,18 @@ def test_who_waits_for_a_mask_sits_out_and_nobody_waits_with_it(both_modes, monk
             release.set()
             grammars.close()
 
-    monkeypatch.setattr(filling, "groups", lambda jobs: [[i] for i in range(len(jobs))])
+    monkeypatch.setattr(bitmasks, "groups", lambda jobs: [[i] for i in range(len(jobs))])
     quiet = told(hold=False)
     assert [len(tokens) for tokens in quiet.values()].count(10) == 3
-    monkeypatch.setattr(filling, "filled", late)
+    monkeypatch.setattr(bitmasks, "filled", late)
     monkeypatch.setattr(draws, "LATE_S", 0.02)
     assert told(hold=True) == quiet
 
 
 def test_of_one_call_only_one_job_is_filled_among_strangers():
     kind = type("Kind", (), {"fill_together": None, "joins": lambda self, drafts: True})
-    jobs = [Job(kind(), [], torch.zeros(1), owner) for owner in ("a", "b", "a", "c", "a", "b", None, None)]
-    assert filling.groups(jobs) == [[0, 1, 3, 6, 7], [2, 4], [5]]
+    jobs = [BitmaskJob(kind(), [], torch.zeros(1), owner) for owner in ("a", "b", "a", "c", "a", "b", None, None)]
+    assert bitmasks.groups(jobs) == [[0, 1, 3, 6, 7], [2, 4], [5]]
 
 
 def test_what_all_do_at_once_is_spread_over_steps(both_modes, monkeypatch):
@@ -131,12 +137,12 @@ def test_what_all_do_at_once_is_spread_over_steps(both_modes, monkeypatch):
 def test_searches_for_a_way_out_of_one_call_share_the_time(both_modes, monkeypatch):
     """64 sequences looked at one place each in a step, however long that took."""
     looked: list[int] = []
-    ranked = closing.Search.ranked
-    grammars = Grammars(GrammarConfig(), None, SPELLING.token_bytes, SPELLING.special, [EOS], VOCAB)
-    harness = Harness(ScriptedRunner(VOCAB, lambda tokens: A, 512), grammars=grammars, spelling=SPELLING, eos=EOS)
+    ranked = completion.Search.ranked
+    grammars = Grammars(GrammarConfig(), None, TOKEN_BYTES.token_bytes, TOKEN_BYTES.special, [EOS], VOCAB)
+    harness = Harness(ScriptedRunner(VOCAB, lambda tokens: A, 512), grammars=grammars, token_bytes=TOKEN_BYTES, eos=EOS)
     monkeypatch.setattr(commit_room, "SEARCH_S", 0.0)
     monkeypatch.setattr(
-        closing.Search, "ranked", lambda *args: looked.append(harness.engine.counters.steps) or ranked(*args)
+        completion.Search, "ranked", lambda *args: looked.append(harness.engine.counters.steps) or ranked(*args)
     )
     try:
         source = Grammar(kind="regex", source="[ab]{3,9}c", close_in_time=True)
@@ -151,7 +157,7 @@ def test_searches_for_a_way_out_of_one_call_share_the_time(both_modes, monkeypat
 
 def test_one_mask_of_a_grammar_is_bounded():
     """By the library's own count of items, whatever the clock says: the 23,500 of this one took 0.3 s."""
-    library = Library(Vocabulary.of(None, SPELLING.token_bytes, SPELLING.special, [EOS], VOCAB))
+    library = Library(Vocabulary.of(None, TOKEN_BYTES.token_bytes, TOKEN_BYTES.special, [EOS], VOCAB))
     branch = {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(10)}}
     with pytest.raises(UnsupportedError, match="Too many items"):
         library.compile(Grammar(kind="json_schema", source=json.dumps({"anyOf": [branch] * 500})))

@@ -13,7 +13,7 @@ from engine.harness import Harness
 from tailrace.config import ModelConfig, SpeculationConfig
 from tailrace.drafting import load_drafter
 from tailrace.drafting.base import Drafter
-from tailrace.engine.speculate import Speculator
+from tailrace.engine.speculation import Speculator
 from tailrace.errors import ConfigError
 from tailrace.options import Speculation
 from tailrace.runners import load_runner
@@ -127,9 +127,11 @@ def test_a_seed_gives_the_same_however_many_guesses(folder, tmp_path, name, aske
     rng = random.Random(1)
     for most in (1, 3, 5):
         found, harness, _ = stories(
-            folder, config, lambda asks, others, most=most: [rng.randint(0, min(limit, most)) for _, limit in asks],
+            folder,
+            config,
+            lambda asks, others, most=most: [rng.randint(0, min(limit, most)) for _, limit in asks],
             **asked,
-        )  # fmt: skip
+        )
         assert harness.engine.counters.drafted_tokens
         assert found == plain
 

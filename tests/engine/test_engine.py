@@ -162,7 +162,7 @@ def ends_after(k: int, token: int):
         ({"max_tokens": 2}, "length", 2, None),
         ({"max_tokens": 3}, "stop", 3, EOS),
     ],
-)  # fmt: skip
+)
 def test_what_ends_a_sequence(params, reason, length, stop):
     harness = Harness(ScriptedRunner(VOCAB, ends_after(4, EOS), 512))
     harness.submit("a", [1, 1], **params)

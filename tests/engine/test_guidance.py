@@ -7,13 +7,13 @@ import random
 import pytest
 import torch
 
-from engine.harness import EOS, VOCAB, Fickle, Harness, spelling_of
+from engine.harness import EOS, VOCAB, Fickle, Harness, token_bytes_of
 from tailrace.runners.scripted import ScriptedRunner
 from tailrace.wire.messages import Abort
 
 pytestmark = pytest.mark.usefixtures("both_modes")
 
-SPELLING = spelling_of([chr(33 + i).encode() for i in range(VOCAB)], frozenset({EOS}))
+TOKEN_BYTES = token_bytes_of([chr(33 + i).encode() for i in range(VOCAB)], frozenset({EOS}))
 PROMPTS = [[5, 6, 7, 8], list(range(20)), [9] * 40]
 NEGATIVE = (1, 2, 3)
 
@@ -25,7 +25,7 @@ def logits(ids: list[int]) -> torch.Tensor:
 
 
 def world(**limits) -> Harness:
-    return Harness(ScriptedRunner(VOCAB, logits, 512), spelling=SPELLING, **limits)
+    return Harness(ScriptedRunner(VOCAB, logits, 512), token_bytes=TOKEN_BYTES, **limits)
 
 
 def guided(prompt: list[int], negative: list[int], scale: float, count: int) -> list[int]:
@@ -68,9 +68,18 @@ def stories(drafter=None, neighbours=True, **limits):
     harness = world(drafter=drafter and (lambda sampler: drafter), **limits)
     for place, prompt in enumerate(PROMPTS):
         harness.submit(
-            f"g{place}", prompt, max_tokens=30, temperature=0.9, seed=place, guidance_scale=2.0, negative_prompt=NEGATIVE, logprobs=2,
-            repetition_penalty=1.2, top_p=0.9, n=2 if place == 1 else 1,
-        )  # fmt: skip
+            f"g{place}",
+            prompt,
+            max_tokens=30,
+            temperature=0.9,
+            seed=place,
+            guidance_scale=2.0,
+            negative_prompt=NEGATIVE,
+            logprobs=2,
+            repetition_penalty=1.2,
+            top_p=0.9,
+            n=2 if place == 1 else 1,
+        )
         if neighbours:
             harness.submit(f"p{place}", prompt, max_tokens=30, temperature=0.9, seed=place)
     found = harness.run()

@@ -13,9 +13,13 @@ from tailrace.wire.messages import Submit, Tokens
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 ASKED = (
-    {"temperature": 0.0}, {"temperature": 0.8, "top_p": 0.9}, {"presence_penalty": 0.7, "logprobs": 2}, {"top_k": 20, "n": 2},
-    {"bad_words": ((5, 6),), "min_p": 0.05}, {"guidance_scale": 1.5},
-)  # fmt: skip
+    {"temperature": 0.0},
+    {"temperature": 0.8, "top_p": 0.9},
+    {"presence_penalty": 0.7, "logprobs": 2},
+    {"top_k": 20, "n": 2},
+    {"bad_words": ((5, 6),), "min_p": 0.05},
+    {"guidance_scale": 1.5},
+)
 
 
 def said(folder: str, overlap: str, graphs: bool) -> dict[tuple[str, int], list[int]]:

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from engine.combinations import ASKED, DRAFTERS, EOS, SPELLING, VOCAB, WORLDS, Case, check, run, world_of
+from engine.combinations import ASKED, DRAFTERS, EOS, TOKEN_BYTES, VOCAB, WORLDS, Case, check, run, world_of
 from engine.harness import EOS as LAST
 from engine.harness import VOCAB as WORDS
 from engine.harness import Harness, alone, script
@@ -33,7 +33,7 @@ PATIENCE_S = 20.0
 
 @pytest.fixture(scope="module")
 def grammars() -> Iterator[Grammars]:
-    made = Grammars(GrammarConfig(), None, SPELLING.token_bytes, SPELLING.special, [EOS], VOCAB)
+    made = Grammars(GrammarConfig(), None, TOKEN_BYTES.token_bytes, TOKEN_BYTES.special, [EOS], VOCAB)
     yield made
     made.close()
 
@@ -105,7 +105,7 @@ def test_steps_overlap_when_the_drafter_is_given_up():
         def draft(self, asks):
             raise RuntimeError("as it was told to")
 
-        def leave(self, slot):
+        def remove(self, slot):
             pass
 
     harness = Harness(overlap="on", drafter=lambda sampler: Broken())
@@ -532,10 +532,15 @@ def test_a_runner_whose_calls_return_at_once_needs_no_thread():
 def batch_of(token_ids: list[int], previous: list[int] | None) -> Batch:
     count = len(token_ids)
     return Batch(
-        torch.tensor(token_ids), torch.arange(count), torch.arange(count), torch.tensor([0, count], dtype=torch.int32),
-        torch.tensor([count], dtype=torch.int32), torch.zeros((1, 1), dtype=torch.int32), torch.arange(count),
+        torch.tensor(token_ids),
+        torch.arange(count),
+        torch.arange(count),
+        torch.tensor([0, count], dtype=torch.int32),
+        torch.tensor([count], dtype=torch.int32),
+        torch.zeros((1, 1), dtype=torch.int32),
+        torch.arange(count),
         None if previous is None else torch.tensor(previous),
-    )  # fmt: skip
+    )
 
 
 def test_references_are_resolved_and_failures_become_some_token():
@@ -563,8 +568,13 @@ def void_rows_count(patch) -> None:
 
 def others_tokens(patch) -> None:
     real = Batch.input_ids
-    patch.setattr(Batch, "input_ids", lambda self, device: real(
-        self if self.previous is None else replace(self, previous=self.previous.roll(1)), device))  # fmt: skip
+    patch.setattr(
+        Batch,
+        "input_ids",
+        lambda self, device: real(
+            self if self.previous is None else replace(self, previous=self.previous.roll(1)), device
+        ),
+    )
 
 
 def void_rows_are_settled(patch) -> None:

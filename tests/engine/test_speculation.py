@@ -8,13 +8,13 @@ import random
 import pytest
 import torch
 
-from engine.harness import EOS, VOCAB, Fickle, Harness, spelling_of
+from engine.harness import EOS, VOCAB, Fickle, Harness, token_bytes_of
 from tailrace.drafting.ngram import NGram
 from tailrace.options import Speculation
 from tailrace.runners.scripted import ScriptedRunner
 
 CHARS = [chr(33 + i) for i in range(VOCAB)]
-SPELLING = spelling_of([c.encode() for c in CHARS], frozenset({EOS}))
+TOKEN_BYTES = token_bytes_of([c.encode() for c in CHARS], frozenset({EOS}))
 
 
 def logits(ids: list[int]) -> torch.Tensor:
@@ -54,7 +54,7 @@ def stories(drafter=None, **asked):
     world = Harness(
         ScriptedRunner(VOCAB, logits, 512),
         drafter=drafter and (lambda sampler: drafter),
-        spelling=SPELLING,
+        token_bytes=TOKEN_BYTES,
         num_blocks=48,
     )
     for place, prompt in enumerate(PROMPTS):
@@ -168,9 +168,12 @@ def test_guesses_that_never_come_hold_no_blocks():
 
     def steps(drafter) -> int:
         world = Harness(
-            ScriptedRunner(VOCAB, logits, 512, block_size=4), num_blocks=16, block_size=4, max_drafts=31,
+            ScriptedRunner(VOCAB, logits, 512, block_size=4),
+            num_blocks=16,
+            block_size=4,
+            max_drafts=31,
             drafter=drafter and (lambda sampler: drafter),
-        )  # fmt: skip
+        )
         world.submit("short", [1, 2, 3], max_tokens=60 - 30, ignore_eos=True)
         world.step()
         world.step()
@@ -203,7 +206,7 @@ def test_forced_tokens_take_no_steps_of_their_own():
 def test_a_tight_cache_guesses_less_and_loses_nothing():
     plain, _ = stories(seed=3, ignore_eos=True)
     world = Harness(
-        ScriptedRunner(VOCAB, logits, 512), drafter=lambda sampler: NGram(), num_blocks=7, spelling=SPELLING
+        ScriptedRunner(VOCAB, logits, 512), drafter=lambda sampler: NGram(), num_blocks=7, token_bytes=TOKEN_BYTES
     )
     for place, prompt in enumerate(PROMPTS):
         world.submit(f"r{place}", prompt, max_tokens=40, temperature=1.0, seed=3, ignore_eos=True)

@@ -13,9 +13,9 @@ import time
 
 from tailrace.config import CacheConfig, EngineConfig, ModelConfig
 from tailrace.params import SamplingParams
-from tailrace.wire.aio import AsyncClient
+from tailrace.wire.async_client import AsyncClient
 from tailrace.wire.messages import Failed
-from tailrace.wire.sync import SyncClient
+from tailrace.wire.sync_client import SyncClient
 
 SLOW = EngineConfig(model=ModelConfig(model="scripted:count:2"), cache=CacheConfig(num_blocks=512))
 
@@ -90,7 +90,7 @@ def test_a_hanging_engine_does_not_hang_close():
 
 def test_the_engine_dies_with_its_parent():
     code = (
-        "import sys; from tailrace.config import *; from tailrace.wire.sync import SyncClient\n"
+        "import sys; from tailrace.config import *; from tailrace.wire.sync_client import SyncClient\n"
         "c = SyncClient(EngineConfig(model=ModelConfig(model='scripted:count'))); c.start()\n"
         "print(c._process.pid, flush=True); sys.stdin.read()"
     )
@@ -129,7 +129,7 @@ async def test_200_clients_that_vanish_at_random_leave_nothing():
     await until(lambda: client.unacknowledged == 0)
     await until(lambda: (client.stats.running, client.stats.waiting, client.stats.blocks_used) == (0, 0, 0))
     assert client.stats.finished.get("abort", 0) > 50
-    assert not client._ledger.accounts
+    assert not client._streams.open_streams
     got = [e async for events in client.submit([5], SamplingParams(temperature=0.0, max_tokens=3)) for e in events]
     assert [i for e in got if hasattr(e, "token_ids") for i in e.token_ids] == [6, 7, 8]
     await client.close()

@@ -36,11 +36,14 @@ def test_there_are_a_hundred_kinds_of_every_area():
         (Answer(400, b"", b'{"error": {"message": "m", "type": "t", "param": "n", "code": "c"}}'), "names"),
         (Answer(200, b"content-type: application/json", b"{"), "no JSON"),
         (Answer(200, b"content-type: text/event-stream", b'data: {"choices": []}\n\n'), "does not end"),
-        (Answer(200, b"content-type: text/event-stream", b'data: {"error": {"type": "server_error"}}\n\n'), "in the middle"),
+        (
+            Answer(200, b"content-type: text/event-stream", b'data: {"error": {"type": "server_error"}}\n\n'),
+            "in the middle",
+        ),
         (Answer(hung=True), "no answer"),
         (Answer(0), "status 0"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_answer_is_seen(answer: Answer, complaint: str):
     """The judge itself: every fault that it is there for."""
     kind = Kind("planted", lambda chance, i: Attempt(()), statuses(200, 400), "")

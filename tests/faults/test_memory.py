@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from engine.harness import Harness, alone
-from tailrace.engine import cgroup, memory, sizing
+from tailrace.engine import cache_size, cgroup, memory
 from tailrace.engine.memory import MIB, Growth
 from tailrace.wire.messages import Failed, Finished
 
@@ -96,7 +96,7 @@ def test_a_container_has_what_its_groups_leave(tmp_path, monkeypatch):
     group(mount / "pod" / "box", "max", 50 * MIB, 0, 2)
     assert cgroup.left() is None
     group(mount / "pod", 900 * MIB, 600 * MIB, 100 * MIB, 2)
-    assert sizing.available() == 400 * MIB, "a group above it counts as well; what may be dropped is not lost"
+    assert cache_size.available() == 400 * MIB, "a group above it counts as well; what may be dropped is not lost"
     assert Growth().limit == 200 * MIB, "half of it, where that is less than the floor"
     assert Growth(promised=1 << 50).limit == 200 * MIB
     membership.write_text("0::/../../machine/path\n")
@@ -105,4 +105,4 @@ def test_a_container_has_what_its_groups_leave(tmp_path, monkeypatch):
     membership.write_text("9:cpu,memory:/box\n4:pids:/box\n")
     group(mount / "memory" / "box", 700 * MIB, 100 * MIB, 0, 1)
     group(mount / "memory", 1 << 62, 100 * MIB, 0, 1)
-    assert sizing.available() == 600 * MIB
+    assert cache_size.available() == 600 * MIB

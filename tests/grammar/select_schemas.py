@@ -26,8 +26,22 @@ MAX_BYTES = 24_000  # of one schema
 COUNTS = {"bfcl-eval": 170, "schemastore": 100, "check-jsonschema": 12}
 TYPES = {"dict": "object", "float": "number", "tuple": "array"}  # as BFCL has Python's
 # those of check-jsonschema's that come with an MIT or Apache licence
-VENDORED = ("bitbucket-pipelines", "buildkite", "changie", "citation-file-format", "cloudbuild", "compose-spec", "dependabot",
-            "github-actions", "github-workflows", "gitlab-ci", "meltano", "readthedocs", "taskfile", "woodpecker-ci")  # fmt: skip
+VENDORED = (
+    "bitbucket-pipelines",
+    "buildkite",
+    "changie",
+    "citation-file-format",
+    "cloudbuild",
+    "compose-spec",
+    "dependabot",
+    "github-actions",
+    "github-workflows",
+    "gitlab-ci",
+    "meltano",
+    "readthedocs",
+    "taskfile",
+    "woodpecker-ci",
+)
 
 
 def bfcl(wheel: zipfile.ZipFile) -> Iterator[tuple[str, Any]]:

@@ -13,9 +13,9 @@ import pytest
 
 from tailrace.errors import ParameterError
 from tailrace.grammar.check import UnsupportedError
-from tailrace.grammar.closing import closing
-from tailrace.grammar.library import Library
-from tailrace.grammar.position import Position
+from tailrace.grammar.completion import closing
+from tailrace.grammar.llguidance import Library
+from tailrace.grammar.matcher import GrammarMatcher
 from tailrace.grammar.vocabulary import Vocabulary
 from tailrace.options import Grammar
 from tailrace.text.tokenizer import Tokenizer
@@ -35,7 +35,7 @@ def library_of(folder: Path) -> Library:
     return Library(vocabulary)
 
 
-def written(matcher: Position, seed: int) -> str | None:
+def written(matcher: GrammarMatcher, seed: int) -> str | None:
     """A random text, closed after a while; None: no way to close it was found."""
     rng, path = numpy.random.default_rng(seed), []
     eos = matcher.vocabulary.eos[0]
@@ -69,7 +69,7 @@ def run(library: Library, records: list[dict[str, Any]]) -> tuple[int, int]:
             continue
         accepted += 1
         matcher = compiled.matcher()
-        assert isinstance(matcher, Position)
+        assert isinstance(matcher, GrammarMatcher)
         if (text := written(matcher, seed)) is None:
             unclosed += 1
         else:

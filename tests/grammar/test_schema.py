@@ -17,7 +17,7 @@ from grammar.vocabularies import small
 from tailrace.errors import ParameterError
 from tailrace.grammar.base import Matcher
 from tailrace.grammar.check import UnsupportedError
-from tailrace.grammar.library import Library
+from tailrace.grammar.llguidance import Library
 from tailrace.options import Grammar
 
 CASES: list[tuple[str, Any, list[str], list[str]]] = [
@@ -344,7 +344,10 @@ MORE: list[tuple[Any, dict[str, bool] | None]] = [
     ({"type": "string", "pattern": r"^\cC$"}, None),
     ({"type": "string", "pattern": "^[\x00-\x08]$"}, {'"\\b"': True, '"\x01"': False, '""': False}),
     ({"type": "string", "pattern": r"^a(\cC|b)$"}, {'"ab"': True, '"a"': False, '"a\x03"': False}),
-    ({"type": "object", "properties": {"a\x1b": {}}, "additionalProperties": False}, {'{"a\\u001b":1}': True, '{"a":1}': False}),
+    (
+        {"type": "object", "properties": {"a\x1b": {}}, "additionalProperties": False},
+        {'{"a\\u001b":1}': True, '{"a":1}': False},
+    ),
     ({"type": "object", "patternProperties": {"^a\x01$": {}}}, None),
     ({"$ref": "#"}, None),
     ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"allOf": [{"$ref": "#/$defs/a"}]}}}, None),
@@ -354,39 +357,77 @@ MORE: list[tuple[Any, dict[str, bool] | None]] = [
     # what can't end is left out, and what can stays
     ({"type": "array", "items": {"$ref": "#/$defs/loop"}, "$defs": {"loop": LOOP}}, {"[]": True, '[{"a"': False}),
     ({"anyOf": [{"$ref": "#/$defs/loop"}, {"type": "null"}], "$defs": {"loop": LOOP}}, {"null": True, "{": False}),
-    ({"type": ["object", "null"], "properties": {"a": {"$ref": "#"}}, "required": ["a"]}, {'{"a":{"a":null}}': True, '{"a":1}': False}),
-    ({"type": ["object", "null"], "properties": {"a": {"$ref": "#/$defs/loop"}}, "required": ["a"], "$defs": {"loop": LOOP}},
-     {"null": True, "{": False}),
-    ({"type": []}, None), ({"type": "dict"}, None), ({"enum": []}, None), ({"properties": []}, None), ({"maxLength": -1}, None),
+    (
+        {"type": ["object", "null"], "properties": {"a": {"$ref": "#"}}, "required": ["a"]},
+        {'{"a":{"a":null}}': True, '{"a":1}': False},
+    ),
+    (
+        {
+            "type": ["object", "null"],
+            "properties": {"a": {"$ref": "#/$defs/loop"}},
+            "required": ["a"],
+            "$defs": {"loop": LOOP},
+        },
+        {"null": True, "{": False},
+    ),
+    ({"type": []}, None),
+    ({"type": "dict"}, None),
+    ({"enum": []}, None),
+    ({"properties": []}, None),
+    ({"maxLength": -1}, None),
     ({"type": "integer", "multipleOf": 0.123456789}, None),
     ({"type": "number", "multipleOf": 1e-300}, None),
     ({"allOf": [{"multipleOf": 65537}, {"multipleOf": 65539}]}, None),
     ({"allOf": [{"multipleOf": 4}, {"multipleOf": 6}]}, {"12": True, "4": False, '"a"': True}),
-    ({"const": 9007199254740993}, None), ({"enum": [1e400]}, None), ({"const": 2**53}, {str(2**53): True, str(2**53 - 1): False}),
+    ({"const": 9007199254740993}, None),
+    ({"enum": [1e400]}, None),
+    ({"const": 2**53}, {str(2**53): True, str(2**53 - 1): False}),
     ({"type": "integer", "maximum": 2**63 - 1}, {str(2**63 - 1): True, str(2**63): False}),
-    ({"minProperties": 1}, {"{}": False, "1": True}), ({"maxProperties": 1}, {'{"a":1,"b":2}': False, '{"a":1}': True, "[]": True}),
+    ({"minProperties": 1}, {"{}": False, "1": True}),
+    ({"maxProperties": 1}, {'{"a":1,"b":2}': False, '{"a":1}': True, "[]": True}),
     ({"propertyNames": {"pattern": "^a"}}, {'{"ab":1}': True, '{"b":1}': False, "1": True}),
-    ({"propertyNames": {"maxLength": 2}, "additionalProperties": {"type": "null"}},
-     {'{"ab":null}': True, '{"abc":null}': False, '{"a":1}': False}),
+    (
+        {"propertyNames": {"maxLength": 2}, "additionalProperties": {"type": "null"}},
+        {'{"ab":null}': True, '{"abc":null}': False, '{"a":1}': False},
+    ),
     ({"propertyNames": {"enum": ["a", "b"]}}, {'{"b":1}': True, '{"c":1}': False}),
-    ({"propertyNames": {"minLength": 2.0, "maxLength": 3.0}},
-     {'{"ab":1}': True, '{"a":1}': False, '{"a{2.0,3.0}":1}': False, '{"abcd"': False}),
-    *(({"propertyNames": names}, None) for names in ({"minLength": 2.5}, {"maxLength": True}, {"pattern": 1}, {"enum": "ab"})),
+    (
+        {"propertyNames": {"minLength": 2.0, "maxLength": 3.0}},
+        {'{"ab":1}': True, '{"a":1}': False, '{"a{2.0,3.0}":1}': False, '{"abcd"': False},
+    ),
+    *(
+        ({"propertyNames": names}, None)
+        for names in ({"minLength": 2.5}, {"maxLength": True}, {"pattern": 1}, {"enum": "ab"})
+    ),
     ({"propertyNames": False}, {"{}": True, '{"a":1}': False}),
-    ({**D4, "propertyNames": {"minLength": 2}, "properties": {"a": {}}}, None),  # draft 4 had none: it would be passed over
+    (
+        {**D4, "propertyNames": {"minLength": 2}, "properties": {"a": {}}},
+        None,
+    ),  # draft 4 had none: it would be passed over
     ({**D7, "$ref": "#/definitions/a", "minimum": 5, "definitions": {"a": {"type": "integer"}}}, {"1": True}),
     ({**D7, "dependentRequired": {"a": ["b"]}}, None),
     ({"$schema": "http://example.org/mine"}, None),
-    ({"$ref": "#/$defs/a~1b%25", "$defs": {"a/b%": {"type": "integer"}, "a~1b%25": {"type": "string"}}}, {"1": True, '"a"': False}),
-    ({"properties": {"a": {"$ref": "#/x/y"}}, "x": {"y": {"$ref": "#/x/z"}, "z": {"type": "null"}}},
-     {'{"a":null}': True, '{"a":1}': False}),
-    ({"patternProperties": {"^x": {"type": "null"}}, "anyOf": [{}], "additionalProperties": False}, {'{"x":null}': True, '{"y":1}': False}),
+    (
+        {"$ref": "#/$defs/a~1b%25", "$defs": {"a/b%": {"type": "integer"}, "a~1b%25": {"type": "string"}}},
+        {"1": True, '"a"': False},
+    ),
+    (
+        {"properties": {"a": {"$ref": "#/x/y"}}, "x": {"y": {"$ref": "#/x/z"}, "z": {"type": "null"}}},
+        {'{"a":null}': True, '{"a":1}': False},
+    ),
+    (
+        {"patternProperties": {"^x": {"type": "null"}}, "anyOf": [{}], "additionalProperties": False},
+        {'{"x":null}': True, '{"y":1}': False},
+    ),
     ({"type": "array", "uniqueItems": True, "maxItems": 1}, {"[1]": True, "[1,1]": False}),
-    ({"type": "array", "maxItems": 2**31 - 1}, {"[1]": True}), ({"type": "array", "maxItems": 2**30}, None),
+    ({"type": "array", "maxItems": 2**31 - 1}, {"[1]": True}),
+    ({"type": "array", "maxItems": 2**30}, None),
     *(({key: 10**400}, None) for key in ("minimum", "exclusiveMaximum", "const", "multipleOf", "minLength")),
-    ({"maxLength": 10**400}, {'"ab"': True}), ({"enum": [-(10**400)]}, None),
-    ({"if": {"type": "string"}, "then": {"minLength": 2}}, None), ({"if": {}, "then": {"type": "null"}}, {"null": True, "1": False}),
-]  # fmt: skip
+    ({"maxLength": 10**400}, {'"ab"': True}),
+    ({"enum": [-(10**400)]}, None),
+    ({"if": {"type": "string"}, "then": {"minLength": 2}}, None),
+    ({"if": {}, "then": {"type": "null"}}, {"null": True, "1": False}),
+]
 
 
 def taken(schema: Any) -> Any:
@@ -414,9 +455,12 @@ def begins(matcher: Matcher, text: str) -> bool:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    low=st.decimals(-50, 50, places=2), high=st.decimals(-50, 50, places=2), strict=st.booleans(), whole=st.booleans(),
+    low=st.decimals(-50, 50, places=2),
+    high=st.decimals(-50, 50, places=2),
+    strict=st.booleans(),
+    whole=st.booleans(),
     tried=st.lists(st.decimals(-60, 60, places=3), max_size=20),
-)  # fmt: skip
+)
 def test_bounds_are_kept(low: Decimal, high: Decimal, strict: bool, whole: bool, tried: list[Decimal]):
     names = ("exclusiveMinimum", "exclusiveMaximum") if strict else ("minimum", "maximum")
     compiled = taken({"type": "integer" if whole else "number", names[0]: float(low), names[1]: float(high)})

@@ -26,12 +26,12 @@ from tailrace.errors import (
     ParameterError,
     RowError,
 )
-from tailrace.grammar import filling, pool
+from tailrace.grammar import bitmasks, compile_pool
 from tailrace.grammar import service as service_module
-from tailrace.grammar.base import Compiled, GuessError, Job
-from tailrace.grammar.position import Position
+from tailrace.grammar.base import BitmaskJob, Compiled, GuessError
+from tailrace.grammar.matcher import GrammarMatcher
 from tailrace.grammar.service import Cache, Grammars, Refusals, digest
-from tailrace.options import Grammar, Stretch
+from tailrace.options import Grammar, MarkedSpan
 
 CONFIG = GrammarConfig(timeout_s=1.5, memory_mib=128, workers=1, threads=2)
 WORDS = -(-PADDED // 32)
@@ -72,8 +72,9 @@ BOMBS = {
     "a thousand million characters": schema({"type": "string", "minLength": 1_000_000_000}),
     "repeats of all lengths": regex("|".join(f"[a-z]{{{i}}}{i}[0-9]*x" for i in range(3000))),
     "references that multiply": schema(
-        {"allOf": [{"$ref": "#/$defs/d0"}, {"$ref": "#/$defs/d0"}], "$defs": {**DOUBLING, "d40": {"type": "string"}}}),
-}  # fmt: skip
+        {"allOf": [{"$ref": "#/$defs/d0"}, {"$ref": "#/$defs/d0"}], "$defs": {**DOUBLING, "d40": {"type": "string"}}}
+    ),
+}
 
 LONG = {
     "a length of ten million": regex("a{10000000}"),
@@ -124,7 +125,7 @@ def test_a_grammar_is_compiled_once_and_kept(service: Grammars):
     assert compiled.matcher().prefix(b"x07") == 3
     assert service.compile(number(0)).result(0) is compiled
     # what does not change the language does not count
-    assert service.compile(number(0, close_in_time=True, after=Stretch("<a>", "</a>"))).result(0) is compiled
+    assert service.compile(number(0, close_in_time=True, after=MarkedSpan("<a>", "</a>"))).result(0) is compiled
     assert digest(number(0)) != digest(number(0, whitespace=3)) != digest(number(1))
 
 
@@ -225,7 +226,7 @@ def test_a_grammar_whose_process_breaks_is_refused():
         (schema({"oneOf": 5, "properties": 5, "required": [[]], "type": 7}), "not supported"),
         (schema({"allOf": 5}), "allOf can't be 5 at #"),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_is_said(service: Grammars, grammar: Grammar, message: str):
     with pytest.raises(ParameterError, match=message) as caught:
         service.compile(grammar).result(120)
@@ -294,7 +295,7 @@ def test_closing_an_idle_one_leaves_nothing():
     threads, files = threading.active_count(), len(os.listdir("/proc/self/fd"))
     with_masks = grammars()
     compiled = with_masks.compile(number(0)).result(120)
-    with_masks.fill([Job(compiled.matcher(), [], torch.zeros((1, WORDS), dtype=torch.int32))]).wait()
+    with_masks.fill([BitmaskJob(compiled.matcher(), [], torch.zeros((1, WORDS), dtype=torch.int32))]).wait()
     pids = with_masks.pids
     assert pids
     assert all(map(alive, pids))
@@ -321,7 +322,7 @@ def test_masks_of_many_with_drafts(service: Grammars):
     drafts = [b"", b"a", b"abc", b"abcdab", b"ab5"] * 4
     matchers = [compiled.matcher() for _ in drafts]
     masks = [torch.full((len(d) + 1, WORDS), -1, dtype=torch.int32) for d in drafts]
-    jobs = [Job(m, list(d), mask) for m, d, mask in zip(matchers, drafts, masks, strict=True)]
+    jobs = [BitmaskJob(m, list(d), mask) for m, d, mask in zip(matchers, drafts, masks, strict=True)]
     assert service.fill(jobs).wait() == [None] * len(jobs)
     for matcher, draft, mask in zip(matchers, drafts, masks, strict=True):
         alone, row = compiled.matcher(), torch.zeros(WORDS, dtype=torch.int32)
@@ -344,13 +345,13 @@ def test_masks_in_one_piece_of_memory_with_rows_of_others_between(service: Gramm
         matcher = compiled.matcher()
         assert all(matcher.accept(token) for token in said)
         rows = len(draft) + 1
-        jobs.append(Job(matcher, draft, memory[at : at + rows * WORDS].view(rows, WORDS)))
+        jobs.append(BitmaskJob(matcher, draft, memory[at : at + rows * WORDS].view(rows, WORDS)))
         at += (rows + 1) * WORDS  # a row between that is nobody's
     expected = []
     for job in jobs:
         expected.append(torch.zeros_like(job.masks))
-        filling.fill(Job(job.matcher, job.drafts, expected[-1]), 9.0)
-    assert [len(group) for group in filling.groups(jobs)] == [4, 1, 1]  # those that know of the end are alone
+        bitmasks.fill(BitmaskJob(job.matcher, job.drafts, expected[-1]), 9.0)
+    assert [len(group) for group in bitmasks.groups(jobs)] == [4, 1, 1]  # those that know of the end are alone
     assert service.fill(jobs).wait() == [None] * len(jobs)
     for job, mask in zip(jobs, expected, strict=True):
         assert torch.equal(job.masks, mask)
@@ -361,17 +362,18 @@ def test_masks_in_one_piece_of_memory_with_rows_of_others_between(service: Gramm
 def test_putting_jobs_into_groups_is_no_work_for_the_library(service: Grammars, monkeypatch: pytest.MonkeyPatch):
     """It happens on the engine's thread."""
     compiled = service.compile(number(7)).result(120)
-    jobs = [Job(compiled.matcher(), [], torch.zeros((1, WORDS), dtype=torch.int32)) for _ in range(3)]
+    jobs = [BitmaskJob(compiled.matcher(), [], torch.zeros((1, WORDS), dtype=torch.int32)) for _ in range(3)]
     kind = type(jobs[0].matcher)
     for name in ("_complete", "_only_end", "_write", "_take"):
         monkeypatch.setattr(kind, name, lambda *_: pytest.fail("asked"))
-    assert filling.groups(jobs) == [[0, 1, 2]]
+    assert bitmasks.groups(jobs) == [[0, 1, 2]]
 
 
 def test_where_filling_together_fails_each_is_filled_alone(service: Grammars, monkeypatch: pytest.MonkeyPatch):
     compiled = service.compile(number(7)).result(120)
     jobs = [
-        Job(compiled.matcher(), list(d), torch.zeros((len(d) + 1, WORDS), dtype=torch.int32)) for d in (b"x", b"", b"q")
+        BitmaskJob(compiled.matcher(), list(d), torch.zeros((len(d) + 1, WORDS), dtype=torch.int32))
+        for d in (b"x", b"", b"q")
     ]
 
     class PanicException(BaseException):
@@ -393,8 +395,8 @@ def test_a_job_that_fails_fails_alone(service: Grammars):
         def fill(self, mask: torch.Tensor) -> None:
             raise RowError("broken")
 
-    def job(matcher, drafts: bytes) -> Job:
-        return Job(matcher, list(drafts), torch.zeros((len(drafts) + 1, WORDS), dtype=torch.int32))
+    def job(matcher, drafts: bytes) -> BitmaskJob:
+        return BitmaskJob(matcher, list(drafts), torch.zeros((len(drafts) + 1, WORDS), dtype=torch.int32))
 
     jobs = [
         job(compiled.matcher(), b"x7"),
@@ -432,7 +434,7 @@ def test_a_job_that_takes_too_long_or_panics_fails_alone(service: Grammars, monk
             raise PanicException("in Rust")
 
     matchers = [Slow(), Panicking(), Waiting(), compiled.matcher()]
-    jobs = [Job(m, [], torch.zeros((1, WORDS), dtype=torch.int32)) for m in matchers]  # type: ignore[arg-type]
+    jobs = [BitmaskJob(m, [], torch.zeros((1, WORDS), dtype=torch.int32)) for m in matchers]  # type: ignore[arg-type]
     slow, panicking, waiting, plain = service.fill(jobs).wait()
     assert isinstance(slow, GrammarLimitError)
     assert "takes too long to match" in str(slow)
@@ -467,7 +469,8 @@ def test_guesses_whose_masks_take_too_long_are_given_up_and_nothing_fails(servic
     matchers = [Slow(), Slow(error=DeadEndError("behind a guess")), compiled.matcher()]
     drafts = [[1] * 9, [1] * 2, [*b"x7"]]
     jobs = [
-        Job(m, d, torch.zeros((len(d) + 1, WORDS), dtype=torch.int32)) for m, d in zip(matchers, drafts, strict=True)
+        BitmaskJob(m, d, torch.zeros((len(d) + 1, WORDS), dtype=torch.int32))
+        for m, d in zip(matchers, drafts, strict=True)
     ]  # type: ignore[arg-type]
     slow, ending, plain = service.fill(jobs).wait()
     assert isinstance(slow, GuessError)
@@ -491,7 +494,7 @@ def test_masks_of_an_ambiguous_gbnf_are_quick(service: Grammars):
 def test_the_line_of_grammars_is_bounded_and_can_be_left(service: Grammars, monkeypatch: pytest.MonkeyPatch):
     service.compile(number(1)).result(120)
     (pid,) = service.pids
-    monkeypatch.setattr(pool, "MAX_WAITING", 3)
+    monkeypatch.setattr(compile_pool, "MAX_WAITING", 3)
     os.kill(pid, signal.SIGSTOP)
     try:
         running = service.compile(number(200))
@@ -550,9 +553,11 @@ BAD = {
 
 @pytest.mark.parametrize("code", BAD)
 def test_a_process_that_does_not_work_is_our_fault(monkeypatch: pytest.MonkeyPatch, code: str):
-    monkeypatch.setattr(pool, "START_S", 1.0)
+    monkeypatch.setattr(compile_pool, "START_S", 1.0)
     plain = subprocess.Popen
-    monkeypatch.setattr(pool.subprocess, "Popen", lambda command, **more: plain([sys.executable, "-c", code], **more))
+    monkeypatch.setattr(
+        compile_pool.subprocess, "Popen", lambda command, **more: plain([sys.executable, "-c", code], **more)
+    )
     # more than a pipe holds
     made = Grammars(CONFIG, None, [*spelled(), *(b"%032d" % i for i in range(10_000))], SPECIAL, EOS, 20_000)
     kind, text = BAD[code]
@@ -611,7 +616,7 @@ def test_warming_up_makes_the_library_ready(monkeypatch: pytest.MonkeyPatch):
     made.warm_up()
     # what goes wrong is only logged
     failing = grammars()
-    monkeypatch.setattr(pool, "library_of", lambda *_: 1 / 0)
+    monkeypatch.setattr(compile_pool, "library_of", lambda *_: 1 / 0)
     failing.warm_up()
     failing.close()
     assert failing._pool._library is None
@@ -626,7 +631,7 @@ def test_what_a_grammar_may_grow_by_is_charged(service: Grammars):
 
 def test_nothing_is_copied_where_there_is_nothing_to_try(service: Grammars, monkeypatch: pytest.MonkeyPatch):
     matcher = service.compile(Grammar(kind="regex", source="[ab]+")).result(120).matcher()
-    monkeypatch.setattr(Position, "fork", None)
+    monkeypatch.setattr(GrammarMatcher, "fork", None)
     assert matcher.prefix([]) == 0
 
 

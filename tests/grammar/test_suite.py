@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from grammar.suite import ANNOTATION, CASES, SPELLING, UNWRITTEN, Verdict, judged
+from grammar.suite import ANNOTATION, CASES, TOKEN_BYTES, UNWRITTEN, Verdict, judged
 from grammar.vocabularies import small
-from tailrace.grammar.library import Library
+from tailrace.grammar.llguidance import Library
 
-JUDGED = [case for case in CASES if case["file"] not in ANNOTATION and (case["draft"], case["file"]) not in SPELLING]
+JUDGED = [case for case in CASES if case["file"] not in ANNOTATION and (case["draft"], case["file"]) not in TOKEN_BYTES]
 KINDS = sorted({case["file"] for case in JUDGED})
 
 

@@ -10,7 +10,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from tailrace.kernels.gpu import argmax, attention, edits, guidance, head, noise, report, sample, scan, settle
+from tailrace.kernels.gpu import argmax, attention, edits, guidance, head, logprobs, noise, sample, scan, verify
 from tailrace.kernels.gpu.noise import UNFUSED
 from tailrace.kernels.gpu.state import Tables
 from tailrace.kernels.gpu.step import SCANS, WARPS, Out, Step, Work
@@ -34,8 +34,23 @@ STEP = {"step": step_of("*bf16"), "tables": TABLES, "work": WORK, "blocks": I32}
 
 def paged(kind: str, dim: int, capped: bool) -> list[tuple[Any, dict[str, str], dict[str, int]]]:
     """The kernels of paged attention: 32 query heads, 8 KV heads, blocks of 16."""
-    integers = ("query_t", "query_h", "key_t", "key_h", "value_t", "value_h", "table_stride", "tiles", "most", "place_stride", "chunks",
-                "sequences", "few", "window", "capacity")  # fmt: skip
+    integers = (
+        "query_t",
+        "query_h",
+        "key_t",
+        "key_h",
+        "value_t",
+        "value_h",
+        "table_stride",
+        "tiles",
+        "most",
+        "place_stride",
+        "chunks",
+        "sequences",
+        "few",
+        "window",
+        "capacity",
+    )
     types = dict.fromkeys(("query", "key", "value", "keys", "values", "out"), kind) | dict.fromkeys(integers, "i32")
     types |= dict.fromkeys(("tables", "query_start", "kv_len"), "*i32") | {"slots": "*i64"}
     types |= {"scale": "fp32", "softcap": "fp32"} | dict.fromkeys(("tops", "masses", "mixtures"), "*fp32")
@@ -56,12 +71,14 @@ KERNELS: list[tuple[Any, dict[str, str], dict[str, int]]] = [
     (noise.gumbel_kernel, NOISE | {"out_ptr": "*fp32"}, {"BLOCK": noise.BLOCK}),
     (noise.words_kernel, NOISE | {"out_ptr": "*i64"}, {"BLOCK": noise.BLOCK}),
     (
-        noise.philox_kernel, {"key_ptr": "*i64", "counter_ptr": "*i64", "out_ptr": "*i64", "n": "i32"},
+        noise.philox_kernel,
+        {"key_ptr": "*i64", "counter_ptr": "*i64", "out_ptr": "*i64", "n": "i32"},
         {"BLOCK": noise.BLOCK},
     ),
     *(
         (
-            argmax.best_of_part, {"logits": kind, "stride": "i64", "vocab": "i32", "blocks": "i32", "best": "*i64"},
+            argmax.best_of_part,
+            {"logits": kind, "stride": "i64", "vocab": "i32", "blocks": "i32", "best": "*i64"},
             {"BLOCK": argmax.BLOCK},
         )
         for kind in LOGITS
@@ -72,23 +89,39 @@ KERNELS: list[tuple[Any, dict[str, str], dict[str, int]]] = [
             STEP | {"step": step_of(kind)},
             {"MORE": more, "TILE": SCANS[more][0]},
         )
-        for kind in LOGITS for more in SCANS
+        for kind in LOGITS
+        for more in SCANS
     ),
     (
-        edits.amend, {"tables": TABLES, "amendments": I64, "n": I32, "vocab": I32, "tallies": I32, "shifts": I32},
+        edits.amend,
+        {"tables": TABLES, "amendments": I64, "n": I32, "vocab": I32, "tallies": I32, "shifts": I32},
         {"BLOCK": edits.BLOCK},
     ),
-    (sample.pick, STEP, {}),
-    (settle.settle, {**STEP, "out": OUT, "width": I32}, {}),
-    (report.describe, {**STEP, "out": OUT, "width": I32, "top": I32}, {}),
+    (sample.sample_rows, STEP, {}),
+    (verify.settle, {**STEP, "out": OUT, "width": I32}, {}),
+    (logprobs.describe, {**STEP, "out": OUT, "width": I32, "top": I32}, {}),
     (
-        guidance.combine, {"logits": "*bf16", "stride": "i64", "own": I64, "companion": I64, "scale": F32, "out": F32, "vocab": I32},
+        guidance.combine,
+        {"logits": "*bf16", "stride": "i64", "own": I64, "companion": I64, "scale": F32, "out": F32, "vocab": I32},
         {"BLOCK": guidance.BLOCK},
     ),
     (
         head.best_of_tiles,
-        {"hidden": "*bf16", "weight": "*bf16", "keys": I64, "positions": I64, "temperatures": "*fp64", "score": "*fp64",
-         "token": "*i32", "largest": "*i32", "rows": I32, "vocab": I32, "width": I32, "hidden_stride": "i64", "weight_stride": "i64"},
+        {
+            "hidden": "*bf16",
+            "weight": "*bf16",
+            "keys": I64,
+            "positions": I64,
+            "temperatures": "*fp64",
+            "score": "*fp64",
+            "token": "*i32",
+            "largest": "*i32",
+            "rows": I32,
+            "vocab": I32,
+            "width": I32,
+            "hidden_stride": "i64",
+            "weight_stride": "i64",
+        },
         {"ROWS": head.ROWS, "IDS": head.IDS, "DEPTH": head.DEPTH},
     ),
     (
@@ -99,10 +132,10 @@ KERNELS: list[tuple[Any, dict[str, str], dict[str, int]]] = [
     *paged("*bf16", 128, False),
     *paged("*fp32", 20, True),
     (argmax.best_of_parts, {"best": "*i64", "parts": "i32", "ids": "*i64", "status": "*i32"}, {"PARTS": 32}),
-]  # fmt: skip
+]
 
 
-WIDE = (sample.pick, settle.settle, report.describe)  # a program per row
+WIDE = (sample.sample_rows, verify.settle, logprobs.describe)  # a program per row
 FUSED = ("attention", "argmax", "edits")  # rooms whose launches leave the compiler its own way
 EVEN = ("stride", "vocab", "padded", "plane", "hidden_stride", "weight_stride", "width")  # multiples of 16, in life
 

@@ -170,9 +170,15 @@ class Scene:
             starts = torch.tensor([0, len(query)])
         options = {"scale": self.dim**-0.5, "window": 0, "softcap": 0.0} | options
         return find("paged_attention", self.backend)(
-            query, self.cache, tables.contiguous(), starts.to(torch.int32), kv_len.to(torch.int32),
-            options["scale"], options["window"], options["softcap"],
-        )  # fmt: skip
+            query,
+            self.cache,
+            tables.contiguous(),
+            starts.to(torch.int32),
+            kv_len.to(torch.int32),
+            options["scale"],
+            options["window"],
+            options["softcap"],
+        )
 
 
 CONTEXTS = [(1, 1), (17, 1), (33, 33), (64, 5), (65, 1), (130, 70), (513, 1), (1100, 3)]

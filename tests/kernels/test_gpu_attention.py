@@ -51,10 +51,13 @@ class Scene:
         end = count if end is None else end
         first = int(self.starts[i])
         return find("paged_attention", "gpu")(
-            self.query[first + start : first + end], self.cache, self.tables[i : i + 1],
-            torch.tensor([0, end - start], dtype=torch.int32, device=DEVICE), self.lengths[i : i + 1] - (count - end),
+            self.query[first + start : first + end],
+            self.cache,
+            self.tables[i : i + 1],
+            torch.tensor([0, end - start], dtype=torch.int32, device=DEVICE),
+            self.lengths[i : i + 1] - (count - end),
             *PLAIN.values(),
-        )  # fmt: skip
+        )
 
 
 def agree(scene: Scene, **options) -> None:

@@ -53,7 +53,7 @@ def test_the_same_tokens_as_the_sampler(backend):
     hidden, weight, key, position, temperature = inputs(10, 257, 32, torch.float32, seed=3)
     slots = Slots(10, 257)
     for slot in range(10):
-        slots.join(slot, SamplingParams(temperature=float(temperature[slot])), key=int(key[slot]), prompt=[1])
+        slots.add(slot, SamplingParams(temperature=float(temperature[slot])), key=int(key[slot]), prompt=[1])
     rows = Rows.plain(range(10), range(10), position.tolist())
     expected = Sampler(slots)(hidden @ weight.T, rows).token_ids[:, 0].tolist()
     assert drawn(backend, hidden, weight, key, position, temperature)[0] == expected

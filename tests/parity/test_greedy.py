@@ -20,7 +20,7 @@ from tailrace.engine.engine import Engine
 from tailrace.models import describe
 from tailrace.params import SamplingParams
 from tailrace.runners import load_runner
-from tailrace.wire.inproc import InprocClient
+from tailrace.wire.in_process_client import InProcessClient
 from tailrace.wire.messages import Failed, Finished, Tokens
 
 pytestmark = pytest.mark.model
@@ -83,9 +83,13 @@ def expected(reference, prompts: list[list[int]]) -> list[list[int]]:
         ids = torch.tensor([prompt])
         with torch.inference_mode():
             out = reference.generate(
-                ids, attention_mask=torch.ones_like(ids), max_new_tokens=NUM_TOKENS, min_new_tokens=NUM_TOKENS,
-                do_sample=False, pad_token_id=0,
-            )  # fmt: skip
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=NUM_TOKENS,
+                min_new_tokens=NUM_TOKENS,
+                do_sample=False,
+                pad_token_id=0,
+            )
         outputs.append(out[0, len(prompt) :].tolist())
     return outputs
 
@@ -149,7 +153,7 @@ def check(reference, dtype: str, prompts, expected, outputs: list[list[int]]) ->
 @pytest.mark.parametrize("name", WORLDS)
 def test_greedy_equals_generate(name, engine_parts, reference, dtype, prompts, expected):
     engine = engine_parts(WORLDS[name])
-    client = InprocClient(engine)
+    client = InProcessClient(engine)
     client.start()
     streams = [client.submit(prompt, greedy()) for prompt in prompts]
     outputs = [collect(stream)[0] for stream in streams]
@@ -166,7 +170,7 @@ def test_greedy_equals_generate(name, engine_parts, reference, dtype, prompts, e
 
 def test_n_3_shares_the_prompt_and_gives_the_same_tokens(engine_parts, reference, dtype, prompts, expected):
     engine = engine_parts(WORLDS["batched"])
-    client = InprocClient(engine)
+    client = InProcessClient(engine)
     client.start()
     streams = [client.submit(prompt, greedy(n=3)) for prompt in prompts[::4]]
     for prompt, theirs, stream in zip(prompts[::4], expected[::4], streams, strict=True):

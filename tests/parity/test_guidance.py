@@ -278,7 +278,12 @@ def test_greedy_texts_are_those_of_transformers(runner, reference, prompts, scal
         processor = UnbatchedClassifierFreeGuidanceLogitsProcessor(scale, reference, unconditional_ids=other)
         with torch.inference_mode():
             out = reference.generate(
-                ids, attention_mask=torch.ones_like(ids), max_new_tokens=NUM_TOKENS, do_sample=False, pad_token_id=0,
-                eos_token_id=None, logits_processor=LogitsProcessorList([processor]),
-            )  # fmt: skip
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=NUM_TOKENS,
+                do_sample=False,
+                pad_token_id=0,
+                eos_token_id=None,
+                logits_processor=LogitsProcessorList([processor]),
+            )
         assert said[f"r{place}"] == out[0, len(prompt) :].tolist()

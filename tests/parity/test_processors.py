@@ -39,9 +39,18 @@ CASES = {
     "top-h": ({"top_h": 0.5}, lambda: [TopHLogitsWarper(0.5)]),
     "no-repeat n-gram": ({"no_repeat_ngram_size": 2}, lambda: [NoRepeatNGramLogitsProcessor(2)]),
     "of the prompt": ({"encoder_no_repeat_ngram_size": 2}, lambda: [EncoderNoRepeatNGramLogitsProcessor(2, GIVEN)]),
-    "of the prompt, one": ({"encoder_no_repeat_ngram_size": 1}, lambda: [EncoderNoRepeatNGramLogitsProcessor(1, GIVEN)]),
-    "encoder penalty": ({"encoder_repetition_penalty": 1.7}, lambda: [EncoderRepetitionPenaltyLogitsProcessor(1.7, GIVEN)]),
-    "encoder penalty down": ({"encoder_repetition_penalty": 0.6}, lambda: [EncoderRepetitionPenaltyLogitsProcessor(0.6, GIVEN)]),
+    "of the prompt, one": (
+        {"encoder_no_repeat_ngram_size": 1},
+        lambda: [EncoderNoRepeatNGramLogitsProcessor(1, GIVEN)],
+    ),
+    "encoder penalty": (
+        {"encoder_repetition_penalty": 1.7},
+        lambda: [EncoderRepetitionPenaltyLogitsProcessor(1.7, GIVEN)],
+    ),
+    "encoder penalty down": (
+        {"encoder_repetition_penalty": 0.6},
+        lambda: [EncoderRepetitionPenaltyLogitsProcessor(0.6, GIVEN)],
+    ),
     "penalty of the output": (
         {"repetition_penalty": 1.3, "repetition_scope": "output"},
         lambda: [RepetitionPenaltyLogitsProcessor(1.3, prompt_ignore_length=len(PROMPT))],
@@ -60,23 +69,34 @@ CASES = {
     ),
     "penalties of both, n-grams of both, and decay": (
         {
-            "repetition_penalty": 1.1, "encoder_repetition_penalty": 1.2, "no_repeat_ngram_size": 3,
-            "encoder_no_repeat_ngram_size": 2, "exponential_decay_length_penalty": (1, 1.1), "top_k": 4000,
+            "repetition_penalty": 1.1,
+            "encoder_repetition_penalty": 1.2,
+            "no_repeat_ngram_size": 3,
+            "encoder_no_repeat_ngram_size": 2,
+            "exponential_decay_length_penalty": (1, 1.1),
+            "top_k": 4000,
         },
         lambda: [
-            EncoderRepetitionPenaltyLogitsProcessor(1.2, GIVEN), RepetitionPenaltyLogitsProcessor(1.1),
-            NoRepeatNGramLogitsProcessor(3), EncoderNoRepeatNGramLogitsProcessor(2, GIVEN),
-            ExponentialDecayLengthPenalty((1, 1.1), EOS, len(PROMPT)), TopKLogitsWarper(4000), LogitNormalization(),
+            EncoderRepetitionPenaltyLogitsProcessor(1.2, GIVEN),
+            RepetitionPenaltyLogitsProcessor(1.1),
+            NoRepeatNGramLogitsProcessor(3),
+            EncoderNoRepeatNGramLogitsProcessor(2, GIVEN),
+            ExponentialDecayLengthPenalty((1, 1.1), EOS, len(PROMPT)),
+            TopKLogitsWarper(4000),
+            LogitNormalization(),
         ],
     ),
     "all, in our order": (
         {"temperature": 0.8, "min_p": 0.01, "top_k": 100, "top_p": 0.95, "repetition_penalty": 1.1},
         lambda: [
-            RepetitionPenaltyLogitsProcessor(1.1), TemperatureLogitsWarper(0.8), MinPLogitsWarper(0.01),
-            TopKLogitsWarper(100), TopPLogitsWarper(0.95),
+            RepetitionPenaltyLogitsProcessor(1.1),
+            TemperatureLogitsWarper(0.8),
+            MinPLogitsWarper(0.01),
+            TopKLogitsWarper(100),
+            TopPLogitsWarper(0.95),
         ],
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -89,7 +109,7 @@ def test_kept_set_and_probabilities(name, scale):
         theirs = processor(torch.tensor([PROMPT + OUTPUT]), theirs)
     expected = theirs.softmax(-1)[0]
     slots = Slots(1, V)
-    slots.join(0, SamplingParams(**fields), key=1, prompt=PROMPT, output=OUTPUT, eos_token_ids=EOS)
+    slots.add(0, SamplingParams(**fields), key=1, prompt=PROMPT, output=OUTPUT, eos_token_ids=EOS)
     ours = distribution(logits, slots[0])
     assert ours.ids.tolist() == theirs[0].isfinite().nonzero().squeeze(1).tolist()
     torch.testing.assert_close(ours.probabilities().float(), expected[ours.ids], atol=1e-5, rtol=1e-4)

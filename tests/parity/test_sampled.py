@@ -16,7 +16,7 @@ from tailrace.models import describe
 from tailrace.params import SamplingParams
 from tailrace.runners import load_runner
 from tailrace.sampling import request_key
-from tailrace.wire.inproc import InprocClient
+from tailrace.wire.in_process_client import InProcessClient
 
 pytestmark = pytest.mark.model
 
@@ -34,10 +34,22 @@ ASKED = (
     {"repetition_penalty": 1.2, "top_p": 0.95},
 )
 NEUTRAL = {
-    "top_p": 1.0, "top_k": 0, "min_p": 0.0, "typical_p": 1.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0,
-    "top_a": 0.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "xtc_probability": 0.0, "dry_multiplier": 0.0, "mirostat": 0,
-    "dynatemp_range": 0.0, "guidance_scale": 1.0,
-}  # fmt: skip
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "typical_p": 1.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "top_a": 0.0,
+    "epsilon_cutoff": 0.0,
+    "eta_cutoff": 0.0,
+    "xtc_probability": 0.0,
+    "dry_multiplier": 0.0,
+    "mirostat": 0,
+    "dynatemp_range": 0.0,
+    "guidance_scale": 1.0,
+}
 
 
 @pytest.fixture(scope="module")
@@ -57,16 +69,16 @@ def reference(model_folder: Path):
 
 
 @pytest.fixture(scope="module")
-def client(model_folder: Path) -> InprocClient:
+def client(model_folder: Path) -> InProcessClient:
     runner = load_runner(ModelConfig(dtype="float32", threads=2), model_folder, block_size=16)
-    client = InprocClient(
+    client = InProcessClient(
         Engine(runner, describe(model_folder, "smollm2"), CacheConfig(num_blocks=256), SchedulerConfig(max_num_seqs=8))
     )
     client.start()
     return client
 
 
-def said(client: InprocClient, prompts: list[list[int]], fields: dict, seed: int | None) -> list[list[int]]:
+def said(client: InProcessClient, prompts: list[list[int]], fields: dict, seed: int | None) -> list[list[int]]:
     """What the engine says to all of them at once; EOS can't come."""
     params = SamplingParams(**fields, seed=seed, max_tokens=NUM_TOKENS, min_tokens=NUM_TOKENS)
     streams = [client.submit(prompt, params) for prompt in prompts]
@@ -88,9 +100,14 @@ def generated(reference, prompt: list[int], fields: dict, key: int, monkeypatch:
     ids = torch.tensor([prompt])
     with torch.inference_mode():
         out = reference.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=NUM_TOKENS, min_new_tokens=NUM_TOKENS, do_sample=True,
-            pad_token_id=0, **{"top_k": 0, "top_p": 1.0, "temperature": 1.0, "repetition_penalty": 1.0} | fields,
-        )  # fmt: skip
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=NUM_TOKENS,
+            min_new_tokens=NUM_TOKENS,
+            do_sample=True,
+            pad_token_id=0,
+            **{"top_k": 0, "top_p": 1.0, "temperature": 1.0, "repetition_penalty": 1.0} | fields,
+        )
     assert at == len(prompt) + NUM_TOKENS
     return out[0, len(prompt) :].tolist()
 

@@ -31,15 +31,19 @@ TABLE = torch.randn(64, V, generator=torch.Generator().manual_seed(2))
 
 def theirs(mark: Watermark) -> SynthIDTextWatermarkLogitsProcessor:
     return SynthIDTextWatermarkLogitsProcessor(
-        ngram_len=mark.context + 1, keys=list(mark.keys), sampling_table_size=mark.sampling_table_size,
-        sampling_table_seed=mark.sampling_table_seed, context_history_size=mark.context_history_size, device="cpu",
-    )  # fmt: skip
+        ngram_len=mark.context + 1,
+        keys=list(mark.keys),
+        sampling_table_size=mark.sampling_table_size,
+        sampling_table_seed=mark.sampling_table_seed,
+        context_history_size=mark.context_history_size,
+        device="cpu",
+    )
 
 
 def text(mark: Watermark | None, length: int = 250, key: int = 5, backend: str = "cpu") -> list[int]:
     """The output alone, sampled at temperature 1 from a table of fairly flat rows."""
     slots = Slots(1, V)
-    slots.join(0, SamplingParams(watermark=mark), key=key, prompt=PROMPT)
+    slots.add(0, SamplingParams(watermark=mark), key=key, prompt=PROMPT)
     sampler, tokens = Sampler(slots, backend), list(PROMPT)
     while len(tokens) < length:
         out = sampler(TABLE[tokens[-1] % 64][None], Rows.plain([0], [0], [len(tokens)]))
@@ -62,7 +66,7 @@ def test_biased_logits_are_theirs():
     row = torch.randn(V, generator=torch.Generator().manual_seed(1))
     expected = WatermarkLogitsProcessor(V, "cpu", bias=2.5)(torch.tensor([PROMPT]), row[None]).softmax(-1)[0]
     slots = Slots(1, V)
-    slots.join(0, SamplingParams(watermark=msgspec.structs.replace(KGW, delta=2.5)), key=1, prompt=PROMPT)
+    slots.add(0, SamplingParams(watermark=msgspec.structs.replace(KGW, delta=2.5)), key=1, prompt=PROMPT)
     torch.testing.assert_close(distribution(row, slots[0]).probabilities().float(), expected, atol=1e-6, rtol=1e-5)
 
 
@@ -82,8 +86,16 @@ def test_their_detector_recognises_green_text():
         detect(KGW, marked)
 
 
-@pytest.mark.parametrize("mark", [SYNTHID, msgspec.structs.replace(
-    SYNTHID, keys=(-(2**63), 2**63 - 1, 5), context=2, sampling_table_size=1001, sampling_table_seed=9)], ids=["usual", "odd"])  # fmt: skip
+@pytest.mark.parametrize(
+    "mark",
+    [
+        SYNTHID,
+        msgspec.structs.replace(
+            SYNTHID, keys=(-(2**63), 2**63 - 1, 5), context=2, sampling_table_size=1001, sampling_table_seed=9
+        ),
+    ],
+    ids=["usual", "odd"],
+)
 def test_bits_are_theirs(mark):
     tokens = torch.randint(0, V, (1, 40), generator=torch.Generator().manual_seed(4))
     expected = theirs(mark).compute_g_values(tokens)[0]
@@ -97,7 +109,7 @@ def test_every_step_of_a_text_has_their_probabilities():
     """Their processor is called as their loop does; contexts that come again are among the steps."""
     mark = msgspec.structs.replace(SYNTHID, context=1, context_history_size=8)
     processor, slots = theirs(mark), Slots(1, V)
-    slots.join(0, SamplingParams(watermark=mark), key=1, prompt=PROMPT)
+    slots.add(0, SamplingParams(watermark=mark), key=1, prompt=PROMPT)
     said, repeats = list(PROMPT), [7, 9, 7, 8, 9, 1, 2, 3, 4, 5, 6, 10, 7]
     unmarked = 0
     for token in repeats:
@@ -127,14 +139,21 @@ def test_their_g_values_recognise_synthid_text():
     assert detect(SYNTHID, marked) > 4 > abs(detect(SYNTHID, plain))
 
 
-@pytest.mark.parametrize(("fields", "said"), [
-    ({"kind": "kgw"}, "watermark.key must be an integer"), ({"kind": "synthid", "key": 1, "keys": (1,)}, "scheme transformers"),
-    ({"kind": "synthid", "scheme": "transformers"}, "keys must have 1 to 64"),
-    ({"kind": "synthid", "scheme": "transformers", "keys": (1, 2**63)}, "watermark.keys must be an integer"),
-    ({"kind": "synthid", "scheme": "transformers", "keys": (1,), "key": 1}, "no effect beside keys"),
-    ({"kind": "synthid", "scheme": "transformers", "keys": (1,), "sampling_table_size": 2**18 + 1},
-     r"sampling_table_size .* \[1, 262144\]"),
-    ({"kind": "kgw", "key": 1, "sampling_table_size": 7}, "scheme transformers")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"kind": "kgw"}, "watermark.key must be an integer"),
+        ({"kind": "synthid", "key": 1, "keys": (1,)}, "scheme transformers"),
+        ({"kind": "synthid", "scheme": "transformers"}, "keys must have 1 to 64"),
+        ({"kind": "synthid", "scheme": "transformers", "keys": (1, 2**63)}, "watermark.keys must be an integer"),
+        ({"kind": "synthid", "scheme": "transformers", "keys": (1,), "key": 1}, "no effect beside keys"),
+        (
+            {"kind": "synthid", "scheme": "transformers", "keys": (1,), "sampling_table_size": 2**18 + 1},
+            r"sampling_table_size .* \[1, 262144\]",
+        ),
+        ({"kind": "kgw", "key": 1, "sampling_table_size": 7}, "scheme transformers"),
+    ],
+)
 def test_what_does_not_belong_together_is_refused(fields, said):
     with pytest.raises(ParameterError, match=said):
         Watermark(**fields)

@@ -29,8 +29,16 @@ TARGETS = {
 
 def base_model() -> LlamaForCausalLM:
     torch.manual_seed(1)
-    config = LlamaConfig(vocab_size=VOCAB, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
-                         num_key_value_heads=2, max_position_embeddings=256, initializer_range=0.15)  # fmt: skip
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        initializer_range=0.15,
+    )
     return LlamaForCausalLM(config).eval()
 
 
@@ -38,8 +46,14 @@ def adapter(folder: Path, model: LlamaForCausalLM, targets, rank: int, seed: int
     """An adapter in PEFT's format, written by hand; and the model with it merged."""
     generator = torch.Generator().manual_seed(seed)
     merged, tensors = copy.deepcopy(model), {}
-    config = {"peft_type": "LORA", "r": rank, "lora_alpha": 12, "target_modules": [t.rpartition(".")[2] for t in targets],
-              "bias": "none", "task_type": "CAUSAL_LM"} | config  # fmt: skip
+    config = {
+        "peft_type": "LORA",
+        "r": rank,
+        "lora_alpha": 12,
+        "target_modules": [t.rpartition(".")[2] for t in targets],
+        "bias": "none",
+        "task_type": "CAUSAL_LM",
+    } | config
     for layer in range(model.config.num_hidden_layers):
         for target in targets:
             path = f"model.layers.{layer}.{target}"
@@ -91,10 +105,15 @@ def bag(sequences: list[tuple[str, list[int]]], names: tuple[str, ...]) -> Batch
         starts.append(len(tokens))
         tables.append([first, first + 1, first + 2, first + 3])
     return Batch(
-        torch.tensor(tokens), torch.tensor(positions), torch.tensor(slots), torch.tensor(starts, dtype=torch.int32),
-        torch.tensor([len(ids) for _, ids in sequences], dtype=torch.int32), torch.tensor(tables, dtype=torch.int32),
-        torch.arange(len(tokens)), adapted=tuple((n, torch.tensor(rows)) for n, rows in sorted(adapted.items())),
-    )  # fmt: skip
+        torch.tensor(tokens),
+        torch.tensor(positions),
+        torch.tensor(slots),
+        torch.tensor(starts, dtype=torch.int32),
+        torch.tensor([len(ids) for _, ids in sequences], dtype=torch.int32),
+        torch.tensor(tables, dtype=torch.int32),
+        torch.arange(len(tokens)),
+        adapted=tuple((n, torch.tensor(rows)) for n, rows in sorted(adapted.items())),
+    )
 
 
 def ids_of(seed: int, count: int) -> list[int]:
@@ -158,8 +177,14 @@ def says(engine: Engine, asks: list[tuple[str, list[int]]]) -> list[tuple[list[i
 
 
 def alone(model: LlamaForCausalLM, ids: list[int]) -> list[int]:
-    said = model.generate(torch.tensor([ids]), attention_mask=torch.ones(1, len(ids), dtype=torch.long), do_sample=False,
-                          max_new_tokens=20, eos_token_id=None, pad_token_id=0)  # fmt: skip
+    said = model.generate(
+        torch.tensor([ids]),
+        attention_mask=torch.ones(1, len(ids), dtype=torch.long),
+        do_sample=False,
+        max_new_tokens=20,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
     return said[0, len(ids) :].tolist()
 
 
@@ -191,13 +216,18 @@ def test_an_adapter_that_is_not_there_is_refused(place):
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ({"peft_type": "IA3"}, "peft_type 'IA3'"), ({"use_dora": True}, "use_dora"), ({"bias": "all"}, "bias"),
-        ({"modules_to_save": ["lm_head"]}, "modules_to_save"), ({"fan_in_fan_out": True}, "fan_in_fan_out"),
-        ({"init_lora_weights": "pissa"}, "init_lora_weights"), ({"peft_type": None}, "peft_type None"),
-        ({"alora_invocation_tokens": [1, 2]}, "alora_invocation_tokens"), ({"lora_alpha": None}, "lora_alpha and alpha_pattern must be"),
+        ({"peft_type": "IA3"}, "peft_type 'IA3'"),
+        ({"use_dora": True}, "use_dora"),
+        ({"bias": "all"}, "bias"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
+        ({"fan_in_fan_out": True}, "fan_in_fan_out"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights"),
+        ({"peft_type": None}, "peft_type None"),
+        ({"alora_invocation_tokens": [1, 2]}, "alora_invocation_tokens"),
+        ({"lora_alpha": None}, "lora_alpha and alpha_pattern must be"),
         ({"alpha_pattern": {"q_proj": "2"}}, "lora_alpha and alpha_pattern must be"),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_plain_lora_is_refused(place, tmp_path, config, said):
     folder, merged = place
     adapter(tmp_path / "z", merged[""], TARGETS["x"], 4, 5)

@@ -17,9 +17,14 @@ from tailrace.runners.base import Batch
 
 SIZE = 16
 COMMON = {
-    "vocab_size": 211, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": 256,
-}  # fmt: skip
+    "vocab_size": 211,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+}
 ARCHITECTURES = {
     "llama": (transformers.LlamaConfig, {}),
     "llama, tied, bias": (transformers.LlamaConfig, {"tie_word_embeddings": True, "attention_bias": True}),
@@ -67,10 +72,14 @@ class Cache:
             starts.append(len(tokens))
             lengths.append(len(ids))
         return Batch(
-            torch.tensor(tokens), torch.tensor(positions), torch.tensor(slots),
-            torch.tensor(starts, dtype=torch.int32), torch.tensor(lengths, dtype=torch.int32),
-            self.tables[[c[0] for c in chunks]], torch.arange(len(tokens)),
-        )  # fmt: skip
+            torch.tensor(tokens),
+            torch.tensor(positions),
+            torch.tensor(slots),
+            torch.tensor(starts, dtype=torch.int32),
+            torch.tensor(lengths, dtype=torch.int32),
+            self.tables[[c[0] for c in chunks]],
+            torch.arange(len(tokens)),
+        )
 
 
 @pytest.fixture(scope="module")

@@ -84,23 +84,38 @@ PARAMS: dict[str, dict] = {
     "adaptive": {"adaptive_target": 0.3},
     "adaptive of min_p": {"adaptive_target": 0.5, "min_p": 0.02},
     "adaptive and then": {
-        "adaptive_target": 0.05, "top_k": 40, "top_n_sigma": 2.0, "min_p": 0.1,
+        "adaptive_target": 0.05,
+        "top_k": 40,
+        "top_n_sigma": 2.0,
+        "min_p": 0.1,
         "sampler_order": ("top_k", "adaptive_p", "top_n_sigma", "min_p"),
     },
     "tournament": {"watermark": Watermark(kind="synthid", key=5, context=2)},
     "tournament of a nucleus": {"watermark": Watermark(kind="synthid", key=-5, context=1, depth=64), "top_p": 0.95},
     "tournament before temperature": {
-        "watermark": Watermark(kind="synthid", key=5, depth=5), "temperature": 3.0, "sampler_order": ("synthid", "temperature"),
+        "watermark": Watermark(kind="synthid", key=5, depth=5),
+        "temperature": 3.0,
+        "sampler_order": ("synthid", "temperature"),
     },
     "tournament of transformers": {"watermark": Watermark(kind="synthid", scheme="transformers", keys=KEYS, context=3)},
     "tournament by an odd table": {
-        "watermark": Watermark(kind="synthid", scheme="transformers", keys=KEYS * 9, context=3, sampling_table_size=1001), "top_k": 50,
+        "watermark": Watermark(
+            kind="synthid", scheme="transformers", keys=KEYS * 9, context=3, sampling_table_size=1001
+        ),
+        "top_k": 50,
     },
     "everything": {
-        "temperature": 0.9, "top_k": 200, "top_p": 0.95, "min_p": 0.01, "repetition_penalty": 1.1, "frequency_penalty": 0.1,
-        "logit_bias": {5: 3.0}, "bad_words": ((9,),), "typical_p": 0.95,
+        "temperature": 0.9,
+        "top_k": 200,
+        "top_p": 0.95,
+        "min_p": 0.01,
+        "repetition_penalty": 1.1,
+        "frequency_penalty": 0.1,
+        "logit_bias": {5: 3.0},
+        "bad_words": ((9,),),
+        "typical_p": 0.95,
     },
-}  # fmt: skip
+}
 SIZES = (1, 2, 16, 255, 256, 257, 4097, 33_000)
 
 
@@ -147,7 +162,7 @@ def slots_for(fields: dict, vocab: int, n: int, **more) -> Slots:
     except ValueError:
         pytest.skip("not for so small a vocabulary")
     for slot in range(n):
-        slots.join(
+        slots.add(
             slot, params, key=slot * 7919 + 5, prompt=history[:200], output=history[200:], eos_token_ids=[vocab - 1]
         )
     return slots
@@ -216,7 +231,7 @@ def test_what_the_gpu_does_not_have_goes_apart_and_leaves_its_neighbours_alone()
     logits[2, 5] = float("nan")
     slots = Slots(4, vocab)
     for slot, fields in enumerate(({"top_p": 0.9}, {"logit_bias": {3: 50.0}}, {}, {"min_p": 0.1, "logprobs": 2})):
-        slots.join(slot, SamplingParams(**fields), key=slot, prompt=[1, 2])
+        slots.add(slot, SamplingParams(**fields), key=slot, prompt=[1, 2])
     expected = sampled(slots, logits, "cpu")
     found = sampled(slots, logits.to(DEVICES["gpu"]), "gpu")
     assert found.token_ids.tolist() == expected.token_ids.tolist()
@@ -228,8 +243,8 @@ def test_what_the_gpu_does_not_have_goes_apart_and_leaves_its_neighbours_alone()
     assert torch.equal(first, Sampler(slots, "cpu")(logits, alone).token_ids)
     sampler._gpu.state.tables.records[:, KEY.value] += 1  # the planted fault
     assert not torch.equal(first, sampler(logits.to(DEVICES["gpu"]), alone).token_ids)
-    slots.leave(0)
-    slots.join(0, SamplingParams(temperature=0.0), key=1, prompt=[1])  # another request in the same slot
+    slots.remove(0)
+    slots.add(0, SamplingParams(temperature=0.0), key=1, prompt=[1])  # another request in the same slot
     assert int(sampled(slots, logits.to(DEVICES["gpu"]), "gpu").token_ids[0, 0]) == int(logits[0].argmax())
 
 
@@ -261,17 +276,17 @@ def test_the_other_threshold_of_p_less_is_seen(backend):
 
 def tied(slots: Slots, row: torch.Tensor, i: int, a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether rounding explains that one backend took a, the other b: scores within 1e-4, or one is at the edge of the kept set."""
-    survivors = distribution(row, slots[i], 9)
-    scores = survivors.logits + kernels.gumbel(slots[i].key, 9, survivors.ids, 0)
-    found = {int(t): float(s) for t, s in zip(survivors.ids, scores, strict=True)}
+    candidates = distribution(row, slots[i], 9)
+    scores = candidates.logits + kernels.gumbel(slots[i].key, 9, candidates.ids, 0)
+    found = {int(t): float(s) for t, s in zip(candidates.ids, scores, strict=True)}
     if int(a) in found and int(b) in found:
         return abs(found[int(a)] - found[int(b)]) < 1e-4
     # of so many, the last ones weigh less than float32 sums can tell: the one that was not kept is next to those that were
     changed = edited(row, slots[i])
-    kept = changed[survivors.ids]
+    kept = changed[candidates.ids]
     missing = float(changed[int(b) if int(a) in found else int(a)])
     edge = min(abs(missing - float(kept.min())), abs(missing - float(kept.max())))
-    return survivors.ids.numel() > 1000 and edge < 1e-4 * (1 + abs(missing))
+    return candidates.ids.numel() > 1000 and edge < 1e-4 * (1 + abs(missing))
 
 
 CROWDS: dict[str, dict] = {
@@ -305,15 +320,15 @@ CROWD_ROWS = {
 @pytest.mark.parametrize("kind", CROWD_ROWS)
 @pytest.mark.parametrize("name", CROWDS)
 def test_crowds(name, kind):
-    """Rows so flat that csrc/crowd.cpp draws without collecting survivors; 48 keys on one row."""
+    """Rows so flat that csrc/flat_rows.cpp draws without collecting candidates; 48 keys on one row."""
     vocab, n = 49_152, 48
     row = CROWD_ROWS[kind](torch.randn(vocab, generator=torch.Generator().manual_seed(3)))
-    before = _cpu.crowd_draws()
+    before = _cpu.flat_draws()
     logits = row[None].expand(n, vocab)
     slots = slots_for(CROWDS[name], vocab, n)
     kernel, reference = sampled(slots, logits, "cpu"), sampled(slots, logits, "reference")
     if kind in ("narrow", "normal", "half", "bfloat16") and name in ("top_p 0.5", "typical 0.9", "bans"):
-        assert _cpu.crowd_draws() - before > n / 2
+        assert _cpu.flat_draws() - before > n / 2
     assert kernel.status.tolist() == reference.status.tolist() == [OK] * n
     differ = (kernel.token_ids != reference.token_ids).flatten().nonzero().flatten().tolist()
     assert all(tied(slots, row, i, kernel.token_ids[i, 0], reference.token_ids[i, 0]) for i in differ), differ
@@ -340,9 +355,23 @@ def test_the_same_bits_with_and_without_avx512(name):
 @pytest.mark.parametrize("mode", ["raw", "processed"])
 @pytest.mark.parametrize(
     "name",
-    ["greedy", "plain", "temperature", "top_k", "top_p", "penalties", "allowed", "everything", "xtc", "bias", "tail-free", "mirostat 2",
-     "adaptive of min_p", "tournament"],
-)  # fmt: skip
+    [
+        "greedy",
+        "plain",
+        "temperature",
+        "top_k",
+        "top_p",
+        "penalties",
+        "allowed",
+        "everything",
+        "xtc",
+        "bias",
+        "tail-free",
+        "mirostat 2",
+        "adaptive of min_p",
+        "tournament",
+    ],
+)
 @QUIET
 @pytest.mark.parametrize(
     ("backend", "vocab"),

@@ -1,5 +1,5 @@
 """The regression corpus: what broke in other servers, case by case. 03, 04, 06, 07 and 09 are in test_sampler.py, 11 in
-tests/engine/test_banned.py, 13 in test_verify.py, 15 and on elsewhere."""
+tests/engine/test_banned_strings.py, 13 in test_verify.py, 15 and on elsewhere."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tailrace.errors import ParameterError
 from tailrace.kernels.status import EMPTY, INF, NAN, OK
 from tailrace.params import NEUTRAL, SamplingParams
 from tailrace.ranges import COMPANIONS, RANGES
-from tailrace.sampling import Rows, Sampler, Slots, door, request_key
+from tailrace.sampling import Rows, Sampler, Slots, request_key, validation
 from tailrace.sampling.reference import distribution
 
 V = 700
@@ -34,7 +34,7 @@ def test_case_01_a_seeded_row_is_the_same_beside_unseeded_ones_in_any_order_and_
         params = (
             SamplingParams(seed=4, top_p=0.9) if i == 3 else SamplingParams(temperature=0.5 + i / 9, min_p=0.01 * i)
         )
-        slots.join(i, params, key=request_key(params.seed, 0), prompt=[1])
+        slots.add(i, params, key=request_key(params.seed, 0), prompt=[1])
     token = drawn(slots, rows)[3]
     for order in ([3], [3, 0], [7, 3, 1], [6, 5, 4, 3, 2, 1, 0, 7]):
         assert drawn(slots, rows[order], order)[order.index(3)] == token
@@ -47,8 +47,8 @@ def test_case_02_children_of_a_seed_differ_and_come_again_and_without_a_seed_req
     flat = torch.zeros(4, V)
     slots = Slots(8, V)
     for i in range(4):
-        slots.join(i, SamplingParams(seed=11), key=keys[i], prompt=[1])
-        slots.join(4 + i, SamplingParams(), key=request_key(None, 0), prompt=[1])
+        slots.add(i, SamplingParams(seed=11), key=keys[i], prompt=[1])
+        slots.add(4 + i, SamplingParams(), key=request_key(None, 0), prompt=[1])
     assert len(set(drawn(slots, flat))) > 1
     assert drawn(slots, flat) == drawn(slots, flat)
     assert len(set(drawn(slots, flat, [4, 5, 6, 7]))) > 1
@@ -67,7 +67,7 @@ def test_case_05_a_bad_row_is_its_own_requests_error_alone(spoil, status):
     rows = logits(3)
     slots = Slots(3, V)
     for i in range(3):
-        slots.join(i, SamplingParams(top_p=0.9), key=i, prompt=[1])
+        slots.add(i, SamplingParams(top_p=0.9), key=i, prompt=[1])
     before = drawn(slots, rows)
     spoil(rows[1])
     out = Sampler(slots)(rows, Rows.plain([0, 1, 2], [0, 1, 2], [5] * 3))
@@ -88,7 +88,7 @@ def test_case_05_all_but_one_masked_is_that_one():
         {"mirostat": 2},
     ):
         slots = Slots(1, V)
-        slots.join(0, SamplingParams(**fields), key=1, prompt=[1])
+        slots.add(0, SamplingParams(**fields), key=1, prompt=[1])
         assert drawn(slots, row) == [123]
 
 
@@ -97,7 +97,7 @@ def test_case_08_the_tail_of_a_large_vocabulary_comes_as_often_as_it_should():
     row = torch.full((1, 131_072), -18.42)
     row[0, 5] = 0.0
     slots = Slots(1, 131_072)
-    slots.join(0, SamplingParams(), key=3, prompt=[1])
+    slots.add(0, SamplingParams(), key=3, prompt=[1])
     out = Sampler(slots)(row, Rows.plain([0] * 2**14, [0] * 2**14, range(2**14)))
     wins = int((out.token_ids != 5).sum())
     assert 3 <= wins <= 50  # 21.5 expected
@@ -115,8 +115,12 @@ def test_case_10_ids_outside_the_vocabulary_are_refused_by_name(name, token):
     "name", ["logit_bias", "stop_token_ids", "allowed_token_ids", "bad_words", "sequence_bias", "stop"]
 )
 def test_case_10_a_million_entries_are_refused_quickly(name):
-    many = {"logit_bias": dict.fromkeys(range(10**6), 1.0), "bad_words": ((1,),) * 10**6, "sequence_bias": (((1,), 1.0),) * 10**6,
-            "stop": ("x",) * 10**6}.get(name, tuple(range(10**6)))  # fmt: skip
+    many = {
+        "logit_bias": dict.fromkeys(range(10**6), 1.0),
+        "bad_words": ((1,),) * 10**6,
+        "sequence_bias": (((1,), 1.0),) * 10**6,
+        "stop": ("x",) * 10**6,
+    }.get(name, tuple(range(10**6)))
     begin = time.perf_counter()
     with pytest.raises(ParameterError, match=f"{name} must have at most"):
         SamplingParams(**{name: many})
@@ -125,56 +129,104 @@ def test_case_10_a_million_entries_are_refused_quickly(name):
 
 # a value that must change what is drawn, and what else it needs
 EFFECTS: dict[str, dict] = {
-    "temperature": {"temperature": 0.2}, "dynatemp_range": {"dynatemp_range": 0.9}, "smoothing_factor": {"smoothing_factor": 2.0},
+    "temperature": {"temperature": 0.2},
+    "dynatemp_range": {"dynatemp_range": 0.9},
+    "smoothing_factor": {"smoothing_factor": 2.0},
     "dynatemp_exponent": {"dynatemp_range": 0.9, "dynatemp_exponent": 4.0},
     "smoothing_curve": {"smoothing_factor": 0.2, "smoothing_curve": 3.0},
-    "top_k": {"top_k": 3}, "top_p": {"top_p": 0.2}, "min_p": {"min_p": 0.5}, "top_a": {"top_a": 1.0}, "typical_p": {"typical_p": 0.1},
-    "tfs_z": {"tfs_z": 0.1}, "epsilon_cutoff": {"epsilon_cutoff": 0.1}, "eta_cutoff": {"eta_cutoff": 0.3},
-    "top_n_sigma": {"top_n_sigma": 0.3}, "top_h": {"top_h": 0.1}, "p_less": {"p_less": True}, "p_less_norm": {"p_less_norm": True},
-    "min_k": {"min_k": True}, "min_k_tau": {"min_k": True, "min_k_tau": 25.0},
+    "top_k": {"top_k": 3},
+    "top_p": {"top_p": 0.2},
+    "min_p": {"min_p": 0.5},
+    "top_a": {"top_a": 1.0},
+    "typical_p": {"typical_p": 0.1},
+    "tfs_z": {"tfs_z": 0.1},
+    "epsilon_cutoff": {"epsilon_cutoff": 0.1},
+    "eta_cutoff": {"eta_cutoff": 0.3},
+    "top_n_sigma": {"top_n_sigma": 0.3},
+    "top_h": {"top_h": 0.1},
+    "p_less": {"p_less": True},
+    "p_less_norm": {"p_less_norm": True},
+    "min_k": {"min_k": True},
+    "min_k_tau": {"min_k": True, "min_k_tau": 25.0},
     "xtc_probability": {"xtc_probability": 1.0, "xtc_threshold": 0.01},
-    "xtc_threshold": {"xtc_probability": 1.0, "xtc_threshold": 0.03}, "mirostat": {"mirostat": 2, "mirostat_tau": 1.0},
-    "mirostat_tau": {"mirostat": 2, "mirostat_tau": 2.0}, "adaptive_target": {"adaptive_target": 0.01},
-    "repetition_penalty": {"repetition_penalty": 5.0}, "presence_penalty": {"presence_penalty": 2.0},
-    "frequency_penalty": {"frequency_penalty": 2.0}, "penalty_last_n": {"presence_penalty": 2.0, "penalty_last_n": 3},
+    "xtc_threshold": {"xtc_probability": 1.0, "xtc_threshold": 0.03},
+    "mirostat": {"mirostat": 2, "mirostat_tau": 1.0},
+    "mirostat_tau": {"mirostat": 2, "mirostat_tau": 2.0},
+    "adaptive_target": {"adaptive_target": 0.01},
+    "repetition_penalty": {"repetition_penalty": 5.0},
+    "presence_penalty": {"presence_penalty": 2.0},
+    "frequency_penalty": {"frequency_penalty": 2.0},
+    "penalty_last_n": {"presence_penalty": 2.0, "penalty_last_n": 3},
     "repetition_scope": {"repetition_penalty": 5.0, "repetition_scope": "prompt"},
-    "penalty_scope": {"presence_penalty": 2.0, "penalty_scope": "prompt"}, "dry_multiplier": {"dry_multiplier": 5.0},
-    "dry_base": {"dry_multiplier": 5.0, "dry_base": 9.0}, "dry_allowed_length": {"dry_multiplier": 5.0, "dry_allowed_length": 1},
+    "penalty_scope": {"presence_penalty": 2.0, "penalty_scope": "prompt"},
+    "dry_multiplier": {"dry_multiplier": 5.0},
+    "dry_base": {"dry_multiplier": 5.0, "dry_base": 9.0},
+    "dry_allowed_length": {"dry_multiplier": 5.0, "dry_allowed_length": 1},
     "dry_penalty_last_n": {"dry_multiplier": 5.0, "dry_penalty_last_n": 2},
-    "dry_sequence_breakers": {"dry_multiplier": 5.0, "dry_sequence_breakers": (2,)}, "no_repeat_ngram_size": {"no_repeat_ngram_size": 2},
+    "dry_sequence_breakers": {"dry_multiplier": 5.0, "dry_sequence_breakers": (2,)},
+    "no_repeat_ngram_size": {"no_repeat_ngram_size": 2},
     "encoder_no_repeat_ngram_size": {"encoder_no_repeat_ngram_size": 3},
     "encoder_repetition_penalty": {"encoder_repetition_penalty": 3.0},
     "exponential_decay_length_penalty": {"exponential_decay_length_penalty": (2, 1.5)},
     "normalize_logits": {"repetition_penalty": 2.0, "normalize_logits": True},
-    "logit_bias": {"logit_bias": {9: 50.0}}, "sequence_bias": {"sequence_bias": (((1, 2, 9), 50.0),)},
-    "allowed_token_ids": {"allowed_token_ids": (4, 5)}, "bad_words": {"bad_words": ((0,), (3,))},
+    "logit_bias": {"logit_bias": {9: 50.0}},
+    "sequence_bias": {"sequence_bias": (((1, 2, 9), 50.0),)},
+    "allowed_token_ids": {"allowed_token_ids": (4, 5)},
+    "bad_words": {"bad_words": ((0,), (3,))},
     "min_tokens": {"min_tokens": 50, "stop_token_ids": (0, 3)},
     "sampler_order": {"temperature": 0.3, "top_p": 0.5, "sampler_order": ("top_p", "temperature")},
-}  # fmt: skip
+}
 # what changes the noise, the report, the end of a sequence or its text, or the number of sequences: tested where that is
 ELSEWHERE = {
-    "n", "seed", "max_tokens", "logprobs", "prompt_logprobs", "logprobs_mode", "report_entropy", "logprob_token_ids", "stop",
-    "stop_token_ids", "stop_regex", "stop_outside", "repetition_detection", "thinking", "ignore_eos", "banned_strings",
-    "include_stop_str_in_output", "skip_special_tokens", "shown_token_ids", "output_kind", "processors", "watermark", "forced_token_ids",
-    "mirostat_eta", "adaptive_decay", "banned_ignore_case", "banned_regex", "grammar", "guidance_scale", "negative_prompt", "speculation",
-}  # fmt: skip
+    "n",
+    "seed",
+    "max_tokens",
+    "logprobs",
+    "prompt_logprobs",
+    "logprobs_mode",
+    "report_entropy",
+    "logprob_token_ids",
+    "stop",
+    "stop_token_ids",
+    "stop_regex",
+    "stop_outside",
+    "repetition_detection",
+    "thinking",
+    "ignore_eos",
+    "banned_strings",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
+    "shown_token_ids",
+    "output_kind",
+    "processors",
+    "watermark",
+    "forced_token_ids",
+    "mirostat_eta",
+    "adaptive_decay",
+    "banned_ignore_case",
+    "banned_regex",
+    "grammar",
+    "guidance_scale",
+    "negative_prompt",
+    "speculation",
+}
 
 
 def law_of(fields: dict) -> torch.Tensor:
     row = torch.linspace(4.0, -4.0, 40)
     slots = Slots(1, 40)
-    slots.join(
+    slots.add(
         0,
         SamplingParams(**fields),
         key=1,
         prompt=[1, 2, 3, 1, 2, 0],
         output=[7, 1, 2, 3, 0, 3, 1, 2],
         eos_token_ids=[39],
-        handled=door.ELSEWHERE,
+        handled=validation.ELSEWHERE,
     )
-    survivors = distribution(row, slots[0])
+    candidates = distribution(row, slots[0])
     law = torch.zeros(40, dtype=torch.float64)
-    law[survivors.ids] = survivors.probabilities()
+    law[candidates.ids] = candidates.probabilities()
     return law
 
 
@@ -228,7 +280,7 @@ def test_both_ends_of_every_range_give_a_token(name):
             except ParameterError:
                 continue
             slots = Slots(1, V)
-            slots.join(0, params, key=1, prompt=[1, 2], output=[3, 3], handled=door.ELSEWHERE)
+            slots.add(0, params, key=1, prompt=[1, 2], output=[3, 3], handled=validation.ELSEWHERE)
             for kind in (logits(1), torch.zeros(1, V), logits(1) * 1e4):
                 for backend in ("cpu", "reference"):
                     out = Sampler(slots, backend)(kind, Rows.plain([0], [0], [4]))
@@ -241,7 +293,7 @@ def test_removing_the_likeliest_before_top_n_sigma_leaves_something():
     row[0, 3] = row[0, 4] = 10.0
     fields = {"sampler_order": ("xtc", "top_n_sigma"), "xtc_probability": 1.0, "top_n_sigma": 0.1}
     slots = Slots(1, V)
-    slots.join(0, SamplingParams(**fields), key=1, prompt=[1])
+    slots.add(0, SamplingParams(**fields), key=1, prompt=[1])
     for backend in ("cpu", "reference"):
         out = Sampler(slots, backend)(row, Rows.plain([0], [0], [4]))
         assert out.token_ids.tolist() == [[4]]
@@ -251,8 +303,8 @@ def test_state_is_learnt_from_what_the_methods_saw_and_not_from_forced_tokens():
     row = logits(1)
     for fields in ({"mirostat": 2, "mirostat_tau": 2.0}, {"mirostat": 1}, {"adaptive_target": 0.05, "top_k": 20}):
         slots = Slots(2, V)
-        slots.join(0, SamplingParams(**fields), key=1, prompt=[1])
-        slots.join(1, SamplingParams(forced_token_ids=(9,), **fields), key=1, prompt=[1])
+        slots.add(0, SamplingParams(**fields), key=1, prompt=[1])
+        slots.add(1, SamplingParams(forced_token_ids=(9,), **fields), key=1, prompt=[1])
         before = dict(slots[0].state)
         for slot in (0, 1):
             out = Sampler(slots)(row, Rows.plain([slot], [0], [1]))
@@ -264,10 +316,14 @@ def test_state_is_learnt_from_what_the_methods_saw_and_not_from_forced_tokens():
 
 def test_a_token_taken_back_is_as_if_never_said():
     fields = {
-        "presence_penalty": 0.5, "repetition_penalty": 1.3, "penalty_last_n": 4, "dry_multiplier": 1.0, "no_repeat_ngram_size": 1,
-    }  # fmt: skip
+        "presence_penalty": 0.5,
+        "repetition_penalty": 1.3,
+        "penalty_last_n": 4,
+        "dry_multiplier": 1.0,
+        "no_repeat_ngram_size": 1,
+    }
     slots = Slots(1, V)
-    slots.join(0, SamplingParams(**fields), key=1, prompt=[1, 2, 3], output=[4, 1, 2])
+    slots.add(0, SamplingParams(**fields), key=1, prompt=[1, 2, 3], output=[4, 1, 2])
     before = distribution(logits(1)[0], slots[0])
     for count in (1, 3):
         slots.commit([0], [[30, 2, 1][:count]])

@@ -17,7 +17,7 @@ LEARNING = {"mirostat": {"mirostat": 2, "mirostat_tau": 2.0}, "adaptive": {"adap
 def drawn(fields: dict) -> tuple[Slots, list[int]]:
     """A slot that has just drawn several tokens in one step."""
     slots = Slots(2, V)
-    slots.join(0, SamplingParams(**fields), key=5, prompt=[1, 2])
+    slots.add(0, SamplingParams(**fields), key=5, prompt=[1, 2])
     logits = torch.randn(4, V, generator=torch.Generator().manual_seed(8)) * 2
     said: list[int] = []
     for _ in range(3):  # the next token of the exact rule is the draft that is accepted
@@ -81,7 +81,7 @@ def test_a_fork_learns_for_itself():
 def test_moving_edits_are_those_of_the_next_position_after_each_token():
     """bad_words and forced tokens with commits one at a time: the kernels' record follows."""
     slots = Slots(1, V)
-    slots.join(0, SamplingParams(temperature=0.0, bad_words=((4, 5),), forced_token_ids=(3, 4)), key=1, prompt=[1])
+    slots.add(0, SamplingParams(temperature=0.0, bad_words=((4, 5),), forced_token_ids=(3, 4)), key=1, prompt=[1])
     row = torch.zeros(1, V)
     row[0, 5], row[0, 6] = 9.0, 8.0
     found = []

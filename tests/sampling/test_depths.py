@@ -33,7 +33,7 @@ def emitted(rule: Rule, dense: bool, draws: int, q_shift: int = 0) -> torch.Tens
     logits, proposals = rows_of(1)
     rng = torch.Generator().manual_seed(2)
     slots = Slots(1, V)
-    slots.join(0, SamplingParams(temperature=TEMPERATURE), key=17, prompt=[1])
+    slots.add(0, SamplingParams(temperature=TEMPERATURE), key=17, prompt=[1])
     sampler, law = Sampler(slots), (logits.double() / TEMPERATURE).softmax(1)
     proposed = torch.cat([proposals.roll(q_shift, 0), torch.zeros(1, V)]).repeat(BATCH, 1) if dense else None
     source = [0] * BATCH

@@ -74,7 +74,7 @@ def emitted(
 ) -> dict[Text, float]:
     """The law of what one step emits; the drafts are drawn from the proposals, or the likeliest of each."""
     slots = Slots(1, world.vocab)
-    slots.join(0, SamplingParams(**world.params), key=3, prompt=PROMPT, output=OUTPUT)
+    slots.add(0, SamplingParams(**world.params), key=3, prompt=PROMPT, output=OUTPUT)
 
     def run(choices: Choices) -> Text:
         monkeypatch.setattr(verify.kernels, "uniform", lambda *_: Uniform(choices))

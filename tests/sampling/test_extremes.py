@@ -24,7 +24,7 @@ from tailrace.params import NEUTRAL, SamplingParams
 from tailrace.ranges import REFINEMENTS as SWITCHES
 from tailrace.ranges import TRUNCATIONS
 from tailrace.sampling import Rows, Sampler, Slots
-from tailrace.sampling.entries import Entries
+from tailrace.sampling.edit_table import EditTable
 from tailrace.sampling.history import Suffixes
 from tailrace.sampling.pipeline import EDITS, REFINEMENTS
 from tailrace.sampling.reference import distribution
@@ -59,13 +59,26 @@ def rows_of(vocab: int, seed: int) -> torch.Tensor:
     rng = torch.Generator().manual_seed(seed)
     x, ids, one = torch.randn(vocab, generator=rng), torch.arange(vocab), torch.randint(0, vocab, (1,), generator=rng)
     none = torch.tensor(-INF)
-    return torch.stack([
-        x * 2, x.round(), x * 30, x + 1e5, x * 1e-29, x * 1e37, x.sign() * 1e38, torch.zeros(vocab), torch.full((vocab,), 3.4e38),
-        torch.where(ids == one, 1.0, none), torch.where((ids == one) | (ids == 0), x, none),
-        torch.where((x > 0) | (ids == one), x, none),
-        torch.where(ids == one, 3e38, -3e38), torch.where(ids == one, 60.0, 0.0), torch.where(ids % 5 == 0, 2.0, 0.0),
-        torch.full((vocab,), -INF),
-    ])  # fmt: skip
+    return torch.stack(
+        [
+            x * 2,
+            x.round(),
+            x * 30,
+            x + 1e5,
+            x * 1e-29,
+            x * 1e37,
+            x.sign() * 1e38,
+            torch.zeros(vocab),
+            torch.full((vocab,), 3.4e38),
+            torch.where(ids == one, 1.0, none),
+            torch.where((ids == one) | (ids == 0), x, none),
+            torch.where((x > 0) | (ids == one), x, none),
+            torch.where(ids == one, 3e38, -3e38),
+            torch.where(ids == one, 60.0, 0.0),
+            torch.where(ids % 5 == 0, 2.0, 0.0),
+            torch.full((vocab,), -INF),
+        ]
+    )
 
 
 def differing(seed: int, backend: str, tries: int, sizes: tuple[int, ...]) -> list[tuple]:
@@ -85,7 +98,7 @@ def differing(seed: int, backend: str, tries: int, sizes: tuple[int, ...]) -> li
         except ParameterError:  # mirostat beside a truncation
             continue
         slots, logits = Slots(1, vocab), rows_of(vocab, rng.randrange(2**31))
-        slots.join(0, params, key=rng.randrange(2**40), prompt=[0], output=[1], eos_token_ids=[1])
+        slots.add(0, params, key=rng.randrange(2**40), prompt=[0], output=[1], eos_token_ids=[1])
         n = logits.shape[0]
         rows = Rows.plain([0] * n, range(n), range(2, n + 2))
         found, wanted = (
@@ -112,7 +125,7 @@ def test_extremes_are_the_same_on_a_gpu(seed):
 def drawn(fields: dict, row: list[float], backend: str) -> set[int]:
     """What comes in 60 draws."""
     slots = Slots(1, len(row))
-    slots.join(0, SamplingParams(**fields), key=5, prompt=[0])
+    slots.add(0, SamplingParams(**fields), key=5, prompt=[0])
     logits = torch.tensor([row], device=DEVICES[backend])
     out = Sampler(slots, backend)(logits, Rows.plain([0] * 60, [0] * 60, range(60)))  # pyright: ignore
     assert out.status.tolist() == [OK] * 60
@@ -203,7 +216,7 @@ def test_copies_share_what_is_known_of_the_prompt(monkeypatch):
             monkeypatch.setitem(EDITS, name, counted)
     params = SamplingParams(dry_multiplier=1.0, no_repeat_ngram_size=2, repetition_penalty=1.2, n=5)
     slots = Slots(5, 200)
-    slots.join(0, params, key=1, prompt=[5, 6, 7, 5, 6, 7, 5, 6], handled=("n",))
+    slots.add(0, params, key=1, prompt=[5, 6, 7, 5, 6, 7, 5, 6], handled=("n",))
     before = len(worked_out)
     assert before > 0
     for twin in range(1, 5):
@@ -215,8 +228,8 @@ def test_copies_share_what_is_known_of_the_prompt(monkeypatch):
         slots.commit([index], [[7] * index])
     for index in range(5):
         other = Slots(1, 200)
-        other.join(0, params, key=1, prompt=[5, 6, 7, 5, 6, 7, 5, 6], output=[7] * index, handled=("n",))
-        written = [Entries.of(edits) for edits in (slots.edits[index], other.edits[0])]
+        other.add(0, params, key=1, prompt=[5, 6, 7, 5, 6, 7, 5, 6], output=[7] * index, handled=("n",))
+        written = [EditTable.of(edits) for edits in (slots.edits[index], other.edits[0])]
         assert len({repr((e.banned, e.before, e.later, e.penalty.counts.lists())) for e in written}) == 1
         assert slots[index].history.counts is written[0].penalty.counts
 
@@ -225,7 +238,7 @@ def test_copies_share_what_is_known_of_the_prompt(monkeypatch):
 def test_dry_grows_with_the_stretch_as_far_as_it_goes(period):
     """Base 1.02: held at 3.5 when stretches were followed for 64 tokens more than are allowed."""
     slots, tokens = Slots(1, 200), list(range(period)) * (400 // period)
-    slots.join(0, SamplingParams(dry_multiplier=1.0, dry_base=1.02), key=1, prompt=tokens)
+    slots.add(0, SamplingParams(dry_multiplier=1.0, dry_base=1.02), key=1, prompt=tokens)
     [edit] = slots.edits[0]
     n = len(tokens) - period if period > 1 else len(tokens) - 1
     assert edit.ids.tolist() == [0]
@@ -243,7 +256,7 @@ def test_mirostat_1_truncates_k():
     vocab, mu = 64, math.log2(2.9 * math.log(64))
     row = -torch.log(torch.arange(1, vocab + 1, dtype=torch.float64)).float()
     slots = Slots(1, vocab)
-    slots.join(0, SamplingParams(mirostat=1, mirostat_tau=mu / 2), key=1, prompt=[0])
+    slots.add(0, SamplingParams(mirostat=1, mirostat_tau=mu / 2), key=1, prompt=[0])
     assert distribution(row, slots[0]).ids.tolist() == [0, 1]
 
 
@@ -251,7 +264,7 @@ def test_mirostat_1_truncates_k():
 def test_where_one_token_is_left_its_own_certainty_is_learnt_from(fields):
     """Not the row before's: there the token may be unlikely beyond what a double holds, and its logarithm is no number."""
     slots = Slots(1, 50)
-    slots.join(0, SamplingParams(**fields), key=1, prompt=[0])
+    slots.add(0, SamplingParams(**fields), key=1, prompt=[0])
     flat, alone = torch.zeros(1, 50), torch.full((1, 50), -INF)
     flat[0, 9], alone[0, 9] = -2000.0, 0.0
     slots.commit([0], Sampler(slots)(flat, Rows.plain([0], [0])).tokens())

@@ -76,7 +76,7 @@ def test_named_and_processed_logprobs_and_those_who_ask_for_what_no_kernel_has(b
     for i in range(n):
         rare = {"mirostat": 2} if i % 2 else {"temperature": 0.7}
         params = SamplingParams(**rare, logprobs=0, logprob_token_ids=(3, 200), logprobs_mode=mode)
-        slots.join(i, params, key=i, prompt=[1])
+        slots.add(i, params, key=i, prompt=[1])
     the_same(slots, backend, logits, Rows.plain(range(n), range(n), [9] * n, guidance=guided(n)))
 
 
@@ -93,14 +93,19 @@ def test_drafts_and_masks(backend, rule, dense):
     slots = Slots(requests, vocab)
     for i in range(requests):
         penalty = {"presence_penalty": 0.3} if i % 2 else {}
-        slots.join(i, SamplingParams(temperature=0.7, top_p=0.95, logprobs=2, **penalty), key=i, prompt=[1, 2])
+        slots.add(i, SamplingParams(temperature=0.7, top_p=0.95, logprobs=2, **penalty), key=i, prompt=[1, 2])
     masks = torch.full((2, -(-vocab // 32)), -1, dtype=torch.int32)
     masks[1, 3:9] = 0
     rows = Rows.drafted(
-        range(requests), [2] * requests, [likely[i * 4 : i * 4 + drafts] for i in range(requests)], rule, proposals,
-        mask=[i % 3 - 1 for i in range(count)], masks=masks,
+        range(requests),
+        [2] * requests,
+        [likely[i * 4 : i * 4 + drafts] for i in range(requests)],
+        rule,
+        proposals,
+        mask=[i % 3 - 1 for i in range(count)],
+        masks=masks,
         guidance=Guidance.of(range(count, 2 * count), [1.7] * count),
-    )  # fmt: skip
+    )
     the_same(slots, backend, logits, rows)
     one = rows.of(4)
     assert one.guidance is not None
@@ -139,6 +144,6 @@ def test_a_neighbour_does_not_notice():
 def test_bad_input(make, message):
     slots = Slots(2, 9)
     for i in range(2):
-        slots.join(i, SamplingParams(), key=i, prompt=[1])
+        slots.add(i, SamplingParams(), key=i, prompt=[1])
     with pytest.raises(ValueError, match=message):
         Sampler(slots)(torch.zeros(4, 9), Rows.plain([0, 1], [0, 1], [5, 5], guidance=make()))

@@ -48,8 +48,8 @@ def test_verification_of_degenerate_distributions(rule, backend):
     logits = torch.tensor([row for a, b, _, _ in cases for row in (TARGETS[a], TARGETS[b], TARGETS["all"])])
     q = torch.tensor([row for _, _, c, d in cases for row in (PROPOSALS[c], PROPOSALS[d], [0.0] * V)])
     slots = Slots(2, V)
-    slots.join(0, SamplingParams(), key=3, prompt=[0])
-    slots.join(1, SamplingParams(top_k=4, logprobs=1), key=3, prompt=[0])
+    slots.add(0, SamplingParams(), key=3, prompt=[0])
+    slots.add(1, SamplingParams(top_k=4, logprobs=1), key=3, prompt=[0])
     n = len(cases)
     drafts = [[1, 1 + i % 2] for i in range(n)]
     rows = Rows.drafted([i % 2 for i in range(n)], range(1, n + 1), drafts, [rule] * n, q)
@@ -65,8 +65,8 @@ def test_verification_of_degenerate_distributions(rule, backend):
 
 def test_case_of_the_issue_a_peaked_row_that_falls_back_under_rule_block():
     slots = Slots(2, V)
-    slots.join(0, SamplingParams(top_h=0.9), key=1, prompt=[0])
-    slots.join(1, SamplingParams(), key=2, prompt=[0])
+    slots.add(0, SamplingParams(top_h=0.9), key=1, prompt=[0])
+    slots.add(1, SamplingParams(), key=2, prompt=[0])
     logits = torch.tensor([TARGETS["nearly"]] * 4)
     q = torch.tensor([PROPOSALS["nearly"], [0.0] * V] * 2)
     out = Sampler(slots)(logits, Rows.drafted([0, 1], [1, 1], [[1], [1]], ["block"] * 2, q))
@@ -85,7 +85,7 @@ def test_whatever_the_reference_raises_is_its_requests_alone(where, backend, mon
     for i, fields in enumerate(
         ({}, {"normalize_logits": True, "logprobs": 1, "presence_penalty": 0.1}, {"top_p": 0.8})
     ):
-        slots.join(i, SamplingParams(**fields), key=i, prompt=[0, 1])
+        slots.add(i, SamplingParams(**fields), key=i, prompt=[0, 1])
     logits = torch.randn(9, V, generator=torch.Generator().manual_seed(1)).to(DEVICES[backend])
     alone = (
         Sampler(slots, "reference")(logits.cpu(), Rows.drafted(range(3), [2] * 3, [[]] * 3)).token_ids[:, 0].tolist()
@@ -175,7 +175,7 @@ def test_processors_that_misbehave(kind, temperature, monkeypatch):
     for fields in ({}, {"processors": {"it": {}}}):
         slots = Slots(3, V)
         for i in range(3):
-            slots.join(i, SamplingParams(temperature=temperature, **(fields if i == 1 else {})), key=i, prompt=[0])
+            slots.add(i, SamplingParams(temperature=temperature, **(fields if i == 1 else {})), key=i, prompt=[0])
         drawn.append(Sampler(slots)(logits, Rows.plain(range(3), range(3), [1] * 3)))
     plain, out = drawn
     assert out.token_ids[[0, 2]].tolist() == plain.token_ids[[0, 2]].tolist()
@@ -190,7 +190,7 @@ def test_what_a_processor_is_given_is_its_own(monkeypatch):
     monkeypatch.setattr(processors, "REGISTERED", {"spoils": spoils})
     slots = Slots(1, V)
     arguments = {"given": [0]}
-    slots.join(0, SamplingParams(temperature=0.0, processors={"spoils": arguments}), key=1, prompt=[0])
+    slots.add(0, SamplingParams(temperature=0.0, processors={"spoils": arguments}), key=1, prompt=[0])
     for _ in range(3):
         assert Sampler(slots)(torch.zeros(1, V), Rows.plain([0], [0], [1])).token_ids.tolist() == [[2]]
     assert slots[0].history.tokens == [0]

@@ -67,7 +67,7 @@ def expected(fields: dict) -> dict[int, float]:
 
 def slots_for(fields: dict, prompt=PROMPT, output=OUTPUT) -> Slots:
     slots = Slots(1, V)
-    slots.join(0, SamplingParams(**fields), key=77, prompt=prompt, output=output)
+    slots.add(0, SamplingParams(**fields), key=77, prompt=prompt, output=output)
     return slots
 
 
@@ -130,7 +130,7 @@ def rare_wins(draws: int, vocab: int, gap: float) -> int:
     row = torch.full((1, vocab), -gap)
     row[0, 0] = 0.0
     slots = Slots(1, vocab)
-    slots.join(0, SamplingParams(), key=5, prompt=[1])
+    slots.add(0, SamplingParams(), key=5, prompt=[1])
     sampler, wins = Sampler(slots), 0
     for first in range(0, draws, 2**14):
         out = sampler(row, Rows.plain([0] * 2**14, [0] * 2**14, range(first, first + 2**14)))
@@ -164,12 +164,12 @@ def test_coarse_noise_is_seen(monkeypatch):
         return -torch.log(-torch.log1p(-(bits.double() + 0.5) * 2.0**-24)).float()
 
     slots = Slots(1, 65_536)
-    slots.join(0, SamplingParams(), key=5, prompt=[1])
+    slots.add(0, SamplingParams(), key=5, prompt=[1])
     row = torch.full((65_536,), math.log(1e-7))
     row[0] = 0.0
-    survivors = distribution(row, slots[0])
+    candidates = distribution(row, slots[0])
     monkeypatch.setattr(reference.kernels, "gumbel", coarse)
-    wins = sum(reference.draw(survivors, slots[0], position) != 0 for position in range(1000))
+    wins = sum(reference.draw(candidates, slots[0], position) != 0 for position in range(1000))
     expected = 1000 * 65_535e-7
     assert (
         wins < expected / 2
@@ -192,7 +192,7 @@ def test_draws_that_skip_most_tokens_have_the_law(fields, kind):
         "slope": torch.arange(WIDE) / 200.0,
     }[kind]
     slots = Slots(1, WIDE)
-    slots.join(0, SamplingParams(**fields), key=9, prompt=[1])
+    slots.add(0, SamplingParams(**fields), key=9, prompt=[1])
     alive = distribution(row, slots[0])
     law = torch.zeros(WIDE, dtype=torch.float64)
     law[alive.ids] = alive.probabilities()

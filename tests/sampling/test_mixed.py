@@ -17,10 +17,10 @@ from tailrace.kernels.rows import RULES, Rows
 from tailrace.kernels.status import EMPTY, OK
 from tailrace.params import SamplingParams, Watermark
 from tailrace.sampling import Sampler, Slots
-from tailrace.sampling.carried import Carried
+from tailrace.sampling.draft_programs import unroll
 from tailrace.sampling.on_gpu import OnGPU
 from tailrace.sampling.sampler import Backend
-from tailrace.sampling.unroll import unroll
+from tailrace.sampling.sequence_state import SequenceState
 
 V = 700
 PARAMS: dict[str, dict] = {
@@ -44,12 +44,28 @@ PARAMS: dict[str, dict] = {
     "xtc": {"xtc_probability": 0.5, "xtc_threshold": 0.02, "min_p": 0.005},
     "typical_p": {"typical_p": 0.8, "presence_penalty": 0.3},
     "everything": {
-        "temperature": 0.9, "top_k": 100, "top_p": 0.97, "repetition_penalty": 1.1, "frequency_penalty": 0.1, "penalty_last_n": 20,
-        "dry_multiplier": 0.8, "bad_words": ((2, 3), (8,)), "min_tokens": 7, "stop_token_ids": (5,), "no_repeat_ngram_size": 3,
-        "logit_bias": {4: 2.0}, "sequence_bias": (((1, 2), 4.0),),
+        "temperature": 0.9,
+        "top_k": 100,
+        "top_p": 0.97,
+        "repetition_penalty": 1.1,
+        "frequency_penalty": 0.1,
+        "penalty_last_n": 20,
+        "dry_multiplier": 0.8,
+        "bad_words": ((2, 3), (8,)),
+        "min_tokens": 7,
+        "stop_token_ids": (5,),
+        "no_repeat_ngram_size": 3,
+        "logit_bias": {4: 2.0},
+        "sequence_bias": (((1, 2), 4.0),),
     },
     "mirostat": {"mirostat": 2, "mirostat_tau": 3.0},
-    "mirostat and a window": {"mirostat": 2, "mirostat_tau": 2.0, "mirostat_eta": 0.7, "presence_penalty": 0.5, "penalty_last_n": 5},
+    "mirostat and a window": {
+        "mirostat": 2,
+        "mirostat_tau": 2.0,
+        "mirostat_eta": 0.7,
+        "presence_penalty": 0.5,
+        "penalty_last_n": 5,
+    },
     "mirostat 1": {"mirostat": 1, "mirostat_tau": 2.0},
     "adaptive": {"adaptive_target": 0.3},
     "adaptive of min-p": {"adaptive_target": 0.5, "adaptive_decay": 0.3, "min_p": 0.01, "bad_words": ((3, 4),)},
@@ -57,9 +73,15 @@ PARAMS: dict[str, dict] = {
     "top-h": {"top_h": 0.6},
     "min-k": {"min_k": True, "temperature": 2.0},
     "synthid": {"watermark": Watermark(kind="synthid", key=5, context=1, depth=9), "presence_penalty": 0.2},
-    "synthid and ngrams": {"watermark": Watermark(kind="synthid", key=5, context=2), "no_repeat_ngram_size": 3, "top_p": 0.95},
-    "synthid of transformers": {"watermark": Watermark(kind="synthid", scheme="transformers", keys=(5, 6, 7), context=2)},
-}  # fmt: skip
+    "synthid and ngrams": {
+        "watermark": Watermark(kind="synthid", key=5, context=2),
+        "no_repeat_ngram_size": 3,
+        "top_p": 0.95,
+    },
+    "synthid of transformers": {
+        "watermark": Watermark(kind="synthid", scheme="transformers", keys=(5, 6, 7), context=2)
+    },
+}
 RARE: dict[str, dict] = {
     "normalised": {"normalize_logits": True, "repetition_penalty": 1.3},
     "normalised, mirostat": {"normalize_logits": True, "mirostat": 2, "mirostat_tau": 3.0},
@@ -80,7 +102,7 @@ def world(seed: int, asked: list[dict]) -> tuple[Slots, torch.Tensor, Rows]:
         prompt, output = [[rng.randrange(12) for _ in range(rng.randrange(1, 20))] for _ in range(2)]
         output = [] if "forced_token_ids" in fields else output
         report = {"logprobs": 2, "logprobs_mode": rng.choice(["raw", "processed"])} if rng.random() < 0.4 else {}
-        slots.join(
+        slots.add(
             i,
             SamplingParams(**fields, **report),
             key=seed * 100 + i,
@@ -93,7 +115,7 @@ def world(seed: int, asked: list[dict]) -> tuple[Slots, torch.Tensor, Rows]:
             slots.ban(i, rng.randrange(12))
             slots[i].banned[slots[i].num_output + 1] = {2, 3}
         if rng.random() < 0.2:
-            slots[i].carried.force(slots[i].num_output + rng.randrange(5), [rng.randrange(12)])
+            slots[i].sequence_state.force(slots[i].num_output + rng.randrange(5), [rng.randrange(12)])
             slots.refresh(i)
         drafts.append([rng.randrange(12) for _ in range(rng.randrange(5))])
         positions.append(len(prompt) + len(output))
@@ -161,7 +183,7 @@ def test_every_rule_on_a_gpu(rule, dense, monkeypatch):
         proposals=proposals if dense else None,
     )
     for i in range(rows.num_requests):
-        slots[i].carried.forced.clear()
+        slots[i].sequence_state.forced.clear()
         slots.refresh(i)
     compare(slots, logits, rows, backend="gpu")
 
@@ -254,8 +276,8 @@ def test_a_text_is_the_same_by_kernels_and_reference_with_drafts_forks_and_preem
     table = torch.randn(16, V, generator=torch.Generator().manual_seed(8)) * 2
     texts = []
     for backend in ("cpu", "reference"):
-        slots, carried = Slots(2, V), Carried()
-        slots.join(0, SamplingParams(**PARAMS[name]), key=5, prompt=[1, 2], carried=carried)
+        slots, sequence_state = Slots(2, V), SequenceState()
+        slots.add(0, SamplingParams(**PARAMS[name]), key=5, prompt=[1, 2], sequence_state=sequence_state)
         said, rng = [1, 2], random.Random(4)
         for turn in range(40):
             drafts = [rng.randrange(12) for _ in range(rng.randrange(3))]
@@ -266,8 +288,15 @@ def test_a_text_is_the_same_by_kernels_and_reference_with_drafts_forks_and_preem
             if turn == 10:
                 slots.fork(0, 1, key=6)
             if turn == 20:
-                slots.leave(0)
-                slots.join(0, SamplingParams(**PARAMS[name]), key=5, prompt=[1, 2], output=said[2:], carried=carried)
+                slots.remove(0)
+                slots.add(
+                    0,
+                    SamplingParams(**PARAMS[name]),
+                    key=5,
+                    prompt=[1, 2],
+                    output=said[2:],
+                    sequence_state=sequence_state,
+                )
         twin = Sampler(slots, backend)(table[:1], Rows.plain([1], [0], [60])).tokens()
         texts.append((said, twin))
     assert texts[0] == texts[1]
@@ -289,7 +318,7 @@ def mask_of_ids(*allowed: list[int]) -> torch.Tensor:
 def test_a_mask_is_its_rows_alone(backend):
     slots = Slots(3, V)
     for i in range(3):
-        slots.join(i, SamplingParams(temperature=0.0), key=i, prompt=[1])
+        slots.add(i, SamplingParams(temperature=0.0), key=i, prompt=[1])
     logits = torch.zeros(3, V, device=DEVICES[backend])
     logits[:, 5] = 9.0
     masks = mask_of_ids([31, 699], [5, 32], [])
@@ -320,7 +349,7 @@ def test_a_mask_is_its_rows_alone(backend):
 def test_bad_masks(changed, message, backend):
     slots = Slots(2, V)
     for i in range(2):
-        slots.join(i, SamplingParams(), key=i, prompt=[1])
+        slots.add(i, SamplingParams(), key=i, prompt=[1])
     rows = Rows.plain([0, 1], [0, 1], [1, 1], mask=[0, 1], masks=torch.full((2, 22), -1, dtype=torch.int32))
     sampler = Sampler(slots, backend)
     assert sampler(torch.zeros(2, V, device=DEVICES[backend]), rows).num_tokens.tolist() == [1, 1]

@@ -27,7 +27,7 @@ def test_logprobs_of_named_tokens(fields, mode):
         slots = Slots(2, 40)
         for i in range(2):
             given = SamplingParams(**fields, logprobs=0, logprobs_mode=mode, logprob_token_ids=NAMED)
-            slots.join(i, given, key=5 + i, prompt=[1, 2])
+            slots.add(i, given, key=5 + i, prompt=[1, 2])
         sampler = Sampler(slots, backend)
         plain = sampler(logits, Rows.plain([0, 1], [2, 0], [2, 2]))
         drafted = sampler(logits, Rows.drafted([0, 1], [2, 2], [[5], [6]], ["exact", "exact"], source=[0, 2]))

@@ -24,11 +24,16 @@ ASKED: dict[str, dict] = {
     "bad words": {"bad_words": ((3, 4), (9,), (1, 2, 3)), "top_k": 30, "logprobs": 2},
     "min_tokens": {"min_tokens": 4, "stop_token_ids": tuple(range(0, 12, 2)), "temperature": 0.6},
     "ngrams": {"no_repeat_ngram_size": 2, "repetition_penalty": 1.1},
-    "bias": {"sequence_bias": (((1, 2), 4.0), ((7,), 2.0)), "logit_bias": {11: 3.0}, "logprobs": 1, "logprobs_mode": "processed"},
+    "bias": {
+        "sequence_bias": (((1, 2), 4.0), ((7,), 2.0)),
+        "logit_bias": {11: 3.0},
+        "logprobs": 1,
+        "logprobs_mode": "processed",
+    },
     "allowed": {"allowed_token_ids": tuple(range(0, V, 3)), "frequency_penalty": 0.5},
     "forced": {"forced_token_ids": (4, 5), "presence_penalty": 0.5},
     "xtc": {"xtc_probability": 0.5, "xtc_threshold": 0.02, "min_p": 0.005},
-}  # fmt: skip
+}
 
 
 class World:
@@ -44,7 +49,7 @@ class World:
 
     def join(self, slot: int, fields: dict) -> None:
         prompt = [self.rng.randrange(12) for _ in range(self.rng.randrange(1, 9))]
-        self.slots.join(slot, SamplingParams(**fields), key=slot * 31 + 7, prompt=prompt, eos_token_ids=[0])
+        self.slots.add(slot, SamplingParams(**fields), key=slot * 31 + 7, prompt=prompt, eos_token_ids=[0])
         self.length[slot] = len(prompt)
 
     def steps(self, count: int) -> None:
@@ -88,7 +93,7 @@ def test_slots_change_hands(world):
     for turn in range(4):
         world.step()
         for slot in world.rng.sample(range(len(ASKED)), 5):
-            world.slots.leave(slot)
+            world.slots.remove(slot)
             world.join(slot, ASKED[names[(slot + turn + 1) % len(names)]])
     world.slots.fork(1, len(ASKED), key=99)
     world.slots.fork(5, len(ASKED) + 1, key=98)
@@ -117,7 +122,7 @@ def test_a_device_that_does_not_follow_is_seen(world, monkeypatch):
 def test_a_row_is_the_same_bits_alone_and_in_company():
     slots = Slots(4, V)
     for slot, fields in enumerate(({"top_p": 0.9, "logprobs": 3}, {}, {"logit_bias": {1: 2.0}}, {"typical_p": 0.9})):
-        slots.join(slot, SamplingParams(**fields), key=slot, prompt=[1, 2])
+        slots.add(slot, SamplingParams(**fields), key=slot, prompt=[1, 2])
     logits = torch.randn(5, V, generator=torch.Generator().manual_seed(2)).to(DEVICES["gpu"])
     sampler = Sampler(slots, "gpu")
     alone = sampler(logits[:1], Rows.plain([0], [0], [5]))
@@ -132,7 +137,7 @@ def test_a_row_is_the_same_bits_alone_and_in_company():
 def test_every_dtype_is_read_as_it_is(dtype, vocab):
     slots = Slots(2, vocab)
     for slot in range(2):
-        slots.join(slot, SamplingParams(temperature=1.5, presence_penalty=0.5 * slot), key=slot, prompt=[1], output=[2])
+        slots.add(slot, SamplingParams(temperature=1.5, presence_penalty=0.5 * slot), key=slot, prompt=[1], output=[2])
     logits = (torch.randn(2, vocab, generator=torch.Generator().manual_seed(6)) * 3).to(dtype)
     for position in range(3):
         rows = Rows.plain([0, 1], [0, 1], [position] * 2)
@@ -144,7 +149,7 @@ def test_every_dtype_is_read_as_it_is(dtype, vocab):
 def test_draws_can_be_used_before_they_have_arrived():
     slots = Slots(3, V)
     for slot, fields in enumerate(({}, {"mirostat": 2}, {"top_k": 4})):
-        slots.join(slot, SamplingParams(**fields), key=slot, prompt=[1, 2])
+        slots.add(slot, SamplingParams(**fields), key=slot, prompt=[1, 2])
     logits = torch.randn(3, V, generator=torch.Generator().manual_seed(4)).to(DEVICES["gpu"])
     pending = Sampler(slots, "gpu").begin(logits, Rows.plain([0, 1, 2], [0, 1, 2], [2, 2, 2]))
     assert pending.token_ids.tolist() == pending.wait().token_ids.tolist()
@@ -153,7 +158,7 @@ def test_draws_can_be_used_before_they_have_arrived():
 
 def test_a_vocabulary_that_is_too_large_is_refused():
     slots = Slots(1, 1 << 19)
-    slots.join(0, SamplingParams(), key=1, prompt=[1])
+    slots.add(0, SamplingParams(), key=1, prompt=[1])
     with pytest.raises(ValueError, match="vocabularies below"):
         Sampler(slots, "gpu")(torch.zeros(1, 1 << 19, device=DEVICES["gpu"]), Rows.plain([0], [0], [1]))
 
@@ -171,7 +176,7 @@ def both(row: torch.Tensor, fields: dict, *, prompt=(1, 2), eos=(0,), backend="r
     out = []
     for name in ("gpu", backend):
         slots = Slots(1, row.numel())
-        slots.join(0, SamplingParams(**fields), key=3, prompt=prompt, eos_token_ids=eos)
+        slots.add(0, SamplingParams(**fields), key=3, prompt=prompt, eos_token_ids=eos)
         out.append(Sampler(slots, name)(row[None].to(DEVICES[name]), Rows.plain([0], [0], [len(prompt)])))
     return out
 
@@ -192,10 +197,15 @@ def test_numbers_at_their_limits(backend):
     late = {"sampler_order": ("top_k",), "top_k": 5, "temperature": 1e-40, "logprobs": 4, "logprobs_mode": "processed"}
     processed = {"top_k": 3, "logprobs": 4, "logprobs_mode": "processed"}
     for row, fields, eos in (
-        (lowest, {"top_n_sigma": 1.0}, (0,)), (apart, biased, (0,)), (half, together, (0,)), (noise, late, (0,)), (top, processed, (0,)),
-        (noise, {"top_k": 3}, range(9)), (noise, {"top_k": 3}, range(109)),
+        (lowest, {"top_n_sigma": 1.0}, (0,)),
+        (apart, biased, (0,)),
+        (half, together, (0,)),
+        (noise, late, (0,)),
+        (top, processed, (0,)),
+        (noise, {"top_k": 3}, range(9)),
+        (noise, {"top_k": 3}, range(109)),
         (noise, {"xtc_probability": 1.0, "xtc_threshold": 0.01}, range(0, 100, 2)),
-    ):  # fmt: skip
+    ):
         found, expected = both(row, fields, eos=eos, backend=backend)
         assert found.token_ids.tolist() == expected.token_ids.tolist(), fields
         for mine, theirs in zip(found.logprobs[0] or (), expected.logprobs[0] or (), strict=True):
@@ -206,14 +216,14 @@ def test_numbers_at_their_limits(backend):
 @QUIET
 def test_what_is_drawn_elsewhere_is_not_followed(monkeypatch):
     slots = Slots(1, V)
-    slots.join(0, SamplingParams(mirostat=2, presence_penalty=1.0), key=1, prompt=[1, 2])
+    slots.add(0, SamplingParams(mirostat=2, presence_penalty=1.0), key=1, prompt=[1, 2])
     sampler, logits = Sampler(slots, "gpu"), torch.randn(1, V, generator=torch.Generator().manual_seed(1))
     sampler(logits.to(DEVICES["gpu"]), Rows.plain([0], [0], [2]))
     monkeypatch.setattr(OnGPU, "_follow", lambda *_: pytest.fail("followed for nothing"))
     sampler(logits.to(DEVICES["gpu"]), Rows.plain([0], [0], [3]))
     monkeypatch.undo()
-    slots.leave(0)  # another one in its place is
-    slots.join(0, SamplingParams(temperature=0.0), key=1, prompt=[1])
+    slots.remove(0)  # another one in its place is
+    slots.add(0, SamplingParams(temperature=0.0), key=1, prompt=[1])
     assert sampler(logits.to(DEVICES["gpu"]), Rows.plain([0], [0], [1])).token_ids.item() == int(logits.argmax())
 
 
@@ -222,7 +232,7 @@ def test_rows_that_are_part_of_wider_ones_are_drawn_by_the_same_code():
     """A drafter may have more ids than the target: kernels must not be compiled anew for its stride."""
     slots = Slots(2, 64)
     for slot in range(2):
-        slots.join(slot, SamplingParams(seed=slot), prompt=[1])
+        slots.add(slot, SamplingParams(seed=slot), prompt=[1])
     gpu = OnGPU(slots, torch.device(DEVICES["gpu"]))
     wide = torch.randn(2, 67, generator=torch.Generator().manual_seed(5)).to(DEVICES["gpu"])
     rows = Rows.plain([0, 1], [0, 1], [1, 1])
@@ -244,7 +254,7 @@ def test_a_thousand_times_the_same_bits():
     ]
     slots = Slots(len(asked), vocab)
     for slot, fields in enumerate(asked):
-        slots.join(slot, SamplingParams(**fields), key=slot, prompt=[1, 2, 3], eos_token_ids=[0])
+        slots.add(slot, SamplingParams(**fields), key=slot, prompt=[1, 2, 3], eos_token_ids=[0])
     logits = torch.randn(len(asked), vocab, generator=noise)
     logits[::3] = (logits[::3] * 2).round()  # many equal ones
     logits[1::3, 100:] = -math.inf

@@ -30,7 +30,7 @@ def registered(monkeypatch):
 def drawn(fields: list[dict]) -> tuple[list[int], list[int]]:
     slots = Slots(len(fields), V)
     for i, field in enumerate(fields):
-        slots.join(i, SamplingParams(**field), key=i, prompt=[5])
+        slots.add(i, SamplingParams(**field), key=i, prompt=[5])
     rows = torch.randn(len(fields), V, generator=torch.Generator().manual_seed(1))
     out = Sampler(slots)(rows, Rows.plain(range(len(fields)), range(len(fields)), [1] * len(fields)))
     return out.token_ids[:, 0].tolist(), out.status.tolist()

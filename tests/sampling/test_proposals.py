@@ -20,7 +20,7 @@ def world():
     logits = torch.randn(sum(COUNTS) + len(COUNTS), V, generator=rng) * 2
     slots, proposals, drafts, row = Slots(len(COUNTS), V), [], [], 0
     for i, count in enumerate(COUNTS):
-        slots.join(i, SamplingParams(temperature=0.9, top_p=0.97 if i % 2 else 1.0, logprobs=2), key=i, prompt=[1])
+        slots.add(i, SamplingParams(temperature=0.9, top_p=0.97 if i % 2 else 1.0, logprobs=2), key=i, prompt=[1])
         q = (logits[row : row + count] + torch.randn(count, V, generator=rng) * 0.4).softmax(1)
         drafts.append(torch.multinomial(q, 1, generator=rng)[:, 0].tolist() if count else [])
         proposals.append(q if DENSE[i] else None)
@@ -39,8 +39,13 @@ def test_one_by_one_or_side_by_side(backend, rule):
         mixed = Rows.drafted(range(n), [position] * n, drafts, rule, proposals)
         got = sampler(logits, mixed)
         blank = torch.full((1, V), 1 / V)
-        whole = torch.cat([part for q, c in zip(proposals, COUNTS, strict=True)
-                           for part in (blank.expand(c, V) if q is None else q, blank)])  # fmt: skip
+        whole = torch.cat(
+            [
+                part
+                for q, c in zip(proposals, COUNTS, strict=True)
+                for part in (blank.expand(c, V) if q is None else q, blank)
+            ]
+        )
         for dense in (True, False):
             rows = Rows.drafted(range(n), [position] * n, drafts, rule, whole if dense else None)
             wanted = sampler(logits, rows)

@@ -24,7 +24,7 @@ EOS = 60
 def slots_with(*entries: tuple[SamplingParams, int, list[int], list[int]], vocab: int = V) -> Slots:
     slots = Slots(max(8, len(entries)), vocab)
     for slot, (params, key, prompt, output) in enumerate(entries):
-        slots.join(
+        slots.add(
             slot,
             params,
             key=key,
@@ -165,14 +165,14 @@ def test_kept_sets_probabilities_and_draws_are_the_oracles(params, kind, seed, p
         assert token == int(reference.token_ids[0, 0])
         assert edited[token] >= max(edited) - 1e-4 * max(1.0, abs(max(edited)))
         return
-    survivors = distribution(row, slots[0], position)
+    candidates = distribution(row, slots[0], position)
     alive = brute.refine(edited, ask)
-    got, wanted = survivors.ids.tolist(), sorted(alive)
+    got, wanted = candidates.ids.tolist(), sorted(alive)
     if got != wanted:  # float32 logits may fall on the other side of a threshold that they all but touch
         assert near_a_threshold(edited, ask, set(got) ^ set(wanted))
         return
     expected = brute.softmax(alive)
-    for i, p in zip(got, survivors.probabilities().tolist(), strict=True):
+    for i, p in zip(got, candidates.probabilities().tolist(), strict=True):
         assert abs(p - expected[i]) < 1e-5
     marks = brute.scores(alive, seed, position)
     tolerance = 1e-3 * max(1.0, abs(max(alive.values())))
@@ -217,10 +217,15 @@ def company(seed: int) -> list[tuple[SamplingParams, int, list[int], list[int]]]
     rng = random.Random(seed)
     make = lambda **fields: SamplingParams(**fields)  # noqa: E731
     params = [
-        make(temperature=0.0), make(), make(temperature=0.8, top_p=0.9, seed=3), make(top_k=5, min_p=0.1),
-        make(temperature=1.3, repetition_penalty=1.2, presence_penalty=0.5, logprobs=4), make(temperature=0.0, logprobs=2),
-        make(allowed_token_ids=(1, 2, 3)), make(logit_bias={5: 3.0}, min_tokens=9),
-    ]  # fmt: skip
+        make(temperature=0.0),
+        make(),
+        make(temperature=0.8, top_p=0.9, seed=3),
+        make(top_k=5, min_p=0.1),
+        make(temperature=1.3, repetition_penalty=1.2, presence_penalty=0.5, logprobs=4),
+        make(temperature=0.0, logprobs=2),
+        make(allowed_token_ids=(1, 2, 3)),
+        make(logit_bias={5: 3.0}, min_tokens=9),
+    ]
     return [(p, rng.randrange(2**60), [rng.randrange(V) for _ in range(5)], [1, 2]) for p in params]
 
 
@@ -258,7 +263,7 @@ def test_noise_shared_between_rows_would_be_seen():
 
 def test_children_share_logits_and_draw_apart():
     slots = Slots(4, V)
-    slots.join(0, SamplingParams(seed=1), key=request_key(1, 0), prompt=[1])
+    slots.add(0, SamplingParams(seed=1), key=request_key(1, 0), prompt=[1])
     for i in (1, 2):
         slots.fork(0, i, key=request_key(1, i))
     flat = torch.zeros(1, V)
@@ -358,11 +363,11 @@ def test_history_follows_the_committed_tokens():
 def test_slots_are_checked():
     slots = slots_with((SamplingParams(), 0, [], []))
     with pytest.raises(ValueError, match="slot 0 is taken"):
-        slots.join(0, SamplingParams(), key=0, prompt=[])
+        slots.add(0, SamplingParams(), key=0, prompt=[])
     with pytest.raises(ValueError, match="slot 7 is empty"):
-        slots.leave(7)
+        slots.remove(7)
     with pytest.raises(ValueError, match="stop_token_ids"):
-        slots.join(1, SamplingParams(stop_token_ids=(V,)), key=0, prompt=[])
+        slots.add(1, SamplingParams(stop_token_ids=(V,)), key=0, prompt=[])
     with pytest.raises(ValueError, match="61 columns"):
         draw(slots, torch.zeros(1, 5))
     with pytest.raises(ValueError, match="source must be in"):
@@ -400,7 +405,7 @@ def bad_rows(**changed) -> Rows:
 def test_rows_are_checked(backend, changed, message):
     slots = Slots(3, V)
     for slot in (0, 1):
-        slots.join(slot, SamplingParams(), key=slot, prompt=[1])
+        slots.add(slot, SamplingParams(), key=slot, prompt=[1])
     sampler = Sampler(slots, backend)
     assert sampler(torch.zeros(3, V), bad_rows()).num_tokens.min() >= 1
     with pytest.raises(ValueError, match=message):
@@ -466,7 +471,7 @@ def test_the_time_of_what_may_be_dear_is_noted():
     """And nobody else's: the engine makes such requests take turns (tests/engine/test_costs.py)."""
     slots = Slots(3, 5000)
     for slot, fields in enumerate(({"tfs_z": 0.5}, {"top_p": 0.9}, {"watermark": Watermark(kind="synthid", key=1)})):
-        slots.join(slot, SamplingParams(**fields), key=slot, prompt=[1, 2, 3, 4, 5])
+        slots.add(slot, SamplingParams(**fields), key=slot, prompt=[1, 2, 3, 4, 5])
     Sampler(slots)(torch.randn(3, 5000), Rows.plain(range(3), range(3), [5] * 3))
     took = [slots[slot].took_s for slot in range(3)]
     assert took[0] > 0 < took[2] < 10

@@ -25,7 +25,7 @@ K = len(PROPOSALS)
 
 def slots_for(fields: dict, vocab: int = V, **more) -> Slots:
     slots = Slots(1, vocab)
-    slots.join(0, SamplingParams(**fields), key=11, **({"prompt": [0]} | more))
+    slots.add(0, SamplingParams(**fields), key=11, **({"prompt": [0]} | more))
     return slots
 
 
@@ -245,7 +245,7 @@ def test_ragged_drafts_of_many_requests_share_a_step():
     counts = [0, 3, 1, 4, 2]
     slots = Slots(5, WORDS)
     for i in range(5):
-        slots.join(i, SamplingParams(top_k=5 + i), key=i, prompt=[1])
+        slots.add(i, SamplingParams(top_k=5 + i), key=i, prompt=[1])
     logits = torch.randn(sum(counts) + 5, WORDS, generator=torch.Generator().manual_seed(4)) * 3
     rows = Rows.drafted(range(5), [9] * 5, [[2] * c for c in counts])
     together = Sampler(slots)(logits, rows)

@@ -18,7 +18,7 @@ def text(watermark: Watermark | None, length: int = 250, key: int = 5) -> list[i
     """Sampled at temperature 1 from a table of fairly flat rows."""
     table = torch.randn(64, V, generator=torch.Generator().manual_seed(2))
     slots = Slots(1, V)
-    slots.join(0, SamplingParams(watermark=watermark), key=key, prompt=[1, 2, 3, 4])
+    slots.add(0, SamplingParams(watermark=watermark), key=key, prompt=[1, 2, 3, 4])
     sampler, tokens = Sampler(slots), [1, 2, 3, 4]
     while len(tokens) < length:
         out = sampler(table[tokens[-1] % 64][None], Rows.plain([0], [0], [len(tokens)]))
@@ -53,9 +53,9 @@ def test_the_tournament_keeps_the_distribution_on_average_over_keys():
     keys = 3000
     for key in range(keys):
         slots = Slots(1, 5)
-        slots.join(0, SamplingParams(watermark=Watermark(kind="synthid", key=key, depth=6)), key=1, prompt=[1, 2, 3, 4])
-        survivors = distribution(row, slots[0])
-        total[survivors.ids] += survivors.probabilities()
+        slots.add(0, SamplingParams(watermark=Watermark(kind="synthid", key=key, depth=6)), key=1, prompt=[1, 2, 3, 4])
+        candidates = distribution(row, slots[0])
+        total[candidates.ids] += candidates.probabilities()
     assert torch.allclose(total / keys, row.double().softmax(0), atol=0.03)
 
 
@@ -64,9 +64,9 @@ def test_a_context_that_was_there_before_is_not_marked():
 
     def marked(prompt: list[int]) -> bool:
         slots = Slots(1, 5)
-        slots.join(0, SamplingParams(watermark=Watermark(kind="synthid", key=3, context=3)), key=1, prompt=prompt)
-        survivors, p = distribution(row, slots[0]), torch.zeros(5, dtype=torch.float64)
-        p[survivors.ids] = survivors.probabilities()
+        slots.add(0, SamplingParams(watermark=Watermark(kind="synthid", key=3, context=3)), key=1, prompt=prompt)
+        candidates, p = distribution(row, slots[0]), torch.zeros(5, dtype=torch.float64)
+        p[candidates.ids] = candidates.probabilities()
         return not torch.allclose(p, row.double().softmax(0), atol=1e-6)
 
     assert marked([1, 2, 3])

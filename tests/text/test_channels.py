@@ -8,14 +8,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.text.channels import REASONING, Segment, Splitter, inside
-from tailrace.text.tools import TOOLS, ToolCall
+from tailrace.text.channels import REASONING, ChannelSplitter, Segment, inside
+from tailrace.text.tool_parsers import TOOLS, ToolCall
 
 THINK, HERMES = REASONING["think"], TOOLS["hermes"]
 CALL = '{"name": "add", "arguments": {"a": 1, "b": [2, "</x>"]}}'
 PARTS = st.sampled_from(
-    ["<think>", "</think>", "<tool_call>", "</tool_call>", CALL, "{}", "a", " ", "\n", "<", "</", "<th", "think>", "é😀", "tool_call>"]
-)  # fmt: skip
+    [
+        "<think>",
+        "</think>",
+        "<tool_call>",
+        "</tool_call>",
+        CALL,
+        "{}",
+        "a",
+        " ",
+        "\n",
+        "<",
+        "</",
+        "<th",
+        "think>",
+        "é😀",
+        "tool_call>",
+    ]
+)
 
 
 def joined(segments: list[Segment]) -> list[Segment]:
@@ -34,7 +50,7 @@ def joined(segments: list[Segment]) -> list[Segment]:
 
 
 def split(pieces: list[str], opened: bool = False) -> list[Segment]:
-    splitter = Splitter(THINK, HERMES, opened)
+    splitter = ChannelSplitter(THINK, HERMES, opened)
     out = [segment for piece in pieces for segment in splitter.feed(piece)]
     return joined(out + splitter.flush())
 
@@ -69,9 +85,12 @@ def test_what_goes_where():
     text = f"<think>\nhm</think>\n\nSo <tool_call>\n{CALL}\n</tool_call><tool_call>{CALL}</tool_call>."
     call = ToolCall(0, "add", '{"a": 1, "b": [2, "</x>"]}')
     assert split([text]) == [
-        Segment("reasoning", "\nhm"), Segment("content", "\n\nSo "), Segment("tool", call=call),
-        Segment("tool", call=call._replace(place=1)), Segment("content", "."),
-    ]  # fmt: skip
+        Segment("reasoning", "\nhm"),
+        Segment("content", "\n\nSo "),
+        Segment("tool", call=call),
+        Segment("tool", call=call._replace(place=1)),
+        Segment("content", "."),
+    ]
     assert json.loads(call.arguments) == {"a": 1, "b": [2, "</x>"]}
 
 
@@ -98,16 +117,19 @@ def test_white_space_between_calls_is_nobodys_and_before_text_the_texts():
     one, two = (Segment("tool", call=written._replace(place=place)) for place in (0, 1))
     assert split([f"{call}\n\n{call}\n"]) == [one, two]
     assert split([f"{call}\n<tool_call>?{call}\n."]) == [
-        one, Segment("content", "\n<tool_call>?"), two, Segment("content", "\n."),
-    ]  # fmt: skip
+        one,
+        Segment("content", "\n<tool_call>?"),
+        two,
+        Segment("content", "\n."),
+    ]
     assert split([f"{call} <think>"]) == [one, Segment("content", " ")]
 
 
 def test_held_back_is_only_what_may_become_a_marker():
-    splitter = Splitter(THINK, None)
+    splitter = ChannelSplitter(THINK, None)
     assert splitter.feed("a <thi") == [Segment("content", "a ")]
     assert splitter.feed("s") == [Segment("content", "<this")]
-    assert Splitter(None, None).feed("<think>") == [Segment("content", "<think>")]
+    assert ChannelSplitter(None, None).feed("<think>") == [Segment("content", "<think>")]
     assert splitter.feed("<tool_call>") == [Segment("content", "<tool_call>")]
 
 

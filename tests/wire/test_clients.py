@@ -17,10 +17,10 @@ from tailrace.engine.engine import Engine
 from tailrace.errors import ConfigError, EngineDeadError, ModelLoadError
 from tailrace.params import SamplingParams
 from tailrace.runners.scripted import named
-from tailrace.wire.aio import AsyncClient
-from tailrace.wire.inproc import InprocClient
+from tailrace.wire.async_client import AsyncClient
+from tailrace.wire.in_process_client import InProcessClient
 from tailrace.wire.messages import Failed, Finished, ModelInfo, Tokens
-from tailrace.wire.sync import SyncClient
+from tailrace.wire.sync_client import SyncClient
 
 VOCAB = 49152
 
@@ -111,10 +111,10 @@ class BlockingStream:
         self.abort()
 
 
-def inproc() -> InprocClient:
+def inproc() -> InProcessClient:
     settings = config()
     runner = named("scripted:count:1", VOCAB, 16)
-    return InprocClient(Engine(runner, ModelInfo("scripted", VOCAB, 4096, [2]), settings.cache, settings.scheduler))
+    return InProcessClient(Engine(runner, ModelInfo("scripted", VOCAB, 4096, [2]), settings.cache, settings.scheduler))
 
 
 MAKERS: dict[str, Callable[[], Any]] = {

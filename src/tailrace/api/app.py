@@ -17,13 +17,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from tailrace.api.access_log import start_tracing
+from tailrace.api.auth import ApiKeys, Site, hosts_of
 from tailrace.api.disconnect import end
+from tailrace.api.error_handlers import HANDLERS
 from tailrace.api.front_end import FrontEnd
-from tailrace.api.guard import ApiKeys, Site, hosts_of
 from tailrace.api.lag import watch_lag
-from tailrace.api.observe import start_tracing
 from tailrace.api.openapi import openapi
-from tailrace.api.problems import HANDLERS
 from tailrace.api.respond import REQUEST_ID, id_of_headers
 from tailrace.api.routes.chat import create_chat_completion
 from tailrace.api.routes.completions import create_completion
@@ -34,7 +34,7 @@ from tailrace.api.routes.requests import cancel_request
 from tailrace.api.routes.responses import cancel_response, create_response, delete_response, retrieve_response
 from tailrace.api.routes.tokenize import detokenize, tokenize
 from tailrace.config import ServerConfig
-from tailrace.wire.aio import AsyncClient
+from tailrace.wire.async_client import AsyncClient
 
 if TYPE_CHECKING:
     from tailrace.text.tokenizer import Tokenizer
@@ -138,8 +138,14 @@ def wrapping(config: ServerConfig) -> list[Middleware]:
         found.append(Middleware(Site, hosts=hosts, origins=origins))
     if origins:
         found.append(
-            Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=[REQUEST_ID])
-        )  # fmt: skip
+            Middleware(
+                CORSMiddleware,
+                allow_origins=origins,
+                allow_methods=["*"],
+                allow_headers=["*"],
+                expose_headers=[REQUEST_ID],
+            )
+        )
     if keys := listed(config.api_keys):
         found.append(Middleware(ApiKeys, keys=keys))
     return found

@@ -19,17 +19,17 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from tailrace.api import problems
-from tailrace.api.observe import UNKNOWN, Origin
+from tailrace.api import error_handlers
+from tailrace.api.access_log import UNKNOWN, Origin
 from tailrace.api.schema.common import EarlyStopping, PromptTokensDetails, Usage
 from tailrace.errors import EngineError, TailraceError
 from tailrace.params import SamplingParams
-from tailrace.text.stream import Delta, TextStream
+from tailrace.text.output import Delta, TextStream
 from tailrace.wire.messages import Failed, FinishReason, TokenLogprobs, Tokens
 
 if TYPE_CHECKING:
     from tailrace.api.service import Service
-    from tailrace.wire.aio import AsyncStream
+    from tailrace.wire.async_client import AsyncStream
 
 T = TypeVar("T")
 
@@ -136,8 +136,15 @@ class BeamRequest:
         self._record = service.observer.begin(service.model_name, origin, id, self.name, params)
         # the engine's part: one token, and what else could have come, of the edited logits
         self._asked = msgspec.structs.replace(
-            params, n=1, temperature=0.0, max_tokens=1, min_tokens=0, logprobs=search.candidates, logprobs_mode="processed", ignore_eos=True
-        )  # fmt: skip
+            params,
+            n=1,
+            temperature=0.0,
+            max_tokens=1,
+            min_tokens=0,
+            logprobs=search.candidates,
+            logprobs_mode="processed",
+            ignore_eos=True,
+        )
         self._streams: list[AsyncStream] = []
         self._failure: TailraceError | None = None
         self._cut: str | None = None
@@ -257,7 +264,7 @@ class BeamRequest:
             async for events in stream:
                 for event in events:
                     if isinstance(event, Failed):
-                        raise problems.of_failed(event)
+                        raise error_handlers.of_failed(event)
                     if isinstance(event, Tokens) and event.logprobs:
                         found = event.logprobs[0]
         with contextlib.suppress(ValueError):

@@ -9,20 +9,52 @@ from tailrace.errors import ParameterError
 from tailrace.params import NEUTRAL, SamplingParams
 
 if TYPE_CHECKING:
-    from tailrace.api.observe import Origin
+    from tailrace.api.access_log import Origin
     from tailrace.api.schema.chat import ChatRequest
     from tailrace.api.schema.completions import CompletionRequest
     from tailrace.api.service import Service
 
 # what a beam search has its own word for, or has no use for
 NOT_WITH_BEAMS = (
-    "logprobs", "top_logprobs", "echo", "prompt_logprobs", "stop", "stop_token_ids", "min_tokens", "ignore_eos", "seed",
-    "presence_penalty", "frequency_penalty", "repetition_penalty", "dry_multiplier", "no_repeat_ngram_size", "banned_strings",
-    "encoder_no_repeat_ngram_size", "encoder_repetition_penalty", "exponential_decay_length_penalty",
-    "forced_token_ids", "watermark", "mirostat", "adaptive_target", "sequence_bias", "bad_words", "preset",
-    "banned_regex", "processors", "stop_regex", "repetition_detection", "include_stop_str_in_output", "return_sampling_params",
-    "guidance_scale", "cfg_scale", "negative_prompt", "speculation", "logprob_token_ids", "thinking_token_budget", "report_entropy",
-)  # fmt: skip
+    "logprobs",
+    "top_logprobs",
+    "echo",
+    "prompt_logprobs",
+    "stop",
+    "stop_token_ids",
+    "min_tokens",
+    "ignore_eos",
+    "seed",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "dry_multiplier",
+    "no_repeat_ngram_size",
+    "banned_strings",
+    "encoder_no_repeat_ngram_size",
+    "encoder_repetition_penalty",
+    "exponential_decay_length_penalty",
+    "forced_token_ids",
+    "watermark",
+    "mirostat",
+    "adaptive_target",
+    "sequence_bias",
+    "bad_words",
+    "preset",
+    "banned_regex",
+    "processors",
+    "stop_regex",
+    "repetition_detection",
+    "include_stop_str_in_output",
+    "return_sampling_params",
+    "guidance_scale",
+    "cfg_scale",
+    "negative_prompt",
+    "speculation",
+    "logprob_token_ids",
+    "thinking_token_budget",
+    "report_entropy",
+)
 MAX_BEAMS = 64
 MAX_PENALTY = 10.0
 

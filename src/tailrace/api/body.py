@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from tailrace import _cpu
-from tailrace.api import problems
+from tailrace.api import error_handlers
 from tailrace.api.schema.common import TOLERATED
 from tailrace.api.turns import JSON_BYTES
 from tailrace.errors import ParameterError, RequestError
@@ -75,9 +75,9 @@ class BodyReader(Generic[T]):
             self._check_fields(_decode_fields(raw))
             return self._decode(raw)
         except msgspec.ValidationError as error:
-            raise problems.of_validation(error) from error
+            raise error_handlers.of_validation(error) from error
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise RequestError(f"the body is not valid JSON: {problems.of_json(error, raw)}") from error
+            raise RequestError(f"the body is not valid JSON: {error_handlers.of_json(error, raw)}") from error
 
     def _check_fields(self, fields: dict[str, msgspec.Raw]) -> None:
         for name in fields.keys() - self._known:
@@ -106,8 +106,10 @@ def check_content_type(request: Request) -> None:
         kind.strip().startswith("application/") and kind.strip().endswith("+json")
     ):
         said = f"not {kind.strip()[:100]}" if kind else "and it is not given"
-        raise HTTPException(415, f"the header content-type must be application/json, {said}; "
-                                 "with curl: -H 'content-type: application/json'")  # fmt: skip
+        raise HTTPException(
+            415,
+            f"the header content-type must be application/json, {said}; with curl: -H 'content-type: application/json'",
+        )
     for parameter in parameters:
         name, _, value = parameter.partition("=")
         if name.strip() == "charset" and value.strip(' \t"') not in CHARSETS:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from tailrace.errors import ParameterError
-from tailrace.options import Stretch, ThinkingBudget
+from tailrace.options import MarkedSpan, ThinkingBudget
 from tailrace.params import SamplingParams
 from tailrace.text.channels import Markers, inside
-from tailrace.text.tools import Format, Tools, declared
+from tailrace.text.tool_parsers import Format, Tools, declared
 
 if TYPE_CHECKING:
     from tailrace.api.schema.chat import ChatRequest
@@ -20,7 +20,7 @@ PROMPT_END = 64  # tokens that tell whether the template has opened the reasonin
 
 
 class Channels(NamedTuple):
-    """What each choice's Splitter looks for, and where the prompt has left it."""
+    """What each choice's ChannelSplitter looks for, and where the prompt has left it."""
 
     reasoning: Markers | None
     tools: Format | None
@@ -28,15 +28,15 @@ class Channels(NamedTuple):
     declared: Tools
 
     @property
-    def stretches(self) -> tuple[Stretch, ...]:
+    def spans(self) -> tuple[MarkedSpan, ...]:
         """The parts of the text that are not content."""
-        thoughts = () if self.reasoning is None else (Stretch(*self.reasoning, self.opened),)
+        thoughts = () if self.reasoning is None else (MarkedSpan(*self.reasoning, self.opened),)
         return thoughts + self.tool_stretches
 
     @property
-    def tool_stretches(self) -> tuple[Stretch, ...]:
+    def tool_stretches(self) -> tuple[MarkedSpan, ...]:
         """Those of tool calls."""
-        return () if self.tools is None else tuple(Stretch(*pair) for pair in self.tools.markers)
+        return () if self.tools is None else tuple(MarkedSpan(*pair) for pair in self.tools.markers)
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -66,7 +66,7 @@ def opened(service: Service, ask: ChatRequest, prompt: list[int]) -> bool:
 THINKING_SWITCHES = ("enable_thinking", "thinking")
 
 
-def thought(service: Service, ask: ChatRequest, prompt: list[int]) -> tuple[Stretch | None, int | None]:
+def thought(service: Service, ask: ChatRequest, prompt: list[int]) -> tuple[MarkedSpan | None, int | None]:
     """The thinking before what a grammar governs, and the token with which the model may open it; None, None where it does not think:
     a switch of the template says so, or the template has closed the thinking already."""
     markers, end = service.reasoning, service.tokenizer.decode(prompt[-PROMPT_END:])
@@ -74,14 +74,14 @@ def thought(service: Service, ask: ChatRequest, prompt: list[int]) -> tuple[Stre
     if markers is None:
         return None, None
     if opened(service, ask, prompt):
-        return Stretch(*markers, opened=True), None
+        return MarkedSpan(*markers, opened=True), None
     opening = service.tokenizer.backend.token_to_id(markers[0])
     if switched_off or ask.continue_final_message or end.rstrip().endswith(markers[1]) or opening is None:
         return None, None
-    return Stretch(*markers), opening
+    return MarkedSpan(*markers), opening
 
 
-def within(params: SamplingParams, service: Service, ask: ChatRequest, channels: Channels) -> SamplingParams:
+def with_channels(params: SamplingParams, service: Service, ask: ChatRequest, channels: Channels) -> SamplingParams:
     """The parameters, as these channels have them.
 
     Raises:
@@ -90,7 +90,7 @@ def within(params: SamplingParams, service: Service, ask: ChatRequest, channels:
     tokenizer = service.tokenizer
     ids = (tokenizer.backend.token_to_id(mark) for mark in channels.marks)
     shown = tuple(sorted(tokenizer.special_ids.intersection(id for id in ids if id is not None)))
-    outside = channels.stretches if ask.stop_scope == "content" else ()
+    outside = channels.spans if ask.stop_scope == "content" else ()
     thinking = None
     if ask.thinking_token_budget is not None:
         if service.reasoning is None:
@@ -100,7 +100,7 @@ def within(params: SamplingParams, service: Service, ask: ChatRequest, channels:
             )
         thinking = ThinkingBudget(
             max_tokens=ask.thinking_token_budget,
-            stretch=Stretch(*service.reasoning, channels.opened),
+            span=MarkedSpan(*service.reasoning, channels.opened),
             closing_token_ids=tuple(tokenizer.encode(service.reasoning[1], add_special_tokens=False)),
             outside=channels.tool_stretches,
         )

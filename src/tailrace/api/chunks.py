@@ -14,12 +14,12 @@ from tailrace.api.beam import BeamRequest
 from tailrace.api.generate import Generation
 from tailrace.api.schema.common import GenerateRequest, Usage
 from tailrace.api.service import Service
-from tailrace.text.stream import Delta
+from tailrace.text.output import Delta
 
 Work = Generation | BeamRequest  # what has deltas, and is counted
 
 
-class Head(TypedDict):
+class ChunkHead(TypedDict):
     """The fields that all chunks of an answer share."""
 
     id: str
@@ -28,11 +28,14 @@ class Head(TypedDict):
     system_fingerprint: str
 
 
-def head(service: Service, id: str) -> Head:
+def head(service: Service, id: str) -> ChunkHead:
     """Of an answer that begins now."""
     return {
-        "id": id, "created": int(time.time()), "model": service.model_name, "system_fingerprint": service.fingerprint,
-    }  # fmt: skip
+        "id": id,
+        "created": int(time.time()),
+        "model": service.model_name,
+        "system_fingerprint": service.fingerprint,
+    }
 
 
 def effective(request: GenerateRequest, generation: Work) -> dict[str, Any] | UnsetType:

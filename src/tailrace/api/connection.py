@@ -16,7 +16,7 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from tailrace.api import problems
+from tailrace.api import error_handlers
 from tailrace.api.door import Door
 from tailrace.api.exchange import Exchange
 from tailrace.api.head import RefusedError, reason_of, target_of
@@ -65,7 +65,7 @@ class Connection(HttpToolsProtocol):
         try:
             self._door.enter(self._address)
         except RefusedError as refused:  # nothing of it is read: it must cost nobody anything
-            self.transport.write(problems.raw(refused.status, refused.message))
+            self.transport.write(error_handlers.raw(refused.status, refused.message))
             self.drop()
         else:
             self._entered = True
@@ -224,9 +224,12 @@ class Connection(HttpToolsProtocol):
         if len(self.pipeline) >= MAX_PIPELINED:
             self._stop(RefusedError(400, f"more than {MAX_PIPELINED} requests wait behind another"))
         self.scope |= {  # type: ignore[operator]
-            "method": method, "http_version": version, "path": target.path, "raw_path": target.raw_path,
+            "method": method,
+            "http_version": version,
+            "path": target.path,
+            "raw_path": target.raw_path,
             "query_string": target.query,
-        }  # fmt: skip
+        }
         self._in_head, self._boundary, self._framing = False, True, self._limits.max_header_bytes
         self._started, self._raw = False, 0
         upgrading = parser.should_upgrade()
@@ -314,7 +317,7 @@ class Connection(HttpToolsProtocol):
             serving.disconnected = True
             serving.message_event.set()
         if serving is None or not serving.response_started:
-            self.transport.write(problems.raw(refused.status, refused.message))
+            self.transport.write(error_handlers.raw(refused.status, refused.message))
         if self._eof:
             self.drop()
         else:

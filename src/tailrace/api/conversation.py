@@ -15,10 +15,22 @@ if TYPE_CHECKING:
     from tailrace.api.schema.chat import ChatMessage, Conversation
 
 # what the template gets from us, and what would let a request choose the template itself
-RESERVED = frozenset({
-    "messages", "conversation", "tools", "add_generation_prompt", "continue_final_message", "unfinished", "chat_template", "tokenize",
-    "return_tensors", "return_dict", "padding", "truncation",
-})  # fmt: skip
+RESERVED = frozenset(
+    {
+        "messages",
+        "conversation",
+        "tools",
+        "add_generation_prompt",
+        "continue_final_message",
+        "unfinished",
+        "chat_template",
+        "tokenize",
+        "return_tensors",
+        "return_dict",
+        "padding",
+        "truncation",
+    }
+)
 
 
 def check_conversation(ask: Conversation) -> None:

@@ -41,11 +41,18 @@ class Exchange(RequestResponseCycle):
     def __init__(self, connection: Connection, expect_100_continue: bool, keep_alive: bool) -> None:
         self._outlet = Outlet(connection)
         super().__init__(
-            scope=connection.scope, transport=self._outlet, flow=connection.flow, logger=connection.logger,  # type: ignore[arg-type]
-            access_logger=connection.access_logger, access_log=connection.access_log,
-            default_headers=connection.server_state.default_headers, message_event=asyncio.Event(),
-            expect_100_continue=expect_100_continue, keep_alive=keep_alive, on_response=connection.on_response_complete,
-        )  # fmt: skip
+            scope=connection.scope,
+            transport=self._outlet,
+            flow=connection.flow,
+            logger=connection.logger,  # type: ignore[arg-type]
+            access_logger=connection.access_logger,
+            access_log=connection.access_log,
+            default_headers=connection.server_state.default_headers,
+            message_event=asyncio.Event(),
+            expect_100_continue=expect_100_continue,
+            keep_alive=keep_alive,
+            on_response=connection.on_response_complete,
+        )
         self._zeros = 0
         self._until_close = False
 

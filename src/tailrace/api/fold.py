@@ -101,10 +101,16 @@ async def fold_chat(chunks: AsyncGenerator[ChatChunk, None]) -> ChatCompletion:
     assert chunk is not None
     assert usage is not None, "a stream to be folded ends with its usage"
     return ChatCompletion(
-        id=chunk.id, created=chunk.created, model=chunk.model, system_fingerprint=chunk.system_fingerprint, usage=usage,
-        choices=[_chat_choice(index, choices[index]) for index in sorted(choices)], prompt_token_ids=prompt_token_ids,
-        prompt_logprobs=prompt_logprobs, sampling_params=told,
-    )  # fmt: skip
+        id=chunk.id,
+        created=chunk.created,
+        model=chunk.model,
+        system_fingerprint=chunk.system_fingerprint,
+        usage=usage,
+        choices=[_chat_choice(index, choices[index]) for index in sorted(choices)],
+        prompt_token_ids=prompt_token_ids,
+        prompt_logprobs=prompt_logprobs,
+        sampling_params=told,
+    )
 
 
 def _chat_choice(index: int, whole: Gathered) -> ChatChoice:
@@ -143,16 +149,27 @@ async def fold_completion(chunks: AsyncGenerator[Completion, None]) -> Completio
     assert chunk is not None
     assert usage is not None, "a stream to be folded ends with its usage"
     return Completion(
-        id=chunk.id, created=chunk.created, model=chunk.model, system_fingerprint=chunk.system_fingerprint, usage=usage,
-        choices=[_completion_choice(index, choices[index]) for index in sorted(choices)], sampling_params=told,
-    )  # fmt: skip
+        id=chunk.id,
+        created=chunk.created,
+        model=chunk.model,
+        system_fingerprint=chunk.system_fingerprint,
+        usage=usage,
+        choices=[_completion_choice(index, choices[index]) for index in sorted(choices)],
+        sampling_params=told,
+    )
 
 
 def _completion_choice(index: int, whole: Gathered) -> CompletionChoice:
     return CompletionChoice(
-        index, "".join(whole.text), whole.logprobs, whole.finish_reason, whole.stop_reason, whole.token_ids,
-        whole.prompt_token_ids, whole.prompt_logprobs,
-    )  # fmt: skip
+        index,
+        "".join(whole.text),
+        whole.logprobs,
+        whole.finish_reason,
+        whole.stop_reason,
+        whole.token_ids,
+        whole.prompt_token_ids,
+        whole.prompt_logprobs,
+    )
 
 
 def _joined(so_far: CompletionLogprobs | None, new: CompletionLogprobs | None) -> CompletionLogprobs | None:

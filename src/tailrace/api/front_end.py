@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 
+from tailrace.api.access_log import Observer
 from tailrace.api.metrics import Exposition, Metrics
-from tailrace.api.observe import Observer
-from tailrace.api.peers import answer
 from tailrace.api.service import Service
 from tailrace.api.store import ResponseStore
 from tailrace.api.turns import Turns
+from tailrace.api.worker_queries import answer
 from tailrace.config import ServerConfig
 from tailrace.errors import ModelNotFoundError
-from tailrace.wire.aio import AsyncClient
+from tailrace.wire.async_client import AsyncClient
 
 if TYPE_CHECKING:
     from tailrace.text.tokenizer import Tokenizer

@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING, TypeVar
 
 from msgspec import UNSET
 
-from tailrace.api import problems
+from tailrace.api import error_handlers
+from tailrace.api.access_log import UNKNOWN, Origin, Record
 from tailrace.api.merge import merge
-from tailrace.api.observe import UNKNOWN, Origin, Record
 from tailrace.api.schema.common import CompletionTokensDetails, PromptTokensDetails, Usage
 from tailrace.api.turns import SLICE_S
 from tailrace.errors import EngineError, TailraceError
 from tailrace.params import SamplingParams
-from tailrace.text.stream import Delta, TextStream
+from tailrace.text.output import Delta, TextStream
 from tailrace.wire.messages import Failed, Finished, PromptLogprobs, SequenceEvent, TokenLogprobs, Tokens
 
 if TYPE_CHECKING:
     from tailrace.api.service import Service
-    from tailrace.wire.aio import AsyncStream
+    from tailrace.wire.async_client import AsyncStream
 
 
 T = TypeVar("T")
@@ -243,7 +243,7 @@ class Generation:
             case Finished():
                 return text.flush(event.reason, event.stop_token_id, event.cause)
             case Failed():
-                raise problems.of_failed(event, self._grammar_field)
+                raise error_handlers.of_failed(event, self._grammar_field)
             case PromptLogprobs():
                 raise AssertionError("taken out before")
 

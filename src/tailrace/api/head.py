@@ -25,7 +25,7 @@ class RefusedError(Exception):
         self.status, self.message = status, message
 
 
-class Target(NamedTuple):
+class RequestTarget(NamedTuple):
     """Where a request goes: the path decoded and as it was sent, and what is behind the "?"."""
 
     path: str
@@ -33,7 +33,7 @@ class Target(NamedTuple):
     query: bytes
 
 
-def target_of(method: str, version: str, url: bytes, headers: list[tuple[bytes, bytes]]) -> Target:
+def target_of(method: str, version: str, url: bytes, headers: list[tuple[bytes, bytes]]) -> RequestTarget:
     """The target of a request whose head is complete. headers: with names in small letters.
 
     Raises:
@@ -85,7 +85,7 @@ def check_framing(headers: list[tuple[bytes, bytes]], version: str) -> None:
         raise RefusedError(417, "the only expectation that can be met is 100-continue")
 
 
-def split(url: bytes) -> Target:
+def split(url: bytes) -> RequestTarget:
     """A path with its query.
 
     Raises:
@@ -97,7 +97,7 @@ def split(url: bytes) -> Target:
     path = unquote_to_bytes(raw_path).decode("utf-8", "replace")
     if _CONTROL.search(path):
         raise RefusedError(400, "the path holds a control character")
-    return Target(path, raw_path, query)
+    return RequestTarget(path, raw_path, query)
 
 
 def reason_of(error: Exception, begin: bytes) -> RefusedError:

@@ -17,7 +17,7 @@ from msgspec import UnsetType
 from tailrace.api.schema.chat import ChatLogprobs
 from tailrace.api.schema.common import PromptLogprob, PromptLogprobEntries
 from tailrace.api.schema.completions import CompletionLogprobs
-from tailrace.text.stream import Delta
+from tailrace.text.output import Delta
 from tailrace.text.utf8 import continues, decoded
 from tailrace.wire.messages import TokenLogprobs
 

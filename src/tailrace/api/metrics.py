@@ -17,8 +17,28 @@ from prometheus_client.registry import Collector
 from tailrace.wire.messages import DURATION_EDGES_S, Stats
 
 FIRST_TOKEN_S = (
-    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640,
-)  # fmt: skip
+    0.001,
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.25,
+    0.5,
+    0.75,
+    1,
+    2.5,
+    5,
+    7.5,
+    10,
+    20,
+    40,
+    80,
+    160,
+    640,
+)
 BETWEEN_TOKENS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10)
 END_TO_END_S = (0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960)
 
@@ -41,9 +61,11 @@ class Metrics:
         self._registry = CollectorRegistry()
         self._registry.register(Wasted(wasted))
         self.time_to_first_token = Histogram(
-            "tailrace_time_to_first_token_seconds", "From the request's arrival to its first token, per prompt.",
-            buckets=FIRST_TOKEN_S, registry=self._registry,
-        )  # fmt: skip
+            "tailrace_time_to_first_token_seconds",
+            "From the request's arrival to its first token, per prompt.",
+            buckets=FIRST_TOKEN_S,
+            registry=self._registry,
+        )
         self.inter_token_latency = Gaps(
             "tailrace_inter_token_latency_seconds",
             "Between two tokens of a sequence; tokens of one event share the gap.",
@@ -51,25 +73,35 @@ class Metrics:
         )
         self._registry.register(self.inter_token_latency)
         self.queue_time = Histogram(
-            "tailrace_request_queue_time_seconds", "From a prompt's arrival at the engine until it was given a slot.",
-            buckets=FIRST_TOKEN_S, registry=self._registry,
-        )  # fmt: skip
+            "tailrace_request_queue_time_seconds",
+            "From a prompt's arrival at the engine until it was given a slot.",
+            buckets=FIRST_TOKEN_S,
+            registry=self._registry,
+        )
         self.e2e_latency = Histogram(
-            "tailrace_e2e_request_latency_seconds", "From the request's arrival to its last token.",
-            buckets=END_TO_END_S, registry=self._registry,
-        )  # fmt: skip
+            "tailrace_e2e_request_latency_seconds",
+            "From the request's arrival to its last token.",
+            buckets=END_TO_END_S,
+            registry=self._registry,
+        )
         self.finished = Counter(
-            "tailrace_request_finished_total", "Sequences that ended, by finish reason.", ["finish_reason"],
+            "tailrace_request_finished_total",
+            "Sequences that ended, by finish reason.",
+            ["finish_reason"],
             registry=self._registry,
-        )  # fmt: skip
+        )
         self.failed = Counter(
-            "tailrace_request_failed_total", "Requests that ended with an error, by its code.", ["code"],
+            "tailrace_request_failed_total",
+            "Requests that ended with an error, by its code.",
+            ["code"],
             registry=self._registry,
-        )  # fmt: skip
+        )
         self.aborted = Counter(
-            "tailrace_request_aborted_total", "Aborts sent to the engine, by cause.", ["cause"],
+            "tailrace_request_aborted_total",
+            "Aborts sent to the engine, by cause.",
+            ["cause"],
             registry=self._registry,
-        )  # fmt: skip
+        )
 
     def watch(self, name: str, text: str, value: Callable[[], float]) -> None:
         """One more gauge, read when asked."""

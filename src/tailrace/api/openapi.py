@@ -37,19 +37,29 @@ class Operation(NamedTuple):
 GENERATING = (400, 401, 404, 413, 415, 429, 500, 503)
 OPERATIONS: dict[tuple[str, str], Operation] = {
     ("POST", "/v1/chat/completions"): Operation("A chat completion", ChatRequest, ChatCompletion, GENERATING, True),
-    ("POST", "/v1/completions"): Operation("A completion of each prompt", CompletionRequest, Completion, GENERATING, True),
+    ("POST", "/v1/completions"): Operation(
+        "A completion of each prompt", CompletionRequest, Completion, GENERATING, True
+    ),
     ("POST", "/v1/responses"): Operation("A response", ResponsesRequest, ResponseObject, GENERATING, True),
     ("GET", "/v1/responses/{id}"): Operation("A stored response", None, ResponseObject, (400, 401, 404)),
     ("DELETE", "/v1/responses/{id}"): Operation("Forget a stored response", None, Deleted, (400, 401, 404)),
-    ("POST", "/v1/responses/{id}/cancel"): Operation("End a response in progress", None, ResponseObject, (400, 401, 404)),
-    ("DELETE", "/v1/requests/{id}"): Operation("End a running request, keeping what it has said", None, Cancelled, (400, 401, 404)),
+    ("POST", "/v1/responses/{id}/cancel"): Operation(
+        "End a response in progress", None, ResponseObject, (400, 401, 404)
+    ),
+    ("DELETE", "/v1/requests/{id}"): Operation(
+        "End a running request, keeping what it has said", None, Cancelled, (400, 401, 404)
+    ),
     ("GET", "/v1/models"): Operation("What is served", None, ModelList, (401,)),
     ("GET", "/v1/models/{id}"): Operation("One model", None, ModelCard, (400, 401, 404)),
-    ("POST", "/tokenize"): Operation("Token ids of a prompt or a conversation", TokenizeRequest, Tokenized, (400, 401, 404, 413, 415, 503)),
-    ("POST", "/detokenize"): Operation("The text of token ids", DetokenizeRequest, Detokenized, (400, 401, 404, 413, 415, 503)),
+    ("POST", "/tokenize"): Operation(
+        "Token ids of a prompt or a conversation", TokenizeRequest, Tokenized, (400, 401, 404, 413, 415, 503)
+    ),
+    ("POST", "/detokenize"): Operation(
+        "The text of token ids", DetokenizeRequest, Detokenized, (400, 401, 404, 413, 415, 503)
+    ),
     ("GET", "/health"): Operation("200 while requests are accepted", None, None, (503,)),
     ("GET", "/metrics"): Operation("Prometheus' text format", None, None),
-}  # fmt: skip
+}
 
 
 async def openapi(request: Request) -> Response:
@@ -73,13 +83,15 @@ def document() -> bytes:
     paths: dict[str, dict[str, Any]] = {}
     for (method, path), operation in OPERATIONS.items():
         paths.setdefault(path, {})[method.lower()] = described(operation, path, by_type)
-    return msgspec.json.encode({
-        "openapi": "3.1.0",
-        "info": {"title": "tailrace", "version": version("tailrace")},
-        "paths": paths,
-        "components": {"schemas": components, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
-        "security": [{}, {"key": []}],
-    })  # fmt: skip
+    return msgspec.json.encode(
+        {
+            "openapi": "3.1.0",
+            "info": {"title": "tailrace", "version": version("tailrace")},
+            "paths": paths,
+            "components": {"schemas": components, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
+            "security": [{}, {"key": []}],
+        }
+    )
 
 
 def described(operation: Operation, path: str, refs: dict[type, dict[str, Any]]) -> dict[str, Any]:

@@ -13,8 +13,11 @@ PRESETS: dict[str, dict[str, Any]] = {
     "wild": {"temperature": 1.5, "top_n_sigma": 1.0},
     # what other servers do by default, in their order
     "llama.cpp": {
-        "temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05,
+        "temperature": 0.8,
+        "top_k": 40,
+        "top_p": 0.95,
+        "min_p": 0.05,
         "sampler_order": ("top_n_sigma", "top_k", "typical_p", "top_p", "min_p", "xtc", "temperature"),
     },
     "vllm": {"temperature": 1.0, "sampler_order": ("temperature", "min_p", "top_k", "top_p")},
-}  # fmt: skip
+}

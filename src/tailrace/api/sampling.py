@@ -16,8 +16,8 @@ from tailrace.api.schema.common import MAX_TOKEN_ID, GenerateRequest
 from tailrace.errors import ParameterError
 from tailrace.params import SamplingParams
 from tailrace.ranges import MAX_PHRASE, TRUNCATIONS, check_entries, check_range, number
-from tailrace.text.patterns import patterns
-from tailrace.text.stops import matcher
+from tailrace.text.stop_regex import patterns
+from tailrace.text.stop_strings import matcher
 from tailrace.wire.messages import encoder
 
 if TYPE_CHECKING:
@@ -32,16 +32,62 @@ NUMBER = re.compile(r"[-+]?[0-9][0-9.]*")  # a key of logit_bias that must be a 
 
 # the same name and meaning on both sides; null is the default of SamplingParams
 SAME = (
-    "n", "temperature", "dynatemp_range", "dynatemp_exponent", "smoothing_factor", "smoothing_curve", "top_p", "seed",
-    "presence_penalty", "frequency_penalty", "top_k", "min_p", "top_a", "typical_p", "tfs_z", "epsilon_cutoff", "eta_cutoff",
-    "top_n_sigma", "top_h", "p_less", "p_less_norm", "min_k", "min_k_tau", "xtc_probability", "xtc_threshold", "mirostat",
-    "mirostat_tau", "mirostat_eta", "adaptive_target", "adaptive_decay", "repetition_penalty", "penalty_last_n",
-    "repetition_scope", "penalty_scope", "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n",
-    "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "normalize_logits", "encoder_repetition_penalty",
-    "exponential_decay_length_penalty", "banned_ignore_case", "processors", "watermark", "prompt_logprobs",
-    "repetition_detection", "min_tokens", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "logprobs_mode",
-    "report_entropy", "speculation",
-)  # fmt: skip
+    "n",
+    "temperature",
+    "dynatemp_range",
+    "dynatemp_exponent",
+    "smoothing_factor",
+    "smoothing_curve",
+    "top_p",
+    "seed",
+    "presence_penalty",
+    "frequency_penalty",
+    "top_k",
+    "min_p",
+    "top_a",
+    "typical_p",
+    "tfs_z",
+    "epsilon_cutoff",
+    "eta_cutoff",
+    "top_n_sigma",
+    "top_h",
+    "p_less",
+    "p_less_norm",
+    "min_k",
+    "min_k_tau",
+    "xtc_probability",
+    "xtc_threshold",
+    "mirostat",
+    "mirostat_tau",
+    "mirostat_eta",
+    "adaptive_target",
+    "adaptive_decay",
+    "repetition_penalty",
+    "penalty_last_n",
+    "repetition_scope",
+    "penalty_scope",
+    "dry_multiplier",
+    "dry_base",
+    "dry_allowed_length",
+    "dry_penalty_last_n",
+    "no_repeat_ngram_size",
+    "encoder_no_repeat_ngram_size",
+    "normalize_logits",
+    "encoder_repetition_penalty",
+    "exponential_decay_length_penalty",
+    "banned_ignore_case",
+    "processors",
+    "watermark",
+    "prompt_logprobs",
+    "repetition_detection",
+    "min_tokens",
+    "ignore_eos",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
+    "logprobs_mode",
+    "report_entropy",
+    "speculation",
+)
 LISTS = (
     "banned_strings",
     "forced_token_ids",

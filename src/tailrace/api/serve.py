@@ -28,10 +28,10 @@ from tailrace.api.connection import Connection
 from tailrace.api.disconnect import end
 from tailrace.api.door import Door
 from tailrace.api.front_end import FrontEnd
-from tailrace.api.siblings import Model, Siblings, Start
+from tailrace.api.workers import Model, Workers, WorkerStart
 from tailrace.config import ServerConfig
-from tailrace.wire.aio import AsyncClient
-from tailrace.wire.attach import Newsreader
+from tailrace.wire.async_client import AsyncClient
+from tailrace.wire.remote_engine import Newsreader
 
 if TYPE_CHECKING:
     from tailrace.text.tokenizer import Tokenizer
@@ -61,13 +61,13 @@ def serve(config: ServerConfig, models: Sequence[Model], tokenizers: Sequence[To
         if config.front_ends == 1:
             return run(Server(front, settings))
         shared = settings.bind_socket()
-        start = Start(config, list(models), named, shared.fileno())
-        return run(Server(front, settings, Siblings(config.front_ends - 1, start)), shared)
+        start = WorkerStart(config, list(models), named, shared.fileno())
+        return run(Server(front, settings, Workers(config.front_ends - 1, start)), shared)
     except SystemExit as error:  # uvicorn could not listen, and has said so
         return int(error.code or 0)
 
 
-def serve_attached(start: Start, tokenizers: Sequence[Tokenizer], read: Callable[[], bytes]) -> int:
+def serve_attached(start: WorkerStart, tokenizers: Sequence[Tokenizer], read: Callable[[], bytes]) -> int:
     """Serve as a further front end, until told to end; returns the exit code. `read`: the next line of news."""
     shared = socket.socket(fileno=start.socket)
     news = Newsreader(read, closed=lambda: os._exit(0))
@@ -130,13 +130,13 @@ class Server(uvicorn.Server):
     """uvicorn's, which drains our way and ends when the front end can't go on.
 
     Args:
-        siblings: further front ends, which live as long as this one.
+        workers: further front ends, which live as long as this one.
     """
 
-    def __init__(self, front: FrontEnd, config: uvicorn.Config, siblings: Siblings | None = None) -> None:
+    def __init__(self, front: FrontEnd, config: uvicorn.Config, workers: Workers | None = None) -> None:
         super().__init__(config)
         self._front = front
-        self._siblings = Siblings(0) if siblings is None else siblings
+        self._siblings = Workers(0) if workers is None else workers
         for name, service in front.services.items():
             service.client.launched = partial(self._siblings.launched, name)
             service.client.lost = partial(self._siblings.lost, name)

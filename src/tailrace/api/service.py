@@ -19,8 +19,8 @@ from tailrace.api.metrics import Metrics
 from tailrace.api.supervise import Supervisor
 from tailrace.errors import NotReadyError
 from tailrace.text.channels import REASONING
-from tailrace.text.tools import TOOLS
-from tailrace.wire.aio import AsyncClient
+from tailrace.text.tool_parsers import TOOLS
+from tailrace.wire.async_client import AsyncClient
 
 if TYPE_CHECKING:
     from tailrace.api.beam import BeamRequest

@@ -20,7 +20,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from tailrace.api import problems
+from tailrace.api import error_handlers
 from tailrace.api.disconnect import end, unless_gone
 
 DONE = b"data: [DONE]\n\n"
@@ -105,7 +105,7 @@ class EventStream(Response):
             finally:
                 await end(pinger)
         except Exception as error:
-            await put(self._form.frame(problems.of_any(error)), more=False)
+            await put(self._form.frame(error_handlers.of_any(error)), more=False)
         else:
             await put(done, more=False)
 

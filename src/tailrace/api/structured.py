@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from tailrace.api.problems import of_json, renamed
+from tailrace.api.error_handlers import of_json, renamed
 from tailrace.api.schema.structured import (
     JsonObjectFormat,
     JsonSchemaFormat,
@@ -20,7 +20,7 @@ from tailrace.api.schema.structured import (
     TextFormat,
 )
 from tailrace.errors import ParameterError
-from tailrace.options import MAX_GRAMMAR, Grammar, GrammarKind, Stretch
+from tailrace.options import MAX_GRAMMAR, Grammar, GrammarKind, MarkedSpan
 
 if TYPE_CHECKING:
     from tailrace.api.schema.common import GenerateRequest
@@ -32,7 +32,7 @@ LARK = re.compile(r"^[ \t]*\??start[ \t]*(\[[^\]\n]*\][ \t]*)?:(?!:)", re.MULTIL
 BACKENDS = ("auto", "llguidance", "guidance")  # one library, by whichever name; the last is vLLM's of it
 
 
-class Asked(NamedTuple):
+class Constraint(NamedTuple):
     """One constraint: the field it came in, and what of a Grammar it says."""
 
     field: str
@@ -43,61 +43,61 @@ class Asked(NamedTuple):
 # ---- one field's value → the constraint, if it is one
 
 
-def schema(field: str, value: dict[str, Any] | str) -> Asked:
+def schema(field: str, value: dict[str, Any] | str) -> Constraint:
     """A JSON schema, as an object or as text."""
-    return Asked(field, "json_schema", json_object(field, value))
+    return Constraint(field, "json_schema", json_object(field, value))
 
 
-def any_object(field: str, value: bool) -> Asked | None:
+def any_object(field: str, value: bool) -> Constraint | None:
     """Any JSON object, if true."""
-    return Asked(field, "json_object") if value else None
+    return Constraint(field, "json_object") if value else None
 
 
-def regex(field: str, value: str) -> Asked:
+def regex(field: str, value: str) -> Constraint:
     """A pattern of the whole output."""
-    return Asked(field, "regex", filled(field, value))
+    return Constraint(field, "regex", filled(field, value))
 
 
-def choice(field: str, value: list[str]) -> Asked:
+def choice(field: str, value: list[str]) -> Constraint:
     """One of these texts."""
     if not value or not all(value):
         raise ParameterError(f"{field} must be a list of one or more non-empty strings", field)
-    return Asked(field, "choice", in_json(value))
+    return Constraint(field, "choice", in_json(value))
 
 
-def ebnf(field: str, value: str) -> Asked:
+def ebnf(field: str, value: str) -> Constraint:
     """GBNF."""
-    return Asked(field, "ebnf", filled(field, value))
+    return Constraint(field, "ebnf", filled(field, value))
 
 
-def gbnf(field: str, value: str) -> Asked | None:
+def gbnf(field: str, value: str) -> Constraint | None:
     """llama.cpp's field, which its clients send empty where they mean none."""
     return ebnf(field, value) if value else None
 
 
-def grammar(field: str, value: str) -> Asked:
+def grammar(field: str, value: str) -> Constraint:
     """EBNF or Lark."""
     if EBNF.search(value):
-        return Asked(field, "ebnf", value)
+        return Constraint(field, "ebnf", value)
     if LARK.search(value):
-        return Asked(field, "lark", value)
+        return Constraint(field, "lark", value)
     raise ParameterError(
         f"{field} must define either root ::= … (then it is EBNF as in GBNF) or start: … (then it is Lark)", field
     )
 
 
-def structural_tag(field: str, value: dict[str, Any] | str) -> Asked:
+def structural_tag(field: str, value: dict[str, Any] | str) -> Constraint:
     """xgrammar's structural tag, as an object or as text."""
-    return Asked(field, "structural_tag", json_object(field, value))
+    return Constraint(field, "structural_tag", json_object(field, value))
 
 
-def response_format(field: str, value: ResponseFormat) -> Asked | None:
+def response_format(field: str, value: ResponseFormat) -> Constraint | None:
     """OpenAI's."""
     match value:
         case TextFormat():
             return None
         case JsonObjectFormat(schema=None):
-            return Asked(field, "json_object")
+            return Constraint(field, "json_object")
         case JsonObjectFormat():
             return schema(field, value.schema or {})
         case JsonSchemaFormat():
@@ -107,21 +107,33 @@ def response_format(field: str, value: ResponseFormat) -> Asked | None:
     return structural_tag(field, msgspec.to_builtins(value))
 
 
-Reader = Callable[[str, Any], Asked | None]
+Reader = Callable[[str, Any], Constraint | None]
 FIELDS: dict[str, Reader] = {
     "response_format": response_format,
     # vLLM's
-    "guided_json": schema, "guided_json_object": any_object, "guided_regex": regex, "guided_choice": choice, "guided_grammar": grammar,
+    "guided_json": schema,
+    "guided_json_object": any_object,
+    "guided_regex": regex,
+    "guided_choice": choice,
+    "guided_grammar": grammar,
     "structural_tag": structural_tag,
     # llama.cpp's and SGLang's
-    "grammar": gbnf, "json_schema": schema, "regex": regex, "ebnf": ebnf,
-}  # fmt: skip
+    "grammar": gbnf,
+    "json_schema": schema,
+    "regex": regex,
+    "ebnf": ebnf,
+}
 PARTS: dict[str, Reader] = {
-    "json": schema, "json_object": any_object, "regex": regex, "choice": choice, "grammar": grammar, "structural_tag": structural_tag,
-}  # fmt: skip
+    "json": schema,
+    "json_object": any_object,
+    "regex": regex,
+    "choice": choice,
+    "grammar": grammar,
+    "structural_tag": structural_tag,
+}
 
 
-def asked(ask: GenerateRequest, format_field: str = "response_format") -> Asked | None:
+def asked(ask: GenerateRequest, format_field: str = "response_format") -> Constraint | None:
     """The constraint that the request gives. format_field: what the client calls its response_format.
 
     Raises:
@@ -135,7 +147,7 @@ def asked(ask: GenerateRequest, format_field: str = "response_format") -> Asked 
     return found[0] if found else None
 
 
-def constraints(ask: GenerateRequest, format_field: str) -> Iterator[Asked]:
+def constraints(ask: GenerateRequest, format_field: str) -> Iterator[Constraint]:
     """All that the request gives."""
     for name, read in FIELDS.items():
         value, field = getattr(ask, name, None), format_field if name == "response_format" else name
@@ -161,7 +173,9 @@ def check_unasked(ask: GenerateRequest) -> None:
         raise ParameterError(f"{field}: options without a constraint have no effect", field)
 
 
-def compose(ask: GenerateRequest, wanted: Asked, after: Stretch | None = None, opening: int | None = None) -> Grammar:
+def compose(
+    ask: GenerateRequest, wanted: Constraint, after: MarkedSpan | None = None, opening: int | None = None
+) -> Grammar:
     """The constraint with the request's options. after, opening: see Grammar.
 
     Raises:
@@ -171,9 +185,7 @@ def compose(ask: GenerateRequest, wanted: Asked, after: Stretch | None = None, o
     chosen = {"whitespace": options.whitespace, "close_in_time": options.close_in_time}
     more: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
     try:
-        return Grammar(
-            kind=wanted.kind, source=wanted.source, after=after, opening_token_id=opening, **more
-        )  # fmt: skip
+        return Grammar(kind=wanted.kind, source=wanted.source, after=after, opening_token_id=opening, **more)
     except ParameterError as error:
         raise renamed(str(error), wanted.field) from error
 

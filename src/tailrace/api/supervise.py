@@ -7,7 +7,7 @@ import logging
 from typing import Literal
 
 from tailrace.errors import EngineDeadError, NotReadyError, TailraceError
-from tailrace.wire.aio import AsyncClient
+from tailrace.wire.async_client import AsyncClient
 from tailrace.wire.messages import ModelInfo
 from tailrace.wire.pulse import Stall
 
@@ -56,9 +56,13 @@ class Supervisor:
             ids = self._client.open_ids
             log.error(
                 "%s has stalled: step %d has taken %.1f s, in part %s; open here: %s%s",
-                self._called, self.stall.step, self.stall.seconds, self.stall.part, ", ".join(ids[:SHOWN]) or "nothing",
+                self._called,
+                self.stall.step,
+                self.stall.seconds,
+                self.stall.part,
+                ", ".join(ids[:SHOWN]) or "nothing",
                 f" and {len(ids) - SHOWN} more" if len(ids) > SHOWN else "",
-            )  # fmt: skip
+            )
         if before is not None and self.stall is None:
             log.warning("%s moves again, after more than %.1f s in part %s", self._called, before.seconds, before.part)
 

@@ -9,13 +9,13 @@ import msgspec
 
 from tailrace.api.channels import thought
 from tailrace.api.schema.structured import StructuredOutputs
-from tailrace.api.structured import Asked, asked, check_unasked, compose
+from tailrace.api.structured import Constraint, asked, check_unasked, compose
 from tailrace.errors import ParameterError
 from tailrace.params import SamplingParams
-from tailrace.text.tools.functions import Function, functions_of
-from tailrace.text.tools.grammar import forced, optional
-from tailrace.text.tools.schemas import check_counts, check_depth
-from tailrace.text.tools.script import Script
+from tailrace.text.tool_parsers.functions import Function, functions_of
+from tailrace.text.tool_parsers.grammar import forced, optional
+from tailrace.text.tool_parsers.schemas import check_counts, check_depth
+from tailrace.text.tool_parsers.script import Script
 
 if TYPE_CHECKING:
     from tailrace.api.schema.chat import ChatRequest
@@ -42,7 +42,7 @@ class Choice(NamedTuple):
         return self.mode in ("required", "named")
 
 
-def governed(
+def with_grammar(
     service: Service,
     ask: ChatRequest,
     choice: Choice,
@@ -112,8 +112,8 @@ def names_of(allowed: list[Any]) -> Iterator[str]:
 
 
 def constraint(
-    service: Service, choice: Choice, tools: list[dict[str, Any]] | None, content: Asked | None, whitespace: int
-) -> Asked | None:
+    service: Service, choice: Choice, tools: list[dict[str, Any]] | None, content: Constraint | None, whitespace: int
+) -> Constraint | None:
     """What the choice makes of the output, together with what the content must be; None where neither says anything.
 
     Raises:
@@ -136,20 +136,20 @@ def constraint(
     functions = chosen(functions_of(tools), choice)
     if choice.must:
         script = Script(functions, service.tokenizer, choice.many, whitespace)
-        return Asked("tool_choice", "lark", forced(service.tools, script))
+        return Constraint("tool_choice", "lark", forced(service.tools, script))
     loose = [function if function.strict else function._replace(parameters=ANY_ARGUMENTS) for function in functions]
     script = Script(loose, service.tokenizer, choice.many, whitespace)
     if content is None:
-        return Asked("tools", "lark", optional(service.tools, script))
+        return Constraint("tools", "lark", optional(service.tools, script))
     if content.kind not in ("json_object", "json_schema"):
         raise ParameterError(
             f'{content.field}: together with tools it must be JSON; or give tool_choice "none"', content.field
         )
     said = schema_of(content)
-    return Asked(content.field, "lark", optional(service.tools, script, said))
+    return Constraint(content.field, "lark", optional(service.tools, script, said))
 
 
-def schema_of(content: Asked) -> dict[str, Any]:
+def schema_of(content: Constraint) -> dict[str, Any]:
     """What the content must be, as a schema.
 
     Raises:

@@ -17,7 +17,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
-from tailrace.api.observe import Record
+from tailrace.api.access_log import Record
 from tailrace.api.schema.common import Usage
 from tailrace.config import ServerConfig
 from tailrace.params import SamplingParams

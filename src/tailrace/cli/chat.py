@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_sampling_flags(parser)
 
 
-class Conversation:
+class ChatSession:
     """What has been said so far."""
 
     def __init__(self, voice: Voice, system: str | None) -> None:
@@ -66,10 +66,10 @@ def run(args: argparse.Namespace) -> int:
             with contextlib.suppress(ImportError):
                 import readline  # noqa: F401 - gives input() line editing and history
             print(HELP, file=sys.stderr)
-        return talk(Conversation(voice, args.system))
+        return talk(ChatSession(voice, args.system))
 
 
-def talk(conversation: Conversation) -> int:
+def talk(conversation: ChatSession) -> int:
     """Read lines and obey them. Exit code 1 if the engine is lost, or if a request failed on piped input."""
     interactive = sys.stdin.isatty()
     while True:
@@ -96,7 +96,7 @@ def talk(conversation: Conversation) -> int:
                 return 1
 
 
-def obey(line: str, conversation: Conversation) -> None:
+def obey(line: str, conversation: ChatSession) -> None:
     """A line that begins with a slash."""
     command, _, rest = line.partition(" ")
     if command == "/reset":

@@ -21,8 +21,19 @@ from tailrace.models.default import default_gguf_path
 from tailrace.models.gguf import converted_folder
 from tailrace.models.store import MARKER, is_whole
 
-PACKAGES = ("tailrace", "torch", "transformers", "tokenizers", "safetensors", "accelerate", "gguf", "msgspec", "pyzmq",
-            "starlette", "uvicorn")  # fmt: skip
+PACKAGES = (
+    "tailrace",
+    "torch",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "accelerate",
+    "gguf",
+    "msgspec",
+    "pyzmq",
+    "starlette",
+    "uvicorn",
+)
 OPTIONAL = ("uvloop", "httptools", "pip")
 FEATURES = ("avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "bf16", "sve")  # that kernels can make use of
 

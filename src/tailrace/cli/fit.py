@@ -14,7 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from tailrace.config import WITH_WEIGHTS, EngineConfig
-from tailrace.engine import sizing
+from tailrace.engine import cache_size
 from tailrace.errors import ConfigError
 from tailrace.models import describe
 from tailrace.models.footprint import block_bytes, weights_bytes
@@ -77,7 +77,7 @@ def fitted(
                 + "; leave one out, or give them less (--model NAME=MODEL,memory-gib=…)"
             )
         unset = [need for need in group if need.cache is None]
-        share = sizing.SHARE if device == "cpu" else sizing.DEVICE_SHARE
+        share = cache_size.SHARE if device == "cpu" else cache_size.DEVICE_SHARE
         given = share * (there - wanted) / max(1, len(unset)) / GIB
         cache_gib |= {need.name: given for need in unset}
         if device == "cpu":
@@ -137,7 +137,7 @@ def left_on(device: str) -> float:
         ConfigError: there is no such GPU.
     """
     if device == "cpu":
-        return sizing.available()
+        return cache_size.available()
     _, _, number = device.partition(":")
     if not device.startswith("cuda:") or not number.isdigit() or int(number) >= len(gpus()):
         raise ConfigError(f"device {device!r} is not available")

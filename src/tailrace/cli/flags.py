@@ -109,13 +109,29 @@ PATHS = ("/", ".", "~")  # what a model's path begins with, and no name
 SEVERAL = "; given several times, each by a name of its own, and with settings of its own: a=FOLDER,dtype=float32"
 MODEL_FLAGS: dict[str, str] = {  # flags that one of several models may have for itself, without their dashes
     FLAGS.get(key, "--" + field.replace("_", "-")).removeprefix("--"): key
-    for section in ENGINE_SECTIONS for field in settings.fields(section)
+    for section in ENGINE_SECTIONS
+    for field in settings.fields(section)
     if (key := f"{section}.{field}") not in (MODEL, "model.name")
-}  # fmt: skip
+}
 
-SCALARS = ("n", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
-           "min_tokens", "max_tokens", "ignore_eos", "seed", "include_stop_str_in_output", "logprobs", "logprobs_mode",
-           "skip_special_tokens")  # fmt: skip
+SCALARS = (
+    "n",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "min_tokens",
+    "max_tokens",
+    "ignore_eos",
+    "seed",
+    "include_stop_str_in_output",
+    "logprobs",
+    "logprobs_mode",
+    "skip_special_tokens",
+)
 LISTS: dict[str, tuple[str, type]] = {  # field → what one occurrence of its flag holds
     "stop": ("TEXT", str),
     "stop_token_ids": ("ID", int),
@@ -254,8 +270,15 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
     for field in SCALARS:
         add_flag(group, "--" + field.replace("_", "-"), f"sampling.{field}", hints[field], helps.get(field, ""))
     for field, (metavar, kind) in LISTS.items():
-        group.add_argument("--" + field.replace("_", "-"), dest=f"sampling.{field}", action="append", default=None,
-                           metavar=metavar, type=kind, help=helps.get(field, "") + " (repeatable)")  # fmt: skip
+        group.add_argument(
+            "--" + field.replace("_", "-"),
+            dest=f"sampling.{field}",
+            action="append",
+            default=None,
+            metavar=metavar,
+            type=kind,
+            help=helps.get(field, "") + " (repeatable)",
+        )
 
 
 def given_sampling(args: argparse.Namespace) -> dict[str, Any]:

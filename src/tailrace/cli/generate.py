@@ -11,13 +11,13 @@ from typing import Any
 import msgspec
 
 from tailrace.cli.flags import ENGINE_SECTIONS, add_config_flags, add_sampling_flags, read_config, read_sampling
-from tailrace.cli.local import Prepared, engine, prepare
+from tailrace.cli.local import PreparedModel, engine, prepare
 from tailrace.errors import BY_CODE, ConfigError, EngineError
 from tailrace.models import defaults
 from tailrace.params import SamplingParams
-from tailrace.text.stream import TextStream
+from tailrace.text.output import TextStream
 from tailrace.wire.messages import Failed, Finished, PromptLogprobs, SequenceEvent, TokenLogprobs, Tokens
-from tailrace.wire.sync import SyncClient, SyncStream
+from tailrace.wire.sync_client import SyncClient, SyncStream
 
 MAX_TOKENS = 256  # unless --max-tokens says otherwise
 
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 @dataclass
-class Answer:
+class GeneratedText:
     """One sequence of one prompt, as it grows."""
 
     text: str = ""
@@ -45,7 +45,7 @@ class Answer:
 
 
 @dataclass
-class Job:
+class PromptJob:
     """One prompt being answered: its stream, and per sequence the text stream and the answer."""
 
     prompt: str
@@ -53,7 +53,7 @@ class Job:
     stream: SyncStream
     events: Iterator[list[SequenceEvent]]
     texts: list[TextStream]
-    answers: list[Answer]
+    answers: list[GeneratedText]
 
     @property
     def done(self) -> bool:
@@ -61,7 +61,7 @@ class Job:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Answer every prompt; exit code 0."""
+    """GeneratedText every prompt; exit code 0."""
     prompts = read_prompts(args)
     prepared = prepare(read_config(args))
     start = {"max_tokens": MAX_TOKENS, **defaults(prepared.folder)}
@@ -91,7 +91,7 @@ def read_prompts(args: argparse.Namespace) -> list[str]:
     return prompts
 
 
-def encode(prompt: str, args: argparse.Namespace, prepared: Prepared) -> list[int]:
+def encode(prompt: str, args: argparse.Namespace, prepared: PreparedModel) -> list[int]:
     """Token ids of the prompt as it is, or as a message in the model's chat template."""
     if not (args.chat or args.system):
         return prepared.tokenizer.encode(prompt)
@@ -100,14 +100,14 @@ def encode(prompt: str, args: argparse.Namespace, prepared: Prepared) -> list[in
 
 
 def answer_all(
-    prompts: list[str], encoded: list[list[int]], params: SamplingParams, prepared: Prepared, client: SyncClient
-) -> Iterator[Job]:
+    prompts: list[str], encoded: list[list[int]], params: SamplingParams, prepared: PreparedModel, client: SyncClient
+) -> Iterator[PromptJob]:
     """Jobs in the order of the prompts, each when it is done. No more are submitted than the engine computes at once,
     so that all that run are read in turn and a stop string ends its sequence at once."""
     window = max(1, prepared.config.scheduler.max_num_seqs // params.n)
     waiting = iter(zip(prompts, encoded, strict=True))
-    jobs: list[Job] = []
-    running: list[Job] = []
+    jobs: list[PromptJob] = []
+    running: list[PromptJob] = []
     shown = 0
     while True:
         while len(running) < window and (following := next(waiting, None)) is not None:
@@ -124,14 +124,16 @@ def answer_all(
             shown += 1
 
 
-def submit(prompt: str, ids: list[int], params: SamplingParams, prepared: Prepared, client: SyncClient) -> Job:
+def submit(
+    prompt: str, ids: list[int], params: SamplingParams, prepared: PreparedModel, client: SyncClient
+) -> PromptJob:
     """Send one prompt to the engine."""
     stream = client.submit(ids, params)
     texts = [TextStream(prepared.tokenizer, params, prompt=ids) for _ in range(params.n)]
-    return Job(prompt, len(ids), stream, iter(stream), texts, [Answer() for _ in range(params.n)])
+    return PromptJob(prompt, len(ids), stream, iter(stream), texts, [GeneratedText() for _ in range(params.n)])
 
 
-def advance(job: Job) -> None:
+def advance(job: PromptJob) -> None:
     """Take what has arrived for the job; end it in the engine once all its texts have ended.
 
     Raises:
@@ -158,7 +160,7 @@ def advance(job: Job) -> None:
         job.stream.abort("stop")
 
 
-def show(job: Job, *, as_json: bool, several: bool) -> None:
+def show(job: PromptJob, *, as_json: bool, several: bool) -> None:
     """Print a job's answers."""
     for index, answer in enumerate(job.answers):
         if as_json:

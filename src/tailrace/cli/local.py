@@ -16,13 +16,13 @@ from tailrace.logs import LEVEL_VARIABLE
 from tailrace.models import LocalModel, resolve
 from tailrace.models.hub import fetch_head
 from tailrace.text.tokenizer import Tokenizer
-from tailrace.wire.sync import SyncClient
+from tailrace.wire.sync_client import SyncClient
 
 SCRIPTED = "scripted:"  # a model without weights, for tests and egress benchmarks; it borrows the default's tokenizer
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedModel:
     """Settings whose model is on this machine, and its tokenizer."""
 
     config: Config
@@ -31,7 +31,7 @@ class Prepared:
     tokenizer: Tokenizer
 
 
-def prepare(config: Config, progress: bool = True) -> Prepared:
+def prepare(config: Config, progress: bool = True) -> PreparedModel:
     """Resolve the model (fetch, convert) and load its tokenizer.
 
     Raises:
@@ -49,10 +49,10 @@ def prepare(config: Config, progress: bool = True) -> Prepared:
         model = msgspec.structs.replace(model, model=str(found.folder), name=found.name)
     tokenizer = Tokenizer.load(found.folder, model.trust_remote_code)
     config = msgspec.structs.replace(config, model=model, speculation=with_weights(config, tokenizer, progress))
-    return Prepared(config, found.folder, found.name, tokenizer)
+    return PreparedModel(config, found.folder, found.name, tokenizer)
 
 
-def prepare_all(config: Config) -> list[Prepared]:
+def prepare_all(config: Config) -> list[PreparedModel]:
     """Each model that is to be served; of several it is found out whether they fit, before any is loaded.
 
     Raises:
@@ -102,7 +102,7 @@ def with_weights(config: Config, tokenizer: Tokenizer, progress: bool) -> Specul
 
 
 @contextmanager
-def engine(prepared: Prepared):
+def engine(prepared: PreparedModel):
     """A SyncClient with its own engine process, which ends with the block.
 
     Raises:

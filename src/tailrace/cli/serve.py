@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     config = with_port(read_config(args))
     prepared = prepare_all(config)
     from tailrace.api.serve import serve
-    from tailrace.api.siblings import Model
+    from tailrace.api.workers import Model
 
     arguments = (config.server, ", ".join(one.name for one in prepared), start_s)
     threading.Thread(target=announce, args=arguments, daemon=True, name="announce").start()

@@ -13,13 +13,13 @@ import httpx
 import msgspec
 
 from tailrace.cli.flags import given_sampling, read_config, read_sampling
-from tailrace.cli.local import Prepared, engine, prepare
+from tailrace.cli.local import PreparedModel, engine, prepare
 from tailrace.errors import BY_CODE, ConfigError, EngineDeadError, EngineError, RequestError
 from tailrace.models import defaults
 from tailrace.params import SamplingParams
-from tailrace.text.stream import TextStream
+from tailrace.text.output import TextStream
 from tailrace.wire.messages import Failed, Finished, PromptLogprobs, Tokens
-from tailrace.wire.sync import SyncClient
+from tailrace.wire.sync_client import SyncClient
 
 Message = dict[str, str]
 Voice = Callable[[list[Message]], Generator[str, None, None]]
@@ -39,7 +39,7 @@ def local_voice(args: argparse.Namespace) -> Iterator[Voice]:
 
 
 def local_answer(
-    messages: list[Message], params: SamplingParams, prepared: Prepared, client: SyncClient
+    messages: list[Message], params: SamplingParams, prepared: PreparedModel, client: SyncClient
 ) -> Generator[str, None, None]:
     """The text of one answer, delta by delta.
 

@@ -118,7 +118,7 @@ class Pace:
         self._held.add(seconds, 1.0)
         self.stride.guess_s += seconds
 
-    def leave(self, slot: int) -> None:
+    def remove(self, slot: int) -> None:
         """The slot's sequence is gone."""
         self._known.pop(slot, None)
 

@@ -79,6 +79,6 @@ class Drafter(Protocol):
         """The target's forward pass, after it."""
         ...
 
-    def leave(self, slot: int) -> None:
+    def remove(self, slot: int) -> None:
         """The slot's sequence is gone, or starts again from nothing. Also called for slots it has never heard of."""
         ...

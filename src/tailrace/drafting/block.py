@@ -65,8 +65,8 @@ class BlockDrafter:
             for level, cache in zip(self.head.levels, self.caches, strict=True):
                 kernels.store_kv(cache, *level.layer.keys_values(features, rope), entries.places)
 
-    def leave(self, slot: int) -> None:
-        self.context.leave(slot)
+    def remove(self, slot: int) -> None:
+        self.context.remove(slot)
 
     # ---- inside
 
@@ -103,9 +103,7 @@ def attend(
     starts = torch.arange(0, len(query) + 1, each, dtype=torch.int32)
     lengths = lengths.to(torch.int32).repeat_interleave(block // each)
     tables = tables.repeat_interleave(block // each, 0)
-    return kernels.paged_attention(
-        query, cache, tables, starts, lengths, scale=level.layer.scale, window=level.window
-    )  # fmt: skip
+    return kernels.paged_attention(query, cache, tables, starts, lengths, scale=level.layer.scale, window=level.window)
 
 
 def grouped(going: Sequence[int], counts: Sequence[int]) -> Iterator[list[int]]:

@@ -22,11 +22,28 @@ from tailrace.runners.base import LayeredRunner
 
 SECTION = "dflash_config"
 MAX_BLOCK = 256
-KEYS = frozenset((
-    "block_size", "mask_token_id", "target_layer_ids", "aux_hidden_state_layer_ids", "num_target_layers", "layer_types", "sliding_window",
-    "use_sliding_window", "use_swa", "swa_window_size", "is_causal", "causal", "sliding_window_non_causal", "input_embedding_scale",
-    "output_multiplier", "final_logit_softcapping", "draft_vocab_size", "tie_word_embeddings",
-))  # fmt: skip
+KEYS = frozenset(
+    (
+        "block_size",
+        "mask_token_id",
+        "target_layer_ids",
+        "aux_hidden_state_layer_ids",
+        "num_target_layers",
+        "layer_types",
+        "sliding_window",
+        "use_sliding_window",
+        "use_swa",
+        "swa_window_size",
+        "is_causal",
+        "causal",
+        "sliding_window_non_causal",
+        "input_embedding_scale",
+        "output_multiplier",
+        "final_logit_softcapping",
+        "draft_vocab_size",
+        "tie_word_embeddings",
+    )
+)
 ONLY = {"speculators_model_type": ("dflash",), "use_aux_hidden_state": (True,)}
 
 

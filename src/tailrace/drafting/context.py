@@ -94,7 +94,7 @@ class Context:
         known = self.cut(slot, len(tokens) - 1)
         return len(known) if known and known[-1] == len(tokens) - 2 else 0
 
-    def leave(self, slot: int) -> None:
+    def remove(self, slot: int) -> None:
         """Nothing is known any more."""
         self.known.pop(slot, None)
         self.pages.release(slot)

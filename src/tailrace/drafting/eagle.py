@@ -75,8 +75,8 @@ class EagleDrafter:
         for s, state in zip(stretches, lasts, strict=True):
             self.states[s.slot] = (s.first + s.count - 1, state[None])
 
-    def leave(self, slot: int) -> None:
-        self.context.leave(slot)
+    def remove(self, slot: int) -> None:
+        self.context.remove(slot)
         self.states.pop(slot, None)
 
     # ---- inside
@@ -97,8 +97,12 @@ class EagleDrafter:
         places = place(tables, at[:, None], self.context.pages.block_size).squeeze(1)
         kernels.store_kv(self.cache, *self.layer.keys_values(entering, rope), places)
         mixed = kernels.paged_attention(
-            self.layer.query(entering, rope), self.cache, tables, torch.arange(len(at) + 1, dtype=torch.int32),
-            (at + 1).to(torch.int32), scale=self.layer.scale,
-        )  # fmt: skip
+            self.layer.query(entering, rope),
+            self.cache,
+            tables,
+            torch.arange(len(at) + 1, dtype=torch.int32),
+            (at + 1).to(torch.int32),
+            scale=self.layer.scale,
+        )
         out = self.layer.after(residual, mixed)
         return self.head.following(out), self.head.logits(out)

@@ -20,15 +20,28 @@ from tailrace.errors import ModelLoadError
 from tailrace.runners.base import LayeredRunner
 
 SECTION = "eagle_config"
-EAGLE3_KEYS = frozenset((
-    "draft_vocab_size", "target_hidden_size", "eagle_aux_hidden_state_layer_ids", "norm_before_residual", "norm_before_fc", "fc_norm",
-    "norm_output", "use_aux_hidden_state", "tie_word_embeddings", "num_aux_hidden_states",
-    "sliding_window",
-))  # fmt: skip
+EAGLE3_KEYS = frozenset(
+    (
+        "draft_vocab_size",
+        "target_hidden_size",
+        "eagle_aux_hidden_state_layer_ids",
+        "norm_before_residual",
+        "norm_before_fc",
+        "fc_norm",
+        "norm_output",
+        "use_aux_hidden_state",
+        "tie_word_embeddings",
+        "num_aux_hidden_states",
+        "sliding_window",
+    )
+)
 # a window is honoured where layers say so, and ours has none
 EAGLE_ONLY = {
-    "speculators_model_type": ("eagle3",), "use_sliding_window": (False,), "layer_types": (["full_attention"],), "is_causal": (True,),
-}  # fmt: skip
+    "speculators_model_type": ("eagle3",),
+    "use_sliding_window": (False,),
+    "layer_types": (["full_attention"],),
+    "is_causal": (True,),
+}
 
 
 class Head(Protocol):

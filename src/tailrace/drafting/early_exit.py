@@ -52,5 +52,5 @@ class EarlyExit:
     def observe(self, seen: Seen) -> None:
         pass
 
-    def leave(self, slot: int) -> None:
+    def remove(self, slot: int) -> None:
         pass

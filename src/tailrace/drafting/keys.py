@@ -10,28 +10,89 @@ from tailrace.drafting.checkpoint import Checkpoint
 from tailrace.errors import ModelLoadError
 
 # of a decoder layer and its rotary embedding: read by drafting/layer.py, or by transformers' class of the configuration
-LAYER = frozenset((
-    "model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
-    "rms_norm_eps", "hidden_act", "rope_theta", "rope_scaling", "rope_parameters", "max_position_embeddings",
-    "original_max_position_embeddings", "vocab_size",
-))  # fmt: skip
+LAYER = frozenset(
+    (
+        "model_type",
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "rms_norm_eps",
+        "hidden_act",
+        "rope_theta",
+        "rope_scaling",
+        "rope_parameters",
+        "max_position_embeddings",
+        "original_max_position_embeddings",
+        "vocab_size",
+    )
+)
 
 # what can't change what a head computes: names, training, bookkeeping; biases are taken where the file has them
-HARMLESS = frozenset((
-    "_name_or_path", "name_or_path", "architectures", "auto_map", "transformers_version", "torch_dtype", "dtype", "initializer_range",
-    "use_cache", "bos_token_id", "eos_token_id", "pad_token_id", "attention_dropout", "attention_bias", "mlp_bias", "bias", "qkv_bias",
-    "max_sequence_length", "max_window_layers", "_attn_implementation", "attn_implementation", "return_dict", "output_attentions",
-    "output_hidden_states", "chunk_size_feed_forward", "is_encoder_decoder", "id2label", "label2id", "problem_type", "model_max_length",
-    "target_model_type", "target_model_name_or_path", "embed_requires_grad", "speculators_version", "speculators_config",
-    "has_no_defaults_at_init", "torchscript", "tie_encoder_decoder", "is_decoder", "add_cross_attention", "cross_attention_hidden_size",
-))  # fmt: skip
+HARMLESS = frozenset(
+    (
+        "_name_or_path",
+        "name_or_path",
+        "architectures",
+        "auto_map",
+        "transformers_version",
+        "torch_dtype",
+        "dtype",
+        "initializer_range",
+        "use_cache",
+        "bos_token_id",
+        "eos_token_id",
+        "pad_token_id",
+        "attention_dropout",
+        "attention_bias",
+        "mlp_bias",
+        "bias",
+        "qkv_bias",
+        "max_sequence_length",
+        "max_window_layers",
+        "_attn_implementation",
+        "attn_implementation",
+        "return_dict",
+        "output_attentions",
+        "output_hidden_states",
+        "chunk_size_feed_forward",
+        "is_encoder_decoder",
+        "id2label",
+        "label2id",
+        "problem_type",
+        "model_max_length",
+        "target_model_type",
+        "target_model_name_or_path",
+        "embed_requires_grad",
+        "speculators_version",
+        "speculators_config",
+        "has_no_defaults_at_init",
+        "torchscript",
+        "tie_encoder_decoder",
+        "is_decoder",
+        "add_cross_attention",
+        "cross_attention_hidden_size",
+    )
+)
 
 # what is taken with these values only
 ONLY: dict[str, tuple[Any, ...]] = {
-    "pretraining_tp": (1,), "is_neox_style": (True,), "logit_scale": (1, 1.0), "partial_rotary_factor": (1, 1.0), "num_experts": (0,),
-    "attention_sink_bias": (False,), "add_swa_attention_sink_bias": (False,), "parallel_drafting": (False,), "quantization_config": (),
-    "sample_from_anchor": (False,), "shift_label": (False,), "pure_draft_prefix_len": (0,), "projector_type": ("dflash",),
-}  # fmt: skip
+    "pretraining_tp": (1,),
+    "is_neox_style": (True,),
+    "logit_scale": (1, 1.0),
+    "partial_rotary_factor": (1, 1.0),
+    "num_experts": (0,),
+    "attention_sink_bias": (False,),
+    "add_swa_attention_sink_bias": (False,),
+    "parallel_drafting": (False,),
+    "quantization_config": (),
+    "sample_from_anchor": (False,),
+    "shift_label": (False,),
+    "pure_draft_prefix_len": (0,),
+    "projector_type": ("dflash",),
+}
 
 
 def refuse_unknown(

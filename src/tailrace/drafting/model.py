@@ -63,7 +63,7 @@ class DraftModel:
     def observe(self, seen: Seen) -> None:
         pass
 
-    def leave(self, slot: int) -> None:
+    def remove(self, slot: int) -> None:
         self.held.pop(slot, None)
         self.pages.release(slot)
 
@@ -104,10 +104,10 @@ class DraftModel:
         lacking = self.pages.lacking(ask.slot, length) - len(self.pages.free)
         known = max(ask.tokens[len(self.held[ask.slot]) :]) < self.runner.vocab_size
         if not known or ask.count < 1 or lacking > sum(len(self.pages.blocks.get(slot, ())) for slot in idle):
-            self.leave(ask.slot)
+            self.remove(ask.slot)
             return False
         while not self.pages.grow(ask.slot, length):
-            self.leave(idle.pop(0))
+            self.remove(idle.pop(0))
         return True
 
     def _forward(self, picks: Picks, fed: dict[int, int], wanted: list[int], tables: torch.Tensor) -> list[int]:

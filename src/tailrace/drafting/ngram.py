@@ -63,7 +63,7 @@ class NGram:
     def observe(self, seen: Seen) -> None:
         """Hidden states say nothing here."""
 
-    def leave(self, slot: int) -> None:
+    def remove(self, slot: int) -> None:
         """Forget its text."""
         self._texts.pop(slot, None)
 

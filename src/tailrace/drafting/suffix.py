@@ -75,7 +75,7 @@ class Suffix:
     def observe(self, seen: Seen) -> None:
         """Hidden states say nothing here."""
 
-    def leave(self, slot: int) -> None:
+    def remove(self, slot: int) -> None:
         """Forget the slot; what it said is kept."""
         self._texts.pop(slot, None)
 

@@ -19,14 +19,14 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from tailrace.engine.alone import begin
 from tailrace.engine.batch import assemble
-from tailrace.engine.commit import Said, collect, commit, settle
 from tailrace.engine.device import Device
 from tailrace.engine.draws import Guesses, Masks
 from tailrace.engine.flight import Drawn, Flight, Prepared
-from tailrace.engine.schedule import Plan, schedule
-from tailrace.engine.speculate import Counts, give_back
+from tailrace.engine.isolation import begin
+from tailrace.engine.outputs import Said, collect, commit, settle
+from tailrace.engine.scheduler import Plan, schedule
+from tailrace.engine.speculation import Counts, give_back
 from tailrace.engine.step import apply, lose, score
 from tailrace.kernels.status import OK
 

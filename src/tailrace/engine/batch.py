@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from tailrace.engine.alone import drawn_by
 from tailrace.engine.draws import NOTHING, Draws, Guesses, Masks, grouped
-from tailrace.engine.request import Sequence
-from tailrace.engine.schedule import Work
+from tailrace.engine.isolation import drawn_by
+from tailrace.engine.scheduler import Work
+from tailrace.engine.sequence import Sequence
 from tailrace.runners.base import Batch
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def assemble(
     work: Work, guesses: Guesses, tables: BlockTables, block_size: int, previous: torch.Tensor | None = None
 ) -> Assembled:
     """Lay the planned tokens out as one flat bag, guesses after the last token of their sequence and of its companion. A sequence whose
-    last token is among them draws, and so do the first of the siblings that waited for its prefill: their rows share its logits.
+    last token is among them draws, and so do the first of the workers that waited for its prefill: their rows share its logits.
 
     Args:
         guesses: by the slot of the sequence. previous: what tokens that are not known yet refer to; see Batch.
@@ -95,7 +95,7 @@ def assemble(
     guess = NOTHING
     for sequence, count in work:
         first, last = sequence.computed, sequence.computed + count
-        sharing = [sequence, *sequence.siblings] if sequence.leads else []
+        sharing = [sequence, *sequence.workers] if sequence.leads else []
         seen += [(member, sequence, first, len(tokens)) for member in sharing]
         tokens += sequence.tokens[first:last]
         if sequence.leads:  # its companion, if it has one, comes next

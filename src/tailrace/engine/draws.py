@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from tailrace.engine.constraint import Late
-from tailrace.engine.request import Sequence
-from tailrace.grammar.base import Compiled, GuessError, Job
-from tailrace.grammar.filling import Filling, Unfinished
+from tailrace.engine.checks.structured_output import Late
+from tailrace.engine.sequence import Sequence
+from tailrace.grammar.base import BitmaskJob, Compiled, GuessError
+from tailrace.grammar.bitmasks import Filling, Unfinished
 from tailrace.kernels.rows import Guidance, Rows, spread
 from tailrace.options import Rule
 
@@ -64,7 +64,7 @@ class Masks:
 
     def __init__(self, vocab_size: int, enders: Iterable[int]) -> None:
         self._words, self._enders = -(-vocab_size // 32), enders
-        self.jobs: list[tuple[Sequence, Job]] = []
+        self.jobs: list[tuple[Sequence, BitmaskJob]] = []
         self.errors: dict[int, Exception] = {}
 
     def of(self, sequences: list[Sequence], guesses: list[Guess]) -> tuple[list[int] | None, torch.Tensor | None]:
@@ -92,7 +92,7 @@ class Masks:
                 self._settle(sequence, mine, 1, late.filling.errors[late.place], late.filling.seconds[late.place])
             elif sequence.constraint.bound:
                 lawful = guess.tokens[: guess.lawful]
-                job = Job(sequence.constraint.matcher, lawful, mine[: len(lawful) + 1], sequence.request)
+                job = BitmaskJob(sequence.constraint.matcher, lawful, mine[: len(lawful) + 1], sequence.request)
                 self.jobs.append((sequence, job))
             else:  # it may not end before what it is to say has begun
                 for token in self._enders:
@@ -125,7 +125,7 @@ class Masks:
         self, sequence: Sequence, masks: torch.Tensor, known: int, error: Exception | None, took_s: float
     ) -> None:
         """A job is over, whose first masks are known. What opens a stretch that the grammar does not know is let through; where filling
-        failed everything is, in vain, and of what is drawn behind guesses that were given up nothing counts (Constraint.known)."""
+        failed everything is, in vain, and of what is drawn behind guesses that were given up nothing counts (StructuredOutput.known)."""
         assert sequence.constraint is not None
         sequence.constraint.known, sequence.constraint.mask_s = known, took_s / known
         masks[known:] = -1
@@ -168,9 +168,17 @@ def draw(sequences: list[Sequence], guesses: Guesses, first: dict[int, int], mas
     if not any(guess.tokens for guess in of):
         return Draws(sequences, Rows.plain(slots, source, positions, mask=place, masks=filled, guidance=guidance))
     rows = Rows.drafted(
-        slots, positions, [guess.tokens for guess in of], [guess.rule for guess in of], proposals(of),
-        source=source, mask=place, masks=filled, guidance=guidance, trusted=True,  # drafters make them by softmax
-    )  # fmt: skip
+        slots,
+        positions,
+        [guess.tokens for guess in of],
+        [guess.rule for guess in of],
+        proposals(of),
+        source=source,
+        mask=place,
+        masks=filled,
+        guidance=guidance,
+        trusted=True,  # drafters make them by softmax
+    )
     return Draws(sequences, rows)
 
 

@@ -1,5 +1,5 @@
 """The engine: requests in, messages out, one `step` at a time. Owns every request, slot and block, and gives all of them
-back in one place (`_end`). No I/O, no text; engine/process.py runs it as a process, wire/inproc.py in yours.
+back in one place (`_end`). No I/O, no text; engine/process.py runs it as a process, wire/in_process_client.py in yours.
 
 A bad request never raises here: it is answered with a Failed message. Neither does a failing step: the sequences in it fail.
 """
@@ -18,31 +18,31 @@ import torch
 
 from tailrace.config import CacheConfig, SchedulerConfig, SpeculationConfig
 from tailrace.drafting.base import Drafter
-from tailrace.engine import ahead, sizing
-from tailrace.engine.admission import Limits, adapter_number, negative_prompt
-from tailrace.engine.alone import alone
-from tailrace.engine.banned import Bans
+from tailrace.engine import ahead, cache_size
 from tailrace.engine.batch import BlockTables
-from tailrace.engine.commit import Spent
+from tailrace.engine.checks.banned_strings import Bans
 from tailrace.engine.device import Device, overlaps
 from tailrace.engine.draws import Masks, wait_where_all_do
 from tailrace.engine.equip import constrain, watch
+from tailrace.engine.isolation import alone
 from tailrace.engine.kv_cache import BlockCache
 from tailrace.engine.memory import Growth
-from tailrace.engine.request import LIVING, Request, Sequence, State
-from tailrace.engine.speculate import Speculator
-from tailrace.engine.spelling import Spelling
+from tailrace.engine.outputs import Spent
+from tailrace.engine.sequence import LIVING, Request, Sequence, State
+from tailrace.engine.speculation import Speculator
 from tailrace.engine.stats import Counters
 from tailrace.engine.step import step
+from tailrace.engine.token_bytes import TokenBytes
+from tailrace.engine.validation import RequestLimits, adapter_number, negative_prompt
 from tailrace.errors import ParameterError, RequestError, TailraceError
 from tailrace.grammar.service import Filling, Grammars
 from tailrace.params import SamplingParams
 from tailrace.runners.base import ModelRunner
 from tailrace.sampling import Sampler, Slots, request_key
-from tailrace.sampling.door import ELSEWHERE
 from tailrace.sampling.pipeline import beyond_device
+from tailrace.sampling.validation import ELSEWHERE
 from tailrace.sampling.watermark_transformers import list_s
-from tailrace.text.stops import matcher
+from tailrace.text.stop_strings import matcher
 from tailrace.wire.messages import Abort, Aborted, Failed, Finished, FinishReason, FromEngine, ModelInfo, Stats, Submit
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class Engine:
 
     Args:
         runner: the model. info: what front ends are told of it; max_model_len is lowered to what the cache holds.
-        spelling: what each token id spells; without it strings can't be banned, and only front ends find stop strings.
+        token_bytes: what each token id spells; without it strings can't be banned, and only front ends find stop strings.
         grammars: compiles and matches; without it no grammar is served.
         speculation: how sequences guess ahead. drafter: makes who guesses, which may draw with the engine's own sampler.
     """
@@ -67,7 +67,7 @@ class Engine:
         info: ModelInfo,
         cache: CacheConfig,
         scheduler: SchedulerConfig,
-        spelling: Spelling = Spelling(),  # noqa: B008, it is frozen
+        token_bytes: TokenBytes = TokenBytes(),  # noqa: B008, it is frozen
         grammars: Grammars | None = None,
         speculation: SpeculationConfig = SpeculationConfig(),  # noqa: B008, it is frozen
         drafter: Callable[[Sampler], Drafter] | None = None,
@@ -75,16 +75,16 @@ class Engine:
         longest = min(x for x in (info.max_model_len, runner.max_model_len, scheduler.max_model_len) if x)
         per_slot = -(-longest // cache.block_size)
         device = getattr(runner, "device", None)
-        blocks = sizing.num_blocks(cache, runner.block_bytes, scheduler.max_num_seqs * per_slot, device)
+        blocks = cache_size.num_blocks(cache, runner.block_bytes, scheduler.max_num_seqs * per_slot, device)
         runner.allocate(blocks)
         longest = min(longest, blocks * cache.block_size)
         # a tokenizer may know ids that the head does not
         eos = [i for i in info.eos_token_ids if 0 <= i < runner.vocab_size]
         self.info = ModelInfo(info.name, runner.vocab_size, longest, eos)
-        self.limits = Limits(runner.vocab_size, longest, scheduler, blocks * cache.block_size, cache.block_size)
+        self.limits = RequestLimits(runner.vocab_size, longest, scheduler, blocks * cache.block_size, cache.block_size)
         self.eos = frozenset(eos)
         self.runner, self.adapters = runner, getattr(runner, "adapters", ())
-        self.spelling = spelling
+        self.token_bytes = token_bytes
         self.cache = BlockCache(blocks, cache.block_size, cache.prefix_reuse)
         self.slots = Slots(scheduler.max_num_seqs, runner.vocab_size)
         self.sampler = Sampler(self.slots)
@@ -103,7 +103,7 @@ class Engine:
         self.arrivals = count()
         self.counters = Counters()
         held = blocks * runner.block_bytes if device is None or device.type == "cpu" else 0
-        self.spent = Spent()  # of this step: see commit.py
+        self.spent = Spent()  # of this step: see outputs.py
         self.growth = Growth(int(cache.memory_growth_gib * 2**30), held)
         self.device = Device(runner, self.counters) if overlaps(scheduler.overlap, runner) else None
         self.flight: ahead.Flight | None = None  # the step under way, where steps overlap
@@ -126,10 +126,15 @@ class Engine:
     def _take(self, message: Submit, client: bytes) -> None:
         """It waits from here on, or nothing has changed and an error is raised."""
         request = Request(
-            client, message.id, message.epoch, message.params, (message.priority, next(self.arrivals)),
-            self.limits.length(message), least_s=list_s(message.params.watermark, self.limits.vocab_size),
+            client,
+            message.id,
+            message.epoch,
+            message.params,
+            (message.priority, next(self.arrivals)),
+            self.limits.length(message),
+            least_s=list_s(message.params.watermark, self.limits.vocab_size),
             adapter=adapter_number(self.adapters, message.adapter),
-        )  # fmt: skip
+        )
         beyond = beyond_device(message.params, getattr(self.runner, "device", None))
         likely_s = APART_S if beyond else request.least_s
         for index in range(message.params.n):
@@ -141,13 +146,13 @@ class Engine:
                 sequence.companion = Sequence(
                     request, index, key, len(other), other, State.FOLLOWING, scored=len(other)
                 )
-            watch(sequence, self.spelling)
+            watch(sequence, self.token_bytes)
             request.sequences.append(sequence)
         if message.params.grammar is not None and self.grammars is not None:
             request.compiling = self.grammars.compile(message.params.grammar)
         if message.params.bans:
             request.banning = self.compiler.submit(
-                Bans.of, message.params, self.spelling, self.limits.vocab_size, self.eos
+                Bans.of, message.params, self.token_bytes, self.limits.vocab_size, self.eos
             )
         if request.awaited:
             self.compiling.append(request)
@@ -168,11 +173,11 @@ class Engine:
             ("thinking_token_budget", params.thinking),
             ("grammar", after),
         ):
-            if asked and not self.spelling.token_bytes:
+            if asked and not self.token_bytes.token_bytes:
                 raise ParameterError(f"{name}: the bytes of this model's tokens are not known", name)
 
     def refuse(self, message: Submit, error: TailraceError, client: bytes = b"") -> None:
-        """Answer every sequence of a request with Failed, without having accepted it."""
+        """PeerReply every sequence of a request with Failed, without having accepted it."""
         for index in range(message.params.n):
             self._send(client, failed(message.id, message.epoch, index, error))
 
@@ -188,11 +193,11 @@ class Engine:
         request = self.requests.get((client, message.id, message.epoch))
         living = [] if request is None else [s for s in request.sequences if s.state in LIVING]
         chosen = [s for s in living if message.index in (None, s.index)]
-        if any(s.siblings for s in chosen):
+        if any(s.workers for s in chosen):
             chosen = living  # the leader of a shared prefill takes along those that wait for it
         if chosen:
             log.debug("request %s aborted: %s", message.id, message.cause)
-        for sequence in reversed(chosen):  # siblings before the leader
+        for sequence in reversed(chosen):  # workers before the leader
             self.finish(sequence, "abort")
         self._send(client, Aborted(message.id, message.epoch, bool(chosen), message.index))
 
@@ -230,7 +235,7 @@ class Engine:
                 self.compiling.append(request)
                 continue
             with alone("grammar", request.id, lambda error, request=request: self.fail_request(request, error)):
-                constrain(request, self.spelling)
+                constrain(request, self.token_bytes)
 
     def close(self) -> None:
         """End what compiles beside the steps, for good."""
@@ -269,7 +274,7 @@ class Engine:
     # ---- what a step does to sequences
 
     def admit(self, sequence: Sequence, cached: list[list[int]]) -> None:
-        """Give a waiting sequence, its companion, and the siblings it will fork, slots and the cached blocks they start from."""
+        """Give a waiting sequence, its companion, and the workers it will fork, slots and the cached blocks they start from."""
         self.waiting.remove(sequence)
         sequence.advance("admit")
         insort(self.running, sequence, key=order)
@@ -280,21 +285,26 @@ class Engine:
         if sequence.num_output == 0:
             sequence.cached = sequence.computed
             self.counters.cached_tokens += sequence.computed
-        for member in (m for s in (sequence, *sequence.siblings) for m in s.members):
+        for member in (m for s in (sequence, *sequence.workers) for m in s.members):
             member.slot = self.free_slots.pop()
             self.tables.clear(member.slot)
             self.tables.write(member)
-        self.slots.join(
-            sequence.slot, sequence.request.params, key=sequence.key, prompt=sequence.tokens[: sequence.num_prompt],
-            output=sequence.tokens[sequence.num_prompt :], eos_token_ids=self.info.eos_token_ids, carried=sequence.carried,
+        self.slots.add(
+            sequence.slot,
+            sequence.request.params,
+            key=sequence.key,
+            prompt=sequence.tokens[: sequence.num_prompt],
+            output=sequence.tokens[sequence.num_prompt :],
+            eos_token_ids=self.info.eos_token_ids,
+            sequence_state=sequence.sequence_state,
             handled=(*ELSEWHERE, "seed"),
-        )  # fmt: skip
-        for sibling in sequence.siblings:
-            self.slots.fork(sequence.slot, sibling.slot, key=sibling.key, carried=sibling.carried)
+        )
+        for sibling in sequence.workers:
+            self.slots.fork(sequence.slot, sibling.slot, key=sibling.key, sequence_state=sibling.sequence_state)
 
     def fork(self, leader: Sequence) -> None:
-        """The shared prefill is done: the siblings run from here on, sharing its blocks."""
-        for sibling in leader.siblings:
+        """The shared prefill is done: the workers run from here on, sharing its blocks."""
+        for sibling in leader.workers:
             for source, member in zip(leader.members, sibling.members, strict=True):
                 self.cache.fork(source, member)
                 self.tables.write(member)
@@ -307,7 +317,7 @@ class Engine:
     def preempt(self, sequence: Sequence) -> None:
         """Take back everything; it waits to be recomputed."""
         self.running.remove(sequence)
-        for member in (sequence, *sequence.siblings):
+        for member in (sequence, *sequence.workers):
             self._free(member)
         sequence.advance("preempt")
         insort(self.waiting, sequence, key=order)
@@ -322,7 +332,7 @@ class Engine:
         for member in sequence.members:
             del member.tokens[-count:]
         self.cut_back(sequence)
-        sequence.carried.forced.clear()  # nothing but a way out of the text that is taken back can be forced with banned strings
+        sequence.sequence_state.forced.clear()  # nothing but a way out of the text that is taken back can be forced with banned strings
         if sequence.constraint is not None:
             sequence.constraint.back_to(sequence.tokens[sequence.num_prompt :])
         sequence.watch.back_to(position)
@@ -362,7 +372,7 @@ class Engine:
     # ---- the one place where things are given back
 
     def _end(self, sequence: Sequence, event: str, reason: str) -> None:
-        assert not sequence.siblings, "nobody else can compute the siblings' prefill: they end first"
+        assert not sequence.workers, "nobody else can compute the workers' prefill: they end first"
         was = sequence.state
         sequence.advance(event)
         if was in (State.WAITING, State.RUNNING):
@@ -377,8 +387,8 @@ class Engine:
 
     def _free(self, sequence: Sequence) -> None:
         if sequence.slot >= 0 and self.slots.slots[sequence.slot] is not None:  # else it could not join
-            self.slots.leave(sequence.slot)
-            self.speculator.leave(sequence.slot)
+            self.slots.remove(sequence.slot)
+            self.speculator.remove(sequence.slot)
         for member in sequence.members:
             if member.slot >= 0:
                 self.free_slots.append(member.slot)

@@ -10,10 +10,10 @@ import torch
 
 from tailrace.drafting.adaptive import Stride
 from tailrace.engine.batch import Assembled
-from tailrace.engine.commit import Said
 from tailrace.engine.draws import NOTHING, Draws, Guesses, Masks
-from tailrace.engine.request import Sequence
-from tailrace.engine.schedule import Work
+from tailrace.engine.outputs import Said
+from tailrace.engine.scheduler import Work
+from tailrace.engine.sequence import Sequence
 from tailrace.grammar.service import Filling
 from tailrace.sampling.sampler import Pending
 

@@ -15,7 +15,7 @@ from hashlib import blake2b
 
 import numpy as np
 
-from tailrace.engine.request import Sequence
+from tailrace.engine.sequence import Sequence
 
 Copies = list[tuple[int, int]]
 

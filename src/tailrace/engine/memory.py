@@ -15,8 +15,8 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tailrace.engine.request import Request
-from tailrace.engine.sizing import available
+from tailrace.engine.cache_size import available
+from tailrace.engine.sequence import Request
 from tailrace.errors import OverloadedError
 from tailrace.residue import trim
 
@@ -87,8 +87,13 @@ class Growth:
 
     def _end_largest(self, engine: Engine, grown: int) -> None:
         largest = max(engine.requests.values(), key=weight)
-        log.error("%d MiB more than at the start, over the bound of %d: request %s is ended, which has grown by %d MiB",
-                  grown // MIB, self.limit // MIB, largest.id, weight(largest) // MIB)  # fmt: skip
+        log.error(
+            "%d MiB more than at the start, over the bound of %d: request %s is ended, which has grown by %d MiB",
+            grown // MIB,
+            self.limit // MIB,
+            largest.id,
+            weight(largest) // MIB,
+        )
         engine.fail_request(
             largest,
             OverloadedError(

@@ -1,4 +1,4 @@
-"""The engine as a process of its own: `python -m tailrace.engine.process`, started by wire/launch.py.
+"""The engine as a process of its own: `python -m tailrace.engine.process`, started by wire/engine_process.py.
 
 Reads its settings from the first line of stdin, loads the model, then: receive, step, send. It ends when it is told to drain, on
 SIGTERM, and when stdin closes, because then its parent is gone.
@@ -23,7 +23,7 @@ import msgspec
 
 from tailrace.config import EngineConfig
 from tailrace.engine.engine import Engine
-from tailrace.engine.spelling import Spelling
+from tailrace.engine.token_bytes import TokenBytes
 from tailrace.engine.watchdog import Watchdog
 from tailrace.errors import EngineError, NotReadyError, TailraceError
 from tailrace.grammar.service import Grammars
@@ -31,14 +31,14 @@ from tailrace.logs import start_inherited_logging
 from tailrace.sampling import processors
 from tailrace.wire.messages import (
     Abort,
-    Answer,
-    Ask,
-    Asked,
     Drain,
     Drained,
     FromEngine,
     Hello,
     ModelInfo,
+    PeerCount,
+    PeerQuery,
+    PeerReply,
     Ready,
     Submit,
 )
@@ -53,7 +53,7 @@ IDLE_POLL_MS = 200
 SCRIPTED_VOCAB = 49152
 
 
-class Start(msgspec.Struct):
+class EngineStart(msgspec.Struct):
     """The line on stdin."""
 
     url: str
@@ -79,7 +79,9 @@ def build(config: EngineConfig) -> Engine:
         runner = load_runner(model, None, block_size=config.cache.block_size, vocab_size=SCRIPTED_VOCAB)
         info = ModelInfo(config.model.name or script, runner.vocab_size, runner.max_model_len, [2])
         folder = Path(spelt) if spelt else None
-        spelling = spelling_of(folder, config.model.trust_remote_code, info.vocab_size) if folder else Spelling()
+        token_bytes = (
+            token_bytes_of(folder, config.model.trust_remote_code, info.vocab_size) if folder else TokenBytes()
+        )
     else:
         folder = Path(name)
         runner = load_runner(
@@ -90,20 +92,20 @@ def build(config: EngineConfig) -> Engine:
         info = msgspec.structs.replace(
             info, eos_token_ids=[i for i in info.eos_token_ids if 0 <= i < runner.vocab_size]
         )
-        spelling = spelling_of(folder, config.model.trust_remote_code, info.vocab_size)
+        token_bytes = token_bytes_of(folder, config.model.trust_remote_code, info.vocab_size)
     grammars = None
-    if spelling.token_bytes and info.eos_token_ids:
+    if token_bytes.token_bytes and info.eos_token_ids:
         grammars = Grammars(
-            config.grammar, folder, spelling.token_bytes, spelling.special, info.eos_token_ids, runner.vocab_size
+            config.grammar, folder, token_bytes.token_bytes, token_bytes.special, info.eos_token_ids, runner.vocab_size
         )
         grammars.warm_up()
     drafter = None
     if config.speculation.drafter != "none":
         drafter = partial(load_drafter, config.speculation, config.model, runner, block_size=config.cache.block_size)
-    return Engine(runner, info, config.cache, config.scheduler, spelling, grammars, config.speculation, drafter)
+    return Engine(runner, info, config.cache, config.scheduler, token_bytes, grammars, config.speculation, drafter)
 
 
-def spelling_of(folder: Path, trust_remote_code: bool, vocab_size: int) -> Spelling:
+def token_bytes_of(folder: Path, trust_remote_code: bool, vocab_size: int) -> TokenBytes:
     """What each token id spells; nothing where the model comes without a tokenizer."""
     from tailrace.text.tokenizer import Tokenizer
 
@@ -111,8 +113,8 @@ def spelling_of(folder: Path, trust_remote_code: bool, vocab_size: int) -> Spell
         tokenizer = Tokenizer.load(folder, trust_remote_code)
     except TailraceError as error:
         log.info("strings can't be banned: %s", error)
-        return Spelling()
-    return Spelling.of(tokenizer, vocab_size)
+        return TokenBytes()
+    return TokenBytes.of(tokenizer, vocab_size)
 
 
 class Loop:
@@ -129,8 +131,8 @@ class Loop:
             Submit: self.submit,
             Abort: lambda client, message: engine.abort(message, client),
             Drain: lambda client, message: self.drain(),
-            Ask: self.ask,
-            Answer: lambda client, message: self.send(message.asker, [message]),
+            PeerQuery: self.ask,
+            PeerReply: lambda client, message: self.send(message.asker, [message]),
         }
 
     def run(self) -> None:
@@ -181,11 +183,11 @@ class Loop:
         else:
             self.engine.submit(message, client)
 
-    def ask(self, client: bytes, message: Ask) -> None:
+    def ask(self, client: bytes, message: PeerQuery) -> None:
         """One front end's question goes to all others."""
         others = self.clients - {client}
         asked = [self.send(other, [msgspec.structs.replace(message, asker=client)]) for other in others]
-        self.send(client, [Asked(message.number, sum(asked))])
+        self.send(client, [PeerCount(message.number, sum(asked))])
 
     def drain(self) -> None:
         """Take nothing new and end once all is done."""
@@ -236,7 +238,7 @@ def main() -> int:
         if not byte:
             return 0
         line += byte
-    start = msgspec.json.decode(line, type=Start)
+    start = msgspec.json.decode(line, type=EngineStart)
     die_with_parent()
     try:
         socket = EngineSocket(start.url)

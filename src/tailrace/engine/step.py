@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tailrace.engine.alone import alone, begin, fail
 from tailrace.engine.batch import Scored, assemble
-from tailrace.engine.commit import collect, commit, settle
 from tailrace.engine.draws import Masks
-from tailrace.engine.request import LIVING, Sequence
-from tailrace.engine.schedule import Plan, schedule
+from tailrace.engine.isolation import alone, begin, fail
+from tailrace.engine.outputs import collect, commit, settle
+from tailrace.engine.scheduler import Plan, schedule
+from tailrace.engine.sequence import LIVING, Sequence
 from tailrace.errors import EngineError, RowError
-from tailrace.sampling.replay import replay
+from tailrace.sampling.prompt_logprobs import replay
 from tailrace.wire.messages import PromptLogprobs, TokenLogprobs
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def score(engine: Engine, scored: list[Scored], logits: torch.Tensor) -> None:
 
 
 def lose(engine: Engine, sequences: Iterable[Sequence], error: BaseException) -> None:
-    """The step failed: whoever was in it fails, siblings that waited for it too; everybody else goes on."""
+    """The step failed: whoever was in it fails, workers that waited for it too; everybody else goes on."""
     reason = EngineError(f"the step failed: {type(error).__name__}: {error}")
     for sequence in sequences:
         if sequence.leads:

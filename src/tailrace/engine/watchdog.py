@@ -44,8 +44,12 @@ class Watchdog:
             if stall is not None and not told:
                 log.error(
                     "step %d has taken %.1f s so far; in part %s; requests: %s\n%s",
-                    stall.step, stall.seconds, stall.part, self._requests(), self._stack(),
-                )  # fmt: skip
+                    stall.step,
+                    stall.seconds,
+                    stall.part,
+                    self._requests(),
+                    self._stack(),
+                )
             told = stall is not None
 
     def _requests(self) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import torch
 
 if TYPE_CHECKING:
-    from tailrace.grammar.filling import Unfinished
+    from tailrace.grammar.bitmasks import Unfinished
 
 
 @runtime_checkable
@@ -42,7 +42,7 @@ class Matcher(Protocol):
         ...
 
     def closing(self, budget: int, max_masks: int) -> Generator[None, None, list[int] | None]:
-        """Tokens, at most `budget`, after which the text is complete, looked for a place at a time; see grammar/closing.py."""
+        """Tokens, at most `budget`, after which the text is complete, looked for a place at a time; see grammar/completion.py."""
         ...
 
     @property
@@ -56,7 +56,7 @@ class Matcher(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class BitmaskJob:
     """One sequence's rows. masks: int32 [len(drafts) + 1, ⌈V / 32⌉], contiguous, on the CPU; row j says what may come after the first j
     drafts, all of which the grammar takes (Matcher.prefix). owner: whoever has several jobs; None: has only this one."""
 
@@ -88,7 +88,7 @@ class Batched(Matcher, Protocol):
         ...
 
     @staticmethod
-    def fill_together(jobs: Sequence[Job], threads: int) -> list[Exception | None]:
+    def fill_together(jobs: Sequence[BitmaskJob], threads: int) -> list[Exception | None]:
         """All of these, whose matchers are of this class; what `filling.fill` would have raised for each."""
         ...
 

@@ -11,7 +11,7 @@ import re
 
 from tailrace.grammar.check import UnsupportedError
 
-# JSON can only write these as \u00XX, which is not written (grammar/library.py, options); DEL the library never writes in a string
+# JSON can only write these as \u00XX, which is not written (grammar/llguidance.py, options); DEL the library never writes in a string
 CONTROL = r"\x00-\x07\x0b\x0e-\x1f\x7f"
 UNWRITABLE = frozenset(chr(code) for code in (*range(0x08), 0x0B, *range(0x0E, 0x20), 0x7F))
 SPACE = r"\t\n\x0b\x0c\r \x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000}\x{feff}"

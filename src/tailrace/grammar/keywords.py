@@ -12,10 +12,31 @@ Node = dict[str, Any]
 
 STRING = {"minLength", "maxLength", "pattern", "format"}
 NUMBER = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
-ARRAY = {"items", "prefixItems", "additionalItems", "minItems", "maxItems", "uniqueItems", "contains", "minContains", "maxContains",
-         "unevaluatedItems"}  # fmt: skip
-OBJECT = {"properties", "patternProperties", "additionalProperties", "propertyNames", "required", "minProperties", "maxProperties",
-          "dependencies", "dependentRequired", "dependentSchemas", "unevaluatedProperties"}  # fmt: skip
+ARRAY = {
+    "items",
+    "prefixItems",
+    "additionalItems",
+    "minItems",
+    "maxItems",
+    "uniqueItems",
+    "contains",
+    "minContains",
+    "maxContains",
+    "unevaluatedItems",
+}
+OBJECT = {
+    "properties",
+    "patternProperties",
+    "additionalProperties",
+    "propertyNames",
+    "required",
+    "minProperties",
+    "maxProperties",
+    "dependencies",
+    "dependentRequired",
+    "dependentSchemas",
+    "unevaluatedProperties",
+}
 APPLIED = {"$ref", "allOf", "anyOf", "oneOf"}
 ANYWHERE = APPLIED | {"type", "enum", "const", "$dynamicRef", "$recursiveRef", "not", "if", "then", "else"}
 # of the standard's drafts 4 to 2020-12; what else stands in a schema is annotation, by the standard
@@ -30,9 +51,24 @@ TYPES = {
     "null": set(),
 }
 # no grammar here says these; `simpler` takes those away that say nothing, or what others can say
-REFUSED = {"uniqueItems", "contains", "minContains", "maxContains", "unevaluatedItems", "propertyNames", "dependencies",
-           "dependentRequired", "dependentSchemas", "unevaluatedProperties", "$dynamicRef", "$recursiveRef", "not", "if", "then",
-           "else"}  # fmt: skip
+REFUSED = {
+    "uniqueItems",
+    "contains",
+    "minContains",
+    "maxContains",
+    "unevaluatedItems",
+    "propertyNames",
+    "dependencies",
+    "dependentRequired",
+    "dependentSchemas",
+    "unevaluatedProperties",
+    "$dynamicRef",
+    "$recursiveRef",
+    "not",
+    "if",
+    "then",
+    "else",
+}
 
 
 def is_schema(value: Any) -> bool:
@@ -68,25 +104,51 @@ def is_type(value: Any) -> bool:
 
 
 FORMS: dict[str, Callable[[Any], bool]] = {
-    **dict.fromkeys(("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties", "minContains",
-                     "maxContains"), is_count),
+    **dict.fromkeys(
+        (
+            "minLength",
+            "maxLength",
+            "minItems",
+            "maxItems",
+            "minProperties",
+            "maxProperties",
+            "minContains",
+            "maxContains",
+        ),
+        is_count,
+    ),
     **dict.fromkeys(("minimum", "maximum"), is_number),
-    **dict.fromkeys(("exclusiveMinimum", "exclusiveMaximum"), lambda value: is_number(value) or isinstance(value, bool)),
+    **dict.fromkeys(
+        ("exclusiveMinimum", "exclusiveMaximum"), lambda value: is_number(value) or isinstance(value, bool)
+    ),
     "multipleOf": lambda value: is_number(value) and value > 0,
     **dict.fromkeys(("pattern", "format", "$ref"), lambda value: isinstance(value, str)),
     **dict.fromkeys(("allOf", "anyOf", "oneOf"), is_schemas),
     "prefixItems": lambda value: value == [] or is_schemas(value),
     "items": lambda value: is_schema(value) or value == [] or is_schemas(value),
     **dict.fromkeys(("properties", "patternProperties", "dependentSchemas"), is_named),
-    **dict.fromkeys(("additionalProperties", "additionalItems", "unevaluatedProperties", "unevaluatedItems", "propertyNames", "contains",
-                     "not", "if", "then", "else"), is_schema),
+    **dict.fromkeys(
+        (
+            "additionalProperties",
+            "additionalItems",
+            "unevaluatedProperties",
+            "unevaluatedItems",
+            "propertyNames",
+            "contains",
+            "not",
+            "if",
+            "then",
+            "else",
+        ),
+        is_schema,
+    ),
     "required": is_texts,
     "enum": lambda value: isinstance(value, list) and bool(value),
     "type": is_type,
     "uniqueItems": lambda value: isinstance(value, bool),
     "dependencies": lambda value: isinstance(value, dict),
     "dependentRequired": lambda value: isinstance(value, dict),
-}  # fmt: skip
+}
 
 
 def checked(node: Node, place: str) -> Node:

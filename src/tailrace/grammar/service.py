@@ -16,10 +16,10 @@ import msgspec
 
 from tailrace.config import GrammarConfig
 from tailrace.errors import EngineError
-from tailrace.grammar.base import Compiled, Job
-from tailrace.grammar.closing import orders
-from tailrace.grammar.filling import Filling, start
-from tailrace.grammar.pool import Order, Pool, TooMuchError
+from tailrace.grammar.base import BitmaskJob, Compiled
+from tailrace.grammar.bitmasks import Filling, start
+from tailrace.grammar.compile_pool import CompileJob, Pool, TooMuchError
+from tailrace.grammar.completion import orders
 from tailrace.grammar.vocabulary import Vocabulary
 from tailrace.grammar.worker import MIB
 from tailrace.options import Grammar
@@ -36,7 +36,7 @@ class Running:
 
     key: bytes
     future: Future[Compiled]
-    order: Order
+    order: CompileJob
     requests: int = 1
 
 
@@ -45,7 +45,7 @@ class Grammars:
 
     Args:
         folder: of the tokenizer, for `forced`; None: texts are cut greedily.
-        token_bytes: what each id spells (engine/spelling.py). special: ids that never spell text.
+        token_bytes: what each id spells (engine/token_bytes.py). special: ids that never spell text.
         eos_token_ids: each of them ends the output where the grammar allows it.
         vocab_size: of the logits; ids beyond `token_bytes` are never allowed.
     Raises:
@@ -107,7 +107,7 @@ class Grammars:
             if (refusal := self._refusals.get(key)) is not None:
                 future.set_exception(TooMuchError(refusal, "grammar"))
                 return future
-            order = Order(grammar, done)
+            order = CompileJob(grammar, done)
             self._running[key] = Running(key, future, order)
         self._pool.submit(order)
         return future
@@ -143,7 +143,7 @@ class Grammars:
         except BaseException:
             log.exception("the library for grammars could not be made ready")
 
-    def fill(self, jobs: Sequence[Job]) -> Filling:
+    def fill(self, jobs: Sequence[BitmaskJob]) -> Filling:
         """Starts filling their masks; no matcher may stand in two jobs, or be used before `wait` has returned."""
         if self._threads is None:
             self._threads = ThreadPoolExecutor(self._config.threads + LATE, thread_name_prefix="grammar-masks")

@@ -26,7 +26,7 @@ from tailrace.grammar.vocabulary import Vocabulary
 from tailrace.options import Grammar
 
 if TYPE_CHECKING:
-    from tailrace.grammar.library import Library
+    from tailrace.grammar.llguidance import Library
 
 MIB = 1 << 20
 LENGTH = struct.Struct("<I")
@@ -39,7 +39,7 @@ ORPHAN_S = 5  # how much longer than its time limit a process lives that nobody 
 T = TypeVar("T")
 
 
-class Hello(msgspec.Struct, frozen=True):
+class WorkerHello(msgspec.Struct, frozen=True):
     """First message. memory_mib: of address space that one grammar may take."""
 
     vocabulary: Vocabulary
@@ -84,7 +84,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     threading.stack_size(STACK)
-    if (hello := receive(sys.stdin.buffer, Hello)) is None:
+    if (hello := receive(sys.stdin.buffer, WorkerHello)) is None:
         return
     library = library_of(hello.vocabulary)
     while (grammar := receive(sys.stdin.buffer, Grammar)) is not None:
@@ -104,7 +104,7 @@ def die_with_parent() -> None:
 
 def library_of(vocabulary: Vocabulary) -> Library:
     """Imported here, as it takes time: up to a second, at the first call of a process."""
-    from tailrace.grammar.library import Library
+    from tailrace.grammar.llguidance import Library
 
     return Library(vocabulary)
 
@@ -128,7 +128,7 @@ def compiled(library: Library, grammar: Grammar) -> Reply:
     return Reply("compiled", text, size) if len(text) <= MAX_TEXT else Reply("big", "", size)
 
 
-def bounded(work: Callable[[], Reply], hello: Hello) -> Reply:
+def bounded(work: Callable[[], Reply], hello: WorkerHello) -> Reply:
     """On a thread of its own, for its stack, with bounded memory; the alarm's default action ends the process even inside a library."""
     replies: list[Reply] = []
     signal.setitimer(signal.ITIMER_REAL, hello.timeout_s + ORPHAN_S)

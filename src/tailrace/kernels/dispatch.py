@@ -16,9 +16,22 @@ import torch
 from tailrace.errors import ConfigError
 
 OPERATIONS = (
-    "argmax", "pack_linear", "linear", "make_cache", "store_kv", "paged_attention",
-    "rms_norm", "add_rms_norm", "rotary", "silu_mul", "philox", "gumbel", "words", "uniform", "sample_head",
-)  # fmt: skip
+    "argmax",
+    "pack_linear",
+    "linear",
+    "make_cache",
+    "store_kv",
+    "paged_attention",
+    "rms_norm",
+    "add_rms_norm",
+    "rotary",
+    "silu_mul",
+    "philox",
+    "gumbel",
+    "words",
+    "uniform",
+    "sample_head",
+)
 
 # The module that holds an operation has the same name in every backend's folder.
 MODULES = {

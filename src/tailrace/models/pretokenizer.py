@@ -32,17 +32,31 @@ def deepseek_coder() -> PreTokenizer:
 
 
 MISSING = {
-    **dict.fromkeys(
-        ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"), single_digits
-    ),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"), single_digits),
     **dict.fromkeys(("stablelm2", "hunyuan"), lambda: caseless(r"\p{N}")),
     **dict.fromkeys(("glm4", "chatglm-bpe"), lambda: caseless(r"\p{N}{1,3}")),
     "deepseek-coder": deepseek_coder,
-}  # fmt: skip
+}
 
 # Names for which GPT-2's split is right.
-GPT2 = frozenset({"gpt-2", "gpt2", "phi-2", "mpt", "olmo", "jais", "trillion", "granite-docling",
-                  "jina-es", "jina-de", "jina-v1-en", "jina-v2-es", "jina-v2-de", "roberta-bpe"})  # fmt: skip
+GPT2 = frozenset(
+    {
+        "gpt-2",
+        "gpt2",
+        "phi-2",
+        "mpt",
+        "olmo",
+        "jais",
+        "trillion",
+        "granite-docling",
+        "jina-es",
+        "jina-de",
+        "jina-v1-en",
+        "jina-v2-es",
+        "jina-v2-de",
+        "roberta-bpe",
+    }
+)
 
 
 def missing_split(name: str | None) -> PreTokenizer | None:

@@ -56,9 +56,15 @@ class Layer:
         cache = self.shared.caches[self.index]
         kernels.store_kv(cache, key, value, step.slot_mapping)
         return kernels.paged_attention(
-            query, cache, step.block_tables, step.query_start, step.kv_len,
-            scale=self.scale, window=self.window, softcap=self.softcap,
-        )  # fmt: skip
+            query,
+            cache,
+            step.block_tables,
+            step.query_start,
+            step.kv_len,
+            scale=self.scale,
+            window=self.window,
+            softcap=self.softcap,
+        )
 
 
 def attend(

@@ -142,8 +142,12 @@ def fuse(model: nn.Module, run: Callable[[], torch.Tensor], keep: Collection[str
     replaced = []
     before = run()
     for name, build in MODULES.items():
-        places = [(parent, child) for parent in model.modules() for child, module in parent.named_children()
-                  if type(module).__name__ == name]  # fmt: skip
+        places = [
+            (parent, child)
+            for parent in model.modules()
+            for child, module in parent.named_children()
+            if type(module).__name__ == name
+        ]
         if not places or name in keep:
             continue
         parent, child = places[0]

@@ -32,9 +32,12 @@ def padded(batch: Batch, size: int) -> list[torch.Tensor]:
     """What changes from step to step: token_ids, positions, slot_mapping and kv_len of `size` sequences, block_tables as they are."""
     more = (0, size - len(batch.kv_len))
     return [
-        pad(batch.token_ids, more), pad(batch.positions, more), pad(batch.slot_mapping, more, value=-1), pad(batch.kv_len, more),
+        pad(batch.token_ids, more),
+        pad(batch.positions, more),
+        pad(batch.slot_mapping, more, value=-1),
+        pad(batch.kv_len, more),
         batch.block_tables,
-    ]  # fmt: skip
+    ]
 
 
 def nothing(width: int) -> Batch:

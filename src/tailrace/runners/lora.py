@@ -25,16 +25,27 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  # PEFT's f
 KEY = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<part>[AB])\.weight")
 # what changes more than y + s B (A x), and the values at which it doesn't
 PLAIN: dict[str, tuple[Any, ...]] = {
-    "peft_type": ("LORA",), "bias": ("none", None), "use_dora": (False, None), "modules_to_save": (None, []), "lora_bias": (False, None),
-    "fan_in_fan_out": (False, None), "layer_replication": (None, []), "trainable_token_indices": (None, []), "use_qalora": (False, None),
-    "megatron_config": (None,), "alora_invocation_tokens": (None, []), "arrow_config": (None,), "corda_config": (None,),
-    "target_parameters": (None, []), "init_lora_weights": (True, False, None, "gaussian", "eva", "orthogonal"),
-}  # fmt: skip
+    "peft_type": ("LORA",),
+    "bias": ("none", None),
+    "use_dora": (False, None),
+    "modules_to_save": (None, []),
+    "lora_bias": (False, None),
+    "fan_in_fan_out": (False, None),
+    "layer_replication": (None, []),
+    "trainable_token_indices": (None, []),
+    "use_qalora": (False, None),
+    "megatron_config": (None,),
+    "alora_invocation_tokens": (None, []),
+    "arrow_config": (None,),
+    "corda_config": (None,),
+    "target_parameters": (None, []),
+    "init_lora_weights": (True, False, None, "gaussian", "eva", "orthogonal"),
+}
 
 Rows = tuple[tuple[int, torch.Tensor], ...]  # (which adapter, int64 places in the bag)
 
 
-class Delta(NamedTuple):
+class WeightDelta(NamedTuple):
     """One layer's of one adapter. down: A [r, K]; up: s · B [N, r]; both packed."""
 
     down: Any
@@ -78,12 +89,12 @@ class Adapters:
         Raises:
             ModelLoadError: one is not (an expert's, which sees some rows only).
         """
-        packed: defaultdict[str, dict[int, Delta]] = defaultdict(dict)
+        packed: defaultdict[str, dict[int, WeightDelta]] = defaultdict(dict)
         for number, weights in self._weights.items():
             for module, (down, up) in weights.items():
                 like = next(model.get_submodule(module).parameters(), None)
                 device = torch.device("cpu") if like is None else like.device
-                packed[module][number] = Delta(*(kernels.pack_linear(part.to(device)) for part in (down, up)))
+                packed[module][number] = WeightDelta(*(kernels.pack_linear(part.to(device)) for part in (down, up)))
         self._weights = {}
         for module, deltas in packed.items():
             model.get_submodule(module).register_forward_hook(self._adding(module, deltas))
@@ -92,7 +103,7 @@ class Adapters:
         if self.calls != len(packed):
             raise ModelLoadError(f"lora: {len(packed)} layers are to be changed, and {self.calls} were asked in a pass")
 
-    def _adding(self, module: str, deltas: dict[int, Delta]) -> Callable[..., torch.Tensor]:
+    def _adding(self, module: str, deltas: dict[int, WeightDelta]) -> Callable[..., torch.Tensor]:
         def hook(layer: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
             if not self.rows:
                 return output

@@ -1,7 +1,7 @@
 """Logits → token ids, with everyone's own parameters.
 
 slots = Slots(num_slots=8, vocab_size=V)
-slots.join(0, SamplingParams(temperature=0.8, top_p=0.95), key=request_key(seed, 0), prompt=ids)
+slots.add(0, SamplingParams(temperature=0.8, top_p=0.95), key=request_key(seed, 0), prompt=ids)
 sampled = Sampler(slots)(logits, Rows.plain(slot=[0], source=[0], position=[len(ids)]))
 """
 
@@ -9,6 +9,6 @@ from tailrace.kernels.rows import Guidance, Rows
 from tailrace.params import SamplingParams
 from tailrace.sampling.keys import request_key
 from tailrace.sampling.sampler import Sampled, Sampler
-from tailrace.sampling.slots import Carried, Slots
+from tailrace.sampling.slots import SequenceState, Slots
 
-__all__ = ["Carried", "Guidance", "Rows", "Sampled", "Sampler", "SamplingParams", "Slots", "request_key"]
+__all__ = ["SequenceState", "Guidance", "Rows", "Sampled", "Sampler", "SamplingParams", "Slots", "request_key"]

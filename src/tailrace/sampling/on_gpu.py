@@ -25,7 +25,7 @@ from tailrace.kernels.rows import RULES, Rows
 from tailrace.kernels.transfer import there
 from tailrace.kernels.types import readable
 from tailrace.params import SamplingParams
-from tailrace.sampling.entries import Entries, can_follow, changes
+from tailrace.sampling.edit_table import EditTable, can_follow, changes
 from tailrace.sampling.guidance import guide_rows
 from tailrace.sampling.slots import Slots
 
@@ -39,7 +39,7 @@ class Seen:
 
     program: Program
     edits: list[Edit]
-    entries: Entries
+    entries: EditTable
     flags: int
     lean: bool
 
@@ -183,9 +183,15 @@ class OnGPU:
         if prepared.rows:
             with torch.cuda.device_of(prepared.step.logits):
                 run(
-                    prepared.step, prepared.tables, prepared.work, prepared.out, prepared.rows, prepared.shape,
-                    scans=prepared.scans, top=prepared.top,
-                )  # fmt: skip
+                    prepared.step,
+                    prepared.tables,
+                    prepared.work,
+                    prepared.out,
+                    prepared.rows,
+                    prepared.shape,
+                    scans=prepared.scans,
+                    top=prepared.top,
+                )
 
     def _numbers(
         self, rows: Rows, owners: list[int], amendments: list[int], dense: np.ndarray | int
@@ -238,12 +244,12 @@ class OnGPU:
         slot, program, edits = self.slots[owner], self.slots.compiled[owner], self.slots.edits[owner]
         seen = self.seen[owner]
         assert program is not None
-        (self.forcing.add if slot.carried.forced else self.forcing.discard)(owner)
+        (self.forcing.add if slot.sequence_state.forced else self.forcing.discard)(owner)
         counted = slot.history.follow() if slot.history is not None and slot.history.counts is not None else set()
         known = seen if seen is not None and seen.program is program else None
         if known is not None and known.edits is edits:
             return self._amendments(owner, counted, known.entries) if counted else []
-        entries = Entries.of(edits)
+        entries = EditTable.of(edits)
         flags = entries.flags | (0 if known is None else known.flags)
         if known is not None and known.flags == flags and known.entries.allowed is entries.allowed:
             changed, lean = changes(known.entries, entries) | counted, known.lean
@@ -261,7 +267,7 @@ class OnGPU:
         self.left.discard(owner)
         return self._amendments(owner, changed, entries)
 
-    def _amendments(self, owner: int, ids: set[int], entries: Entries) -> list[int]:
+    def _amendments(self, owner: int, ids: set[int], entries: EditTable) -> list[int]:
         """int64, as kernels/gpu/edits.py has them."""
         out: list[int] = []
         counts = None if entries.penalty is None else entries.penalty.counts
@@ -281,8 +287,8 @@ def warm_up(vocab: int, dtype: torch.dtype, device: torch.device) -> None:
     dtype: of the logits that will come.
     """
     slots = Slots(2, vocab)
-    slots.join(0, SamplingParams(logprobs=1, presence_penalty=0.5, logit_bias={0: 1.0}), key=1, prompt=[0])
-    slots.join(1, SamplingParams(top_p=0.9), key=2, prompt=[0])
+    slots.add(0, SamplingParams(logprobs=1, presence_penalty=0.5, logit_bias={0: 1.0}), key=1, prompt=[0])
+    slots.add(1, SamplingParams(top_p=0.9), key=2, prompt=[0])
     gpu, logits = OnGPU(slots, device), torch.zeros((3, vocab), dtype=dtype, device=device)
     for rows in (Rows.plain([0, 1], [0, 1], [1, 1]), Rows.drafted([0, 1], [1, 1], [[0], []])):
         gpu.fetch(gpu.launch(logits, rows, 1))()

@@ -13,10 +13,10 @@ import torch
 from tailrace import kernels
 from tailrace.kernels.program import Add, Ban, Dense, Edit, Lift, Mask, Penalty
 from tailrace.kernels.status import MESSAGES, OK, PROCESSOR
+from tailrace.sampling.candidates import Candidates, Context
+from tailrace.sampling.logprobs import Logprobs, describe
 from tailrace.sampling.pipeline import REFINEMENTS
-from tailrace.sampling.report import Logprobs, describe
 from tailrace.sampling.slot import Slot
-from tailrace.sampling.survivors import Context, Survivors
 
 log = logging.getLogger(__name__)
 
@@ -65,8 +65,10 @@ def dense(row: torch.Tensor, edit: Dense) -> None:
         result = edit.apply(row)
         if result is not None and result is not row:
             if not isinstance(result, torch.Tensor) or (result.shape, result.dtype, result.device) != (
-                shape, row.dtype, row.device,
-            ):  # fmt: skip
+                shape,
+                row.dtype,
+                row.device,
+            ):
                 wanted = f"{row.dtype} {tuple(shape)} on the CPU"
                 raise TypeError(f"a processor must return nothing, or another {wanted}, got {shown(result)}")
             row.copy_(result)
@@ -87,8 +89,13 @@ def shown(result: object) -> str:
 
 
 APPLY: dict[type[Edit], Callable[[torch.Tensor, Edit], None]] = {
-    Mask: mask, Ban: ban, Add: add, Penalty: penalise, Lift: lift, Dense: dense,
-}  # type: ignore[dict-item]  # fmt: skip
+    Mask: mask,
+    Ban: ban,
+    Add: add,
+    Penalty: penalise,
+    Lift: lift,
+    Dense: dense,
+}  # type: ignore[dict-item]
 
 
 def edited(raw: torch.Tensor, slot: Slot, allowed: Mask | None = None) -> torch.Tensor:
@@ -115,8 +122,8 @@ def check(row: torch.Tensor) -> None:
         raise BadRowError(status)
 
 
-def distribution(raw: torch.Tensor, slot: Slot, position: int = 0, allowed: Mask | None = None) -> Survivors:
-    """The survivors a row leaves after its slot's edits and, unless greedy, refinements.
+def distribution(raw: torch.Tensor, slot: Slot, position: int = 0, allowed: Mask | None = None) -> Candidates:
+    """The candidates a row leaves after its slot's edits and, unless greedy, refinements.
 
     Args:
         raw: float32 [V], not modified. position: the one it decides; only XTC looks at it. allowed: by the grammar, at this row.
@@ -126,18 +133,18 @@ def distribution(raw: torch.Tensor, slot: Slot, position: int = 0, allowed: Mask
     """
     slot.basis = None  # of another row
     row = edited(raw, slot, allowed)
-    survivors, context = Survivors.of(row), Context(slot, position, row)
+    candidates, context = Candidates.of(row), Context(slot, position, row)
     for name in slot.refinements:
-        survivors = REFINEMENTS[name].apply(survivors, context)
-    return survivors
+        candidates = REFINEMENTS[name].apply(candidates, context)
+    return candidates
 
 
-def draw(survivors: Survivors, slot: Slot, position: int, stream: int = DRAW_STREAM) -> int:
+def draw(candidates: Candidates, slot: Slot, position: int, stream: int = DRAW_STREAM) -> int:
     """The token: the largest logit if greedy, else Gumbel-max. Ties to the smaller id."""
-    scores = survivors.logits
+    scores = candidates.logits
     if not slot.params.greedy:
-        scores = scores + kernels.gumbel(slot.key, position, survivors.ids, stream)
-    return int(survivors.ids[int((scores == scores.max()).nonzero()[0])])
+        scores = scores + kernels.gumbel(slot.key, position, candidates.ids, stream)
+    return int(candidates.ids[int((scores == scores.max()).nonzero()[0])])
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +152,7 @@ class Target:
     """One row's distribution. p: float64 [V], what is drawn from (one-hot if greedy)."""
 
     raw: torch.Tensor
-    survivors: Survivors
+    candidates: Candidates
     p: torch.Tensor
 
 
@@ -155,25 +162,25 @@ def target(raw: torch.Tensor, slot: Slot, position: int, allowed: Mask | None = 
     Raises:
         BadRowError: see `distribution`.
     """
-    survivors = distribution(raw, slot, position, allowed)
+    candidates = distribution(raw, slot, position, allowed)
     p = torch.zeros(raw.numel(), dtype=torch.float64)
     if slot.params.greedy:
-        p[draw(survivors, slot, position)] = 1.0
+        p[draw(candidates, slot, position)] = 1.0
     else:
-        p[survivors.ids] = survivors.probabilities()
-    return Target(raw, survivors, p)
+        p[candidates.ids] = candidates.probabilities()
+    return Target(raw, candidates, p)
 
 
 def choose(row: Target, slot: Slot, position: int) -> int:
     """The token of a row without a draft: the forced one, or the drawn one."""
-    return slot.forced if slot.forced is not None else draw(row.survivors, slot, position)
+    return slot.forced if slot.forced is not None else draw(row.candidates, slot, position)
 
 
 def report(row: Target, slot: Slot, token: int) -> Logprobs | None:
     """What the slot's request wants to know of the token, if anything."""
     if not slot.reported:
         return None
-    basis = row.survivors if slot.params.logprobs_mode == "processed" else Survivors.of(row.raw)
+    basis = row.candidates if slot.params.logprobs_mode == "processed" else Candidates.of(row.raw)
     params = slot.params
     return describe(
         basis, token, params.logprobs or 0, row.raw.numel(), params.report_entropy, params.logprob_token_ids

@@ -21,12 +21,12 @@ from tailrace.kernels.cpu.program import COSTLY, LEARNING, RARE, REPORTED
 from tailrace.kernels.cpu.sample import APART, Outcome, Step
 from tailrace.kernels.program import Mask
 from tailrace.kernels.rows import Rows
-from tailrace.sampling.door import check_kind
+from tailrace.sampling.draft_programs import unroll
 from tailrace.sampling.guidance import combined, guide
-from tailrace.sampling.report import Logprobs, naming
+from tailrace.sampling.logprobs import Logprobs, naming
 from tailrace.sampling.slot import Slot
 from tailrace.sampling.slots import Slots
-from tailrace.sampling.unroll import unroll
+from tailrace.sampling.validation import check_kind
 from tailrace.sampling.verify import verify
 
 if TYPE_CHECKING:
@@ -211,10 +211,14 @@ class Sampler:
             slot = self.slots[int(rows.slot[first])]
             begun_s = time.thread_time()
             tokens, described, status = verify(
-                [raw_row(logits, rows, row) for row in range(first, last + 1)], slot, int(rows.position[first]),
-                rows.draft[first:last].tolist(), rows.proposals_of(i), rows.rule_of(i),
+                [raw_row(logits, rows, row) for row in range(first, last + 1)],
+                slot,
+                int(rows.position[first]),
+                rows.draft[first:last].tolist(),
+                rows.proposals_of(i),
+                rows.rule_of(i),
                 [allowed(rows, row) for row in range(first, last + 1)],
-            )  # fmt: skip
+            )
             sampled.token_ids[i] = -1
             sampled.token_ids[i, : len(tokens)] = torch.tensor(tokens, dtype=torch.int64)
             sampled.num_tokens[i], sampled.status[i] = len(tokens), status

@@ -11,10 +11,10 @@ import torch
 from tailrace.kernels.cpu.program import MAX_EDITS
 from tailrace.kernels.program import Dense, Edit
 from tailrace.params import SamplingParams
-from tailrace.sampling.carried import Carried
+from tailrace.sampling.candidates import Candidates
 from tailrace.sampling.history import History
 from tailrace.sampling.pipeline import EDITS, REFINEMENTS, beyond_kernels
-from tailrace.sampling.survivors import Survivors
+from tailrace.sampling.sequence_state import SequenceState
 
 T = TypeVar("T")
 Lesson = tuple[int, float | None]  # a token, and the log-probability that is learnt from
@@ -39,10 +39,10 @@ class Slot:
     history: History | None
     edits: tuple[str, ...]
     refinements: tuple[str, ...]
-    carried: Carried
+    sequence_state: SequenceState
     derived: dict[str, Any] = field(default_factory=dict)
     lessons: list[Lesson] = field(default_factory=list)
-    basis: Survivors | None = None
+    basis: Candidates | None = None
     took_s: float = 0.0
     turns: bool = False
 
@@ -58,12 +58,12 @@ class Slot:
     @property
     def state(self) -> dict[str, float]:
         """What its refinements carry from token to token."""
-        return self.carried.state
+        return self.sequence_state.state
 
     @property
     def banned(self) -> dict[int, set[int]]:
         """Output position → ids that may not be drawn there."""
-        return self.carried.banned
+        return self.sequence_state.banned
 
     @property
     def program(self) -> list[Edit]:
@@ -81,7 +81,7 @@ class Slot:
     @property
     def moves(self) -> bool:
         """The program changes from token to token."""
-        return self.turns or bool(self.carried.forced)
+        return self.turns or bool(self.sequence_state.forced)
 
     @property
     def rare(self) -> bool:
@@ -90,7 +90,7 @@ class Slot:
 
     @property
     def unrolls(self) -> bool:
-        """More than the counts of its history changes with each draft: the kernels want a program per row (sampling/unroll.py)."""
+        """More than the counts of its history changes with each draft: the kernels want a program per row (sampling/draft_programs.py)."""
         return not self.rare and (self.moves or self.params.penalty_last_n >= 0)
 
     @property
@@ -101,7 +101,7 @@ class Slot:
     @property
     def forced(self) -> int | None:
         """The token that the next position must have."""
-        return self.carried.forced.get(self.num_output)
+        return self.sequence_state.forced.get(self.num_output)
 
     def begin_edit(self, *names: str) -> None:
         """From now on these edits are among the slot's, also where the request did not announce them."""

@@ -18,8 +18,13 @@ from tailrace.kernels.cpu.program import Programs
 from tailrace.kernels.program import Edit, Program, ascending
 from tailrace.kernels.rows import Rows, spread
 from tailrace.params import SamplingParams
-from tailrace.sampling.carried import Carried, check_carried
-from tailrace.sampling.door import (
+from tailrace.sampling.history import History, counted_in
+from tailrace.sampling.keys import request_key
+from tailrace.sampling.pipeline import EDITS, REFINEMENTS, edits_of, refinements_of, stages_of
+from tailrace.sampling.processors import find
+from tailrace.sampling.sequence_state import SequenceState, check_sequence_state
+from tailrace.sampling.slot import Slot
+from tailrace.sampling.validation import (
     check_elsewhere,
     check_kind,
     checked_few,
@@ -28,11 +33,6 @@ from tailrace.sampling.door import (
     checked_names,
     checked_size,
 )
-from tailrace.sampling.history import History, counted_in
-from tailrace.sampling.keys import request_key
-from tailrace.sampling.pipeline import EDITS, REFINEMENTS, edits_of, refinements_of, stages_of
-from tailrace.sampling.processors import find
-from tailrace.sampling.slot import Slot
 
 MAX_SLOTS = 2**20  # each takes 1.7 KB
 
@@ -64,7 +64,7 @@ class Slots:
             raise ParameterError(f"slot {slot} is empty or not in 0 … {len(self.slots) - 1}", "slot")
         return found
 
-    def join(
+    def add(
         self,
         slot: int,
         params: SamplingParams,
@@ -73,7 +73,7 @@ class Slots:
         key: int | None = None,
         output: Sequence[int] = (),
         eos_token_ids: Sequence[int] = (),
-        carried: Carried | None = None,
+        sequence_state: SequenceState | None = None,
         handled: Collection[str] = (),
     ) -> None:
         """Occupy an empty slot.
@@ -81,7 +81,7 @@ class Slots:
         Args:
             key: 64 bits, of the noise; None: that of the parameters' seed, or a fresh one (sampling/keys.py). handled: fields of ELSEWHERE
                 that the caller sees to; any other that asks for something is refused, because nothing here would do it.
-            output: what the sequence has said before (after a preemption). carried: what it kept from then; written to from now on.
+            output: what the sequence has said before (after a preemption). sequence_state: what it kept from then; written to from now on.
 
         Raises:
             ParameterError: the parameters name a token outside the vocabulary, a processor that is not there, or what is done elsewhere;
@@ -99,22 +99,31 @@ class Slots:
         eos_token_ids = [id for id in checked_ids("eos_token_ids", eos_token_ids, 2**32) if id < self.vocab_size]
         for name in params.processors:
             find(name)
-        check_carried(carried, self.vocab_size)
+        check_sequence_state(sequence_state, self.vocab_size)
         edits, refinements = edits_of(params), refinements_of(params)
         recalls = any(EDITS[name].recalls(params) for name in edits) or params.watermark is not None
-        carried = Carried() if carried is None else carried
+        sequence_state = SequenceState() if sequence_state is None else sequence_state
         for position in range(len(output), len(params.forced_token_ids)):
-            carried.forced.setdefault(position, params.forced_token_ids[position])
+            sequence_state.forced.setdefault(position, params.forced_token_ids[position])
         for name in refinements:
             if (begin := REFINEMENTS[name].begin) is not None:
-                carried.state.update(begin(params) | carried.state)
+                sequence_state.state.update(begin(params) | sequence_state.state)
         history = History(params, prompt, output) if recalls else None
         entry = Slot(
-            params, key, tuple(eos_token_ids), self.vocab_size, len(prompt), len(output), history, edits, refinements, carried,
-        )  # fmt: skip
+            params,
+            key,
+            tuple(eos_token_ids),
+            self.vocab_size,
+            len(prompt),
+            len(output),
+            history,
+            edits,
+            refinements,
+            sequence_state,
+        )
         self._place(slot, entry)
 
-    def leave(self, slot: int) -> None:
+    def remove(self, slot: int) -> None:
         """Empty the slot."""
         self[slot]  # raises if there is nobody
         self.slots[slot] = self.compiled[slot] = None
@@ -122,18 +131,28 @@ class Slots:
         self.programs.clear(slot)
         self.changed(slot)
 
-    def fork(self, source: int, target: int, *, key: int, carried: Carried | None = None) -> None:
-        """Make the empty `target` a copy of `source` with its own noise. carried: as for `join`."""
+    def fork(self, source: int, target: int, *, key: int, sequence_state: SequenceState | None = None) -> None:
+        """Make the empty `target` a copy of `source` with its own noise. sequence_state: as for `join`."""
         entry, key = self[source], checked_key(key)
         self._check_free("target", target)
-        check_carried(carried, self.vocab_size)
-        carried = Carried() if carried is None else carried
-        own = bool(carried.banned) or carried.mask is not None
-        carried.copy_from(entry.carried)
+        check_sequence_state(sequence_state, self.vocab_size)
+        sequence_state = SequenceState() if sequence_state is None else sequence_state
+        own = bool(sequence_state.banned) or sequence_state.mask is not None
+        sequence_state.copy_from(entry.sequence_state)
         twin = Slot(
-            entry.params, key, entry.eos_token_ids, entry.vocab_size, entry.num_prompt, entry.num_output,
-            entry.history and entry.history.copy(), entry.edits, entry.refinements, carried, entry.derived, list(entry.lessons),
-        )  # fmt: skip
+            entry.params,
+            key,
+            entry.eos_token_ids,
+            entry.vocab_size,
+            entry.num_prompt,
+            entry.num_output,
+            entry.history and entry.history.copy(),
+            entry.edits,
+            entry.refinements,
+            sequence_state,
+            entry.derived,
+            list(entry.lessons),
+        )
         edits = [counted_in(twin.history, edit, entry.history) for edit in self.edits[source]]
         self._place(target, twin, None if own else edits)
 
@@ -157,7 +176,7 @@ class Slots:
         for index, entry, accepted in checked:
             entry.extend(accepted)
             if moves := entry.moves:
-                entry.carried.forget(entry.num_output)
+                entry.sequence_state.forget(entry.num_output)
             self.follow(index, moves)
 
     def rewind(self, slot: int, count: int) -> None:
@@ -201,8 +220,8 @@ class Slots:
         entry.begin_edit("allowed_token_ids")
         words = np.full(-(-self.vocab_size // 32), 0xFFFFFFFF, dtype=np.uint32)
         words[token // 32] ^= np.uint32(1 << token % 32)
-        carried = entry.carried
-        carried.mask = words if carried.mask is None else words & carried.mask
+        sequence_state = entry.sequence_state
+        sequence_state.mask = words if sequence_state.mask is None else words & sequence_state.mask
         self.refresh(slot)
 
     def force(self, slot: int, tokens: Sequence[int]) -> None:
@@ -212,7 +231,7 @@ class Slots:
             ParameterError: an id lies outside the vocabulary.
         """
         entry = self[slot]
-        entry.carried.force(entry.num_output, checked_few("tokens", tokens, self.vocab_size))
+        entry.sequence_state.force(entry.num_output, checked_few("tokens", tokens, self.vocab_size))
         self.refresh(slot)
 
     def positions(self, rows: Rows) -> torch.Tensor:
@@ -265,7 +284,7 @@ class Slots:
         params, history = entry.params, entry.history
         if entry.banned:
             entry.begin_edit("banned_at")
-        if entry.carried.mask is not None:
+        if entry.sequence_state.mask is not None:
             entry.begin_edit("allowed_token_ids")
         program = Program(
             key=entry.key,

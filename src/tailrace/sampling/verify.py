@@ -30,10 +30,10 @@ from tailrace import kernels
 from tailrace.kernels.program import Mask
 from tailrace.kernels.rows import Rule
 from tailrace.kernels.status import FAILED, OK
+from tailrace.sampling.candidates import Candidates
+from tailrace.sampling.logprobs import Logprobs
 from tailrace.sampling.reference import BadRowError, Target, choose, draw, report, target
-from tailrace.sampling.report import Logprobs
 from tailrace.sampling.slot import Lesson, Slot
-from tailrace.sampling.survivors import Survivors
 
 ACCEPT_STREAM, RESIDUAL_STREAM, BLOCK_STREAM = 1, 2, 64  # csrc/draw.h
 EPSILON, DELTA = 0.09, 0.3  # of rule typical, as Medusa has them; csrc/sample.cpp
@@ -76,7 +76,7 @@ def verify(
     status = OK
     if slot.params.greedy:
         rule = "exact"
-    forced = any(slot.num_output + j in slot.carried.forced for j in range(len(logits)))
+    forced = any(slot.num_output + j in slot.sequence_state.forced for j in range(len(logits)))
     # block verification decides on all drafts together: not where a row depends on more than the drafts before it
     together = rule == "block" and q is not None and drafts and not slot.state and not forced
     walk = by_block if together else one_by_one
@@ -126,16 +126,16 @@ def accept_or_replace(row: Target, slot: Slot, position: int, draft: int, q: tor
     return replacement(row, remainder(row.p, q, 1.0), slot, position)
 
 
-def replacement(row: Target, rest: Survivors, slot: Slot, position: int) -> int:
+def replacement(row: Target, rest: Candidates, slot: Slot, position: int) -> int:
     """Drawn from what is left; where rounding has left nothing, p and q are the same, so from p."""
-    return draw(rest if rest.ids.numel() else row.survivors, slot, position, RESIDUAL_STREAM)
+    return draw(rest if rest.ids.numel() else row.candidates, slot, position, RESIDUAL_STREAM)
 
 
 def accept_or_draw(row: Target, slot: Slot, position: int, draft: int, q: torch.Tensor | None) -> int:
     """The draft if it is likely enough for so uncertain a distribution, else what plain sampling draws."""
-    if float(row.p[draft]) > min(EPSILON, DELTA * math.exp(-row.survivors.entropy())):
+    if float(row.p[draft]) > min(EPSILON, DELTA * math.exp(-row.candidates.entropy())):
         return draft
-    return draw(row.survivors, slot, position)
+    return draw(row.candidates, slot, position)
 
 
 # rule → how a row that has a draft comes to its token; None: as a row without one
@@ -147,12 +147,12 @@ SETTLE: dict[Rule, Callable[[Target, Slot, int, int, torch.Tensor | None], int] 
 }
 
 
-def remainder(p: torch.Tensor, q: torch.Tensor, scale: float) -> Survivors:
+def remainder(p: torch.Tensor, q: torch.Tensor, scale: float) -> Candidates:
     """What of scale · p − q is at least LEAST, not normalised; nobody may be left."""
     rest = scale * p - q
     ids = (rest >= LEAST).nonzero().squeeze(1)
     logits = rest[ids].log().float()
-    return Survivors(ids, logits, logits)
+    return Candidates(ids, logits, logits)
 
 
 def by_block(

@@ -16,7 +16,7 @@ from tailrace import kernels
 from tailrace.errors import ParameterError
 from tailrace.options import Watermark
 from tailrace.sampling import watermark_transformers
-from tailrace.sampling.door import check_kind, checked_ids, checked_size
+from tailrace.sampling.validation import check_kind, checked_ids, checked_size
 
 MASK = 2**64 - 1
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from tailrace.text.tools import Block, Format, ToolCall, Tools
-from tailrace.text.tools.block import overlap
+from tailrace.text.tool_parsers import Block, Format, ToolCall, Tools
+from tailrace.text.tool_parsers.block import overlap
 
 Channel = Literal["content", "reasoning", "tool"]
 Markers = tuple[str, str]  # what opens a channel, and what closes it
@@ -30,7 +30,7 @@ class Segment(NamedTuple):
     call: ToolCall | None = None
 
 
-class Splitter:
+class ChannelSplitter:
     """One choice's text, piece by piece.
 
     If a call goes wrong when its name is out, what has gone out stands and all behind that is content again; but the closing marker,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from tailrace.wire.ledger import Account
+from tailrace.wire.stream_table import OpenStream
 
 
 class Interval:
@@ -25,10 +25,10 @@ class Interval:
         """Until it is time again."""
         return max(0.0, self._last_s + self.seconds - time.monotonic())
 
-    def due(self, account: Account) -> bool:
+    def due(self, open_stream: OpenStream) -> bool:
         """What waits may be given now."""
-        waiting = account.waiting
-        if not account.open or len(waiting) < len(account.events):  # there is more than tokens
+        waiting = open_stream.waiting
+        if not open_stream.open or len(waiting) < len(open_stream.events):  # there is more than tokens
             return True
         if self.seconds and waiting and not self.left_s:
             return True
@@ -38,7 +38,7 @@ class Interval:
             for index, tokens in waiting.items()
         )
 
-    def given(self, account: Account) -> None:
+    def given(self, open_stream: OpenStream) -> None:
         """What waits will be."""
-        self._begun.update(account.waiting)
+        self._begun.update(open_stream.waiting)
         self._last_s = time.monotonic()

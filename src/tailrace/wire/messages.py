@@ -4,8 +4,8 @@ Imports no torch and no zmq. A request is named by (id, epoch): the client count
 an old output. A request has n sequences, 0 … n−1; each ends in exactly one `Finished` or `Failed`. `Aborted` is the
 acknowledgement of an `Abort`, always sent, also for what the engine does not know (any more).
 
-    front end → engine   Hello, Submit, Abort, Drain, Ask, Answer
-    engine → front end   Ready, PromptLogprobs, Tokens, Finished, Failed, Aborted, Stats, Drained, Asked, Ask, Answer
+    front end → engine   Hello, Submit, Abort, Drain, PeerQuery, PeerReply
+    engine → front end   Ready, PromptLogprobs, Tokens, Finished, Failed, Aborted, Stats, Drained, PeerCount, PeerQuery, PeerReply
 
 Where there are several front ends, the engine also carries what they ask each other, without looking at it.
 """
@@ -147,9 +147,33 @@ class Aborted(Message, frozen=True):
 
 # upper edges of the histograms of durations in Stats, in seconds: fine enough that the largest bucket says how bad the worst was
 DURATION_EDGES_S = (
-    0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75,
-    1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 20.0, 60.0,
-)  # fmt: skip
+    0.001,
+    0.002,
+    0.003,
+    0.005,
+    0.0075,
+    0.01,
+    0.015,
+    0.02,
+    0.03,
+    0.04,
+    0.05,
+    0.075,
+    0.1,
+    0.15,
+    0.2,
+    0.3,
+    0.5,
+    0.75,
+    1.0,
+    1.5,
+    2.0,
+    3.0,
+    5.0,
+    10.0,
+    20.0,
+    60.0,
+)
 
 
 class Stats(Message, frozen=True):
@@ -189,7 +213,7 @@ class Drained(Message, frozen=True):
     """The last sequence has ended and the engine exits."""
 
 
-class Ask(Message, frozen=True):
+class PeerQuery(Message, frozen=True):
     """A front end's question to all others. `number` is the asker's own count; `asker` its address, which the engine fills in."""
 
     number: int
@@ -198,23 +222,25 @@ class Ask(Message, frozen=True):
     asker: bytes = b""
 
 
-class Asked(Message, frozen=True):
+class PeerCount(Message, frozen=True):
     """So many front ends have been asked."""
 
     number: int
     count: int
 
 
-class Answer(Message, frozen=True):
-    """To one Ask, from one front end; None if it has nothing to say."""
+class PeerReply(Message, frozen=True):
+    """To one PeerQuery, from one front end; None if it has nothing to say."""
 
     asker: bytes
     number: int
     data: bytes | None
 
 
-ToEngine = Hello | Submit | Abort | Drain | Ask | Answer
-FromEngine = Ready | PromptLogprobs | Tokens | Finished | Failed | Aborted | Stats | Drained | Asked | Ask | Answer
+ToEngine = Hello | Submit | Abort | Drain | PeerQuery | PeerReply
+FromEngine = (
+    Ready | PromptLogprobs | Tokens | Finished | Failed | Aborted | Stats | Drained | PeerCount | PeerQuery | PeerReply
+)
 SequenceEvent = PromptLogprobs | Tokens | Finished | Failed
 
 to_engine = msgspec.msgpack.Decoder(list[ToEngine])  # messages travel in lists: one frame per step

@@ -6,8 +6,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Self
 
-from tailrace.wire.ledger import Account, Ledger
 from tailrace.wire.messages import Abort
+from tailrace.wire.stream_table import OpenStream, StreamTable
 
 
 class Stream:
@@ -23,23 +23,23 @@ class Stream:
 
     def __init__(
         self,
-        account: Account,
-        ledger: Ledger,
+        open_stream: OpenStream,
+        streams: StreamTable,
         cancel: Callable[[Abort], None],
         abandon: Callable[[Abort], None] | None = None,
     ) -> None:
-        self._account, self._ledger, self._cancel = account, ledger, cancel
-        self.id, self.epoch = account.id, account.epoch
-        collected = weakref.finalize(self, _abort, account, ledger, abandon or cancel, "collected", False)
+        self._account, self._streams, self._cancel = open_stream, streams, cancel
+        self.id, self.epoch = open_stream.id, open_stream.epoch
+        collected = weakref.finalize(self, _abort, open_stream, streams, abandon or cancel, "collected", False)
         collected.atexit = False  # the engine's process ends with ours
 
     def abort(self, cause: str = "client", keep: bool = False) -> None:
         """End it; nothing more is delivered but, with `keep`, what has arrived. Idempotent."""
-        _abort(self._account, self._ledger, self._cancel, cause, keep)
+        _abort(self._account, self._streams, self._cancel, cause, keep)
 
     def abort_sequence(self, index: int, cause: str = "stop string") -> bool:
         """End one sequence; the others go on. Idempotent. False if it had ended already."""
-        open_ = self._ledger.close_sequence(self._account, index)
+        open_ = self._streams.close_sequence(self._account, index)
         if open_:
             self._cancel(Abort(self.id, self.epoch, cause, index))
         return open_
@@ -55,7 +55,9 @@ class Stream:
         self.abort()
 
 
-def _abort(account: Account, ledger: Ledger, cancel: Callable[[Abort], None], cause: str, keep: bool) -> None:
+def _abort(
+    open_stream: OpenStream, streams: StreamTable, cancel: Callable[[Abort], None], cause: str, keep: bool
+) -> None:
     """Holds no stream, or none would ever be collected."""
-    if ledger.close(account, keep):
-        cancel(Abort(account.id, account.epoch, cause))
+    if streams.close(open_stream, keep):
+        cancel(Abort(open_stream.id, open_stream.epoch, cause))

@@ -41,11 +41,16 @@ ASKED: tuple[dict[str, Any], ...] = (
     {"n": 2, "min_p": 0.02, "logprobs": 0},
     {"guidance_scale": 1.5, "negative_prompt": "Nothing at all"},
     {"messages": [{"role": "user", "content": "Hello neighbour"}], "logprobs": True, "top_logprobs": 2},
-    {"messages": [{"role": "user", "content": "Look it up"}], "tools": [TOOL], "tool_choice": "required", "max_tokens": 80},
+    {
+        "messages": [{"role": "user", "content": "Look it up"}],
+        "tools": [TOOL],
+        "tool_choice": "required",
+        "max_tokens": 80,
+    },
     {"banned_strings": ["e", "qu"], "temperature": 1.0},
     {"temperature": 0, "stop_regex": "[0-9]{7}x"},
     {"xtc_probability": 0.5, "typical_p": 0.9, "watermark": {"kind": "kgw", "key": 7}, "logit_bias": {"500": 3}},
-)  # fmt: skip
+)
 
 HOLDING = {"stop", "stop_regex", "banned_strings", "tools"}  # of such text some waits by right: its gaps say nothing
 
@@ -157,8 +162,11 @@ class Neighbours:
         tests = Path(__file__).resolve().parents[2]
         self._process = subprocess.Popen(
             [sys.executable, "-m", "faults.hostile.neighbours", str(port)],
-            cwd=tests, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        )  # fmt: skip
+            cwd=tests,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
         assert self._process.stdout is not None
         if self._process.stdout.readline() != "ready\n":
             raise RuntimeError("the neighbours did not get through their first round")

@@ -102,10 +102,28 @@ def serving(port: int, *flags: str, model: str | None = None) -> Iterator[Server
     """A whole server. model: None is scripted logits, which cost next to nothing, with the default model's tokenizer."""
     folder = resolve(ModelConfig(), progress=False).folder
     command = [
-        sys.executable, "-m", "tailrace.cli", "serve", "--log-level", "error", "--host", HOST, "--port", str(port),
-        "--model", model or f"scripted:spread:2@{folder}", "--served-model-name", "scripted", "--tool-parser", "hermes",
-        "--num-blocks", "8192", "--threads", "1", *flags,
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "tailrace.cli",
+        "serve",
+        "--log-level",
+        "error",
+        "--host",
+        HOST,
+        "--port",
+        str(port),
+        "--model",
+        model or f"scripted:spread:2@{folder}",
+        "--served-model-name",
+        "scripted",
+        "--tool-parser",
+        "hermes",
+        "--num-blocks",
+        "8192",
+        "--threads",
+        "1",
+        *flags,
+    ]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     server = Server(port, process)
     try:
@@ -222,9 +240,11 @@ def run(server: Server, kinds: Sequence[Kind], variants: int, at_once: int, warm
         "memory_before_mib": {name: round(mib) for name, mib in before.items()},
         "memory_after_mib": {name: round(mib) for name, mib in after.items()},
         "same_engine": server.children()[:1] == [engine],
-        "bad_rows": {name: value for name, value in metrics.items() if name.startswith("tailrace_bad_logits_rows_total")},
+        "bad_rows": {
+            name: value for name, value in metrics.items() if name.startswith("tailrace_bad_logits_rows_total")
+        },
         "failed": {name: value for name, value in metrics.items() if name.startswith("tailrace_request_failed_total")},
-    }  # fmt: skip
+    }
 
 
 def main() -> int:

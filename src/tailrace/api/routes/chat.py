@@ -12,9 +12,10 @@ from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tailrace.api.access_log import origin_of
 from tailrace.api.beam_fields import beam_request, check_no_beams
 from tailrace.api.body import BodyReader
-from tailrace.api.channels import Channels, channels_of, within
+from tailrace.api.channels import Channels, channels_of, with_channels
 from tailrace.api.chunks import UsageOf, Work, effective, head, pieces
 from tailrace.api.conversation import check_conversation, encode
 from tailrace.api.fold import fold_chat
@@ -22,7 +23,6 @@ from tailrace.api.front_end import service_for
 from tailrace.api.generate import Generation
 from tailrace.api.guidance import longest, of_chat
 from tailrace.api.logprobs import chat_logprobs, prompt_logprobs
-from tailrace.api.observe import origin_of
 from tailrace.api.respond import request_id, respond
 from tailrace.api.sampling import check_scores, effort, num_logprobs, output_limit, sampling_params
 from tailrace.api.schema.chat import (
@@ -35,13 +35,13 @@ from tailrace.api.schema.chat import (
     ToolCallDelta,
 )
 from tailrace.api.service import Service
-from tailrace.api.tool_choice import Choice, choice_of, governed
+from tailrace.api.tool_choice import Choice, choice_of, with_grammar
 from tailrace.api.turns import JSON_BYTES
 from tailrace.errors import ParameterError
 from tailrace.params import SamplingParams
-from tailrace.text.channels import Segment, Splitter
-from tailrace.text.stream import Delta
-from tailrace.text.tools.functions import check_tools
+from tailrace.text.channels import ChannelSplitter, Segment
+from tailrace.text.output import Delta
+from tailrace.text.tool_parsers.functions import check_tools
 
 READER = BodyReader(ChatRequest, CHAT_REFUSED)
 
@@ -75,7 +75,7 @@ async def create_chat_completion(request: Request) -> Response:
         params = sampling_params(
             ask, service.tokenizer, service.defaults, max_tokens=limit, logprobs=top, negative_prompt=negative
         )
-        return governed(service, ask, choice, ask.tools, prompt, within(params, service, ask, channels))
+        return with_grammar(service, ask, choice, ask.tools, prompt, with_channels(params, service, ask, channels))
 
     params, grammar_field = await service.turns.run(request, prepared, effort(ask, size))
     id = f"chatcmpl-{request_id(request, ask)}"
@@ -106,12 +106,12 @@ async def chunks(
     usage = UsageOf(ask, generation)
     greeted: set[int] = set()
     with_ids = bool(ask.return_token_ids)
-    splitters: dict[int, Splitter] = {}
+    splitters: dict[int, ChannelSplitter] = {}
     async with aclosing(generation.deltas()) as deltas:
         async for index, delta in deltas:
             if index not in greeted:
                 greeted.add(index)
-                splitters[index] = Splitter(*channels)
+                splitters[index] = ChannelSplitter(*channels)
                 choice = ChatChunkChoice(index, ChatDelta("assistant", ""), token_ids=[] if with_ids else UNSET)
                 ids = generation.prompts[0] if with_ids and len(greeted) == 1 else UNSET
                 told = effective(ask, generation) if len(greeted) == 1 else UNSET
@@ -141,7 +141,7 @@ async def chunks(
 
 
 def choices_of(
-    service: Service, index: int, piece: Delta, channels: Splitter, top: int | None, with_ids: bool
+    service: Service, index: int, piece: Delta, channels: ChannelSplitter, top: int | None, with_ids: bool
 ) -> Iterator[ChatChunkChoice]:
     """One piece of one choice: its text by channels, ids and logprobs with the first of them; or its end."""
     ids = list(piece.token_ids) if with_ids else UNSET

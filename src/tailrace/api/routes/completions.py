@@ -12,6 +12,7 @@ from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tailrace.api.access_log import origin_of
 from tailrace.api.beam_fields import beam_request, check_no_beams
 from tailrace.api.best_of import best_of
 from tailrace.api.body import BodyReader
@@ -22,16 +23,15 @@ from tailrace.api.generate import Generation
 from tailrace.api.guidance import longest, of_text
 from tailrace.api.lengths import check_length
 from tailrace.api.logprobs import CompletionLogprobsWriter, prompt_logprobs
-from tailrace.api.observe import origin_of
 from tailrace.api.respond import request_id, respond
 from tailrace.api.sampling import check_copies, check_scores, effort, num_logprobs, output_limit, sampling_params
 from tailrace.api.schema.common import PromptLogprobEntries
 from tailrace.api.schema.completions import COMPLETION_REFUSED, Completion, CompletionChoice, CompletionRequest
 from tailrace.api.service import Service, service_of
-from tailrace.api.structured import Asked, asked, check_unasked, compose
+from tailrace.api.structured import Constraint, asked, check_unasked, compose
 from tailrace.errors import ParameterError
 from tailrace.params import SamplingParams
-from tailrace.text.stream import Delta
+from tailrace.text.output import Delta
 
 READER = BodyReader(CompletionRequest, COMPLETION_REFUSED)
 
@@ -56,7 +56,7 @@ async def create_completion(request: Request) -> Response:
     if ask.prompt_logprobs is not None:
         num_logprobs(ask.prompt_logprobs, service.config.max_logprobs, "prompt_logprobs")
 
-    def prepared() -> tuple[SamplingParams, Asked | None]:
+    def prepared() -> tuple[SamplingParams, Constraint | None]:
         params = sampling_params(
             ask, service.tokenizer, service.defaults, max_tokens=limit, logprobs=top, negative_prompt=negative
         )

@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tailrace.api.front_end import front_of
-from tailrace.api.peers import everywhere
+from tailrace.api.worker_queries import everywhere
 
 
 async def metrics(request: Request) -> Response:

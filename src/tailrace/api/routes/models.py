@@ -26,6 +26,8 @@ def card(service: Service) -> ModelCard:
     """What is told of one."""
     model = service.supervisor.model
     return ModelCard(
-        id=service.model_name, created=service.created_s, max_model_len=None if model is None else model.max_model_len,
+        id=service.model_name,
+        created=service.created_s,
+        max_model_len=None if model is None else model.max_model_len,
         parent=service.parent or UNSET,
-    )  # fmt: skip
+    )

@@ -6,9 +6,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tailrace.api.front_end import front_of
-from tailrace.api.peers import everywhere
 from tailrace.api.respond import json_answer
 from tailrace.api.schema.requests import Cancelled
+from tailrace.api.worker_queries import everywhere
 from tailrace.errors import RequestNotFoundError
 
 

@@ -12,17 +12,16 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tailrace.api.access_log import origin_of
 from tailrace.api.body import BodyReader, check_items
-from tailrace.api.channels import channels_of, within
+from tailrace.api.channels import channels_of, with_channels
 from tailrace.api.chunks import effective
 from tailrace.api.conversation import check_conversation, encode
 from tailrace.api.front_end import front_of, service_for
 from tailrace.api.generate import Generation
 from tailrace.api.guidance import longest, of_chat
-from tailrace.api.narrate import Narrator
-from tailrace.api.observe import origin_of
-from tailrace.api.peers import everywhere, kept, somewhere
 from tailrace.api.respond import json_answer, request_id, respond
+from tailrace.api.response_events import ResponseEvents
 from tailrace.api.sampling import effort, output_limit, sampling_params
 from tailrace.api.schema.chat import ChatMessage, ChatRequest
 from tailrace.api.schema.common import GenerateRequest
@@ -44,12 +43,13 @@ from tailrace.api.schema.responses import (
 from tailrace.api.schema.structured import FlatJsonSchemaFormat, JsonSchema, JsonSchemaFormat, ResponseFormat
 from tailrace.api.service import Service
 from tailrace.api.sse import NAMED
-from tailrace.api.tool_choice import Choice, choice_of, governed
+from tailrace.api.tool_choice import Choice, choice_of, with_grammar
 from tailrace.api.turns import JSON_BYTES
+from tailrace.api.worker_queries import everywhere, kept, somewhere
 from tailrace.errors import ParameterError, TailraceError
 from tailrace.params import SamplingParams
-from tailrace.text.channels import Splitter
-from tailrace.text.tools.functions import check_tools
+from tailrace.text.channels import ChannelSplitter
+from tailrace.text.tool_parsers.functions import check_tools
 
 READER = BodyReader(ResponsesRequest, RESPONSES_REFUSED)
 JSON = "application/json"
@@ -79,36 +79,51 @@ async def create_response(request: Request) -> Response:
         params = sampling_params(
             chat, service.tokenizer, service.defaults, max_tokens=limit, logprobs=None, negative_prompt=negative
         )
-        params = within(params, service, chat, channels)
-        return governed(service, chat, choice, ask.tools, prompt, params, "text.format")
+        params = with_channels(params, service, chat, channels)
+        return with_grammar(service, chat, choice, ask.tools, prompt, params, "text.format")
 
     params, grammar_field = await service.turns.run(request, prepared, effort(chat, size))
     # ids are ours, since answers are kept by them; what a client calls its request is a label, which others may use as well
     id, label, origin = f"resp_{uuid4().hex}", request_id(request, ask), origin_of(request, "chat", ask)
     generation = Generation(service, id, [prompt], params, origin, grammar_field, label)
     response = ResponseObject(
-        id=generation.id, created_at=int(time.time()), instructions=ask.instructions, max_output_tokens=ask.max_output_tokens,
-        model=service.model_name, output=[], previous_response_id=ask.previous_response_id, store=ask.store is not False,
-        temperature=params.temperature, top_p=params.top_p, tools=ask.tools or [], tool_choice=ask.tool_choice or "auto",
-        text=ask.text or TextOptions(), parallel_tool_calls=ask.parallel_tool_calls is not False,
-        metadata=ask.metadata or {}, sampling_params=effective(ask, generation),
-    )  # fmt: skip
+        id=generation.id,
+        created_at=int(time.time()),
+        instructions=ask.instructions,
+        max_output_tokens=ask.max_output_tokens,
+        model=service.model_name,
+        output=[],
+        previous_response_id=ask.previous_response_id,
+        store=ask.store is not False,
+        temperature=params.temperature,
+        top_p=params.top_p,
+        tools=ask.tools or [],
+        tool_choice=ask.tool_choice or "auto",
+        text=ask.text or TextOptions(),
+        parallel_tool_calls=ask.parallel_tool_calls is not False,
+        metadata=ask.metadata or {},
+        sampling_params=effective(ask, generation),
+    )
     said: list[dict[str, Any]] = msgspec.to_builtins(
         chat.messages[ask.instructions is not None :]
     )  # those are for this turn alone
-    told = events(service, generation, response, Splitter(*channels), said)
+    told = events(service, generation, response, ChannelSplitter(*channels), said)
     return await respond(request, generation, told, last, ask.streamed, NAMED)
 
 
 async def events(
-    service: Service, generation: Generation, response: ResponseObject, channels: Splitter, said: list[dict[str, Any]]
+    service: Service,
+    generation: Generation,
+    response: ResponseObject,
+    channels: ChannelSplitter,
+    said: list[dict[str, Any]],
 ) -> AsyncGenerator[Event, None]:
     """The response as it comes.
 
     Raises:
         TailraceError: it failed before anything was said. Later it ends with an event that says so.
     """
-    narrator, begun = Narrator(response), False
+    narrator, begun = ResponseEvents(response), False
     try:
         async with aclosing(generation.deltas()) as deltas:
             async for _, delta in deltas:
@@ -228,11 +243,17 @@ def conversation(ask: ResponsesRequest, before: bytes) -> ChatRequest:
         raise ParameterError("input must hold a message", "input")
     shared = {name: getattr(ask, name) for name in GenerateRequest.__struct_fields__}
     chat = ChatRequest(
-        **shared, messages=messages, tools=[tool_of(tool) for tool in ask.tools or ()] or None,
-        tool_choice=ask.tool_choice, chat_template_kwargs=ask.chat_template_kwargs, separate_reasoning=ask.separate_reasoning,
-        stop_scope=ask.stop_scope, thinking_token_budget=ask.thinking_token_budget, negative_prompt=ask.negative_prompt,
+        **shared,
+        messages=messages,
+        tools=[tool_of(tool) for tool in ask.tools or ()] or None,
+        tool_choice=ask.tool_choice,
+        chat_template_kwargs=ask.chat_template_kwargs,
+        separate_reasoning=ask.separate_reasoning,
+        stop_scope=ask.stop_scope,
+        thinking_token_budget=ask.thinking_token_budget,
+        negative_prompt=ask.negative_prompt,
         response_format=response_format(ask),
-    )  # fmt: skip
+    )
     check_conversation(chat)
     return chat
 
@@ -281,8 +302,9 @@ def spoken(output: list[OutputItem]) -> list[dict[str, Any]]:
     text = "".join(part.text for item in output if item.type == "message" for part in item.content or ())
     calls = [
         {"id": item.call_id, "type": "function", "function": {"name": item.name, "arguments": item.arguments}}
-        for item in output if item.type == "function_call"
-    ]  # fmt: skip
+        for item in output
+        if item.type == "function_call"
+    ]
     if not text and not calls:
         return []
     return [{"role": "assistant", "content": text, **({"tool_calls": calls} if calls else {})}]

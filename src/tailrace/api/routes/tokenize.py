@@ -12,7 +12,7 @@ from tailrace.api.respond import json_answer
 from tailrace.api.schema.tokenize import TOKENIZE_REFUSED, Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
 from tailrace.api.service import service_of
 from tailrace.errors import ParameterError
-from tailrace.text.tools.functions import check_tools
+from tailrace.text.tool_parsers.functions import check_tools
 
 TOKENIZE = BodyReader(TokenizeRequest, TOKENIZE_REFUSED)
 DETOKENIZE = BodyReader(DetokenizeRequest, {})

@@ -151,10 +151,19 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
 
 
 # Fields that ask for nothing that would change the answer: accepted in silence.
-TOLERATED = frozenset({
-    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
-    "prediction", "parallel_tool_calls",
-})  # fmt: skip
+TOLERATED = frozenset(
+    {
+        "user",
+        "metadata",
+        "store",
+        "service_tier",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "prediction",
+        "parallel_tool_calls",
+    }
+)
 
 # Fields that would change the answer, were they served: field → the values at which they ask for nothing.
 REFUSED: dict[str, tuple[Any, ...]] = {

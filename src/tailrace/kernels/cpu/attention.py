@@ -47,10 +47,20 @@ def store_kv(cache: KVCache, key: torch.Tensor, value: torch.Tensor, slots: torc
     integers(slots, torch.int64, "slots")
     key, value = rows(key), rows(value)
     _cpu.store_kv(
-        key.data_ptr(), value.data_ptr(), CODES[cache.dtype], cache.keys.data_ptr(), cache.values.data_ptr(),
-        slots.data_ptr(), shape[0], cache.heads, cache.head_dim, cache.block_size,
-        cache.keys.shape[0], key.stride(0), value.stride(0),
-    )  # fmt: skip
+        key.data_ptr(),
+        value.data_ptr(),
+        CODES[cache.dtype],
+        cache.keys.data_ptr(),
+        cache.values.data_ptr(),
+        slots.data_ptr(),
+        shape[0],
+        cache.heads,
+        cache.head_dim,
+        cache.block_size,
+        cache.keys.shape[0],
+        key.stride(0),
+        value.stride(0),
+    )
 
 
 def paged_attention(
@@ -83,8 +93,25 @@ def paged_attention(
     query = rows(query)
     out = torch.empty((tokens, heads, dim), dtype=query.dtype)
     _cpu.attention(
-        query.data_ptr(), out.data_ptr(), CODES[query.dtype], cache.keys.data_ptr(), cache.values.data_ptr(),
-        block_tables.data_ptr(), query_start.data_ptr(), kv_len.data_ptr(), tokens, cache.keys.shape[0], sequences,
-        block_tables.shape[1], heads, cache.heads, dim, cache.block_size, query.stride(0), scale, softcap, window,
-    )  # fmt: skip
+        query.data_ptr(),
+        out.data_ptr(),
+        CODES[query.dtype],
+        cache.keys.data_ptr(),
+        cache.values.data_ptr(),
+        block_tables.data_ptr(),
+        query_start.data_ptr(),
+        kv_len.data_ptr(),
+        tokens,
+        cache.keys.shape[0],
+        sequences,
+        block_tables.shape[1],
+        heads,
+        cache.heads,
+        dim,
+        cache.block_size,
+        query.stride(0),
+        scale,
+        softcap,
+        window,
+    )
     return out

@@ -46,7 +46,14 @@ def linear(x: torch.Tensor, packed: Packed) -> torch.Tensor:
     y = torch.empty((*x.shape[:-1], packed.n), dtype=x.dtype)
     bias = 0 if packed.bias is None else packed.bias.data_ptr()
     _cpu.linear(
-        rows.data_ptr(), CODES[x.dtype], rows.shape[0], k, rows.stride(0), packed.data.data_ptr(), bias, packed.n,
+        rows.data_ptr(),
+        CODES[x.dtype],
+        rows.shape[0],
+        k,
+        rows.stride(0),
+        packed.data.data_ptr(),
+        bias,
+        packed.n,
         y.data_ptr(),
-    )  # fmt: skip
+    )
     return y

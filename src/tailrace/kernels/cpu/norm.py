@@ -25,9 +25,16 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, plus_one: bool =
         flat = flat.contiguous()
     y = torch.empty(x.shape, dtype=x.dtype)
     _cpu.rms_norm(
-        flat.data_ptr(), weight.data_ptr(), CODES[x.dtype], flat.shape[0], dim, flat.stride(0), eps, plus_one,
+        flat.data_ptr(),
+        weight.data_ptr(),
+        CODES[x.dtype],
+        flat.shape[0],
+        dim,
+        flat.stride(0),
+        eps,
+        plus_one,
         y.data_ptr(),
-    )  # fmt: skip
+    )
     return y
 
 
@@ -42,7 +49,13 @@ def add_rms_norm(residual: torch.Tensor, delta: torch.Tensor, weight: torch.Tens
     delta = delta.contiguous()
     y = torch.empty_like(residual)
     _cpu.add_rms_norm(
-        residual.data_ptr(), delta.data_ptr(), weight.data_ptr(), CODES[residual.dtype], residual.numel() // dim, dim,
-        eps, y.data_ptr(),
-    )  # fmt: skip
+        residual.data_ptr(),
+        delta.data_ptr(),
+        weight.data_ptr(),
+        CODES[residual.dtype],
+        residual.numel() // dim,
+        dim,
+        eps,
+        y.data_ptr(),
+    )
     return y

@@ -29,35 +29,59 @@ STATE = ("mirostat_mu", "adaptive_sum", "adaptive_weight")  # of a sequence, as 
 
 class EditRecord(ctypes.Structure):
     _fields_ = [
-        ("kind", ctypes.c_int32), ("count", ctypes.c_int32), ("ids", ctypes.c_void_p), ("values", ctypes.c_void_p),
-        ("a", ctypes.c_double), ("b", ctypes.c_double), ("c", ctypes.c_double),
-    ]  # fmt: skip
+        ("kind", ctypes.c_int32),
+        ("count", ctypes.c_int32),
+        ("ids", ctypes.c_void_p),
+        ("values", ctypes.c_void_p),
+        ("a", ctypes.c_double),
+        ("b", ctypes.c_double),
+        ("c", ctypes.c_double),
+    ]
 
 
 class TournamentRecord(ctypes.Structure):
     _fields_ = [
-        ("key", ctypes.c_int64), ("keys", ctypes.c_void_p), ("table", ctypes.c_void_p), ("table_size", ctypes.c_int64),
-        ("depth", ctypes.c_int32), ("context", ctypes.c_int32), ("recent", ctypes.c_int32), ("unused", ctypes.c_int32),
-    ]  # fmt: skip
+        ("key", ctypes.c_int64),
+        ("keys", ctypes.c_void_p),
+        ("table", ctypes.c_void_p),
+        ("table_size", ctypes.c_int64),
+        ("depth", ctypes.c_int32),
+        ("context", ctypes.c_int32),
+        ("recent", ctypes.c_int32),
+        ("unused", ctypes.c_int32),
+    ]
 
 
 class StageRecord(ctypes.Structure):
     _fields_ = [
-        ("kind", ctypes.c_int32), ("k", ctypes.c_int32),
-        ("a", ctypes.c_double), ("b", ctypes.c_double), ("c", ctypes.c_double), ("tournament", ctypes.c_void_p),
-    ]  # fmt: skip
+        ("kind", ctypes.c_int32),
+        ("k", ctypes.c_int32),
+        ("a", ctypes.c_double),
+        ("b", ctypes.c_double),
+        ("c", ctypes.c_double),
+        ("tournament", ctypes.c_void_p),
+    ]
 
 
 class ProgramRecord(ctypes.Structure):
     _fields_ = [
-        ("key", ctypes.c_int64), ("forced", ctypes.c_int64), ("history", ctypes.c_void_p), ("said", ctypes.c_void_p),
+        ("key", ctypes.c_int64),
+        ("forced", ctypes.c_int64),
+        ("history", ctypes.c_void_p),
+        ("said", ctypes.c_void_p),
         ("exempt", ctypes.c_void_p),
-        ("num_exempt", ctypes.c_int32), ("repeated", ctypes.c_int32), ("counted", ctypes.c_int32),
-        ("num_edits", ctypes.c_int32), ("num_stages", ctypes.c_int32), ("logprobs", ctypes.c_int32),
-        ("flags", ctypes.c_int32), ("unused", ctypes.c_int32),
+        ("num_exempt", ctypes.c_int32),
+        ("repeated", ctypes.c_int32),
+        ("counted", ctypes.c_int32),
+        ("num_edits", ctypes.c_int32),
+        ("num_stages", ctypes.c_int32),
+        ("logprobs", ctypes.c_int32),
+        ("flags", ctypes.c_int32),
+        ("unused", ctypes.c_int32),
         ("state", ctypes.c_double * len(STATE)),
-        ("edits", EditRecord * MAX_EDITS), ("stages", StageRecord * MAX_STAGES),
-    ]  # fmt: skip
+        ("edits", EditRecord * MAX_EDITS),
+        ("stages", StageRecord * MAX_STAGES),
+    ]
 
 
 class Programs:
@@ -79,9 +103,14 @@ class Programs:
         record = self.records[slot]
         record.key, record.forced, record.num_edits = program.key, -1, 0
         record.flags = (
-            TAKEN | GREEDY * program.greedy | PROCESSED * program.processed | ENTROPY * program.entropy | RARE * program.rare
-            | LEARNING * program.learning | COSTLY * any(stage.kind in COSTLY_KINDS for stage in program.stages)
-        )  # fmt: skip
+            TAKEN
+            | GREEDY * program.greedy
+            | PROCESSED * program.processed
+            | ENTROPY * program.entropy
+            | RARE * program.rare
+            | LEARNING * program.learning
+            | COSTLY * any(stage.kind in COSTLY_KINDS for stage in program.stages)
+        )
         record.logprobs = -1 if program.logprobs is None else program.logprobs
         record.history = None if program.counts is None else program.counts.address
         record.said = None if program.said is None else program.said.address
@@ -162,15 +191,33 @@ def tournament_record(given: Tournament) -> TournamentRecord:
 
 class StepRecord(ctypes.Structure):
     _fields_ = [
-        ("logits", ctypes.c_void_p), ("type", ctypes.c_int32),
+        ("logits", ctypes.c_void_p),
+        ("type", ctypes.c_int32),
         *((name, ctypes.c_int64) for name in ("logits_rows", "vocab", "stride", "slots", "rows", "requests", "width")),
-        *((name, ctypes.c_void_p) for name in (
-            "programs", "slot", "source", "position", "start", "draft", "rule", "proposals", "mask", "masks")),
-        ("num_masks", ctypes.c_int64), *((name, ctypes.c_void_p) for name in ("program", "companion", "scale")),
-        ("flags", ctypes.c_int32), ("top", ctypes.c_int32),
-        *((name, ctypes.c_void_p) for name in (
-            "token_ids", "num_tokens", "status", "numbers", "ranks", "seconds", "lessons")),
-    ]  # fmt: skip
+        *(
+            (name, ctypes.c_void_p)
+            for name in (
+                "programs",
+                "slot",
+                "source",
+                "position",
+                "start",
+                "draft",
+                "rule",
+                "proposals",
+                "mask",
+                "masks",
+            )
+        ),
+        ("num_masks", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("program", "companion", "scale")),
+        ("flags", ctypes.c_int32),
+        ("top", ctypes.c_int32),
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("token_ids", "num_tokens", "status", "numbers", "ranks", "seconds", "lessons")
+        ),
+    ]
 
 
 _mine = [

@@ -76,10 +76,22 @@ class Step:
                 f"width must be an integer in [1, {max(1, count_rows)}], got {rows.width!r:.100}", "width"
             )
         self.record = StepRecord(
-            logits.data_ptr(), CODES[logits.dtype], count, vocab, logits.stride(0), programs.num_slots, rows.num_rows,
-            *self.shape, programs.address, rows.slot.data_ptr(), rows.source.data_ptr(), rows.position.data_ptr(),
-            rows.start.data_ptr(), rows.draft.data_ptr(), None if rows.rule is None else rows.rule.data_ptr(),
-        )  # fmt: skip
+            logits.data_ptr(),
+            CODES[logits.dtype],
+            count,
+            vocab,
+            logits.stride(0),
+            programs.num_slots,
+            rows.num_rows,
+            *self.shape,
+            programs.address,
+            rows.slot.data_ptr(),
+            rows.source.data_ptr(),
+            rows.position.data_ptr(),
+            rows.start.data_ptr(),
+            rows.draft.data_ptr(),
+            None if rows.rule is None else rows.rule.data_ptr(),
+        )
         if rows.mask is not None:
             point_at_masks(self.record, rows.mask, rows.masks)
         if (guidance := rows.guidance) is not None:
@@ -106,8 +118,11 @@ class Step:
         """Room for what comes out."""
         n, width = self.shape
         return Outcome(
-            torch.empty((n, width), dtype=torch.int64), torch.empty(n, dtype=torch.int64), torch.empty(n, dtype=torch.int32), None
-        )  # fmt: skip
+            torch.empty((n, width), dtype=torch.int64),
+            torch.empty(n, dtype=torch.int64),
+            torch.empty(n, dtype=torch.int32),
+            None,
+        )
 
     def run(self, reports: bool) -> Outcome:
         """Draw, and verify drafts. reports: some program asks for them (REPORTED is in `flags`)."""
@@ -147,9 +162,14 @@ class Step:
         q, note = (array("q", part) for part in zip(*(place.addresses(row) for place, row in to), strict=True))
         out = Proposed(torch.empty(rows, dtype=torch.int64), torch.empty(rows, dtype=torch.int32))
         _cpu.propose(
-            self.address, begin.buffer_info()[0], stream.buffer_info()[0], q.buffer_info()[0], note.buffer_info()[0],
-            out.token_ids.data_ptr(), out.status.data_ptr(),
-        )  # fmt: skip
+            self.address,
+            begin.buffer_info()[0],
+            stream.buffer_info()[0],
+            q.buffer_info()[0],
+            note.buffer_info()[0],
+            out.token_ids.data_ptr(),
+            out.status.data_ptr(),
+        )
         return out
 
 

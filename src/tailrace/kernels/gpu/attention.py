@@ -39,9 +39,22 @@ def make_cache(
 
 @triton.jit
 def store_rows(
-    key, key_t, key_h, value, value_t, value_h, slots, keys, values, capacity,
-    HEADS: tl.constexpr, SIZE: tl.constexpr, DIM: tl.constexpr, HEADS_PAD: tl.constexpr, DIM_PAD: tl.constexpr,
-):  # fmt: skip
+    key,
+    key_t,
+    key_h,
+    value,
+    value_t,
+    value_h,
+    slots,
+    keys,
+    values,
+    capacity,
+    HEADS: tl.constexpr,
+    SIZE: tl.constexpr,
+    DIM: tl.constexpr,
+    HEADS_PAD: tl.constexpr,
+    DIM_PAD: tl.constexpr,
+):
     t = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + t)
     if (slot < 0) | (slot >= capacity):
@@ -77,10 +90,25 @@ def product(a, b, start):
 
 @triton.jit
 def over(
-    q, at, first, last, table, keys, values, head, scale, window, softcap,
-    CAPPED: tl.constexpr, HEADS: tl.constexpr, SIZE: tl.constexpr, DIM: tl.constexpr, ROWS: tl.constexpr,
-    DIM_PAD: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    q,
+    at,
+    first,
+    last,
+    table,
+    keys,
+    values,
+    head,
+    scale,
+    window,
+    softcap,
+    CAPPED: tl.constexpr,
+    HEADS: tl.constexpr,
+    SIZE: tl.constexpr,
+    DIM: tl.constexpr,
+    ROWS: tl.constexpr,
+    DIM_PAD: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """Online softmax of q [ROWS, DIM_PAD], of tokens at positions `at`, over the positions first … last − 1; first is a multiple of BLOCK.
     Returns the largest score in units of log 2, Σ weight, Σ weight · value."""
     top = tl.full((ROWS,), float("-inf"), tl.float32)
@@ -112,11 +140,34 @@ def over(
 
 @triton.jit(do_not_specialize=["table_stride", "tiles", "most", "place_stride", "chunks", "window"])
 def attend_chunks(
-    query, query_t, query_h, keys, values, tables, table_stride, query_start, kv_len, tops, masses, mixtures,
-    tiles, most, place_stride, chunks, scale, window, softcap,
-    CAPPED: tl.constexpr, GROUP: tl.constexpr, HEADS: tl.constexpr, SIZE: tl.constexpr, DIM: tl.constexpr,
-    ROWS: tl.constexpr, DIM_PAD: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    query,
+    query_t,
+    query_h,
+    keys,
+    values,
+    tables,
+    table_stride,
+    query_start,
+    kv_len,
+    tops,
+    masses,
+    mixtures,
+    tiles,
+    most,
+    place_stride,
+    chunks,
+    scale,
+    window,
+    softcap,
+    CAPPED: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEADS: tl.constexpr,
+    SIZE: tl.constexpr,
+    DIM: tl.constexpr,
+    ROWS: tl.constexpr,
+    DIM_PAD: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """Every parts-th chunk of a tile of a sequence of at most `most` tokens. tops, masses: float32 [places, Hq, chunks]; mixtures: float32
     [places, Hq, chunks, D]."""
     sequence, tile, head = tl.program_id(0) // tiles, tl.program_id(0) % tiles, tl.program_id(1)
@@ -140,9 +191,25 @@ def attend_chunks(
     for chunk in range(part, chunks_up_to(newest), parts):
         first, last = tl.maximum(start_of(chunk), oldest), tl.minimum(start_of(chunk + 1), newest + 1)
         top, mass, mixed = over(
-            q, before + token, first, last, tables + sequence.to(tl.int64) * table_stride, keys, values, head, scale, window, softcap,
-            CAPPED, HEADS, SIZE, DIM, ROWS, DIM_PAD, BLOCK,
-        )  # fmt: skip
+            q,
+            before + token,
+            first,
+            last,
+            tables + sequence.to(tl.int64) * table_stride,
+            keys,
+            values,
+            head,
+            scale,
+            window,
+            softcap,
+            CAPPED,
+            HEADS,
+            SIZE,
+            DIM,
+            ROWS,
+            DIM_PAD,
+            BLOCK,
+        )
         tl.store(tops + row + chunk, top, mask=inside)
         tl.store(masses + row + chunk, mass, mask=inside)
         some = inside & (top > float("-inf"))
@@ -152,9 +219,18 @@ def attend_chunks(
 
 @triton.jit(do_not_specialize=["most", "place_stride", "chunks"])
 def join(
-    query_start, kv_len, tops, masses, mixtures, out, most, place_stride, chunks,
-    DIM: tl.constexpr, DIM_PAD: tl.constexpr,
-):  # fmt: skip
+    query_start,
+    kv_len,
+    tops,
+    masses,
+    mixtures,
+    out,
+    most,
+    place_stride,
+    chunks,
+    DIM: tl.constexpr,
+    DIM_PAD: tl.constexpr,
+):
     """One token and head of what attend_chunks has computed."""
     sequence, token = tl.program_id(0) // most, tl.program_id(0) % most
     head, heads = tl.program_id(1), tl.num_programs(1)
@@ -187,11 +263,30 @@ def join(
 
 @triton.jit(do_not_specialize=["table_stride", "sequences", "few", "window"])
 def attend_tiles(
-    query, query_t, query_h, keys, values, tables, table_stride, query_start, kv_len, out, sequences, few,
-    scale, window, softcap,
-    CAPPED: tl.constexpr, GROUP: tl.constexpr, HEADS: tl.constexpr, SIZE: tl.constexpr, DIM: tl.constexpr,
-    ROWS: tl.constexpr, DIM_PAD: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    query,
+    query_t,
+    query_h,
+    keys,
+    values,
+    tables,
+    table_stride,
+    query_start,
+    kv_len,
+    out,
+    sequences,
+    few,
+    scale,
+    window,
+    softcap,
+    CAPPED: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEADS: tl.constexpr,
+    SIZE: tl.constexpr,
+    DIM: tl.constexpr,
+    ROWS: tl.constexpr,
+    DIM_PAD: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """One tile of a sequence of more than `few` tokens. The tiles of sequence i begin at query_start[i] // TOKENS + i: so their number is
     bounded without a look at query_start."""
     number, head = tl.program_id(0), tl.program_id(1)
@@ -219,9 +314,25 @@ def attend_tiles(
     newest = before + tl.minimum((tile + 1) * TOKENS, count) - 1
     oldest = tl.maximum(before + tile * TOKENS - window + 1, 0) // BLOCK * BLOCK
     _, mass, mixed = over(
-        q, before + token, oldest, newest + 1, tables + low.to(tl.int64) * table_stride, keys, values, head, scale, window, softcap,
-        CAPPED, HEADS, SIZE, DIM, ROWS, DIM_PAD, BLOCK,
-    )  # fmt: skip
+        q,
+        before + token,
+        oldest,
+        newest + 1,
+        tables + low.to(tl.int64) * table_stride,
+        keys,
+        values,
+        head,
+        scale,
+        window,
+        softcap,
+        CAPPED,
+        HEADS,
+        SIZE,
+        DIM,
+        ROWS,
+        DIM_PAD,
+        BLOCK,
+    )
     mixed = mixed / tl.where(mass == 0.0, 1.0, mass)[:, None]
     to = out + ((begin + token).to(tl.int64) * (HEADS * GROUP) + mine)[:, None] * DIM + d[None, :]
     tl.store(to, mixed.to(out.dtype.element_ty), mask=wanted)
@@ -259,10 +370,22 @@ def store_kv(cache: KVCache, key: torch.Tensor, value: torch.Tensor, slots: torc
     key, value = rows(key), rows(value)
     with torch.cuda.device_of(key):
         store_rows[(shape[0],)](
-            key, key.stride(0), key.stride(1), value, value.stride(0), value.stride(1), slots.contiguous(), cache.keys, cache.values,
+            key,
+            key.stride(0),
+            key.stride(1),
+            value,
+            value.stride(0),
+            value.stride(1),
+            slots.contiguous(),
+            cache.keys,
+            cache.values,
             cache.keys.shape[0] * cache.block_size,
-            cache.heads, cache.block_size, cache.head_dim, triton.next_power_of_2(cache.heads), padded(cache.head_dim),
-        )  # fmt: skip
+            cache.heads,
+            cache.block_size,
+            cache.head_dim,
+            triton.next_power_of_2(cache.heads),
+            padded(cache.head_dim),
+        )
 
 
 def paged_attention(

@@ -1,16 +1,16 @@
-"""Gumbel-max over survivors, and over a whole row of which only the temperature is changed; counterpart of csrc/draw.cpp."""
+"""Gumbel-max over candidates, and over a whole row of which only the temperature is changed; counterpart of csrc/draw.cpp."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
+from tailrace.kernels.gpu.candidates import GROUP, UNIT, collect, load, load_ids, mass, reaching, tokens_of, within
 from tailrace.kernels.gpu.edits import keys_at, logit_at, raw_at
 from tailrace.kernels.gpu.noise import GROUP as SHARERS
 from tailrace.kernels.gpu.noise import gumbel_at, hot_bits
 from tailrace.kernels.gpu.order import NOBODY, id_of, key_of, ordered, packed, power_of, value_of
 from tailrace.kernels.gpu.scan import BLOCK, CHUNK
-from tailrace.kernels.gpu.survivors import GROUP, UNIT, collect, load, load_ids, mass, reaching, tokens_of, within
 
 DRAW, ACCEPT, RESIDUAL, BY_BLOCK = (
     tl.constexpr(0),
@@ -38,7 +38,7 @@ def first_of(row, blocks, keys, key):
 
 @triton.jit
 def winner(x, ids, n, key, position, stream, excluded):
-    """The best of the survivors but `excluded`, as order.packed has it."""
+    """The best of the candidates but `excluded`, as order.packed has it."""
     best = tl.full((), NOBODY, tl.int64)
     for first in range(0, n, CHUNK):
         token, inside = load_ids(ids, n, first), within(n, first)
@@ -120,7 +120,7 @@ def winner_of_all(row, blocks, keys, top, temperature, target, x, ids, found, li
 
 @triton.jit
 def relative(value, top, temperature):
-    """Logits as x, rounded as survivors.divide has them."""
+    """Logits as x, rounded as candidates.divide has them."""
     return ((value - top).to(tl.float64) / temperature).to(tl.float32)
 
 

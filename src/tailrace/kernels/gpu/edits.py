@@ -34,7 +34,7 @@ BLOCK = 128
 
 @triton.jit
 def row_at(step, tables, row):
-    """What is read of a row, as the functions here and in survivors.py take it: where its logits are, V, its edits."""
+    """What is read of a row, as the functions here and in candidates.py take it: where its logits are, V, its edits."""
     owner = column(step, SLOT, row)
     record = tables.records + owner * tables.fields
     flags = tl.load(record + FLAGS)
@@ -42,12 +42,21 @@ def row_at(step, tables, row):
     place = column(step, MASK, row)
     before = column(step, BEFORE, row)  # drafts that come before it
     edits = (
-        flags, tables.allowed + owner * words, place >= 0, step.masks + tl.maximum(place, 0) * words,
-        tables.touched + owner * words, tables.tally + owner * vocab, tables.shift + owner * vocab * 2,
-        number(record, REPETITION).to(tl.float32), number(record, FREQUENCY).to(tl.float32),
-        number(record, PRESENCE).to(tl.float32), step.numbers + DRAFT * step.padded + row - before, before,
-        tl.load(record + REPEATS), tl.load(record + COUNTS),
-    )  # fmt: skip
+        flags,
+        tables.allowed + owner * words,
+        place >= 0,
+        step.masks + tl.maximum(place, 0) * words,
+        tables.touched + owner * words,
+        tables.tally + owner * vocab,
+        tables.shift + owner * vocab * 2,
+        number(record, REPETITION).to(tl.float32),
+        number(record, FREQUENCY).to(tl.float32),
+        number(record, PRESENCE).to(tl.float32),
+        step.numbers + DRAFT * step.padded + row - before,
+        before,
+        tl.load(record + REPEATS),
+        tl.load(record + COUNTS),
+    )
     return step.logits + column(step, SOURCE, row) * step.stride, vocab, edits
 
 

@@ -21,9 +21,23 @@ LAST = tl.constexpr(2**31 - 1)
 
 @triton.jit(do_not_specialize=["rows"])
 def best_of_tiles(
-    hidden, weight, keys, positions, temperatures, score, token, largest, rows, vocab, width, hidden_stride, weight_stride,
-    ROWS: tl.constexpr, IDS: tl.constexpr, DEPTH: tl.constexpr,
-):  # fmt: skip
+    hidden,
+    weight,
+    keys,
+    positions,
+    temperatures,
+    score,
+    token,
+    largest,
+    rows,
+    vocab,
+    width,
+    hidden_stride,
+    weight_stride,
+    ROWS: tl.constexpr,
+    IDS: tl.constexpr,
+    DEPTH: tl.constexpr,
+):
     """score float64, token int32, largest int32 (the logits' key): [tiles, R]."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     tile = tl.program_id(1)
@@ -88,8 +102,23 @@ def sample_head(
     token, largest = (torch.empty((tiles, rows), dtype=torch.int32, device=device) for _ in range(2))
     with torch.cuda.device_of(hidden):
         best_of_tiles[(triton.cdiv(rows, ROWS), tiles)](
-            hidden, weight, key, position, temperature, score, token, largest, rows, vocab, hidden.shape[1], hidden.stride(0),
-            weight.stride(0), ROWS, IDS, DEPTH, **UNFUSED,
-        )  # fmt: skip
+            hidden,
+            weight,
+            key,
+            position,
+            temperature,
+            score,
+            token,
+            largest,
+            rows,
+            vocab,
+            hidden.shape[1],
+            hidden.stride(0),
+            weight.stride(0),
+            ROWS,
+            IDS,
+            DEPTH,
+            **UNFUSED,
+        )
         best_of_all[(rows,)](score, token, largest, ids, status, rows, tiles, 1024, **UNFUSED)
     return ids, status

@@ -10,7 +10,7 @@ import triton.language as tl
 from tailrace.kernels.program import MAX_STAGES, NOT_ON_GPU, STAGES, Penalty, Program, Stage
 
 MAX_EXEMPT = 8  # ids that XTC never removes
-COMPLETES = ("min_p", "top_k", "top_n_sigma")  # after these the survivors are all there, and their mass is summed
+COMPLETES = ("min_p", "top_k", "top_n_sigma")  # after these the candidates are all there, and their mass is summed
 NEEDS_ALL = ("dynamic_temperature", "quadratic", "xtc")
 NEEDS_MOMENTS = ("typical", "eta")
 
@@ -76,17 +76,29 @@ def record(program: Program, edits: int, penalty: Penalty | None) -> list[int]:
     kinds = [stage.kind for stage in program.stages if stage.kind != "temperature"]
     nucleus = kinds == ["top_p"] and program.stages[-1].kind == "top_p"
     flags = (
-        GREEDY.value * program.greedy | PLAIN.value * (not kinds) | NUCLEUS.value * nucleus | edits
-        | PROCESSED.value * program.processed | ENTROPY.value * program.entropy
-    )  # fmt: skip
+        GREEDY.value * program.greedy
+        | PLAIN.value * (not kinds)
+        | NUCLEUS.value * nucleus
+        | edits
+        | PROCESSED.value * program.processed
+        | ENTROPY.value * program.entropy
+    )
     strength = (1.0, 0.0, 0.0) if penalty is None else (penalty.repetition, penalty.frequency, penalty.presence)
     exempt = [*program.exempt.tolist(), *[-1] * (MAX_EXEMPT - program.exempt.size)]
     assert has(program)
     fields = [
-        program.key, flags, wants, bits(min(1.0 / temperature, 1e30) if temperature else 1.0), bits(temperature),
-        -1 if program.logprobs is None else program.logprobs, *map(bits, strength), *program.weights,
-        len(program.stages), program.exempt.size, *exempt,
-    ]  # fmt: skip
+        program.key,
+        flags,
+        wants,
+        bits(min(1.0 / temperature, 1e30) if temperature else 1.0),
+        bits(temperature),
+        -1 if program.logprobs is None else program.logprobs,
+        *map(bits, strength),
+        *program.weights,
+        len(program.stages),
+        program.exempt.size,
+        *exempt,
+    ]
     for stage in program.stages:
         fields += [STAGES.index(stage.kind), stage.k, bits(stage.a), bits(stage.b), bits(stage.c)]
     return [*fields, *[0] * (FIELDS - len(fields))]
@@ -131,6 +143,6 @@ def stages_want(stages: list[Stage] | tuple[Stage, ...]) -> tuple[int, float]:
 
 
 def check(vocab: int) -> None:
-    """Raise ValueError for a vocabulary whose masses the fixed-point sums can't hold (survivors.UNIT)."""
+    """Raise ValueError for a vocabulary whose masses the fixed-point sums can't hold (candidates.UNIT)."""
     if vocab >= 1 << 19:
         raise ValueError(f"the GPU's kernels take vocabularies below {1 << 19:,}, got {vocab:,}")

@@ -1,6 +1,6 @@
-"""The refinements over one row's survivors, in the request's order; counterpart of csrc/refine.cpp.
+"""The refinements over one row's candidates, in the request's order; counterpart of csrc/refine.cpp.
 
-While the survivors are incomplete, every uncollected token lies below `floor` in the scale of x. A stage that must see deeper says how deep
+While the candidates are incomplete, every uncollected token lies below `floor` in the scale of x. A stage that must see deeper says how deep
 (in that scale) and the row is collected anew.
 """
 
@@ -9,11 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tailrace.kernels.gpu.noise import uniform_of
-from tailrace.kernels.gpu.order import NONE_KEY, ordered, value_of
-from tailrace.kernels.gpu.program import EXEMPT, KEY, NUM_EXEMPT, STAGE, STAGE_FIELDS, number
-from tailrace.kernels.gpu.scan import CHUNK, highest
-from tailrace.kernels.gpu.survivors import (
+from tailrace.kernels.gpu.candidates import (
     LOWEST,
     append,
     divide,
@@ -29,6 +25,10 @@ from tailrace.kernels.gpu.survivors import (
     total_squares,
     within,
 )
+from tailrace.kernels.gpu.noise import uniform_of
+from tailrace.kernels.gpu.order import NONE_KEY, ordered, value_of
+from tailrace.kernels.gpu.program import EXEMPT, KEY, NUM_EXEMPT, STAGE, STAGE_FIELDS, number
+from tailrace.kernels.gpu.scan import CHUNK, highest
 from tailrace.kernels.program import NOT_ON_GPU, STAGES
 
 TEMPERATURE = tl.constexpr(STAGES.index("temperature"))
@@ -45,8 +45,20 @@ TOP_N_SIGMA = tl.constexpr(STAGES.index("top_n_sigma"))
 XTC = tl.constexpr(STAGES.index("xtc"))
 P_LESS = tl.constexpr(STAGES.index("p_less"))
 HANDLED = (
-    TEMPERATURE, DYNAMIC_TEMPERATURE, QUADRATIC, MIN_P, TOP_K, TOP_P, TOP_A, TYPICAL, EPSILON, ETA, TOP_N_SIGMA, XTC, P_LESS,
-)  # fmt: skip
+    TEMPERATURE,
+    DYNAMIC_TEMPERATURE,
+    QUADRATIC,
+    MIN_P,
+    TOP_K,
+    TOP_P,
+    TOP_A,
+    TYPICAL,
+    EPSILON,
+    ETA,
+    TOP_N_SIGMA,
+    XTC,
+    P_LESS,
+)
 if {STAGES[kind.value] for kind in HANDLED} != set(STAGES) - NOT_ON_GPU:
     raise ImportError(f"the GPU's kernels have {len(HANDLED)} stages and no branch for others of {STAGES}")
 XTC_STREAM = tl.constexpr(3)  # of the noise; csrc/refine.cpp

@@ -5,6 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from tailrace.kernels.gpu.candidates import LOWEST, collect
 from tailrace.kernels.gpu.columns import DRAFT, FORCED, POSITION, RULE, SLOT, column
 from tailrace.kernels.gpu.draw import DRAW, first_of, winner, winner_of_all
 from tailrace.kernels.gpu.edits import row_at
@@ -29,7 +30,6 @@ from tailrace.kernels.gpu.program import (
 )
 from tailrace.kernels.gpu.refine import EVERYTHING, TEMPERATURE, first_depth, refine, stage_at
 from tailrace.kernels.gpu.scan import OF_MASS, OF_SIGMA, highest, mass_of, sigma_of, squares_of
-from tailrace.kernels.gpu.survivors import LOWEST, collect
 from tailrace.kernels.rows import RULES
 
 EXACT = tl.constexpr(RULES.index("exact"))
@@ -38,7 +38,7 @@ TYPICAL_RULE = tl.constexpr(RULES.index("typical"))
 
 
 @triton.jit
-def pick(step, tables, work, blocks):
+def sample_rows(step, tables, work, blocks):
     """Leaves in `work`, by row: status; drawn, 1 where it is OK; token, −1 where it is not; where they are asked for, what survives, in x
     and ids, and how many.
 
@@ -73,7 +73,7 @@ def pick(step, tables, work, blocks):
         # what is not listed: the likeliest, or the winner of the whole row
         if listed | ((flags & (GREEDY | PLAIN)) == 0):
             nucleus = (listed == 0) & ((flags & NUCLEUS) != 0)
-            n = survivors(record, stages, here, position, keys, sums, plane, blocks, top, nucleus, x, ids, found)
+            n = candidates(record, stages, here, position, keys, sums, plane, blocks, top, nucleus, x, ids, found)
         if greedy:
             token = first_of(here, blocks, keys, largest).to(tl.int64)
         elif n > 0:
@@ -101,7 +101,7 @@ def pick(step, tables, work, blocks):
 
 
 @triton.jit
-def survivors(record, stages, here, position, keys, sums, plane, blocks, top, nucleus, x, ids, found):
+def candidates(record, stages, here, position, keys, sums, plane, blocks, top, nucleus, x, ids, found):
     """What the refinements leave, collected as deep as they must look; how many. nucleus: 0 where it is not decided by the likeliest."""
     wants, mass_temperature = tl.load(record + WANTS), number(record, MASS_TEMPERATURE)
     whole, h = tl.full((), 0.0, tl.float64), tl.full((), 0.0, tl.float64)

@@ -1,4 +1,4 @@
-"""One step of the sampler on a GPU: scan, pick, with drafts settle, with reports describe. Nothing waits for the host; what is launched
+"""One step of the sampler on a GPU: scan, sample_rows, with drafts verify_rows, with reports logprobs_of_rows. Nothing waits for the host; what is launched
 follows from what the host knows, grids from shapes alone."""
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 import torch
 import triton
 
+from tailrace.kernels.gpu.logprobs import logprobs_of_rows
 from tailrace.kernels.gpu.noise import UNFUSED
 from tailrace.kernels.gpu.order import splits
-from tailrace.kernels.gpu.report import describe
-from tailrace.kernels.gpu.sample import pick
+from tailrace.kernels.gpu.sample import sample_rows
 from tailrace.kernels.gpu.scan import BLOCK, CHUNK, PLANES, scan_rows
-from tailrace.kernels.gpu.settle import settle
 from tailrace.kernels.gpu.state import Tables
+from tailrace.kernels.gpu.verify import verify_rows
 
 WARPS = CHUNK.value // 32  # of the kernels with a program per row
 SCANS = {False: (16, 8), True: (4, 2)}  # MORE → blocks that a program reads at once, warps
@@ -139,7 +139,7 @@ class Launcher:
 
 
 SCAN = {more: Launcher(scan_rows, warps) for more, (_, warps) in SCANS.items()}
-PICK, SETTLE, DESCRIBE = (Launcher(kernel, WARPS) for kernel in (pick, settle, describe))
+SAMPLE, VERIFY, LOGPROBS = (Launcher(kernel, WARPS) for kernel in (sample_rows, verify_rows, logprobs_of_rows))
 
 
 def run(
@@ -163,8 +163,8 @@ def run(
         tile = SCANS[more][0]
         grid = (rows, splits(rows, triton.cdiv(blocks, tile)))
         SCAN[more].launch(grid, key, step, tables, work, blocks, more, tile)
-    PICK.launch((rows, 1), key, step, tables, work, blocks)
+    SAMPLE.launch((rows, 1), key, step, tables, work, blocks)
     if width > 1:
-        SETTLE.launch((requests, 1), key, step, tables, work, out, width)
+        VERIFY.launch((requests, 1), key, step, tables, work, out, width)
     if top is not None:
-        DESCRIBE.launch((requests, width), key, step, tables, work, out, blocks, width, top)
+        LOGPROBS.launch((requests, width), key, step, tables, work, out, blocks, width, top)

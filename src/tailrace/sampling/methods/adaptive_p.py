@@ -1,7 +1,7 @@
 """adaptive-p (llama.cpp): tokens whose probability is near a target are favoured, and the target leans against what was
 drawn before.
 
-a = clamp(2 · target − average, 0, 1); l' = 5 − 10 · d² / (1 + d), d = |p − a| / 0.3, p among the survivors. The average is
+a = clamp(2 · target − average, 0, 1); l' = 5 − 10 · d² / (1 + d), d = |p − a| / 0.3, p among the candidates. The average is
 of the drawn tokens' p, each step's weight `adaptive_decay` of the next one's; it starts at the target. Runs last. Off below 0.
 """
 
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from tailrace.kernels.program import Stage
 from tailrace.params import SamplingParams
+from tailrace.sampling.candidates import Candidates, Context
 from tailrace.sampling.methods.base import Refinement
-from tailrace.sampling.survivors import Context, Survivors
 
 if TYPE_CHECKING:
     from tailrace.sampling.slot import Slot
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 PEAK, SHARPNESS, WIDTH = 5.0, 10.0, 0.3
 
 
-def apply(survivors: Survivors, context: Context) -> Survivors:
+def apply(candidates: Candidates, context: Context) -> Candidates:
     slot = context.slot
-    slot.basis = survivors  # the average is of their probabilities, not of what is made of them here
+    slot.basis = candidates  # the average is of their probabilities, not of what is made of them here
     average = slot.state["adaptive_sum"] / slot.state["adaptive_weight"]
     aim = min(1.0, max(0.0, 2.0 * slot.params.adaptive_target - average))
-    d = (survivors.probabilities() - aim).abs() / WIDTH
-    return survivors.rescaled(PEAK - SHARPNESS * d * d / (1.0 + d))
+    d = (candidates.probabilities() - aim).abs() / WIDTH
+    return candidates.rescaled(PEAK - SHARPNESS * d * d / (1.0 + d))
 
 
 def begin(params: SamplingParams) -> dict[str, float]:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def edits(slot: Slot) -> list[Mask]:
     """One at most, and the same object as long as nothing changes."""
-    mask, ids = slot.carried.mask, slot.params.allowed_token_ids
+    mask, ids = slot.sequence_state.mask, slot.params.allowed_token_ids
     known = slot.derived.get("allowed")
     if known is None or known[0] is not mask:
         allowed = [] if ids is None else [mask_of(ascending(ids), slot.vocab_size)]

@@ -1,7 +1,7 @@
 """The two kinds of method.
 
 An **edit** changes single entries of a row; it may move the argmax, so greedy rows get it too. It is data (kernels/program.py): a
-method makes it from its slot, every backend applies it. A **refinement** maps survivors to survivors; greedy rows skip it. Its
+method makes it from its slot, every backend applies it. A **refinement** maps candidates to candidates; greedy rows skip it. Its
 `apply` is the specification in torch; its `stage` is the same for the kernels, which are compared with it.
 """
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from tailrace.kernels import program
 from tailrace.params import SamplingParams
-from tailrace.sampling.survivors import Context, Survivors
+from tailrace.sampling.candidates import Candidates, Context
 
 if TYPE_CHECKING:
     from tailrace.sampling.slot import Slot
@@ -39,12 +39,12 @@ class EditMethod:
 
 @dataclass(frozen=True, slots=True)
 class Refinement:
-    """wanted: does this request need it at all. apply(survivors, context) → survivors, at least one. stage(params): the same for
+    """wanted: does this request need it at all. apply(candidates, context) → candidates, at least one. stage(params): the same for
     the kernels. begin(params): the state it carries from token to token, which `Programs.write_state` knows; learn(slot, logprob): so
-    likely was the drawn token among the survivors, nats; csrc/learning.cpp does the same."""
+    likely was the drawn token among the candidates, nats; csrc/learning.cpp does the same."""
 
     wanted: Callable[[SamplingParams], bool]
-    apply: Callable[[Survivors, Context], Survivors]
+    apply: Callable[[Candidates, Context], Candidates]
     stage: Callable[[SamplingParams], program.Stage]
     begin: Callable[[SamplingParams], dict[str, float]] | None = None
     learn: Callable[[Slot, float], None] | None = None

@@ -1,5 +1,5 @@
 """Dynamic temperature (kalomaze; koboldcpp, llama.cpp's dynatemp): T = low + (high − low) · (H / ln n)^exponent, low =
-max(0, temperature − range), high = temperature + range, n survivors with entropy H. One survivor: unchanged. T = 0: only the
+max(0, temperature − range), high = temperature + range, n candidates with entropy H. One survivor: unchanged. T = 0: only the
 largest stay. Replaces the plain temperature. Neutral: range 0."""
 
 from __future__ import annotations
@@ -7,20 +7,20 @@ from __future__ import annotations
 import math
 
 from tailrace.kernels.program import Stage
+from tailrace.sampling.candidates import Candidates, Context
 from tailrace.sampling.methods.base import Refinement
-from tailrace.sampling.survivors import Context, Survivors
 
 
-def apply(survivors: Survivors, context: Context) -> Survivors:
-    params, n = context.slot.params, survivors.ids.numel()
+def apply(candidates: Candidates, context: Context) -> Candidates:
+    params, n = context.slot.params, candidates.ids.numel()
     if n == 1:
-        return survivors
+        return candidates
     low, high = max(0.0, params.temperature - params.dynatemp_range), params.temperature + params.dynatemp_range
-    share = max(0.0, survivors.entropy()) / math.log(n)
+    share = max(0.0, candidates.entropy()) / math.log(n)
     temperature = low + (high - low) * share**params.dynatemp_exponent
     if temperature <= 0.0:
-        return survivors.keep(survivors.logits == survivors.logits.max())
-    return survivors.rescaled(survivors.logits.double() / temperature)
+        return candidates.keep(candidates.logits == candidates.logits.max())
+    return candidates.rescaled(candidates.logits.double() / temperature)
 
 
 DYNATEMP = Refinement(

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 
 from tailrace.kernels.program import Stage
+from tailrace.sampling.candidates import Candidates, Context
 from tailrace.sampling.methods.base import Refinement
-from tailrace.sampling.survivors import Context, Survivors
 
 
-def apply(survivors: Survivors, context: Context) -> Survivors:
-    return survivors.near(math.log(context.slot.params.epsilon_cutoff) + survivors.log_mass())
+def apply(candidates: Candidates, context: Context) -> Candidates:
+    return candidates.near(math.log(context.slot.params.epsilon_cutoff) + candidates.log_mass())
 
 
 EPSILON_CUTOFF = Refinement(

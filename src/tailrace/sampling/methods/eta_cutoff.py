@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 
 from tailrace.kernels.program import Stage
+from tailrace.sampling.candidates import Candidates, Context
 from tailrace.sampling.methods.base import Refinement
-from tailrace.sampling.survivors import Context, Survivors
 
 
-def apply(survivors: Survivors, context: Context) -> Survivors:
+def apply(candidates: Candidates, context: Context) -> Candidates:
     log_eta = math.log(context.slot.params.eta_cutoff)
-    return survivors.near(min(log_eta, 0.5 * log_eta - survivors.entropy()) + survivors.log_mass())
+    return candidates.near(min(log_eta, 0.5 * log_eta - candidates.entropy()) + candidates.log_mass())
 
 
 ETA_CUTOFF = Refinement(lambda params: params.eta_cutoff > 0.0, apply, lambda params: Stage("eta", a=params.eta_cutoff))

@@ -13,20 +13,20 @@ from __future__ import annotations
 import torch
 
 from tailrace.kernels.program import Stage
+from tailrace.sampling.candidates import Candidates, Context
 from tailrace.sampling.methods.base import Refinement
-from tailrace.sampling.survivors import Context, Survivors
 
 LOOKED_AT = 256
 
 
-def apply(survivors: Survivors, context: Context) -> Survivors:
-    raw, n = Survivors(survivors.ids, survivors.raw, survivors.raw), survivors.ids.numel()
+def apply(candidates: Candidates, context: Context) -> Candidates:
+    raw, n = Candidates(candidates.ids, candidates.raw, candidates.raw), candidates.ids.numel()
     finite = context.row[context.row.isfinite()].double()
     k = max(cliff(raw), int(min(context.slot.params.min_k_tau / (float(finite.max() - finite.min()) + 1e-8), n)))
-    return survivors.first(raw.likeliest(k), k)
+    return candidates.first(raw.likeliest(k), k)
 
 
-def cliff(raw: Survivors) -> int:
+def cliff(raw: Candidates) -> int:
     """The place of the heaviest fall, from 1."""
     n, best = raw.ids.numel(), 0.0
     if n < 2:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 
 from tailrace.kernels.program import Stage
+from tailrace.sampling.candidates import Candidates, Context
 from tailrace.sampling.methods.base import Refinement
-from tailrace.sampling.survivors import Context, Survivors
 
 
-def apply(survivors: Survivors, context: Context) -> Survivors:
-    return survivors.near(math.log(context.slot.params.min_p))
+def apply(candidates: Candidates, context: Context) -> Candidates:
+    return candidates.near(math.log(context.slot.params.min_p))
 
 
 MIN_P = Refinement(lambda params: params.min_p > 0.0, apply, lambda params: Stage("min_p", a=params.min_p))

@@ -14,8 +14,8 @@ import torch
 
 from tailrace.kernels.program import Stage
 from tailrace.params import SamplingParams
+from tailrace.sampling.candidates import Candidates, Context
 from tailrace.sampling.methods.base import Refinement
-from tailrace.sampling.survivors import Context, Survivors
 
 if TYPE_CHECKING:
     from tailrace.sampling.slot import Slot
@@ -24,24 +24,24 @@ if TYPE_CHECKING:
 CANDIDATES = 100
 
 
-def apply(survivors: Survivors, context: Context) -> Survivors:
+def apply(candidates: Candidates, context: Context) -> Candidates:
     mu = context.slot.state["mirostat_mu"]
     if context.slot.params.mirostat == 2:
-        return learning(survivors.near(survivors.log_mass() - mu * math.log(2.0)), context)
-    logits = survivors.logits[survivors.likeliest(CANDIDATES)].double()
+        return learning(candidates.near(candidates.log_mass() - mu * math.log(2.0)), context)
+    logits = candidates.logits[candidates.likeliest(CANDIDATES)].double()
     if logits.numel() < 2:  # nothing is left to choose, and its surprise is learnt from all the same
-        return learning(survivors, context)
+        return learning(candidates, context)
     i = torch.arange(logits.numel() - 1, dtype=torch.float64)
     t, b = (
         torch.log((i + 2) / (i + 1)),
         logits[:-1] - logits[1:],
     )  # ln(pᵢ / pᵢ₊₁), without a probability that underflows
     s = float((t * b).sum() / (t * t).sum())
-    k = min(zipf_k(s, mu, context.slot.vocab_size), survivors.ids.numel())
-    return learning(survivors.first(survivors.likeliest(k), k), context)
+    k = min(zipf_k(s, mu, context.slot.vocab_size), candidates.ids.numel())
+    return learning(candidates.first(candidates.likeliest(k), k), context)
 
 
-def learning(kept: Survivors, context: Context) -> Survivors:
+def learning(kept: Candidates, context: Context) -> Candidates:
     """What is learnt from is the probability among the kept, whatever comes after."""
     context.slot.basis = kept
     return kept

@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 def edits(slot: Slot) -> list[Ban]:
     params, history = slot.params, slot.history
     assert history is not None
-    found = [followers(history, params.no_repeat_ngram_size, len(history.tokens)),
-             followers(history, params.encoder_no_repeat_ngram_size, history.num_prompt)]  # fmt: skip
+    found = [
+        followers(history, params.no_repeat_ngram_size, len(history.tokens)),
+        followers(history, params.encoder_no_repeat_ngram_size, history.num_prompt),
+    ]
     ids = ascending(np.concatenate(found))
     return [Ban(ids)] if ids.size else []
 

@@ -10,16 +10,16 @@ from __future__ import annotations
 
 from tailrace.kernels.program import Stage
 from tailrace.params import SamplingParams
+from tailrace.sampling.candidates import Candidates, Context
 from tailrace.sampling.methods.base import Refinement
-from tailrace.sampling.survivors import Context, Survivors
 
 
-def apply(survivors: Survivors, context: Context) -> Survivors:
-    p, vocab = survivors.probabilities(), context.row.numel()
+def apply(candidates: Candidates, context: Context) -> Candidates:
+    p, vocab = candidates.probabilities(), context.row.numel()
     least = float((p * p).sum())
     if context.slot.params.p_less_norm:
         least = (vocab * least - 1.0) / (vocab - 1.0) if vocab > 1 else 0.0
-    return survivors.keep(p >= min(least, float(p.max())))
+    return candidates.keep(p >= min(least, float(p.max())))
 
 
 def wanted(params: SamplingParams) -> bool:

@@ -4,15 +4,15 @@ q = s (c − 1) / 2, with factor s and curve c, 1 ≤ c ≤ 3. At c = 1 a plain 
 from __future__ import annotations
 
 from tailrace.kernels.program import Stage
+from tailrace.sampling.candidates import Candidates, Context
 from tailrace.sampling.methods.base import Refinement
-from tailrace.sampling.survivors import Context, Survivors
 
 
-def apply(survivors: Survivors, context: Context) -> Survivors:
+def apply(candidates: Candidates, context: Context) -> Candidates:
     s, c = context.slot.params.smoothing_factor, context.slot.params.smoothing_curve
     k, q = s * (3.0 - c) / 2.0, s * (c - 1.0) / 2.0
-    d = survivors.logits.double().max() - survivors.logits.double()
-    return survivors.rescaled(-d * d * (k + q * d))
+    d = candidates.logits.double().max() - candidates.logits.double()
+    return candidates.rescaled(-d * d * (k + q * d))
 
 
 SMOOTHING = Refinement(

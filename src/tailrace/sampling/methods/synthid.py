@@ -12,8 +12,8 @@ import torch
 
 from tailrace.kernels.program import Stage, Tournament
 from tailrace.params import SamplingParams
+from tailrace.sampling.candidates import Candidates, Context
 from tailrace.sampling.methods.base import Refinement
-from tailrace.sampling.survivors import Context, Survivors
 from tailrace.sampling.watermark import g_values, keyed_text
 from tailrace.sampling.watermark_transformers import sampling_table
 
@@ -26,19 +26,19 @@ def repeated(tokens: list[int], size: int, recent: int) -> bool:
     return bool((contexts[:-1] == contexts[-1]).all(1).any())
 
 
-def apply(survivors: Survivors, context: Context) -> Survivors:
+def apply(candidates: Candidates, context: Context) -> Candidates:
     mark, history = context.slot.params.watermark, context.slot.history
     assert mark is not None
     assert history is not None
     tokens = keyed_text(mark, history.tokens, history.num_prompt)
     recent = RECENT if mark.scheme == "tailrace" else mark.context_history_size
     if len(tokens) < mark.context or repeated(tokens, mark.context, recent):
-        return survivors
-    logp = survivors.logits.double().log_softmax(0)
-    for g in g_values(mark, tokens[-mark.context :], survivors.ids):
+        return candidates
+    logp = candidates.logits.double().log_softmax(0)
+    for g in g_values(mark, tokens[-mark.context :], candidates.ids):
         without = logp[g == 0].logsumexp(0) - logp.logsumexp(0)  # ln of 1 − Σ p g, also where next to nothing is left
         logp = logp + torch.where(g == 0, without, without.exp().log1p())
-    return survivors.rescaled(logp)
+    return candidates.rescaled(logp)
 
 
 def stage(params: SamplingParams) -> Stage:

@@ -1,17 +1,17 @@
 """Temperature: l / T. 0 is greedy and never comes here; 1 is neutral.
 
 What is divided is the distance from the maximum, so a tiny T (1e-45) overflows to −inf below it and never to +inf: those tokens'
-probability is 0 in any arithmetic, and they leave the survivors."""
+probability is 0 in any arithmetic, and they leave the candidates."""
 
 from __future__ import annotations
 
 from tailrace.kernels.program import Stage
+from tailrace.sampling.candidates import Candidates, Context
 from tailrace.sampling.methods.base import Refinement
-from tailrace.sampling.survivors import Context, Survivors
 
 
-def apply(survivors: Survivors, context: Context) -> Survivors:
-    return survivors.rescaled(survivors.logits.double() / context.slot.params.temperature)
+def apply(candidates: Candidates, context: Context) -> Candidates:
+    return candidates.rescaled(candidates.logits.double() / context.slot.params.temperature)
 
 
 TEMPERATURE = Refinement(

@@ -1,5 +1,5 @@
 """Tail-free sampling (Phénix and Egan 2019; llama.cpp until 2024): on the descending probabilities, the absolute second
-differences, normalised; keep the tokens before the one where their running sum first exceeds z, at least one. Two survivors
+differences, normalised; keep the tokens before the one where their running sum first exceeds z, at least one. Two candidates
 or fewer: unchanged. Neutral 1."""
 
 from __future__ import annotations
@@ -7,20 +7,20 @@ from __future__ import annotations
 import torch
 
 from tailrace.kernels.program import Stage
+from tailrace.sampling.candidates import Candidates, Context
 from tailrace.sampling.methods.base import Refinement
-from tailrace.sampling.survivors import Context, Survivors
 
 
-def apply(survivors: Survivors, context: Context) -> Survivors:
-    if survivors.ids.numel() <= 2:
-        return survivors
-    order = survivors.descending()
-    p = survivors.probabilities()[order]
+def apply(candidates: Candidates, context: Context) -> Candidates:
+    if candidates.ids.numel() <= 2:
+        return candidates
+    order = candidates.descending()
+    p = candidates.probabilities()[order]
     curvature = p.diff().diff().abs()
     total = float(curvature.sum())
     curvature = curvature / total if total > 0.0 else torch.full_like(curvature, 1.0 / curvature.numel())
     beyond = (curvature.cumsum(0) > context.slot.params.tfs_z).nonzero()
-    return survivors.first(order, int(beyond[0]) if beyond.numel() else p.numel())
+    return candidates.first(order, int(beyond[0]) if beyond.numel() else p.numel())
 
 
 TFS_Z = Refinement(lambda params: params.tfs_z < 1.0, apply, lambda params: Stage("tail_free", a=params.tfs_z))

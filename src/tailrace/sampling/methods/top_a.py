@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 
 from tailrace.kernels.program import Stage
+from tailrace.sampling.candidates import Candidates, Context
 from tailrace.sampling.methods.base import Refinement
-from tailrace.sampling.survivors import Context, Survivors
 
 
-def apply(survivors: Survivors, context: Context) -> Survivors:
-    return survivors.near(math.log(context.slot.params.top_a) - survivors.log_mass())
+def apply(candidates: Candidates, context: Context) -> Candidates:
+    return candidates.near(math.log(context.slot.params.top_a) - candidates.log_mass())
 
 
 TOP_A = Refinement(lambda params: params.top_a > 0.0, apply, lambda params: Stage("top_a", a=params.top_a))

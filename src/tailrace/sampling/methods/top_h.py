@@ -4,18 +4,18 @@ longest descending prefix whose share −Σ p ln p is at most h · H, at least o
 from __future__ import annotations
 
 from tailrace.kernels.program import Stage
+from tailrace.sampling.candidates import Candidates, Context
 from tailrace.sampling.methods.base import Refinement
-from tailrace.sampling.survivors import Context, Survivors
 
 CANDIDATES = 100
 
 
-def apply(survivors: Survivors, context: Context) -> Survivors:
-    order = survivors.likeliest(CANDIDATES)
-    logp = survivors.logits[order].double().log_softmax(0)
+def apply(candidates: Candidates, context: Context) -> Candidates:
+    order = candidates.likeliest(CANDIDATES)
+    logp = candidates.logits[order].double().log_softmax(0)
     share = -(logp.exp() * logp)
     kept = int((share.cumsum(0) <= context.slot.params.top_h * share.sum() * (1.0 + 1e-12)).sum())
-    return survivors.first(order, kept)
+    return candidates.first(order, kept)
 
 
 TOP_H = Refinement(lambda params: params.top_h > 0.0, apply, lambda params: Stage("top_h", a=params.top_h))

@@ -4,15 +4,15 @@ Neutral 0 and −1."""
 from __future__ import annotations
 
 from tailrace.kernels.program import Stage
+from tailrace.sampling.candidates import Candidates, Context
 from tailrace.sampling.methods.base import Refinement
-from tailrace.sampling.survivors import Context, Survivors
 
 
-def apply(survivors: Survivors, context: Context) -> Survivors:
+def apply(candidates: Candidates, context: Context) -> Candidates:
     k = context.slot.params.top_k
-    if k >= survivors.ids.numel():
-        return survivors
-    return survivors.first(survivors.likeliest(k), k)
+    if k >= candidates.ids.numel():
+        return candidates
+    return candidates.first(candidates.likeliest(k), k)
 
 
 TOP_K = Refinement(lambda params: params.top_k > 0, apply, lambda params: Stage("top_k", k=params.top_k))

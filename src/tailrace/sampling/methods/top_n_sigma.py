@@ -6,16 +6,16 @@ What lies on the bound stays (of two tokens alone both lie on it at n = 2), in a
 from __future__ import annotations
 
 from tailrace.kernels.program import Stage
+from tailrace.sampling.candidates import Candidates, Context
 from tailrace.sampling.methods.base import Refinement
-from tailrace.sampling.survivors import Context, Survivors
 
 SLACK = 1.0 + 2.0**-10  # more than the relative error of any backend's σ; csrc/refine.cpp
 
 
-def apply(survivors: Survivors, context: Context) -> Survivors:
-    raw = survivors.raw.double()
+def apply(candidates: Candidates, context: Context) -> Candidates:
+    raw = candidates.raw.double()
     bound = min(-context.slot.params.top_n_sigma * context.sigma * SLACK, float(raw.max()))
-    return survivors.keep(raw >= bound)
+    return candidates.keep(raw >= bound)
 
 
 TOP_N_SIGMA = Refinement(

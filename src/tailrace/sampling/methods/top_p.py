@@ -9,18 +9,18 @@ from __future__ import annotations
 import torch
 
 from tailrace.kernels.program import Stage
+from tailrace.sampling.candidates import Candidates, Context
 from tailrace.sampling.methods.base import Refinement
-from tailrace.sampling.survivors import Context, Survivors
 
 
-def apply(survivors: Survivors, context: Context) -> Survivors:
+def apply(candidates: Candidates, context: Context) -> Candidates:
     top_p = context.slot.params.top_p
-    p = survivors.probabilities()
+    p = candidates.probabilities()
     # halved: a bound that rounding can't make unsound
-    candidates = (p >= 0.5 * (1.0 - top_p) / p.numel()).nonzero().squeeze(1)
-    order = candidates[torch.sort(survivors.logits[candidates], descending=True, stable=True).indices]
+    likely = (p >= 0.5 * (1.0 - top_p) / p.numel()).nonzero().squeeze(1)
+    order = likely[torch.sort(candidates.logits[likely], descending=True, stable=True).indices]
     before = p[order].cumsum(0) - p[order]  # mass above each token
-    return survivors.first(order, int((before < top_p).sum()))
+    return candidates.first(order, int((before < top_p).sum()))
 
 
 TOP_P = Refinement(lambda params: params.top_p < 1.0, apply, lambda params: Stage("top_p", a=params.top_p))

@@ -6,17 +6,17 @@ from __future__ import annotations
 import torch
 
 from tailrace.kernels.program import Stage
+from tailrace.sampling.candidates import Candidates, Context
 from tailrace.sampling.methods.base import Refinement
-from tailrace.sampling.survivors import Context, Survivors
 
 
-def apply(survivors: Survivors, context: Context) -> Survivors:
-    logp = survivors.logits.double().log_softmax(0)
-    distance = (-logp - survivors.entropy()).abs().float()
+def apply(candidates: Candidates, context: Context) -> Candidates:
+    logp = candidates.logits.double().log_softmax(0)
+    distance = (-logp - candidates.entropy()).abs().float()
     order = torch.sort(distance, stable=True).indices
     p = logp.exp()[order]
     before = p.cumsum(0) - p
-    kept = survivors.first(order, int((before < context.slot.params.typical_p).sum()))
+    kept = candidates.first(order, int((before < context.slot.params.typical_p).sum()))
     return kept.rescaled(kept.logits)
 
 

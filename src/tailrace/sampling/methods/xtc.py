@@ -8,24 +8,24 @@ import torch
 
 from tailrace import kernels
 from tailrace.kernels.program import Stage
+from tailrace.sampling.candidates import Candidates, Context
 from tailrace.sampling.methods.base import Refinement
-from tailrace.sampling.survivors import Context, Survivors
 
 XTC_STREAM = 3  # of the noise; csrc/refine.cpp
 
 
-def apply(survivors: Survivors, context: Context) -> Survivors:
+def apply(candidates: Candidates, context: Context) -> Candidates:
     slot = context.slot
     if kernels.uniform(slot.key, context.position, XTC_STREAM) >= slot.params.xtc_probability:
-        return survivors
-    safe = torch.isin(survivors.ids, torch.tensor(slot.eos_token_ids, dtype=torch.int64))
-    top = (survivors.probabilities() >= slot.params.xtc_threshold) & ~safe
+        return candidates
+    safe = torch.isin(candidates.ids, torch.tensor(slot.eos_token_ids, dtype=torch.int64))
+    top = (candidates.probabilities() >= slot.params.xtc_threshold) & ~safe
     if int(top.sum()) < 2:
-        return survivors
-    order = survivors.descending()
+        return candidates
+    order = candidates.descending()
     least = order[top[order].nonzero()[-1]]
     top[least] = False
-    kept = survivors.keep(~top)
+    kept = candidates.keep(~top)
     return kept.rescaled(kept.logits)
 
 

@@ -1,0 +1,100 @@
+"""Who may call: by which name, from whose pages, and with which key. Knows no endpoint's meaning."""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+from collections.abc import Collection, Iterable
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from tailrace.api import error_handlers
+from tailrace.errors import AuthenticationError
+
+OPEN = ("/health", "/metrics", "/openapi.json")  # for load balancers, scrapers and tools, which have no key
+
+
+class ApiKeys:
+    """Lets a request through if its `Authorization: Bearer …` is one of the keys; compared in constant time."""
+
+    def __init__(self, app: ASGIApp, keys: Iterable[str]) -> None:
+        self._app = app
+        self._keys = [key.encode() for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in OPEN or scope["method"] == "OPTIONS":
+            return await self._app(scope, receive, send)
+        scheme, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
+        matches = [
+            hmac.compare_digest(given.strip().encode(), key) for key in self._keys
+        ]  # all of them, whatever the first says
+        if scheme.lower() == "bearer" and any(matches):
+            return await self._app(scope, receive, send)
+        error = AuthenticationError(
+            "an API key is required: Authorization: Bearer …" if not given else "Incorrect API key provided"
+        )
+        response = error_handlers.answer(
+            error.status, error_handlers.body(error), {"www-authenticate": "Bearer", "connection": "close"}
+        )
+        await response(scope, receive, send)
+
+
+class Site:
+    """Lets a request through if it calls the server by a name that it has, and comes from no other site's page.
+
+    A page can send requests to whatever its reader's machine can reach, and can read the answers if its own name resolves to that
+    machine (DNS rebinding). It can set neither Host nor Origin.
+    """
+
+    def __init__(self, app: ASGIApp, hosts: Collection[str], origins: Collection[str]) -> None:
+        self._app = app
+        self._hosts = {host.lower() for host in hosts}
+        self._origins = {origin.lower() for origin in origins}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        headers = Headers(scope=scope)
+        host, origin = headers.get("host", "").lower(), headers.get("origin")
+        if host and not self._called(host):
+            said = f"this server is not called {host[:200]!r}; --allowed-hosts names what it is called"
+        elif origin is not None and not self._ours(origin.lower(), host):
+            said = f"pages of {origin[:200]!r} may not call this server; --cors-origins names those that may"
+        else:
+            return await self._app(scope, receive, send)
+        response = error_handlers.answer(403, error_handlers.of_http(403, said), {"connection": "close"})
+        await response(scope, receive, send)
+
+    def _called(self, host: str) -> bool:
+        name = name_of(host)
+        return name in self._hosts or (LOOPBACK in self._hosts and is_loopback(name))
+
+    def _ours(self, origin: str, host: str) -> bool:
+        return "*" in self._origins or origin in self._origins or origin in (f"http://{host}", f"https://{host}")
+
+
+LOOPBACK = "localhost"  # stands for all that loopback is called
+
+
+def name_of(host: str) -> str:
+    """A Host header without its port, without brackets and without the dot that a full name may end with."""
+    name = host.partition("]")[0].removeprefix("[") if host.startswith("[") else host.partition(":")[0]
+    return name.removesuffix(".")
+
+
+def is_loopback(name: str) -> bool:
+    """A name or an address of this machine for itself."""
+    if name == LOOPBACK or name.endswith("." + LOOPBACK):
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def hosts_of(allowed: Collection[str], bound: str) -> Collection[str] | None:
+    """The names that a server has: those that it was told and loopback's, which on loopback are all; None: any."""
+    if "*" in allowed or not (allowed or is_loopback(bound.lower())):
+        return None
+    return [*allowed, LOOPBACK, bound]

@@ -1,0 +1,172 @@
+"""Errors → HTTP, the one place: which status, which of OpenAI's words, and whose fault.
+
+Handlers raise; what they raise meets `HANDLERS` here. An error in the middle of a stream becomes an event by `body`.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from tailrace import _cpu
+from tailrace.api.schema.errors import ErrorBody, Problem
+from tailrace.errors import BY_CODE, EngineError, GrammarError, ParameterError, RequestError, TailraceError
+from tailrace.wire.messages import Failed
+
+log = logging.getLogger(__name__)
+
+CLIENT_GONE = 499  # nobody reads it; the access log does
+RETRY_AFTER_S = 1
+
+# HTTP's own refusals: status → code
+HTTP_CODES = {
+    400: "bad_request",
+    403: "forbidden",
+    404: "not_found",
+    405: "method_not_allowed",
+    408: "request_timeout",
+    413: "request_too_large",
+    414: "uri_too_long",
+    415: "unsupported_media_type",
+    417: "expectation_failed",
+    429: "too_many_connections",
+    431: "header_fields_too_large",
+    501: "not_implemented",
+    503: "too_many_connections",
+    505: "http_version_not_supported",
+}
+
+_encode = msgspec.json.Encoder().encode
+_PATH = re.compile(r"^(?P<what>.*) - at `(?P<key>key in )?\$\.?(?P<path>.*)`$", re.DOTALL)
+_MISSING = re.compile(r"^Object missing required field `(?P<name>[^`]+)`")
+
+
+def body(error: TailraceError) -> ErrorBody:
+    """OpenAI's body for an error of ours."""
+    return ErrorBody(Problem(str(error), error.type, getattr(error, "param", None), error.code))
+
+
+def of_any(error: Exception) -> ErrorBody:
+    """The body for whatever was raised. Of our bugs the log has the traceback, the client a plain sentence."""
+    if isinstance(error, TailraceError):
+        return body(error)
+    log.error("a bug of ours", exc_info=error)
+    return ErrorBody(
+        Problem("internal error; the server's log says more", TailraceError.type, None, TailraceError.code)
+    )
+
+
+def of_failed(message: Failed, grammar_field: str = "grammar") -> TailraceError:
+    """The error that the engine reported. grammar_field: what the client calls the grammar."""
+    cls = BY_CODE.get(message.code, EngineError)
+    if not issubclass(cls, RequestError):
+        return cls(message.message)
+    if message.param == "grammar":
+        return renamed(message.message, grammar_field, cls if issubclass(cls, GrammarError) else ParameterError)
+    return cls(message.message, message.param)
+
+
+def renamed(message: str, field: str, kind: type[RequestError] = ParameterError) -> RequestError:
+    """What is wrong with a grammar, by the name of the field that it came in."""
+    said = message.removeprefix("grammar: ")
+    return kind(said if said.startswith(field) else f"{field}: {said}", field)
+
+
+def of_validation(error: msgspec.ValidationError) -> ParameterError:
+    """msgspec's complaint, naming the field first: "max_tokens: expected `int | null`, got `str`"."""
+    text = str(error)
+    at = _PATH.match(text)
+    what, path = (at["what"], at["path"]) if at else (text, "")
+    missing = _MISSING.match(what)
+    if missing:
+        path, what = f"{path}.{missing['name']}".lstrip("."), "required, but missing"
+    what = what[:1].lower() + what[1:]
+    if path and what.startswith(path):  # it names the field itself
+        return ParameterError(what, path)
+    return ParameterError(f"{path}: {what}" if path else f"the body: {what}", path or None)
+
+
+def of_json(error: Exception, raw: bytes) -> str:
+    """What a decoder says of JSON that is none, in words that mean something to whoever wrote it."""
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    if isinstance(error, UnicodeDecodeError):
+        try:
+            raw.decode()
+        except UnicodeDecodeError as where:
+            return f"byte {where.start} is no UTF-8"
+    *_, lone = _cpu.json_size(raw)
+    return (
+        str(error) if lone < 0 else f"the escape at byte {lone} is half of a surrogate pair, which stands for nothing"
+    )
+
+
+def answer(status: int, problem: ErrorBody, headers: Mapping[str, str] | None = None) -> Response:
+    """An error as a response."""
+    return Response(_encode(problem), status, headers, "application/json")
+
+
+def of_http(status: int, message: str) -> ErrorBody:
+    """HTTP's own refusal in OpenAI's shape."""
+    kind = RequestError.type if status < 500 else TailraceError.type
+    return ErrorBody(Problem(message, kind, None, HTTP_CODES.get(status, "http_error")))
+
+
+def raw(status: int, message: str) -> bytes:
+    """A refusal as it goes over the line, for whoever is not even heard; it is the last on its connection."""
+    content = _encode(of_http(status, message))
+    lines = (
+        f"HTTP/1.1 {status} {HTTPStatus(status).phrase}",
+        "content-type: application/json",
+        f"content-length: {len(content)}",
+        "connection: close",
+        "",
+        "",
+    )
+    return "\r\n".join(lines).encode() + content
+
+
+async def on_tailrace_error(request: Request, error: Exception) -> Response:
+    """An error of ours; a server's fault is logged, a caller's is not."""
+    assert isinstance(error, TailraceError)
+    if error.status >= 500:
+        log.error("%s %s: %s", request.method, request.url.path, error)
+    headers = {"retry-after": str(RETRY_AFTER_S)} if error.status in (429, 503) else None
+    return answer(error.status, body(error), headers)
+
+
+async def on_http_error(request: Request, error: Exception) -> Response:
+    """No such path, wrong method, body too large: HTTP's words in OpenAI's shape."""
+    assert isinstance(error, HTTPException)
+    path = request.url.path[:200]
+    message = {
+        404: f"there is no {path} here",
+        405: f"{path} does not take {request.method}",
+    }.get(error.status_code, error.detail)
+    return answer(error.status_code, of_http(error.status_code, message), error.headers)
+
+
+async def on_disconnect(request: Request, error: Exception) -> Response:
+    """The client is gone: nobody reads this."""
+    return Response(status_code=CLIENT_GONE)
+
+
+async def on_bug(request: Request, error: Exception) -> Response:
+    """Our bug."""
+    return answer(500, of_any(error))
+
+
+HANDLERS: dict[Any, Any] = {
+    TailraceError: on_tailrace_error,
+    HTTPException: on_http_error,
+    ClientDisconnect: on_disconnect,
+    Exception: on_bug,
+}

@@ -1,0 +1,129 @@
+"""Segments of text → the items and events of a response, in OpenAI's order: an item opens, its text grows, it is done."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from uuid import uuid4
+
+from tailrace.api.schema.responses import Event, Incomplete, OutputItem, OutputPart, ResponseObject, ResponseUsage
+from tailrace.text.channels import Segment
+from tailrace.text.tool_parsers import ToolCall
+
+# channel → (type of item, its id's prefix, type of its part, the events of its text)
+KINDS = {
+    "content": ("message", "msg", "output_text", "response.output_text"),
+    "reasoning": ("reasoning", "rs", "reasoning_text", "response.reasoning_text"),
+}
+# finish reason → (status, why it is incomplete)
+ENDS = {"stop": ("completed", None), "length": ("incomplete", "max_output_tokens")}
+
+
+class ResponseEvents:
+    """One response as it grows; every method gives the events that tell of it."""
+
+    def __init__(self, response: ResponseObject) -> None:
+        self.response = response
+        self._count = 0
+        self._channel = ""  # of the item that is open, if any
+        self._text: list[str] = []
+
+    def begin(self) -> Iterator[Event]:
+        """It exists."""
+        yield self._event("response.created", response=self.response)
+        yield self._event("response.in_progress", response=self.response)
+
+    def add(self, segment: Segment) -> Iterator[Event]:
+        """More text, or a tool call."""
+        if segment.call is not None:
+            yield from self._call(segment.call)
+            return
+        kind, prefix, part, events = KINDS[segment.channel]
+        if self._channel != segment.channel:
+            yield from self._close()
+            item = OutputItem(f"{prefix}_{uuid4().hex}", kind, "in_progress", content=[])
+            if kind == "message":
+                item.role = "assistant"
+            else:
+                item.summary = []
+            yield from self._open(item)
+            self._channel = segment.channel
+            yield self._event(
+                "response.content_part.added", **self._place(), content_index=0, part=self._part(part, "")
+            )
+        self._text.append(segment.text)
+        yield self._event(f"{events}.delta", **self._place(), content_index=0, delta=segment.text, **scores(part))
+
+    def end(self, finish_reason: str, stop_reason: Any, usage: ResponseUsage, whole: bool = True) -> Iterator[Event]:
+        """It is over, for this reason. Not `whole`: its last item is a call that was cut."""
+        cut = str(stop_reason)
+        status, why = ENDS.get(finish_reason, ("cancelled" if cut == "cancelled" else "incomplete", cut))
+        yield from self._close("completed" if status == "completed" and whole else "incomplete")
+        self.response.status, self.response.usage = status, usage
+        self.response.incomplete_details = None if why is None else Incomplete(why)
+        kind = "response.completed" if status == "completed" else "response.incomplete"
+        yield self._event(kind, response=self.response)
+
+    def failed(self) -> Iterator[Event]:
+        """It is over: see response.error."""
+        yield from self._close("incomplete")
+        self.response.status = "failed"
+        yield self._event("response.failed", response=self.response)
+
+    @property
+    def _at(self) -> int:
+        return len(self.response.output) - 1
+
+    def _place(self) -> dict[str, Any]:
+        return {"item_id": self.response.output[-1].id, "output_index": self._at}
+
+    def _open(self, item: OutputItem) -> Iterator[Event]:
+        self.response.output.append(item)
+        yield self._event("response.output_item.added", output_index=self._at, item=item)
+
+    def _call(self, call: ToolCall) -> Iterator[Event]:
+        if call.name:
+            yield from self._close()
+            id, call_id = f"fc_{uuid4().hex}", call.id or f"call_{uuid4().hex[:24]}"
+            item = OutputItem(id, "function_call", "in_progress", call_id=call_id, name=call.name, arguments="")
+            yield from self._open(item)
+            self._channel = "tool"
+        if call.arguments:
+            self._text.append(call.arguments)
+            yield self._event("response.function_call_arguments.delta", **self._place(), delta=call.arguments)
+
+    def _close_call(self, status: str) -> Iterator[Event]:
+        item, arguments = self.response.output[-1], "".join(self._text)
+        yield self._event("response.function_call_arguments.done", **self._place(), arguments=arguments)
+        item.arguments, item.status = arguments, status
+        yield self._event("response.output_item.done", output_index=self._at, item=item)
+        self._channel = ""
+        self._text = []
+
+    def _close(self, status: str = "completed") -> Iterator[Event]:
+        if not self._channel:
+            return
+        if self._channel == "tool":
+            yield from self._close_call(status)
+            return
+        _, _, kind, events = KINDS[self._channel]
+        item, text = self.response.output[-1], "".join(self._text)
+        part = self._part(kind, text)
+        yield self._event(f"{events}.done", **self._place(), content_index=0, text=text, **scores(kind))
+        yield self._event("response.content_part.done", **self._place(), content_index=0, part=part)
+        item.content, item.status = [part], status
+        yield self._event("response.output_item.done", output_index=self._at, item=item)
+        self._channel = ""
+        self._text = []
+
+    def _part(self, kind: str, text: str) -> OutputPart:
+        return OutputPart(kind, text, []) if kind == "output_text" else OutputPart(kind, text)
+
+    def _event(self, type: str, **fields: Any) -> Event:
+        self._count += 1
+        return Event(type=type, sequence_number=self._count - 1, **fields)
+
+
+def scores(part: str) -> dict[str, list[Any]]:
+    """The field that OpenAI's clients expect with the text of an answer."""
+    return {"logprobs": []} if part == "output_text" else {}

@@ -1,0 +1,34 @@
+"""A further front end of engines that another process owns: `python -m tailrace.api.worker`, started by api/workers.py.
+
+Reads what it needs from the first line of stdin, and news of the engines from the lines after it; when stdin closes, its owner is gone,
+and it ends at once. SIGTERM: it finishes what runs, then exits.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+
+import msgspec
+
+from tailrace.api.serve import serve_attached
+from tailrace.api.workers import WorkerStart
+from tailrace.logs import start_inherited_logging
+from tailrace.text.tokenizer import Tokenizer
+
+
+def main() -> int:
+    """The exit code of the server."""
+    start_inherited_logging()
+    stdin = io.FileIO(0, closefd=False)  # no buffer: its lock, held by the thread that waits, would break the exit
+    line = stdin.readline()
+    if not line:
+        return 0
+    start = msgspec.json.decode(line, type=WorkerStart)
+    tokenizers = [Tokenizer.load(Path(m.folder), m.engine.model.trust_remote_code) for m in start.models]
+    return serve_attached(start, tokenizers, stdin.readline)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

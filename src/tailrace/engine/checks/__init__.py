@@ -1,0 +1,1 @@
+"""What watches one sequence's text and tokens: each file holds one check, a push per token."""

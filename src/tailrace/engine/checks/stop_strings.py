@@ -1,0 +1,31 @@
+"""Stop strings and patterns where tokens are drawn, so that a sequence ends in the very step that completes one.
+
+The front end (text/output.py) has the last word: it cuts text, ids and logprobs. This only ends the sequence, with the same detokenizer
+and the same search, so that nothing is drawn behind a stop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tailrace.params import SamplingParams
+from tailrace.text.stop_strings import matcher
+
+
+class StopStringCheck:
+    """One sequence's search."""
+
+    stop_reason = None  # the front end names the stop
+
+    def __init__(self, params: SamplingParams, read: Callable[[int], str]) -> None:
+        """read: the text that a token completes; see TokenBytes.reader."""
+        self._matcher = matcher(params)
+        self._read = read
+        self._min_tokens = params.min_tokens
+        self._num_tokens = 0
+
+    def push(self, token: int) -> bool:
+        """One more token. True if a stop is complete with it, beyond min_tokens."""
+        self._num_tokens += 1
+        _, match = self._matcher.feed(self._read(token), self._num_tokens > self._min_tokens)
+        return match is not None

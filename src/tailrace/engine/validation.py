@@ -1,0 +1,94 @@
+"""What can never be served is refused at once: the checks a Submit must pass, each naming the field at fault."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tailrace.config import SchedulerConfig
+from tailrace.errors import ContextLengthError, OverloadedError, ParameterError, RequestError
+from tailrace.sampling import processors
+from tailrace.wire.messages import Submit
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLimits:
+    """vocab_size; max_len: positions that fit the model's context and the whole KV cache; scheduler: the operator's limits; cached:
+    positions of the KV cache; block_size: of its blocks."""
+
+    vocab_size: int
+    max_len: int
+    scheduler: SchedulerConfig
+    cached: int
+    block_size: int
+
+    def check(self, submit: Submit, waiting: int) -> None:
+        """Raise the error that tells the client why not; `waiting` is the length of the waiting line.
+
+        Raises:
+            RequestError, ParameterError, ContextLengthError, OverloadedError
+        """
+        if not submit.prompt:
+            raise RequestError("prompt must have at least one token", "prompt")
+        if bad := next((t for t in submit.prompt if not 0 <= t < self.vocab_size), None):
+            raise ParameterError(f"prompt: token id {bad} is not in 0 … {self.vocab_size - 1}", "prompt")
+        submit.params.check_vocab(self.vocab_size)
+        for name in submit.params.processors:
+            processors.find(name)
+        if submit.params.n > self.scheduler.max_num_seqs:
+            raise ParameterError(
+                f"n must be at most {self.scheduler.max_num_seqs} (max_num_seqs), got {submit.params.n}", "n"
+            )
+        if len(submit.prompt) >= self.max_len:
+            raise ContextLengthError(
+                f"the prompt has {len(submit.prompt)} tokens; with at least one of output it must fit {self.max_len}",
+                "prompt",
+            )
+        if submit.params.guided:
+            self._check_guided(submit)
+        if waiting >= self.scheduler.max_waiting:
+            raise OverloadedError(f"{waiting} requests are waiting; try again later")
+
+    def _check_guided(self, submit: Submit) -> None:
+        """Raise for a pair that can never be computed."""
+        if 2 * submit.params.n > self.scheduler.max_num_seqs or self.scheduler.max_num_batched_tokens < 2:
+            raise ParameterError(
+                f"guidance_scale: {submit.params.n} sequences and their companions do not fit {self.scheduler.max_num_seqs} (max_num_seqs)",
+                "guidance_scale",
+            )
+        if self.outputs(submit) < 1:
+            raise ContextLengthError(
+                f"the prompt has {len(submit.prompt)} tokens and the negative prompt {len(negative_prompt(submit))}; with at least one of "
+                f"output each must fit {self.max_len}, and both together {self.cached}",
+                "negative_prompt",
+            )
+
+    def outputs(self, submit: Submit) -> int:
+        """Tokens of output that the context has room for."""
+        room = self.max_len - len(submit.prompt)
+        if not submit.params.guided:
+            return room
+        other = len(negative_prompt(submit))
+        together = self.cached - 2 * (self.block_size - 1) - len(submit.prompt) - other
+        return min(room, self.max_len - other, together // 2)
+
+    def length(self, submit: Submit) -> int:
+        """The most positions the request may reach: max_tokens, or the context's end."""
+        asked, room = submit.params.max_tokens, self.outputs(submit)
+        return len(submit.prompt) + (room if asked is None else min(room, asked))
+
+
+def negative_prompt(submit: Submit) -> list[int]:
+    """What guidance leads away from: the last token of the prompt, unless the request says otherwise."""
+    return list(submit.params.negative_prompt) or submit.prompt[-1:]
+
+
+def adapter_number(adapters: Sequence[str], name: str) -> int:
+    """An adapter's place among the runner's, from 1 on; 0 for no name.
+
+    Raises:
+        ParameterError: there is none of this name.
+    """
+    if name and name not in adapters:
+        raise ParameterError(f"model: there is no adapter {name!r:.200}", "model")
+    return adapters.index(name) + 1 if name else 0

@@ -1,0 +1,169 @@
+"""What becomes of drafts, request by request: the counterpart of csrc/sample.cpp, whose rules are those of sampling/verify.py."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from tailrace.kernels.gpu.candidates import entropy, load, load_ids, total, weight, within
+from tailrace.kernels.gpu.columns import DENSE, DRAFT, POSITION, RULE, SLOT, START, column
+from tailrace.kernels.gpu.draw import ACCEPT, BY_BLOCK, RESIDUAL, scored, winner
+from tailrace.kernels.gpu.noise import uniform_of
+from tailrace.kernels.gpu.order import NOBODY, STATUSES, id_of
+from tailrace.kernels.gpu.program import KEY
+from tailrace.kernels.gpu.sample import BLOCKWISE, EXACT, TYPICAL_RULE
+from tailrace.kernels.gpu.scan import CHUNK
+
+EPSILON, DELTA = tl.constexpr(0.09), tl.constexpr(0.3)  # of rule typical: sampling/verify.py
+LEAST = tl.constexpr(1.1754943508222875e-38)  # less of a remainder than that is nothing
+LEAST_DOUBLE = tl.constexpr(1e-300)  # no remainder's sum is less; only so that what is not taken is no 0 / 0
+
+
+@triton.jit(do_not_specialize=["width"])
+def verify_rows(step, tables, work, out, width):
+    """out: token_ids int64 [N, width], −1 where there is none; num_tokens and status int64 [N]."""
+    i = tl.program_id(0).to(tl.int64)
+    first, last = column(step, START, i), column(step, START, i + 1) - 1
+    record = tables.records + column(step, SLOT, first) * tables.fields
+    tokens = out.token_ids + i * width
+    for j in range(width):
+        tl.store(tokens + j, -1)
+    tl.debug_barrier()
+    if column(step, RULE, first) == BLOCKWISE:
+        by_block(step, record, work, tokens, out, i, first, last)
+    else:
+        one_by_one(step, record, work, tokens, out, i, first, last)
+
+
+@triton.jit
+def one_by_one(step, record, work, tokens, out, i, first, last):
+    accepted, state, row = tl.full((), 0, tl.int64), tl.full((), STATUSES[0], tl.int64), first
+    while row <= last:
+        state = tl.load(work.status + row)
+        draft, token = column(step, DRAFT, row), tl.load(work.token + row)
+        rule = column(step, RULE, row)
+        if state != STATUSES[0]:
+            row = last + 1
+        else:
+            if (draft >= 0) & (rule != EXACT):
+                token = settled(step, record, work, row, rule, draft, token)
+            tl.store(tokens + accepted, token)
+            accepted += 1
+            row = tl.where(token == draft, row + 1, last + 1)
+    tl.store(out.num_tokens + i, accepted)
+    tl.store(out.status + i, tl.where(accepted > 0, STATUSES[0], state))
+
+
+@triton.jit
+def settled(step, record, work, row, rule, draft, token):
+    """The draft, or what takes its place. token: what plain sampling draws."""
+    x, ids = work.x + row * step.vocab, work.ids + row * step.vocab
+    n, key, position = tl.load(work.count + row), tl.load(record + KEY), column(step, POSITION, row)
+    whole = total(x, n)
+    p = share_of(x, ids, n, draft) / whole
+    if rule == TYPICAL_RULE:
+        h, _ = entropy(x, n, whole)
+        token = tl.where(p > tl.minimum(tl.exp(-h) * DELTA, tl.full((), EPSILON, tl.float64)), draft, token)
+    else:
+        mine, dense = tl.full((), 1.0, tl.float64), column(step, DENSE, row) == 1
+        if dense:
+            mine = tl.load(step.proposals + row * step.vocab + draft).to(tl.float64)
+        if uniform_of(key, position, ACCEPT) * mine < p:
+            token = draft
+        else:
+            best = tl.full((), NOBODY, tl.int64)
+            if dense:
+                best = winner_of_rest(step, x, ids, n, row, 1.0 / whole, key, position)
+            else:
+                best = winner(x, ids, n, key, position, RESIDUAL, draft)
+            token = id_of(or_of_all(best, x, ids, n, key, position))
+    return token
+
+
+@triton.jit
+def by_block(step, record, work, tokens, out, i, first, last):
+    """Algorithm 2 of Sun et al. (arXiv 2403.10444): after each row the longest accepted prefix so far is known, and the token that would
+    follow it."""
+    key, start = tl.load(record + KEY), column(step, POSITION, first)
+    p, accepted = tl.full((), 1.0, tl.float64), tl.full((), -1, tl.int64)
+    follower, row, state = tl.full((), -1, tl.int64), first, tl.full((), STATUSES[0], tl.int64)
+    while row <= last:
+        state = tl.load(work.status + row)
+        if state != STATUSES[0]:
+            row = last + 1
+        else:
+            x, ids = work.x + row * step.vocab, work.ids + row * step.vocab
+            n, draft, position = tl.load(work.count + row), column(step, DRAFT, row), column(step, POSITION, row)
+            whole = total(x, n)
+            rest, h = p, p
+            if draft >= 0:
+                rest = mass_of_rest(step, x, ids, n, row, p / whole)
+                h = tl.where(rest > 0.0, rest / tl.maximum(rest + (1.0 - p), LEAST_DOUBLE), 0.0)
+            place = (row - first).to(tl.uint32)
+            if (row == first) | ((rest > 0.0) & (uniform_of(key, start, BY_BLOCK + place) <= h)):
+                accepted = row - first
+                if draft < 0:
+                    follower = id_of(winner(x, ids, n, key, position, RESIDUAL, -1))
+                else:
+                    best = winner_of_rest(step, x, ids, n, row, p / whole, key, position)
+                    follower = id_of(or_of_all(best, x, ids, n, key, position))
+            if draft >= 0:
+                mine = tl.load(step.proposals + row * step.vocab + draft).to(tl.float64)
+                following = share_of(x, ids, n, draft) / whole
+                grown = tl.minimum(p * following / tl.maximum(mine, 1e-300), 1.0)
+                certain = tl.where(following > 0.0, 1.0, 0.0).to(tl.float64)
+                p = tl.where(mine > 0.0, grown, certain)
+            row = tl.where(p == 0.0, last + 1, row + 1)
+    for j in range(accepted):
+        tl.store(tokens + j, column(step, DRAFT, first + j))
+    if accepted >= 0:
+        tl.store(tokens + accepted, follower)
+    tl.store(out.num_tokens + i, accepted + 1)
+    tl.store(out.status + i, tl.where(accepted >= 0, STATUSES[0], state))
+
+
+@triton.jit
+def or_of_all(best, x, ids, n, key, position):
+    """Where rounding has left nothing of a remainder, p and q are the same: then from p."""
+    if best == NOBODY:
+        best = winner(x, ids, n, key, position, RESIDUAL, -1)
+    return best
+
+
+@triton.jit
+def share_of(x, ids, n, token):
+    """e^x of one token; 0 where it is not among the candidates."""
+    found = tl.full((), 0.0, tl.float64)
+    for first in range(0, n, CHUNK):
+        mine = (load_ids(ids, n, first) == token) & within(n, first)
+        found += tl.sum(tl.where(mine, weight(load(x, n, first)), 0.0), 0).to(tl.float64)
+    return found
+
+
+@triton.jit
+def rest_of(step, x, ids, n, row, scale, first):
+    """A chunk of max(0, scale · e^x − q)."""
+    token, inside = load_ids(ids, n, first), within(n, first)
+    q = tl.load(step.proposals + row * step.vocab + token, mask=inside, other=0.0).to(tl.float64)
+    rest = scale * weight(load(x, n, first)).to(tl.float64) - q
+    return tl.where(inside & (rest >= LEAST), rest, 0.0), token
+
+
+@triton.jit
+def mass_of_rest(step, x, ids, n, row, scale):
+    found = tl.full((), 0.0, tl.float64)
+    for first in range(0, n, CHUNK):
+        rest, _ = rest_of(step, x, ids, n, row, scale, first)
+        found += tl.sum(rest, 0)
+    return found
+
+
+@triton.jit
+def winner_of_rest(step, x, ids, n, row, scale, key, position):
+    best = tl.full((), NOBODY, tl.int64)
+    for first in range(0, n, CHUNK):
+        rest, token = rest_of(step, x, ids, n, row, scale, first)
+        left = rest > 0.0
+        score = tl.log(tl.where(left, rest, 1.0).to(tl.float32).to(tl.float64)).to(tl.float32)
+        best = tl.maximum(best, tl.max(scored(score, token, left, key, position, RESIDUAL), 0))
+    return best

@@ -1,0 +1,75 @@
+"""What a drawn token's log-probability, rank and likeliest rivals were. Only rows that ask pay.
+
+"raw" is log-softmax of the model's own logits; "processed" that of the distribution really drawn from, −inf for what was
+removed. A greedy row draws from no distribution; its processed logprobs are those of the edited logits.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+
+from tailrace.sampling.candidates import Candidates
+
+
+class Logprobs(NamedTuple):
+    """Of one token: natural-log probability (−inf if it was forced and could not have been drawn), rank (1 = likeliest; ties to the
+    smaller id), and the top n, in that order, or the tokens that were named, in theirs. entropy, varentropy: of the whole distribution in
+    nats, if asked for."""
+
+    logprob: float
+    rank: int
+    top_ids: list[int]
+    top_logprobs: list[float]
+    entropy: float | None = None
+    varentropy: float | None = None
+
+
+def describe(
+    candidates: Candidates, token: int, n: int, vocab_size: int, entropies: bool = False, named: tuple[int, ...] = ()
+) -> Logprobs:
+    """Logprobs of `token` within the distribution of `candidates`; where they are fewer than n, the smallest other ids follow. named:
+    the tokens that are listed, instead of the likeliest."""
+    logprobs = candidates.logits.double().log_softmax(0)
+    place = int(torch.searchsorted(candidates.ids, token))
+    inside = place < candidates.ids.numel() and int(candidates.ids[place]) == token
+    if inside:
+        mine = candidates.logits[place]
+        rank = 1 + int((candidates.logits > mine).sum()) + int((candidates.logits[:place] == mine).sum())
+    else:
+        rank = candidates.ids.numel() + 1
+    ids, values = _top(candidates, logprobs, min(n, candidates.ids.numel()))
+    if named:
+        row = torch.full((vocab_size,), -math.inf, dtype=torch.float64)
+        row[candidates.ids] = logprobs
+        ids, values = list(named), row[list(named)].tolist()
+    elif len(ids) < n:
+        present = set(candidates.ids.tolist())
+        ids += [i for i in range(vocab_size) if i not in present][: n - len(ids)]
+        values += [float("-inf")] * (len(ids) - len(values))
+    entropy = varentropy = None
+    if entropies:
+        p = logprobs.exp()
+        entropy = float(-(p * logprobs).sum())
+        varentropy = float((p * (logprobs + entropy) ** 2).sum())
+    return Logprobs(float(logprobs[place]) if inside else float("-inf"), rank, ids, values, entropy, varentropy)
+
+
+def naming(entry: Logprobs, token: int, row: torch.Tensor, named: tuple[int, ...]) -> Logprobs:
+    """The entry of a drawn token, with the logprobs of the named ones instead of the likeliest. row: float [V], the model's own logits,
+    whose distribution it is of."""
+    known = math.isfinite(entry.logprob)
+    norm = float(row[token]) - entry.logprob if known else float(row.double().logsumexp(0))
+    return entry._replace(top_ids=list(named), top_logprobs=(row[list(named)].double() - norm).tolist())
+
+
+def _top(candidates: Candidates, logprobs: torch.Tensor, n: int) -> tuple[list[int], list[float]]:
+    """The n likeliest, ties to the smaller id."""
+    if n == 0:
+        return [], []
+    boundary = torch.topk(candidates.logits, n).values[-1]
+    near = (candidates.logits >= boundary).nonzero().squeeze(1)
+    order = near[torch.sort(candidates.logits[near], descending=True, stable=True).indices][:n]
+    return candidates.ids[order].tolist(), logprobs[order].tolist()

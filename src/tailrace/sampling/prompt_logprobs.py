@@ -1,0 +1,58 @@
+"""What a model thought of tokens that are given already, a prompt's for one: their raw log-probabilities, ranks and likeliest rivals."""
+
+from __future__ import annotations
+
+import torch
+
+from tailrace.errors import ParameterError
+from tailrace.kernels.cpu.program import Programs
+from tailrace.kernels.cpu.sample import Step
+from tailrace.kernels.program import Program, ascending
+from tailrace.kernels.rows import Rows
+from tailrace.kernels.status import MESSAGES, OK
+from tailrace.kernels.types import readable
+from tailrace.sampling.logprobs import Logprobs
+from tailrace.sampling.sampler import logprobs
+from tailrace.sampling.validation import check_kind, checked_ids, checked_size
+
+
+def replay(logits: torch.Tensor, tokens: list[int], top: int) -> list[Logprobs]:
+    """logits: [R, V] of bf16, f16 or f32, not modified; row r is what `tokens[r]` was to follow. top: alternatives to report.
+
+    Raises:
+        ParameterError: (a ValueError) shapes do not fit, a token is outside the vocabulary, or `top` beyond it. ValueError: a row holds
+            NaN, +inf, or nothing but −inf.
+    """
+    check_kind("logits", logits, torch.Tensor)
+    count, vocab = readable(logits).shape
+    tokens, top = checked_ids("tokens", tokens, vocab), checked_size("top", top, 0)
+    if logits.is_meta:
+        raise ParameterError("logits on meta can't be read", "logits")
+    if len(tokens) != count or top > vocab:
+        raise ParameterError(
+            f"tokens must be {count} ids and top at most {vocab}, got {len(tokens)} and {top}", "tokens"
+        )
+    programs = Programs(count)
+    plain = Program(
+        key=0,
+        stages=(),
+        exempt=ascending(()),
+        logprobs=top,
+        greedy=True,
+        processed=False,
+        entropy=False,
+        rare=False,
+        learning=False,
+        counts=None,
+        weights=(0, 0),
+    )
+    for slot, token in enumerate(tokens):
+        programs.write(slot, plain)
+        programs.write_edits(slot, (), token)
+    outcome = Step(logits.cpu(), Rows.plain(range(count), range(count), [0] * count), programs).run(True)
+    for row, status in enumerate(outcome.status.tolist()):
+        if status != OK:
+            raise ValueError(f"row {row}: {MESSAGES[status]}")
+    assert outcome.reports is not None
+    numbers, ranks = outcome.reports.numbers.tolist(), outcome.reports.ranks.tolist()
+    return [logprobs(numbers[row][0], ranks[row][0], top, False) for row in range(count)]

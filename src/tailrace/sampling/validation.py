@@ -1,0 +1,149 @@
+"""What the library is given, looked at where it comes in: ids, keys, and fields that nothing here acts on."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection, Sequence
+
+import numpy as np
+
+from tailrace.errors import ParameterError
+from tailrace.params import NEUTRAL, SamplingParams
+from tailrace.ranges import MAX_SEED, MIN_SEED, RANGES
+from tailrace.sampling.keys import request_key
+
+# field → what does it. The engine does them all; a program that uses the library alone must do them itself, and not believe they are done.
+ELSEWHERE: dict[str, str] = {
+    "n": "join one sequence and Slots.fork the others",
+    "banned_strings": "find them in the text, then Slots.rewind and Slots.ban",
+    "banned_ignore_case": "see banned_strings",
+    "max_tokens": "stop when so many tokens are committed",
+    "stop_token_ids": "look for them among the committed tokens; here only min_tokens reads them",
+    "ignore_eos": "go on after it; here only min_tokens reads it",
+    "stop": "look for them in the text",
+    "stop_regex": "look for them in the text",
+    "stop_outside": "look for them in the text",
+    "include_stop_str_in_output": "cut the text yourself",
+    "repetition_detection": "look at the committed tokens",
+    "thinking": "count the tokens, then Slots.force",
+    "grammar": "Rows.mask and Rows.masks",
+    "guidance_scale": "Rows.guidance, or tailrace.sampling.guidance.guide before the sampler",
+    "negative_prompt": "Rows.guidance, or tailrace.sampling.guidance.guide before the sampler",
+    "speculation": "Rows.drafted",
+    "prompt_logprobs": "tailrace.sampling.prompt_logprobs.replay",
+    "skip_special_tokens": "leave them out of the text yourself",
+    "shown_token_ids": "leave the others out of the text yourself",
+    "output_kind": "put the tokens together as you like",
+}
+READ_BY_MIN_TOKENS = ("stop_token_ids", "ignore_eos")
+
+
+def check_elsewhere(params: SamplingParams, key: int | None, handled: Collection[str]) -> None:
+    """Raise ParameterError, saying what to use instead, for the first field that asks for what nothing here does and nobody handles."""
+    for name, instead in ELSEWHERE.items():
+        if name in handled or getattr(params, name) == NEUTRAL[name]:
+            continue
+        if name in READ_BY_MIN_TOKENS and params.min_tokens:
+            continue
+        raise ParameterError(f"{name} has no effect in the sampler: {instead}, and leave it out", name)
+    if params.seed is None or key is None or "seed" in handled:
+        return
+    of_seed = (request_key(params.seed, index) for index in range(int(RANGES["n"][1])))  # the first is nearly always it
+    if key not in of_seed:
+        raise ParameterError(f"seed {params.seed} has no effect beside key {key}: leave one of them out", "seed")
+
+
+def check_kind(name: str, value: object, kind: type) -> None:
+    """Raise ParameterError unless it is one."""
+    if not isinstance(value, kind):
+        raise ParameterError(f"{name} must be a {kind.__name__}, got {type(value).__name__}", name)
+
+
+def checked_names(name: str, names: Collection[str]) -> Collection[str]:
+    """Raise ParameterError unless they are fields of ELSEWHERE, or seed; a single text would be read by its letters."""
+    try:
+        unknown = (
+            [names] if isinstance(names, str) else [one for one in names if one not in ELSEWHERE and one != "seed"]
+        )
+    except TypeError:
+        unknown = [names]
+    if unknown:
+        raise ParameterError(
+            f"{name} must be a list of names out of seed, {', '.join(ELSEWHERE)}; got {unknown[0]!r:.100}", name
+        )
+    return frozenset(names)
+
+
+def checked_key(key: int) -> int:
+    """Raise ParameterError unless it is an integer of 64 bits."""
+    if isinstance(key, bool) or not isinstance(key, int) or not MIN_SEED <= key <= MAX_SEED:
+        raise ParameterError(f"key must be an integer of 64 bits, got {key!r}", "key")
+    return key
+
+
+def checked_ids(name: str, ids: Sequence[int], bound: int) -> list[int]:
+    """The ids as a list of their own; any sequence, array or tensor of whole numbers.
+
+    Raises:
+        ParameterError: it is none, or one lies outside 0 … bound − 1.
+    """
+    try:
+        array = np.asarray(ids)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ParameterError(f"{name} must be a list of whole numbers: {error}", name) from error
+    if array.size == 0 and array.ndim == 1:
+        return []
+    if array.ndim != 1 or array.dtype.kind not in "iu" or not 0 <= array.min() <= array.max() < bound:
+        raise ParameterError(f"{name} must be a list of whole numbers in 0 … {bound - 1}, got {shown(array)}", name)
+    return array.tolist()
+
+
+def checked_few(name: str, ids: Sequence[int], bound: int) -> list[int]:
+    """The same, quicker for a few."""
+    try:
+        few = list(ids)
+    except TypeError as error:
+        raise ParameterError(f"{name} must be lists of token ids, one per slot: {error}", name) from error
+    for id in few:
+        if type(id) is not int or not 0 <= id < bound:
+            return [checked_id(name, id, bound) for id in few]
+    return few
+
+
+def checked_id(name: str, id: int, bound: int) -> int:
+    """A token id as Python's integer, of numpy's or torch's too; ParameterError for anything else."""
+    try:
+        number = whole(id)
+    except TypeError as error:
+        raise ParameterError(f"{name} must be lists of token ids, one per slot: {error}", name) from error
+    if not 0 <= number < bound:
+        hint = "; Sampled.tokens() leaves out what is none" if number == -1 else ""
+        raise ParameterError(f"{name} must be token ids in 0 … {bound - 1}, got {number}{hint}", name)
+    return number
+
+
+def checked_size(name: str, size: int, low: int, high: int = 2**31) -> int:
+    """Raise ParameterError unless it is an integer in low … high."""
+    try:
+        number = whole(size)
+    except TypeError:
+        number = None
+    if number is None or not low <= number <= high:
+        raise ParameterError(f"{name} must be an integer in [{low}, {high}], got {size!r:.100}", name)
+    return number
+
+
+def whole(id: object) -> int:
+    """An integer of numpy's or torch's as Python's; TypeError for anything else, truth values among them."""
+    if isinstance(id, bool):
+        raise TypeError("a truth value is no token id")
+    return operator.index(id)  # pyright: ignore[reportArgumentType]
+
+
+def shown(array: np.ndarray) -> str:
+    """As a message says it."""
+    return (
+        f"{array.dtype} {array.shape}"
+        if array.dtype.kind not in "iu" or array.size == 0
+        else f"values from {array.min()} to {array.max()}"
+    )

@@ -1,0 +1,233 @@
+"""Stop strings: an Aho–Corasick automaton (Aho & Corasick 1975) over the UTF-8 bytes of the text.
+
+The match that ends first wins; of several that end there, the one that starts first (the longest). That is what a search of the
+whole text for the earliest end finds. Held back is exactly the longest suffix that is a proper prefix of some stop: what
+may still become one, and nothing else. Stops and text are whole characters, so cuts fall between characters.
+
+Where there are patterns as well, or spans in which nothing is looked for, all of it goes character by character.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from functools import lru_cache
+from typing import NamedTuple, Protocol
+
+from tailrace.errors import ParameterError
+from tailrace.options import MarkedSpan
+from tailrace.params import SamplingParams
+from tailrace.text.stop_regex import RegexSearch, patterns
+
+
+class Match(NamedTuple):
+    """What was found: the stop string or the pattern, and the text that it stands for."""
+
+    stop: str
+    text: str
+
+
+class Matcher(Protocol):
+    """One stream's search. feed and flush give the text that is safe to show."""
+
+    def passes(self, text: str) -> bool:
+        """Nothing is held, and the text can go out as it is: `feed` would say the same and change nothing."""
+        ...
+
+    def feed(self, text: str, armed: bool = True) -> tuple[str, Match | None]:
+        """More text → (what can go out, the match if one ended in it: what went out then ends where it begins, and nothing after
+        it is looked at). While not `armed` matches do not count, but their beginnings do: a stop that begins in unarmed
+        text and ends in armed text is found."""
+        ...
+
+    def flush(self) -> str:
+        """The end came otherwise: what was held is text."""
+        ...
+
+
+def matcher(params: SamplingParams) -> Matcher:
+    """What looks for the request's stops.
+
+    Raises:
+        ParameterError: a pattern that can't be served.
+    """
+    if not (params.stop or params.stop_regex):
+        return StopMatcher(())
+    if not (params.stop_regex or params.stop_outside):
+        return StopMatcher(params.stop)
+    return PatternMatcher(params)
+
+
+class Automaton:
+    """Compiled for a set of stops; immutable, shared by all streams that have the same."""
+
+    def __init__(self, stops: tuple[str, ...]) -> None:
+        self.step: list[dict[int, int]] = [{}]
+        self.found: list[str | None] = [None]  # the longest stop that ends in this state
+        depth, characters = [0], [0]
+        for stop in stops:
+            state = 0
+            for byte in stop.encode():
+                if byte not in self.step[state]:
+                    self.step[state][byte] = len(self.step)
+                    self.step.append({})
+                    self.found.append(None)
+                    depth.append(depth[state] + 1)
+                    characters.append(characters[state] + (byte & 0xC0 != 0x80))
+                state = self.step[state][byte]
+            self.found[state] = stop
+        self.fail = [0] * len(self.step)
+        self.hold = [0] * len(self.step)  # bytes of the longest suffix that may still become a stop
+        self.held = [0] * len(self.step)  # the same in characters
+        queue = deque(self.step[0].values())
+        while queue:  # breadth first: a state's fail link is shallower, so it is complete
+            state = queue.popleft()
+            fail = self.fail[state]
+            self.found[state] = self.found[state] or self.found[fail]
+            self.hold[state] = depth[state] if self.step[state] else self.hold[fail]
+            self.held[state] = characters[state] if self.step[state] else self.held[fail]
+            for byte, child in self.step[state].items():
+                self.fail[child] = self.advance(fail, byte)
+                queue.append(child)
+        firsts = bytes(sorted(self.step[0]))
+        self.may_start = re.compile(b"[" + re.escape(firsts) + b"]").search if firsts else None
+        self._quiet: dict[str, bool] = {}  # texts of tokens come again and again
+
+    def quiet(self, text: str) -> bool:
+        """No stop can begin in it."""
+        known = self._quiet.get(text)
+        if known is None:
+            if len(self._quiet) >= MAX_QUIET:
+                self._quiet.clear()
+            known = self._quiet[text] = self.may_start is None or not self.may_start(text.encode())
+        return known
+
+    def advance(self, state: int, byte: int) -> int:
+        """The next state."""
+        while state and byte not in self.step[state]:
+            state = self.fail[state]
+        return self.step[state].get(byte, 0)
+
+
+MAX_QUIET = 10_000
+compiled = lru_cache(maxsize=16)(Automaton)  # of at most 8,192 bytes each, so 3 MB
+
+
+class StopMatcher:
+    """Strings alone, wherever they are."""
+
+    def __init__(self, stops: tuple[str, ...]) -> None:
+        if not isinstance(stops, tuple) or not all(isinstance(stop, str) and stop for stop in stops):
+            raise ParameterError(f"stops must be a tuple of texts that are not empty, got {stops!r:.100}", "stops")
+        self._automaton = compiled(stops) if stops else None
+        self._state = 0
+        self._held = b""
+
+    def passes(self, text: str) -> bool:
+        return self._automaton is None or (self._state == 0 and self._automaton.quiet(text))
+
+    def feed(self, text: str, armed: bool = True) -> tuple[str, Match | None]:
+        automaton = self._automaton
+        if automaton is None:
+            return text, None
+        new = text.encode()
+        if self._state == 0 and automaton.may_start is not None and not automaton.may_start(new):
+            return text, None
+        data = self._held + new
+        state = self._state
+        for at, byte in enumerate(new, start=len(self._held) + 1):
+            state = automaton.advance(state, byte)
+            stop = automaton.found[state]
+            if stop is not None and armed:
+                self._state, self._held = 0, b""
+                return data[: at - len(stop.encode())].decode(), Match(stop, stop)
+        self._state = state
+        cut = len(data) - automaton.hold[state]
+        self._held = data[cut:]
+        return data[:cut].decode(), None
+
+    def flush(self) -> str:
+        held, self._held, self._state = self._held, b"", 0
+        return held.decode()
+
+
+class PatternMatcher:
+    """Strings and regular expressions, and not in every span of the text. Of two that end at once the longer counts."""
+
+    def __init__(self, params: SamplingParams) -> None:
+        self._strings = compiled(params.stop)
+        self._state = 0
+        self._search = RegexSearch(patterns("stop_regex", params.stop_regex, params.n))
+        self._shield = SpanTracker(params.stop_outside)
+        self._held = ""
+
+    def passes(self, text: str) -> bool:
+        return False
+
+    def feed(self, text: str, armed: bool = True) -> tuple[str, Match | None]:
+        data = self._held + text
+        for at, char in enumerate(text, start=len(self._held) + 1):
+            if self._shield.push(char):
+                self._reset()
+                continue
+            for byte in char.encode():
+                self._state = self._strings.advance(self._state, byte)
+            stop = self._strings.found[self._state]
+            found = [] if stop is None else [(len(stop), stop)]
+            if (match := self._search.push(char)) is not None:
+                found.append(match)
+            if found and armed:
+                length, stop = max(found, key=lambda match: match[0])
+                self._reset()
+                self._held = ""
+                return data[: at - length], Match(stop, data[at - length : at])
+        cut = len(data) - max(self._search.held, self._strings.held[self._state])
+        self._held = data[cut:]
+        return data[:cut], None
+
+    def flush(self) -> str:
+        held, self._held = self._held, ""
+        self._reset()
+        return held
+
+    def _reset(self) -> None:
+        self._state = 0
+        self._search.reset()
+
+
+class SpanTracker:
+    """Whether the text is in a span where nothing is looked for. A marker belongs to its span; what ends before a marker is
+    complete has ended first."""
+
+    def __init__(self, spans: tuple[MarkedSpan, ...]) -> None:
+        self._stretches = spans
+        self._inside = next((span for span in spans if span.opened), None)
+        self._longest = max((len(m) for s in spans for m in (s.opening, s.closing or "")), default=0)
+        self._tail = ""  # the last characters: some may belong to a marker
+
+    @property
+    def inside(self) -> MarkedSpan | None:
+        """The one it is in so far."""
+        return self._inside
+
+    @property
+    def midway(self) -> bool:
+        """The text ends within what may become a marker."""
+        openings = [span.opening for span in self._stretches]
+        markers = openings if self._inside is None else [self._inside.closing or ""]
+        return any(self._tail.endswith(marker[:n]) for marker in markers for n in range(1, len(marker)))
+
+    def push(self, char: str) -> bool:
+        """One more character; True if it is in a span, or completes a marker."""
+        if not self._stretches:
+            return False
+        self._tail = (self._tail + char)[-self._longest :]
+        if self._inside is not None:
+            if self._inside.closing is not None and self._tail.endswith(self._inside.closing):
+                self._inside, self._tail = None, ""
+            return True
+        self._inside = next((span for span in self._stretches if self._tail.endswith(span.opening)), None)
+        if self._inside is None:
+            return False
+        self._tail = ""
+        return True

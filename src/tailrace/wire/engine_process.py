@@ -1,0 +1,109 @@
+"""Starts the engine's process, watches it, and hears its last words. No process and no folder is left behind.
+
+The child gets its settings as one line of JSON on stdin, which then stays open as its life line: when this process dies, however, the
+pipe closes and the engine ends itself. Its stdout is a status pipe: a line of JSON {code, message} says why it failed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from typing import Protocol
+
+import msgspec
+
+from tailrace.config import EngineConfig
+from tailrace.errors import BY_CODE, EngineDeadError, TailraceError
+from tailrace.logs import MODEL_VARIABLE
+from tailrace.wire.sockets import Address
+
+KILL_AFTER_S = 3.0  # between asking politely and not asking
+
+
+class EngineHandle(Protocol):
+    """An engine as a client sees it: its own process, or one that another process owns (wire/remote_engine.py)."""
+
+    @property
+    def url(self) -> str:
+        """Where its socket is."""
+        ...
+
+    @property
+    def pid(self) -> int: ...
+    def wait(self, timeout_s: float | None = None) -> bool: ...
+    def error(self) -> TailraceError: ...
+    def stop(self) -> None: ...
+
+
+class EngineProcess:
+    """A running (or dead) engine process at `url`. label: its log's lines name it so."""
+
+    def __init__(self, config: EngineConfig, label: str = "") -> None:
+        self.address = Address()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tailrace.engine.process"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            # libgomp's threads would spin for milliseconds after each of torch's parallel regions, on our kernels' cores
+            env={"OMP_WAIT_POLICY": "passive", **os.environ, **({MODEL_VARIABLE: label} if label else {})},
+            start_new_session=True,  # the terminal's Ctrl-C is for the front end, which decides
+        )
+        assert self.process.stdin is not None
+        line = msgspec.json.encode({"url": self.address.url, "config": config}) + b"\n"
+        with contextlib.suppress(BrokenPipeError):  # it died already: `error` will say why
+            self.process.stdin.write(line)
+            self.process.stdin.flush()
+
+    @property
+    def url(self) -> str:
+        """Where its socket is."""
+        return self.address.url
+
+    @property
+    def pid(self) -> int:
+        """Of the engine."""
+        return self.process.pid
+
+    @property
+    def alive(self) -> bool:
+        """It has not exited."""
+        return self.process.poll() is None
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """True once it has exited."""
+        try:
+            self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def error(self) -> TailraceError:
+        """Why it is dead: its own last words, or its exit code."""
+        code = self.process.wait()
+        words = b""
+        if self.process.stdout is not None and not self.process.stdout.closed:
+            os.set_blocking(self.process.stdout.fileno(), False)
+            words = self.process.stdout.read() or b""
+        try:
+            said = json.loads(words.splitlines()[-1])
+            return BY_CODE.get(said["code"], EngineDeadError)(said["message"])
+        except (IndexError, ValueError, KeyError):
+            how = f"signal {-code}" if code < 0 else f"exit code {code}"
+            return EngineDeadError(f"the engine process died ({how})")
+
+    def stop(self) -> None:
+        """PeerQuery, then kill; reap; delete the address. Idempotent."""
+        if self.process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self.process.stdin.close()
+        if self.alive:
+            self.process.terminate()
+            if not self.wait(KILL_AFTER_S):
+                self.process.kill()
+                self.process.wait()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+        self.address.remove()

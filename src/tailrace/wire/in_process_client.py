@@ -1,0 +1,118 @@
+"""The in-process client: the engine runs in your thread, a step whenever a stream has nothing to give."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from tailrace.params import SamplingParams
+from tailrace.wire.messages import Abort, FromEngine, ModelInfo, SequenceEvent, Stats, Submit
+from tailrace.wire.stream import Stream
+from tailrace.wire.stream_table import OpenStream, StreamTable
+
+
+class EngineLike(Protocol):
+    """What this client needs of engine.Engine."""
+
+    info: ModelInfo
+
+    def submit(self, message: Submit, client: bytes = b"") -> None: ...
+    def abort(self, message: Abort, client: bytes = b"") -> None: ...
+    def step(self) -> dict[bytes, list[FromEngine]]: ...
+    def stats(self) -> Stats: ...
+
+
+class InProcessStream(Stream):
+    """Iterating yields lists of events: all that came since the last."""
+
+    def __init__(self, client: InProcessClient, open_stream: OpenStream) -> None:
+        super().__init__(open_stream, client._streams, client._cancel)
+        self._step = client.step
+
+    def __iter__(self) -> Iterator[list[SequenceEvent]]:
+        try:
+            while self._account.open or self._account.events:
+                if self._account.events:
+                    yield self._account.take()
+                else:
+                    self._step()
+        finally:  # also when the iterator is closed, or collected
+            self.abort("iteration ended")
+
+
+class InProcessClient:
+    """See wire/sync_client.py for the interface that the three clients share."""
+
+    error = None
+
+    def __init__(self, engine: EngineLike) -> None:
+        self._engine, self._streams = engine, StreamTable()
+        self._aborts: deque[Abort] = deque()  # of streams that end while the engine is at work, or on another thread
+        self._thread, self._busy = threading.get_ident(), False
+        self.model = engine.info
+
+    def start(self) -> ModelInfo:
+        """Nothing to wait for."""
+        return self.model
+
+    @property
+    def stats(self) -> Stats:
+        """Of now."""
+        return self._engine.stats()
+
+    def submit(
+        self, prompt: list[int], params: SamplingParams, *, id: str | None = None, priority: int = 0
+    ) -> InProcessStream:
+        """PeerQuery for a generation."""
+        open_stream, message = self._streams.open(prompt, params, id, priority, time.time())
+        with self._at_work():
+            self._engine.submit(message)
+        return InProcessStream(self, open_stream)
+
+    def step(self) -> None:
+        """One step of the engine, its messages delivered."""
+        self._thread = threading.get_ident()
+        with self._at_work():
+            self._streams.deliver(self._engine.step().get(b"", []))
+
+    @contextmanager
+    def _at_work(self) -> Iterator[None]:
+        """The engine hears of aborts before and after, and not meanwhile: a stream may be collected at any moment, on any thread."""
+        self._tell()
+        self._busy = True
+        try:
+            yield
+        finally:
+            self._busy = False
+            self._tell()
+
+    def _cancel(self, message: Abort) -> None:
+        self._aborts.append(message)
+        self._tell()
+
+    def _tell(self) -> None:
+        while self._aborts and not self._busy and self._thread == threading.get_ident():
+            self._busy = True
+            try:
+                self._engine.abort(self._aborts.popleft())
+            finally:
+                self._busy = False
+
+    def drain(self, timeout_s: float = 30.0) -> bool:
+        """Run all that is open to its end; True if it came within the time."""
+        until = time.monotonic() + timeout_s
+        while any(open_stream.open for open_stream in self._streams.open_streams.values()):
+            if time.monotonic() > until:
+                return False
+            self.step()
+        return True
+
+    def close(self) -> None:
+        """Abort what is open."""
+        for open_stream in list(self._streams.open_streams.values()):
+            InProcessStream(self, open_stream).abort("close")
+        self.step()

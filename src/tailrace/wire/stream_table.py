@@ -1,0 +1,193 @@
+"""Which streams are open, and whose every message is: the bookkeeping that the three clients share. Pure: no I/O, no clock.
+
+A stream is named (id, epoch); epochs count up, so a reused id never meets an old output. What arrives for a stream that is
+not open (any more) is dropped.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from itertools import count
+from uuid import uuid4
+
+from tailrace.errors import TailraceError
+from tailrace.params import SamplingParams
+from tailrace.wire.messages import (
+    Aborted,
+    Drained,
+    Failed,
+    Finished,
+    FromEngine,
+    ModelInfo,
+    PeerCount,
+    PeerQuery,
+    PeerReply,
+    PromptLogprobs,
+    Ready,
+    SequenceEvent,
+    Stats,
+    Submit,
+    Tokens,
+)
+
+# What waiting tokens take in memory, about: an id in a list; its logprobs; each rival in them
+ID_BYTES, ENTRY_BYTES, RIVAL_BYTES = 40, 200, 70
+
+
+@dataclass(eq=False, slots=True)
+class OpenStream:
+    """One open stream: events not yet fetched, sequences not yet ended, and whom to wake.
+
+    Tokens that wait are joined, so that a slow reader gets larger pieces, not more of them. held: bytes that they take, about; `full` is
+    called whenever more than `max_bytes` wait.
+    """
+
+    id: str
+    epoch: int
+    open: set[int]
+    events: list[SequenceEvent] = field(default_factory=list)
+    waiting: dict[int, Tokens] = field(default_factory=dict)  # of each sequence, the last tokens in `events`
+    held: int = 0
+    max_bytes: int = sys.maxsize
+    wake: Callable[[OpenStream], None] = lambda open_stream: None
+    full: Callable[[], None] = lambda: None
+
+    def add(self, event: SequenceEvent) -> None:
+        """It has arrived. The order within each sequence is kept."""
+        if not isinstance(event, Tokens):
+            self.events.append(event)
+            return
+        entries = event.logprobs
+        each = ID_BYTES if entries is None else ID_BYTES + ENTRY_BYTES + RIVAL_BYTES * len(entries[0].top_ids)
+        self.held += len(event.token_ids) * each
+        before = self.waiting.get(event.index)
+        if before is None:
+            self.waiting[event.index] = event
+            self.events.append(event)
+            return
+        before.token_ids.extend(event.token_ids)
+        if before.logprobs is not None:
+            before.logprobs.extend(entries or ())
+        before.drafts.extend(event.drafts)
+
+    def notify(self) -> None:
+        """Something has arrived."""
+        self.wake(self)
+        if self.held > self.max_bytes:
+            self.full()
+
+    def take(self) -> list[SequenceEvent]:
+        """Everything that arrived since the last time."""
+        events, self.events = self.events, []
+        self.waiting.clear()
+        self.held = 0
+        return events
+
+
+class StreamTable:
+    """Open streams, unacknowledged aborts, and the last word of the engine on itself."""
+
+    def __init__(self) -> None:
+        self.open_streams: dict[tuple[str, int], OpenStream] = {}
+        self.unacknowledged: set[tuple[str, int]] = set()
+        self.stopped: set[tuple[str, int, int]] = set()  # sequences ended here before the engine knew
+        self.wasted = 0  # tokens drawn for them all the same
+        self.epochs = count(1)
+        self.model: ModelInfo | None = None
+        self.version: int | None = None
+        self.stats = Stats()
+        self.drained = False
+        self.between: Callable[[PeerQuery | PeerCount | PeerReply], None] = lambda message: (
+            None
+        )  # what other front ends say
+
+    def open(
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        id: str | None,
+        priority: int,
+        arrival_s: float,
+        adapter: str = "",
+    ) -> tuple[OpenStream, Submit]:
+        """A new stream and the message that asks for it."""
+        open_stream = OpenStream(id or uuid4().hex, next(self.epochs), set(range(params.n)))
+        self.open_streams[open_stream.id, open_stream.epoch] = open_stream
+        return open_stream, Submit(open_stream.id, open_stream.epoch, prompt, params, priority, arrival_s, adapter)
+
+    def close(self, open_stream: OpenStream, keep: bool = False) -> bool:
+        """Forget the stream, and, unless it is to `keep` it, what has not been fetched. True if sequences were still open, so that the
+        engine must be told."""
+        name = (open_stream.id, open_stream.epoch)
+        if self.open_streams.pop(name, None) is None or not open_stream.open:
+            return False
+        open_stream.open.clear()
+        if not keep:
+            open_stream.take()
+        open_stream.wake(open_stream)
+        self.unacknowledged.add(name)
+        return True
+
+    def close_sequence(self, open_stream: OpenStream, index: int) -> bool:
+        """Nothing more of this sequence is wanted; True if it was still open, so that the engine must be told."""
+        if index not in open_stream.open:
+            return False
+        open_stream.open.discard(index)
+        self.stopped.add((open_stream.id, open_stream.epoch, index))
+        open_stream.events = [event for event in open_stream.events if event.index != index]
+        open_stream.waiting.pop(index, None)
+        open_stream.wake(open_stream)
+        return True
+
+    def deliver(self, messages: Iterable[FromEngine]) -> None:
+        """Route what the engine said, and wake whom it concerns."""
+        for open_stream in self.route(messages):
+            open_stream.notify()
+
+    def route(self, messages: Iterable[FromEngine]) -> list[OpenStream]:
+        """Put what the engine said where it belongs; the open_streams that have something new, for the caller to notify."""
+        woken: dict[OpenStream, None] = {}
+        for message in messages:
+            match message:
+                case Tokens() | Finished() | Failed():  # first, because nearly all are tokens
+                    open_stream = self.open_streams.get((message.id, message.epoch))
+                    if open_stream is None or message.index not in open_stream.open:
+                        if isinstance(message, Tokens) and (message.id, message.epoch, message.index) in self.stopped:
+                            self.wasted += len(message.token_ids)
+                        continue
+                    open_stream.add(message)
+                    if not isinstance(message, Tokens):
+                        open_stream.open.discard(message.index)
+                    woken[open_stream] = None
+                case PromptLogprobs():
+                    open_stream = self.open_streams.get((message.id, message.epoch))
+                    if open_stream is not None:
+                        open_stream.add(message)
+                        woken[open_stream] = None
+                case Aborted():
+                    if message.index is None:
+                        self.unacknowledged.discard((message.id, message.epoch))
+                    else:
+                        self.stopped.discard((message.id, message.epoch, message.index))
+                case Stats():
+                    self.stats = message
+                case Ready():
+                    self.model, self.version = message.model, message.version
+                case Drained():
+                    self.drained = True
+                case PeerQuery() | PeerCount() | PeerReply():
+                    self.between(message)
+        return list(woken)
+
+    def fail_all(self, error: TailraceError) -> None:
+        """The engine is gone: every sequence that is still open ends with Failed."""
+        for open_stream in list(self.open_streams.values()):
+            for index in sorted(open_stream.open):
+                open_stream.events.append(Failed(open_stream.id, open_stream.epoch, index, error.code, str(error)))
+            open_stream.open.clear()
+            open_stream.wake(open_stream)
+        self.unacknowledged.clear()
+        self.stopped.clear()
+        self.stats = Stats()

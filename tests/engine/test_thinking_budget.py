@@ -1,0 +1,71 @@
+"""A thought is closed when its budget is used up: at the right token, whoever opened it, and never twice."""
+
+from __future__ import annotations
+
+import pytest
+
+from tailrace.engine.checks.thinking_budget import ThinkingBudgetCheck
+from tailrace.engine.token_bytes import TokenBytes, TokenText
+from tailrace.errors import ParameterError
+from tailrace.options import MarkedSpan, ThinkingBudget
+from text.vocabularies import byte_level
+
+TOKENIZER = byte_level()
+TOKEN_BYTES = TokenBytes.of(TOKENIZER, TOKENIZER.vocab_size)
+
+
+def ids(text: str) -> list[int]:
+    """One token per character."""
+    return [token for char in text for token in TOKENIZER.encode(char, add_special_tokens=False)]
+
+
+CLOSING = tuple(ids("</t>"))
+
+
+def played(script: str, budget: int, opened: bool = False) -> str:
+    """What comes out if the model says `script`, goes on with it after what is forced, and is never asked twice."""
+    span = MarkedSpan("<t>", "</t>", opened)
+    watch = ThinkingBudgetCheck(
+        ThinkingBudget(max_tokens=budget, span=span, closing_token_ids=CLOSING), TokenText(TOKEN_BYTES)
+    )
+    forced, said = list(watch.begin()), ""
+    wanted = ids(script)
+    while wanted or forced:
+        token = forced.pop(0) if forced else wanted.pop(0)
+        said += TOKENIZER.text_of(token)
+        more = watch.push(token)
+        assert not (more and forced), "asked again while it is being closed"
+        forced += more
+    return said
+
+
+@pytest.mark.parametrize(
+    ("script", "budget", "opened", "out"),
+    [
+        ("<t>abcdef", 3, False, "<t>abc</t>def"),
+        ("abcdef", 3, True, "abc</t>def"),
+        ("abcdef", 0, True, "</t>abcdef"),
+        ("<t>abcdef", 0, False, "<t></t>abcdef"),
+        ("abcdef", 3, False, "abcdef"),  # no thought
+        ("<t>ab</t>cdef", 3, False, "<t>ab</t>cdef"),  # it closed in time
+        ("<t>abc</t>def", 3, False, "<t>abc</t></t>def"),  # the model was late by one
+        ("<t>ab</t>def", 3, False, "<t>ab</t>def"),  # the marker has begun when the budget ends: it may finish
+        ("<t>ab<<<<<<<", 3, False, "<t>ab<<<<</t><<<"),  # but not for ever
+        ("<t>ab</t><t>abcd", 3, False, "<t>ab</t><t>abc</t>d"),  # each thought has its own
+    ],
+)
+def test_the_budget(script, budget, opened, out):
+    assert played(script, budget, opened) == out
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"max_tokens": -1, "span": MarkedSpan("<t>", "</t>"), "closing_token_ids": CLOSING},
+        {"max_tokens": 1, "span": MarkedSpan("<t>", None), "closing_token_ids": CLOSING},
+        {"max_tokens": 1, "span": MarkedSpan("<t>", "</t>"), "closing_token_ids": ()},
+    ],
+)
+def test_what_cannot_be(fields):
+    with pytest.raises(ParameterError, match="thinking_token_budget"):
+        ThinkingBudget(**fields)

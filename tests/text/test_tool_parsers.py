@@ -1,0 +1,398 @@
+"""Tool calls in the formats of open models: read under any chunking, arguments as they come, no character lost."""
+
+from __future__ import annotations
+
+import json
+import re
+import typing
+import warnings
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tailrace.config import ServerConfig
+from tailrace.text.channels import REASONING, ChannelSplitter, Segment
+from tailrace.text.tool_parsers import TOOLS, declared
+from tailrace.text.tool_parsers.values import json_of
+
+THINK = REASONING["think"]
+TOOLS_ASKED = [
+    {"type": "function", "function": {"name": name, "parameters": {"properties": {"s": {"type": "string"}, "n": {}}}}}
+    for name in ("add", "get.it-2")
+]
+KNOWN = declared(TOOLS_ASKED)
+
+# format → (what a model writes, calls as (name, arguments), content), the calls' arguments as JSON values
+DS = "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"
+KIMI = (
+    "<|tool_calls_section_begin|>",
+    "<|tool_call_begin|>",
+    "<|tool_call_argument_begin|>",
+    "<|tool_call_end|>",
+    "<|tool_calls_section_end|>",
+)
+ARGS = '{"a": 1, "b": [2, {"c": "</x>] \\" }"}], "é": null}'
+VALUE = json.loads(ARGS)
+ONE, TWO = [("add", VALUE)], [("add", VALUE), ("get.it-2", {})]
+Case = tuple[str, list[tuple[str, typing.Any]], str]
+CASES: dict[str, list[Case]] = {
+    "hermes": [
+        (f'<tool_call>\n{{"name": "add", "arguments": {ARGS}}}\n</tool_call>', ONE, ""),
+        (
+            f'So <tool_call>{{"name": "add", "parameters": {ARGS}}}</tool_call>\n<tool_call>{{"name": "get.it-2"}}</tool_call>\n',
+            TWO,
+            "So ",
+        ),
+        (f'<tool_call>{{"arguments": {ARGS}, "name": "add"}}</tool_call> ok', ONE, " ok"),
+        ('<tool_call>{"id": "7", "name": "add", "x": {"y": 0}, "arguments": "no"}</tool_call>', [("add", "no")], ""),
+        (
+            '<tool_call>{"name": "add", "arguments": {"a": "</tool_call>"}}</tool_call>',
+            [("add", {"a": "</tool_call>"})],
+            "",
+        ),
+        (
+            '<tool_call>{"name": "add", "arguments": {}}\n{"name": "add", "arguments": -1.5e3}</tool_call>',
+            [("add", {}), ("add", -1500)],
+            "",
+        ),
+        (f'<tool_call>{{"name": "add", "arguments": {ARGS}</tool_call>.', ONE, "."),  # a brace too few
+        (f'<tool_call>{{"name": "add", "arguments": {ARGS}}}}}</tool_call>.', ONE, "}."),  # one too many
+        ('<tool_call>no</tool_call><tool_call>{"name": "add"}</tool_call>', [("add", {})], "<tool_call>no</tool_call>"),
+    ],
+    "mistral": [
+        (f'[TOOL_CALLS][{{"name": "add", "arguments": {ARGS}}}, {{"arguments": {{}}, "name": "get.it-2"}}]', TWO, ""),
+        (f'Hm [TOOL_CALLS] [{{"name": "add", "arguments": {ARGS}}}]\n', ONE, "Hm "),
+        (f"[TOOL_CALLS]add[ARGS]{ARGS}[TOOL_CALLS]get.it-2[ARGS]{{}}", TWO, ""),
+        (f"[TOOL_CALLS]add[CALL_ID]abcdefghi[ARGS]{ARGS}", ONE, ""),
+        (f"x [TOOL_CALLS]add{ARGS} y", ONE, "x  y"),
+        ("[TOOL_CALLS][]", [], "[TOOL_CALLS][]"),
+    ],
+    "llama3_json": [
+        (f'{{"name": "add", "parameters": {ARGS}}}', ONE, ""),
+        (
+            f'\n {{"type": "function", "name": "add", "parameters": {ARGS}}}; {{"name": "get.it-2", "parameters": {{}}}}',
+            TWO,
+            "",
+        ),
+        (f'I call <|python_tag|>{{"name": "add", "parameters": {ARGS}}}', ONE, "I call "),
+        (f'{{"parameters": {ARGS}, "name": "add"}}\nso', ONE, "\nso"),
+        ('{"name": "Bob", "parameters": {}}', [], '{"name": "Bob", "parameters": {}}'),
+        ('So {"name": "add", "parameters": {}}', [], 'So {"name": "add", "parameters": {}}'),
+        ('{"sum": 3}', [], '{"sum": 3}'),
+        ("<|python_tag|>print(1)", [], "<|python_tag|>print(1)"),
+    ],
+    "pythonic": [
+        ("[add(a=1, b=[2, {'c': '</x>] \" }'}], é=None)]", ONE, ""),
+        (" [add(a=-1.5, b=true),\n add()]\n", [("add", {"a": -1.5, "b": True}), ("add", {})], ""),
+        ("<|python_start|>[add(s='\\'x')]<|python_end|>", [("add", {"s": "'x"})], ""),
+        ("[add(open('x'))]", [], "[add(open('x'))]"),
+        ("[add(a=open('x'))]", [], "[add(a=open('x'))]"),
+        ("[add(**{})]", [], "[add(**{})]"),
+        ("[other(a=1)]", [], "[other(a=1)]"),
+        ("[add](http://x)", [], "[add](http://x)"),
+        ("[1, 2]", [], "[1, 2]"),
+        ("see [add(a=1)]", [], "see [add(a=1)]"),
+        ("[add(a='\\d', b={1+2j})]", [], "[add(a='\\d', b={1+2j})]"),
+    ],
+    "qwen3_coder": [
+        (
+            "<tool_call>\n<function=add>\n<parameter=s>\n12\n</parameter>\n<parameter=n>\n12\n</parameter>\n</function>\n</tool_call>",
+            [("add", {"s": "12", "n": 12})],
+            "",
+        ),
+        (
+            'Ok\n<tool_call><function=add><parameter=n>two\n"lines"</parameter><parameter=o>True</parameter></function></tool_call>\n'
+            "<tool_call><function=get.it-2></function></tool_call>",
+            [("add", {"n": 'two\n"lines"', "o": True}), ("get.it-2", {})],
+            "Ok\n",
+        ),
+        # a lone quote is no JSON string's; but where JSON goes on behind the marker, it is
+        (
+            '<tool_call><function=add><parameter=o>\n{x} say "hi\n</parameter>\n<parameter=p>"C:\\</parameter>\n</function></tool_call>',
+            [("add", {"o": '{x} say "hi', "p": '"C:\\'})],
+            "",
+        ),
+        (
+            '<tool_call><function=add><parameter=o>["</parameter>", "<\\""]</parameter></function></tool_call>',
+            [("add", {"o": ["</parameter>", '<"']})],
+            "",
+        ),
+        ("<tool_call>{}</tool_call>", [], "<tool_call>{}</tool_call>"),
+        (
+            "<tool_call><function=add><parameter=n>1</tool_call>",
+            [],
+            "<tool_call><function=add><parameter=n>1</tool_call>",
+        ),
+    ],
+    "glm4": [
+        (
+            "<tool_call>add\n<arg_key>s</arg_key>\n<arg_value>null</arg_value>\n<arg_key>n</arg_key>\n<arg_value>[1]</arg_value>\n</tool_call>",
+            [("add", {"s": "null", "n": [1]})],
+            "",
+        ),
+        (
+            "<tool_call>add</tool_call>\n<tool_call>get.it-2<arg_key>a</arg_key><arg_value>b c</arg_value></tool_call>!",
+            [("add", {}), ("get.it-2", {"a": "b c"})],
+            "!",
+        ),
+        (
+            '<tool_call>add<arg_key>o</arg_key><arg_value>[x] say "hi</arg_value>\n'
+            '<arg_key>p</arg_key><arg_value>"hello</arg_value></tool_call>',
+            [("add", {"o": '[x] say "hi', "p": '"hello'})],
+            "",
+        ),
+        (
+            '<tool_call>add<arg_key>o</arg_key><arg_value>{"a": "\\"</arg_value>, </tool_call> "}</arg_value></tool_call>',
+            [("add", {"o": {"a": '"</arg_value>, </tool_call> '}})],
+            "",
+        ),
+        ("<tool_call>it may be</tool_call>", [], "<tool_call>it may be</tool_call>"),
+    ],
+    "deepseek_v3": [
+        (
+            f"Ah{DS[0]}{DS[1]}function{DS[2]}add\n```json\n{ARGS}\n```{DS[3]}\n"
+            f"{DS[1]}function{DS[2]}get.it-2\n```json\n{{}}\n```{DS[3]}{DS[4]}",
+            TWO,
+            "Ah",
+        ),
+        (f"{DS[0]}{DS[1]}add{DS[2]}{ARGS}{DS[3]}{DS[1]}get.it-2{DS[2]}{{}}{DS[3]}{DS[4]}", TWO, ""),
+        (f"{DS[0]}{DS[4]}", [], f"{DS[0]}{DS[4]}"),
+        (f"{DS[0]}{DS[1]}add{DS[2]}none{DS[3]}{DS[4]}", [], f"{DS[0]}{DS[1]}add{DS[2]}none{DS[3]}{DS[4]}"),
+    ],
+    "kimi_k2": [
+        (
+            f"{KIMI[0]}{KIMI[1]}functions.add:0{KIMI[2]}{ARGS}{KIMI[3]}{KIMI[1]}functions.get.it-2:1{KIMI[2]}{{}}{KIMI[3]}{KIMI[4]}",
+            TWO,
+            "",
+        ),
+        (f"I {KIMI[0]} {KIMI[1]} functions.add:0 {KIMI[2]} {ARGS} {KIMI[3]} {KIMI[4]}", ONE, "I "),
+        (f"{KIMI[0]}{KIMI[1]}{KIMI[2]}{{}}", [], f"{KIMI[0]}{KIMI[1]}{KIMI[2]}{{}}"),
+    ],
+    "granite": [
+        (f'<|tool_call|>[{{"name": "add", "arguments": {ARGS}}}, {{"name": "get.it-2", "arguments": {{}}}}]', TWO, ""),
+        (f'<tool_call>[{{"name": "add", "arguments": {ARGS}}}]', ONE, ""),
+        (f'<tool_call>[{{"name": "add", "arguments": {ARGS}}}]</tool_call>.', ONE, "."),
+    ],
+}
+EVERY = [(name, *case) for name, cases in CASES.items() for case in cases]
+WHOLE = ("pythonic", "qwen3_coder", "glm4")  # arguments that must be converted
+
+
+def split(name: str, pieces: list[str]) -> list[Segment]:
+    splitter = ChannelSplitter(THINK, TOOLS[name], declared=KNOWN)
+    out = [segment for piece in pieces for segment in splitter.feed(piece)]
+    return out + splitter.flush()
+
+
+def calls_in(segments: list[Segment]) -> list[tuple[str, str]]:
+    """(name, arguments) of each call, put together from its fragments; the shape of the stream is checked on the way."""
+    calls: list[tuple[str, str]] = []
+    for call in (segment.call for segment in segments if segment.call is not None):
+        assert bool(call.name) != bool(call.arguments)
+        if call.name:
+            assert call.place == len(calls)
+            calls.append((call.name, ""))
+        else:
+            assert call.place == len(calls) - 1
+            calls[-1] = (calls[-1][0], calls[-1][1] + call.arguments)
+    return calls
+
+
+def told(segments: list[Segment]) -> tuple[typing.Any, ...]:
+    """All that a client can tell of it: calls, ids, content, reasoning."""
+    return (
+        calls_in(segments),
+        [s.call.id for s in segments if s.call is not None and s.call.name and ":" in (s.call.id or "")],
+        *("".join(s.text for s in segments if s.channel == channel) for channel in ("content", "reasoning")),
+    )
+
+
+def cut(text: str, places: list[int]) -> list[str]:
+    places = sorted(place % (len(text) + 1) for place in places)
+    return [text[a:b] for a, b in zip([0, *places], [*places, len(text)], strict=True)]
+
+
+def test_every_format_can_be_chosen_and_has_cases():
+    names = typing.get_args(typing.get_type_hints(ServerConfig)["tool_parser"])
+    assert set(names) == {"auto", "none", *TOOLS}
+    assert set(CASES) == set(TOOLS)
+
+
+@pytest.mark.parametrize(("name", "text", "calls", "content"), EVERY)
+def test_what_a_model_writes_is_what_it_calls(name, text, calls, content):
+    for pieces in ([text], list(text)):
+        segments = split(name, pieces)
+        found, _, said, thought = told(segments)
+        assert [(called, json.loads(arguments)) for called, arguments in found] == calls
+        assert (said, thought) == (content, "")
+
+
+@pytest.mark.parametrize("name", TOOLS)
+@settings(deadline=None)
+@given(data=st.data(), places=st.lists(st.integers(0, 10**6), max_size=8))
+def test_any_chunking_says_the_same(name, data, places):
+    """Texts of the format, whole, cut off, damaged and mixed."""
+    parts = data.draw(
+        st.lists(
+            st.sampled_from([case[0] for case in CASES[name]] + ["<think>", "</think>", "{", "[", " ", "a"]), max_size=3
+        )
+    )
+    text = "".join(parts)
+    if data.draw(st.booleans()):
+        text = text[: data.draw(st.integers(0, len(text)))]
+    if text and data.draw(st.booleans()):
+        at = data.draw(st.integers(0, len(text) - 1))
+        text = text[:at] + data.draw(st.sampled_from(["", "<", "}", '"', "x"])) + text[at + 1 :]
+    whole = told(split(name, [text]))
+    assert told(split(name, cut(text, places))) == whole == told(split(name, list(text)))
+
+
+JSON_WRAPPER = r'\s|[\[\]{},:;]|"(?:name|arguments|parameters|type|id|function|7|x|y)"|0|"(?:add|get\.it-2|Bob)"'
+WRAPPERS = {
+    "mistral": JSON_WRAPPER + r"|add|get\.it-2|\[CALL_ID\]|abcdefghi|\[ARGS\]",
+    "deepseek_v3": r"\s|function|add|get\.it-2|```json|```|" + "|".join(DS),
+    "kimi_k2": r"\s|functions\.(?:add:0|get\.it-2:1)|" + "|".join(re.escape(mark) for mark in KIMI),
+    "qwen3_coder": r"\s|</tool_call>|<function=[^>]*>(?:\s*<parameter=[^>]*>.*?</parameter>)*\s*</function>",
+    "glm4": r"\s|</tool_call>|add|get\.it-2|<arg_key>.*?</arg_key>|<arg_value>.*?</arg_value>",
+    "pythonic": r"\s|\[(?:add\(.*?\)[,\s]*)+\]",
+}
+
+
+@pytest.mark.parametrize("name", TOOLS)
+@settings(deadline=None)
+@given(data=st.data())
+def test_no_character_is_lost(name, data):
+    """The text is what came out, in order, with nothing between but markers, wrapper and white space."""
+    text = "".join(
+        data.draw(st.lists(st.sampled_from([case[0] for case in CASES[name]] + [" ", "a", "<b"]), max_size=3))
+    )
+    markers = "|".join(re.escape(mark) for pair in TOOLS[name].markers for mark in pair if mark is not None)
+    wrapper = f"(?:{markers}|{WRAPPERS.get(name, JSON_WRAPPER)})*?"
+    pattern = wrapper
+    for segment in split(name, [text]):
+        part = re.escape(segment.text if segment.call is None else segment.call.arguments)
+        if segment.call is not None and name in WHOLE:
+            part = ""  # converted
+        elif segment.call is not None and segment.call.arguments == "{}":
+            part = f"(?:{part})?"  # made up where the model wrote none
+        pattern += part + wrapper
+    assert re.fullmatch(pattern, text, re.DOTALL)
+
+
+@pytest.mark.parametrize("name", [name for name in TOOLS if name not in WHOLE])
+def test_arguments_come_as_they_are_written(name):
+    """Every character of the value goes out with the character itself; the name before the first of them."""
+    text = CASES[name][0][0]
+    splitter = ChannelSplitter(THINK, TOOLS[name], declared=KNOWN)
+    begin = text.index(ARGS)
+    for i, char in enumerate(text[: begin + len(ARGS)]):
+        calls = [segment.call for segment in splitter.feed(char) if segment.call is not None]
+        if i < begin - 1:
+            assert not any(call.arguments for call in calls)
+        elif i > begin:
+            assert [call.arguments for call in calls] == [char]
+    assert splitter.calls == 1
+
+
+@pytest.mark.parametrize(("name", "text"), [(name, case[0]) for name, cases in CASES.items() for case in cases[:1]])
+def test_cut_off_before_the_name_is_known_it_is_content_and_after_it_stands(name, text):
+    for length in range(len(text)):
+        calls, _, content, _ = told(split(name, [text[:length]]))
+        if not calls:
+            assert content == text[:length].rstrip() or content == text[:length]
+        else:
+            assert text[:length].endswith(content.removeprefix("Ah"))  # the next call, before its name
+            assert calls[0][0] == "add"
+            assert name in WHOLE or ARGS.startswith(calls[0][1]) or calls[0][1].startswith(ARGS)
+
+
+HEAD = '<tool_call>{"name": "add", "arguments": {"a": '
+
+
+@pytest.mark.parametrize(
+    ("rest", "arguments", "content"),
+    [
+        ("oh? 1}} so</tool_call> bye", "oh", "? 1}} so bye"),
+        ("[1}}</tool_call>", "[1", "}}"),
+        ('1}, "x": ?}\n</tool_call> bye', "1}", ', "x": ?}\n bye'),
+        ("1}}\n?</tool_call>\n<tool_call>?", "1}", "\n?\n<tool_call>?"),
+    ],
+)
+def test_wrong_after_the_name_what_went_out_stands_and_the_rest_is_content(rest, arguments, content):
+    assert told(split("hermes", list(HEAD + rest))) == ([("add", f'{{"a": {arguments}')], [], content, "")
+
+
+def test_a_later_call_of_a_block_that_is_cut_is_content_from_its_own_beginning():
+    text = '[TOOL_CALLS][{"name": "add", "arguments": {}}, {"na'
+    assert told(split("mistral", list(text))) == ([("add", "{}")], [], '{"na', "")
+    assert told(split("mistral", list(text[:-4]))) == ([("add", "{}")], [], "", "")
+
+
+def test_ids_that_the_model_writes_and_those_its_template_wants():
+    kimi = split("kimi_k2", [CASES["kimi_k2"][0][0]])
+    assert [s.call.id for s in kimi if s.call and s.call.name] == ["functions.add:0", "functions.get.it-2:1"]
+    made = [s.call.id for s in split("mistral", [CASES["mistral"][0][0]]) if s.call and s.call.name]
+    assert all(re.fullmatch("[a-z0-9]{9}", id or "") for id in made)
+    assert len(set(made)) == 2
+    written = [s.call.id for s in split("mistral", [CASES["mistral"][3][0]]) if s.call and s.call.name]
+    assert written == ["abcdefghi"]
+
+
+def test_thoughts_before_an_answer_that_is_a_call():
+    text = '<think>{"name": "add"}</think>\n{"name": "add", "parameters": {}}'
+    assert told(split("llama3_json", list(text))) == ([("add", "{}")], [], "", '{"name": "add"}')
+
+
+@pytest.mark.parametrize(
+    ("text", "schema", "value"),
+    [
+        ("5", {"type": "string"}, "5"),
+        ("5", {"type": ["string", "null"]}, "5"),
+        ("null", {"anyOf": [{"type": "string"}, {"type": "null"}]}, None),
+        ("5", {"type": ["string", "integer"]}, 5),
+        ("5", {"type": 3, "anyOf": "x"}, 5),
+        ("5", None, 5),
+        (' {"a": [1]}\n', {"type": "object"}, {"a": [1]}),
+        ("False", {"type": "boolean"}, False),
+        ("False", {"type": "string"}, "False"),
+        ("{'a': 1}", {"type": "object"}, "{'a': 1}"),
+        ("NaN", {}, "NaN"),
+        ("", {}, ""),
+    ],
+)
+def test_bare_text_becomes_the_value_that_is_declared(text, schema, value):
+    assert json.loads(json_of(text, schema)) == value
+
+
+def test_odd_declarations_are_no_trouble():
+    odd = [
+        {},
+        {"function": None},
+        {"function": {"name": 3}},
+        {"function": {"name": "f", "parameters": {"properties": 1}}},
+    ]
+    assert declared(odd) == {"f": {}}
+    assert declared(None) == {}
+
+
+@pytest.mark.parametrize(
+    "inside", ["(" * 5000, "-" * 100_000 + "1", "1+" * 50_000 + "1", "'\\ud800'", "9" * 5000, "1e999", "b'x'", "{1}"]
+)
+def test_hostile_literals_are_text_or_values(inside):
+    text = f"[add(a={inside})]"
+    with warnings.catch_warnings(action="error"):
+        calls, _, content, _ = told(split("pythonic", [text]))
+    assert content == text or json.loads(calls[0][1])
+
+
+@pytest.mark.parametrize("name", TOOLS)
+def test_what_has_been_read_is_not_looked_at_again(name):
+    """What stays for the next token is less than a marker, so a token costs no more late in a call than early."""
+    text = CASES[name][0][0].replace("[2, {", "[" + "2, " * 500 + "{").replace("12", "12" * 500)
+    splitter = ChannelSplitter(THINK, TOOLS[name], declared=KNOWN)
+    for char in text:
+        splitter.feed(char)
+        left = splitter._held if splitter._block is None else splitter._block.unread
+        assert len(left) < len("<|tool_call_argument_begin|>")
+    assert splitter.calls

@@ -178,7 +178,7 @@ def test_fields_that_nothing_here_acts_on_are_refused_and_say_what_to_use(field,
 
 def test_what_is_elsewhere_are_fields_and_min_tokens_reads_two_of_them():
     assert ELSEWHERE.keys() <= NEUTRAL.keys()
-    Slots(1, V).join(0, SamplingParams(min_tokens=2, stop_token_ids=(3,), ignore_eos=True), key=1, prompt=[1])
+    Slots(1, V).add(0, SamplingParams(min_tokens=2, stop_token_ids=(3,), ignore_eos=True), key=1, prompt=[1])
 
 
 def test_a_seed_is_the_key_or_refused_beside_another():

@@ -11,4 +11,4 @@ from tailrace.sampling.keys import request_key
 from tailrace.sampling.sampler import Sampled, Sampler
 from tailrace.sampling.slots import SequenceState, Slots
 
-__all__ = ["SequenceState", "Guidance", "Rows", "Sampled", "Sampler", "SamplingParams", "Slots", "request_key"]
+__all__ = ["Guidance", "Rows", "Sampled", "Sampler", "SamplingParams", "SequenceState", "Slots", "request_key"]

@@ -110,6 +110,28 @@ def test_names_in_the_guides_exist(page: Path):
     assert not missing_names(page.read_text())
 
 
+def missing_objects(text: str) -> list[str]:
+    """What the reference shows (`::: tailrace.room.file.Name`) and no file binds."""
+    found = []
+    for name in re.findall(r"^::: ([\w.]+)$", text, re.MULTILINE):
+        parts = name.split(".")
+        files = [ROOT / "src" / "/".join(parts[:cut]) for cut in (len(parts), len(parts) - 1)]
+        there = [file for path in files for file in (path / "__init__.py", path.with_suffix(".py")) if file.is_file()]
+        if not there or not (whole_file(there[0], parts) or re.search(rf"\b{parts[-1]}\b", there[0].read_text())):
+            found.append(name)
+    return found
+
+
+def whole_file(file: Path, parts: list[str]) -> bool:
+    return file.stem == parts[-1] or file.parent.name == parts[-1]
+
+
+def test_objects_of_the_reference_exist():
+    pages = sorted((ROOT / "docs/reference").glob("*.md"))
+    assert len(pages) > 3
+    assert not [name for page in pages for name in missing_objects(page.read_text())]
+
+
 def test_planted_faults_are_found(tmp_path: Path):
     (tmp_path / "there.md").write_text("# One heading\n\n```\n# no heading\n```\n\n## Größe\n")
     page = tmp_path / "page.md"
@@ -123,6 +145,12 @@ def test_planted_faults_are_found(tmp_path: Path):
         "engine/pipeline.py",
         "line.py",
     ]
+    assert missing_objects(
+        "::: tailrace.sampling.Slots\n\n::: tailrace.sampling.Slotz\n::: tailrace.gone\n::: tailrace.errors\n"
+    ) == [
+        "tailrace.sampling.Slotz",
+        "tailrace.gone",
+    ]  # the first is nothing in its file, the second is no file
     assert missing_names("`Sampler.begin` `Sampler.nowhere_at_all` `not_there` `top_k: 5`") == [
         "Sampler.nowhere_at_all",
         "not_there",

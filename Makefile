@@ -2,7 +2,7 @@
 #
 #   make serve [PORT=8000] [HOST=127.0.0.1] [MODEL=…] [ARGS="--dtype float32"]
 #   make chat  [MODEL=…] [ARGS=…]
-#   make test | test-long | test-clients | test-gpu | test-oldest | lint | bench [BENCH="serve sampler knobs kernels"] [ARGS=…]
+#   make test | test-long | test-clients | test-gpu | test-oldest | lint | docs | bench [BENCH="serve sampler knobs kernels"] [ARGS=…]
 #   make wheel [PYTHONS="python3.11 python3.12"]
 
 VENV := .venv
@@ -11,6 +11,7 @@ DEPS := $(VENV)/.stamp-dependencies
 BUILD := $(VENV)/.stamp-package
 CLIENTS := .venv-clients
 OLDEST := .venv-oldest
+DOCS := .venv-docs
 SOURCES := $(wildcard csrc/*.cpp csrc/*.h csrc/*.hpp)
 
 PORT ?= 8000
@@ -20,7 +21,7 @@ ARGS ?=
 MODEL_FLAG := $(if $(MODEL),--model "$(MODEL)")
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: install serve chat test test-long test-clients test-gpu test-oldest wheel bench lint format lock lock-clients clean help
+.PHONY: install serve chat test test-long test-clients test-gpu test-oldest wheel bench lint format docs lock lock-clients lock-docs clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -62,12 +63,13 @@ test: lint
 test-long: install
 	$(BIN)/python -m pytest $(ARGS)
 
-# Clients of others against the server, in an environment of their own: they hold each other's versions back.
-$(CLIENTS)/.stamp: requirements-clients.lock | $(BIN)/pip
-	@rm -rf $(CLIENTS); $(BIN)/python -m venv $(CLIENTS)
-	$(CLIENTS)/bin/python -m pip --disable-pip-version-check install --quiet -r requirements-clients.lock
+# Environments of their own, whose packages would hold back ours: clients of others, and what builds the docs.
+.venv-%/.stamp: requirements-%.lock | $(BIN)/pip
+	@rm -rf .venv-$*; $(BIN)/python -m venv .venv-$*
+	.venv-$*/bin/python -m pip --disable-pip-version-check install --quiet -r requirements-$*.lock
 	@touch $@
 
+# Clients of others against the server.
 test-clients: install $(CLIENTS)/.stamp
 	$(CLIENTS)/bin/python -m pytest tests/clients $(ARGS)
 
@@ -127,6 +129,11 @@ format: install
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
+# The site of docs/, into build/site. It reads the docstrings from the source; a link or an anchor that leads nowhere is an error.
+docs: $(DOCS)/.stamp
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build
+	@echo "build/site/index.html"
+
 # Renew the versions: everything pyproject.toml asks for, newest, in an environment of its own.
 lock: $(BIN)/pip
 	@set -e; work=$$(mktemp -d); trap 'rm -rf "$$work"' EXIT; \
@@ -137,12 +144,12 @@ lock: $(BIN)/pip
 	{ head -1 requirements.lock; "$$work/venv/bin/python" -m pip freeze | sed -E 's/^(torch==[^+]+).*/\1/; s/^(uvloop==.*)/\1; platform_system != "Windows"/; /^nvidia/d; s/^triton==.*/triton>=3.7.1; platform_system == "Linux"/' | sort -f; } > "$$work/lock"; \
 	cp "$$work/lock" requirements.lock; echo "requirements.lock renewed; run make test"
 
-lock-clients: $(BIN)/pip
+lock-clients lock-docs: lock-%: $(BIN)/pip
 	@set -e; work=$$(mktemp -d); trap 'rm -rf "$$work"' EXIT; \
 	$(BIN)/python -m venv "$$work/venv"; \
-	"$$work/venv/bin/python" -m pip install --quiet -r requirements-clients.txt; \
-	{ head -1 requirements-clients.lock; "$$work/venv/bin/python" -m pip freeze | sort -f; } > "$$work/lock"; \
-	cp "$$work/lock" requirements-clients.lock; echo "requirements-clients.lock renewed; run make test-clients"
+	"$$work/venv/bin/python" -m pip install --quiet -r requirements-$*.txt; \
+	{ head -1 requirements-$*.lock; "$$work/venv/bin/python" -m pip freeze | sort -f; } > "$$work/lock"; \
+	cp "$$work/lock" requirements-$*.lock; echo "requirements-$*.lock renewed; run make $(if $(filter docs,$*),docs,test-$*)"
 
 clean:
-	rm -rf $(VENV) $(CLIENTS) $(OLDEST) build dist
+	rm -rf $(VENV) $(CLIENTS) $(OLDEST) $(DOCS) build dist

@@ -19,6 +19,8 @@ HOST ?= 127.0.0.1
 MODEL ?=
 ARGS ?=
 MODEL_FLAG := $(if $(MODEL),--model "$(MODEL)")
+WORKERS ?= 2
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .PHONY: install serve chat test test-long test-clients test-gpu test-oldest wheel bench lint format docs lock lock-clients lock-docs clean help
@@ -58,10 +60,10 @@ chat: install
 	@$(BIN)/tailrace chat $(MODEL_FLAG) $(ARGS)
 
 test: lint
-	$(BIN)/python -m pytest -m "not long" $(ARGS)
+	$(PYTEST) -m "not long" $(ARGS)
 
 test-long: install
-	$(BIN)/python -m pytest $(ARGS)
+	$(PYTEST) $(ARGS)
 
 # Environments of their own, whose packages would hold back ours: clients of others, and what builds the docs.
 .venv-%/.stamp: requirements-%.lock | $(BIN)/pip

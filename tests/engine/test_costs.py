@@ -136,12 +136,14 @@ def test_what_all_do_at_once_is_spread_over_steps(both_modes, monkeypatch):
 def test_searches_for_a_way_out_of_one_call_share_the_time(both_modes, monkeypatch):
     """64 sequences looked at one place each in a step, however long that took."""
     looked: list[int] = []
-    ranked = completion.Search.ranked
+    ranked = completion.CompletionSearch.ranked
     grammars = Grammars(GrammarConfig(), None, TOKEN_BYTES.token_bytes, TOKEN_BYTES.special, [EOS], VOCAB)
     harness = Harness(ScriptedRunner(VOCAB, lambda tokens: A, 512), grammars=grammars, token_bytes=TOKEN_BYTES, eos=EOS)
     monkeypatch.setattr(commit_room, "SEARCH_S", 0.0)
     monkeypatch.setattr(
-        completion.Search, "ranked", lambda *args: looked.append(harness.engine.counters.steps) or ranked(*args)
+        completion.CompletionSearch,
+        "ranked",
+        lambda *args: looked.append(harness.engine.counters.steps) or ranked(*args),
     )
     try:
         source = Grammar(kind="regex", source="[ab]{3,9}c", close_in_time=True)

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from tailrace.config import ServerConfig
 from tailrace.text.channels import REASONING, ChannelSplitter, Segment
 from tailrace.text.tool_parsers import TOOLS, declared
+from tailrace.text.tool_parsers.block import NotACallError
+from tailrace.text.tool_parsers.pythonic import calls_of
 from tailrace.text.tool_parsers.values import json_of
 
 THINK = REASONING["think"]
@@ -396,3 +398,16 @@ def test_what_has_been_read_is_not_looked_at_again(name):
         left = splitter._held if splitter._block is None else splitter._block.unread
         assert len(left) < len("<|tool_call_argument_begin|>")
     assert splitter.calls
+
+
+@pytest.mark.parametrize(
+    "text", ["[f(a=1.e999)]", "[f(a=b'x')]", "[f(a={1, 2})]", "[f(a=[nan])]", "[f(a={1: 2})]", "[f(a=1j)]"]
+)
+def test_pythonic_values_that_json_does_not_know(text):
+    with pytest.raises(NotACallError):
+        calls_of(text)
+
+
+def test_pythonic_values_that_json_knows():
+    [(name, arguments)] = calls_of("[f(a=[1, (2.5, 'x')], b={'k': None}, c=true, d=-1e999, e=0x10)]")
+    assert (name, arguments) == ("f", {"a": '[1,[2.5,"x"]]', "b": '{"k":null}', "c": "true", "d": "-1e999", "e": "16"})

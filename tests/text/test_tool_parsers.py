@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from examples import examples
 from tailrace.config import ServerConfig
 from tailrace.text.channels import REASONING, ChannelSplitter, Segment
 from tailrace.text.tool_parsers import TOOLS, declared
@@ -231,7 +232,7 @@ def test_what_a_model_writes_is_what_it_calls(name, text, calls, content):
 
 
 @pytest.mark.parametrize("name", TOOLS)
-@settings(deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(data=st.data(), places=st.lists(st.integers(0, 10**6), max_size=8))
 def test_any_chunking_says_the_same(name, data, places):
     """Texts of the format, whole, cut off, damaged and mixed."""
@@ -262,7 +263,7 @@ WRAPPERS = {
 
 
 @pytest.mark.parametrize("name", TOOLS)
-@settings(deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(data=st.data())
 def test_no_character_is_lost(name, data):
     """The text is what came out, in order, with nothing between but markers, wrapper and white space."""

@@ -2,7 +2,7 @@
 #
 #   make serve [PORT=8000] [HOST=127.0.0.1] [MODEL=…] [ARGS="--dtype float32"]
 #   make chat  [MODEL=…] [ARGS=…]
-#   make test | test-long | test-clients | test-gpu | test-oldest | lint | docs | bench [BENCH="serve sampler knobs kernels"] [ARGS=…]
+#   make test | test-long [PART="tests/sampling tests/engine"] | test-clients | test-gpu | test-oldest | lint | docs | bench [BENCH="serve sampler knobs kernels"] [ARGS=…]
 #   make wheel [PYTHONS="python3.11 python3.12"]
 
 VENV := .venv
@@ -59,11 +59,16 @@ serve: install
 chat: install
 	@$(BIN)/tailrace chat $(MODEL_FLAG) $(ARGS)
 
-test: lint
+# The time at its end should be below four minutes on two quiet cores. docs/testing.md has what is left to test-long, and why.
+test: install
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
 	$(PYTEST) -m "not long" $(ARGS)
 
+# What make test leaves out, and all examples of hypothesis. PART: the folders, separated by spaces.
+PART ?= tests
 test-long: install
-	$(PYTEST) $(ARGS)
+	$(PYTEST) -m "long or hypothesis" --hypothesis-profile=long $(PART) $(ARGS)
 
 # Environments of their own, whose packages would hold back ours: clients of others, and what builds the docs.
 .venv-%/.stamp: requirements-%.lock | $(BIN)/pip

@@ -14,10 +14,23 @@ import pytest
 
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "tailrace"
 
-LEAVES = {"errors", "ranges", "options", "params", "config", "logs", "json_schema", "residue", "_cpu", "__version__"}
+LEAVES = {
+    "errors",
+    "extras",
+    "ranges",
+    "options",
+    "params",
+    "config",
+    "logs",
+    "json_schema",
+    "residue",
+    "_cpu",
+    "__version__",
+}
 # room -> rooms it may know, besides LEAVES
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
+    "extras": set(),
     "ranges": set(),
     "options": set(),
     "params": set(),

@@ -2,8 +2,7 @@
 #
 #   make serve [PORT=8000] [HOST=127.0.0.1] [MODEL=…] [ARGS="--dtype float32"]
 #   make chat  [MODEL=…] [ARGS=…]
-#   make test | test-long | test-clients | test-gpu | test-oldest | lint | docs
-#   make bench [BENCH="serve sampler knobs kernels"] [ARGS=…]
+#   make test | test-long | test-clients | test-gpu | test-oldest | lint | docs | bench [BENCH="serve sampler knobs kernels"] [ARGS=…]
 #   make wheel [PYTHONS="python3.11 python3.12"]
 
 VENV := .venv
@@ -11,8 +10,8 @@ BIN := $(VENV)/bin
 DEPS := $(VENV)/.stamp-dependencies
 BUILD := $(VENV)/.stamp-package
 CLIENTS := .venv-clients
-DOCS := .venv-docs
 OLDEST := .venv-oldest
+DOCS := .venv-docs
 SOURCES := $(wildcard csrc/*.cpp csrc/*.h csrc/*.hpp)
 
 PORT ?= 8000
@@ -20,10 +19,11 @@ HOST ?= 127.0.0.1
 MODEL ?=
 ARGS ?=
 MODEL_FLAG := $(if $(MODEL),--model "$(MODEL)")
+WORKERS ?= 2
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: install serve chat test test-long test-clients test-gpu test-oldest wheel bench lint format docs \
-  lock lock-clients lock-docs clean help
+.PHONY: install serve chat test test-long test-clients test-gpu test-oldest wheel bench lint format docs lock lock-clients lock-docs clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -60,10 +60,10 @@ chat: install
 	@$(BIN)/tailrace chat $(MODEL_FLAG) $(ARGS)
 
 test: lint
-	$(BIN)/python -m pytest -m "not long" $(ARGS)
+	$(PYTEST) -m "not long" $(ARGS)
 
 test-long: install
-	$(BIN)/python -m pytest $(ARGS)
+	$(PYTEST) $(ARGS)
 
 # Environments of their own, whose packages would hold back ours: clients of others, and what builds the docs.
 .venv-%/.stamp: requirements-%.lock | $(BIN)/pip
@@ -154,4 +154,4 @@ lock-clients lock-docs: lock-%: $(BIN)/pip
 	cp "$$work/lock" requirements-$*.lock; echo "requirements-$*.lock renewed; run make $(if $(filter docs,$*),docs,test-$*)"
 
 clean:
-	rm -rf $(VENV) $(CLIENTS) $(DOCS) $(OLDEST) build dist
+	rm -rf $(VENV) $(CLIENTS) $(OLDEST) $(DOCS) build dist

@@ -1,37 +1,40 @@
-"""The docstrings' `Args:` for the site: several arguments share a line in the source; here each gets its own. A griffe extension."""
+"""`Args:` and `Attributes:` of docstrings, for the site: several share a line in the source, each gets its own. A griffe extension."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import griffe
 
-SECTION = re.compile(r"(?P<head>^Args:\n)(?P<body>(?:[ ]+\S.*\n?)+)", re.MULTILINE)
+SECTION = r"(?P<head>^{}:\n)(?P<body>(?:[ ]+\S.*\n?)+)"
 
 
 class ArgumentLines(griffe.Extension):
-    """Splits `a: …. b: …` where `b` is a parameter too."""
+    """Splits `a: …. b: …` where `b` is a name too, and `a, b: …`."""
 
     def on_function(self, *, func: griffe.Function, **_: Any) -> None:
-        split(func.docstring, [parameter.name for parameter in func.parameters])
+        split(func.docstring, "Args", [parameter.name for parameter in func.parameters])
 
     def on_class(self, *, cls: griffe.Class, **_: Any) -> None:
-        split(cls.docstring, [parameter.name for parameter in cls.parameters])
+        split(cls.docstring, "Args", [parameter.name for parameter in cls.parameters])
+        split(cls.docstring, "Attributes", cls.attributes)
 
 
-def split(docstring: griffe.Docstring | None, names: list[str]) -> None:
-    """Rewrite the section in place."""
-    if docstring is None or not names:
-        return
+def split(docstring: griffe.Docstring | None, section: str, names: Iterable[str]) -> None:
+    """Rewrite a section in place."""
     name = "|".join(map(re.escape, names))
+    if docstring is None or not name:
+        return
+    begin = re.compile(rf"(?:^|(?<=[.;:)]) )(?=(?:(?:{name})(?:, )?)+: )")
 
-    def lines(section: re.Match[str]) -> str:
-        joined = " ".join(line.strip() for line in section["body"].splitlines())
-        parts = re.split(rf"(?:^|(?<=[.;:)]) )(?=(?:(?:{name})(?:, )?)+: )", joined)
-        return section["head"] + "".join(f"    {entry}\n" for part in parts if part for entry in entries(part))
+    def lines(found: re.Match[str]) -> str:
+        joined = " ".join(line.strip() for line in found["body"].splitlines())
+        parts = [part for part in begin.split(joined) if part]
+        return found["head"] + "".join(f"    {entry}\n" for part in parts for entry in entries(part))
 
-    docstring.value = SECTION.sub(lines, docstring.value)
+    docstring.value = re.sub(SECTION.format(section), lines, docstring.value, flags=re.MULTILINE)
 
 
 def entries(part: str) -> list[str]:

@@ -70,7 +70,7 @@ def test_who_waits_for_a_mask_sits_out_and_nobody_waits_with_it(both_modes, monk
     def late(jobs, *args):
         if any(job.owner.id == "slow" and len(job.owner.sequences[0].tokens) > 3 for job in jobs) and not held:
             held.append(jobs)
-            release.wait(30)
+            release.wait()
         return gate(jobs, *args)
 
     def told(hold: bool) -> dict:

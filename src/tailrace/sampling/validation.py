@@ -17,6 +17,7 @@ ELSEWHERE: dict[str, str] = {
     "n": "join one sequence and Slots.fork the others",
     "banned_strings": "find them in the text, then Slots.rewind and Slots.ban",
     "banned_ignore_case": "see banned_strings",
+    "banned_regex": "find what matches in the text, then Slots.rewind and Slots.ban",
     "max_tokens": "stop when so many tokens are committed",
     "stop_token_ids": "look for them among the committed tokens; here only min_tokens reads them",
     "ignore_eos": "go on after it; here only min_tokens reads it",

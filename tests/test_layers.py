@@ -14,11 +14,14 @@ import pytest
 
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "tailrace"
 
-LEAVES = {"errors", "ranges", "options", "params", "config", "logs", "json_schema", "residue", "_cpu", "__version__"}
+LEAVES = {"errors", "fields", "field_checks", "sampler_fields", "engine_fields", "options", "params", "config", "logs", "json_schema", "residue", "_cpu", "__version__"}
 # room -> rooms it may know, besides LEAVES
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
-    "ranges": set(),
+    "fields": set(),
+    "field_checks": set(),
+    "sampler_fields": set(),
+    "engine_fields": set(),
     "options": set(),
     "params": set(),
     "config": set(),

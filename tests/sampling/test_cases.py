@@ -11,7 +11,9 @@ import torch
 from tailrace.errors import ParameterError
 from tailrace.kernels.status import EMPTY, INF, NAN, OK
 from tailrace.params import NEUTRAL, SamplingParams
-from tailrace.ranges import COMPANIONS, RANGES
+from tailrace.params import FIELDS
+COMPANIONS = {name: f.needs for name, f in FIELDS.items() if f.needs}
+RANGES = {name: f.range for name, f in FIELDS.items() if f.range}
 from tailrace.sampling import Rows, Sampler, Slots, request_key, validation
 from tailrace.sampling.reference import distribution
 
@@ -108,7 +110,7 @@ def test_case_08_the_tail_of_a_large_vocabulary_comes_as_often_as_it_should():
 def test_case_10_ids_outside_the_vocabulary_are_refused_by_name(name, token):
     value = {"logit_bias": {token: 1.0}, "bad_words": ((1, token),)}.get(name, (token,))
     with pytest.raises(ParameterError, match=name):
-        Slots(1, V).join(0, SamplingParams(**{name: value}), key=1, prompt=[1])
+        Slots(1, V).add(0, SamplingParams(**{name: value}), key=1, prompt=[1])
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ from tailrace.params import SamplingParams
 from tailrace.text.tokenizer import Tokenizer
 from tailrace.wire.async_client import AsyncClient, AsyncStream
 from tailrace.wire.messages import Finished, TokenLogprobs, Tokens
-from tailrace.wire.stream_table import Account
+from tailrace.wire.stream_table import OpenStream
 
 FLOOR = -9999.0  # stands for −inf
 
@@ -154,7 +154,7 @@ class Outputs:
         self._waiting: Output | None = None
         self._ready = asyncio.Event()
 
-    def take(self, _: Account) -> None:
+    def take(self, _: OpenStream) -> None:
         """What has arrived becomes an output."""
         output = Output("", [], [])
         for message in self._account.take():

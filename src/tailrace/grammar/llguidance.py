@@ -9,11 +9,10 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any, Self
 
-import llguidance
 import torch
-from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from tailrace.errors import DeadEndError, GrammarError, GrammarLimitError
+from tailrace.extras import needs
 from tailrace.grammar.base import BitmaskJob, not_taken
 from tailrace.grammar.bitmasks import Unfinished
 from tailrace.grammar.check import UnsupportedError, parse_choice, parse_schema, parse_tag, shape
@@ -25,6 +24,10 @@ from tailrace.grammar.tags import as_lark as tag_as_lark
 from tailrace.grammar.tags import normal, schemas
 from tailrace.grammar.vocabulary import Vocabulary
 from tailrace.options import Grammar
+
+with needs("grammar"):
+    import llguidance
+    from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 # What one mask may take. The work for a row of items grows with the square of their number: with 1,000, which an object of 245 properties
 # has that may all be left out, it takes up to 60 ms. The library's own limits, 50,000 and 2,000, let one mask take half a second.

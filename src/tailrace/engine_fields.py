@@ -19,9 +19,9 @@ LOOKED_FOR = "look for them in the text"
 GUIDED = "Rows.guidance, or tailrace.sampling.guidance.guide before the sampler"
 
 
-def texts(doc: str, kind: Kind, entries: int, **more: Any) -> Field:
+def texts(doc: str, kind: Kind, entries: int, instead: str = LOOKED_FOR, **more: Any) -> Field:
     """A field of strings that are looked for in the text."""
-    return Field(doc, kind=kind, entries=entries, check=check_texts, **{"instead": LOOKED_FOR} | more)
+    return Field(doc, kind=kind, entries=entries, check=check_texts, instead=instead, **more)
 
 
 class EngineFields(SamplerFields, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):

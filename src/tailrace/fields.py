@@ -60,7 +60,7 @@ Kind = Literal["edit", "reshape", "truncation", "draw", "report", "stop", "text"
 KINDS: dict[Kind, str] = {
     "edit": "changes the logits of single tokens",
     "reshape": "changes probabilities and removes no token",
-    "truncation": "removes tokens; mirostat takes the place of all others",
+    "truncation": "removes tokens; refused beside mirostat, which replaces it",
     "draw": "what is drawn, and how often",
     "report": "what is reported of each token",
     "stop": "where a sequence ends",

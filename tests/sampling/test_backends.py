@@ -195,7 +195,8 @@ def lessons(slots: Slots) -> list[list[float]]:
 APART = {name for name in PARAMS if name.startswith(("encoder penalty", "length decay"))}
 GPU = torch.device("cuda")
 PARAMS |= uncovered(PARAMS)
-APART |= {name for name, fields in PARAMS.items() if beyond_device(SamplingParams(**fields), GPU)}
+REFINED = {name: {of: value for of, value in fields.items() if of != "bad_words"} for name, fields in PARAMS.items()}
+APART |= {name for name, fields in REFINED.items() if beyond_device(SamplingParams(**fields), GPU)}
 ON_GPU = [name for name in PARAMS if name not in APART]
 AT_LENGTH = ("temperature", "top_k many", "top_p most", "typical", "everything")
 ALL = range(10)  # kinds of rows

@@ -69,7 +69,11 @@ def company(name: str) -> dict[str, Any]:
 def uncovered(cases: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """An own case for each truncation, or reshaping of probabilities, that no case has."""
     named = {name for fields in cases.values() for name in fields}
-    wanted = (name for name, field in DRAWN.items() if field.refinement and not field.needs and name not in named)
+    wanted = (
+        name
+        for name, field in DRAWN.items()
+        if field.refinement and field.kind != "edit" and not field.needs and name not in named
+    )
     return {name: company(name) for name in wanted}
 
 

@@ -73,7 +73,8 @@ class Bans:
 
 class Mark(NamedTuple):
     """Where the reading of the text stands: after so many tokens and characters. state: of the automaton; begun: of the search. pending:
-    bytes of a character that is not complete, which began in token `origin`."""
+    bytes of a character that is not complete, which began in token `origin`. whole: the last number of tokens after which no character
+    was incomplete: only there may the text end. (A token may complete one character and begin the next: then no cut beside it is clean.)"""
 
     tokens: int = 0
     characters: int = 0
@@ -81,6 +82,7 @@ class Mark(NamedTuple):
     begun: dict[int, int] = {}  # noqa: RUF012, never changed in place
     pending: bytes = b""
     origin: int = 0
+    whole: int = 0
 
 
 class BannedStringCheck:
@@ -138,18 +140,13 @@ class BannedStringCheck:
         """The held tokens that can go out: those that can't be part of anything banned any more; at the end all."""
         held = max(self._bans.strings.held[self._now.state], self._search.held)
         first = self._owners[-held] if held else len(self._tokens)
-        return self._out(len(self._tokens) if everything else min(first, self._whole))
+        return self._out(len(self._tokens) if everything else min(first, self._now.whole))
 
     def rest(self) -> list[Held]:
-        """All held tokens, where the text ends here: those whose characters are whole."""
-        return self._out(self._whole)
+        """The held tokens up to the last place where the text may end here."""
+        return self._out(self._now.whole)
 
     # ---- inside
-
-    @property
-    def _whole(self) -> int:
-        """Tokens whose characters are complete."""
-        return self._now.origin if self._now.pending else len(self._tokens)
 
     def _out(self, upto: int) -> list[Held]:
         count = max(0, upto - self.sent)
@@ -177,9 +174,10 @@ class BannedStringCheck:
                 self.field = "banned_regex" if pattern > length else "banned_strings"
                 length = max(length, pattern)
                 began = self._owners[-length]
-                self.alone = began == here and not self._now.pending and whole(data)
+                self.alone = began == here and not self._now.pending and is_text(data)
                 return began
-        self._now = Mark(len(self._tokens), len(self._owners), state, search.begun, pending, origin)
+        whole = self._now.whole if pending else len(self._tokens)
+        self._now = Mark(len(self._tokens), len(self._owners), state, search.begun, pending, origin, whole)
         return None
 
     def _decoded(self, data: bytes, here: int, last: bool) -> tuple[str, int, bytes, int]:
@@ -195,7 +193,7 @@ class BannedStringCheck:
         return text, first, pending, here if text else first
 
 
-def whole(data: bytes) -> bool:
+def is_text(data: bytes) -> bool:
     """It is the bytes of whole characters."""
     try:
         data.decode()

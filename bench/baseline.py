@@ -55,21 +55,21 @@ class Logprob(Top):
     top_logprobs: list[Top] = []
 
 
-class Logprobs(BaseModel):
+class BaselineLogprobs(BaseModel):
     content: list[Logprob] | None = None
 
 
-class Delta(BaseModel):
+class BaselineDelta(BaseModel):
     role: str | None = None
     content: str | None = None
     reasoning: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
 
 
-class Choice(BaseModel):
+class BaselineChoice(BaseModel):
     index: int
-    delta: Delta
-    logprobs: Logprobs | None = None
+    delta: BaselineDelta
+    logprobs: BaselineLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     token_ids: list[int] | None = None
@@ -80,13 +80,15 @@ class Chunk(BaseModel):
     object: str = "chat.completion.chunk"
     created: int
     model: str
-    choices: list[Choice]
+    choices: list[BaselineChoice]
     usage: dict[str, int] | None = None
     system_fingerprint: str | None = None
     prompt_token_ids: list[int] | None = None
 
 
-def logprobs_of(backend: tokenizers.Tokenizer, ids: Iterable[int], entries: Iterable[TokenLogprobs]) -> Logprobs:
+def logprobs_of(
+    backend: tokenizers.Tokenizer, ids: Iterable[int], entries: Iterable[TokenLogprobs]
+) -> BaselineLogprobs:
     """As the answer says them."""
 
     def named(id: int, logprob: float) -> dict[str, Any]:
@@ -97,7 +99,7 @@ def logprobs_of(backend: tokenizers.Tokenizer, ids: Iterable[int], entries: Iter
     for id, entry in zip(ids, entries, strict=True):
         tops = [Top(**named(i, p)) for i, p in zip(entry.top_ids, entry.top_logprobs, strict=True)]
         content.append(Logprob(**named(id, entry.logprob), top_logprobs=tops))
-    return Logprobs(content=content)
+    return BaselineLogprobs(content=content)
 
 
 class Text:
@@ -189,7 +191,7 @@ async def answer(
     head: Any = {"id": f"chatcmpl-{stream.id}", "object": "chat.completion.chunk", "created": int(time.time())}
     count, reason = 0, None
 
-    def event(choices: list[Choice], **fields: Any) -> str:
+    def event(choices: list[BaselineChoice], **fields: Any) -> str:
         chunk = Chunk(**head, model=model, choices=choices, **fields)
         return f"data: {chunk.model_dump_json(exclude_unset=True)}\n\n"
 
@@ -197,11 +199,17 @@ async def answer(
         while reason is None:
             output = await outputs.get()
             if not count:
-                greeting = Delta(role="assistant", content="")
-                yield event([Choice(index=0, delta=greeting, logprobs=None, finish_reason=None)])
+                greeting = BaselineDelta(role="assistant", content="")
+                yield event([BaselineChoice(index=0, delta=greeting, logprobs=None, finish_reason=None)])
             count, reason = count + len(output.token_ids), output.finish_reason
             logprobs = logprobs_of(backend, output.token_ids, output.logprobs) if with_logprobs else None
-            yield event([Choice(index=0, delta=Delta(content=output.text), logprobs=logprobs, finish_reason=reason)])
+            yield event(
+                [
+                    BaselineChoice(
+                        index=0, delta=BaselineDelta(content=output.text), logprobs=logprobs, finish_reason=reason
+                    )
+                ]
+            )
         yield event([], usage={"completion_tokens": count})
         yield "data: [DONE]\n\n"
     finally:

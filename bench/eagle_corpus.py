@@ -164,7 +164,7 @@ class Sample:
     last: torch.Tensor
 
 
-class Recorder:
+class StateRecorder:
     """A drafter that guesses nothing and keeps what it is shown (see drafting.base.Drafter). samples: of the sequences that have left."""
 
     draws = False
@@ -317,7 +317,7 @@ def answered(
     Raises:
         RuntimeError: a request failed.
     """
-    recorder = Recorder(layers, engine.runner.num_layers)  # type: ignore[attr-defined]
+    recorder = StateRecorder(layers, engine.runner.num_layers)  # type: ignore[attr-defined]
     engine.runner.capture(recorder.captures)  # type: ignore[attr-defined]
     engine.speculator.drafter = recorder
     for i, prompt in enumerate(prompts):

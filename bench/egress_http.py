@@ -23,7 +23,7 @@ from typing import Any
 
 import uvloop
 from bench.harness import Worker, percentile
-from bench.serve import HOST, running
+from bench.server import HOST, running
 
 FRONT_ENDS = {"ours": ("tailrace.cli", "serve", "--log-level", "warning"), "baseline": ("bench.baseline",)}
 GOAL = 4.0  # ours / baseline, per second of processor time

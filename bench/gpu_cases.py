@@ -42,7 +42,7 @@ MIXED: tuple[Asked, ...] = (
 
 
 @dataclass(frozen=True)
-class Case:
+class GpuCase:
     """asked: row r asks asked[r % n]. past: tokens of history. rule: how drafts are verified; None: there are none. masked: grammars on
     all rows, or on every third. rows: the kind of logits."""
 
@@ -53,31 +53,31 @@ class Case:
     rows: str = "peaked"
 
 
-CASES: dict[str, Case] = {
-    "greedy": Case(({"temperature": 0.0},)),
-    "temperature 0.8": Case(({"temperature": 0.8},)),
-    "min-p 0.05": Case(({"temperature": 0.8, "min_p": 0.05},)),
-    "top-k 50": Case(({"temperature": 0.8, "top_k": 50},)),
-    "top-p 0.9": Case(({"temperature": 0.8, "top_p": 0.9},)),
-    "joint": Case((JOINT,)),
-    "joint, seeds": Case((SEEDED,)),
-    "… + 3 penalties": Case((SEEDED | PENALTIES,), past=HISTORY),
-    "… + 5 logprobs": Case((SEEDED | PENALTIES | {"logprobs": 5},), past=HISTORY),
-    "joint, 5 logprobs": Case((SEEDED | {"logprobs": 5},)),
-    "joint, grammar": Case((SEEDED,), masked=1),
-    "typical 0.9": Case(({"typical_p": 0.9},)),
-    "drafts, exact": Case((SEEDED,), rule="exact"),
-    "drafts, rejection": Case((SEEDED,), rule="rejection"),
-    "mixed": Case(MIXED, past=HISTORY, masked=3),
-    "flat: temperature 0.8": Case(({"temperature": 0.8},), rows="flat"),
-    "flat: top-p 0.9": Case(({"temperature": 0.8, "top_p": 0.9},), rows="flat"),
-    "flat: joint, seeds": Case((SEEDED,), rows="flat"),
-    "flat: typical 0.9": Case(({"typical_p": 0.9},), rows="flat"),
+CASES: dict[str, GpuCase] = {
+    "greedy": GpuCase(({"temperature": 0.0},)),
+    "temperature 0.8": GpuCase(({"temperature": 0.8},)),
+    "min-p 0.05": GpuCase(({"temperature": 0.8, "min_p": 0.05},)),
+    "top-k 50": GpuCase(({"temperature": 0.8, "top_k": 50},)),
+    "top-p 0.9": GpuCase(({"temperature": 0.8, "top_p": 0.9},)),
+    "joint": GpuCase((JOINT,)),
+    "joint, seeds": GpuCase((SEEDED,)),
+    "… + 3 penalties": GpuCase((SEEDED | PENALTIES,), past=HISTORY),
+    "… + 5 logprobs": GpuCase((SEEDED | PENALTIES | {"logprobs": 5},), past=HISTORY),
+    "joint, 5 logprobs": GpuCase((SEEDED | {"logprobs": 5},)),
+    "joint, grammar": GpuCase((SEEDED,), masked=1),
+    "typical 0.9": GpuCase(({"typical_p": 0.9},)),
+    "drafts, exact": GpuCase((SEEDED,), rule="exact"),
+    "drafts, rejection": GpuCase((SEEDED,), rule="rejection"),
+    "mixed": GpuCase(MIXED, past=HISTORY, masked=3),
+    "flat: temperature 0.8": GpuCase(({"temperature": 0.8},), rows="flat"),
+    "flat: top-p 0.9": GpuCase(({"temperature": 0.8, "top_p": 0.9},), rows="flat"),
+    "flat: joint, seeds": GpuCase((SEEDED,), rows="flat"),
+    "flat: typical 0.9": GpuCase(({"typical_p": 0.9},), rows="flat"),
 }
 
 
 @dataclass(frozen=True)
-class Work:
+class GpuWork:
     """A step of a case. logits: [R, V], on the device."""
 
     slots: Slots
@@ -94,20 +94,20 @@ class Work:
         return Sampler(self.slots, "gpu")
 
 
-def work(case: Case, logits: torch.Tensor, rows: int) -> Work:
+def work(case: GpuCase, logits: torch.Tensor, rows: int) -> GpuWork:
     """`rows` rows of the logits; with drafts so many that each request has DRAFTS + 1, at least one."""
     if case.rule is None:
-        return Work(joined(case, rows, logits.shape[1]), plain(case, rows, logits.shape[1]), logits[:rows])
+        return GpuWork(joined(case, rows, logits.shape[1]), plain(case, rows, logits.shape[1]), logits[:rows])
     requests = max(1, rows // (DRAFTS + 1))
     used = logits[: requests * (DRAFTS + 1)]
     likely = used.argmax(-1).view(requests, -1)[:, :DRAFTS].tolist()
     first = [case.past] * requests
     rules: list[Rule] = [case.rule] * requests
     drafted = Rows.drafted(range(requests), first, likely, rules)
-    return Work(joined(case, requests, logits.shape[1]), drafted, used)
+    return GpuWork(joined(case, requests, logits.shape[1]), drafted, used)
 
 
-def joined(case: Case, requests: int, vocab: int) -> Slots:
+def joined(case: GpuCase, requests: int, vocab: int) -> Slots:
     """A slot for each request; each history is another."""
     slots, rng = Slots(requests, vocab), torch.Generator().manual_seed(1)
     asked = [SamplingParams(**fields) for fields in case.asked]
@@ -119,7 +119,7 @@ def joined(case: Case, requests: int, vocab: int) -> Slots:
     return slots
 
 
-def plain(case: Case, rows: int, vocab: int) -> Rows:
+def plain(case: GpuCase, rows: int, vocab: int) -> Rows:
     """Without drafts."""
     if not case.masked:
         return Rows.plain(range(rows), range(rows), [case.past] * rows)

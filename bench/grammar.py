@@ -24,8 +24,8 @@ from bench.harness import ROOT, machine, percentile, table, write_json
 from tailrace.config import ModelConfig
 from tailrace.errors import ParameterError
 from tailrace.grammar.check import UnsupportedError
-from tailrace.grammar.completion import closing
-from tailrace.grammar.llguidance import Library
+from tailrace.grammar.completion import shortest_completion
+from tailrace.grammar.llguidance import GrammarCompiler
 from tailrace.grammar.vocabulary import Vocabulary
 from tailrace.models import resolve
 from tailrace.options import Grammar
@@ -55,7 +55,7 @@ def timed(times: list[float], scale: float, work: Callable[[], Any]) -> Any:
     return result
 
 
-def one(library: Library, schema: dict[str, Any], seed: int, steps: int) -> tuple[dict[str, list[float]], str]:
+def one(library: GrammarCompiler, schema: dict[str, Any], seed: int, steps: int) -> tuple[dict[str, list[float]], str]:
     """Times of one schema, and "refused", "correct", "unclosed" or "wrong"."""
     times: dict[str, list[float]] = {name: [] for name in TIMES}
     grammar = Grammar(kind="json_schema", source=json.dumps(schema))
@@ -75,7 +75,7 @@ def one(library: Library, schema: dict[str, Any], seed: int, steps: int) -> tupl
             break
         path.append(token)
     else:
-        rest = timed(times["closing_ms"], 1e3, lambda: closing(matcher, 1000))
+        rest = timed(times["closing_ms"], 1e3, lambda: shortest_completion(matcher, 1000))
         if rest is None:
             return times, "unclosed"
         path += rest
@@ -88,7 +88,7 @@ def one(library: Library, schema: dict[str, Any], seed: int, steps: int) -> tupl
 
 
 def measure(records: list[dict[str, Any]], steps: int) -> list[dict[str, Any]]:
-    library = Library(vocabulary())
+    library = GrammarCompiler(vocabulary())
     one(library, {"type": "object"}, 0, steps)  # what is made once
     outcomes = [one(library, record["schema"], i, steps) for i, record in enumerate(records)]
     verdicts = Counter(found for _, found in outcomes)
@@ -106,7 +106,7 @@ def measure(records: list[dict[str, Any]], steps: int) -> list[dict[str, Any]]:
 
 def suite() -> list[dict[str, Any]]:
     """By draft: schemas taken and refused, and instances on which schema and grammar differ."""
-    library, rows = Library(small()), {}
+    library, rows = GrammarCompiler(small()), {}
     for case in CASES:
         row = rows.setdefault(case["draft"], Counter())
         if case["file"] in ANNOTATION or (case["draft"], case["file"]) in TOKEN_BYTES:

@@ -13,12 +13,11 @@ import contextlib
 import statistics
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
-from bench.harness import Worker, cores, machine, table, write_json
-from bench.serve import HOST, WARM_UP_TOKENS, Prompts, serving
+from bench.harness import Worker, machine, table, write_json
+from bench.server import HOST, WARM_UP_TOKENS, Prompts, add_server_flags, serving
 
 from tailrace.config import ModelConfig
 from tailrace.models import resolve
@@ -46,11 +45,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--prompt-tokens", type=int, default=64)
     parser.add_argument("--output-tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--model", help="as for tailrace serve")
-    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
-    parser.add_argument("--threads", type=int, default=cores())
-    parser.add_argument("--server-args", default="", help="further flags for tailrace serve, in one string")
-    parser.add_argument("--json", type=Path, help="write the results here too")
+    add_server_flags(parser)
     return parser.parse_args(argv)
 
 

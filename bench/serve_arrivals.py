@@ -14,11 +14,10 @@ import math
 import pydoc_data.topics
 import random
 import sys
-from pathlib import Path
 from typing import Any
 
-from bench.harness import Worker, cores, machine, percentile, table, write_json
-from bench.serve import GREEDY, HOST, SAMPLED, change, counters, serving, summary
+from bench.harness import Worker, machine, percentile, table, write_json
+from bench.server import GREEDY, HOST, SAMPLED, add_server_flags, change, counters, serving, summary
 
 from tailrace.config import ModelConfig
 from tailrace.models import resolve
@@ -36,11 +35,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=2, help="turns that the loads take")
     parser.add_argument("--seed", type=int, default=0, help="of lengths and arrivals")
     parser.add_argument("--sampled", action="store_true", help="temperature 0.8, top_p 0.95; else greedy")
-    parser.add_argument("--model", help="as for tailrace serve")
-    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
-    parser.add_argument("--threads", type=int, default=cores(), help="for arithmetic")
-    parser.add_argument("--server-args", default="", help="further flags for tailrace serve, in one string")
-    parser.add_argument("--json", type=Path, help="write the results here too")
+    add_server_flags(parser)
     args = parser.parse_args(argv)
     for name in ("prompt_tokens", "output_tokens"):
         low, high = getattr(args, name)

@@ -15,11 +15,10 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
-from bench.harness import Worker, cores, machine, table, write_json
-from bench.serve import HOST, WARM_UP_TOKENS, Prompts, serving, summary
+from bench.harness import Worker, machine, table, write_json
+from bench.server import HOST, WARM_UP_TOKENS, Prompts, add_server_flags, serving, summary
 
 from tailrace.config import ModelConfig
 from tailrace.models import LocalModel, resolve
@@ -52,12 +51,8 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--prompt-tokens", type=int, default=128)
     parser.add_argument("--output-tokens", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--model", help="as for tailrace serve")
-    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
-    parser.add_argument("--threads", type=int, default=cores(), help="for arithmetic on the CPU")
-    parser.add_argument("--server-args", default="", help="further flags for tailrace serve, in one string")
     parser.add_argument("--only", choices=("http", "engine"), help="one half")
-    parser.add_argument("--json", type=Path, help="write the results here too")
+    add_server_flags(parser)
     return parser.parse_args(argv)
 
 

@@ -21,11 +21,10 @@ import sys
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, get_args
 
-from bench.harness import Worker, cores, machine, table, write_json
-from bench.serve import HOST, change, counters, serving
+from bench.harness import Worker, machine, table, write_json
+from bench.server import HOST, add_server_flags, change, counters, serving
 
 from tailrace.config import ModelConfig
 from tailrace.models import LocalModel, resolve
@@ -78,11 +77,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--output-tokens", type=int, default=192, help="of an answer, at most")
     parser.add_argument("--rounds", type=int, default=3, help="turns that the servers take")
     parser.add_argument("--max-drafts", type=int, default=8)
-    parser.add_argument("--model", help="as for tailrace serve")
-    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
-    parser.add_argument("--threads", type=int, default=cores())
-    parser.add_argument("--server-args", default="", help="further flags for tailrace serve, in one string")
-    parser.add_argument("--json", type=Path, help="write the results here too")
+    add_server_flags(parser)
     return parser.parse_args(argv)
 
 
@@ -154,7 +149,7 @@ def added(counts: list[Counts]) -> Counts:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class SpecCase:
     """One comparison: what is written, by how many at a time, how guesses are verified."""
 
     kind: str
@@ -178,7 +173,7 @@ class Side:
 
 
 def measure(
-    ports: dict[str, int], client: Worker, tokenizer: Tokenizer, args: argparse.Namespace, case: Case
+    ports: dict[str, int], client: Worker, tokenizer: Tokenizer, args: argparse.Namespace, case: SpecCase
 ) -> list[dict[str, Any]]:
     """One line per server that guesses: its speed as a multiple of the other's in the same round."""
     sides = {name: Side() for name in ports}
@@ -244,7 +239,7 @@ class Costs:
         )
 
 
-def line(name: str, side: Side, other: Side, case: Case) -> dict[str, Any]:
+def line(name: str, side: Side, other: Side, case: SpecCase) -> dict[str, Any]:
     """Of the table."""
     total, plain = added(side.counts), Costs.of(added(other.counts), case.streams)
     costs = Costs.of(total, case.streams)
@@ -304,7 +299,7 @@ def main(argv: list[str] | None = None) -> int:
         for streams in args.streams:
             for kind in args.kinds:
                 for rule in args.rules:
-                    results += measure(ports, client, tokenizer, args, Case(kind, streams, rule, args.sampled))
+                    results += measure(ports, client, tokenizer, args, SpecCase(kind, streams, rule, args.sampled))
     about = machine()
     setting = f"{args.threads} threads, {local.name} in {args.dtype}, {args.max_drafts} drafts at most"
     print(f"{about['cpu']}, {setting}, {args.rounds} rounds in turns")

@@ -15,11 +15,10 @@ import json
 import statistics
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
-from bench.harness import Worker, cores, machine, table, write_json
-from bench.serve import HOST, Prompts, serving
+from bench.harness import Worker, machine, table, write_json
+from bench.server import HOST, Prompts, add_server_flags, serving
 
 from tailrace.config import ModelConfig
 from tailrace.models import resolve
@@ -54,11 +53,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--no-ahead", action="store_true", help="a schema of long strings: hardly any text is without a choice"
     )
-    parser.add_argument("--model", help="as for tailrace serve")
-    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
-    parser.add_argument("--threads", type=int, default=cores())
-    parser.add_argument("--server-args", default="", help="further flags for tailrace serve, in one string")
-    parser.add_argument("--json", type=Path, help="write the results here too")
+    add_server_flags(parser)
     return parser.parse_args(argv)
 
 

@@ -182,7 +182,7 @@ def later(x: torch.Tensor, by: int) -> torch.Tensor:
     return torch.cat([x[:, :1].expand(-1, by, *x.shape[2:]), x[:, :-by]], 1) if by else x
 
 
-class Head:
+class TrainedHead:
     """An EAGLE-3 head as it is trained: drafting/eagle_heads.py computes the same, one entry at a time.
 
     Entry j is made of the target's state at position j and of the token at j + 1, and guesses the token at j + 2. At depth s the state is
@@ -252,7 +252,7 @@ def turned(x: torch.Tensor, rope: tuple[torch.Tensor, ...]) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """Some samples, side by side and padded. embedded [B, T, H], states [B, T, C·H], as Head takes them. wanted: [B, T, Vd], the target's
+    """Some samples, side by side and padded. embedded [B, T, H], states [B, T, C·H], as TrainedHead takes them. wanted: [B, T, Vd], the target's
     probabilities of the head's tokens at the next position; likeliest: int64 [B, T], the head's id of the likeliest token there, −1 where
     it does not know it; valid: bool [B, T]."""
 
@@ -325,7 +325,7 @@ def trained(
     ids = vocabulary([says[i] for i in kept], ends, config["draft_vocab_size"])
     generator = torch.Generator().manual_seed(args.seed)
     weights = fresh(config, samples[0].states.shape[1] // config["hidden_size"], ends.head[ids], generator)
-    head = Head(config)
+    head = TrainedHead(config)
 
     def taught(chosen: Sequence[int]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         to = lesson([samples[i] for i in chosen], [says[i] for i in chosen], ids, ends)

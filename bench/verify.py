@@ -50,7 +50,7 @@ NOISE = {"0.7": 0.8, "all": 0.0}  # standard deviation of what the drafter gets 
 
 
 @dataclass(frozen=True)
-class Work:
+class VerifyWork:
     """targets: [R, V]. proposals: float32 [R, V] or None. drafts: of each request."""
 
     targets: torch.Tensor
@@ -62,7 +62,7 @@ class Work:
         return self.drafts.shape[1] + 1
 
 
-def make(requests: int, drafts: int, vocab: int, acceptance: str, dense: bool, dtype: torch.dtype) -> Work:
+def make(requests: int, drafts: int, vocab: int, acceptance: str, dense: bool, dtype: torch.dtype) -> VerifyWork:
     """Rows as a model gives them where drafts are good."""
     rng = torch.Generator().manual_seed(vocab)
     rows = requests * (drafts + 1)
@@ -73,13 +73,13 @@ def make(requests: int, drafts: int, vocab: int, acceptance: str, dense: bool, d
     targets.scatter_(1, rivals, 13.0 + torch.rand(rows, 8, generator=rng)).scatter_(1, strong, lead.expand(rows, 1))
     targets = targets.to(dtype)
     if not dense:
-        return Work(targets, None, strong.view(requests, drafts + 1)[:, :drafts])
+        return VerifyWork(targets, None, strong.view(requests, drafts + 1)[:, :drafts])
     proposals = torch.empty(rows, vocab)
     for row in range(rows):
         noisy = targets[row].float() + NOISE[acceptance] * torch.randn(vocab, generator=rng)
         proposals[row] = nucleus(noisy[None])[0]
     drawn = torch.multinomial(proposals, 1, generator=rng).view(requests, drafts + 1)
-    return Work(targets, proposals, drawn[:, :drafts])
+    return VerifyWork(targets, proposals, drawn[:, :drafts])
 
 
 def nucleus(logits: torch.Tensor) -> torch.Tensor:
@@ -91,7 +91,7 @@ def nucleus(logits: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(x).scatter_(-1, order, x).softmax(-1)
 
 
-def in_torch(work: Work) -> torch.Tensor:
+def in_torch(work: VerifyWork) -> torch.Tensor:
     """Rejection sampling of all requests at once; tokens [N, K + 1], −1 where there is none."""
     n, k = work.drafts.shape
     p = nucleus(work.targets).view(n, k + 1, -1)
@@ -111,7 +111,7 @@ def in_torch(work: Work) -> torch.Tensor:
     return torch.cat([tokens, torch.full((n, 1), -1)], 1).scatter_(1, count[:, None], follower[:, None])
 
 
-def ours(work: Work, params: dict[str, Any], rule: Rule) -> Callable[[], torch.Tensor]:
+def ours(work: VerifyWork, params: dict[str, Any], rule: Rule) -> Callable[[], torch.Tensor]:
     """A step; how many tokens each request got."""
     n = work.drafts.shape[0]
     slots = Slots(n, work.targets.shape[1])
@@ -123,7 +123,7 @@ def ours(work: Work, params: dict[str, Any], rule: Rule) -> Callable[[], torch.T
     return lambda: sampler(work.targets, rows).num_tokens
 
 
-def together(work: Work, truncated: bool) -> list[int]:
+def together(work: VerifyWork, truncated: bool) -> list[int]:
     """Rows that block verification looks at: it ends where a draft is impossible."""
     n, k = work.drafts.shape
     if not truncated:
@@ -132,7 +132,7 @@ def together(work: Work, truncated: bool) -> list[int]:
     return (1 + (p > 0).long().cumprod(1).sum(1)).tolist()
 
 
-def reading(work: Work, looked_at: list[int]) -> Callable[[], None]:
+def reading(work: VerifyWork, looked_at: list[int]) -> Callable[[], None]:
     """One streaming read of the rows that are looked at."""
     bytes_of_row = work.targets.shape[1] * work.targets.element_size()
     first = work.targets.data_ptr()

@@ -14,7 +14,19 @@ import pytest
 
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "tailrace"
 
-LEAVES = {"errors", "ranges", "options", "params", "config", "logs", "json_schema", "residue", "_cpu", "__version__"}
+LEAVES = {
+    "errors",
+    "ranges",
+    "options",
+    "params",
+    "config",
+    "config_sources",
+    "logs",
+    "json_schema",
+    "memory_trim",
+    "_cpu",
+    "__version__",
+}
 # room -> rooms it may know, besides LEAVES
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
@@ -22,9 +34,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "options": set(),
     "params": set(),
     "config": set(),
+    "config_sources": set(),
     "logs": set(),
     "json_schema": set(),
-    "residue": set(),
+    "memory_trim": set(),
     "kernels": set(),
     "sampling": {"kernels", "wire.messages"},
     "runners": {"kernels"},
@@ -47,7 +60,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "text.stop_strings",
         "text.tokenizer",
         "text.utf8",
-        "text.within",
+        "text.token_search",
     },
     "wire": set(),
     # of grammar only what the texts of a schema may be
@@ -59,6 +72,7 @@ LIGHT = (
     "errors",
     "params",
     "config",
+    "config_sources",
     "wire.messages",
     "wire.async_client",
     "wire.sync_client",

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
+from tailrace.text.tool_parsers.block import NotACallError
 
 from api.harness import EOS, START, TEMPLATE, VOCAB, LocalClient, events, front_of, saying
 from tailrace.config import ServerConfig
 from tailrace.engine.token_bytes import TokenBytes
 from tailrace.text.tokenizer import Tokenizer
-from tailrace.text.tool_parsers.block import NotACallError
 from tailrace.text.tool_parsers.pythonic import calls_of
 
 CONFIG = ServerConfig(reasoning_parser="think", tool_parser="hermes")

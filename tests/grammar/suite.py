@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from grammar.vocabularies import small
 from tailrace.errors import ParameterError
 from tailrace.grammar.check import UnsupportedError
-from tailrace.grammar.llguidance import Library
+from tailrace.grammar.llguidance import GrammarCompiler
 from tailrace.options import Grammar
 
 CASES = [json.loads(line) for line in (Path(__file__).parent / "suite.jsonl").read_text().splitlines()]
@@ -41,7 +41,7 @@ class Verdict(NamedTuple):
     missing: list[Any]
 
 
-def judged(library: Library, case: dict[str, Any]) -> Verdict:
+def judged(library: GrammarCompiler, case: dict[str, Any]) -> Verdict:
     grammar = Grammar(kind="json_schema", source=json.dumps(case["schema"]), whitespace=0)
     try:
         compiled = library.load(library.compile(grammar))

@@ -15,7 +15,7 @@ import torch
 from grammar.vocabularies import EOS, PADDED, SPECIAL, small, spelled
 from tailrace.errors import DeadEndError
 from tailrace.grammar.base import Compiled, Matcher
-from tailrace.grammar.llguidance import Library
+from tailrace.grammar.llguidance import GrammarCompiler
 from tailrace.grammar.matcher import GrammarMatcher
 from tailrace.options import Grammar
 
@@ -72,7 +72,7 @@ cases = pytest.mark.parametrize("name", WORDS)
 @lru_cache
 def compiled(name: str) -> Compiled:
     """Made as the two processes make it: compiled by one, loaded by another."""
-    return Library(small()).load(Library(small()).compile(WORDS[name][0]))
+    return GrammarCompiler(small()).load(GrammarCompiler(small()).compile(WORDS[name][0]))
 
 
 def start(name: str) -> GrammarMatcher:
@@ -211,7 +211,7 @@ def test_forced_tokens_are_all_that_can_come(name: str):
 
 def test_a_forced_token_that_could_merge_with_what_follows_is_left_out():
     def forced(source: str) -> list[bytes]:
-        library = Library(small())
+        library = GrammarCompiler(small())
         matcher = library.load(library.compile(Grammar(kind="regex", source=source))).matcher()
         return [spelled()[token] for token in matcher.forced(32, 9.0)]
 
@@ -238,7 +238,7 @@ def test_a_vocabulary_that_cannot_spell_it_fails_that_row():
     from tailrace.grammar.vocabulary import Vocabulary
 
     poor = Vocabulary.of(None, [b"a", b"b", b""], frozenset({2}), [2], 3)
-    library = Library(poor)
+    library = GrammarCompiler(poor)
     try:
         matcher = library.load(library.compile(Grammar(kind="regex", source="a[c]"))).matcher()
     except ValueError:

@@ -26,11 +26,11 @@ from tailrace.errors import (
     ParameterError,
     RowError,
 )
-from tailrace.grammar import bitmasks, compile_pool
+from tailrace.grammar import bitmasks, compile_pool, compile_process
 from tailrace.grammar import service as service_module
-from tailrace.grammar.base import BitmaskJob, Compiled, GuessError
+from tailrace.grammar.base import BitmaskJob, Compiled, DraftMaskError
 from tailrace.grammar.matcher import GrammarMatcher
-from tailrace.grammar.service import Cache, Grammars, Refusals, digest
+from tailrace.grammar.service import GrammarCache, Grammars, RefusedGrammars, digest
 from tailrace.options import Grammar, MarkedSpan
 
 CONFIG = GrammarConfig(timeout_s=1.5, memory_mib=128, workers=1, threads=2)
@@ -307,7 +307,7 @@ def test_closing_an_idle_one_leaves_nothing():
 
 
 def test_the_least_used_leaves_the_cache():
-    cache, compiled = Cache(max_entries=3, max_bytes=100), Future[Compiled]()
+    cache, compiled = GrammarCache(max_entries=3, max_bytes=100), Future[Compiled]()
     for key, size in ((b"a", 10), (b"b", 10), (b"c", 10)):
         cache.put(key, compiled, size)  # type: ignore[arg-type]
     assert cache.get(b"a") is not None
@@ -473,10 +473,10 @@ def test_guesses_whose_masks_take_too_long_are_given_up_and_nothing_fails(servic
         for m, d in zip(matchers, drafts, strict=True)
     ]  # type: ignore[arg-type]
     slow, ending, plain = service.fill(jobs).wait()
-    assert isinstance(slow, GuessError)
+    assert isinstance(slow, DraftMaskError)
     assert 1 <= slow.known <= 3
     assert all((jobs[0].masks[row] == row + 1).all() for row in range(slow.known))
-    assert isinstance(ending, GuessError)
+    assert isinstance(ending, DraftMaskError)
     assert 1 <= ending.known <= 2
     assert plain is None
 
@@ -532,7 +532,7 @@ def test_a_bomb_that_comes_again_is_refused_at_once(monkeypatch: pytest.MonkeyPa
     made.close()
     now = [0.0]
     monkeypatch.setattr(service_module.time, "monotonic", lambda: now[0])
-    refusals = Refusals(2, 60.0)
+    refusals = RefusedGrammars(2, 60.0)
     for key in (b"a", b"b", b"c"):
         refusals.put(key, "too much")
     assert [refusals.get(key) for key in (b"a", b"b", b"c")] == [None, "too much", "too much"]
@@ -553,10 +553,10 @@ BAD = {
 
 @pytest.mark.parametrize("code", BAD)
 def test_a_process_that_does_not_work_is_our_fault(monkeypatch: pytest.MonkeyPatch, code: str):
-    monkeypatch.setattr(compile_pool, "START_S", 1.0)
+    monkeypatch.setattr(compile_process, "START_S", 1.0)
     plain = subprocess.Popen
     monkeypatch.setattr(
-        compile_pool.subprocess, "Popen", lambda command, **more: plain([sys.executable, "-c", code], **more)
+        compile_process.subprocess, "Popen", lambda command, **more: plain([sys.executable, "-c", code], **more)
     )
     # more than a pipe holds
     made = Grammars(CONFIG, None, [*spelled(), *(b"%032d" % i for i in range(10_000))], SPECIAL, EOS, 20_000)
@@ -616,7 +616,7 @@ def test_warming_up_makes_the_library_ready(monkeypatch: pytest.MonkeyPatch):
     made.warm_up()
     # what goes wrong is only logged
     failing = grammars()
-    monkeypatch.setattr(compile_pool, "library_of", lambda *_: 1 / 0)
+    monkeypatch.setattr(compile_pool, "load_compiler", lambda *_: 1 / 0)
     failing.warm_up()
     failing.close()
     assert failing._pool._library is None

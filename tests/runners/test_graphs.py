@@ -20,7 +20,7 @@ from tailrace.kernels.transfer import pack, unpack
 from tailrace.runners import load_runner
 from tailrace.runners import transformers as module
 from tailrace.runners.base import Batch
-from tailrace.runners.graphs import Graphs, Recorder, nobody_waits, nothing, padded, sizes
+from tailrace.runners.graphs import GraphRecorder, Graphs, nobody_waits, nothing, padded, sizes
 from tailrace.runners.inputs import FIELDS, moved
 from tailrace.runners.transformers import TransformersRunner
 
@@ -280,7 +280,7 @@ def test_a_step_on_a_gpu_waits_for_nothing(runner, graphs, cache):
 def test_what_can_not_be_captured_leaves_no_trace():
     """A step that asks the GPU for something is refused, and the thread's stream and the allocator are as they were."""
     numbers, here = torch.arange(4, device=DEVICE), torch.cuda.current_stream()
-    recorder = Recorder(DEVICE)
+    recorder = GraphRecorder(DEVICE)
     with pytest.raises(RuntimeError, match="synchroniz"):
         recorder(lambda: numbers[0].item())
     assert torch.cuda.current_stream() == here

@@ -17,7 +17,7 @@ from tailrace.options import MarkedSpan
 from tailrace.params import SamplingParams
 from tailrace.text import stop_regex as module
 from tailrace.text.stop_regex import Patterns, RegexSearch
-from tailrace.text.stop_strings import Match, PatternMatcher, StopMatcher, matcher
+from tailrace.text.stop_strings import Match, PatternSearch, StringSearch, stop_search
 
 TEXT = st.text(alphabet="abAB1 \né", max_size=24)
 ATOMS = st.sampled_from(
@@ -59,7 +59,7 @@ def brute(text: str, strings: tuple[str, ...], expressions: tuple[str, ...]) -> 
 
 
 def run(params: SamplingParams, text: str, cuts: list[int]) -> tuple[str, Match | None]:
-    search, out = PatternMatcher(params), ""
+    search, out = PatternSearch(params), ""
     edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     for start, end in itertools.pairwise(edges):
         safe, match = search.feed(text[start:end])
@@ -115,7 +115,7 @@ def test_held_back_is_only_what_may_still_become_one(text, expression):
     st.lists(st.integers(0, 24), max_size=6),
 )
 def test_strings_alone_are_the_same_as_with_the_automaton(text, stops, cuts):
-    search, out, found = StopMatcher(tuple(stops)), "", None
+    search, out, found = StringSearch(tuple(stops)), "", None
     edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     for start, end in itertools.pairwise(edges):
         safe, found = search.feed(text[start:end])
@@ -207,7 +207,7 @@ def test_what_is_not_used_any_more_is_forgotten():
 def test_strings_beside_patterns_cost_what_strings_cost():
     """However their beginnings overlap, one state stands for all of them."""
     stops = tuple("a" * 60 + chr(0x4E00 + i) for i in range(120))
-    search = PatternMatcher(SamplingParams(stop=stops, stop_regex=("zz",)))
+    search = PatternSearch(SamplingParams(stop=stops, stop_regex=("zz",)))
     assert search.feed("a" * 1000) == ("a" * 940, None)
     assert len(search._search.begun) == 0
 
@@ -251,9 +251,9 @@ def test_stretches_are_left_out(text, opened, cuts):
 
 
 def test_nothing_is_searched_where_nothing_is_asked():
-    assert isinstance(matcher(SamplingParams()), StopMatcher)
-    assert isinstance(matcher(SamplingParams(stop=("a",))), StopMatcher)
-    assert isinstance(matcher(SamplingParams(stop_outside=(MarkedSpan("a", "b"),))), StopMatcher)
+    assert isinstance(stop_search(SamplingParams()), StringSearch)
+    assert isinstance(stop_search(SamplingParams(stop=("a",))), StringSearch)
+    assert isinstance(stop_search(SamplingParams(stop_outside=(MarkedSpan("a", "b"),))), StringSearch)
 
 
 def test_patterns_are_walked_for_every_sequence_of_a_request():

@@ -12,16 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tailrace.config import ServerConfig
-from tailrace.text.channels import REASONING, ChannelSplitter, Segment
-from tailrace.text.tool_parsers import TOOLS, declared
+from tailrace.text.channel_splitter import ChannelSplitter, Segment
+from tailrace.text.reasoning import REASONING_MARKERS
+from tailrace.text.tool_parsers import TOOL_FORMATS, tool_schemas
 from tailrace.text.tool_parsers.values import json_of
 
-THINK = REASONING["think"]
+THINK = REASONING_MARKERS["think"]
 TOOLS_ASKED = [
     {"type": "function", "function": {"name": name, "parameters": {"properties": {"s": {"type": "string"}, "n": {}}}}}
     for name in ("add", "get.it-2")
 ]
-KNOWN = declared(TOOLS_ASKED)
+KNOWN = tool_schemas(TOOLS_ASKED)
 
 # format → (what a model writes, calls as (name, arguments), content), the calls' arguments as JSON values
 DS = "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"
@@ -180,7 +181,7 @@ WHOLE = ("pythonic", "qwen3_coder", "glm4")  # arguments that must be converted
 
 
 def split(name: str, pieces: list[str]) -> list[Segment]:
-    splitter = ChannelSplitter(THINK, TOOLS[name], declared=KNOWN)
+    splitter = ChannelSplitter(THINK, TOOL_FORMATS[name], declared=KNOWN)
     out = [segment for piece in pieces for segment in splitter.feed(piece)]
     return out + splitter.flush()
 
@@ -215,8 +216,8 @@ def cut(text: str, places: list[int]) -> list[str]:
 
 def test_every_format_can_be_chosen_and_has_cases():
     names = typing.get_args(typing.get_type_hints(ServerConfig)["tool_parser"])
-    assert set(names) == {"auto", "none", *TOOLS}
-    assert set(CASES) == set(TOOLS)
+    assert set(names) == {"auto", "none", *TOOL_FORMATS}
+    assert set(CASES) == set(TOOL_FORMATS)
 
 
 @pytest.mark.parametrize(("name", "text", "calls", "content"), EVERY)
@@ -228,7 +229,7 @@ def test_what_a_model_writes_is_what_it_calls(name, text, calls, content):
         assert (said, thought) == (content, "")
 
 
-@pytest.mark.parametrize("name", TOOLS)
+@pytest.mark.parametrize("name", TOOL_FORMATS)
 @settings(deadline=None)
 @given(data=st.data(), places=st.lists(st.integers(0, 10**6), max_size=8))
 def test_any_chunking_says_the_same(name, data, places):
@@ -259,7 +260,7 @@ WRAPPERS = {
 }
 
 
-@pytest.mark.parametrize("name", TOOLS)
+@pytest.mark.parametrize("name", TOOL_FORMATS)
 @settings(deadline=None)
 @given(data=st.data())
 def test_no_character_is_lost(name, data):
@@ -267,7 +268,7 @@ def test_no_character_is_lost(name, data):
     text = "".join(
         data.draw(st.lists(st.sampled_from([case[0] for case in CASES[name]] + [" ", "a", "<b"]), max_size=3))
     )
-    markers = "|".join(re.escape(mark) for pair in TOOLS[name].markers for mark in pair if mark is not None)
+    markers = "|".join(re.escape(mark) for pair in TOOL_FORMATS[name].markers for mark in pair if mark is not None)
     wrapper = f"(?:{markers}|{WRAPPERS.get(name, JSON_WRAPPER)})*?"
     pattern = wrapper
     for segment in split(name, [text]):
@@ -280,11 +281,11 @@ def test_no_character_is_lost(name, data):
     assert re.fullmatch(pattern, text, re.DOTALL)
 
 
-@pytest.mark.parametrize("name", [name for name in TOOLS if name not in WHOLE])
+@pytest.mark.parametrize("name", [name for name in TOOL_FORMATS if name not in WHOLE])
 def test_arguments_come_as_they_are_written(name):
     """Every character of the value goes out with the character itself; the name before the first of them."""
     text = CASES[name][0][0]
-    splitter = ChannelSplitter(THINK, TOOLS[name], declared=KNOWN)
+    splitter = ChannelSplitter(THINK, TOOL_FORMATS[name], declared=KNOWN)
     begin = text.index(ARGS)
     for i, char in enumerate(text[: begin + len(ARGS)]):
         calls = [segment.call for segment in splitter.feed(char) if segment.call is not None]
@@ -372,8 +373,8 @@ def test_odd_declarations_are_no_trouble():
         {"function": {"name": 3}},
         {"function": {"name": "f", "parameters": {"properties": 1}}},
     ]
-    assert declared(odd) == {"f": {}}
-    assert declared(None) == {}
+    assert tool_schemas(odd) == {"f": {}}
+    assert tool_schemas(None) == {}
 
 
 @pytest.mark.parametrize(
@@ -386,11 +387,11 @@ def test_hostile_literals_are_text_or_values(inside):
     assert content == text or json.loads(calls[0][1])
 
 
-@pytest.mark.parametrize("name", TOOLS)
+@pytest.mark.parametrize("name", TOOL_FORMATS)
 def test_what_has_been_read_is_not_looked_at_again(name):
     """What stays for the next token is less than a marker, so a token costs no more late in a call than early."""
     text = CASES[name][0][0].replace("[2, {", "[" + "2, " * 500 + "{").replace("12", "12" * 500)
-    splitter = ChannelSplitter(THINK, TOOLS[name], declared=KNOWN)
+    splitter = ChannelSplitter(THINK, TOOL_FORMATS[name], declared=KNOWN)
     for char in text:
         splitter.feed(char)
         left = splitter._held if splitter._block is None else splitter._block.unread

@@ -17,7 +17,7 @@ from tailrace.errors import ParameterError
 from tailrace.params import SamplingParams
 from tailrace.ranges import MAX_PHRASE, TRUNCATIONS, check_entries, check_range, number
 from tailrace.text.stop_regex import patterns
-from tailrace.text.stop_strings import matcher
+from tailrace.text.stop_strings import stop_search
 from tailrace.wire.messages import encoder
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def sampling_params(
         bad_words=bad_words(request.bad_words or (), tokenizer),
         dry_sequence_breakers=breakers(request, tokenizer, bool(given.get("dry_multiplier"))),
     )
-    matcher(params)  # a pattern that can't be served says so
+    stop_search(params)  # a pattern that can't be served says so
     if patterns("banned_regex", params.banned_regex, params.n).any_character:
         raise ParameterError("banned_regex matches every character: nothing could be written", "banned_regex")
     return params

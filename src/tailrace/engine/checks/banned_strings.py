@@ -1,6 +1,6 @@
 """Banned strings and patterns: the text of a sequence as its tokens spell it, watched for what must never appear.
 
-A token that holds a banned string within itself can never be drawn (text/within.py). What lies across tokens is found when it is
+A token that holds a banned string within itself can never be drawn (text/token_search.py). What lies across tokens is found when it is
 complete: the sequence backs up to the token in which it began, that token is banned at that position, and another is drawn (exllamav2's
 banned strings, koboldcpp's "antislop"). Until a beginning is known to come to nothing its tokens are held back, so nobody ever sees one.
 
@@ -20,7 +20,7 @@ import numpy as np
 from tailrace.engine.token_bytes import TokenBytes
 from tailrace.params import SamplingParams
 from tailrace.text.stop_regex import Patterns, RegexSearch, patterns
-from tailrace.text.stop_strings import Automaton, compiled
+from tailrace.text.stop_strings import AhoCorasick, compile_strings
 from tailrace.text.utf8 import decoded
 from tailrace.wire.messages import TokenLogprobs
 
@@ -41,7 +41,7 @@ class Bans:
     token_bytes: TokenBytes
     hidden: frozenset[int]
     fold: bool
-    strings: Automaton
+    strings: AhoCorasick
     patterns: Patterns
     mask: np.ndarray
 
@@ -53,7 +53,7 @@ class Bans:
         held = np.ones(-(-vocab_size // 32) * 32, dtype=bool)
         held[:vocab_size] = False
         if strings:
-            known = token_bytes.within(fold).held(string.encode() for string in strings)[:vocab_size]
+            known = token_bytes.within(fold).containing(string.encode() for string in strings)[:vocab_size]
             held[: len(known)] = known
             silent = (
                 []
@@ -63,7 +63,7 @@ class Bans:
             held[[token for token in (*hidden, *silent) if token < vocab_size]] = False
         mask = np.packbits(~held, bitorder="little").view(np.uint32)
         found = patterns("banned_regex", params.banned_regex, params.n)
-        return Bans(token_bytes, hidden, fold, compiled(strings), found, mask)
+        return Bans(token_bytes, hidden, fold, compile_strings(strings), found, mask)
 
     def bytes_of(self, token: int) -> bytes:
         """What the token leaves in the text."""

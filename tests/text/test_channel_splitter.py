@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.text.channels import REASONING, ChannelSplitter, Segment, inside
-from tailrace.text.tool_parsers import TOOLS, ToolCall
+from tailrace.text.channel_splitter import ChannelSplitter, Segment
+from tailrace.text.reasoning import REASONING_MARKERS, ends_inside_reasoning
+from tailrace.text.tool_parsers import TOOL_FORMATS, ToolCall
 
-THINK, HERMES = REASONING["think"], TOOLS["hermes"]
+THINK, HERMES = REASONING_MARKERS["think"], TOOL_FORMATS["hermes"]
 CALL = '{"name": "add", "arguments": {"a": 1, "b": [2, "</x>"]}}'
 PARTS = st.sampled_from(
     [
@@ -96,9 +97,9 @@ def test_what_goes_where():
 
 def test_a_template_may_have_opened_the_thinking():
     assert split(["hm</think>yes"], opened=True) == [Segment("reasoning", "hm"), Segment("content", "yes")]
-    assert inside("<|assistant|><think>\n", THINK)
-    assert not inside("<think>before</think> now", THINK)
-    assert not inside("nothing", THINK)
+    assert ends_inside_reasoning("<|assistant|><think>\n", THINK)
+    assert not ends_inside_reasoning("<think>before</think> now", THINK)
+    assert not ends_inside_reasoning("nothing", THINK)
 
 
 @pytest.mark.parametrize("broken", ["no json", '{"arguments": {}}', '{"name": 3}', "[]", ""])

@@ -1,8 +1,9 @@
-"""Grammars: how many real schemas are taken and what they cost, with the default model's tokenizer; and the JSON-Schema-Test-Suite.
+"""Grammars: how many real schemas are accepted, what they cost with the default model's tokenizer, and the
+JSON-Schema-Test-Suite.
 
-In this process, one thread: the schemas of tests/grammar/schemas.jsonl, a random walk through each. A text counts as correct if jsonschema
-accepts it. Of the suite (tests/grammar/suite.md) every instance is tried: an invalid one that can be written is wrong, a valid one that
-can't is missing, but for those that are left out as docs/api.md says.
+One process, one thread: the schemas of tests/grammar/schemas.jsonl, and a random walk through each. A text counts as
+correct if jsonschema accepts it. Every instance of the suite (tests/grammar/suite.md) is tried: an invalid one that can
+be written is wrong, a valid one that can't is missing, except for those left out as docs/api.md says.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from tailrace.models import resolve
 from tailrace.options import Grammar
 from tailrace.text.tokenizer import Tokenizer
 
-sys.path.insert(0, str(ROOT / "tests"))  # the suite's cases and how they are judged
+sys.path.insert(0, str(ROOT / "tests"))  # the suite's cases and their verdicts
 
 from grammar.suite import ANNOTATION, CASES, TOKEN_BYTES, UNWRITTEN, judged
 from grammar.vocabularies import small
@@ -89,7 +90,7 @@ def one(library: GrammarCompiler, schema: dict[str, Any], seed: int, steps: int)
 
 def measure(records: list[dict[str, Any]], steps: int) -> list[dict[str, Any]]:
     library = GrammarCompiler(vocabulary())
-    one(library, {"type": "object"}, 0, steps)  # what is made once
+    one(library, {"type": "object"}, 0, steps)  # made once, before the clock runs
     outcomes = [one(library, record["schema"], i, steps) for i, record in enumerate(records)]
     verdicts = Counter(found for _, found in outcomes)
     rows: list[dict[str, Any]] = [
@@ -105,7 +106,7 @@ def measure(records: list[dict[str, Any]], steps: int) -> list[dict[str, Any]]:
 
 
 def suite() -> list[dict[str, Any]]:
-    """By draft: schemas taken and refused, and instances on which schema and grammar differ."""
+    """By draft: schemas accepted and refused, and instances on which schema and grammar differ."""
     library, rows = GrammarCompiler(small()), {}
     for case in CASES:
         row = rows.setdefault(case["draft"], Counter())

@@ -1,8 +1,8 @@
-"""What the kernels gain: each against torch doing the same work, in the same run, one after the other in turn.
+"""What the kernels gain: each against torch doing the same work, in the same run, in turns.
 
-The shapes are the default model's (SmolLM2-135M: 576 wide, 9 query and 3 KV heads of 64, vocabulary 49,152) and
-a vocabulary of 128,256. The linear layers are those of a whole forward, 30 layers of different weights, so that nothing
-stays in cache that would not in life. Prints medians and ratios (torch / ours: above 1 we are faster).
+The shapes are the default model's (SmolLM2-135M: 576 wide, 9 query and 3 KV heads of 64, vocabulary 49,152) and a
+vocabulary of 128,256. The linear layers are those of a whole forward pass, 30 layers of different weights, so that
+weights do not stay in the cache. Prints medians and ratios (torch / ours: above 1 we are faster).
 """
 
 from __future__ import annotations
@@ -212,12 +212,12 @@ GROUPS = {"linear": linear_cases, "attention": attention_cases, "argmax": argmax
 
 # ---- measuring
 
-# libgomp's threads go on spinning for milliseconds after torch's parallel regions, and would take half of our cores.
+# libgomp's threads spin for milliseconds after torch's parallel regions, and would take half of our cores.
 SETTLE_S = 0.02
 
 
 def measure(case: KernelCase, seconds: float) -> list[Result]:
-    """Medians over rounds in which ours and every baseline take turns, so that a noisy moment hits all of them."""
+    """Medians over rounds in which ours and every baseline take turns, so that noise affects all of them alike."""
     runs = {"": case.ours, **case.baselines}
     loops = {}
     for name, run in runs.items():
@@ -240,7 +240,7 @@ def measure(case: KernelCase, seconds: float) -> list[Result]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the chosen groups; print a table; write JSON where asked."""
+    """Run the chosen groups; print a table; write JSON if asked."""
     parser = argparse.ArgumentParser(prog="tailrace bench kernels", description=__doc__)
     parser.add_argument("--only", choices=sorted(GROUPS), action="append", help="a group of cases (default: all)")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="for torch and for us")

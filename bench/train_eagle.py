@@ -163,8 +163,7 @@ def vocabulary(says: Sequence[Said], ends: Ends, count: int) -> torch.Tensor:
 def trained(
     config: dict[str, Any], samples: Sequence[Sample], ends: Ends, args: argparse.Namespace
 ) -> tuple[Weights, list[float], list[float]]:
-    """Train a head. Returns its tensors, the loss of every step, and on held-out samples, by depth, how often the most
-    likely token is the target's.
+    """The trained tensors; the loss of every step; by depth, how often held-out likeliest tokens agree.
 
     Raises:
         ValueError: there are not enough samples.
@@ -190,9 +189,8 @@ def trained(
     losses: list[float] = []
     chosen = batches([length(samples[i]) for i in kept], args.batch, args.seed)
     for step in range(args.steps):
-        for group in optimizer.param_groups:
-            group["lr"] = args.rate * pace(step, args.steps)
-        first, agreement = learn(optimizer, weights, taught([kept[i] for i in next(chosen)]))
+        rate = args.rate * pace(step, args.steps)
+        first, agreement = learn(optimizer, rate, weights, taught([kept[i] for i in next(chosen)]))
         losses.append(first)
         if (step + 1) % 10 == 0:
             print(f"step {step + 1}: loss {first:.3f}, agreement {listed(agreement)}", file=sys.stderr, flush=True)
@@ -200,14 +198,19 @@ def trained(
     with torch.no_grad():
         for i in held:
             agreement += torch.tensor([float(agrees) for _, agrees in taught([i])]) / len(held)
-    offsets = {"d2t": ids - torch.arange(len(ids))}
-    return {name: tensor.detach() for name, tensor in weights.items()} | offsets, losses, agreement.tolist()
+    found = {name: tensor.detach() for name, tensor in weights.items()} | {"d2t": ids - torch.arange(len(ids))}
+    return found, losses, agreement.tolist()
 
 
 def learn(
-    optimizer: torch.optim.Optimizer, weights: Weights, depths: Iterator[tuple[torch.Tensor, torch.Tensor]]
+    optimizer: torch.optim.Optimizer,
+    rate: float,
+    weights: Weights,
+    depths: Iterator[tuple[torch.Tensor, torch.Tensor]],
 ) -> tuple[float, list[float]]:
-    """One step of training. depths: loss and agreement per depth. Returns the first depth's loss, and the agreements."""
+    """One step of training. depths: loss and agreement per depth. Returns the first depth's loss, all agreements."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate
     losses, agreement = zip(*depths, strict=True)
     total = sum(loss * DEPTH_WEIGHT**depth for depth, loss in enumerate(losses))
     optimizer.zero_grad()

@@ -2,13 +2,16 @@
 #
 #   make serve [PORT=8000] [HOST=127.0.0.1] [MODEL=…] [ARGS="--dtype float32"]
 #   make chat  [MODEL=…] [ARGS=…]
-#   make test | test-long | test-clients | test-gpu | lint | bench [BENCH="serve sampler knobs kernels"] [ARGS=…]
+#   make test | test-long | test-clients | test-gpu | test-oldest | lint | docs | bench [BENCH="serve sampler knobs kernels"] [ARGS=…]
+#   make wheel [PYTHONS="python3.11 python3.12"]
 
 VENV := .venv
 BIN := $(VENV)/bin
 DEPS := $(VENV)/.stamp-dependencies
 BUILD := $(VENV)/.stamp-package
 CLIENTS := .venv-clients
+OLDEST := .venv-oldest
+DOCS := .venv-docs
 SOURCES := $(wildcard csrc/*.cpp csrc/*.h csrc/*.hpp)
 
 PORT ?= 8000
@@ -16,9 +19,11 @@ HOST ?= 127.0.0.1
 MODEL ?=
 ARGS ?=
 MODEL_FLAG := $(if $(MODEL),--model "$(MODEL)")
+WORKERS ?= 2
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: install serve chat test test-long test-clients test-gpu bench lint format lock lock-clients clean help
+.PHONY: install serve chat test test-long test-clients test-gpu test-oldest wheel bench lint format docs lock lock-clients lock-docs clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -55,17 +60,18 @@ chat: install
 	@$(BIN)/tailrace chat $(MODEL_FLAG) $(ARGS)
 
 test: lint
-	$(BIN)/python -m pytest -m "not long" $(ARGS)
+	$(PYTEST) -m "not long" $(ARGS)
 
 test-long: install
-	$(BIN)/python -m pytest $(ARGS)
+	$(PYTEST) $(ARGS)
 
-# Clients of others against the server, in an environment of their own: they hold each other's versions back.
-$(CLIENTS)/.stamp: requirements-clients.lock | $(BIN)/pip
-	@rm -rf $(CLIENTS); $(BIN)/python -m venv $(CLIENTS)
-	$(CLIENTS)/bin/python -m pip --disable-pip-version-check install --quiet -r requirements-clients.lock
+# Environments of their own, whose packages would hold back ours: clients of others, and what builds the docs.
+.venv-%/.stamp: requirements-%.lock | $(BIN)/pip
+	@rm -rf .venv-$*; $(BIN)/python -m venv .venv-$*
+	.venv-$*/bin/python -m pip --disable-pip-version-check install --quiet -r requirements-$*.lock
 	@touch $@
 
+# Clients of others against the server.
 test-clients: install $(CLIENTS)/.stamp
 	$(CLIENTS)/bin/python -m pytest tests/clients $(ARGS)
 
@@ -78,6 +84,38 @@ test-gpu: install
 	@if command -v compute-sanitizer >/dev/null; then set -ex; \
 	  PYTORCH_NO_CUDA_MEMORY_CACHING=1 $(call SANITIZED,memcheck); $(call SANITIZED,racecheck); \
 	else echo "compute-sanitizer is not on PATH: memcheck and racecheck are left out"; fi
+
+# Wheels for other machines in dist/, of each interpreter in PYTHONS that is there: one for 3.11, and one for 3.12 and all that come after
+# (nanobind needs 3.12's stable ABI). Their manylinux tags are as the compiler and the C library of this machine are.
+PYTHONS ?= $(BIN)/python python3.12
+wheel: install
+	@rm -rf build/wheel dist; mkdir -p dist
+	@set -e; for python in $(PYTHONS); do \
+	  if ! $$python -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))' 2>/dev/null; \
+	  then echo "$$python is not there, or has no headers: left out"; continue; fi; \
+	  echo "building with $$($$python --version)"; \
+	  $$python -m pip --disable-pip-version-check wheel --quiet --no-deps --wheel-dir build/wheel --config-settings=build-dir='build/wheel/{wheel_tag}' .; \
+	done
+	@if [ "$$(uname)" = Linux ]; then PATH="$(BIN):$$PATH" $(BIN)/python -m auditwheel repair --wheel-dir dist build/wheel/*.whl; \
+	else cp build/wheel/*.whl dist; fi
+
+# The oldest versions that pyproject.toml allows, and the tests of what stands on them; the package as a wheel. torch is the one of the lock.
+# Warnings of old packages are theirs. tests/models/test_gguf.py needs a transformers that knows GGUF.
+OLDEST_TESTS ?= tests/sampling/test_cases.py tests/sampling/test_sampler.py tests/sampling/test_verify.py tests/sampling/test_on_gpu.py \
+  tests/text tests/wire tests/grammar tests/runners tests/drafting tests/engine/test_engine.py tests/parity tests/api tests/e2e tests/cli \
+  tests/test_config.py tests/test_extras.py tests/test_library.py
+$(OLDEST)/.stamp: pyproject.toml requirements.lock tests/wanted.py | $(BIN)/pip
+	@set -e; rm -rf $(OLDEST); $(BIN)/python -m venv $(OLDEST); \
+	$(BIN)/python tests/wanted.py oldest > $(OLDEST)/wanted; \
+	$(OLDEST)/bin/python -m pip --disable-pip-version-check install --quiet -r $(OLDEST)/wanted
+	@touch $@
+
+test-oldest: install $(OLDEST)/.stamp
+	$(BIN)/python -c 'from tailrace.config import ModelConfig; from tailrace.models import resolve; resolve(ModelConfig())'
+	@rm -rf build/oldest
+	$(PIP) wheel --quiet --no-deps --no-build-isolation --wheel-dir build/oldest .
+	$(OLDEST)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --force-reinstall build/oldest/*.whl
+	$(OLDEST)/bin/python -m pytest -m "not long" -o cache_dir=$(OLDEST)/pytest -o filterwarnings=default $(OLDEST_TESTS) $(ARGS)
 
 BENCH ?= serve sampler
 bench: install
@@ -93,22 +131,27 @@ format: install
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
+# The site of docs/, into build/site. It reads the docstrings from the source; a link or an anchor that leads nowhere is an error.
+docs: $(DOCS)/.stamp
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build
+	@echo "build/site/index.html"
+
 # Renew the versions: everything pyproject.toml asks for, newest, in an environment of its own.
 lock: $(BIN)/pip
 	@set -e; work=$$(mktemp -d); trap 'rm -rf "$$work"' EXIT; \
 	$(BIN)/python -m venv "$$work/venv"; \
-	$(BIN)/python -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb")); print(*p["project"]["dependencies"], *p["dependency-groups"]["dev"], sep="\n")' > "$$work/wanted"; \
+	$(BIN)/python tests/wanted.py newest > "$$work/wanted"; \
 	grep '^torch==' requirements.lock > "$$work/kept"; \
 	"$$work/venv/bin/python" -m pip install --quiet -r "$$work/wanted" -c "$$work/kept"; \
 	{ head -1 requirements.lock; "$$work/venv/bin/python" -m pip freeze | sed -E 's/^(torch==[^+]+).*/\1/; s/^(uvloop==.*)/\1; platform_system != "Windows"/; /^nvidia/d; s/^triton==.*/triton>=3.7.1; platform_system == "Linux"/' | sort -f; } > "$$work/lock"; \
 	cp "$$work/lock" requirements.lock; echo "requirements.lock renewed; run make test"
 
-lock-clients: $(BIN)/pip
+lock-clients lock-docs: lock-%: $(BIN)/pip
 	@set -e; work=$$(mktemp -d); trap 'rm -rf "$$work"' EXIT; \
 	$(BIN)/python -m venv "$$work/venv"; \
-	"$$work/venv/bin/python" -m pip install --quiet -r requirements-clients.txt; \
-	{ head -1 requirements-clients.lock; "$$work/venv/bin/python" -m pip freeze | sort -f; } > "$$work/lock"; \
-	cp "$$work/lock" requirements-clients.lock; echo "requirements-clients.lock renewed; run make test-clients"
+	"$$work/venv/bin/python" -m pip install --quiet -r requirements-$*.txt; \
+	{ head -1 requirements-$*.lock; "$$work/venv/bin/python" -m pip freeze | sort -f; } > "$$work/lock"; \
+	cp "$$work/lock" requirements-$*.lock; echo "requirements-$*.lock renewed; run make $(if $(filter docs,$*),docs,test-$*)"
 
 clean:
-	rm -rf $(VENV) $(CLIENTS) build
+	rm -rf $(VENV) $(CLIENTS) $(OLDEST) $(DOCS) build dist

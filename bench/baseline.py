@@ -44,7 +44,7 @@ from tailrace.params import SamplingParams
 from tailrace.text.tokenizer import Tokenizer
 from tailrace.wire.async_client import AsyncClient, AsyncStream
 from tailrace.wire.messages import Finished, TokenLogprobs, Tokens
-from tailrace.wire.stream_table import Account
+from tailrace.wire.stream_table import OpenStream
 
 FLOOR = -9999.0  # stands for −inf
 
@@ -161,7 +161,7 @@ class Outputs:
         self._waiting: Output | None = None
         self._ready = asyncio.Event()
 
-    def take(self, _: Account) -> None:
+    def take(self, _: OpenStream) -> None:
         """Turn the tokens that have arrived into an output."""
         output = Output("", [], [])
         for message in self._account.take():

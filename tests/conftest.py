@@ -7,18 +7,30 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported; servers that tests start inherit it
+
 import pytest
 import torch
 
 if not torch.cuda.is_available():  # before Triton is imported: the GPU's kernels then run on the CPU
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+from tailrace import kernels
 from tailrace.config import ModelConfig
 from tailrace.models import resolve
+
+pytest_plugins = ["cpu_seconds"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--golden-update", action="store_true", help="write tests/api/golden anew instead of comparing")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """One thread again, whatever the test before has asked for: tensors are small here, and a second thread's waiting costs ten times what
+    it brings. Tests of threads ask for more."""
+    torch.set_num_threads(1)
+    kernels.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,8 @@
     │   ├── RequestNotFoundError     no such request is running (or stored): 404
     │   └── AuthenticationError      no API key, or a wrong one: 401
     ├── ConfigError                  the operator's fault: refused at start
-    │   └── ModelLoadError           the model can't be found, fetched or loaded
+    │   ├── ModelLoadError           the model can't be found, fetched or loaded
+    │   └── MissingExtraError        what an extra of the package brings is not installed; also an ImportError
     └── EngineError                  ours: 500
         ├── RowError                 the logits of this one request are unusable (NaN, +inf, all masked)
         ├── OverloadedError          the waiting line is full: 429, try later
@@ -114,6 +115,10 @@ class ModelLoadError(ConfigError):
     """The model can't be found, fetched, converted or loaded."""
 
     code = "model_load_failed"
+
+
+class MissingExtraError(ConfigError, ImportError):
+    """What an extra of the package brings (extras.py) is not installed. The message says how to install it."""
 
 
 class EngineError(TailraceError):

@@ -6,6 +6,7 @@ import logging
 import os
 
 from tailrace.errors import ConfigError
+from tailrace.extras import needs
 
 LEVEL_VARIABLE, FORMAT_VARIABLE = "TAILRACE_LOG", "TAILRACE_LOG_FORMAT"
 MODEL_VARIABLE = "TAILRACE_LOG_MODEL"  # the model of an engine process, if there are several
@@ -17,15 +18,16 @@ def start_logging(level: str, form: str, model: str = "") -> None:
     warnings. model: named in every line.
 
     Raises:
-        ConfigError: an unknown format.
+        ConfigError: an unknown format. MissingExtraError: json needs the extra `serve`.
     """
     if form not in LOG_FORMATS:
         raise ConfigError(f"the log's format must be one of {', '.join(LOG_FORMATS)}, got {form!r}")
     whose = f" ({model})".replace("%", "%%") if model else ""
     formatter = logging.Formatter(f"%(levelname)s %(name)s{whose}: %(message)s")
     if form == "json":
-        from pythonjsonlogger.core import RESERVED_ATTRS
-        from pythonjsonlogger.json import JsonFormatter
+        with needs("serve"):
+            from pythonjsonlogger.core import RESERVED_ATTRS
+            from pythonjsonlogger.json import JsonFormatter
 
         formatter = JsonFormatter(
             ["levelname", "name", "message"],

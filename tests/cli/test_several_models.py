@@ -180,7 +180,7 @@ def test_what_is_left_is_shared(tmp_path):
     ]
     sure = 3 * (128_000 * 2 + 80) + 4 * block_bytes(folder, 16, 2) + 4 * fit.PROCESS_BYTES
     found = fit.fitted(models, lambda device: sure + 10 * GIB)
-    share = fit.sizing.SHARE * 10 / 2
+    share = fit.cache_size.SHARE * 10 / 2
     assert [one.cache.memory_gib for one in found] == pytest.approx([share, share, 0, 0])
     assert found[2].cache.num_blocks == 4
     rest = 10 - 2 * share

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from decimal import Decimal
+from importlib.metadata import version
 from typing import Any
 
 import pytest
@@ -19,6 +20,8 @@ from tailrace.grammar.base import Matcher
 from tailrace.grammar.check import UnsupportedError
 from tailrace.grammar.llguidance import GrammarCompiler
 from tailrace.options import Grammar
+
+READS_ESCAPED_KEYS = tuple(map(int, version("llguidance").split(".")[:2])) >= (1, 8)
 
 CASES: list[tuple[str, Any, list[str], list[str]]] = [
     ("multipleOf", {"type": "integer", "multipleOf": 3}, ["9"], ["10"]),
@@ -477,7 +480,9 @@ def spells(matcher: Matcher, text: str) -> bool:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case[0].replace(" ", "-"))
 def test_what_does_not_validate_cannot_be_written(case: tuple[str, Any, list[str], list[str]]):
-    _, schema, good, bad = case
+    name, schema, good, bad = case
+    if "esc key" in name and not READS_ESCAPED_KEYS:
+        pytest.skip("llguidance below 1.8 takes a name that is spelled with escapes for another name (docs/library.md)")
     grammar = Grammar(kind="json_schema", source=json.dumps(schema))
     try:
         compiled = LIBRARY.load(LIBRARY.compile(grammar))

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from tailrace.config import ModelConfig
 from tailrace.errors import ModelLoadError
 from tailrace.models import describe, resolve
+from tailrace.models.convert import check_transformers
 from tailrace.models.gguf import check_gguf, converted_folder
 from tailrace.models.pretokenizer import missing_split
 from tailrace.models.store import TEMPORARY, is_whole
@@ -95,6 +97,15 @@ def test_files_that_are_refused(tmp_path: Path, name: str, content: bytes, said:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ModelLoadError, match=said):
         resolve(ModelConfig(model=str(tmp_path / name), cache_dir=str(tmp_path / "cache")))
+
+
+def test_an_older_transformers_is_refused(monkeypatch: pytest.MonkeyPatch):
+    check_transformers()
+    older = ModuleType("transformers")
+    older.__version__ = "5.19.0"
+    monkeypatch.setitem(sys.modules, "transformers", older)
+    with pytest.raises(ImportError, match=r"transformers >= 5\.20, and 5\.19\.0 is installed"):
+        check_transformers()
 
 
 def test_the_key_follows_content_time_and_dtype(tmp_path: Path):

@@ -50,14 +50,15 @@ def the_same(slots: Slots, backend: str, logits: torch.Tensor, rows: Rows) -> No
         assert unguided.logprobs != wanted.logprobs or not torch.equal(unguided.token_ids, wanted.token_ids)
 
 
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
 @QUIET
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
-    ("backend", "name", "vocab"),
+    ("backend", "name", "vocab", "dtype"),
     [
-        *(("cpu", name, vocab) for name in PARAMS for vocab in (257, 4097)),
-        *(("reference", name, 257) for name in OTHERS),
-        *(("gpu", name, 257) for name in ("top_k top_p", "penalties")),
+        *(("cpu", name, vocab, dtype) for name in PARAMS for vocab in (257, 4097) for dtype in DTYPES),
+        *(("reference", name, 257, dtype) for name in OTHERS for dtype in DTYPES),
     ],
 )
 def test_combined_while_read_or_before(backend, name, vocab, dtype):
@@ -65,6 +66,29 @@ def test_combined_while_read_or_before(backend, name, vocab, dtype):
     n = logits.shape[0] // 2
     slots = slots_for(PARAMS[name], vocab, n, logprobs=4, report_entropy=True)
     the_same(slots, backend, logits, Rows.plain(range(n), range(n), [9] * n, guidance=guided(n)))
+
+
+@QUIET
+@pytest.mark.parametrize(
+    ("name", "dtype", "some"),
+    [
+        ("top_k top_p", torch.float32, [0, 2, 4]),
+        ("penalties", torch.bfloat16, [1, 3, 6]),
+        *(
+            pytest.param(name, dtype, range(9), marks=pytest.mark.long)
+            for name in ("top_k top_p", "penalties")
+            for dtype in DTYPES
+        ),
+    ],
+)
+def test_combined_while_read_or_before_on_a_gpu(name, dtype, some):
+    """some: the rows that are drawn from. Alone they are what they are in the whole batch."""
+    logits = pairs(257, dtype)
+    n = logits.shape[0] // 2
+    slots = slots_for(PARAMS[name], 257, n, logprobs=4, report_entropy=True)
+    every = guided(n)
+    guidance = Guidance(every.companion[list(some)], every.scale[list(some)])
+    the_same(slots, "gpu", logits, Rows.plain(some, some, [9] * len(some), guidance=guidance))
 
 
 @pytest.mark.parametrize("mode", ["raw", "processed"])

@@ -9,18 +9,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from opentelemetry.context import Context
-from opentelemetry.sdk.resources import OTELResourceDetector, Resource
-from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
-from opentelemetry.trace import SpanKind, StatusCode
-from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-from opentelemetry.util.types import AttributeValue
-
 from tailrace.api.access_log import Record
 from tailrace.api.schema.common import Usage
 from tailrace.config import ServerConfig
+from tailrace.extras import needs
 from tailrace.params import SamplingParams
+
+with needs("otel"):
+    from opentelemetry.context import Context
+    from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+    from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+    from opentelemetry.trace import SpanKind, StatusCode
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+    from opentelemetry.util.types import AttributeValue
 
 SERVICE = "tailrace"
 W3C = TraceContextTextMapPropagator()

@@ -40,8 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the subcommand named first. Returns the exit code."""
     argv = list(sys.argv[1:] if argv is None else argv)
     chosen = argv[0] if argv else None
-    args = make_parser(chosen).parse_args(argv)
     try:
+        args = make_parser(chosen).parse_args(argv)
         return import_module(COMMANDS[args.command][0]).run(args)
     except (ConfigError, RequestError) as error:
         print(f"tailrace: {error}", file=sys.stderr)

@@ -1,6 +1,6 @@
 """`tailrace doctor`: what this machine and this installation have, as a list a person can paste into a report.
 
-Exit code 1 if something is missing without which no model can be served.
+Works where only the library is installed, too. Exit code 1 if something is missing without which no model can be served.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import sys
 from collections.abc import Callable
 from importlib import import_module, metadata
@@ -16,25 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from tailrace.cli.flags import add_config_flags, read_config
-from tailrace.models import DEFAULT_NAME
-from tailrace.models.default import default_gguf_path
-from tailrace.models.gguf import converted_folder
-from tailrace.models.store import MARKER, is_whole
+from tailrace.errors import MissingExtraError
+from tailrace.extras import EXTRAS, absent
 
-PACKAGES = (
-    "tailrace",
-    "torch",
-    "transformers",
-    "tokenizers",
-    "safetensors",
-    "accelerate",
-    "gguf",
-    "msgspec",
-    "pyzmq",
-    "starlette",
-    "uvicorn",
-)
-OPTIONAL = ("uvloop", "httptools", "pip")
 FEATURES = ("avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "bf16", "sve")  # that kernels can make use of
 
 Section = tuple[dict[str, Any], list[str]]  # what there is, and which essentials are missing
@@ -52,6 +37,7 @@ def run(args: argparse.Namespace) -> int:
     cache, dtype = Path(model.cache_dir).expanduser(), model.dtype
     sections: dict[str, Callable[[], Section]] = {
         "versions": versions,
+        "extras": extras,
         "machine": machine,
         "devices": devices,
         "kernels": kernels,
@@ -68,17 +54,26 @@ def run(args: argparse.Namespace) -> int:
 
 
 def versions() -> Section:
-    """Of Python and of every package that is used."""
+    """Of Python and of every package that tailrace or one of its extras asks for."""
     found: dict[str, Any] = {"python": f"{platform.python_version()} ({sys.executable})"}
+    found["tailrace"] = metadata.version("tailrace")
     missing = []
-    for package in (*PACKAGES, *OPTIONAL):
+    for requirement in metadata.requires("tailrace") or ():
+        package, of_extra = re.split(r"[^\w.-]", requirement)[0], "extra ==" in requirement
         try:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             found[package] = "missing"
-            if package not in OPTIONAL:
+            if not of_extra:
                 missing.append(f"package {package}")
     return found, missing
+
+
+def extras() -> Section:
+    """Of each whether it is whole; serve is essential here, though the library does without."""
+    found = {extra: f"{', '.join(lacks)} missing" if (lacks := absent(extra)) else "there" for extra in EXTRAS}
+    needed = ("text", "grammar", "serve")
+    return found, ["extra serve: pip install 'tailrace[serve]'"] if any(map(absent, needed)) else []
 
 
 def machine() -> Section:
@@ -120,7 +115,7 @@ def devices() -> Section:
 
 
 def kernels() -> Section:
-    """Per operation and backend: there, a hole, or why it can't be loaded."""
+    """Per operation and backend: there, a hole, without its extra, or why it can't be loaded."""
     try:
         dispatch = import_module("tailrace.kernels.dispatch")
     except Exception as error:  # as above
@@ -135,6 +130,8 @@ def kernels() -> Section:
                 try:
                     dispatch.find(operation, backend)
                     states[backend] = "yes"
+                except MissingExtraError:
+                    states[backend] = "extra missing"
                 except Exception as error:  # as above
                     states[backend] = f"broken ({error})"
                     missing.append(f"kernel {operation} of backend {backend}")
@@ -144,6 +141,13 @@ def kernels() -> Section:
 
 def cache_folder(cache: Path, dtype: str) -> Section:
     """The folder, whether it can be written, what is in it, and whether the default model is ready."""
+    try:
+        from tailrace.models import DEFAULT_NAME
+        from tailrace.models.default import default_gguf_path
+        from tailrace.models.gguf import converted_folder
+        from tailrace.models.store import MARKER, is_whole
+    except MissingExtraError as error:
+        return {"folder": f"can't be looked at: {error}"}, []
     parent = next(path for path in (cache, *cache.parents) if path.exists())
     writable = os.access(parent, os.W_OK)
     file = default_gguf_path(cache)

@@ -9,17 +9,20 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import httpx
 import msgspec
 
 from tailrace.cli.flags import given_sampling, read_config, read_sampling
 from tailrace.cli.local import PreparedModel, engine, prepare
 from tailrace.errors import BY_CODE, ConfigError, EngineDeadError, EngineError, RequestError
+from tailrace.extras import needs
 from tailrace.models import defaults
 from tailrace.params import SamplingParams
 from tailrace.text.output import TextStream
 from tailrace.wire.messages import Failed, Finished, PromptLogprobs, Tokens
 from tailrace.wire.sync_client import SyncClient
+
+with needs("serve"):
+    import httpx
 
 Message = dict[str, str]
 Voice = Callable[[list[Message]], Generator[str, None, None]]

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from tailrace.errors import ModelLoadError
+from tailrace.extras import needs
 
 IGNORED = ("rotary_emb.inv_freq", "t2d")  # derived from the configuration, or from another tensor
 
@@ -101,8 +102,9 @@ def read(folder: Path) -> dict[str, torch.Tensor]:
     Raises:
         ModelLoadError: there are none, or they can't be read.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
+    with needs("serve"):
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
 
     tensors: dict[str, torch.Tensor] = {}
     try:

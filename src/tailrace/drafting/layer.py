@@ -14,6 +14,7 @@ import torch
 from tailrace import kernels
 from tailrace.drafting.checkpoint import Checkpoint
 from tailrace.errors import ModelLoadError
+from tailrace.extras import needs
 
 # whose decoder layers, as heads have them, are Llama's: separate projections, RMS norms, a gated MLP, rotation of halves
 FAMILIES = ("llama", "mistral", "ministral", "phi3", "qwen2", "qwen3", "seed_oss")
@@ -102,7 +103,8 @@ class Rotary:
     """Positions → cosines and sines, of every kind of rotary scaling that does not depend on the other positions."""
 
     def __init__(self, config: Any, dtype: torch.dtype, device: torch.device | str) -> None:
-        from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+        with needs("serve"):
+            from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
         self.embedding = LlamaRotaryEmbedding(config).to(device)
         self.like = torch.empty(0, dtype=dtype, device=device)
@@ -120,8 +122,9 @@ def configuration(checkpoint: Checkpoint) -> Any:
     Raises:
         ModelLoadError: its model_type is not of the Llama family, or it has a rotary scaling where neighbours would matter.
     """
-    from huggingface_hub.errors import StrictDataclassError
-    from transformers import CONFIG_MAPPING
+    with needs("serve"):
+        from huggingface_hub.errors import StrictDataclassError
+        from transformers import CONFIG_MAPPING
 
     from tailrace.runners.load_checks import refuse_stateful
 

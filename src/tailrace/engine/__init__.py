@@ -1,0 +1,3 @@
+from tailrace.extras import needs
+
+needs("serve")

@@ -10,18 +10,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from llguidance.gbnf_to_lark import (
-    AlternativeNode,
-    ASTNode,
-    GbnfToLarkError,
-    GrammarParser,
-    RepetitionNode,
-    RuleNode,
-    RuleRefNode,
-    SequenceNode,
-)
-
+from tailrace.extras import needs
 from tailrace.grammar.check import UnsupportedError
+
+with needs("grammar"):
+    from llguidance.gbnf_to_lark import (
+        AlternativeNode,
+        ASTNode,
+        GbnfToLarkError,
+        GrammarParser,
+        RepetitionNode,
+        RuleNode,
+        RuleRefNode,
+        SequenceNode,
+    )
 
 ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL)
 # an alternative on a line of its own, which that parser does not read

@@ -8,9 +8,9 @@ from functools import cache
 from typing import Any, Self
 
 import torch
-from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from tailrace.errors import DeadEndError, GrammarError, GrammarLimitError
+from tailrace.extras import needs
 from tailrace.grammar.base import BitmaskJob, not_taken
 from tailrace.grammar.check import UnsupportedError, shape_errors
 from tailrace.grammar.completion import completion_search, shortest_completion
@@ -20,6 +20,9 @@ from tailrace.grammar.llguidance_sources import SOURCES, unforced
 from tailrace.grammar.matcher import NO_TOKEN, GrammarMatcher
 from tailrace.grammar.vocabulary import Vocabulary
 from tailrace.options import Grammar
+
+with needs("grammar"):
+    from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 # Limits of one mask. The work for a row of items grows with the square of their number. With 1,000 items (an object of
 # 245 optional properties) a mask takes up to 60 ms. The library's own limits, 50,000 and 2,000, allow half a second.

@@ -6,15 +6,17 @@ import json
 import re
 from typing import Any
 
-import llguidance
-from llguidance import LLMatcher
-
+from tailrace.extras import needs
 from tailrace.grammar.check import UnsupportedError, parse_choice, parse_schema, parse_tag
 from tailrace.grammar.gbnf import as_lark as gbnf_as_lark
 from tailrace.grammar.schema import exact, patterns_of
 from tailrace.grammar.tags import as_lark as tag_as_lark
 from tailrace.grammar.tags import normalized, schemas
 from tailrace.options import Grammar
+
+with needs("grammar"):
+    import llguidance
+    from llguidance import LLMatcher
 
 # parts of a Lark grammar in which %json is plain text; and %json itself, up to its JSON
 LARK = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?!/)(?:\\.|[^/\\\n])+/|//[^\n]*|#[^\n]*|(?P<json>%json\s*)')

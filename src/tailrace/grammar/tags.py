@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from tailrace.extras import needs
 from tailrace.grammar.check import UnsupportedError, refuse
 
 
@@ -50,7 +51,8 @@ def formats(node: Any) -> Iterator[dict[str, Any]]:
 def as_lark(tag: dict[str, Any], options: dict[str, Any]) -> str:
     """Triggered tags around JSON as a grammar of llguidance. options: for each schema. Raises UnsupportedError for any
     other format."""
-    from llguidance import StructTag
+    with needs("grammar"):
+        from llguidance import StructTag
 
     form = tag["format"]
     if form.get("type") != "triggered_tags" or any(

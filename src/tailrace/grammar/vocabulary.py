@@ -10,6 +10,8 @@ from typing import Any
 
 import msgspec
 
+from tailrace.extras import needs
+
 CLOSERS = b'"]}'  # what ends a JSON value
 
 
@@ -87,7 +89,8 @@ class Vocabulary(msgspec.Struct, frozen=True, eq=False, dict=True):
         path = Path(self.folder) / "tokenizer.json"
         if not self.folder or not path.is_file():
             return None
-        from tokenizers import Tokenizer
+        with needs("text"):
+            from tokenizers import Tokenizer
 
         return Tokenizer.from_file(str(path))
 

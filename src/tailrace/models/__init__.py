@@ -4,9 +4,12 @@
 files. footprint.py computes how much memory a model takes. Runners load the weights.
 """
 
-from tailrace.models.default import DEFAULT_NAME
-from tailrace.models.describe import defaults, describe
-from tailrace.models.local import LocalModel, check_folder
-from tailrace.models.resolve import resolve
+from tailrace.extras import needs
+
+with needs("serve"):
+    from tailrace.models.default import DEFAULT_NAME
+    from tailrace.models.describe import defaults, describe
+    from tailrace.models.local import LocalModel, check_folder
+    from tailrace.models.resolve import resolve
 
 __all__ = ["DEFAULT_NAME", "LocalModel", "check_folder", "defaults", "describe", "resolve"]

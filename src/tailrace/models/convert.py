@@ -40,6 +40,18 @@ def read_metadata(source: Path) -> dict[str, Any]:
     return {key: fields[key].contents() for key in keys if key in fields}
 
 
+def check_transformers() -> None:
+    """Raise ImportError unless transformers splits text and keeps added tokens as GGUF files say, as it does from 5.20
+    on. Older versions silently encode text differently with many vocabularies."""
+    import transformers
+
+    if not hasattr(transformers, "GgufConfig"):
+        raise ImportError(
+            f"GGUF files need transformers >= 5.20, and {transformers.__version__} is installed: upgrade it, or name a "
+            "model in Hugging Face's format"
+        )
+
+
 def convert_tokenizer(source: Path, folder: Path, metadata: dict[str, Any]) -> None:
     """Write the tokenizer, split as the file says it must be."""
     from transformers import AutoTokenizer
@@ -80,6 +92,7 @@ def main(arguments: list[str]) -> int:
     source, folder, dtype = Path(arguments[0]), Path(arguments[1]), arguments[2]
     end_with_parent()
     try:
+        check_transformers()
         say("stage", "reading the tokenizer")
         metadata = read_metadata(source)
         convert_tokenizer(source, folder, metadata)

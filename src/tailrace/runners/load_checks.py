@@ -81,7 +81,8 @@ def refuse_stateful(config: Any) -> None:
     # transformers derives the scaling from the longest sequence in the batch
     if bad := kinds & {"dynamic", "longrope"}:
         raise ModelLoadError(
-            f"{config.model_type} has {bad.pop()} rotary scaling that depends on the other sequences of a batch; it can't be served"
+            f"{config.model_type} has {bad.pop()} rotary scaling, which depends on the other sequences of a batch; "
+            "it can't be served"
         )
     types = set(getattr(config.get_text_config(), "layer_types", None) or ())
     if bad := [kind for kind in types if any(word in kind for word in STATEFUL)]:

@@ -19,6 +19,7 @@ from torch import nn
 
 from tailrace import kernels
 from tailrace.errors import ModelLoadError
+from tailrace.extras import needs
 from tailrace.kernels.transfer import there
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  # PEFT's format
@@ -129,7 +130,8 @@ def read(name: str, folder: Path, model: nn.Module) -> dict[str, tuple[torch.Ten
     Raises:
         ModelLoadError: see Adapters.
     """
-    from safetensors.torch import load_file
+    with needs("serve"):
+        from safetensors.torch import load_file
 
     try:
         config = json.loads((folder / CONFIG).read_text())

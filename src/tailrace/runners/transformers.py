@@ -19,6 +19,7 @@ import torch
 from tailrace import kernels
 from tailrace.config import ModelConfig
 from tailrace.errors import ConfigError, ModelLoadError
+from tailrace.extras import needs
 from tailrace.kernels.transfer import there
 from tailrace.runners.attention import ATTRIBUTE, NAME, AttentionLayer, AttentionState, AttentionStep, attend
 from tailrace.runners.base import Batch
@@ -246,8 +247,9 @@ class TransformersRunner:
 
 def load_model(folder: Path, dtype: torch.dtype, device: torch.device, trust_remote_code: bool) -> Any:
     """The folder's causal language model, in evaluation mode, with our attention function."""
-    from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
-    from transformers.utils import logging as hf_logging
+    with needs("serve"):
+        from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
+        from transformers.utils import logging as hf_logging
 
     hf_logging.disable_progress_bar()
     AttentionInterface.register(NAME, attend)

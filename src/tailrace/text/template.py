@@ -7,15 +7,16 @@ from datetime import datetime
 from typing import Any
 from uuid import uuid4
 
-import jinja2
-from jinja2.ext import loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-
 from tailrace.errors import RequestError
+from tailrace.extras import needs
+
+
+class RefusedError(Exception):
+    """A template's own refusal."""
 
 
 def _raise(message: str) -> None:
-    raise jinja2.TemplateError(message)
+    raise RefusedError(message)
 
 
 def _to_json(value: Any, indent: int | None = None, **options: Any) -> str:
@@ -23,9 +24,16 @@ def _to_json(value: Any, indent: int | None = None, **options: Any) -> str:
 
 
 class ChatTemplate:
-    """A compiled template, in the environment that templates written for transformers expect."""
+    """A compiled template, in the environment that templates written for transformers expect.
+
+    Raises:
+        MissingExtraError: Jinja is not installed.
+    """
 
     def __init__(self, source: str, special_tokens: dict[str, str]) -> None:
+        with needs("text"):
+            from jinja2.ext import loopcontrols
+            from jinja2.sandbox import ImmutableSandboxedEnvironment
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise

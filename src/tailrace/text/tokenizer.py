@@ -1,5 +1,7 @@
-"""Text ↔ token ids, and what front ends must know of a vocabulary. Wraps the tokenizers library. Imports no torch,
-unless the model has no tokenizer.json and transformers must make one."""
+"""Text ↔ token ids, and what front ends must know of a vocabulary. Wraps the tokenizers library, which only
+`Tokenizer.load` imports: a caller may pass a `tokenizers.Tokenizer` of its own (transformers has one in
+`tokenizer.backend_tokenizer`). Imports no torch, unless the model has no tokenizer.json and transformers must make one.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +11,15 @@ import re
 from collections.abc import Iterable, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import tokenizers
-
-from tailrace.errors import ModelLoadError, ParameterError, RequestError
+from tailrace.errors import MissingExtraError, ModelLoadError, ParameterError, RequestError
+from tailrace.extras import needs
 from tailrace.text.template import ChatTemplate
 from tailrace.text.vocabulary import METASPACE, byte_level, decoder_kind, fallback_byte, piece
+
+if TYPE_CHECKING:
+    import tokenizers
 
 SHORT = 2048  # characters; encoding them takes less than a millisecond
 NAMED = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
@@ -56,18 +60,24 @@ class Tokenizer:
 
         Raises:
             ModelLoadError: there is none, or it can't be read.
+            MissingExtraError: the tokenizers library is not installed.
         """
         folder = Path(folder)
+        with needs("text"):
+            import tokenizers
         try:
             if (folder / "tokenizer.json").is_file():
                 backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
                 backend.no_truncation()
                 backend.no_padding()
             else:
-                from transformers import AutoTokenizer
+                with needs("serve"):
+                    from transformers import AutoTokenizer
 
                 slow = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
                 backend = slow.backend_tokenizer
+        except MissingExtraError:
+            raise
         except Exception as error:
             raise ModelLoadError(f"{folder}: no usable tokenizer: {error}") from error
         config = _read_json(folder / "tokenizer_config.json")

@@ -12,8 +12,12 @@ import tempfile
 from collections.abc import Iterator
 
 import msgspec
-import zmq
-import zmq.asyncio
+
+from tailrace.extras import needs
+
+with needs("serve"):
+    import zmq
+    import zmq.asyncio
 
 from tailrace.wire.messages import FromEngine, ToEngine, encoder, from_engine, to_engine
 

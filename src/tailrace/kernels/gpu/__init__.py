@@ -3,5 +3,9 @@ no GPU. Every kernel is launched with a grid that the shapes alone decide, and w
 
 import os
 
+from tailrace.extras import needs
+
+needs("gpu")
+
 # What it was before Triton 3.9, which asks to be told: products and sums fused. A change would change bits.
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")

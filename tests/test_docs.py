@@ -1,0 +1,203 @@
+"""The Markdown files: links lead somewhere, names exist in the code, lines are wrapped, pictures and figures are current."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import unicodedata
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+# Records of their time: what they name may be gone.
+HISTORY = re.compile(r"docs/decisions/0|CHANGELOG")
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+SPAN = re.compile(r"`([^`]+)`")
+FILE = re.compile(r"[\w./-]*\w\.(?:py|cpp|h|md|svg|toml|yml)")
+IDENTIFIER = re.compile(r"[A-Za-z_]\w*(?:\.\w+)*")
+CODE = ("src", "csrc", "tests", "bench")
+LINE = 120  # columns of prose
+
+
+def named(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def prose(text: str) -> str:
+    """The text without its blocks of code."""
+    return re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(text: str) -> set[str]:
+    """The headings' anchors. A heading counts if GitHub and mkdocs call it the same."""
+    found = set()
+    for heading in re.findall(r"^#+ (.+)$", prose(text), re.MULTILINE):
+        plain = re.sub(r"[`*]", "", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)).strip().lower()
+        github = re.sub(r"[^\w\- ]", "", plain).replace(" ", "-")
+        ascii_only = unicodedata.normalize("NFKD", plain).encode("ascii", "ignore").decode()
+        if github == re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", ascii_only).strip()):
+            found.add(github)
+    return found
+
+
+def broken_links(page: Path) -> list[str]:
+    """Relative links of a page to files or anchors that are not there."""
+    found = []
+    for link in LINK.findall(SPAN.sub("", prose(page.read_text()))):
+        if re.match(r"[a-z]+:", link):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        if not target.is_file() or (anchor and anchor not in anchors(target.read_text())):
+            found.append(link)
+    return found
+
+
+def long_lines(text: str) -> list[str]:
+    """Lines of prose that were not wrapped; a table's row has to be one line."""
+    return [line for line in text.split("\n") if len(line) > LINE and not line.lstrip().startswith("|")]
+
+
+@cache
+def all_files() -> tuple[str, ...]:
+    roots = [*ROOT.glob("*.*"), *(path for folder in (*CODE, "docs") for path in (ROOT / folder).rglob("*.*"))]
+    return tuple("/" + named(path) for path in roots if path.is_file())
+
+
+@cache
+def all_words() -> frozenset[str]:
+    """Every identifier of the sources."""
+    files = [path for folder in CODE for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".cpp", ".h")]
+    files.append(ROOT / "CMakeLists.txt")
+    return frozenset(
+        word for path in files if path != Path(__file__) for word in re.findall(r"[A-Za-z_]\w*", path.read_text())
+    )
+
+
+def missing_files(text: str) -> list[str]:
+    """Files that code spans name and that are nowhere. A name may be the end of a path; `test_<name>.py` is a pattern."""
+    spans = [word for span in SPAN.findall(prose(text)) for word in span.split()]
+    names = {word for word in spans if FILE.fullmatch(word) and not word.startswith("/")} - {"llama.cpp"}
+    return sorted(name for name in names if not any(path.endswith("/" + name) for path in all_files()))
+
+
+def missing_names(text: str) -> list[str]:
+    """Identifiers that code spans name and that no source has."""
+    names = {span for span in SPAN.findall(prose(text)) if IDENTIFIER.fullmatch(span) and not FILE.fullmatch(span)}
+    return sorted(name for name in names if name.split(".")[-1] not in all_words())
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_links_lead_somewhere(page: Path):
+    assert not broken_links(page)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_lines_are_wrapped_like_prose(page: Path):
+    assert not long_lines(page.read_text())
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if not HISTORY.search(named(page))], ids=named)
+def test_files_that_are_named_exist(page: Path):
+    assert not missing_files(page.read_text())
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs/add").glob("*.md")), ids=named)
+def test_names_in_the_guides_exist(page: Path):
+    assert not missing_names(page.read_text())
+
+
+def missing_objects(text: str) -> list[str]:
+    """What the reference shows (`::: tailrace.room.file.Name`) and no file binds."""
+    found = []
+    for name in re.findall(r"^::: ([\w.]+)$", text, re.MULTILINE):
+        parts = name.split(".")
+        files = [ROOT / "src" / "/".join(parts[:cut]) for cut in (len(parts), len(parts) - 1)]
+        there = [file for path in files for file in (path / "__init__.py", path.with_suffix(".py")) if file.is_file()]
+        if not there or not (whole_file(there[0], parts) or re.search(rf"\b{parts[-1]}\b", there[0].read_text())):
+            found.append(name)
+    return found
+
+
+def whole_file(file: Path, parts: list[str]) -> bool:
+    return file.stem == parts[-1] or file.parent.name == parts[-1]
+
+
+def test_objects_of_the_reference_exist():
+    pages = sorted((ROOT / "docs/reference").glob("*.md"))
+    assert len(pages) > 3
+    assert not [name for page in pages for name in missing_objects(page.read_text())]
+
+
+def test_planted_faults_are_found(tmp_path: Path):
+    (tmp_path / "there.md").write_text("# One heading\n\n```\n# no heading\n```\n\n## Größe\n")
+    page = tmp_path / "page.md"
+    page.write_text(
+        "[a](there.md) [b](there.md#one-heading) [c](gone.md) [d](there.md#no-heading) [e](#here) [f](https://x.org/gone) "
+        "[g](there.md#größe) `[h](gone.md)`\n"
+    )
+    assert broken_links(page) == ["gone.md", "there.md#no-heading", "#here", "there.md#größe"]
+    assert long_lines(page.read_text() + "| " + "x" * LINE) == [page.read_text().strip()]
+    assert missing_files("`sampling/pipeline.py` `pipeline.py`, `line.py` and `engine/pipeline.py`") == [
+        "engine/pipeline.py",
+        "line.py",
+    ]
+    assert missing_objects(
+        "::: tailrace.sampling.Slots\n\n::: tailrace.sampling.Slotz\n::: tailrace.gone\n::: tailrace.errors\n"
+    ) == [
+        "tailrace.sampling.Slotz",
+        "tailrace.gone",
+    ]  # the first is nothing in its file, the second is no file
+    assert missing_names("`Sampler.begin` `Sampler.nowhere_at_all` `not_there` `top_k: 5`") == [
+        "Sampler.nowhere_at_all",
+        "not_there",
+    ]
+
+
+def test_the_picture_of_the_path_is_current():
+    script = runpy.run_path(str(ROOT / "docs/draw_path.py"))
+    assert script["PICTURE"].read_text() == script["picture"](), "run python docs/draw_path.py"
+    folders = {
+        word
+        for group in ("REQUEST", "STEP", "REPLY")
+        for box in script[group]
+        for word in box.where.split()
+        if "/" in word
+    }
+    assert len(folders) == 6
+    assert all((ROOT / "src/tailrace" / folder).is_dir() for folder in folders)
+
+
+def tree() -> dict[str, set[str]]:
+    """docs/design.md's tree: folder of src/tailrace ("": itself) → the names that stand in it."""
+    block = (ROOT / "docs/design.md").read_text().split("src/tailrace/\n", 1)[1].split("\ncsrc/", 1)[0]
+    found: dict[str, set[str]] = {"": set()}
+    folder = ""
+    for line in block.split("\n"):
+        if heading := re.match(r"  (\w+)/", line):
+            folder = heading[1]
+            found[folder] = set()
+        found[folder] |= set(re.findall(r"\b\w+\.py\b", line))
+    return found
+
+
+def test_the_tree_is_the_source():
+    """Every file of a room is in the tree; what is in the tree is in the room, or in a folder of it."""
+    package, shown = ROOT / "src/tailrace", tree()
+    rooms = ["", *(path.name for path in package.iterdir() if (path / "__init__.py").exists())]
+    for room in rooms:
+        files = {path.name for path in (package / room).glob("*.py")} - {"__init__.py", "__main__.py"}
+        below = {path.name for path in (package / room).rglob("*.py")}
+        wanted = set() if room == "cli" else files  # a subcommand per file
+        assert wanted <= shown[room] <= below, f"{room}: {(wanted - shown[room]) | (shown[room] - below)}"
+
+
+def test_the_readme_is_short_and_its_figures_are_the_benchmarks():
+    readme, benchmarks = (ROOT / "README.md").read_text(), (ROOT / "docs/benchmarks.md").read_text()
+    assert len(readme.splitlines()) <= 100
+    rows = re.findall(r"^\| \d.*$", readme, re.MULTILINE)
+    assert len(rows) == 3
+    assert all(row.removesuffix("|") in benchmarks for row in rows)

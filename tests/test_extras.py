@@ -1,0 +1,239 @@
+"""The core installs beside anything: what it may import, what the rest says where its extra is missing, and that the tables agree."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import packages_distributions, requires
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tailrace.extras import EXTRAS
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE = ROOT / "src" / "tailrace"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+CORE = {Requirement(line).name for line in PROJECT["dependencies"]}
+# rooms and files that an extra opens, for everything in them
+GATES = {"api": "serve", "engine": "serve", "models": "serve", "kernels/gpu": "gpu"}
+
+# refuses every module outside `allowed`; then imports what it is told to, and says how each import ended
+PROBE = """
+import json, sys
+from importlib import import_module
+allowed, wanted = json.loads(sys.stdin.read())
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        top = name.partition(".")[0]
+        if top not in allowed and top not in sys.stdlib_module_names:
+            raise ModuleNotFoundError(f"No module named {name!r} (refused)", name=name)
+sys.meta_path.insert(0, Refuse())
+import torch
+ended = {}
+for name in wanted:
+    try:
+        import_module(name)
+        ended[name] = "imported"
+    except Exception as error:
+        ended[name] = f"{type(error).__name__}: {error}"
+foreign = sorted({name.partition(".")[0] for name in sys.modules} - set(sys.stdlib_module_names) - set(allowed))
+print(json.dumps([ended, foreign]))
+"""
+
+
+def modules() -> list[str]:
+    """Every module of the package."""
+    paths = [path.relative_to(SOURCE.parent).with_suffix("") for path in sorted(SOURCE.rglob("*.py"))]
+    names = [".".join(path.parts).removesuffix(".__init__") for path in paths]
+    return [name for name in names if not name.endswith("__main__")]
+
+
+def closure(names: set[str]) -> set[str]:
+    """Distributions, and all that they need in turn."""
+    found: set[str] = set()
+    waiting = {canonicalize_name(name) for name in names}
+    while waiting:
+        name = waiting.pop()
+        found.add(name)
+        for line in requires(name) or ():
+            requirement = Requirement(line)
+            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+                waiting |= {canonicalize_name(requirement.name)} - found
+    return found
+
+
+def core_modules() -> list[str]:
+    """The top-level modules of an environment in which the core's dependencies are installed, and nothing else."""
+    there = closure(CORE)
+    owners = packages_distributions()
+    return sorted(
+        {"tailrace", "__main__", "torchgen", "functorch"}
+        | {module for module, owned in owners.items() if any(canonicalize_name(name) in there for name in owned)}
+    )
+
+
+def probe(allowed: list[str], wanted: list[str]) -> tuple[dict[str, str], list[str]]:
+    """How each import ended in a fresh interpreter that finds `allowed` alone, and what else was loaded all the same."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE],
+        input=json.dumps([allowed, wanted]),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env=os.environ | {"TRITON_INTERPRET": "0"},
+    )
+    assert done.returncode == 0, done.stderr
+    ended, foreign = json.loads(done.stdout)
+    return ended, foreign
+
+
+def rooms(names: list[str], *wanted: str) -> list[str]:
+    return [name for name in names if name.partition(".")[2].partition(".")[0] in wanted]
+
+
+@pytest.fixture(scope="module")
+def bare() -> dict[str, str]:
+    """How the import of each module ends where only the core's dependencies are."""
+    ended, _ = probe(core_modules(), modules())
+    return ended
+
+
+def test_the_library_imports_nothing_but_the_core():
+    names = ["tailrace", "tailrace.sampling", "tailrace.kernels", *rooms(modules(), "text")]
+    ended, foreign = probe(core_modules(), names)
+    assert set(ended.values()) == {"imported"}, ended
+    assert not [name for name in foreign if not name.startswith(("_", "sitecustomize"))]
+
+
+def test_what_is_refused_is_seen():
+    allowed = [name for name in core_modules() if name != "msgspec"]
+    ended, _ = probe(allowed, ["tailrace.sampling"])
+    assert "msgspec" in ended["tailrace.sampling"]
+
+
+def test_the_core_is_as_large_as_it_is_said_to_be(bare):
+    core = {name for name, how in bare.items() if how == "imported"}
+    gpu = {"tailrace.sampling.on_gpu", "tailrace.sampling.edit_table"}
+    library = rooms(
+        modules(), "", "sampling", "text", "params", "options", "errors", "config", "extras", "ranges", "cli"
+    )
+    kernels = [name for name in rooms(modules(), "kernels") if not name.startswith("tailrace.kernels.gpu")]
+    of_the_server = {f"tailrace.cli.{name}" for name in ("chat", "fit", "generate", "local", "serve", "voices")}
+    assert {*library, *kernels, "tailrace.wire.messages"} - gpu - of_the_server <= core
+
+
+def test_every_other_module_names_its_extra(bare):
+    others = {name: how for name, how in bare.items() if how != "imported"}
+    assert "tailrace.api.app" in others
+    for name, how in others.items():
+        assert how.startswith("MissingExtraError"), (name, how)
+        assert "pip install 'tailrace[" in how, (name, how)
+
+
+@pytest.mark.parametrize("command", ["serve", "chat", "generate"])
+def test_a_command_that_lacks_its_extra_says_so_in_a_line(command):
+    code = PROBE.partition("import torch")[0] + f"from tailrace.cli import main; sys.exit(main([{command!r}]))"
+    allowed = json.dumps([core_modules(), []])
+    done = subprocess.run([sys.executable, "-c", code], input=allowed, capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith("tailrace: ")
+    assert "pip install 'tailrace[serve]'" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+# ---- the tables
+
+
+def brought(extra: str) -> set[str]:
+    """Distributions of an extra, of those that it includes too."""
+    found: set[str] = set()
+    for line in PROJECT["optional-dependencies"][extra]:
+        requirement = Requirement(line)
+        if requirement.name == PROJECT["name"]:
+            found |= set().union(*(brought(one) for one in requirement.extras))
+        else:
+            found.add(canonicalize_name(requirement.name))
+    return found
+
+
+def owners(module: str) -> set[str]:
+    """The distributions that a module may come from."""
+    return {canonicalize_name(name) for name in packages_distributions().get(module.partition(".")[0], ())}
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_each_module_of_an_extra_comes_with_it(extra):
+    for module in EXTRAS[extra]:
+        assert owners(module) & brought(extra), module
+
+
+def third_party_imports(source: str) -> list[tuple[str, str | None]]:
+    """(module, extra): each import of what is neither ours nor Python's nor the core's, and the extra that `needs` guards it with."""
+    found: list[tuple[str, str | None]] = []
+
+    def visit(node: ast.AST, extra: str | None) -> None:
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            return
+        if isinstance(node, ast.With):
+            for item in node.items:
+                if isinstance(call := item.context_expr, ast.Call) and ast.unparse(call.func) == "needs":
+                    extra = ast.literal_eval(call.args[0])
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom) and node.level == 0:
+            names = [node.module or ""]
+        for name in names:
+            top = name.partition(".")[0]
+            if top not in sys.stdlib_module_names and top not in CORE | {"tailrace", "__future__"}:
+                found.append((name, extra))
+        for child in ast.iter_child_nodes(node):
+            visit(child, extra)
+
+    visit(ast.parse(source), None)
+    return found
+
+
+def gate(path: Path) -> str | None:
+    """The extra without which nothing of the path's room can be imported."""
+    inside = path.relative_to(SOURCE).as_posix()
+    return next((extra for room, extra in GATES.items() if inside.startswith(room + "/")), None)
+
+
+def test_every_import_of_others_is_guarded_by_the_extra_that_brings_it():
+    seen = 0
+    for path in sorted(SOURCE.rglob("*.py")):
+        for module, extra in third_party_imports(path.read_text()):
+            extra = extra or gate(path)
+            assert extra is not None, f"{path}: import {module} stands outside of `with needs(…)`"
+            assert owners(module) & brought(extra), f"{path}: {module} does not come with {extra}"
+            seen += 1
+    assert seen > 50
+
+
+def test_an_import_without_a_guard_would_be_seen():
+    bare = "def f():\n    import zmq.asyncio\n    from tailrace import api\n    import torch, json"
+    assert third_party_imports(bare) == [("zmq.asyncio", None)]
+    assert third_party_imports('with needs("grammar"):\n    from zmq import Context') == [("zmq", "grammar")]
+    assert not owners("zmq") & brought("grammar")
+
+
+def test_doctor_works_where_only_the_core_is():
+    code = PROBE.partition("import torch")[0] + "from tailrace.cli import main; sys.exit(main(['doctor', '--json']))"
+    allowed = json.dumps([core_modules(), []])
+    done = subprocess.run([sys.executable, "-c", code], input=allowed, capture_output=True, text=True, check=False)
+    found = json.loads(done.stdout)
+    assert done.returncode == 1, done.stderr
+    assert found["missing"] == ["extra serve: pip install 'tailrace[serve]'"]
+    assert found["kernels"]["argmax"] == {"reference": "yes", "cpu": "yes", "gpu": "extra missing"}
+
+
+def test_gates_are_where_the_table_says():
+    for room, extra in GATES.items():
+        assert f'needs("{extra}")' in (SOURCE / room / "__init__.py").read_text()

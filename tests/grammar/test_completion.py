@@ -1,4 +1,4 @@
-"""What completes a text within a budget: from every place of random texts, and only with what the grammar allows."""
+"""Completing a text within a budget, from every state of random texts, and only with what the grammar allows."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_the_budget_is_kept():
 
 
 def test_texts_that_are_tried_count_as_work(monkeypatch: pytest.MonkeyPatch):
-    """Else a search in a schema of many patterns tries some 150 texts a mask."""
+    """Otherwise a search in a schema of many patterns tries some 150 texts per mask."""
     names = [f"k{i}" for i in range(30)]
     pattern = {"type": "string", "pattern": "^[a-z]{5}[0-9]{7}q$"}
     source = json.dumps({"type": "object", "properties": dict.fromkeys(names, pattern), "required": names})

@@ -1,4 +1,4 @@
-"""Real schemas (schemas.md): what can be written under the masks validates, by jsonschema, with the default model's tokenizer."""
+"""Real schemas (schemas.md): texts written under the masks validate by jsonschema (default model's tokenizer)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def library_of(folder: Path) -> GrammarCompiler:
 
 
 def written(matcher: GrammarMatcher, seed: int) -> str | None:
-    """A random text, closed after a while; None: no way to close it was found."""
+    """A random text, completed after a while; None: no completion was found."""
     rng, path = numpy.random.default_rng(seed), []
     eos = matcher.vocabulary.eos[0]
     while len(path) < STEPS:

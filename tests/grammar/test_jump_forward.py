@@ -1,4 +1,4 @@
-"""What is looked ahead is bounded by what is asked for, however much text a grammar forces."""
+"""The search for forced tokens is bounded by what is asked for, however much text a grammar forces."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ cases = pytest.mark.parametrize("name", WORDS)
 
 @lru_cache
 def compiled(name: str) -> Compiled:
-    """Made as the two processes make it: compiled by one, loaded by another."""
+    """As in production: compiled by one process, loaded by another."""
     return GrammarCompiler(small()).load(GrammarCompiler(small()).compile(WORDS[name][0]))
 
 
@@ -83,7 +83,7 @@ def start(name: str) -> GrammarMatcher:
 
 
 def mask_of(matcher: Matcher) -> torch.Tensor:
-    """Into memory that held something else."""
+    """Into a buffer that held something else."""
     mask = torch.full((-(-PADDED // 32),), 0x5A5A5A5A, dtype=torch.int32)
     matcher.fill(mask)
     return mask
@@ -98,7 +98,7 @@ def text_of(path: list[int]) -> str:
 
 
 def walks(name: str, count: int, steps: int):
-    """Random walks: at each place the matcher, its mask and the tokens so far."""
+    """Random walks: at each step the matcher, its mask and the tokens so far."""
     for seed in range(count):
         rng, matcher, path = numpy.random.default_rng(seed), start(name), []
         for _ in range(steps):

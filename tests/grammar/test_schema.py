@@ -1,4 +1,5 @@
-"""What is taken of JSON Schema is kept: a value that does not validate can't be written, whichever keywords stand together.
+"""An accepted JSON Schema is enforced: a value that does not validate can't be written, for any combination of
+keywords.
 
 Each case: keywords, schema, values that validate, values that don't. A schema may be refused.
 """
@@ -493,7 +494,8 @@ def test_what_does_not_validate_cannot_be_written(case: tuple[str, Any, list[str
 
 
 def test_a_schema_whose_alternatives_multiply_beyond_the_librarys_limit_is_refused():
-    """500 equal objects: nothing is wrong at the beginning; only what comes later meets the limit, where a matcher says no and why."""
+    """500 equal objects: the beginning is accepted, and only a later mask meets the limit, where the matcher reports
+    it."""
     branch = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(10)}}
     library = GrammarCompiler(small())
     with pytest.raises(UnsupportedError, match="items"):

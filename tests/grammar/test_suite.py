@@ -1,4 +1,5 @@
-"""The JSON-Schema-Test-Suite: of every schema taken, what is invalid can't be written, and what is valid can. The rest is refused."""
+"""The JSON-Schema-Test-Suite: with every accepted schema, invalid instances can't be written and valid ones can. The
+others are refused."""
 
 from __future__ import annotations
 

@@ -227,8 +227,8 @@ def test_the_default_model_in_bfloat16(model_folder):
         expected = theirs(torch.tensor([prompt])).logits[0].float()
     got = ours.forward(Cache(2, 5).batch([(0, prompt, 0), (1, [1, 2, 3], 0)]))[:60].float()
     assert (got - expected).norm() / expected.norm() < 0.02
-    # near ties are decided by rounding, and so by the machine's kernels: what we prefer is within some roundings (2⁻⁸ of the logit each) of
-    # their best. Measured over 5 prompts: at most 2.5; with every position one too far 5.6 and 16.6.
+    # Near ties are decided by rounding, and so by the machine's kernels: our choice is within some roundings (2⁻⁸ of
+    # the logit each) of their best. Measured over 5 prompts: at most 2.5; with every position one too far 5.6 and 16.6.
     best = expected.amax(-1)
     ours_by_theirs = expected.gather(1, got.argmax(-1, keepdim=True)).squeeze(1)
     assert ((best - ours_by_theirs) <= 4 * 2**-8 * best.abs()).all()

@@ -1,4 +1,4 @@
-"""Thinking, content and tool calls are told apart under any chunking, and no character is lost."""
+"""Reasoning, content and tool calls are told apart under any chunking, and no character is lost."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PARTS = st.sampled_from(
 
 
 def joined(segments: list[Segment]) -> list[Segment]:
-    """Neighbours of one channel as one, and the pieces of each call."""
+    """Joins neighbouring segments of one channel, and the pieces of each call."""
     found: list[Segment] = []
     for segment in segments:
         last = found[-1] if found else None
@@ -66,8 +66,8 @@ def test_any_chunking_says_the_same(parts, data, opened):
 
 @given(st.lists(PARTS.filter(lambda part: "tool_call" not in part), max_size=12))
 def test_no_character_is_lost(parts):
-    """Put back between its markers, the text is what it was, up to a marker that closed nothing more than its channel. For tool calls
-    see test_tools.py."""
+    """Put back between its markers, the text is the original, up to a marker that only closed its channel. For tool
+    calls see test_tool_parsers.py."""
     text = "".join(parts)
     back, thinking = "", False
     for segment in split([text]):
@@ -77,7 +77,7 @@ def test_no_character_is_lost(parts):
             back += THINK[1]
         thinking = segment.channel == "reasoning"
         back += segment.text
-    for marker in THINK:  # an empty thought leaves no segment
+    for marker in THINK:  # empty reasoning leaves no segment
         back, text = back.replace(marker, ""), text.replace(marker, "")
     assert back == text
 

@@ -1,4 +1,4 @@
-"""Regular expressions as stops: the match that ends first, found wherever the text is cut; held back is what may still become one."""
+"""Stop regexes: the match that ends first is found under any chunking, and only a possible match is held back."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ EXPRESSIONS = st.tuples(
 
 
 def brute(text: str, strings: tuple[str, ...], expressions: tuple[str, ...]) -> tuple[str, str] | None:
-    """(text before, text of the match): the earliest end, and of those the earliest beginning; by trying every pair."""
+    """(text before, text of the match), by trying every pair: the earliest end, and of those the earliest beginning."""
     compiled = [re.compile(re.escape(s)) for s in strings] + [re.compile(e) for e in expressions]
     for end in range(1, len(text) + 1):
         for start in range(end):
@@ -126,7 +126,7 @@ def test_strings_alone_are_the_same_as_with_the_automaton(text, stops, cuts):
 
 
 def test_a_matcher_that_follows_one_way_only_is_seen(monkeypatch):
-    """The planted fault: forget the ways that began earlier."""
+    """The planted fault: forget the paths that began earlier."""
     monkeypatch.setattr(RegexSearch, "push", lambda self, char: None)
     with pytest.raises(AssertionError):
         test_the_earliest_end_is_found()
@@ -188,7 +188,7 @@ def test_flags_hold_where_they_stand(expression, text):
     ],
 )
 def test_hostile_patterns_are_read_or_refused_at_once(expression):
-    """Each took seconds, for ever, or raised something else once."""
+    """Each of these once took seconds, or for ever, or raised another error."""
     with contextlib.suppress(ParameterError):
         assert len(Patterns((expression,)).passes) <= module.MAX_POSITIONS
 
@@ -213,7 +213,7 @@ def test_strings_beside_patterns_cost_what_strings_cost():
 
 
 def test_the_work_per_character_is_bounded():
-    """What makes a backtracking engine explode stays as wide as the pattern."""
+    """Patterns that make a backtracking engine explode."""
     compiled = Patterns(("(a|a)+(a|a)+(a|a)+b",))
     search = RegexSearch(compiled)
     for _ in range(2000):

@@ -1,4 +1,4 @@
-"""The stop that a plain search finds, at the place it finds it; held back is what may still become a stop and nothing else."""
+"""A stop is found where a plain search finds it, and only what may still become a stop is held back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tool calls in the formats of open models: read under any chunking, arguments as they come, no character lost."""
+"""Tool calls in the formats of open models: parsed under any chunking, arguments as they come, no character lost."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ CASES: dict[str, list[Case]] = {
     "hermes": [
         (f'<tool_call>\n{{"name": "add", "arguments": {ARGS}}}\n</tool_call>', ONE, ""),
         (
-            f'So <tool_call>{{"name": "add", "parameters": {ARGS}}}</tool_call>\n<tool_call>{{"name": "get.it-2"}}</tool_call>\n',
+            f'So <tool_call>{{"name": "add", "parameters": {ARGS}}}</tool_call>\n'
+            f'<tool_call>{{"name": "get.it-2"}}</tool_call>\n',
             TWO,
             "So ",
         ),
@@ -98,19 +99,22 @@ CASES: dict[str, list[Case]] = {
     ],
     "qwen3_coder": [
         (
-            "<tool_call>\n<function=add>\n<parameter=s>\n12\n</parameter>\n<parameter=n>\n12\n</parameter>\n</function>\n</tool_call>",
+            "<tool_call>\n<function=add>\n<parameter=s>\n12\n</parameter>\n<parameter=n>\n12\n</parameter>\n"
+            "</function>\n</tool_call>",
             [("add", {"s": "12", "n": 12})],
             "",
         ),
         (
-            'Ok\n<tool_call><function=add><parameter=n>two\n"lines"</parameter><parameter=o>True</parameter></function></tool_call>\n'
+            'Ok\n<tool_call><function=add><parameter=n>two\n"lines"</parameter><parameter=o>True</parameter>'
+            "</function></tool_call>\n"
             "<tool_call><function=get.it-2></function></tool_call>",
             [("add", {"n": 'two\n"lines"', "o": True}), ("get.it-2", {})],
             "Ok\n",
         ),
-        # a lone quote is no JSON string's; but where JSON goes on behind the marker, it is
+        # a lone quote begins no JSON string; but where JSON goes on after the marker, it does
         (
-            '<tool_call><function=add><parameter=o>\n{x} say "hi\n</parameter>\n<parameter=p>"C:\\</parameter>\n</function></tool_call>',
+            '<tool_call><function=add><parameter=o>\n{x} say "hi\n</parameter>\n<parameter=p>"C:\\</parameter>\n'
+            "</function></tool_call>",
             [("add", {"o": '{x} say "hi', "p": '"C:\\'})],
             "",
         ),
@@ -128,12 +132,14 @@ CASES: dict[str, list[Case]] = {
     ],
     "glm4": [
         (
-            "<tool_call>add\n<arg_key>s</arg_key>\n<arg_value>null</arg_value>\n<arg_key>n</arg_key>\n<arg_value>[1]</arg_value>\n</tool_call>",
+            "<tool_call>add\n<arg_key>s</arg_key>\n<arg_value>null</arg_value>\n<arg_key>n</arg_key>\n"
+            "<arg_value>[1]</arg_value>\n</tool_call>",
             [("add", {"s": "null", "n": [1]})],
             "",
         ),
         (
-            "<tool_call>add</tool_call>\n<tool_call>get.it-2<arg_key>a</arg_key><arg_value>b c</arg_value></tool_call>!",
+            "<tool_call>add</tool_call>\n<tool_call>get.it-2<arg_key>a</arg_key><arg_value>b c</arg_value>"
+            "</tool_call>!",
             [("add", {}), ("get.it-2", {"a": "b c"})],
             "!",
         ),
@@ -144,7 +150,8 @@ CASES: dict[str, list[Case]] = {
             "",
         ),
         (
-            '<tool_call>add<arg_key>o</arg_key><arg_value>{"a": "\\"</arg_value>, </tool_call> "}</arg_value></tool_call>',
+            '<tool_call>add<arg_key>o</arg_key><arg_value>{"a": "\\"</arg_value>, </tool_call> "}</arg_value>'
+            "</tool_call>",
             [("add", {"o": {"a": '"</arg_value>, </tool_call> '}})],
             "",
         ),
@@ -187,7 +194,7 @@ def split(name: str, pieces: list[str]) -> list[Segment]:
 
 
 def calls_in(segments: list[Segment]) -> list[tuple[str, str]]:
-    """(name, arguments) of each call, put together from its fragments; the shape of the stream is checked on the way."""
+    """(name, arguments) of each call, joined from its fragments. Checks the shape of the stream."""
     calls: list[tuple[str, str]] = []
     for call in (segment.call for segment in segments if segment.call is not None):
         assert bool(call.name) != bool(call.arguments)
@@ -201,7 +208,7 @@ def calls_in(segments: list[Segment]) -> list[tuple[str, str]]:
 
 
 def told(segments: list[Segment]) -> tuple[typing.Any, ...]:
-    """All that a client can tell of it: calls, ids, content, reasoning."""
+    """All that a client can see: calls, ids, content, reasoning."""
     return (
         calls_in(segments),
         [s.call.id for s in segments if s.call is not None and s.call.name and ":" in (s.call.id or "")],
@@ -264,7 +271,7 @@ WRAPPERS = {
 @settings(deadline=None)
 @given(data=st.data())
 def test_no_character_is_lost(name, data):
-    """The text is what came out, in order, with nothing between but markers, wrapper and white space."""
+    """The text is what was returned, in order, with nothing between but markers, wrappers and white space."""
     text = "".join(
         data.draw(st.lists(st.sampled_from([case[0] for case in CASES[name]] + [" ", "a", "<b"]), max_size=3))
     )
@@ -276,14 +283,14 @@ def test_no_character_is_lost(name, data):
         if segment.call is not None and name in WHOLE:
             part = ""  # converted
         elif segment.call is not None and segment.call.arguments == "{}":
-            part = f"(?:{part})?"  # made up where the model wrote none
+            part = f"(?:{part})?"  # generated, since the model wrote none
         pattern += part + wrapper
     assert re.fullmatch(pattern, text, re.DOTALL)
 
 
 @pytest.mark.parametrize("name", [name for name in TOOL_FORMATS if name not in WHOLE])
 def test_arguments_come_as_they_are_written(name):
-    """Every character of the value goes out with the character itself; the name before the first of them."""
+    """Each character of the value is returned at once, and the name before the first of them."""
     text = CASES[name][0][0]
     splitter = ChannelSplitter(THINK, TOOL_FORMATS[name], declared=KNOWN)
     begin = text.index(ARGS)
@@ -389,7 +396,7 @@ def test_hostile_literals_are_text_or_values(inside):
 
 @pytest.mark.parametrize("name", TOOL_FORMATS)
 def test_what_has_been_read_is_not_looked_at_again(name):
-    """What stays for the next token is less than a marker, so a token costs no more late in a call than early."""
+    """What is held for the next token is shorter than a marker, so a token costs the same late in a call as early."""
     text = CASES[name][0][0].replace("[2, {", "[" + "2, " * 500 + "{").replace("12", "12" * 500)
     splitter = ChannelSplitter(THINK, TOOL_FORMATS[name], declared=KNOWN)
     for char in text:

@@ -15,7 +15,8 @@ from kernels.backends import DEVICES, QUIET
 from tailrace.kernels.cpu.sample import APART, Step
 from tailrace.kernels.rows import RULES, Rows
 from tailrace.kernels.status import EMPTY, OK
-from tailrace.params import SamplingParams, Watermark
+from tailrace.options import Watermark
+from tailrace.params import SamplingParams
 from tailrace.sampling import Sampler, Slots
 from tailrace.sampling.draft_programs import unroll
 from tailrace.sampling.on_gpu import OnGPU

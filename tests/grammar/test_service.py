@@ -593,7 +593,7 @@ def test_no_process_outlives_an_engine_that_just_exits():
         print(made.pids[0], flush=True)
         os._exit(0)
     """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd="tests", timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd="tests", timeout=300)
     pid = int(done.stdout)
     until(lambda: not running(pid), 5)
 

@@ -96,7 +96,12 @@ NB_MODULE(_cpu, m) {
                                  at<int32_t>(status)});
     }, Free());
     m.attr("NOTED") = kNoted;
-    m.def("struct_sizes", [] { return std::vector<size_t>{sizeof(Edit), sizeof(Tournament), sizeof(Stage), sizeof(Program), sizeof(Step), static_cast<size_t>(StageKind::count)}; });
+    m.def("struct_sizes", [] { return std::vector<size_t>{sizeof(Edit), sizeof(Tournament), sizeof(Stage), sizeof(Program), sizeof(Step)}; });
+    nb::list stages;
+#define X(kind, needs) stages.append(nb::make_tuple(#kind, #needs));
+    TAILRACE_STAGES(X)
+#undef X
+    m.attr("STAGES") = nb::tuple(stages);
     nb::class_<Counts>(m, "Counts")
         .def(nb::init<>())
         .def(nb::init<const Counts &>())

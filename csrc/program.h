@@ -47,10 +47,22 @@ struct Edit {
     double a, b, c;
 };
 
+// What a stage must know of the row before it can decide. nothing: it rescales what is there. depth: down to which logit to look; what it
+// leaves is complete. mass: Σ e^x over all tokens; squares: Σ e^2x too; moments: the entropy too. everything: all tokens.
+enum class Needs : int32_t { nothing, depth, mass, squares, moments, everything };
+
+// Every kind of stage in the order of its number, with what it needs. A kind has a function of its name (refine.cpp). kernels/program.py
+// has the same table; the two are compared when the module is loaded (kernels/cpu/program.py).
+#define TAILRACE_STAGES(X)                                                                                                    \
+    X(temperature, nothing) X(dynamic_temperature, everything) X(quadratic, everything) X(min_p, depth) X(top_k, depth)       \
+    X(top_p, mass) X(top_a, mass) X(typical, moments) X(epsilon, mass) X(eta, moments) X(top_n_sigma, depth)                  \
+    X(xtc, everything) X(p_less, squares) X(tail_free, depth) X(top_h, depth) X(min_k, depth) X(mirostat, mass)               \
+    X(mirostat_1, depth) X(adaptive, everything) X(tournament, everything)
+
 enum class StageKind : int32_t {
-    temperature = 0, dynamic_temperature, quadratic, min_p, top_k, top_p, top_a, typical, epsilon, eta, top_n_sigma, xtc, p_less,
-    tail_free, top_h, min_k, mirostat, mirostat_1, adaptive, tournament,
-    count,  // of kinds
+#define X(kind, needs) kind,
+    TAILRACE_STAGES(X)
+#undef X
 };
 
 // Whose bits decide a tournament (src/tailrace/sampling/watermark.py): `depth` layers, keyed by the last `context` tokens; unmarked where

@@ -1,7 +1,5 @@
 #include "refine.h"
 
-#include <iterator>
-
 #include "simd.h"
 #include "walk.h"
 
@@ -182,24 +180,15 @@ bool p_less(Walk &walk, const Stage &stage) {
 }
 
 using Apply = bool (*)(Walk &, const Stage &);
-constexpr Apply kApply[] = {temperature, dynamic_temperature, quadratic, min_p, top_k, top_p, top_a,
-                            typical,     epsilon,             eta,       top_n_sigma, xtc,   p_less, tail_free,
-                            top_h,       min_k,               mirostat,  mirostat_1,  adaptive, tournament};
-static_assert(std::size(kApply) == static_cast<size_t>(StageKind::count), "a stage without a function");
+#define X(kind, needs) kind,
+constexpr Apply kApply[] = {TAILRACE_STAGES(X)};
+#undef X
+#define X(kind, needs) Needs::needs,
+constexpr Needs kNeeds[] = {TAILRACE_STAGES(X)};
+#undef X
 
-bool needs_moments(StageKind kind) { return kind == StageKind::eta || kind == StageKind::typical; }
-bool needs_mass(StageKind kind) {
-    return kind == StageKind::top_p || kind == StageKind::top_a || kind == StageKind::epsilon ||
-           kind == StageKind::p_less || kind == StageKind::mirostat || needs_moments(kind);
-}
-bool completes(StageKind kind) {
-    return kind == StageKind::min_p || kind == StageKind::top_k || kind == StageKind::top_n_sigma || kind == StageKind::tail_free ||
-           kind == StageKind::top_h || kind == StageKind::min_k || kind == StageKind::mirostat_1;
-}
-bool needs_all(StageKind kind) {
-    return kind == StageKind::dynamic_temperature || kind == StageKind::quadratic || kind == StageKind::xtc ||
-           kind == StageKind::adaptive || kind == StageKind::tournament;
-}
+Needs needs_of(StageKind kind) { return kNeeds[static_cast<int>(kind)]; }
+bool needs_mass(Needs needs) { return needs == Needs::mass || needs == Needs::squares || needs == Needs::moments; }
 // How many of the likeliest it asks for.
 int64_t asked_for(const Stage &stage) {
     return stage.kind == StageKind::top_k ? stage.k : stage.kind == StageKind::min_k ? kCliffs : kCandidates;
@@ -218,12 +207,13 @@ void plan(const Program &program, Wants &wants) {
     double temperature = 1.0;
     for (int32_t i = 0; i < program.num_stages; ++i) {
         const Stage &stage = program.stages[i];
-        if (completes(stage.kind) || needs_all(stage.kind)) return;
+        const Needs needs = needs_of(stage.kind);
+        if (needs == Needs::depth || needs == Needs::everything) return;
         if (stage.kind == StageKind::temperature) temperature *= stage.a;
-        if (needs_mass(stage.kind)) {
+        if (needs_mass(needs)) {
             wants.mass = true;
-            wants.moments = needs_moments(stage.kind);
-            wants.squares = stage.kind == StageKind::p_less;
+            wants.moments = needs == Needs::moments;
+            wants.squares = needs == Needs::squares;
             wants.temperature = temperature;
             return;
         }
@@ -236,8 +226,9 @@ double first_depth(const Context &context) {
     double temperature = 1.0, depth = kEverything;
     for (int32_t i = 0; i < program.num_stages; ++i) {
         const Stage &stage = program.stages[i];
-        if (needs_all(stage.kind) && depth == kEverything) return depth;
-        if (needs_all(stage.kind)) break;
+        const Needs needs = needs_of(stage.kind);
+        if (needs == Needs::everything && depth == kEverything) return depth;
+        if (needs == Needs::everything) break;
         const double slack = 1.0 + 1e-6;  // rounding must not make the first try fail
         switch (stage.kind) {
             case StageKind::temperature: temperature *= stage.a; break;
@@ -258,11 +249,10 @@ double first_depth(const Context &context) {
                 if (scan.mass.squares > 0)
                     depth = std::max(depth, std::min(0.0, temperature * p_less_depth(scan.mass.total, scan.mass.squares, scan, stage) * slack));
                 break;
-            case StageKind::top_p: case StageKind::top_a: case StageKind::eta: case StageKind::typical: depth = std::max(depth, -4.0 * temperature); break;
-            case StageKind::dynamic_temperature: case StageKind::quadratic: case StageKind::xtc: case StageKind::adaptive: case StageKind::tournament:
-            case StageKind::count: break;  // not reached
+            default:  // of a nucleus; a kind that says nothing here and needs no mass sees every token
+                if (needs_mass(needs)) depth = std::max(depth, -4.0 * temperature);
         }
-        if (depth > kEverything && stage.kind != StageKind::temperature && !needs_mass(stage.kind)) break;
+        if (depth > kEverything && stage.kind != StageKind::temperature && !needs_mass(needs)) break;
     }
     return std::min(depth, 0.0);  // a bound above the likeliest keeps the likeliest
 }

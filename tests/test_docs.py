@@ -171,6 +171,15 @@ def test_the_picture_of_the_path_is_current():
     assert all((ROOT / "src/tailrace" / folder).is_dir() for folder in folders)
 
 
+def test_the_tables_of_fields_are_current():
+    script = runpy.run_path(str(ROOT / "docs/write_fields.py"))
+    page = script["PAGE"].read_text()
+    assert page.count("<!-- table: ") == len(script["TABLES"])
+    assert page == script["written"](page), "run python docs/write_fields.py"
+    changed = page.replace("| `top_p` | Keep", "| `top_p` | Throw away")
+    assert script["written"](changed) == page != changed
+
+
 def tree() -> dict[str, set[str]]:
     """docs/design.md's tree: folder of src/tailrace ("": itself) → the names that stand in it."""
     block = (ROOT / "docs/design.md").read_text().split("src/tailrace/\n", 1)[1].split("\ncsrc/", 1)[0]

@@ -15,7 +15,10 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / "tailrace"
 LEAVES = {
     "errors",
     "extras",
-    "ranges",
+    "fields",
+    "field_checks",
+    "sampler_fields",
+    "engine_fields",
     "options",
     "params",
     "config",
@@ -29,7 +32,10 @@ LEAVES = {
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "extras": set(),
-    "ranges": set(),
+    "fields": set(),
+    "field_checks": set(),
+    "sampler_fields": set(),
+    "engine_fields": set(),
     "options": set(),
     "params": set(),
     "config": set(),

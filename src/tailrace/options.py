@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from tailrace.errors import ParameterError
-from tailrace.ranges import MAX_SEED, MIN_SEED, conform, shown
+from tailrace.fields import MAX_SEED, MIN_SEED, conform, shown
 
 MAX_PATTERN = 512  # tokens of a repeated pattern that is looked for
 MAX_COUNT = 10_000  # times it may be asked to come

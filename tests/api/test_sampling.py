@@ -5,128 +5,50 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from field_examples import example
 from tailrace.api.presets import PRESETS
 from tailrace.api.sampling import output_limit, sampling_params
+from tailrace.api.schema.common import PLAIN, GenerateRequest, over_http
 from tailrace.api.schema.completions import CompletionRequest
-from tailrace.api.structured import FIELDS
+from tailrace.api.structured import FIELDS as GRAMMARS
 from tailrace.errors import ContextLengthError, ParameterError
-from tailrace.options import RepetitionDetection, Watermark
-from tailrace.params import SamplingParams
+from tailrace.params import FIELDS, SamplingParams
 
-# field → a value that is not its default
-EVERY = {
-    "n": 2,
-    "temperature": 0.5,
-    "top_p": 0.5,
-    "seed": 3,
-    "presence_penalty": 1.0,
-    "frequency_penalty": -1.0,
-    "top_k": 4,
-    "min_p": 0.25,
-    "repetition_penalty": 1.5,
-    "min_tokens": 2,
-    "ignore_eos": True,
-    "include_stop_str_in_output": True,
-    "skip_special_tokens": False,
-    "logprobs_mode": "processed",
-    "stop": ["a", "b"],
-    "stop_token_ids": [1, 2],
-    "allowed_token_ids": [5, 6],
-    "logit_bias": {"7": -3.5},
-    "bad_words": ["no"],
-    "dynatemp_range": 0.2,
-    "dynatemp_exponent": 2.0,
-    "smoothing_factor": 0.3,
-    "smoothing_curve": 1.5,
-    "top_a": 0.1,
-    "typical_p": 0.9,
-    "tfs_z": 0.8,
-    "epsilon_cutoff": 0.01,
-    "eta_cutoff": 0.02,
-    "top_n_sigma": 1.5,
-    "top_h": 0.4,
-    "xtc_probability": 0.5,
-    "xtc_threshold": 0.2,
-    "adaptive_target": 0.4,
-    "adaptive_decay": 0.5,
-    "penalty_last_n": 64,
-    "repetition_scope": "prompt",
-    "penalty_scope": "both",
-    "dry_multiplier": 0.8,
-    "dry_base": 2.0,
-    "dry_allowed_length": 3,
-    "dry_penalty_last_n": 100,
-    "dry_sequence_breakers": ["a"],
-    "encoder_no_repeat_ngram_size": 2,
-    "encoder_repetition_penalty": 1.2,
-    "exponential_decay_length_penalty": [5, 1.5],
-    "p_less": True,
-    "p_less_norm": True,
-    "min_k": True,
-    "normalize_logits": True,
-    "min_k_tau": 2.0,
-    "no_repeat_ngram_size": 3,
-    "sequence_bias": [["ab", 1.5], [[4, 5], -2.0]],
-    "forced_token_ids": [9],
-    "processors": {"mine": {"x": 1}},
-    "watermark": {"kind": "kgw", "key": 3},
-    "sampler_order": ["top_p", "temperature"],
-    "report_entropy": True,
-    "logprob_token_ids": [3, 4],
-    "prompt_logprobs": 4,
-    "banned_strings": ["bad"],
-    "banned_ignore_case": True,
-    "stop_regex": "[0-9]+x",
-    "banned_regex": "x[0-9]",
-    "repetition_detection": {"max_pattern_size": 4, "min_count": 3},
+# field of another type over HTTP → what is sent, and what arrives
+CONVERTED = {
+    "stop": (["a", "b"], ("a", "b")),
+    "stop_regex": ("[0-9]+x", ("[0-9]+x",)),
+    "banned_regex": ("x[0-9]", ("x[0-9]",)),
+    "logit_bias": ({"7": -3.5}, {7: -3.5}),
+    "bad_words": (["no"], ((32, 110, 111), (110, 111))),
+    "dry_sequence_breakers": (["a"], (97, 256)),
+    "sequence_bias": ([["ab", 1.5], [[4, 5], -2.0]], (((4, 5), -2.0), ((32, 97, 98), 1.5), ((97, 98), 1.5))),
 }
-ARRIVES_AS = {
-    "stop": ("a", "b"),
-    "stop_token_ids": (1, 2),
-    "allowed_token_ids": (5, 6),
-    "logit_bias": {7: -3.5},
-    "bad_words": ((110, 111), (32, 110, 111)),
-    "dry_sequence_breakers": (97, 256),
-    "forced_token_ids": (9,),
-    "sequence_bias": (((32, 97, 98), 1.5), ((97, 98), 1.5), ((4, 5), -2.0)),
-    "sampler_order": ("top_p", "temperature"),
-    "exponential_decay_length_penalty": (5, 1.5),
-    "watermark": Watermark(kind="kgw", key=3),
-    "banned_strings": ("bad",),
-    "stop_regex": ("[0-9]+x",),
-    "logprob_token_ids": (3, 4),
-    "banned_regex": ("x[0-9]",),
-    "repetition_detection": RepetitionDetection(max_pattern_size=4, min_count=3),
-}
+# whose values the endpoints find: test_guidance_fields.py, test_structured.py, test_channels.py, test_lengths.py, test_logprobs.py
+OF_ENDPOINTS = {"max_tokens", "logprobs", "guidance_scale", "negative_prompt", "grammar", "thinking", "stop_outside"}
+ARRIVES = CONVERTED | {name: (msgspec.to_builtins(example(field)), example(field)) for name, field in PLAIN.items()}
 
 
-# what can't be had with the others
-ALONE = ("p_less_norm", "banned_strings", "banned_regex", "banned_ignore_case", "report_entropy", "logprob_token_ids")
-
-
-def params(tokenizer, **fields) -> SamplingParams:
+def params(tokenizer, logprobs=None, **fields) -> SamplingParams:
     request = msgspec.convert({"prompt": "x"} | fields, CompletionRequest)
-    return sampling_params(request, tokenizer, {}, max_tokens=9, logprobs=None)
+    return sampling_params(request, tokenizer, {}, max_tokens=9, logprobs=logprobs)
 
 
-def test_all_at_once(tokenizer):
-    got = params(tokenizer, **{name: value for name, value in EVERY.items() if name not in ALONE})
-    for name, value in EVERY.items():
-        if name in ALONE:
-            continue
-        wanted = ARRIVES_AS.get(name, value)
-        actual = getattr(got, name)
-        assert (sorted(actual) if name == "bad_words" else actual) == (
-            sorted(wanted) if name == "bad_words" else wanted
-        ), name
+@pytest.mark.parametrize("name", ARRIVES)
+def test_every_field_arrives(tokenizer, name):
+    needed = FIELDS[name].needs[:1]
+    beside = {of: ARRIVES[of][0] for of in needed if of in ARRIVES}
+    sent, wanted = ARRIVES[name]
+    got = getattr(params(tokenizer, 0 if "logprobs" in needed else None, **beside | {name: sent}), name)
+    assert (tuple(sorted(got)) if name in ("bad_words", "sequence_bias") else got) == wanted
+    assert wanted != FIELDS[name].default
 
 
-def test_every_sampling_field_of_the_schema_is_in_this_test():
+def test_every_field_of_the_schema_is_in_this_test():
     elsewhere = {
         "model",
         "stream",
         "stream_options",
-        "max_tokens",
         "priority",
         "deadline_s",
         "stream_interval",
@@ -134,30 +56,34 @@ def test_every_sampling_field_of_the_schema_is_in_this_test():
         "return_token_ids",
         "request_id",
         "prompt",
-        "logprobs",
         "echo",
         "best_of",
         "use_beam_search",
         "length_penalty",
         "early_stopping",
         "add_special_tokens",
-        "mirostat",
-        "mirostat_tau",
-        "mirostat_eta",
         "preset",
         "return_sampling_params",
-        "guidance_scale",
-        "cfg_scale",
-        "negative_prompt",
-        "speculation",  # test_guidance_fields.py
+        "cfg_scale",  # test_guidance_fields.py
         "structured_outputs",
         "guided_decoding_backend",
-        *FIELDS,  # test_structured.py
+        *GRAMMARS,  # test_structured.py
     }
-    assert set(CompletionRequest.__struct_fields__) == set(EVERY) | elsewhere
+    assert set(ARRIVES) | OF_ENDPOINTS == {name for name, field in FIELDS.items() if field.http}
+    of_chats = {"grammar", "thinking", "stop_outside"}
+    assert set(CompletionRequest.__struct_fields__) == elsewhere | set(ARRIVES) | OF_ENDPOINTS - of_chats
 
 
-@pytest.mark.parametrize("name", EVERY)
+def test_what_the_schema_declares_by_hand_is_as_the_fields_say():
+    """GenerateRequest names some fields for the code that reads them: their types must be the declared ones."""
+    for field in msgspec.structs.fields(GenerateRequest):
+        if field.name in PLAIN:
+            assert field.type == over_http(PLAIN[field.name]), field.name
+        elif field.name in FIELDS:
+            assert FIELDS[field.name].http == "converted", field.name
+
+
+@pytest.mark.parametrize("name", ARRIVES)
 def test_null_and_absence_are_the_default(tokenizer, name):
     default = getattr(SamplingParams(), name)
     assert getattr(params(tokenizer), name) == getattr(params(tokenizer, **{name: None}), name) == default

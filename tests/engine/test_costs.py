@@ -19,6 +19,7 @@ from tailrace.engine import draws
 from tailrace.engine import outputs as commit_room
 from tailrace.engine.scheduler import those_that_rest
 from tailrace.errors import GrammarLimitError, ParameterError
+from tailrace.field_checks import MAX_PHRASE
 from tailrace.grammar import bitmasks, completion
 from tailrace.grammar.base import BitmaskJob
 from tailrace.grammar.check import UnsupportedError
@@ -27,7 +28,6 @@ from tailrace.grammar.service import Grammars
 from tailrace.grammar.vocabulary import Vocabulary
 from tailrace.options import Grammar, Watermark
 from tailrace.params import SamplingParams
-from tailrace.ranges import MAX_PHRASE
 from tailrace.runners.scripted import ScriptedRunner
 from tailrace.sampling import sampler, watermark_transformers
 from tailrace.sampling.verify import verify

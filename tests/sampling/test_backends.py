@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from field_examples import uncovered
 from kernels.backends import DEVICES, QUIET
 from tailrace import _cpu, kernels
 from tailrace.kernels.gpu.program import KEY
@@ -15,6 +16,7 @@ from tailrace.options import Watermark
 from tailrace.params import SamplingParams
 from tailrace.sampling import Rows, Sampler, Slots
 from tailrace.sampling.on_gpu import OnGPU
+from tailrace.sampling.pipeline import beyond_device
 from tailrace.sampling.reference import distribution, draw, edited
 
 KEYS = (654, -400, 836, 2**62, 340)
@@ -191,9 +193,10 @@ def lessons(slots: Slots) -> list[list[float]]:
 
 # edits that a GPU has no tables for, and stages that it has no kernels for: they go apart
 APART = {name for name in PARAMS if name.startswith(("encoder penalty", "length decay"))}
-APART |= {
-    name for name in PARAMS if name.startswith(("tail-free", "top-h", "min-k", "mirostat", "adaptive", "tournament"))
-}
+GPU = torch.device("cuda")
+PARAMS |= uncovered(PARAMS)
+REFINED = {name: {of: value for of, value in fields.items() if of != "bad_words"} for name, fields in PARAMS.items()}
+APART |= {name for name, fields in REFINED.items() if beyond_device(SamplingParams(**fields), GPU)}
 ON_GPU = [name for name in PARAMS if name not in APART]
 AT_LENGTH = ("temperature", "top_k many", "top_p most", "typical", "everything")
 ALL = range(10)  # kinds of rows

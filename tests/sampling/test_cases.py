@@ -8,10 +8,10 @@ import time
 import pytest
 import torch
 
+from field_examples import DRAWN, company, example
 from tailrace.errors import ParameterError
 from tailrace.kernels.status import EMPTY, INF, NAN, OK
-from tailrace.params import NEUTRAL, SamplingParams
-from tailrace.ranges import COMPANIONS, RANGES
+from tailrace.params import FIELDS, SamplingParams
 from tailrace.sampling import Rows, Sampler, Slots, request_key, validation
 from tailrace.sampling.reference import distribution
 
@@ -127,89 +127,28 @@ def test_case_10_a_million_entries_are_refused_quickly(name):
     assert time.perf_counter() - begin < 5
 
 
-# a value that must change what is drawn, and what else it needs
+# a value that must change what is drawn, and what else it needs, where the field's example is none
 EFFECTS: dict[str, dict] = {
-    "temperature": {"temperature": 0.2},
-    "dynatemp_range": {"dynatemp_range": 0.9},
-    "smoothing_factor": {"smoothing_factor": 2.0},
     "dynatemp_exponent": {"dynatemp_range": 0.9, "dynatemp_exponent": 4.0},
     "smoothing_curve": {"smoothing_factor": 0.2, "smoothing_curve": 3.0},
-    "top_k": {"top_k": 3},
-    "top_p": {"top_p": 0.2},
-    "min_p": {"min_p": 0.5},
-    "top_a": {"top_a": 1.0},
-    "typical_p": {"typical_p": 0.1},
-    "tfs_z": {"tfs_z": 0.1},
-    "epsilon_cutoff": {"epsilon_cutoff": 0.1},
-    "eta_cutoff": {"eta_cutoff": 0.3},
-    "top_n_sigma": {"top_n_sigma": 0.3},
-    "top_h": {"top_h": 0.1},
-    "p_less": {"p_less": True},
-    "p_less_norm": {"p_less_norm": True},
-    "min_k": {"min_k": True},
     "min_k_tau": {"min_k": True, "min_k_tau": 25.0},
     "xtc_probability": {"xtc_probability": 1.0, "xtc_threshold": 0.01},
     "xtc_threshold": {"xtc_probability": 1.0, "xtc_threshold": 0.03},
     "mirostat": {"mirostat": 2, "mirostat_tau": 1.0},
     "mirostat_tau": {"mirostat": 2, "mirostat_tau": 2.0},
-    "adaptive_target": {"adaptive_target": 0.01},
-    "repetition_penalty": {"repetition_penalty": 5.0},
-    "presence_penalty": {"presence_penalty": 2.0},
-    "frequency_penalty": {"frequency_penalty": 2.0},
     "penalty_last_n": {"presence_penalty": 2.0, "penalty_last_n": 3},
-    "repetition_scope": {"repetition_penalty": 5.0, "repetition_scope": "prompt"},
-    "penalty_scope": {"presence_penalty": 2.0, "penalty_scope": "prompt"},
-    "dry_multiplier": {"dry_multiplier": 5.0},
-    "dry_base": {"dry_multiplier": 5.0, "dry_base": 9.0},
     "dry_allowed_length": {"dry_multiplier": 5.0, "dry_allowed_length": 1},
     "dry_penalty_last_n": {"dry_multiplier": 5.0, "dry_penalty_last_n": 2},
-    "dry_sequence_breakers": {"dry_multiplier": 5.0, "dry_sequence_breakers": (2,)},
-    "no_repeat_ngram_size": {"no_repeat_ngram_size": 2},
     "encoder_no_repeat_ngram_size": {"encoder_no_repeat_ngram_size": 3},
-    "encoder_repetition_penalty": {"encoder_repetition_penalty": 3.0},
-    "exponential_decay_length_penalty": {"exponential_decay_length_penalty": (2, 1.5)},
     "normalize_logits": {"repetition_penalty": 2.0, "normalize_logits": True},
-    "logit_bias": {"logit_bias": {9: 50.0}},
-    "sequence_bias": {"sequence_bias": (((1, 2, 9), 50.0),)},
-    "allowed_token_ids": {"allowed_token_ids": (4, 5)},
-    "bad_words": {"bad_words": ((0,), (3,))},
     "min_tokens": {"min_tokens": 50, "stop_token_ids": (0, 3)},
-    "sampler_order": {"temperature": 0.3, "top_p": 0.5, "sampler_order": ("top_p", "temperature")},
 }
-# what changes the noise, the report, the end of a sequence or its text, or the number of sequences: tested where that is
-ELSEWHERE = {
-    "n",
-    "seed",
-    "max_tokens",
-    "logprobs",
-    "prompt_logprobs",
-    "logprobs_mode",
-    "report_entropy",
-    "logprob_token_ids",
-    "stop",
-    "stop_token_ids",
-    "stop_regex",
-    "stop_outside",
-    "repetition_detection",
-    "thinking",
-    "ignore_eos",
-    "banned_strings",
-    "include_stop_str_in_output",
-    "skip_special_tokens",
-    "shown_token_ids",
-    "output_kind",
-    "processors",
-    "watermark",
-    "forced_token_ids",
-    "mirostat_eta",
-    "adaptive_decay",
-    "banned_ignore_case",
-    "banned_regex",
-    "grammar",
-    "guidance_scale",
-    "negative_prompt",
-    "speculation",
-}
+# what changes the next tokens alone, or needs more than a row: tested where that is
+ELSEWHERE = {"processors", "watermark", "mirostat_eta", "adaptive_decay"}
+
+
+def effect(name: str) -> dict:
+    return EFFECTS.get(name) or company(name)
 
 
 def law_of(fields: dict) -> torch.Tensor:
@@ -230,50 +169,28 @@ def law_of(fields: dict) -> torch.Tensor:
     return law
 
 
-@pytest.mark.parametrize("name", sorted(set(NEUTRAL) - ELSEWHERE))
+@pytest.mark.parametrize("name", sorted({*DRAWN, "sampler_order"} - ELSEWHERE))
 def test_case_12_every_parameter_changes_something(name):
-    fields = EFFECTS[name]
-    without = {k: v for k, v in fields.items() if k != name}
-    if name in (
-        "xtc_probability",
-        "dry_multiplier",
-        "mirostat",
-        "dynatemp_range",
-        "smoothing_factor",
-        "presence_penalty",
-    ):
-        without = {}
+    fields = effect(name)
+    if name == "sampler_order":
+        fields |= {"temperature": 0.3, "top_p": 0.5}
+    without = {k: v for k, v in fields.items() if k != name and name not in FIELDS[k].needs}
     assert not torch.allclose(law_of(fields), law_of(without), atol=1e-6)
 
 
-@pytest.mark.parametrize("name", COMPANIONS)
+@pytest.mark.parametrize("name", [name for name, field in FIELDS.items() if field.needs])
 def test_case_12_a_knob_without_the_one_it_belongs_to_is_refused(name):
-    fields = EFFECTS.get(name) or (
-        {
-            "mirostat_eta": {name: 0.5},
-            "adaptive_decay": {name: 0.5},
-            "negative_prompt": {name: (1,)},
-            "logprob_token_ids": {name: (1,)},
-        }
-    ).get(name, {name: True})
     with pytest.raises(ParameterError, match=f"{name} has no effect without"):
-        SamplingParams(**{name: fields[name]})
+        SamplingParams(**{name: example(FIELDS[name])})
 
 
-@pytest.mark.parametrize(
-    "name",
-    [name for name in RANGES if name not in ("n", "max_tokens", "logprobs", "prompt_logprobs", "seed", "min_tokens")],
-)
+@pytest.mark.parametrize("name", [name for name, field in DRAWN.items() if field.range is not None])
 def test_both_ends_of_every_range_give_a_token(name):
-    low, high, low_in, high_in = RANGES[name]
-    whole = isinstance(low, int)
+    low, high, low_in, high_in = FIELDS[name].range
+    whole = FIELDS[name].range.whole
     for end, inside, inwards in ((low, low_in, 1e-3), (high, high_in, -1e-3)):
         value = end if inside else end + inwards
-        fields = EFFECTS.get(name, {}) | {name: int(value) if whole else float(value)}
-        if name in ("mirostat_tau", "mirostat_eta"):
-            fields["mirostat"] = 2
-        if name == "adaptive_decay":
-            fields["adaptive_target"] = 0.3
+        fields = effect(name) | {name: int(value) if whole else float(value)}
         for more in ({}, {"presence_penalty": 0.5}, {"sampler_order": ("xtc", "typical_p", "top_n_sigma")}):
             try:
                 params = SamplingParams(**more | fields)

@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 import torch
 
+from field_examples import company, example, replaced_by_mirostat
 from kernels.backends import DEVICES, QUIET
 from tailrace.errors import ParameterError
+from tailrace.fields import Field
 from tailrace.kernels.gpu import refine
 from tailrace.kernels.gpu.refine import HANDLED
-from tailrace.kernels.program import NOT_ON_GPU, STAGES
+from tailrace.kernels.program import STAGES
 from tailrace.kernels.status import EMPTY, OK
 from tailrace.options import Watermark
-from tailrace.params import NEUTRAL, SamplingParams
-from tailrace.ranges import REFINEMENTS as SWITCHES
-from tailrace.ranges import TRUNCATIONS
+from tailrace.params import FIELDS, SamplingParams, switches
 from tailrace.sampling import Rows, Sampler, Slots
 from tailrace.sampling.edit_table import EditTable
 from tailrace.sampling.history import Suffixes
@@ -31,8 +31,18 @@ from tailrace.sampling.reference import distribution
 
 INF = math.inf
 TINY = 1e-320  # less than the least normal double
+
+
 # What is left out: masses nearer to 1 than sums of floats can tell (top_p 1 − 1e-16), or that a number of equals has exactly (a half of
 # them), denormal logits under a temperature above 1, an entropy below all floats where the unlikely is favoured for it.
+def ends_of(field: Field) -> list:
+    """The ends of a range that belong to it and are not neutral."""
+    if field.range is None:
+        return []
+    ends = ((field.range.low, field.range.low_in), (field.range.high, field.range.high_in))
+    return [end for end, inside in ends if inside and not field.neutral(end)]
+
+
 ENDS: dict[str, list[dict]] = {
     "temperature": [{"temperature": t} for t in (1e-45, 1e-3, 1e6)],
     "dynatemp": [{"dynatemp_range": r} for r in (1e-30, 0.5, 1e6)],
@@ -53,6 +63,10 @@ ENDS: dict[str, list[dict]] = {
     "adaptive_p": [{"adaptive_target": t} for t in (0.0, TINY, 0.3, 1.0)],
     "synthid": [{"watermark": Watermark(kind="synthid", key=3, context=1, depth=d)} for d in (1, 30, 64)],
 }
+for name in REFINEMENTS.keys() - ENDS.keys() - {"p_less"}:  # whose bound may be a value of the row exactly
+    ENDS[name] = [
+        company(of) | {of: end} for of in switches(name) for end in (*ends_of(FIELDS[of]), example(FIELDS[of]))
+    ]
 
 
 def rows_of(vocab: int, seed: int) -> torch.Tensor:
@@ -156,19 +170,24 @@ def test_a_bound_above_the_likeliest_keeps_the_likeliest(backend):
 # ---- tables that can't fall apart
 
 
-def test_every_stage_has_a_branch_on_the_gpu_and_every_refinement_is_known_to_mirostat():
-    handled = [STAGES[kind.value] for kind in HANDLED]
-    assert sorted(handled) == sorted(set(STAGES) - NOT_ON_GPU)
+def test_every_stage_of_the_gpu_has_a_branch():
+    handled = [list(STAGES)[kind.value] for kind in HANDLED]
+    assert handled == [kind for kind, info in STAGES.items() if info.on_gpu]
     source = Path(refine.__file__).read_text()
     for stage in handled:  # asked for somewhere: what no branch asks for would be taken for another
         assert re.search(rf"\bkind [!=]= {stage.upper()}\b", source), stage
-    assert SWITCHES.keys() == REFINEMENTS.keys()
-    off = {name: -1.0 if name == "adaptive_target" else 0 for name in TRUNCATIONS}
-    for name in TRUNCATIONS:
-        value = 3 if name == "top_k" else True if isinstance(NEUTRAL[name], bool) else 0.5
-        assert value != off[name]
+
+
+def test_every_refinement_but_those_that_reshape_is_known_to_mirostat():
+    replaced = replaced_by_mirostat()
+    assert {"top_p", "xtc_probability", "adaptive_target", "p_less_norm"} < set(replaced)
+    cutting = {
+        name for name, field in FIELDS.items() if field.refinement and field.kind != "reshape" and not field.needs
+    }
+    assert cutting - set(replaced) == {"mirostat", "watermark"}
+    for name in replaced:
         with pytest.raises(ParameterError, match=f"{name} has no effect with mirostat"):
-            SamplingParams(mirostat=2, **{name: value})
+            SamplingParams(mirostat=2, **{name: example(FIELDS[name])})
 
 
 # ---- DRY

@@ -14,6 +14,7 @@ import pytest
 import torch
 from scipy import stats
 
+from field_examples import uncovered
 from oracles import brute
 from tailrace import kernels
 from tailrace.kernels.dispatch import find
@@ -60,6 +61,7 @@ PARAMS = {
         "repetition_penalty": 1.2,
     },
 }
+PARAMS |= uncovered(PARAMS)
 
 
 def expected(fields: dict) -> dict[int, float]:

@@ -11,11 +11,14 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from examples import examples
+from field_examples import DRAWN
+from field_examples import example as example_of
 from oracles import brute
 from tailrace.kernels.status import EMPTY, INF, NAN, OK
 from tailrace.options import Watermark
 from tailrace.params import SamplingParams
 from tailrace.sampling import Rows, Sampler, Slots, request_key
+from tailrace.sampling.pipeline import REFINEMENTS
 from tailrace.sampling.reference import BadRowError, distribution
 
 V = 61
@@ -107,7 +110,15 @@ FIELDS = {
     "stop_token_ids": st.lists(ids, max_size=2).map(tuple),
     "sampler_order": st.sampled_from([(), ("top_p", "min_p", "temperature"), ("typical_p", "xtc", "top_k")]),
 }
+for name in brute.Ask.__dataclass_fields__.keys() & DRAWN.keys() - FIELDS.keys():
+    FIELDS[name] = st.sampled_from([DRAWN[name].default, example_of(DRAWN[name])])
 KNOBS = [name for name in FIELDS if name not in ("temperature", "sampler_order")]
+
+
+def test_the_oracle_has_every_method_in_the_same_order():
+    of_state = {"mirostat_tau", "mirostat_eta", "adaptive_decay"}  # Ask has what they have made
+    assert DRAWN.keys() - brute.Ask.__dataclass_fields__.keys() == {"processors", "watermark"} | of_state
+    assert list(brute.REFINEMENTS) == [name for name in REFINEMENTS if name != "synthid"]
 
 
 @st.composite

@@ -258,7 +258,7 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
             ),
             (Speculation, {"max_drafts": 2, "rule": "exact"}),
             (RepetitionDetection, {"max_pattern_size": 3, "min_count": 2, "min_pattern_size": 1}),
-            (ThinkingBudget, {"max_tokens": 3, "stretch": ("<", ">"), "closing_token_ids": (1,), "outside": ()}),
+            (ThinkingBudget, {"max_tokens": 3, "span": ("<", ">"), "closing_token_ids": (1,), "outside": ()}),
         )
     },
 }

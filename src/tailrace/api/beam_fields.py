@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from tailrace.api.beam import BeamRequest, BeamSearch
 from tailrace.errors import ParameterError
-from tailrace.params import NEUTRAL, SamplingParams
+from tailrace.params import FIELDS, NEUTRAL, SamplingParams
 
 if TYPE_CHECKING:
     from tailrace.api.access_log import Origin
@@ -16,44 +16,8 @@ if TYPE_CHECKING:
 
 # what a beam search has its own word for, or has no use for
 NOT_WITH_BEAMS = (
-    "logprobs",
-    "top_logprobs",
-    "echo",
-    "prompt_logprobs",
-    "stop",
-    "stop_token_ids",
-    "min_tokens",
-    "ignore_eos",
-    "seed",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "dry_multiplier",
-    "no_repeat_ngram_size",
-    "banned_strings",
-    "encoder_no_repeat_ngram_size",
-    "encoder_repetition_penalty",
-    "exponential_decay_length_penalty",
-    "forced_token_ids",
-    "watermark",
-    "mirostat",
-    "adaptive_target",
-    "sequence_bias",
-    "bad_words",
-    "preset",
-    "banned_regex",
-    "processors",
-    "stop_regex",
-    "repetition_detection",
-    "include_stop_str_in_output",
-    "return_sampling_params",
-    "guidance_scale",
-    "cfg_scale",
-    "negative_prompt",
-    "speculation",
-    "logprob_token_ids",
-    "thinking_token_budget",
-    "report_entropy",
+    *(field.http_name or name for name, field in FIELDS.items() if not field.beams),
+    *("top_logprobs", "echo", "preset", "return_sampling_params", "cfg_scale"),
 )
 MAX_BEAMS = 64
 MAX_PENALTY = 10.0

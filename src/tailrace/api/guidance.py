@@ -12,7 +12,7 @@ from tailrace.api.lengths import check_length
 from tailrace.api.schema.chat import ChatMessage
 from tailrace.api.service import service_of
 from tailrace.errors import ParameterError, RequestError
-from tailrace.ranges import check_range
+from tailrace.params import check_range
 
 if TYPE_CHECKING:
     from tailrace.api.schema.chat import ChatRequest

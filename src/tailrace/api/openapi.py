@@ -19,7 +19,7 @@ from tailrace.api.schema.models import ModelCard, ModelList
 from tailrace.api.schema.requests import Cancelled
 from tailrace.api.schema.responses import Deleted, ResponseObject, ResponsesRequest
 from tailrace.api.schema.tokenize import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
-from tailrace.ranges import RANGES
+from tailrace.params import FIELDS
 
 REF = "#/components/schemas/{name}"
 
@@ -76,7 +76,7 @@ def document() -> bytes:
     refs, components = msgspec.json.schema_components([*types, ErrorBody], ref_template=REF)
     by_type = dict(zip([*types, ErrorBody], refs, strict=True))
     for kind in (ChatRequest, CompletionRequest, ResponsesRequest):
-        add_ranges(components[kind.__name__]["properties"])
+        add_declarations(components[kind.__name__]["properties"])
     add_range(
         components[CompletionRequest.__name__]["properties"]["max_tokens"], 0, math.inf
     )  # 0: with echo, the prompt alone
@@ -117,10 +117,13 @@ def described(operation: Operation, path: str, refs: dict[type, dict[str, Any]])
     return found
 
 
-def add_ranges(properties: dict[str, Any]) -> None:
-    """The ranges that params.py checks, where msgspec knows types only."""
-    for name, limits in RANGES.items():
-        add_range(properties.get(name, {}), *limits)
+def add_declarations(properties: dict[str, Any]) -> None:
+    """What each sampling field is, and its range: msgspec knows its type only."""
+    for name, declared in FIELDS.items():
+        if (field := properties.get(declared.http_name or name)) is not None:
+            field["description"] = declared.doc
+            if declared.range is not None:
+                add_range(field, *declared.range)
 
 
 def add_range(field: dict[str, Any], low: float, high: float, low_in: bool = True, high_in: bool = True) -> None:

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 from tailrace.api.guidance import guidance_scale
 from tailrace.api.lengths import too_long
 from tailrace.api.presets import PRESETS
-from tailrace.api.schema.common import MAX_TOKEN_ID, GenerateRequest
+from tailrace.api.schema.common import PLAIN, GenerateRequest
 from tailrace.errors import ParameterError
-from tailrace.params import SamplingParams
-from tailrace.ranges import MAX_PHRASE, TRUNCATIONS, check_entries, check_range, number
+from tailrace.field_checks import MAX_PHRASE
+from tailrace.fields import MAX_TOKEN_ID, number
+from tailrace.params import REPLACED_BY_MIROSTAT, SamplingParams, check_entries, check_range
+from tailrace.sampler_fields import DRY_BREAKERS
 from tailrace.text.stop_regex import patterns
 from tailrace.text.stop_strings import matcher
 from tailrace.wire.messages import encoder
@@ -29,73 +31,6 @@ MAX_WORDS_CHARS = 32_768  # of a list of words, which become token ids
 MAX_BREAKERS = 64
 VOCABULARY_CHARS = 10_000  # looking through the vocabulary, or an alphabet, costs as much as so many characters
 NUMBER = re.compile(r"[-+]?[0-9][0-9.]*")  # a key of logit_bias that must be a token id; any other is text
-
-# the same name and meaning on both sides; null is the default of SamplingParams
-SAME = (
-    "n",
-    "temperature",
-    "dynatemp_range",
-    "dynatemp_exponent",
-    "smoothing_factor",
-    "smoothing_curve",
-    "top_p",
-    "seed",
-    "presence_penalty",
-    "frequency_penalty",
-    "top_k",
-    "min_p",
-    "top_a",
-    "typical_p",
-    "tfs_z",
-    "epsilon_cutoff",
-    "eta_cutoff",
-    "top_n_sigma",
-    "top_h",
-    "p_less",
-    "p_less_norm",
-    "min_k",
-    "min_k_tau",
-    "xtc_probability",
-    "xtc_threshold",
-    "mirostat",
-    "mirostat_tau",
-    "mirostat_eta",
-    "adaptive_target",
-    "adaptive_decay",
-    "repetition_penalty",
-    "penalty_last_n",
-    "repetition_scope",
-    "penalty_scope",
-    "dry_multiplier",
-    "dry_base",
-    "dry_allowed_length",
-    "dry_penalty_last_n",
-    "no_repeat_ngram_size",
-    "encoder_no_repeat_ngram_size",
-    "normalize_logits",
-    "encoder_repetition_penalty",
-    "exponential_decay_length_penalty",
-    "banned_ignore_case",
-    "processors",
-    "watermark",
-    "prompt_logprobs",
-    "repetition_detection",
-    "min_tokens",
-    "ignore_eos",
-    "include_stop_str_in_output",
-    "skip_special_tokens",
-    "logprobs_mode",
-    "report_entropy",
-    "speculation",
-)
-LISTS = (
-    "banned_strings",
-    "forced_token_ids",
-    "logprob_token_ids",
-    "sampler_order",
-    "stop_token_ids",
-)  # the same, as tuples
-DRY_BREAKERS = ("\n", ":", '"', "*")  # what every implementation has by default
 
 
 def sampling_params(
@@ -116,12 +51,10 @@ def sampling_params(
     Raises:
         ParameterError: naming the field.
     """
-    given: dict[str, Any] = {name: value for name in SAME if (value := getattr(request, name)) is not None}
-    given |= {name: tuple(value) for name in LISTS if (value := getattr(request, name)) is not None}
+    given: dict[str, Any] = {name: value for name in PLAIN if (value := getattr(request, name)) is not None}
     if (scale := guidance_scale(request)) is not None:
         given["guidance_scale"] = scale
     given = starting_point(request.preset, defaults, given) | given
-    allowed = request.allowed_token_ids
     biases, sequences = logit_bias(request.logit_bias or {}, tokenizer)
     params = SamplingParams(
         **given,
@@ -131,7 +64,6 @@ def sampling_params(
         stop=several(request.stop),
         stop_regex=several(request.stop_regex),
         banned_regex=several(request.banned_regex),
-        allowed_token_ids=None if allowed is None else tuple(allowed),
         logit_bias=biases,
         sequence_bias=sequences + sequence_bias(request.sequence_bias or (), tokenizer),
         bad_words=bad_words(request.bad_words or (), tokenizer),
@@ -164,7 +96,7 @@ def starting_point(preset: str | None, defaults: Mapping[str, Any], given: Mappi
         raise ParameterError(f"preset must be one of {', '.join(PRESETS)}, got {preset!r}", "preset")
     start = dict(defaults if preset is None else PRESETS[preset])
     if given.get("mirostat"):
-        start = {name: value for name, value in start.items() if name not in TRUNCATIONS}
+        start = {name: value for name, value in start.items() if name not in REPLACED_BY_MIROSTAT}
     return start
 
 

@@ -6,8 +6,6 @@ One flag per field, named after it; a flag not given leaves the field to the env
 from __future__ import annotations
 
 import argparse
-import inspect
-import re
 import types
 from collections.abc import Iterable
 from pathlib import Path
@@ -18,7 +16,8 @@ import msgspec
 from tailrace import config as settings
 from tailrace.config import Config, load
 from tailrace.errors import ConfigError, ParameterError
-from tailrace.params import SamplingParams
+from tailrace.params import FIELDS, SamplingParams
+from tailrace.sampler_fields import DRY_BREAKERS
 
 if TYPE_CHECKING:
     from tailrace.text.tokenizer import Tokenizer
@@ -114,31 +113,10 @@ MODEL_FLAGS: dict[str, str] = {  # flags that one of several models may have for
     if (key := f"{section}.{field}") not in (MODEL, "model.name")
 }
 
-SCALARS = (
-    "n",
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "min_tokens",
-    "max_tokens",
-    "ignore_eos",
-    "seed",
-    "include_stop_str_in_output",
-    "logprobs",
-    "logprobs_mode",
-    "skip_special_tokens",
-)
-LISTS: dict[str, tuple[str, type]] = {  # field → what one occurrence of its flag holds
-    "stop": ("TEXT", str),
-    "stop_token_ids": ("ID", int),
-    "allowed_token_ids": ("ID", int),
-    "bad_words": ("TEXT", str),
-    "logit_bias": ("ID=BIAS", str),
-}
+FLAG_LISTS = {
+    tuple[str, ...]: ("TEXT", str),
+    tuple[int, ...]: ("ID", int),
+}  # type → what one occurrence of its flag holds
 
 
 def plain_type(hint: Any) -> Any:
@@ -254,31 +232,22 @@ def read_model(value: str) -> tuple[str, dict[str, dict[str, str]]]:
     return name, sections
 
 
-def field_helps() -> dict[str, str]:
-    """What the docstring of SamplingParams says of each field; empty under python -OO."""
-    text = inspect.getdoc(SamplingParams) or ""
-    attributes = text.partition("Attributes:")[2].partition("Raises:")[0]
-    entries = re.split(r"\n    (?=\w+: )", attributes)
-    pairs = (entry.strip().partition(": ") for entry in entries)
-    return {name: " ".join(text.split()).replace("%", "%%") for name, _, text in pairs if name}
-
-
 def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
-    """A flag for every field of SamplingParams that makes sense here; lists are given by repeating the flag."""
+    """A flag for every field of SamplingParams that one can write on a command line; lists are given by repeating the flag."""
     group = parser.add_argument_group("sampling")
-    helps, hints = field_helps(), get_type_hints(SamplingParams)
-    for field in SCALARS:
-        add_flag(group, "--" + field.replace("_", "-"), f"sampling.{field}", hints[field], helps.get(field, ""))
-    for field, (metavar, kind) in LISTS.items():
-        group.add_argument(
-            "--" + field.replace("_", "-"),
-            dest=f"sampling.{field}",
-            action="append",
-            default=None,
-            metavar=metavar,
-            type=kind,
-            help=helps.get(field, "") + " (repeatable)",
-        )
+    for name, field in FIELDS.items():
+        if field.flag == "":
+            continue
+        kind = plain_type(field.type)
+        flag, dest = "--" + name.replace("_", "-"), f"sampling.{name}"
+        limits = "" if field.range is None else f"; {field.range}"
+        text = f"{field.doc}{limits}".replace("%", "%%")
+        if kind in (bool, int, float) or get_origin(kind) is Literal:
+            add_flag(group, flag, dest, kind, text)
+        elif field.flag is not None or kind in FLAG_LISTS:
+            metavar, of = FLAG_LISTS.get(kind, (field.flag, str))
+            text += " (repeatable)"
+            group.add_argument(flag, dest=dest, action="append", default=None, metavar=metavar, type=of, help=text)
 
 
 def given_sampling(args: argparse.Namespace) -> dict[str, Any]:
@@ -300,9 +269,8 @@ def read_sampling(args: argparse.Namespace, defaults: dict[str, Any], tokenizer:
         fields["bad_words"] = tuple(ids for word in fields["bad_words"] for ids in tokenizer.bad_word_ids(word))
     if "logit_bias" in fields:
         fields["logit_bias"] = dict(map(read_bias, fields["logit_bias"]))
-    for field in ("stop", "stop_token_ids", "allowed_token_ids"):
-        if field in fields:
-            fields[field] = tuple(fields[field])
+    if fields.get("dry_multiplier") and tokenizer is not None:
+        fields.setdefault("dry_sequence_breakers", tokenizer.ids_with(DRY_BREAKERS))  # as over HTTP
     try:
         return msgspec.structs.replace(SamplingParams(), **fields)
     except ParameterError:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -89,14 +89,45 @@ StageKind = Literal[
     "adaptive",
     "tournament",
 ]
-NOT_ON_GPU: frozenset[StageKind] = frozenset(
-    {"tail_free", "top_h", "min_k", "mirostat", "mirostat_1", "adaptive", "tournament"}
-)
-COSTLY_KINDS: frozenset[StageKind] = frozenset(
-    {"tail_free", "adaptive", "tournament"}
-)  # milliseconds, where much survives
+Needs = Literal["nothing", "depth", "mass", "squares", "moments", "everything"]
+
+
+@dataclass(frozen=True, slots=True)
+class StageInfo:
+    """What is known of a kind of stage. needs: of the row before it can decide; csrc/program.h says what each means. on_gpu: the GPU's
+    kernels have it; where they don't, rows that ask for it fall back. slow: it may take milliseconds, where much is left."""
+
+    needs: Needs
+    on_gpu: bool = True
+    slow: bool = False
+
+
+# In the order of their numbers. csrc/program.h has the same kinds and needs, kernels/gpu/refine.py the same numbers; both are compared with
+# this table when they are loaded.
+STAGES: dict[StageKind, StageInfo] = {
+    "temperature": StageInfo("nothing"),
+    "dynamic_temperature": StageInfo("everything"),
+    "quadratic": StageInfo("everything"),
+    "min_p": StageInfo("depth"),
+    "top_k": StageInfo("depth"),
+    "top_p": StageInfo("mass"),
+    "top_a": StageInfo("mass"),
+    "typical": StageInfo("moments"),
+    "epsilon": StageInfo("mass"),
+    "eta": StageInfo("moments"),
+    "top_n_sigma": StageInfo("depth"),
+    "xtc": StageInfo("everything"),
+    "p_less": StageInfo("squares"),
+    "tail_free": StageInfo("depth", on_gpu=False, slow=True),
+    "top_h": StageInfo("depth", on_gpu=False),
+    "min_k": StageInfo("depth", on_gpu=False),
+    "mirostat": StageInfo("mass", on_gpu=False),
+    "mirostat_1": StageInfo("depth", on_gpu=False),
+    "adaptive": StageInfo("everything", on_gpu=False, slow=True),
+    "tournament": StageInfo("everything", on_gpu=False, slow=True),
+}
+STAGE_NUMBERS: dict[StageKind, int] = {kind: number for number, kind in enumerate(STAGES)}
 MAX_STAGES = 20  # of a program; csrc/program.h
-STAGES: tuple[StageKind, ...] = get_args(StageKind)  # as csrc/program.h numbers them
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from tailrace.errors import ConfigError, ModelLoadError, ParameterError
-from tailrace.ranges import check_range
+from tailrace.params import check_range
 from tailrace.wire.messages import ModelInfo
 
 NESTED = (

@@ -10,7 +10,8 @@ import numpy as np
 from tailrace import _cpu
 from tailrace.kernels.program import Edit, Penalty
 from tailrace.options import Watermark
-from tailrace.params import SamplingParams, Scope
+from tailrace.params import SamplingParams
+from tailrace.sampler_fields import Scope
 from tailrace.sampling.watermark import keyed_text
 
 

@@ -7,34 +7,14 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
+from tailrace.engine_fields import MAX_SEQUENCES
 from tailrace.errors import ParameterError
-from tailrace.params import NEUTRAL, SamplingParams
-from tailrace.ranges import MAX_SEED, MIN_SEED, RANGES
+from tailrace.fields import MAX_SEED, MIN_SEED
+from tailrace.params import FIELDS, NEUTRAL, SamplingParams
 from tailrace.sampling.keys import request_key
 
 # field → what does it. The engine does them all; a program that uses the library alone must do them itself, and not believe they are done.
-ELSEWHERE: dict[str, str] = {
-    "n": "join one sequence and Slots.fork the others",
-    "banned_strings": "find them in the text, then Slots.rewind and Slots.ban",
-    "banned_ignore_case": "see banned_strings",
-    "max_tokens": "stop when so many tokens are committed",
-    "stop_token_ids": "look for them among the committed tokens; here only min_tokens reads them",
-    "ignore_eos": "go on after it; here only min_tokens reads it",
-    "stop": "look for them in the text",
-    "stop_regex": "look for them in the text",
-    "stop_outside": "look for them in the text",
-    "include_stop_str_in_output": "cut the text yourself",
-    "repetition_detection": "look at the committed tokens",
-    "thinking": "count the tokens, then Slots.force",
-    "grammar": "Rows.mask and Rows.masks",
-    "guidance_scale": "Rows.guidance, or tailrace.sampling.guidance.guide before the sampler",
-    "negative_prompt": "Rows.guidance, or tailrace.sampling.guidance.guide before the sampler",
-    "speculation": "Rows.drafted",
-    "prompt_logprobs": "tailrace.sampling.prompt_logprobs.replay",
-    "skip_special_tokens": "leave them out of the text yourself",
-    "shown_token_ids": "leave the others out of the text yourself",
-    "output_kind": "put the tokens together as you like",
-}
+ELSEWHERE: dict[str, str] = {name: field.instead for name, field in FIELDS.items() if field.instead}
 READ_BY_MIN_TOKENS = ("stop_token_ids", "ignore_eos")
 
 
@@ -48,7 +28,7 @@ def check_elsewhere(params: SamplingParams, key: int | None, handled: Collection
         raise ParameterError(f"{name} has no effect in the sampler: {instead}, and leave it out", name)
     if params.seed is None or key is None or "seed" in handled:
         return
-    of_seed = (request_key(params.seed, index) for index in range(int(RANGES["n"][1])))  # the first is nearly always it
+    of_seed = (request_key(params.seed, index) for index in range(MAX_SEQUENCES))  # the first is nearly always it
     if key not in of_seed:
         raise ParameterError(f"seed {params.seed} has no effect beside key {key}: leave one of them out", "seed")
 

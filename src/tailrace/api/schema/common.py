@@ -10,11 +10,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from tailrace.api.schema.structured import JsonText, StructuredOutputs
-from tailrace.options import RepetitionDetection, Speculation, Watermark
-from tailrace.params import LogprobsMode, Scope
+from tailrace.fields import Field, TokenId
+from tailrace.params import FIELDS
 
-MAX_TOKEN_ID = 2**31 - 1  # any vocabulary is smaller; keeps what crosses the wire within 64 bits
-TokenId = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKEN_ID)]
 Priority = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 Deadline = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
 StreamInterval = Annotated[int, msgspec.Meta(ge=1, le=1024)]
@@ -34,72 +32,45 @@ class StreamOptions(msgspec.Struct):
     continuous_usage_stats: bool | None = None
 
 
-class GenerateRequest(msgspec.Struct, kw_only=True):
-    """The fields of both endpoints. Sampling fields mean what params.SamplingParams says; null takes its default."""
+def over_http(field: Field) -> Any:
+    """The type of a sampling field in a request, where it has the same meaning there; null is its default."""
+    kind = field.type if field.http == "same" else field.http
+    return kind | None
+
+
+# the sampling fields of the same meaning on both sides; those of another are declared below
+PLAIN = {name: field for name, field in FIELDS.items() if field.http not in ("", "converted")}
+PlainFields = msgspec.defstruct(
+    "PlainFields",
+    [(name, over_http(field), None) for name, field in PLAIN.items()],
+    kw_only=True,
+    module=__name__,
+)
+
+
+class GenerateRequest(PlainFields, kw_only=True):
+    """The fields of all endpoints. Sampling fields mean what params.SamplingParams says; null takes its default. Those that no code here
+    reads by name come from its declarations."""
 
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    max_tokens: int | None = None
     n: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    stop: str | list[str] | None = None
-    seed: int | None = None
-    logit_bias: dict[str, float] | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    # beyond OpenAI's
+    prompt_logprobs: int | None = None
     preset: str | None = None
-    dynatemp_range: float | None = None
-    dynatemp_exponent: float | None = None
-    smoothing_factor: float | None = None
-    smoothing_curve: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    top_a: float | None = None
-    typical_p: float | None = None
-    tfs_z: float | None = None
-    epsilon_cutoff: float | None = None
-    eta_cutoff: float | None = None
-    top_n_sigma: float | None = None
-    top_h: float | None = None
-    p_less: bool | None = None
-    p_less_norm: bool | None = None
-    min_k: bool | None = None
-    min_k_tau: float | None = None
-    xtc_probability: float | None = None
-    xtc_threshold: float | None = None
-    mirostat: int | None = None
-    mirostat_tau: float | None = None
-    mirostat_eta: float | None = None
-    adaptive_target: float | None = None
-    adaptive_decay: float | None = None
-    repetition_penalty: float | None = None
-    penalty_last_n: int | None = None
-    repetition_scope: Scope | None = None
-    penalty_scope: Scope | None = None
-    dry_multiplier: float | None = None
-    dry_base: float | None = None
-    dry_allowed_length: int | None = None
-    dry_penalty_last_n: int | None = None
-    dry_sequence_breakers: list[str] | None = None
-    no_repeat_ngram_size: int | None = None
-    encoder_no_repeat_ngram_size: int | None = None
-    normalize_logits: bool | None = None
-    encoder_repetition_penalty: float | None = None
-    exponential_decay_length_penalty: tuple[int, float] | None = None
-    sequence_bias: list[tuple[str | list[TokenId], float]] | None = None
-    banned_strings: list[str] | None = None
-    banned_ignore_case: bool | None = None
+    return_sampling_params: bool | None = None
+    # sampling fields that have another type or meaning in the engine
+    max_tokens: int | None = None
+    stop: str | list[str] | None = None
+    stop_regex: str | list[str] | None = None
     banned_regex: str | list[str] | None = None
-    forced_token_ids: list[TokenId] | None = None
-    processors: dict[str, dict[str, Any]] | None = None
-    watermark: Watermark | None = None
-    sampler_order: list[str] | None = None
+    logit_bias: dict[str, float] | None = None
+    sequence_bias: list[tuple[str | list[TokenId], float]] | None = None
+    bad_words: list[str] | None = None
+    dry_multiplier: float | None = None
+    dry_sequence_breakers: list[str] | None = None
     guidance_scale: float | None = None
     cfg_scale: float | None = None
-    speculation: Speculation | None = None
     # what the output must be: at most one of these
     structured_outputs: StructuredOutputs | None = None
     structural_tag: JsonText | None = None
@@ -113,20 +84,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     json_schema: JsonText | None = None
     regex: str | None = None
     ebnf: str | None = None
-    logprob_token_ids: list[TokenId] | None = None
-    report_entropy: bool | None = None
-    return_sampling_params: bool | None = None
-    min_tokens: int | None = None
-    ignore_eos: bool | None = None
-    stop_token_ids: list[TokenId] | None = None
-    stop_regex: str | list[str] | None = None
-    repetition_detection: RepetitionDetection | None = None
-    include_stop_str_in_output: bool | None = None
-    skip_special_tokens: bool | None = None
-    allowed_token_ids: list[TokenId] | None = None
-    bad_words: list[str] | None = None
-    logprobs_mode: LogprobsMode | None = None
-    prompt_logprobs: int | None = None
+    # of the answer and its way
     priority: Priority | None = None
     deadline_s: Deadline | None = None
     stream_interval: StreamInterval | None = None

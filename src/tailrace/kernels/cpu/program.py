@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 from tailrace import _cpu
 from tailrace.kernels.program import (
-    COSTLY_KINDS,
     MAX_STAGES,
+    STAGE_NUMBERS,
     STAGES,
     Add,
     Ban,
@@ -109,7 +110,7 @@ class Programs:
             | ENTROPY * program.entropy
             | RARE * program.rare
             | LEARNING * program.learning
-            | COSTLY * any(stage.kind in COSTLY_KINDS for stage in program.stages)
+            | COSTLY * any(STAGES[stage.kind].slow for stage in program.stages)
         )
         record.logprobs = -1 if program.logprobs is None else program.logprobs
         record.history = None if program.counts is None else program.counts.address
@@ -178,7 +179,7 @@ def edit_record(edit: Edit) -> EditRecord:
 def stage_record(stage: Stage, tournament: TournamentRecord | None) -> StageRecord:
     """The stage as csrc/program.h has it; `tournament` must outlive it."""
     where = None if tournament is None else ctypes.addressof(tournament)
-    return StageRecord(STAGES.index(stage.kind), stage.k, stage.a, stage.b, stage.c, where)
+    return StageRecord(STAGE_NUMBERS[stage.kind], stage.k, stage.a, stage.b, stage.c, where)
 
 
 def tournament_record(given: Tournament) -> TournamentRecord:
@@ -220,11 +221,12 @@ class StepRecord(ctypes.Structure):
     ]
 
 
-_mine = [
-    *(ctypes.sizeof(kind) for kind in (EditRecord, TournamentRecord, StageRecord, ProgramRecord, StepRecord)),
-    len(STAGES),
-]
-if _mine != _cpu.struct_sizes():
+_sizes = [ctypes.sizeof(kind) for kind in (EditRecord, TournamentRecord, StageRecord, ProgramRecord, StepRecord)]
+_stages = tuple((kind, info.needs) for kind, info in STAGES.items())
+if _sizes != _cpu.struct_sizes():
     raise ImportError(
-        f"tailrace._cpu was built from other sources: its structs (bytes) and stages are {_cpu.struct_sizes()}, not {_mine}"
+        f"tailrace._cpu was built from other sources: its structs have {_cpu.struct_sizes()} bytes, not {_sizes}; build it again"
     )
+if _stages != _cpu.STAGES:
+    _pairs = [f"{theirs}, {ours}" for theirs, ours in zip_longest(_cpu.STAGES, _stages) if theirs != ours]
+    raise ImportError(f"the stages of csrc/program.h and kernels/program.py differ: {'; '.join(_pairs)}")

@@ -7,12 +7,9 @@ import struct
 import triton
 import triton.language as tl
 
-from tailrace.kernels.program import MAX_STAGES, NOT_ON_GPU, STAGES, Penalty, Program, Stage
+from tailrace.kernels.program import MAX_STAGES, STAGE_NUMBERS, STAGES, Penalty, Program, Stage
 
 MAX_EXEMPT = 8  # ids that XTC never removes
-COMPLETES = ("min_p", "top_k", "top_n_sigma")  # after these the candidates are all there, and their mass is summed
-NEEDS_ALL = ("dynamic_temperature", "quadratic", "xtc")
-NEEDS_MOMENTS = ("typical", "eta")
 
 # Fields of a record, all int64; those marked "double" hold a double's bits.
 KEY = tl.constexpr(0)
@@ -66,7 +63,7 @@ def has(program: Program) -> bool:
     return (
         not program.rare
         and program.exempt.size <= MAX_EXEMPT
-        and NOT_ON_GPU.isdisjoint(stage.kind for stage in program.stages)
+        and all(STAGES[stage.kind].on_gpu for stage in program.stages)
     )
 
 
@@ -100,7 +97,7 @@ def record(program: Program, edits: int, penalty: Penalty | None) -> list[int]:
         *exempt,
     ]
     for stage in program.stages:
-        fields += [STAGES.index(stage.kind), stage.k, bits(stage.a), bits(stage.b), bits(stage.c)]
+        fields += [STAGE_NUMBERS[stage.kind], stage.k, bits(stage.a), bits(stage.b), bits(stage.c)]
     return [*fields, *[0] * (FIELDS - len(fields))]
 
 
@@ -132,13 +129,14 @@ def stages_want(stages: list[Stage] | tuple[Stage, ...]) -> tuple[int, float]:
     wants = SIGMA.value if any(stage.kind == "top_n_sigma" for stage in stages) else 0
     temperature = 1.0
     for stage in stages:
-        if stage.kind in COMPLETES or stage.kind in NEEDS_ALL:
+        needs = STAGES[stage.kind].needs
+        if needs in ("depth", "everything"):
             break
         if stage.kind == "temperature":
             temperature *= stage.a
         else:
-            more = MOMENTS if stage.kind in NEEDS_MOMENTS else SQUARES if stage.kind == "p_less" else None
-            return wants | MASS.value | (0 if more is None else more.value), temperature
+            more = {"moments": MOMENTS.value, "squares": SQUARES.value}.get(needs, 0)
+            return wants | MASS.value | more, temperature
     return wants, 0.0
 
 

@@ -42,10 +42,6 @@ def learn(slot: Slot, logprob: float) -> None:
     slot.state["adaptive_weight"] = 1.0 + decay * slot.state["adaptive_weight"]
 
 
-ADAPTIVE_P = Refinement(
-    lambda params: params.adaptive_target >= 0.0,
-    apply,
-    lambda params: Stage("adaptive", a=params.adaptive_target, b=params.adaptive_decay),
-    begin=begin,
-    learn=learn,
+METHOD = Refinement(
+    apply, lambda params: Stage("adaptive", a=params.adaptive_target, b=params.adaptive_decay), begin=begin, learn=learn
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tailrace.kernels.program import Mask, ascending, mask_of
-from tailrace.sampling.methods.base import EditMethod
+from tailrace.sampling.methods.base import LogitsEdit
 
 if TYPE_CHECKING:
     from tailrace.sampling.slot import Slot
@@ -23,4 +23,4 @@ def edits(slot: Slot) -> list[Mask]:
     return known[1]
 
 
-ALLOWED_TOKEN_IDS = EditMethod(lambda params: params.allowed_token_ids is not None or params.bans, edits)
+METHOD = LogitsEdit(edits, wanted=lambda params: params.allowed_token_ids is not None or params.bans)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from tailrace.kernels.program import Ban, ascending
 from tailrace.params import SamplingParams
 from tailrace.sampling.history import completed_by
-from tailrace.sampling.methods.base import EditMethod
+from tailrace.sampling.methods.base import LogitsEdit
 
 if TYPE_CHECKING:
     from tailrace.sampling.slot import Slot
@@ -45,4 +45,4 @@ def longer(params: SamplingParams) -> bool:
     return any(len(word) > 1 for word in params.bad_words)
 
 
-BAD_WORDS = EditMethod(lambda params: bool(params.bad_words), edits, moves=longer, recalls=longer)
+METHOD = LogitsEdit(edits, moves=longer, recalls=longer)

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tailrace.kernels.program import Ban, ascending
-from tailrace.sampling.methods.base import EditMethod
+from tailrace.sampling.methods.base import LogitsEdit, always
 
 if TYPE_CHECKING:
     from tailrace.sampling.slot import Slot
@@ -18,4 +18,4 @@ def edits(slot: Slot) -> list[Ban]:
     return [Ban(ascending(banned))] if banned else []
 
 
-BANNED_AT = EditMethod(lambda params: params.bans, edits, moves=lambda params: True)
+METHOD = LogitsEdit(edits, moves=always)

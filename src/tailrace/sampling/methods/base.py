@@ -1,14 +1,17 @@
-"""The two kinds of method.
+"""The two kinds of method. A file of this folder is one method: its METHOD is one of these, and sampling/pipeline.py has its place.
 
-An **edit** changes single entries of a row; it may move the argmax, so greedy rows get it too. It is data (kernels/program.py): a
-method makes it from its slot, every backend applies it. A **refinement** maps candidates to candidates; greedy rows skip it. Its
-`apply` is the specification in torch; its `stage` is the same for the kernels, which are compared with it.
+A **logits edit** (transformers: logits processor) changes single entries of a row; it may move the argmax, so greedy rows get it too. It
+is data (kernels/program.py): a method makes it from its slot, every backend applies it. A **refinement** (transformers: logits warper) maps
+candidates to candidates; greedy rows skip it. Its `apply` is the specification in torch; its `stage` is the same for the kernels, which are
+compared with it.
+
+The fields of SamplingParams that switch a method on name it in their declarations.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING
 
 from tailrace.kernels import program
@@ -18,6 +21,13 @@ from tailrace.sampling.candidates import Candidates, Context
 if TYPE_CHECKING:
     from tailrace.sampling.slot import Slot
 
+Wanted = Callable[[SamplingParams], bool]
+
+
+def always(params: SamplingParams) -> bool:
+    """Whenever the method is wanted."""
+    return True
+
 
 def never(params: SamplingParams) -> bool:
     """Most edits stay the same as long as the request does."""
@@ -25,26 +35,29 @@ def never(params: SamplingParams) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class EditMethod:
-    """wanted: does this request need it at all. edits(slot): what it does at the slot's next position. moves: whether that
-    changes from token to token. recalls: whether it needs the sequence's history. dense: whether no kernel has it
-    (kernels.program.Dense)."""
+class LogitsEdit:
+    """edits(slot): what it does at the slot's next position. moves: whether that changes from token to token. recalls: whether it needs the
+    sequence's history. dense: whether no kernel has it (kernels.program.Dense). wanted: whether a request needs it; None: where one of the
+    fields that switch it on is not neutral."""
 
-    wanted: Callable[[SamplingParams], bool]
     edits: Callable[[Slot], Sequence[program.Edit]]
-    moves: Callable[[SamplingParams], bool] = never
-    recalls: Callable[[SamplingParams], bool] = never
-    dense: Callable[[SamplingParams], bool] = never
+    _: KW_ONLY
+    wanted: Wanted | None = None
+    moves: Wanted = never
+    recalls: Wanted = never
+    dense: Wanted = never
 
 
 @dataclass(frozen=True, slots=True)
 class Refinement:
-    """wanted: does this request need it at all. apply(candidates, context) → candidates, at least one. stage(params): the same for
-    the kernels. begin(params): the state it carries from token to token, which `Programs.write_state` knows; learn(slot, logprob): so
-    likely was the drawn token among the candidates, nats; csrc/learning.cpp does the same."""
+    """apply(candidates, context) → candidates, at least one. stage(params): the same for the kernels; None: no kernel has it, and rows
+    that ask for it fall back to `apply`, alone. wanted: as of an edit. begin(params): the state it carries from token to token, which
+    `Programs.write_state` knows; learn(slot, logprob): so likely was the drawn token among the candidates, nats; csrc/learning.cpp does the
+    same."""
 
-    wanted: Callable[[SamplingParams], bool]
     apply: Callable[[Candidates, Context], Candidates]
-    stage: Callable[[SamplingParams], program.Stage]
+    stage: Callable[[SamplingParams], program.Stage] | None
+    _: KW_ONLY
+    wanted: Wanted | None = None
     begin: Callable[[SamplingParams], dict[str, float]] | None = None
     learn: Callable[[Slot, float], None] | None = None

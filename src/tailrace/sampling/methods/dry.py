@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tailrace.kernels.program import Add
-from tailrace.params import SamplingParams
-from tailrace.sampling.methods.base import EditMethod
+from tailrace.sampling.methods.base import LogitsEdit, always
 
 if TYPE_CHECKING:
     from tailrace.sampling.slot import Slot
@@ -48,8 +47,4 @@ def edits(slot: Slot) -> list[Add]:
     return [Add(ids.astype(np.uint32), -penalty.astype(np.float32))]
 
 
-def wanted(params: SamplingParams) -> bool:
-    return params.dry_multiplier > 0.0
-
-
-DRY = EditMethod(wanted, edits, moves=wanted, recalls=wanted)
+METHOD = LogitsEdit(edits, moves=always, recalls=always)

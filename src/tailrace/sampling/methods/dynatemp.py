@@ -23,8 +23,7 @@ def apply(candidates: Candidates, context: Context) -> Candidates:
     return candidates.rescaled(candidates.logits.double() / temperature)
 
 
-DYNATEMP = Refinement(
-    lambda params: params.dynatemp_range > 0.0,
+METHOD = Refinement(
     apply,
     lambda params: Stage(
         "dynamic_temperature", a=params.temperature, b=params.dynatemp_range, c=params.dynatemp_exponent

@@ -11,8 +11,7 @@ import numpy as np
 
 from tailrace import _cpu
 from tailrace.kernels.program import Penalty
-from tailrace.params import SamplingParams
-from tailrace.sampling.methods.base import EditMethod
+from tailrace.sampling.methods.base import LogitsEdit, always
 
 if TYPE_CHECKING:
     from tailrace.sampling.slot import Slot
@@ -30,8 +29,4 @@ def of_the_prompt(slot: Slot) -> Penalty:
     return Penalty(counts, 1.0 / slot.params.encoder_repetition_penalty, 0.0, 0.0, fixed=True)
 
 
-def wanted(params: SamplingParams) -> bool:
-    return params.encoder_repetition_penalty != 1.0
-
-
-ENCODER_REPETITION_PENALTY = EditMethod(wanted, edits, recalls=wanted)
+METHOD = LogitsEdit(edits, recalls=always)

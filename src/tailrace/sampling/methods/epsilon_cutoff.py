@@ -13,6 +13,4 @@ def apply(candidates: Candidates, context: Context) -> Candidates:
     return candidates.near(math.log(context.slot.params.epsilon_cutoff) + candidates.log_mass())
 
 
-EPSILON_CUTOFF = Refinement(
-    lambda params: params.epsilon_cutoff > 0.0, apply, lambda params: Stage("epsilon", a=params.epsilon_cutoff)
-)
+METHOD = Refinement(apply, lambda params: Stage("epsilon", a=params.epsilon_cutoff))

@@ -14,4 +14,4 @@ def apply(candidates: Candidates, context: Context) -> Candidates:
     return candidates.near(min(log_eta, 0.5 * log_eta - candidates.entropy()) + candidates.log_mass())
 
 
-ETA_CUTOFF = Refinement(lambda params: params.eta_cutoff > 0.0, apply, lambda params: Stage("eta", a=params.eta_cutoff))
+METHOD = Refinement(apply, lambda params: Stage("eta", a=params.eta_cutoff))

@@ -10,7 +10,7 @@ import numpy as np
 
 from tailrace.kernels.program import Add
 from tailrace.params import SamplingParams
-from tailrace.sampling.methods.base import EditMethod
+from tailrace.sampling.methods.base import LogitsEdit, always
 from tailrace.sampling.watermark import green_list
 
 if TYPE_CHECKING:
@@ -31,4 +31,4 @@ def wanted(params: SamplingParams) -> bool:
     return params.watermark is not None and params.watermark.kind == "kgw"
 
 
-GREEN_LIST = EditMethod(wanted, edits, moves=wanted, recalls=wanted)
+METHOD = LogitsEdit(edits, wanted=wanted, moves=always, recalls=always)

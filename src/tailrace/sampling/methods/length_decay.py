@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from tailrace.kernels.program import Lift, ascending
 from tailrace.params import SamplingParams
-from tailrace.sampling.methods.base import EditMethod
+from tailrace.sampling.methods.base import LogitsEdit, always
 
 if TYPE_CHECKING:
     from tailrace.sampling.slot import Slot
@@ -42,4 +42,4 @@ def wanted(params: SamplingParams) -> bool:
     return params.exponential_decay_length_penalty is not None and not params.ignore_eos
 
 
-LENGTH_DECAY = EditMethod(wanted, edits, moves=wanted)
+METHOD = LogitsEdit(edits, wanted=wanted, moves=always)

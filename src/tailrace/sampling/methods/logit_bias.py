@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tailrace.kernels.program import Add
-from tailrace.sampling.methods.base import EditMethod
+from tailrace.sampling.methods.base import LogitsEdit
 
 if TYPE_CHECKING:
     from tailrace.sampling.slot import Slot
@@ -23,4 +23,4 @@ def sorted_bias(bias: Mapping[int, float]) -> Add:
     return Add(np.array(ids, dtype=np.uint32), np.array([bias[i] for i in ids], dtype=np.float32))
 
 
-LOGIT_BIAS = EditMethod(lambda params: bool(params.logit_bias), edits)
+METHOD = LogitsEdit(edits)

@@ -41,4 +41,4 @@ def cliff(raw: Candidates) -> int:
     return int((falls == best).nonzero()[0]) + 1
 
 
-MIN_K = Refinement(lambda params: params.min_k, apply, lambda params: Stage("min_k", a=params.min_k_tau))
+METHOD = Refinement(apply, lambda params: Stage("min_k", a=params.min_k_tau))

@@ -13,4 +13,4 @@ def apply(candidates: Candidates, context: Context) -> Candidates:
     return candidates.near(math.log(context.slot.params.min_p))
 
 
-MIN_P = Refinement(lambda params: params.min_p > 0.0, apply, lambda params: Stage("min_p", a=params.min_p))
+METHOD = Refinement(apply, lambda params: Stage("min_p", a=params.min_p))

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tailrace.kernels.program import Ban, ascending
-from tailrace.sampling.methods.base import EditMethod
+from tailrace.sampling.methods.base import LogitsEdit, always
 
 if TYPE_CHECKING:
     from tailrace.sampling.slot import Slot
@@ -19,4 +19,4 @@ def edits(slot: Slot) -> list[Ban]:
     return [slot.once("enders", lambda: Ban(ascending((*eos, *slot.params.stop_token_ids))))]
 
 
-MIN_TOKENS = EditMethod(lambda params: params.min_tokens > 0, edits, moves=lambda params: params.min_tokens > 0)
+METHOD = LogitsEdit(edits, moves=always)

@@ -67,10 +67,4 @@ def stage(params: SamplingParams) -> Stage:
     return Stage("mirostat" if params.mirostat == 2 else "mirostat_1", a=params.mirostat_tau, b=params.mirostat_eta)
 
 
-MIROSTAT = Refinement(
-    lambda params: params.mirostat > 0,
-    apply,
-    stage,
-    begin=lambda params: {"mirostat_mu": 2.0 * params.mirostat_tau},
-    learn=learn,
-)
+METHOD = Refinement(apply, stage, begin=lambda params: {"mirostat_mu": 2.0 * params.mirostat_tau}, learn=learn)

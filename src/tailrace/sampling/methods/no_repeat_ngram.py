@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tailrace.kernels.program import Ban, ascending
-from tailrace.params import SamplingParams
-from tailrace.sampling.methods.base import EditMethod
+from tailrace.sampling.methods.base import LogitsEdit, always
 
 if TYPE_CHECKING:
     from tailrace.sampling.history import History
@@ -39,8 +38,4 @@ def followers(history: History, size: int, end: int) -> np.ndarray:
     return history.ngrams.tokens[places[(lengths >= size - 1) & (places + 1 < end)] + 1]
 
 
-def wanted(params: SamplingParams) -> bool:
-    return params.no_repeat_ngram_size > 0 or params.encoder_no_repeat_ngram_size > 0
-
-
-NO_REPEAT_NGRAM = EditMethod(wanted, edits, moves=wanted, recalls=wanted)
+METHOD = LogitsEdit(edits, moves=always, recalls=always)

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from tailrace.kernels.program import Dense
-from tailrace.params import SamplingParams
-from tailrace.sampling.methods.base import EditMethod
+from tailrace.sampling.methods.base import LogitsEdit, always
 
 if TYPE_CHECKING:
     from tailrace.sampling.slot import Slot
@@ -26,8 +25,4 @@ def edits(slot: Slot) -> list[Dense]:
     return [Dense(apply)]
 
 
-def wanted(params: SamplingParams) -> bool:
-    return params.normalize_logits
-
-
-NORMALIZE_LOGITS = EditMethod(wanted, edits, dense=wanted)
+METHOD = LogitsEdit(edits, dense=always)

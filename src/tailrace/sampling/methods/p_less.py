@@ -9,7 +9,6 @@ well. Neutral: false. As the authors' p_less_samplers.py, which takes p after th
 from __future__ import annotations
 
 from tailrace.kernels.program import Stage
-from tailrace.params import SamplingParams
 from tailrace.sampling.candidates import Candidates, Context
 from tailrace.sampling.methods.base import Refinement
 
@@ -22,8 +21,4 @@ def apply(candidates: Candidates, context: Context) -> Candidates:
     return candidates.keep(p >= min(least, float(p.max())))
 
 
-def wanted(params: SamplingParams) -> bool:
-    return params.p_less or params.p_less_norm
-
-
-P_LESS = Refinement(wanted, apply, lambda params: Stage("p_less", k=int(params.p_less_norm)))
+METHOD = Refinement(apply, lambda params: Stage("p_less", k=int(params.p_less_norm)))

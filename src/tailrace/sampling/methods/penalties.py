@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from tailrace.kernels.program import Penalty
 from tailrace.params import SamplingParams
-from tailrace.sampling.methods.base import EditMethod
+from tailrace.sampling.methods.base import LogitsEdit, always
 
 if TYPE_CHECKING:
     from tailrace.sampling.slot import Slot
@@ -31,4 +31,4 @@ def wanted(params: SamplingParams) -> bool:
     return params.penalised
 
 
-PENALTIES = EditMethod(wanted, edits, recalls=wanted)
+METHOD = LogitsEdit(edits, wanted=wanted, recalls=always)

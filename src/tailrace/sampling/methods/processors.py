@@ -7,8 +7,7 @@ from copy import deepcopy
 from typing import TYPE_CHECKING
 
 from tailrace.kernels.program import Dense
-from tailrace.params import SamplingParams
-from tailrace.sampling.methods.base import EditMethod
+from tailrace.sampling.methods.base import LogitsEdit, always
 from tailrace.sampling.processors import find
 
 if TYPE_CHECKING:
@@ -22,8 +21,4 @@ def edits(slot: Slot) -> list[Dense]:
     return [Dense(lambda row, f=f, given=given: f(row, list(tokens), **deepcopy(dict(given)))) for f, given in found]
 
 
-def wanted(params: SamplingParams) -> bool:
-    return bool(params.processors)
-
-
-PROCESSORS = EditMethod(wanted, edits, recalls=wanted, dense=wanted)
+METHOD = LogitsEdit(edits, recalls=always, dense=always)

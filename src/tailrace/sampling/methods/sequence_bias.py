@@ -10,7 +10,7 @@ import numpy as np
 from tailrace.kernels.program import Add
 from tailrace.params import SamplingParams
 from tailrace.sampling.history import completed_by
-from tailrace.sampling.methods.base import EditMethod
+from tailrace.sampling.methods.base import LogitsEdit
 
 if TYPE_CHECKING:
     from tailrace.sampling.slot import Slot
@@ -31,4 +31,4 @@ def longer(params: SamplingParams) -> bool:
     return any(len(word) > 1 for word, _ in params.sequence_bias)
 
 
-SEQUENCE_BIAS = EditMethod(lambda params: bool(params.sequence_bias), edits, moves=longer, recalls=longer)
+METHOD = LogitsEdit(edits, moves=longer, recalls=longer)

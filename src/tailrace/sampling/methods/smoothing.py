@@ -15,8 +15,4 @@ def apply(candidates: Candidates, context: Context) -> Candidates:
     return candidates.rescaled(-d * d * (k + q * d))
 
 
-SMOOTHING = Refinement(
-    lambda params: params.smoothing_factor > 0.0,
-    apply,
-    lambda params: Stage("quadratic", a=params.smoothing_factor, b=params.smoothing_curve),
-)
+METHOD = Refinement(apply, lambda params: Stage("quadratic", a=params.smoothing_factor, b=params.smoothing_curve))

@@ -54,4 +54,6 @@ def stage(params: SamplingParams) -> Stage:
     )
 
 
-SYNTHID = Refinement(lambda params: params.watermark is not None and params.watermark.kind == "synthid", apply, stage)
+METHOD = Refinement(
+    apply, stage, wanted=lambda params: params.watermark is not None and params.watermark.kind == "synthid"
+)

@@ -14,8 +14,8 @@ def apply(candidates: Candidates, context: Context) -> Candidates:
     return candidates.rescaled(candidates.logits.double() / context.slot.params.temperature)
 
 
-TEMPERATURE = Refinement(
-    lambda params: params.temperature not in (0.0, 1.0) and params.dynatemp_range == 0.0,
+METHOD = Refinement(
     apply,
     lambda params: Stage("temperature", a=params.temperature),
+    wanted=lambda params: params.temperature not in (0.0, 1.0) and params.dynatemp_range == 0.0,
 )

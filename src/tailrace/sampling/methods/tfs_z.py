@@ -23,4 +23,4 @@ def apply(candidates: Candidates, context: Context) -> Candidates:
     return candidates.first(order, int(beyond[0]) if beyond.numel() else p.numel())
 
 
-TFS_Z = Refinement(lambda params: params.tfs_z < 1.0, apply, lambda params: Stage("tail_free", a=params.tfs_z))
+METHOD = Refinement(apply, lambda params: Stage("tail_free", a=params.tfs_z))

@@ -13,4 +13,4 @@ def apply(candidates: Candidates, context: Context) -> Candidates:
     return candidates.near(math.log(context.slot.params.top_a) - candidates.log_mass())
 
 
-TOP_A = Refinement(lambda params: params.top_a > 0.0, apply, lambda params: Stage("top_a", a=params.top_a))
+METHOD = Refinement(apply, lambda params: Stage("top_a", a=params.top_a))

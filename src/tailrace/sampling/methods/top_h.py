@@ -18,4 +18,4 @@ def apply(candidates: Candidates, context: Context) -> Candidates:
     return candidates.first(order, kept)
 
 
-TOP_H = Refinement(lambda params: params.top_h > 0.0, apply, lambda params: Stage("top_h", a=params.top_h))
+METHOD = Refinement(apply, lambda params: Stage("top_h", a=params.top_h))

@@ -15,4 +15,4 @@ def apply(candidates: Candidates, context: Context) -> Candidates:
     return candidates.first(candidates.likeliest(k), k)
 
 
-TOP_K = Refinement(lambda params: params.top_k > 0, apply, lambda params: Stage("top_k", k=params.top_k))
+METHOD = Refinement(apply, lambda params: Stage("top_k", k=params.top_k))

@@ -18,6 +18,4 @@ def apply(candidates: Candidates, context: Context) -> Candidates:
     return candidates.keep(raw >= bound)
 
 
-TOP_N_SIGMA = Refinement(
-    lambda params: params.top_n_sigma > 0.0, apply, lambda params: Stage("top_n_sigma", a=params.top_n_sigma)
-)
+METHOD = Refinement(apply, lambda params: Stage("top_n_sigma", a=params.top_n_sigma))

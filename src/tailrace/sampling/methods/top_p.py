@@ -23,4 +23,4 @@ def apply(candidates: Candidates, context: Context) -> Candidates:
     return candidates.first(order, int((before < top_p).sum()))
 
 
-TOP_P = Refinement(lambda params: params.top_p < 1.0, apply, lambda params: Stage("top_p", a=params.top_p))
+METHOD = Refinement(apply, lambda params: Stage("top_p", a=params.top_p))

@@ -20,6 +20,4 @@ def apply(candidates: Candidates, context: Context) -> Candidates:
     return kept.rescaled(kept.logits)
 
 
-TYPICAL_P = Refinement(
-    lambda params: params.typical_p < 1.0, apply, lambda params: Stage("typical", a=params.typical_p)
-)
+METHOD = Refinement(apply, lambda params: Stage("typical", a=params.typical_p))

@@ -29,8 +29,4 @@ def apply(candidates: Candidates, context: Context) -> Candidates:
     return kept.rescaled(kept.logits)
 
 
-XTC = Refinement(
-    lambda params: params.xtc_probability > 0.0,
-    apply,
-    lambda params: Stage("xtc", a=params.xtc_threshold, b=params.xtc_probability),
-)
+METHOD = Refinement(apply, lambda params: Stage("xtc", a=params.xtc_threshold, b=params.xtc_probability))

@@ -1,0 +1,216 @@
+"""The fields of a request that the sampler does not act on: the engine, the front end's text, or a program of its own does.
+
+`instead` says what a program does in its place that uses the sampler alone; Slots.add refuses the field otherwise.
+"""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from typing import Annotated, Any, Literal
+
+from tailrace.field_checks import check_texts
+from tailrace.fields import COUNT, Field, Kind, Range, TokenId
+from tailrace.options import Grammar, MarkedSpan, RepetitionDetection, Speculation, ThinkingBudget
+from tailrace.sampler_fields import SamplerFields
+
+MAX_SEQUENCES = 1024  # of one request
+OutputKind = Literal["delta", "cumulative", "final"]
+LOOKED_FOR = "look for them in the text"
+GUIDED = "Rows.guidance, or tailrace.sampling.guidance.guide before the sampler"
+
+
+def texts(doc: str, kind: Kind, entries: int, instead: str = LOOKED_FOR, **more: Any) -> Field:
+    """A field of strings that are looked for in the text."""
+    return Field(doc, kind=kind, entries=entries, check=check_texts, instead=instead, **more)
+
+
+class EngineFields(SamplerFields, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """See params.SamplingParams."""
+
+    n: Annotated[
+        int,
+        Field(
+            "How many sequences are drawn for the prompt; they share its KV cache",
+            Range(1, MAX_SEQUENCES),
+            kind="draw",
+            beams=True,
+            instead="join one sequence and Slots.fork the others",
+        ),
+    ] = 1
+    banned_strings: Annotated[
+        tuple[str, ...],
+        texts(
+            "These never appear in the text: where one has, the sequence backs up and draws again",
+            "edit",
+            128,
+            edit="banned_at",
+            excludes=True,
+            instead="find them in the text, then Slots.rewind and Slots.ban",
+        ),
+    ] = ()
+    banned_ignore_case: Annotated[
+        bool,
+        Field(
+            "ASCII letters of banned strings match either way",
+            kind="edit",
+            edit="banned_at",
+            needs=("banned_strings",),
+            instead="see banned_strings",
+        ),
+    ] = False
+    banned_regex: Annotated[
+        tuple[str, ...],
+        texts(
+            "Neither does text that matches one of these patterns, of text/stop_regex.py's syntax",
+            "edit",
+            16,
+            edit="banned_at",
+            excludes=True,
+            http="converted",
+            instead="find it in the text, then Slots.rewind and Slots.ban",
+        ),
+    ] = ()
+    max_tokens: Annotated[
+        int | None,
+        Field(
+            "The output's length limit; none: as far as the context reaches",
+            Range(1, 2**31 - 1),
+            kind="stop",
+            http="converted",
+            beams=True,
+            instead="stop when so many tokens are committed",
+        ),
+    ] = None
+    ignore_eos: Annotated[
+        bool,
+        Field(
+            "EOS does not end the sequence; stop ids and stop strings still do",
+            kind="stop",
+            instead="go on after it; here only min_tokens reads it",
+        ),
+    ] = False
+    stop: Annotated[
+        tuple[str, ...],
+        texts("Strings that end the sequence where they first appear in the text", "stop", 128, http="converted"),
+    ] = ()
+    stop_regex: Annotated[
+        tuple[str, ...],
+        texts("Patterns that do; text/stop_regex.py has their syntax", "stop", 16, http="converted"),
+    ] = ()
+    stop_outside: Annotated[
+        tuple[MarkedSpan, ...],
+        Field(
+            "Spans of the text in which stop strings and patterns are not looked for",
+            kind="stop",
+            http="converted",
+            http_name="stop_scope",
+            beams=True,
+            instead=LOOKED_FOR,
+        ),
+    ] = ()
+    stop_token_ids: Annotated[
+        tuple[int, ...],
+        Field(
+            "Token ids that end the sequence",
+            kind="stop",
+            entries=1024,
+            token_ids=tuple,
+            http=tuple[TokenId, ...],
+            instead="look for them among the committed tokens; here only min_tokens reads them",
+        ),
+    ] = ()
+    repetition_detection: Annotated[
+        RepetitionDetection | None,
+        Field("End a sequence that goes round in circles", kind="stop", instead="look at the committed tokens"),
+    ] = None
+    thinking: Annotated[
+        ThinkingBudget | None,
+        Field(
+            "How long the model may think; none: as long as it likes",
+            kind="stop",
+            token_ids=attrgetter("closing_token_ids"),
+            http="converted",
+            http_name="thinking_token_budget",
+            instead="count the tokens, then Slots.force",
+        ),
+    ] = None
+    grammar: Annotated[
+        Grammar | None,
+        Field(
+            "What the output must be",
+            kind="draw",
+            excludes=True,
+            http="converted",
+            http_name="structured_outputs",
+            beams=True,
+            instead="Rows.mask and Rows.masks",
+        ),
+    ] = None
+    guidance_scale: Annotated[
+        float,
+        Field(
+            "Classifier-free guidance: logits are l_u + scale · (l_c − l_u), l_u of the same output after another prompt",
+            Range(0.0, 100.0),
+            kind="edit",
+            http="converted",
+            instead=GUIDED,
+        ),
+    ] = 1.0
+    negative_prompt: Annotated[
+        tuple[int, ...],
+        Field(
+            "Token ids of that other prompt; none: the prompt's last token alone",
+            kind="edit",
+            needs=("guidance_scale",),
+            token_ids=tuple,
+            http="converted",
+            flag="",
+            instead=GUIDED,
+        ),
+    ] = ()
+    speculation: Annotated[
+        Speculation | None,
+        Field("How far the engine may guess ahead", kind="engine", instead="Rows.drafted"),
+    ] = None
+    prompt_logprobs: Annotated[
+        int | None,
+        Field(
+            "Report the logprobs of the prompt's tokens, always of the model's own logits",
+            COUNT,
+            kind="report",
+            flag="",
+            instead="tailrace.sampling.prompt_logprobs.replay",
+        ),
+    ] = None
+    include_stop_str_in_output: Annotated[
+        bool,
+        Field(
+            "Keep the stop string, or the text of the stop token, in the text",
+            kind="text",
+            instead="cut the text yourself",
+        ),
+    ] = False
+    skip_special_tokens: Annotated[
+        bool,
+        Field("Special tokens leave no text", kind="text", beams=True, instead="leave them out of the text yourself"),
+    ] = True
+    shown_token_ids: Annotated[
+        tuple[int, ...],
+        Field(
+            "Special tokens that leave text all the same",
+            kind="text",
+            http="",
+            flag="",
+            instead="leave the others out of the text yourself",
+        ),
+    ] = ()
+    output_kind: Annotated[
+        OutputKind,
+        Field(
+            'Each event carries the new text ("delta"), all so far ("cumulative") or only the end ("final")',
+            kind="text",
+            http="",
+            flag="",
+            instead="put the tokens together as you like",
+        ),
+    ] = "delta"

@@ -1,0 +1,241 @@
+"""What a field of a request is: declared once, beside its type, and read by everything that must know.
+
+A declaration is the metadata of an annotation: `top_p: Annotated[float, Field("…", Range(0.0, 1.0), …)] = 1.0`. The checks of
+SamplingParams, the HTTP schema, OpenAPI's ranges, the command line's flags, the tables of docs/sampling.md and the parametrisation of
+the tests come from it. This file knows no field by name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import KW_ONLY, dataclass, replace
+from decimal import Decimal
+from functools import cache
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
+
+import msgspec
+import numpy as np
+
+from tailrace.errors import ParameterError
+
+MAX_SEED = 2**63 - 1
+MIN_SEED = -(2**63)
+MAX_TOKEN_ID = 2**31 - 1  # any vocabulary is smaller; keeps what crosses the wire within 64 bits
+TokenId = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKEN_ID)]
+
+
+class Range(NamedTuple):
+    """The numbers a field may have; only integers if both ends are. A value outside is refused, never clamped."""
+
+    low: float
+    high: float
+    low_in: bool = True
+    high_in: bool = True
+
+    @property
+    def whole(self) -> bool:
+        """Only integers are inside."""
+        return isinstance(self.low, int) and isinstance(self.high, int)
+
+    def __contains__(self, value: object) -> bool:
+        if isinstance(value, bool) or not isinstance(value, int if self.whole else (int, float)):
+            return False
+        above = self.low <= value if self.low_in else self.low < value
+        return above and (value <= self.high if self.high_in else value < self.high)
+
+    def __str__(self) -> str:
+        return f"{'[' if self.low_in else '('}{number(self.low)}, {number(self.high)}{']' if self.high_in else ')'}"
+
+    def check(self, name: str, value: object) -> None:
+        """Raise ParameterError, naming the field, unless the value is inside."""
+        if value not in self:
+            kind = "an integer" if self.whole else "a number"
+            raise ParameterError(f"{name} must be {kind} in {self}, got {shown(value)}", name)
+
+
+COUNT = Range(0, 2**31 - 1)
+
+Kind = Literal["edit", "reshape", "truncation", "draw", "report", "stop", "text", "engine"]
+KINDS: dict[Kind, str] = {
+    "edit": "changes the logits of single tokens",
+    "reshape": "changes probabilities and removes no token",
+    "truncation": "removes tokens; refused beside mirostat, which replaces it",
+    "draw": "what is drawn, and how often",
+    "report": "what is reported of each token",
+    "stop": "where a sequence ends",
+    "text": "what leaves text",
+    "engine": "how the engine computes it",
+}
+# The values at which a field does nothing, where that is more than its default.
+OFF: dict[str, Callable[[Any], bool]] = {"0 and below": lambda value: value <= 0, "below 0": lambda value: value < 0}
+
+
+@dataclass(frozen=True)
+class Field:
+    """The declaration of one field.
+
+    Attributes:
+        doc: one sentence, for people. range: of a number.
+        kind: what sort of thing it changes. edit, refinement: the method of sampling/methods that it belongs to, by the name that
+            sampling/pipeline.py has; a field without `needs` switches the method on.
+        off: a key of OFF, where more than the default is off. needs: fields without one of which it has no effect.
+        voided_by: fields that take its effect away (keys of params.VOIDS); of a truncation mirostat does in any case.
+        stateful: its method learns from the tokens drawn, and can't take that back. excludes: it rules tokens out.
+        entries: how many a list or mapping may have. check(name, value): what else must hold, or ParameterError.
+        token_ids(value): the token ids in it.
+        http: "same": a field of the same type over HTTP; a type: of that one; "converted": of another meaning, read in api/; "": none.
+        http_name: its name there, where that differs. beams: it may be had with a beam search.
+        flag: what the command line's flag holds; None: as its type says; "": there is no flag.
+        instead: what a program does in its place that has the sampler alone; "" where the sampler acts on the field.
+        name, type, default: filled in by `declared_fields`.
+    """
+
+    doc: str
+    range: Range | None = None
+    _: KW_ONLY
+    kind: Kind
+    edit: str = ""
+    refinement: str = ""
+    off: str = ""
+    needs: tuple[str, ...] = ()
+    voided_by: tuple[str, ...] = ()
+    stateful: bool = False
+    excludes: bool = False
+    entries: int | None = None
+    check: Callable[[str, Any], None] | None = None
+    token_ids: Callable[[Any], Iterable[int]] | None = None
+    http: Any = "same"
+    http_name: str = ""
+    beams: bool = False
+    flag: str | None = None
+    instead: str = ""
+    name: str = ""
+    type: Any = None
+    default: Any = None
+
+    def neutral(self, value: Any) -> bool:
+        """The field does nothing at this value."""
+        return OFF[self.off](value) if self.off else value == self.default
+
+    def checked(self, value: Any) -> Any:
+        """The value, of the declared type.
+
+        Raises:
+            ParameterError: it is of no such type, or outside its range, or has too many entries, or `check` refuses it.
+        """
+        if isinstance(value, np.generic):
+            value = value.item()
+        if self.range is not None:
+            if value is not None:
+                self.range.check(self.name, value)
+            elif self.default is not None:
+                raise ParameterError(
+                    f"{self.name} must be a number, got None; leave it out for {self.default}", self.name
+                )
+            return value
+        value = conformed(value, self.type, self.name, self.name)
+        if value is not None:
+            if self.entries is not None:
+                self.check_entries(len(value))
+            if self.check is not None:
+                self.check(self.name, value)
+        return value
+
+    def check_entries(self, size: int, of: str | None = None) -> None:
+        """Raise ParameterError, naming `of` (the field where the entries come from), if they are too many."""
+        if self.entries is not None and size > self.entries:
+            text, field = (" of text", of) if of else ("", self.name)
+            raise ParameterError(f"{field} must have at most {self.entries} entries{text}, got {size}", field)
+
+
+def declared_fields(struct: type[msgspec.Struct]) -> dict[str, Field]:
+    """The declarations of a struct's fields, by name, in order. Its type hints must be evaluable: `struct` is complete.
+
+    Raises:
+        TypeError: a field has no declaration, or its default lies outside its range.
+    """
+    found: dict[str, Field] = {}
+    for info in msgspec.structs.fields(struct):
+        kind, *notes = get_args(info.type) if get_origin(info.type) is Annotated else (info.type,)
+        declared = next((note for note in notes if isinstance(note, Field)), None)
+        default = info.default if info.default is not msgspec.NODEFAULT else info.default_factory()
+        if declared is None:
+            raise TypeError(f"{struct.__name__}.{info.name} has no Field beside its type")
+        if declared.range is not None and default is not None and default not in declared.range:
+            raise TypeError(f"the default of {struct.__name__}.{info.name}, {default}, is not in {declared.range}")
+        found[info.name] = replace(declared, name=info.name, type=kind, default=default)
+    return found
+
+
+def conform(record: msgspec.Struct, within: str) -> None:
+    """Make every field of a record of its declared type where nothing is lost by that: see `conformed`.
+
+    Args:
+        within: the field whose record it is, which errors name.
+    """
+    for name, kind, default in typed_fields(type(record)):
+        value = getattr(record, name)
+        if value is not default:
+            made = conformed(value, kind, f"{within}.{name}", within)
+            if made is not value:
+                msgspec.structs.force_setattr(record, name, made)
+
+
+@cache
+def typed_fields(kind: type[msgspec.Struct]) -> list[tuple[str, Any, Any]]:
+    """Its fields: name, type, default."""
+    return [(field.name, field.type, field.default) for field in msgspec.structs.fields(kind)]
+
+
+CONVERSION = (msgspec.MsgspecError, ValueError, TypeError, AttributeError)  # half of a surrogate pair, …
+
+
+def conformed(value: Any, kind: Any, place: str, field: str) -> Any:
+    """The value as one of this type where nothing is lost by that: a list as a tuple, a mapping as a record, a number of numpy as one of
+    Python; the value itself if it is of that type.
+
+    Raises:
+        ParameterError: it is of another type, or none of those that may be named. place: what the message calls it.
+    """
+    if isinstance(value, np.generic):
+        value = value.item()
+    if get_origin(kind) is Literal:
+        if not isinstance(value, str) or value not in get_args(kind):
+            raise ParameterError(f"{place} must be one of {', '.join(get_args(kind))}, got {value!r:.100}", field)
+        return value
+    if kind is bool and not isinstance(value, bool):
+        raise ParameterError(f"{place} must be true or false, got {value!r:.100}", field)
+    try:
+        try:
+            return msgspec.convert(value, kind)
+        except CONVERSION:
+            return msgspec.convert(plain(value), kind)
+    except CONVERSION as error:
+        if isinstance(error.__cause__, ParameterError):  # a record's own complaint
+            raise error.__cause__ from None
+        raise ParameterError(f"{place} is of the wrong type: {str(error).replace('`', '')}", field) from None
+
+
+def plain(value: Any) -> Any:
+    """The same with Python's own numbers and lists in it, instead of numpy's and of ranges."""
+    if isinstance(value, (np.generic, np.ndarray)):
+        return value.tolist()
+    if isinstance(value, dict):
+        return {plain(key): plain(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset, range)):
+        return [plain(entry) for entry in value]
+    return value
+
+
+def number(value: float) -> str:
+    """As a message says it: every digit of a whole number, no exponent where it can be helped."""
+    if not isinstance(value, float) or not math.isfinite(value) or not (value == 0.0 or 1e-16 < abs(value) < 1e16):
+        return str(value)
+    return f"{value:.0f}" if value.is_integer() else f"{Decimal(repr(value)):f}"
+
+
+def shown(value: object) -> str:
+    """As a message says it: a huge integer not digit by digit."""
+    huge = isinstance(value, int) and abs(value) >= 2**64
+    return "an integer of more than 64 bits" if huge else repr(value)

@@ -68,7 +68,7 @@ def bodies(rng: random.Random) -> tuple[str, dict]:
 
 
 def wait_until_idle(client: LocalClient, live: set) -> None:
-    until = time.monotonic() + 20
+    until = time.monotonic() + 300
     while not (client.idle() and not live):
         assert time.monotonic() < until, (client.engine.stats(), client.streams.open_streams, live)
         time.sleep(0.01)
@@ -120,7 +120,7 @@ def test_one_that_leaves_before_and_after_the_first_token(tokenizer, free_port, 
 
         asyncio.run(ask_and_leave())
         if hold:  # nothing was ever computed, and yet it is gone from the waiting line
-            until = time.monotonic() + 10
+            until = time.monotonic() + 300
             while client.engine.requests:
                 assert time.monotonic() < until
                 time.sleep(0.01)

@@ -74,7 +74,7 @@ def test_all_of_them_serve_and_each_answers_for_all(launch):
         readers = []
         for name in names:
             readers.append(server.stream(request_id=name))
-        end = time.monotonic() + 20  # a busy machine takes its time to accept
+        end = time.monotonic() + 300  # a busy machine takes its time to accept
         while any(sockets(pid) <= count for pid, count in before.items()):
             assert time.monotonic() < end, "one of them takes nothing"
             time.sleep(0.05)
@@ -106,7 +106,7 @@ def test_one_that_dies_is_replaced_and_its_requests_end(launch):
         _, [successor] = ready(server, 2)
         assert successor != other
         left = [reader for reader in readers if reader.is_alive()]
-        until = time.monotonic() + 20
+        until = time.monotonic() + 300
         while metric(server.http.get("/metrics").text, "tailrace_num_requests_running") != len(left):
             assert time.monotonic() < until
             time.sleep(0.1)
@@ -119,7 +119,7 @@ def test_a_drain_lets_all_of_them_finish(launch, capfd):
         body = ENDLESS | {"stream": False, "max_tokens": 300}
         with ThreadPoolExecutor(12) as pool:
             asked = [pool.submit(alone, server, "POST", "/v1/completions", json=body) for _ in range(12)]
-            until = time.monotonic() + 20
+            until = time.monotonic() + 300
             while metric(server.http.get("/metrics").text, "tailrace_prompt_tokens_total") < 12:
                 assert time.monotonic() < until
                 time.sleep(0.02)

@@ -39,7 +39,7 @@ class Server:
         self.url = f"http://127.0.0.1:{self.port}"
         command = [sys.executable, "-m", "tailrace.cli", "serve", "--model", str(folder), "--port", str(self.port)]
         self.process = subprocess.Popen([*command, "--served-model-name", NAME, "--num-blocks", "2000", *flags])
-        end = time.monotonic() + 120
+        end = time.monotonic() + 300
         while self.health() != 200:
             assert self.process.poll() is None, "the server ended"
             assert time.monotonic() < end, "the server does not get ready"
@@ -266,7 +266,7 @@ async def test_disconnects_leave_nothing(server):
                 await asyncio.wait_for(client.post("/v1/completions", json=body, timeout=None), 0.02 * (i % 11))
 
         await asyncio.gather(*(leave(i) for i in range(60)))
-    end = time.monotonic() + 30
+    end = time.monotonic() + 300
     gauges = ("tailrace_num_requests_running", "tailrace_num_requests_waiting", "tailrace_kv_cache_usage_perc")
     while any(server.metric(name) for name in gauges):
         assert time.monotonic() < end, "something is left"
@@ -301,11 +301,11 @@ async def test_kill_9_of_the_engine_ends_every_stream_with_an_error(model_folder
 async def test_a_server_told_to_restart_its_engine_does(model_folder):
     server = Server(model_folder, "--on-engine-death", "restart")
     os.kill(server.engine_pid(), signal.SIGKILL)
-    end = time.monotonic() + 10
+    end = time.monotonic() + 300
     while server.health() != 503:
         assert time.monotonic() < end, "health does not notice"
         await asyncio.sleep(0.01)
-    end = time.monotonic() + 60
+    end = time.monotonic() + 300
     while server.health() != 200:
         assert time.monotonic() < end, "the engine does not come back"
         await asyncio.sleep(0.1)

@@ -92,7 +92,7 @@ def pair(tmp_path_factory) -> Iterator[tuple[str, dict[str, LlamaForCausalLM], s
         env=os.environ | {"PYTHONUNBUFFERED": "1"},
     )
     url = f"http://127.0.0.1:{port}"
-    end = time.monotonic() + 120
+    end = time.monotonic() + 300
     while health(url) != 200:
         assert process.poll() is None, "the server ended"
         assert time.monotonic() < end

@@ -131,7 +131,7 @@ def test_killed_half_way_then_made_by_two_at_once(tiny: Path, tmp_path: Path):
     """One story, because each conversion takes seconds: killed half-way, made right by two at once, found again."""
     cache = tmp_path / "cache"
     killed = start(tiny, cache)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while not list((cache / "models").glob(f"*{TEMPORARY}*/*")) and time.monotonic() < deadline:
         time.sleep(0.01)
     killed.send_signal(signal.SIGKILL)

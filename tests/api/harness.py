@@ -168,7 +168,7 @@ class Front:
         """POST a completion."""
         return await self.http.post("/v1/completions", json={"prompt": prompt, "temperature": 0} | fields)
 
-    async def until(self, condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    async def until(self, condition: Callable[[], bool], timeout_s: float = 300) -> None:
         """Wait for it."""
         async with asyncio.timeout(timeout_s):
             while not condition():
@@ -215,7 +215,7 @@ def served(app: Starlette, port: int, config: ServerConfig | None = None) -> Ite
     url = f"http://127.0.0.1:{port}"
     try:
         with httpx.Client() as http:
-            for _ in range(500):
+            for _ in range(15_000):
                 with contextlib.suppress(httpx.TransportError):
                     if http.get(f"{url}/health").status_code == 200:
                         break
@@ -225,7 +225,7 @@ def served(app: Starlette, port: int, config: ServerConfig | None = None) -> Ite
         yield url
     finally:
         server.should_exit = True
-        thread.join(20)
+        thread.join(300)
         assert not thread.is_alive()
 
 

@@ -34,7 +34,7 @@ class Process:
 
     def __init__(self, url: str, process: subprocess.Popen[bytes]) -> None:
         self.url, self.process = url, process
-        self.http = httpx.Client(base_url=url, timeout=30)
+        self.http = httpx.Client(base_url=url, timeout=300)
 
     def children(self) -> list[int]:
         """Its engine, and its further front ends."""
@@ -58,7 +58,7 @@ class Process:
         except httpx.TransportError:
             return 0
 
-    def until(self, status: int, timeout_s: float = 60) -> None:
+    def until(self, status: int, timeout_s: float = 300) -> None:
         """Wait for a status of /health."""
         until = time.monotonic() + timeout_s
         while self.health() != status:
@@ -83,12 +83,12 @@ class Reader(threading.Thread):
         self.events: list[tuple[float, str]] = []
         self.begun = threading.Event()
         self.start()
-        assert self.begun.wait(20)
+        assert self.begun.wait(300)
 
     def run(self) -> None:
         with (
             suppress(httpx.RemoteProtocolError),  # its front end was killed
-            httpx.stream("POST", f"{self._url}/v1/completions", json=self._body, timeout=60) as answer,
+            httpx.stream("POST", f"{self._url}/v1/completions", json=self._body, timeout=300) as answer,
         ):
             assert answer.status_code == 200
             for line in answer.iter_lines():
@@ -96,7 +96,11 @@ class Reader(threading.Thread):
                     self.events.append((time.monotonic(), line.removeprefix("data: ")))
                     self.begun.set()
 
-    def last(self, timeout_s: float = 30) -> dict:
+    def whole(self) -> bool:
+        """It came to its own end, all 4095 tokens."""
+        return any('"length"' in event for _, event in self.events)
+
+    def last(self, timeout_s: float = 300) -> dict:
         """The last event, after the stream has ended."""
         self.join(timeout_s)
         assert not self.is_alive()
@@ -104,7 +108,7 @@ class Reader(threading.Thread):
         return json.loads(final)
 
 
-def gone(pid: int, timeout_s: float = 5) -> bool:
+def gone(pid: int, timeout_s: float = 300) -> bool:
     """The process ends within the time."""
     until = time.monotonic() + timeout_s
     while time.monotonic() < until:

@@ -79,7 +79,7 @@ def alone(program: str, env: dict[str, str] | None = None) -> subprocess.Complet
     """A program in an interpreter of its own."""
     plain = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
     return subprocess.run(
-        [sys.executable, "-c", program], env=plain | (env or {}), capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", program], env=plain | (env or {}), capture_output=True, text=True, timeout=300
     )
 
 

@@ -68,7 +68,7 @@ def bodies(rng: random.Random) -> tuple[str, dict]:
 
 
 def wait_until_idle(client: LocalClient, live: set) -> None:
-    until = time.monotonic() + 20
+    until = time.monotonic() + 300
     while not (client.idle() and not live):
         assert time.monotonic() < until, (client.engine.stats(), client.streams.open_streams, live)
         time.sleep(0.01)
@@ -113,14 +113,14 @@ def test_one_that_leaves_before_and_after_the_first_token(tokenizer, free_port, 
 
         async def ask_and_leave() -> None:
             gone = asyncio.create_task(leave(port, "/v1/completions", body, Leaving()))
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(300):
                 while not client.engine.requests:
                     await asyncio.sleep(0.005)
             await gone
 
         asyncio.run(ask_and_leave())
         if hold:  # nothing was ever computed, and yet it is gone from the waiting line
-            until = time.monotonic() + 10
+            until = time.monotonic() + 300
             while client.engine.requests:
                 assert time.monotonic() < until
                 time.sleep(0.01)

@@ -57,7 +57,7 @@ def sockets(pid: int) -> int:
 
 def alone(server: Process, method: str, path: str, **options) -> httpx.Response:
     """One request on a connection of its own."""
-    with httpx.Client(base_url=server.url, timeout=30) as http:
+    with httpx.Client(base_url=server.url, timeout=300) as http:
         return http.request(method, path, **options)
 
 
@@ -74,7 +74,7 @@ def test_all_of_them_serve_and_each_answers_for_all(launch):
         readers = []
         for name in names:
             readers.append(server.stream(request_id=name))
-        end = time.monotonic() + 20  # a busy machine takes its time to accept
+        end = time.monotonic() + 300  # a busy machine takes its time to accept
         while any(sockets(pid) <= count for pid, count in before.items()):
             assert time.monotonic() < end, "one of them takes nothing"
             time.sleep(0.05)
@@ -106,7 +106,7 @@ def test_one_that_dies_is_replaced_and_its_requests_end(launch):
         _, [successor] = ready(server, 2)
         assert successor != other
         left = [reader for reader in readers if reader.is_alive()]
-        until = time.monotonic() + 20
+        until = time.monotonic() + 300
         while metric(server.http.get("/metrics").text, "tailrace_num_requests_running") != len(left):
             assert time.monotonic() < until
             time.sleep(0.1)
@@ -119,30 +119,31 @@ def test_a_drain_lets_all_of_them_finish(launch, capfd):
         body = ENDLESS | {"stream": False, "max_tokens": 300}
         with ThreadPoolExecutor(12) as pool:
             asked = [pool.submit(alone, server, "POST", "/v1/completions", json=body) for _ in range(12)]
-            until = time.monotonic() + 20
+            until = time.monotonic() + 300
             while metric(server.http.get("/metrics").text, "tailrace_prompt_tokens_total") < 12:
                 assert time.monotonic() < until
                 time.sleep(0.02)
             server.send(signal.SIGTERM)
             bodies = [answer.result().json() for answer in asked]
             assert [body.get("usage", body)["completion_tokens"] for body in bodies] == [300] * 12, bodies
-        assert server.process.wait(20) == 0
+        assert server.process.wait(300) == 0
         assert all(gone(pid) for pid in (engine, *others))
     assert "Fatal" not in capfd.readouterr().err  # they end as a process should
 
 
 def test_a_second_signal_does_not_wait_for_the_others(launch):
-    with launch(front_ends=2, drain_timeout_s=60) as server:
+    with launch(front_ends=2, drain_timeout_s=3600) as server:
         engine, others = ready(server, 2)
         readers = [server.stream() for _ in range(8)]
         server.send(signal.SIGINT)
         time.sleep(0.5)
         assert server.process.poll() is None
         server.send(signal.SIGINT)
-        assert server.process.wait(15) == 0
+        assert server.process.wait(300) == 0
         assert all(gone(pid) for pid in (engine, *others))
         for reader in readers:
-            reader.join(10)
+            reader.join(300)
+            assert not reader.whole()
 
 
 async def test_nobody_is_replaced_while_all_are_to_end(monkeypatch):
@@ -173,7 +174,7 @@ def test_nobody_outlives_the_first(launch):
     with launch(front_ends=FRONT_ENDS) as server:
         engine, others = ready(server)
         server.send(signal.SIGKILL)
-        server.process.wait(10)
+        server.process.wait(300)
         assert all(gone(pid) for pid in (engine, *others))
 
 

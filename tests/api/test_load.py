@@ -196,7 +196,7 @@ def test_case_27_two_thousand_open_streams(launch):
         expected, [text] = await quiet(server), {await stream(server)}
         assert len(text) == 24
         opened = [asyncio.create_task(stream(server)) for _ in range(STREAMS)]
-        until, held = time.monotonic() + 60, 0.0
+        until, held = time.monotonic() + 300, 0.0
         while held < STREAMS / 2:  # so many are open at once that most must wait
             metrics = await asyncio.to_thread(server.metrics)
             held = metrics["tailrace_num_requests_waiting"] + metrics["tailrace_num_requests_running"]

@@ -31,17 +31,17 @@ def test_drain_lets_finish_what_can_and_ends_the_rest(launch):
         asking.start()
         time.sleep(0.2)
         server.send(signal.SIGTERM)
-        asking.join(20)
+        asking.join(300)
         assert short[0].json()["usage"]["completion_tokens"] == 100
         error = reader.last()["error"]
         assert (error["code"], error["message"]) == ("not_ready", "the server is shutting down")
-        assert server.process.wait(20) == 0
+        assert server.process.wait(300) == 0
         assert gone(engine)
         assert server.health() == 0
 
 
 def test_a_second_signal_does_not_wait(launch):
-    with launch(drain_timeout_s=60) as server:
+    with launch(drain_timeout_s=3600) as server:
         server.until(200)
         [engine] = server.children()
         reader = server.stream()
@@ -49,10 +49,11 @@ def test_a_second_signal_does_not_wait(launch):
         time.sleep(0.3)
         assert server.process.poll() is None
         server.send(signal.SIGINT)
-        assert server.process.wait(15) == 0
+        assert server.process.wait(300) == 0
         assert gone(engine)
-        reader.join(10)
+        reader.join(300)
         assert not reader.is_alive()
+        assert not reader.whole()
 
 
 def test_the_engines_death_ends_every_stream_and_the_server(launch):
@@ -67,7 +68,7 @@ def test_the_engines_death_ends_every_stream_and_the_server(launch):
             assert error["code"] == "engine_dead"
             assert "signal 9" in error["message"]
             assert reader.events[-1][0] - killed_s < 1
-        assert server.process.wait(20) == 1
+        assert server.process.wait(300) == 1
 
 
 def test_the_engines_death_and_its_restart(launch):
@@ -87,14 +88,14 @@ def test_the_engines_death_and_its_restart(launch):
 
 def test_it_listens_while_the_engine_starts_and_can_be_stopped_then(launch):
     with launch() as server:
-        until = time.monotonic() + 30
+        until = time.monotonic() + 300
         while (status := server.health()) == 0:
             assert time.monotonic() < until
             time.sleep(0.01)
         assert status == 503
         [engine] = server.children()
         server.send(signal.SIGTERM)
-        assert server.process.wait(20) == 0
+        assert server.process.wait(300) == 0
         assert gone(engine)
 
 
@@ -102,5 +103,5 @@ def test_a_port_in_use_is_an_error(launch):
     with launch() as first:
         first.until(200)
         with launch(port=int(first.url.rsplit(":", 1)[1])) as second:
-            assert second.process.wait(30) not in (0, None)
+            assert second.process.wait(300) not in (0, None)
         assert first.health() == 200

@@ -14,7 +14,7 @@ from tailrace.cli import main
 
 def tailrace(*words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tailrace.cli", *words]
-    return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=300, check=False)
 
 
 def test_version(capsys):

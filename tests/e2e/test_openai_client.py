@@ -39,7 +39,7 @@ class Server:
         self.url = f"http://127.0.0.1:{self.port}"
         command = [sys.executable, "-m", "tailrace.cli", "serve", "--model", str(folder), "--port", str(self.port)]
         self.process = subprocess.Popen([*command, "--served-model-name", NAME, "--num-blocks", "2000", *flags])
-        end = time.monotonic() + 120
+        end = time.monotonic() + 300
         while self.health() != 200:
             assert self.process.poll() is None, "the server ended"
             assert time.monotonic() < end, "the server does not get ready"
@@ -63,7 +63,7 @@ class Server:
 
     def stop(self) -> int:
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(30)
+        return self.process.wait(300)
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def server(model_folder: Path) -> Iterator[Server]:
 
 @pytest.fixture
 def client(server: Server) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=120) as made:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=300) as made:
         yield made
 
 
@@ -266,7 +266,7 @@ async def test_disconnects_leave_nothing(server):
                 await asyncio.wait_for(client.post("/v1/completions", json=body, timeout=None), 0.02 * (i % 11))
 
         await asyncio.gather(*(leave(i) for i in range(60)))
-    end = time.monotonic() + 30
+    end = time.monotonic() + 300
     gauges = ("tailrace_num_requests_running", "tailrace_num_requests_waiting", "tailrace_kv_cache_usage_perc")
     while any(server.metric(name) for name in gauges):
         assert time.monotonic() < end, "something is left"
@@ -277,7 +277,7 @@ async def test_kill_9_of_the_engine_ends_every_stream_with_an_error(model_folder
     server = Server(model_folder)
     engine = server.engine_pid()
     ends: list[tuple[float, str]] = []
-    async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+    async with httpx.AsyncClient(base_url=server.url, timeout=300) as client:
 
         async def read(i: int) -> None:
             body = {"prompt": f"Count: {i}", "max_tokens": 2000, "stream": True, "ignore_eos": True}
@@ -294,23 +294,23 @@ async def test_kill_9_of_the_engine_ends_every_stream_with_an_error(model_folder
     assert len(ends) == 12
     assert max(at for at, _ in ends) - killed < 1.0
     assert all(json.loads(last.removeprefix("data: "))["error"]["code"] == "engine_dead" for _, last in ends)
-    assert server.process.wait(20) == 1
+    assert server.process.wait(300) == 1
     assert not Path(f"/proc/{engine}").exists()
 
 
 async def test_a_server_told_to_restart_its_engine_does(model_folder):
     server = Server(model_folder, "--on-engine-death", "restart")
     os.kill(server.engine_pid(), signal.SIGKILL)
-    end = time.monotonic() + 10
+    end = time.monotonic() + 300
     while server.health() != 503:
         assert time.monotonic() < end, "health does not notice"
         await asyncio.sleep(0.01)
-    end = time.monotonic() + 60
+    end = time.monotonic() + 300
     while server.health() != 200:
         assert time.monotonic() < end, "the engine does not come back"
         await asyncio.sleep(0.1)
     body = json.dumps({"prompt": "Hello", "max_tokens": 3}).encode()
     request = urllib.request.Request(f"{server.url}/v1/completions", body, {"content-type": "application/json"})
-    answer = urllib.request.urlopen(request, timeout=30)
+    answer = urllib.request.urlopen(request, timeout=300)
     assert json.load(answer)["usage"]["completion_tokens"] == 3
     assert server.stop() == 0

@@ -304,7 +304,7 @@ def test_bans_that_nobody_waits_for_are_not_compiled(monkeypatch):
     def slow(params, *_):
         made.append(params.banned_strings)
         begun.set()
-        go.wait(10)
+        go.wait(300)
         raise ParameterError("planted", "banned_strings")
 
     monkeypatch.setattr(Bans, "of", slow)
@@ -312,7 +312,7 @@ def test_bans_that_nobody_waits_for_are_not_compiled(monkeypatch):
     try:
         for id in "abc":
             engine.submit(Submit(id, 0, [1], SamplingParams(banned_strings=(id,)), 0))
-        begun.wait(10)
+        begun.wait(300)
         engine.abort(Abort("b", 0, "gone"))
         last = engine.requests[b"", "c", 0].banning
         engine.close()

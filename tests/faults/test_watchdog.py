@@ -24,7 +24,7 @@ def conditions(server: Process, times: int = 8) -> set[tuple[int, str]]:
     found = set()
     for _ in range(times):
         server.http.close()
-        server.http = type(server.http)(base_url=server.url, timeout=30)
+        server.http = type(server.http)(base_url=server.url, timeout=300)
         answer = server.http.get("/health")
         found.add((answer.status_code, answer.json()["status"]))
     return found
@@ -109,5 +109,5 @@ def test_a_call_that_holds_the_interpreter_is_told_as_well(tmp_path):
         "def stuck():\n    import time; time.sleep(0.1); ctypes.PyDLL(None).usleep(1_200_000)\n"
         "stuck()"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
     assert "in stuck" in done.stderr

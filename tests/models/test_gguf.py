@@ -131,17 +131,17 @@ def test_killed_half_way_then_made_by_two_at_once(tiny: Path, tmp_path: Path):
     """One test, as conversions take seconds: killed half-way, repeated by two processes at once, found again."""
     cache = tmp_path / "cache"
     killed = start(tiny, cache)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while not list((cache / "models").glob(f"*{TEMPORARY}*/*")) and time.monotonic() < deadline:
         time.sleep(0.01)
     killed.send_signal(signal.SIGKILL)
-    killed.communicate(timeout=60)
+    killed.communicate(timeout=300)
     finished = [p for p in (cache / "models").iterdir() if p.is_dir() and TEMPORARY not in p.name]
     assert not finished
     assert list((cache / "models").glob(f"*{TEMPORARY}*"))
 
     both = [start(tiny, cache) for _ in range(2)]
-    results = [process.communicate(timeout=180) for process in both]
+    results = [process.communicate(timeout=300) for process in both]
     assert [process.returncode for process in both] == [0, 0], results
     folders = {out.split()[1] for out, _ in results}
     assert len(folders) == 1

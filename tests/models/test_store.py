@@ -100,7 +100,7 @@ def test_threads_that_start_at_once_share_one_build(tmp_path: Path):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=30)
+        thread.join(300)
     assert len(builds) == 1
     assert len(waits) == 3
     assert is_whole(tmp_path / "x")

@@ -121,10 +121,10 @@ def test_case_10_a_million_entries_are_refused_quickly(name):
         "sequence_bias": (((1,), 1.0),) * 10**6,
         "stop": ("x",) * 10**6,
     }.get(name, tuple(range(10**6)))
-    begin = time.perf_counter()
+    begin = time.process_time()  # of this process, whoever else is busy
     with pytest.raises(ParameterError, match=f"{name} must have at most"):
         SamplingParams(**{name: many})
-    assert time.perf_counter() - begin < 5
+    assert time.process_time() - begin < 5
 
 
 # a value that must change what is drawn, and what else it needs, where the field's example is none

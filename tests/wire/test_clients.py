@@ -153,7 +153,7 @@ def tell(stream: Any) -> tuple[dict[int, list[int]], dict[int, Any]]:
 
 def settle(client: Any, steps: int = 1) -> None:
     """Wait until the engine says, after so many steps, that nothing is left."""
-    until = time.monotonic() + 20
+    until = time.monotonic() + 300
     while time.monotonic() < until:
         stats = client.stats
         if (stats.running, stats.waiting, stats.blocks_used) == (0, 0, 0) and stats.steps >= steps:

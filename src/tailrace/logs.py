@@ -30,7 +30,7 @@ def start_logging(level: str, form: str, model: str = "") -> None:
             from pythonjsonlogger.json import JsonFormatter
 
         formatter = JsonFormatter(
-            ["levelname", "name", "message"],
+            "%(levelname)s %(name)s %(message)s",
             rename_fields={"levelname": "level", "name": "logger", "exc_info": "exception", "stack_info": "stack"},
             timestamp="time",
             defaults={"time": None},  # makes it the first field

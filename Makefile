@@ -2,7 +2,7 @@
 #
 #   make serve [PORT=8000] [HOST=127.0.0.1] [MODEL=…] [ARGS="--dtype float32"]
 #   make chat  [MODEL=…] [ARGS=…]
-#   make test | test-long | test-clients | test-gpu | test-oldest | lint | docs | bench [BENCH="serve sampler knobs kernels"] [ARGS=…]
+#   make test | test-long [PART="tests/sampling tests/engine"] | test-clients | test-gpu | test-oldest | lint | docs | bench [BENCH="serve sampler knobs kernels"] [ARGS=…]
 #   make wheel [PYTHONS="python3.11 python3.12"]
 
 VENV := .venv
@@ -59,11 +59,16 @@ serve: install
 chat: install
 	@$(BIN)/tailrace chat $(MODEL_FLAG) $(ARGS)
 
-test: lint
+# The time at its end should be below four minutes on two quiet cores. docs/testing.md has what is left to test-long, and why.
+test: install
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
 	$(PYTEST) -m "not long" $(ARGS)
 
+# What make test leaves out, and all examples of hypothesis. PART: the folders, separated by spaces.
+PART ?= tests
 test-long: install
-	$(PYTEST) $(ARGS)
+	$(PYTEST) -m "long or hypothesis" --hypothesis-profile=long $(PART) $(ARGS)
 
 # Environments of their own, whose packages would hold back ours: clients of others, and what builds the docs.
 .venv-%/.stamp: requirements-%.lock | $(BIN)/pip
@@ -88,16 +93,20 @@ test-gpu: install
 # Wheels for other machines in dist/, of each interpreter in PYTHONS that is there: one for 3.11, and one for 3.12 and all that come after
 # (nanobind needs 3.12's stable ABI). Their manylinux tags are as the compiler and the C library of this machine are.
 PYTHONS ?= $(BIN)/python python3.12
-wheel: install
+PACKAGE := $(shell find src/tailrace -name '*.py' -o -name '*.pyi')
+wheel: dist/.stamp
+dist/.stamp: $(PACKAGE) $(SOURCES) CMakeLists.txt pyproject.toml README.md | $(DEPS)
 	@rm -rf build/wheel dist; mkdir -p dist
 	@set -e; for python in $(PYTHONS); do \
 	  if ! $$python -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))' 2>/dev/null; \
 	  then echo "$$python is not there, or has no headers: left out"; continue; fi; \
 	  echo "building with $$($$python --version)"; \
-	  $$python -m pip --disable-pip-version-check wheel --quiet --no-deps --wheel-dir build/wheel --config-settings=build-dir='build/wheel/{wheel_tag}' .; \
+	  if [ "$$python" = "$(BIN)/python" ]; then isolation=--no-build-isolation; else isolation=; fi; \
+	  $$python -m pip --disable-pip-version-check wheel --quiet --no-deps $$isolation --wheel-dir build/wheel .; \
 	done
 	@if [ "$$(uname)" = Linux ]; then PATH="$(BIN):$$PATH" $(BIN)/python -m auditwheel repair --wheel-dir dist build/wheel/*.whl; \
 	else cp build/wheel/*.whl dist; fi
+	@touch $@
 
 # The oldest versions that pyproject.toml allows, and the tests of what stands on them; the package as a wheel. torch is the one of the lock.
 # Warnings of old packages are theirs. tests/models/test_gguf.py needs a transformers that knows GGUF.

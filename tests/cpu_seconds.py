@@ -5,6 +5,7 @@ Wall time says little on a machine that others use too. A line is `seconds<TAB>t
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,9 +36,15 @@ def spent(pid: int) -> float:
     """The CPU seconds of a process, of the children it has waited for, and of those that live."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        living = [
-            child for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
-        ]
     except OSError:  # it has just ended: what it spent is its parent's now
         return 0.0
-    return sum(map(int, fields[11:15])) / TICKS + sum(spent(int(child)) for child in living)
+    return sum(map(int, fields[11:15])) / TICKS + sum(map(spent, children(pid)))
+
+
+def children(pid: int) -> list[int]:
+    found = []
+    with contextlib.suppress(OSError):
+        for thread in list(Path(f"/proc/{pid}/task").iterdir()):
+            with contextlib.suppress(OSError):  # it has just ended
+                found += map(int, (thread / "children").read_text().split())
+    return found

@@ -204,6 +204,13 @@ def test_the_tree_is_the_source():
         assert wanted <= shown[room] <= below, f"{room}: {(wanted - shown[room]) | (shown[room] - below)}"
 
 
+def test_every_page_has_its_place_in_the_site():
+    listed = set(re.findall(r"- ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE))
+    pages = {page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")}
+    assert listed - pages == {"index.md", "contributing.md", "changelog.md"}  # made by docs/site_hooks.py
+    assert {page for page in pages - listed if not page.startswith("decisions/0")} == set()
+
+
 def test_the_readme_is_short_and_its_figures_are_the_benchmarks():
     readme, benchmarks = (ROOT / "README.md").read_text(), (ROOT / "docs/benchmarks.md").read_text()
     assert len(readme.splitlines()) <= 100

@@ -16,6 +16,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from tailrace.extras import EXTRAS
+from wanted import wanted
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "tailrace"
@@ -173,6 +174,14 @@ def owners(module: str) -> set[str]:
 def test_each_module_of_an_extra_comes_with_it(extra):
     for module in EXTRAS[extra]:
         assert owners(module) & brought(extra), module
+
+
+def test_the_oldest_versions_are_the_bounds():
+    oldest, newest = wanted("oldest"), wanted("newest")
+    assert "msgspec==0.20" in oldest
+    assert all("==" in line or "platform_system" in line for line in oldest)
+    assert {canonicalize_name(Requirement(line).name) for line in oldest} >= brought("all") | CORE
+    assert any(line.startswith("pyright>=") for line in newest)
 
 
 def third_party_imports(source: str) -> list[tuple[str, str | None]]:

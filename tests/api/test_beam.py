@@ -305,3 +305,12 @@ def test_finished_beams_and_those_cut_compete():
     search.cut()
     assert [(beam.tokens, beam.reason) for beam in search.best(2)] == [((7,), "abort"), ((EOS,), "stop")]
     assert search.done
+
+
+@pytest.mark.parametrize(
+    "field", ["stop_regex", "include_stop_str_in_output", "return_sampling_params", "repetition_detection"]
+)
+async def test_beams_refuse_what_they_would_ignore(front, field):
+    value = {"stop_regex": "a", "repetition_detection": {"max_pattern_size": 1, "min_count": 2}}.get(field, True)
+    answer = await front.complete(use_beam_search=True, best_of=2, max_tokens=3, **{field: value})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)

@@ -241,3 +241,10 @@ async def test_marks_that_are_special_tokens_are_seen(tmp_path):
         assert "".join(map(shown.feed, ids)) == wanted
         engine = TokenText(TokenBytes.of(tokenizer, tokenizer.vocab_size), params.hidden(tokenizer.special_ids))
         assert "".join(map(engine.push, ids)) == wanted
+
+
+async def test_a_user_who_writes_the_marker_has_not_opened_it(tokenizer):
+    config = ServerConfig(reasoning_parser="think")
+    async with front_of(LocalClient(saying(b"Hello")), tokenizer, config) as front:
+        message = (await front.chat(content="What does <think> do?")).json()["choices"][0]["message"]
+        assert message["content"] == "Hello"

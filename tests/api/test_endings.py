@@ -144,3 +144,10 @@ async def test_loops_are_checked(front):
         answer = await front.chat(repetition_detection=wrong)
         assert answer.status_code == 400
         assert answer.json()["error"]["param"].startswith("repetition_detection")
+
+
+@pytest.mark.parametrize("field", ["stop", "banned_strings"])
+async def test_stops_are_bounded_in_all(front, field):
+    answer = await front.chat(**{field: ["😀" * 1000] * 3})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
+    assert "8192 bytes" in answer.json()["error"]["message"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 import torch
 
@@ -121,3 +123,68 @@ async def test_a_prompt_of_one_token(front):
 async def test_out_of_range(front, value):
     answer = await front.complete(PROMPT, prompt_logprobs=value)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt_logprobs")
+
+
+HI = [{"role": "user", "content": "hi"}]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/completions", {"prompt": "Hello", "prompt_logprobs": 0}),
+        ("/v1/completions", {"prompt": "Hello", "echo": True, "logprobs": 1}),
+        ("/v1/chat/completions", {"messages": HI, "prompt_logprobs": 0}),
+    ],
+)
+async def test_cut_before_the_prompt_is_scored(tokenizer, path, fields):
+    client = LocalClient(row)
+    async with front_of(client, tokenizer) as front:
+        client.hold = True
+        answer = (await front.http.post(path, json=fields | {"deadline_s": 0.05})).json()
+        assert (answer["choices"][0]["finish_reason"], answer["choices"][0]["stop_reason"]) == ("abort", "deadline")
+        client.hold = False
+        await front.until(client.idle)
+
+
+async def test_echo_with_best_of_and_with_entropies(tokenizer):
+    async with front_of(LocalClient(row), tokenizer) as front:
+        answer = (await front.complete("Hello", echo=True, best_of=2, max_tokens=2, temperature=1)).json()
+        assert answer["choices"][0]["text"].startswith("Hello")
+        refused = await front.complete("Hello", echo=True, best_of=2, logprobs=1)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "best_of")
+        lists = (await front.complete("Hello", echo=True, logprobs=1, report_entropy=True, max_tokens=2)).json()[
+            "choices"
+        ][0]["logprobs"]
+        assert len(lists["entropy"]) == len(lists["tokens"]) == 7
+        assert lists["entropy"][:5] == [None] * 5
+        assert all(entropy > 0 for entropy in lists["entropy"][5:])
+
+
+async def test_a_prompt_that_cannot_be_scored_is_nobody_elses_business(tokenizer):
+    def script(ids: list[int]) -> torch.Tensor:
+        logits = row(ids)
+        if ids[0] == ord("!") and len(ids) == 3:
+            logits[7] = float("nan")
+        return logits
+
+    async with front_of(LocalClient(script), tokenizer) as front:
+        bad, good = await asyncio.gather(
+            front.complete("!bad one", prompt_logprobs=0, max_tokens=3, n=2), front.complete("good one", max_tokens=3)
+        )
+        assert (bad.status_code, bad.json()["error"]["code"]) == (500, "invalid_logits")
+        assert good.status_code == 200
+        await front.until(front.client.idle)
+
+
+async def test_siblings_need_no_scores_of_their_own(tokenizer):
+    async with front_of(LocalClient(row), tokenizer) as front:
+        await front.complete("Hello", prompt_logprobs=0, n=3, max_tokens=30, stream=True)
+        assert all(not sequence.scoring for sequence in front.client.engine.running)
+        answer = (await front.complete("Hello", prompt_logprobs=0, n=3, max_tokens=30)).json()
+        assert [len(choice["prompt_logprobs"]) for choice in answer["choices"]] == [5] * 3
+
+
+async def test_too_many_scores_are_refused(tokenizer):
+    async with front_of(LocalClient(row), tokenizer) as front:
+        answer = await front.complete(["x" * 200] * 30, prompt_logprobs=20, n=10)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt_logprobs")

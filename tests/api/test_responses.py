@@ -210,3 +210,54 @@ def test_the_store_is_bounded_and_the_oldest_go_first():
     for name in ("b", "d", "e", "big"):
         store.discard(name)
     assert (len(store), store.bytes) == (0, 0)
+
+
+@pytest.fixture
+async def slow(tokenizer):
+    async with front_of(LocalClient(endless, tick_s=0.005), tokenizer) as front:
+        yield front
+
+
+async def test_responses_deleted_or_left_on_the_way(slow):
+    running = asyncio.ensure_future(
+        slow.http.post("/v1/responses", json={"input": "hi", "request_id": "a/b-c", "max_output_tokens": 40})
+    )
+    await slow.until(lambda: len(slow.service.front.responses) == 1)
+    id = next(iter(slow.service.live)).id
+    assert (await slow.http.delete(f"/v1/responses/{id}")).json()["deleted"]
+    assert (await running).json()["status"] == "incomplete"
+    assert len(slow.service.front.responses) == 0
+    running = asyncio.ensure_future(slow.http.post("/v1/responses", json={"input": "hi", "request_id": "x-y"}))
+    await slow.until(lambda: len(slow.service.front.responses) == 1)
+    assert (await slow.http.delete("/v1/requests/y")).status_code == 404
+    assert (await slow.http.delete("/v1/requests/x-y")).status_code == 200
+    answer = (await running).json()
+    assert (answer["status"], answer["output"][0]["status"]) == ("cancelled", "incomplete")
+    assert answer["usage"]["output_tokens"] == len(answer["output"][0]["content"][0]["text"])
+
+
+async def test_a_response_can_be_cancelled_before_its_first_token(slow):
+    slow.client.hold = True
+    running = asyncio.ensure_future(
+        slow.http.post("/v1/responses", json={"input": "hi", "request_id": "early", "store": False})
+    )
+    await slow.until(lambda: slow.service.live)
+    id = next(iter(slow.service.live)).id
+    assert (await slow.http.post(f"/v1/responses/{id}/cancel")).json()["cancelled"]
+    slow.client.hold = False
+    assert (await running).json()["status"] == "cancelled"
+
+
+async def test_only_the_instructions_end_with_their_turn(front):
+    items = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}]
+    first = (
+        await front.http.post("/v1/responses", json={"input": items, "instructions": "Shout.", "temperature": 0})
+    ).json()
+    second = (
+        await front.http.post(
+            "/v1/responses", json={"input": "and?", "previous_response_id": first["id"], "temperature": 0}
+        )
+    ).json()
+    messages = [*items, {"role": "assistant", "content": "Hello"}, {"role": "user", "content": "and?"}]
+    counted = (await front.http.post("/tokenize", json={"messages": messages})).json()["count"]
+    assert second["usage"]["input_tokens"] == counted

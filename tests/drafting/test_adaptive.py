@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from examples import examples
 from tailrace.drafting.adaptive import PROBE, GuessTime, Pace, StepTime
 from tailrace.errors import ConfigError
 
@@ -236,7 +237,7 @@ def test_that_it_is_paid_for_can_be_seen(monkeypatch):
     assert run("flat", "never", 16, held=0.5) < 0.96 * run("flat", "never", 16, 0)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 12)), max_size=10), st.integers(0, 600), st.integers(0, 5))
 def test_nobody_gets_more_than_it_can_have(asks, others, warm):
     asks = list(dict(asks).items())
@@ -296,7 +297,7 @@ def test_step_times_between_and_beyond_what_was_measured():
     assert times.ahead(1, 6) == pytest.approx([0.010, 0.0125, 0.015, 0.0175, 0.020, 0.0225, 0.025])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 200), st.floats(1e-4, 1.0), st.booleans()), min_size=1, max_size=60))
 def test_step_times_never_fall(steps):
     times = StepTime()

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from examples import examples
 from tailrace.drafting.base import Ask, Drafter
 from tailrace.drafting.ngram import BITE, CANDIDATES, REACH, NGram
 from tailrace.drafting.prefix import RECENT
@@ -41,7 +42,7 @@ def guess(drafter: NGram, tokens: list[int], count: int = 8, slot: int = 0) -> l
 TEXTS = st.lists(st.integers(0, 3), min_size=1, max_size=60)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(TEXTS, st.integers(1, 12), st.integers(1, 5), st.integers(0, 4), st.sampled_from([0.5, 1.0, 3.0]))
 @example([1, 2, 3, 1, 2, 3, 1, 2], 8, 2, 2, 3.0)
 @example([0] * 60, 12, 1, 4, 1.0)
@@ -57,7 +58,7 @@ CHANGES = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(TEXTS, st.lists(CHANGES, max_size=12))
 @example([0, 1, 2, 0, 1], [("cut", [3, 1], 2)])  # as long as before, but another text
 def test_a_text_may_be_cut_back_go_on_and_leave(tokens, changes):

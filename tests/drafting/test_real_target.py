@@ -24,7 +24,7 @@ SIZE = 16
 @pytest.fixture(scope="module")
 def target(tmp_path_factory):
     folder = save_target(tmp_path_factory.mktemp("target"))
-    runner = load_runner(ModelConfig(dtype="float32", threads=2, device="cpu"), folder, block_size=SIZE)
+    runner = load_runner(ModelConfig(dtype="float32", threads=1, device="cpu"), folder, block_size=SIZE)
     runner.allocate(16)
     return runner
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from examples import examples
 from tailrace.drafting import suffix
 from tailrace.drafting.base import Ask, Drafter
 from tailrace.drafting.suffix import Automaton, Suffix
@@ -34,7 +35,7 @@ def known(automaton: Automaton) -> Counter[tuple[int, ...]]:
     return found
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(TEXTS, st.randoms(use_true_random=False))
 @example([[0, 0, 1], [0, 1, 0, 1], [1, 1, 0, 1]], random.Random(3))
 def test_substrings_and_their_counts(texts, rng):
@@ -58,7 +59,7 @@ def test_substrings_and_their_counts(texts, rng):
         assert [automaton.length[state] for state in path] == list(range(len(text) + 1)), "a text's states stay its own"
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(TEXTS, TEXT)
 def test_following_a_text_finds_its_longest_suffix_that_is_there(texts, text):
     automaton, substrings = Automaton(), occurrences(texts)
@@ -98,7 +99,7 @@ def likely(texts: list[list[int]], own: list[int], count: int, min_match: int, g
 STEPS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), TEXT), min_size=1, max_size=8)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(STEPS, st.integers(1, 3), st.integers(1, 6))
 def test_guesses_are_what_came_most_often_in_any_text(steps, min_match, count):
     """Sequences in three slots grow, are cut back, and leave; what they said stays."""
@@ -183,7 +184,7 @@ def test_a_long_text_is_read_in_bites(monkeypatch):
     assert guess(drafter, text, 4) == [1, 2, 3, 1]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(TEXTS, st.integers(3, 12))
 def test_guesses_are_tokens_that_were_seen(texts, capacity):
     drafter, seen = Suffix(capacity=capacity, min_match=1, min_share=0.0), set()

@@ -49,7 +49,7 @@ class World:
     def __init__(self, folder: Path) -> None:
         self.tokenizer = Tokenizer.load(folder)
         self.info = describe(folder, "small")
-        self.runner = load_runner(ModelConfig(threads=2), folder, block_size=16)
+        self.runner = load_runner(ModelConfig(threads=1), folder, block_size=16)
         self.token_bytes = token_bytes_of(folder, False, self.info.vocab_size)
         self.grammars = Grammars(
             GrammarConfig(timeout_s=30.0),

@@ -45,7 +45,7 @@ def model(model_folder: Path) -> Callable[..., Engine]:
         return load_runner(config, model_folder, block_size=BLOCK)
 
     def engine(dtype: str, name: str, **options: Any) -> Engine:
-        config = ModelConfig(dtype=dtype, threads=2)
+        config = ModelConfig(dtype=dtype, threads=1)
         speculation = SpeculationConfig(drafter=name, rule="exact", **{"adaptive": False} | options)
         drafter = partial(load_drafter, speculation, config, runner_of(config), block_size=BLOCK)
         return Engine(

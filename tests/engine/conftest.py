@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-import torch
 
 from engine.harness import Harness
 from tailrace.engine import draws
 
 
-@pytest.fixture(params=["off", "on"], ids=lambda mode: f"overlap {mode}")
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Tests of `both_modes` that are marked `disturbs` run in both always, the rest without overlap with the long tests only: test_overlap
+    and test_combinations compare the modes token for token."""
+    if "both_modes" in metafunc.fixturenames:
+        slow = () if metafunc.definition.get_closest_marker("disturbs") else pytest.mark.long
+        modes = [pytest.param("off", marks=slow, id="overlap off"), pytest.param("on", id="overlap on")]
+        metafunc.parametrize("both_modes", modes, indirect=True)
+
+
+@pytest.fixture
 def both_modes(request, monkeypatch) -> str:
     """Steps that follow each other, and steps that overlap."""
     monkeypatch.setattr(Harness, "overlap", request.param)
     return request.param
-
-
-@pytest.fixture(scope="module")
-def one_thread() -> Iterator[None]:
-    """Threads cost more than they bring where tensors are so small."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(autouse=True)

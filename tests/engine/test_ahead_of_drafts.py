@@ -26,7 +26,6 @@ from tailrace.runners.scripted import ScriptedRunner
 from tailrace.sampling.sampler import Pending
 from tailrace.wire.messages import Abort
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 NAMES = [name for name in DRAFTERS if name not in ("none", "dense")]
 CROWDS = range(19)
 OFF = Speculation(max_drafts=0)

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.harness import EOS, VOCAB, Fickle, Harness, token_bytes_of
+from examples import examples
 from tailrace.engine.checks.banned_strings import BannedStringCheck, Bans
 from tailrace.engine.token_bytes import TokenBytes
 from tailrace.errors import ParameterError
@@ -40,6 +41,7 @@ def letters(ids: list[int]) -> int:
     return hash(tuple(ids)) % 12
 
 
+@pytest.mark.disturbs
 @pytest.mark.parametrize("banned", [("abc",), ("ab", "ca"), (" ",), ("c a", "aa", "bca")])
 @pytest.mark.parametrize("num_blocks", [64, 6])
 def test_case_11_the_text_never_holds_a_banned_string(banned, num_blocks):
@@ -204,7 +206,7 @@ PIECES = st.lists(st.sampled_from([b"a", b"b", b"c", b"d", b"\xc3", b"\xa9", b"A
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     st.lists(PIECES, min_size=6, max_size=24),
     st.lists(st.sampled_from(PATTERNS), min_size=1, max_size=2, unique=True),
@@ -252,7 +254,7 @@ def test_the_text_never_holds_a_match_whatever_the_vocabulary(pieces, patterns, 
         assert run(num_blocks=5) == found
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     st.lists(st.sampled_from(["ab", "abc", "bca", "cc", "a b", "aab"]), min_size=1, max_size=3, unique=True),
     st.lists(st.integers(0, 11), max_size=30),

@@ -47,7 +47,6 @@ from tailrace.sampling.slot import Slot
 from tailrace.sampling.slots import Slots
 from tailrace.wire.messages import Abort
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 FACTORS = {
     "drafter": [name for name in DRAFTERS if name != "none"],
     "rule": list(RULES),

@@ -33,7 +33,6 @@ from tailrace.sampling import sampler, watermark_transformers
 from tailrace.sampling.verify import verify
 from tailrace.wire.messages import Failed, Finished
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 [A] = ids("a")
 AMBIGUOUS = 'root ::= s\ns ::= s s | "a" | "b"'  # the ways to read n letters are as many as n has partitions
 
@@ -71,7 +70,7 @@ def test_who_waits_for_a_mask_sits_out_and_nobody_waits_with_it(both_modes, monk
     def late(jobs, *args):
         if any(job.owner.id == "slow" and len(job.owner.sequences[0].tokens) > 3 for job in jobs) and not held:
             held.append(jobs)
-            release.wait(30)
+            release.wait()
         return gate(jobs, *args)
 
     def told(hold: bool) -> dict:
@@ -137,12 +136,14 @@ def test_what_all_do_at_once_is_spread_over_steps(both_modes, monkeypatch):
 def test_searches_for_a_way_out_of_one_call_share_the_time(both_modes, monkeypatch):
     """64 sequences looked at one place each in a step, however long that took."""
     looked: list[int] = []
-    ranked = completion.Search.ranked
+    ranked = completion.CompletionSearch.ranked
     grammars = Grammars(GrammarConfig(), None, TOKEN_BYTES.token_bytes, TOKEN_BYTES.special, [EOS], VOCAB)
     harness = Harness(ScriptedRunner(VOCAB, lambda tokens: A, 512), grammars=grammars, token_bytes=TOKEN_BYTES, eos=EOS)
     monkeypatch.setattr(commit_room, "SEARCH_S", 0.0)
     monkeypatch.setattr(
-        completion.Search, "ranked", lambda *args: looked.append(harness.engine.counters.steps) or ranked(*args)
+        completion.CompletionSearch,
+        "ranked",
+        lambda *args: looked.append(harness.engine.counters.steps) or ranked(*args),
     )
     try:
         source = Grammar(kind="regex", source="[ab]{3,9}c", close_in_time=True)

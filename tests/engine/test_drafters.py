@@ -20,7 +20,7 @@ from tailrace.runners import load_runner
 from tailrace.runners.scripted import ScriptedRunner
 from tailrace.sampling import Sampler, Slots
 
-MODEL = ModelConfig(dtype="float32", threads=2, device="cpu")
+MODEL = ModelConfig(dtype="float32", threads=1, device="cpu")
 PROMPTS = [[5, 6, 7, 8, 5, 6, 7], list(range(40)), [9] * 5]
 
 

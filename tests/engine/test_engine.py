@@ -9,12 +9,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.harness import EOS, VOCAB, Harness, alone, script
+from examples import examples
 from tailrace.engine.kv_cache import BlockCache
 from tailrace.params import SamplingParams
 from tailrace.runners.scripted import ScriptedRunner
 from tailrace.wire.messages import Abort, Failed, Finished, Submit
 
-pytestmark = pytest.mark.usefixtures("both_modes")
+pytestmark = [pytest.mark.usefixtures("both_modes"), pytest.mark.disturbs]
 
 
 def prompt_of(seed: int, length: int) -> list[int]:
@@ -48,7 +49,7 @@ def test_outputs_are_those_of_running_alone(world):
     assert (stats.cached_tokens > 0) == (world not in ("no prefix reuse",))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_random_lives(data):
     """Requests come, are aborted at any moment and come again, in a cache that is always too small."""

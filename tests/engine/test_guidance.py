@@ -107,6 +107,7 @@ def test_guesses_change_nothing():
     assert slow.engine.counters.drafted_tokens == 0
 
 
+@pytest.mark.disturbs
 @pytest.mark.parametrize("steps", range(0, 9, 2))
 @pytest.mark.parametrize("n", [1, 2])
 def test_aborts_of_pairs_leave_nothing(steps, n):

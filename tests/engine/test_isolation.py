@@ -12,7 +12,7 @@ from tailrace.engine import step as step_room
 from tailrace.kernels.rows import Rows
 from tailrace.wire.messages import Failed, Finished
 
-pytestmark = pytest.mark.usefixtures("both_modes", "one_thread")
+pytestmark = [pytest.mark.usefixtures("both_modes"), pytest.mark.disturbs]
 
 BAD = [66, 6]
 
@@ -44,14 +44,14 @@ def served(harness: Harness, code: str = "engine_error", **bad) -> None:
 @pytest.mark.parametrize("error", [ZeroDivisionError, Panic])
 @pytest.mark.parametrize("n", [1, 3])
 def test_a_request_that_cannot_join(harness: Harness, monkeypatch, error, n):
-    join = harness.engine.slots.join
+    add = harness.engine.slots.add
 
     def planted(slot, params, **given):
         if list(given["prompt"]) == BAD:
             raise error("planted")
-        join(slot, params, **given)
+        add(slot, params, **given)
 
-    monkeypatch.setattr(harness.engine.slots, "join", planted)
+    monkeypatch.setattr(harness.engine.slots, "add", planted)
     served(harness, n=n)
 
 
@@ -60,8 +60,7 @@ def test_a_row_that_the_sampler_fails_on(harness: Harness, monkeypatch, n):
     begin = harness.engine.sampler.begin
 
     def planted(logits, rows):
-        bad = {s.slot for s in harness.engine.running if s.request.id == "bad"}
-        bad |= {sibling.slot for s in harness.engine.running if s.request.id == "bad" for sibling in s.siblings}
+        bad = {s.slot for r in harness.engine.requests.values() if r.id == "bad" for s in r.sequences if s.slot >= 0}
         if bad & set(rows.slot.tolist()):
             raise ZeroDivisionError("planted")
         return begin(logits, rows)

@@ -26,7 +26,6 @@ from tailrace.runners.scripted import ScriptedRunner, SuccessorRunner
 from tailrace.sampling.sampler import Pending, Sampler
 from tailrace.wire.messages import Abort, Failed, Finished
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 CROWDS = range(60)
 PATIENCE_S = 20.0
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from examples import examples
 from tailrace.engine.checks.repetition import RepetitionCheck
 from tailrace.errors import ParameterError
 from tailrace.options import RepetitionDetection
@@ -20,7 +21,7 @@ def circles(tokens: list[int], asked: RepetitionDetection) -> bool:
     return False
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=examples(600), deadline=None)
 @given(
     st.lists(st.integers(0, 2), max_size=40),
     st.integers(1, 5),

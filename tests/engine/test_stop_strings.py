@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from api.harness import LocalClient, front_of, make_tokenizer, saying
+from examples import examples
 from tailrace.engine.checks.stop_strings import StopStringCheck
 from tailrace.engine.token_bytes import TokenBytes
 from tailrace.options import MarkedSpan
@@ -24,7 +25,7 @@ def ends_at(push, tokens: list[int]) -> int | None:
 
 
 @pytest.mark.parametrize("name", ALL)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.data())
 def test_it_ends_where_the_front_end_would(name, data):
     tokenizer = ALL[name]

@@ -274,6 +274,7 @@ def test_a_grammar_that_asks_for_what_is_banned_ends_with_a_reason(grammars, fie
     assert text_of(found["good", 0, 0].tokens) == "perhaps"
 
 
+@pytest.mark.disturbs
 def test_bad_grammars_fail_alone(grammars):
     harness = world(grammars)
     harness.submit("bad", ids("abc"), grammar=Grammar(kind="regex", source="[0-9"))
@@ -289,6 +290,7 @@ def test_bad_grammars_fail_alone(grammars):
     assert len(found) == 5
 
 
+@pytest.mark.disturbs
 @pytest.mark.parametrize("n", [1, 2])
 @pytest.mark.parametrize(
     "asked",
@@ -348,6 +350,7 @@ def test_long_texts_without_a_choice_come_in_pieces(grammars):
     assert len(harness.engine.stats().drafted_at) <= MAX_DRAFTS
 
 
+@pytest.mark.disturbs
 def test_what_must_be_said_against_the_grammar_fails(grammars):
     harness = world(grammars)
     harness.submit("a", ids("abc"), grammar=GRAMMARS["choice"], forced_token_ids=tuple(ids("maybe")))
@@ -356,6 +359,7 @@ def test_what_must_be_said_against_the_grammar_fails(grammars):
     assert "grammar" in story.end.message
 
 
+@pytest.mark.disturbs
 def test_aborted_while_it_compiles(grammars):
     harness = world(grammars)
     harness.submit("a", ids("abc"), grammar=Grammar(kind="regex", source="[a-c]{3,17}x"))

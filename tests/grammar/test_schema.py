@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from examples import examples
 from grammar.vocabularies import small
 from tailrace.errors import ParameterError
 from tailrace.grammar.base import Matcher
@@ -456,7 +457,7 @@ def begins(matcher: Matcher, text: str) -> bool:
     return all(matcher.accept(byte) for byte in text.encode())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     low=st.decimals(-50, 50, places=2),
     high=st.decimals(-50, 50, places=2),

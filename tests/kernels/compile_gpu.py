@@ -98,8 +98,8 @@ KERNELS: list[tuple[Any, dict[str, str], dict[str, int]]] = [
         {"BLOCK": edits.BLOCK},
     ),
     (sample.sample_rows, STEP, {}),
-    (verify.settle, {**STEP, "out": OUT, "width": I32}, {}),
-    (logprobs.describe, {**STEP, "out": OUT, "width": I32, "top": I32}, {}),
+    (verify.verify_rows, {**STEP, "out": OUT, "width": I32}, {}),
+    (logprobs.logprobs_of_rows, {**STEP, "out": OUT, "width": I32, "top": I32}, {}),
     (
         guidance.combine,
         {"logits": "*bf16", "stride": "i64", "own": I64, "companion": I64, "scale": F32, "out": F32, "vocab": I32},
@@ -135,7 +135,7 @@ KERNELS: list[tuple[Any, dict[str, str], dict[str, int]]] = [
 ]
 
 
-WIDE = (sample.sample_rows, verify.settle, logprobs.describe)  # a program per row
+WIDE = (sample.sample_rows, verify.verify_rows, logprobs.logprobs_of_rows)  # a program per row
 FUSED = ("attention", "argmax", "edits")  # rooms whose launches leave the compiler its own way
 EVEN = ("stride", "vocab", "padded", "plane", "hidden_stride", "weight_stride", "width")  # multiples of 16, in life
 
@@ -167,10 +167,11 @@ def aligned(names: list[str], types: dict[str, Any]) -> dict[tuple[int, ...], li
 
 
 def main() -> None:
-    """Arguments: compute capabilities, as 90."""
-    for arch in map(int, sys.argv[1:]):
+    """Arguments: compute capabilities, as 90; after "small", without the kernels of WIDE: half a minute each for all that arithmetic."""
+    small = sys.argv[1] == "small"
+    for arch in map(int, sys.argv[1 + small :]):
         for kernel, types, constants in KERNELS:
-            if kernel in WIDE and arch != 90:  # half a minute for all that arithmetic
+            if kernel in WIDE and (small or arch != 90):
                 continue
             names = kernel.arg_names
             source = ASTSource(

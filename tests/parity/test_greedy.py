@@ -72,7 +72,6 @@ def dtype(request: pytest.FixtureRequest) -> str:
 def reference(model_folder: Path, dtype: str):
     from transformers import AutoModelForCausalLM
 
-    torch.set_num_threads(2)
     return AutoModelForCausalLM.from_pretrained(model_folder, dtype=getattr(torch, dtype)).eval()
 
 
@@ -97,7 +96,7 @@ def expected(reference, prompts: list[list[int]]) -> list[list[int]]:
 @pytest.fixture(scope="module")
 def engine_parts(model_folder: Path, dtype: str):
     """Engines over one loaded runner: loading is the slow part."""
-    runner = load_runner(ModelConfig(dtype=dtype, threads=2), model_folder, block_size=16)
+    runner = load_runner(ModelConfig(dtype=dtype, threads=1), model_folder, block_size=16)
 
     def engine(world: World) -> Engine:
         return Engine(

@@ -184,7 +184,7 @@ def test_guided_logits_are_those_of_two_passes(runner, folder, reference, prompt
 def test_guided_logits_of_the_default_model(model_folder):
     """Its logits reach 40, and thirty layers in float32 add up rounding of their own, without guidance too: the bound is relative."""
     model = transformers.AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32).eval()
-    runner = load_runner(ModelConfig(dtype="float32", threads=2), model_folder, block_size=16)
+    runner = load_runner(ModelConfig(dtype="float32", threads=1), model_folder, block_size=16)
     encode = Tokenizer.load(model_folder).encode
     prompts = [(encode(text), tuple(encode(other)) if other else ()) for text, other in TEXTS]
     for ours, theirs in both(runner, model, prompts, 1.5):

@@ -64,13 +64,12 @@ def prompts(model_folder: Path) -> list[list[int]]:
 def reference(model_folder: Path):
     from transformers import AutoModelForCausalLM
 
-    torch.set_num_threads(2)
     return AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32).eval()
 
 
 @pytest.fixture(scope="module")
 def client(model_folder: Path) -> InProcessClient:
-    runner = load_runner(ModelConfig(dtype="float32", threads=2), model_folder, block_size=16)
+    runner = load_runner(ModelConfig(dtype="float32", threads=1), model_folder, block_size=16)
     client = InProcessClient(
         Engine(runner, describe(model_folder, "smollm2"), CacheConfig(num_blocks=256), SchedulerConfig(max_num_seqs=8))
     )

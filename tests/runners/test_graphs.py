@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from examples import examples
 from runners.test_transformers import ARCHITECTURES, SIZE, Cache, save
 from tailrace.config import ModelConfig
 from tailrace.kernels import dispatch
@@ -52,7 +53,7 @@ def test_padding_writes_nothing_and_sees_nothing():
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 9), st.integers(0, 5)), min_size=1, max_size=7))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 def test_parts_come_out_of_one_buffer_as_they_went_in_and_aligned(shapes):
     parts = [torch.randint(-9, 9, (n, m), dtype=torch.int32 if short else torch.int64) for short, n, m in shapes]
     words = pack(parts, pinned=False)

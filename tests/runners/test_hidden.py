@@ -24,7 +24,7 @@ def loaded(tmp_path_factory):
         if name not in made:
             folder = save(name, tmp_path_factory.mktemp("model"))
             theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-            ours = load_runner(ModelConfig(dtype="float32", threads=2, device="cpu"), folder, block_size=SIZE)
+            ours = load_runner(ModelConfig(dtype="float32", threads=1, device="cpu"), folder, block_size=SIZE)
             ours.allocate(32)
             assert isinstance(ours, LayeredRunner)
             made[name] = (ours, theirs)

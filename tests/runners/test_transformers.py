@@ -90,7 +90,7 @@ def loaded(tmp_path_factory):
         if name not in made:
             folder = save(name, tmp_path_factory.mktemp("model"))
             theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-            ours = load_runner(ModelConfig(dtype="float32", threads=2, device="cpu"), folder, block_size=SIZE)
+            ours = load_runner(ModelConfig(dtype="float32", threads=1, device="cpu"), folder, block_size=SIZE)
             ours.allocate(32)
             made[name] = (ours, theirs)
         return made[name]
@@ -219,7 +219,7 @@ def test_devices_and_dtypes_that_are_not_there(tmp_path):
 
 @pytest.mark.model
 def test_the_default_model_in_bfloat16(model_folder):
-    ours = load_runner(ModelConfig(threads=2, device="cpu"), model_folder, block_size=SIZE)
+    ours = load_runner(ModelConfig(threads=1, device="cpu"), model_folder, block_size=SIZE)
     ours.allocate(16)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.bfloat16).eval()
     prompt = torch.randint(0, 49000, (60,), generator=torch.Generator().manual_seed(1)).tolist()

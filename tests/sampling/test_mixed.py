@@ -171,10 +171,11 @@ def test_the_same_tokens_on_a_gpu(seed):
 @QUIET
 @pytest.mark.parametrize("dense", [False, True])
 @pytest.mark.parametrize("rule", RULES)
-def test_every_rule_on_a_gpu(rule, dense, monkeypatch):
-    """By nobody else's help."""
+@pytest.mark.parametrize("step", [2, pytest.param(1, marks=pytest.mark.long)])
+def test_every_rule_on_a_gpu(step, rule, dense, monkeypatch):
+    """By nobody else's help. step: each so manieth method, others for the next rule."""
     monkeypatch.setattr(OnGPU, "apart", lambda *_: [])
-    asked = [fields for name, fields in PARAMS.items() if name in ON_GPU]
+    asked = [PARAMS[name] for name in ON_GPU[(RULES.index(rule) + dense) % step :: step]]
     slots, logits, rows = world(5, asked)
     proposals = (logits + torch.randn(logits.shape, generator=torch.Generator().manual_seed(1)) * 0.5).softmax(1)
     rows = replace(

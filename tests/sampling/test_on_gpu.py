@@ -79,18 +79,18 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 
 @QUIET
 def test_history_grows_and_is_taken_back(world):
-    world.steps(6)
+    world.steps(4)
     for slot in range(len(ASKED)):
         world.slots.rewind(slot, 3)
         world.slots.ban(slot, world.rng.randrange(12))
         world.length[slot] -= 3
-    world.steps(3)
+    world.steps(2)
 
 
 @QUIET
 def test_slots_change_hands(world):
     names = list(ASKED)
-    for turn in range(4):
+    for turn in range(3):
         world.step()
         for slot in world.rng.sample(range(len(ASKED)), 5):
             world.slots.remove(slot)

@@ -29,8 +29,14 @@ def world():
 
 
 @QUIET
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("backend", ["cpu", "reference", "gpu"])
+@pytest.mark.parametrize(
+    ("backend", "rule"),
+    [
+        *((backend, rule) for backend in ("cpu", "reference") for rule in RULES),
+        *(("gpu", rule) for rule in ("rejection", "block")),
+        *(pytest.param("gpu", rule, marks=pytest.mark.long) for rule in ("exact", "typical")),
+    ],
+)
 def test_one_by_one_or_side_by_side(backend, rule):
     slots, logits, drafts, proposals = world()
     logits = logits.to(DEVICES[backend])

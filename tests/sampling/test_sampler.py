@@ -10,6 +10,7 @@ import torch
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
+from examples import examples
 from field_examples import DRAWN
 from field_examples import example as example_of
 from oracles import brute
@@ -157,7 +158,7 @@ KINDS = ["random", "ties", "flat", "peaked", "holes", "bf16", "huge"]
 TOKENS = st.lists(few, max_size=9)
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=examples(1500), deadline=None)
 @given(params(), st.sampled_from(KINDS), st.integers(0, 50), TOKENS, TOKENS)
 @example(SamplingParams(typical_p=0.0, top_n_sigma=0.5, sampler_order=("typical_p",)), "random", 0, [], [])
 def test_kept_sets_probabilities_and_draws_are_the_oracles(params, kind, seed, prompt, output):

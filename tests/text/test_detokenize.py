@@ -9,6 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from examples import examples
 from tailrace.errors import ModelLoadError, RequestError
 from tailrace.text.detokenize import LOOK_BACK, detokenizer
 from tailrace.text.tokenizer import Tokenizer
@@ -46,7 +47,7 @@ def bytes_ids(tokenizer: Tokenizer) -> list[int]:
 
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("skip", [True, False])
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(data=st.data())
 def test_case_16_deltas_joined_are_the_decode(name, skip, data):
     tokenizer = ALL[name]
@@ -58,7 +59,7 @@ def test_case_16_deltas_joined_are_the_decode(name, skip, data):
 
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("skip", [True, False])
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(data=st.data())
 def test_the_prompts_end_goes_on(name, skip, data):
     """decode(prompt) + deltas = decode(prompt + output), wherever the latter begins with the former; otherwise what differs comes whole."""
@@ -113,7 +114,7 @@ def test_of_a_long_run_of_bytes_only_the_end_is_looked_at(cut):
     assert "".join(map(stream.feed, rest)) + stream.flush() == "😀" * (2 if cut < 4 else 1)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(data=st.binary(max_size=60))
 @example(data=b"\xed\xa0\x80")  # a surrogate: Python's own decoder waits for its third byte
 @example(data=b"\xed\xa0")
@@ -189,7 +190,7 @@ def test_bytes_of_are_the_tokens_own():
 
 
 @pytest.mark.model
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(ids=st.lists(st.integers(0, 49151), max_size=60), skip=st.booleans())
 def test_default_model(model_folder, ids, skip):
     tokenizer = loaded(model_folder)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from examples import examples
 from tailrace.params import SamplingParams
 from tailrace.text.output import TextStream
 from tailrace.wire.messages import TokenLogprobs
@@ -30,7 +31,7 @@ def entries(count: int) -> list[TokenLogprobs]:
 
 
 @pytest.mark.parametrize("name", ["byte-level", "pieces", "metaspace"])
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(data=st.data())
 def test_everything_agrees_under_any_chunking(name, data):
     tokenizer = ALL[name]
@@ -65,7 +66,7 @@ def test_everything_agrees_under_any_chunking(name, data):
 
 
 @pytest.mark.parametrize("name", ["byte-level", "pieces", "pieces, no strip", "word piece", "metaspace"])
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(data=st.data())
 def test_what_tokens_spell_is_the_text(name, data):
     """Whatever stops it, joined bytes of the tokens are the text, and offsets are places in it."""

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from examples import examples
 from tailrace.errors import ParameterError
 from tailrace.options import MarkedSpan
 from tailrace.params import SamplingParams
@@ -77,7 +78,7 @@ def served(expression: str) -> bool:
     return True
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=examples(1500), deadline=None)
 @given(
     TEXT,
     EXPRESSIONS.filter(served),
@@ -93,7 +94,7 @@ def test_the_earliest_end_is_found(text, expression, strings, cuts):
     assert (out, match and match.text) == (expected if expected else (text, None))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(TEXT, st.lists(st.tuples(ATOMS, REPEATS).map("".join), min_size=1, max_size=2).map("".join).filter(served))
 def test_held_back_is_only_what_may_still_become_one(text, expression):
     """Whatever is held can be completed: some further text makes a match that begins where the held part begins."""
@@ -108,7 +109,7 @@ def test_held_back_is_only_what_may_still_become_one(text, expression):
             assert any(re.fullmatch(expression, held + rest) for rest in more), (expression, held)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     TEXT,
     st.lists(st.text(alphabet="ab1é", min_size=1, max_size=4), min_size=1, max_size=4),
@@ -228,7 +229,7 @@ def test_strings_of_any_length_beside_patterns():
     assert module.MAX_POSITIONS < 1000
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     st.lists(st.sampled_from(["<t>", "</t>", "stop", "st", "op", "<", "a"]), max_size=10).map("".join),
     st.booleans(),

@@ -7,6 +7,7 @@ import itertools
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from examples import examples
 from tailrace.text.stop_strings import StopMatcher
 
 TEXT = st.text(alphabet="ab😀é", max_size=30)
@@ -33,7 +34,7 @@ def run(text: str, stops: tuple[str, ...], cuts: list[int]) -> tuple[str, str | 
     return out + matcher.flush(), None
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 @given(TEXT, STOPS, st.lists(st.integers(0, 30), max_size=8))
 @example("aab", ("ab", "aab"), [1, 2])
 @example("ab", ("b", "ab"), [])
@@ -43,7 +44,7 @@ def test_position_is_that_of_a_plain_search(text, stops, cuts):
     assert run(text, stops, cuts) == (expected if expected else (text, None))
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 @given(TEXT, STOPS)
 def test_held_back_is_exactly_what_may_still_become_a_stop(text, stops):
     matcher, out = StopMatcher(stops), ""
@@ -60,7 +61,7 @@ def test_held_back_is_exactly_what_may_still_become_a_stop(text, stops):
         assert out == seen[: len(seen) - longest]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(TEXT, TEXT, STOPS)
 def test_unarmed_text_does_not_stop_but_may_begin_a_stop(before, after, stops):
     matcher = StopMatcher(stops)

@@ -11,9 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from examples import examples
 from tailrace.config import ServerConfig
 from tailrace.text.channels import REASONING, ChannelSplitter, Segment
 from tailrace.text.tool_parsers import TOOLS, declared
+from tailrace.text.tool_parsers.block import NotACallError
+from tailrace.text.tool_parsers.pythonic import calls_of
 from tailrace.text.tool_parsers.values import json_of
 
 THINK = REASONING["think"]
@@ -229,7 +232,7 @@ def test_what_a_model_writes_is_what_it_calls(name, text, calls, content):
 
 
 @pytest.mark.parametrize("name", TOOLS)
-@settings(deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(data=st.data(), places=st.lists(st.integers(0, 10**6), max_size=8))
 def test_any_chunking_says_the_same(name, data, places):
     """Texts of the format, whole, cut off, damaged and mixed."""
@@ -260,7 +263,7 @@ WRAPPERS = {
 
 
 @pytest.mark.parametrize("name", TOOLS)
-@settings(deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(data=st.data())
 def test_no_character_is_lost(name, data):
     """The text is what came out, in order, with nothing between but markers, wrapper and white space."""
@@ -396,3 +399,16 @@ def test_what_has_been_read_is_not_looked_at_again(name):
         left = splitter._held if splitter._block is None else splitter._block.unread
         assert len(left) < len("<|tool_call_argument_begin|>")
     assert splitter.calls
+
+
+@pytest.mark.parametrize(
+    "text", ["[f(a=1.e999)]", "[f(a=b'x')]", "[f(a={1, 2})]", "[f(a=[nan])]", "[f(a={1: 2})]", "[f(a=1j)]"]
+)
+def test_pythonic_values_that_json_does_not_know(text):
+    with pytest.raises(NotACallError):
+        calls_of(text)
+
+
+def test_pythonic_values_that_json_knows():
+    [(name, arguments)] = calls_of("[f(a=[1, (2.5, 'x')], b={'k': None}, c=true, d=-1e999, e=0x10)]")
+    assert (name, arguments) == ("f", {"a": '[1,[2.5,"x"]]', "b": '{"k":null}', "c": "true", "d": "-1e999", "e": "16"})

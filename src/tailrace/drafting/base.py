@@ -2,7 +2,7 @@
 whatever it guesses exact, so a drafter may be wrong but never late, and never changes what it is given.
 
 A step of the engine: `draft` before the target's forward pass, `observe` after its tokens have been committed. Drafters keep what they
-know of a sequence by its slot, and forget it in `leave`.
+know of a sequence by its slot, and forget it in `remove`.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ class Slots:
         self.changed(slot)
 
     def fork(self, source: int, target: int, *, key: int, sequence_state: SequenceState | None = None) -> None:
-        """Make the empty `target` a copy of `source` with its own noise. sequence_state: as for `join`."""
+        """Make the empty `target` a copy of `source` with its own noise. sequence_state: as for `add`."""
         entry, key = self[source], checked_key(key)
         self._check_free("target", target)
         check_sequence_state(sequence_state, self.vocab_size)

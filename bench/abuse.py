@@ -1,9 +1,10 @@
-"""What the worst requests that are known cost everybody else: input → the longest turn of the engine's thread, how late the front end's
-event loop was at worst, and the longest gap between the tokens of innocent streams beside it, against those in peace in the same run.
+"""What the worst known requests cost everybody else: input → the longest turn of the engine's thread, the worst delay
+of the front end's event loop, and the longest gap between tokens of normal streams beside it. All are compared with an
+undisturbed phase of the same run.
 
-The inputs are data (tests/faults/hostile), the same that the tests send. Logits are scripted by default, so that what a request computes by
-right (its prompt, its tokens) costs next to nothing and what is left is what it may not cost; `--model` takes a real one. One hostile
-request at a time. The first two columns come from /metrics, as an operator would see them: upper edges of histograms.
+The inputs are data (tests/faults/hostile), the same that the tests send. Logits are scripted by default, so that a
+request's own work (its prompt, its tokens) costs next to nothing. `--model` uses a real model. One hostile request runs
+at a time. The first two columns come from /metrics, as an operator would see them: upper edges of histogram buckets.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ if TYPE_CHECKING:
 
 TURN, LAG = "tailrace_engine_turn_duration_seconds_bucket", "tailrace_event_loop_lag_seconds_bucket"
 PART = "tailrace_engine_step_duration_seconds_bucket"
-SETTLE_S = 1.2  # the engine's counters are a second old
+SETTLE_S = 1.2  # the engine's counters may be a second old
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The flags."""
+    """What to measure."""
     parser = argparse.ArgumentParser(prog="tailrace bench abuse", description=__doc__)
     parser.add_argument("--only", default="", help="kinds whose name holds this")
     parser.add_argument("--variants", type=int, default=1, help="requests of each kind")
@@ -72,14 +73,14 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens on."""
+    """A free port of this machine."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
 
 
 def measure(server: Server, kind: Kind, variants: int) -> dict[str, Any]:
-    """One kind: what the server's own histograms say of the time in which it was sent."""
+    """One kind of input: what the server's own histograms say about the time in which it was sent."""
     from faults.hostile.client import judge, send
 
     attempts = [kind.make(Random(f"{kind.name} {number}"), number) for number in range(variants)]
@@ -108,7 +109,7 @@ def measure(server: Server, kind: Kind, variants: int) -> dict[str, Any]:
 
 
 def grown(before: dict[str, float], after: dict[str, float], name: str) -> float:
-    """The upper edge of the largest bucket that has more in it than before, in seconds; 0 if none has."""
+    """The upper edge of the largest bucket that has grown, in seconds; 0 if none has."""
     edges: list[tuple[float, float]] = []
     for sample, count in after.items():
         if sample.startswith(name + "{") and 'le="' in sample:
@@ -116,14 +117,14 @@ def grown(before: dict[str, float], after: dict[str, float], name: str) -> float
             edges.append((edge, count - before.get(sample, 0.0)))
     edges.sort()
     below, worst = 0.0, 0.0
-    for edge, count in edges:  # counts are of all that are not above the edge
+    for edge, count in edges:  # buckets are cumulative
         if count > below:
             below, worst = count, edge
     return worst
 
 
 def slowest_part(before: dict[str, float], after: dict[str, float]) -> str:
-    """The part of the step in which the longest time was spent."""
+    """The part of the step that took longest."""
     parts = {sample.split('part="')[1].split('"')[0] for sample in after if sample.startswith(PART)}
     worst: dict[str, float] = {}
     for part in parts:
@@ -133,7 +134,7 @@ def slowest_part(before: dict[str, float], after: dict[str, float]) -> str:
 
 
 def in_window(noted: Sequence[Sequence[float]], begun: float, ended: float) -> list[float]:
-    """What was noted then."""
+    """The values noted in this window."""
     return [value for at, value in noted if begun < at <= ended]
 
 
@@ -159,7 +160,7 @@ def row(line: dict[str, Any], told: dict[str, Any], peace: float) -> dict[str, A
 
 
 def report(record: dict[str, Any]) -> None:
-    """The table for people, the worst first."""
+    """Print the table, the worst first."""
     about, peace, rows = record["machine"], record["peace"], record["results"]
     print(f"{about['cpu']}, {about['cores']} cores; {record['model']}; all times in ms, the worst of each")
     print(f"neighbours in peace: {peace['p50_ms']:.1f} between tokens (p50), {peace['worst_ms']:.1f} at worst")

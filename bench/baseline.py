@@ -1,13 +1,17 @@
-"""The front end that `tailrace bench egress` compares ours with: what the best-known server's API process does per token.
+"""The front end that `tailrace bench egress` compares ours with: the work of the best-known server's API process.
 
-Written anew, by vLLM's published design, under the same starlette, uvicorn and uvloop; engine process, ZeroMQ client and model are ours.
-In its loop over what a step brought: DecodeStream.step per token, `str.find` of every stop over the tail, a hold-back as wide as the
-longest stop, one output object per request, put where the request's task waits and merged with one that it has not fetched yet. In
-the request's task: pydantic models (chunk, choice, delta) per output, model_dump_json(exclude_unset=True), one event, one write; with
-logprobs the tokenizer's decode and a pydantic model for the drawn token and for each rival. The heap is frozen after the start.
+Newly written after vLLM's published design, under the same starlette and uvicorn with uvloop. Engine process, ZeroMQ
+client and model are ours.
 
-Left out, in its favour: FastAPI around starlette, transformers around the tokenizer, validators on every model, the detour of logprobs
-through dicts, statistics and metrics per step. It knows streamed chat completions and /health alone.
+- In the loop over a step's outputs: DecodeStream.step per token, `str.find` of every stop over the tail, a hold-back as
+  wide as the longest stop, one output object per request. The object is put where the request's task waits, and merged
+  with one that the task has not fetched yet.
+- In the request's task: pydantic models (chunk, choice, delta) per output, model_dump_json(exclude_unset=True), one
+  event, one write. With logprobs the tokenizer's decode, and a pydantic model per token and alternative.
+- The heap is frozen after the start.
+
+Left out, in its favour: FastAPI around starlette, transformers around the tokenizer, validators on every model, the
+conversion of logprobs to dicts, statistics and metrics per step. It serves streamed chat completions and /health only.
 
 `python -m bench.baseline FLAGS` takes the flags of `tailrace serve`.
 """
@@ -55,21 +59,21 @@ class Logprob(Top):
     top_logprobs: list[Top] = []
 
 
-class Logprobs(BaseModel):
+class BaselineLogprobs(BaseModel):
     content: list[Logprob] | None = None
 
 
-class Delta(BaseModel):
+class BaselineDelta(BaseModel):
     role: str | None = None
     content: str | None = None
     reasoning: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
 
 
-class Choice(BaseModel):
+class BaselineChoice(BaseModel):
     index: int
-    delta: Delta
-    logprobs: Logprobs | None = None
+    delta: BaselineDelta
+    logprobs: BaselineLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     token_ids: list[int] | None = None
@@ -80,14 +84,16 @@ class Chunk(BaseModel):
     object: str = "chat.completion.chunk"
     created: int
     model: str
-    choices: list[Choice]
+    choices: list[BaselineChoice]
     usage: dict[str, int] | None = None
     system_fingerprint: str | None = None
     prompt_token_ids: list[int] | None = None
 
 
-def logprobs_of(backend: tokenizers.Tokenizer, ids: Iterable[int], entries: Iterable[TokenLogprobs]) -> Logprobs:
-    """As the answer says them."""
+def logprobs_of(
+    backend: tokenizers.Tokenizer, ids: Iterable[int], entries: Iterable[TokenLogprobs]
+) -> BaselineLogprobs:
+    """The logprobs in the answer's format."""
 
     def named(id: int, logprob: float) -> dict[str, Any]:
         token = backend.decode([id], skip_special_tokens=False)
@@ -97,11 +103,11 @@ def logprobs_of(backend: tokenizers.Tokenizer, ids: Iterable[int], entries: Iter
     for id, entry in zip(ids, entries, strict=True):
         tops = [Top(**named(i, p)) for i, p in zip(entry.top_ids, entry.top_logprobs, strict=True)]
         content.append(Logprob(**named(id, entry.logprob), top_logprobs=tops))
-    return Logprobs(content=content)
+    return BaselineLogprobs(content=content)
 
 
 class Text:
-    """One sequence: `push` ids, `take` text."""
+    """The text of one sequence: `push` ids, `take` text."""
 
     def __init__(self, backend: tokenizers.Tokenizer, stops: tuple[str, ...]) -> None:
         self._backend, self._stops = backend, stops
@@ -110,7 +116,7 @@ class Text:
         self._text, self._sent = "", 0
 
     def push(self, ids: Iterable[int]) -> bool:
-        """More ids. True if they complete a stop: the text then ends before it."""
+        """Add ids. True if they complete a stop string; the text then ends before it."""
         before = len(self._text)
         for id in ids:
             self._text += self._stream.step(self._backend, id) or ""
@@ -122,7 +128,7 @@ class Text:
         return False
 
     def take(self, finished: bool) -> str:
-        """What is new of it and can go out."""
+        """The new text that can be sent."""
         begin = self._sent
         self._sent = max(begin, len(self._text) - (0 if finished else self._width))
         return self._text[begin : self._sent]
@@ -130,7 +136,7 @@ class Text:
 
 @dataclass(slots=True)
 class Output:
-    """What a step brought one request."""
+    """What a step brought for one request."""
 
     text: str
     token_ids: list[int]
@@ -138,7 +144,7 @@ class Output:
     finish_reason: str | None = None
 
     def add(self, later: Output) -> None:
-        """Both in one."""
+        """Two outputs merged into one."""
         self.text += later.text
         self.token_ids += later.token_ids
         self.logprobs += later.logprobs
@@ -146,7 +152,8 @@ class Output:
 
 
 class Outputs:
-    """One request's: a queue that holds one. The client's streams calls `take` in its loop over the requests of a frame."""
+    """The outputs of one request: a queue of length one. The client's stream table calls `take` in its loop over the
+    requests of a frame."""
 
     def __init__(self, stream: AsyncStream, text: Text) -> None:
         self._account, self._text = stream._account, text
@@ -155,7 +162,7 @@ class Outputs:
         self._ready = asyncio.Event()
 
     def take(self, _: OpenStream) -> None:
-        """What has arrived becomes an output."""
+        """Turn the tokens that have arrived into an output."""
         output = Output("", [], [])
         for message in self._account.take():
             if isinstance(message, Tokens):
@@ -165,7 +172,7 @@ class Outputs:
                 output.finish_reason = message.reason if isinstance(message, Finished) else "error"
         if self._text.push(output.token_ids):
             output.finish_reason = "stop"
-            self._account.wake = lambda _: None  # what comes after it is nobody's
+            self._account.wake = lambda _: None  # nobody needs what comes after it
         output.text = self._text.take(finished=output.finish_reason is not None)
         if self._waiting is None:
             self._waiting = output
@@ -174,7 +181,7 @@ class Outputs:
             self._waiting.add(output)
 
     async def get(self) -> Output:
-        """All that came since the last time."""
+        """Everything since the last call."""
         while (output := self._waiting) is None:
             await self._ready.wait()
         self._waiting = None
@@ -189,7 +196,7 @@ async def answer(
     head: Any = {"id": f"chatcmpl-{stream.id}", "object": "chat.completion.chunk", "created": int(time.time())}
     count, reason = 0, None
 
-    def event(choices: list[Choice], **fields: Any) -> str:
+    def event(choices: list[BaselineChoice], **fields: Any) -> str:
         chunk = Chunk(**head, model=model, choices=choices, **fields)
         return f"data: {chunk.model_dump_json(exclude_unset=True)}\n\n"
 
@@ -197,11 +204,17 @@ async def answer(
         while reason is None:
             output = await outputs.get()
             if not count:
-                greeting = Delta(role="assistant", content="")
-                yield event([Choice(index=0, delta=greeting, logprobs=None, finish_reason=None)])
+                greeting = BaselineDelta(role="assistant", content="")
+                yield event([BaselineChoice(index=0, delta=greeting, logprobs=None, finish_reason=None)])
             count, reason = count + len(output.token_ids), output.finish_reason
             logprobs = logprobs_of(backend, output.token_ids, output.logprobs) if with_logprobs else None
-            yield event([Choice(index=0, delta=Delta(content=output.text), logprobs=logprobs, finish_reason=reason)])
+            yield event(
+                [
+                    BaselineChoice(
+                        index=0, delta=BaselineDelta(content=output.text), logprobs=logprobs, finish_reason=reason
+                    )
+                ]
+            )
         yield event([], usage={"completion_tokens": count})
         yield "data: [DONE]\n\n"
     finally:
@@ -209,7 +222,7 @@ async def answer(
 
 
 def create_app(client: AsyncClient, tokenizer: Tokenizer, model: str) -> Starlette:
-    """The application; it listens once the engine is ready."""
+    """The application. It listens once the engine is ready."""
 
     async def chat(request: Request) -> Response:
         ask = await request.json()

@@ -1,5 +1,5 @@
-"""What an engine's device does, as spans beside those of its thread (engine/stats.py): on a GPU by CUDA events around each forward pass and
-each launch of the sampler's kernels; on the CPU the forward pass itself."""
+"""What an engine's device does, as spans beside those of the engine's thread (engine/stats.py). On a GPU, CUDA events
+around each forward pass and each launch of the sampler's kernels; on the CPU, the forward pass."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tailrace.engine.stats import Span
 
 
 class DeviceLane:
-    """Watches one engine. events: (part, start, end), none on the CPU."""
+    """Watches one engine. events: (part, start, end); none on the CPU."""
 
     def __init__(self, engine: Engine) -> None:
         device = getattr(engine.runner, "device", torch.device("cpu"))
@@ -22,10 +22,10 @@ class DeviceLane:
         self.engine = engine
         self.events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
         if self.on_gpu:
-            from tailrace.sampling.on_gpu import OnGPU  # brings Triton along
+            from tailrace.sampling.on_gpu import OnGPU  # imports Triton
 
             engine.runner.forward = self.around("forward", engine.runner.forward)  # type: ignore[method-assign]
-            # of this engine alone: another one's is another object
+            # patches this engine's object only
             gpu = engine.sampler._gpu
             assert isinstance(gpu, OnGPU), "an engine on a GPU has warmed up"
             gpu.draw = self.around("sample", gpu.draw)  # type: ignore[method-assign]
@@ -42,7 +42,7 @@ class DeviceLane:
         return marked
 
     def begin(self) -> None:
-        """From here on; on a GPU its clock and the host's are compared once."""
+        """Start watching. On a GPU, compare its clock with the host's once."""
         self.events.clear()
         if self.on_gpu:
             torch.cuda.synchronize()
@@ -52,10 +52,10 @@ class DeviceLane:
             self.start = time.perf_counter()
 
     def spans(self) -> list[Span]:
-        """Those of the device since `begin` that the engine's own trace does not have. Waits for the device."""
+        """The device's spans since `begin`, without those in the engine's own trace. Waits for the device."""
         if not self.on_gpu:
             trace = self.engine.counters.trace or []
-            if any(span.lane == "device" for span in trace):  # overlapping: the forward pass has a thread of its own
+            if any(span.lane == "device" for span in trace):  # with overlap the forward pass has a thread of its own
                 return []
             return [Span(span.part, span.start, span.end, "device") for span in trace if span.part == "forward"]
         torch.cuda.synchronize()
@@ -63,6 +63,6 @@ class DeviceLane:
         return [Span(part, self.start + a / 1e3, self.start + b / 1e3, "device") for part, a, b in at]
 
     def idle(self) -> float:
-        """Share of the time between the first span and the last in which the device had nothing of these to do."""
+        """Share of the time between the first and the last span in which the device did none of these."""
         spans = self.spans()
         return 1 - sum(span.end - span.start for span in spans) / (spans[-1].end - spans[0].start)

@@ -1,9 +1,9 @@
-"""From token ids to the bytes of events: what the last stretch costs per token, against what servers usually do.
+"""The cost per token from token ids to the bytes of events, against what servers usually do.
 
-Inside one process, one thread, tokens in turns over so many streams: detokenize and look for stops; the same with 5 logprobs, formatted;
-chunks as bytes. The baseline in the same run is what bench/baseline.py does per token: the tokenizers library's DecodeStream, a hold-back
-as wide as the longest stop, a pydantic model per chunk. Then the cost per token by length of output, and both as whole front ends over
-HTTP (bench/egress_http.py).
+One process, one thread, tokens of several streams in turns: detokenize and look for stops; the same with 5 logprobs,
+formatted; chunks as bytes. The baseline in the same run is what bench/baseline.py does per token: the tokenizers
+library's DecodeStream, a hold-back as wide as the longest stop, a pydantic model per chunk. Then the cost per token by
+length of output, and both as whole front ends over HTTP (bench/egress_http.py).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def text_tokens(tokenizer: Tokenizer, count: int) -> list[int]:
 
 
 def entry(id: int, top: int) -> TokenLogprobs:
-    """Logprobs of a token with some rivals: 32-bit numbers, as models give, with all their digits."""
+    """Logprobs of a token with `top` alternatives: 32-bit numbers with all their digits, as models give them."""
     scores = numpy.float32(-0.48) - numpy.arange(top, dtype=numpy.float32) * numpy.float32(0.7313)
     return TokenLogprobs(float(numpy.float32(-0.48)), 1, [(id + i) % 40_000 for i in range(top)], scores.tolist())
 
@@ -81,7 +81,7 @@ def ours(
 def usual(
     tokenizer: Tokenizer, top: int | None, as_bytes: bool
 ) -> Callable[[], Callable[[int, TokenLogprobs | None], Any]]:
-    """What the best-known servers do on this stretch: bench/baseline.py."""
+    """What the best-known servers do for this part: bench/baseline.py."""
     backend = tokenizer.backend
 
     def make() -> Callable[[int, TokenLogprobs | None], Any]:
@@ -107,7 +107,7 @@ def usual(
 def per_token(
     make: Callable[[], Callable[[int, TokenLogprobs | None], Any]], ids: list[int], top: int | None, streams: int
 ) -> float:
-    """µs per token: so many streams in turns, one token each; the best of three rounds."""
+    """µs per token: the streams in turns, one token each; the best of three rounds."""
     entries = {id: entry(id, top) for id in set(ids)} if top is not None else {}
     best = float("inf")
     for _ in range(3):
@@ -123,7 +123,7 @@ def per_token(
 
 
 def inside(tokenizer: Tokenizer, streams: int, tokens: int) -> list[dict[str, Any]]:
-    """Every case, ours and usual."""
+    """Every case, ours and the usual way."""
     ids = text_tokens(tokenizer, tokens)
     found = []
     for name, top, as_bytes, goal in (
@@ -139,7 +139,7 @@ def inside(tokenizer: Tokenizer, streams: int, tokens: int) -> list[dict[str, An
 
 
 def by_length(tokenizer: Tokenizer) -> list[dict[str, Any]]:
-    """µs per token of the last 1,000 tokens of one stream so long."""
+    """µs per token of the last 1,000 tokens of one stream of each length."""
     ids = text_tokens(tokenizer, max(LENGTHS))
     found = []
     for length in LENGTHS:

@@ -1,7 +1,8 @@
-"""Whole front ends over HTTP, ours and bench/baseline.py: same scripted engine, same client, the same requests.
+"""Whole front ends over HTTP, ours and bench/baseline.py: the same scripted engine, client and requests.
 
-Tokens per second of wall time and of the front end's own processor time, and what /health takes meanwhile. Both must answer with the
-same text. The client is a worker (see harness.Worker): it only gathers bytes while the clock runs.
+Measures tokens per second of wall time and of the front end's own processor time, and how long /health takes meanwhile.
+Both must answer with the same text. The client is a worker (see harness.Worker) that only collects bytes while the
+clock runs.
 """
 
 from __future__ import annotations
@@ -19,37 +20,47 @@ import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import uvloop
 from bench.harness import Worker, percentile
-from bench.serve import HOST, running
+from bench.server import HOST, running
 
 FRONT_ENDS = {"ours": ("tailrace.cli", "serve", "--log-level", "warning"), "baseline": ("bench.baseline",)}
 GOAL = 4.0  # ours / baseline, per second of processor time
-CASES: tuple[tuple[str, float, int | None], ...] = (  # name, ms a step of the model takes besides sampling, logprobs
-    ("saturated", 0.0, None),
-    ("saturated, 5 logprobs", 0.0, 5),
-    ("a step every 2 ms", 2.0, None),
-)
 WARM_UP_TOKENS = 16
 PROMPT_TOKENS = 64  # at most, template and all
 HEALTH_EVERY_S = 0.05
 
 
+class EgressCase(NamedTuple):
+    """step_ms: what a step of the model takes besides sampling. top: logprobs; None: none are asked for."""
+
+    name: str
+    step_ms: float
+    top: int | None
+
+
+CASES = (
+    EgressCase("saturated", 0.0, None),
+    EgressCase("saturated, 5 logprobs", 0.0, 5),
+    EgressCase("a step every 2 ms", 2.0, None),
+)
+
+
 def over_http(streams: int, tokens: int, stops: tuple[str, ...], front_ends: int = 1) -> list[dict[str, Any]]:
-    """A line per case and front end. front_ends: with more than one, also ours in so many processes; what their engine takes can't be told
-    from what they take, so that line is per second of wall time alone.
+    """A row per case and front end. front_ends: if more than one, also a row of ours with so many processes. Their
+    processor time can't be told from their engine's, so that row is per second of wall time only.
 
     Raises:
-        RuntimeError: a front end did not start, refused, or the two did not say the same.
+        RuntimeError: a front end did not start or refused, or the texts differ.
     """
     found = []
     counts = dict.fromkeys(FRONT_ENDS, 1) | ({f"ours × {front_ends}": front_ends} if front_ends > 1 else {})
-    for case, step_ms, top in CASES:
-        sides = {name: measure(name, count, streams, tokens, stops, step_ms, top) for name, count in counts.items()}
+    for case in CASES:
+        sides = {name: measure(name, count, case, streams, tokens, stops) for name, count in counts.items()}
         if len({side.pop("text") for side in sides.values()}) > 1:
-            raise RuntimeError(f"{case}: the front ends answer with different texts")
+            raise RuntimeError(f"{case.name}: the front ends answer with different texts")
         rates = {name: side["tok/s per core"] for name, side in sides.items()}
         for name, side in sides.items():
             ratio = (
@@ -57,17 +68,17 @@ def over_http(streams: int, tokens: int, stops: tuple[str, ...], front_ends: int
             )
             if counts[name] > 1:
                 side["tok/s per core"] = "-"
-            found.append({"front end": name, "case": case, **side, **ratio})
+            found.append({"front end": name, "case": case.name, **side, **ratio})
     return found
 
 
 def measure(
-    name: str, count: int, streams: int, tokens: int, stops: tuple[str, ...], step_ms: float, top: int | None
+    name: str, count: int, case: EgressCase, streams: int, tokens: int, stops: tuple[str, ...]
 ) -> dict[str, Any]:
-    """One front end of so many processes in one case, and a hash of all that it said."""
+    """One front end of `count` processes in one case, and a hash of its answers."""
     module = (*FRONT_ENDS[name.partition(" ")[0]], *(("--front-ends", str(count)) if count > 1 else ()))
     with (
-        serving(module, streams, tokens, step_ms) as (port, pid),
+        serving(module, streams, tokens, case.step_ms) as (port, pid),
         Worker("bench.egress_http", threads=1) as client,
         ThreadPoolExecutor(1) as pool,
     ):
@@ -78,8 +89,8 @@ def measure(
             "ignore_eos": True,
             "stop": stops,
         }
-        if top is not None:
-            body |= {"logprobs": True, "top_logprobs": top}
+        if case.top is not None:
+            body |= {"logprobs": True, "top_logprobs": case.top}
         question = {"port": port, "streams": streams, "body": body}
         client.ask(question | {"tokens": WARM_UP_TOKENS})
         done = threading.Event()
@@ -132,13 +143,13 @@ def serving(module: tuple[str, ...], streams: int, tokens: int, step_ms: float) 
 
 
 def cpu_seconds(pid: int) -> float:
-    """Processor time that a process has used."""
+    """Processor time of a process."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def health_times(port: int, done: threading.Event) -> list[float]:
-    """Seconds that /health takes, again and again."""
+    """How long /health takes, again and again."""
     times = []
     while not done.wait(HEALTH_EVERY_S):
         begin = time.perf_counter()
@@ -151,7 +162,7 @@ def health_times(port: int, done: threading.Event) -> list[float]:
 
 
 class Answer(asyncio.Protocol):
-    """One request: sends it and gathers what comes until the server closes."""
+    """One request: send it, and collect what comes until the server closes."""
 
     def __init__(self, request: bytes) -> None:
         self._request = request
@@ -179,10 +190,10 @@ def request(port: int, body: dict[str, Any]) -> bytes:
 
 
 def read(whole: bytes, tokens: int) -> tuple[str, int]:
-    """The text of an answer, and in how many events with choices it came.
+    """The text of an answer, and the number of events with choices in it.
 
     Raises:
-        RuntimeError: the server refused, broke off, or gave another number of tokens than was asked for.
+        RuntimeError: the server refused or broke off, or the number of tokens is wrong.
     """
     if not whole.startswith(b"HTTP/1.1 200"):
         raise RuntimeError(f"the server answers {whole[:500]!r}")

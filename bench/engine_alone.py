@@ -1,9 +1,9 @@
-"""The engine alone, without HTTP: tokens per second of streams that only decode, and how long the device had nothing to do.
+"""The engine alone, without HTTP: tokens per second of streams that only decode, and how long the device is idle.
 
-Run as a worker (see harness.Worker): the first line says which model and settings. The clock runs from the step in which the last prompt
-has been read to the one in which the first answer is complete. On a GPU CUDA events stand around each forward pass and each launch of the
-sampler's kernels (bench/device_lane.py), and what lies between them is idle; on the CPU, where the device is a thread, it is the time
-without a forward pass.
+Run as a worker (see harness.Worker): the first line says which model and settings. The clock runs from the step that
+finishes the last prompt to the step that finishes the first answer. On a GPU, CUDA events stand around each forward
+pass and each launch of the sampler's kernels (bench/device_lane.py), and the time between them is idle. On the CPU,
+where the device is a thread, idle time is time without a forward pass.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def main() -> None:
     first = json.loads(sys.stdin.readline())
     model = ModelConfig(**{name: first[name] for name in ("model", "dtype", "device", "threads")})
     streams = first["streams"]
-    at_once = max(SchedulerConfig().max_num_batched_tokens, streams * first["prompt_tokens"])  # all prompts in a step
+    at_once = max(SchedulerConfig().max_num_batched_tokens, streams * first["prompt_tokens"])  # all prompts in one step
     scheduler = SchedulerConfig(max_num_seqs=streams, max_num_batched_tokens=at_once, overlap=first["overlap"])
     engine = build(EngineConfig(model=model, scheduler=scheduler))
     lane = DeviceLane(engine)
@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def measure(engine: Engine, lane: DeviceLane, turn: int, question: dict[str, Any]) -> dict[str, Any]:
-    """All prompts at once. tokens: that were drawn while the clock ran; parts: ms per step of what the engine did on the host."""
+    """All prompts at once. tokens: sampled while the clock ran. parts: ms per step of the engine's work on the host."""
     params = SamplingParams(**question["sampling"], max_tokens=question["output_tokens"], ignore_eos=True)
     for i, prompt in enumerate(question["prompts"]):
         engine.submit(Submit(f"{turn} {i}", turn, prompt, params))

@@ -1,4 +1,4 @@
-"""What the rows of a step ask, case by case, and the step itself, ready to be launched on a GPU."""
+"""The cases of the GPU benchmarks: what the rows of a step ask for, and the step itself, ready to be launched."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tailrace.sampling import Rows, Sampler, SamplingParams, Slots, request_key
 
 HISTORY = 1000
 DRAFTS = 4
-STRICT_IDS = 64  # that the grammar allows on every second row; on the others nearly all
+STRICT_IDS = 64  # tokens that the grammar allows on every second row; other rows allow nearly all
 
 Asked = dict[str, Any]
 JOINT: Asked = {"temperature": 0.8, "top_k": 50, "top_p": 0.9}
 SEEDED = JOINT | {"seed": 7}
 PENALTIES: Asked = {"repetition_penalty": 1.1, "presence_penalty": 0.1, "frequency_penalty": 0.1}
-# every request something else; the kernels have all of it
+# each request asks for something else that the kernels support
 MIXED: tuple[Asked, ...] = (
     {"temperature": 0.0},
     JOINT,
@@ -42,9 +42,9 @@ MIXED: tuple[Asked, ...] = (
 
 
 @dataclass(frozen=True)
-class Case:
-    """asked: row r asks asked[r % n]. past: tokens of history. rule: how drafts are verified; None: there are none. masked: grammars on
-    all rows, or on every third. rows: the kind of logits."""
+class GpuCase:
+    """asked: row r uses asked[r % n]. past: tokens of history. rule: how drafts are verified; None: no drafts. masked:
+    grammars on all rows, or on every third. rows: the kind of logits."""
 
     asked: tuple[Asked, ...]
     past: int = 1
@@ -53,31 +53,31 @@ class Case:
     rows: str = "peaked"
 
 
-CASES: dict[str, Case] = {
-    "greedy": Case(({"temperature": 0.0},)),
-    "temperature 0.8": Case(({"temperature": 0.8},)),
-    "min-p 0.05": Case(({"temperature": 0.8, "min_p": 0.05},)),
-    "top-k 50": Case(({"temperature": 0.8, "top_k": 50},)),
-    "top-p 0.9": Case(({"temperature": 0.8, "top_p": 0.9},)),
-    "joint": Case((JOINT,)),
-    "joint, seeds": Case((SEEDED,)),
-    "… + 3 penalties": Case((SEEDED | PENALTIES,), past=HISTORY),
-    "… + 5 logprobs": Case((SEEDED | PENALTIES | {"logprobs": 5},), past=HISTORY),
-    "joint, 5 logprobs": Case((SEEDED | {"logprobs": 5},)),
-    "joint, grammar": Case((SEEDED,), masked=1),
-    "typical 0.9": Case(({"typical_p": 0.9},)),
-    "drafts, exact": Case((SEEDED,), rule="exact"),
-    "drafts, rejection": Case((SEEDED,), rule="rejection"),
-    "mixed": Case(MIXED, past=HISTORY, masked=3),
-    "flat: temperature 0.8": Case(({"temperature": 0.8},), rows="flat"),
-    "flat: top-p 0.9": Case(({"temperature": 0.8, "top_p": 0.9},), rows="flat"),
-    "flat: joint, seeds": Case((SEEDED,), rows="flat"),
-    "flat: typical 0.9": Case(({"typical_p": 0.9},), rows="flat"),
+CASES: dict[str, GpuCase] = {
+    "greedy": GpuCase(({"temperature": 0.0},)),
+    "temperature 0.8": GpuCase(({"temperature": 0.8},)),
+    "min-p 0.05": GpuCase(({"temperature": 0.8, "min_p": 0.05},)),
+    "top-k 50": GpuCase(({"temperature": 0.8, "top_k": 50},)),
+    "top-p 0.9": GpuCase(({"temperature": 0.8, "top_p": 0.9},)),
+    "joint": GpuCase((JOINT,)),
+    "joint, seeds": GpuCase((SEEDED,)),
+    "… + 3 penalties": GpuCase((SEEDED | PENALTIES,), past=HISTORY),
+    "… + 5 logprobs": GpuCase((SEEDED | PENALTIES | {"logprobs": 5},), past=HISTORY),
+    "joint, 5 logprobs": GpuCase((SEEDED | {"logprobs": 5},)),
+    "joint, grammar": GpuCase((SEEDED,), masked=1),
+    "typical 0.9": GpuCase(({"typical_p": 0.9},)),
+    "drafts, exact": GpuCase((SEEDED,), rule="exact"),
+    "drafts, rejection": GpuCase((SEEDED,), rule="rejection"),
+    "mixed": GpuCase(MIXED, past=HISTORY, masked=3),
+    "flat: temperature 0.8": GpuCase(({"temperature": 0.8},), rows="flat"),
+    "flat: top-p 0.9": GpuCase(({"temperature": 0.8, "top_p": 0.9},), rows="flat"),
+    "flat: joint, seeds": GpuCase((SEEDED,), rows="flat"),
+    "flat: typical 0.9": GpuCase(({"typical_p": 0.9},), rows="flat"),
 }
 
 
 @dataclass(frozen=True)
-class Work:
+class GpuWork:
     """A step of a case. logits: [R, V], on the device."""
 
     slots: Slots
@@ -86,7 +86,7 @@ class Work:
 
     @property
     def top(self) -> int | None:
-        """Alternatives to report at most; None: nobody asks."""
+        """The most logprobs asked for; None: none."""
         asked = [slot.params.logprobs for slot in self.slots.slots if slot is not None and slot.reported]
         return max((count or 0 for count in asked), default=None)
 
@@ -94,21 +94,22 @@ class Work:
         return Sampler(self.slots, "gpu")
 
 
-def work(case: Case, logits: torch.Tensor, rows: int) -> Work:
-    """`rows` rows of the logits; with drafts so many that each request has DRAFTS + 1, at least one."""
+def work(case: GpuCase, logits: torch.Tensor, rows: int) -> GpuWork:
+    """The step of a case on `rows` rows of the logits. With drafts each request has DRAFTS + 1 rows, and there is at
+    least one request."""
     if case.rule is None:
-        return Work(joined(case, rows, logits.shape[1]), plain(case, rows, logits.shape[1]), logits[:rows])
+        return GpuWork(joined(case, rows, logits.shape[1]), plain(case, rows, logits.shape[1]), logits[:rows])
     requests = max(1, rows // (DRAFTS + 1))
     used = logits[: requests * (DRAFTS + 1)]
     likely = used.argmax(-1).view(requests, -1)[:, :DRAFTS].tolist()
     first = [case.past] * requests
     rules: list[Rule] = [case.rule] * requests
     drafted = Rows.drafted(range(requests), first, likely, rules)
-    return Work(joined(case, requests, logits.shape[1]), drafted, used)
+    return GpuWork(joined(case, requests, logits.shape[1]), drafted, used)
 
 
-def joined(case: Case, requests: int, vocab: int) -> Slots:
-    """A slot for each request; each history is another."""
+def joined(case: GpuCase, requests: int, vocab: int) -> Slots:
+    """A slot for each request, each with a history of its own."""
     slots, rng = Slots(requests, vocab), torch.Generator().manual_seed(1)
     asked = [SamplingParams(**fields) for fields in case.asked]
     for slot in range(requests):
@@ -119,8 +120,8 @@ def joined(case: Case, requests: int, vocab: int) -> Slots:
     return slots
 
 
-def plain(case: Case, rows: int, vocab: int) -> Rows:
-    """Without drafts."""
+def plain(case: GpuCase, rows: int, vocab: int) -> Rows:
+    """Rows without drafts."""
     if not case.masked:
         return Rows.plain(range(rows), range(rows), [case.past] * rows)
     place = [row if row % case.masked == 0 else -1 for row in range(rows)]
@@ -129,7 +130,7 @@ def plain(case: Case, rows: int, vocab: int) -> Rows:
 
 @lru_cache(1)
 def masks(rows: int, vocab: int) -> torch.Tensor:
-    """int32 [R, ⌈V / 32⌉]: within a string nearly all may come, between strings few."""
+    """int32 [R, ⌈V / 32⌉]: inside a string nearly all tokens are allowed, between strings few."""
     rng = torch.Generator().manual_seed(2)
     bits = torch.ones((rows, -(-vocab // 32) * 32), dtype=torch.bool)
     bits[1::2] = False

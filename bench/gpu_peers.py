@@ -1,6 +1,6 @@
-"""What the sampler on a GPU is compared with: one read of the logits, a copy of them, and what others do.
+"""What the sampler on a GPU is compared with: one read of the logits, a copy of them, and other projects.
 
-A peer that is not installed, or fails, is left out and said so.
+A peer that is not installed or fails is left out, and the output says so.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from bench.sampler import sorted_top_k_top_p
 from tailrace.kernels.gpu.argmax import argmax
 
 WARPS = 8
-BLOCKS = (8192, 2048, 1024)  # entries that a program reads, the largest with which all multiprocessors are busy
-PROGRAMS = 528  # four for each of an H200's
+BLOCKS = (8192, 2048, 1024)  # entries that a program reads: the largest number with which all multiprocessors are busy
+PROGRAMS = 528  # four for each multiprocessor of an H200
 
 K, P, TEMPERATURE = JOINT["top_k"], JOINT["top_p"], JOINT["temperature"]
 Sampling = Callable[[torch.Tensor], object]
@@ -37,7 +37,7 @@ def largest(data, n, out, BLOCK: tl.constexpr):  # noqa: N803, Triton's custom
 
 
 def one_read(logits: torch.Tensor) -> Run:
-    """Each entry once, and the largest of each block: what no sampler can be faster than."""
+    """Read each entry once, and find the largest of each block. No sampler can be faster."""
     n = logits.numel()
     block = next((b for b in BLOCKS if n >= b * PROGRAMS), BLOCKS[-1])
     out = torch.empty(triton.cdiv(n, block), device=logits.device)
@@ -45,13 +45,13 @@ def one_read(logits: torch.Tensor) -> Run:
 
 
 def copy(logits: torch.Tensor) -> Run:
-    """The same bytes read and written."""
+    """Read and write the same bytes."""
     target = torch.empty_like(logits)
     return lambda: target.copy_(logits)
 
 
 def always(logits: torch.Tensor) -> dict[str, Run]:
-    """What is there wherever torch is."""
+    """What torch itself has."""
     return {
         "one read": one_read(logits),
         "copy": copy(logits),
@@ -70,7 +70,7 @@ def flashinfer_from_logits(flashinfer: Any, noise: dict[str, Any], logits: torch
 
 
 def flashinfer_as_vllm(flashinfer: Any, noise: dict[str, Any], logits: torch.Tensor) -> object:
-    """As vLLM calls it: first the k, then the p of what is left."""
+    """As vLLM calls it: first top-k, then top-p of the rest."""
     x = logits.float() / TEMPERATURE
     return flashinfer.sampling.top_k_top_p_sampling_from_logits(x, *knobs(logits), deterministic=True, **noise)
 
@@ -86,7 +86,7 @@ def flashinfer_from_probs(flashinfer: Any, noise: dict[str, Any], logits: torch.
 
 
 def vllm(module: Any, _: dict[str, Any], logits: torch.Tensor) -> object:
-    """Its kernel masks in place; the draw is its race of exponentials."""
+    """vLLM's kernel masks in place; the sample is an exponential race."""
     x = logits.to(torch.float32, copy=True).div_(TEMPERATURE)
     # the last argument as its GPU runner finds it from the requests: no row has top-p alone
     probs = module.apply_top_k_top_p_triton(x, *knobs(logits), has_topp_only_rows=False).softmax(-1)
@@ -108,12 +108,12 @@ def knobs(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def noises(device: torch.device) -> list[dict[str, Any]]:
-    """How it may want its noise, best first: only what is on the device can be part of a graph."""
+    """The kinds of noise a peer may take, best first: only what is on the device can be part of a graph."""
     there = {name: torch.zeros(1, dtype=torch.int64, device=device) for name in ("seed", "offset")}
     return [there, {"seed": 1, "offset": 0}, {}]
 
 
-# name → where it is, and how it samples
+# name → module, and how it samples
 PEERS: dict[str, tuple[str, Callable[[Any, dict[str, Any], torch.Tensor], object]]] = {
     "FlashInfer, joint, logits": ("flashinfer", flashinfer_from_logits),
     "FlashInfer, joint, probs": ("flashinfer", flashinfer_from_probs),
@@ -123,14 +123,14 @@ PEERS: dict[str, tuple[str, Callable[[Any, dict[str, Any], torch.Tensor], object
 
 
 def installed(device: torch.device) -> dict[str, Sampling]:
-    """Those that work here; of the others a line says why not."""
+    """The peers that work here; a line says why others don't."""
     found: dict[str, Sampling] = {}
     trial = torch.randn(2, 4096, device=device)
     for name, (where, sample) in PEERS.items():
         try:
             module = import_module(where)
             found[name] = working(partial(sample, module), trial)
-        except Exception as error:  # whatever a library that was not made for this machine raises
+        except Exception as error:  # any error of a library that was not made for this machine
             print(
                 f"left out: {name}: {type(error).__name__}: {str(error).splitlines()[:1]}", file=sys.stderr, flush=True
             )
@@ -138,10 +138,10 @@ def installed(device: torch.device) -> dict[str, Sampling]:
 
 
 def working(sample: Callable[[dict[str, Any], torch.Tensor], object], trial: torch.Tensor) -> Sampling:
-    """With the first kind of noise that it takes.
+    """Sample with the first kind of noise that the peer takes.
 
     Raises:
-        Exception: with none it works.
+        Exception: it works with none.
     """
     error: Exception | None = None
     for noise in noises(trial.device):
@@ -155,5 +155,5 @@ def working(sample: Callable[[dict[str, Any], torch.Tensor], object], trial: tor
 
 
 def peers(samplings: dict[str, Sampling], logits: torch.Tensor) -> dict[str, Run]:
-    """On these rows."""
+    """A run of the peer on these rows."""
     return {name: partial(sampling, logits) for name, sampling in samplings.items()}

@@ -1,8 +1,9 @@
-"""Device time of launches that find nothing in the L2 cache.
+"""Device time of launches with a cold L2 cache.
 
-A CUDA graph holds a run many times, each after a read of memory larger than the cache; another holds the reads alone. Replays of both
-take turns between CUDA events: the difference is the run, without the host and without launch overhead. What can't be captured is
-enqueued behind a kernel that only waits, so that the host is ahead there too. Without a GPU everything runs once: nothing is measured.
+A CUDA graph holds a run many times, each after a read of memory larger than the cache. Another graph holds the reads
+alone. Replays of both take turns between CUDA events. Their difference is the run, without the host and without launch
+overhead. A run that can't be captured is enqueued behind a kernel that only waits, so that the host is ahead there too.
+Without a GPU everything runs once and nothing is measured.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ from typing import Any, NamedTuple
 import torch
 
 Run = Callable[[], object]
-FLUSH = 2.5  # of what is read between runs, in sizes of the L2 cache
+FLUSH = 2.5  # size of the memory read between runs, in sizes of the L2 cache
 MANY, FEW = 20, 2  # runs in a graph
-REPLAY_US = 2000.0  # what a replay may take, about
-WAIT_CYCLES = 4_000_000  # 2 ms, in which the host enqueues what no graph holds
+REPLAY_US = 2000.0  # about how long a replay may take
+WAIT_CYCLES = 4_000_000  # 2 ms, in which the host enqueues what can't be captured
 WARM_UP = 3
 
 
 class Time(NamedTuple):
-    """us: median over rounds. spread: half of what lies between their quartiles, as a share of it. how: graph, events, or once."""
+    """us: median over rounds. spread: half of the interquartile range, as a share of us. how: graph, events, once."""
 
     us: float
     spread: float
@@ -52,7 +53,7 @@ class Stopwatch:
         self.nothing = self.replay(lambda: None, MANY) if device.type == "cuda" else None
 
     def measure(self, runs: dict[str, Run]) -> dict[str, Time]:
-        """µs of each, in turns, so that a noisy moment hits all of them."""
+        """µs of each run, in turns, so that noise affects all of them alike."""
         if self.nothing is None:
             return {name: Time(host_us(run), float("nan"), "once") for name, run in runs.items()}
         replays = {name: self.replayed(run) for name, run in runs.items()}
@@ -64,19 +65,19 @@ class Stopwatch:
         return {name: summary(values, replays[name].how) for name, values in found.items()}
 
     def replayed(self, run: Run) -> Replay:
-        """As a graph, of as many runs as fit the time."""
+        """The run as a graph, with as many repeats as fit the time."""
         for _ in range(WARM_UP):
             run()
         once = self.us(Replay(run, 1, "events"))
         count = round(max(FEW, min(MANY, REPLAY_US / max(once, 1.0))))
         try:
             return self.replay(run, count)
-        except Exception:  # whatever the library raises where it asks the device something
+        except Exception:  # any error of the library when it asks the device for something
             torch.cuda.synchronize()
             return Replay(lambda: self.enqueue(run, count), count, "events")
 
     def replay(self, run: Run, count: int) -> Replay:
-        """As a graph.
+        """The run as a graph.
 
         Raises:
             RuntimeError: the run can't be captured.
@@ -84,7 +85,7 @@ class Stopwatch:
         self.enqueue(run, 1)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(self.aside):  # not torch.cuda.graph: it empties the allocator's cache each time
+        with torch.cuda.stream(self.aside):  # not torch.cuda.graph, which empties the allocator's cache each time
             graph.capture_begin()
             try:
                 self.enqueue(run, count)
@@ -93,13 +94,13 @@ class Stopwatch:
         return Replay(graph.replay, count, "graph")
 
     def enqueue(self, run: Run, count: int) -> None:
-        """Each on a cold cache."""
+        """Enqueue the runs, each with a cold cache."""
         for _ in range(count):
             torch.amax(self.filler, (0,), out=self.sink)
             run()
 
     def us(self, replay: Replay) -> float:
-        """Of one replay, between events."""
+        """Time of one replay, between events."""
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         if replay.how == "events":
             torch.cuda._sleep(WAIT_CYCLES)
@@ -111,7 +112,7 @@ class Stopwatch:
 
 
 def summary(values: list[float], how: str) -> Time:
-    """Of the rounds of one run."""
+    """The time of one run, from its rounds."""
     middle = statistics.median(values)
     if len(values) < 2:
         return Time(middle, float("nan"), how)
@@ -120,7 +121,7 @@ def summary(values: list[float], how: str) -> Time:
 
 
 def host_us(run: Run) -> float:
-    """By the host's clock, once."""
+    """One run by the host's clock."""
     start = time.perf_counter()
     run()
     return (time.perf_counter() - start) * 1e6
@@ -129,7 +130,7 @@ def host_us(run: Run) -> float:
 def host_times(
     begin: Callable[[], Any], finish: Callable[[Any], object], device: torch.device, rounds: int
 ) -> tuple[float, float]:
-    """Median µs until `begin` returns, and until `finish` does; the device has nothing else to do."""
+    """Median µs until `begin` returns and until `finish` does, with an idle device."""
     begun, finished = [], []
     for _ in range(rounds):
         if device.type == "cuda":

@@ -1,8 +1,9 @@
-"""Grammars: how many real schemas are taken and what they cost, with the default model's tokenizer; and the JSON-Schema-Test-Suite.
+"""Grammars: how many real schemas are accepted, what they cost with the default model's tokenizer, and the
+JSON-Schema-Test-Suite.
 
-In this process, one thread: the schemas of tests/grammar/schemas.jsonl, a random walk through each. A text counts as correct if jsonschema
-accepts it. Of the suite (tests/grammar/suite.md) every instance is tried: an invalid one that can be written is wrong, a valid one that
-can't is missing, but for those that are left out as docs/api.md says.
+One process, one thread: the schemas of tests/grammar/schemas.jsonl, and a random walk through each. A text counts as
+correct if jsonschema accepts it. Every instance of the suite (tests/grammar/suite.md) is tried: an invalid one that can
+be written is wrong, a valid one that can't is missing, except for those left out as docs/api.md says.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from bench.harness import ROOT, machine, percentile, table, write_json
 from tailrace.config import ModelConfig
 from tailrace.errors import ParameterError
 from tailrace.grammar.check import UnsupportedError
-from tailrace.grammar.completion import closing
-from tailrace.grammar.llguidance import Library
+from tailrace.grammar.completion import shortest_completion
+from tailrace.grammar.llguidance import GrammarCompiler
 from tailrace.grammar.vocabulary import Vocabulary
 from tailrace.models import resolve
 from tailrace.options import Grammar
 from tailrace.text.tokenizer import Tokenizer
 
-sys.path.insert(0, str(ROOT / "tests"))  # the suite's cases and how they are judged
+sys.path.insert(0, str(ROOT / "tests"))  # the suite's cases and their verdicts
 
 from grammar.suite import ANNOTATION, CASES, TOKEN_BYTES, UNWRITTEN, judged
 from grammar.vocabularies import small
@@ -55,7 +56,7 @@ def timed(times: list[float], scale: float, work: Callable[[], Any]) -> Any:
     return result
 
 
-def one(library: Library, schema: dict[str, Any], seed: int, steps: int) -> tuple[dict[str, list[float]], str]:
+def one(library: GrammarCompiler, schema: dict[str, Any], seed: int, steps: int) -> tuple[dict[str, list[float]], str]:
     """Times of one schema, and "refused", "correct", "unclosed" or "wrong"."""
     times: dict[str, list[float]] = {name: [] for name in TIMES}
     grammar = Grammar(kind="json_schema", source=json.dumps(schema))
@@ -75,7 +76,7 @@ def one(library: Library, schema: dict[str, Any], seed: int, steps: int) -> tupl
             break
         path.append(token)
     else:
-        rest = timed(times["closing_ms"], 1e3, lambda: closing(matcher, 1000))
+        rest = timed(times["closing_ms"], 1e3, lambda: shortest_completion(matcher, 1000))
         if rest is None:
             return times, "unclosed"
         path += rest
@@ -88,8 +89,8 @@ def one(library: Library, schema: dict[str, Any], seed: int, steps: int) -> tupl
 
 
 def measure(records: list[dict[str, Any]], steps: int) -> list[dict[str, Any]]:
-    library = Library(vocabulary())
-    one(library, {"type": "object"}, 0, steps)  # what is made once
+    library = GrammarCompiler(vocabulary())
+    one(library, {"type": "object"}, 0, steps)  # made once, before the clock runs
     outcomes = [one(library, record["schema"], i, steps) for i, record in enumerate(records)]
     verdicts = Counter(found for _, found in outcomes)
     rows: list[dict[str, Any]] = [
@@ -105,8 +106,8 @@ def measure(records: list[dict[str, Any]], steps: int) -> list[dict[str, Any]]:
 
 
 def suite() -> list[dict[str, Any]]:
-    """By draft: schemas taken and refused, and instances on which schema and grammar differ."""
-    library, rows = Library(small()), {}
+    """By draft: schemas accepted and refused, and instances on which schema and grammar differ."""
+    library, rows = GrammarCompiler(small()), {}
     for case in CASES:
         row = rows.setdefault(case["draft"], Counter())
         if case["file"] in ANNOTATION or (case["draft"], case["file"]) in TOKEN_BYTES:

@@ -1,4 +1,4 @@
-"""What every benchmark needs: the machine in words, percentiles, a table, a JSON file, workers that answer lines.
+"""What every benchmark needs: a description of the machine, percentiles, a table, a JSON file, worker processes.
 
 Knows nothing of what is measured.
 """
@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were measured on."""
+    """The machine and the versions that the figures were measured with."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "cpu": cpu_model(),
@@ -33,7 +33,7 @@ def machine() -> dict[str, Any]:
 
 
 def version(package: str) -> str | None:
-    """None where it only lies on the path, or nowhere."""
+    """The package's version; None if it is not installed as a package."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -82,7 +82,7 @@ def shown(value: Any) -> str:
 
 
 def write_json(path: Path, record: dict[str, Any]) -> None:
-    """The record as a file; its folder is made."""
+    """Write the record to a file; its folder is created."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(record, indent=2) + "\n")
     print(f"written to {path}")
@@ -109,7 +109,8 @@ class Worker:
         self.process.stdin.flush()
         line = self.process.stdout.readline()
         if not line:
-            raise RuntimeError(f"{' '.join(map(str, self.process.args))} ended with code {self.process.wait()}")  # type: ignore[arg-type]
+            command = " ".join(map(str, self.process.args))  # type: ignore[arg-type]
+            raise RuntimeError(f"{command} ended with code {self.process.wait()}")
         return json.loads(line)
 
     def __enter__(self) -> Worker:

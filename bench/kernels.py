@@ -1,8 +1,8 @@
-"""What the kernels gain: each against torch doing the same work, in the same run, one after the other in turn.
+"""What the kernels gain: each against torch doing the same work, in the same run, in turns.
 
-The shapes are the default model's (SmolLM2-135M: 576 wide, 9 query and 3 KV heads of 64, vocabulary 49,152) and
-a vocabulary of 128,256. The linear layers are those of a whole forward, 30 layers of different weights, so that nothing
-stays in cache that would not in life. Prints medians and ratios (torch / ours: above 1 we are faster).
+The shapes are the default model's (SmolLM2-135M: 576 wide, 9 query and 3 KV heads of 64, vocabulary 49,152) and a
+vocabulary of 128,256. The linear layers are those of a whole forward pass, 30 layers of different weights, so that
+weights do not stay in the cache. Prints medians and ratios (torch / ours: above 1 we are faster).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WIDTH, INNER, VOCAB, LAYERS, HEADS, KV_HEADS, HEAD_DIM, BLOCK = 576, 1536, 49152
 
 
 @dataclass(frozen=True)
-class Case:
+class KernelCase:
     """One measurement: the same work by us and by each baseline."""
 
     name: str
@@ -51,7 +51,7 @@ def random(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
 # ---- cases
 
 
-def linear_cases() -> Iterator[Case]:
+def linear_cases() -> Iterator[KernelCase]:
     """A forward's projections: per layer merged QKV, output, merged gate and up, down; then the head."""
     shapes = [(WIDTH + 2 * KV_HEADS * HEAD_DIM, WIDTH), (WIDTH, WIDTH), (2 * INNER, WIDTH), (WIDTH, INNER)] * LAYERS
     weights = [random(n, k) for n, k in [*shapes, (VOCAB, WIDTH)]]
@@ -77,7 +77,7 @@ def linear_cases() -> Iterator[Case]:
             for w, o in zip(weights, onednn, strict=True):
                 torch.ops.mkldnn._linear_pointwise(x(w), o, None, "none", [], "")
 
-        yield Case(f"linear, whole forward, {rows} rows", ours, {"F.linear": plain, "oneDNN packed": reordered})
+        yield KernelCase(f"linear, whole forward, {rows} rows", ours, {"F.linear": plain, "oneDNN packed": reordered})
 
 
 def caches(lengths: list[int]) -> tuple[kernels.KVCache, torch.Tensor, list[tuple[torch.Tensor, torch.Tensor]]]:
@@ -103,7 +103,7 @@ def padded(plain: list[tuple[torch.Tensor, torch.Tensor]], lengths: list[int]) -
     return key, value, mask[:, None, None]
 
 
-def decode_case(name: str, lengths: list[int]) -> Case:
+def decode_case(name: str, lengths: list[int]) -> KernelCase:
     cache, tables, plain = caches(lengths)
     query = random(len(lengths), HEADS, HEAD_DIM)
     start, kv_len = torch.arange(len(lengths) + 1, dtype=torch.int32), torch.tensor(lengths, dtype=torch.int32)
@@ -131,10 +131,10 @@ def decode_case(name: str, lengths: list[int]) -> Case:
         return kernels.paged_attention(query, cache, tables, start, kv_len, scale=scale)
 
     baselines: dict[str, Callable[[], object]] = {"SDPA, padded batch": batched, "SDPA, repeated KV": repeated}
-    return Case(name, ours, baselines | ({} if len(lengths) == 1 else {"SDPA, one by one": alone}))
+    return KernelCase(name, ours, baselines | ({} if len(lengths) == 1 else {"SDPA, one by one": alone}))
 
 
-def prefill_case(name: str, chunk: int, length: int) -> Case:
+def prefill_case(name: str, chunk: int, length: int) -> KernelCase:
     cache, tables, [(key, value)] = caches([length])
     query = random(chunk, HEADS, HEAD_DIM)
     start, kv_len = torch.tensor([0, chunk], dtype=torch.int32), torch.tensor([length], dtype=torch.int32)
@@ -150,10 +150,10 @@ def prefill_case(name: str, chunk: int, length: int) -> Case:
     def ours() -> torch.Tensor:
         return kernels.paged_attention(query, cache, tables, start, kv_len, scale=1 / math.sqrt(HEAD_DIM))
 
-    return Case(name, ours, {"SDPA": torch_sdpa})
+    return KernelCase(name, ours, {"SDPA": torch_sdpa})
 
 
-def attention_cases() -> Iterator[Case]:
+def attention_cases() -> Iterator[KernelCase]:
     generator = torch.Generator().manual_seed(1)
     ragged = torch.randint(100, 600, (32,), generator=generator).tolist()
     yield decode_case("attention, decode, 32 × 100-600", ragged)
@@ -165,15 +165,15 @@ def attention_cases() -> Iterator[Case]:
     yield prefill_case("attention, prefill, 512 of 4096", 512, 4096)
 
 
-def argmax_cases() -> Iterator[Case]:
+def argmax_cases() -> Iterator[KernelCase]:
     for rows, vocab, dtype in ((1, VOCAB, torch.bfloat16), (32, VOCAB, torch.bfloat16), (32, 128256, torch.float32)):
         logits = random(rows, vocab, dtype=dtype)
         name = f"argmax, {rows} × {vocab}, {str(dtype).removeprefix('torch.')}"
         torch_argmax = {"torch": lambda logits=logits: logits.argmax(-1)}
-        yield Case(name, lambda logits=logits: kernels.argmax(logits), torch_argmax)
+        yield KernelCase(name, lambda logits=logits: kernels.argmax(logits), torch_argmax)
 
 
-def small_cases() -> Iterator[Case]:
+def small_cases() -> Iterator[KernelCase]:
     """Baselines are the lines of transformers' Llama."""
     for rows in (1, 32, 512):
         x, delta, weight = random(rows, WIDTH), random(rows, WIDTH) * 0, random(WIDTH)
@@ -197,14 +197,14 @@ def small_cases() -> Iterator[Case]:
             a, b = x.chunk(2, -1)
             return F.silu(a) * b
 
-        yield Case(f"rms_norm, {rows} rows", lambda x=x, w=weight: kernels.rms_norm(x, w, 1e-5), {"torch": norm})
-        yield Case(
+        yield KernelCase(f"rms_norm, {rows} rows", lambda x=x, w=weight: kernels.rms_norm(x, w, 1e-5), {"torch": norm})
+        yield KernelCase(
             f"add_rms_norm, {rows} rows",
             lambda x=x, d=delta, w=weight: kernels.add_rms_norm(x, d, w, 1e-5),
             {"torch": add_norm},
         )
-        yield Case(f"rotary, {rows} rows", lambda q=query, c=cos, s=sin: kernels.rotary(q, c, s), {"torch": turn})
-        yield Case(f"silu_mul, {rows} rows", lambda x=gate_up: kernels.silu_mul(x), {"torch": gate})
+        yield KernelCase(f"rotary, {rows} rows", lambda q=query, c=cos, s=sin: kernels.rotary(q, c, s), {"torch": turn})
+        yield KernelCase(f"silu_mul, {rows} rows", lambda x=gate_up: kernels.silu_mul(x), {"torch": gate})
 
 
 GROUPS = {"linear": linear_cases, "attention": attention_cases, "argmax": argmax_cases, "small": small_cases}
@@ -212,12 +212,12 @@ GROUPS = {"linear": linear_cases, "attention": attention_cases, "argmax": argmax
 
 # ---- measuring
 
-# libgomp's threads go on spinning for milliseconds after torch's parallel regions, and would take half of our cores.
+# libgomp's threads spin for milliseconds after torch's parallel regions, and would take half of our cores.
 SETTLE_S = 0.02
 
 
-def measure(case: Case, seconds: float) -> list[Result]:
-    """Medians over rounds in which ours and every baseline take turns, so that a noisy moment hits all of them."""
+def measure(case: KernelCase, seconds: float) -> list[Result]:
+    """Medians over rounds in which ours and every baseline take turns, so that noise affects all of them alike."""
     runs = {"": case.ours, **case.baselines}
     loops = {}
     for name, run in runs.items():
@@ -240,7 +240,7 @@ def measure(case: Case, seconds: float) -> list[Result]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the chosen groups; print a table; write JSON where asked."""
+    """Run the chosen groups; print a table; write JSON if asked."""
     parser = argparse.ArgumentParser(prog="tailrace bench kernels", description=__doc__)
     parser.add_argument("--only", choices=sorted(GROUPS), action="append", help="a group of cases (default: all)")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="for torch and for us")

@@ -1,9 +1,8 @@
-"""What sampling knobs cost a server: its throughput with each of them on every stream, against greedy in the same run.
+"""What sampling parameters cost a server: its throughput with each of them on every stream, against greedy in the same
+run. Guidance is compared with two plain streams for each guided one: the same prompt, and the negative prompt.
 
-Guidance is compared with two plain streams in the place of each guided one: the same prompt, and the negative prompt.
-
-One server; the modes take turns for several rounds, so that a noisy moment hits all of them. The client is a process of its own. Then the
-length of history: the step's sampling time with penalties after 1,000 to 30,000 tokens.
+One server; the modes take turns for several rounds, so that noise affects all of them alike. The client is a process of
+its own. Then the length of history: the step's sampling time with penalties after 1,000 to 30,000 tokens.
 """
 
 from __future__ import annotations
@@ -13,12 +12,11 @@ import contextlib
 import statistics
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
-from bench.harness import Worker, cores, machine, table, write_json
-from bench.serve import HOST, WARM_UP_TOKENS, Prompts, serving
+from bench.harness import Worker, machine, table, write_json
+from bench.server import HOST, WARM_UP_TOKENS, Prompts, add_server_flags, serving
 
 from tailrace.config import ModelConfig
 from tailrace.models import resolve
@@ -35,7 +33,7 @@ MODES: dict[str, tuple[dict[str, Any], float]] = {
     "… with seeds": (NUCLEUS | {"seed": 7}, 0.97),
     "… with 5 logprobs": (NUCLEUS | {"logprobs": 5}, 0.93),
 }
-PAIRS = "two plain streams each"  # what a guided stream computes
+PAIRS = "two plain streams each"  # the streams that a guided stream computes
 GUIDED, GUIDED_GOAL = "guidance, top-p 0.95", 0.97
 HISTORIES = (1_000, 3_000, 10_000, 30_000)
 
@@ -46,11 +44,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--prompt-tokens", type=int, default=64)
     parser.add_argument("--output-tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--model", help="as for tailrace serve")
-    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
-    parser.add_argument("--threads", type=int, default=cores())
-    parser.add_argument("--server-args", default="", help="further flags for tailrace serve, in one string")
-    parser.add_argument("--json", type=Path, help="write the results here too")
+    add_server_flags(parser)
     return parser.parse_args(argv)
 
 
@@ -83,12 +77,12 @@ def throughput(args: argparse.Namespace) -> list[dict[str, Any]]:
             print(f"round {turn + 1} of {args.rounds}", file=sys.stderr, flush=True)
     goals = {mode: goal for mode, (_, goal) in MODES.items()}
     lines = [line(mode, rates[mode], "greedy", rates["greedy"], goals[mode]) for mode in MODES]
-    # of a pair only one stream is wanted
+    # of a pair only one stream counts
     return [*lines, line(GUIDED, rates[GUIDED], PAIRS, [rate / 2 for rate in rates[PAIRS]], GUIDED_GOAL)]
 
 
 def line(mode: str, rates: list[float], base: str, base_rates: list[float], goal: float) -> dict[str, Any]:
-    """Of the table. Rounds are compared with their own baseline: the machine's mood changes from round to round."""
+    """The rows of the table. Each round is compared with its own baseline, since the machine's speed drifts."""
     shares = [a / b for a, b in zip(rates, base_rates, strict=True)]
     return {
         "mode": mode,
@@ -100,15 +94,15 @@ def line(mode: str, rates: list[float], base: str, base_rates: list[float], goal
 
 
 def histories(vocab: int = 49_152, rows: int = 32) -> list[dict[str, Any]]:
-    """Sampling and committing one token per row with three penalties, by length of history: of text-like tokens, which
-    repeat, and of as many distinct ones as there are places."""
+    """Sampling and committing one token per row with three penalties, by length of history. One history is like text,
+    which repeats tokens; the other has only distinct tokens."""
     logits = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(0)) * 2.5
     found = []
     for length in HISTORIES:
         rng = torch.Generator().manual_seed(length)
         line: dict[str, Any] = {"history": length}
         texts = {
-            "text-like": (torch.rand(length, generator=rng) ** 6 * vocab).long(),  # few words make most of a text
+            "text-like": (torch.rand(length, generator=rng) ** 6 * vocab).long(),  # a few words make up most of a text
             "all distinct": torch.randperm(vocab, generator=rng)[:length],
         }
         for kind, tokens in texts.items():
@@ -146,7 +140,8 @@ def main(argv: list[str] | None = None) -> int:
         "histories": by_history,
     }
     print(
-        f"{record['machine']['cpu']}, {args.threads} threads, {args.dtype}, {args.streams} streams, {args.rounds} rounds in turns"
+        f"{record['machine']['cpu']}, {args.threads} threads, {args.dtype}, {args.streams} streams, "
+        f"{args.rounds} rounds in turns"
     )
     print(table(results))
     print("\nthree penalties by length of history, 32 rows of V = 49,152")

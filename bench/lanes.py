@@ -1,7 +1,8 @@
-"""Where the time of a step goes: consecutive steps of the engine as two lanes, what the engine's thread does and what the device does.
+"""Where the time of a step goes: consecutive steps of the engine as two lanes, the engine's thread and the device.
 
-One engine in this process, streams that only decode, with overlap off and on. The device's lane is on a GPU what CUDA events saw on its
-stream, on the CPU the time in the forward pass. Prints ms per step and part, and with --svg draws the steps to scale.
+One engine in this process, streams that only decode, with overlap off and on. On a GPU the device's lane is what CUDA
+events saw on its stream; on the CPU it is the time in the forward pass. Prints ms per step and part; --svg draws the
+steps to scale.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from tailrace.text.tokenizer import Tokenizer
 from tailrace.wire.messages import Submit
 
 SAMPLED = {"temperature": 0.8, "top_p": 0.95, "presence_penalty": 0.3, "logprobs": 3}
-WARM_UP, STEPS, DRAWN = 20, 25, 4  # steps: before, of a round, in the drawing
+WARM_UP, STEPS, DRAWN = 20, 25, 4  # steps: before the rounds, of a round, in the drawing
 ROUNDS = 6
 PARTS = {  # part of a step → color
     "plan": "#8da0cb",
@@ -41,7 +42,7 @@ WIDTH, LANE, LEFT, TOP = 900, 26, 90, 44  # px
 
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:
-    """What to look at."""
+    """What to measure."""
     parser = argparse.ArgumentParser(prog="tailrace bench lanes", description=__doc__)
     parser.add_argument("--json", type=Path, help="write the results here too")
     parser.add_argument("--svg", type=Path, help="draw the lanes here")
@@ -66,8 +67,8 @@ def main(argv: list[str] | None = None) -> int:
         scheduler = SchedulerConfig(max_num_seqs=args.streams, overlap=overlap)
         runs[overlap] = Watched(build(EngineConfig(model=config, scheduler=scheduler)), prompts)
     gc.collect()
-    gc.freeze()  # as the engine's process does
-    for turn in range(ROUNDS):  # in turns: machines drift
+    gc.freeze()  # as in the engine's process
+    for turn in range(ROUNDS):  # in turns, since machines drift
         for watched in [*runs.values()][:: 1 if turn % 2 else -1]:
             watched.steps()
     for watched in runs.values():
@@ -95,7 +96,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 class Watched:
-    """An engine whose streams do nothing but decode. drawn: the spans of a few steps of the last round."""
+    """An engine whose streams only decode. drawn: the spans of a few steps of the last round."""
 
     def __init__(self, engine: Engine, prompts: list[list[int]]) -> None:
         self.engine, self.lane = engine, DeviceLane(engine)
@@ -111,7 +112,7 @@ class Watched:
             engine.step()
 
     def steps(self) -> None:
-        """A round of them."""
+        """Run a round of steps."""
         self.engine.counters.trace = trace = []
         self.lane.begin()
         starts = []
@@ -125,7 +126,7 @@ class Watched:
         self.drawn = clipped(spans, starts[STEPS // 2], starts[STEPS // 2 + DRAWN])
 
     def parts(self) -> dict[str, float]:
-        """ms per step: what the engine's thread did, what the device did, and the step."""
+        """ms per step: parts of the engine's thread, parts of the device, and the whole step."""
         found = {part: self.each(part, "cpu") for part in PARTS}
         return found | {
             "device": sum(self.each(part, "device") for part in PARTS),
@@ -137,7 +138,7 @@ class Watched:
 
 
 def clipped(spans: list[Span], first: float, last: float) -> list[Span]:
-    """What lies between, from 0 on."""
+    """The spans between the two times, shifted to begin at 0."""
     return [
         Span(s.part, max(s.start, first) - first, min(s.end, last) - first, s.lane)
         for s in spans
@@ -185,5 +186,5 @@ def box(span: Span, y: int, scale: float) -> str:
 
 
 def tick(longest_ms: float) -> int:
-    """A round number of ms, so that there are about ten."""
+    """A round number of ms that gives about ten ticks."""
     return next((t for t in (1, 2, 5, 10, 20, 50, 100, 200) if longest_ms / t <= 12), 500)

@@ -1,7 +1,7 @@
-"""The client of a serving benchmark: keeps so many streams open and notes when each piece of each answer arrives.
+"""The client of a serving benchmark: keeps a number of streams open and notes when each piece of each answer arrives.
 
-Run as a worker (see harness.Worker), so that it shares no interpreter with what it measures. It reads raw sockets and
-only notes (time, bytes) while the clock runs; everything is parsed afterwards, because the server needs the cores.
+Run as a worker (see harness.Worker), so that it shares no interpreter with the server. It reads raw sockets and only
+notes (time, bytes) while the clock runs. Everything is parsed afterwards, because the server needs the cores.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ READ_BYTES = 1 << 16
 async def fetch(
     host: str, port: int, body: dict[str, Any], until: float | None = None
 ) -> tuple[float, list[tuple[float, bytes]]]:
-    """One request: when it was sent and what arrived when, in seconds of time.perf_counter. until: when the client goes away."""
+    """One request: when it was sent and what arrived when, in seconds of time.perf_counter. until: when the client
+    leaves."""
     payload = json.dumps(body).encode()
     reader, writer = await asyncio.open_connection(host, port)
     head = (
@@ -37,10 +38,10 @@ async def fetch(
 
 
 def parse(sent: float, pieces: list[tuple[float, bytes]], expected_tokens: int | None) -> dict[str, Any]:
-    """When each event with text came, in seconds after the request was sent; the text, and how many tokens it is.
+    """When each event with text arrived (in seconds after the request was sent), the text, and its number of tokens.
 
     Raises:
-        RuntimeError: the server refused, broke off, or gave another number of tokens than was asked for.
+        RuntimeError: the server refused or broke off, or the number of tokens is wrong.
     """
     whole = b"".join(piece for _, piece in pieces)
     if not whole.startswith(b"HTTP/1.1 200"):
@@ -86,7 +87,8 @@ def asked(question: dict[str, Any], prompt: list[int], max_tokens: int, **option
 
 
 async def endless(question: dict[str, Any], prompts: list[list[int]], first: int, since: float, until: float) -> int:
-    """One client that asks until the time is over: how many tokens it got since `since`. first: tokens of its first answer."""
+    """One client that sends requests until the time is over: how many tokens it got since `since`. first: tokens of its
+    first answer."""
     answers = []
     for i, prompt in enumerate(prompts):
         limit = question["output_tokens"] if i else first
@@ -94,17 +96,17 @@ async def endless(question: dict[str, Any], prompts: list[list[int]], first: int
         _, pieces = await fetch(question["host"], question["port"], body, until)
         cut = time.perf_counter() >= until
         answers.append((pieces, None if cut else limit))
-        if cut:  # only now, when the clock has stopped, is anything parsed
+        if cut:  # parsed only now, after the clock has stopped
             return sum(counted(pieces, since, limit) for pieces, limit in answers)
     raise RuntimeError("not enough prompts for the time")
 
 
 def counted(pieces: list[tuple[float, bytes]], since: float, limit: int | None) -> int:
-    """Tokens of an answer that arrived since then, by the usage that stands in each event. limit: how many it must have in all; None: the
-    client went away.
+    """Tokens of an answer that arrived since then, from the usage in each event. limit: the total it must have; None:
+    the client left.
 
     Raises:
-        RuntimeError: the server refused, failed, or gave another number of tokens.
+        RuntimeError: the server refused or failed, or the number of tokens is wrong.
     """
     before = after = 0
     buffer = b""
@@ -126,8 +128,9 @@ def counted(pieces: list[tuple[float, bytes]], since: float, limit: int | None) 
 
 
 async def keep(question: dict[str, Any]) -> dict[str, Any]:
-    """So many streams open all the time, for `seconds` after a ramp of `ramp_s`: throughput without beginning and end, where streams that
-    get several tokens in a step leave the others alone. First answers are of different lengths, so that streams don't end together."""
+    """A constant number of streams for `seconds` after a ramp of `ramp_s`: throughput without the beginning and the
+    end, during which some streams would run alone. First answers have different lengths, so that streams don't end
+    together."""
     streams, prompts, full = question["streams"], question["prompts"], question["output_tokens"]
     since = time.perf_counter() + question["ramp_s"]
     until = since + question["seconds"]
@@ -141,9 +144,9 @@ async def keep(question: dict[str, Any]) -> dict[str, Any]:
 
 
 async def mixed(question: dict[str, Any]) -> dict[str, Any]:
-    """Requests of different lengths: {prompt, output_tokens, at}. With `streams` so many are open all the time, and `at` is not looked at;
-    else each is sent when its time, in seconds, has come, whatever has become of the others. Its own clock begins then, not when the
-    client got to it: where the client is late the request has waited."""
+    """Requests of different lengths: {prompt, output_tokens, at}. With `streams` so many are open all the time and `at`
+    is ignored. Otherwise each is sent at its time, in seconds, whatever has become of the others. Latencies count from
+    that time: if the client is late, the request has waited."""
     start = time.perf_counter()
     requests = question["requests"]
     answers: list[dict[str, Any]] = []
@@ -168,7 +171,8 @@ async def mixed(question: dict[str, Any]) -> dict[str, Any]:
 
 
 async def measure(question: dict[str, Any]) -> dict[str, Any]:
-    """All clients at once: client i has the prompts i, i + streams, … `until_eos`: answers may end before they have all their tokens."""
+    """All clients at once: client i has the prompts i, i + streams, … until_eos: answers may end before they have all
+    their tokens."""
     streams, prompts = question["streams"], question["prompts"]
     start = time.perf_counter()
     answers = await asyncio.gather(*(stream(question, prompts[i::streams]) for i in range(streams)))

@@ -1,6 +1,6 @@
 """The baseline of a serving benchmark: transformers' forward pass in a loop, with its DynamicCache, on a static batch.
 
-Run as a worker (see harness.Worker). No server, no HTTP, no detokenizing: what is left is what a forward pass costs.
+Run as a worker (see harness.Worker). No server, no HTTP, no detokenizing: only what a forward pass costs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 @torch.inference_mode()
 def generate(model: PreTrainedModel, prompts: list[list[int]], question: dict[str, Any]) -> dict[str, Any]:
-    """Prompts of equal length, all at once: seconds until the first tokens, and of every step after."""
+    """Prompts of equal length, all at once: seconds until the first tokens, and until each later step."""
     start = time.perf_counter()
     cache = DynamicCache(config=model.config)
     ids = torch.tensor(prompts)

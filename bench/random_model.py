@@ -1,9 +1,10 @@
-"""A model of random weights, as a folder that `--model` takes: for machines that a real one does not reach.
+"""Writes a model of random weights as a folder that `--model` takes: for machines that a real model can't reach.
 
     python -m bench.random_model FOLDER --tokenizer FOLDER_OF_THE_DEFAULT_MODEL
 
-Llama's architecture, by default with the sizes of a 1B model and a vocabulary of 128,256. What it says is nonsense; its logits have a
-spread with which few tokens share the mass, as in life: for a sampler flat rows are another problem.
+Llama's architecture, by default with the sizes of a 1B model and a vocabulary of 128,256. Its text is nonsense, but its
+logits have a realistic spread, so that few tokens have most of the mass: flat rows would be another problem for a
+sampler.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_ma
 
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:
-    """Its sizes."""
+    """The model's sizes."""
     parser = argparse.ArgumentParser(prog="python -m bench.random_model", description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--tokenizer", type=Path, required=True, help="folder with tokenizer.json")
@@ -35,7 +36,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Make it."""
+    """Write the model."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     args = arguments(argv)
@@ -56,7 +57,7 @@ def main(argv: list[str] | None = None) -> int:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     with torch.device(device):
         model = LlamaForCausalLM(config).to(torch.bfloat16)
-    # what the last norm leaves has a mean square of one
+    # the output of the last norm has a mean square of one
     torch.nn.init.normal_(model.lm_head.weight, std=args.spread / args.hidden**0.5)
     model.save_pretrained(args.folder)
     for name in TOKENIZER_FILES:

@@ -1,7 +1,8 @@
-"""Whether a GPU draws what the CPU draws: every draw that differs, with what lies between the two tokens.
+"""Whether a GPU samples the same tokens as the CPU: lists every sample that differs, with the gap between the two
+tokens.
 
-Noise is the same to the bit; sums and logarithms may be rounded otherwise, so that two scores that are all but equal may change places.
-Real logits: a model's, over a text. Each row has a case of its own, and draws at many positions.
+Noise is the same to the bit. Sums and logarithms may be rounded differently, so two nearly equal scores may change
+places. Logits are real: a model's, over a text. Each row has a case of its own, and is sampled at many positions.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ GOAL = 1e-5
 TIE = 1e-5  # scores nearer than that are the same up to float32's rounding
 SHOWN = 20
 FIRST_POSITION = 100
-HISTORY = 60  # tokens before it, from the likely ones
+HISTORY = 60  # tokens before it, chosen from the likely ones
 CASES: tuple[Asked, ...] = (*MIXED, SEEDED, {"temperature": 0.8}, {"temperature": 0.8, "top_p": 0.95}, {})
 
 
 def save(model: str | None, path: Path) -> None:
-    """The model's logits, bf16: the file goes where there is no model."""
+    """Save the model's logits, bf16, for a machine without the model."""
     logits = real_logits(model, None)
     path.parent.mkdir(parents=True, exist_ok=True)
     torch.save(logits, path)
@@ -35,7 +36,7 @@ def save(model: str | None, path: Path) -> None:
 
 
 def real_logits(model: str | None, path: Path | None) -> torch.Tensor:
-    """bf16 [256, V], of a file that `save` wrote, or of the model."""
+    """bf16 [256, V], from a file that `save` wrote, or from the model."""
     if path is not None:
         return torch.load(path)
     from bench.sampler import real
@@ -44,7 +45,7 @@ def real_logits(model: str | None, path: Path | None) -> torch.Tensor:
 
 
 def slots_for(logits: torch.Tensor) -> Slots:
-    """One per row; case after case."""
+    """One slot per row; the cases in turns."""
     rows, vocab = logits.shape
     slots = Slots(rows, vocab)
     likely = logits.float().topk(min(HISTORY, vocab), dim=-1).indices.tolist()
@@ -55,7 +56,7 @@ def slots_for(logits: torch.Tensor) -> Slots:
 
 
 def check(logits: torch.Tensor, device: torch.device, draws: int) -> dict[str, Any]:
-    """At least so many draws in bf16, and as many in float32."""
+    """At least `draws` samples in bf16, and as many in float32."""
     found: dict[str, Any] = {"draws": 0, "differ": 0, "ties": 0, "goal": GOAL, "differences": []}
     for rows in (logits, logits.float()):
         slots = slots_for(logits)
@@ -74,7 +75,7 @@ def check(logits: torch.Tensor, device: torch.device, draws: int) -> dict[str, A
 
 
 def difference(rows: torch.Tensor, slots: Slots, row: int, position: int, cpu: int, gpu: int) -> dict[str, Any]:
-    """In words and numbers."""
+    """A difference in words and numbers."""
     ahead, survive = scores(rows[row].float(), slots, row, position, (cpu, gpu))
     return {
         "asks": ", ".join(f"{k} {v}" for k, v in CASES[row % len(CASES)].items()),
@@ -89,7 +90,7 @@ def difference(rows: torch.Tensor, slots: Slots, row: int, position: int, cpu: i
 
 
 def scores(row: torch.Tensor, slots: Slots, slot: int, position: int, tokens: tuple[int, int]) -> tuple[float, str]:
-    """How far the first is ahead of the second by the reference, nan where one does not survive; who survives there."""
+    """The first token's lead over the second by the reference, nan if one is no candidate; and which are candidates."""
     entry = slots[slot]
     try:
         candidates = distribution(row, entry, position)
@@ -107,9 +108,10 @@ def scores(row: torch.Tensor, slots: Slots, slot: int, position: int, tokens: tu
 
 
 def shown(found: dict[str, Any]) -> str:
-    """For people."""
+    """The result as text."""
     rate = found["differ"] / found["draws"]
     judged = "met" if rate <= found["goal"] else "MISSED"
-    counts = f"{found['differ']} of {found['draws']:,} draws differ from the CPU's, {found['ties']} of them ties within {TIE:g}"
+    counts = f"{found['differ']} of {found['draws']:,} draws differ from the CPU's, "
+    counts += f"{found['ties']} of them ties within {TIE:g}"
     head = f"same tokens: {counts} (goal 1 in {1 / GOAL:,.0f}: {judged})"
     return head if not found["differences"] else f"{head}\n{table(found['differences'][:SHOWN])}"

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from bench import same_tokens
-from bench.gpu_cases import CASES, Work, work
+from bench.gpu_cases import CASES, GpuWork, work
 from bench.gpu_peers import Sampling, always, installed, one_read, peers
 from bench.gpu_timing import Run, Stopwatch, Time, host_times
 from bench.harness import machine, table, write_json
@@ -95,7 +95,7 @@ def rows_of(kind: str, size: Size, device: torch.device) -> torch.Tensor:
     return some.repeat(-(-max(size.rows, 8) // some.shape[0]), 1)
 
 
-def drawing(step: Work) -> Run:
+def drawing(step: GpuWork) -> Run:
     """The kernels of the step, and nothing else.
 
     Raises:
@@ -109,7 +109,7 @@ def drawing(step: Work) -> Run:
 
 def measured(
     size: Size, cases: list[str], others: dict[str, Sampling] | None, watch: Stopwatch
-) -> tuple[list[dict[str, Any]], dict[str, Work]]:
+) -> tuple[list[dict[str, Any]], dict[str, GpuWork]]:
     """A line per case and baseline; and the cases' steps. others: None leaves all baselines out."""
     pools = {kind: rows_of(kind, size, watch.device) for kind in ("peaked", "flat")}
     steps = {name: work(CASES[name], pools[CASES[name].rows], size.rows) for name in cases}
@@ -146,7 +146,7 @@ def line(name: str, ours: bool, size: Size, rows: int, found: Time, read_us: flo
     }
 
 
-def on_host(size: Size, steps: dict[str, Work], watch: Stopwatch) -> list[dict[str, Any]]:
+def on_host(size: Size, steps: dict[str, GpuWork], watch: Stopwatch) -> list[dict[str, Any]]:
     """What the host has to do with a step, committing included: between two steps the slots move on."""
     lines = []
     for name in (name for name in HOST_CASES if name in steps):
@@ -154,7 +154,7 @@ def on_host(size: Size, steps: dict[str, Work], watch: Stopwatch) -> list[dict[s
         sampler, slots, everybody = step.sampler(), step.slots, range(step.rows.num_requests)
         committed: list[float] = []
 
-        def begin(sampler: Any = sampler, step: Work = step) -> Any:
+        def begin(sampler: Any = sampler, step: GpuWork = step) -> Any:
             return sampler.begin(step.logits, step.rows)
 
         def finish(

@@ -1,9 +1,10 @@
-"""A server under mixed load: prompts and answers of different lengths, so many at a time (a closed loop), or arriving at given rates
-whatever the server does (Poisson arrivals, an open loop). Which share of its time the engine spent in the model's forward pass comes from
-its own counters.
+"""A server under mixed load: prompts and answers of different lengths. Either a fixed number runs at a time (closed
+loop), or requests arrive at given rates whatever the server does (Poisson arrivals, open loop). The engine's own
+counters tell which share of its time the forward pass took.
 
-The same seed gives the same lengths and the same arrivals, at each rate on another scale of time. Times to first tokens count from
-when a request was due. Rates above what the closed loop reaches can't be kept up: the line grows for as long as the run lasts.
+The same seed gives the same lengths and the same arrivals, scaled by the rate. Times to first tokens count from when a
+request was due. Rates above the throughput of the closed loop can't be kept up: the queue grows for as long as the run
+lasts.
 """
 
 from __future__ import annotations
@@ -14,11 +15,10 @@ import math
 import pydoc_data.topics
 import random
 import sys
-from pathlib import Path
 from typing import Any
 
-from bench.harness import Worker, cores, machine, percentile, table, write_json
-from bench.serve import GREEDY, HOST, SAMPLED, change, counters, serving, summary
+from bench.harness import Worker, machine, percentile, table, write_json
+from bench.server import GREEDY, HOST, SAMPLED, add_server_flags, change, counters, serving, summary
 
 from tailrace.config import ModelConfig
 from tailrace.models import resolve
@@ -36,11 +36,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=2, help="turns that the loads take")
     parser.add_argument("--seed", type=int, default=0, help="of lengths and arrivals")
     parser.add_argument("--sampled", action="store_true", help="temperature 0.8, top_p 0.95; else greedy")
-    parser.add_argument("--model", help="as for tailrace serve")
-    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
-    parser.add_argument("--threads", type=int, default=cores(), help="for arithmetic")
-    parser.add_argument("--server-args", default="", help="further flags for tailrace serve, in one string")
-    parser.add_argument("--json", type=Path, help="write the results here too")
+    add_server_flags(parser)
     args = parser.parse_args(argv)
     for name in ("prompt_tokens", "output_tokens"):
         low, high = getattr(args, name)
@@ -54,23 +50,22 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
 
 
 def drawn(rng: random.Random, low: int, high: int) -> int:
-    """A length whose logarithm is uniform: short ones are many, long ones are most of the tokens."""
+    """A length whose logarithm is uniform: short ones are frequent, long ones have most of the tokens."""
     return min(high, int(math.exp(rng.uniform(math.log(low), math.log(high + 1)))))
 
 
 class Load:
-    """Requests with lengths of their own. Their prompts are pieces of real text, one after another, so that none shares a prefix with
-    another."""
+    """Requests of different lengths. Prompts are consecutive pieces of real text, so that no two share a prefix."""
 
     def __init__(self, ids: list[int], args: argparse.Namespace) -> None:
         self.ids, self.args, self.start = ids, args, 0
 
     def requests(self, turn: int) -> list[dict[str, Any]]:
-        """Of one round: prompt, output_tokens, at. at: when it arrives where one per second does. Lengths and arrivals are the same
-        whenever the turn is, prompts are others.
+        """The requests of one round: prompt, output_tokens, at. at: the arrival time at a rate of one per second. The
+        same turn always has the same lengths and arrivals, but other prompts.
 
         Raises:
-            ValueError: there is no text left.
+            ValueError: no text is left.
         """
         rng, at, found = random.Random(f"{self.args.seed} {turn}"), 0.0, []
         for _ in range(self.args.requests):
@@ -87,7 +82,7 @@ class Load:
 
 
 def measure(client: Worker, port: int, load: Load, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Of each load its answers and what the engine counted, in turns."""
+    """Per load, its answers and the engine's counters, in turns."""
     loads: list[dict[str, Any]] = [{"streams": streams} for streams in args.streams]
     loads += [{"rate": rate} for rate in args.arrivals]
     answers: list[list[dict[str, Any]]] = [[] for _ in loads]
@@ -108,7 +103,7 @@ def measure(client: Worker, port: int, load: Load, args: argparse.Namespace) -> 
 
 
 def name(load: dict[str, Any]) -> str:
-    """For people."""
+    """The load's name."""
     return f"{load['streams']} streams" if "streams" in load else f"{load['rate']:g} per s"
 
 
@@ -124,7 +119,7 @@ def described(answers: list[dict[str, Any]], counts: list[dict[str, float]]) -> 
 
 
 def shares(counts: list[dict[str, float]], wall_s: float) -> dict[str, float]:
-    """Of the engine's time. busy: in which it did anything; model: the share of that which the forward pass took."""
+    """Shares of the engine's time. busy: in which it did anything; model: the part of that in the forward pass."""
     busy_s, forward_s = (
         sum(count.get(key, 0.0) for count in counts)
         for key in ("engine_turn_duration_seconds_sum", 'engine_step_seconds_total{part="forward"}')
@@ -159,15 +154,17 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def report(record: dict[str, Any]) -> None:
-    """The table for people."""
+    """Print the table."""
     about, (low, high), (least, most) = record["machine"], record["prompt_tokens"], record["output_tokens"]
     print(f"{about['cpu']}, {about['cores']} cores, {about['threads']} threads, torch {about['torch']}")
     lengths = f"{low} to {high} prompt and {least} to {most} output tokens, their logarithms uniform"
     print(
-        f"{record['model']} in {record['dtype']}: {lengths}; {record['requests']} requests, {record['rounds']} rounds in turns"
+        f"{record['model']} in {record['dtype']}: {lengths}; {record['requests']} requests, "
+        f"{record['rounds']} rounds in turns"
     )
     print(
-        "of closed: tokens/s against the closed loop with most streams; busy: of the engine's time; model: of its busy time\n"
+        "of closed: tokens/s against the closed loop with most streams; "
+        "busy: of the engine's time; model: of its busy time\n"
     )
     closed = [result for result in record["results"] if "streams" in result]
     most = max(closed, key=lambda result: result["streams"])["tokens_per_s"] if closed else math.nan

@@ -1,9 +1,10 @@
-"""A server with its steps overlapped and one after another, greedy and sampled, on a GPU or the CPU.
+"""A server with and without overlapped steps, greedy and sampled, on a GPU or the CPU: what sampling costs, and what
+overlap gains.
 
-That is: what sampling costs, and what overlap brings. Two servers, only one busy at a time; they take turns, mode by mode, for several
-rounds, and ratios are medians over rounds of what was measured in the same round. Sampled: temperature 0.8, top-p 0.95, penalties, seeds.
-Then the engine alone (bench/engine_alone.py), without HTTP: its throughput while streams only decode, and the device's idle share. NVML's
-utilisation, where it can be had, is a second witness of that. A first round, of a few tokens, is not counted.
+Two servers, of which only one is busy at a time, take turns, mode by mode, for several rounds. Ratios are medians over
+rounds of values from the same round. Sampled means temperature 0.8, top-p 0.95, penalties and seeds. Then the engine
+alone (bench/engine_alone.py), without HTTP: its throughput while streams only decode, and the device's idle share.
+NVML's utilisation, if available, is a second measure of that. A first round of a few tokens does not count.
 """
 
 from __future__ import annotations
@@ -15,11 +16,10 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
-from bench.harness import Worker, cores, machine, table, write_json
-from bench.serve import HOST, WARM_UP_TOKENS, Prompts, serving, summary
+from bench.harness import Worker, machine, table, write_json
+from bench.server import HOST, WARM_UP_TOKENS, Prompts, add_server_flags, serving, summary
 
 from tailrace.config import ModelConfig
 from tailrace.models import LocalModel, resolve
@@ -52,12 +52,8 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--prompt-tokens", type=int, default=128)
     parser.add_argument("--output-tokens", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--model", help="as for tailrace serve")
-    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
-    parser.add_argument("--threads", type=int, default=cores(), help="for arithmetic on the CPU")
-    parser.add_argument("--server-args", default="", help="further flags for tailrace serve, in one string")
     parser.add_argument("--only", choices=("http", "engine"), help="one half")
-    parser.add_argument("--json", type=Path, help="write the results here too")
+    add_server_flags(parser)
     return parser.parse_args(argv)
 
 
@@ -121,11 +117,11 @@ def in_engine(args: argparse.Namespace, local: LocalModel) -> Iterator[dict[str,
 def lines(
     args: argparse.Namespace, prompts: Prompts, asks: dict[str, Ask], half: str, streams: int
 ) -> list[dict[str, Any]]:
-    """One per overlap and mode."""
+    """A row per overlap and mode."""
     keys: list[Key] = [(overlap, mode) for overlap in OVERLAPS for mode in MODES]
     answers: dict[Key, list[dict[str, Any]]] = {key: [] for key in keys}
     for turn in range(-1, args.rounds):
-        for overlap, mode in keys if turn % 2 else reversed(keys):  # who goes first alternates
+        for overlap, mode in keys if turn % 2 else reversed(keys):  # alternates which goes first
             tokens = args.output_tokens if turn >= 0 else WARM_UP_TOKENS
             question = {
                 "streams": streams,
@@ -142,7 +138,7 @@ def lines(
 
 
 def line(answers: dict[Key, list[dict[str, Any]]], key: Key, half: str, streams: int) -> dict[str, Any]:
-    """Of all rounds of one overlap and mode."""
+    """The row of one overlap and mode, over all rounds."""
     overlap, mode = key
     mine = answers[key]
     rates = {k: [answer["tokens"] / answer["wall_s"] for answer in found] for k, found in answers.items()}
@@ -165,17 +161,17 @@ def line(answers: dict[Key, list[dict[str, Any]]], key: Key, half: str, streams:
 
 
 def parts_of(answers: dict[Key, list[dict[str, Any]]]) -> list[str]:
-    """Of the step, in any of the answers."""
+    """The parts of a step that occur in any of the answers."""
     return sorted({name for found in answers.values() for answer in found for name in answer["parts"]})
 
 
 def ratio(mine: list[float], theirs: list[float]) -> float:
-    """Median over rounds: the machine's mood changes from round to round."""
+    """Median over rounds, since the machine's speed changes from round to round."""
     return statistics.median(a / b for a, b in zip(mine, theirs, strict=True))
 
 
 class Utilisation:
-    """NVML's share of time in which some kernel ran, while the block runs; nan where there is no NVML."""
+    """NVML's share of time in which some kernel ran, while the block runs; nan without NVML."""
 
     def __init__(self, device: str) -> None:
         self.found: list[float] = []
@@ -194,7 +190,7 @@ class Utilisation:
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
             while not self.over.wait(UTILISATION_EVERY_S):
                 self.found.append(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100)
-        except Exception:  # no library, no driver, no permission: there is another witness
+        except Exception:  # no library, driver or permission: the events still measure the idle share
             return
 
     def __enter__(self) -> Utilisation:

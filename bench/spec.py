@@ -1,31 +1,25 @@
-"""Speculation: a server that guesses ahead against one that does not, in the same run and in turns, on text that repeats itself and on text
-that does not, by any rule of verification. Beside the speed-up stands what acceptance and the measured times of drafting, of verifying
-steps and of plain ones predict.
+"""Speculation: a server that drafts against one that does not, in the same run and in turns, on text that repeats
+itself and on text that does not, under any rule of verification. Beside the speed-up stands the prediction from
+acceptance and the measured times of drafting, verifying steps and plain steps.
 
-Every answer ends where the model ends it, so that nothing is won by making it repeat itself for ever. Acceptance comes from the
-server's own counters. Under the rule `exact` both servers say the same, token for token; the share of answers that are equal is printed.
-The other rules draw other tokens where there is anything to draw: there it is not.
+Every answer ends where the model ends it, so that nothing is gained by endless repetition. Acceptance comes from the
+server's own counters. Under the rule `exact` both servers give the same tokens, and the share of equal answers is
+printed. Under other rules sampled tokens differ, and no share is printed.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import inspect
-import json
 import math
-import pydoc_data.topics
-import random
 import statistics
 import sys
-import textwrap
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, get_args
 
-from bench.harness import Worker, cores, machine, table, write_json
-from bench.serve import HOST, change, counters, serving
+from bench.harness import Worker, machine, table, write_json
+from bench.server import HOST, add_server_flags, change, counters, serving
+from bench.spec_prompts import KINDS, SAMPLED, prompts
 
 from tailrace.config import ModelConfig
 from tailrace.models import LocalModel, resolve
@@ -33,27 +27,7 @@ from tailrace.options import Rule
 from tailrace.text.tokenizer import Tokenizer
 
 Counts = dict[str, float]  # name of a metric, with its labels → value
-GOALS = {"summary": 1.8, "code edit": 1.8, "JSON": 1.8, "free": 0.97}  # of n-gram at one stream
-GREEDY = {"temperature": 0.0, "ignore_eos": False}
-SAMPLED = {"temperature": 0.8, "top_p": 0.95, "ignore_eos": False}
-SUBJECTS = (
-    "a lighthouse keeper who finds a letter",
-    "why the sea is salty",
-    "a city that moves every night",
-    "how bread is made",
-    "two rival clockmakers",
-    "the history of the bicycle",
-    "a detective who can't remember faces",
-    "what makes a good teacher",
-    "a storm over the mountains",
-    "how to learn a language",
-    "an astronaut's garden",
-    "the life of a river",
-    "a museum of forgotten things",
-    "why people keep diaries",
-    "the last train home",
-    "how bees find their way",
-)
+GOALS = {"summary": 1.8, "code edit": 1.8, "JSON": 1.8, "free": 0.97}  # for n-gram at one stream
 
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -78,74 +52,15 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--output-tokens", type=int, default=192, help="of an answer, at most")
     parser.add_argument("--rounds", type=int, default=3, help="turns that the servers take")
     parser.add_argument("--max-drafts", type=int, default=8)
-    parser.add_argument("--model", help="as for tailrace serve")
-    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
-    parser.add_argument("--threads", type=int, default=cores())
-    parser.add_argument("--server-args", default="", help="further flags for tailrace serve, in one string")
-    parser.add_argument("--json", type=Path, help="write the results here too")
+    add_server_flags(parser)
     return parser.parse_args(argv)
-
-
-# ---- prompts
-
-
-def summaries(rng: random.Random) -> str:
-    """A page of prose to be quoted from."""
-    topic = rng.choice([text for text in pydoc_data.topics.topics.values() if 1500 < len(text) < 12000])
-    page = topic[: topic.find("\n", 1400)]
-    return f"{page}\n\nSummarize the text above in five sentences, quoting its own words."
-
-
-def code_edits(rng: random.Random) -> str:
-    """A function to be rewritten with one change."""
-    functions = [f for _, f in inspect.getmembers(textwrap, inspect.isfunction)]
-    functions += [f for _, f in inspect.getmembers(statistics, inspect.isfunction)]
-    sources = [inspect.getsource(f) for f in functions]
-    source = rng.choice([source for source in sources if 500 < len(source) < 1800])
-    return f"```python\n{source}```\n\nRepeat this code, with every argument's name in capital letters. Answer with the code alone."
-
-
-def records(rng: random.Random) -> str:
-    """Records to be rewritten with one more field."""
-    names = ["Ada", "Grace", "Alan", "Edsger", "Barbara", "Donald", "Leslie", "Tony", "Frances", "Niklaus"]
-    rows = [
-        {
-            "id": rng.randrange(1000, 9999),
-            "name": rng.choice(names),
-            "city": rng.choice(["Zürich", "Oslo", "Turin"]),
-            "balance": rng.randrange(10_000) / 100,
-            "active": rng.random() < 0.5,
-        }
-        for _ in range(8)
-    ]
-    return f'{json.dumps(rows, indent=1, ensure_ascii=False)}\n\nRepeat this JSON with "currency": "EUR" added to every record.'
-
-
-def free(rng: random.Random) -> str:
-    """A subject to write about."""
-    return f"Write about {rng.choice(SUBJECTS)}. Take number {rng.randrange(1000)} into open_stream."
-
-
-KINDS: dict[str, tuple[Callable[[random.Random], str], dict[str, Any]]] = {
-    "summary": (summaries, GREEDY),
-    "code edit": (code_edits, GREEDY),
-    "JSON": (records, GREEDY),
-    "free": (free, SAMPLED),
-}
-
-
-def prompts(tokenizer: Tokenizer, kind: str, count: int, seed: str) -> list[list[int]]:
-    """So many prompts of a kind, the same for the same seed; a server that remembers texts must not get the same twice."""
-    rng = random.Random(f"{kind} {seed}")
-    ask = KINDS[kind][0]
-    return [tokenizer.encode_chat([{"role": "user", "content": ask(rng)}]) for _ in range(count)]
 
 
 # ---- measuring
 
 
 def added(counts: list[Counts]) -> Counts:
-    """All together."""
+    """The sum of all counts."""
     total: Counts = {}
     for count in counts:
         for name, value in count.items():
@@ -154,8 +69,8 @@ def added(counts: list[Counts]) -> Counts:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
-    """One comparison: what is written, by how many at a time, how guesses are verified."""
+class SpecCase:
+    """One comparison: the kind of text, the number of streams, the rule of verification."""
 
     kind: str
     streams: int
@@ -164,7 +79,7 @@ class Case:
 
     @property
     def sampling(self) -> dict[str, Any]:
-        """Fields of the requests."""
+        """Sampling fields of the requests."""
         return (SAMPLED if self.sampled else KINDS[self.kind][1]) | {"speculation": {"rule": self.rule}}
 
 
@@ -178,9 +93,9 @@ class Side:
 
 
 def measure(
-    ports: dict[str, int], client: Worker, tokenizer: Tokenizer, args: argparse.Namespace, case: Case
+    ports: dict[str, int], client: Worker, tokenizer: Tokenizer, args: argparse.Namespace, case: SpecCase
 ) -> list[dict[str, Any]]:
-    """One line per server that guesses: its speed as a multiple of the other's in the same round."""
+    """One row per server that drafts: its speed as a multiple of the plain server's in the same round."""
     sides = {name: Side() for name in ports}
     for turn in range(-1, args.rounds):
         count = max(args.requests, case.streams) if turn >= 0 else case.streams
@@ -208,8 +123,9 @@ def measure(
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Of one server, per step without prefills: ms that drafting took where guesses were verified, ms from the forward pass to the draws
-    there and in plain steps; the share of steps that verified; what each sequence gained by one, in tokens."""
+    """Costs of one server, per step without prefills: ms of drafting in verifying steps; ms from the forward pass to
+    the samples in verifying and in plain steps; the share of verifying steps; the tokens that a sequence gained by one.
+    """
 
     draft_ms: float
     verify_ms: float
@@ -219,7 +135,7 @@ class Costs:
 
     @classmethod
     def of(cls, total: Counts, streams: int) -> Costs:
-        """By its counters."""
+        """The costs, from its counters."""
         steps = {kind: total.get(f'decode_steps_total{{kind="{kind}"}}', 0.0) for kind in ("verify", "plain")}
         seconds = {kind: total.get(f'decode_step_seconds_total{{kind="{kind}"}}', 0.0) for kind in steps}
         drafting = sum(total.get(f'engine_step_seconds_total{{part="{part}"}}', 0.0) for part in ("guess", "observe"))
@@ -234,7 +150,8 @@ class Costs:
         )
 
     def predicted(self, plain_ms: float) -> float:
-        """The speed-up that these make, where a plain step takes so long: tokens of a step against its time, in plain steps."""
+        """The speed-up that these costs give if a plain step takes `plain_ms`: tokens of a step against its time, in
+        plain steps."""
         if not self.share:
             return 1.0
         return (
@@ -244,8 +161,8 @@ class Costs:
         )
 
 
-def line(name: str, side: Side, other: Side, case: Case) -> dict[str, Any]:
-    """Of the table."""
+def line(name: str, side: Side, other: Side, case: SpecCase) -> dict[str, Any]:
+    """A row of the table."""
     total, plain = added(side.counts), Costs.of(added(other.counts), case.streams)
     costs = Costs.of(total, case.streams)
     at = {
@@ -280,7 +197,7 @@ def line(name: str, side: Side, other: Side, case: Case) -> dict[str, Any]:
 
 
 def flags_of(drafter: str, args: argparse.Namespace, local: LocalModel) -> str:
-    """Of a server that guesses so."""
+    """The flags of a server with this drafter."""
     name, _, folder = drafter.partition(":")
     if name == "draft_model":
         folder = folder or str(local.folder)
@@ -304,14 +221,16 @@ def main(argv: list[str] | None = None) -> int:
         for streams in args.streams:
             for kind in args.kinds:
                 for rule in args.rules:
-                    results += measure(ports, client, tokenizer, args, Case(kind, streams, rule, args.sampled))
+                    results += measure(ports, client, tokenizer, args, SpecCase(kind, streams, rule, args.sampled))
     about = machine()
     setting = f"{args.threads} threads, {local.name} in {args.dtype}, {args.max_drafts} drafts at most"
     print(f"{about['cpu']}, {setting}, {args.rounds} rounds in turns")
     print(
-        "speed-up: against a server without speculation in the same round, median; predicted: from acceptance and the times per step;\n"
-        "at n: share of drafts at place n that stood; draft, verify, plain ms: per step without prefills, plain as the other server's;\n"
-        "same: share of answers equal to the other server's; with other rules than exact they need be so at temperature 0 only: - there"
+        "speed-up: against a server without speculation in the same round, median\n"
+        "predicted: from acceptance and the times per step\n"
+        "at n: share of accepted drafts at place n\n"
+        "draft, verify, plain ms: per step without prefills; plain: of the other server\n"
+        "same: share of answers equal to the other server's; -: under this rule sampled answers may differ"
     )
     print(table(results))
     if args.json:

@@ -1,10 +1,10 @@
-"""What grammars and guidance cost a server: throughput of streams that have one, and of the streams beside them, against streams without
-in the same run and in turns.
+"""What grammars and guidance cost a server: throughput of streams with them, and of the streams beside them, against
+plain streams in the same run and in turns.
 
-The grammar is a JSON schema that no answer completes, so that answers have the same number of tokens everywhere. Text that it leaves no
-choice about is computed ahead, so that some streams are faster than others; so all are kept busy for a while, and what arrives in that time
-is counted; plain streams are measured before and after each mode. With `--no-ahead` the schema has next to no such text, so that only the
-masks are measured.
+The grammar is a JSON schema that no answer completes, so that all answers have the same number of tokens. Forced text
+makes some streams faster than others. So all are kept busy for a while, and the tokens that arrive in that time are
+counted. Plain streams are measured before and after each mode. With `--no-ahead` the schema has next to no forced text,
+so that only the masks are measured.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ import contextlib
 import json
 import statistics
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from functools import partial
 from typing import Any
 
-from bench.harness import Worker, cores, machine, table, write_json
-from bench.serve import HOST, Prompts, serving
+from bench.harness import Worker, machine, table, write_json
+from bench.server import HOST, Prompts, add_server_flags, serving
 
 from tailrace.config import ModelConfig
 from tailrace.models import resolve
@@ -38,7 +39,7 @@ PERSON = {
 ENDLESS = {"type": "array", "minItems": 400, "items": PERSON}
 WORDS = {"type": "array", "minItems": 2000, "items": {"type": "string", "minLength": 1, "maxLength": 400}}
 WARM_UP_S = 1
-MOST = 200  # tokens per second that one stream can have
+MOST = 200  # the most tokens per second that one stream can get
 PLAIN = {"temperature": 0.8, "top_p": 0.95, "seed": 1}
 
 
@@ -54,11 +55,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--no-ahead", action="store_true", help="a schema of long strings: hardly any text is without a choice"
     )
-    parser.add_argument("--model", help="as for tailrace serve")
-    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
-    parser.add_argument("--threads", type=int, default=cores())
-    parser.add_argument("--server-args", default="", help="further flags for tailrace serve, in one string")
-    parser.add_argument("--json", type=Path, help="write the results here too")
+    add_server_flags(parser)
     return parser.parse_args(argv)
 
 
@@ -81,7 +78,7 @@ def main(argv: list[str] | None = None) -> int:
     local = resolve(ModelConfig(model=args.model, dtype=args.dtype))
     prompts = Prompts(Tokenizer.load(local.folder), args.prompt_tokens)
     half = args.streams // 2
-    each = half * (2 + int((args.ramp_s + args.seconds) * MOST / args.output_tokens))  # prompts of a half
+    each = half * (2 + int((args.ramp_s + args.seconds) * MOST / args.output_tokens))  # prompts of one half
     kinds = modes(args.no_ahead)
     shares: dict[str, list[tuple[float, float]]] = {mode: [] for mode in kinds}
     speeds: list[float] = []
@@ -89,25 +86,15 @@ def main(argv: list[str] | None = None) -> int:
         server = stack.enter_context(serving(args, local))
         clients = [stack.enter_context(Worker("bench.load", threads=1)) for _ in range(2)]
         pool = stack.enter_context(ThreadPoolExecutor(2))
+        request = {
+            "host": HOST,
+            "port": server["port"],
+            "streams": half,
+            "output_tokens": args.output_tokens,
+            "ramp_s": args.ramp_s,
+        }
 
-        def measure(halves: tuple[dict[str, Any], ...], seconds: float) -> tuple[float, float]:
-            """Tokens per second of each half of the streams."""
-            asked = [
-                {
-                    "host": HOST,
-                    "port": server["port"],
-                    "streams": half,
-                    "sampling": fields,
-                    "output_tokens": args.output_tokens,
-                    "ramp_s": args.ramp_s,
-                    "seconds": seconds,
-                    "prompts": prompts.take(each),
-                }
-                for fields in halves
-            ]
-            first, second = pool.map(lambda pair: pair[0].ask(pair[1]), zip(clients, asked, strict=True))
-            return first["tokens"] / seconds, second["tokens"] / seconds
-
+        measure = partial(in_halves, clients, pool, request, lambda: prompts.take(each))
         for halves in ((PLAIN, PLAIN), *(kind[:2] for kind in kinds.values())):
             measure(halves, WARM_UP_S)
         before = measure((PLAIN, PLAIN), args.seconds)
@@ -115,12 +102,38 @@ def main(argv: list[str] | None = None) -> int:
             for mode in sorted(kinds, reverse=turn % 2 == 1):
                 found = measure(kinds[mode][:2], args.seconds)
                 after = measure((PLAIN, PLAIN), args.seconds)
-                # the machine's mood changes from minute to minute: what came right before and after is what counts
+                # the machine's speed drifts by the minute, so each measurement is compared with those right before and
+                # after it
                 plain = [(one + other) / 2 for one, other in zip(before, after, strict=True)]
                 shares[mode].append((found[0] / plain[0], found[1] / plain[1]))
                 speeds.append(sum(plain))
                 before = after
             print(f"round {turn + 1} of {args.rounds}", file=sys.stderr, flush=True)
+    report(args, shares, speeds, kinds)
+    return 0
+
+
+def in_halves(
+    clients: list[Worker],
+    pool: ThreadPoolExecutor,
+    request: dict[str, Any],
+    prompts: Callable[[], list[list[int]]],
+    halves: tuple[dict[str, Any], ...],
+    seconds: float,
+) -> tuple[float, float]:
+    """Tokens per second of each half of the streams. halves: the fields of each half's requests."""
+    asked = [{**request, "sampling": fields, "seconds": seconds, "prompts": prompts()} for fields in halves]
+    first, second = pool.map(lambda pair: pair[0].ask(pair[1]), zip(clients, asked, strict=True))
+    return first["tokens"] / seconds, second["tokens"] / seconds
+
+
+def report(
+    args: argparse.Namespace,
+    shares: dict[str, list[tuple[float, float]]],
+    speeds: list[float],
+    kinds: dict[str, tuple[dict[str, Any], dict[str, Any], str]],
+) -> None:
+    """Print the table, and write the results if asked."""
     results = [
         {
             "mode": mode,
@@ -142,7 +155,6 @@ def main(argv: list[str] | None = None) -> int:
             args.json,
             {"machine": about, "streams": args.streams, "dtype": args.dtype, "plain": speeds, "results": results},
         )
-    return 0
 
 
 if __name__ == "__main__":

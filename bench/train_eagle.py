@@ -1,11 +1,12 @@
-"""Trains an EAGLE-3 head (arXiv 2503.01840) for a model on the CPU, on the model's own answers about text that installed packages hold.
+"""Trains an EAGLE-3 head (arXiv 2503.01840) for a model on the CPU, on the model's own answers about text of installed
+packages.
 
     python -m bench.train_eagle FOLDER
     tailrace serve --drafter eagle --draft-model FOLDER
 
-The head learns the model's distributions, not the text: at every position what the model would say next, also where it is guessed from
-the head's own outputs (--depth, the paper's training-time test). The same command gives the same file, bit for bit, on the same machine
-with the same packages and the same --threads: steps are counted, and no clock decides anything.
+The head learns the model's distributions, not the text: at every position what the model would say next, also after the
+head's own drafts (--depth, the paper's training-time test). The same command gives the same file, bit for bit, on the
+same machine with the same packages and the same --threads: steps are counted, and no clock decides anything.
 """
 
 from __future__ import annotations
@@ -23,27 +24,27 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bench.eagle_corpus import Sample, answered, engine_for, questions
+from bench.eagle_corpus import Sample, answered, engine_for
+from bench.eagle_head import Ends, TrainedHead, Weights, configured, ends_of, fresh
+from bench.eagle_questions import questions
 from bench.harness import cores
 from safetensors.torch import save_file
 from torch.nn import functional as F
 
 from tailrace.config import ModelConfig
-from tailrace.drafting.layer import Rotary
 from tailrace.models import resolve
 from tailrace.text.tokenizer import Tokenizer
 
-Weights = dict[str, torch.Tensor]
 Said = tuple[torch.Tensor, torch.Tensor]  # see `said`
-DEPTH_WEIGHT = 0.8  # of each further guess in the loss, as published
-HELD_OUT = 20  # one in so many samples is not trained on
-WINDOW = 16  # batches whose samples are sorted by length before they are cut, so that little is padded
-WARM_UP = 0.05  # of the steps
-CLIP = 1.0  # of the gradient's norm
+DEPTH_WEIGHT = 0.8  # weight of each further draft in the loss, as published
+HELD_OUT = 20  # one of so many samples is held out
+WINDOW = 16  # batches whose samples are sorted by length before they are cut, to avoid padding
+WARM_UP = 0.05  # share of the steps
+CLIP = 1.0  # limit of the gradient's norm
 
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:
-    """How long, and on how much."""
+    """The model, the amount of data, and the length of the training."""
     parser = argparse.ArgumentParser(
         prog="python -m bench.train_eagle", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -70,7 +71,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Ask, listen, train, write."""
+    """Get answers, train, write."""
     args = arguments(argv)
     start = time.perf_counter()
     local = resolve(ModelConfig(model=args.model, dtype=args.dtype))
@@ -86,175 +87,27 @@ def main(argv: list[str] | None = None) -> int:
     weights, losses, agreement = trained(config, samples, ends_of(runner), args)
     save(args.folder, config, weights)
     print(f"loss {losses[0]:.3f} at first, {losses[-1]:.3f} at last, {time.perf_counter() - start:.0f} s in all")
-    found = ", ".join(f"{share:.3f}" for share in agreement)
-    print(f"on samples that were not trained on, the model's likeliest token is the head's as guess 1, 2, …: {found}")
+    print(f"held-out samples: the head's draft 1, 2, … is the model's most likely token: {listed(agreement)}")
     return 0
+
+
+def listed(shares: Sequence[float]) -> str:
+    """The shares as text."""
+    return " ".join(f"{share:.3f}" for share in shares)
 
 
 def length(sample: Sample) -> int:
     return len(sample.last)
 
 
-# ---- the head
-
-
-@dataclass(frozen=True, slots=True)
-class Ends:
-    """What the head shares with its target, float32 [V, H]: its embedding, and its output head's weights."""
-
-    embedding: torch.Tensor
-    head: torch.Tensor
-
-
-def ends_of(runner: Any) -> Ends:
-    """A runner's. The output head is asked row by row, since it may be packed."""
-    embedding = runner.embed(torch.arange(runner.vocab_size)).float().clone()
-    columns = runner.head(torch.eye(runner.hidden_size, dtype=runner.dtype))
-    return Ends(embedding, columns.float().T.contiguous())
-
-
-def configured(folder: Path, layers: tuple[int, ...], vocab: int) -> dict[str, Any]:
-    """The head's config.json, for a Llama-like target."""
-    from transformers import AutoConfig
-
-    target = AutoConfig.from_pretrained(folder)
-    same = (
-        "hidden_size",
-        "intermediate_size",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "rms_norm_eps",
-        "max_position_embeddings",
-        "vocab_size",
-        "rope_parameters",
-    )
-    return {
-        "architectures": ["LlamaForCausalLMEagle3"],
-        "model_type": "llama",
-        "num_hidden_layers": 1,
-        "hidden_act": "silu",
-        **{name: getattr(target, name) for name in same},
-        "head_dim": getattr(target, "head_dim", None) or target.hidden_size // target.num_attention_heads,
-        "tie_word_embeddings": False,
-        "draft_vocab_size": vocab,
-        "fc_norm": True,
-        "norm_before_residual": True,
-        "eagle_aux_hidden_state_layer_ids": [i + 1 for i in layers],  # which counts inputs
-    }
-
-
-def fresh(config: dict[str, Any], layers: int, rows: torch.Tensor, generator: torch.Generator) -> Weights:
-    """Where training begins: the state is that of the highest layer, the layer adds little to it, and the output head is the target's.
-
-    Args:
-        rows: float32 [Vd, H], of the target's output head.
-    """
-    hidden, inner, dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
-    queries, keys = config["num_attention_heads"] * dim, config["num_key_value_heads"] * dim
-    shapes = {
-        "fc": (hidden, layers * hidden),
-        "midlayer.self_attn.q_proj": (queries, 2 * hidden),
-        "midlayer.self_attn.k_proj": (keys, 2 * hidden),
-        "midlayer.self_attn.v_proj": (keys, 2 * hidden),
-        "midlayer.self_attn.o_proj": (hidden, queries),
-        "midlayer.mlp.gate_proj": (inner, hidden),
-        "midlayer.mlp.up_proj": (inner, hidden),
-        "midlayer.mlp.down_proj": (hidden, inner),
-    }
-    weights = {
-        f"{name}.weight": torch.randn(shape, generator=generator) * 0.5 * shape[1] ** -0.5
-        for name, shape in shapes.items()
-    }
-    weights["fc.weight"][:, -hidden:] += torch.eye(hidden)
-    norms = ("input_layernorm", "hidden_norm", "post_attention_layernorm")
-    for name in (*(f"fc_norm.{i}" for i in range(layers)), *(f"midlayer.{norm}" for norm in norms), "norm"):
-        weights[f"{name}.weight"] = torch.ones(hidden)
-    weights["lm_head.weight"] = rows.clone()
-    return weights
-
-
-def rms(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    return F.rms_norm(x.float(), weight.shape, weight, eps)
-
-
-def later(x: torch.Tensor, by: int) -> torch.Tensor:
-    """[B, T, …] with everything `by` positions further on."""
-    return torch.cat([x[:, :1].expand(-1, by, *x.shape[2:]), x[:, :-by]], 1) if by else x
-
-
-class Head:
-    """An EAGLE-3 head as it is trained: drafting/eagle_heads.py computes the same, one entry at a time.
-
-    Entry j is made of the target's state at position j and of the token at j + 1, and guesses the token at j + 2. At depth s the state is
-    the head's own output at entry j − 1 and depth s − 1: its draft number s + 1 where drafting began at entry j − s.
-    """
-
-    def __init__(self, config: dict[str, Any]) -> None:
-        from transformers import LlamaConfig
-
-        self.rotary, self.eps = Rotary(LlamaConfig(**config), torch.float32, "cpu"), config["rms_norm_eps"]
-        self.heads, self.kv_heads, self.dim = (
-            config[name] for name in ("num_attention_heads", "num_key_value_heads", "head_dim")
-        )
-
-    def __call__(self, w: Weights, embedded: torch.Tensor, states: torch.Tensor, depth: int) -> Iterator[torch.Tensor]:
-        """Of each depth the logits [B, T, Vd].
-
-        Args:
-            embedded: [B, T, H], the tokens at positions 1 … T. states: [B, T, C·H], at positions 0 … T − 1.
-        """
-        count = states.shape[1]
-        parts = states.chunk(states.shape[2] // embedded.shape[2], -1)
-        normed = [rms(part, w[f"fc_norm.{i}.weight"], self.eps) for i, part in enumerate(parts)]
-        state = F.linear(torch.cat(normed, -1), w["fc.weight"])
-        entering = rms(embedded, w["midlayer.input_layernorm.weight"], self.eps)
-        rope = tuple(part[:, None] for part in self.rotary(torch.arange(count)))
-        behind = torch.arange(count)[:, None] - torch.arange(count)
-        held: list[tuple[torch.Tensor, torch.Tensor]] = []  # keys and values of each depth, [B, T, Hkv, D]
-        for s in range(depth):
-            residual = rms(state, w["midlayer.hidden_norm.weight"], self.eps)
-            x = torch.cat([entering, residual], -1)
-            q, k, v = (
-                F.linear(x, w[f"midlayer.self_attn.{name}_proj.weight"]).unflatten(-1, (-1, self.dim)) for name in "qkv"
-            )
-            held.append((turned(k, rope), v))
-            mixed = self._mix(turned(q, rope), held, behind >= s)
-            out = residual + F.linear(mixed, w["midlayer.self_attn.o_proj.weight"])
-            y = rms(out, w["midlayer.post_attention_layernorm.weight"], self.eps)
-            y = F.silu(F.linear(y, w["midlayer.mlp.gate_proj.weight"])) * F.linear(y, w["midlayer.mlp.up_proj.weight"])
-            out = out + F.linear(y, w["midlayer.mlp.down_proj.weight"])
-            yield F.linear(rms(out, w["norm.weight"], self.eps), w["lm_head.weight"])
-            state = later(out, 1)
-
-    def _mix(self, q: torch.Tensor, held: list[tuple[torch.Tensor, torch.Tensor]], seen: torch.Tensor) -> torch.Tensor:
-        """Attention at the last of the depths: over the entries of depth 0 that are far enough behind, then one of each further depth."""
-        spread = self.heads // self.kv_heads
-        first, *more = ((k.repeat_interleave(spread, 2), v.repeat_interleave(spread, 2)) for k, v in held)
-        scores = torch.einsum("bqhd,bkhd->bhqk", q, first[0]).masked_fill(~seen, -math.inf)
-        chain = [(later(k, len(more) - t), later(v, len(more) - t)) for t, (k, v) in enumerate(more, 1)]
-        own = [torch.einsum("bqhd,bqhd->bhq", q, k)[..., None] for k, _ in chain]
-        shares = (torch.cat([scores, *own], -1).float() * self.dim**-0.5).softmax(-1)
-        mixed = torch.einsum("bhqk,bkhd->bqhd", shares[..., : q.shape[1]], first[1].float())
-        for t, (_, v) in enumerate(chain):
-            mixed = mixed + shares[..., q.shape[1] + t].transpose(1, 2)[..., None] * v
-        return mixed.flatten(2)
-
-
-def turned(x: torch.Tensor, rope: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    """[B, T, heads, D] at its positions."""
-    cos, sin = rope
-    a, b = x.chunk(2, -1)
-    return x * cos + torch.cat([-b, a], -1) * sin
-
-
-# ---- training
-
-
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """Some samples, side by side and padded. embedded [B, T, H], states [B, T, C·H], as Head takes them. wanted: [B, T, Vd], the target's
-    probabilities of the head's tokens at the next position; likeliest: int64 [B, T], the head's id of the likeliest token there, −1 where
-    it does not know it; valid: bool [B, T]."""
+    """A padded batch of samples.
+
+    embedded: [B, T, H], states: [B, T, C·H], as TrainedHead takes them. wanted: [B, T, Vd], the target's probabilities
+    of the head's tokens at the next position. likeliest: int64 [B, T], the head's id of the most likely token there, −1
+    if the head lacks it. valid: bool [B, T].
+    """
 
     embedded: torch.Tensor
     states: torch.Tensor
@@ -264,7 +117,7 @@ class Lesson:
 
 
 def lesson(samples: Sequence[Sample], says: Sequence[Said], ids: torch.Tensor, ends: Ends) -> Lesson:
-    """The samples as a lesson. says: of each sample what `said` found."""
+    """The samples as a batch. says: what `said` found for each sample."""
     counts = torch.tensor([length(sample) - 1 for sample in samples])
 
     def padded(parts: list[torch.Tensor]) -> torch.Tensor:
@@ -284,16 +137,16 @@ def lesson(samples: Sequence[Sample], says: Sequence[Said], ids: torch.Tensor, e
 
 
 def said(sample: Sample, ends: Ends) -> Said:
-    """Of each position the target's likeliest token, int64 [n], and log Σ exp of its logits, float32 [n]."""
+    """Per position the target's most likely token, int64 [n], and the log Σ exp of its logits, float32 [n]."""
     logits = F.linear(sample.last.float(), ends.head).float()
     return logits.argmax(-1), logits.logsumexp(-1)
 
 
 def losses_of(logits: Iterator[torch.Tensor], to: Lesson) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Of each depth the cross-entropy per position, and the share of positions where the likeliest token is the target's."""
+    """Per depth the cross-entropy per position, and the share of positions where both most likely tokens agree."""
     for depth, found in enumerate(logits):
         valid = to.valid.clone()
-        valid[:, :depth] = False  # nothing begins before the text
+        valid[:, :depth] = False  # no drafting begins before the text
         each = -(to.wanted * found.float().log_softmax(-1)).sum(-1)
         agrees = to.likeliest == found.argmax(-1)
         count = valid.sum().clamp_min(1)
@@ -302,7 +155,7 @@ def losses_of(logits: Iterator[torch.Tensor], to: Lesson) -> Iterator[tuple[torc
 
 @torch.no_grad()
 def vocabulary(says: Sequence[Said], ends: Ends, count: int) -> torch.Tensor:
-    """The tokens that the target most often found the likeliest, ascending, int64 [count]; ties go to the smaller id."""
+    """The tokens that are most often the target's most likely one, ascending, int64 [count]; smaller ids win ties."""
     often = torch.bincount(torch.cat([best for best, _ in says]), minlength=len(ends.head))
     return often.sort(descending=True, stable=True).indices[:count].sort().values
 
@@ -310,7 +163,7 @@ def vocabulary(says: Sequence[Said], ends: Ends, count: int) -> torch.Tensor:
 def trained(
     config: dict[str, Any], samples: Sequence[Sample], ends: Ends, args: argparse.Namespace
 ) -> tuple[Weights, list[float], list[float]]:
-    """The head's tensors; the loss of every step; on samples that were held out, how often the likeliest token is the target's by depth.
+    """The trained tensors; the loss of every step; by depth, how often held-out likeliest tokens agree.
 
     Raises:
         ValueError: there are not enough samples.
@@ -325,52 +178,60 @@ def trained(
     ids = vocabulary([says[i] for i in kept], ends, config["draft_vocab_size"])
     generator = torch.Generator().manual_seed(args.seed)
     weights = fresh(config, samples[0].states.shape[1] // config["hidden_size"], ends.head[ids], generator)
-    head = Head(config)
+    head = TrainedHead(config)
 
     def taught(chosen: Sequence[int]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         to = lesson([samples[i] for i in chosen], [says[i] for i in chosen], ids, ends)
         with products():
             yield from losses_of(head(weights, to.embedded, to.states, args.depth), to)
 
-    for tensor in weights.values():
-        tensor.requires_grad_()
-    matrices = [tensor for tensor in weights.values() if tensor.dim() > 1]
-    optimizer = torch.optim.AdamW(
-        [
-            {"params": matrices, "weight_decay": 0.01},
-            {"params": [tensor for tensor in weights.values() if tensor.dim() == 1], "weight_decay": 0.0},
-        ],
-        lr=args.rate,
-        betas=(0.9, 0.95),
-    )
+    optimizer = optimizer_of(weights, args.rate)
     losses: list[float] = []
     chosen = batches([length(samples[i]) for i in kept], args.batch, args.seed)
     for step in range(args.steps):
-        for group in optimizer.param_groups:
-            group["lr"] = args.rate * pace(step, args.steps)
-        total, first, agreement = 0.0, math.nan, []
-        for depth, (loss, agrees) in enumerate(taught([kept[i] for i in next(chosen)])):
-            total = total + loss * DEPTH_WEIGHT**depth
-            first = float(loss.detach()) if depth == 0 else first
-            agreement.append(float(agrees))
-        optimizer.zero_grad()
-        total.backward()  # type: ignore[union-attr]
-        torch.nn.utils.clip_grad_norm_(weights.values(), CLIP)
-        optimizer.step()
+        rate = args.rate * pace(step, args.steps)
+        first, agreement = learn(optimizer, rate, weights, taught([kept[i] for i in next(chosen)]))
         losses.append(first)
         if (step + 1) % 10 == 0:
-            shares = " ".join(f"{share:.3f}" for share in agreement)
-            print(f"step {step + 1}: loss {first:.3f}, agreement {shares}", file=sys.stderr, flush=True)
+            print(f"step {step + 1}: loss {first:.3f}, agreement {listed(agreement)}", file=sys.stderr, flush=True)
     agreement = torch.zeros(args.depth)
     with torch.no_grad():
         for i in held:
             agreement += torch.tensor([float(agrees) for _, agrees in taught([i])]) / len(held)
-    offsets = {"d2t": ids - torch.arange(len(ids))}
-    return {name: tensor.detach() for name, tensor in weights.items()} | offsets, losses, agreement.tolist()
+    found = {name: tensor.detach() for name, tensor in weights.items()} | {"d2t": ids - torch.arange(len(ids))}
+    return found, losses, agreement.tolist()
+
+
+def learn(
+    optimizer: torch.optim.Optimizer,
+    rate: float,
+    weights: Weights,
+    depths: Iterator[tuple[torch.Tensor, torch.Tensor]],
+) -> tuple[float, list[float]]:
+    """One step of training. depths: loss and agreement per depth. Returns the first depth's loss, all agreements."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    losses, agreement = zip(*depths, strict=True)
+    total = sum(loss * DEPTH_WEIGHT**depth for depth, loss in enumerate(losses))
+    optimizer.zero_grad()
+    total.backward()  # type: ignore[union-attr]
+    torch.nn.utils.clip_grad_norm_(weights.values(), CLIP)
+    optimizer.step()
+    return float(losses[0].detach()), [float(share) for share in agreement]
+
+
+def optimizer_of(weights: Weights, rate: float) -> torch.optim.Optimizer:
+    """AdamW over the tensors, which get gradients; only matrices decay."""
+    for tensor in weights.values():
+        tensor.requires_grad_()
+    matrices = [tensor for tensor in weights.values() if tensor.dim() > 1]
+    vectors = [tensor for tensor in weights.values() if tensor.dim() == 1]
+    groups = [{"params": matrices, "weight_decay": 0.01}, {"params": vectors, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95))
 
 
 def pace(step: int, steps: int) -> float:
-    """Of the rate: up to 1 in a straight line, then down along a cosine."""
+    """Factor of the learning rate: linear up to 1, then down along a cosine."""
     warm = max(1, round(WARM_UP * steps))
     if step < warm:
         return (step + 1) / warm
@@ -378,7 +239,7 @@ def pace(step: int, steps: int) -> float:
 
 
 def batches(lengths: Sequence[int], size: int, seed: int) -> Iterator[list[int]]:
-    """Without end, samples of about equal length together, in another order in each round."""
+    """Endless batches of samples of similar length, in another order in each round."""
     rng = random.Random(seed)
     while True:
         order = rng.sample(range(len(lengths)), len(lengths))
@@ -391,7 +252,7 @@ def batches(lengths: Sequence[int], size: int, seed: int) -> Iterator[list[int]]
 
 
 def save(folder: Path, config: dict[str, Any], weights: Weights) -> None:
-    """The head, weights in bfloat16."""
+    """Write the head, with weights in bfloat16."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {
         name: tensor.to(torch.bfloat16).contiguous() if tensor.is_floating_point() else tensor

@@ -1,4 +1,4 @@
-// Attention of a flat bag of query tokens over a block-paged KV cache: decodes and causal prefill chunks in one call.
+// Attention of a flat batch of query tokens over a block-paged KV cache: decodes and causal prefill chunks in one call.
 //
 // Layout. Keys lie transposed within a block, so that one load holds 16 positions of a pair of dimensions and scores
 // come out side by side, without horizontal sums; values lie in pairs of positions, so that the weighted sum takes two
@@ -49,7 +49,7 @@ struct State {
 // Adds `part` to `total`, both relative to their own maxima.
 void merge(State &total, const State &part, int rows, int64_t dim) {
     for (int r = 0; r < rows; ++r) {
-        if (part.sum[r] == 0.0f) continue;  // saw nothing; a NaN sum goes on, it must not be lost
+        if (part.sum[r] == 0.0f) continue;  // it saw no position; a NaN sum is not 0 and is kept
         const float max = std::max(total.max[r], part.max[r]);
         const float a = total.max[r] == kNone ? 0.0f : fast_exp2(total.max[r] - max);
         const float b = fast_exp2(part.max[r] - max);
@@ -323,7 +323,7 @@ template <typename T> struct Walk {
         const T *keys[4], *values[kChunk];
         int units = 0;
         for (int i = 0; i < 4; ++i) {
-            // past the end any valid address will do: those scores are masked
+            // past the end any valid address is fine: those scores are masked
             const int64_t position = base + (16 * i < count ? 16 * i : 0);
             const int64_t at = block_base(position), in = position % c.block_size;
             keys[i] = static_cast<const T *>(c.keys) + at + in * pair;
@@ -331,7 +331,8 @@ template <typename T> struct Walk {
             for (int j = 16 * i; j < std::min(16 * i + 16, count); j += pair, value += pair * c.head_dim)
                 values[units++] = value;
         }
-        if (pair == 2 && count % 2) {  // the last pair's other half is nobody's yet: a zero weight must not meet its NaN
+        // the other half of the last pair is not written yet: a zero weight must not be multiplied with its NaN
+        if (pair == 2 && count % 2) {
             for (int64_t d = 0; d < c.head_dim; ++d) {
                 spare[2 * d] = values[units - 1][2 * d];
                 spare[2 * d + 1] = T{0};

@@ -1,4 +1,4 @@
-// How much there is in a JSON text: one pass, no memory, nothing judged that a parser will judge.
+// Counts what is in a JSON text: one pass, no memory. Errors are left to the parser.
 #include "json.h"
 
 #include <array>
@@ -7,7 +7,8 @@ namespace tailrace {
 namespace {
 
 constexpr int64_t kShort = 19;  // digits of a number that a machine word holds
-constexpr int64_t kSquare = 4096;  // a longer one takes the square of its length to read; of 64 digits as long as a string
+// Reading a longer number takes time quadratic in its length; with 64 digits as long as reading a string.
+constexpr int64_t kSquare = 4096;
 
 // The bytes that end a number or a name such as true.
 constexpr std::array<bool, 256> ends_value = [] {
@@ -16,14 +17,14 @@ constexpr std::array<bool, 256> ends_value = [] {
     return found;
 }();
 
-// The surrogate that an escape at p stands for, or 0.
+// The surrogate of an escape at p, or 0.
 int surrogate(const char *p, const char *end) {
     if (end - p < 6 || p[0] != '\\' || p[1] != 'u' || (p[2] | 0x20) != 'd') return 0;
     const int digit = p[3] <= '9' ? p[3] - '0' : (p[3] | 0x20) - 'a' + 10;
     return digit >= 8 && digit <= 15 ? digit : 0;
 }
 
-// Behind the string that begins at p, which is behind its quote.
+// Returns the end of the string whose first character, after its quote, is at p.
 const char *skip_string(const char *p, const char *begin, const char *end, JsonSize &size) {
     while (p < end && *p != '"') {
         if (*p != '\\') {

@@ -7,7 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tailrace.config import SECTIONS, Config, ModelConfig, fields, load
+from tailrace.config import SECTIONS, Config, ModelConfig
+from tailrace.config_sources import fields, load
 from tailrace.errors import ConfigError
 
 

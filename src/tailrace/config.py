@@ -1,17 +1,14 @@
-"""The operator's settings: frozen sections, one per room, each handed to its room alone.
+"""The operator's settings: frozen sections, one per room. Each room gets its own section only.
 
-`load` reads them once, at the edge: flag over environment (TAILRACE_<SECTION>_<FIELD>) over file (TOML, one table per
-section) over default. Nothing below this file reads a flag, the environment or a file of settings.
+config_sources.py reads them once, at the edge. Nothing else reads a flag, the environment or a file of settings.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import tomllib
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -22,7 +19,7 @@ Natural = Annotated[int, msgspec.Meta(ge=0)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 Amount = Annotated[float, msgspec.Meta(ge=0)]
-NAME = re.compile(r"[A-Za-z0-9._:@/+-]{1,128}")  # of a model
+MODEL_NAME = re.compile(r"[A-Za-z0-9._:@/+-]{1,128}")
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 
 
@@ -39,11 +36,11 @@ class ModelConfig(Section, frozen=True):
     """Which model, and in which arithmetic.
 
     model: a Hugging Face folder, a hub id, a GGUF file, or None for the small default model.
-    name: the name clients use (and the only one they may); None takes it from the model.
+    name: the only name that clients may use; None: the model's own.
     processors: logits processors that requests may name: "name=package.module:function", separated by commas.
-    lora: adapters by the names that requests choose them by: "name=folder", separated by commas.
+    lora: LoRA adapters by the names that requests use: "name=folder", separated by commas.
     dtype: of weights and KV cache. device: "auto" takes a CUDA GPU if there is one. threads: 0 is one per core.
-    cuda_graphs: on a GPU, whether steps that only decode are launched as CUDA graphs.
+    cuda_graphs: on a GPU, launch decode steps as CUDA graphs.
     """
 
     model: str | None = None
@@ -67,7 +64,7 @@ class ModelConfig(Section, frozen=True):
         found: dict[str, str] = {}
         for part in filter(None, map(str.strip, self.lora.split(","))):
             name, _, folder = part.partition("=")
-            if not NAME.fullmatch(name) or not folder or name in found:
+            if not MODEL_NAME.fullmatch(name) or not folder or name in found:
                 raise ConfigError(
                     f"model.lora must be NAME=FOLDER, NAME=FOLDER, … with different names, got {self.lora!r:.200}"
                 )
@@ -76,8 +73,12 @@ class ModelConfig(Section, frozen=True):
 
 
 class CacheConfig(Section, frozen=True):
-    """The block-paged KV cache. num_blocks 0 takes as many as fit `memory_gib` (0: a share of what is free). memory_growth_gib: what
-    requests may make the engine's process hold beyond it; 0: half of what is available when it is ready."""
+    """The block-paged KV cache.
+
+    num_blocks: 0: as many as fit into `memory_gib`, whose 0 stands for a share of the free memory.
+    memory_growth_gib: memory that requests may add to the engine's process; 0: half of what is available when it is
+    ready.
+    """
 
     block_size: Positive = 16
     num_blocks: Natural = 0
@@ -87,11 +88,16 @@ class CacheConfig(Section, frozen=True):
 
 
 class SchedulerConfig(Section, frozen=True):
-    """Limits of one step and of the waiting line. max_model_len 0 takes the model's own. overlap: whether a step is planned while the one
-    before runs; auto: on a GPU. stall_s: a step that takes longer is told as a stall (/health, log, metrics); 0: none is.
-    redraws_per_token: how many tokens a sequence with banned strings or patterns may draw in vain for each that it delivers (16 more count
-    as delivered at its beginning) before it ends. host_ms: of processor time that the sequences of one call may take in a step beside
-    the model; where they take more they take turns."""
+    """Limits of one step and of the waiting line.
+
+    max_model_len: 0: the model's own.
+    overlap: plan a step while the one before runs; auto: on a GPU.
+    stall_s: a step that takes longer is reported as a stall (/health, log, metrics); 0: never.
+    redraws_per_token: tokens that a sequence with banned strings or patterns may discard per delivered token before it
+    ends; 16 count as delivered at its start.
+    host_ms: processor time per step that the sequences of one request may take besides the model; beyond it they take
+    turns.
+    """
 
     max_num_seqs: Positive = 64
     max_num_batched_tokens: Positive = 512
@@ -103,16 +109,18 @@ class SchedulerConfig(Section, frozen=True):
     host_ms: Positive = 25
 
 
-WITH_WEIGHTS = ("draft_model", "eagle", "block")  # drafters that have weights of their own
+WITH_WEIGHTS = ("draft_model", "eagle", "block")  # drafters with weights of their own
 
 
 class SpeculationConfig(Section, frozen=True):
-    """Guessing ahead: who guesses (drafting/__init__.py lists them), with which weights, how far, how it is verified.
+    """Speculative decoding: the drafter (drafting/__init__.py lists them), its weights, its length, the rule of
+    verification.
 
-    drafter: "none", "ngram", "suffix", "early_exit", "draft_model", "eagle" or "block". model: the folder (or hub id, or GGUF file) of the
-    last three. max_drafts: tokens per step at most. adaptive: fewer, or none, where guessing would lose. rule: auto is exact for guessed
-    tokens and rejection for those drawn from distributions. layers: of the target, that early_exit runs; 0: a quarter of them.
-    cache_gib: memory for a draft model's own KV cache.
+    drafter: "none", "ngram", "suffix", "early_exit", "draft_model", "eagle" or "block". model: the folder (or hub id,
+    or GGUF file) of the last three.
+    max_drafts: tokens per step at most. adaptive: draft fewer tokens, or none, where drafting would lose time.
+    rule: auto is exact for guessed tokens, and rejection for tokens drawn from distributions.
+    layers: of the target, for early_exit; 0: a quarter of them. cache_gib: memory for a draft model's own KV cache.
     """
 
     drafter: Literal["none", "ngram", "suffix", "early_exit", "draft_model", "eagle", "block"] = "none"
@@ -125,9 +133,13 @@ class SpeculationConfig(Section, frozen=True):
 
 
 class GrammarConfig(Section, frozen=True):
-    """Structured output. timeout_s, memory_mib: a grammar that takes more to compile is refused. workers: one grammar that takes long does
-    not keep the others waiting; a second process starts when it is first needed. cached: compiled grammars kept.
-    threads: that fill masks. step_ms: of processor time that one sequence's grammar may take in a step."""
+    """Structured output.
+
+    timeout_s, memory_mib: a grammar that takes more to compile is refused.
+    workers: compiling processes, so that a slow grammar does not delay others; each starts when it is first needed.
+    cached: compiled grammars kept. threads: threads that fill masks.
+    step_ms: processor time that one sequence's grammar may take in a step.
+    """
 
     timeout_s: Seconds = 10.0
     memory_mib: Positive = 1024
@@ -138,7 +150,7 @@ class GrammarConfig(Section, frozen=True):
 
 
 class EngineConfig(Section, frozen=True):
-    """All that the engine process needs; crosses to it as one message at start."""
+    """All settings of the engine process; sent to it as one message at start."""
 
     model: ModelConfig = ModelConfig()
     cache: CacheConfig = CacheConfig()
@@ -148,27 +160,29 @@ class EngineConfig(Section, frozen=True):
 
 
 class ServerConfig(Section, frozen=True):
-    """The HTTP front ends, so many processes on one port. `on_engine_death`: exit with an error, or start a new engine. Times are in
-    seconds.
+    """The HTTP front ends. Times are in seconds.
 
-    model_defaults: sampling fields that a request leaves out come from the model's generation config, where it has some.
-    api_keys, cors_origins: separated by commas; none: anybody may call, no other site's pages may.
-    log_requests: one line in the log per request that has ended.
-    max_request_s: a request that takes longer ends with what it has; 0: none does. keep_alive_s: a stream that was silent for so long
-    gets a comment. max_body_mib: of a request, also once it is unpacked.
-    max_headers, max_header_line_bytes, max_header_bytes, max_url_bytes: of a request's head. header_timeout_s, body_timeout_s: that they
-    may take to come. idle_timeout_s: that a connection may be without a request; longer than common proxies', so that they close first.
-    max_connections, max_connections_per_address: of one front end; 0: as many from one address as there may be in all.
-    allowed_hosts: names by which the server may be called, separated by commas; "*": any; none: where it listens on loopback, loopback's
-    own, elsewhere any.
-    max_body_items: objects, lists and strings (names too) in its JSON; of numbers four times as many. max_tokenize_kib: of a
-    body for /tokenize and /detokenize, where no context bounds it.
-    stream_interval: tokens of a sequence that its stream sends together; stream_interval_ms: after which it sends what there is, and 0: the
+    front_ends: processes that listen on the one port. on_engine_death: exit with an error, or start a new engine.
+    model_defaults: fields that a request leaves out come from the model's generation config, if it has them.
+    api_keys, cors_origins: separated by commas; none: everybody may call, but pages of other sites may not.
+    log_requests: a log line for each request that has ended.
+    max_request_s: a longer request ends with what it has; 0: no limit. keep_alive_s: a silent stream gets a comment
+    after this time.
+    max_body_mib: of a request, compressed or not. max_headers, max_header_line_bytes, max_header_bytes, max_url_bytes:
+    limits of a request's head.
+    header_timeout_s, body_timeout_s: time for them to arrive. idle_timeout_s: time that a connection may stay without a
+    request; longer than that of common proxies, so that they close first.
+    max_connections, max_connections_per_address: of one front end; 0: no limit per address.
+    allowed_hosts: accepted host names, separated by commas; "*": any; none: loopback names if it listens on loopback,
+    else any.
+    max_body_items: objects, lists and strings (names too) in a body's JSON; four times as many numbers.
+    max_tokenize_kib: of a body for /tokenize and /detokenize, which no context bounds.
+    stream_interval: tokens of a sequence sent together; stream_interval_ms: send what there is after this time; 0: the
     number alone decides. The first tokens never wait.
-    stream_buffer_kib: what may wait for a client that reads slowly. slow_readers: whether one for whom more waits is ended with what it
-    has ("cut"), or all of it kept, as far as the context goes ("keep").
-    reasoning_parser, tool_parser: how the model marks what it thinks and the tools it calls (text/channels.py, text/tools); auto looks
-    at its vocabulary and chat template, none leaves all of it in the content.
+    stream_buffer_kib: unread data of a slow client. slow_readers: beyond it, end the request with what it has ("cut")
+    or keep all of it ("keep").
+    reasoning_parser, tool_parser: how the model marks its reasoning and its tool calls (text/reasoning.py,
+    text/tool_parsers); auto reads its vocabulary and chat template; none leaves everything in the content.
     """
 
     host: str = "127.0.0.1"
@@ -218,8 +232,8 @@ class ServerConfig(Section, frozen=True):
 
 
 class Config(Section, frozen=True):
-    """Every section. models: where several are served, or one by a name of its own: name → its engine's settings, which are those of the
-    sections but for what it says itself."""
+    """Every section. models: if several are served, or one under a name of its own: name → settings of its engine. What
+    they don't set comes from the sections."""
 
     model: ModelConfig = ModelConfig()
     cache: CacheConfig = CacheConfig()
@@ -249,77 +263,3 @@ class Config(Section, frozen=True):
 ENGINE_SECTIONS = ("model", "cache", "scheduler", "speculation", "grammar")
 SECTIONS = (*ENGINE_SECTIONS, "server")
 MODELS = "models"
-
-
-def load(
-    flags: Mapping[str, Mapping[str, Any]] | None = None,
-    env: Mapping[str, str] | None = None,
-    file: str | Path | None = None,
-) -> Config:
-    """Settings from flags ({section: {field: value}}, None values skipped), environment and file, in that precedence. What is said of one
-    model ({"models": {name: {section: {field: value}}}} in flags and file) goes before what is said of all.
-
-    Raises:
-        ConfigError: naming the field, for an unknown table or field, a wrong type, or a file that can't be read.
-    """
-    merged: dict[str, dict[str, Any]] = {name: {} for name in (*SECTIONS, MODELS)}
-    if file is not None:
-        try:
-            tables = tomllib.loads(Path(file).read_text())
-        except (OSError, tomllib.TOMLDecodeError) as error:
-            raise ConfigError(f"{file}: {error}") from error
-        for name, table in tables.items():
-            if name not in merged or not isinstance(table, dict):
-                raise ConfigError(f"{file}: unknown table [{name}]; there are {', '.join((*SECTIONS, MODELS))}")
-            (merge_models if name == MODELS else dict.update)(merged[name], table)
-    env = os.environ if env is None else env
-    for name in SECTIONS:
-        for field in fields(name):
-            value = env.get(f"TAILRACE_{name}_{field}".upper())
-            if value is not None:
-                merged[name][field] = value
-    for name, given in (flags or {}).items():
-        if name == MODELS:
-            merge_models(merged[MODELS], given)
-            continue
-        merged[name].update({field: value for field, value in given.items() if value is not None})
-    merged[MODELS] = {name: of_model(name, own, merged) for name, own in merged[MODELS].items()}
-    try:
-        return msgspec.convert(merged, Config, strict=False)
-    except msgspec.ValidationError as error:
-        raise ConfigError(str(error)) from error
-
-
-def merge_models(models: dict[str, Any], given: Mapping[str, Any]) -> None:
-    """Add what is said of single models: {name: {section: {field: value}}}."""
-    for name, own in given.items():
-        if not isinstance(own, Mapping) or not all(isinstance(table, Mapping) for table in own.values()):
-            raise ConfigError(f"models.{name} must hold tables, one per section: {', '.join(ENGINE_SECTIONS)}")
-        for section, table in own.items():
-            models.setdefault(name, {}).setdefault(section, {}).update(table)
-        models.setdefault(name, {})
-
-
-def of_model(name: str, own: Mapping[str, Any], common: Mapping[str, Any]) -> dict[str, Any]:
-    """The sections of one model: its own fields over those of all, its name among them."""
-    if not NAME.fullmatch(name):
-        raise ConfigError(f"a model's name must be 1 to 128 letters, digits or any of . _ : @ / + -, got {name!r:.200}")
-    if "name" in own.get("model", {}) or common["model"].get("name") is not None:
-        raise ConfigError(
-            f"the model {name!r} has its name already; it takes no other (--served-model-name, model.name)"
-        )
-    sections = {section: {**common[section], **own.get(section, {})} for section in ENGINE_SECTIONS}
-    sections["model"]["name"] = name
-    return {**own, **sections}
-
-
-def fields(section: str) -> tuple[str, ...]:
-    """The field names of a section."""
-    return {
-        "model": ModelConfig,
-        "cache": CacheConfig,
-        "scheduler": SchedulerConfig,
-        "speculation": SpeculationConfig,
-        "grammar": GrammarConfig,
-        "server": ServerConfig,
-    }[section].__struct_fields__

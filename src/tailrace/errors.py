@@ -20,8 +20,8 @@
         ├── NotReadyError            the engine is still starting, or the server is shutting down: 503, try later
         └── EngineDeadError          the engine process is gone: 503
 
-Internal code raises; api/error_handlers.py is the one place that turns an error into an HTTP answer, and engine/step.py the
-one place that turns an error of a single request into its `Failed` message.
+Internal code raises. Only api/error_handlers.py turns an error into an HTTP answer. Only engine/step.py turns the error
+of a single request into its `Failed` message.
 """
 
 from __future__ import annotations

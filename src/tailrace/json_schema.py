@@ -1,4 +1,4 @@
-"""Where subschemas stand in a JSON Schema, for the rooms that read schemas and must not know each other."""
+"""Where a JSON Schema has subschemas. For the rooms that read schemas and must not import each other."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote
 
-# where subschemas stand: as the value itself, in a list, by name
+# keywords whose value is a subschema, a list of subschemas, or subschemas by name
 ONE = (
     "additionalItems",
     "additionalProperties",
@@ -26,7 +26,8 @@ MAP = ("$defs", "definitions", "dependencies", "dependentSchemas", "patternPrope
 
 
 def subschemas(schema: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every subschema that is an object, itself too, with its place as a JSON pointer; also those that only a local $ref leads to."""
+    """Every subschema that is an object, the root included, with its place as a JSON pointer. Includes those that only
+    a local $ref leads to."""
     seen: set[int] = set()
     waiting = [("#", schema)]
     while waiting:
@@ -40,7 +41,7 @@ def subschemas(schema: Any) -> Iterator[tuple[str, dict[str, Any]]]:
             continue
         if ref.startswith("#/"):
             waiting.append((ref, pointed(schema, ref)))
-        else:  # an anchor, or an address: whatever there is may be meant
+        else:  # an anchor or an address: every object may be meant
             waiting += objects("#", schema)
 
 
@@ -56,7 +57,7 @@ def children(node: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def pointed(schema: Any, ref: str) -> Any:
-    """What a local JSON pointer as a fragment (RFC 6901) shows; None: nothing."""
+    """The target of a local JSON pointer in a fragment (RFC 6901); None if there is none."""
     for part in unquote(ref[2:]).split("/"):
         name = part.replace("~1", "/").replace("~0", "~")
         if isinstance(schema, list):
@@ -67,7 +68,7 @@ def pointed(schema: Any, ref: str) -> Any:
 
 
 def objects(place: str, value: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """All objects within, with their places."""
+    """All objects in a value, with their places."""
     waiting = [(place, value)]
     while waiting:
         place, value = waiting.pop()
@@ -79,14 +80,14 @@ def objects(place: str, value: Any) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def listed(node: Mapping[str, Any]) -> list[str]:
-    """Required names; draft 3 had a bool there, which binds no more."""
+    """The required names; draft 3 had a bool there, which is no longer binding."""
     names = node.get("required")
     return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
 
 
 def free_counts(schema: Any) -> Iterator[tuple[str, float]]:
-    """Places where minProperties could be met by the same name twice, which counts once when it is read, and how many they ask for. No
-    library keeps an object from it."""
+    """Places where minProperties could be met by writing the same name twice, and how many names they require. A reader
+    counts such a name once, and no library prevents it."""
     for place, node in subschemas(schema):
         least = node.get("minProperties", 0)
         free = node.get("additionalProperties", True) is not False or "patternProperties" in node

@@ -1,4 +1,4 @@
-"""How a process logs, and how those that it starts hear of it: by the environment."""
+"""Logging of a process. A child process gets its settings through the environment."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from tailrace.errors import ConfigError
 from tailrace.extras import needs
 
 LEVEL_VARIABLE, FORMAT_VARIABLE = "TAILRACE_LOG", "TAILRACE_LOG_FORMAT"
-MODEL_VARIABLE = "TAILRACE_LOG_MODEL"  # whose engine a process is, where there are several
+MODEL_VARIABLE = "TAILRACE_LOG_MODEL"  # the model of an engine process, if there are several
 LOG_FORMATS = ("text", "json")
 
 
 def start_logging(level: str, form: str, model: str = "") -> None:
-    """Log to stderr, as lines of text or as one JSON object a line with what `extra` gives; Python's warnings then too. model: every line
-    names it.
+    """Log to stderr: lines of text, or one JSON object per line with the fields of `extra`. JSON logs include Python's
+    warnings. model: named in every line.
 
     Raises:
-        ConfigError: another form. MissingExtraError: of json, where the extra serve is not installed.
+        ConfigError: an unknown format. MissingExtraError: json needs the extra `serve`.
     """
     if form not in LOG_FORMATS:
         raise ConfigError(f"the log's format must be one of {', '.join(LOG_FORMATS)}, got {form!r}")
@@ -33,7 +33,7 @@ def start_logging(level: str, form: str, model: str = "") -> None:
             ["levelname", "name", "message"],
             rename_fields={"levelname": "level", "name": "logger", "exc_info": "exception", "stack_info": "stack"},
             timestamp="time",
-            defaults={"time": None},  # so that it comes first
+            defaults={"time": None},  # makes it the first field
             static_fields={"model": model} if model else None,
             reserved_attrs=[*RESERVED_ATTRS, "color_message"],  # uvicorn's second copy of its message, for terminals
         )
@@ -44,7 +44,7 @@ def start_logging(level: str, form: str, model: str = "") -> None:
 
 
 def start_inherited_logging() -> None:
-    """As the process that started this one logs.
+    """Log as the process that started this one does.
 
     Raises:
         ConfigError: see start_logging.

@@ -20,7 +20,7 @@ MAIN = """
 import sys, msgspec
 from tailrace.api.serve import serve
 from tailrace.api.workers import Model
-from tailrace.config import load
+from tailrace.config_sources import load
 from tailrace.text.tokenizer import Tokenizer
 config = load(msgspec.json.decode(sys.argv[1]), env={})
 models = [Model(one.engine, sys.argv[2]) for one in config.each()]

@@ -17,12 +17,12 @@ import pytest
 from api.test_forced_tools import MARKS, script_of, tool, vocabulary
 from tailrace.errors import ParameterError
 from tailrace.grammar.check import UnsupportedError
-from tailrace.text.channels import ChannelSplitter
-from tailrace.text.tool_parsers import TOOLS, declared
-from tailrace.text.tool_parsers.grammar import forced, optional
+from tailrace.text.channel_splitter import ChannelSplitter
+from tailrace.text.tool_parsers import TOOL_FORMATS, tool_schemas
+from tailrace.text.tool_parsers.grammar import forced_grammar, optional_grammar
 
 Schemas = dict[str, dict[str, Any]]
-FORMS = list(TOOLS)
+FORMS = list(TOOL_FORMATS)
 BARE = ("qwen3_coder", "glm4")  # texts stand there without quotes
 HOW = ("text", "token", "special")
 NAMES = ("where", "n", "b_2", "True_", "type", "name", "arguments", "id", "x9")
@@ -251,7 +251,7 @@ CHECKER = jsonschema.FormatChecker(("date", "ipv4"))
 
 def read(form: str, pieces: list[str], asked: list[dict[str, Any]]) -> tuple[list[tuple[str, str]], str, bool]:
     """The calls, their arguments as text; what else is said; whether the last call was cut."""
-    splitter = ChannelSplitter(None, TOOLS[form], False, declared(asked))
+    splitter = ChannelSplitter(None, TOOL_FORMATS[form], False, tool_schemas(asked))
     segments = [segment for piece in pieces for segment in splitter.feed(piece)] + splitter.flush()
     calls: list[tuple[str, str]] = []
     for call in (segment.call for segment in segments if segment.call is not None):
@@ -283,7 +283,7 @@ def test_all_that_a_random_grammar_lets_through_is_read_as_calls_that_fit(form, 
         asked, many = tools_of(rng), rng.random() < 0.5
         schemas = schemas_of(asked)
         try:
-            source = forced(TOOLS[form], script_of(form, how, asked, many=many))
+            source = forced_grammar(TOOL_FORMATS[form], script_of(form, how, asked, many=many))
             text = vocabulary(form, how).walk(source, seed, ENDS)
         except (ParameterError, UnsupportedError):
             continue  # it says so
@@ -299,7 +299,7 @@ def test_all_that_a_random_grammar_lets_through_is_read_as_calls_that_fit(form, 
 @pytest.mark.parametrize("form", FORMS)
 def test_free_text_may_hold_calls_that_fit_and_nothing_else_is_taken_for_one(form):
     """As with tool_choice "auto" and strict tools."""
-    called, opening = 0, TOOLS[form].markers[0][0]
+    called, opening = 0, TOOL_FORMATS[form].markers[0][0]
     for seed in range(2 * WALKS):
         rng = random.Random(f"{form} {seed}")
         how = rng.choice(HOW) if MARKS[form] else "text"
@@ -307,7 +307,7 @@ def test_free_text_may_hold_calls_that_fit_and_nothing_else_is_taken_for_one(for
         schemas = schemas_of(asked)
         begin = {"llama3_json": '{"name": "', "pythonic": f"[{asked[0]['function']['name']}("}.get(form, opening)
         try:
-            source = optional(TOOLS[form], script_of(form, how, asked, many=many))
+            source = optional_grammar(TOOL_FORMATS[form], script_of(form, how, asked, many=many))
             text = vocabulary(form, how).walk(source, seed, ENDS + len(ENDS) // 3 * (begin,))
         except (ParameterError, UnsupportedError):
             continue
@@ -317,7 +317,7 @@ def test_free_text_may_hold_calls_that_fit_and_nothing_else_is_taken_for_one(for
         assert many or len(calls) <= 1
         assert text == said if not calls else text.startswith(said.rstrip()), text
         called += bool(calls)
-    assert called > (0 if TOOLS[form].bare else 0.3 * WALKS)
+    assert called > (0 if TOOL_FORMATS[form].bare else 0.3 * WALKS)
 
 
 # ---- calls as models write them

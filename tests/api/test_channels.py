@@ -16,7 +16,7 @@ from tailrace.engine.token_bytes import TokenBytes, TokenText
 from tailrace.params import SamplingParams
 from tailrace.text.detokenize import detokenizer
 from tailrace.text.tokenizer import Tokenizer
-from tailrace.text.tool_parsers import TOOLS
+from tailrace.text.tool_parsers import TOOL_FORMATS
 
 TOOL = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
@@ -223,8 +223,10 @@ TEMPLATES = {
 def test_auto_chooses_by_what_the_template_writes(tokenizer, template):
     writer = Tokenizer(tokenizer.backend, template)
     name = TEMPLATES[template]
-    assert chosen("auto", TOOLS, lambda form: form.evidence, writer) is (None if name is None else TOOLS[name])
-    assert chosen("none", TOOLS, lambda form: form.evidence, writer) is None
+    assert chosen("auto", TOOL_FORMATS, lambda form: form.evidence, writer) is (
+        None if name is None else TOOL_FORMATS[name]
+    )
+    assert chosen("none", TOOL_FORMATS, lambda form: form.evidence, writer) is None
 
 
 async def test_marks_that_are_special_tokens_are_seen(tmp_path):

@@ -18,14 +18,14 @@ from api.asked import asked, refusal
 from api.harness import LocalClient, byte_names, events, front_of, saying
 from tailrace.config import ServerConfig
 from tailrace.errors import ParameterError
-from tailrace.grammar.llguidance import lark
+from tailrace.grammar.llguidance_sources import lark
 from tailrace.options import Grammar
-from tailrace.text.channels import ChannelSplitter
+from tailrace.text.channel_splitter import ChannelSplitter
 from tailrace.text.tokenizer import Tokenizer
-from tailrace.text.tool_parsers import TOOLS, declared
+from tailrace.text.tool_parsers import TOOL_FORMATS, tool_schemas
 from tailrace.text.tool_parsers.functions import functions_of
-from tailrace.text.tool_parsers.grammar import forced, optional
-from tailrace.text.tool_parsers.script import Script
+from tailrace.text.tool_parsers.grammar import forced_grammar, optional_grammar
+from tailrace.text.tool_parsers.grammar_writer import GrammarWriter
 from tailrace.wire.messages import Submit
 
 EOS = 256
@@ -64,8 +64,8 @@ MARKS = {
     "granite": ["<|tool_call|>"],
     "llama3_json": ["<|python_tag|>"],
     "pythonic": [],
-    "deepseek_v3": [*TOOLS["deepseek_v3"].marks],
-    "kimi_k2": [*TOOLS["kimi_k2"].marks],
+    "deepseek_v3": [*TOOL_FORMATS["deepseek_v3"].marks],
+    "kimi_k2": [*TOOL_FORMATS["kimi_k2"].marks],
 }
 
 
@@ -137,13 +137,13 @@ def vocabulary(form: str, how: str) -> Vocabulary:
 HOW = ("text", "token", "special")
 
 
-def script_of(form: str, how: str = "text", asked: list[dict] = ASKED, **options: Any) -> Script:
-    return Script(functions_of(asked), vocabulary(form, how).tokenizer, **options)
+def script_of(form: str, how: str = "text", asked: list[dict] = ASKED, **options: Any) -> GrammarWriter:
+    return GrammarWriter(functions_of(asked), vocabulary(form, how).tokenizer, **options)
 
 
 def read(form: str, text: str, asked: list[dict] = ASKED) -> tuple[list[tuple[str, Any]], str]:
     """The calls that our own parser finds, and the content besides."""
-    splitter = ChannelSplitter(None, TOOLS[form], False, declared(asked))
+    splitter = ChannelSplitter(None, TOOL_FORMATS[form], False, tool_schemas(asked))
     segments = splitter.feed(text) + splitter.flush()
     assert not splitter.cut_call
     calls: list[list[str]] = []
@@ -156,11 +156,11 @@ def read(form: str, text: str, asked: list[dict] = ASKED) -> tuple[list[tuple[st
 
 
 @pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("form", TOOLS)
+@pytest.mark.parametrize("form", TOOL_FORMATS)
 def test_every_text_of_the_grammar_is_read_as_calls_that_fit(form, how):
     """Random texts out of the grammar's own masks."""
     words, most = vocabulary(form, how), 0
-    source = forced(TOOLS[form], script_of(form, how))
+    source = forced_grammar(TOOL_FORMATS[form], script_of(form, how))
     for seed in range(12):
         text = words.walk(source, seed)
         calls, said = read(form, text)
@@ -170,7 +170,7 @@ def test_every_text_of_the_grammar_is_read_as_calls_that_fit(form, how):
         for name, arguments in calls:
             jsonschema.validate(arguments, dict(SCHEMAS[name]))
     assert most > 1, "several calls never came"
-    single = forced(TOOLS[form], script_of(form, how, many=False))
+    single = forced_grammar(TOOL_FORMATS[form], script_of(form, how, many=False))
     assert {len(read(form, words.walk(single, seed))[0]) for seed in range(6)} == {1}
 
 
@@ -193,11 +193,11 @@ CALLED = ("paint", {"where": "a", "coats": 2, "rooms": []})
 
 
 @pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("form", TOOLS)
+@pytest.mark.parametrize("form", TOOL_FORMATS)
 def test_a_call_as_a_model_writes_it_and_nothing_else(form, how):
     words, text = vocabulary(form, how), WRITTEN[form]
     assert read(form, text) == ([CALLED], "")
-    source = forced(TOOLS[form], script_of(form, how))
+    source = forced_grammar(TOOL_FORMATS[form], script_of(form, how))
     assert words.accepts(source, text)
     for other in (
         "",
@@ -214,23 +214,23 @@ def test_a_call_as_a_model_writes_it_and_nothing_else(form, how):
 
 
 @pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("form", TOOLS)
+@pytest.mark.parametrize("form", TOOL_FORMATS)
 def test_free_text_and_calls_that_fit(form, how):
     """As with tool_choice "auto": any text, but what begins as a call must be one."""
     words, text = vocabulary(form, how), WRITTEN[form]
-    source = optional(TOOLS[form], script_of(form, how))
+    source = optional_grammar(TOOL_FORMATS[form], script_of(form, how))
     for said in ("", "Hello {x} [y] <b>\n", "<tool", "é"):
         assert words.accepts(source, said), said
     assert words.accepts(source, text)
     assert not words.accepts(source, text.replace("2", "10"))
     assert not words.accepts(source, text.replace("paint", "drive"))
-    if not TOOLS[form].bare:
+    if not TOOL_FORMATS[form].bare:
         assert words.accepts(source, "Well. " + text)
         assert read(form, "Well. " + text) == ([CALLED], "Well. ")
 
 
 @pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("form", TOOLS)
+@pytest.mark.parametrize("form", TOOL_FORMATS)
 def test_calls_or_json(form, how):
     content = {
         "type": "object",
@@ -239,11 +239,11 @@ def test_calls_or_json(form, how):
         "additionalProperties": False,
     }
     words, script = vocabulary(form, how), script_of(form, how)
-    if TOOLS[form].bare:
+    if TOOL_FORMATS[form].bare:
         with pytest.raises(ParameterError, match="can't be told"):
-            optional(TOOLS[form], script, content)
+            optional_grammar(TOOL_FORMATS[form], script, content)
         return
-    source = optional(TOOLS[form], script, content)
+    source = optional_grammar(TOOL_FORMATS[form], script, content)
     assert words.accepts(source, WRITTEN[form])
     assert words.accepts(source, '{"q": 1}')
     for other in ('{"q": "1"}', "hi", '{"where": "a"}'):
@@ -252,13 +252,13 @@ def test_calls_or_json(form, how):
 
 def test_a_mistral_of_before_and_a_fenced_deepseek():
     words = Vocabulary((), False, "[TOOL_CALLS]")
-    source = forced(TOOLS["mistral"], Script(functions_of(ASKED), words.tokenizer))
+    source = forced_grammar(TOOL_FORMATS["mistral"], GrammarWriter(functions_of(ASKED), words.tokenizer))
     text = '[TOOL_CALLS] [{"name": "stop", "arguments": {}}, {"name": "stop", "arguments": {}}]'
     assert words.accepts(source, text)
     assert read("mistral", text) == ([("stop", {}), ("stop", {})], "")
     words = Vocabulary((), False, "<｜tool▁calls▁begin｜>function<｜tool▁sep｜>```json")
-    source = forced(TOOLS["deepseek_v3"], Script(functions_of(ASKED), words.tokenizer))
-    begin, separator, end = TOOLS["deepseek_v3"].inner
+    source = forced_grammar(TOOL_FORMATS["deepseek_v3"], GrammarWriter(functions_of(ASKED), words.tokenizer))
+    begin, separator, end = TOOL_FORMATS["deepseek_v3"].inner
     one = f"{begin}function{separator}stop\n```json\n{{}}\n```{end}"
     text = f"<｜tool▁calls▁begin｜>{one}\n{one}<｜tool▁calls▁end｜>"
     assert words.accepts(source, text)
@@ -268,7 +268,7 @@ def test_a_mistral_of_before_and_a_fenced_deepseek():
 @pytest.mark.parametrize("whitespace", [0, 2])
 def test_white_space_is_bounded(whitespace):
     words = vocabulary("hermes", "text")
-    source = forced(TOOLS["hermes"], script_of("hermes", whitespace=whitespace))
+    source = forced_grammar(TOOL_FORMATS["hermes"], script_of("hermes", whitespace=whitespace))
     for count in range(5):
         text = (
             WRITTEN["hermes"]
@@ -292,9 +292,9 @@ def test_white_space_is_bounded(whitespace):
 def test_what_a_format_cannot_say_is_refused(form, parameters):
     script = script_of(form, asked=[tool("f", parameters)])
     with pytest.raises(ParameterError, match="can't be enforced") as caught:
-        forced(TOOLS[form], script)
+        forced_grammar(TOOL_FORMATS[form], script)
     assert caught.value.param == "tools"
-    assert forced(TOOLS["hermes"], script_of("hermes", asked=[tool("f", parameters)]))
+    assert forced_grammar(TOOL_FORMATS["hermes"], script_of("hermes", asked=[tool("f", parameters)]))
 
 
 @pytest.mark.parametrize(
@@ -329,9 +329,9 @@ def test_bare_text_fits_its_schema(schema, good, bad):
     script, words = script_of("qwen3_coder", asked=asked), vocabulary("qwen3_coder", "text")
     if bad is None:
         with pytest.raises(ParameterError, match="can't be enforced"):
-            forced(TOOLS["qwen3_coder"], script)
+            forced_grammar(TOOL_FORMATS["qwen3_coder"], script)
         return
-    source = forced(TOOLS["qwen3_coder"], script)
+    source = forced_grammar(TOOL_FORMATS["qwen3_coder"], script)
     for value in [*good, *bad]:
         text = f"<tool_call>\n<function=f>\n<parameter=a>\n{value}\n</parameter>\n</function>\n</tool_call>"
         assert words.accepts(source, text) == (value in good), value

@@ -18,11 +18,11 @@ from tailrace.api.sampling import MAX_COPIES
 from tailrace.config import ServerConfig
 from tailrace.errors import ParameterError
 from tailrace.options import MAX_GRAMMAR
-from tailrace.text.channels import ChannelSplitter
-from tailrace.text.tool_parsers import TOOLS, declared
+from tailrace.text.channel_splitter import ChannelSplitter
+from tailrace.text.tool_parsers import TOOL_FORMATS, tool_schemas
 from tailrace.text.tool_parsers.functions import functions_of
-from tailrace.text.tool_parsers.grammar import forced
-from tailrace.text.tool_parsers.script import plain
+from tailrace.text.tool_parsers.grammar import forced_grammar
+from tailrace.text.tool_parsers.grammar_writer import without_options
 
 TOOL = [tool("f", {"properties": {"a": {"type": "integer"}}})]
 JSON = {"type": "json_object"}
@@ -42,7 +42,7 @@ async def front(tokenizer):
 
 def test_a_name_cannot_be_spelled_past_its_schema():
     parameters = {"properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": True}
-    source = forced(TOOLS["llama3_json"], script_of("llama3_json", asked=[tool("f", parameters)]))
+    source = forced_grammar(TOOL_FORMATS["llama3_json"], script_of("llama3_json", asked=[tool("f", parameters)]))
     for inner, good in (
         ('{"a":1,"b":"x\\n\\""}', True),
         (r'{"a":1,"\u0061":"x"}', False),
@@ -111,7 +111,7 @@ async def test_json_beside_tools_has_a_depth_too(front):
 def test_schemas_that_are_true_or_false(form):
     def source(schema: Any, required: bool = False) -> str:
         parameters = {"properties": {"a": schema, "b": {"type": "string"}}, "required": ["a"] if required else []}
-        return forced(TOOLS[form], script_of(form, asked=[tool("f", parameters)]))
+        return forced_grammar(TOOL_FORMATS[form], script_of(form, asked=[tool("f", parameters)]))
 
     assert "arg_0_1" in source(True, required=True)
     assert "arg_0_1" not in source(False)  # the parameter can't be given
@@ -123,8 +123,8 @@ def test_schemas_that_are_true_or_false(form):
 
 
 def test_lengths_may_be_written_as_floats():
-    source = forced(
-        TOOLS["glm4"],
+    source = forced_grammar(
+        TOOL_FORMATS["glm4"],
         script_of(
             "glm4", asked=[tool("f", {"properties": {"a": {"type": "string", "minLength": 1.0, "maxLength": 2.0}}})]
         ),
@@ -136,7 +136,7 @@ def test_eight_times_as_many_tools_take_no_square_of_the_time():
     def seconds(count: int) -> float:
         begin = time.process_time()
         functions = functions_of([tool(f"f{i}", {}) for i in range(count)])
-        forced(TOOLS["hermes"], script_of("hermes", asked=[tool(f"f{i}", {}) for i in range(count)]))
+        forced_grammar(TOOL_FORMATS["hermes"], script_of("hermes", asked=[tool(f"f{i}", {}) for i in range(count)]))
         assert len(functions) == count
         return time.process_time() - begin
 
@@ -155,7 +155,7 @@ def test_options_of_the_library_are_left_out_and_values_stay():
         "properties": {"format": {"type": "string", "format": "int32", "x-guidance": {"lenient": True}}},
         "enum": [{"format": "int32", "x-guidance": 1}],
     }
-    assert plain(schema) == schema | {"properties": {"format": {"type": "string", "format": "int32"}}}
+    assert without_options(schema) == schema | {"properties": {"format": {"type": "string", "format": "int32"}}}
 
 
 ODD: dict[str, tuple[Any, list[Any]]] = {
@@ -169,7 +169,7 @@ ODD: dict[str, tuple[Any, list[Any]]] = {
 
 
 @pytest.mark.parametrize("how", ["text", "token", "special"])
-@pytest.mark.parametrize("form", TOOLS)
+@pytest.mark.parametrize("form", TOOL_FORMATS)
 @pytest.mark.parametrize("kind", ODD)
 def test_odd_values_are_called_as_they_are_written(form, how, kind):
     """What the grammar lets through is read back to exactly that, whatever its numbers and markers."""
@@ -177,7 +177,7 @@ def test_odd_values_are_called_as_they_are_written(form, how, kind):
     asked = [
         tool("paint", {"properties": {"where": {"type": "string"}, "rooms": schema}, "required": ["where", "rooms"]})
     ]
-    source = forced(TOOLS[form], script_of(form, how, asked))
+    source = forced_grammar(TOOL_FORMATS[form], script_of(form, how, asked))
     for value in values:
         text = (
             WRITTEN[form].replace("[]", value)
@@ -206,7 +206,7 @@ def written_calls(form: str, text: str, asked: list[dict]) -> tuple[list[tuple[s
     """The calls with their arguments as text, and what else was said, whether it comes at once or in pieces."""
     found = []
     for pieces in ([text], list(text)):
-        splitter = ChannelSplitter(None, TOOLS[form], False, declared(asked))
+        splitter = ChannelSplitter(None, TOOL_FORMATS[form], False, tool_schemas(asked))
         segments = [s for piece in pieces for s in splitter.feed(piece)] + splitter.flush()
         calls: list[tuple[str, str]] = []
         for call in [s.call for s in segments if s.call is not None]:
@@ -231,7 +231,7 @@ def written_calls(form: str, text: str, asked: list[dict]) -> tuple[list[tuple[s
 )
 def test_listed_texts_fit_what_stands_beside_them(form, schema, good, bad):
     asked = [tool("f", {"properties": {"a": schema}, "required": ["a"]})]
-    source = forced(TOOLS[form], script_of(form, asked=asked))
+    source = forced_grammar(TOOL_FORMATS[form], script_of(form, asked=asked))
     around = {
         "qwen3_coder": "<tool_call>\n<function=f>\n<parameter=a>\n{}\n</parameter>\n</function>\n</tool_call>",
         "glm4": "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>{}</arg_value>\n</tool_call>",
@@ -255,12 +255,12 @@ def test_listed_texts_fit_what_stands_beside_them(form, schema, good, bad):
 )
 def test_listed_texts_of_which_none_fits_or_some_twice_are_refused(form, schema):
     with pytest.raises(ParameterError, match="can't be enforced"):
-        forced(TOOLS[form], script_of(form, asked=[tool("f", {"properties": {"a": schema}})]))
+        forced_grammar(TOOL_FORMATS[form], script_of(form, asked=[tool("f", {"properties": {"a": schema}})]))
 
 
-@pytest.mark.parametrize("form", TOOLS)
+@pytest.mark.parametrize("form", TOOL_FORMATS)
 def test_required_names_are_declared_or_refused(form):
-    source = forced(TOOLS[form], script_of(form, asked=[tool("f", {"required": ["b"]})]))
+    source = forced_grammar(TOOL_FORMATS[form], script_of(form, asked=[tool("f", {"required": ["b"]})]))
     assert vocabulary(form, "text").accepts(source, vocabulary(form, "text").walk(source, 1))
     with pytest.raises(ParameterError, match="'b' is required"):
         script_of(form, asked=[tool("f", {"required": ["b"], "additionalProperties": False})])
@@ -278,7 +278,7 @@ def test_required_names_are_declared_or_refused(form):
 )
 def test_control_characters_that_calls_cannot_write_are_refused(schema):
     with pytest.raises(ParameterError, match="control characters"):
-        forced(TOOLS["hermes"], script_of("hermes", asked=[tool("f", {"properties": {"a": schema}})]))
+        forced_grammar(TOOL_FORMATS["hermes"], script_of("hermes", asked=[tool("f", {"properties": {"a": schema}})]))
 
 
 # ---- options

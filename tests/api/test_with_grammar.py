@@ -14,10 +14,10 @@ from api.test_forced_tools import tool
 from tailrace.config import GrammarConfig, ServerConfig
 from tailrace.grammar.service import Grammars
 from tailrace.options import Grammar
-from tailrace.text.tool_parsers import TOOLS as FORMS
+from tailrace.text.tool_parsers import TOOL_FORMATS as FORMS
 from tailrace.text.tool_parsers.functions import functions_of
-from tailrace.text.tool_parsers.grammar import forced
-from tailrace.text.tool_parsers.script import Script
+from tailrace.text.tool_parsers.grammar import forced_grammar
+from tailrace.text.tool_parsers.grammar_writer import GrammarWriter
 
 SCHEMA = {
     "type": "object",
@@ -155,7 +155,7 @@ async def test_what_cannot_be_compiled_is_a_400_under_the_clients_name(front, fi
 )
 def test_formats_bind_in_forced_calls_as_they_do_elsewhere(tokenizer, grammars, name, good, bad):
     functions = functions_of([tool("f", {"properties": {"a": {"type": "string", "format": name}}, "required": ["a"]})])
-    source = forced(FORMS["hermes"], Script(functions, tokenizer, many=False))
+    source = forced_grammar(FORMS["hermes"], GrammarWriter(functions, tokenizer, many=False))
     compiled = grammars.compile(Grammar(kind="lark", source=source)).result(60)
     for text, fits in ((good, True), (bad, False)):
         if text is not None:

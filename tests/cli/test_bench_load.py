@@ -9,7 +9,7 @@ import sys
 from itertools import pairwise
 
 import pytest
-from bench import load, serve, serve_arrivals, spec
+from bench import load, serve_arrivals, server, spec, spec_prompts
 
 
 def arrivals(*more: str):
@@ -66,22 +66,22 @@ def test_mixed_load_on_a_scripted_model(free_port):
         "--port",
         str(port),
         "--host",
-        serve.HOST,
+        server.HOST,
         "--log-level",
         "error",
         "--threads",
         "1",
     ]
     requests = [{"prompt": [5, 6, 7][: 1 + i % 3], "output_tokens": 3 + i, "at": 0.1 * i} for i in range(6)]
-    common = {"host": serve.HOST, "port": port, "sampling": {"temperature": 0.0}, "requests": requests}
-    with serve.running(command, port):
-        before = serve.counters(port)
+    common = {"host": server.HOST, "port": port, "sampling": {"temperature": 0.0}, "requests": requests}
+    with server.running(command, port):
+        before = server.counters(port)
         for streams in (None, 2):
             found = asyncio.run(load.mixed({**common, "streams": streams}))
             assert sorted(r["tokens"] for r in found["requests"]) == [r["output_tokens"] for r in requests]
             assert found["tokens"] == sum(r["output_tokens"] for r in requests)
             assert streams or found["wall_s"] >= requests[-1]["at"]
-        counts = serve.change(before, serve.counters(port))
+        counts = server.change(before, server.counters(port))
     assert counts["generation_tokens_total"] == 2 * found["tokens"]
     assert serve_arrivals.shares([counts], 1.0)["busy"] > 0.0
 
@@ -150,13 +150,13 @@ def test_the_predicted_speed_up():
 def test_answers_are_compared_where_they_must_be_equal(rule, sampled, told):
     counts = counted((10, 0.1), (0, 0.0)) | {"engine_steps_total": 10, "generation_tokens_total": 20}
     sides = [spec.Side([10.0, 12.0], [counts, counts], ["a", text]) for text in ("b", "c")]
-    row = spec.line("draft_model:/x", *sides, spec.Case("summary", 1, rule, sampled))
+    row = spec.line("draft_model:/x", *sides, spec.SpecCase("summary", 1, rule, sampled))
     assert row["same"] == told if told is not None else math.isnan(row["same"])
     assert (row["drafter"], row["rule"], row["speed-up"], row["goal"]) == ("draft_model", rule, 1.0, "-")
     assert math.isnan(row["at 1"])  # nothing was drafted
 
 
 def test_a_rule_is_what_requests_ask_for():
-    case = spec.Case("JSON", 1, "block", False)
-    assert case.sampling == spec.GREEDY | {"speculation": {"rule": "block"}}
-    assert spec.Case("JSON", 1, "block", True).sampling["temperature"] == 0.8
+    case = spec.SpecCase("JSON", 1, "block", False)
+    assert case.sampling == spec_prompts.GREEDY | {"speculation": {"rule": "block"}}
+    assert spec.SpecCase("JSON", 1, "block", True).sampling["temperature"] == 0.8

@@ -12,7 +12,8 @@ import pytest
 from tailrace.cli import fit
 from tailrace.cli.flags import add_config_flags, read_config
 from tailrace.cli.local import prepare
-from tailrace.config import SECTIONS, CacheConfig, Config, EngineConfig, ModelConfig, SpeculationConfig, load
+from tailrace.config import SECTIONS, CacheConfig, Config, EngineConfig, ModelConfig, SpeculationConfig
+from tailrace.config_sources import load
 from tailrace.errors import ConfigError, ModelLoadError
 from tailrace.models.footprint import block_bytes, weights_bytes
 

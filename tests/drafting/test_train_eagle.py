@@ -7,8 +7,9 @@ import random
 
 import pytest
 import torch
-from bench import train_eagle
-from bench.eagle_corpus import Sample, answered, engine_for, taken_apart
+from bench import eagle_head, train_eagle
+from bench.eagle_corpus import Sample, answered, engine_for
+from bench.eagle_questions import taken_apart
 
 from drafting.heads import HIDDEN, LAYERS, VOCAB, Argmax, save_target
 from tailrace.drafting.base import Ask, Seen
@@ -67,8 +68,8 @@ def test_states_are_those_of_every_position(runner_and_samples):
 
 def test_a_head_learns_and_its_file_is_the_same_again(runner_and_samples, tmp_path):
     folder, runner, _, samples = runner_and_samples
-    ends = train_eagle.ends_of(runner)
-    config = train_eagle.configured(folder, LAYER_IDS, KNOWN)
+    ends = eagle_head.ends_of(runner)
+    config = eagle_head.configured(folder, LAYER_IDS, KNOWN)
     files = []
     for turn, seed in enumerate((1, 1, 2)):
         weights, losses, agreement = train_eagle.trained(config, samples, ends, options("--seed", str(seed)))
@@ -83,11 +84,11 @@ def test_a_head_learns_and_its_file_is_the_same_again(runner_and_samples, tmp_pa
 
 def test_what_is_trained_is_what_the_drafter_computes(runner_and_samples, tmp_path):
     folder, runner, _, samples = runner_and_samples
-    config = train_eagle.configured(folder, LAYER_IDS, KNOWN)
-    ends, depth = train_eagle.ends_of(runner), 4
+    config = eagle_head.configured(folder, LAYER_IDS, KNOWN)
+    ends, depth = eagle_head.ends_of(runner), 4
     generator = torch.Generator().manual_seed(3)
     ids = torch.randperm(VOCAB, generator=generator)[:KNOWN].sort().values
-    weights = train_eagle.fresh(config, 3, ends.head[ids], generator)
+    weights = eagle_head.fresh(config, 3, ends.head[ids], generator)
     weights = {
         name: (w + 0.1 * torch.randn(w.shape, generator=generator)).bfloat16().float() for name, w in weights.items()
     }
@@ -101,7 +102,7 @@ def test_what_is_trained_is_what_the_drafter_computes(runner_and_samples, tmp_pa
         whole = torch.tensor([*tokens, *draft.tokens[:-1]])
         states = torch.nn.functional.pad(states, (0, 0, 0, depth - 1), value=7.0)  # which nothing may look at
         with torch.no_grad():
-            found = list(train_eagle.Head(config)(weights, ends.embedding[whole[1:]][None], states[None], depth))
+            found = list(eagle_head.TrainedHead(config)(weights, ends.embedding[whole[1:]][None], states[None], depth))
         for s, shown in enumerate(drafter.picker.shown[0]):
             torch.testing.assert_close(shown[ids], found[s][0, count - 1 + s], rtol=2e-4, atol=2e-4)
 
@@ -109,7 +110,7 @@ def test_what_is_trained_is_what_the_drafter_computes(runner_and_samples, tmp_pa
 def test_the_targets_distributions_are_what_is_learnt(runner_and_samples):
     """Of what the head knows the target's own probabilities, at the position after the entry."""
     _, runner, _, samples = runner_and_samples
-    ends, ids = train_eagle.ends_of(runner), torch.arange(0, VOCAB, 2)
+    ends, ids = eagle_head.ends_of(runner), torch.arange(0, VOCAB, 2)
     chosen = sorted(samples[:3], key=lambda s: len(s.last))
     to = train_eagle.lesson(chosen, [train_eagle.said(s, ends) for s in chosen], ids, ends)
     for row, sample in enumerate(chosen):
@@ -124,8 +125,8 @@ def test_the_targets_distributions_are_what_is_learnt(runner_and_samples):
 
 def test_held_out_samples_are_not_trained_on(runner_and_samples):
     folder, runner, _, samples = runner_and_samples
-    ends = train_eagle.ends_of(runner)
-    config = train_eagle.configured(folder, LAYER_IDS, KNOWN)
+    ends = eagle_head.ends_of(runner)
+    config = eagle_head.configured(folder, LAYER_IDS, KNOWN)
     args = options("--steps", "5")
     before = train_eagle.trained(config, samples, ends, args)[0]
     other = list(samples)

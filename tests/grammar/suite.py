@@ -1,4 +1,4 @@
-"""The JSON-Schema-Test-Suite (suite.md) against what can be written: every instance in the forms in which it could be."""
+"""The JSON-Schema-Test-Suite (suite.md) against what can be written: every instance, in every form that it may have."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 from grammar.vocabularies import small
 from tailrace.errors import ParameterError
 from tailrace.grammar.check import UnsupportedError
-from tailrace.grammar.llguidance import Library
+from tailrace.grammar.llguidance import GrammarCompiler
 from tailrace.options import Grammar
 
 CASES = [json.loads(line) for line in (Path(__file__).parent / "suite.jsonl").read_text().splitlines()]
-# annotation, by the standard; a format binds here, so what the suite says of those that only annotate is left out
+# Annotations by the standard. Here a format is binding, so the suite's cases of mere annotation are left out.
 ANNOTATION = {"format", "content", "optional/content", "optional/format/unknown"}
-# a whole number is one however it is spelled; draft 4 alone says that 1.0 is none, and we write 1
+# A whole number may be spelled in any way. Only in draft 4 is 1.0 none; we write 1.
 TOKEN_BYTES = {("4", "optional/zeroTerminatedFloats")}
 UNWRITTEN = {  # valid, and left out as docs/api.md says
     ("optional/ecmascript-regex", "\x01"),
@@ -34,14 +34,15 @@ FORMS = 50  # of one value
 
 
 class Verdict(NamedTuple):
-    """Of one schema. reason: why it is refused, or "". wrong: invalid instances that can be written; missing: valid ones that can't."""
+    """The verdict on one schema. reason: why it is refused, or "". wrong: invalid instances that can be written.
+    missing: valid instances that can't."""
 
     reason: str
     wrong: list[Any]
     missing: list[Any]
 
 
-def judged(library: Library, case: dict[str, Any]) -> Verdict:
+def judged(library: GrammarCompiler, case: dict[str, Any]) -> Verdict:
     grammar = Grammar(kind="json_schema", source=json.dumps(case["schema"]), whitespace=0)
     try:
         compiled = library.load(library.compile(grammar))
@@ -70,6 +71,7 @@ def forms(value: Any) -> Iterator[str]:
     elif isinstance(value, dict):
         for names in islice(permutations(value), FORMS):
             for parts in islice(product(*(list(islice(forms(value[name]), FORMS)) for name in names)), FORMS):
-                yield f"{{{','.join(f'{json.dumps(n, ensure_ascii=False)}:{p}' for n, p in zip(names, parts, strict=True))}}}"
+                fields = (f"{json.dumps(n, ensure_ascii=False)}:{p}" for n, p in zip(names, parts, strict=True))
+                yield f"{{{','.join(fields)}}}"
     else:
         yield json.dumps(value, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""What completes a text within a budget: from every place of random texts, and only with what the grammar allows."""
+"""Completing a text within a budget, from every state of random texts, and only with what the grammar allows."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 
 from grammar.test_matcher import WORDS, cases, compiled, ids_of, mask_of, start, text_of
 from grammar.vocabularies import EOS, small
-from tailrace.grammar import completion as closing_module
-from tailrace.grammar.completion import TEXTS_PER_MASK, closing
-from tailrace.grammar.llguidance import Library
+from tailrace.grammar import completion as completion_module
+from tailrace.grammar.completion import TEXTS_PER_MASK, shortest_completion
+from tailrace.grammar.llguidance import GrammarCompiler
 from tailrace.grammar.matcher import GrammarMatcher
 from tailrace.options import Grammar
 
@@ -28,12 +28,12 @@ def test_every_place_of_a_random_text_is_closed(name: str):
         rng, matcher, path = numpy.random.default_rng(seed), start(name), []
         for _ in range(15):
             mask = mask_of(matcher)
-            tokens = closing(matcher, 60)
+            tokens = shortest_completion(matcher, 60)
             tried += 1
             if tokens is not None:
                 closed += 1
                 assert len(tokens) <= 60
-                assert tokens == closing(matcher.fork(), 60)
+                assert tokens == shortest_completion(matcher.fork(), 60)
                 assert mask_of(matcher).equal(mask)
                 follow(matcher.fork(), tokens)
                 assert WORDS[name][1](text_of([*path, *tokens]))
@@ -48,32 +48,32 @@ def test_every_place_of_a_random_text_is_closed(name: str):
 
 def test_the_budget_is_kept():
     grammar = Grammar(kind="regex", source="[a-c]{9}x?")
-    matcher = Library(small()).load(Library(small()).compile(grammar)).matcher()
+    matcher = GrammarCompiler(small()).load(GrammarCompiler(small()).compile(grammar)).matcher()
     assert matcher.accept(ord("a"))
-    shortest = next(n for n in range(10) if closing(matcher, n) is not None)
+    shortest = next(n for n in range(10) if shortest_completion(matcher, n) is not None)
     assert shortest == 3  # "abc" is a token, so eight letters are at least three
-    assert closing(matcher, 0) is None
-    assert closing(matcher, 10, max_masks=1) is None
-    for token in closing(matcher, 10) or []:
+    assert shortest_completion(matcher, 0) is None
+    assert shortest_completion(matcher, 10, max_masks=1) is None
+    for token in shortest_completion(matcher, 10) or []:
         assert matcher.accept(token)
-    assert closing(matcher, 0) == []
+    assert shortest_completion(matcher, 0) == []
 
 
 def test_texts_that_are_tried_count_as_work(monkeypatch: pytest.MonkeyPatch):
-    """Else a search in a schema of many patterns tries some 150 texts a mask."""
+    """Otherwise a search in a schema of many patterns tries some 150 texts per mask."""
     names = [f"k{i}" for i in range(30)]
     pattern = {"type": "string", "pattern": "^[a-z]{5}[0-9]{7}q$"}
     source = json.dumps({"type": "object", "properties": dict.fromkeys(names, pattern), "required": names})
-    library = Library(small())
+    library = GrammarCompiler(small())
     matcher = library.load(library.compile(Grammar(kind="json_schema", source=source))).matcher()
-    tried, plain = [0], closing_module.ends
+    tried, plain = [0], completion_module.ends
 
     def counted(place: GrammarMatcher, tokens: list[int]) -> bool:
         tried[0] += 1
         return plain(place, tokens)
 
-    monkeypatch.setattr(closing_module, "ends", counted)
-    closing(matcher, 1000, max_masks=20)
+    monkeypatch.setattr(completion_module, "ends", counted)
+    shortest_completion(matcher, 1000, max_masks=20)
     assert 0 < tried[0] <= 20 * TEXTS_PER_MASK
 
 
@@ -81,4 +81,4 @@ def test_the_end_is_closed():
     matcher = compiled("object").matcher()
     assert matcher.prefix([*b"{}", EOS[1]]) == 3
     assert all(matcher.accept(token) for token in [*b"{}", EOS[1]])
-    assert closing(matcher, 5) == []
+    assert shortest_completion(matcher, 5) == []

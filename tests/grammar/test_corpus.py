@@ -1,4 +1,4 @@
-"""Real schemas (schemas.md): what can be written under the masks validates, by jsonschema, with the default model's tokenizer."""
+"""Real schemas (schemas.md): texts written under the masks validate by jsonschema (default model's tokenizer)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 
 from tailrace.errors import ParameterError
 from tailrace.grammar.check import UnsupportedError
-from tailrace.grammar.completion import closing
-from tailrace.grammar.llguidance import Library
+from tailrace.grammar.completion import shortest_completion
+from tailrace.grammar.llguidance import GrammarCompiler
 from tailrace.grammar.matcher import GrammarMatcher
 from tailrace.grammar.vocabulary import Vocabulary
 from tailrace.options import Grammar
@@ -26,17 +26,17 @@ STEPS = 25  # tokens drawn at random before the text is closed
 
 
 @lru_cache
-def library_of(folder: Path) -> Library:
+def library_of(folder: Path) -> GrammarCompiler:
     tokenizer = Tokenizer.load(folder)
     config = json.loads((folder / "config.json").read_text())
     size = config["vocab_size"]
     spelled = [tokenizer.bytes_of(i) for i in range(size)]
     vocabulary = Vocabulary.of(folder, spelled, frozenset(tokenizer.special_ids), [config["eos_token_id"]], size)
-    return Library(vocabulary)
+    return GrammarCompiler(vocabulary)
 
 
 def written(matcher: GrammarMatcher, seed: int) -> str | None:
-    """A random text, closed after a while; None: no way to close it was found."""
+    """A random text, completed after a while; None: no completion was found."""
     rng, path = numpy.random.default_rng(seed), []
     eos = matcher.vocabulary.eos[0]
     while len(path) < STEPS:
@@ -46,7 +46,7 @@ def written(matcher: GrammarMatcher, seed: int) -> str | None:
             break
         path.append(token)
     else:
-        if (rest := closing(matcher, 1000)) is None:
+        if (rest := shortest_completion(matcher, 1000)) is None:
             return None
         assert all(matcher.accept(token) for token in [*rest, eos])
         path += rest
@@ -58,7 +58,7 @@ def validates(text: str, schema: dict[str, Any]) -> None:
     jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)(schema).validate(json.loads(text))
 
 
-def run(library: Library, records: list[dict[str, Any]]) -> tuple[int, int]:
+def run(library: GrammarCompiler, records: list[dict[str, Any]]) -> tuple[int, int]:
     """How many are accepted, and how many of the texts could not be closed."""
     accepted = unclosed = 0
     for seed, record in enumerate(records):

@@ -1,4 +1,4 @@
-"""What is looked ahead is bounded by what is asked for, however much text a grammar forces."""
+"""The search for forced tokens is bounded by what is asked for, however much text a grammar forces."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from grammar.vocabularies import small
-from tailrace.grammar.jump_forward import SURE, ahead, surely
-from tailrace.grammar.llguidance import Library
+from tailrace.grammar.jump_forward import MAX_BYTES_CHECKED, certain_prefix, forced_text
+from tailrace.grammar.llguidance import GrammarCompiler
 from tailrace.grammar.matcher import GrammarMatcher
 from tailrace.grammar.vocabulary import Vocabulary
 from tailrace.options import Grammar
@@ -29,7 +29,7 @@ LONG = {
 
 
 def begun(grammar: Grammar) -> GrammarMatcher:
-    library = Library(small())
+    library = GrammarCompiler(small())
     matcher = library.load(library.compile(grammar)).matcher()
     assert isinstance(matcher, GrammarMatcher)
     return matcher
@@ -52,8 +52,8 @@ def test_no_more_is_looked_at_than_asked_for(name: str, monkeypatch: pytest.Monk
 
 
 def test_time_ends_a_look():
-    assert ahead(begun(LONG["doubling"]), 1000, 9.0) == (b"x" * 1001, True)
-    text, goes_on = ahead(begun(LONG["doubling"]), 1000, 0.0)
+    assert forced_text(begun(LONG["doubling"]), 1000, 9.0) == (b"x" * 1001, True)
+    text, goes_on = forced_text(begun(LONG["doubling"]), 1000, 0.0)
     assert len(text) <= 1
     assert goes_on
 
@@ -61,16 +61,16 @@ def test_time_ends_a_look():
 def test_the_last_token_is_not_looked_at_longer():
     """A vocabulary may have a token of 128 blanks: a mask for each of them."""
     mask = torch.zeros(small().words, dtype=torch.int32)
-    assert surely(begun(LONG["pattern"]), b"a" * 128, mask, math.inf) == (b"a" * SURE, True)
-    assert surely(begun(LONG["pattern"]), b"aaa", mask, 0.0) == (b"", True)
-    assert surely(begun(LONG["pattern"]), b"aaa", mask, math.inf) == (b"aaa", False)
+    assert certain_prefix(begun(LONG["pattern"]), b"a" * 128, mask, math.inf) == (b"a" * MAX_BYTES_CHECKED, True)
+    assert certain_prefix(begun(LONG["pattern"]), b"aaa", mask, 0.0) == (b"", True)
+    assert certain_prefix(begun(LONG["pattern"]), b"aaa", mask, math.inf) == (b"aaa", False)
 
 
 def test_a_text_that_goes_two_ways_is_seen_up_to_there():
-    assert ahead(begun(Grammar(kind="regex", source="xab[cd]")), 32, 9.0) == (
+    assert forced_text(begun(Grammar(kind="regex", source="xab[cd]")), 32, 9.0) == (
         b"xab",
         False,
     )  # abc is a token, abd is none
-    assert ahead(begun(Grammar(kind="regex", source="xabcd")), 32, 9.0) == (b"xabcd", False)
-    assert ahead(begun(Grammar(kind="regex", source="x(ab)?")), 32, 9.0) == (b"x", False)
-    assert ahead(begun(Grammar(kind="regex", source="[ae]x")), 32, 9.0) == (b"", False)
+    assert forced_text(begun(Grammar(kind="regex", source="xabcd")), 32, 9.0) == (b"xabcd", False)
+    assert forced_text(begun(Grammar(kind="regex", source="x(ab)?")), 32, 9.0) == (b"x", False)
+    assert forced_text(begun(Grammar(kind="regex", source="[ae]x")), 32, 9.0) == (b"", False)

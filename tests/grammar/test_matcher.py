@@ -15,7 +15,7 @@ import torch
 from grammar.vocabularies import EOS, PADDED, SPECIAL, small, spelled
 from tailrace.errors import DeadEndError
 from tailrace.grammar.base import Compiled, Matcher
-from tailrace.grammar.llguidance import Library
+from tailrace.grammar.llguidance import GrammarCompiler
 from tailrace.grammar.matcher import GrammarMatcher
 from tailrace.options import Grammar
 
@@ -71,8 +71,8 @@ cases = pytest.mark.parametrize("name", WORDS)
 
 @lru_cache
 def compiled(name: str) -> Compiled:
-    """Made as the two processes make it: compiled by one, loaded by another."""
-    return Library(small()).load(Library(small()).compile(WORDS[name][0]))
+    """As in production: compiled by one process, loaded by another."""
+    return GrammarCompiler(small()).load(GrammarCompiler(small()).compile(WORDS[name][0]))
 
 
 def start(name: str) -> GrammarMatcher:
@@ -83,7 +83,7 @@ def start(name: str) -> GrammarMatcher:
 
 
 def mask_of(matcher: Matcher) -> torch.Tensor:
-    """Into memory that held something else."""
+    """Into a buffer that held something else."""
     mask = torch.full((-(-PADDED // 32),), 0x5A5A5A5A, dtype=torch.int32)
     matcher.fill(mask)
     return mask
@@ -98,7 +98,7 @@ def text_of(path: list[int]) -> str:
 
 
 def walks(name: str, count: int, steps: int):
-    """Random walks: at each place the matcher, its mask and the tokens so far."""
+    """Random walks: at each step the matcher, its mask and the tokens so far."""
     for seed in range(count):
         rng, matcher, path = numpy.random.default_rng(seed), start(name), []
         for _ in range(steps):
@@ -211,7 +211,7 @@ def test_forced_tokens_are_all_that_can_come(name: str):
 
 def test_a_forced_token_that_could_merge_with_what_follows_is_left_out():
     def forced(source: str) -> list[bytes]:
-        library = Library(small())
+        library = GrammarCompiler(small())
         matcher = library.load(library.compile(Grammar(kind="regex", source=source))).matcher()
         return [spelled()[token] for token in matcher.forced(32, 9.0)]
 
@@ -238,7 +238,7 @@ def test_a_vocabulary_that_cannot_spell_it_fails_that_row():
     from tailrace.grammar.vocabulary import Vocabulary
 
     poor = Vocabulary.of(None, [b"a", b"b", b""], frozenset({2}), [2], 3)
-    library = Library(poor)
+    library = GrammarCompiler(poor)
     try:
         matcher = library.load(library.compile(Grammar(kind="regex", source="a[c]"))).matcher()
     except ValueError:

@@ -1,4 +1,5 @@
-"""What is taken of JSON Schema is kept: a value that does not validate can't be written, whichever keywords stand together.
+"""An accepted JSON Schema is enforced: a value that does not validate can't be written, for any combination of
+keywords.
 
 Each case: keywords, schema, values that validate, values that don't. A schema may be refused.
 """
@@ -19,7 +20,7 @@ from grammar.vocabularies import small
 from tailrace.errors import ParameterError
 from tailrace.grammar.base import Matcher
 from tailrace.grammar.check import UnsupportedError
-from tailrace.grammar.llguidance import Library
+from tailrace.grammar.llguidance import GrammarCompiler
 from tailrace.options import Grammar
 
 READS_ESCAPED_KEYS = tuple(map(int, version("llguidance").split(".")[:2])) >= (1, 8)
@@ -339,7 +340,7 @@ CASES: list[tuple[str, Any, list[str], list[str]]] = [
 ]
 
 
-LIBRARY = Library(small())
+LIBRARY = GrammarCompiler(small())
 D4, D7 = ({"$schema": f"http://json-schema.org/draft-0{n}/schema#"} for n in (4, 7))
 LOOP = {"type": "object", "properties": {"a": {"$ref": "#/$defs/loop"}}, "required": ["a"]}
 
@@ -494,8 +495,9 @@ def test_what_does_not_validate_cannot_be_written(case: tuple[str, Any, list[str
 
 
 def test_a_schema_whose_alternatives_multiply_beyond_the_librarys_limit_is_refused():
-    """500 equal objects: nothing is wrong at the beginning; only what comes later meets the limit, where a matcher says no and why."""
+    """500 equal objects: the beginning is accepted, and only a later mask meets the limit, where the matcher reports
+    it."""
     branch = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(10)}}
-    library = Library(small())
+    library = GrammarCompiler(small())
     with pytest.raises(UnsupportedError, match="items"):
         library.compile(Grammar(kind="json_schema", source=json.dumps({"anyOf": [branch] * 500})))

@@ -1,4 +1,5 @@
-"""The engine's side: what is compiled apart is bounded, known, replaced and ended; masks of many at once."""
+"""The grammar service as the engine sees it: compiling is bounded, cached, restarted and ended; masks are filled
+together."""
 
 from __future__ import annotations
 
@@ -26,11 +27,11 @@ from tailrace.errors import (
     ParameterError,
     RowError,
 )
-from tailrace.grammar import bitmasks, compile_pool
+from tailrace.grammar import bitmasks, compile_pool, compile_process
 from tailrace.grammar import service as service_module
-from tailrace.grammar.base import BitmaskJob, Compiled, GuessError
+from tailrace.grammar.base import BitmaskJob, Compiled, DraftMaskError
 from tailrace.grammar.matcher import GrammarMatcher
-from tailrace.grammar.service import Cache, Grammars, Refusals, digest
+from tailrace.grammar.service import GrammarCache, Grammars, RefusedGrammars, digest
 from tailrace.options import Grammar, MarkedSpan
 
 CONFIG = GrammarConfig(timeout_s=1.5, memory_mib=128, workers=1, threads=2)
@@ -147,7 +148,7 @@ def test_a_bomb_is_refused_and_costs_this_process_nothing(service: Grammars, nam
         future.result(120)
     assert caught.value.param == "grammar"
     assert resident_mib() - before < 24
-    if name == next(iter(BOMBS)):  # it was not kept as a half result
+    if name == next(iter(BOMBS)):  # no half result was kept
         with pytest.raises(ParameterError):
             service.compile(BOMBS[name]).result(120)
     assert service.compile(number(98)).result(120).matcher().prefix(b"x980") == 4
@@ -166,13 +167,13 @@ def test_what_only_forces_much_costs_nothing(service: Grammars, name: str):
 def test_a_process_killed_in_the_middle_is_replaced(service: Grammars):
     service.compile(number(1)).result(120)
     (pid,) = service.pids
-    os.kill(pid, signal.SIGSTOP)  # so that it is certainly in the middle
+    os.kill(pid, signal.SIGSTOP)  # so that it certainly hits the middle of compiling
     future = service.compile(number(50))
     assert not future.done()
     os.kill(pid, signal.SIGKILL)
-    assert future.result(120).matcher().prefix(b"x505") == 4  # it was never begun with, so it is not to blame
+    assert future.result(120).matcher().prefix(b"x505") == 4  # no process had started on it, so it is not to blame
     assert service.pids != [pid]
-    # killed while it has nothing to do: nobody notices
+    # killed while idle: no request notices
     os.kill(service.pids[0], signal.SIGKILL)
     time.sleep(0.05)
     assert service.compile(number(51)).result(120).matcher().prefix(b"x515") == 4
@@ -307,7 +308,7 @@ def test_closing_an_idle_one_leaves_nothing():
 
 
 def test_the_least_used_leaves_the_cache():
-    cache, compiled = Cache(max_entries=3, max_bytes=100), Future[Compiled]()
+    cache, compiled = GrammarCache(max_entries=3, max_bytes=100), Future[Compiled]()
     for key, size in ((b"a", 10), (b"b", 10), (b"c", 10)):
         cache.put(key, compiled, size)  # type: ignore[arg-type]
     assert cache.get(b"a") is not None
@@ -422,7 +423,7 @@ def test_a_job_that_takes_too_long_or_panics_fails_alone(service: Grammars, monk
             while time.thread_time() < end:
                 pass
 
-    class Waiting:  # a machine with other work on it is no grammar's fault
+    class Waiting:  # other work on the machine must not make a grammar fail
         def fill(self, mask: torch.Tensor) -> None:
             time.sleep(0.1)
 
@@ -444,7 +445,7 @@ def test_a_job_that_takes_too_long_or_panics_fails_alone(service: Grammars, monk
 
 
 def test_guesses_whose_masks_take_too_long_are_given_up_and_nothing_fails(service: Grammars):
-    """Without them the masks would be filled one a step, each within the limit of its own."""
+    """Otherwise the masks would be filled one per step, each within its own limit."""
     compiled = service.compile(number(7)).result(120)
 
     class Slow:
@@ -473,10 +474,10 @@ def test_guesses_whose_masks_take_too_long_are_given_up_and_nothing_fails(servic
         for m, d in zip(matchers, drafts, strict=True)
     ]  # type: ignore[arg-type]
     slow, ending, plain = service.fill(jobs).wait()
-    assert isinstance(slow, GuessError)
+    assert isinstance(slow, DraftMaskError)
     assert 1 <= slow.known <= 3
     assert all((jobs[0].masks[row] == row + 1).all() for row in range(slow.known))
-    assert isinstance(ending, GuessError)
+    assert isinstance(ending, DraftMaskError)
     assert 1 <= ending.known <= 2
     assert plain is None
 
@@ -532,7 +533,7 @@ def test_a_bomb_that_comes_again_is_refused_at_once(monkeypatch: pytest.MonkeyPa
     made.close()
     now = [0.0]
     monkeypatch.setattr(service_module.time, "monotonic", lambda: now[0])
-    refusals = Refusals(2, 60.0)
+    refusals = RefusedGrammars(2, 60.0)
     for key in (b"a", b"b", b"c"):
         refusals.put(key, "too much")
     assert [refusals.get(key) for key in (b"a", b"b", b"c")] == [None, "too much", "too much"]
@@ -540,23 +541,24 @@ def test_a_bomb_that_comes_again_is_refused_at_once(monkeypatch: pytest.MonkeyPa
     assert refusals.get(b"c") is None
 
 
+LONG_ANSWER = (
+    "import sys; sys.stdin.buffer.read(9); sys.stdout.buffer.write(b'\\xff' * 4); sys.stdout.flush(); "
+    "sys.stdin.buffer.read()"
+)
 # what a process does instead of compiling → what is said
 BAD = {
     "raise SystemExit(1)": (EngineError, "could not be started: its process ended"),
     "import time; time.sleep(60)": (EngineError, "could not be started: its process did not answer"),
-    "import sys; sys.stdin.buffer.read(9); sys.stdout.buffer.write(b'\\xff' * 4); sys.stdout.flush(); sys.stdin.buffer.read()": (
-        ParameterError,
-        "too big",
-    ),
+    LONG_ANSWER: (ParameterError, "too big"),
 }
 
 
 @pytest.mark.parametrize("code", BAD)
 def test_a_process_that_does_not_work_is_our_fault(monkeypatch: pytest.MonkeyPatch, code: str):
-    monkeypatch.setattr(compile_pool, "START_S", 1.0)
+    monkeypatch.setattr(compile_process, "START_S", 1.0)
     plain = subprocess.Popen
     monkeypatch.setattr(
-        compile_pool.subprocess, "Popen", lambda command, **more: plain([sys.executable, "-c", code], **more)
+        compile_process.subprocess, "Popen", lambda command, **more: plain([sys.executable, "-c", code], **more)
     )
     # more than a pipe holds
     made = Grammars(CONFIG, None, [*spelled(), *(b"%032d" % i for i in range(10_000))], SPECIAL, EOS, 20_000)
@@ -616,7 +618,7 @@ def test_warming_up_makes_the_library_ready(monkeypatch: pytest.MonkeyPatch):
     made.warm_up()
     # what goes wrong is only logged
     failing = grammars()
-    monkeypatch.setattr(compile_pool, "library_of", lambda *_: 1 / 0)
+    monkeypatch.setattr(compile_pool, "load_compiler", lambda *_: 1 / 0)
     failing.warm_up()
     failing.close()
     assert failing._pool._library is None

@@ -1,4 +1,5 @@
-"""The JSON-Schema-Test-Suite: of every schema taken, what is invalid can't be written, and what is valid can. The rest is refused."""
+"""The JSON-Schema-Test-Suite: with every accepted schema, invalid instances can't be written and valid ones can. The
+others are refused."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import pytest
 
 from grammar.suite import ANNOTATION, CASES, TOKEN_BYTES, UNWRITTEN, Verdict, judged
 from grammar.vocabularies import small
-from tailrace.grammar.llguidance import Library
+from tailrace.grammar.llguidance import GrammarCompiler
 
 JUDGED = [case for case in CASES if case["file"] not in ANNOTATION and (case["draft"], case["file"]) not in TOKEN_BYTES]
 KINDS = sorted({case["file"] for case in JUDGED})
@@ -14,7 +15,7 @@ KINDS = sorted({case["file"] for case in JUDGED})
 
 @pytest.fixture(scope="module")
 def verdicts() -> dict[str, list[Verdict]]:
-    library = Library(small())
+    library = GrammarCompiler(small())
     return {kind: [judged(library, case) for case in JUDGED if case["file"] == kind] for kind in KINDS}
 
 

@@ -1,4 +1,4 @@
-"""GGUF files: told apart, converted once in a child process, kept; the text split as the file says."""
+"""GGUF files: recognised, converted once in a child process, cached; text is split as the file says."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_the_key_follows_content_time_and_dtype(tmp_path: Path):
 
 
 def test_killed_half_way_then_made_by_two_at_once(tiny: Path, tmp_path: Path):
-    """One story, because each conversion takes seconds: killed half-way, made right by two at once, found again."""
+    """One test, as conversions take seconds: killed half-way, repeated by two processes at once, found again."""
     cache = tmp_path / "cache"
     killed = start(tiny, cache)
     deadline = time.monotonic() + 120

@@ -1,4 +1,4 @@
-"""What --model may be, what it is called, and what is said when it can't be had."""
+"""What --model may be, how the model is named, and the message when it can't be loaded."""
 
 from __future__ import annotations
 

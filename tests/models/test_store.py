@@ -1,4 +1,4 @@
-"""A folder made once: seen whole or not at all, by one maker, whatever dies when."""
+"""A folder made once: seen whole or not at all, made by one process, whichever process dies when."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""The model's side of a step on a GPU: padded decode batches, one copy of all inputs, nothing that waits for the device. Without a GPU the
-attention kernels run in Triton's interpreter, and a graph is a call of what it would have captured."""
+"""The model's part of a step on a GPU: padded decode batches, one copy of all inputs, no waiting for the device.
+Without a GPU the attention kernels run in Triton's interpreter, and a graph is a second call of the function that it
+would have captured."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from tailrace.kernels.transfer import pack, unpack
 from tailrace.runners import load_runner
 from tailrace.runners import transformers as module
 from tailrace.runners.base import Batch
-from tailrace.runners.graphs import Graphs, Recorder, nobody_waits, nothing, padded, sizes
+from tailrace.runners.graphs import GraphRecorder, Graphs, nobody_waits, nothing, padded, sizes
 from tailrace.runners.inputs import FIELDS, moved
 from tailrace.runners.transformers import TransformersRunner
 
@@ -114,7 +115,7 @@ def runner(gpu_kernels, tmp_path_factory) -> TransformersRunner:
 
 
 def again(step):
-    """A graph of no GPU: the call once more, on the same tensors."""
+    """The stand-in for a graph without a GPU: the call again, on the same tensors."""
     step()
     return step
 
@@ -165,7 +166,7 @@ def test_tokens_drawn_in_the_step_before_are_read_on_the_device(runner, graphs, 
 
 @torch.inference_mode()
 def test_a_row_does_not_see_its_neighbours_in_attention(runner, graphs, cache):
-    """The same sizes of matrices, other neighbours: the same bits."""
+    """The same matrix sizes with other neighbours: the same bits."""
     mine = graphs(decodes(cache, [1, 0, 4]))[0].clone()
     assert torch.equal(graphs(decodes(cache, [1, 3, 2]))[0], mine)
 
@@ -279,9 +280,9 @@ def test_a_step_on_a_gpu_waits_for_nothing(runner, graphs, cache):
 
 @pytest.mark.skipif(not CUDA, reason="needs a GPU")
 def test_what_can_not_be_captured_leaves_no_trace():
-    """A step that asks the GPU for something is refused, and the thread's stream and the allocator are as they were."""
+    """A step that makes the host wait is refused, and the thread's stream and the allocator are restored."""
     numbers, here = torch.arange(4, device=DEVICE), torch.cuda.current_stream()
-    recorder = Recorder(DEVICE)
+    recorder = GraphRecorder(DEVICE)
     with pytest.raises(RuntimeError, match="synchroniz"):
         recorder(lambda: numbers[0].item())
     assert torch.cuda.current_stream() == here

@@ -1,4 +1,4 @@
-"""Hidden states of chosen layers, and passes through the first layers only, against transformers' own, fused and not."""
+"""Hidden states of chosen layers, and passes through the first layers only, against transformers, fused and not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LoRA adapters by rows: each says what a model with its weights merged says, and nobody's bits depend on who else is in the bag."""
+"""LoRA adapters by rows: each gives what a model with merged weights gives, and no bits depend on the other rows."""
 
 from __future__ import annotations
 

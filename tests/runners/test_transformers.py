@@ -181,7 +181,7 @@ def test_a_replacement_that_computes_something_else_is_not_used(tmp_path, monkey
     monkeypatch.setattr(kernels, "silu_mul", lambda x: original(x) * 1.5)
     with caplog.at_level(logging.WARNING):
         runner = load_runner(ModelConfig(dtype="float32", device="cpu"), save("llama", tmp_path), block_size=SIZE)
-    assert "LlamaMLP stays as it is" in caplog.text
+    assert "LlamaMLP is not replaced" in caplog.text
     assert {"LlamaMLP", "FusedAttention"} <= {type(m).__name__ for m in runner.model.modules()}
 
 
@@ -227,8 +227,8 @@ def test_the_default_model_in_bfloat16(model_folder):
         expected = theirs(torch.tensor([prompt])).logits[0].float()
     got = ours.forward(Cache(2, 5).batch([(0, prompt, 0), (1, [1, 2, 3], 0)]))[:60].float()
     assert (got - expected).norm() / expected.norm() < 0.02
-    # near ties are decided by rounding, and so by the machine's kernels: what we prefer is within some roundings (2⁻⁸ of the logit each) of
-    # their best. Measured over 5 prompts: at most 2.5; with every position one too far 5.6 and 16.6.
+    # Near ties are decided by rounding, and so by the machine's kernels: our choice is within some roundings (2⁻⁸ of
+    # the logit each) of their best. Measured over 5 prompts: at most 2.5; with every position one too far 5.6 and 16.6.
     best = expected.amax(-1)
     ours_by_theirs = expected.gather(1, got.argmax(-1, keepdim=True)).squeeze(1)
     assert ((best - ours_by_theirs) <= 4 * 2**-8 * best.abs()).all()

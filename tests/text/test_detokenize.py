@@ -62,7 +62,8 @@ def test_case_16_deltas_joined_are_the_decode(name, skip, data):
 @settings(max_examples=examples(80), deadline=None)
 @given(data=st.data())
 def test_the_prompts_end_goes_on(name, skip, data):
-    """decode(prompt) + deltas = decode(prompt + output), wherever the latter begins with the former; otherwise what differs comes whole."""
+    """decode(prompt) + deltas = decode(prompt + output) if the latter begins with the former; otherwise all that
+    differs is returned."""
     tokenizer = ALL[name]
     ids = data.draw(any_ids(tokenizer))
     cut = data.draw(st.integers(0, len(ids)))
@@ -91,7 +92,7 @@ def test_a_character_that_begins_in_the_prompt_comes_whole(name, cut):
             " hello" if tokenizer.backend.token_to_id("hello") is None else "hello"
         )
         stream = detokenizer(tokenizer, prompt=[*prompt, *ids[:cut]])
-        assert stream.feed(hello).lstrip(" ") == "hello"  # nothing of what the prompt's text has as U+FFFD
+        assert stream.feed(hello).lstrip(" ") == "hello"  # nothing that the prompt's text already has as U+FFFD
 
 
 @pytest.mark.parametrize("name", [name for name, one in ALL.items() if one.backend.token_to_id("<0x41>") is not None])
@@ -133,7 +134,8 @@ def test_random_bytes_come_out_as_the_standard_says_and_as_early_as_they_can(dat
 
 @pytest.mark.parametrize("name", [name for name, tokenizer in ALL.items() if tokenizer.kind == "library"])
 def test_text_behind_malformed_bytes_still_streams(name):
-    """The library's own stream stops at text that changes backwards: it then says nothing any more, and no stop is found."""
+    """The library's own stream stops at text that changes backwards: it then returns nothing more, and no stop is
+    found."""
     tokenizer = ALL[name]
     bad = [tokenizer.backend.token_to_id(form) for form in ("<0x0A>", "<0xE5>", spelled(b"\n"), spelled(b"\xff"))]
     word = next(id for form in ("hello", "▁hello") if (id := tokenizer.backend.token_to_id(form)) is not None)
@@ -152,7 +154,7 @@ def test_a_missing_flush_is_seen():
 
 
 def test_case_17_odd_characters():
-    """Lone continuation bytes, literal U+FFFD, empty tokens, combining marks and joiners, ids outside the vocabulary."""
+    """Lone continuation bytes, literal U+FFFD, empty tokens, combining marks, joiners, ids outside the vocabulary."""
     tokenizer = byte_level()
 
     def out(*parts: bytes) -> str:
@@ -167,7 +169,7 @@ def test_case_17_odd_characters():
     for bad in (-1, 2**40):
         with pytest.raises(ValueError, match="token id"):
             tokenizer.check([1, bad])
-    assert detokenizer(tokenizer, tokenizer.special_ids).feed(10**6) == ""  # an id without a token says nothing
+    assert detokenizer(tokenizer, tokenizer.special_ids).feed(10**6) == ""  # an id without a token adds nothing
 
 
 def test_special_tokens_can_be_shown():

@@ -69,7 +69,7 @@ def test_everything_agrees_under_any_chunking(name, data):
 @settings(max_examples=examples(200), deadline=None)
 @given(data=st.data())
 def test_what_tokens_spell_is_the_text(name, data):
-    """Whatever stops it, joined bytes of the tokens are the text, and offsets are places in it."""
+    """Whatever stops it, the joined bytes of the tokens are the text, and offsets are positions in it."""
     tokenizer = ALL[name]
     ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=30))
     stops = tuple(
@@ -86,7 +86,7 @@ def test_what_tokens_spell_is_the_text(name, data):
     whole = last or stream.flush("stop")
     assert len(whole.offsets) == len(whole.token_ids) == len(whole.logprobs)
     if name.startswith("pieces") and "\ufffd" in whole.text:
-        return  # of a run of malformed bytes it shows only at the end that they are
+        return  # a run of malformed bytes is known to be malformed only at its end
     spelt = [whole.spelt.get(i, tokenizer.bytes_of(id)) for i, id in enumerate(whole.token_ids)]
     told = [part for part in spelt if part is not None]
     assert spelt == told + [None] * (len(spelt) - len(told))
@@ -142,7 +142,8 @@ def test_the_token_that_ends_it(params, ender, text, stop_reason):
 
 @pytest.mark.parametrize("cut", [1, 2, 3, 6])
 def test_case_15_an_end_inside_a_block_of_tokens_cuts_everything_there(cut):
-    """Tokens may come several at once (accepted drafts, or a slow reader): ids, text, logprobs and count end with the same token."""
+    """Several tokens may come at once (accepted drafts, a slow reader): ids, text, logprobs and count end at the same
+    token."""
     ids = ids_of("hello", "st", "op", " world", "a", "b")
     stream = TextStream(TOKENIZER, SamplingParams(stop=("stop",), logprobs=0))
     deltas = []

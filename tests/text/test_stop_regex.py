@@ -1,4 +1,4 @@
-"""Regular expressions as stops: the match that ends first, found wherever the text is cut; held back is what may still become one."""
+"""Stop regexes: the match that ends first is found under any chunking, and only a possible match is held back."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tailrace.options import MarkedSpan
 from tailrace.params import SamplingParams
 from tailrace.text import stop_regex as module
 from tailrace.text.stop_regex import Patterns, RegexSearch
-from tailrace.text.stop_strings import Match, PatternMatcher, StopMatcher, matcher
+from tailrace.text.stop_strings import Match, PatternSearch, StringSearch, stop_search
 
 TEXT = st.text(alphabet="abAB1 \né", max_size=24)
 ATOMS = st.sampled_from(
@@ -50,7 +50,7 @@ EXPRESSIONS = st.tuples(
 
 
 def brute(text: str, strings: tuple[str, ...], expressions: tuple[str, ...]) -> tuple[str, str] | None:
-    """(text before, text of the match): the earliest end, and of those the earliest beginning; by trying every pair."""
+    """(text before, text of the match), by trying every pair: the earliest end, and of those the earliest beginning."""
     compiled = [re.compile(re.escape(s)) for s in strings] + [re.compile(e) for e in expressions]
     for end in range(1, len(text) + 1):
         for start in range(end):
@@ -60,7 +60,7 @@ def brute(text: str, strings: tuple[str, ...], expressions: tuple[str, ...]) -> 
 
 
 def run(params: SamplingParams, text: str, cuts: list[int]) -> tuple[str, Match | None]:
-    search, out = PatternMatcher(params), ""
+    search, out = PatternSearch(params), ""
     edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     for start, end in itertools.pairwise(edges):
         safe, match = search.feed(text[start:end])
@@ -116,7 +116,7 @@ def test_held_back_is_only_what_may_still_become_one(text, expression):
     st.lists(st.integers(0, 24), max_size=6),
 )
 def test_strings_alone_are_the_same_as_with_the_automaton(text, stops, cuts):
-    search, out, found = StopMatcher(tuple(stops)), "", None
+    search, out, found = StringSearch(tuple(stops)), "", None
     edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     for start, end in itertools.pairwise(edges):
         safe, found = search.feed(text[start:end])
@@ -127,7 +127,7 @@ def test_strings_alone_are_the_same_as_with_the_automaton(text, stops, cuts):
 
 
 def test_a_matcher_that_follows_one_way_only_is_seen(monkeypatch):
-    """The planted fault: forget the ways that began earlier."""
+    """The planted fault: forget the paths that began earlier."""
     monkeypatch.setattr(RegexSearch, "push", lambda self, char: None)
     with pytest.raises(AssertionError):
         test_the_earliest_end_is_found()
@@ -189,7 +189,7 @@ def test_flags_hold_where_they_stand(expression, text):
     ],
 )
 def test_hostile_patterns_are_read_or_refused_at_once(expression):
-    """Each took seconds, for ever, or raised something else once."""
+    """Each of these once took seconds, or for ever, or raised another error."""
     with contextlib.suppress(ParameterError):
         assert len(Patterns((expression,)).passes) <= module.MAX_POSITIONS
 
@@ -208,13 +208,13 @@ def test_what_is_not_used_any_more_is_forgotten():
 def test_strings_beside_patterns_cost_what_strings_cost():
     """However their beginnings overlap, one state stands for all of them."""
     stops = tuple("a" * 60 + chr(0x4E00 + i) for i in range(120))
-    search = PatternMatcher(SamplingParams(stop=stops, stop_regex=("zz",)))
+    search = PatternSearch(SamplingParams(stop=stops, stop_regex=("zz",)))
     assert search.feed("a" * 1000) == ("a" * 940, None)
     assert len(search._search.begun) == 0
 
 
 def test_the_work_per_character_is_bounded():
-    """What makes a backtracking engine explode stays as wide as the pattern."""
+    """Patterns that make a backtracking engine explode."""
     compiled = Patterns(("(a|a)+(a|a)+(a|a)+b",))
     search = RegexSearch(compiled)
     for _ in range(2000):
@@ -252,9 +252,9 @@ def test_stretches_are_left_out(text, opened, cuts):
 
 
 def test_nothing_is_searched_where_nothing_is_asked():
-    assert isinstance(matcher(SamplingParams()), StopMatcher)
-    assert isinstance(matcher(SamplingParams(stop=("a",))), StopMatcher)
-    assert isinstance(matcher(SamplingParams(stop_outside=(MarkedSpan("a", "b"),))), StopMatcher)
+    assert isinstance(stop_search(SamplingParams()), StringSearch)
+    assert isinstance(stop_search(SamplingParams(stop=("a",))), StringSearch)
+    assert isinstance(stop_search(SamplingParams(stop_outside=(MarkedSpan("a", "b"),))), StringSearch)
 
 
 def test_patterns_are_walked_for_every_sequence_of_a_request():

@@ -1,4 +1,4 @@
-"""The stop that a plain search finds, at the place it finds it; held back is what may still become a stop and nothing else."""
+"""A stop is found where a plain search finds it, and only what may still become a stop is held back."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from examples import examples
-from tailrace.text.stop_strings import StopMatcher
+from tailrace.text.stop_strings import StringSearch
 
 TEXT = st.text(alphabet="ab😀é", max_size=30)
 STOPS = st.lists(st.text(alphabet="ab😀é", min_size=1, max_size=5), min_size=1, max_size=4).map(tuple)
@@ -24,7 +24,7 @@ def plain_search(text: str, stops: tuple[str, ...]) -> tuple[str, str] | None:
 
 
 def run(text: str, stops: tuple[str, ...], cuts: list[int]) -> tuple[str, str | None]:
-    matcher, out = StopMatcher(stops), ""
+    matcher, out = StringSearch(stops), ""
     edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     for start, end in itertools.pairwise(edges):
         safe, match = matcher.feed(text[start:end])
@@ -47,7 +47,7 @@ def test_position_is_that_of_a_plain_search(text, stops, cuts):
 @settings(max_examples=examples(500), deadline=None)
 @given(TEXT, STOPS)
 def test_held_back_is_exactly_what_may_still_become_a_stop(text, stops):
-    matcher, out = StopMatcher(stops), ""
+    matcher, out = StringSearch(stops), ""
     for count, char in enumerate(text, 1):
         safe, match = matcher.feed(char)
         out += safe
@@ -64,7 +64,7 @@ def test_held_back_is_exactly_what_may_still_become_a_stop(text, stops):
 @settings(max_examples=examples(300), deadline=None)
 @given(TEXT, TEXT, STOPS)
 def test_unarmed_text_does_not_stop_but_may_begin_a_stop(before, after, stops):
-    matcher = StopMatcher(stops)
+    matcher = StringSearch(stops)
     out, match = matcher.feed(before, armed=False)
     assert match is None
     more, match = matcher.feed(after)
@@ -104,20 +104,20 @@ def test_planted_faults_are_seen():
     assert FixedWidth(stops).feed("xxabc") == ("xxab", "c")
     assert plain_search("xxabc", stops) == ("xx", "ab")  # where the law test would have failed
     assert FixedWidth(("abcdef",)).feed("xyz") == ("", None)
-    assert StopMatcher(("abcdef",)).feed("xyz") == ("xyz", None)
+    assert StringSearch(("abcdef",)).feed("xyz") == ("xyz", None)
 
 
 def test_case_19_held_text_is_flushed_and_never_leaks():
-    matcher = StopMatcher(("<|im_end|>", "STOP"))
+    matcher = StringSearch(("<|im_end|>", "STOP"))
     assert matcher.feed("answer <|im_") == ("answer ", None)
     assert matcher.flush() == "<|im_"
-    matcher = StopMatcher(("<|im_end|>",))
+    matcher = StringSearch(("<|im_end|>",))
     assert matcher.feed("answer <|im_")[0] + matcher.feed("end|> leaked")[0] == "answer "
-    emoji = StopMatcher(("😀!",))
+    emoji = StringSearch(("😀!",))
     assert [emoji.feed("a😀"), emoji.feed("😀"), emoji.feed("!")][-1][1].stop == "😀!"
 
 
 def test_no_stops_hold_nothing():
-    matcher = StopMatcher(())
+    matcher = StringSearch(())
     assert matcher.feed("anything") == ("anything", None)
     assert matcher.flush() == ""

@@ -1,4 +1,4 @@
-"""A conversation that the model is to go on with: the prompt ends where the last message's text does, as in transformers."""
+"""A conversation that the model continues: the prompt ends where the last message's text does, as in transformers."""
 
 from __future__ import annotations
 
@@ -14,8 +14,12 @@ from tailrace.text.tokenizer import Tokenizer
 TEMPLATES = {
     "as it is": "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}",
     "trimmed": "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | trim }}<|im_end|>\n{% endfor %}",
-    "without thoughts": "{% for m in messages %}<|im_start|>{{ m.content.split('</think>')[-1] }}<|im_end|>{% endfor %}",
-    "with a turn behind": "{% for m in messages %}[{{ m.content }}]{% endfor %}{% if add_generation_prompt %}<|im_start|>{% endif %}",
+    "without thoughts": (
+        "{% for m in messages %}<|im_start|>{{ m.content.split('</think>')[-1] }}<|im_end|>{% endfor %}"
+    ),
+    "with a turn behind": (
+        "{% for m in messages %}[{{ m.content }}]{% endfor %}{% if add_generation_prompt %}<|im_start|>{% endif %}"
+    ),
 }
 LAST = ["Hello world", "Hello  ", "  Hello", "", "a<think>b</think>c", "é😀", "<|im_end|>", "x\n"]
 

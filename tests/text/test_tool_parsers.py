@@ -1,4 +1,4 @@
-"""Tool calls in the formats of open models: read under any chunking, arguments as they come, no character lost."""
+"""Tool calls in the formats of open models: parsed under any chunking, arguments as they come, no character lost."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from hypothesis import strategies as st
 
 from examples import examples
 from tailrace.config import ServerConfig
-from tailrace.text.channels import REASONING, ChannelSplitter, Segment
-from tailrace.text.tool_parsers import TOOLS, declared
-from tailrace.text.tool_parsers.block import NotACallError
+from tailrace.text.channel_splitter import ChannelSplitter, Segment
+from tailrace.text.reasoning import REASONING_MARKERS
+from tailrace.text.tool_parsers import TOOL_FORMATS, tool_schemas
+from tailrace.text.tool_parsers.call_parser import NotACallError
 from tailrace.text.tool_parsers.pythonic import calls_of
 from tailrace.text.tool_parsers.values import json_of
 
-THINK = REASONING["think"]
+THINK = REASONING_MARKERS["think"]
 TOOLS_ASKED = [
     {"type": "function", "function": {"name": name, "parameters": {"properties": {"s": {"type": "string"}, "n": {}}}}}
     for name in ("add", "get.it-2")
 ]
-KNOWN = declared(TOOLS_ASKED)
+KNOWN = tool_schemas(TOOLS_ASKED)
 
 # format → (what a model writes, calls as (name, arguments), content), the calls' arguments as JSON values
 DS = "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"
@@ -43,7 +44,8 @@ CASES: dict[str, list[Case]] = {
     "hermes": [
         (f'<tool_call>\n{{"name": "add", "arguments": {ARGS}}}\n</tool_call>', ONE, ""),
         (
-            f'So <tool_call>{{"name": "add", "parameters": {ARGS}}}</tool_call>\n<tool_call>{{"name": "get.it-2"}}</tool_call>\n',
+            f'So <tool_call>{{"name": "add", "parameters": {ARGS}}}</tool_call>\n'
+            f'<tool_call>{{"name": "get.it-2"}}</tool_call>\n',
             TWO,
             "So ",
         ),
@@ -100,19 +102,22 @@ CASES: dict[str, list[Case]] = {
     ],
     "qwen3_coder": [
         (
-            "<tool_call>\n<function=add>\n<parameter=s>\n12\n</parameter>\n<parameter=n>\n12\n</parameter>\n</function>\n</tool_call>",
+            "<tool_call>\n<function=add>\n<parameter=s>\n12\n</parameter>\n<parameter=n>\n12\n</parameter>\n"
+            "</function>\n</tool_call>",
             [("add", {"s": "12", "n": 12})],
             "",
         ),
         (
-            'Ok\n<tool_call><function=add><parameter=n>two\n"lines"</parameter><parameter=o>True</parameter></function></tool_call>\n'
+            'Ok\n<tool_call><function=add><parameter=n>two\n"lines"</parameter><parameter=o>True</parameter>'
+            "</function></tool_call>\n"
             "<tool_call><function=get.it-2></function></tool_call>",
             [("add", {"n": 'two\n"lines"', "o": True}), ("get.it-2", {})],
             "Ok\n",
         ),
-        # a lone quote is no JSON string's; but where JSON goes on behind the marker, it is
+        # a lone quote begins no JSON string; but where JSON goes on after the marker, it does
         (
-            '<tool_call><function=add><parameter=o>\n{x} say "hi\n</parameter>\n<parameter=p>"C:\\</parameter>\n</function></tool_call>',
+            '<tool_call><function=add><parameter=o>\n{x} say "hi\n</parameter>\n<parameter=p>"C:\\</parameter>\n'
+            "</function></tool_call>",
             [("add", {"o": '{x} say "hi', "p": '"C:\\'})],
             "",
         ),
@@ -130,12 +135,14 @@ CASES: dict[str, list[Case]] = {
     ],
     "glm4": [
         (
-            "<tool_call>add\n<arg_key>s</arg_key>\n<arg_value>null</arg_value>\n<arg_key>n</arg_key>\n<arg_value>[1]</arg_value>\n</tool_call>",
+            "<tool_call>add\n<arg_key>s</arg_key>\n<arg_value>null</arg_value>\n<arg_key>n</arg_key>\n"
+            "<arg_value>[1]</arg_value>\n</tool_call>",
             [("add", {"s": "null", "n": [1]})],
             "",
         ),
         (
-            "<tool_call>add</tool_call>\n<tool_call>get.it-2<arg_key>a</arg_key><arg_value>b c</arg_value></tool_call>!",
+            "<tool_call>add</tool_call>\n<tool_call>get.it-2<arg_key>a</arg_key><arg_value>b c</arg_value>"
+            "</tool_call>!",
             [("add", {}), ("get.it-2", {"a": "b c"})],
             "!",
         ),
@@ -146,7 +153,8 @@ CASES: dict[str, list[Case]] = {
             "",
         ),
         (
-            '<tool_call>add<arg_key>o</arg_key><arg_value>{"a": "\\"</arg_value>, </tool_call> "}</arg_value></tool_call>',
+            '<tool_call>add<arg_key>o</arg_key><arg_value>{"a": "\\"</arg_value>, </tool_call> "}</arg_value>'
+            "</tool_call>",
             [("add", {"o": {"a": '"</arg_value>, </tool_call> '}})],
             "",
         ),
@@ -183,13 +191,13 @@ WHOLE = ("pythonic", "qwen3_coder", "glm4")  # arguments that must be converted
 
 
 def split(name: str, pieces: list[str]) -> list[Segment]:
-    splitter = ChannelSplitter(THINK, TOOLS[name], declared=KNOWN)
+    splitter = ChannelSplitter(THINK, TOOL_FORMATS[name], declared=KNOWN)
     out = [segment for piece in pieces for segment in splitter.feed(piece)]
     return out + splitter.flush()
 
 
 def calls_in(segments: list[Segment]) -> list[tuple[str, str]]:
-    """(name, arguments) of each call, put together from its fragments; the shape of the stream is checked on the way."""
+    """(name, arguments) of each call, joined from its fragments. Checks the shape of the stream."""
     calls: list[tuple[str, str]] = []
     for call in (segment.call for segment in segments if segment.call is not None):
         assert bool(call.name) != bool(call.arguments)
@@ -203,7 +211,7 @@ def calls_in(segments: list[Segment]) -> list[tuple[str, str]]:
 
 
 def told(segments: list[Segment]) -> tuple[typing.Any, ...]:
-    """All that a client can tell of it: calls, ids, content, reasoning."""
+    """All that a client can see: calls, ids, content, reasoning."""
     return (
         calls_in(segments),
         [s.call.id for s in segments if s.call is not None and s.call.name and ":" in (s.call.id or "")],
@@ -218,8 +226,8 @@ def cut(text: str, places: list[int]) -> list[str]:
 
 def test_every_format_can_be_chosen_and_has_cases():
     names = typing.get_args(typing.get_type_hints(ServerConfig)["tool_parser"])
-    assert set(names) == {"auto", "none", *TOOLS}
-    assert set(CASES) == set(TOOLS)
+    assert set(names) == {"auto", "none", *TOOL_FORMATS}
+    assert set(CASES) == set(TOOL_FORMATS)
 
 
 @pytest.mark.parametrize(("name", "text", "calls", "content"), EVERY)
@@ -231,7 +239,7 @@ def test_what_a_model_writes_is_what_it_calls(name, text, calls, content):
         assert (said, thought) == (content, "")
 
 
-@pytest.mark.parametrize("name", TOOLS)
+@pytest.mark.parametrize("name", TOOL_FORMATS)
 @settings(max_examples=examples(100), deadline=None)
 @given(data=st.data(), places=st.lists(st.integers(0, 10**6), max_size=8))
 def test_any_chunking_says_the_same(name, data, places):
@@ -262,15 +270,15 @@ WRAPPERS = {
 }
 
 
-@pytest.mark.parametrize("name", TOOLS)
+@pytest.mark.parametrize("name", TOOL_FORMATS)
 @settings(max_examples=examples(100), deadline=None)
 @given(data=st.data())
 def test_no_character_is_lost(name, data):
-    """The text is what came out, in order, with nothing between but markers, wrapper and white space."""
+    """The text is what was returned, in order, with nothing between but markers, wrappers and white space."""
     text = "".join(
         data.draw(st.lists(st.sampled_from([case[0] for case in CASES[name]] + [" ", "a", "<b"]), max_size=3))
     )
-    markers = "|".join(re.escape(mark) for pair in TOOLS[name].markers for mark in pair if mark is not None)
+    markers = "|".join(re.escape(mark) for pair in TOOL_FORMATS[name].markers for mark in pair if mark is not None)
     wrapper = f"(?:{markers}|{WRAPPERS.get(name, JSON_WRAPPER)})*?"
     pattern = wrapper
     for segment in split(name, [text]):
@@ -278,16 +286,16 @@ def test_no_character_is_lost(name, data):
         if segment.call is not None and name in WHOLE:
             part = ""  # converted
         elif segment.call is not None and segment.call.arguments == "{}":
-            part = f"(?:{part})?"  # made up where the model wrote none
+            part = f"(?:{part})?"  # generated, since the model wrote none
         pattern += part + wrapper
     assert re.fullmatch(pattern, text, re.DOTALL)
 
 
-@pytest.mark.parametrize("name", [name for name in TOOLS if name not in WHOLE])
+@pytest.mark.parametrize("name", [name for name in TOOL_FORMATS if name not in WHOLE])
 def test_arguments_come_as_they_are_written(name):
-    """Every character of the value goes out with the character itself; the name before the first of them."""
+    """Each character of the value is returned at once, and the name before the first of them."""
     text = CASES[name][0][0]
-    splitter = ChannelSplitter(THINK, TOOLS[name], declared=KNOWN)
+    splitter = ChannelSplitter(THINK, TOOL_FORMATS[name], declared=KNOWN)
     begin = text.index(ARGS)
     for i, char in enumerate(text[: begin + len(ARGS)]):
         calls = [segment.call for segment in splitter.feed(char) if segment.call is not None]
@@ -375,8 +383,8 @@ def test_odd_declarations_are_no_trouble():
         {"function": {"name": 3}},
         {"function": {"name": "f", "parameters": {"properties": 1}}},
     ]
-    assert declared(odd) == {"f": {}}
-    assert declared(None) == {}
+    assert tool_schemas(odd) == {"f": {}}
+    assert tool_schemas(None) == {}
 
 
 @pytest.mark.parametrize(
@@ -389,11 +397,11 @@ def test_hostile_literals_are_text_or_values(inside):
     assert content == text or json.loads(calls[0][1])
 
 
-@pytest.mark.parametrize("name", TOOLS)
+@pytest.mark.parametrize("name", TOOL_FORMATS)
 def test_what_has_been_read_is_not_looked_at_again(name):
-    """What stays for the next token is less than a marker, so a token costs no more late in a call than early."""
+    """What is held for the next token is shorter than a marker, so a token costs the same late in a call as early."""
     text = CASES[name][0][0].replace("[2, {", "[" + "2, " * 500 + "{").replace("12", "12" * 500)
-    splitter = ChannelSplitter(THINK, TOOLS[name], declared=KNOWN)
+    splitter = ChannelSplitter(THINK, TOOL_FORMATS[name], declared=KNOWN)
     for char in text:
         splitter.feed(char)
         left = splitter._held if splitter._block is None else splitter._block.unread

@@ -16,7 +16,8 @@ def spelled(data: bytes) -> str:
 
 
 def byte_level() -> Tokenizer:
-    """All single bytes, tokens that split characters anywhere, an empty token, a literal U+FFFD, special and other added ones."""
+    """All single bytes, tokens that split characters anywhere, an empty token, a literal U+FFFD, special and added
+    tokens."""
     parts = [bytes([b]) for b in range(256)]
     parts += [
         "é".encode()[:1] + b"",
@@ -87,7 +88,7 @@ def metaspace() -> Tokenizer:
 
 
 def bytes_and_more() -> Tokenizer:
-    """Byte-level with one step more, so that only the library knows what tokens in a row say."""
+    """Byte-level with one more step, so that only the library knows the text of tokens in a row."""
     tokenizer = byte_level().backend
     tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Replace("stop", "end")])
     return Tokenizer(tokenizer)

@@ -21,7 +21,7 @@ from tailrace.api import error_handlers
 from tailrace.api.schema.common import TOLERATED
 from tailrace.api.turns import JSON_BYTES
 from tailrace.errors import ParameterError, RequestError
-from tailrace.residue import trim
+from tailrace.memory_trim import trim_memory
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ def give_back_later() -> None:
     if _giving_back is not None:
         _giving_back.cancel()
     loop = asyncio.get_running_loop()
-    _giving_back = loop.call_later(QUIET_S, loop.run_in_executor, None, trim)
+    _giving_back = loop.call_later(QUIET_S, loop.run_in_executor, None, trim_memory)
 
 
 def check_content_type(request: Request) -> None:

@@ -9,8 +9,8 @@ import msgspec
 from tailrace.errors import ParameterError
 from tailrace.options import MarkedSpan, ThinkingBudget
 from tailrace.params import SamplingParams
-from tailrace.text.channels import Markers, inside
-from tailrace.text.tool_parsers import Format, Tools, declared
+from tailrace.text.reasoning import Markers, ends_inside_reasoning
+from tailrace.text.tool_parsers import ToolFormat, ToolSchemas, tool_schemas
 
 if TYPE_CHECKING:
     from tailrace.api.schema.chat import ChatRequest
@@ -23,9 +23,9 @@ class Channels(NamedTuple):
     """What each choice's ChannelSplitter looks for, and where the prompt has left it."""
 
     reasoning: Markers | None
-    tools: Format | None
+    tools: ToolFormat | None
     opened: bool
-    declared: Tools
+    declared: ToolSchemas
 
     @property
     def spans(self) -> tuple[MarkedSpan, ...]:
@@ -48,7 +48,7 @@ def channels_of(service: Service, ask: ChatRequest, prompt: list[int]) -> Channe
     """Of one chat."""
     reasoning = None if ask.separate_reasoning is False else service.reasoning
     tools = service.tools if ask.tools and ask.tool_choice != "none" else None
-    return Channels(reasoning, tools, opened(service, ask, prompt), declared(ask.tools))
+    return Channels(reasoning, tools, opened(service, ask, prompt), tool_schemas(ask.tools))
 
 
 def opened(service: Service, ask: ChatRequest, prompt: list[int]) -> bool:
@@ -58,7 +58,7 @@ def opened(service: Service, ask: ChatRequest, prompt: list[int]) -> bool:
     last = ask.messages[-1].content if ask.continue_final_message else None
     end = last if isinstance(last, str) else service.tokenizer.decode(prompt[-PROMPT_END:])
     if ask.continue_final_message:
-        return inside(end, service.reasoning)
+        return ends_inside_reasoning(end, service.reasoning)
     return end.rstrip().endswith(service.reasoning[0])
 
 

@@ -19,7 +19,7 @@ from tailrace.fields import MAX_TOKEN_ID, number
 from tailrace.params import REPLACED_BY_MIROSTAT, SamplingParams, check_entries, check_range
 from tailrace.sampler_fields import DRY_BREAKERS
 from tailrace.text.stop_regex import patterns
-from tailrace.text.stop_strings import matcher
+from tailrace.text.stop_strings import stop_search
 from tailrace.wire.messages import encoder
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def sampling_params(
         bad_words=bad_words(request.bad_words or (), tokenizer),
         dry_sequence_breakers=breakers(request, tokenizer, bool(given.get("dry_multiplier"))),
     )
-    matcher(params)  # a pattern that can't be served says so
+    stop_search(params)  # a pattern that can't be served says so
     if patterns("banned_regex", params.banned_regex, params.n).any_character:
         raise ParameterError("banned_regex matches every character: nothing could be written", "banned_regex")
     return params

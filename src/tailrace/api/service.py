@@ -18,8 +18,8 @@ from tailrace.api.logprobs import Labels
 from tailrace.api.metrics import Metrics
 from tailrace.api.supervise import Supervisor
 from tailrace.errors import NotReadyError
-from tailrace.text.channels import REASONING
-from tailrace.text.tool_parsers import TOOLS
+from tailrace.text.reasoning import REASONING_MARKERS
+from tailrace.text.tool_parsers import TOOL_FORMATS
 from tailrace.wire.async_client import AsyncClient
 
 if TYPE_CHECKING:
@@ -54,8 +54,8 @@ class Service:
         called = f"the engine of {model_name}" if front.named else "the engine"
         self.supervisor = Supervisor(client, config.on_engine_death, called)
         self.labels = Labels(tokenizer)
-        self.reasoning = chosen(config.reasoning_parser, REASONING, lambda markers: (markers,), tokenizer)
-        self.tools = chosen(config.tool_parser, TOOLS, lambda form: form.evidence, tokenizer)
+        self.reasoning = chosen(config.reasoning_parser, REASONING_MARKERS, lambda markers: (markers,), tokenizer)
+        self.tools = chosen(config.tool_parser, TOOL_FORMATS, lambda form: form.evidence, tokenizer)
         self.metrics = Metrics(
             lambda: client.stats,
             lambda: self.supervisor.condition == "ready",

@@ -13,9 +13,9 @@ from tailrace.api.structured import Constraint, asked, check_unasked, compose
 from tailrace.errors import ParameterError
 from tailrace.params import SamplingParams
 from tailrace.text.tool_parsers.functions import Function, functions_of
-from tailrace.text.tool_parsers.grammar import forced, optional
+from tailrace.text.tool_parsers.grammar import forced_grammar, optional_grammar
+from tailrace.text.tool_parsers.grammar_writer import GrammarWriter
 from tailrace.text.tool_parsers.schemas import check_counts, check_depth
-from tailrace.text.tool_parsers.script import Script
 
 if TYPE_CHECKING:
     from tailrace.api.schema.chat import ChatRequest
@@ -135,18 +135,18 @@ def constraint(
         )
     functions = chosen(functions_of(tools), choice)
     if choice.must:
-        script = Script(functions, service.tokenizer, choice.many, whitespace)
-        return Constraint("tool_choice", "lark", forced(service.tools, script))
+        writer = GrammarWriter(functions, service.tokenizer, choice.many, whitespace)
+        return Constraint("tool_choice", "lark", forced_grammar(service.tools, writer))
     loose = [function if function.strict else function._replace(parameters=ANY_ARGUMENTS) for function in functions]
-    script = Script(loose, service.tokenizer, choice.many, whitespace)
+    writer = GrammarWriter(loose, service.tokenizer, choice.many, whitespace)
     if content is None:
-        return Constraint("tools", "lark", optional(service.tools, script))
+        return Constraint("tools", "lark", optional_grammar(service.tools, writer))
     if content.kind not in ("json_object", "json_schema"):
         raise ParameterError(
             f'{content.field}: together with tools it must be JSON; or give tool_choice "none"', content.field
         )
     said = schema_of(content)
-    return Constraint(content.field, "lark", optional(service.tools, script, said))
+    return Constraint(content.field, "lark", optional_grammar(service.tools, writer, said))
 
 
 def schema_of(content: Constraint) -> dict[str, Any]:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get
 import msgspec
 
 from tailrace import config as settings
-from tailrace.config import Config, load
+from tailrace.config import Config
+from tailrace.config_sources import fields, load
 from tailrace.errors import ConfigError, ParameterError
 from tailrace.params import FIELDS, SamplingParams
 from tailrace.sampler_fields import DRY_BREAKERS
@@ -99,7 +100,7 @@ FLAGS: dict[str, str] = {  # where the field's own name would mislead
     "speculation.rule": "--draft-rule",
     "speculation.layers": "--draft-layers",
     "speculation.cache_gib": "--draft-cache-gib",
-    **{f"grammar.{field}": f"--grammar-{field.replace('_', '-')}" for field in settings.fields("grammar")},
+    **{f"grammar.{field}": f"--grammar-{field.replace('_', '-')}" for field in fields("grammar")},
 }
 ENGINE_SECTIONS = settings.ENGINE_SECTIONS
 MODEL = "model.model"
@@ -109,7 +110,7 @@ SEVERAL = "; given several times, each by a name of its own, and with settings o
 MODEL_FLAGS: dict[str, str] = {  # flags that one of several models may have for itself, without their dashes
     FLAGS.get(key, "--" + field.replace("_", "-")).removeprefix("--"): key
     for section in ENGINE_SECTIONS
-    for field in settings.fields(section)
+    for field in fields(section)
     if (key := f"{section}.{field}") not in (MODEL, "model.name")
 }
 
@@ -188,7 +189,7 @@ def is_named(value: str) -> bool:
     return (
         bool(equals)
         and not value.startswith(PATHS)
-        and settings.NAME.fullmatch(name) is not None
+        and settings.MODEL_NAME.fullmatch(name) is not None
         and not Path(value).expanduser().exists()
     )
 

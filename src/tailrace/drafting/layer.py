@@ -126,7 +126,7 @@ def configuration(checkpoint: Checkpoint) -> Any:
         from huggingface_hub.errors import StrictDataclassError
         from transformers import CONFIG_MAPPING
 
-    from tailrace.runners.transformers import refuse_stateful
+    from tailrace.runners.load_checks import refuse_stateful
 
     section = checkpoint.config.get("transformer_layer_config") or checkpoint.config
     kind = section.get("model_type", "llama")

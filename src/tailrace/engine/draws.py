@@ -11,8 +11,8 @@ import torch
 
 from tailrace.engine.checks.structured_output import Late
 from tailrace.engine.sequence import Sequence
-from tailrace.grammar.base import BitmaskJob, Compiled, GuessError
-from tailrace.grammar.bitmasks import Filling, Unfinished
+from tailrace.grammar.base import BitmaskJob, Compiled, DraftMaskError
+from tailrace.grammar.filling import BitmaskFilling, UnfinishedBitmasks
 from tailrace.kernels.rows import Guidance, Rows, spread
 from tailrace.options import Rule
 
@@ -99,7 +99,7 @@ class Masks:
                     mine.numpy().view(np.uint32)[:, token // 32] &= ~np.uint32(1 << token % 32)
         return places, masks
 
-    def filled(self, filling: Filling) -> None:
+    def filled(self, filling: BitmaskFilling) -> None:
         """They are, or as far as the step waits for them: who is late, and whoever shares its grammar, sits out."""
         filling.wait(LATE_S + OWNER_S * len({sequence.request for sequence, _ in self.jobs}))
         done = list(filling.done)
@@ -109,7 +109,7 @@ class Masks:
             unfinished.setdefault(sequence.constraint.compiled, []).append(place)
         for compiled, places in unfinished.items():
             late = not all(done[place] for place in places)
-            compiled.busy = Unfinished(filling, places) if late else None
+            compiled.busy = UnfinishedBitmasks(filling, places) if late else None
             for place in places:
                 sequence, job = self.jobs[place]
                 assert sequence.constraint is not None
@@ -118,7 +118,7 @@ class Masks:
                     self.errors[sequence.slot] = SitsOutError()
                     continue
                 error = filling.errors[place]
-                known = error.known if isinstance(error, GuessError) else len(job.masks)
+                known = error.known if isinstance(error, DraftMaskError) else len(job.masks)
                 self._settle(sequence, job.masks, known, error, filling.seconds[place])
 
     def _settle(
@@ -129,7 +129,7 @@ class Masks:
         assert sequence.constraint is not None
         sequence.constraint.known, sequence.constraint.mask_s = known, took_s / known
         masks[known:] = -1
-        if error is not None and not isinstance(error, GuessError):
+        if error is not None and not isinstance(error, DraftMaskError):
             self.errors[sequence.slot] = error
             masks.fill_(-1)
         elif (token := sequence.constraint.opening) is not None:

@@ -35,14 +35,14 @@ from tailrace.engine.step import step
 from tailrace.engine.token_bytes import TokenBytes
 from tailrace.engine.validation import RequestLimits, adapter_number, negative_prompt
 from tailrace.errors import ParameterError, RequestError, TailraceError
-from tailrace.grammar.service import Filling, Grammars
+from tailrace.grammar.service import BitmaskFilling, Grammars
 from tailrace.params import SamplingParams
 from tailrace.runners.base import ModelRunner
 from tailrace.sampling import Sampler, Slots, request_key
 from tailrace.sampling.pipeline import beyond_device
 from tailrace.sampling.validation import ELSEWHERE
 from tailrace.sampling.watermark_transformers import list_s
-from tailrace.text.stop_strings import matcher
+from tailrace.text.stop_strings import stop_search
 from tailrace.wire.messages import Abort, Aborted, Failed, Finished, FinishReason, FromEngine, ModelInfo, Stats, Submit
 
 log = logging.getLogger(__name__)
@@ -120,7 +120,7 @@ class Engine:
             if self.growth.over:
                 raise self.growth.refusal()
             self._check_served(message.params)
-            matcher(message.params)  # a pattern that can't be served says so
+            stop_search(message.params)  # a pattern that can't be served says so
             self._take(message, client)
 
     def _take(self, message: Submit, client: bytes) -> None:
@@ -249,13 +249,13 @@ class Engine:
             if sequence.state in LIVING:
                 self.fail(sequence, error)
 
-    def fill(self, masks: Masks) -> Filling | None:
+    def fill(self, masks: Masks) -> BitmaskFilling | None:
         """Begin to fill the masks of grammars, on other threads."""
         if not masks.jobs or self.grammars is None:
             return None
         return self.grammars.fill([job for _, job in masks.jobs])
 
-    def filled(self, masks: Masks, filling: Filling | None) -> None:
+    def filled(self, masks: Masks, filling: BitmaskFilling | None) -> None:
         """Wait until they are, but not long."""
         if filling is not None:
             masks.filled(filling)

@@ -14,7 +14,7 @@ from tailrace.engine.draws import NOTHING, Draws, Guesses, Masks
 from tailrace.engine.outputs import Said
 from tailrace.engine.scheduler import Work
 from tailrace.engine.sequence import Sequence
-from tailrace.grammar.service import Filling
+from tailrace.grammar.service import BitmaskFilling
 from tailrace.sampling.sampler import Pending
 
 
@@ -24,7 +24,7 @@ class Prepared:
 
     draws: list[Draws]
     masks: Masks
-    filling: Filling | None
+    filling: BitmaskFilling | None
 
 
 @dataclass(slots=True)

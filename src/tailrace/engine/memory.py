@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from tailrace.engine.cache_size import available
 from tailrace.engine.sequence import Request
 from tailrace.errors import OverloadedError
-from tailrace.residue import trim
+from tailrace.memory_trim import trim_memory
 
 if TYPE_CHECKING:
     from tailrace.engine.engine import Engine
@@ -101,7 +101,7 @@ class Growth:
             ),
         )
         del largest
-        trim()
+        trim_memory()
 
 
 def weight(request: Request) -> int:

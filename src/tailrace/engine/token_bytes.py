@@ -8,8 +8,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from tailrace.text.detokenize import detokenizer
+from tailrace.text.token_search import TokenSearch
 from tailrace.text.utf8 import decoded
-from tailrace.text.within import Within
 
 if TYPE_CHECKING:
     from tailrace.text.tokenizer import Tokenizer
@@ -26,13 +26,13 @@ class TokenBytes:
     reader: Callable[[frozenset[int], Sequence[int]], Callable[[int], str]] | None = None
 
     @cached_property
-    def _within(self) -> dict[bool, Within]:
+    def _within(self) -> dict[bool, TokenSearch]:
         return {}
 
-    def within(self, fold: bool) -> Within:
+    def within(self, fold: bool) -> TokenSearch:
         """What finds the tokens that hold a string; made when it is first asked for."""
         if fold not in self._within:
-            self._within[fold] = Within(self.token_bytes, fold)
+            self._within[fold] = TokenSearch(self.token_bytes, fold)
         return self._within[fold]
 
     @staticmethod

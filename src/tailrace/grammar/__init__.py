@@ -1,1 +1,1 @@
-"""Schemas, patterns and grammars → which tokens may come next. See grammar/base.py."""
+"""JSON schemas, patterns and grammars → which tokens may come next. See grammar/base.py."""

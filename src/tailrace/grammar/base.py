@@ -1,53 +1,58 @@
-"""Where a sequence stands in its grammar, and which tokens may come next: what a matcher must do. Knows nothing of requests or logits."""
+"""The protocol of a grammar matcher: where a sequence is in its grammar, and which tokens may come next. Knows nothing
+of requests or logits."""
 
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 
-if TYPE_CHECKING:
-    from tailrace.grammar.bitmasks import Unfinished
+from tailrace.grammar.filling import UnfinishedBitmasks
 
 
 @runtime_checkable
 class Matcher(Protocol):
-    """One sequence's place. Not for use by two threads at once. apart: its masks take long, and are filled where that is measured."""
+    """One sequence's state in its grammar. Not for use by two threads at once. slow: its masks take long, so they are
+    filled alone, where the time is measured."""
 
-    apart: bool
+    slow: bool
 
     def accept(self, token: int) -> bool:
-        """One more token. False: the grammar does not allow it, and nothing has changed. After the end only EOS is allowed, any number
-        of times, and changes nothing."""
+        """Add a token. False: the grammar does not allow it, and nothing has changed. After the end only EOS is
+        allowed. It may come any number of times and changes nothing."""
         ...
 
     def rollback(self, count: int) -> None:
-        """Take the last `count` accepted tokens back, also those that completed the grammar."""
+        """Take back the last `count` accepted tokens, also those that completed the grammar."""
         ...
 
     def fill(self, mask: torch.Tensor) -> None:
-        """Write which tokens may come next. mask: int32 [⌈V / 32⌉], bit i of word i // 32 for token i; bits from V on are 0. EOS ids are
-        allowed where the text so far is a word of the grammar. Never all zero."""
+        """Write which tokens may come next.
+
+        mask: int32 [⌈V / 32⌉], bit i of word i // 32 for token i; bits from V on are 0. EOS ids are allowed if the text
+        so far is complete. Never all zero.
+        """
         ...
 
     def prefix(self, tokens: Sequence[int]) -> int:
-        """How many of these, from the first on, could be accepted one after the other. Nothing changes."""
+        """How many of the tokens, from the first on, could be accepted one after the other. Changes nothing."""
         ...
 
     def forced(self, count: int, within_s: float) -> list[int]:
-        """Tokens that spell what must come next in any case, as the tokenizer would cut it; [] where there is a choice. A guess: other
-        tokens may spell the same. At most `count`, and what is found within so much processor time, however much is forced."""
+        """Tokens that must come next, as the tokenizer would cut their text; [] if there is a choice. A guess, since
+        other tokens may spell the same text. At most `count` tokens, found within `within_s` of processor time."""
         ...
 
-    def closing(self, budget: int, max_masks: int) -> Generator[None, None, list[int] | None]:
-        """Tokens, at most `budget`, after which the text is complete, looked for a place at a time; see grammar/completion.py."""
+    def completion(self, budget: int, max_masks: int) -> Generator[None, None, list[int] | None]:
+        """Search for at most `budget` tokens that complete the text. A generator, which yields between steps; see
+        grammar/completion.py."""
         ...
 
     @property
     def finished(self) -> bool:
-        """Nothing but the end may follow."""
+        """True if only the end may follow."""
         ...
 
     def fork(self) -> Matcher:
@@ -57,8 +62,11 @@ class Matcher(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BitmaskJob:
-    """One sequence's rows. masks: int32 [len(drafts) + 1, ⌈V / 32⌉], contiguous, on the CPU; row j says what may come after the first j
-    drafts, all of which the grammar takes (Matcher.prefix). owner: whoever has several jobs; None: has only this one."""
+    """The masks of one sequence.
+
+    masks: int32 [len(drafts) + 1, ⌈V / 32⌉], contiguous, on the CPU. Row j says what may come after the first j drafts,
+    all of which the grammar must accept (Matcher.prefix). owner: whoever has several jobs; None: this is its only one.
+    """
 
     matcher: Matcher
     drafts: Sequence[int]
@@ -67,13 +75,14 @@ class BitmaskJob:
 
 
 def not_taken(place: int, token: int) -> ValueError:
-    """A job's draft that should not be there."""
+    """The error for a draft that the grammar does not accept."""
     return ValueError(f"draft {place} (token {token}) is not one that the grammar allows")
 
 
-class GuessError(Exception):
-    """The masks behind some of a job's drafts were not to be had within its limits. Nothing is wrong with the sequence: what may come
-    there is asked again when it has come there. known: the masks that are filled, from the first on; at least 1."""
+class DraftMaskError(Exception):
+    """The masks after some drafts could not be filled within the job's limits. The sequence itself is fine: these masks
+    are filled again once its tokens get there. known: number of masks that are filled, from the first on; at least 1.
+    """
 
     def __init__(self, known: int) -> None:
         super().__init__(f"{known} masks")
@@ -81,24 +90,25 @@ class GuessError(Exception):
 
 
 class Batched(Matcher, Protocol):
-    """A matcher whose library fills the masks of many in one call."""
+    """A matcher whose library fills the masks of many matchers in one call."""
 
     def joins(self, drafts: Sequence[int]) -> bool:
-        """Whether a job with these drafts may be filled so."""
+        """True if a job with these drafts may be filled with others."""
         ...
 
     @staticmethod
     def fill_together(jobs: Sequence[BitmaskJob], threads: int) -> list[Exception | None]:
-        """All of these, whose matchers are of this class; what `filling.fill` would have raised for each."""
+        """Fill the masks of all these jobs, whose matchers are of this class. Returns per job the error that
+        `bitmasks.fill` would have raised."""
         ...
 
 
 @runtime_checkable
 class Compiled(Protocol):
-    """A grammar ready for use, shared by all sequences that ask for it. busy: masks that a step did not wait for."""
+    """A compiled grammar, shared by all sequences that use it. busy: masks that a step did not wait for."""
 
-    busy: Unfinished | None
+    busy: UnfinishedBitmasks | None
 
     def matcher(self) -> Matcher:
-        """At its beginning."""
+        """A matcher at the start of the grammar."""
         ...

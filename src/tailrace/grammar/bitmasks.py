@@ -1,67 +1,36 @@
-"""Masks for all sequences of a step that have a grammar, on background threads, while the model computes. The library lets the
-interpreter go while it works."""
+"""Fills the masks of all sequences of a step that have a grammar, on background threads, while the model computes. The
+library releases the interpreter's lock meanwhile."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from tailrace.errors import GrammarError, GrammarLimitError, RowError
-from tailrace.grammar.base import BitmaskJob, GuessError, not_taken
+from tailrace.grammar.base import BitmaskJob, DraftMaskError, not_taken
+from tailrace.grammar.filling import BitmaskFilling
 
 log = logging.getLogger(__name__)
 
-# Grammars that were filled together in more time than this are filled each alone, where it is known whose time it is. Processor time of
-# the thread: time in which it does not run is not counted, so that a busy machine fails nobody.
+# Grammars that took longer than this together are filled alone the next time, so that each one's time is known. Limits
+# count processor time of the thread: a busy machine makes no request fail.
 TOGETHER_S = 0.02
 LIMIT_S = 0.05
 
 
-class Filling:
-    """Masks that are being filled, job by job. done: whether it is over; then errors: what it raised, and seconds: that it took, about. The
-    masks of a job that raised are undefined, its matcher is as before."""
-
-    def __init__(self, jobs: int) -> None:
-        self.done, self.seconds = [False] * jobs, [0.0] * jobs
-        self.errors: list[Exception | None] = [None] * jobs
-        self._futures: list[Future[None]] = []
-
-    def run(self, executor: ThreadPoolExecutor, tasks: int, work: Callable[[], None]) -> None:
-        self._futures = [executor.submit(work) for _ in range(tasks)]
-
-    def wait(self, within_s: float | None = None) -> list[Exception | None]:
-        """Until all are over, or so long (wall clock) → `errors`."""
-        for future in wait(self._futures, within_s).done:
-            future.result()
-        return self.errors
-
-
-@dataclass(frozen=True, slots=True)
-class Unfinished:
-    """Jobs of one grammar that a step did not wait for. Until all are over nothing of the grammar may be touched: its matchers share a
-    lock, and whoever asked one of them would wait as well."""
-
-    filling: Filling
-    jobs: list[int]
-
-    @property
-    def over(self) -> bool:
-        return all(self.filling.done[job] for job in self.jobs)
-
-
-def start(executor: ThreadPoolExecutor, threads: int, jobs: Sequence[BitmaskJob], limit_s: float = LIMIT_S) -> Filling:
-    """Each thread takes the next group that none has taken.
+def start(
+    executor: ThreadPoolExecutor, threads: int, jobs: Sequence[BitmaskJob], limit_s: float = LIMIT_S
+) -> BitmaskFilling:
+    """Start filling the masks of these jobs. Each thread takes the next group that none has taken.
 
     Args:
-        limit_s: of processor time that one job may take: the step waits for all of them. Time in which the thread does not run is not
-            counted, so that a busy machine fails nobody.
+        limit_s: processor time that one job may take, since the step waits for all of them.
     """
-    filling, waiting = Filling(len(jobs)), deque(groups(jobs))
+    filling, waiting = BitmaskFilling(len(jobs)), deque(groups(jobs))
 
     def work() -> None:
         while True:
@@ -70,7 +39,9 @@ def start(executor: ThreadPoolExecutor, threads: int, jobs: Sequence[BitmaskJob]
             except IndexError:
                 return
             begun_s = time.perf_counter()
-            for index, error in zip(indices, filled([jobs[index] for index in indices], threads, limit_s), strict=True):
+            for index, error in zip(
+                indices, fill_group([jobs[index] for index in indices], threads, limit_s), strict=True
+            ):
                 filling.errors[index] = error
             took_s = time.perf_counter() - begun_s
             for index in indices:
@@ -81,9 +52,12 @@ def start(executor: ThreadPoolExecutor, threads: int, jobs: Sequence[BitmaskJob]
 
 
 def groups(jobs: Sequence[BitmaskJob]) -> list[list[int]]:
-    """Which of them are filled in one call of their library. Row by row the model's thread and this one would have to hand the interpreter
-    to each other several times for each mask: 3 % of the throughput of 16 streams on two cores. Of each owner one is among strangers; its
-    others, however many, hold up none but each other."""
+    """The groups of jobs that are filled in one call of their library.
+
+    Separate calls would hand the interpreter's lock back and forth several times per mask: 3 % of the throughput of 16
+    streams on two cores. Only one job of each owner is grouped with jobs of other owners. An owner's further jobs form
+    a group of their own, so that they delay only each other.
+    """
     together: dict[tuple[type, bool, object], list[int]] = {}
     alone: list[list[int]] = []
     owners: set[object] = set()
@@ -98,35 +72,36 @@ def groups(jobs: Sequence[BitmaskJob]) -> list[list[int]]:
 
 
 def batched(job: BitmaskJob) -> Any:
-    """The class of its matcher, where that is a base.Batched; else None. (isinstance would read the matcher's properties, which is work
-    for the library.)"""
+    """The class of the job's matcher if it is a base.Batched, else None. (isinstance would read the matcher's
+    properties, which costs calls of the library.)"""
     kind = type(job.matcher)
     return kind if hasattr(kind, "fill_together") else None
 
 
-def filled(jobs: Sequence[BitmaskJob], threads: int, limit_s: float) -> list[Exception | None]:
-    """What each of a group raised. Who fails with guesses is looked at alone: it may be theirs."""
+def fill_group(jobs: Sequence[BitmaskJob], threads: int, limit_s: float) -> list[Exception | None]:
+    """Fill a group; return per job the error it raised. A job with drafts that fails is filled again alone: the drafts
+    may be the reason."""
     if len(jobs) > 1 and (kind := batched(jobs[0])) is not None:
         begun_s = time.perf_counter()
         try:
             errors = kind.fill_together(jobs, threads)
             slow = time.perf_counter() - begun_s > TOGETHER_S
             for job in jobs:
-                job.matcher.apart = slow
+                job.matcher.slow = slow
             return [
-                outcome(job, limit_s) if job.drafts and isinstance(error, GrammarError) else error
+                fill_error_of(job, limit_s) if job.drafts and isinstance(error, GrammarError) else error
                 for job, error in zip(jobs, errors, strict=True)
             ]
         except BaseException:
-            log.exception("masks could not be filled together")  # then each fails alone, or does not
-    return [outcome(job, limit_s) for job in jobs]
+            log.exception("masks could not be filled together")  # each is filled alone instead
+    return [fill_error_of(job, limit_s) for job in jobs]
 
 
-def outcome(job: BitmaskJob, limit_s: float) -> Exception | None:
+def fill_error_of(job: BitmaskJob, limit_s: float) -> Exception | None:
     begun_s = time.thread_time()
     try:
         fill(job, limit_s)
-        job.matcher.apart = time.thread_time() - begun_s > TOGETHER_S / 4
+        job.matcher.slow = time.thread_time() - begun_s > TOGETHER_S / 4
     except Exception as error:
         return error
     except BaseException as error:  # a panic of a library in Rust is no Exception
@@ -135,8 +110,14 @@ def outcome(job: BitmaskJob, limit_s: float) -> Exception | None:
 
 
 def fill(job: BitmaskJob, limit_s: float) -> None:
-    """Raises GrammarError (Matcher.fill; over the limit): of the first mask alone, which is as it would be without drafts. GuessError: the
-    like behind a draft, or over the limit with all of them. ValueError: a draft that the grammar does not take."""
+    """Fill the masks of one job.
+
+    Raises:
+        GrammarError: the first mask can't be filled, or takes longer than the limit. It would be the same without
+            drafts.
+        DraftMaskError: a mask after a draft can't be filled, or all masks together take longer than the limit.
+        ValueError: the grammar does not accept a draft.
+    """
     walker = job.matcher.fork() if job.drafts else job.matcher
     until = time.thread_time() + limit_s
     walker.fill(job.masks[0])
@@ -148,10 +129,11 @@ def fill(job: BitmaskJob, limit_s: float) -> None:
             walker.fill(job.masks[j + 1])
             in_time(until, limit_s)
         except GrammarError as error:
-            raise GuessError(j + 1) from error
+            raise DraftMaskError(j + 1) from error
 
 
 def in_time(until: float, limit_s: float) -> None:
-    """A request over the limit fails once, where it would else slow every step down. until: of time.thread_time."""
+    """Raise GrammarLimitError after `until` (time.thread_time). The request fails once; otherwise it would slow down
+    every step."""
     if time.thread_time() > until:
         raise GrammarLimitError(f"grammar: takes too long to match: more than {limit_s * 1e3:g} ms of a step (step_ms)")

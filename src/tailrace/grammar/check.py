@@ -1,4 +1,4 @@
-"""What can be said of a grammar without a library: whether its source is what its kind says."""
+"""Checks of a grammar's source that need no library: whether it has the form of its kind."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ MAX_CHOICES = 10_000
 
 
 class UnsupportedError(ValueError):
-    """This grammar can't be made here: what there is no rule for, where."""
+    """This grammar is not supported. The message says what, and where."""
 
 
 @contextmanager
-def shape(kind: str) -> Iterator[None]:
-    """Around what reads a parsed source as if it had the shape it should have: where it has not, that is the client's error, not ours."""
+def shape_errors(kind: str) -> Iterator[None]:
+    """Run code that reads a parsed source as if it had the right shape. An error caused by another shape is the
+    client's, and becomes an UnsupportedError."""
     try:
         yield
     except (KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError) as error:
@@ -40,7 +41,7 @@ def check(grammar: Grammar) -> None:
 
 
 def parse_json(source: str) -> Any:
-    """Raises ParameterError: no JSON (NaN and infinities are none), or nested deeper than MAX_DEPTH."""
+    """Parse JSON. Raises ParameterError: not JSON (NaN and infinities are not), or nested deeper than MAX_DEPTH."""
     try:
         value = json.loads(source, parse_constant=lambda name: refuse(f"{name} is not JSON"))
     except json.JSONDecodeError as error:
@@ -73,7 +74,7 @@ def parse_schema(source: str) -> dict[str, Any]:
 
 
 def parse_choice(source: str) -> list[str]:
-    """The texts to choose from, each once. Raises ParameterError."""
+    """The texts to choose from, without duplicates. Raises ParameterError."""
     texts = parse_json(source)
     if not isinstance(texts, list) or not texts or not all(isinstance(t, str) and t for t in texts):
         refuse("a choice must be a JSON list of one or more texts, none of them empty")

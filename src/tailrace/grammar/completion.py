@@ -1,8 +1,9 @@
-"""The shortest way out that is easily found: tokens that complete a text, for an output that is about to run out of room.
+"""Finds a short sequence of tokens that completes a text, for an output that is about to reach its token limit.
 
-A limited-discrepancy search (Harvey and Ginsberg, IJCAI 1995): first the path that always takes the most promising token, then those
-that once take another, and so on. What is promising is guessed from what ends JSON; for other grammars forced tokens and long tokens
-lead. It may miss a closing that exists, and the one it finds need not be the shortest.
+A limited-discrepancy search (Harvey and Ginsberg, IJCAI 1995): first the path that always takes the most promising
+token, then the paths that take another token once, and so on. The ranking is a heuristic for what ends JSON. In other
+grammars forced tokens and long tokens go first. The search may miss a completion that exists, and the one it finds need
+not be the shortest.
 """
 
 from __future__ import annotations
@@ -12,22 +13,20 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
-from typing import TYPE_CHECKING
 
 import numpy
 
+from tailrace.grammar.jump_forward import forced_tokens
+from tailrace.grammar.matcher import GrammarMatcher
 from tailrace.grammar.vocabulary import CLOSERS, Vocabulary
 
-if TYPE_CHECKING:
-    from tailrace.grammar.matcher import GrammarMatcher
-
-MAX_MASKS = 256  # looked at in one search, some 0.1 to 0.5 ms each
-TEXTS_PER_MASK = 16  # a text that is tried costs a copy of the matcher: so many of them count as one mask
-STRETCH = 8  # tokens of a text without a choice that are taken at once, between two looks at the clock
-WIDTH = 4  # tokens tried at a place
-TYPICAL = 8  # bytes; a longer token counts as one of so many: it says more, not better
+MAX_MASKS = 256  # computed in one search, at 0.1 to 0.5 ms each
+TEXTS_PER_MASK = 16  # trying a text costs a copy of the matcher; this many count as one mask
+MAX_FORCED = 8  # forced tokens that are taken between two yields
+WIDTH = 4  # alternatives tried at one point
+TYPICAL = 8  # bytes; longer tokens rank the same: they add more text, not better text
 MAX_DISCREPANCIES = 3
-# what patterns and formats of strings often ask for, whole or at the end
+# what patterns and formats of strings often require, as a whole or at the end
 TEXTS = (
     *(b"1.0", b"1.1", b"1.0.0", b"v1.0.0", b"127.0.0.1", b"000000", b"#000000", b"0x0", b"1s", b"100%"),
     *(b"2000-01-01", b"2000-01-01T00:00:00Z", b"00:00:00"),
@@ -37,17 +36,20 @@ TEXTS = (
 )
 
 
-def closing(matcher: GrammarMatcher, budget: int, max_masks: int = MAX_MASKS) -> list[int] | None:
-    """Tokens, at most `budget`, after which the text is complete; [] where it is already. Deterministic: equal places give equal tokens.
+def shortest_completion(matcher: GrammarMatcher, budget: int, max_masks: int = MAX_MASKS) -> list[int] | None:
+    """Tokens, at most `budget`, after which the text is complete; [] if it is complete already. Deterministic: equal
+    states give equal tokens. The matcher does not change.
 
-    Looks at no more than `max_masks` masks, TEXTS_PER_MASK short texts that are tried counting as one; the matcher is as before afterwards.
+    Args:
+        max_masks: the most masks to compute; TEXTS_PER_MASK short texts count as one mask.
 
     Returns:
-        None where no way was found within these bounds.
+        None if none was found within these bounds.
+
     Raises:
         GrammarError: see GrammarMatcher.fill.
     """
-    search = searching(matcher, budget, max_masks)
+    search = completion_search(matcher, budget, max_masks)
     try:
         while True:
             next(search)
@@ -55,8 +57,8 @@ def closing(matcher: GrammarMatcher, budget: int, max_masks: int = MAX_MASKS) ->
         return end.value
 
 
-def searching(matcher: GrammarMatcher, budget: int, max_masks: int) -> Generator[None, None, list[int] | None]:
-    """`closing`, a place at a time; the matcher may go on meanwhile."""
+def completion_search(matcher: GrammarMatcher, budget: int, max_masks: int) -> Generator[None, None, list[int] | None]:
+    """`shortest_completion` as a generator, which yields between steps. The matcher may be used meanwhile."""
     search, start = CompletionSearch(budget, max_masks), matcher.fork()
     for discrepancies in range(MAX_DISCREPANCIES + 1):
         found = yield from search.walk(start.fork(), [], discrepancies)
@@ -66,7 +68,7 @@ def searching(matcher: GrammarMatcher, budget: int, max_masks: int) -> Generator
 
 
 class CompletionSearch:
-    """One search: its bounds, and how much work it may still do, in texts tried."""
+    """One search: its bounds, and the work it may still do, counted in texts tried."""
 
     def __init__(self, budget: int, masks: int) -> None:
         self.budget, self.work = budget, masks * TEXTS_PER_MASK
@@ -75,7 +77,8 @@ class CompletionSearch:
     def walk(
         self, place: GrammarMatcher, path: list[int], discrepancies: int
     ) -> Generator[None, None, list[int] | None]:
-        """From `place`, which is used up. A stack rather than recursion: a budget may be thousands of tokens."""
+        """Search from `place`, which is consumed. A stack rather than recursion, since a budget may be thousands of
+        tokens."""
         stack = [(place, path, discrepancies)]
         while stack:
             yield
@@ -85,8 +88,10 @@ class CompletionSearch:
             room = self.budget - len(path)
             if room <= 0 or self.work <= 0:
                 continue
-            if forced := place.forced(min(room, STRETCH), math.inf):  # not by the clock: equal places give equal tokens
-                self.work -= TEXTS_PER_MASK * len(forced)  # and some masks more where it ends (ahead.SURE)
+            # no time limit: equal states must give equal tokens
+            if forced := forced_tokens(place, min(room, MAX_FORCED), math.inf):
+                # finding their end costs some more masks (jump_forward.MAX_BYTES_CHECKED)
+                self.work -= TEXTS_PER_MASK * len(forced)
                 if all(place.accept(token) for token in forced):
                     stack.append((place, path + forced, left))
                 continue
@@ -100,8 +105,8 @@ class CompletionSearch:
         return None
 
     def ranked(self, place: GrammarMatcher, path: list[int], width: int) -> list[list[int]]:
-        """At most `width` sequences of tokens, those first that are most likely to lead to an end. Each walk comes by the places of the
-        one before again: what was worked out there is kept."""
+        """At most `width` sequences of tokens, the most promising first. Later walks reach the same places again, so
+        results are cached."""
         found, rest = self.seen.setdefault(tuple(path), ([], self.promising(place)))
         self.work -= 1
         found += islice(rest, max(0, width - len(found)))
@@ -110,17 +115,17 @@ class CompletionSearch:
     def promising(self, place: GrammarMatcher) -> Iterator[list[int]]:
         self.work -= TEXTS_PER_MASK - 1
         allowed = place.allowed()
-        known = orders(place.vocabulary)
+        known = token_orders(place.vocabulary)
         if known.letter < 0 or not allowed[known.letter]:
             yield from first(known.outside, allowed)
             return
         inside = first(known.inside, allowed)
-        if known.ranks[inside[0][0]] != 0:  # else a string of JSON, which may end here
+        if known.ranks[inside[0][0]] != 0:  # otherwise a JSON string that may end here
             yield from self.endings(place, known.texts, allowed)
         yield from inside
 
     def endings(self, place: GrammarMatcher, texts: list[list[int]], allowed: numpy.ndarray) -> Iterator[list[int]]:
-        """Those of the texts with which this ends, as far as there is work left to find them."""
+        """The texts that complete the text here, as far as the remaining work allows."""
         for text in texts:
             if self.work <= 0:
                 return
@@ -135,17 +140,18 @@ def first(order: numpy.ndarray, allowed: numpy.ndarray) -> list[list[int]]:
 
 
 def ends(place: GrammarMatcher, tokens: list[int]) -> bool:
-    """Is the text, or the string of JSON, complete with these?"""
-    known = orders(place.vocabulary)
+    """True if these tokens complete the text, or the JSON string."""
+    known = token_orders(place.vocabulary)
     after = [place.vocabulary.eos[0], *([known.quote] if known.quote >= 0 else [])]
     walker = place.fork()
     return all(walker.accept(token) for token in tokens) and any(walker.prefix((token,)) for token in after)
 
 
 @dataclass(frozen=True)
-class Orders:
-    """Ids in the order in which they are tried within text and outside of it; `ranks` [V] within; short texts that may satisfy a pattern;
-    the ids of a letter and of the quote (-1: there is none)."""
+class TokenOrders:
+    """Token ids in the order in which they are tried: `inside` within a JSON string, `outside` elsewhere. ranks: [V],
+    of `inside`. texts: short texts that may satisfy a pattern. letter, quote: ids of a letter and of the quote; -1:
+    there is none."""
 
     inside: numpy.ndarray
     outside: numpy.ndarray
@@ -156,8 +162,8 @@ class Orders:
 
 
 @lru_cache(maxsize=4)
-def orders(vocabulary: Vocabulary) -> Orders:
-    """Takes some 0.2 s for 50,000 tokens, once."""
+def token_orders(vocabulary: Vocabulary) -> TokenOrders:
+    """The orders of a vocabulary. Takes about 0.2 s for 50,000 tokens, once."""
     spelled = [(token, data) for token, data in enumerate(vocabulary.token_bytes) if data]
 
     def ordered(rank: Callable[[bytes], int]) -> numpy.ndarray:
@@ -168,24 +174,25 @@ def orders(vocabulary: Vocabulary) -> Orders:
     by_byte = {data: token for token, data in reversed(spelled) if len(data) == 1}
     texts = [[by_byte.get(text[i : i + 1], -1) for i in range(len(text))] for text in (*sorted(by_byte), *TEXTS)]
     typed = [tokens for tokens in texts if -1 not in tokens]
-    return Orders(
+    return TokenOrders(
         ordered(inside_rank), ordered(outside_rank), ranks, typed, by_byte.get(b"a", -1), by_byte.get(b'"', -1)
     )
 
 
 def inside_rank(data: bytes) -> int:
-    """Within a string: what closes it and more, then what can stand in it, printable first."""
+    """Within a string: tokens that close it first, then letters and digits, other text, white space."""
     if data[:1] == b'"' and not data.strip(CLOSERS):
         return 0
     return 1 if data.isalnum() else 2 if data.strip() else 3
 
 
-# what leads on comes before digits: a number could go on for ever
+# continuations come before digits: a number could go on for ever
 OUTSIDE = ({b",", b":"}, {b"0", b"null", b'""', b"[]", b"{}", b"true"}, {b'"', b"1", b"-", b"["}, {b"{"})
 
 
 def outside_rank(data: bytes) -> int:
-    """Outside: closing brackets (as many as fit), what leads on, whole values, a string, digits, other text, blanks."""
+    """Outside: closing brackets (as many as possible), continuations, whole values, a string, digits, other text, white
+    space."""
     if not data.strip(b"]}"):
         return 0
     for rank, texts in enumerate(OUTSIDE, 1):

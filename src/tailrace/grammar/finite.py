@@ -1,7 +1,7 @@
-"""Which parts of a schema have a value that ends. What has none is taken out, so that no output can begin what it could never finish.
+"""Removes the parts of a schema that no finite value fits, so that no output begins what it can never finish.
 
-Least fixed point, as for a grammar's productive symbols (Hopcroft, Motwani, Ullman, Introduction to Automata Theory, section 7.1.1): at
-first no definition has a value; one has as soon as its own parts do.
+A least fixed point, as for a grammar's productive symbols (Hopcroft, Motwani, Ullman, Introduction to Automata Theory,
+section 7.1.1): at first no definition has a finite value; a definition has one as soon as its own parts do.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ IN_PLACE = ("allOf", "anyOf", "oneOf")
 
 
 def finite(body: Node | bool, definitions: dict[str, Node | bool]) -> Node:
-    """The whole schema, with its definitions, without the parts that no finite value fits.
+    """The whole schema with its definitions, without the parts that no finite value fits.
 
     Raises:
-        UnsupportedError: nothing is left; or a reference leads to itself at the same place of a value, which says nothing.
+        UnsupportedError: nothing is left; or a reference leads back to itself at the same place of a value, which has
+            no meaning.
     """
     check_loops(definitions)
     ended: set[str] = set()
@@ -41,14 +42,14 @@ def check_loops(definitions: dict[str, Node | bool]) -> None:
                 along.discard(name)
                 done.add(name)
             elif (following := rest.pop()) in along:
-                raise UnsupportedError("a $ref that leads back to itself without going into the value says nothing")
+                raise UnsupportedError("a $ref that leads back to itself at the same place of the value")
             elif following not in done:
                 along.add(following)
                 stack.append((following, referred(definitions[following])))
 
 
 def referred(node: Node | bool) -> list[str]:
-    """The definitions that bind the same value as this does."""
+    """The definitions that apply to the same value as this schema does."""
     if isinstance(node, bool):
         return []
     found = [node["$ref"].removeprefix("#/$defs/")] if "$ref" in node else []
@@ -56,7 +57,7 @@ def referred(node: Node | bool) -> list[str]:
 
 
 def ends(node: Node | bool, ended: set[str]) -> bool:
-    """Some finite value fits, as far as parts say it that do not go into each other."""
+    """True if some finite value fits, as far as each keyword alone tells."""
     if isinstance(node, bool):
         return node
     if "$ref" in node and node["$ref"].removeprefix("#/$defs/") not in ended:
@@ -69,7 +70,7 @@ def ends(node: Node | bool, ended: set[str]) -> bool:
 
 
 def possible(node: Node, ended: set[str]) -> list[str]:
-    """The types of which a value can end."""
+    """The types of which a finite value fits."""
     parts = {"array": array_ends, "object": object_ends}
     return [name for name in node.get("type", list(TYPES)) if name not in parts or parts[name](node, ended)]
 
@@ -88,7 +89,7 @@ def object_ends(node: Node, ended: set[str]) -> bool:
 
 
 def pruned(node: Node | bool, ended: set[str]) -> Node | bool:
-    """With `false` where nothing ends."""
+    """The schema with `false` for each part that no finite value fits."""
     if isinstance(node, bool) or not ends(node, ended):
         return node is True
     out: Node = dict(node)

@@ -1,17 +1,20 @@
-"""JSON Schema's formats as patterns: every text that is written is one, by the format's own standard.
+"""JSON Schema's formats as patterns. Every text that a pattern allows is valid by the format's own standard.
 
-Not all that a standard allows is written; what is left out stands beside each. A regex can't count days of a leap second's zone, so
-those are only written in UTC.
+Not all that a standard allows is written; each omission is noted below. A regex can't relate a leap second to its time
+zone, so leap seconds are written in UTC only.
 """
 
 from __future__ import annotations
 
 HEX, DIGITS, ALPHANUMERIC = "[0-9a-fA-F]", "[0-9]+", "[0-9A-Za-z]"
 
-# RFC 3339, section 5.6. Left out: the year 0000, which hardly any library reads; leap seconds outside of UTC.
+# RFC 3339, section 5.6. Left out: the year 0000, which few libraries read; leap seconds outside of UTC.
 YEAR = "(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
 LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
-DAY = "(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8]))"
+DAY = (
+    "(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
+    "|02-(?:0[1-9]|1[0-9]|2[0-8]))"
+)
 DATE = f"(?:{YEAR}-{DAY}|{LEAP_YEAR}-02-29)"
 HOUR = "(?:[01][0-9]|2[0-3])"
 FRACTION = r"(?:\.[0-9]+)?"
@@ -24,7 +27,8 @@ SPAN = f"T(?:{HOURS}|{MINUTES}|{SECONDS})"
 YEARS = f"(?:{DIGITS}D|{DIGITS}M(?:{DIGITS}D)?|{DIGITS}Y(?:{DIGITS}M(?:{DIGITS}D)?)?)"
 DURATION = f"P(?:{YEARS}(?:{SPAN})?|{SPAN}|{DIGITS}W)"
 
-# RFC 1123, section 2.1: labels of 63. Left out: two hyphens as third and fourth character, which mark names of other alphabets.
+# RFC 1123, section 2.1: labels of 63 characters. Left out: two hyphens as third and fourth character, which mark names
+# in other alphabets.
 LABEL = "A(?:A|xA|xxA|x(?:Ax|-A)x{0,58}A)?".replace("A", ALPHANUMERIC).replace("x", "[0-9A-Za-z-]")
 HOSTNAME = rf"{LABEL}(?:\.{LABEL})*"
 
@@ -44,7 +48,7 @@ IPV6 = (
     + ")"
 )
 
-# RFC 5321, section 4.1.2, where the domain is a name as above
+# RFC 5321, section 4.1.2, with a host name as the domain
 ATOM = "[0-9A-Za-z!#$%&'*+/=?^_`{|}~-]"
 QUOTED = r'"(?:[ !#-[\]-~]|\\[ -~])*"'
 EMAIL = rf"(?:{ATOM}+(?:\.{ATOM}+)*|{QUOTED})@(?:{HOSTNAME}|\[(?:{IPV4}|IPv6:{IPV6})\])"
@@ -82,5 +86,5 @@ PATTERNS: dict[str, str] = {
     "relative-json-pointer": f"(?:0|[1-9][0-9]*)(?:#|{POINTER})",
 }
 LONGEST = {"hostname": 253, "email": 254}
-# of the standard's others there is no pattern here; what is none of these is annotation
+# formats of the standard without a pattern here; any other format is an annotation
 REFUSED = frozenset({"idn-email", "idn-hostname", "iri", "iri-reference", "regex", "uri-template"})

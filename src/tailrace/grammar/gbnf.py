@@ -1,8 +1,8 @@
-"""GBNF in Lark's syntax, for llguidance.
+"""Translates GBNF to Lark's syntax, for llguidance.
 
-llguidance's own translation makes rules without references terminals, which its lexer matches greedily: `x "c"` with x ::= [a-z]+ would
-then match nothing. Here every rule stays a rule and each character class is a symbol: slower, but the same language. What can never end
-is taken out, so that no output begins with it.
+llguidance's own translation turns rules without references into terminals, which its lexer matches greedily: `x "c"`
+with x ::= [a-z]+ would then match nothing. Here every rule stays a rule and each character class is a symbol, which is
+slower but keeps the language. Rules without a finite text are removed, so that no output begins with one.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ with needs("grammar"):
     )
 
 ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL)
-CONTINUED = re.compile(
-    r"(?:#[^\n]*)?\n\s*(?=\|)"
-)  # an alternative on a line of its own, which that parser does not know
+# an alternative on a line of its own, which that parser does not read
+CONTINUED = re.compile(r"(?:#[^\n]*)?\n\s*(?=\|)")
 
 
 def as_lark(source: str) -> str:
-    """Raises UnsupportedError: the parser's complaint, a rule that is missing, or no text of the grammar ends."""
+    """The grammar in Lark's syntax. Raises UnsupportedError: the parser's message, a missing rule, or a grammar without
+    a finite text."""
     try:
         rules = GrammarParser().parse(CONTINUED.sub(" ", ESCAPE.sub(plain, source)))
     except (GbnfToLarkError, IndexError) as error:
@@ -55,7 +55,7 @@ def ended(rules: dict[str, RuleNode]) -> list[str]:
         UnsupportedError: root has none.
     """
     found: dict[str, None] = {}
-    rest = list(reversed(rules))  # mostly a rule comes before those that it needs
+    rest = list(reversed(rules))  # most rules come before the rules that they use
     while fresh := [name for name in rest if ends(rules[name].alternatives, found)]:
         found |= dict.fromkeys(fresh)
         rest = [name for name in rest if name not in found]
@@ -65,7 +65,7 @@ def ended(rules: dict[str, RuleNode]) -> list[str]:
 
 
 def ends(node: ASTNode, found: dict[str, None] | dict[str, str]) -> bool:
-    """It has a finite text, where these rules have one."""
+    """True if it has a finite text, given that these rules have one."""
     match node:
         case RuleRefNode():
             return node.name in found
@@ -79,7 +79,7 @@ def ends(node: ASTNode, found: dict[str, None] | dict[str, str]) -> bool:
 
 
 def written(node: ASTNode, names: dict[str, str]) -> str:
-    """In Lark's syntax, without what never ends."""
+    """The node in Lark's syntax, without the parts that have no finite text."""
     match node:
         case RuleRefNode():
             return names[node.name]
@@ -97,7 +97,7 @@ def written(node: ASTNode, names: dict[str, str]) -> str:
 
 
 def below(node: ASTNode) -> Iterator[ASTNode]:
-    """Every node of a rule, without recursion of generators."""
+    """Every node of a rule. A loop, since recursion of generators is slow."""
     waiting = [node]
     while waiting:
         one = waiting.pop()
@@ -106,7 +106,7 @@ def below(node: ASTNode) -> Iterator[ASTNode]:
 
 
 def plain(found: re.Match[str]) -> str:
-    """A numeric escape as its character, where that can't be taken for syntax; other escapes as they are."""
+    """Replace a numeric escape by its character if that can't be taken for syntax. Other escapes stay."""
     digits = found[1] or found[2] or found[3]
     if digits is None:
         return found[0]

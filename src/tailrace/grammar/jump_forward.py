@@ -1,34 +1,47 @@
-"""What must come next, seen no further ahead than a step can use.
+"""Forced tokens (jump-forward decoding): what must come next, looked up only as far as a step can use it.
 
-A library would follow a forced text to its end, however long that is: a pattern of eleven characters can force ten million. So the way is
-walked here, from mask to mask: where all allowed tokens are beginnings of the longest one, that one comes next. That is sure of its first
-byte alone, and nearly so of the others (a byte could follow with which no token goes on); so the last step before a choice is walked again
-byte by byte.
+A library would follow a forced text to its end, and a pattern of eleven characters can force ten million. So the search
+here goes from mask to mask: if all allowed tokens are prefixes of the longest one, the longest one comes next. Only its
+first byte is certain; a later byte could differ where no single token continues. So the last token before a choice is
+checked again byte by byte.
 """
 
 from __future__ import annotations
 
 import time
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import numpy
 import torch
 
+from tailrace.grammar.matcher import GrammarMatcher
 from tailrace.grammar.vocabulary import Vocabulary
 
-if TYPE_CHECKING:
-    from tailrace.grammar.matcher import GrammarMatcher
-
-LOOK_S = 0.002  # of processor time that one look, and all of a step, may take: what is not seen by then is seen from the next token on
-SURE = 16  # bytes of a last token that are looked at one by one: a mask each
-MOST = 64  # allowed tokens, and 32-bit words of a mask that hold them, with which it is worth asking whether they are one text
-PAIRS = (b"ae", b"12", b" \n")  # where both of a pair may come there is a choice: cheaper than a mask
+LOOK_S = 0.002  # processor time of one search, and of all searches in a step; later searches find the rest
+MAX_BYTES_CHECKED = 16  # bytes of a last token that are checked one by one, a mask each
+MAX_ALLOWED = 64  # allowed tokens, and non-zero words of a mask, beyond which no common text is looked for
+# if both tokens of a pair are allowed there is a choice: cheaper to find out than a mask
+CHOICE_PAIRS = (b"ae", b"12", b" \n")
 
 
-def ahead(place: GrammarMatcher, count: int, within_s: float) -> tuple[bytes, bool]:
-    """The text that must come next, as far as `count` + 1 tokens of it and the time reach; and whether it may go on behind that."""
-    if place.ended or place.complete or any(all(map(place.takes, pair)) for pair in pairs(place.vocabulary)):
+def forced_tokens(matcher: GrammarMatcher, count: int, within_s: float) -> list[int]:
+    """The tokens that must come next, at most `count`. See Matcher.forced in grammar/base.py."""
+    text, goes_on = forced_text(matcher, count, within_s)
+    tokens, stable = matcher.vocabulary.cut(text) if text else ([], 0)
+    if not tokens:
+        return []
+    if not stable and goes_on:  # in the middle of a long word: the last token may become a longer one
+        stable = len(tokens) - 1
+    walker = matcher.fork()
+    taken = next((i for i, token in enumerate(tokens) if not walker.accept(token)), len(tokens))
+    whole = taken == len(tokens) and walker.finished
+    return tokens[: min(count, taken if whole else min(taken, stable))]
+
+
+def forced_text(place: GrammarMatcher, count: int, within_s: float) -> tuple[bytes, bool]:
+    """The text that must come next, as far as `count` + 1 tokens and the time limit reach, and whether it may continue
+    after that."""
+    if place.ended or place.complete or any(all(map(place.takes, pair)) for pair in choice_pairs(place.vocabulary)):
         return b"", False
     until = time.thread_time() + within_s
     mask = torch.zeros(place.vocabulary.words, dtype=torch.int32)
@@ -37,7 +50,7 @@ def ahead(place: GrammarMatcher, count: int, within_s: float) -> tuple[bytes, bo
     for _ in range(count + 1):
         if time.thread_time() > until:
             return text + last, True
-        token = allowed_alone(walker, mask)
+        token = single_continuation(walker, mask)
         if token is None:
             break
         text, last, before = text + last, place.vocabulary.token_bytes[token], walker.fork()
@@ -45,37 +58,37 @@ def ahead(place: GrammarMatcher, count: int, within_s: float) -> tuple[bytes, bo
             break
     else:
         return text + last, True
-    sure, goes_on = surely(before, last, mask, until)
+    sure, goes_on = certain_prefix(before, last, mask, until)
     return text + sure, goes_on
 
 
-def surely(place: GrammarMatcher, text: bytes, mask: torch.Tensor, until: float) -> tuple[bytes, bool]:
-    """As much of the text as must come next, byte by byte, SURE bytes at most and until (time.thread_time) it is time; and whether it may
-    go on behind that. The place is used up."""
-    by_byte = single(place.vocabulary)
+def certain_prefix(place: GrammarMatcher, text: bytes, mask: torch.Tensor, until: float) -> tuple[bytes, bool]:
+    """The prefix of the text that is certain to come next, and whether it may continue after that. Checks at most
+    MAX_BYTES_CHECKED bytes, until time.thread_time exceeds `until`. The matcher is consumed."""
+    by_byte = byte_tokens(place.vocabulary)
     for at, byte in enumerate(text):
-        if at == SURE or time.thread_time() > until:
+        if at == MAX_BYTES_CHECKED or time.thread_time() > until:
             return text[:at], True
-        token = allowed_alone(place, mask) if not place.complete else None
+        token = single_continuation(place, mask) if not place.complete else None
         if token is None or place.vocabulary.token_bytes[token][0] != byte or not place.accept(by_byte.get(byte, -1)):
             return text[:at], False
     return text, False
 
 
-def allowed_alone(place: GrammarMatcher, mask: torch.Tensor) -> int | None:
-    """`only`, of what may come next. mask: where it is written."""
+def single_continuation(place: GrammarMatcher, mask: torch.Tensor) -> int | None:
+    """`longest_of_prefixes` of the allowed tokens. mask: a buffer for them."""
     place.fill(mask)
-    return only(mask.numpy(), place.vocabulary)
+    return longest_of_prefixes(mask.numpy(), place.vocabulary)
 
 
-def only(words: numpy.ndarray, vocabulary: Vocabulary) -> int | None:
-    """The longest of a mask's tokens, where all others are beginnings of it. words: int32 [⌈V / 32⌉]."""
+def longest_of_prefixes(words: numpy.ndarray, vocabulary: Vocabulary) -> int | None:
+    """The longest token of a mask if all others are prefixes of it, else None. words: int32 [⌈V / 32⌉]."""
     places = words.nonzero()[0]
-    if places.size > MOST:
+    if places.size > MAX_ALLOWED:
         return None
     bits = numpy.unpackbits(words[places].view(numpy.uint8), bitorder="little").reshape(-1, 32)
     rows, columns = bits.nonzero()
-    if rows.size > MOST:
+    if rows.size > MAX_ALLOWED:
         return None
     ids = (places[rows] * 32 + columns).tolist()
     texts = [vocabulary.token_bytes[token] for token in ids]
@@ -84,13 +97,13 @@ def only(words: numpy.ndarray, vocabulary: Vocabulary) -> int | None:
 
 
 @lru_cache(maxsize=4)
-def single(vocabulary: Vocabulary) -> dict[int, int]:
-    """byte → the token that is this byte alone."""
+def byte_tokens(vocabulary: Vocabulary) -> dict[int, int]:
+    """byte → the token of this one byte."""
     return {data[0]: token for token, data in enumerate(vocabulary.token_bytes) if len(data) == 1}
 
 
 @lru_cache(maxsize=4)
-def pairs(vocabulary: Vocabulary) -> list[tuple[int, int]]:
-    """PAIRS as tokens, those that the vocabulary has."""
-    by_byte = single(vocabulary)
-    return [(by_byte[one], by_byte[other]) for one, other in PAIRS if one in by_byte and other in by_byte]
+def choice_pairs(vocabulary: Vocabulary) -> list[tuple[int, int]]:
+    """The CHOICE_PAIRS that the vocabulary has, as tokens."""
+    by_byte = byte_tokens(vocabulary)
+    return [(by_byte[one], by_byte[other]) for one, other in CHOICE_PAIRS if one in by_byte and other in by_byte]

@@ -1,4 +1,4 @@
-"""JSON Schema's keywords: which bind, what their values must look like, and simpler ones that say the same."""
+"""JSON Schema's keywords: which are binding, which values they may have, and how some reduce to simpler ones."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ OBJECT = {
 }
 APPLIED = {"$ref", "allOf", "anyOf", "oneOf"}
 ANYWHERE = APPLIED | {"type", "enum", "const", "$dynamicRef", "$recursiveRef", "not", "if", "then", "else"}
-# of the standard's drafts 4 to 2020-12; what else stands in a schema is annotation, by the standard
+# drafts 4 to 2020-12; by the standard every other keyword is an annotation
 BINDING = STRING | NUMBER | ARRAY | OBJECT | ANYWHERE
 TYPES = {
     "string": STRING,
@@ -50,7 +50,7 @@ TYPES = {
     "boolean": set(),
     "null": set(),
 }
-# no grammar here says these; `simpler` takes those away that say nothing, or what others can say
+# no grammar here enforces these; `simpler` removes those without effect, and rewrites some as others
 REFUSED = {
     "uniqueItems",
     "contains",
@@ -76,7 +76,7 @@ def is_schema(value: Any) -> bool:
 
 
 def is_number(value: Any) -> bool:
-    """Of any size: an integer of hundreds of digits is no float."""
+    """True for a finite number of any size: an integer of hundreds of digits is no float."""
     return not isinstance(value, bool) and (
         isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
     )
@@ -152,22 +152,22 @@ FORMS: dict[str, Callable[[Any], bool]] = {
 
 
 def checked(node: Node, place: str) -> Node:
-    """Its binding keywords.
+    """The binding keywords of a schema.
 
     Raises:
-        UnsupportedError: the value of one can't be that, by the standard.
+        UnsupportedError: a keyword's value is invalid by the standard.
     """
     for key, fits in FORMS.items():
         if key in node and not fits(node[key]):
             raise UnsupportedError(f"{key} can't be {node[key]!r:.80} at {place}")
-    # the one schema that `simpler` reads and nobody translates
+    # the one subschema that `simpler` reads and the translation does not
     if isinstance(names := node.get("propertyNames"), dict):
         checked(names, f"{place}/propertyNames")
     return {key: value for key, value in node.items() if key in BINDING}
 
 
 def typed(node: Node) -> tuple[list[str], Node]:
-    """The types that a value may have, and the keywords that bind some value of them."""
+    """The types that a value may have, and the keywords that apply to values of these types."""
     given = node.get("type", [name for name in TYPES if name != "integer"])
     names = list(dict.fromkeys(given if isinstance(given, list) else [given]))
     if "number" in names and "integer" in names:
@@ -177,7 +177,7 @@ def typed(node: Node) -> tuple[list[str], Node]:
 
 
 def simpler(node: Node) -> Node | bool:
-    """The same, without keywords that say nothing here, and some in words of others."""
+    """An equal schema without keywords that have no effect here, and with some rewritten as others."""
     node = dict(node)
     for step in (arrays, objects, conditions):
         step(node)
@@ -189,7 +189,7 @@ def simpler(node: Node) -> Node | bool:
 
 
 def arrays(node: Node) -> None:
-    """Up to 2019-09, `items` could be a list, and `additionalItems` what comes after."""
+    """Up to 2019-09, `items` could be a list, and `additionalItems` applied to the items after it."""
     after = node.pop("additionalItems", None)
     if isinstance(node.get("items"), list):
         node["prefixItems"] = node.pop("items")
@@ -226,7 +226,8 @@ def objects(node: Node) -> None:
 
 
 def evaluates(node: Node, key: str) -> bool:
-    """What no other keyword looked at is left to this one, and it is plain which that is. Says nothing: it is dropped."""
+    """True if this keyword (unevaluated…) applies to a known set of items or names, and so can be rewritten. Removes it
+    if it has no effect."""
     if node.get(key) in (True, {}) or key not in node:
         node.pop(key, None)
         return False
@@ -238,7 +239,7 @@ def evaluates(node: Node, key: str) -> bool:
 
 
 def name_by_name(node: Node, names: Any) -> None:
-    """propertyNames in words of patternProperties or properties, where nothing else is said of names."""
+    """Rewrite propertyNames as patternProperties or properties, if nothing else restricts names."""
     binding = {} if names is True else {key: value for key, value in names.items() if key in BINDING}
     given = binding.pop("type", "string")
     if not binding and "string" in (given if isinstance(given, list) else [given]):
@@ -263,7 +264,7 @@ def name_by_name(node: Node, names: Any) -> None:
 
 
 def conditions(node: Node) -> None:
-    """`if` without consequences, and consequences without `if`."""
+    """Remove `if` without `then` and `else`, and those without `if`."""
     condition = node.get("if")
     if isinstance(condition, bool) or condition == {}:
         kept = node.pop("else" if condition is False else "then", True)

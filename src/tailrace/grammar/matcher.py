@@ -1,31 +1,30 @@
-"""What all matchers have in common: the end, its EOS ids, and going back. The library's own adds how text is matched.
+"""What all matchers have in common: the end, its EOS ids, and rollback. A library's subclass adds how text is matched.
 
-The library never sees an EOS id, so several of them, and any number after the end, mean the same everywhere.
+The library never sees an EOS id. So several EOS ids, and any number of them after the end, behave the same with any
+library.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from typing import Self
 
 import numpy
 import torch
 
 from tailrace.errors import DeadEndError
-from tailrace.grammar.completion import searching
-from tailrace.grammar.jump_forward import ahead
 from tailrace.grammar.vocabulary import Vocabulary
 
 NO_TOKEN = "the grammar has no continuation here that the vocabulary can spell"
 
 
 class GrammarMatcher(ABC):
-    """grammar/base.py's Matcher; its methods' contracts are there."""
+    """The common part of base.Matcher, where the contracts of these methods are."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
-        self.apart = False
+        self.slow = False
         self._taken = 0  # tokens of text
         self._ends = 0  # EOS ids after them
         self._eos = frozenset(vocabulary.eos)
@@ -42,7 +41,7 @@ class GrammarMatcher(ABC):
         return True
 
     def rollback(self, count: int) -> None:
-        """Raises ValueError: more than were accepted."""
+        """Raises ValueError if `count` exceeds the accepted tokens."""
         if not 0 <= count <= self._taken + self._ends:
             raise ValueError(f"count must be in [0, {self._taken + self._ends}], got {count}")
         ends = min(count, self._ends)
@@ -52,7 +51,7 @@ class GrammarMatcher(ABC):
             self._taken -= count - ends
 
     def fill(self, mask: torch.Tensor) -> None:
-        """Raises DeadEndError: nothing may come next; GrammarLimitError: a step's limit was met."""
+        """Raises DeadEndError: nothing may come next; GrammarLimitError: a limit of a step was reached."""
         words = mask.numpy()
         complete = self.complete
         if self._ends:
@@ -68,38 +67,22 @@ class GrammarMatcher(ABC):
 
     def prefix(self, tokens: Sequence[int]) -> int:
         if not len(tokens):
-            return 0  # asked at every step of a sequence without drafts: a fork costs more than all else
+            return 0  # called at every step of a sequence without drafts; a fork costs more than all the rest
         walker = self.fork()
         return next((i for i, token in enumerate(tokens) if not walker.accept(token)), len(tokens))
 
-    def forced(self, count: int, within_s: float) -> list[int]:
-        text, goes_on = ahead(self, count, within_s)
-        tokens, kept = self.vocabulary.cut(text) if text else ([], 0)
-        if not tokens:
-            return []
-        kept = kept or (
-            len(tokens) - 1 if goes_on else 0
-        )  # in the middle of a long word: the last token may be a longer one
-        walker = self.fork()
-        taken = next((i for i, token in enumerate(tokens) if not walker.accept(token)), len(tokens))
-        whole = taken == len(tokens) and walker.finished
-        return tokens[: min(count, taken if whole else min(taken, kept))]
-
-    def closing(self, budget: int, max_masks: int) -> Generator[None, None, list[int] | None]:
-        return searching(self, budget, max_masks)
-
     def takes(self, token: int) -> bool:
-        """Whether this one could be accepted."""
+        """True if this token could be accepted."""
         return bool(self.prefix((token,)))
 
     @property
     def ended(self) -> bool:
-        """An EOS id was accepted."""
+        """True if an EOS id was accepted."""
         return bool(self._ends)
 
     @property
     def complete(self) -> bool:
-        """The text so far is a word of the grammar."""
+        """True if the text so far is complete."""
         return bool(self._ends) or self._complete()
 
     @property
@@ -108,38 +91,38 @@ class GrammarMatcher(ABC):
 
     def fork(self) -> Self:
         twin = self._twin()
-        twin._taken, twin._ends, twin.apart = self._taken, self._ends, self.apart
+        twin._taken, twin._ends, twin.slow = self._taken, self._ends, self.slow
         return twin
 
     def allowed(self) -> numpy.ndarray:
-        """bool [V]: fill, unpacked. Raises as fill does."""
+        """The allowed tokens, bool [V]. Raises as `fill` does."""
         mask = torch.zeros(self.vocabulary.words, dtype=torch.int32)
         self.fill(mask)
         bits = numpy.unpackbits(mask.numpy().view(numpy.uint8), bitorder="little")
         return bits[: self.vocabulary.vocab_size].astype(bool)
 
-    # ---- what the library does; EOS ids never get here
+    # ---- for the library's subclass; EOS ids never get here
 
     @abstractmethod
     def _take(self, token: int) -> bool:
-        """accept, for text."""
+        """As `accept`, for a token of text."""
 
     @abstractmethod
     def _back(self, count: int) -> None:
-        """rollback, of text."""
+        """As `rollback`, for tokens of text."""
 
     @abstractmethod
     def _write(self, mask: torch.Tensor) -> None:
-        """fill; what it says of EOS ids does not matter."""
+        """As `fill`; the bits of EOS ids are overwritten."""
 
     @abstractmethod
     def _complete(self) -> bool:
-        """Is the text so far a word of the grammar?"""
+        """True if the text so far is complete."""
 
     @abstractmethod
     def _only_end(self) -> bool:
-        """Can no more text follow? Asked only where the text is complete."""
+        """True if no more text can follow. Called only if the text is complete."""
 
     @abstractmethod
     def _twin(self) -> Self:
-        """A copy, but for the counts."""
+        """A copy, except for the counts."""

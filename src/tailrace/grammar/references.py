@@ -1,4 +1,5 @@
-"""What a $ref means: JSON Schema's identifiers (core, sections 8.2 and 9.2), for schemas that hold all that they refer to."""
+"""Resolves $ref: JSON Schema's identifiers (core, sections 8.2 and 9.2), for schemas that contain all that they refer
+to."""
 
 from __future__ import annotations
 
@@ -8,20 +9,20 @@ from urllib.parse import urldefrag, urljoin
 from tailrace.grammar.check import UnsupportedError
 from tailrace.json_schema import children, pointed
 
-MAX_SUBSCHEMAS = 10_000  # the library has room for some 20,000, and needs half a minute to find that out
-BASE = "file:///"  # of a schema that has no address; any that joins
+MAX_SUBSCHEMAS = 10_000  # the library has room for some 20,000, and takes half a minute to find that out
+BASE = "file:///"  # the base address of a schema without one; any that can be joined
 
 
 class References:
-    """Where the subschemas of one schema stand: by address, by anchor, and each one's own base address.
+    """The subschemas of one schema by address and by anchor, and the base address of each.
 
     Args:
         root: the whole schema.
         identifier: "$id", or "id" in draft 4.
-        bare: beside a $ref nothing else counts, as up to draft 7; so no identifier either.
+        bare: nothing beside a $ref counts, as up to draft 7; so no identifier does either.
 
     Raises:
-        UnsupportedError: an address that is no address, or one that two have.
+        UnsupportedError: an invalid address, or one that two schemas have.
     """
 
     def __init__(self, root: dict[str, Any], identifier: str, bare: bool) -> None:
@@ -40,7 +41,7 @@ class References:
             waiting += [(child, base) for _, child in children(node)]
 
     def _note(self, node: dict[str, Any], base: str, named: dict[str, Any], identifier: str) -> str:
-        """Its base address."""
+        """Register a subschema; return its base address."""
         name, anchor = named.get(identifier), named.get("$anchor")
         if isinstance(name, str):
             try:
@@ -58,10 +59,10 @@ class References:
         return base
 
     def target(self, node: dict[str, Any], place: str) -> tuple[Any, str]:
-        """What its $ref leads to, and a place to name it by.
+        """The schema that a $ref refers to, and its place for messages.
 
         Raises:
-            UnsupportedError: nothing that is here.
+            UnsupportedError: there is no such schema here.
         """
         ref = node["$ref"]
         try:
@@ -79,7 +80,7 @@ class References:
 
     def _inside(self, resource: dict[str, Any], pointer: str) -> Any:
         found = pointed(resource, "#" + pointer)
-        if isinstance(found, dict) and id(found) not in self._bases:  # where no subschema is looked for
+        if isinstance(found, dict) and id(found) not in self._bases:  # a place where the standard has no subschema
             waiting = [found]
             while waiting:
                 one = waiting.pop()
@@ -91,7 +92,7 @@ class References:
 
 def joined(base: str, reference: str) -> tuple[str, str]:
     """The address and its fragment. Raises ValueError."""
-    if reference.startswith("#"):  # Python joins nothing to an address whose scheme it does not know, as urn:
+    if reference.startswith("#"):  # Python can't join to an address whose scheme it does not know, such as urn:
         return base, urldefrag(reference).fragment
     address, fragment = urldefrag(urljoin(base, reference))
     return address, fragment

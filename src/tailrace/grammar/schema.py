@@ -1,8 +1,9 @@
-"""A JSON Schema in the part of the language that the matching library keeps exactly; whatever can't be said there is refused.
+"""Translates a JSON Schema to the part of the language that the matching library enforces exactly. Everything else is
+refused.
 
-The library passes over some of the standard in silence (a keyword of another draft, how references are resolved, what a pattern means),
-and takes some schemas whose values it then can't finish. So it is never shown what a client wrote, but only what is made of it here:
-a schema of 2020-12 with the keywords below, whose references are all of one form and lead nowhere twice.
+The library silently ignores some of the standard: keywords of other drafts, rules for references, details of patterns.
+It also accepts some schemas whose values it can't finish. So it never sees a client's schema, only a translation: a
+schema of 2020-12 with the keywords below, all references in one form, and none circular without progress.
 """
 
 from __future__ import annotations
@@ -24,42 +25,42 @@ from tailrace.json_schema import free_counts
 
 MAX_ITEMS = 10_000  # each is a rule of the grammar
 MAX_MIN_LENGTH = 10_000  # each character is a state of the library's lexer, of which a request may have 20,000
-NEVER = 2**31 - 1  # an upper bound from here on binds nothing: no output is so long
-EXACT = 2**53  # whole numbers up to here are floats
+NEVER = 2**31 - 1  # an upper bound from here on has no effect: no output is so long
+EXACT = 2**53  # whole numbers up to here are exact floats
 DRAFT = re.compile(r"https?://json-schema\.org/(?:draft-0([4-7])|draft/(2019-09|2020-12))/schema#?")
 LATEST = ("", "http://json-schema.org/schema#", "https://spec.openapis.org/oas/3.1/dialect/base")
 
 
 def exact(schema: Node) -> Node:
-    """The same values validate.
+    """An equivalent schema.
 
-    But for what is not written: control characters that JSON spells as \\u00XX, numbers in another form (1.0 for an integer, exponents
-    beside bounds), names in another order, what grammar/formats.py leaves out.
+    Some valid values are not written: control characters that JSON spells as \\u00XX, numbers in another form (1.0
+    for an integer, exponents with bounds), names in another order, and the omissions of grammar/formats.py.
 
     Raises:
-        UnsupportedError: no schema; or not all of it can be enforced; or no value validates.
+        UnsupportedError: it is no schema, it can't be enforced completely, or no value validates.
     """
     return Translation(schema).whole()
 
 
 def draft_of(schema: Node) -> int:
-    """4, 6, 7, 2019 or 2020."""
+    """The draft of a schema: 4, 6, 7, 2019 or 2020."""
     name = schema.get("$schema", "")
     if name in LATEST:
         return 2020
     if not isinstance(name, str) or (found := DRAFT.fullmatch(name)) is None:
-        raise UnsupportedError(f"$schema {name!r:.100} is not known here; drafts 4 to 2020-12 are")
+        raise UnsupportedError(f"$schema {name!r:.100} is not supported; drafts 4 to 2020-12 are")
     return int(found[1] or found[2][:4])
 
 
 class Translation:
-    """One schema's."""
+    """The translation of one schema."""
 
     def __init__(self, schema: Node) -> None:
         draft = draft_of(schema)
-        self.root, self.bare = schema, draft <= 7  # beside a $ref nothing counted then
+        self.root, self.bare = schema, draft <= 7  # in these drafts nothing beside a $ref counts
         self.references = References(schema, "id" if draft == 4 else "$id", self.bare)
-        self.names: dict[int, str] = {}  # of definitions, by what they are made of
+        self.names: dict[int, str] = {}  # id of a referred schema → name of its definition
         self.waiting: list[tuple[str, Any, str]] = []
         self.multiples: set[Fraction] = set()
 
@@ -97,7 +98,8 @@ class Translation:
         }
         if patterns := out.pop("patterns", []):
             out["pattern"] = patterns[0]
-        for key in ("const", "enum"):  # what stands beside others comes last: the library reads from left to right
+        # these come last, after the keywords beside them: the library reads from left to right
+        for key in ("const", "enum"):
             if key in node:
                 check_literal(node[key], f"{place}/{key}")
                 out[key] = node[key]
@@ -137,12 +139,12 @@ class Translation:
         out: Node = {}
         for key, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
             bounds = {name: node[name] for name in (key, exclusive) if name in node}
-            if isinstance(strict := bounds.get(exclusive), bool):  # draft 4's
+            if isinstance(strict := bounds.get(exclusive), bool):  # draft 4's form
                 del bounds[exclusive]
                 if strict and key in bounds:
                     bounds = {exclusive: bounds[key]}
             for name, value in bounds.items():
-                if value not in (2**63 - 1, -(2**63)):  # where the library's own integers end
+                if value not in (2**63 - 1, -(2**63)):  # the limits of the library's own integers
                     check_number(value, f"{place}/{name}")
             out |= bounds
         if "multipleOf" in node:
@@ -197,13 +199,13 @@ def bounded(value: float, most: int, key: str, place: str) -> int:
 
 
 def check_number(value: float, place: str) -> None:
-    """Raise UnsupportedError where the library would round it."""
-    if not abs(value) < 1e18 or (abs(value) > EXACT and float(value) != value):  # NaN is refused by the first
+    """Raise UnsupportedError if the library would round the number."""
+    if not abs(value) < 1e18 or (abs(value) > EXACT and float(value) != value):  # refuses NaN as well
         raise UnsupportedError(f"the number {value!r:.40} at {place}: too large to be kept exactly")
 
 
 def check_literal(value: Any, place: str) -> None:
-    """Raise UnsupportedError where a value can't be written just as it is."""
+    """Raise UnsupportedError if a value can't be written exactly."""
     waiting = [value]
     while waiting:
         match waiting.pop():
@@ -231,9 +233,10 @@ def check_text(text: str, place: str) -> None:
 
 
 def multiple(value: float, place: str) -> Fraction:
-    """Exactly what was written, where the library comes to the same: it multiplies by ten until nothing is behind the point."""
+    """The number exactly as written, if the library gets the same. The library multiplies by ten until no fraction is
+    left."""
     written = Fraction(repr(value))
-    found, digits = float(min(written, 2**32)), 0  # from there on it is refused, and may be no float
+    found, digits = float(min(written, 2**32)), 0  # larger ones are refused below, and may be no float
     while found != math.floor(found) and digits <= 12:
         found, digits = found * 10, digits + 1
     if found >= 2**32 or Fraction(int(found), 10**digits) != written:
@@ -242,7 +245,7 @@ def multiple(value: float, place: str) -> Fraction:
 
 
 def patterns_of(schema: Any) -> Iterable[str]:
-    """Of names of properties."""
+    """All patterns for names of properties."""
     waiting = [schema]
     while waiting:
         one = waiting.pop()

@@ -1,4 +1,4 @@
-"""All of the grammar room that the engine sees: from what a request asks to a compiled grammar, and masks while the model computes."""
+"""The grammar room's interface to the engine: compiles a request's grammar, fills masks while the model computes."""
 
 from __future__ import annotations
 
@@ -17,39 +17,41 @@ import msgspec
 from tailrace.config import GrammarConfig
 from tailrace.errors import EngineError
 from tailrace.grammar.base import BitmaskJob, Compiled
-from tailrace.grammar.bitmasks import Filling, start
-from tailrace.grammar.compile_pool import CompileJob, Pool, TooMuchError
-from tailrace.grammar.completion import orders
+from tailrace.grammar.bitmasks import BitmaskFilling, start
+from tailrace.grammar.compile_pool import CompileJob, CompilePool, GrammarTooBigError
+from tailrace.grammar.completion import token_orders
 from tailrace.grammar.vocabulary import Vocabulary
 from tailrace.grammar.worker import MIB
 from tailrace.options import Grammar
 
-LATE = 4  # threads for those whose steps have gone on without them, besides config.threads for the others
-REFUSALS = 64  # of the last grammars that took too much
-REFUSED_S = 60.0  # for so long they are refused at once: each trial costs a process its time limit, while others wait
+LATE = 4  # threads for masks that a step no longer waits for, besides config.threads for the others
+REFUSALS = 64  # number of remembered grammars that took too much
+# for this long they are refused at once, because each attempt blocks a process for its whole time limit
+REFUSED_S = 60.0
 log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
-class Running:
-    """A grammar that waits for a process, or is being compiled, and how many requests wait for it."""
+class RunningCompile:
+    """A grammar that waits for a process or is being compiled, and the number of requests that wait for it."""
 
     key: bytes
     future: Future[Compiled]
-    order: CompileJob
+    job: CompileJob
     requests: int = 1
 
 
 class Grammars:
-    """One vocabulary's grammars.
+    """The grammars of one vocabulary.
 
     Args:
-        folder: of the tokenizer, for `forced`; None: texts are cut greedily.
+        folder: of the tokenizer, for forced tokens; None: texts are cut greedily.
         token_bytes: what each id spells (engine/token_bytes.py). special: ids that never spell text.
-        eos_token_ids: each of them ends the output where the grammar allows it.
+        eos_token_ids: each of them ends the output where the grammar allows the end.
         vocab_size: of the logits; ids beyond `token_bytes` are never allowed.
+
     Raises:
-        ValueError: no EOS id, or one outside the logits.
+        ValueError: no EOS id, or one outside of the logits.
     """
 
     def __init__(
@@ -63,24 +65,25 @@ class Grammars:
     ) -> None:
         vocabulary = Vocabulary.of(folder, token_bytes, special, eos_token_ids, vocab_size)
         self._config, self._vocabulary = config, vocabulary
-        self._pool = Pool(vocabulary, config)
-        self._cache = Cache(config.cached, config.memory_mib * MIB)
-        self._running: dict[bytes, Running] = {}
-        self._refusals = Refusals(REFUSALS, REFUSED_S)
+        self._pool = CompilePool(vocabulary, config)
+        self._cache = GrammarCache(config.cached, config.memory_mib * MIB)
+        self._running: dict[bytes, RunningCompile] = {}
+        self._refusals = RefusedGrammars(REFUSALS, REFUSED_S)
         self._lock = threading.Lock()
         self._warming: threading.Thread | None = None
         self._closed = False
         self._threads: ThreadPoolExecutor | None = None
 
     def compile(self, grammar: Grammar) -> Future[Compiled]:
-        """Returns at once; a grammar that is known, or being compiled, is not compiled again. The future can't be cancelled, as others may
-        wait for the same grammar: see `forget`. Besides what was compiled only what took too much is remembered, for a while; what was
-        refused for other reasons is tried again when it comes again.
+        """Compile a grammar; returns at once. A grammar that is known or being compiled is not compiled again.
+
+        The future can't be cancelled, since others may wait for the same grammar: see `forget`. Grammars that took too
+        much are remembered for a while. Those refused for another reason are compiled again when they come again.
 
         The future raises:
             ParameterError: (param "grammar") invalid, not supported, or too slow or too big to compile.
             OverloadedError: too many grammars wait to be compiled.
-            EngineError: closed meanwhile, nobody waits for it any more, or an error of ours.
+            EngineError: closed meanwhile, no request waits for it any more, or an error of ours.
         """
         key, future = digest(grammar), Future[Compiled]()
         future.set_running_or_notify_cancel()
@@ -88,7 +91,7 @@ class Grammars:
         def done(outcome: Compiled | Exception, size: int) -> None:
             with self._lock:
                 del self._running[key]
-                if isinstance(outcome, TooMuchError):
+                if isinstance(outcome, GrammarTooBigError):
                     self._refusals.put(key, str(outcome))
                 elif not isinstance(outcome, Exception):
                     self._cache.put(key, outcome, size)
@@ -105,30 +108,31 @@ class Grammars:
                 future.set_result(known)
                 return future
             if (refusal := self._refusals.get(key)) is not None:
-                future.set_exception(TooMuchError(refusal, "grammar"))
+                future.set_exception(GrammarTooBigError(refusal, "grammar"))
                 return future
-            order = CompileJob(grammar, done)
-            self._running[key] = Running(key, future, order)
-        self._pool.submit(order)
+            job = CompileJob(grammar, done)
+            self._running[key] = RunningCompile(key, future, job)
+        self._pool.submit(job)
         return future
 
     def forget(self, future: Future[Compiled]) -> None:
-        """One of the requests that got this future no longer waits for it. A grammar that none waits for is dropped where no process has
-        begun with it, and its future fails; one that is being compiled goes on, and is kept for those to come."""
+        """One of the requests that got this future no longer waits for it. If no request is left and no process has
+        started on the grammar, the grammar is dropped and its future fails. If one has started, it goes on, and the
+        grammar is kept for later requests."""
         with self._lock:
             running = next((r for r in self._running.values() if r.future is future), None)
             if running is None:
                 return  # it is done
             running.requests -= 1
-            if running.requests > 0 or not self._pool.withdraw(running.order):
+            if running.requests > 0 or not self._pool.withdraw(running.job):
                 return
             del self._running[running.key]
         future.set_exception(EngineError("no request waits for this grammar any more"))
 
     def warm_up(self) -> None:
-        """Returns at once: on a thread of its own the library is imported and given the vocabulary, which holds the interpreter for
-        some 0.3 s in pieces, so that the first grammar need not do so while others' tokens are due. Errors are only logged: the
-        grammar that meets them again reports them."""
+        """Import the library and give it the vocabulary, on a thread of its own; returns at once. This blocks the
+        interpreter for about 0.3 s in pieces, so it should not happen while tokens are due. Errors are only logged: the
+        first grammar will report them."""
         with self._lock:
             if self._warming is None and not self._closed:
                 self._warming = threading.Thread(target=self._warm, name="grammar-warming", daemon=True)
@@ -137,30 +141,30 @@ class Grammars:
     def _warm(self) -> None:
         try:
             self._vocabulary.cut(b"a")
-            orders(self._vocabulary)
+            token_orders(self._vocabulary)
             if not self._closed:
                 self._pool.library()
         except BaseException:
-            log.exception("the library for grammars could not be made ready")
+            log.exception("the grammar library could not be warmed up")
 
-    def fill(self, jobs: Sequence[BitmaskJob]) -> Filling:
-        """Starts filling their masks; no matcher may stand in two jobs, or be used before `wait` has returned."""
+    def fill(self, jobs: Sequence[BitmaskJob]) -> BitmaskFilling:
+        """Start filling the jobs' masks. No matcher may be in two jobs, or be used before `wait` has returned."""
         if self._threads is None:
             self._threads = ThreadPoolExecutor(self._config.threads + LATE, thread_name_prefix="grammar-masks")
         return start(self._threads, self._config.threads, jobs, self.step_s)
 
     @property
     def step_s(self) -> float:
-        """Of processor time that one sequence's grammar may take in a step."""
+        """Processor time in seconds that one sequence's grammar may take in a step."""
         return self._config.step_ms / 1e3
 
     @property
     def pids(self) -> list[int]:
-        """Of the processes that compile."""
+        """Ids of the compiling processes."""
         return self._pool.pids
 
     def close(self) -> None:
-        """Ends all threads and processes; what is being compiled fails with EngineError. May be called again."""
+        """End all threads and processes. Grammars being compiled fail with EngineError. May be called again."""
         with self._lock:
             self._closed, warming = True, self._warming
         self._pool.close()
@@ -170,8 +174,8 @@ class Grammars:
             self._threads.shutdown()
 
 
-class Cache:
-    """The grammars used last: at most so many, and at most so many bytes of them, as far as their size is known."""
+class GrammarCache:
+    """The grammars used last, limited in number and in bytes (as far as their sizes are known)."""
 
     def __init__(self, max_entries: int, max_bytes: int) -> None:
         self._max_entries, self._max_bytes = max_entries, max_bytes
@@ -192,8 +196,8 @@ class Cache:
             self._bytes -= freed
 
 
-class Refusals:
-    """Why the last grammars of those that took too much were refused, for a while."""
+class RefusedGrammars:
+    """Why grammars that took too much were refused; remembered for a while."""
 
     def __init__(self, max_entries: int, seconds: float) -> None:
         self._max_entries, self._seconds = max_entries, seconds
@@ -211,6 +215,6 @@ class Refusals:
 
 
 def digest(grammar: Grammar) -> bytes:
-    """Equal for grammars that compile to the same."""
+    """A key, equal for grammars that compile to the same."""
     bare = msgspec.structs.replace(grammar, after=None, opening_token_id=None, close_in_time=False)
     return hashlib.sha256(msgspec.msgpack.encode(bare)).digest()

@@ -1,4 +1,5 @@
-"""Structural tags: free text in which tagged stretches must fit. xgrammar's JSON form, the older one too, and what llguidance can of it."""
+"""Structural tags: free text in which tagged spans must fit a schema. Reads both of xgrammar's JSON forms, and supports
+what llguidance can do."""
 
 from __future__ import annotations
 
@@ -9,8 +10,9 @@ from tailrace.extras import needs
 from tailrace.grammar.check import UnsupportedError, refuse
 
 
-def normal(tag: dict[str, Any], whitespace: int) -> dict[str, Any]:
-    """The newer form; JSON in it has bounded whitespace. Raises ParameterError: the older form is incomplete."""
+def normalized(tag: dict[str, Any], whitespace: int) -> dict[str, Any]:
+    """The tag in the newer form, with bounded white space in its JSON. Raises ParameterError if the older form is
+    incomplete."""
     if "format" not in tag:
         tag = {"type": "structural_tag", "format": triggered(tag)}
     for content in formats(tag["format"]):
@@ -20,7 +22,7 @@ def normal(tag: dict[str, Any], whitespace: int) -> dict[str, Any]:
 
 
 def triggered(tag: dict[str, Any]) -> dict[str, Any]:
-    """{"structures": [{"begin", "schema", "end"}], "triggers": [...]} as triggered tags."""
+    """The older form, {"structures": [{"begin", "schema", "end"}], "triggers": [...]}, as triggered tags."""
     tags = []
     for structure in tag["structures"]:
         if not isinstance(structure, dict) or not isinstance(structure.get("begin"), str):
@@ -34,7 +36,7 @@ def triggered(tag: dict[str, Any]) -> dict[str, Any]:
 
 
 def formats(node: Any) -> Iterator[dict[str, Any]]:
-    """All formats within a format, itself too; what is inside of schemas is none."""
+    """All formats within a format, itself included. Schemas contain none."""
     if isinstance(node, list):
         for inner in node:
             yield from formats(inner)
@@ -47,7 +49,8 @@ def formats(node: Any) -> Iterator[dict[str, Any]]:
 
 
 def as_lark(tag: dict[str, Any], options: dict[str, Any]) -> str:
-    """Triggered tags around JSON as a grammar of llguidance; `options` for each schema. Raises UnsupportedError: any other format."""
+    """Triggered tags around JSON as a grammar of llguidance. options: for each schema. Raises UnsupportedError for any
+    other format."""
     with needs("grammar"):
         from llguidance import StructTag
 
@@ -55,7 +58,9 @@ def as_lark(tag: dict[str, Any], options: dict[str, Any]) -> str:
     if form.get("type") != "triggered_tags" or any(
         form.get(k) for k in ("at_least_one", "stop_after_first", "excludes")
     ):
-        raise UnsupportedError(f"the structural tag format {form.get('type')!r}, but for plain triggered_tags")
+        raise UnsupportedError(
+            f"the structural tag format {form.get('type')!r}: only plain triggered_tags are supported"
+        )
     parts = []
     for item in form.get("tags", ()):
         content, begin, end = item.get("content", {}), item.get("begin"), item.get("end")
@@ -74,5 +79,5 @@ def as_lark(tag: dict[str, Any], options: dict[str, Any]) -> str:
 
 
 def schemas(tag: dict[str, Any]) -> list[dict[str, Any]]:
-    """The contents in it that have a schema; themselves, not copies."""
+    """The contents that have a schema; not copies."""
     return [content for content in formats(tag["format"]) if isinstance(content.get("json_schema"), dict)]

@@ -1,4 +1,5 @@
-"""What tokens spell, as the library needs it, and how a text is cut into tokens. Plain data; crosses to the compiling processes."""
+"""The tokens as the matching library needs them, and how a text is cut into tokens. Plain data, which is sent to the
+compiling processes."""
 
 from __future__ import annotations
 
@@ -18,11 +19,12 @@ class Vocabulary(msgspec.Struct, frozen=True, eq=False, dict=True):
     """A model's tokens.
 
     Attributes:
-        token_bytes: what each id below `vocab_size` spells; b"" where nothing: those of `special`, and the rows that only pad the logits.
+        token_bytes: what each id below `vocab_size` spells; b"" for `special` ids and for rows that only pad the
+            logits.
         special: ids that never spell text.
         eos: the ids that end the output, ascending.
         vocab_size: of the logits.
-        folder: of the tokenizer (tokenizer.json), "" for none: texts are then cut greedily.
+        folder: of the tokenizer (tokenizer.json); "" for none: texts are then cut greedily.
     """
 
     token_bytes: tuple[bytes, ...]
@@ -51,12 +53,13 @@ class Vocabulary(msgspec.Struct, frozen=True, eq=False, dict=True):
 
     @property
     def words(self) -> int:
-        """int32 words of a mask."""
+        """Number of int32 words in a mask."""
         return -(-self.vocab_size // 32)
 
     def cut(self, text: bytes) -> tuple[list[int], int]:
-        """The tokens that spell `text` up to its last whole character, as the tokenizer cuts it, and how many of them stay the same
-        whatever comes after: those before the last piece that the tokenizer cuts by itself (a word, mostly)."""
+        """The tokens of `text` up to its last whole character, as the tokenizer cuts it, and how many of them are final
+        whatever text comes after. Final are the tokens before the last part that the tokenizer splits off (mostly a
+        word)."""
         whole = text.decode("utf-8", "ignore")
         if self._tokenizer is not None:
             cut = self._tokenizer.encode(whole, add_special_tokens=False)
@@ -67,7 +70,7 @@ class Vocabulary(msgspec.Struct, frozen=True, eq=False, dict=True):
         return ids, max(0, len(ids) - 1)
 
     def _greedy(self, text: bytes) -> list[int]:
-        """Always the longest token that fits; ends where none does."""
+        """Always the longest token that fits; stops where none does."""
         ids, at = [], 0
         while at < len(text):
             lengths = range(min(self._longest, len(text) - at), 0, -1)

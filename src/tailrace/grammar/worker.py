@@ -1,7 +1,7 @@
 """The process in which grammars are compiled: python -m tailrace.grammar.worker. It may be killed at any time.
 
-Reads messages from stdin, writes them to what was its stdout, each as four bytes of length and MessagePack; ends when stdin does. What the
-libraries print goes nowhere.
+Reads messages from stdin and writes messages to its original stdout, each as four bytes of length and MessagePack. Ends
+when stdin does. What the libraries print is discarded.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from tailrace.grammar.vocabulary import Vocabulary
 from tailrace.options import Grammar
 
 if TYPE_CHECKING:
-    from tailrace.grammar.llguidance import Library
+    from tailrace.grammar.llguidance import GrammarCompiler
 
 MIB = 1 << 20
 LENGTH = struct.Struct("<I")
-# Half of what Linux gives the engine's threads, which load what is made here: recursion that fits here fits there.
+# Half of the stack that Linux gives the engine's threads, which load the result: recursion that fits here fits there.
 STACK = 4 * MIB
-MAX_TEXT = 32 * MIB  # of a compiled grammar; loading holds the interpreter for milliseconds per MiB
-LAST = ("memory", "broken")  # outcomes behind which a process ends
+MAX_TEXT = 32 * MIB  # of a compiled grammar; loading blocks the interpreter for milliseconds per MiB
+FINAL_OUTCOMES = ("memory", "broken")  # outcomes after which the process ends
 PR_SET_PDEATHSIG = 1
-ORPHAN_S = 5  # how much longer than its time limit a process lives that nobody kills
+ORPHAN_S = 5  # a process that nobody kills ends this long after its time limit
 T = TypeVar("T")
 
 
 class WorkerHello(msgspec.Struct, frozen=True):
-    """First message. memory_mib: of address space that one grammar may take."""
+    """The first message. memory_mib: address space that one grammar may take."""
 
     vocabulary: Vocabulary
     memory_mib: int
@@ -48,9 +48,12 @@ class WorkerHello(msgspec.Struct, frozen=True):
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """ready: the library is loaded, time counts from now. compiled: text for Library.load, which took `resident` bytes to make.
-    big: text would be over MAX_TEXT, and is left out. unsupported, invalid: text says why. memory: there was not enough; this process ends.
-    broken: an error of ours."""
+    """What became of a grammar.
+
+    ready: the library is loaded, the time limit starts now. compiled: text is for GrammarCompiler.load, and making it
+    took `resident` bytes. big: text would exceed MAX_TEXT and is left out. unsupported, invalid: text says why. memory:
+    there was not enough, and this process ends. broken: an error of ours.
+    """
 
     outcome: Literal["ready", "compiled", "big", "unsupported", "invalid", "memory", "broken"]
     text: str = ""
@@ -68,7 +71,7 @@ def send(stream: IO[bytes], message: msgspec.Struct) -> None:
 
 
 def receive(stream: IO[bytes], kind: type[T]) -> T | None:
-    """None at the end."""
+    """The next message; None at the end."""
     head = stream.read(LENGTH.size)
     if len(head) < LENGTH.size:
         return None
@@ -81,35 +84,36 @@ def main() -> None:
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 1)
     os.dup2(nothing, 2)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the parent decides
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     threading.stack_size(STACK)
     if (hello := receive(sys.stdin.buffer, WorkerHello)) is None:
         return
-    library = library_of(hello.vocabulary)
+    library = load_compiler(hello.vocabulary)
     while (grammar := receive(sys.stdin.buffer, Grammar)) is not None:
         send(answers, Reply("ready"))
         reply = bounded(partial(compiled, library, grammar), hello)
         send(answers, reply)
-        if reply.outcome in LAST:
+        if reply.outcome in FINAL_OUTCOMES:
             return
 
 
 def die_with_parent() -> None:
-    """The end of stdin is seen only between grammars; an engine that is gone must not leave a process that computes on. Linux only: it
-    kills this process when the thread that started it ends, which closes it anyway before. A parent that is gone already closes stdin."""
+    """End with the parent (Linux only). The end of stdin is noticed only between grammars, and no process may go on
+    computing for an engine that is gone. The kernel kills this process when the thread that started it ends; that
+    thread normally closes it before. If the parent has ended already, stdin is closed."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
-def library_of(vocabulary: Vocabulary) -> Library:
-    """Imported here, as it takes time: up to a second, at the first call of a process."""
-    from tailrace.grammar.llguidance import Library
+def load_compiler(vocabulary: Vocabulary) -> GrammarCompiler:
+    """Imported here because it takes time: up to a second, at the first call of a process."""
+    from tailrace.grammar.llguidance import GrammarCompiler
 
-    return Library(vocabulary)
+    return GrammarCompiler(vocabulary)
 
 
-def compiled(library: Library, grammar: Grammar) -> Reply:
+def compiled(library: GrammarCompiler, grammar: Grammar) -> Reply:
     before = memory("VmRSS")
     try:
         check(grammar)
@@ -129,7 +133,8 @@ def compiled(library: Library, grammar: Grammar) -> Reply:
 
 
 def bounded(work: Callable[[], Reply], hello: WorkerHello) -> Reply:
-    """On a thread of its own, for its stack, with bounded memory; the alarm's default action ends the process even inside a library."""
+    """Run the work on a thread of its own, for its stack size, with bounded memory. The alarm's default action ends the
+    process even inside a library."""
     replies: list[Reply] = []
     signal.setitimer(signal.ITIMER_REAL, hello.timeout_s + ORPHAN_S)
     thread = threading.Thread(target=lambda: replies.append(work()))

@@ -1,7 +1,7 @@
 """A model's name → a folder on disk, and what a front end must know of it. Imports no torch.
 
-`resolve` finds, fetches and, for a GGUF file, converts; `describe` and `defaults` read the folder's JSON files, footprint.py how much
-memory it takes. Loading the weights is the runner's business.
+`resolve` finds, downloads and (for a GGUF file) converts a model. `describe` and `defaults` read the folder's JSON
+files. footprint.py computes how much memory a model takes. Runners load the weights.
 """
 
 from tailrace.extras import needs

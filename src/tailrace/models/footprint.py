@@ -1,4 +1,5 @@
-"""What a model takes of memory, read from its files without loading it: the weights, and a block of its KV cache. Imports no torch."""
+"""The memory that a model takes, computed from its files without loading it: its weights, and a block of its KV cache.
+Imports no torch."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from pathlib import Path
 from tailrace.errors import ModelLoadError
 from tailrace.models.describe import language_config, read_json
 
-FLOATS = ("F64", "F32", "F16", "BF16")  # what is loaded in the dtype that was asked for; all else stays as it is
+FLOATS = ("F64", "F32", "F16", "BF16")  # loaded in the dtype that was asked for; others keep theirs
 SIZES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 HEADS = ("num_attention_heads", "n_head", "n_heads")
@@ -18,15 +19,14 @@ WIDTH = ("hidden_size", "n_embd", "d_model")
 
 
 def weights_bytes(folder: Path, itemsize: int, packed: bool) -> int:
-    """Bytes of a folder's weights once they are loaded, floats in `itemsize` bytes each. packed: an output projection that shares the
-    embedding's weights gets a copy (runners/fuse.py).
+    """Bytes of a folder's weights once loaded, with floats of `itemsize` bytes. packed: an output projection that
+    shares the embedding's weights gets a copy (runners/fuse.py).
 
     Raises:
         ModelLoadError: a file of weights can't be read.
     """
-    files = list(folder.glob("model*.safetensors")) or list(
-        folder.glob("*.safetensors")
-    )  # what else lies there is another format's
+    # files of other names count only without these: they may be in another format
+    files = list(folder.glob("model*.safetensors")) or list(folder.glob("*.safetensors"))
     total = sum(tensors_bytes(path, itemsize) for path in files)
     total = total or sum(path.stat().st_size for path in folder.glob("pytorch_model*.bin"))
     config = language_config(read_json(folder, "config.json", required=True))
@@ -35,7 +35,7 @@ def weights_bytes(folder: Path, itemsize: int, packed: bool) -> int:
 
 
 def tensors_bytes(path: Path, itemsize: int) -> int:
-    """Bytes of the tensors in one file, by its header: eight bytes of length, then JSON (safetensors' format)."""
+    """Bytes of the tensors in one safetensors file, from its header: eight bytes of length, then JSON."""
     try:
         with path.open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
@@ -50,7 +50,7 @@ def tensors_bytes(path: Path, itemsize: int) -> int:
 
 
 def block_bytes(folder: Path, block_size: int, itemsize: int) -> int:
-    """Bytes of one block of the KV cache over all layers, of a model whose layers are alike.
+    """Bytes of one KV-cache block over all layers, for a model whose layers are alike.
 
     Raises:
         ModelLoadError: config.json can't be read.
@@ -63,5 +63,5 @@ def block_bytes(folder: Path, block_size: int, itemsize: int) -> int:
 
 
 def first(config: dict[str, object], names: tuple[str, ...]) -> int:
-    """The first of these that config states; 0 if none."""
+    """The first of these names that config states; 0 if there is none."""
     return next((value for name in names if isinstance(value := config.get(name), int)), 0)

@@ -1,7 +1,7 @@
 """A GGUF file → a folder in Hugging Face's layout, dequantised once and kept in the cache.
 
-The work is done by `python -m tailrace.models.convert` in a process of its own, so that this one never imports torch.
-Knows how to tell files apart, not how to read them.
+`python -m tailrace.models.convert` does the work in a process of its own, so that this process never imports torch.
+This file recognises GGUF files but does not read them.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from tailrace.errors import ModelLoadError
 from tailrace.models.progress import Progress
 from tailrace.models.store import make_once
 
-FORMAT = 1  # of converted folders; counting it up makes old ones unused
+FORMAT = 1  # of converted folders; raising it makes older ones unused
 MAGIC = b"GGUF"
 SHARD = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
-SAMPLE_BYTES = 1 << 20  # read at either end for the key: headers and metadata lie in front
+SAMPLE_BYTES = 1 << 20  # read at both ends for the key: headers and metadata are at the front
 BAR = re.compile(r"(\d+)/(\d+) \[")  # the counts in a tqdm line
 
 
@@ -56,7 +56,7 @@ def check_gguf(path: Path) -> None:
 
 
 def converted_folder(path: Path, cache_dir: Path, dtype: str, label: str) -> Path:
-    """Where the conversion belongs: named by the file's size, time and both ends, the dtype and our format."""
+    """The folder of the conversion. Its name depends on the file's size, time and both ends, the dtype and FORMAT."""
     stat = path.stat()
     digest = hashlib.blake2b(f"{FORMAT} {dtype} {stat.st_size} {stat.st_mtime_ns}".encode(), digest_size=8)
     with path.open("rb") as file:
@@ -68,7 +68,7 @@ def converted_folder(path: Path, cache_dir: Path, dtype: str, label: str) -> Pat
 
 
 def run_converter(path: Path, folder: Path, dtype: str, progress: Progress, label: str) -> dict[str, Any]:
-    """Convert in a child process, show its progress, raise what it says. It ends when this process does."""
+    """Convert in a child process, show its progress, raise what it reports. The child ends when this process does."""
     progress.stage(f"converting {label} to {dtype} (once)")
     command = [sys.executable, "-m", "tailrace.models.convert", str(path), str(folder), dtype]
     said: list[str] = []
@@ -98,7 +98,7 @@ def run_converter(path: Path, folder: Path, dtype: str, progress: Progress, labe
 
 
 def follow(line: str, progress: Progress, label: str, said: list[str]) -> None:
-    """One line of the child: a stage, a warning, a tqdm bar's state, or something to quote if it fails."""
+    """Handle a line of the child: a stage, a warning, a tqdm bar, or text to quote if it fails."""
     if counts := BAR.search(line):
         progress.advance(int(counts[1]), int(counts[2]))
     elif line.startswith("stage: "):

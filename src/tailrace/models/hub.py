@@ -1,6 +1,6 @@
 """A Hugging Face hub id → the folder of its snapshot in Hugging Face's own cache, which other programs share.
 
-What is in that cache and whole is used as it is, without asking the network; `name@revision` names a revision.
+A complete snapshot in the cache is used without asking the network. `name@revision` names a revision.
 """
 
 from __future__ import annotations
@@ -34,13 +34,14 @@ def fetch_snapshot(hub_id: str, *, remote_code: bool, progress: bool) -> Path:
         remote_code: fetch the repository's Python files too.
 
     Raises:
-        ModelLoadError: no such model, no access to it, no network, or the repository lacks something we need.
+        ModelLoadError: no such model, no access to it, no network, or the repository lacks something that is needed.
     """
     return _fetch(hub_id, [*PATTERNS, "*.py"] if remote_code else PATTERNS, progress, check_folder)
 
 
 def fetch_head(hub_id: str, *, progress: bool) -> Path:
-    """The same of weights that are no whole model: a drafter's, which has no tokenizer, and may be published as a pickle of tensors.
+    """As `fetch_snapshot`, for weights that are no whole model, such as a drafter's: without a tokenizer, and perhaps
+    as a pickle of tensors.
 
     Raises:
         ModelLoadError: as for `fetch_snapshot`.
@@ -63,14 +64,14 @@ def _fetch(hub_id: str, patterns: list[str], progress: bool, check: Callable[[Pa
     try:
         return check(Path(snapshot(local_files_only=True)))
     except (LocalEntryNotFoundError, ModelLoadError):
-        pass  # not there, or only part of it
+        pass  # not in the cache, or incomplete
     try:
         folder = snapshot(tqdm_class=None if progress else QuietBar)
     except GatedRepoError as error:
         raise ModelLoadError(f"{name} needs its licence accepted and a token: run `hf auth login`") from error
     except RepositoryNotFoundError as error:
         raise ModelLoadError(f"there is no model {name} on the hub (or it is private: run `hf auth login`)") from error
-    except (OSError, ValueError, RuntimeError) as error:  # whatever the HTTP stack raises is one of these
+    except (OSError, ValueError, RuntimeError) as error:  # any error of the HTTP stack is one of these
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelLoadError(f"the hub can't be reached for {name}: {reason}; {WITHOUT_NETWORK}") from error
     return check(Path(folder))

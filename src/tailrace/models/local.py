@@ -1,4 +1,4 @@
-"""A model folder in Hugging Face's layout, and whether all that a server needs lies in it."""
+"""A model folder in Hugging Face's layout, and the check that it is complete."""
 
 from __future__ import annotations
 

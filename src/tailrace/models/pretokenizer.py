@@ -1,7 +1,8 @@
-"""How a GGUF file's vocabulary wants text split before its merges apply: `tokenizer.ggml.pre` → a pre-tokenizer.
+"""How a GGUF file's vocabulary splits text before its merges apply: `tokenizer.ggml.pre` → a pre-tokenizer.
 
-transformers knows some of these names and gives every other file GPT-2's split, which changes what "  12" encodes to.
-The table holds names it lacks; the splits are those of the models' own tokenizer.json files. Knows nothing of files.
+transformers knows some of these names and gives every other file GPT-2's split, which changes the encoding of "  12".
+The table has the names that transformers lacks; the splits are those of the models' own tokenizer.json files. Knows
+nothing of files.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def caseless(digits: str) -> PreTokenizer:
 
 
 def deepseek_coder() -> PreTokenizer:
-    """Lines, words, punctuation, Chinese and Korean runs, single digits: each split in turn."""
+    """In turn: lines, words, punctuation, Chinese and Korean runs, single digits."""
     patterns = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+")
     splits = [Split(Regex(pattern), behavior="isolated") for pattern in patterns]
     return Sequence([*splits, Digits(individual_digits=True), ByteLevel(add_prefix_space=False, use_regex=False)])
@@ -60,6 +61,6 @@ GPT2 = frozenset(
 
 
 def missing_split(name: str | None) -> PreTokenizer | None:
-    """The pre-tokenizer for a name that transformers lacks; None if it has it, or GPT-2's is right."""
+    """The pre-tokenizer for a name that transformers lacks; None if transformers has it or GPT-2's is right."""
     maker = MISSING.get(name or "")
     return maker() if maker else None

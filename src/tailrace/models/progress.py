@@ -1,4 +1,5 @@
-"""What a long fetch or conversion says on stderr: a bar on a terminal, a plain line per stage elsewhere, or nothing."""
+"""Progress of a long download or conversion on stderr: a bar on a terminal, a plain line per stage elsewhere, or
+nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from tqdm import tqdm
 
 
 class Progress:
-    """One job of several stages. Use as a context manager, so that the bar is closed whatever happens."""
+    """A job of several stages. Use it as a context manager, so that the bar is closed in any case."""
 
     def __init__(self, enabled: bool = True) -> None:
         self.enabled = enabled
@@ -21,7 +22,7 @@ class Progress:
         self.close()
 
     def stage(self, text: str) -> None:
-        """A new stage begins."""
+        """Start a new stage."""
         self.close()
         if not self.enabled:
             return
@@ -32,14 +33,14 @@ class Progress:
             print(f"tailrace: {text}", file=sys.stderr, flush=True)
 
     def advance(self, done: int, total: int) -> None:
-        """So much of the stage is done; any unit, as long as both have the same."""
+        """Set the progress of the stage; `done` and `total` may have any unit."""
         if self.bar is not None and total > 0:
             self.bar.total = total
             self.bar.n = min(done, total)
             self.bar.refresh()
 
     def close(self) -> None:
-        """End the stage: the bar runs to its end."""
+        """End the stage and complete its bar."""
         if self.bar is not None:
             self.bar.n = self.bar.total
             self.bar.close()

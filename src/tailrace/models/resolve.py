@@ -1,4 +1,4 @@
-"""What `--model` may be, tried in order: nothing, a folder, a GGUF file, a hub id. Fetches and converts as needed."""
+"""Resolves `--model`, in this order: nothing, a folder, a GGUF file, a hub id. Downloads and converts as needed."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tailrace.models.progress import Progress
 
 
 def resolve(config: ModelConfig, progress: bool = True) -> LocalModel:
-    """The model that `config.model` names, as a whole folder on this machine, and the name clients use for it.
+    """The model that `config.model` names, as a complete folder on this machine, and the name that clients use for it.
 
-    A folder's name is its last part, a GGUF file's its stem, a hub id is its own name; config.name overrides.
+    A folder is named by its last part, a GGUF file by its stem, a hub id by itself; config.name overrides.
 
     Raises:
-        ModelLoadError: saying what was looked for, what is missing and what to do.
+        ModelLoadError: the message says what was looked for, what is missing and what to do.
     """
     cache_dir = Path(config.cache_dir).expanduser()
     with Progress(progress) as bar:
@@ -41,5 +41,5 @@ def resolve(config: ModelConfig, progress: bool = True) -> LocalModel:
 
 
 def looks_like_path(name: str) -> bool:
-    """True for what can't be a hub id: those have exactly one slash and no leading dot, slash or tilde."""
+    """True for what can't be a hub id, which has exactly one slash and no leading dot, slash or tilde."""
     return name.startswith((".", "~", os.sep)) or name.endswith(".gguf") or not HUB_ID.match(name)

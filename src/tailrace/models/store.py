@@ -1,8 +1,8 @@
-"""Folders that are made once and appear whole or not at all. Knows nothing of what is in them.
+"""Folders that are made once and appear whole or not at all. Knows nothing of their contents.
 
-Whoever makes one holds its lock, works in a temporary folder beside it, syncs that to disk and renames it. So two
-processes that start at once share one result; a kill at any point leaves a temporary folder, which nobody mistakes for
-the real one and the next maker deletes. The lock is the kernel's: it goes with the process that held it.
+The maker of a folder holds its lock, works in a temporary folder beside it, syncs that to disk and renames it. So two
+processes that start at once share one result. A kill at any point leaves a temporary folder, which is never mistaken
+for the real one and is deleted by the next maker. The kernel owns the lock, so it is released when its process ends.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from filelock import FileLock, Timeout
 
 from tailrace.errors import ModelLoadError
 
-MARKER = "tailrace.json"  # written last: lists every file with its size in bytes, and where it came from
+MARKER = "tailrace.json"  # written last: every file with its size in bytes, and the source
 TEMPORARY = ".tmp-"
 
 
@@ -34,14 +34,14 @@ def is_whole(folder: Path) -> bool:
 
 
 def make_once(target: Path, build: Callable[[Path], dict[str, Any]], on_wait: Callable[[], None]) -> Path:
-    """`target`, made by `build(temporary folder)` unless it is there already.
+    """`target`, made by `build(temporary folder)` if it does not exist yet.
 
     Args:
-        build: fills the empty folder it is given; what it returns is kept in the marker.
-        on_wait: called once if another process is making it.
+        build: fills the empty folder it is given; the marker keeps what it returns.
+        on_wait: called once if another process is making the folder.
 
     Raises:
-        ModelLoadError: the disk refused (full, read-only, no permission). What `build` raises passes through.
+        ModelLoadError: the disk refused (full, read-only, no permission). Errors of `build` pass through.
     """
     if is_whole(target):
         return target
@@ -73,7 +73,7 @@ def make(target: Path, build: Callable[[Path], dict[str, Any]]) -> None:
 
 
 def sweep(target: Path) -> None:
-    """Delete what is not whole at `target`, and the temporary folders of makers that are gone, ours or another's."""
+    """Delete what is incomplete at `target`, and the temporary folders of makers that have ended."""
     if target.exists():  # damaged: a file was deleted or cut short
         shutil.rmtree(target)
     for path in target.parent.glob(f"*{TEMPORARY}*"):
@@ -87,7 +87,7 @@ def sweep(target: Path) -> None:
 
 @contextlib.contextmanager
 def locked(path: Path, on_wait: Callable[[], None]):
-    """Hold the lock file; call `on_wait` if somebody else does."""
+    """Hold the lock file; call `on_wait` if another process holds it."""
     lock = FileLock(path)
     try:
         lock.acquire(timeout=0)
@@ -101,7 +101,7 @@ def locked(path: Path, on_wait: Callable[[], None]):
 
 
 def lock_of(target: Path) -> Path:
-    """The lock file of a target. It stays: deleting a lock file lets two processes hold 'the' lock."""
+    """The lock file of a target. It is never deleted: otherwise two processes could hold 'the' lock."""
     return target.with_name(f".{target.name}.lock")
 
 

@@ -13,8 +13,8 @@ __all__ = ["Batch", "ModelRunner", "load_runner"]
 def load_runner(
     config: ModelConfig, folder: Path | None, *, block_size: int, vocab_size: int = 0, max_num_seqs: int = 0
 ) -> ModelRunner:
-    """The runner for config.model: `scripted:…` needs `vocab_size`, everything else the model's folder. max_num_seqs: sequences that will
-    decode at once at most, for CUDA graphs; 0: none are made.
+    """The runner for config.model: `scripted:…` needs `vocab_size`, any other model its folder. max_num_seqs: the most
+    sequences that decode at once, for CUDA graphs; 0: no graphs.
 
     Raises:
         ModelLoadError, ConfigError: see the runners.

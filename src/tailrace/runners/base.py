@@ -1,8 +1,8 @@
-"""Token ids → logits: what a model runner is. Knows nothing of requests, sampling or text.
+"""The protocol of a model runner: token ids → logits. Knows nothing of requests, sampling or text.
 
-A step is one flat bag of tokens: prefill chunks and single decode tokens side by side, no padding. The KV cache is
-paged: block b, offset o hold the key and value of one position of one sequence; a sequence's blocks are listed in its
-row of `block_tables`. The engine owns which block belongs to whom; the runner owns the memory.
+A step is one flat batch of tokens: prefill chunks and single decode tokens side by side, no padding. The KV cache is
+paged: block b, offset o hold the key and value of one position of one sequence. A sequence's blocks are listed in its
+row of `block_tables`. The engine decides which sequence owns a block; the runner owns the memory.
 
 Symbols: T tokens in the step, N sequences in the step, L wanted logits, V vocabulary, B blocks per table row.
 """
@@ -17,19 +17,20 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One step's input. All tensors but `previous` are on the CPU; the runner moves what it needs. Sequence i owns the tokens
-    query_start[i] … query_start[i + 1] − 1; they are the last of its kv_len[i] positions.
+    """One step's input. All tensors but `previous` are on the CPU; the runner moves what it needs. Sequence i owns the
+    tokens query_start[i] … query_start[i + 1] − 1, which are the last of its kv_len[i] positions.
 
-    token_ids:    int64 [T]; −1 − i refers to previous[i]. Runners take `input_ids`, where this is resolved
-    positions:    int64 [T], 0-based within the sequence
+    token_ids: int64 [T]; −1 − i refers to previous[i]. Runners use `input_ids`, which resolves these references
+    positions: int64 [T], 0-based within the sequence
     slot_mapping: int64 [T], where the token's key and value go: block · block_size + offset
-    query_start:  int32 [N + 1]
-    kv_len:       int32 [N], positions in the cache once this step has written its own
+    query_start: int32 [N + 1]
+    kv_len: int32 [N], positions in the cache once this step has written its own
     block_tables: int32 [N, B], padded with 0
-    wanted:       int64 [L], indices into the T tokens whose next-token logits are asked for
-    previous:     int64 [P] on the runner's device: what the step before has drawn, unknown to the host when this one is launched; −1
-                  where a draw failed. None: nothing refers to it
-    adapted:      of each adapter that somebody chose, its number and int64 indices into the T tokens; those of nobody are the model's own
+    wanted: int64 [L], indices into the T tokens whose next-token logits are wanted
+    previous: int64 [P] on the runner's device: tokens that the previous step sampled, unknown to the host when this
+    step is launched; −1 where sampling failed. None: nothing refers to it
+    adapted: per LoRA adapter in use: its number, and int64 indices into the T tokens. Other tokens use the model's own
+    weights
     """
 
     token_ids: torch.Tensor
@@ -43,7 +44,8 @@ class Batch:
     adapted: tuple[tuple[int, torch.Tensor], ...] = ()
 
     def input_ids(self, device: torch.device) -> torch.Tensor:
-        """int64 [T] on the runner's device, references resolved there. One to a draw that failed gives token 0: its sequence has ended."""
+        """int64 [T] on the runner's device, with references resolved. A reference to a failed sample gives token 0; its
+        sequence has ended."""
         ids = self.token_ids.to(device, non_blocking=True)
         if self.previous is None:
             return ids
@@ -67,8 +69,8 @@ class ModelRunner(Protocol):
         ...
 
     def forward(self, batch: Batch) -> torch.Tensor:
-        """Write keys and values of all T tokens, attend causally within each sequence, return logits [L, V] of the wanted
-        tokens, in the model's own dtype, on its device. The result may be overwritten by the next call."""
+        """Write the keys and values of all T tokens, attend causally within each sequence, and return the logits [L, V]
+        of the wanted tokens, in the model's dtype, on its device. The next call may overwrite the result."""
         ...
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
@@ -78,7 +80,7 @@ class ModelRunner(Protocol):
 
 @runtime_checkable
 class LayeredRunner(ModelRunner, Protocol):
-    """A runner whose layers can be looked at, for drafters that live on the target's own states (drafting/).
+    """A runner whose layers can be observed, for drafters that use the target's hidden states (drafting/).
 
     num_layers: L. hidden_size: H. dtype, device: of hidden states.
     """
@@ -90,12 +92,13 @@ class LayeredRunner(ModelRunner, Protocol):
 
     @property
     def hidden(self) -> torch.Tensor:
-        """[T, C·H]: what the captured layers put out in the last `forward`, side by side. The next one replaces it by another."""
+        """[T, C·H]: outputs of the captured layers in the last `forward`, side by side. The next pass replaces the
+        tensor."""
         ...
 
     def capture(self, layers: tuple[int, ...]) -> None:
-        """From now on `forward` leaves these layers' outputs in `hidden`: 0 … L − 1 the decoder layers, L what enters the output
-        head. (): nothing is kept, and nothing is spent on it.
+        """From now on `forward` keeps these layers' outputs in `hidden`: 0 … L − 1 are the decoder layers, L is the
+        input of the output head. (): nothing is kept, at no cost.
 
         Raises:
             ValueError: there is no such layer, or one is named twice.
@@ -103,8 +106,8 @@ class LayeredRunner(ModelRunner, Protocol):
         ...
 
     def forward_layers(self, batch: Batch, layers: int) -> torch.Tensor:
-        """As `forward`, through the first `layers` layers, then the final norm and the output head. Writes the keys and values of
-        these layers only, and leaves `hidden` alone.
+        """As `forward`, through the first `layers` layers, then the final norm and the output head. Writes the keys and
+        values of these layers only, and does not change `hidden`.
 
         Raises:
             ValueError: layers is not in 1 … L.
@@ -112,7 +115,7 @@ class LayeredRunner(ModelRunner, Protocol):
         ...
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """int64 [n] → their rows of the embedding's weights, [n, H], before any scaling that the model may do."""
+        """int64 [n] → rows of the embedding's weights, [n, H], before any scaling by the model."""
         ...
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:

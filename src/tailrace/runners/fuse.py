@@ -1,10 +1,9 @@
-"""Faster modules for the CPU, swapped in at load: packed linear layers for every model, and for modules of the Llama
-family merged projections, fused norms, rotary embedding and gate.
+"""Faster modules for the CPU, swapped in at load: packed linear layers for every model; for modules of the Llama family
+merged projections, fused norms, rotary embedding and gate.
 
-A table from class name to builder; each replacement of a kind is compared with the original on random input before the
-first one is swapped in. One that does not match is left as it was, and the log says so. Weights are packed once and the
-originals freed, so memory is not doubled; a tied output projection is packed as a copy of its own, because the embedding
-still needs its rows.
+A table from class name to builder. The first replacement of each kind is tested by a trial pass; if the logits differ,
+the modules stay as they are and the log says so. Weights are packed once and the originals are freed, so memory is not
+doubled. A tied output projection is packed as a copy, because the embedding still needs its rows.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import torch
 from torch import nn
 
 from tailrace import kernels
-from tailrace.runners.attention import ATTRIBUTE, Layer
+from tailrace.runners.attention import ATTRIBUTE, AttentionLayer
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +63,7 @@ class FusedAttention(nn.Module):
 
     def __init__(self, original: Any) -> None:
         super().__init__()
-        self.layer: Layer = getattr(original, ATTRIBUTE)
+        self.layer: AttentionLayer = getattr(original, ATTRIBUTE)
         self.layer_idx = original.layer_idx
         self.head_dim = original.head_dim
         self.widths = [p.out_features for p in (original.q_proj, original.k_proj, original.v_proj)]
@@ -132,12 +131,12 @@ MODULES: dict[str, Callable[[Any], nn.Module]] = {
 
 
 def fuse(model: nn.Module, run: Callable[[], torch.Tensor], keep: Collection[str] = ()) -> list[str]:
-    """Swap in every replacement that computes the same; returns the class names that were replaced.
+    """Swap in every replacement that computes the same; return the class names that were replaced.
 
     Args:
-        model: in evaluation mode, its attention modules carrying their Layer.
+        model: in evaluation mode; its attention modules carry their AttentionLayer.
         run: a trial pass of the whole model → logits; called before and after each kind is swapped in.
-        keep: class names that are left as they are; the linear layers in them are packed all the same.
+        keep: class names that are not replaced; the linear layers in them are packed all the same.
     """
     replaced = []
     before = run()
@@ -160,9 +159,9 @@ def fuse(model: nn.Module, run: Callable[[], torch.Tensor], keep: Collection[str
             problem = str(error)
         if problem:
             setattr(parent, child, original)
-            log.warning("%s stays as it is: %s", name, problem)
+            log.warning("%s is not replaced: %s", name, problem)
             continue
-        before = after  # with one replaced; the rest of its kind are the same code on other weights
+        before = after  # one is replaced; the others run the same code on other weights
         for parent, child in places[1:]:
             setattr(parent, child, build(getattr(parent, child)))
         replaced.append(name)
@@ -170,7 +169,8 @@ def fuse(model: nn.Module, run: Callable[[], torch.Tensor], keep: Collection[str
 
 
 def difference(expected: torch.Tensor, got: torch.Tensor) -> str | None:
-    """What is wrong with `got`, or None: the change must be what one module's rounding explains, not a wrong formula."""
+    """How `got` differs from `expected`, or None. The bound allows for the rounding of one module, not for a wrong
+    formula."""
     error = (expected.float() - got.float()).norm() / expected.float().norm()
     bound = 1e-4 if expected.dtype == torch.float32 else 3e-2
     return (

@@ -1,8 +1,8 @@
-"""Decode steps as CUDA graphs: for a small batch the host takes longer to launch a step's kernels than the GPU to run them, and a graph is
-one launch.
+"""Decode steps as CUDA graphs. For a small batch the host takes longer to launch a step's kernels than the GPU takes to
+run them; a graph is one launch.
 
-A batch of which every sequence has one token is padded to the next size for which there is a graph. Rows of padding have slot −1, so that
-nothing is written for them, and no positions, so that nothing is read. Anything else runs as before.
+A batch in which every sequence has one token is padded to the next size that has a graph. Padding rows have slot −1, so
+nothing is written for them, and no positions, so nothing is read. Any other batch runs without a graph.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ Launch = Callable[[], None]
 
 
 def sizes(most: int) -> list[int]:
-    """1, 2, 4, 8, then steps of 8 up to 256 and of 16 from there on; the last one is `most`."""
+    """1, 2, 4, 8, then steps of 8 up to 256, then steps of 16. The last one is `most`."""
     steps = (1, 2, 4, *range(8, 256, 8), *range(256, most, 16))
     return [*(size for size in steps if size < most), most]
 
 
 def padded(batch: Batch, size: int) -> list[torch.Tensor]:
-    """What changes from step to step: token_ids, positions, slot_mapping and kv_len of `size` sequences, block_tables as they are."""
+    """The inputs that change from step to step: token_ids, positions, slot_mapping and kv_len, padded to `size`
+    sequences, and block_tables unpadded."""
     more = (0, size - len(batch.kv_len))
     return [
         pad(batch.token_ids, more),
@@ -50,9 +51,9 @@ class Graphs:
     """One graph per size, from the largest to the smallest.
 
     Args:
-        run: a forward pass over a batch on the device → logits; it must not look at what is in the batch's tensors.
-        most: sequences of the largest. width: entries of a block table, at most.
-        capture: a function that launches work → one that launches the same work again, on the same addresses.
+        run: a forward pass over a batch on the device → logits; it must not read tensor values on the host.
+        most: sequences of the largest graph. width: the most entries of a block table.
+        capture: turns a function that launches work into one that launches the same work again, on the same addresses.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class Graphs:
         self.launches = {size: capture(self._step(run, size)) for size in reversed(self.sizes)}
 
     def serves(self, batch: Batch) -> bool:
-        """Every sequence has one token, those whose logits are wanted come first, and there is room for all."""
+        """True if every sequence has one token, sequences whose logits are wanted come first, and all fit."""
         sequences, width = batch.block_tables.shape
         return (
             sequences <= self.most
@@ -84,7 +85,7 @@ class Graphs:
         )
 
     def __call__(self, batch: Batch) -> torch.Tensor:
-        """Logits [L, V] of a batch that it serves, in memory that the next call overwrites."""
+        """Logits [L, V] of a batch that it serves. The next call overwrites them."""
         sequences, width = batch.block_tables.shape
         size = self.sizes[bisect_left(self.sizes, sequences)]
         ids, *_, tables = self._load(padded(batch, size))
@@ -98,13 +99,13 @@ class Graphs:
     # ---- inside
 
     def _load(self, parts: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Copy them to the device; where they are there. The addresses of all but the last depend on the size alone."""
+        """Copy the tensors to the device; return them there. All addresses but the last depend on the size alone."""
         packed = pack(parts, pinned=self.device.type == "cuda")
         self.words[: len(packed)].copy_(packed, non_blocking=True)
         return unpack(self.words, parts)
 
     def _static(self, size: int) -> Batch:
-        """What the graph of this size reads; nothing but padding for now."""
+        """The inputs of the graph of this size; only padding for now."""
         ids, positions, slots, kv_len, _ = self._load(padded(nothing(self.width), size))
         return Batch(ids, positions, slots, self.starts[: size + 1], kv_len, self.tables[:size], self.wanted[:size])
 
@@ -119,10 +120,11 @@ class Graphs:
 
 @contextmanager
 def nobody_waits() -> Iterator[None]:
-    """Within, whatever makes the host wait for the GPU is a RuntimeError: in all threads, so it is for a model's load, not for later."""
+    """Inside this context, whatever makes the host wait for the GPU raises RuntimeError. This affects all threads, so
+    it is for use while a model loads, not later."""
     before = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch says that this may miss some
+        warnings.simplefilter("ignore")  # torch warns that it may miss some waits
         torch.cuda.set_sync_debug_mode("error")
         try:
             yield
@@ -130,8 +132,8 @@ def nobody_waits() -> Iterator[None]:
             torch.cuda.set_sync_debug_mode(before)
 
 
-class Recorder:
-    """`capture` of Graphs, on a GPU. One memory pool for all, as no two of them run at once."""
+class GraphRecorder:
+    """`capture` of Graphs, on a GPU. All graphs share one memory pool, because no two run at once."""
 
     def __init__(self, device: torch.device) -> None:
         self.stream, self.pool = torch.cuda.Stream(device), torch.cuda.graph_pool_handle()
@@ -140,9 +142,9 @@ class Recorder:
         here = torch.cuda.current_stream(self.stream.device)
         self.stream.wait_stream(here)
         with torch.cuda.stream(self.stream):
-            step()  # what is compiled or set up at the first call can't be captured
+            step()  # the first call compiles and sets up things, which can't be captured
             with nobody_waits():
-                step()  # found out here: a capture that fails leaves torch's allocator in the belief that it goes on
+                step()  # must fail here: after a failed capture torch's allocator believes that the capture goes on
         here.wait_stream(self.stream)
         graph = torch.cuda.CUDAGraph()
         try:
@@ -150,5 +152,5 @@ class Recorder:
             with torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"):
                 step()
         finally:
-            torch.cuda.set_stream(here)  # where a capture fails, its own would stay
+            torch.cuda.set_stream(here)  # after a failed capture its stream would stay current
         return graph.replay

@@ -1,4 +1,4 @@
-"""A batch on the device."""
+"""Moves a batch to the device."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FIELDS = ("token_ids", "positions", "slot_mapping", "query_start", "kv_len", "bl
 
 
 def moved(batch: Batch, device: torch.device) -> Batch:
-    """The batch, all of it on the device."""
+    """The batch with all its tensors on the device."""
     if device.type == "cpu":
         return batch
     parts = [getattr(batch, field) for field in FIELDS]

@@ -1,7 +1,7 @@
-"""LoRA adapters (Hu et al., arXiv 2106.09685) beside a model's linear layers, each for the rows of those who chose it.
+"""LoRA adapters (Hu et al., arXiv 2106.09685) on a model's linear layers, each for the rows that use it.
 
-A layer's output is y = W x; of an adapter's rows it is y + s B (A x). Whatever else is in the bag, a row's y and its own product are
-computed as they would be alone: A and B go through the same packed, row-invariant kernels as W. Knows nothing of requests.
+A layer's output is y = W x. For an adapter's rows it is y + s B (A x). Neither depends on the other rows of the batch:
+A and B use the same packed, row-invariant kernels as W. Knows nothing of requests.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tailrace.kernels.transfer import there
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  # PEFT's format
 KEY = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<part>[AB])\.weight")
-# what changes more than y + s B (A x), and the values at which it doesn't
+# settings that change more than y + s B (A x), and the values without such an effect
 PLAIN: dict[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
     "bias": ("none", None),
@@ -43,11 +43,11 @@ PLAIN: dict[str, tuple[Any, ...]] = {
     "init_lora_weights": (True, False, None, "gaussian", "eva", "orthogonal"),
 }
 
-Rows = tuple[tuple[int, torch.Tensor], ...]  # (which adapter, int64 places in the bag)
+Rows = tuple[tuple[int, torch.Tensor], ...]  # (adapter number, int64 indices into the batch's tokens)
 
 
 class WeightDelta(NamedTuple):
-    """One layer's of one adapter. down: A [r, K]; up: s · B [N, r]; both packed."""
+    """One layer's weights of one adapter. down: A [r, K]; up: s · B [N, r]; both packed."""
 
     down: Any
     up: Any
@@ -58,37 +58,39 @@ class WeightDelta(NamedTuple):
 
 
 class Adapters:
-    """All adapters of one model; `of` what they are loaded from, by name: the first is number 1.
+    """All adapters of one model. of: name → folder. The first adapter is number 1.
 
     Raises:
-        ModelLoadError: naming the adapter: it is not there, is no plain LoRA, or does not fit the model.
+        ModelLoadError: an adapter is missing, is no plain LoRA, or does not fit the model; the message names it.
     """
 
     def __init__(self, of: dict[str, Path], model: nn.Module) -> None:
         self.names = tuple(of)
         self.rows: Rows = ()  # of the step that is being computed
-        self.total = 0  # tokens in its bag
+        self.total = 0  # tokens in the step
         self.calls = 0
         self._weights = {number: read(name, folder, model) for number, (name, folder) in enumerate(of.items(), 1)}
 
     @property
     def modules(self) -> set[str]:
-        """The linear layers that any of them changes."""
+        """The linear layers that any adapter changes."""
         return {module for weights in self._weights.values() for module in weights}
 
     def owners(self, model: nn.Module) -> set[str]:
-        """Names of the classes that hold them: replacing these as a whole (runners/fuse.py) would leave nothing to change."""
+        """Classes of the modules that contain them. Replacing such a module as a whole (runners/fuse.py) would bypass
+        the adapter."""
         return {type(model.get_submodule(module.rpartition(".")[0])).__name__ for module in self.modules}
 
     def take(self, rows: Rows, total: int, device: torch.device) -> None:
-        """Whose rows are whose in the bag that comes next, of so many tokens."""
+        """Set the rows of each adapter in the next step, which has `total` tokens."""
         self.rows, self.total = tuple((number, there(places, device)) for number, places in rows), total
 
     def attach(self, model: nn.Module, trial: Callable[[Rows], Any], tokens: int) -> None:
-        """Watch the layers, and see that each is asked once for all of a bag. trial: a pass of so many tokens with these rows.
+        """Hook the layers, and check that each is called once with all tokens of a step. trial: a pass of `tokens`
+        tokens with these rows.
 
         Raises:
-            ModelLoadError: one is not (an expert's, which sees some rows only).
+            ModelLoadError: a layer is not (such as an expert's, which sees only some rows).
         """
         packed: defaultdict[str, dict[int, WeightDelta]] = defaultdict(dict)
         for number, weights in self._weights.items():
@@ -102,7 +104,7 @@ class Adapters:
         everything = torch.arange(tokens)
         trial(tuple((number, everything) for number in range(1, len(self.names) + 1)))
         if self.calls != len(packed):
-            raise ModelLoadError(f"lora: {len(packed)} layers are to be changed, and {self.calls} were asked in a pass")
+            raise ModelLoadError(f"lora: {len(packed)} layers must be changed, but a pass called {self.calls}")
 
     def _adding(self, module: str, deltas: dict[int, WeightDelta]) -> Callable[..., torch.Tensor]:
         def hook(layer: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
@@ -111,7 +113,7 @@ class Adapters:
             x, y = inputs[0].flatten(0, -2), output.flatten(0, -2)
             if len(x) != self.total:
                 raise ModelLoadError(
-                    f"lora: {module} sees {len(x)} of {self.total} tokens; it can't be changed by an adapter"
+                    f"lora: {module} sees only {len(x)} of {self.total} tokens, so no adapter can change it"
                 )
             self.calls += 1
             for number, places in self.rows:
@@ -123,7 +125,7 @@ class Adapters:
 
 
 def read(name: str, folder: Path, model: nn.Module) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """Module's name → (A, s · B), in the model's dtype.
+    """Module name → (A, s · B), in the model's dtype.
 
     Raises:
         ModelLoadError: see Adapters.
@@ -174,7 +176,8 @@ def pair(
     rank = down.shape[0]
     if rank < 1 or down.shape != (rank, layer.in_features) or up.shape != (layer.out_features, rank):
         raise ModelLoadError(
-            f"lora {name}: {module} is {layer.out_features} × {layer.in_features}, its A {tuple(down.shape)}, its B {tuple(up.shape)}"
+            f"lora {name}: {module} is {layer.out_features} × {layer.in_features}, but its A is {tuple(down.shape)} "
+            f"and its B {tuple(up.shape)}"
         )
     own = (
         value

@@ -1,7 +1,8 @@
-"""Logits from a function or a table instead of a model: for tests, demos and egress benchmarks.
+"""Logits from a function or a table instead of a model: for tests, demos and benchmarks of the egress.
 
-It keeps token ids in a paged cache exactly as a model keeps keys and values, and reads each sequence back through its
-block table: a wrong table, a missing copy-on-write or a block reused too early gives wrong logits, as it would with a model.
+The runner keeps token ids in a paged cache, exactly as a model keeps keys and values, and reads each sequence back
+through its block table. A wrong table, a missing copy-on-write or a block that is reused too early gives wrong logits,
+as with a model.
 """
 
 from __future__ import annotations
@@ -74,11 +75,12 @@ class ScriptedRunner:
 
 
 class SuccessorRunner(ScriptedRunner):
-    """Every token is followed by the next id: for benchmarks of what comes after the engine, so it looks at the last tokens alone, all
-    at once, and writes logits of a step only where they differ from the step before.
+    """Every token is followed by the next id. For benchmarks of what comes after the engine, so it is fast: it reads
+    the last tokens only, all at once, and writes only the logits that differ from the previous step.
 
     Args:
-        spread: the logits of all other ids are normal with this deviation, the same in every row, instead of 0: no ties, as of a model.
+        spread: standard deviation of the other ids' logits, which are the same in every row. 0: all zero, with ties
+            that a model would not have.
     """
 
     def __init__(

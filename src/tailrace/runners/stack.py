@@ -1,7 +1,7 @@
-"""The decoder layers of a transformers model, from outside: run only the first of them, see what some of them put out.
+"""The decoder layers of a transformers model, from outside: run only the first ones, or keep the outputs of some.
 
-Knows nothing of batches or caches. The list of layers belongs to the model's own code, which runs it from the first to the last
-whatever its length; so fewer layers are a shorter list, and nothing of the model's code is repeated here.
+Knows nothing of batches or caches. The model's own code runs the list of layers from first to last, whatever its
+length. So running fewer layers means a shorter list, and none of the model's code is repeated here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from tailrace.errors import ModelLoadError
 
 
 class Stack:
-    """hidden: [T, C·H], what the captured layers put out in the last pass that was kept, side by side; [0, 0] before that.
+    """The list of decoder layers of one model.
+
+    hidden: [T, C·H], outputs of the captured layers in the last pass that was kept, side by side; [0, 0] before that.
 
     Raises:
         ModelLoadError: the model has no list of `num_layers` layers.
@@ -34,10 +36,10 @@ class Stack:
 
     @contextmanager
     def cut(self, count: int) -> Iterator[None]:
-        """Within it, the model has its first `count` layers only.
+        """Inside this context the model has only its first `count` layers.
 
         Raises:
-            ValueError: there are not so many, or none are wanted.
+            ValueError: count is not in 1 … L.
         """
         if not 1 <= count <= len(self.layers):
             raise ValueError(f"layers must be an integer in [1, {len(self.layers)}], got {count}")
@@ -50,7 +52,8 @@ class Stack:
             setattr(self.owner, self.name, self.layers)
 
     def capture(self, captures: tuple[int, ...]) -> None:
-        """Which layers' outputs `keep` puts side by side: 0 … L − 1, or L: what enters the output head. () stops it.
+        """Choose the layers whose outputs `keep` collects: 0 … L − 1, or L for the input of the output head. () stops
+        it.
 
         Raises:
             ValueError: there is no such layer, or one is named twice.
@@ -65,7 +68,7 @@ class Stack:
         self.captures, self.hidden = captures, torch.empty(0, 0)
 
     def keep(self) -> None:
-        """The pass that has just ended is the one that `hidden` is about."""
+        """Keep the outputs of the pass that has just ended in `hidden`."""
         if self.captures:
             self.hidden = torch.cat([self.outputs[i] for i in self.captures], -1)
             self.outputs.clear()
@@ -79,8 +82,8 @@ class Stack:
 
 
 def find(model: nn.Module, num_layers: int) -> tuple[nn.Module, str]:
-    """The module that holds the list of decoder layers, and the list's name there: the first of this length, each of whose members
-    has attention in it."""
+    """The module that holds the list of decoder layers, and the list's name in it: the first list of this length in
+    which every member contains attention."""
     for owner in model.modules():
         for name, child in owner.named_children():
             if isinstance(child, nn.ModuleList) and len(child) == num_layers and all(map(attends, child)):
@@ -89,5 +92,5 @@ def find(model: nn.Module, num_layers: int) -> tuple[nn.Module, str]:
 
 
 def attends(module: nn.Module) -> bool:
-    """Is there an attention module in it?"""
+    """True if the module contains attention."""
     return any("Attention" in type(part).__name__ for part in module.modules())

@@ -1,15 +1,15 @@
-"""Any causal language model of transformers as a ModelRunner: flat bag of tokens, our attention over our paged cache.
+"""Any causal language model of transformers as a ModelRunner: a flat batch of tokens, our attention over our paged
+cache.
 
-The model's own code runs unchanged except for its attention function (transformers' attention interface) and, on the CPU,
-for modules that runners/fuse.py swaps for faster ones. What can't be served right is refused at load: a trial run
-compares our logits with the model's own eager attention.
+The model's own code runs unchanged, except for its attention function (transformers' attention interface) and, on the
+CPU, for modules that runners/fuse.py replaces by faster ones. Models that can't be served correctly are refused at
+load: a trial run compares our logits with those of the model's own eager attention.
 """
 
 from __future__ import annotations
 
 import inspect
 import logging
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,25 +21,36 @@ from tailrace.config import ModelConfig
 from tailrace.errors import ConfigError, ModelLoadError
 from tailrace.extras import needs
 from tailrace.kernels.transfer import there
-from tailrace.runners.attention import ATTRIBUTE, NAME, Layer, Layers, Step, attend
+from tailrace.runners.attention import ATTRIBUTE, NAME, AttentionLayer, AttentionState, AttentionStep, attend
 from tailrace.runners.base import Batch
 from tailrace.runners.fuse import difference, fuse
-from tailrace.runners.graphs import Graphs, Launch, Recorder
+from tailrace.runners.graphs import GraphRecorder, Graphs, Launch
 from tailrace.runners.inputs import moved
+from tailrace.runners.load_checks import (
+    TRIAL_TOKENS,
+    decode_trial,
+    pick_device,
+    refuse_stateful,
+    trial_batch,
+    trial_ids,
+    usable_cores,
+)
 from tailrace.runners.lora import Adapters
 from tailrace.runners.stack import Stack
 
 log = logging.getLogger(__name__)
-
-TRIAL_TOKENS = 20
-STATEFUL = ("linear_attention", "mamba", "recurrent", "conv", "ssm", "chunked_attention")  # layer types we can't serve
 
 
 class TransformersRunner:
     """See runners.base.ModelRunner. Load with `TransformersRunner.load`."""
 
     def __init__(
-        self, model: Any, layers: Layers, attention: list[Layer], block_size: int, max_num_seqs: int = 0
+        self,
+        model: Any,
+        layers: AttentionState,
+        attention: list[AttentionLayer],
+        block_size: int,
+        max_num_seqs: int = 0,
     ) -> None:
         config = model.config.get_text_config()
         self.vocab_size: int = model.get_output_embeddings().out_features
@@ -49,7 +60,7 @@ class TransformersRunner:
         self.model, self.layers, self.attention, self.block_size = model, layers, attention, block_size
         self.dtype, self.device = model.dtype, model.device
         self.num_layers, self.hidden_size = len(attention), config.hidden_size
-        self._stack: Stack | None = None  # until a drafter wants to look into the model
+        self._stack: Stack | None = None  # made when a drafter asks for hidden states
         self.max_num_seqs = max_num_seqs  # of the largest CUDA graph; 0: there are none
         self.graphs: Graphs | None = None
         self.lora: Adapters | None = None
@@ -57,12 +68,12 @@ class TransformersRunner:
 
     @classmethod
     def load(cls, config: ModelConfig, folder: Path, *, block_size: int, max_num_seqs: int = 0) -> TransformersRunner:
-        """Load the model in `folder`, attach the caches' layers, speed it up where the device has kernels for it. max_num_seqs: see
-        load_runner.
+        """Load the model in `folder`, attach its layers to the cache, and swap in faster modules on the CPU.
+        max_num_seqs: see load_runner.
 
         Raises:
-            ModelLoadError: the folder has no such model, or the model needs what the paged cache does not do.
-            ConfigError: the device or dtype is not there.
+            ModelLoadError: the folder has no such model, or the model needs what the paged cache can't do.
+            ConfigError: the device or dtype is not available.
         """
         device = pick_device(config.device)
         dtype = getattr(torch, config.dtype)
@@ -73,7 +84,7 @@ class TransformersRunner:
             torch.set_num_threads(threads)
             kernels.set_num_threads(threads)
         model = load_model(folder, dtype, device, config.trust_remote_code)
-        shared = Layers()
+        shared = AttentionState()
         attention = attach(model, shared)
         recorded = max_num_seqs if config.cuda_graphs and device.type == "cuda" else 0
         runner = cls(model, shared, attention, block_size, recorded)
@@ -84,13 +95,15 @@ class TransformersRunner:
             log.info("fused %s", ", ".join(fuse(model, runner.trial, adapters.owners(model))) or "nothing")
         if adapters.names:
             runner.lora = adapters
-            adapters.attach(model, lambda rows: runner.forward(runner.trial_batch(rows)), TRIAL_TOKENS)
+            adapters.attach(
+                model, lambda rows: runner.forward(trial_batch(runner.vocab_size, block_size, rows)), TRIAL_TOKENS
+            )
         shared.caches = []
         return runner
 
     @property
     def adapters(self) -> tuple[str, ...]:
-        """Their names; the first is number 1 in a Batch."""
+        """Names of the adapters; the first is number 1 in a Batch."""
         return () if self.lora is None else self.lora.names
 
     @property
@@ -108,11 +121,11 @@ class TransformersRunner:
         if num_blocks * self.block_size < TRIAL_TOKENS:
             raise ConfigError(f"cache.num_blocks must hold at least {TRIAL_TOKENS} positions, got {num_blocks} blocks")
         self.layers.caches = self.make_caches(num_blocks)
-        self.trial()  # the first pass is slow; nobody should wait for it
-        if self.device.type == "cuda":  # where decodes are other kernels
+        self.trial()  # the first pass is slow, so it runs before any request
+        if self.device.type == "cuda":  # on a GPU decode steps use other kernels
             self.forward(decode_trial(self.vocab_size, self.block_size, 1))
         if self.max_num_seqs:
-            self.graphs = self.record(num_blocks, Recorder(self.device))
+            self.graphs = self.record(num_blocks, GraphRecorder(self.device))
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         source, target = there(torch.tensor(pairs), self.device).unbind(1)
@@ -124,7 +137,7 @@ class TransformersRunner:
         """The model's layers.
 
         Raises:
-            ModelLoadError: they are nowhere in a list.
+            ModelLoadError: the model has no list of them.
         """
         if self._stack is None:
             self._stack = Stack(self.model, self.num_layers)
@@ -135,7 +148,7 @@ class TransformersRunner:
 
     @property
     def captures(self) -> tuple[int, ...]:
-        """The layers that leave their outputs in `hidden`."""
+        """The layers whose outputs are kept in `hidden`."""
         return () if self._stack is None else self._stack.captures
 
     @property
@@ -165,14 +178,14 @@ class TransformersRunner:
             return self.logits(batch)
 
     def logits(self, batch: Batch) -> torch.Tensor:
-        """Of the wanted tokens, [L, V], through the layers that there are now."""
+        """Logits of the wanted tokens, [L, V], through the current layers."""
         return self.run(moved(batch, self.device))
 
     def run(self, batch: Batch) -> torch.Tensor:
-        """As `logits`, of a batch that is on the device. Waits for nothing there."""
+        """As `logits`, for a batch on the device. The host waits for nothing."""
         if self.lora is not None:
             self.lora.take(batch.adapted, len(batch.token_ids), self.device)
-        self.layers.step = Step(batch.slot_mapping, batch.query_start, batch.kv_len, batch.block_tables)
+        self.layers.step = AttentionStep(batch.slot_mapping, batch.query_start, batch.kv_len, batch.block_tables)
         options = {"logits_to_keep": batch.wanted} if self.picks_logits else {}
         try:
             logits = self.model(
@@ -188,28 +201,13 @@ class TransformersRunner:
     # ---- at load
 
     def trial(self) -> torch.Tensor:
-        """Logits of a short fixed prompt through the paged path, using the cache's first blocks."""
-        return self.forward(self.trial_batch()).clone()
-
-    def trial_batch(self, adapted: tuple[tuple[int, torch.Tensor], ...] = ()) -> Batch:
-        """That prompt, all of whose logits are wanted."""
-        count = TRIAL_TOKENS
-        tokens = torch.arange(count)
-        blocks = -(-count // self.block_size)
-        return Batch(
-            token_ids=trial_ids(self.vocab_size),
-            positions=tokens,
-            slot_mapping=tokens,
-            query_start=torch.tensor([0, count], dtype=torch.int32),
-            kv_len=torch.tensor([count], dtype=torch.int32),
-            block_tables=torch.arange(blocks, dtype=torch.int32)[None],
-            wanted=tokens,
-            adapted=adapted,
-        )
+        """Logits of a short fixed prompt through the paged cache, using its first blocks."""
+        return self.forward(trial_batch(self.vocab_size, self.block_size)).clone()
 
     @torch.inference_mode()
     def record(self, num_blocks: int, capture: Callable[[Launch], Launch]) -> Graphs | None:
-        """The decode steps as graphs, if they compute what they should. After the trial: its positions are in the cache."""
+        """The decode steps as graphs, or None if their logits differ. Call it after the trial, whose positions are in
+        the cache."""
         positions = min(self.max_model_len, num_blocks * self.block_size)
         batches = [
             decode_trial(self.vocab_size, self.block_size, n) for n in {1, min(3, self.max_num_seqs), self.max_num_seqs}
@@ -219,7 +217,7 @@ class TransformersRunner:
             graphs = Graphs(self.run, self.max_num_seqs, -(-positions // self.block_size), self.device, capture)
             for batch in batches:
                 problem = problem or difference(self.logits(batch), graphs(batch))
-        except RuntimeError as error:  # the model's code asks the GPU for something, or there is no memory left
+        except RuntimeError as error:  # the model's code makes the host wait, or there is no memory left
             problem = str(error)
         if problem:
             log.warning("no CUDA graphs: %s", problem)
@@ -227,7 +225,7 @@ class TransformersRunner:
 
     @torch.inference_mode()
     def check(self) -> None:
-        """Learn every layer's shape and compare our logits with the model's own attention."""
+        """Find out every layer's shape, and compare our logits with those of the model's own attention."""
         ids = trial_ids(self.vocab_size).to(self.device)[None]
         name = type(self.model).__name__
         self.model(input_ids=ids, use_cache=False)
@@ -245,48 +243,6 @@ class TransformersRunner:
             raise ModelLoadError(
                 f"{name}: paged attention does not reproduce the model (error {error:.1e}); not served"
             )
-
-
-def usable_cores() -> int:
-    """Cores that this process may run on, where the system tells."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def trial_ids(vocab_size: int) -> torch.Tensor:
-    """A fixed prompt of TRIAL_TOKENS different ids."""
-    return (torch.arange(TRIAL_TOKENS) * 7919 + 11) % vocab_size
-
-
-def decode_trial(vocab_size: int, block_size: int, sequences: int) -> Batch:
-    """The trial's last token once more, in so many sequences that are all the same."""
-    last = torch.full((sequences,), TRIAL_TOKENS - 1)
-    blocks = torch.arange(-(-TRIAL_TOKENS // block_size), dtype=torch.int32)
-    return Batch(
-        token_ids=trial_ids(vocab_size)[last],
-        positions=last,
-        slot_mapping=last,
-        query_start=torch.arange(sequences + 1, dtype=torch.int32),
-        kv_len=torch.full((sequences,), TRIAL_TOKENS, dtype=torch.int32),
-        block_tables=blocks.repeat(sequences, 1),
-        wanted=torch.arange(sequences),
-    )
-
-
-def pick_device(name: str) -> torch.device:
-    """ "auto" is the first CUDA GPU if there is one, else the CPU.
-
-    Raises:
-        ConfigError: the device is unknown or missing.
-    """
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ConfigError(f"device: {error}") from error
-    if device.type not in ("cpu", "cuda") or (device.type == "cuda" and not torch.cuda.is_available()):
-        raise ConfigError(f"device {name!r} is not available; use cpu" + (", cuda" * torch.cuda.is_available()))
-    return device
 
 
 def load_model(folder: Path, dtype: torch.dtype, device: torch.device, trust_remote_code: bool) -> Any:
@@ -311,26 +267,13 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device, trust_rem
     return model.eval()
 
 
-def refuse_stateful(config: Any) -> None:
-    """Raise ModelLoadError for models whose state is not a KV cache of past positions."""
-    if getattr(config, "is_encoder_decoder", False):
-        raise ModelLoadError(f"{config.model_type} is an encoder-decoder model; only causal language models are served")
-    rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
-    kinds = {rope.get("rope_type"), *(part.get("rope_type") for part in rope.values() if isinstance(part, dict))}
-    if bad := kinds & {"dynamic", "longrope"}:  # transformers derives them from the longest sequence of the whole batch
-        raise ModelLoadError(f"{config.model_type} has {bad.pop()} rotary scaling, where neighbours would matter")
-    types = set(getattr(config.get_text_config(), "layer_types", None) or ())
-    if bad := [kind for kind in types if any(word in kind for word in STATEFUL)]:
-        raise ModelLoadError(f"{config.model_type} has {', '.join(sorted(bad))} layers, which are not supported")
-
-
-def attach(model: Any, shared: Layers) -> list[Layer]:
-    """Give every attention module its Layer; returns them in the order of their index."""
-    found: dict[int, Layer] = {}
+def attach(model: Any, shared: AttentionState) -> list[AttentionLayer]:
+    """Give every attention module its AttentionLayer; return them in the order of their index."""
+    found: dict[int, AttentionLayer] = {}
     for module in model.modules():
         index = getattr(module, "layer_idx", None)
         if isinstance(index, int) and "Attention" in type(module).__name__ and index not in found:
-            found[index] = Layer(shared, index)
+            found[index] = AttentionLayer(shared, index)
             setattr(module, ATTRIBUTE, found[index])
     if sorted(found) != list(range(len(found))) or not found:
         raise ModelLoadError(f"{type(model).__name__}: its attention layers are not numbered 0, 1, 2, …")

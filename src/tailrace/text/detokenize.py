@@ -1,7 +1,8 @@
-"""Token ids → text, one id at a time: only complete characters come out, `flush` gives the rest.
+"""Token ids → text, one id at a time. `feed` returns complete characters only, `flush` returns the rest.
 
-Law: decode(prompt) and the concatenation of everything that comes out are decode(prompt + output), under any chunking, wherever the
-prompt ends at a whole character. A character that begins in the prompt comes out whole, if the output completes it; if not, nothing of it.
+Law: decode(prompt) plus everything returned equals decode(prompt + output), under any chunking, if the prompt ends at a
+whole character. A character that begins in the prompt is returned whole if the output completes it, and not at all
+otherwise.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from tailrace.text.vocabulary import METASPACE, fallback_byte, step_names, strip
 
 
 class Detokenizer(Protocol):
-    """feed returns the text that this id completes; flush what is left, at the end. plain: the same as feed, where nothing is pending and
-    the id is text by itself, without any change of state; else None.
+    """Turns ids into text.
 
-    lead: how many characters behind those that were out before the last id lie before its own. silent: the last id is the text's first
-    space, which goes. unfinished: it ends within a character.
+    feed: the text that this id completes. flush: the rest, at the end. plain: the same as feed if nothing is pending
+    and the id's text does not depend on its neighbours (no state changes), else None.
+    lead: how many characters of the last feed's text come before the last id's own. silent: the last id is the text's
+    first space, which is stripped. unfinished: the text ends within a character.
     """
 
     lead: int
@@ -34,28 +36,24 @@ class Detokenizer(Protocol):
 
 
 def detokenizer(tokenizer: Tokenizer, hidden: frozenset[int] = frozenset(), prompt: Sequence[int] = ()) -> Detokenizer:
-    """A fresh one for this kind of tokenizer. hidden: ids that leave no text. prompt: the ids that come before."""
+    """A new detokenizer of the tokenizer's kind. hidden: ids that leave no text. prompt: the ids before the output."""
     return {"bytes": ByteDetokenizer, "pieces": PieceDetokenizer, "library": LibraryDetokenizer}[tokenizer.kind](
         tokenizer, hidden, prompt[-LOOK_BACK:]
     )
 
 
-def text_behind(tokenizer: Tokenizer, hidden: frozenset[int], prompt: Sequence[int], ids: Sequence[int]) -> str:
-    """The text of ids behind a prompt."""
-    behind = detokenizer(tokenizer, hidden, prompt)
-    return "".join(map(behind.feed, ids)) + behind.flush()
-
-
 class ByteDetokenizer:
-    """Byte-level vocabularies: a table from id to bytes and a UTF-8 state machine. Malformed bytes become U+FFFD, one per
-    maximal invalid part, as in the Unicode standard (chapter 3.9) and in the library's decode."""
+    """Byte-level vocabularies: a table from id to bytes and a UTF-8 state machine. Malformed bytes become U+FFFD, one
+    per maximal invalid part, as in the Unicode standard (chapter 3.9) and in the library's decode."""
 
     def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int], prompt: Sequence[int]) -> None:
         self._bytes_of = tokenizer.bytes_of
         self._hidden = hidden
         self._texts = tokenizer.texts
-        self._begun = unfinished(self._bytes_of(id) for id in reversed(prompt) if id not in hidden)  # of a character
-        self._in_prompts = self.unfinished = bool(self._begun)  # … that begins in the prompt; … at all
+        # bytes of an incomplete character
+        self._begun = unfinished(self._bytes_of(id) for id in reversed(prompt) if id not in hidden)
+        # the incomplete character begins in the prompt; there is one
+        self._in_prompts = self.unfinished = bool(self._begun)
         self.silent = False
         self.lead = 0
 
@@ -83,14 +81,14 @@ class ByteDetokenizer:
         return self._own(text) if self._in_prompts else text
 
     def _own(self, text: str) -> str:
-        """Without what the prompt's text has already as U+FFFD."""
+        """Remove a leading U+FFFD that the prompt's text has already."""
         self._in_prompts = not text
         self.lead = 0
         return text.removeprefix(UNKNOWN)
 
 
 def unfinished(backwards: Iterable[bytes]) -> bytes:
-    """The bytes of a character that begins at the end of a text and is not complete. backwards: the text's parts from its end."""
+    """The bytes of an incomplete character at the end of a text. backwards: the text's parts, last one first."""
     end = b""
     for part in backwards:
         end = part + end
@@ -100,21 +98,23 @@ def unfinished(backwards: Iterable[bytes]) -> bytes:
 
 
 class PieceDetokenizer:
-    """SentencePiece with byte fallback. A run of byte tokens is text if it is valid UTF-8 as a whole and else one U+FFFD per
-    byte, so it can come out only when the run has ended. The text's first space goes where the decoder strips it."""
+    """SentencePiece with byte fallback. A run of byte tokens is text if all of it is valid UTF-8, and otherwise one
+    U+FFFD per byte. So a run is returned only when it has ended. The text's first space is removed if the decoder
+    strips it."""
 
     def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int], prompt: Sequence[int]) -> None:
         self._token_of = tokenizer.token_of
         self._hidden = hidden
         self._strip = strips_first_space(tokenizer.decoder or {}) and not any(self._shown(prompt))
         run = bytes(leading_bytes(self._shown(prompt)))[::-1]
-        if len(run) == LOOK_BACK:  # it began before, perhaps within a character
+        if len(run) == LOOK_BACK:  # the run began before LOOK_BACK, perhaps within a character
             run = run.lstrip(CONTINUATIONS)
         self._run = bytearray(run)
         self._in_run: Any = codecs.getincrementaldecoder("utf-8")("replace")
         self._prompts_bytes = len(run)  # of the run
-        self._skip = len(self._in_run.decode(run))  # characters of the run, if it is text, that aren't the output's
-        self._whole = 0  # characters of the run, if it is text, behind those
+        # characters of the run that belong to the prompt, if the run is text
+        self._skip = len(self._in_run.decode(run))
+        self._whole = 0  # characters of the run after those, if the run is text
         self._texts = tokenizer.texts
         self.lead = 0
         self.silent = self.unfinished = False
@@ -157,7 +157,7 @@ class PieceDetokenizer:
         return self._first(text)
 
     def _shown(self, prompt: Sequence[int]) -> Iterator[str]:
-        """Its tokens that leave text, from its end."""
+        """The prompt's visible tokens, last one first."""
         return (self._token_of(id) for id in reversed(prompt) if id not in self._hidden)
 
     def _first(self, text: str) -> str:
@@ -168,7 +168,7 @@ class PieceDetokenizer:
 
 
 def leading_bytes(tokens: Iterable[str]) -> Iterator[int]:
-    """The bytes of the first tokens, as long as they are byte tokens."""
+    """The bytes of the leading byte tokens."""
     for token in tokens:
         byte = fallback_byte(token)
         if byte is None:
@@ -177,11 +177,12 @@ def leading_bytes(tokens: Iterable[str]) -> Iterator[int]:
 
 
 class LibraryDetokenizer:
-    """Any other tokenizer: the library decodes a window of the last tokens, and what it says more than without the newest is text.
+    """Any other tokenizer. The library decodes a window of the last tokens; the text that it gains with the newest
+    token is returned.
 
-    Two things may still change when more tokens come, and wait: the last U+FFFD, which may be an unfinished character, and a run of byte
-    tokens, if the decoder joins such runs. A window begins where nothing waited, behind some text: at the very start a decoder may do
-    otherwise.
+    Two things may change when more tokens come, so they are held back: a final U+FFFD, which may be an incomplete
+    character, and a run of byte tokens, if the decoder joins such runs. A window begins after some text, at a token
+    where nothing was held back: at the very start of a text a decoder may behave differently.
     """
 
     def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int], prompt: Sequence[int]) -> None:
@@ -190,9 +191,10 @@ class LibraryDetokenizer:
         self._hidden = hidden
         self._joins_bytes = "ByteFallback" in step_names(tokenizer.decoder)
         self._window = self._end_of(prompt)
-        self._before = self._text(self._window) or None  # the prompt's text in the window, until something is behind it
-        self._said = len((self._before or "").rstrip(UNKNOWN))  # characters of the window's text that are out
-        self._fresh = len(self._window)  # its tokens that came since nothing waited, or since the last run of bytes
+        self._before = self._text(self._window) or None  # the prompt's text in the window, until output follows it
+        self._said = len((self._before or "").rstrip(UNKNOWN))  # characters of the window's text that were returned
+        # tokens of the window since nothing was held back, or since the last run of bytes
+        self._fresh = len(self._window)
         self.lead = 0
         self.silent = self.unfinished = False
 
@@ -229,7 +231,7 @@ class LibraryDetokenizer:
         return self._decode(ids, skip_special_tokens=False)
 
     def _end_of(self, prompt: Sequence[int]) -> list[int]:
-        """Its last tokens, with some text among them, and not from within a run of bytes."""
+        """The prompt's last tokens. They include some text and do not begin within a run of bytes."""
         size = LONGEST_WAIT
         while True:
             last = list(islice((id for id in reversed(prompt) if id not in self._hidden), size))[::-1]
@@ -241,7 +243,7 @@ class LibraryDetokenizer:
         return self._joins_bytes and fallback_byte(self._token_of(id)) is not None
 
     def _compare(self, text: str) -> None:
-        """How much of it the prompt had, while nothing is out: what the prompt began may have become text."""
+        """While nothing was returned: compare with the prompt's text, whose end the output may have completed."""
         if self._before is not None:
             pairs = zip(self._before, text, strict=False)
             self._said = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(self._before), len(text)))
@@ -254,7 +256,7 @@ class LibraryDetokenizer:
         return new
 
     def _slide(self) -> None:
-        """Begin the window later, if there is text in what stays."""
+        """Move the start of the window forward, if the rest still contains text."""
         kept = self._window[-min(self._fresh, LONGEST_WAIT) :]
         text = self._text(kept)
         if text:
@@ -264,5 +266,5 @@ class LibraryDetokenizer:
 
 LONGEST_CHARACTER = 4  # bytes
 CONTINUATIONS = bytes(range(0x80, 0xC0))  # bytes that begin no character
-LOOK_BACK = 64  # tokens of a prompt: every copy of a request looks at them
-LONGEST_WAIT = 16  # tokens: a character has four bytes at most, so what is farther back does not change any more
+LOOK_BACK = 64  # tokens of a prompt; every sequence of a request reads them
+LONGEST_WAIT = 16  # tokens; a character has at most four bytes, so text further back is final

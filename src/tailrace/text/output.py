@@ -1,7 +1,7 @@
-"""One sequence's tokens → its text, ids, logprobs and end, cut at the same place: detokenizer, then stops.
+"""One sequence's tokens → its text, ids, logprobs and end, all cut at the same place: a detokenizer, then stop strings.
 
-Ids and logprobs are held back with their text, so at every moment the ids sent spell the text sent. Knows nothing of sockets or HTTP;
-when a stop string is found, the caller tells the engine.
+Ids and logprobs are held back with their text, so the ids that were sent always spell the text that was sent. Knows
+nothing of sockets or HTTP. When a stop string is found, the caller tells the engine.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 from tailrace.errors import ParameterError
 from tailrace.params import SamplingParams
 from tailrace.text.detokenize import detokenizer
-from tailrace.text.stop_strings import Match, matcher
+from tailrace.text.stop_strings import Match, stop_search
 from tailrace.text.tokenizer import Tokenizer
 from tailrace.text.utf8 import decoded
 from tailrace.wire.messages import FinishReason, TokenLogprobs
@@ -24,12 +24,14 @@ OWN: Mapping[int, bytes | None] = MappingProxyType({})  # the text has all bytes
 
 
 class Delta(msgspec.Struct, frozen=True):
-    """What is new (or, for the cumulative kind, all so far).
+    """What is new (for the cumulative kind: everything so far).
 
-    text; token_ids; logprobs: one per token, or None; finish_reason: set on the last delta; stop_reason: the stop string, the pattern
-    or the stop token id that ended it, or the cause that the engine or the server named; None for EOS and the length.
-    offsets: one per logprob: where in the text the token begins, in characters. spelt: place in token_ids → the bytes that the text has
-    of the token, where these are not all its own: none of EOS, of a token that is hidden, and (None) of one behind a stop.
+    text, token_ids: new text and its tokens. logprobs: one per token, or None. offsets: one per logprob: where the
+    token begins in the text, in characters.
+    finish_reason: set on the last delta. stop_reason: the stop string, pattern or stop token id that ended the text, or
+    the cause named by the engine or the server. None for EOS and the length.
+    spelt: place in token_ids → the bytes that the text has of this token, where they differ from the token's own bytes.
+    b"" for EOS and for hidden tokens, None for tokens after a stop.
     """
 
     text: str = ""
@@ -42,8 +44,8 @@ class Delta(msgspec.Struct, frozen=True):
 
 
 class HeldToken(msgspec.Struct, frozen=True):
-    """A token whose text may not be out yet: it begins behind `begin` characters and goes when `end` are out. spelt: see Delta; None: all
-    its bytes."""
+    """A token whose text may not have been sent yet. It begins after `begin` characters and is sent once `end`
+    characters are out. spelt: see Delta; None: all its bytes."""
 
     id: int
     logprobs: TokenLogprobs | None
@@ -53,12 +55,12 @@ class HeldToken(msgspec.Struct, frozen=True):
 
 
 class TextStream:
-    """feed tokens as they come, flush once the engine has ended the sequence.
+    """Feed tokens as they come; flush once the engine has ended the sequence.
 
     Args:
         eos_token_ids: of the model. The text of the token that ends a sequence (EOS or a stop id) is left out, unless
             include_stop_str_in_output asks for it; its id stays.
-        prompt: the ids that come before; a character that begins in them comes out whole.
+        prompt: the ids before the output; a character that begins in them is returned whole.
     """
 
     def __init__(
@@ -74,36 +76,38 @@ class TextStream:
         self._by_library = tokenizer.kind == "library"
         self._hidden = params.hidden(tokenizer.special_ids)
         self._detokenizer = detokenizer(tokenizer, self._hidden, prompt)
-        self._stops = matcher(params)
+        self._stops = stop_search(params)
         self._plain_text, self._passes = self._detokenizer.plain, self._stops.passes
-        self._enders = frozenset(params.stop_token_ids) | (
+        self._ending_ids = frozenset(params.stop_token_ids) | (
             frozenset() if params.ignore_eos else frozenset(eos_token_ids)
         )
         self._straight = params.output_kind == "delta"
-        self._min_tokens = params.min_tokens  # stop strings may end only in the text of tokens beyond them
-        self._pending: deque[HeldToken] = deque()
-        self._ender: tuple[int, TokenLogprobs | None] | None = None
-        self._decoded = 0  # characters that left the detokenizer
-        self._shown = 0  # of them, out
+        self._min_tokens = params.min_tokens  # a stop string counts only if it ends in the text of a later token
+        self._held: deque[HeldToken] = deque()
+        self._ending: tuple[int, TokenLogprobs | None] | None = None
+        self._decoded = 0  # characters that the detokenizer has returned
+        self._shown = 0  # characters that were sent
         self._whole = Delta(logprobs=None if params.logprobs is None else ())
         self.num_tokens = 0
         self.finished = False
 
     def feed(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] | None = None) -> Delta:
-        """More tokens. If a stop string ends in them the delta says so and is the last; tokens after it are dropped.
+        """Add tokens. If a stop string ends in them, the delta says so and is the last one; tokens after the stop are
+        dropped.
 
         Raises:
-            ParameterError: an id is outside the vocabulary, or there are not as many logprobs. RuntimeError: the stream has ended (our
-                bug).
+            ParameterError: an id is outside the vocabulary, or the number of logprobs differs from the number of
+                tokens.
+            RuntimeError: the stream has ended (our bug).
         """
         if self.finished:
-            raise RuntimeError("fed after its end")
+            raise RuntimeError("feed was called after the end of the stream")
         try:
             if logprobs is not None and len(logprobs) != len(token_ids):
                 raise ParameterError(
                     f"logprobs must be one per token, {len(token_ids)}; got {len(logprobs)}", "logprobs"
                 )
-            if self._straight and not self._pending and (delta := self._plain(token_ids, logprobs)) is not None:
+            if self._straight and not self._held and (delta := self._plain(token_ids, logprobs)) is not None:
                 return delta
         except TypeError as error:
             self._check(token_ids)
@@ -113,8 +117,8 @@ class TextStream:
         for i, id in enumerate(token_ids):
             entry = logprobs[i] if logprobs is not None else None
             self.num_tokens += 1
-            if id in self._enders and self.num_tokens > self._min_tokens:
-                self._ender = (id, entry)  # the engine will say that it ended here
+            if id in self._ending_ids and self.num_tokens > self._min_tokens:
+                self._ending = (id, entry)  # the engine will report the end
                 break
             safe, match = self._take(id, entry)
             text.append(safe)
@@ -123,18 +127,19 @@ class TextStream:
         return self._emit("".join(text))
 
     def flush(self, reason: FinishReason, stop_token_id: int | None = None, cause: str | None = None) -> Delta:
-        """The engine has ended the sequence: everything that is left. `cause`: why, where the engine or the server has a name for it.
+        """Return the rest, once the engine has ended the sequence. cause: the reason named by the engine or the server,
+        if any.
 
         Raises:
             RuntimeError: the stream has ended already (our bug).
         """
         if self.finished:
-            raise RuntimeError("flushed after its end")
+            raise RuntimeError("flush was called after the end of the stream")
         text, match = "", None
-        if self._ender is not None:
-            id, entry = self._ender
+        if self._ending is not None:
+            id, entry = self._ending
             if reason == "stop" and not self._params.include_stop_str_in_output:
-                self._pending.append(HeldToken(id, entry, self._decoded, self._decoded, b""))
+                self._held.append(HeldToken(id, entry, self._decoded, self._decoded, b""))
             else:
                 text, match = self._take(id, entry)
         if match is None:
@@ -142,18 +147,19 @@ class TextStream:
             self._decoded += len(rest)
             safe, match = self._stops.feed(rest, self.num_tokens > self._min_tokens)
             text += safe
-        if match is not None:  # the very last text completed a stop
+        if match is not None:  # the last text completed a stop
             return self._stop(text, match)
         named = stop_token_id if stop_token_id in self._params.stop_token_ids else cause
         return self._end(text + self._stops.flush(), reason, named)
 
     def _plain(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] | None) -> Delta | None:
-        """What nearly all tokens are: text by themselves, in which no stop can begin. None if they are not."""
+        """The fast path for nearly all tokens: each is text by itself, and no stop can begin in it. None for any other
+        token."""
         text, begin = "", self._decoded
         offsets: list[int] = []
         for id in token_ids:
             plain = self._plain_text(id)
-            if plain is None or id in self._enders or not self._passes(plain):
+            if plain is None or id in self._ending_ids or not self._passes(plain):
                 return None
             if logprobs is not None:
                 offsets.append(begin + len(text))
@@ -166,7 +172,7 @@ class TextStream:
         return Delta(text, tuple(token_ids), tuple(logprobs), None, None, tuple(offsets))
 
     def _take(self, id: int, logprobs: TokenLogprobs | None) -> tuple[str, Match | None]:
-        """One token → what can go out, and the stop that ended in it."""
+        """Add one token; return the text that can be sent, and the stop that ended in the token."""
         detokenizer = self._detokenizer
         text = detokenizer.feed(id)
         begin = self._decoded + detokenizer.lead
@@ -174,31 +180,31 @@ class TextStream:
         if detokenizer.unfinished:
             end = max(begin, end) + 1
         spelt = self._spelt(id, text[detokenizer.lead :]) if self._scored else None
-        self._pending.append(HeldToken(id, logprobs, begin, end, spelt))
+        self._held.append(HeldToken(id, logprobs, begin, end, spelt))
         return self._stops.feed(text, self.num_tokens > self._min_tokens)
 
     def _spelt(self, id: int, own: str) -> bytes | None:
-        """The bytes that the text has of a token, None where they are its own. own: the text that came with it alone."""
+        """The bytes that the text has of a token, None if they are the token's own. own: the text that this token alone
+        added."""
         if id in self._hidden or self._detokenizer.silent:
             return b""
         whole = self._texts[id] if 0 <= id < len(self._texts) else ""
-        if whole == own or (
-            whole is None and not self._by_library
-        ):  # bytes of a character, which comes when it is whole
+        part_of_character = whole is None and not self._by_library  # it is sent when the character is complete
+        if whole == own or part_of_character:
             return None
         data = own.encode()
         return None if data == self._bytes_of(id) else data
 
     def _stop(self, text: str, match: Match) -> Delta:
-        """The end, at a stop that follows the text."""
+        """The last delta, at a stop that follows the text."""
         shown = text + (match.text if self._params.include_stop_str_in_output else "")
-        cut = self._cut(list(self._pending), self._shown + len(shown)) if self._scored else None
+        cut = self._cut(list(self._held), self._shown + len(shown)) if self._scored else None
         return self._end(shown, "stop", match.stop, cut)
 
     def _emit(self, text: str, everything: bool = False, cut: dict[int, bytes | None] | None = None) -> Delta:
-        """Let the text go, and the tokens whose text is out. cut: spelt, for those that a stop cuts."""
+        """Send the text, and the tokens whose text is out. cut: `spelt` for the tokens that a stop cuts."""
         shown = self._shown = self._shown + len(text)
-        pending, scored = self._pending, self._scored
+        pending, scored = self._held, self._scored
         ids: list[int] = []
         logprobs: list[TokenLogprobs] = []
         offsets: list[int] = []
@@ -219,7 +225,8 @@ class TextStream:
         return self._by_kind(Delta(text, tuple(ids), tuple(logprobs), None, None, tuple(offsets), spelt))
 
     def _cut(self, tokens: list[HeldToken], limit: int) -> dict[int, bytes | None]:
-        """What the text has of these tokens where it ends behind `limit` characters, in the middle of them: place → as in Delta."""
+        """For text that ends after `limit` characters, within these tokens: place → the bytes that are left, as in
+        Delta."""
         begun = b""
         found: dict[int, bytes | None] = {}
         at = tokens[0].begin if tokens else 0
@@ -251,7 +258,7 @@ class TextStream:
         return msgspec.structs.replace(delta, finish_reason=reason, stop_reason=stop_reason)
 
     def _by_kind(self, delta: Delta) -> Delta:
-        """Delta as asked: new, all so far, or nothing before the end."""
+        """The delta as it was asked for: new, cumulative, or nothing before the end."""
         if self._straight:
             return delta
         before = self._whole

@@ -1,8 +1,9 @@
-"""Regular expressions over text that is still being written: where a match ends first, and what may still become one.
+"""Regular expressions over a growing text: where a match ends first, and which suffix may still become one.
 
-Python's own syntax, as a position automaton (Glushkov 1961) that is walked one character at a time, all ways at once: the cost per
-character is bounded, whatever the pattern. What would need to look ahead or back is refused: anchors, look-around, back-references,
-possessive repeats. Greedy and lazy mean the same, because the match that ends first counts.
+Python's syntax, compiled to a position automaton (Glushkov 1961). All paths advance together, one character at a time,
+so the cost per character is bounded for any pattern. Whatever needs to look ahead or back is refused: anchors,
+look-around, back-references, possessive repeats. Greedy and lazy repeats mean the same, because the match that ends
+first counts.
 """
 
 from __future__ import annotations
@@ -18,19 +19,19 @@ from typing import Any, NamedTuple, TypeVar
 
 from tailrace.errors import ParameterError
 
-MAX_POSITIONS = 256  # characters to match, repeats written out
-MAX_EDGES = 1024  # ways from one to the next: the work per character, 50 µs at worst
-MAX_WAYS = 1536  # of all sequences of a request: they are walked in the same step
+MAX_POSITIONS = 256  # characters to match, with repeats written out
+MAX_EDGES = 1024  # transitions; bounds the work per character to 50 µs
+MAX_WAYS = 1536  # over all sequences of a request: they advance in the same step
 ASCII = "".join(map(chr, range(33, 127)))
 BLOCK = 4096  # characters
-MAX_LIKELY = 4  # positions that are asked for all characters there are
-MAX_ALPHABET = 1024  # different characters whose answer is remembered, per test
+MAX_LIKELY = 4  # positions that are tested on every character there is
+MAX_ALPHABET = 1024  # characters per position whose result is cached
 
 T = TypeVar("T")
 
 
 class RegexPart(NamedTuple):
-    """A piece of a pattern: whether it matches nothing as well, and the positions it may begin and end with."""
+    """A part of a pattern: whether it matches the empty text, and the positions that it may begin and end with."""
 
     empty: bool
     first: frozenset[int]
@@ -41,7 +42,7 @@ NOTHING = RegexPart(True, frozenset(), frozenset())
 
 
 class ByCharacter(dict[str, T]):
-    """What `ask` says of a character; asked once."""
+    """A cache of `ask` per character."""
 
     def __init__(self, ask: Callable[[str], T]) -> None:
         super().__init__()
@@ -55,20 +56,23 @@ class ByCharacter(dict[str, T]):
 
 
 class Patterns:
-    """Regular expressions, compiled together; immutable.
+    """Regular expressions, compiled together. Immutable.
 
     Args:
-        field: where they come from, for errors.
+        field: the request field that they come from, for errors.
 
     Attributes:
-        passes: per position, which characters it matches; runs: whether it does all of a text's.
-        through: per character, the positions that do.
-        follow: the positions that may come next. ends: the expression that is complete with it; ending: where there is one.
-        starts: the positions that a match may begin with, by its first character.
-        edges: how many ways from one position to the next.
+        passes: per position, which characters it matches. runs: per position, whether it matches every character of a
+            text.
+        through: per character, the positions that match it.
+        follow: per position, the positions that may come next.
+        ends: per position, the expression that is complete there, or None. ending: the positions where one is.
+        starts: per character, the positions that a match may begin with.
+        edges: number of transitions.
 
     Raises:
-        ParameterError: an expression can't be read, needs what is not known yet, matches the empty text, or is too large.
+        ParameterError: an expression can't be read, needs text that is not there yet, matches the empty text, or is too
+            large.
     """
 
     def __init__(self, expressions: tuple[str, ...], field: str = "stop_regex") -> None:
@@ -78,7 +82,7 @@ class Patterns:
         self.follow: list[set[int]] = []
         self.ends: list[str | None] = []
         self.edges = 0
-        # a repeat asks the same again
+        # a repeat compiles the same test again
         self._tests: dict[tuple[Any, int, int], tuple[ByCharacter[bool], Callable[[str], object]]] = {}
         first: set[int] = set()
         for source in expressions:
@@ -94,8 +98,9 @@ class Patterns:
 
     @cached_property
     def any_character(self) -> bool:
-        """One of the expressions matches by itself every character that leaves something to be seen, so no text is without a match.
-        (Several that only together do are not found.) Takes a second the first time that it must look at all characters."""
+        """Whether one expression alone matches every visible character, so that any visible text has a match.
+        Expressions that do so only together are not found. Takes a second the first time that all characters must be
+        tested."""
         likely = [self.runs[position] for position in self._alone if self.runs[position](ASCII)][:MAX_LIKELY]
         return any(all(map(run, visible())) for run in likely)
 
@@ -103,7 +108,7 @@ class Patterns:
 
     def _expression(self, source: str) -> RegexPart:
         try:
-            with warnings.catch_warnings(action="ignore"):  # of a client's pattern, no matter for our log
+            with warnings.catch_warnings(action="ignore"):  # a client's pattern must not write warnings to our log
                 parsed = _parser.parse(source)
             part = self._sequence(parsed, parsed.state.flags)
         except ParameterError:
@@ -133,8 +138,8 @@ class Patterns:
             low, high, inner = value
             return self._repeat(low, high, inner, flags)
         raise self._refused(
-            f"{str(op).lower().replace('_', ' ')} is not supported: anchors, look-around, back-references and possessive repeats need "
-            "text that is not there yet"
+            f"{str(op).lower().replace('_', ' ')} is not supported: anchors, look-around, back-references and "
+            "possessive repeats need text that is not there yet"
         )
 
     def _character(self, op: Any, value: Any, flags: int) -> RegexPart:
@@ -159,20 +164,20 @@ class Patterns:
         if high == 0:
             return NOTHING
         once = self._sequence(inner, flags)
-        if not once.first:  # nothing, however often
+        if not once.first:  # the part is empty, however often it repeats
             return once
         if low == 0 and high == _constants.MAXREPEAT:
             self._link(once.last, once.first)
             return once._replace(empty=True)
         whole = once._replace(empty=once.empty or low == 0)
-        first, last = once.first, once.last  # of the copy that came last
+        first, last = once.first, once.last  # of the last copy
         for _ in range(1, low):
             part = self._sequence(inner, flags)
             whole, first, last = self._then(whole, part), part.first, part.last
-        if high == _constants.MAXREPEAT:  # it may come again
+        if high == _constants.MAXREPEAT:  # the last copy may repeat
             self._link(last, first)
             return whole
-        # x{0,3} is (x(x(x)?)?)?: each goes on to the next alone, so that the ways stay as many as the characters
+        # x{0,3} is (x(x(x)?)?)?: each copy leads only to the next one, so the number of transitions stays linear
         for _ in range(max(low, 1), high):
             part = self._sequence(inner, flags)
             self._link(last, part.first)
@@ -201,42 +206,43 @@ class Patterns:
 
 
 def union(sets: Any) -> frozenset[int]:
-    """Of all."""
+    """The union of all."""
     return frozenset().union(*sets)
 
 
 @cache
 def visible() -> tuple[str, ...]:
-    """All characters that leave something to be seen, in blocks: none is looked through for long at a time."""
+    """All visible characters, in blocks. Blocks bound how long one test runs."""
     blocks = (map(chr, range(begin, begin + BLOCK)) for begin in range(0, sys.maxunicode + 1, BLOCK))
     seen = ("".join(char for char in block if unicodedata.category(char)[0] not in "CZ") for block in blocks)
     return tuple(block for block in seen if block)
 
 
-compiled = lru_cache(maxsize=16)(Patterns)
+compile_patterns = lru_cache(maxsize=16)(Patterns)
 
 
 def patterns(field: str, expressions: tuple[str, ...], n: int = 1) -> Patterns:
-    """Those of a request whose n sequences are all looked at in one step.
+    """The compiled patterns of a request with n sequences.
 
     Raises:
-        ParameterError: see Patterns; or there are too many ways through them for so many sequences.
+        ParameterError: see Patterns; or the patterns have too many transitions for n sequences in one step.
     """
-    found = compiled(expressions, field)
+    found = compile_patterns(expressions, field)
     if (ways := found.edges + len(found.passes)) * n > MAX_WAYS:
         raise ParameterError(
-            f"{field}: the patterns have {ways} characters and ways from one to the next; with n = {n} at most {MAX_WAYS // n} can be had",
+            f"{field}: the patterns have {ways} characters and ways from one to the next; with n = {n} at most "
+            f"{MAX_WAYS // n} are allowed",
             field,
         )
     return found
 
 
 class RegexSearch:
-    """One text's search.
+    """The search in one text.
 
     Attributes:
-        begun: position reached → characters since the earliest match that got there began. Never changed in place: whoever keeps it can
-            go back to it.
+        begun: reached position → characters since the earliest match that got there began. Never changed in place, so a
+            caller can keep it and go back to it.
     """
 
     def __init__(self, of: Patterns) -> None:
@@ -245,12 +251,12 @@ class RegexSearch:
 
     @property
     def held(self) -> int:
-        """Characters at the end that may still become a match."""
+        """Number of characters at the end that may still become a match."""
         follow = self._patterns.follow
         return max((length for position, length in self.begun.items() if follow[position]), default=0)
 
     def push(self, char: str) -> tuple[int, str] | None:
-        """One more character. How many characters the longest match has that is complete with it, and its expression."""
+        """Add a character. Returns the length of the longest match that ends with it, and its expression."""
         of, starts = self._patterns, self._patterns.starts[char]
         if not self.begun and not starts:
             return None
@@ -268,5 +274,5 @@ class RegexSearch:
         return length, of.ends[-position] or ""
 
     def reset(self) -> None:
-        """What comes next has nothing to do with what came before."""
+        """Forget the text so far: no match may begin in it."""
         self.begun = {}

@@ -1,10 +1,10 @@
 """Stop strings: an Aho–Corasick automaton (Aho & Corasick 1975) over the UTF-8 bytes of the text.
 
-The match that ends first wins; of several that end there, the one that starts first (the longest). That is what a search of the
-whole text for the earliest end finds. Held back is exactly the longest suffix that is a proper prefix of some stop: what
-may still become one, and nothing else. Stops and text are whole characters, so cuts fall between characters.
+The match that ends first wins. Of several that end at the same place, the one that starts first (the longest) wins. A
+search of the whole text for the earliest end gives the same. Held back is exactly the longest suffix that is a proper
+prefix of some stop. Stops and text are whole characters, so cuts fall between characters.
 
-Where there are patterns as well, or spans in which nothing is looked for, all of it goes character by character.
+With patterns, or with spans in which nothing is searched, all work is done character by character.
 """
 
 from __future__ import annotations
@@ -21,45 +21,46 @@ from tailrace.text.stop_regex import RegexSearch, patterns
 
 
 class Match(NamedTuple):
-    """What was found: the stop string or the pattern, and the text that it stands for."""
+    """A match: the stop string or pattern, and the text that matched."""
 
     stop: str
     text: str
 
 
-class Matcher(Protocol):
-    """One stream's search. feed and flush give the text that is safe to show."""
+class StopSearch(Protocol):
+    """The search in one stream. feed and flush return text that is safe to send."""
 
     def passes(self, text: str) -> bool:
-        """Nothing is held, and the text can go out as it is: `feed` would say the same and change nothing."""
+        """True if nothing is held and no stop can begin in the text: `feed` would return it unchanged and change
+        nothing."""
         ...
 
     def feed(self, text: str, armed: bool = True) -> tuple[str, Match | None]:
-        """More text → (what can go out, the match if one ended in it: what went out then ends where it begins, and nothing after
-        it is looked at). While not `armed` matches do not count, but their beginnings do: a stop that begins in unarmed
-        text and ends in armed text is found."""
+        """Add text. Returns the text that can be sent, and the match if one ended in it. The returned text then ends
+        where the match begins, and the text after the match is not read. While not `armed`, matches do not count but
+        their beginnings do: a stop that begins in unarmed text and ends in armed text is found."""
         ...
 
     def flush(self) -> str:
-        """The end came otherwise: what was held is text."""
+        """The stream ended for another reason: the held text can be sent."""
         ...
 
 
-def matcher(params: SamplingParams) -> Matcher:
-    """What looks for the request's stops.
+def stop_search(params: SamplingParams) -> StopSearch:
+    """The search for a request's stops.
 
     Raises:
-        ParameterError: a pattern that can't be served.
+        ParameterError: a pattern can't be served.
     """
     if not (params.stop or params.stop_regex):
-        return StopMatcher(())
+        return StringSearch(())
     if not (params.stop_regex or params.stop_outside):
-        return StopMatcher(params.stop)
-    return PatternMatcher(params)
+        return StringSearch(params.stop)
+    return PatternSearch(params)
 
 
-class Automaton:
-    """Compiled for a set of stops; immutable, shared by all streams that have the same."""
+class AhoCorasick:
+    """The automaton of a set of stops. Immutable; streams with the same stops share it."""
 
     def __init__(self, stops: tuple[str, ...]) -> None:
         self.step: list[dict[int, int]] = [{}]
@@ -91,10 +92,10 @@ class Automaton:
                 queue.append(child)
         firsts = bytes(sorted(self.step[0]))
         self.may_start = re.compile(b"[" + re.escape(firsts) + b"]").search if firsts else None
-        self._quiet: dict[str, bool] = {}  # texts of tokens come again and again
+        self._quiet: dict[str, bool] = {}  # cached, since the texts of tokens repeat
 
     def quiet(self, text: str) -> bool:
-        """No stop can begin in it."""
+        """True if no stop can begin in the text."""
         known = self._quiet.get(text)
         if known is None:
             if len(self._quiet) >= MAX_QUIET:
@@ -110,16 +111,16 @@ class Automaton:
 
 
 MAX_QUIET = 10_000
-compiled = lru_cache(maxsize=16)(Automaton)  # of at most 8,192 bytes each, so 3 MB
+compile_strings = lru_cache(maxsize=16)(AhoCorasick)  # of at most 8,192 bytes of stops each, so 3 MB
 
 
-class StopMatcher:
-    """Strings alone, wherever they are."""
+class StringSearch:
+    """Stop strings only, everywhere in the text."""
 
     def __init__(self, stops: tuple[str, ...]) -> None:
         if not isinstance(stops, tuple) or not all(isinstance(stop, str) and stop for stop in stops):
             raise ParameterError(f"stops must be a tuple of texts that are not empty, got {stops!r:.100}", "stops")
-        self._automaton = compiled(stops) if stops else None
+        self._automaton = compile_strings(stops) if stops else None
         self._state = 0
         self._held = b""
 
@@ -151,14 +152,15 @@ class StopMatcher:
         return held.decode()
 
 
-class PatternMatcher:
-    """Strings and regular expressions, and not in every span of the text. Of two that end at once the longer counts."""
+class PatternSearch:
+    """Stop strings and regular expressions, outside of marked spans. Of two matches that end at once the longer one
+    counts."""
 
     def __init__(self, params: SamplingParams) -> None:
-        self._strings = compiled(params.stop)
+        self._strings = compile_strings(params.stop)
         self._state = 0
         self._search = RegexSearch(patterns("stop_regex", params.stop_regex, params.n))
-        self._shield = SpanTracker(params.stop_outside)
+        self._tracker = SpanTracker(params.stop_outside)
         self._held = ""
 
     def passes(self, text: str) -> bool:
@@ -167,7 +169,7 @@ class PatternMatcher:
     def feed(self, text: str, armed: bool = True) -> tuple[str, Match | None]:
         data = self._held + text
         for at, char in enumerate(text, start=len(self._held) + 1):
-            if self._shield.push(char):
+            if self._tracker.push(char):
                 self._reset()
                 continue
             for byte in char.encode():
@@ -196,37 +198,37 @@ class PatternMatcher:
 
 
 class SpanTracker:
-    """Whether the text is in a span where nothing is looked for. A marker belongs to its span; what ends before a marker is
-    complete has ended first."""
+    """Tracks whether the text is inside a span in which nothing is searched. A marker belongs to its span. A match that
+    ends before a marker is complete counts."""
 
     def __init__(self, spans: tuple[MarkedSpan, ...]) -> None:
-        self._stretches = spans
+        self._spans = spans
         self._inside = next((span for span in spans if span.opened), None)
         self._longest = max((len(m) for s in spans for m in (s.opening, s.closing or "")), default=0)
-        self._tail = ""  # the last characters: some may belong to a marker
+        self._tail = ""  # the last characters, which may be part of a marker
 
     @property
     def inside(self) -> MarkedSpan | None:
-        """The one it is in so far."""
+        """The span that the text is in."""
         return self._inside
 
     @property
     def midway(self) -> bool:
-        """The text ends within what may become a marker."""
-        openings = [span.opening for span in self._stretches]
+        """True if the text ends within a possible marker."""
+        openings = [span.opening for span in self._spans]
         markers = openings if self._inside is None else [self._inside.closing or ""]
         return any(self._tail.endswith(marker[:n]) for marker in markers for n in range(1, len(marker)))
 
     def push(self, char: str) -> bool:
-        """One more character; True if it is in a span, or completes a marker."""
-        if not self._stretches:
+        """Add a character. True if it is inside a span or completes a marker."""
+        if not self._spans:
             return False
         self._tail = (self._tail + char)[-self._longest :]
         if self._inside is not None:
             if self._inside.closing is not None and self._tail.endswith(self._inside.closing):
                 self._inside, self._tail = None, ""
             return True
-        self._inside = next((span for span in self._stretches if self._tail.endswith(span.opening)), None)
+        self._inside = next((span for span in self._spans if self._tail.endswith(span.opening)), None)
         if self._inside is None:
             return False
         self._tail = ""

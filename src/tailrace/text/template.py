@@ -24,7 +24,7 @@ def _to_json(value: Any, indent: int | None = None, **options: Any) -> str:
 
 
 class ChatTemplate:
-    """One compiled template, with what transformers' templates expect to find in their environment.
+    """A compiled template, in the environment that templates written for transformers expect.
 
     Raises:
         MissingExtraError: Jinja is not installed.
@@ -43,8 +43,8 @@ class ChatTemplate:
         self._special_tokens = special_tokens
 
     def unfinished(self, messages: list[dict[str, Any]], options: dict[str, Any]) -> str:
-        """The prompt up to the end of the last message's text, which the model is to go on with: a mark behind that text says where the
-        template puts it (as transformers finds it).
+        """The prompt up to the end of the last message's text, for the model to continue. A mark after that text shows
+        where the template puts it (as transformers does it).
 
         Raises:
             RequestError: as `render`, or the template does not write all of the last message's text.
@@ -69,5 +69,6 @@ class ChatTemplate:
         """
         try:
             return self._template.render({**self._special_tokens, **options, "messages": messages})
-        except Exception as error:  # the template is the model's code: whatever it raises, it refuses these messages
+        # the template is the model's code: any error of it means that it refuses these messages
+        except Exception as error:
             raise RequestError(f"messages: the model's chat template refuses them: {error}", "messages") from error

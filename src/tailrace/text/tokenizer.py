@@ -1,6 +1,6 @@
-"""Text ↔ token ids, and what front ends must know of a vocabulary. Around the tokenizers library, which only `Tokenizer.load` imports: who
-has a `tokenizers.Tokenizer` already (transformers: `tokenizer.backend_tokenizer`) gives it. Imports no torch unless the model has no
-tokenizer.json, and transformers must make one.
+"""Text ↔ token ids, and what front ends must know of a vocabulary. Wraps the tokenizers library, which only
+`Tokenizer.load` imports: a caller may pass a `tokenizers.Tokenizer` of its own (transformers has one in
+`tokenizer.backend_tokenizer`). Imports no torch, unless the model has no tokenizer.json and transformers must make one.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from tailrace.text.vocabulary import METASPACE, byte_level, decoder_kind, fallba
 if TYPE_CHECKING:
     import tokenizers
 
-SHORT = 2048  # characters: less than a millisecond
+SHORT = 2048  # characters; encoding them takes less than a millisecond
 NAMED = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
 
 
 class Tokenizer:
-    """See `load`. Immutable after construction, so threads may share it.
+    """Made by `load`. Immutable after construction, so threads may share it.
 
     Attributes:
         vocab_size: number of ids, added tokens included.
         special_ids: ids that `skip_special_tokens` leaves out.
         kind: "bytes", "pieces" or "library", see text/vocabulary.py.
-        bos_id: what a text begins with; None: the model has no such token.
+        bos_id: the id that begins a text; None if the model has no such token.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Tokenizer:
         self.kind = decoder_kind(self.decoder)
         spell = byte_level if self.kind == "bytes" else piece
         last = max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
-        # id_to_token, not get_vocab: of an added token it gives the normalised form, which is what decode spells
+        # id_to_token, not get_vocab: for an added token it gives the normalised form, which is what decode spells
         self._tokens = [backend.id_to_token(i) or "" for i in range(last + 1)]
         self._bytes = [spell(token) for token in self._tokens]
         if self.kind == "bytes" and not self._reversible():
@@ -59,7 +59,8 @@ class Tokenizer:
         """The tokenizer and chat template of a Hugging Face folder.
 
         Raises:
-            ModelLoadError: there is none, or it can't be read. MissingExtraError: the tokenizers library is not installed.
+            ModelLoadError: there is none, or it can't be read.
+            MissingExtraError: the tokenizers library is not installed.
         """
         folder = Path(folder)
         with needs("text"):
@@ -86,13 +87,13 @@ class Tokenizer:
     # ---- text → ids
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text. Of a long one without the interpreter's lock, so that other threads go on."""
+        """Token ids of a text. Long texts are encoded without the interpreter's lock, so that other threads go on."""
         if len(text) <= SHORT:
             return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
         return self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     def fewest(self, text: str) -> int:
-        """So many tokens at least, by its length alone; 0 where nothing follows from that."""
+        """A lower bound on the number of tokens, from the text's length; 0 if there is none."""
         if self._widest == 0 or len(text) <= SHORT:
             return 0
         return -(-len(text.encode(errors="replace")) // self._widest)
@@ -106,11 +107,11 @@ class Tokenizer:
         unfinished: bool = False,
         **options: Any,
     ) -> str:
-        """A conversation as a prompt's text, through the model's chat template, which writes special tokens itself. unfinished: the model
-        is to go on with the last message.
+        """The prompt text of a conversation, by the model's chat template, which writes special tokens itself.
+        unfinished: the model continues the last message.
 
         Raises:
-            RequestError: the model has no chat template, or it refuses these messages.
+            RequestError: the model has no chat template, or the template refuses these messages.
         """
         if self._template is None:
             raise RequestError("messages: this model has no chat template; use /v1/completions", "messages")
@@ -123,7 +124,8 @@ class Tokenizer:
         return self.encode(self.render_chat(messages, **options), add_special_tokens=False)
 
     def writes(self, marker: str) -> bool:
-        """The model is known to write this: it is a token of its own that text shows, or the chat template has it."""
+        """True if the model is known to write this marker: it is a visible token of its own, or the chat template
+        contains it."""
         id = self.backend.token_to_id(marker)
         shown = id is not None and id not in self.special_ids
         return shown or (self._template is not None and marker in self._template.source)
@@ -135,7 +137,7 @@ class Tokenizer:
 
     @lru_cache(maxsize=16)  # noqa: B019, one tokenizer lives as long as its process
     def ids_with(self, strings: tuple[str, ...]) -> tuple[int, ...]:
-        """The ids of all tokens whose bytes hold one of these strings."""
+        """The ids of all tokens whose bytes contain one of these strings."""
         found = re.compile(b"|".join(re.escape(string.encode(errors="replace")) for string in strings)).search
         return tuple(i for i, data in enumerate(self._bytes) if found(data)) if strings else ()
 
@@ -143,7 +145,8 @@ class Tokenizer:
 
     @cached_property
     def texts(self) -> list[str | None]:
-        """Of each id the text that it is by itself, wherever it stands but at the start; None where that depends on its neighbours."""
+        """Per id the text of the token alone, anywhere but at the start of a text; None if it depends on its
+        neighbours."""
         if self.kind == "bytes":
             return [whole(data) for data in self._bytes]
         if self.kind == "pieces":
@@ -152,7 +155,7 @@ class Tokenizer:
         return [None] * len(self._bytes)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
-        """Text of token ids. Of many without the interpreter's lock, so that other threads go on.
+        """Text of token ids. Many ids are decoded without the interpreter's lock, so that other threads go on.
 
         Raises:
             ParameterError: an id is outside the vocabulary.
@@ -163,7 +166,7 @@ class Tokenizer:
         return self.backend.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)[0]
 
     def check(self, ids: Iterable[int]) -> None:
-        """Raise ParameterError for an id that is negative or beyond all ids. One without a token stands for nothing."""
+        """Raise ParameterError for an id that is negative or beyond all ids. Ids without a token are accepted."""
         try:
             for i in ids:
                 if not 0 <= operator.index(i) < 2**32:
@@ -172,30 +175,31 @@ class Tokenizer:
             raise ParameterError(f"token_ids must be a list of whole numbers: {error}", "token_ids") from None
 
     def bytes_of(self, id: int) -> bytes:
-        """The token's own bytes; of an id without a token, none."""
+        """The token's own bytes; b"" for an id without a token."""
         try:
             return self._bytes[id] if 0 <= id < len(self._bytes) else b""
         except TypeError as error:
             raise ParameterError(f"id must be a whole number, got {id!r:.100}", "id") from error
 
     def text_of(self, id: int) -> str:
-        """The token's bytes as text, U+FFFD where they are no whole characters."""
+        """The token's bytes as text, with U+FFFD where they are no whole characters."""
         return self.bytes_of(id).decode("utf-8", errors="replace")
 
     @property
     def tokens(self) -> list[str]:
-        """Every token as it stands in the vocabulary, by id; "" where there is none."""
+        """Every token as the vocabulary writes it, by id; "" for an id without a token."""
         return self._tokens
 
     def token_of(self, id: int) -> str:
-        """The token as it stands in the vocabulary, "" if there is none."""
+        """The token as the vocabulary writes it; "" for an id without a token."""
         try:
             return self._tokens[id] if 0 <= id < len(self._tokens) else ""
         except TypeError as error:
             raise ParameterError(f"id must be a whole number, got {id!r:.100}", "id") from error
 
     def _widest_token(self) -> int:
-        """The most bytes of a text that one token stands for; 0 where there is no bound: what swallows or shrinks text."""
+        """The largest number of bytes of text that one token stands for; 0 if there is no bound, because something
+        removes or shrinks text."""
         normalizer = json.loads(self.backend.to_str())["normalizer"]
         steps = [] if normalizer is None else normalizer.get("normalizers", [normalizer])
         kinds = {step["type"] for step in steps}
@@ -204,11 +208,13 @@ class Tokenizer:
             return 0
         if any(step["type"] == "Replace" and step["pattern"] != {"String": " "} for step in steps):
             return 0
-        composed = 3 if "NFC" in kinds else 1  # a character of so many times fewer bytes may stand for several
+        # NFC: one character may stand for several with up to three times its bytes
+        composed = 3 if "NFC" in kinds else 1
         return composed * max(map(len, self._bytes), default=0)
 
     def _reversible(self) -> bool:
-        """The byte table says what the library's decode says, on every added token and a walk through the vocabulary."""
+        """True if the byte table agrees with the library's decode, on every added token and on a sample of the
+        vocabulary."""
         ids = [*self.backend.get_added_tokens_decoder(), *range(0, len(self._tokens), max(1, len(self._tokens) // 500))]
         joined = b"".join(self.bytes_of(i) for i in ids).decode("utf-8", errors="replace")
         each = all(self.backend.decode([i], skip_special_tokens=False) == self.text_of(i) for i in ids)
@@ -216,7 +222,7 @@ class Tokenizer:
 
 
 def whole(data: bytes) -> str | None:
-    """The bytes as text, if they are whole characters."""
+    """The bytes as text; None if they are not whole characters."""
     try:
         return data.decode()
     except UnicodeDecodeError:
@@ -232,12 +238,12 @@ def _content(token: Any) -> str | None:
 
 
 def _template(folder: Path, config: dict[str, Any]) -> str | None:
-    """The chat template, wherever the folder keeps it."""
+    """The chat template, from any of the places where folders keep it."""
     file = folder / "chat_template.jinja"
     if file.is_file():
         return file.read_text()
     template = _read_json(folder / "chat_template.json").get("chat_template") or config.get("chat_template")
-    if isinstance(template, list):  # several, by name
+    if isinstance(template, list):  # several templates, by name
         by_name = {entry["name"]: entry["template"] for entry in template}
         return by_name.get("default")
     return template

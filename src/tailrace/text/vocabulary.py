@@ -1,7 +1,8 @@
-"""What each token id stands for: its bytes, from the tokenizer's vocabulary and the way its decoder reads it.
+"""The bytes that each token id stands for, from the tokenizer's vocabulary and its decoder.
 
-Three kinds of decoder: "bytes" (byte-level BPE: a token is its bytes, and text is the decode of their concatenation),
-"pieces" (SentencePiece with byte fallback), and "library" (everything else, where only the tokenizers library knows).
+There are three kinds of decoder: "bytes" (byte-level BPE: a token is its bytes, and text is the decode of their
+concatenation), "pieces" (SentencePiece with byte fallback), and "library" (everything else, where only the tokenizers
+library knows).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ ALPHABET = byte_alphabet()
 
 
 def byte_level(token: str) -> bytes:
-    """A byte-level token's bytes; one with a character outside the alphabet stands for itself."""
+    """A byte-level token's bytes. A token with a character outside the alphabet stands for itself."""
     try:
         return bytes([ALPHABET[char] for char in token])
     except KeyError:
@@ -61,7 +62,7 @@ def decoder_kind(decoder: dict[str, Any] | None) -> str:
 
 
 def step_names(decoder: dict[str, Any] | None) -> list[str]:
-    """The kinds of its steps, in order."""
+    """The types of its steps, in order."""
     if decoder is None:
         return []
     if decoder["type"] == "Sequence":
@@ -73,5 +74,5 @@ _METASPACE_STEP = {"type": "Replace", "pattern": {"String": METASPACE}, "content
 
 
 def strips_first_space(decoder: dict[str, Any]) -> bool:
-    """Of a "pieces" decoder: the text's first space goes."""
+    """Whether a "pieces" decoder strips the text's first space."""
     return decoder["decoders"][-1]["type"] == "Strip"

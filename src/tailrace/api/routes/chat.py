@@ -39,7 +39,7 @@ from tailrace.api.tool_choice import Choice, choice_of, with_grammar
 from tailrace.api.turns import JSON_BYTES
 from tailrace.errors import ParameterError
 from tailrace.params import SamplingParams
-from tailrace.text.channels import ChannelSplitter, Segment
+from tailrace.text.channel_splitter import ChannelSplitter, Segment
 from tailrace.text.output import Delta
 from tailrace.text.tool_parsers.functions import check_tools
 

@@ -48,7 +48,7 @@ from tailrace.api.turns import JSON_BYTES
 from tailrace.api.worker_queries import everywhere, kept, somewhere
 from tailrace.errors import ParameterError, TailraceError
 from tailrace.params import SamplingParams
-from tailrace.text.channels import ChannelSplitter
+from tailrace.text.channel_splitter import ChannelSplitter
 from tailrace.text.tool_parsers.functions import check_tools
 
 READER = BodyReader(ResponsesRequest, RESPONSES_REFUSED)

@@ -1,6 +1,6 @@
 """Banned strings and patterns: the text of a sequence as its tokens spell it, watched for what must never appear.
 
-A token that holds a banned string within itself can never be drawn (text/within.py). What lies across tokens is found when it is
+A token that holds a banned string within itself can never be drawn (text/token_search.py). What lies across tokens is found when it is
 complete: the sequence backs up to the token in which it began, that token is banned at that position, and another is drawn (exllamav2's
 banned strings, koboldcpp's "antislop"). Until a beginning is known to come to nothing its tokens are held back, so nobody ever sees one.
 
@@ -20,7 +20,7 @@ import numpy as np
 from tailrace.engine.token_bytes import TokenBytes
 from tailrace.params import SamplingParams
 from tailrace.text.stop_regex import Patterns, RegexSearch, patterns
-from tailrace.text.stop_strings import Automaton, compiled
+from tailrace.text.stop_strings import AhoCorasick, compile_strings
 from tailrace.text.utf8 import decoded
 from tailrace.wire.messages import TokenLogprobs
 
@@ -41,7 +41,7 @@ class Bans:
     token_bytes: TokenBytes
     hidden: frozenset[int]
     fold: bool
-    strings: Automaton
+    strings: AhoCorasick
     patterns: Patterns
     mask: np.ndarray
 
@@ -53,7 +53,7 @@ class Bans:
         held = np.ones(-(-vocab_size // 32) * 32, dtype=bool)
         held[:vocab_size] = False
         if strings:
-            known = token_bytes.within(fold).held(string.encode() for string in strings)[:vocab_size]
+            known = token_bytes.within(fold).containing(string.encode() for string in strings)[:vocab_size]
             held[: len(known)] = known
             silent = (
                 []
@@ -63,7 +63,7 @@ class Bans:
             held[[token for token in (*hidden, *silent) if token < vocab_size]] = False
         mask = np.packbits(~held, bitorder="little").view(np.uint32)
         found = patterns("banned_regex", params.banned_regex, params.n)
-        return Bans(token_bytes, hidden, fold, compiled(strings), found, mask)
+        return Bans(token_bytes, hidden, fold, compile_strings(strings), found, mask)
 
     def bytes_of(self, token: int) -> bytes:
         """What the token leaves in the text."""
@@ -73,7 +73,8 @@ class Bans:
 
 class Mark(NamedTuple):
     """Where the reading of the text stands: after so many tokens and characters. state: of the automaton; begun: of the search. pending:
-    bytes of a character that is not complete, which began in token `origin`."""
+    bytes of a character that is not complete, which began in token `origin`. whole: the last number of tokens after which no character
+    was incomplete: only there may the text end. (A token may complete one character and begin the next: then no cut beside it is clean.)"""
 
     tokens: int = 0
     characters: int = 0
@@ -81,6 +82,7 @@ class Mark(NamedTuple):
     begun: dict[int, int] = {}  # noqa: RUF012, never changed in place
     pending: bytes = b""
     origin: int = 0
+    whole: int = 0
 
 
 class BannedStringCheck:
@@ -138,18 +140,13 @@ class BannedStringCheck:
         """The held tokens that can go out: those that can't be part of anything banned any more; at the end all."""
         held = max(self._bans.strings.held[self._now.state], self._search.held)
         first = self._owners[-held] if held else len(self._tokens)
-        return self._out(len(self._tokens) if everything else min(first, self._whole))
+        return self._out(len(self._tokens) if everything else min(first, self._now.whole))
 
     def rest(self) -> list[Held]:
-        """All held tokens, where the text ends here: those whose characters are whole."""
-        return self._out(self._whole)
+        """The held tokens up to the last place where the text may end here."""
+        return self._out(self._now.whole)
 
     # ---- inside
-
-    @property
-    def _whole(self) -> int:
-        """Tokens whose characters are complete."""
-        return self._now.origin if self._now.pending else len(self._tokens)
 
     def _out(self, upto: int) -> list[Held]:
         count = max(0, upto - self.sent)
@@ -177,9 +174,10 @@ class BannedStringCheck:
                 self.field = "banned_regex" if pattern > length else "banned_strings"
                 length = max(length, pattern)
                 began = self._owners[-length]
-                self.alone = began == here and not self._now.pending and whole(data)
+                self.alone = began == here and not self._now.pending and is_text(data)
                 return began
-        self._now = Mark(len(self._tokens), len(self._owners), state, search.begun, pending, origin)
+        whole = self._now.whole if pending else len(self._tokens)
+        self._now = Mark(len(self._tokens), len(self._owners), state, search.begun, pending, origin, whole)
         return None
 
     def _decoded(self, data: bytes, here: int, last: bool) -> tuple[str, int, bytes, int]:
@@ -195,7 +193,7 @@ class BannedStringCheck:
         return text, first, pending, here if text else first
 
 
-def whole(data: bytes) -> bool:
+def is_text(data: bytes) -> bool:
     """It is the bytes of whole characters."""
     try:
         data.decode()

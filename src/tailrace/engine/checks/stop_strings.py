@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tailrace.params import SamplingParams
-from tailrace.text.stop_strings import matcher
+from tailrace.text.stop_strings import stop_search
 
 
 class StopStringCheck:
@@ -19,7 +19,7 @@ class StopStringCheck:
 
     def __init__(self, params: SamplingParams, read: Callable[[int], str]) -> None:
         """read: the text that a token completes; see TokenBytes.reader."""
-        self._matcher = matcher(params)
+        self._matcher = stop_search(params)
         self._read = read
         self._min_tokens = params.min_tokens
         self._num_tokens = 0

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from tailrace.engine.token_bytes import TokenBytes, TokenText
 from tailrace.grammar.base import BitmaskJob, Compiled, Matcher
-from tailrace.grammar.bitmasks import Filling
+from tailrace.grammar.filling import BitmaskFilling
 from tailrace.options import MAX_DRAFTS, Grammar
 from tailrace.text.stop_strings import SpanTracker
 
@@ -26,7 +26,7 @@ MASKS_S = 0.02  # in which the masks of guesses must be filled: fewer guesses wh
 class Late:
     """A job of a filling."""
 
-    filling: Filling
+    filling: BitmaskFilling
     place: int
     job: BitmaskJob
 
@@ -180,7 +180,7 @@ class StructuredOutput:
     def _found(self, place: Matcher, room: int, until: float) -> list[int] | None:
         """What the search finds, of which at least one place is looked at, unless it rests; None also while it is under way."""
         if self._search is None:
-            self._search = place.closing(room, WORK)
+            self._search = place.completion(room, WORK)
         if until == RESTS:
             return None
         try:

@@ -1,6 +1,8 @@
-"""How open models write tool calls: a table of formats, each with its markers, its parser and what gives it away.
+"""How open models write tool calls: a table of formats. Each has its markers, its parser, its grammar, and the evidence
+that a model writes it.
 
-To add one: a parser (see block.py) and beside it the same as a grammar (script.py), a line here, its name in config.py.
+To add a format: a parser (see call_parser.py), next to it the grammar of the same calls (see grammar_writer.py), an
+entry in TOOL_FORMATS, and its name in config.py.
 """
 
 from __future__ import annotations
@@ -8,33 +10,34 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from tailrace.text.tool_parsers.block import Block, Read, ToolCall, Tools
-from tailrace.text.tool_parsers.pythonic import pythonic, pythonic_script
-from tailrace.text.tool_parsers.script import Script, Written
-from tailrace.text.tool_parsers.sections import DEEPSEEK, KIMI, deepseek_script, deepseek_v3, kimi_k2, kimi_script
-from tailrace.text.tool_parsers.tagged import glm4, glm4_script, qwen3_coder, qwen3_coder_script
+from tailrace.text.tool_parsers.call_parser import CallParser, Parsing, ToolCall, ToolSchemas
+from tailrace.text.tool_parsers.grammar_writer import CallGrammar, GrammarWriter
+from tailrace.text.tool_parsers.pythonic import pythonic, pythonic_grammar
+from tailrace.text.tool_parsers.sections import DEEPSEEK, KIMI, deepseek_grammar, deepseek_v3, kimi_grammar, kimi_k2
+from tailrace.text.tool_parsers.tagged import glm4, glm4_grammar, qwen3_coder, qwen3_coder_grammar
 from tailrace.text.tool_parsers.wrapped import (
-    granite_script,
-    hermes_script,
+    granite_grammar,
+    hermes_grammar,
     json_calls,
-    llama_script,
+    llama_grammar,
     mistral,
-    mistral_script,
+    mistral_grammar,
 )
 
-__all__ = ["TOOLS", "Block", "Format", "ToolCall", "Tools", "declared"]
+__all__ = ["TOOL_FORMATS", "CallParser", "ToolCall", "ToolFormat", "ToolSchemas", "tool_schemas"]
 
 
-class Format(NamedTuple):
-    """One way to write calls.
+class ToolFormat(NamedTuple):
+    """One way to write tool calls.
 
-    read: the parser. script: the same as a grammar. markers: (opening, closing or None) of a block of calls.
-    evidence: a model that writes all of any of these writes calls so.
-    bare: an answer that begins so may be a block without markers. inner: other marks, that a vocabulary may have as special tokens.
+    parse: the parser. grammar: the grammar of the same calls. markers: (opening, closing or None) of a block of calls.
+    evidence: groups of texts; a model that is known to write all texts of one group uses this format.
+    bare: an answer that begins with this may be a block without markers. inner: further markers, which a vocabulary may
+    have as special tokens.
     """
 
-    read: Callable[[Block], Read[None]]
-    script: Callable[[Script], Written]
+    parse: Callable[[CallParser], Parsing[None]]
+    grammar: Callable[[GrammarWriter], CallGrammar]
     markers: tuple[tuple[str, str | None], ...]
     evidence: tuple[tuple[str, ...], ...]
     bare: str = ""
@@ -42,55 +45,56 @@ class Format(NamedTuple):
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """All that the parser must see of the text, though it may be special tokens."""
+        """All markers that the parser must see in the text, even where they are special tokens."""
         return (*(mark for pair in self.markers for mark in pair if mark is not None), *self.inner)
 
 
 TAGS = ("<tool_call>", "</tool_call>")
-# in the order in which they are recognized: of those that share a marker the one with more evidence first, those of text last
-TOOLS: dict[str, Format] = {
-    "qwen3_coder": Format(qwen3_coder, qwen3_coder_script, (TAGS,), ((TAGS[0], "<function="),)),
-    "glm4": Format(
+# In order of recognition: of formats that share a marker the one with more evidence comes first, formats without
+# markers last.
+TOOL_FORMATS: dict[str, ToolFormat] = {
+    "qwen3_coder": ToolFormat(qwen3_coder, qwen3_coder_grammar, (TAGS,), ((TAGS[0], "<function="),)),
+    "glm4": ToolFormat(
         glm4,
-        glm4_script,
+        glm4_grammar,
         (TAGS,),
         ((TAGS[0], "<arg_key>"),),
         inner=("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
     ),
-    "deepseek_v3": Format(
+    "deepseek_v3": ToolFormat(
         deepseek_v3,
-        deepseek_script,
+        deepseek_grammar,
         (("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),),
         (("<｜tool▁calls▁begin｜>",),),
         inner=DEEPSEEK,
     ),
-    "kimi_k2": Format(
+    "kimi_k2": ToolFormat(
         kimi_k2,
-        kimi_script,
+        kimi_grammar,
         (("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),),
         (("<|tool_calls_section_begin|>",),),
         inner=KIMI,
     ),
-    "hermes": Format(json_calls, hermes_script, (TAGS,), (TAGS,)),
-    "mistral": Format(
-        mistral, mistral_script, (("[TOOL_CALLS]", None),), (("[TOOL_CALLS]",),), inner=("[CALL_ID]", "[ARGS]")
+    "hermes": ToolFormat(json_calls, hermes_grammar, (TAGS,), (TAGS,)),
+    "mistral": ToolFormat(
+        mistral, mistral_grammar, (("[TOOL_CALLS]", None),), (("[TOOL_CALLS]",),), inner=("[CALL_ID]", "[ARGS]")
     ),
-    "granite": Format(json_calls, granite_script, (("<|tool_call|>", None), TAGS), (("<|tool_call|>",),)),
-    "llama3_json": Format(
+    "granite": ToolFormat(json_calls, granite_grammar, (("<|tool_call|>", None), TAGS), (("<|tool_call|>",),)),
+    "llama3_json": ToolFormat(
         json_calls,
-        llama_script,
+        llama_grammar,
         (("<|python_tag|>", None),),
         (("<|python_tag|>",), ('{"name": function name, "parameters": ',)),
         bare="{",
     ),
-    "pythonic": Format(
-        pythonic, pythonic_script, (("<|python_start|>", "<|python_end|>"),), (("[func_name1(",),), bare="["
+    "pythonic": ToolFormat(
+        pythonic, pythonic_grammar, (("<|python_start|>", "<|python_end|>"),), (("[func_name1(",),), bare="["
     ),
 }
 
 
-def declared(tools: list[dict[str, Any]] | None) -> Tools:
-    """What a request's tools say of their parameters; what is not in OpenAI's shape says nothing."""
+def tool_schemas(tools: list[dict[str, Any]] | None) -> ToolSchemas:
+    """The parameter schemas of a request's tools, by function. A tool that is not in OpenAI's shape is left out."""
     found: dict[str, dict[str, Any]] = {}
     for tool in tools or ():
         function = tool.get("function")

@@ -1,4 +1,4 @@
-"""What a request's tools declare: functions, each with the schema of its arguments. Knows no format."""
+"""The functions that a request's tools declare, each with the schema of its arguments. Knows no format."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from tailrace.text.tool_parsers.schemas import check_form
 
 NAME = re.compile(r"[\w.:/@$-]+", re.ASCII)  # what every parser reads as one word
 MAX_NAME = 256  # characters; OpenAI takes 64
-# keywords that say more of an object than its properties: where these stand, undeclared arguments may be meant
+# keywords that say more about an object than its properties: with any of these, undeclared arguments may be intended
 OPEN = frozenset(
     {"$ref", "allOf", "anyOf", "oneOf", "if", "patternProperties", "propertyNames", "unevaluatedProperties"}
 )
 
 
 class Function(NamedTuple):
-    """One function. parameters: the JSON schema of the object of its arguments. strict: they must fit it whenever it is called."""
+    """One function. parameters: the JSON schema of its arguments object. strict: the arguments must always fit the
+    schema."""
 
     name: str
     parameters: Mapping[str, Any]
@@ -26,10 +27,10 @@ class Function(NamedTuple):
 
 
 def functions_of(tools: list[dict[str, Any]] | None) -> list[Function]:
-    """The functions of tools that `check_tools` has let through.
+    """The functions of tools that passed `check_tools`.
 
     Raises:
-        ParameterError: a schema that can't be served; it names tools[i].
+        ParameterError: a schema can't be served; the message names tools[i].
     """
     found: list[Function] = []
     for i, tool in enumerate(tools or ()):
@@ -42,11 +43,11 @@ def functions_of(tools: list[dict[str, Any]] | None) -> list[Function]:
 
 
 def check_tools(tools: list[dict[str, Any]] | None, nested: bool) -> None:
-    """What every endpoint wants of the tools, whatever is to become of them. nested: in Chat's shape, else in that of Responses.
+    """Check the tools of a request, as all endpoints do. nested: in the shape of Chat, else in that of Responses.
 
     Raises:
-        ParameterError: a tool that is no function, a name that none can have or that is there twice, parameters that are no object; it
-            names the place.
+        ParameterError: a tool is no function, its name is invalid or not unique, or its parameters are no object. The
+            message names the place.
     """
     names: set[str] = set()
     for i, tool in enumerate(tools or ()):
@@ -71,12 +72,12 @@ def check_tools(tools: list[dict[str, Any]] | None, nested: bool) -> None:
 
 
 def wrong(place: str, wanted: str, got: Any) -> ParameterError:
-    """What should stand there."""
+    """The error for a wrong value at a place."""
     return ParameterError(f"{place} must be {wanted}, got {got!r:.100}", place)
 
 
 def closed(schema: Any, field: str) -> dict[str, Any]:
-    """A schema of arguments as it is enforced: an object without undeclared properties, unless it says that it may have some.
+    """The schema of arguments that is enforced: an object without undeclared properties, unless the schema allows some.
 
     Raises:
         ParameterError: it is no schema of an object.

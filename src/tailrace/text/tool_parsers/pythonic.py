@@ -1,4 +1,4 @@
-"""Calls as a Python list: [f(a=1), g(b="x")]. Read as literals, never run; they go out when the list is whole."""
+"""Calls as a Python list: [f(a=1), g(b="x")]. Parsed as literals, never run. Sent when the list is complete."""
 
 from __future__ import annotations
 
@@ -10,46 +10,47 @@ import warnings
 from collections.abc import Iterator
 from keyword import iskeyword
 
-from tailrace.text.tool_parsers.block import Block, NotACallError, Read, in_json
+from tailrace.text.tool_parsers.call_parser import CallParser, NotACallError, Parsing, in_json
 from tailrace.text.tool_parsers.functions import Function
-from tailrace.text.tool_parsers.script import Script, Written, quoted
-from tailrace.text.tool_parsers.unquoted import parameters, unsayable
+from tailrace.text.tool_parsers.grammar_writer import CallGrammar, GrammarWriter, quoted
+from tailrace.text.tool_parsers.unquoted import not_expressible, parameters
 from tailrace.text.tool_parsers.values import PYTHON, nested
 
 NAME = re.compile(r"[A-Za-z_][\w.]*")
-NUMBER = re.compile(r"(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")  # of JSON, without its sign
+NUMBER = re.compile(r"(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")  # of JSON, without the sign
 LINE = re.compile(rb"\r\n|\r|\n")
 SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
-def pythonic(block: Block) -> Read[None]:
-    """Where no marker says that these are calls, the first name must be a declared function's, or the list is text."""
-    yield from block.white()
-    yield from block.expect("[")
-    yield from block.white()
-    name = yield from block.word()
-    yield from block.white()
-    if not NAME.fullmatch(name) or (yield from block.peek()) != "(":
+def pythonic(parser: CallParser) -> Parsing[None]:
+    """Parse the list. If no marker opened it, its first name must be a declared function; otherwise the list is
+    content."""
+    yield from parser.whitespace()
+    yield from parser.expect("[")
+    yield from parser.whitespace()
+    name = yield from parser.word()
+    yield from parser.whitespace()
+    if not NAME.fullmatch(name) or (yield from parser.peek()) != "(":
         raise NotACallError(name)
-    block.known(name)
+    parser.require_declared(name)
     parts = ["[", name]
-    yield from nested(block, parts.append, PYTHON, ["]"])
+    yield from nested(parser, parts.append, PYTHON, ["]"])
     calls = calls_of("".join(parts))
     for name, _ in calls:
-        block.known(name)
+        parser.require_declared(name)
     for name, arguments in calls:
-        block.whole(name, arguments)
-    yield from block.close()
+        parser.add_call(name, arguments)
+    yield from parser.close()
 
 
 def calls_of(text: str) -> list[tuple[str, dict[str, str]]]:
-    """Names and arguments, these in JSON.
+    """Names and arguments, the arguments in JSON.
 
     Raises:
-        NotACallError: anything but a list of calls with keywords and literals that JSON knows.
+        NotACallError: the text is not a list of calls with keywords and literals that JSON knows.
     """
     try:
-        with warnings.catch_warnings(action="ignore"):  # what the model writes is no matter for our log
+        with warnings.catch_warnings(action="ignore"):  # the model's text must not write warnings to our log
             tree = ast.parse(text, mode="eval").body
         lines = LINE.split(text.encode())
         return [call_of(node, lines) for node in tree.elts] if isinstance(tree, ast.List) else []
@@ -58,7 +59,7 @@ def calls_of(text: str) -> list[tuple[str, dict[str, str]]]:
 
 
 def call_of(node: ast.expr, lines: list[bytes]) -> tuple[str, dict[str, str]]:
-    """One call's name and arguments."""
+    """The name and arguments of one call."""
     if not isinstance(node, ast.Call) or node.args or not NAME.fullmatch(name := ast.unparse(node.func)):
         raise NotACallError("a call with keywords only")
     arguments: dict[str, str] = {}
@@ -70,7 +71,7 @@ def call_of(node: ast.expr, lines: list[bytes]) -> tuple[str, dict[str, str]]:
 
 
 def in_json_of(node: ast.expr, lines: list[bytes]) -> str:
-    """A literal as JSON; numbers as they are written, whatever their size. lines: of the text.
+    """A literal as JSON. Numbers keep the way they are written, whatever their size. lines: of the text.
 
     Raises:
         NotACallError: a value that JSON does not know.
@@ -96,59 +97,62 @@ def in_json_of(node: ast.expr, lines: list[bytes]) -> str:
             return f"[{','.join(in_json_of(one, lines) for one in node.elts)}]"
         case ast.Dict():
             pairs = zip(node.keys, node.values, strict=True)
-            return f"{{{','.join(f'{in_json_of(key_of(key), lines)}:{in_json_of(value, lines)}' for key, value in pairs)}}}"
+            fields = (f"{in_json_of(key_of(key), lines)}:{in_json_of(value, lines)}" for key, value in pairs)
+            return f"{{{','.join(fields)}}}"
     raise NotACallError("a value that JSON does not know")
 
 
 def key_of(node: ast.expr | None) -> ast.expr:
-    """A name of an object: a string."""
+    """A key of an object, which must be a string."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node
     raise NotACallError("a name that is no string")
 
 
-# ---- the same as a grammar
+# ---- the grammar
 
 
-def pythonic_script(script: Script) -> Written:
-    """A list without a marker. A value is JSON, which Python reads as a literal; true and false by themselves are Python's."""
+def pythonic_grammar(writer: GrammarWriter) -> CallGrammar:
+    """A list without a marker. Values are JSON, which Python reads as literals, except that booleans are written True
+    and False."""
 
     def form(function: Function, before: str = "") -> str:
-        if not spoken(function.name, dotted=True):
-            raise unsayable(function.name, "a name that is none in Python,")
-        return f'"{before}{function.name}(" {keywords(script, function)} ")"'
+        if not is_python_name(function.name, dotted=True):
+            raise not_expressible(function.name, "a name that is none in Python,")
+        return f'"{before}{function.name}(" {keywords(writer, function)} ")"'
 
-    # one literal up to the parenthesis: up to there the text could still be something else, and a matcher reads what is longest
-    first = script.rule("first", " | ".join(form(function, "[") for function in script.functions))
-    more = f'(", " {script.rule("call", " | ".join(map(form, script.functions)))})*' if script.many else ""
-    return Written("", f'{first} {more} "]"', r"\s*\[\s*[A-Za-z_][\w.]*\s*\((?s:.*)")
+    # One literal up to the parenthesis: until there the text could still be other text, and a matcher takes the longest
+    # match.
+    first = writer.rule("first", " | ".join(form(function, "[") for function in writer.functions))
+    more = f'(", " {writer.rule("call", " | ".join(map(form, writer.functions)))})*' if writer.many else ""
+    return CallGrammar("", f'{first} {more} "]"', r"\s*\[\s*[A-Za-z_][\w.]*\s*\((?s:.*)")
 
 
-def keywords(script: Script, function: Function) -> str:
-    """name=value, with a comma before each but the first that is there."""
-    rest, place = '""', script.place(function)
-    for i, (name, value, required) in reversed(list(enumerate(values(script, function)))):
-        # after_i: what follows where something stands before; first_i: where nothing does
-        one = script.rule(f"arg_{place}_{i}", f"{quoted(f'{name}=')} {value}")
+def keywords(writer: GrammarWriter, function: Function) -> str:
+    """name=value pairs, with a comma before each but the first one written."""
+    rest, place = '""', writer.place(function)
+    for i, (name, value, required) in reversed(list(enumerate(values(writer, function)))):
+        # after_i: what follows if a pair was written before; first_i: if none was
+        one = writer.rule(f"arg_{place}_{i}", f"{quoted(f'{name}=')} {value}")
         after, first = f"after_{place}_{i}", f"first_{place}_{i}"
         followed = f"{one} {rest}"
         alone = rest.replace("after_", "first_")
-        script.rule(after, f'", " {followed}' + ("" if required else f" | {rest}"))
-        script.rule(first, followed + ("" if required else f" | {alone}"))
+        writer.rule(after, f'", " {followed}' + ("" if required else f" | {rest}"))
+        writer.rule(first, followed + ("" if required else f" | {alone}"))
         rest = after
     return rest.replace("after_", "first_")
 
 
-def values(script: Script, function: Function) -> Iterator[tuple[str, str, bool]]:
-    """Each parameter's name, how its value is written, and whether it is required."""
+def values(writer: GrammarWriter, function: Function) -> Iterator[tuple[str, str, bool]]:
+    """Each parameter's name, the grammar of its value, and whether it is required."""
     for name, schema, required in parameters(function):
-        if not spoken(name):
-            raise unsayable(function.name, f"the name {name!r:.100}")
+        if not is_python_name(name):
+            raise not_expressible(function.name, f"the name {name!r:.100}")
         plain = schema.get("type") == "boolean" and not schema.keys() & {"enum", "const"}
-        yield name, '("True" | "False")' if plain else script.json(schema), required
+        yield name, '("True" | "False")' if plain else writer.json(schema), required
 
 
-def spoken(name: str, dotted: bool = False) -> bool:
-    """Python reads it as a name."""
+def is_python_name(name: str, dotted: bool = False) -> bool:
+    """True if Python reads the text as a name."""
     parts = name.split(".") if dotted else [name]
     return name.isascii() and all(part.isidentifier() and not iskeyword(part) for part in parts)

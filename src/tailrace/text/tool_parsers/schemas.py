@@ -1,5 +1,5 @@
-"""What must hold of a JSON schema before it becomes part of a grammar of calls: that it is one, and not too deep; that names can be
-counted. Raises ParameterErrors that name the tools."""
+"""Checks of a JSON schema before it becomes part of a grammar of calls: its form, its depth, its counts of names. All
+raise ParameterErrors that name the tools."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ MAX_DEPTH = 64  # of nested JSON, as for every other schema
 
 
 def check_form(schema: Mapping[str, Any], field: str, param: str = "tools") -> None:
-    """The keywords that writers of grammars read themselves are what the standard says of them; all others the matching library checks.
+    """Check the keywords that the writers of grammars read. All others are checked by the matching library.
 
     Raises:
-        ParameterError: one is not, or the schema is nested too deep.
+        ParameterError: a keyword's value is not what the standard says, or the schema is nested too deep.
     """
     check_depth(schema, field, param)
     for place, node in subschemas(schema):
         for key, value in node.items():
-            if not fits(key, value, place):
+            if not is_valid(key, value, place):
                 raise ParameterError(f"{field}: no JSON schema: {key} at {place} can't be {value!r:.100}", param)
 
 
 def check_depth(schema: Any, field: str, param: str) -> None:
-    """Raise ParameterError where it is nested deeper than MAX_DEPTH; without recursion, which could itself go too deep."""
+    """Raise ParameterError if it is nested deeper than MAX_DEPTH. A loop, since recursion itself could go too deep."""
     level, depth = [schema], 0
     while level:
         if depth > MAX_DEPTH:
@@ -36,15 +36,15 @@ def check_depth(schema: Any, field: str, param: str) -> None:
         level, depth = [v for values in inner for v in values], depth + 1
 
 
-def fits(key: str, value: Any, place: str) -> bool:
-    """What a keyword says has the form that the standard gives it."""
+def is_valid(key: str, value: Any, place: str) -> bool:
+    """True if the keyword's value has the form that the standard prescribes."""
     match key:
         case "type":
-            return isinstance(value, str) or texts(value)
+            return isinstance(value, str) or is_text_list(value)
         case "enum":
             return isinstance(value, list)
-        case "required":  # draft 3 had a bool in the property itself, which binds no more
-            return texts(value) or (isinstance(value, bool) and place != "#")
+        case "required":  # draft 3 had a bool in the property itself, which is no longer binding
+            return is_text_list(value) or (isinstance(value, bool) and place != "#")
         case "anyOf" | "oneOf" | "allOf" | "prefixItems":
             return isinstance(value, list) and all(map(is_schema, value))
         case "properties" | "patternProperties" | "$defs" | "definitions":
@@ -58,33 +58,33 @@ def fits(key: str, value: Any, place: str) -> bool:
     return True
 
 
-def texts(value: Any) -> bool:
-    """A list of nothing but texts."""
+def is_text_list(value: Any) -> bool:
+    """True for a list of strings."""
     return isinstance(value, list) and all(isinstance(text, str) for text in value)
 
 
 def is_schema(value: Any) -> bool:
-    """An object, or true or false."""
+    """True for an object, true and false."""
     return isinstance(value, dict | bool)
 
 
 def check_counts(schema: Mapping[str, Any], field: str, param: str = "tools") -> None:
-    """Raise ParameterError where minProperties could be met by the same name twice, which no matcher can prevent."""
+    """Raise ParameterError if writing a name twice could meet minProperties, which no matcher can prevent."""
     for place, least in free_counts(schema):
         raise ParameterError(
             f"{field}: minProperties {least} at {place}, where names are free, can't be enforced", param
         )
 
 
-UNWRITABLE = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f\ud800-\udfff]")  # what JSON in calls has no way to write
+UNWRITABLE = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f\ud800-\udfff]")  # what JSON in calls can't write
 SPELT = re.compile(
     r"\\x(?:0[0-7bBeEfF]|1[0-9a-fA-F]|7[fF])|\\u00(?:0[0-7bBeEfF]|1[0-9a-fA-F]|7[fF])|\\c[A-Za-z]|\\v|\\0"
 )
 
 
 def check_characters(schema: Mapping[str, Any]) -> None:
-    """Raise ParameterError where a listed value, a name or a pattern has characters that a call can't: control characters but for those
-    with escapes of their own, and halves of surrogate pairs."""
+    """Raise ParameterError if a listed value, a name or a pattern has characters that calls can't write: control
+    characters (except those with an escape of their own) and halves of surrogate pairs."""
     for place, node in subschemas(schema):
         for key in ("const", "enum", "properties", "required"):
             said = node.get(key)
@@ -96,17 +96,17 @@ def check_characters(schema: Mapping[str, Any]) -> None:
 
 
 def unwritable(key: str, place: str) -> ParameterError:
-    """That a call can't hold it."""
+    """The error for such a character."""
     return ParameterError(f"tools: {key} at {place}: control characters can't be written in calls", "tools")
 
 
 def patterns(said: Any) -> list[str]:
-    """Those of `pattern` or `patternProperties`."""
+    """The patterns of `pattern` or `patternProperties`."""
     return [said] if isinstance(said, str) else list(said or ())
 
 
 def strings(value: Any) -> Iterator[str]:
-    """All texts within, names too."""
+    """All strings in a value, names included."""
     waiting = [value]
     while waiting:
         one = waiting.pop()

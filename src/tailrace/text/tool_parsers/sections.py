@@ -1,11 +1,11 @@
-"""Calls in a section of their own, each between markers, the name outside the JSON: DeepSeek and Kimi."""
+"""Calls in a section, each between its own markers, with the name outside of the JSON: DeepSeek and Kimi."""
 
 from __future__ import annotations
 
 import re
 
-from tailrace.text.tool_parsers.block import Block, NotACallError, Read
-from tailrace.text.tool_parsers.script import Script, Written, quoted
+from tailrace.text.tool_parsers.call_parser import CallParser, NotACallError, Parsing
+from tailrace.text.tool_parsers.grammar_writer import CallGrammar, GrammarWriter, quoted
 from tailrace.text.tool_parsers.values import json_value
 
 DEEPSEEK = ("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>")
@@ -14,82 +14,83 @@ KIMI_ID = re.compile(r"(?:functions\.)?(?P<name>.+):\d+")
 FENCE = ("```json", "```")
 
 
-def deepseek_v3(block: Block) -> Read[None]:
-    """Name and arguments around the separator (V3.1), or the word "function" before it and name and fenced JSON behind (V3, R1)."""
+def deepseek_v3(parser: CallParser) -> Parsing[None]:
+    """V3.1: name, separator, arguments. V3 and R1: the word "function", separator, name, and the arguments in a JSON
+    code block."""
     begin, separator, end = DEEPSEEK
     while True:
-        yield from block.white()
-        yield from block.begin(begin)
-        name = yield from block.word()
-        yield from block.expect(separator)
-        yield from block.white()
-        fenced = (yield from block.peek()) != "{"
+        yield from parser.whitespace()
+        yield from parser.begin_call(begin)
+        name = yield from parser.word()
+        yield from parser.expect(separator)
+        yield from parser.whitespace()
+        fenced = (yield from parser.peek()) != "{"
         if fenced:
             if name != "function":
                 raise NotACallError(name)
-            name = yield from block.word()
-            yield from block.white()
-            yield from block.expect(FENCE[0])
-        yield from block.white()
-        block.name(name)
-        yield from json_value(block, block.say)
-        yield from block.white()
+            name = yield from parser.word()
+            yield from parser.whitespace()
+            yield from parser.expect(FENCE[0])
+        yield from parser.whitespace()
+        parser.start_call(name)
+        yield from json_value(parser, parser.add_arguments)
+        yield from parser.whitespace()
         if fenced:
-            yield from block.expect(FENCE[1])
-            yield from block.white()
-        yield from block.expect(end)
-        block.end()
-        if (yield from block.close()):
+            yield from parser.expect(FENCE[1])
+            yield from parser.whitespace()
+        yield from parser.expect(end)
+        parser.end_call()
+        if (yield from parser.close()):
             return
 
 
-def kimi_k2(block: Block) -> Read[None]:
-    """functions.NAME:NUMBER is the call's id, which the model expects to see again beside its result."""
+def kimi_k2(parser: CallParser) -> Parsing[None]:
+    """functions.NAME:NUMBER is the call's id, which the model expects to see again with its result."""
     begin, separator, end = KIMI
     while True:
-        yield from block.white()
-        yield from block.begin(begin)
-        yield from block.white()
-        id = yield from block.word()
-        yield from block.white()
-        yield from block.expect(separator)
-        yield from block.white()
+        yield from parser.whitespace()
+        yield from parser.begin_call(begin)
+        yield from parser.whitespace()
+        id = yield from parser.word()
+        yield from parser.whitespace()
+        yield from parser.expect(separator)
+        yield from parser.whitespace()
         numbered = KIMI_ID.fullmatch(id)
-        block.name(numbered["name"] if numbered else id.removeprefix("functions."), id if numbered else None)
-        yield from json_value(block, block.say)
-        yield from block.white()
-        yield from block.expect(end)
-        block.end()
-        if (yield from block.close()):
+        parser.start_call(numbered["name"] if numbered else id.removeprefix("functions."), id if numbered else None)
+        yield from json_value(parser, parser.add_arguments)
+        yield from parser.whitespace()
+        yield from parser.expect(end)
+        parser.end_call()
+        if (yield from parser.close()):
             return
 
 
-# ---- the same as grammars
+# ---- the grammars
 
 
-def deepseek_script(script: Script) -> Written:
-    """Fenced where the model's template is, else plain."""
-    begin, separator, end = map(script.mark, DEEPSEEK)
-    closing = script.mark("<｜tool▁calls▁end｜>")
-    fenced = script.knows(FENCE[0])
+def deepseek_grammar(writer: GrammarWriter) -> CallGrammar:
+    """A JSON code block if the model's template has one, else plain JSON."""
+    begin, separator, end = map(writer.mark, DEEPSEEK)
+    closing = writer.mark("<｜tool▁calls▁end｜>")
+    fenced = writer.model_writes(FENCE[0])
 
     def call(name: str, arguments: str) -> str:
         if fenced:
             return rf'"function" {separator} {quoted(name)} "\n```json\n" {arguments} "\n```"'
         return f"{quoted(name)} {separator} {arguments}"
 
-    calls = script.calls(
-        lambda f: f"{begin} {call(f.name, script.arguments(f))} {end}", quoted("\n") if fenced else '""'
+    calls = writer.calls(
+        lambda f: f"{begin} {call(f.name, writer.arguments(f))} {end}", quoted("\n") if fenced else '""'
     )
-    return Written("<｜tool▁calls▁begin｜>", f"{calls} {closing}")
+    return CallGrammar("<｜tool▁calls▁begin｜>", f"{calls} {closing}")
 
 
-def kimi_script(script: Script) -> Written:
-    """The numbers are the model's own: they count on from the calls of before."""
-    begin, separator, end = map(script.mark, KIMI)
-    closing = script.mark("<|tool_calls_section_end|>")
-    number = script.rule("NUMBER", "/[0-9]{1,4}/")
-    calls = script.calls(
-        lambda f: f"{begin} {quoted(f'functions.{f.name}:')} {number} {separator} {script.arguments(f)} {end}", '""'
+def kimi_grammar(writer: GrammarWriter) -> CallGrammar:
+    """The model chooses the numbers, which continue from earlier calls."""
+    begin, separator, end = map(writer.mark, KIMI)
+    closing = writer.mark("<|tool_calls_section_end|>")
+    number = writer.rule("NUMBER", "/[0-9]{1,4}/")
+    calls = writer.calls(
+        lambda f: f"{begin} {quoted(f'functions.{f.name}:')} {number} {separator} {writer.arguments(f)} {end}", '""'
     )
-    return Written("<|tool_calls_section_begin|>", f"{calls} {closing}")
+    return CallGrammar("<|tool_calls_section_begin|>", f"{calls} {closing}")

@@ -1,108 +1,111 @@
-"""Calls whose arguments stand one by one between tags, as bare text: Qwen3-Coder and GLM-4.5. A call goes out whole."""
+"""Calls whose arguments stand one by one between tags, as bare text: Qwen3-Coder and GLM-4.5. A call is sent when it is
+complete."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from tailrace.text.tool_parsers.block import Block, Read
+from tailrace.text.tool_parsers.call_parser import CallParser, Parsing
 from tailrace.text.tool_parsers.functions import Function
-from tailrace.text.tool_parsers.script import Script, Written, quoted
-from tailrace.text.tool_parsers.unquoted import is_text, sequence, text, unsayable
+from tailrace.text.tool_parsers.grammar_writer import CallGrammar, GrammarWriter, quoted
+from tailrace.text.tool_parsers.unquoted import is_text, not_expressible, parameter_sequence, text_terminal
 from tailrace.text.tool_parsers.values import json_of, unquoted
 
 
-def qwen3_coder(block: Block) -> Read[None]:
-    """<function=NAME>, <parameter=KEY>, each value on lines of its own."""
+def qwen3_coder(parser: CallParser) -> Parsing[None]:
+    """<function=NAME>, then <parameter=KEY> with each value on its own lines."""
     while True:
-        yield from block.white()
-        yield from block.begin("<function=")
-        name = yield from block.word()
-        yield from block.expect(">")
-        schemas = block.tools.get(name, {})
+        yield from parser.whitespace()
+        yield from parser.begin_call("<function=")
+        name = yield from parser.word()
+        yield from parser.expect(">")
+        schemas = parser.tools.get(name, {})
         arguments: dict[str, str] = {}
-        yield from block.white()
-        while not (yield from block.literal("</function>")):
-            yield from block.expect("<parameter=")
-            key = yield from block.until(">")
-            text = yield from unquoted(block, "</parameter>", schemas.get(key), ("<parameter=", "</function>"))
+        yield from parser.whitespace()
+        while not (yield from parser.accept("</function>")):
+            yield from parser.expect("<parameter=")
+            key = yield from parser.until(">")
+            text = yield from unquoted(parser, "</parameter>", schemas.get(key), ("<parameter=", "</function>"))
             text = text.removeprefix("\n").removesuffix("\n")
             arguments[key] = json_of(text, schemas.get(key))
-            yield from block.white()
-        block.whole(name, arguments)
-        if (yield from block.close()):
+            yield from parser.whitespace()
+        parser.add_call(name, arguments)
+        if (yield from parser.close()):
             return
 
 
-def glm4(block: Block) -> Read[None]:
-    """The name, then pairs of <arg_key> and <arg_value>; the closing marker says that there are no more."""
-    yield from block.white()
-    name = yield from block.word()
-    schemas = block.tools.get(name, {})
+def glm4(parser: CallParser) -> Parsing[None]:
+    """The name, then pairs of <arg_key> and <arg_value>, up to the closing marker."""
+    yield from parser.whitespace()
+    name = yield from parser.word()
+    schemas = parser.tools.get(name, {})
     arguments: dict[str, str] = {}
-    while not (yield from block.close()):
-        yield from block.expect("<arg_key>")
-        key = (yield from block.until("</arg_key>")).strip()
-        yield from block.white()
-        yield from block.expect("<arg_value>")
+    while not (yield from parser.close()):
+        yield from parser.expect("<arg_key>")
+        key = (yield from parser.until("</arg_key>")).strip()
+        yield from parser.whitespace()
+        yield from parser.expect("<arg_value>")
         schema = schemas.get(key)
-        arguments[key] = json_of((yield from unquoted(block, "</arg_value>", schema, ("<arg_key>",))), schema)
-    block.whole(name, arguments)
+        arguments[key] = json_of((yield from unquoted(parser, "</arg_value>", schema, ("<arg_key>",))), schema)
+    parser.add_call(name, arguments)
 
 
-# ---- the same as grammars
+# ---- the grammars
 
 
-def qwen3_coder_script(script: Script) -> Written:
-    """Tags and values on lines of their own."""
-    opening, closing = (script.mark(tag) for tag in ("<tool_call>", "</tool_call>"))
+def qwen3_coder_grammar(writer: GrammarWriter) -> CallGrammar:
+    """Tags and values on their own lines."""
+    opening, closing = (writer.mark(tag) for tag in ("<tool_call>", "</tool_call>"))
 
     def form(function: Function) -> str:
         def parameter(name: str, schema: Mapping[str, Any], id: str) -> str:
             field = key_of(function, name)
             head, end = quoted(f"<parameter={name}>\n"), "\n</parameter>"
             if is_text(schema):
-                value = text(script, schema, id, field, ("</parameter>", "</tool_call>"), end)
+                value = text_terminal(writer, schema, id, field, ("</parameter>", "</tool_call>"), end)
                 return f"{head} {value} {quoted(LINE)}"
-            return f"{head} {script.json(schema)} {quoted(end)} {quoted(LINE)}"
+            return f"{head} {writer.json(schema)} {quoted(end)} {quoted(LINE)}"
 
-        return rf'{quoted(f"<function={function.name}>")} "\n" {sequence(script, function, parameter)} "</function>"'
+        head, arguments = quoted(f"<function={function.name}>"), parameter_sequence(writer, function, parameter)
+        return rf'{head} "\n" {arguments} "</function>"'
 
-    calls = script.calls(form, rf'"\n" {closing} "\n" {opening} "\n"')
-    return Written("<tool_call>", rf'"\n" {calls} "\n" {closing}')
+    calls = writer.calls(form, rf'"\n" {closing} "\n" {opening} "\n"')
+    return CallGrammar("<tool_call>", rf'"\n" {calls} "\n" {closing}')
 
 
-def glm4_script(script: Script) -> Written:
-    """A call in tags, keys and values in tags of their own."""
-    opening, closing = (script.mark(tag) for tag in ("<tool_call>", "</tool_call>"))
+def glm4_grammar(writer: GrammarWriter) -> CallGrammar:
+    """Each call in tags, keys and values in tags of their own."""
+    opening, closing = (writer.mark(tag) for tag in ("<tool_call>", "</tool_call>"))
 
     def form(function: Function) -> str:
         def parameter(name: str, schema: Mapping[str, Any], id: str) -> str:
             field, end = key_of(function, name), "</arg_value>"
-            head = f"{script.mark('<arg_key>')} {quoted(name)} {script.mark('</arg_key>')} {NEWLINE} {script.mark('<arg_value>')}"
-            ended = script.token(end) is None
+            key = f"{writer.mark('<arg_key>')} {quoted(name)} {writer.mark('</arg_key>')}"
+            head = f"{key} {NEWLINE} {writer.mark('<arg_value>')}"
+            ended = writer.token(end) is None
             if is_text(schema):
-                value = text(script, schema, id, field, (end, "</tool_call>"), end if ended else "")
+                value = text_terminal(writer, schema, id, field, (end, "</tool_call>"), end if ended else "")
             else:
-                value = f"{script.json(schema)} {quoted(end) if ended else ''}"
-            return f"{head} {value} {'' if ended else script.mark(end)} {NEWLINE}"
+                value = f"{writer.json(schema)} {quoted(end) if ended else ''}"
+            return f"{head} {value} {'' if ended else writer.mark(end)} {NEWLINE}"
 
-        return f"{quoted(function.name)} {NEWLINE} {sequence(script, function, parameter)}"
+        return f"{quoted(function.name)} {NEWLINE} {parameter_sequence(writer, function, parameter)}"
 
-    calls = script.calls(form, f"{closing} {NEWLINE} {opening}")
-    return Written("<tool_call>", f"{calls} {closing}")
+    calls = writer.calls(form, f"{closing} {NEWLINE} {opening}")
+    return CallGrammar("<tool_call>", f"{calls} {closing}")
 
 
 LINE = "\n"
-NEWLINE = r'"\n"?'  # GLM-4.5 puts one there, later ones don't
+NEWLINE = r'"\n"?'  # GLM-4.5 writes one there, later models don't
 
 
 def key_of(function: Function, name: str) -> str:
-    """Where a parameter is, for messages.
+    """The parameter's place, for messages.
 
     Raises:
-        ParameterError: its name can't stand between tags.
+        ParameterError: the name can't stand between tags.
     """
     if not name or name != name.strip() or set("<>\n") & set(name):
-        raise unsayable(function.name, f"the name {name!r:.100}")
+        raise not_expressible(function.name, f"the name {name!r:.100}")
     return f"{function.name}.{name}"

@@ -1,7 +1,8 @@
-"""Arguments written one by one without quotes (Qwen3-Coder, GLM) or as keywords (Python), as a grammar: which schemas can be said so.
+"""The grammar of arguments that are written one by one: without quotes (Qwen3-Coder, GLM) or as keywords (Python).
+Refuses schemas that can't be expressed this way.
 
-A parameter whose schema wants a string and nothing else (null may be an alternative) is bare text; any other is JSON, strings in it quoted.
-That is how values.json_of reads them.
+A parameter whose schema allows only strings (and perhaps null) is bare text. Any other parameter is JSON, with strings
+quoted. values.json_of reads them the same way.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from tailrace.grammar.check import UnsupportedError
 from tailrace.grammar.ecma import enclosing
 from tailrace.grammar.formats import LONGEST, PATTERNS, REFUSED
 from tailrace.text.tool_parsers.functions import Function
-from tailrace.text.tool_parsers.script import ANY, Script, exactly, quoted, without
+from tailrace.text.tool_parsers.grammar_writer import ANY, GrammarWriter, escaped, quoted, text_without
 from tailrace.text.tool_parsers.values import kinds_of
 
-# of the object of arguments: what ties parameters to each other can't be said where they stand one by one
+# keywords of the arguments object that tie parameters to each other, which a list of separate parameters can't express
 TIES = frozenset(
     {
         "$ref",
@@ -46,7 +47,7 @@ def parameters(function: Function) -> Iterator[tuple[str, dict[str, Any], bool]]
     """
     schema = function.parameters
     if ties := TIES & schema.keys():
-        raise unsayable(function.name, sorted(ties)[0])
+        raise not_expressible(function.name, sorted(ties)[0])
     shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
     properties, required = schema["properties"], schema.get("required", [])
     for name in dict.fromkeys([*properties, *required]):
@@ -54,53 +55,60 @@ def parameters(function: Function) -> Iterator[tuple[str, dict[str, Any], bool]]
         if own is not False:
             yield name, shared | (own if isinstance(own, dict) else {}), name in required
         elif name in required:
-            raise unsayable(function.name, f"the parameter {name!r:.100}, of which no value fits,")
+            raise not_expressible(function.name, f"the parameter {name!r:.100}, of which no value fits,")
 
 
-def sequence(script: Script, function: Function, write: Callable[[str, dict[str, Any], str], str]) -> str:
-    """All parameters in their order, those that are not required perhaps. `write`: name, schema, a suffix for rules → how one is said."""
-    place = script.place(function)
+def parameter_sequence(
+    writer: GrammarWriter, function: Function, write: Callable[[str, dict[str, Any], str], str]
+) -> str:
+    """All parameters in order; those that are not required are optional. write: (name, schema, suffix for rule names) →
+    grammar."""
+    place = writer.place(function)
     parts: list[str] = []
     for i, (name, schema, required) in enumerate(parameters(function)):
-        rule = script.rule(f"arg_{place}_{i}", write(name, schema, f"{place}_{i}"))
+        rule = writer.rule(f"arg_{place}_{i}", write(name, schema, f"{place}_{i}"))
         parts.append(rule if required else f"{rule}?")
     return " ".join(parts) or '""'
 
 
 def is_text(schema: Mapping[str, Any]) -> bool:
-    """Its values are bare text."""
+    """True if the values are bare text."""
     kinds = kinds_of(schema)
     return bool(kinds) and kinds <= {"string", "null"}
 
 
-def text(script: Script, schema: Mapping[str, Any], id: str, field: str, ends: tuple[str, ...], end: str) -> str:
-    """Bare text and what ends it (`end`, if that is text), as a terminal; none of `ends` stands in it.
+def text_terminal(
+    writer: GrammarWriter, schema: Mapping[str, Any], id: str, field: str, ends: tuple[str, ...], end: str
+) -> str:
+    """A terminal: bare text that contains none of `ends`, followed by `end` if that is text.
 
     Raises:
-        ParameterError: the schema wants more of the string than can be said.
+        ParameterError: the schema demands what a terminal can't express.
     """
-    said = script.rule(f"SAID_{id}", " | ".join(alternatives(schema, field, ends)))
-    clean = script.rule(f"CLEAN_{id}", without(*ends))
-    whole = script.rule(f"TEXT_{id}", f"{said} & {clean}")
+    said = writer.rule(f"SAID_{id}", " | ".join(alternatives(schema, field, ends)))
+    clean = writer.rule(f"CLEAN_{id}", text_without(*ends))
+    whole = writer.rule(f"TEXT_{id}", f"{said} & {clean}")
     if not end:
         return whole
-    ended = script.rule(f"ENDED_{id}", f"{whole} {quoted(end)}")
-    return script.rule(f"VALUE_{id}", f"{ended} & ~/{ANY}({'|'.join(map(exactly, ends))})(?s:.+)/")
+    ended = writer.rule(f"ENDED_{id}", f"{whole} {quoted(end)}")
+    return writer.rule(f"VALUE_{id}", f"{ended} & ~/{ANY}({'|'.join(map(escaped, ends))})(?s:.+)/")
 
 
 def alternatives(schema: Mapping[str, Any], field: str, ends: tuple[str, ...]) -> Iterator[str]:
-    """What the text may be, as parts of a terminal."""
+    """The alternatives for the text, as parts of a terminal."""
     if beyond := BEYOND & schema.keys():
-        raise unsayable(field, sorted(beyond)[0])
+        raise not_expressible(field, sorted(beyond)[0])
     nested = [choice for key in ("anyOf", "oneOf") for choice in schema.get(key, ())]
     if nested and (
         schema.keys() & {"enum", "const", "pattern", "minLength", "maxLength"} or {"anyOf", "oneOf"} <= schema.keys()
     ):
-        raise unsayable(field, "anyOf beside other keywords")
+        raise not_expressible(field, "anyOf beside other keywords")
     if any(not isinstance(choice, dict) for choice in nested):
-        raise unsayable(field, f"{str(next(c for c in nested if not isinstance(c, dict))).lower()} as an alternative")
+        raise not_expressible(
+            field, f"{str(next(c for c in nested if not isinstance(c, dict))).lower()} as an alternative"
+        )
     if "oneOf" in schema and overlapping(nested):
-        raise unsayable(field, "oneOf of which a text may fit two")
+        raise not_expressible(field, "oneOf of which a text may fit two")
     for choice in nested:
         kinds = kinds_of(choice) & kinds_of({"type": schema.get("type", ["string", "null"])})
         if kinds:
@@ -109,7 +117,7 @@ def alternatives(schema: Mapping[str, Any], field: str, ends: tuple[str, ...]) -
         return
     if "enum" in schema or "const" in schema:
         beside = "".join(f" & {one}" for one in patterns(schema, field))
-        yield from (quoted(text) + (beside if bound else "") for text, bound in named(schema, field, ends))
+        yield from (quoted(text) + (beside if bound else "") for text, bound in listed_texts(schema, field, ends))
         return
     kinds = kinds_of(schema)
     if "string" in kinds:
@@ -119,7 +127,7 @@ def alternatives(schema: Mapping[str, Any], field: str, ends: tuple[str, ...]) -
 
 
 def overlapping(choices: list[dict[str, Any]]) -> bool:
-    """A text may fit two of them, as far as their types and listed values tell."""
+    """True if a text may fit two of the choices, judged by their types and listed values."""
     kinds = [kind for choice in choices for kind in kinds_of(choice)]
     if len(kinds) == len(set(kinds)):
         return False
@@ -133,15 +141,16 @@ def listed(schema: Mapping[str, Any]) -> list[Any]:
     return [value for value in found if "const" not in schema or value == schema["const"]]
 
 
-def named(schema: Mapping[str, Any], field: str, ends: tuple[str, ...]) -> list[tuple[str, bool]]:
-    """The texts of an enum or a const that fit what stands beside it, and whether each is a string, which a pattern binds."""
+def listed_texts(schema: Mapping[str, Any], field: str, ends: tuple[str, ...]) -> list[tuple[str, bool]]:
+    """The texts of an enum or a const that also fit the other keywords, and whether each is a string (which a pattern
+    restricts)."""
     values, kinds = listed(schema), kinds_of(schema)
     low, high = int(schema.get("minLength", 0)), schema.get("maxLength")
     if any(
         (value is not None and not isinstance(value, str)) or any(end in (value or "") for end in ends)
         for value in values
     ):
-        raise unsayable(field, "an enum of other than strings, or with a tag in one")
+        raise not_expressible(field, "an enum of other than strings, or with a tag in one")
     strings = [
         v
         for v in values
@@ -149,14 +158,14 @@ def named(schema: Mapping[str, Any], field: str, ends: tuple[str, ...]) -> list[
     ]
     nulls = [v for v in values if v is None and "null" in kinds]
     if nulls and "null" in strings:
-        raise unsayable(field, 'an enum of null and "null"')
+        raise not_expressible(field, 'an enum of null and "null"')
     if not strings and not nulls:
-        raise unsayable(field, "an enum of which no value fits")
+        raise not_expressible(field, "an enum of which no value fits")
     return [(text, True) for text in strings] + [("null", False) for _ in nulls[:1]]
 
 
 def lengths(schema: Mapping[str, Any]) -> str:
-    """minLength and maxLength."""
+    """minLength and maxLength as a pattern."""
     low, high = int(schema.get("minLength", 0)), schema.get("maxLength")
     if not low and high is None:
         return f"/{ANY}/"
@@ -164,12 +173,12 @@ def lengths(schema: Mapping[str, Any]) -> str:
 
 
 def patterns(schema: Mapping[str, Any], field: str) -> Iterator[str]:
-    """What a pattern and a format make of the whole text. A format that is unknown is an annotation."""
+    """`pattern` and `format` as patterns of the whole text. An unknown format is an annotation."""
     name = schema.get("format")
     if name is not None and not isinstance(name, str):
-        raise unsayable(field, "a format that is no text")
+        raise not_expressible(field, "a format that is no text")
     if name in REFUSED:
-        raise unsayable(field, f"the format {name}")
+        raise not_expressible(field, f"the format {name}")
     if name in PATTERNS:
         yield f"/{enclosing(f'^(?:{PATTERNS[name]})$')}/"
     if name in LONGEST:
@@ -178,9 +187,9 @@ def patterns(schema: Mapping[str, Any], field: str) -> Iterator[str]:
         try:
             yield f"/{enclosing(schema['pattern'])}/"
         except UnsupportedError as error:
-            raise unsayable(field, str(error)) from error
+            raise not_expressible(field, str(error)) from error
 
 
-def unsayable(where: str, what: str) -> ParameterError:
-    """That this can't be enforced in the model's format."""
+def not_expressible(where: str, what: str) -> ParameterError:
+    """The error for a schema that the model's format can't express."""
     return ParameterError(f"tools: {where}: {what} can't be enforced in the way this model writes tool calls", "tools")

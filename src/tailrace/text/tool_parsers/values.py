@@ -1,4 +1,5 @@
-"""Values inside a call: passed on as they are written, with an eye on brackets and strings only; or bare text made JSON."""
+"""Values inside a call. JSON values are passed on as written; only brackets and strings are followed. Bare text is
+turned into JSON."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from tailrace.text.tool_parsers.block import WHITE, Block, NotACallError, Read, Sink, in_json
+from tailrace.text.tool_parsers.call_parser import WHITE, CallParser, NotACallError, Parsing, Sink, in_json
 
 INSIDE = {quote: re.compile(rf"[^{quote}\\]+") for quote in ("'", '"')}  # of a string
 PLAIN = re.compile(r'[^"<\\]+')
@@ -17,122 +18,126 @@ SCALAR = re.compile(r"[A-Za-z0-9_.+-]*")
 PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 
 
-class Shape(NamedTuple):
-    """What a language's values are made of: its quotes, its brackets, and what else may stand between brackets."""
+class Syntax(NamedTuple):
+    """The syntax of a language's values: its quotes, its brackets, and what else may stand between brackets."""
 
     quotes: str
     brackets: Mapping[str, str]
     plain: re.Pattern[str]
 
 
-JSON = Shape('"', {"{": "}", "[": "]"}, re.compile(r"[\sA-Za-z0-9_.+,:-]+"))
-PYTHON = Shape("'\"", {"{": "}", "[": "]", "(": ")"}, re.compile(r"[^\[\](){}'\"]+"))
+JSON = Syntax('"', {"{": "}", "[": "]"}, re.compile(r"[\sA-Za-z0-9_.+,:-]+"))
+PYTHON = Syntax("'\"", {"{": "}", "[": "]", "(": ")"}, re.compile(r"[^\[\](){}'\"]+"))
 
 
-def nested(block: Block, sink: Sink, shape: Shape, inside: Iterable[str] = ()) -> Read[None]:
-    """A string, or brackets and all in them, handed on as it comes. `inside`: what closes the brackets that are open already.
+def nested(parser: CallParser, sink: Sink, syntax: Syntax, inside: Iterable[str] = ()) -> Parsing[None]:
+    """Pass on a string, or brackets and everything in them, as they come. inside: what closes the brackets that are
+    already open.
 
     Raises:
-        NotACallError: a character that can't stand there. What came before it has been handed on.
+        NotACallError: a character that can't stand there. The text before it was passed on.
     """
     closings = list(inside)
     while True:
-        char = yield from block.peek()
-        if char in shape.quotes:
-            yield from string(block, sink)
-        elif char in shape.brackets:
-            closings.append(shape.brackets[char])
-            sink(block.take(1))
+        char = yield from parser.peek()
+        if char in syntax.quotes:
+            yield from string(parser, sink)
+        elif char in syntax.brackets:
+            closings.append(syntax.brackets[char])
+            sink(parser.take(1))
         elif closings and char == closings[-1]:
             closings.pop()
-            sink(block.take(1))
-        elif closings and (run := shape.plain.match(block.text, block.at)):
-            sink(block.take(len(run[0])))
+            sink(parser.take(1))
+        elif closings and (run := syntax.plain.match(parser.text, parser.at)):
+            sink(parser.take(len(run[0])))
         else:
             raise NotACallError(char)
         if not closings:
             return
 
 
-def string(block: Block, sink: Sink) -> Read[None]:
-    """A string in its quotes, handed on as it comes."""
-    quote = block.take(1)
+def string(parser: CallParser, sink: Sink) -> Parsing[None]:
+    """Pass on a string in its quotes, as it comes."""
+    quote = parser.take(1)
     sink(quote)
-    while (char := (yield from block.peek())) != quote:
+    while (char := (yield from parser.peek())) != quote:
         if char == "\\":
-            sink(block.take(1))
-            yield from block.peek()
-            sink(block.take(1))
-        elif run := INSIDE[quote].match(block.text, block.at):
-            sink(block.take(len(run[0])))
-    sink(block.take(1))
+            sink(parser.take(1))
+            yield from parser.peek()
+            sink(parser.take(1))
+        elif run := INSIDE[quote].match(parser.text, parser.at):
+            sink(parser.take(len(run[0])))
+    sink(parser.take(1))
 
 
-def json_value(block: Block, sink: Sink) -> Read[None]:
-    """Any JSON value, handed on as it comes; raise NotACallError where there is none."""
-    char = yield from block.peek()
+def json_value(parser: CallParser, sink: Sink) -> Parsing[None]:
+    """Pass on any JSON value, as it comes; raise NotACallError if there is none."""
+    char = yield from parser.peek()
     if char in JSON.quotes or char in JSON.brackets:
-        yield from nested(block, sink, JSON)
+        yield from nested(parser, sink, JSON)
     elif SCALAR.fullmatch(char):
-        yield from block.span(SCALAR, sink)
+        yield from parser.span(SCALAR, sink)
     else:
         raise NotACallError(char)
 
 
-def unquoted(block: Block, marker: str, schema: Any, then: tuple[str, ...]) -> Read[str]:
-    """A value that stands without quotes before the marker, which is taken too. Where it may be JSON and begins as such, a marker in one
-    of its strings is part of it; but not where it may be text as well, which can hold a lone quote, and the call goes on behind the marker.
+def unquoted(parser: CallParser, marker: str, schema: Any, then: tuple[str, ...]) -> Parsing[str]:
+    """Read an unquoted value and the marker after it.
+
+    If the value may be JSON and begins like JSON, a marker inside one of its strings belongs to the value. If it may be
+    text as well, a lone quote is possible: then a marker ends the value wherever the call goes on after the marker.
 
     Args:
-        then: what may come behind the marker and white space, the block's end aside.
+        then: what may come after the marker and white space, besides the end of the block.
+
     Raises:
-        NotACallError: the block is closed before.
+        NotACallError: the block ends before the marker.
     """
     kinds, parts = kinds_of(schema), list[str]()
-    yield from block.span(WHITE, parts.append)
-    if (kinds and kinds <= {"string", "null"}) or (yield from block.peek()) not in '"[{':
-        return "".join(parts) + (yield from block.until(marker))
-    ends = () if kinds and "string" not in kinds else tuple(tag for tag in (*then, block.closing) if tag is not None)
+    yield from parser.span(WHITE, parts.append)
+    if (kinds and kinds <= {"string", "null"}) or (yield from parser.peek()) not in '"[{':
+        return "".join(parts) + (yield from parser.until(marker))
+    ends = () if kinds and "string" not in kinds else tuple(tag for tag in (*then, parser.closing) if tag is not None)
     inside = False  # of a string
     while True:
-        char = yield from block.peek()
-        if char == "<" and (not inside or (yield from followed(block, marker, ends))):
-            if (yield from block.literal(marker)):
+        char = yield from parser.peek()
+        if char == "<" and (not inside or (yield from followed(parser, marker, ends))):
+            if (yield from parser.accept(marker)):
                 return "".join(parts)
-            if block.closing is not None and (yield from block.literal(block.closing)):
-                raise NotACallError(block.closing)
+            if parser.closing is not None and (yield from parser.accept(parser.closing)):
+                raise NotACallError(parser.closing)
         if char == "\\" and inside:
-            parts.append(block.take(1))
-            if (yield from block.peek()) in '"\\':
-                parts.append(block.take(1))
+            parts.append(parser.take(1))
+            if (yield from parser.peek()) in '"\\':
+                parts.append(parser.take(1))
             continue
         inside ^= char == '"'
-        run = PLAIN.match(block.text, block.at)
-        parts.append(block.take(len(run[0]) if run else 1))
+        run = PLAIN.match(parser.text, parser.at)
+        parts.append(parser.take(len(run[0]) if run else 1))
 
 
-def followed(block: Block, marker: str, then: tuple[str, ...]) -> Read[bool]:
-    """The marker comes next, and behind it and white space one of these. Nothing is taken."""
+def followed(parser: CallParser, marker: str, then: tuple[str, ...]) -> Parsing[bool]:
+    """True if the marker comes next, and after it (and white space) one of these. Reads nothing."""
     while True:
-        there = block.text[block.at : block.at + len(marker)]
+        there = parser.text[parser.at : parser.at + len(marker)]
         if not marker.startswith(there):
             return False
         if there == marker:
-            white = WHITE.match(block.text, block.at + len(marker))
-            behind = white.end() if white else len(block.text)
-            if block.text.startswith(then, behind):
+            white = WHITE.match(parser.text, parser.at + len(marker))
+            behind = white.end() if white else len(parser.text)
+            if parser.text.startswith(then, behind):
                 return True
-            if not any(tag.startswith(block.text[behind : behind + len(tag)]) for tag in then):
+            if not any(tag.startswith(parser.text[behind : behind + len(tag)]) for tag in then):
                 return False
         yield
 
 
-def json_text(block: Block) -> Read[str]:
-    """A JSON string's value; raise NotACallError if what comes is none."""
+def json_text(parser: CallParser) -> Parsing[str]:
+    """The value of a JSON string; raise NotACallError if no string comes next."""
     parts: list[str] = []
-    if (yield from block.peek()) != '"':
+    if (yield from parser.peek()) != '"':
         raise NotACallError("a string")
-    yield from string(block, parts.append)
+    yield from string(parser, parts.append)
     try:
         return msgspec.json.decode("".join(parts), type=str)
     except msgspec.DecodeError as error:
@@ -140,7 +145,7 @@ def json_text(block: Block) -> Read[str]:
 
 
 def json_of(text: str, schema: Any) -> str:
-    """A value that was written without quotes → JSON: a string where the schema wants one or the text is nothing else."""
+    """An unquoted value as JSON: a string if the schema wants one or if the text is no other JSON."""
     kinds = kinds_of(schema)
     bare = PYTHON_WORDS.get(text.strip(), text.strip())
     if kinds and kinds <= {"string", "null"}:
@@ -149,7 +154,7 @@ def json_of(text: str, schema: Any) -> str:
 
 
 def is_json(text: str) -> bool:
-    """It is JSON as it is written, numbers of any size too."""
+    """True if the text is JSON as it is written, with numbers of any size."""
     try:
         json.loads(text, parse_int=str, parse_float=str, parse_constant=_no_constant)
     except (ValueError, RecursionError):
@@ -162,7 +167,8 @@ def _no_constant(name: str) -> None:
 
 
 def kinds_of(schema: Any) -> set[str]:
-    """The types that a parameter's schema names, also as alternatives, or those of the values that it lists; none if it doesn't say."""
+    """The types that a parameter's schema names, also in alternatives, or the types of its listed values; empty if it
+    names none."""
     if not isinstance(schema, Mapping):
         return set()
     named = schema.get("type")

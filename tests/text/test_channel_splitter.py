@@ -1,4 +1,4 @@
-"""Thinking, content and tool calls are told apart under any chunking, and no character is lost."""
+"""Reasoning, content and tool calls are told apart under any chunking, and no character is lost."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.text.channels import REASONING, ChannelSplitter, Segment, inside
-from tailrace.text.tool_parsers import TOOLS, ToolCall
+from tailrace.text.channel_splitter import ChannelSplitter, Segment
+from tailrace.text.reasoning import REASONING_MARKERS, ends_inside_reasoning
+from tailrace.text.tool_parsers import TOOL_FORMATS, ToolCall
 
-THINK, HERMES = REASONING["think"], TOOLS["hermes"]
+THINK, HERMES = REASONING_MARKERS["think"], TOOL_FORMATS["hermes"]
 CALL = '{"name": "add", "arguments": {"a": 1, "b": [2, "</x>"]}}'
 PARTS = st.sampled_from(
     [
@@ -35,7 +36,7 @@ PARTS = st.sampled_from(
 
 
 def joined(segments: list[Segment]) -> list[Segment]:
-    """Neighbours of one channel as one, and the pieces of each call."""
+    """Joins neighbouring segments of one channel, and the pieces of each call."""
     found: list[Segment] = []
     for segment in segments:
         last = found[-1] if found else None
@@ -65,8 +66,8 @@ def test_any_chunking_says_the_same(parts, data, opened):
 
 @given(st.lists(PARTS.filter(lambda part: "tool_call" not in part), max_size=12))
 def test_no_character_is_lost(parts):
-    """Put back between its markers, the text is what it was, up to a marker that closed nothing more than its channel. For tool calls
-    see test_tools.py."""
+    """Put back between its markers, the text is the original, up to a marker that only closed its channel. For tool
+    calls see test_tool_parsers.py."""
     text = "".join(parts)
     back, thinking = "", False
     for segment in split([text]):
@@ -76,7 +77,7 @@ def test_no_character_is_lost(parts):
             back += THINK[1]
         thinking = segment.channel == "reasoning"
         back += segment.text
-    for marker in THINK:  # an empty thought leaves no segment
+    for marker in THINK:  # empty reasoning leaves no segment
         back, text = back.replace(marker, ""), text.replace(marker, "")
     assert back == text
 
@@ -96,9 +97,9 @@ def test_what_goes_where():
 
 def test_a_template_may_have_opened_the_thinking():
     assert split(["hm</think>yes"], opened=True) == [Segment("reasoning", "hm"), Segment("content", "yes")]
-    assert inside("<|assistant|><think>\n", THINK)
-    assert not inside("<think>before</think> now", THINK)
-    assert not inside("nothing", THINK)
+    assert ends_inside_reasoning("<|assistant|><think>\n", THINK)
+    assert not ends_inside_reasoning("<think>before</think> now", THINK)
+    assert not ends_inside_reasoning("nothing", THINK)
 
 
 @pytest.mark.parametrize("broken", ["no json", '{"arguments": {}}', '{"name": 3}', "[]", ""])

@@ -1,7 +1,8 @@
-"""Which tokens of a vocabulary hold one of some strings within themselves.
+"""Finds the tokens of a vocabulary that contain one of some strings.
 
-The bytes of all tokens lie in a row, and their places are known by the two bytes that stand there; so a string is looked for only where
-its rarest pair is. 3 ms per MB to build; a search looks at some thousand places per string, whatever the vocabulary.
+The bytes of all tokens are joined, and their positions are sorted by the two bytes that begin there. A search looks
+only at the positions of the string's rarest pair. Building takes 3 ms per MB. A search reads some thousand positions
+per string, for any vocabulary.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 
-class Within:
-    """Over the bytes of each token id. fold: ASCII letters match either way; strings are then given in lower case."""
+class TokenSearch:
+    """An index over the bytes of each token id. fold: ASCII letters match in either case; strings are then given in
+    lower case."""
 
     def __init__(self, token_bytes: Sequence[bytes], fold: bool = False) -> None:
         data = b"".join(token_bytes)
@@ -23,13 +25,13 @@ class Within:
         self._end = np.repeat(lengths.cumsum().astype(np.uint32), lengths)  # of the token that a byte belongs to
         pairs = self._data.astype(np.uint16)
         pairs[:-1] += pairs[1:] << 8
-        self._places = np.argsort(pairs, kind="stable").astype(np.uint32)  # by the pair that begins there
+        self._places = np.argsort(pairs, kind="stable").astype(np.uint32)  # sorted by the pair that begins there
         self._from = np.searchsorted(pairs[self._places], np.arange(65537))
 
-    def held(self, strings: Iterable[bytes]) -> np.ndarray:
-        """Which tokens hold one of them, bool [V]."""
+    def containing(self, strings: Iterable[bytes]) -> np.ndarray:
+        """Which tokens contain one of the strings, bool [V]."""
         found = np.zeros(self._size, dtype=bool)
-        short = np.zeros(256, dtype=bool)  # those of one byte are looked for together
+        short = np.zeros(256, dtype=bool)  # strings of one byte are searched together
         for string in minimal(strings):
             if len(string) == 1:
                 short[string[0]] = True
@@ -40,7 +42,7 @@ class Within:
         return found
 
     def _starts(self, string: bytes) -> np.ndarray:
-        """Where a string of two bytes or more begins, so that it ends in the same token."""
+        """Where a string of two or more bytes begins, if it ends in the same token."""
         pairs = [string[i] | string[i + 1] << 8 for i in range(len(string) - 1)]
         rarest = min(range(len(pairs)), key=lambda i: self._from[pairs[i] + 1] - self._from[pairs[i]])
         pair = pairs[rarest]
@@ -55,7 +57,7 @@ class Within:
 
 
 def minimal(strings: Iterable[bytes]) -> list[bytes]:
-    """Those that hold no other of them: whatever holds one of the others holds one of these."""
+    """The strings that contain no other of them. Whatever contains one of the strings contains one of these."""
     kept: list[bytes] = []
     for string in sorted(set(strings), key=len):
         if not any(other in string for other in kept):

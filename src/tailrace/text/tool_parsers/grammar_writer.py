@@ -1,7 +1,7 @@
-"""A Lark grammar (llguidance's dialect) of tool calls, as a format writes it: literals, markers, alternatives, embedded schemas.
+"""Writes a Lark grammar (llguidance's dialect) of tool calls: literals, markers, alternatives, embedded schemas.
 
-A marker that the vocabulary has as a token of its own is written as that token: it is what the model was trained on, and a special token
-is no text to a matcher. Elsewhere it is text. Knows no format.
+A marker that is a token of its own is written as that token. The model was trained on it, and a matcher sees no text in
+a special token. Any other marker is written as text. Knows no format.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from tailrace.text.tokenizer import Tokenizer
 
 ANY = "(?s:.*)"
-# no \u and no \/, as grammar/llguidance.py has it: with them a name could be spelled past what the schema says of it
+# no \u and no \/, as in grammar/llguidance.py: with them a name could be spelled in a way that the schema forbids
 ESCAPES = 'nrbtf\\"'
 
 
-class Written(NamedTuple):
-    """How a format writes calls: the marker they begin with ("": none) and what follows it, as the body of a rule.
+class CallGrammar(NamedTuple):
+    """The grammar of a format's calls: the marker that opens them ("": none), and the body of the rule after it.
 
-    alike: where no marker begins them, a pattern of what is taken for calls, and so can't be other text.
+    alike: if no marker opens them, a pattern of all text that would be parsed as calls; other text must not match it.
     """
 
     opening: str
@@ -35,14 +35,15 @@ class Written(NamedTuple):
     alike: str = ""
 
 
-class Script:
-    """Rules and terminals, by name, in the order in which they were written.
+class GrammarWriter:
+    """Rules and terminals by name, in the order in which they were written.
 
     Args:
-        functions: those that may be called. many: more than once. whitespace: characters of it that JSON may have in a row.
+        functions: the functions that may be called. many: several calls are allowed.
+        whitespace: the most characters of white space that JSON may have in a row.
 
     Raises:
-        ParameterError: a schema that no grammar can say.
+        ParameterError: a schema that no grammar can express.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class Script:
         self.functions, self.tokenizer, self.many = functions, tokenizer, many
         for function in functions:
             check_counts(function.parameters, f"tools: {function.name}")
-        # llguidance's own keys: a pattern is tried once wherever JSON may have white space
+        # llguidance's own keys; this pattern is tried once at each place where JSON may have white space
         blanks: dict[str, Any] = (
             {"whitespace_pattern": rf"[ \n\r\t]{{1,{whitespace}}}"} if whitespace else {"whitespace_flexible": False}
         )
@@ -60,52 +61,53 @@ class Script:
         self._lines: dict[str, str] = {}
 
     def rule(self, name: str, body: str) -> str:
-        """Say what `name` is (in capitals: a terminal); the name."""
+        """Define a rule (or, in capitals, a terminal); return its name."""
         self._lines[name] = body
         return name
 
     def json(self, schema: Mapping[str, Any]) -> str:
-        """Whatever fits the schema, as JSON."""
+        """JSON that fits the schema."""
         check_characters(schema)
-        return f"%json {json.dumps({**plain(schema), 'x-guidance': self._options})}"
+        return f"%json {json.dumps({**without_options(schema), 'x-guidance': self._options})}"
 
     def arguments(self, function: Function) -> str:
-        """The object of a function's arguments."""
+        """The object of a function's arguments, as a rule."""
         return self.rule(f"args_{self.place(function)}", self.json(function.parameters))
 
     def place(self, function: Function) -> int:
-        """Its number, for names of rules."""
+        """The function's number, for names of rules."""
         return self._places[function.name]
 
     def mark(self, marker: str) -> str:
-        """A marker."""
+        """A marker, as a token or as text."""
         id = self.token(marker)
         return quoted(marker) if id is None else f"<[{id}]>"
 
     def token(self, marker: str) -> int | None:
-        """The id of a marker that is one token."""
+        """The id of a marker that is one token, else None."""
         return self.tokenizer.backend.token_to_id(marker)
 
-    def knows(self, marker: str) -> bool:
-        """The model is known to write it."""
+    def model_writes(self, marker: str) -> bool:
+        """True if the model is known to write the marker."""
         return self.token(marker) is not None or self.tokenizer.writes(marker)
 
     def calls(self, form: Callable[[Function], str], separator: str) -> str:
-        """A call of one of the functions, each written by `form`; several with `separator` between, if there may be several."""
+        """A call of one of the functions, each written by `form`; if many are allowed, several with `separator` between
+        them."""
         one = self.rule("call", " | ".join(form(function) for function in self.functions))
         return self.repeated(one, separator)
 
     def repeated(self, one: str, separator: str) -> str:
-        """Once or, if there may be several, more often."""
+        """One item; if many are allowed, one or more."""
         return f"{one} ({separator} {one})*" if self.many else one
 
     def source(self) -> str:
-        """The grammar."""
+        """The text of the grammar."""
         return "\n".join(f"{name}: {body}" for name, body in self._lines.items())
 
 
-def plain(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy without llguidance's own options."""
+def without_options(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of the schema without llguidance's own options."""
     whole = deepcopy(dict(schema))
     for _, node in subschemas(whole):
         node.pop("x-guidance", None)
@@ -113,21 +115,21 @@ def plain(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def quoted(text: str) -> str:
-    """A literal."""
+    """The text as a literal."""
     return json.dumps(text, ensure_ascii=False)
 
 
-def exactly(text: str) -> str:
-    """A pattern of this text alone, as it may stand between slashes."""
+def escaped(text: str) -> str:
+    """A pattern that matches this text only, for use between slashes."""
     return re.sub(r"[!-;=?-@\[-^`{-~]", lambda found: "\\" + found[0], text).replace("\n", "\\n")
 
 
-def without(*texts: str) -> str:
-    """Any text in which none of these stands, as a terminal."""
-    return f"/{ANY}/ & ~/{ANY}({'|'.join(map(exactly, texts))}){ANY}/" if texts else f"/{ANY}/"
+def text_without(*texts: str) -> str:
+    """A terminal: any text that contains none of these."""
+    return f"/{ANY}/ & ~/{ANY}({'|'.join(map(escaped, texts))}){ANY}/" if texts else f"/{ANY}/"
 
 
-def up_to(end: str, *others: str) -> str:
-    """Any text that ends with `end`, and has neither this nor one of the others before, as a terminal. A matcher reads what is longest,
-    so text and what ends it must be one."""
-    return f"/{ANY}{exactly(end)}/ & ~/{ANY}({'|'.join(map(exactly, (end, *others)))})(?s:.+)/"
+def text_up_to(end: str, *others: str) -> str:
+    """A terminal: any text that ends with `end`, with none of the texts (nor `end`) before that. Text and its end must
+    be one terminal, because a matcher takes the longest match."""
+    return f"/{ANY}{escaped(end)}/ & ~/{ANY}({'|'.join(map(escaped, (end, *others)))})(?s:.+)/"

@@ -1,0 +1,184 @@
+"""The parent's side of a compiling process (worker.py): starts it, asks it, kills it when a grammar takes too much."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+
+import msgspec
+
+from tailrace.config import GrammarConfig
+from tailrace.errors import ParameterError
+from tailrace.grammar.vocabulary import Vocabulary
+from tailrace.grammar.worker import FINAL_OUTCOMES, LENGTH, MAX_TEXT, MIB, Reply, WorkerHello, framed
+from tailrace.options import Grammar
+
+START_S = 120.0  # for a process to import a library and read the vocabulary; takes seconds on an idle machine
+MAX_REPLY = 4 * MAX_TEXT + MIB  # bytes of a message; a character takes up to four
+
+
+class ProcessLostError(Exception):
+    """The process has ended, or was killed because it took too long. begun: it had started on the grammar, so the
+    grammar is the cause."""
+
+    def __init__(self, timeout: bool) -> None:
+        super().__init__()
+        self.timeout, self.begun = timeout, False
+
+
+class GrammarTooBigError(ParameterError):
+    """The grammar takes too much time or memory, and most likely would again."""
+
+
+class CompileProcess:
+    """One compiling process. It starts with the first job and is replaced at once after each loss. Used by one thread;
+    any thread may call `kill` and `warm`."""
+
+    def __init__(self, vocabulary: Vocabulary, config: GrammarConfig) -> None:
+        self._hello = WorkerHello(vocabulary, config.memory_mib, config.timeout_s)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+        self._ended = False
+
+    @property
+    def pid(self) -> int | None:
+        process = self._process
+        return None if process is None else process.pid
+
+    @property
+    def warm(self) -> bool:
+        """True if the process is running."""
+        return self._process is not None
+
+    def succeed(self) -> None:
+        """After a loss, start the next process, so that the next job need not wait for it."""
+        if self._process is None:
+            try:
+                self._start()
+            except (ProcessLostError, OSError):  # the next job will report it
+                self._drop()
+
+    def run(self, grammar: Grammar) -> Reply:
+        """Compile a grammar.
+
+        Raises:
+            ProcessLostError: the process has ended or took too long.
+            GrammarTooBigError: the answer exceeds MAX_REPLY.
+        """
+        if self._process is not None and self._process.poll() is not None:
+            self._drop()  # it was killed from outside while it was idle
+        used = self._process is not None
+        try:
+            return self._run(grammar)
+        except ProcessLostError as error:
+            # A process that had worked before was killed from outside just now. The grammar had not started, so it is
+            # tried again.
+            if error.begun or error.timeout or not used:
+                raise
+        return self._run(grammar)
+
+    def _run(self, grammar: Grammar) -> Reply:
+        begun = False
+        try:
+            process = self._start()
+            self._write(process, framed(grammar), START_S)
+            self._reply(process, START_S)
+            begun = True
+            reply = self._reply(process, self._hello.timeout_s)
+            if reply.outcome in FINAL_OUTCOMES:
+                self._drop()
+            return reply
+        except (BrokenPipeError, ProcessLostError) as error:
+            self._drop()
+            lost = ProcessLostError(isinstance(error, ProcessLostError) and error.timeout)
+            lost.begun = begun
+            raise lost from None
+        except BaseException:
+            self._drop()  # its next message could be taken for another grammar's answer
+            raise
+
+    def kill(self) -> None:
+        """End the process for good: a running job is lost, and no further one starts."""
+        with self._lock:
+            self._ended = True
+            if self._process is not None:
+                self._process.kill()
+
+    def close(self) -> None:
+        self._drop()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        with self._lock:
+            if self._ended:
+                raise ProcessLostError(timeout=False)
+            if self._process is not None:
+                return self._process
+            # one arena: each further one would count as 64 MiB of address space
+            environment = {**os.environ, "MALLOC_ARENA_MAX": "1", "TOKENIZERS_PARALLELISM": "false"}
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tailrace.grammar.worker"],
+                bufsize=0,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env=environment,
+            )
+            process = self._process
+        assert process.stdin is not None
+        os.set_blocking(process.stdin.fileno(), False)
+        self._write(process, framed(self._hello), START_S)
+        return process
+
+    def _write(self, process: subprocess.Popen[bytes], data: bytes, within_s: float) -> None:
+        """Write without blocking for ever: a vocabulary exceeds a pipe's buffer, and the process may not be reading."""
+        assert process.stdin is not None
+        sink, until = process.stdin.fileno(), time.monotonic() + within_s
+        poll = select.poll()
+        poll.register(sink, select.POLLOUT)
+        rest = memoryview(data)
+        while rest:
+            if not poll.poll(max(0.0, until - time.monotonic()) * 1000):
+                raise ProcessLostError(timeout=True)
+            with suppress(BlockingIOError):
+                rest = rest[os.write(sink, rest) :]
+
+    def _reply(self, process: subprocess.Popen[bytes], within_s: float) -> Reply:
+        assert process.stdout is not None
+        source, until = process.stdout.fileno(), time.monotonic() + within_s
+        poll = select.poll()
+        poll.register(source, select.POLLIN)
+
+        def exactly(count: int) -> bytes:
+            data = bytearray()
+            while len(data) < count:
+                if not poll.poll(max(0.0, until - time.monotonic()) * 1000):
+                    raise ProcessLostError(timeout=True)
+                if not (part := os.read(source, min(count - len(data), MIB))):
+                    raise ProcessLostError(timeout=False)
+                data += part
+            return bytes(data)
+
+        (length,) = LENGTH.unpack(exactly(LENGTH.size))
+        if length > MAX_REPLY:
+            raise too_big(length)
+        return msgspec.msgpack.decode(exactly(length), type=Reply)
+
+    def _drop(self) -> None:
+        with self._lock:
+            process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    with suppress(BrokenPipeError):  # data that was never flushed
+                        pipe.close()
+
+
+def too_big(size: int) -> GrammarTooBigError:
+    return GrammarTooBigError(f"grammar: too big, compiled it takes {size // MIB} MiB", "grammar")

@@ -1,0 +1,248 @@
+"""Reads a block of tool calls as it arrives. A format's parser is a generator, which yields wherever the text ends.
+
+A parser reads forward only, so a token costs the same late in a call as early. Text that was read since something was
+last sent is held. If it turns out to be no call, it is given back unchanged.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator, Mapping
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+from uuid import uuid4
+
+import msgspec
+
+T = TypeVar("T")
+Parsing: TypeAlias = Generator[None, None, T]  # yields where it needs more text
+Sink: TypeAlias = Callable[[str], object]
+ToolSchemas: TypeAlias = Mapping[str, Mapping[str, Any]]  # function → parameter → its schema
+
+WHITE = re.compile(r"\s*")
+WORD = re.compile(r"[\w.:/@$-]*")
+SHORT_ID = 9
+
+
+class NotACallError(Exception):
+    """The next text does not fit into a call."""
+
+
+class ToolCall(NamedTuple):
+    """The new part of call number `place`: first its name (and its id, if the format has one), then pieces of its
+    arguments."""
+
+    place: int
+    name: str = ""
+    arguments: str = ""
+    id: str | None = None
+
+
+class CallParser:
+    """The text between two markers, or a whole answer.
+
+    Args:
+        read: the format's parser.
+        opening: text that was read before, given back if there is no call.
+        closing: the marker that ends the block, if the format has one.
+        tools: the parameters that the request declares.
+        place: the number of the first call.
+        bare: no marker says that these are calls.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[CallParser], Parsing[None]],
+        opening: str,
+        closing: str | None,
+        tools: ToolSchemas,
+        place: int,
+        bare: bool,
+    ) -> None:
+        self.closing, self.tools, self.bare = closing, tools, bare
+        self.text, self.at = "", 0  # text before `at` has been read
+        self.over = False
+        self._held = [opening]
+        self.undecided = True  # a call has begun or may have, and its name was not sent
+        self.unfinished = False  # a name was sent, and its arguments are incomplete
+        self.short_ids = False
+        self._first = self._place = place
+        self._closed = False
+        self._arguments: list[str] = []
+        self._out: list[ToolCall] = []
+        self._parser = read(self)
+
+    def feed(self, text: str) -> list[ToolCall]:
+        """Add text; return what can be sent of the calls. Afterwards the block may be `over`: then `held` is content
+        and `unread` comes after the block."""
+        self.text, self.at = self.unread + text, 0
+        try:
+            next(self._parser)
+        except (StopIteration, NotACallError):
+            self.over = True
+        self._emit_arguments()
+        out, self._out = self._out, []
+        return out
+
+    @property
+    def held(self) -> str:
+        """Text that was read since something was last sent."""
+        return "".join(self._held)
+
+    @property
+    def unread(self) -> str:
+        """Text that was not read."""
+        return self.text[self.at :]
+
+    @property
+    def remainder(self) -> str:
+        """What becomes content if the text ends here: the beginning of a call without a name. The cut wrapper of a call
+        that was sent is dropped."""
+        return self.held + self.unread if self.undecided else ""
+
+    @property
+    def num_calls(self) -> int:
+        """Number of calls whose names were sent."""
+        return self._place - self._first
+
+    @property
+    def missing_closing(self) -> str | None:
+        """The closing marker, if the block had calls and ended without it."""
+        return None if self._closed or not self.num_calls else self.closing
+
+    # ---- for parsers: reading text
+
+    def peek(self) -> Parsing[str]:
+        """The next character, which is not read yet."""
+        while self.at >= len(self.text):
+            yield
+        return self.text[self.at]
+
+    def take(self, length: int) -> str:
+        """Read up to `length` characters that are there."""
+        part = self.text[self.at : self.at + length]
+        self.at += len(part)
+        self._held.append(part)
+        return part
+
+    def accept(self, wanted: str) -> Parsing[bool]:
+        """Read the wanted text, if it comes next."""
+        while (rest := self.text[self.at : self.at + len(wanted)]) != wanted:
+            if not wanted.startswith(rest):
+                return False
+            yield
+        self.take(len(wanted))
+        return True
+
+    def expect(self, wanted: str) -> Parsing[None]:
+        """Read the wanted text; raise NotACallError if it does not come next."""
+        if not (yield from self.accept(wanted)):
+            raise NotACallError(wanted)
+
+    def span(self, pattern: re.Pattern[str], sink: Sink) -> Parsing[None]:
+        """Pass on what matches, up to the first character that doesn't. The pattern must be a repeated class of
+        characters."""
+        while True:
+            found = pattern.match(self.text, self.at)
+            sink(self.take(len(found[0]) if found else 0))
+            if self.at < len(self.text):
+                return
+            yield
+
+    def whitespace(self) -> Parsing[None]:
+        """Read white space, if there is any."""
+        yield from self.span(WHITE, forget)
+
+    def word(self) -> Parsing[str]:
+        """Read the name of a function or a call; raise NotACallError if there is none."""
+        parts: list[str] = []
+        yield from self.span(WORD, parts.append)
+        if not (name := "".join(parts)):
+            raise NotACallError("a name")
+        return name
+
+    def until(self, marker: str) -> Parsing[str]:
+        """Read the text before the marker, and the marker. Raises NotACallError if the block ends before it."""
+        parts: list[str] = []
+        while (end := self.text.find(marker, self.at)) < 0:
+            if self.closing is not None and self.closing in self.unread:
+                raise NotACallError(marker)
+            keep = max(partial_marker(self.unread, mark) for mark in (marker, self.closing or ""))
+            parts.append(self.take(len(self.text) - self.at - keep))
+            yield
+        if self.closing is not None and 0 <= self.text.find(self.closing, self.at) < end:
+            raise NotACallError(marker)
+        parts.append(self.take(end - self.at))
+        self.take(len(marker))
+        return "".join(parts)
+
+    def close(self) -> Parsing[bool]:
+        """Read the closing marker, if it comes next after white space."""
+        if self.closing is None:
+            return False
+        yield from self.whitespace()
+        self._closed = yield from self.accept(self.closing)
+        if self._closed and not self.undecided:
+            self._held.clear()
+        return self._closed
+
+    # ---- for parsers: sending calls
+
+    def begin_call(self, first: str) -> Parsing[None]:
+        """Start a call, which must begin with this text (else NotACallError). Text since the previous call was its
+        wrapper and is dropped."""
+        yield from self.expect(first)
+        if not self.undecided:
+            self._held = [first]
+        self.undecided = True
+
+    def require_declared(self, name: str) -> None:
+        """Raise NotACallError if there is no name, or if no marker says that this is a call and no declared tool has
+        this name."""
+        if not name or (self.bare and self.tools and name not in self.tools):
+            raise NotACallError(name)
+
+    def start_call(self, name: str, id: str | None = None) -> None:
+        """Send the function's name. After this `add_arguments` sends its arguments."""
+        if not name:
+            raise NotACallError("a name")
+        self._out.append(ToolCall(self._place, name, "", uuid4().hex[:SHORT_ID] if self.short_ids and not id else id))
+        self._place += 1
+        self._held.clear()
+        self.undecided, self.unfinished = False, True
+
+    def add_arguments(self, part: str) -> None:
+        """Send more of the arguments."""
+        if part:
+            self._arguments.append(part)
+            self._held.clear()
+
+    def end_call(self) -> None:
+        """End the call. Text that was read after its arguments was wrapper and is dropped."""
+        self._emit_arguments()
+        self._held.clear()
+        self.unfinished = False
+
+    def add_call(self, name: str, arguments: Mapping[str, str]) -> None:
+        """Send a whole call, each of its arguments in JSON."""
+        self.start_call(name)
+        self.add_arguments("{" + ", ".join(f"{in_json(key)}: {value}" for key, value in arguments.items()) + "}")
+        self.end_call()
+
+    def _emit_arguments(self) -> None:
+        if self._arguments:
+            self._out.append(ToolCall(self._place - 1, arguments="".join(self._arguments)))
+            self._arguments.clear()
+
+
+def partial_marker(text: str, marker: str) -> int:
+    """Number of characters at the end of the text that begin the marker."""
+    return next((n for n in range(min(len(marker) - 1, len(text)), 0, -1) if text.endswith(marker[:n])), 0)
+
+
+def in_json(value: Any) -> str:
+    """The value as JSON."""
+    return msgspec.json.encode(value).decode()
+
+
+def forget(text: str) -> None:
+    """A sink for wrapper text: drops it."""

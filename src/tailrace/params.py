@@ -136,11 +136,11 @@ def voids_of(field: Field) -> tuple[str, ...]:
     return ("mirostat", *field.voided_by) if replaced else field.voided_by
 
 
-def check_range(name: str, value: float | int | None, said: str | None = None) -> None:
-    """Raise ParameterError unless `value` is a number inside the field's range; None passes (the field is off). said: what the caller
+def check_range(name: str, value: float | int | None, label: str | None = None) -> None:
+    """Raise ParameterError unless `value` is a number inside the field's range; None passes (the field is off). label: what the caller
     calls the field."""
     if value is not None and (limits := FIELDS[name].range) is not None:
-        limits.check(said or name, value)
+        limits.check(label or name, value)
 
 
 def check_entries(name: str, size: int, of: str | None = None) -> None:

@@ -153,6 +153,7 @@ def test_proposals_within_the_tolerance_and_those_of_bonus_rows_are_taken():
     [
         ("n", 2),
         ("banned_strings", ("x",)),
+        ("banned_regex", ("x",)),
         ("max_tokens", 5),
         ("stop_token_ids", (3,)),
         ("ignore_eos", True),

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
+from operator import attrgetter
 from typing import TypeVar
 
 import torch
@@ -84,8 +85,15 @@ def load(kind: type[Method], order: tuple[str, ...], declared: set[str]) -> dict
 
 def switched_on(method: str) -> Callable[[SamplingParams], bool]:
     """Whether one of the fields that switch the method on is not neutral."""
-    fields = [FIELDS[name] for name in switches(method)]
-    return lambda params: any(not field.neutral(getattr(params, field.name)) for field in fields)
+    checks = [(attrgetter(name), FIELDS[name].neutral) for name in switches(method)]
+
+    def wanted(params: SamplingParams) -> bool:
+        for get, neutral in checks:  # noqa: SIM110, asked for every method of every request: no generator
+            if not neutral(get(params)):
+                return True
+        return False
+
+    return wanted
 
 
 def check_state(refinements: dict[str, Refinement]) -> None:

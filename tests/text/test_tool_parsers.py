@@ -76,7 +76,8 @@ CASES: dict[str, list[Case]] = {
     "llama3_json": [
         (f'{{"name": "add", "parameters": {ARGS}}}', ONE, ""),
         (
-            f'\n {{"type": "function", "name": "add", "parameters": {ARGS}}}; {{"name": "get.it-2", "parameters": {{}}}}',
+            f'\n {{"type": "function", "name": "add", "parameters": {ARGS}}}; '
+            '{"name": "get.it-2", "parameters": {}}',
             TWO,
             "",
         ),
@@ -173,7 +174,8 @@ CASES: dict[str, list[Case]] = {
     ],
     "kimi_k2": [
         (
-            f"{KIMI[0]}{KIMI[1]}functions.add:0{KIMI[2]}{ARGS}{KIMI[3]}{KIMI[1]}functions.get.it-2:1{KIMI[2]}{{}}{KIMI[3]}{KIMI[4]}",
+            f"{KIMI[0]}{KIMI[1]}functions.add:0{KIMI[2]}{ARGS}{KIMI[3]}"
+            f"{KIMI[1]}functions.get.it-2:1{KIMI[2]}{{}}{KIMI[3]}{KIMI[4]}",
             TWO,
             "",
         ),

@@ -250,17 +250,17 @@ def name_by_name(node: Node, names: Any) -> None:
     whatever = node.get("additionalProperties", True)
     match binding:
         case {"pattern": str(pattern), **others} if not others:
-            said: Node = {"patternProperties": {pattern: whatever}}
+            equivalent: Node = {"patternProperties": {pattern: whatever}}
         case {"enum": list(texts), **others} if not others and is_texts(texts):
-            said = {"properties": dict.fromkeys(texts, whatever)}
+            equivalent = {"properties": dict.fromkeys(texts, whatever)}
         case {"minLength": _, **others} | {"maxLength": _, **others} if others.keys() <= {"minLength", "maxLength"}:
             least = int(binding.get("minLength", 0))
             most = int(binding["maxLength"]) if "maxLength" in binding else ""
-            said = {"patternProperties": {rf"^[\s\S]{{{least},{most}}}$": whatever}}
+            equivalent = {"patternProperties": {rf"^[\s\S]{{{least},{most}}}$": whatever}}
         case _:
             return
     del node["propertyNames"]
-    node.update(said, additionalProperties=False)
+    node.update(equivalent, additionalProperties=False)
 
 
 def conditions(node: Node) -> None:

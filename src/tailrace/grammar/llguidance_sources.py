@@ -57,10 +57,10 @@ def exact_schema(schema: dict[str, Any]) -> dict[str, Any]:
     whole = exact(schema)
     if names := [{"type": "string", "pattern": pattern} for pattern in patterns_of(whole)]:
         # The library checks only that values exist. A name that can't be spelled would be a dead end after the comma.
-        told = LLMatcher.grammar_from_json_schema(
+        names_grammar = LLMatcher.grammar_from_json_schema(
             json.dumps({"type": "array", "prefixItems": names, "minItems": len(names)})
         )
-        if complaints := LLMatcher.validate_grammar(told):
+        if complaints := LLMatcher.validate_grammar(names_grammar):
             raise UnsupportedError(f"patternProperties: {complaints}"[:500])
     return whole
 

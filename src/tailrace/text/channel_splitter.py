@@ -151,11 +151,11 @@ class ChannelSplitter:
             if text:
                 self._segments.append(Segment("reasoning", text))
             return
-        said = bool(text.strip())
-        if self._gap is not None and not said:
+        visible = bool(text.strip())
+        if self._gap is not None and not visible:
             self._gap += text
             return
-        if said:
+        if visible:
             self._bare = ""
             text, self._gap = (self._gap or "") + text, None
         if text:

@@ -87,8 +87,8 @@ def check_characters(schema: Mapping[str, Any]) -> None:
     characters (except those with an escape of their own) and halves of surrogate pairs."""
     for place, node in subschemas(schema):
         for key in ("const", "enum", "properties", "required"):
-            said = node.get(key)
-            if any(map(UNWRITABLE.search, strings(list(said) if key == "properties" and said else said))):
+            value = node.get(key)
+            if any(map(UNWRITABLE.search, strings(list(value) if key == "properties" and value else value))):
                 raise unwritable(key, place)
         for key in ("pattern", "patternProperties"):
             if any(UNWRITABLE.search(text) or SPELT.search(text) for text in patterns(node.get(key))):
@@ -100,9 +100,9 @@ def unwritable(key: str, place: str) -> ParameterError:
     return ParameterError(f"tools: {key} at {place}: control characters can't be written in calls", "tools")
 
 
-def patterns(said: Any) -> list[str]:
+def patterns(value: Any) -> list[str]:
     """The patterns of `pattern` or `patternProperties`."""
-    return [said] if isinstance(said, str) else list(said or ())
+    return [value] if isinstance(value, str) else list(value or ())
 
 
 def strings(value: Any) -> Iterator[str]:

@@ -85,9 +85,9 @@ def text_terminal(
     Raises:
         ParameterError: the schema demands what a terminal can't express.
     """
-    said = writer.rule(f"SAID_{id}", " | ".join(alternatives(schema, field, ends)))
+    texts = writer.rule(f"SAID_{id}", " | ".join(alternatives(schema, field, ends)))
     clean = writer.rule(f"CLEAN_{id}", text_without(*ends))
-    whole = writer.rule(f"TEXT_{id}", f"{said} & {clean}")
+    whole = writer.rule(f"TEXT_{id}", f"{texts} & {clean}")
     if not end:
         return whole
     ended = writer.rule(f"ENDED_{id}", f"{whole} {quoted(end)}")

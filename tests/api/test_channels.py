@@ -7,7 +7,7 @@ import json
 import pytest
 
 from api.harness import LocalClient, events, front_of, make_tokenizer, saying
-from tailrace.api.channels import channels_of, with_channels
+from tailrace.api.channels import channel_fields, channels_of
 from tailrace.api.front_end import FrontEnd
 from tailrace.api.schema.chat import ChatRequest
 from tailrace.api.service import chosen
@@ -236,7 +236,7 @@ async def test_marks_that_are_special_tokens_are_seen(tmp_path):
     ids = [tokenizer.backend.token_to_id(mark) for mark in ("<|im_start|>", "[TOOL_CALLS]", "[ARGS]")]
     for tools, wanted in (([{"function": {"name": "f"}}], "[TOOL_CALLS][ARGS]"), (None, "")):
         ask = ChatRequest(messages=[], tools=tools)
-        params = with_channels(SamplingParams(), service, ask, channels_of(service, ask, []))
+        params = SamplingParams(**channel_fields(service, ask, channels_of(service, ask, [])))
         shown = detokenizer(tokenizer, params.hidden(tokenizer.special_ids))
         assert "".join(map(shown.feed, ids)) == wanted
         engine = TokenText(TokenBytes.of(tokenizer, tokenizer.vocab_size), params.hidden(tokenizer.special_ids))

@@ -13,8 +13,8 @@ import torch
 from starlette.requests import ClientDisconnect, Request
 
 from api.harness import VOCAB, LocalClient, front_of
-from tailrace.api import body
-from tailrace.api.routes import chat, completions, responses
+from tailrace.api import body, response_input
+from tailrace.api.routes import chat, completions
 from tailrace.api.turns import LONG_CHARS, SHORT_CHARS, SLICE_S, Turns
 
 LONG_S = SLICE_S * 3
@@ -101,7 +101,7 @@ SCORED = {"prompt": "x" * 200}
         ("/v1/chat/completions", {"messages": USER, "unknown": LARGE}, chat, "check_tools"),
         ("/v1/completions", {"prompt": "x=", "unknown": LARGE}, completions, "asked"),
         ("/v1/completions", SCORED | {"prompt_logprobs": 20}, completions, "prompt_logprobs"),
-        ("/v1/responses", {"input": "x", "unknown": LARGE, "max_tokens": None}, responses, "check_conversation"),
+        ("/v1/responses", {"input": "x", "unknown": LARGE, "max_tokens": None}, response_input, "check_conversation"),
         ("/tokenize", {"prompt": "x" * 5000, "return_token_strs": True}, "tokenizer", "token_of"),
         ("/detokenize", {"tokens": [65] * 5000}, "tokenizer", "decode"),
         ("/v1/completions", {"prompt": "x=", "unknown": LARGE}, "tokenizer", "encode"),

@@ -41,7 +41,8 @@ OF_PROTOCOL = {"http/protobuf": "otlp_proto_http", "grpc": "otlp_proto_grpc"}
 class Origin(NamedTuple):
     """Where a request came in, what it belongs to, and how it is to be treated.
 
-    operation: in the words of the GenAI conventions. priority: smaller runs first. deadline_s: seconds after which it is cut; the
+    operation: in the words of the GenAI conventions. request_id: the client's name for the request, or one of ours.
+    priority: smaller runs first. deadline_s: seconds after which the request is cut; the
     server's own limit may come before. interval, interval_ms: tokens, and milliseconds, of one event of its stream; None: the server's.
     """
 
@@ -50,6 +51,7 @@ class Origin(NamedTuple):
     streamed: bool = False
     traceparent: str = ""
     tracestate: str = ""
+    request_id: str = ""
     priority: int = 0
     deadline_s: float | None = None
     interval: int | None = None
@@ -69,11 +71,19 @@ def origin_of(request: Request, operation: str, ask: GenerateRequest) -> Origin:
         ask.streamed,
         parent if len(parent) <= MAX_TRACEPARENT else "",
         state if len(state) <= MAX_TRACESTATE else "",
+        request_id(request, ask),
         ask.priority or 0,
         ask.deadline_s,
         ask.stream_interval,
         ask.stream_interval_ms,
     )
+
+
+def request_id(request: Request, ask: GenerateRequest) -> str:
+    """The body's, the header's, or a fresh one; also what the answer's header will say."""
+    if ask.request_id is not None:
+        request.state.request_id = ask.request_id
+    return request.state.request_id
 
 
 class Record:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
@@ -152,8 +151,8 @@ class BeamRequest:
 
     @property
     def name(self) -> str:
-        """The request's own id."""
-        return re.sub(r"^(chatcmpl-|cmpl-)", "", self.id)
+        """What the client calls the request; the id where it has no name."""
+        return self._origin.request_id or self.id
 
     @property
     def usage(self) -> Usage:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import zlib
 from collections.abc import AsyncGenerator, Mapping
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -49,6 +49,11 @@ class BodyReader(Generic[T]):
         self._decode = msgspec.json.Decoder(schema).decode
         self._known = frozenset(schema.__struct_fields__) | TOLERATED
         self._refused = refused
+        self._unserved = sorted((TOLERATED | refused.keys()) - set(schema.__struct_fields__))
+        # The schema and the fields that are known but not served: nearly every body is read by this alone, in one pass.
+        fields = [(name, msgspec.Raw, None) for name in self._unserved]
+        strict = msgspec.defstruct(schema.__name__, fields, bases=(schema,), kw_only=True, forbid_unknown_fields=True)
+        self._decode_strict = msgspec.json.Decoder(cast(type[T], strict)).decode
 
     async def read(self, request: Request) -> T:
         """The decoded body.
@@ -72,22 +77,36 @@ class BodyReader(Generic[T]):
         """See `read`. Each of its steps holds the interpreter's lock as long as it takes: what they may take is bounded before."""
         check_items(raw, max_items)
         try:
-            self._check_fields(_decode_fields(raw))
+            body = self._decode_strict(raw)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return self._decode_lenient(raw)
+        for name in self._unserved:
+            if value := getattr(body, name):
+                self._check_refused(name, value)
+                setattr(body, name, None)  # a view of the whole body, which must not live as long as the request
+        return body
+
+    def _decode_lenient(self, raw: bytes) -> T:
+        """A body with fields that nobody knows, or one that is refused: then the error names what is wrong."""
+        try:
+            fields = _decode_fields(raw)
+            for name in fields.keys() - self._known:
+                if name in self._refused:
+                    self._check_refused(name, fields[name])
+                else:
+                    log_once(name)
             return self._decode(raw)
         except msgspec.ValidationError as error:
             raise error_handlers.of_validation(error) from error
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise RequestError(f"the body is not valid JSON: {error_handlers.of_json(error, raw)}") from error
 
-    def _check_fields(self, fields: dict[str, msgspec.Raw]) -> None:
-        for name in fields.keys() - self._known:
-            if name not in self._refused:
-                log_once(name)
-            elif (
-                len(value := bytes(fields[name])) > MAX_NEUTRAL or msgspec.json.decode(value) not in self._refused[name]
-            ):
-                neutral = " or ".join(msgspec.json.encode(value).decode() for value in self._refused[name])
-                raise ParameterError(f"{name}: not supported; leave it out (or {neutral})", name)
+    def _check_refused(self, name: str, value: msgspec.Raw) -> None:
+        if name not in self._refused:
+            return
+        if len(text := bytes(value)) > MAX_NEUTRAL or msgspec.json.decode(text) not in self._refused[name]:
+            neutral = " or ".join(msgspec.json.encode(value).decode() for value in self._refused[name])
+            raise ParameterError(f"{name}: not supported; leave it out (or {neutral})", name)
 
 
 def give_back_later() -> None:

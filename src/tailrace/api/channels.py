@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
-
-import msgspec
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tailrace.errors import ParameterError
 from tailrace.options import MarkedSpan, ThinkingBudget
-from tailrace.params import SamplingParams
 from tailrace.text.channels import Markers, inside
 from tailrace.text.tool_parsers import Format, Tools, declared
 
@@ -81,8 +78,8 @@ def thought(service: Service, ask: ChatRequest, prompt: list[int]) -> tuple[Mark
     return MarkedSpan(*markers), opening
 
 
-def with_channels(params: SamplingParams, service: Service, ask: ChatRequest, channels: Channels) -> SamplingParams:
-    """The parameters, as these channels have them.
+def channel_fields(service: Service, ask: ChatRequest, channels: Channels) -> dict[str, Any]:
+    """The fields of SamplingParams that follow from the channels: special tokens that are shown, spans without stops, the thinking budget.
 
     Raises:
         ParameterError: a thinking budget, and it is not known how the model thinks.
@@ -104,4 +101,4 @@ def with_channels(params: SamplingParams, service: Service, ask: ChatRequest, ch
             closing_token_ids=tuple(tokenizer.encode(service.reasoning[1], add_special_tokens=False)),
             outside=channels.tool_stretches,
         )
-    return msgspec.structs.replace(params, shown_token_ids=shown, stop_outside=outside, thinking=thinking)
+    return {"shown_token_ids": shown, "stop_outside": outside, "thinking": thinking}

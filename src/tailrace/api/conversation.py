@@ -53,12 +53,12 @@ def check_conversation(ask: Conversation) -> None:
 
 
 async def encode(
-    request: Request, ask: Conversation, size: int, with_tools: bool = True, field: str = "messages", bound: bool = True
+    request: Request, ask: Conversation, with_tools: bool = True, field: str = "messages", bound: bool = True
 ) -> list[int]:
     """The prompt's token ids, through the model's chat template.
 
     Args:
-        size: of the request, in characters. field: what the client calls the messages. bound: what can't fit the context is refused.
+        field: what the client calls the messages. bound: what can't fit the context is refused.
 
     Raises:
         RequestError: a part that is not text, or the template refuses the messages. ContextLengthError: they are too long.
@@ -78,7 +78,7 @@ async def encode(
             check_length(service, text, field)
         return service.tokenizer.encode(text, add_special_tokens=False)
 
-    return await service.turns.run(request, work, size)
+    return await service.turns.run(request, work, request.state.size)
 
 
 def template_message(i: int, message: ChatMessage) -> dict[str, Any]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
@@ -39,7 +38,6 @@ class Generation:
 
     Args:
         origin: how it is to be treated, and for the record of it. grammar_field: what the client calls the grammar.
-        label: what the client calls the request, where that is no part of the id.
     """
 
     def __init__(
@@ -50,9 +48,8 @@ class Generation:
         params: SamplingParams,
         origin: Origin = UNKNOWN,
         grammar_field: str = "grammar",
-        label: str | None = None,
     ) -> None:
-        self._grammar_field, self._label = grammar_field, label
+        self._grammar_field = grammar_field
         self.id, self.prompts, self.params = id, prompts, params
         self._service, self._metrics = service, service.metrics
         self._origin = origin
@@ -71,8 +68,8 @@ class Generation:
 
     @property
     def name(self) -> str:
-        """The request's own: its label, or what is behind the kind of answer in the id."""
-        return self._label or re.sub(r"^(chatcmpl-|cmpl-)", "", self.id)
+        """What the client calls the request; the id where it has no name."""
+        return self._origin.request_id or self.id
 
     @property
     def usage(self) -> Usage:

@@ -52,7 +52,7 @@ async def of_text(request: Request, given: str | list[int] | None, special: bool
     return begun(service, given)
 
 
-async def of_chat(request: Request, ask: ChatRequest, size: int, with_tools: bool) -> tuple[int, ...]:
+async def of_chat(request: Request, ask: ChatRequest, with_tools: bool) -> tuple[int, ...]:
     """Token ids of a chat's: a string is what the user says; everything else is as in the chat itself."""
     given, service = ask.negative_prompt, service_of(request)
     if given is None:
@@ -67,7 +67,7 @@ async def of_chat(request: Request, ask: ChatRequest, size: int, with_tools: boo
     continued = bool(ask.continue_final_message) and messages[-1].role == "assistant"
     other = msgspec.structs.replace(ask, messages=messages, continue_final_message=continued)
     try:
-        return begun(service, await encode(request, other, size, with_tools))
+        return begun(service, await encode(request, other, with_tools))
     except RequestError as error:
         param = (error.param or FIELD).replace("messages", FIELD, 1)
         raise type(error)(str(error).replace("messages", FIELD, 1), param) from error

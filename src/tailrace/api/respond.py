@@ -13,7 +13,6 @@ from starlette.responses import Response
 
 from tailrace.api.chunks import Work
 from tailrace.api.disconnect import end, unless_gone
-from tailrace.api.schema.common import GenerateRequest
 from tailrace.api.sse import PLAIN, EventStream, Form
 
 Chunk = TypeVar("Chunk", bound=msgspec.Struct)
@@ -59,13 +58,6 @@ async def respond(
         await end(first)
         raise
     return EventStream(first, chunks, gone, keep_alive_s, form)
-
-
-def request_id(request: Request, ask: GenerateRequest) -> str:
-    """The body's, the header's, or a fresh one; also what the answer's header will say."""
-    if ask.request_id is not None:
-        request.state.request_id = ask.request_id
-    return request.state.request_id
 
 
 def id_of_headers(value: str | None) -> str:

@@ -95,6 +95,7 @@ LISTS = (
     "sampler_order",
     "stop_token_ids",
 )  # the same, as tuples
+TEXTS = ("stop", "stop_regex", "banned_regex")  # one string or several
 DRY_BREAKERS = ("\n", ":", '"', "*")  # what every implementation has by default
 
 
@@ -102,45 +103,48 @@ def sampling_params(
     request: GenerateRequest,
     tokenizer: Tokenizer,
     defaults: Mapping[str, float | int],
-    *,
-    max_tokens: int,
-    logprobs: int | None,
-    negative_prompt: tuple[int, ...] = (),
+    **others: Any,
 ) -> SamplingParams:
-    """The parameters as the engine takes them.
+    """The parameters as the engine takes them, built and checked once.
 
     Args:
-        defaults: fields that a request may leave out. max_tokens: see `output_limit`. logprobs: how many alternatives to report, or None.
-        negative_prompt: see api/guidance.py.
+        defaults: fields that a request may leave out. others: fields of SamplingParams that do not come from a field of the same name:
+            max_tokens (see `output_limit`), logprobs, the grammar, ….
 
     Raises:
         ParameterError: naming the field.
     """
-    given: dict[str, Any] = {name: value for name in SAME if (value := getattr(request, name)) is not None}
-    given |= {name: tuple(value) for name in LISTS if (value := getattr(request, name)) is not None}
-    if (scale := guidance_scale(request)) is not None:
-        given["guidance_scale"] = scale
-    given = starting_point(request.preset, defaults, given) | given
-    allowed = request.allowed_token_ids
+    given = given_fields(request, defaults)
     biases, sequences = logit_bias(request.logit_bias or {}, tokenizer)
-    params = SamplingParams(
-        **given,
-        max_tokens=max_tokens,
-        logprobs=logprobs,
-        negative_prompt=negative_prompt,
-        stop=several(request.stop),
-        stop_regex=several(request.stop_regex),
-        banned_regex=several(request.banned_regex),
-        allowed_token_ids=None if allowed is None else tuple(allowed),
-        logit_bias=biases,
-        sequence_bias=sequences + sequence_bias(request.sequence_bias or (), tokenizer),
-        bad_words=bad_words(request.bad_words or (), tokenizer),
-        dry_sequence_breakers=breakers(request, tokenizer, bool(given.get("dry_multiplier"))),
-    )
-    matcher(params)  # a pattern that can't be served says so
+    converted: dict[str, Any] = {
+        "logit_bias": biases,
+        "sequence_bias": sequences + sequence_bias(request.sequence_bias or (), tokenizer),
+        "bad_words": bad_words(request.bad_words or (), tokenizer),
+        "dry_sequence_breakers": breakers(request, tokenizer, bool(given.get("dry_multiplier"))),
+    }
+    params = SamplingParams(**(given | converted | others))
+    matcher(
+        params
+    )  # refuses patterns that can't be served; the automaton is cached, and the request's text streams find it there
     if patterns("banned_regex", params.banned_regex, params.n).any_character:
         raise ParameterError("banned_regex matches every character: nothing could be written", "banned_regex")
     return params
+
+
+def given_fields(request: GenerateRequest, defaults: Mapping[str, float | int]) -> dict[str, Any]:
+    """The fields that need no tokenizer: what the request gives, and where it gives nothing, its preset or the model's defaults.
+
+    Raises:
+        ParameterError: see guidance_scale and starting_point.
+    """
+    given: dict[str, Any] = {name: value for name in SAME if (value := getattr(request, name)) is not None}
+    given |= {name: tuple(value) for name in LISTS if (value := getattr(request, name)) is not None}
+    given |= {name: several(value) for name in TEXTS if (value := getattr(request, name)) is not None}
+    if request.allowed_token_ids is not None:
+        given["allowed_token_ids"] = tuple(request.allowed_token_ids)
+    if (scale := guidance_scale(request)) is not None:
+        given["guidance_scale"] = scale
+    return starting_point(request.preset, defaults, given) | given
 
 
 def effort(request: GenerateRequest, size: int) -> int:

@@ -11,7 +11,7 @@ from tailrace.api.channels import thought
 from tailrace.api.schema.structured import StructuredOutputs
 from tailrace.api.structured import Constraint, asked, check_unasked, compose
 from tailrace.errors import ParameterError
-from tailrace.params import SamplingParams
+from tailrace.options import Grammar
 from tailrace.text.tool_parsers.functions import Function, functions_of
 from tailrace.text.tool_parsers.grammar import forced, optional
 from tailrace.text.tool_parsers.schemas import check_counts, check_depth
@@ -42,16 +42,15 @@ class Choice(NamedTuple):
         return self.mode in ("required", "named")
 
 
-def with_grammar(
+def chat_grammar(
     service: Service,
     ask: ChatRequest,
     choice: Choice,
     tools: list[dict[str, Any]] | None,
     prompt: list[int],
-    params: SamplingParams,
     format_field: str = "response_format",
-) -> tuple[SamplingParams, str]:
-    """The parameters with what the output must be, and the field that says so. format_field: see structured.asked.
+) -> tuple[Grammar | None, str]:
+    """What the output must be, and the field that says so. format_field: see structured.asked.
 
     Raises:
         ParameterError: see structured.asked, structured.check_unasked and `constraint`.
@@ -62,9 +61,9 @@ def with_grammar(
     wanted = constraint(service, choice, tools, content, whitespace)
     if wanted is None:
         check_unasked(ask)
-        return params, "grammar"
+        return None, "grammar"
     after, opening = thought(service, ask, prompt)
-    return msgspec.structs.replace(params, grammar=compose(ask, wanted, after, opening)), wanted.field
+    return compose(ask, wanted, after, opening), wanted.field
 
 
 def choice_of(wanted: Any, tools: Sequence[Any] | None, parallel: bool | None) -> Choice:

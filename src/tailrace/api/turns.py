@@ -29,7 +29,7 @@ class Turns:
     def __init__(self) -> None:
         self._long = ThreadPoolExecutor(2, "long request")
         self._waiting: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = deque()
-        self._taken = False  # this turn of the loop has had its slice
+        self._until_s: float | None = None  # when the slice of this turn of the loop is used up; None: it has not begun
 
     async def run(self, request: Request, work: Callable[[], T], size: int) -> T:
         """The result of `work`, whose cost goes with so many characters of the request, whose body has been read.
@@ -46,9 +46,11 @@ class Turns:
         return work() if self._at_once(size) else await self._later(work, size)
 
     def _at_once(self, size: int) -> bool:
-        if size > SHORT_CHARS or self._taken:
+        if size > SHORT_CHARS or self._waiting:
             return False
-        self._taken = True
+        if self._until_s is not None:  # a request's short pieces are done one after the other, without a turn between
+            return time.perf_counter() < self._until_s
+        self._until_s = time.perf_counter() + SLICE_S
         asyncio.get_running_loop().call_soon(self._turn)
         return True
 
@@ -57,7 +59,7 @@ class Turns:
         if size > SHORT_CHARS:
             return loop.run_in_executor(self._long if size > LONG_CHARS else None, work)
         done: asyncio.Future[T] = loop.create_future()
-        self._waiting.append((work, done))
+        self._waiting.append((work, done))  # a turn has been asked for: the slice has begun
         return done
 
     def _turn(self) -> None:
@@ -74,6 +76,7 @@ class Turns:
                 except BaseException as error:  # a library's panic is no Exception
                     done.set_exception(error)
         finally:
-            self._taken = bool(self._waiting)
-            if self._taken:
+            self._until_s = None
+            if self._waiting:
+                self._until_s = 0.0
                 asyncio.get_running_loop().call_soon(self._turn)

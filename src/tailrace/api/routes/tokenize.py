@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from tailrace.api.body import BodyReader
 from tailrace.api.conversation import check_conversation, encode
-from tailrace.api.front_end import service_for
+from tailrace.api.prepare import read_request
 from tailrace.api.respond import json_answer
 from tailrace.api.schema.tokenize import TOKENIZE_REFUSED, Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
 from tailrace.api.service import service_of
@@ -21,9 +21,8 @@ ONLY_OF_MESSAGES = ("tools", "add_generation_prompt", "continue_final_message", 
 
 async def tokenize(request: Request) -> Response:
     """Token ids of a prompt or a conversation, as a completion of it would have them."""
-    ask = await TOKENIZE.read(request)
-    service = service_for(request, ask.model)
-    info = service.supervisor.check()
+    ask, service = await read_request(request, TOKENIZE)
+    info = service.client.model
     if (ask.prompt is None) == (not ask.messages):
         raise ParameterError("prompt: either prompt or messages must be given, and not both", "prompt")
     check_size(request, "messages" if ask.prompt is None else "prompt")
@@ -34,7 +33,7 @@ async def tokenize(request: Request) -> Response:
             )
         check_conversation(ask)
         check_tools(ask.tools, nested=True)
-        ids = await encode(request, ask, request.state.size, bound=False)
+        ids = await encode(request, ask, bound=False)
     else:
         for name in ONLY_OF_MESSAGES:
             if getattr(ask, name) is not None:
@@ -51,9 +50,8 @@ async def tokenize(request: Request) -> Response:
 
 async def detokenize(request: Request) -> Response:
     """The text of token ids."""
-    ask = await DETOKENIZE.read(request)
-    service = service_for(request, ask.model)
-    info = service.supervisor.check()
+    ask, service = await read_request(request, DETOKENIZE)
+    info = service.client.model
     check_size(request, "tokens")
 
     def written() -> Response:

@@ -38,9 +38,10 @@ from tailrace.cli.local import prepare
 from tailrace.config import SECTIONS
 from tailrace.params import SamplingParams
 from tailrace.text.tokenizer import Tokenizer
-from tailrace.wire.async_client import AsyncClient, AsyncStream
+from tailrace.wire.async_client import AsyncClient
+from tailrace.wire.async_stream import AsyncStream
 from tailrace.wire.messages import Finished, TokenLogprobs, Tokens
-from tailrace.wire.stream_table import Account
+from tailrace.wire.stream_table import OpenStream
 
 FLOOR = -9999.0  # stands for −inf
 
@@ -149,15 +150,15 @@ class Outputs:
     """One request's: a queue that holds one. The client's streams calls `take` in its loop over the requests of a frame."""
 
     def __init__(self, stream: AsyncStream, text: Text) -> None:
-        self._account, self._text = stream._account, text
-        self._account.wake = self.take
+        self._open_stream, self._text = stream._open_stream, text
+        self._open_stream.wake = self.take
         self._waiting: Output | None = None
         self._ready = asyncio.Event()
 
-    def take(self, _: Account) -> None:
+    def take(self, _: OpenStream) -> None:
         """What has arrived becomes an output."""
         output = Output("", [], [])
-        for message in self._account.take():
+        for message in self._open_stream.take():
             if isinstance(message, Tokens):
                 output.token_ids += message.token_ids
                 output.logprobs += message.logprobs or ()
@@ -165,7 +166,7 @@ class Outputs:
                 output.finish_reason = message.reason if isinstance(message, Finished) else "error"
         if self._text.push(output.token_ids):
             output.finish_reason = "stop"
-            self._account.wake = lambda _: None  # what comes after it is nobody's
+            self._open_stream.wake = lambda _: None  # what comes after it is nobody's
         output.text = self._text.take(finished=output.finish_reason is not None)
         if self._waiting is None:
             self._waiting = output
@@ -242,7 +243,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="bench.baseline")
     add_config_flags(parser, SECTIONS)
     prepared = prepare(read_config(parser.parse_args()))
-    client = AsyncClient(prepared.config.engine, prepared.config.server.start_timeout_s, rests=False)
+    client = AsyncClient(prepared.config.engine, prepared.config.server.start_timeout_s, pauses=False)
     app = create_app(client, prepared.tokenizer, prepared.name)
     uvicorn.Server(uvicorn_config(app, prepared.config.server)).run()
 

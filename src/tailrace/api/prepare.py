@@ -15,28 +15,29 @@ from typing import Any, NamedTuple, TypeVar
 
 from starlette.requests import Request
 
-from tailrace.api.access_log import Origin
-from tailrace.api.beam import BeamRequest
 from tailrace.api.beam_fields import beam_request, check_no_beams
+from tailrace.api.beam_search import BeamRequest
 from tailrace.api.body import BodyReader
 from tailrace.api.channels import Channels, channel_fields, channels_of
-from tailrace.api.conversation import encode
+from tailrace.api.chat_prompt import encode_chat
 from tailrace.api.front_end import service_for
-from tailrace.api.generate import Generation
-from tailrace.api.guidance import longest, of_chat
+from tailrace.api.generation import Generation
+from tailrace.api.negative_prompt import longest, negative_of_chat
+from tailrace.api.request_record import RequestOrigin
 from tailrace.api.sampling import check_copies, effort, num_logprobs, output_limit, sampling_params
 from tailrace.api.schema.chat import ChatRequest
 from tailrace.api.schema.common import GenerateRequest
 from tailrace.api.schema.completions import CompletionRequest
 from tailrace.api.schema.tokenize import DetokenizeRequest, TokenizeRequest
 from tailrace.api.service import Service
-from tailrace.api.tool_choice import Choice, chat_grammar
+from tailrace.api.tool_choice import ToolChoice, chat_grammar
 from tailrace.errors import ParameterError
 from tailrace.params import SamplingParams
 
 R = TypeVar("R", bound=GenerateRequest | TokenizeRequest | DetokenizeRequest)
 
-# what an endpoint adds to the sampling fields: fields of SamplingParams, and the field of the request that the grammar came in
+# what an endpoint adds to the sampling fields: fields of SamplingParams, and the field of the request that the grammar
+# came in
 Additions = tuple[Mapping[str, Any], str]
 
 
@@ -58,7 +59,7 @@ class TokenLimit(NamedTuple):
     field: str
 
 
-class Prepared(NamedTuple):
+class PreparedRequest(NamedTuple):
     """What the engine is given. grammar_field: what the client calls the grammar, for the engine's errors."""
 
     prompts: list[list[int]]
@@ -66,14 +67,14 @@ class Prepared(NamedTuple):
     grammar_field: str = "grammar"
 
 
-class Chat(NamedTuple):
+class ChatInput(NamedTuple):
     """A conversation as /v1/chat/completions has it, wherever it came in, and what its endpoint calls its fields.
 
     tools: as they were given, in the form of Chat or of Responses.
     """
 
     ask: ChatRequest
-    choice: Choice
+    choice: ToolChoice
     tools: list[dict[str, Any]] | None
     limit: TokenLimit
     messages_field: str = "messages"
@@ -99,7 +100,7 @@ async def prepare(
     limit: TokenLimit,
     logprobs: int | None,
     additions: Callable[[], Additions],
-) -> Prepared:
+) -> PreparedRequest:
     """The request as the engine takes it. The parameters are made on the work queue: some take long.
 
     Args:
@@ -109,32 +110,36 @@ async def prepare(
         ParameterError: naming the field. ContextLengthError: the prompt leaves no room for an answer.
     """
     service: Service = request.state.service
-    taken, taker = longest(max(map(len, prompts.token_ids)), prompts.negative, prompts.field)
-    max_tokens = output_limit(taken, service.client.model.max_model_len, limit.max_tokens, limit.field, taker)
+    num_prompt, prompt_field = longest(max(map(len, prompts.token_ids)), prompts.negative, prompts.field)
+    max_tokens = output_limit(
+        num_prompt, service.client.model.max_model_len, limit.max_tokens, limit.field, prompt_field
+    )
     if ask.prompt_logprobs is not None:
         num_logprobs(ask.prompt_logprobs, service.config.max_logprobs, "prompt_logprobs")
 
-    def work() -> Prepared:
+    def work() -> PreparedRequest:
         more, grammar_field = additions()
         given = {"max_tokens": max_tokens, "logprobs": logprobs, "negative_prompt": prompts.negative, **more}
         params = sampling_params(ask, service.tokenizer, service.defaults, **given)
         field = prompts.field if params.grammar is None else grammar_field
         check_copies(params, len(prompts.token_ids), field)
-        return Prepared(prompts.token_ids, params, grammar_field)
+        return PreparedRequest(prompts.token_ids, params, grammar_field)
 
-    return await service.turns.run(request, work, effort(ask, request.state.size))
+    return await service.work_queue.run(request, work, effort(ask, request.state.size))
 
 
-async def prepare_chat(request: Request, chat: Chat, logprobs: int | None = None) -> tuple[Prepared, Channels]:
+async def prepare_chat(
+    request: Request, chat: ChatInput, logprobs: int | None = None
+) -> tuple[PreparedRequest, Channels]:
     """A chat as the engine takes it, and the channels of its answer.
 
     Raises:
-        RequestError: see `prepare`, conversation.encode, channel_fields and chat_grammar.
+        RequestError: see `prepare`, encode_chat, channel_fields and chat_grammar.
     """
     service: Service = request.state.service
     ask, with_tools = chat.ask, chat.choice.mode != "none"
-    prompt = await encode(request, ask, with_tools, chat.messages_field)
-    negative = await of_chat(request, ask, with_tools)
+    prompt = await encode_chat(request, ask, with_tools, chat.messages_field)
+    negative = await negative_of_chat(request, ask, with_tools)
     channels = channels_of(service, ask, prompt)
 
     def additions() -> Additions:
@@ -147,7 +152,7 @@ async def prepare_chat(request: Request, chat: Chat, logprobs: int | None = None
 
 
 def start(
-    service: Service, ask: ChatRequest | CompletionRequest, id: str, prepared: Prepared, origin: Origin
+    service: Service, ask: ChatRequest | CompletionRequest, id: str, prepared: PreparedRequest, origin: RequestOrigin
 ) -> Generation | BeamRequest:
     """The generation, or the beam search that the request asks for.
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from tailrace.api.conversation import check_conversation
+from tailrace.api.chat_prompt import check_messages
 from tailrace.api.schema.chat import ChatMessage, ChatRequest
 from tailrace.api.schema.common import GenerateRequest
 from tailrace.api.schema.responses import InputItem, OutputItem, ResponsesRequest
@@ -50,7 +50,7 @@ def to_chat(ask: ResponsesRequest, before: bytes) -> ChatRequest:
         negative_prompt=ask.negative_prompt,
         response_format=response_format(ask),
     )
-    check_conversation(chat)
+    check_messages(chat)
     return chat
 
 

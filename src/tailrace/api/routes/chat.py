@@ -13,15 +13,14 @@ from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tailrace.api.access_log import origin_of
+from tailrace.api.aggregate import fold_chat
 from tailrace.api.body import BodyReader
 from tailrace.api.channels import Channels
-from tailrace.api.chunks import UsageOf, Work, effective, head, pieces
-from tailrace.api.conversation import check_conversation
-from tailrace.api.fold import fold_chat
+from tailrace.api.chat_prompt import check_messages
+from tailrace.api.chunks import UsageReporter, Work, effective, head, pieces
 from tailrace.api.logprobs import chat_logprobs, prompt_logprobs
-from tailrace.api.prepare import Chat, TokenLimit, prepare_chat, read_request, start
-from tailrace.api.respond import respond
+from tailrace.api.prepare import ChatInput, TokenLimit, prepare_chat, read_request, start
+from tailrace.api.request_record import origin_of
 from tailrace.api.sampling import check_scores, num_logprobs
 from tailrace.api.schema.chat import (
     CHAT_REFUSED,
@@ -33,8 +32,9 @@ from tailrace.api.schema.chat import (
     ToolCallDelta,
 )
 from tailrace.api.service import Service
-from tailrace.api.tool_choice import Choice, choice_of
-from tailrace.api.turns import JSON_BYTES
+from tailrace.api.streaming import respond
+from tailrace.api.tool_choice import ToolChoice, choice_of
+from tailrace.api.work_queue import JSON_BYTES
 from tailrace.errors import ParameterError
 from tailrace.text.channels import ChannelSplitter, Segment
 from tailrace.text.output import Delta
@@ -47,14 +47,14 @@ async def create_chat_completion(request: Request) -> Response:
     """A chat completion, streamed or whole."""
     ask, service = await read_request(request, READER)
 
-    def checked() -> Choice:
-        check_conversation(ask)
+    def checked() -> ToolChoice:
+        check_messages(ask)
         check_tools(ask.tools, nested=True)
         return choice_of(ask.tool_choice, ask.tools, ask.parallel_tool_calls)
 
-    choice = await service.turns.run(request, checked, request.state.size // JSON_BYTES)
+    choice = await service.work_queue.run(request, checked, request.state.size // JSON_BYTES)
     top = logprobs_asked(ask, service.config.max_logprobs)
-    prepared, channels = await prepare_chat(request, Chat(ask, choice, ask.tools, token_limit(ask)), top)
+    prepared, channels = await prepare_chat(request, ChatInput(ask, choice, ask.tools, token_limit(ask)), top)
     if ask.prompt_logprobs is not None:
         check_scores(len(prepared.prompts[0]) * (ask.prompt_logprobs + 1), "prompt_logprobs")
     if not ask.use_beam_search and ask.best_of not in (None, 1):
@@ -88,7 +88,7 @@ class ChatChunks:
             TailraceError: see Generation.deltas.
         """
         generation, splitters = self._generation, self._splitters
-        shared, usage = head(self._service, generation.id), UsageOf(self._ask, generation)
+        shared, usage = head(self._service, generation.id), UsageReporter(self._ask, generation)
         top = generation.params.alternatives
         async with aclosing(generation.deltas()) as deltas:
             async for index, delta in deltas:
@@ -108,7 +108,7 @@ class ChatChunks:
             yield ChatChunk(**shared, choices=[], usage=generation.usage)
 
     async def _only_once(self) -> dict[str, Any]:
-        """What the first chunk says besides: the prompt's ids and logprobs, and the parameters; each if it is asked for."""
+        """Further fields of the first chunk, if asked for: the prompt's ids and logprobs, and the parameters."""
         ask, generation = self._ask, self._generation
         found: dict[str, Any] = {"sampling_params": effective(ask, generation)}
         if self._with_ids:
@@ -116,14 +116,14 @@ class ChatChunks:
         top, entries = ask.prompt_logprobs, generation.prompt_logprobs(0)
         if top is not None and entries is not None:
             work = partial(prompt_logprobs, self._service.labels, generation.prompts[0], entries, top)
-            found["prompt_logprobs"] = await generation.answer(work, len(entries) * (top + 1))
+            found["prompt_logprobs"] = await generation.run(work, len(entries) * (top + 1))
         return found
 
 
 def choices_of(
     service: Service, index: int, piece: Delta, channels: ChannelSplitter, top: int | None, with_ids: bool
 ) -> Iterator[ChatChunkChoice]:
-    """One piece of one choice: its text by channels, ids and logprobs with the first of them; or its end."""
+    """The choices for one piece: its text by channels, with ids and logprobs in the first; or its end."""
     ids = list(piece.token_ids) if with_ids else UNSET
     if piece.finish_reason is not None:
         for segment in channels.flush():
@@ -135,14 +135,14 @@ def choices_of(
         logprobs = chat_logprobs(service.labels, piece, top)
     deltas = [delta_of(segment) for segment in channels.feed(piece.text)]
     if not deltas and (logprobs is not None or with_ids):
-        deltas = [ChatDelta(content="")]  # their text is held back, or was a marker
+        deltas = [ChatDelta(content="")]  # the text is held back, or was a marker
     for delta in deltas:
         yield ChatChunkChoice(index, delta, logprobs, token_ids=ids)
         logprobs, ids = None, [] if with_ids else UNSET
 
 
 def delta_of(segment: Segment) -> ChatDelta:
-    """A segment as a chunk says it."""
+    """A segment as the delta of a chunk."""
     if segment.call is not None:
         place, name, arguments, id = segment.call
         if not name:
@@ -174,7 +174,7 @@ def token_limit(ask: ChatRequest) -> TokenLimit:
 
 
 def logprobs_asked(ask: ChatRequest, limit: int) -> int | None:
-    """How many alternatives to report per token; None is no logprobs at all.
+    """How many alternatives to report per token; None: no logprobs.
 
     Raises:
         ParameterError: top_logprobs without logprobs, or out of range.

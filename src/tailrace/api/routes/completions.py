@@ -12,29 +12,29 @@ from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tailrace.api.access_log import origin_of
+from tailrace.api.aggregate import fold_completion
 from tailrace.api.best_of import best_of
 from tailrace.api.body import BodyReader
-from tailrace.api.chunks import UsageOf, Work, effective, head, pieces
-from tailrace.api.fold import fold_completion
-from tailrace.api.guidance import of_text
-from tailrace.api.lengths import check_length
+from tailrace.api.chunks import UsageReporter, Work, effective, head, pieces
 from tailrace.api.logprobs import CompletionLogprobsWriter, prompt_logprobs
-from tailrace.api.prepare import Additions, Prepared, Prompts, TokenLimit, prepare, read_request, start
-from tailrace.api.respond import respond
+from tailrace.api.negative_prompt import negative_of_text
+from tailrace.api.prepare import Additions, PreparedRequest, Prompts, TokenLimit, prepare, read_request, start
+from tailrace.api.prompt_length import check_length
+from tailrace.api.request_record import origin_of
 from tailrace.api.sampling import check_scores, num_logprobs
 from tailrace.api.schema.common import PromptLogprobEntries
 from tailrace.api.schema.completions import COMPLETION_REFUSED, Completion, CompletionChoice, CompletionRequest
 from tailrace.api.service import Service, service_of
-from tailrace.api.structured import asked, check_unasked, compose
+from tailrace.api.streaming import respond
+from tailrace.api.structured import check_no_options, constraint_of, to_grammar
 from tailrace.errors import ParameterError
 from tailrace.text.output import Delta
 
 READER = BodyReader(CompletionRequest, COMPLETION_REFUSED)
 
 MAX_PROMPTS = 1024
-TURN_CHARS = 64  # a prompt of its own costs as much as so many characters
-MAX_CHOICES = 2048  # of one request: prompts times n or best_of
+TURN_CHARS = 64  # the cost of a prompt, whatever its length, in characters
+MAX_CHOICES = 2048  # per request: prompts times n or best_of
 
 Prompt = str | list[int]
 
@@ -44,7 +44,7 @@ async def create_completion(request: Request) -> Response:
     ask, service = await read_request(request, READER)
     prompts = prompts_of(ask.prompt)
     ids = await encode(request, ask, prompts)
-    negative = await of_text(request, ask.negative_prompt, ask.add_special_tokens is not False)
+    negative = await negative_of_text(request, ask.negative_prompt, ask.add_special_tokens is not False)
     limit = TokenLimit(1 if only_echo(ask) else ask.max_tokens, "max_tokens")
     top = None if ask.logprobs is None else num_logprobs(ask.logprobs, service.config.max_logprobs, "logprobs")
     prepared = await prepare(request, ask, Prompts(ids, "prompt", negative), limit, top, lambda: additions(ask))
@@ -74,13 +74,13 @@ def additions(ask: CompletionRequest) -> Additions:
         check_only_echo(ask)
     if ask.echo and ask.logprobs is not None:
         fields["prompt_logprobs"] = max(ask.logprobs, ask.prompt_logprobs or 0)
-    constraint = asked(ask)
+    constraint = constraint_of(ask)
     if constraint is None:
-        check_unasked(ask)
+        check_no_options(ask)
         return fields, "grammar"
     if only_echo(ask):
         raise ParameterError(f"{constraint.field} has no effect with max_tokens 0", constraint.field)
-    return {**fields, "grammar": compose(ask, constraint)}, constraint.field
+    return {**fields, "grammar": to_grammar(ask, constraint)}, constraint.field
 
 
 class CompletionChunks:
@@ -104,23 +104,23 @@ class CompletionChunks:
             TailraceError: see Generation.deltas.
         """
         ask, generation = self._ask, self._generation
-        shared, usage = head(self._service, generation.id), UsageOf(ask, generation)
+        shared, usage = head(self._service, generation.id), UsageReporter(ask, generation)
         async with aclosing(generation.deltas()) as deltas:
             async for index, delta in deltas:
                 if index not in self._begun:
-                    told = UNSET if self._begun else effective(ask, generation)
+                    params_used = UNSET if self._begun else effective(ask, generation)
                     self._begun.add(index)
                     choice = await self._first_of(index)
-                    if choice is not None or told is not UNSET:
+                    if choice is not None or params_used is not UNSET:
                         choices = [choice or CompletionChoice(index, "")]
-                        yield Completion(**shared, choices=choices, usage=usage.so_far(), sampling_params=told)
-                for piece in pieces(unsaid(delta) if only_echo(ask) else delta, self._with_ids):
+                        yield Completion(**shared, choices=choices, usage=usage.so_far(), sampling_params=params_used)
+                for piece in pieces(only_end(delta) if only_echo(ask) else delta, self._with_ids):
                     yield Completion(**shared, choices=[self._choice(index, piece)], usage=usage.so_far())
         if ask.reports_usage:
             yield Completion(**shared, choices=[], usage=usage.whole())
 
     async def _first_of(self, index: int) -> CompletionChoice | None:
-        """What a choice says before its text: the echoed prompt, its ids and its logprobs; None if nothing is asked for."""
+        """The first chunk of a choice: the echoed prompt, its ids and its logprobs. None if none is asked for."""
         ask, generation, params = self._ask, self._generation, self._generation.params
         p = index // params.n
         prompt, entries = generation.prompts[p], generation.prompt_logprobs(p)
@@ -132,12 +132,12 @@ class CompletionChunks:
             if p not in self._prompt_logprobs:
                 work = partial(prompt_logprobs, self._service.labels, prompt, entries, ask.prompt_logprobs)
                 size = len(entries) * (ask.prompt_logprobs + 1)
-                self._prompt_logprobs[p] = await generation.answer(work, size)
+                self._prompt_logprobs[p] = await generation.run(work, size)
             fields["prompt_logprobs"] = self._prompt_logprobs[p]
         if self._echoes is not None and ask.logprobs is not None and entries is not None:
             hidden = frozenset() if given_as_ids(ask.prompt) else self._service.tokenizer.special_ids
             write = partial(self._writers[index].write_prompt, prompt, entries, hidden)
-            fields["logprobs"] = await generation.answer(write, len(entries) * (ask.logprobs + 1))
+            fields["logprobs"] = await generation.run(write, len(entries) * (ask.logprobs + 1))
         if self._echoes is None and not fields:
             return None
         return CompletionChoice(index, "" if self._echoes is None else self._echoes[p], **fields)
@@ -150,7 +150,7 @@ class CompletionChunks:
         return CompletionChoice(index, piece.text, logprobs, piece.finish_reason, stop_reason, ids)
 
 
-def check_size(ask: CompletionRequest, prepared: Prepared) -> None:
+def check_size(ask: CompletionRequest, prepared: PreparedRequest) -> None:
     """Raise ParameterError where all prompts and choices together are too many."""
     params, prompts = prepared.params, prepared.prompts
     if params.prompt_logprobs is not None:
@@ -163,7 +163,7 @@ def check_size(ask: CompletionRequest, prepared: Prepared) -> None:
 
 
 def check_best_of(ask: CompletionRequest, best: int, n: int) -> None:
-    """Raise ParameterError for what best_of can't be."""
+    """Raise ParameterError for a value of best_of, or a combination, that can't be served."""
     if ask.echo and ask.logprobs is not None:
         raise ParameterError("best_of can't be had with echo and logprobs together", "best_of")
     if best < n:
@@ -197,7 +197,7 @@ def prompts_of(given: str | list[Any]) -> list[Prompt]:
 
 
 def given_as_ids(prompt: Any) -> bool:
-    """Token ids, or lists of them: then every id is part of the text."""
+    """The prompt was given as token ids; then every id is part of the text."""
     return isinstance(prompt, list) and not isinstance(prompt[0], str)
 
 
@@ -218,36 +218,38 @@ async def encode(request: Request, ask: CompletionRequest, prompts: list[Prompt]
     for prompt in prompts:
         if isinstance(prompt, str):
             check_length(service, prompt, "prompt")
-    return await service.turns.run(request, work, max(request.state.size, TURN_CHARS * len(prompts)))
+    return await service.work_queue.run(request, work, max(request.state.size, TURN_CHARS * len(prompts)))
 
 
 async def echoed(request: Request, prompts: list[Prompt]) -> list[str]:
-    """The prompts as text: as they were given, or spelt from their ids."""
+    """The prompts as text: as given, or decoded from their ids."""
     service = service_of(request)
 
     def work() -> list[str]:
         return [prompt if isinstance(prompt, str) else service.tokenizer.decode(prompt) for prompt in prompts]
 
-    return await service.turns.run(request, work, sum(len(prompt) for prompt in prompts if isinstance(prompt, list)))
+    return await service.work_queue.run(
+        request, work, sum(len(prompt) for prompt in prompts if isinstance(prompt, list))
+    )
 
 
 # ---- max_tokens 0: the prompt alone, with its logprobs
 
 
 def only_echo(ask: CompletionRequest) -> bool:
-    """Nothing is to be said; one token is drawn all the same, and not shown."""
+    """Only the prompt is wanted. The engine samples one token all the same, which is not shown."""
     return ask.max_tokens == 0 and bool(ask.echo)
 
 
 def check_only_echo(ask: CompletionRequest) -> None:
-    """Raise ParameterError for what needs something said."""
+    """Raise ParameterError for fields that need an output."""
     for name in ("min_tokens", "best_of", "use_beam_search", "logprob_token_ids"):
         if getattr(ask, name):
             raise ParameterError(f"{name} can't be had with max_tokens 0", name)
 
 
-def unsaid(delta: Delta) -> Delta:
-    """Its end alone, which is that no more was asked for."""
+def only_end(delta: Delta) -> Delta:
+    """The end of a delta without its text; the reason is that no token was asked for."""
     if delta.finish_reason is None:
         return Delta()
     return Delta(finish_reason="length" if delta.finish_reason == "stop" else delta.finish_reason)

@@ -13,15 +13,15 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tailrace.api.access_log import origin_of
 from tailrace.api.body import BodyReader, check_items
 from tailrace.api.chunks import effective
 from tailrace.api.front_end import front_of
-from tailrace.api.generate import Generation
-from tailrace.api.prepare import Chat, TokenLimit, prepare_chat, read_request
-from tailrace.api.respond import json_answer, respond
+from tailrace.api.generation import Generation
+from tailrace.api.prepare import ChatInput, TokenLimit, prepare_chat, read_request
+from tailrace.api.request_record import origin_of
 from tailrace.api.response_events import ResponseEvents
 from tailrace.api.response_input import to_chat, to_messages
+from tailrace.api.response_store import ResponseStore
 from tailrace.api.schema.requests import Cancelled
 from tailrace.api.schema.responses import (
     RESPONSES_REFUSED,
@@ -36,11 +36,10 @@ from tailrace.api.schema.responses import (
     TextOptions,
 )
 from tailrace.api.service import Service
-from tailrace.api.sse import NAMED
-from tailrace.api.store import ResponseStore
+from tailrace.api.streaming import NAMED, json_response, respond
 from tailrace.api.tool_choice import choice_of
-from tailrace.api.turns import JSON_BYTES
-from tailrace.api.worker_queries import everywhere, kept, somewhere
+from tailrace.api.work_queue import JSON_BYTES
+from tailrace.api.worker_queries import ask_all, ask_first, ask_stored
 from tailrace.errors import ParameterError, TailraceError
 from tailrace.text.channels import ChannelSplitter
 from tailrace.text.tool_parsers.functions import check_tools
@@ -54,13 +53,13 @@ async def create_response(request: Request) -> Response:
     ask, service = await read_request(request, READER)
     before = await earlier(request, ask)
 
-    def checked() -> Chat:
+    def checked() -> ChatInput:
         check_tools(ask.tools, nested=False)
         choice = choice_of(ask.tool_choice, ask.tools, ask.parallel_tool_calls)
         limit = TokenLimit(ask.max_output_tokens, "max_output_tokens")
-        return Chat(to_chat(ask, before), choice, ask.tools, limit, "input", "text.format")
+        return ChatInput(to_chat(ask, before), choice, ask.tools, limit, "input", "text.format")
 
-    chat = await service.turns.run(request, checked, request.state.size // JSON_BYTES)
+    chat = await service.work_queue.run(request, checked, request.state.size // JSON_BYTES)
     prepared, channels = await prepare_chat(request, chat)
     # the id is ours, since responses are stored by it; what a client calls its request may be used by others as well
     origin = origin_of(request, "chat", ask)
@@ -70,8 +69,8 @@ async def create_response(request: Request) -> Response:
     instructions = 0 if ask.instructions is None else 1  # they are for this turn alone
     messages: list[dict[str, Any]] = msgspec.to_builtins(chat.ask.messages[instructions:])
     stored = StoredResponse(front_of(request).responses, response_of(service, ask, generation), messages)
-    told = events(generation, stored, ChannelSplitter(*channels))
-    return await respond(request, generation, told, last, ask.streamed, NAMED)
+    chunks = events(generation, stored, ChannelSplitter(*channels))
+    return await respond(request, generation, chunks, last_response, ask.streamed, NAMED)
 
 
 def response_of(service: Service, ask: ResponsesRequest, generation: Generation) -> ResponseObject:
@@ -156,7 +155,7 @@ async def events(
             stored.update()
 
 
-async def last(stream: AsyncGenerator[Event, None]) -> ResponseObject:
+async def last_response(stream: AsyncGenerator[Event, None]) -> ResponseObject:
     """The response that the stream ends with."""
     response: ResponseObject | None = None
     async with aclosing(stream):
@@ -168,48 +167,49 @@ async def last(stream: AsyncGenerator[Event, None]) -> ResponseObject:
 
 async def retrieve_response(request: Request) -> Response:
     """A stored response, also while it is in progress."""
-    body = await kept(front_of(request), "response", request.path_params["id"])
+    body = await ask_stored(front_of(request), "response", request.path_params["id"])
     return Response(body, media_type=JSON)
 
 
 async def delete_response(request: Request) -> Response:
-    """Forget a stored response."""
+    """Delete a stored response."""
     id = request.path_params["id"]
-    await kept(front_of(request), "forget", id)
-    return json_answer(Deleted(id))
+    await ask_stored(front_of(request), "forget", id)
+    return json_response(Deleted(id))
 
 
 async def cancel_response(request: Request) -> Response:
-    """End a response that is in progress; what it has said stays."""
+    """End a response that is in progress; its output so far stays."""
     front, id = front_of(request), request.path_params["id"]
-    found = await everywhere(front, "cut", id) if id.startswith("resp_") else []
+    found = await ask_all(front, "cut", id) if id.startswith("resp_") else []
     if not found:
-        return Response(await kept(front, "response", id), media_type=JSON)
-    body = await somewhere(front, "response", id)
-    if body is None:  # before its first token, or not to be stored
-        return json_answer(Cancelled(id))
+        return Response(await ask_stored(front, "response", id), media_type=JSON)
+    body = await ask_first(front, "response", id)
+    if body is None:  # no token has come yet, or the response is not to be stored
+        return json_response(Cancelled(id))
     return Response(body.replace(b'"status":"in_progress"', b'"status":"cancelled"', 1), media_type=JSON)
 
 
 async def earlier(request: Request, ask: ResponsesRequest) -> bytes:
-    """The conversation that this one goes on with, as JSON; b"" for none. Together they are no more than a body may be.
+    """The messages of the conversation that this request goes on with, as JSON; b"" for none.
 
     Raises:
-        ParameterError: they are. RequestNotFoundError: the previous response is not stored.
+        ParameterError: together they are larger than a body may be. RequestNotFoundError: the previous response is not
+            stored.
     """
     if ask.previous_response_id is None:
         return b""
     name, front = "previous_response_id", front_of(request)
-    before = await kept(front, "conversation", ask.previous_response_id, name)
+    before = await ask_stored(front, "conversation", ask.previous_response_id, name)
     if (size := len(before) + request.state.size) > (most := front.config.max_body_mib << 20):
         raise ParameterError(f"{name}: the whole conversation must have at most {most} bytes, got {size}", name)
     check_items(before, front.config.max_body_items)
-    request.state.size = size  # what is read and rendered from here on is both
+    request.state.size = size  # from here on both are read and rendered
     return before
 
 
 def usage_of(generation: Generation) -> ResponseUsage:
-    """Tokens so far, by their names here."""
+    """The usage so far, under the names of this endpoint."""
     usage = generation.usage
     details = InputDetails(usage.prompt_tokens_details.cached_tokens)
     return ResponseUsage(usage.prompt_tokens, details, usage.completion_tokens, OutputDetails(), usage.total_tokens)

@@ -1,4 +1,5 @@
-"""Calls and thoughts that end oddly: each as it was once wrong, in the order of a review's findings; and cases 17, 20, 21, 22 in full."""
+"""Calls and thoughts that end oddly: each as it was once wrong, in the order of a review's findings; and cases 17, 20,
+21, 22 in full."""
 
 from __future__ import annotations
 
@@ -112,7 +113,8 @@ async def test_case_17_a_prompt_that_ends_in_the_middle_of_a_character(tokenizer
 
 @pytest.mark.parametrize("ignore", [False, True])
 async def test_case_21_floors_and_several_ends(tokenizer, ignore):
-    """[x, EOS] with a floor of 2: EOS can't be drawn before two tokens are out, whichever of the model's several it is."""
+    """[x, EOS] with a floor of 2: EOS can't be drawn before two tokens are out, whichever of the model's several it
+    is."""
     client = LocalClient(saying(b"x"))
     async with front_of(client, tokenizer) as front:
         client.engine.eos = frozenset({EOS, ord("!")})

@@ -42,7 +42,8 @@ from tailrace.cli.local import prepare
 from tailrace.config import SECTIONS
 from tailrace.params import SamplingParams
 from tailrace.text.tokenizer import Tokenizer
-from tailrace.wire.async_client import AsyncClient, AsyncStream
+from tailrace.wire.async_client import AsyncClient
+from tailrace.wire.async_stream import AsyncStream
 from tailrace.wire.messages import Finished, TokenLogprobs, Tokens
 from tailrace.wire.stream_table import OpenStream
 
@@ -156,15 +157,15 @@ class Outputs:
     requests of a frame."""
 
     def __init__(self, stream: AsyncStream, text: Text) -> None:
-        self._account, self._text = stream._account, text
-        self._account.wake = self.take
+        self._open_stream, self._text = stream._open_stream, text
+        self._open_stream.wake = self.take
         self._waiting: Output | None = None
         self._ready = asyncio.Event()
 
     def take(self, _: OpenStream) -> None:
         """Turn the tokens that have arrived into an output."""
         output = Output("", [], [])
-        for message in self._account.take():
+        for message in self._open_stream.take():
             if isinstance(message, Tokens):
                 output.token_ids += message.token_ids
                 output.logprobs += message.logprobs or ()
@@ -255,7 +256,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="bench.baseline")
     add_config_flags(parser, SECTIONS)
     prepared = prepare(read_config(parser.parse_args()))
-    client = AsyncClient(prepared.config.engine, prepared.config.server.start_timeout_s, rests=False)
+    client = AsyncClient(prepared.config.engine, prepared.config.server.start_timeout_s, pauses=False)
     app = create_app(client, prepared.tokenizer, prepared.name)
     uvicorn.Server(uvicorn_config(app, prepared.config.server)).run()
 

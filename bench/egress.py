@@ -22,7 +22,7 @@ from bench.harness import cores, machine, table, write_json
 
 from tailrace.api.logprobs import Labels, chat_logprobs
 from tailrace.api.schema.chat import ChatChunk, ChatChunkChoice, ChatDelta
-from tailrace.api.sse import frame
+from tailrace.api.streaming import frame
 from tailrace.config import ModelConfig
 from tailrace.models import resolve
 from tailrace.params import SamplingParams

@@ -176,7 +176,7 @@ class Front:
 
     def metric(self, line: str) -> float:
         """The value behind a name (with its labels) in the exposition; 0 if it is not there."""
-        for text in self.service.front.metrics.expose().decode().splitlines():
+        for text in self.app.state.front.metrics.expose().decode().splitlines():
             if text.startswith(line + " "):
                 return float(text.rsplit(" ", 1)[1])
         return 0.0

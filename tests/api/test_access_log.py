@@ -1,4 +1,5 @@
-"""What is told of a request: exactly one line in every ending, none where nothing was accepted; and the log's formats."""
+"""What is told of a request: exactly one line in every ending, none where nothing was accepted; and the log's
+formats."""
 
 from __future__ import annotations
 
@@ -312,7 +313,7 @@ def test_a_storm_of_disconnects_leaves_one_line_each(tokenizer, free_port, lines
 
     with served(app, port):
         asyncio.run(storm())
-        wait_until_idle(client, app.state.front.default.live)
+        wait_until_idle(client, app.state.front.default.open_requests)
         told = [line["request_id"] for line in lines.all()]
         assert len(told) > 20
         assert len(told) == len(set(told))

@@ -1,4 +1,5 @@
-"""Beam search: the algorithm against transformers' own on a small random model and against exhaustive search; and over HTTP."""
+"""Beam search: the algorithm against transformers' own on a small random model and against exhaustive search; and over
+HTTP."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from api.harness import EOS, MARK, START, VOCAB, LocalClient, events, front_of
-from tailrace.api.beam import BeamSearch
+from tailrace.api.beam_search import BeamSearch
 from tailrace.config import ServerConfig
 
 COMPLETE = "/v1/completions"
@@ -135,7 +136,8 @@ def test_eos_finishes_a_beam_only_among_the_first():
 
 
 def wordy(ids: list[int]) -> torch.Tensor:
-    """Two ways to go, then one of two letters, then the end: four answers, of which "bc" is the likeliest though "a" begins likelier."""
+    """Two ways to go, then one of two letters, then the end: four answers, of which "bc" is the likeliest though "a"
+    begins likelier."""
     said = ids[len(ids) - ids[::-1].index(START) + len(MARK) :] if START in ids else ids[ids.index(ord("=")) + 1 :]
     chances = {(): {"a": 0.6, "b": 0.4}, (ord("a"),): {"c": 0.5, "d": 0.5}, (ord("b"),): {"c": 0.9, "d": 0.1}}
     logits = torch.full((VOCAB,), -math.inf)

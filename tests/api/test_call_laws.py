@@ -1,5 +1,6 @@
-"""Laws of tool calls, in every format, for random schemas and random values: whatever the grammar lets through is read as calls that fit
-their schemas; whatever a model writes as its format has it is read back to itself; in pieces as whole."""
+"""Laws of tool calls, in every format, for random schemas and random values: whatever the grammar lets through is read
+as calls that fit their schemas; whatever a model writes as its format has it is read back to itself; in pieces as
+whole."""
 
 from __future__ import annotations
 

@@ -7,10 +7,10 @@ import json
 import pytest
 
 from api.harness import LocalClient, events, front_of, make_tokenizer, saying
-from tailrace.api.channels import channels_of, with_channels
+from tailrace.api.channels import channel_fields, channels_of
 from tailrace.api.front_end import FrontEnd
 from tailrace.api.schema.chat import ChatRequest
-from tailrace.api.service import chosen
+from tailrace.api.service import select_parser
 from tailrace.config import ServerConfig
 from tailrace.engine.token_bytes import TokenBytes, TokenText
 from tailrace.params import SamplingParams
@@ -223,10 +223,10 @@ TEMPLATES = {
 def test_auto_chooses_by_what_the_template_writes(tokenizer, template):
     writer = Tokenizer(tokenizer.backend, template)
     name = TEMPLATES[template]
-    assert chosen("auto", TOOL_FORMATS, lambda form: form.evidence, writer) is (
+    assert select_parser("auto", TOOL_FORMATS, lambda form: form.evidence, writer) is (
         None if name is None else TOOL_FORMATS[name]
     )
-    assert chosen("none", TOOL_FORMATS, lambda form: form.evidence, writer) is None
+    assert select_parser("none", TOOL_FORMATS, lambda form: form.evidence, writer) is None
 
 
 async def test_marks_that_are_special_tokens_are_seen(tmp_path):
@@ -238,7 +238,7 @@ async def test_marks_that_are_special_tokens_are_seen(tmp_path):
     ids = [tokenizer.backend.token_to_id(mark) for mark in ("<|im_start|>", "[TOOL_CALLS]", "[ARGS]")]
     for tools, wanted in (([{"function": {"name": "f"}}], "[TOOL_CALLS][ARGS]"), (None, "")):
         ask = ChatRequest(messages=[], tools=tools)
-        params = with_channels(SamplingParams(), service, ask, channels_of(service, ask, []))
+        params = SamplingParams(**channel_fields(service, ask, channels_of(service, ask, [])))
         shown = detokenizer(tokenizer, params.hidden(tokenizer.special_ids))
         assert "".join(map(shown.feed, ids)) == wanted
         engine = TokenText(TokenBytes.of(tokenizer, tokenizer.vocab_size), params.hidden(tokenizer.special_ids))

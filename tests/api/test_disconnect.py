@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect
 
 from api.harness import NAME, LocalClient, endless, served
 from tailrace.api.app import create_app
-from tailrace.api.disconnect import unless_gone
+from tailrace.api.disconnect import unless_disconnected
 from tailrace.config import ServerConfig
 
 DISCONNECTS = 200
@@ -23,8 +23,8 @@ DISCONNECTS = 200
 
 @dataclass(frozen=True)
 class Leaving:
-    """When and how a client goes: after so long or so many bytes; `asks`, the share of the request it sends; by a reset or
-    an orderly end.
+    """When and how a client goes: after so long or so many bytes; `asks`, the share of the request it sends; by a reset
+    or an orderly end.
     """
 
     after_s: float = 0.3
@@ -94,7 +94,7 @@ def test_case_25_200_disconnects_leave_nothing(tokenizer, free_port):
 
     with served(app, port):
         got = asyncio.run(storm())
-        wait_until_idle(client, app.state.front.default.live)
+        wait_until_idle(client, app.state.front.default.open_requests)
         assert client.engine.stats().finished.keys() <= {"abort"}  # none of them ended otherwise
         assert client.engine.stats().finished["abort"] > DISCONNECTS / 2
         assert 20 < sum(1 for n in got if n) < DISCONNECTS  # some left before, some after the first byte
@@ -126,7 +126,7 @@ def test_one_that_leaves_before_and_after_the_first_token(tokenizer, free_port, 
                 time.sleep(0.01)
             assert client.engine.stats().generated_tokens == 0
             client.hold = False
-        wait_until_idle(client, app.state.front.default.live)
+        wait_until_idle(client, app.state.front.default.open_requests)
         assert app.state.front.default.metrics.aborted.labels("disconnect")._value.get() == 1
 
 
@@ -143,7 +143,7 @@ class Line:
 
 async def test_work_that_ends_first_gives_its_result():
     gone: list[int] = []
-    assert await unless_gone(Line().receive, asyncio.sleep(0, "done"), lambda: gone.append(1)) == "done"
+    assert await unless_disconnected(Line().receive, asyncio.sleep(0, "done"), lambda: gone.append(1)) == "done"
     assert not gone
 
 
@@ -152,7 +152,7 @@ async def test_work_that_fails_raises():
         raise ValueError("x")
 
     with pytest.raises(ValueError, match="x"):
-        await unless_gone(Line().receive, fail(), lambda: None)
+        await unless_disconnected(Line().receive, fail(), lambda: None)
 
 
 @pytest.mark.parametrize("how", ["client leaves", "caller is cancelled"])
@@ -165,7 +165,7 @@ async def test_work_is_cancelled_after_the_owner_was_told(how):
         finally:
             log.append("work ended")
 
-    task = asyncio.create_task(unless_gone(line.receive, work(), lambda: log.append("told")))
+    task = asyncio.create_task(unless_disconnected(line.receive, work(), lambda: log.append("told")))
     await asyncio.sleep(0.01)
     if how == "client leaves":
         line.left.set()

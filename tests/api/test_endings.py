@@ -1,4 +1,5 @@
-"""What ends an answer, over HTTP: patterns, stops in the content alone, thinking budgets, loops; streamed and whole alike."""
+"""What ends an answer, over HTTP: patterns, stops in the content alone, thinking budgets, loops; streamed and whole
+alike."""
 
 from __future__ import annotations
 

@@ -14,8 +14,8 @@ import pytest
 import tokenizers
 from llguidance import TokenizerWrapper
 
-from api.asked import asked, refusal
 from api.harness import LocalClient, byte_names, events, front_of, saying
+from api.submitted import asked, refusal
 from tailrace.config import ServerConfig
 from tailrace.errors import ParameterError
 from tailrace.grammar.llguidance_sources import lark
@@ -104,8 +104,8 @@ class Vocabulary:
         return taken == len(ids) and matcher.is_accepting()
 
     def walk(self, grammar: str, seed: int, ends: tuple[str, ...] = ENDS) -> str:
-        """A text of the grammar, drawn token by token from its masks; the longer, the more it hurries to an end. ends: what it also
-        tries to say."""
+        """A text of the grammar, drawn token by token from its masks; the longer, the more it hurries to an end. ends:
+        what it also tries to say."""
         matcher, rng, ids = llguidance.LLMatcher(self.ll, lark(grammar)), random.Random(seed), list[int]()
         while len(ids) < 4000:
             mask = matcher.compute_logit_bias()
@@ -128,7 +128,8 @@ class Vocabulary:
 
 @cache
 def vocabulary(form: str, how: str) -> Vocabulary:
-    """The format's markers as text alone, as tokens, or as special tokens. A model with text alone shows some of it in its template."""
+    """The format's markers as text alone, as tokens, or as special tokens. A model with text alone shows some of it in
+    its template."""
     marks = tuple(MARKS[form])
     template = {"qwen3_coder": "<tool_call>\n<function=", "glm4": "<tool_call><arg_key>"}.get(form, "".join(marks))
     return Vocabulary(marks if how != "text" else (), how == "special", template)
@@ -499,7 +500,8 @@ async def test_a_model_whose_calls_are_not_known_can_only_be_asked(tokenizer):
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("choice", "reason"), [(None, "tool_calls"), ("required", "tool_calls"), (NAMED, "stop")])
 async def test_how_a_call_finishes(front, monkeypatch, choice, reason, stream):
-    """As at OpenAI and in vLLM: "stop" where the function was named. What the engine makes of the grammar is not looked at here."""
+    """As at OpenAI and in vLLM: "stop" where the function was named. What the engine makes of the grammar is not looked
+    at here."""
     submit = front.client.engine.submit
 
     def bare(message: Submit) -> None:

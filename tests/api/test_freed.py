@@ -1,5 +1,5 @@
-"""What a request leaves behind is freed when it is over. What is left to a collection is found tens of thousands of objects at a time, and
-meanwhile no stream goes on."""
+"""What a request leaves behind is freed when it is over. What is left to a collection is found tens of thousands of
+objects at a time, and meanwhile no stream goes on."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_request_leaves_nothing_to_be_collected(tokenizer, free_port, kind, le
             for _ in range(5):
                 ask(port, BODIES[kind], leave)
             end = time.monotonic() + 300
-            while app.state.front.default.live and time.monotonic() < end:
+            while app.state.front.default.open_requests and time.monotonic() < end:
                 time.sleep(0.01)
             time.sleep(0.1)  # the connection's last words
         assert not found

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from api.processes import ENDLESS, Process, gone
 from tailrace.api import workers
-from tailrace.api.disconnect import end
+from tailrace.api.disconnect import cancel_all
 from tailrace.api.metrics import Exposition, Metrics
 from tailrace.wire.messages import Stats
 
@@ -158,14 +158,14 @@ async def test_nobody_is_replaced_while_all_are_to_end(monkeypatch):
             return subprocess.Popen(["sleep", "60"], stdin=subprocess.PIPE)
 
     group = Sleepers(2)
-    group.launched("m", "ipc://nowhere")
+    group.on_launched("m", "ipc://nowhere")
     watch = asyncio.create_task(group.watch())
     group._processes[0].kill()
     await asyncio.sleep(0.15)  # it is found dead, and about to be replaced
     group.drain()
     await asyncio.sleep(0.4)
     assert group.spawned == 2
-    await end(watch)
+    await cancel_all(watch)
     group.stop(5, lambda: False)
     assert all(process.poll() is not None for process in group._processes)
 

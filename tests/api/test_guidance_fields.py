@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from api.asked import asked, refusal
 from api.harness import CONTEXT, EOS, START, LocalClient, front_of, saying
+from api.submitted import asked, refusal
 from tailrace.options import Speculation
 
 CHATS = ("chat", "responses")

@@ -119,10 +119,10 @@ async def test_what_has_come_goes_out_when_it_is_time_though_nothing_more_comes(
     async with front_of(LocalClient(endless, tick_s=0.001), tokenizer) as front:
         front.client.hold = False
         stream = front.client.submit([1, 2], parameters(), id="x")
-        stream.space(1000, 0.05)
+        stream.set_interval(1000, 0.05)
         first = await stream.next()
         assert first
-        await front.until(lambda: bool(stream._account.waiting))
+        await front.until(lambda: bool(stream._open_stream.waiting))
         front.client.hold = True
         assert await stream.next()  # by the clock: there is no further event that could wake it
         stream.abort()

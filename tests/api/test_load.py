@@ -1,4 +1,5 @@
-"""Under load over real sockets: slow readers, thousands of streams, storms of aborts. What the others get is what they get in peace."""
+"""Under load over real sockets: slow readers, thousands of streams, storms of aborts. What the others get is what they
+get in peace."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ FAST = {"model": "scripted:next:1", "scheduler": {"max_num_seqs": 64, "max_waiti
 
 
 def witness(i: int) -> dict:
-    """A request whose answer says at once if anything of another one got into it: letters drawn by a seed of its own."""
+    """A request whose answer says at once if anything of another one got into it: letters drawn by a seed of its
+    own."""
     return {
         "prompt": f"witness {i}",
         "seed": i,
@@ -242,7 +244,8 @@ class Storm:
         }
 
     async def one(self) -> None:
-        """Before it is scheduled, in prefill, between chunks, after the finish; by a reset, an orderly end, or a cancel by name."""
+        """Before it is scheduled, in prefill, between chunks, after the finish; by a reset, an orderly end, or a cancel
+        by name."""
         rng, body = self.rng, self.body()
         how = rng.choice(["reset", "close", "cancel", "again"])
         reader, writer = await post(self.server, body)

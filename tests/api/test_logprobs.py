@@ -75,7 +75,8 @@ def test_completions_list_the_drawn_token_too(tokenizer):
 @example(ids=[0xED, 0xA0])
 @example(ids=[0xED, 0xA0, 0x80, 0x41])
 def test_offsets_say_where_in_an_echoed_text_a_token_begins(tokenizer, ids):
-    """For any bytes, malformed ones too, with hidden tokens among them: as many characters as the rest of the text is shorter."""
+    """For any bytes, malformed ones too, with hidden tokens among them: as many characters as the rest of the text is
+    shorter."""
     data = [b"" if id >= 256 else bytes([id]) for id in ids]
     offsets, length = offsets_of(data)
     assert length == len(b"".join(data).decode(errors="replace"))
@@ -127,7 +128,8 @@ ANSWER = "né 🌊 STOP".encode() + b"\xf0\x9fa\xff!"
     ],
 )
 async def test_what_logprobs_spell_is_the_text_that_was_delivered(tokenizer, stop, text, stream):
-    """Tokens of a stop are not told of; those that leave no text (EOS) have no bytes; and offsets are places in this text."""
+    """Tokens of a stop are not told of; those that leave no text (EOS) have no bytes; and offsets are places in this
+    text."""
     async with front_of(LocalClient(saying(ANSWER)), tokenizer) as front:
         chat = await front.chat(logprobs=True, stream=stream, **stop)
         old = await front.complete(logprobs=0, stream=stream, **stop)

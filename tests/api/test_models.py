@@ -1,4 +1,5 @@
-"""Several models behind one set of front ends: the `model` field chooses, and what befalls one is no other's business."""
+"""Several models behind one set of front ends: the `model` field chooses, and what befalls one is no other's
+business."""
 
 from __future__ import annotations
 

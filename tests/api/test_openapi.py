@@ -1,4 +1,5 @@
-"""The schema served is the one obeyed: every route is in it, requests it allows are understood, what it forbids is refused."""
+"""The schema served is the one obeyed: every route is in it, requests it allows are understood, what it forbids is
+refused."""
 
 from __future__ import annotations
 

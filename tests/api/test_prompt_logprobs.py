@@ -1,4 +1,5 @@
-"""Logprobs of prompts: `prompt_logprobs` in vLLM's shape, and `echo` with `logprobs` in OpenAI's; however they are chunked."""
+"""Logprobs of prompts: `prompt_logprobs` in vLLM's shape, and `echo` with `logprobs` in OpenAI's; however they are
+chunked."""
 
 from __future__ import annotations
 

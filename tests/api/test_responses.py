@@ -8,8 +8,8 @@ import json
 import pytest
 
 from api.harness import LocalClient, endless, front_of, saying
+from tailrace.api.response_store import ResponseStore
 from tailrace.api.schema.responses import ResponseObject, TextOptions
-from tailrace.api.store import ResponseStore
 from tailrace.config import ServerConfig
 from tailrace.errors import RequestNotFoundError
 
@@ -106,8 +106,8 @@ async def test_stored_continued_deleted(front):
 async def test_cancelled_on_the_way(tokenizer):
     async with front_of(LocalClient(endless, tick_s=0.005), tokenizer) as front:
         running = asyncio.ensure_future(post(front, request_id="mine", max_output_tokens=200))
-        await front.until(lambda: len(front.service.front.responses) == 1)
-        id = next(iter(front.service.live)).id
+        await front.until(lambda: len(front.app.state.front.responses) == 1)
+        id = next(iter(front.service.open_requests)).id
         assert (await front.http.get(f"{PATH}/{id}")).json()["status"] == "in_progress"
         assert (await front.http.post(f"{PATH}/{id}/cancel")).json()["status"] == "cancelled"
         answer = (await running).json()
@@ -131,10 +131,10 @@ async def test_a_label_that_another_request_has_as_well_takes_nothing_from_it(to
         running = [
             asyncio.ensure_future(post(front, request_id="same", max_output_tokens=200, stream=False)) for _ in range(3)
         ]
-        await front.until(lambda: len(front.service.live) == 3)
-        one = next(iter(front.service.live)).id
+        await front.until(lambda: len(front.service.open_requests) == 3)
+        one = next(iter(front.service.open_requests)).id
         assert (await front.http.delete(f"/v1/requests/{one}")).json()["id"] == one
-        await front.until(lambda: len(front.service.live) == 2)
+        await front.until(lambda: len(front.service.open_requests) == 2)
         assert (await front.http.delete("/v1/requests/same")).status_code == 200
         assert {(await answer).json()["status"] for answer in running} == {"cancelled"}
 
@@ -142,7 +142,7 @@ async def test_a_label_that_another_request_has_as_well_takes_nothing_from_it(to
 async def test_an_engine_that_dies_on_the_way_is_a_failed_response(tokenizer):
     async with front_of(LocalClient(endless, tick_s=0.005), tokenizer) as front:
         running = asyncio.ensure_future(post(front, request_id="mine", max_output_tokens=200, stream=True))
-        await front.until(lambda: len(front.service.front.responses) == 1)
+        await front.until(lambda: len(front.app.state.front.responses) == 1)
         front.client.die()
         last = events_of((await running).text)[-1]
         assert (last["type"], last["response"]["error"]["code"]) == ("response.failed", "engine_dead")

@@ -1,4 +1,5 @@
-"""What the output must be: every field of every dialect → one Grammar, and errors by the client's own name of the field."""
+"""What the output must be: every field of every dialect → one Grammar, and errors by the client's own name of the
+field."""
 
 from __future__ import annotations
 
@@ -7,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from api.asked import asked, post, refusal
 from api.harness import TEMPLATE, LocalClient, front_of, make_tokenizer, saying
-from tailrace.api.channels import thought
+from api.submitted import asked, post, refusal
+from tailrace.api.channels import reasoning_before
 from tailrace.api.openapi import document
 from tailrace.api.schema.chat import ChatRequest
 from tailrace.api.structured import EBNF, FIELDS, LARK, PARTS
@@ -243,8 +244,8 @@ async def test_where_no_token_opens_the_thinking_it_is_free_only_if_the_prompt_d
     tokenizer = thinking(tmp_path, mark=False)
     async with front_of(LocalClient(saying(b"x")), tokenizer, ServerConfig(reasoning_parser="think")) as front:
         ask = ChatRequest(messages=[])
-        assert thought(front.service, ask, list(b"assistant\n")) == (None, None)
-        assert thought(front.service, ask, list(b"<think>")) == (MarkedSpan("<think>", "</think>", True), None)
+        assert reasoning_before(front.service, ask, list(b"assistant\n")) == (None, None)
+        assert reasoning_before(front.service, ask, list(b"<think>")) == (MarkedSpan("<think>", "</think>", True), None)
 
 
 def test_the_document_shows_the_fields():

@@ -11,8 +11,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from api.asked import asked, post, refusal
 from api.harness import LocalClient, front_of, saying
+from api.submitted import asked, post, refusal
 from api.test_forced_tools import MARKS, WRITTEN, script_of, tool, vocabulary
 from tailrace.api.sampling import MAX_COPIES
 from tailrace.config import ServerConfig

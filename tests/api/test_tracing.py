@@ -13,8 +13,8 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from api.harness import NAME, LocalClient, endless, front_of, saying
 from api.test_access_log import SECRET, alone, traced
-from tailrace.api import access_log
-from tailrace.api.access_log import start_tracing, wanted_exporters
+from tailrace.api import access_log, trace_exporters
+from tailrace.api.trace_exporters import start_tracing, wanted_exporters
 from tailrace.api.tracing import Tracing
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -130,7 +130,7 @@ def test_what_the_environment_asks_for(env, wanted):
 
 
 def test_packages_that_are_missing_are_said_once(monkeypatch, caplog):
-    monkeypatch.setattr(access_log, "entry_points", lambda group: ())
+    monkeypatch.setattr(trace_exporters, "entry_points", lambda group: ())
     assert start_tracing({"OTEL_TRACES_EXPORTER": "otlp"}) is None
     (record,) = caplog.records
     assert record.levelname == "WARNING"
@@ -188,7 +188,7 @@ async def test_an_exporter_that_hangs_does_not_keep_the_process(front, monkeypat
 
 def test_without_configuration_opentelemetry_is_not_imported():
     program = (
-        "import os, sys, tailrace.api.app; from tailrace.api.access_log import start_tracing; start_tracing(os.environ);"
+        "import os, sys, tailrace.api.app; from tailrace.api.trace_exporters import start_tracing; start_tracing(os.environ);"
         "sys.exit(any(name.split('.')[0] == 'opentelemetry' for name in sys.modules))"
     )
     assert alone(program).returncode == 0

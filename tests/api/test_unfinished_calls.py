@@ -111,7 +111,8 @@ async def test_case_17_a_prompt_that_ends_in_the_middle_of_a_character(tokenizer
 
 @pytest.mark.parametrize("ignore", [False, True])
 async def test_case_21_floors_and_several_ends(tokenizer, ignore):
-    """[x, EOS] with a floor of 2: EOS can't be drawn before two tokens are out, whichever of the model's several it is."""
+    """[x, EOS] with a floor of 2: EOS can't be drawn before two tokens are out, whichever of the model's several it
+    is."""
     client = LocalClient(saying(b"x"))
     async with front_of(client, tokenizer) as front:
         client.engine.eos = frozenset({EOS, ord("!")})

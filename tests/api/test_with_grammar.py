@@ -1,4 +1,5 @@
-"""Structured output from the request to the answer, through the engine's own grammars: a model that babbles writes what it must."""
+"""Structured output from the request to the answer, through the engine's own grammars: a model that babbles writes what
+it must."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What benchmarks compute of what they measure, and the load that they make: on numbers written down here, and on a scripted model."""
+"""What benchmarks compute of what they measure, and the load that they make: on numbers written down here, and on a
+scripted model."""
 
 from __future__ import annotations
 
@@ -131,7 +132,8 @@ def counted(verify: tuple[int, float], plain: tuple[int, float], guess_s: float 
 
 
 def test_the_predicted_speed_up():
-    """100 steps of 12 ms and 3 ms of drafting, in which 2 drafts stand, against plain steps of 10 ms: 3 tokens in 15 ms."""
+    """100 steps of 12 ms and 3 ms of drafting, in which 2 drafts stand, against plain steps of 10 ms: 3 tokens in 15
+    ms."""
     costs = spec.Costs.of(counted((100, 1.2), (0, 0.0), 0.3, 200), 1)
     assert (costs.draft_ms, costs.verify_ms, costs.share, costs.gain) == pytest.approx((3, 12, 1, 2))
     assert costs.predicted(10.0) == pytest.approx(3 / 1.5)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tailrace.cli import fit
+from tailrace.cli import memory_fit
 from tailrace.cli.flags import add_config_flags, read_config
 from tailrace.cli.local import prepare
 from tailrace.config import SECTIONS, CacheConfig, Config, EngineConfig, ModelConfig, SpeculationConfig
@@ -107,7 +107,8 @@ def test_a_command_that_runs_one_says_so():
 
 
 def model_folder(path: Path, *, tied: bool = False) -> Path:
-    """A model of 1,000 · 64 · 2 weights in bfloat16 and as many ids, of 2 layers with 2 heads of 16 for keys and values."""
+    """A model of 1,000 · 64 · 2 weights in bfloat16 and as many ids, of 2 layers with 2 heads of 16 for keys and
+    values."""
     path.mkdir()
     tensors = {
         "embed": {"dtype": "BF16", "shape": [1000, 64], "data_offsets": [0, 0]},
@@ -178,21 +179,21 @@ def test_what_is_left_is_shared(tmp_path):
         ("c", engine(num_blocks=4), folder),
         ("d", engine(), None),
     ]
-    sure = 3 * (128_000 * 2 + 80) + 4 * block_bytes(folder, 16, 2) + 4 * fit.PROCESS_BYTES
-    found = fit.fitted(models, lambda device: sure + 10 * GIB)
-    share = fit.cache_size.SHARE * 10 / 2
+    sure = 3 * (128_000 * 2 + 80) + 4 * block_bytes(folder, 16, 2) + 4 * memory_fit.PROCESS_BYTES
+    found = memory_fit.fit_into_memory(models, lambda device: sure + 10 * GIB)
+    share = memory_fit.cache_size.SHARE * 10 / 2
     assert [one.cache.memory_gib for one in found] == pytest.approx([share, share, 0, 0])
     assert found[2].cache.num_blocks == 4
     rest = 10 - 2 * share
     assert [one.cache.memory_growth_gib for one in found] == pytest.approx([0.5 * rest / 4] * 4)
-    kept = fit.fitted([("a", engine(memory_growth_gib=3.0), folder)], lambda device: sure + GIB)
+    kept = memory_fit.fit_into_memory([("a", engine(memory_growth_gib=3.0), folder)], lambda device: sure + GIB)
     assert kept[0].cache.memory_growth_gib == 3.0
 
 
 def test_weights_that_a_drafter_has_no_use_for_are_not_counted(tmp_path):
     folder = model_folder(tmp_path / "m")
     needs = [
-        fit.need_of("a", EngineConfig(model=ModelConfig(device="cpu"), speculation=speculation), folder)
+        memory_fit.memory_need("a", EngineConfig(model=ModelConfig(device="cpu"), speculation=speculation), folder)
         for speculation in (SpeculationConfig(), SpeculationConfig(drafter="ngram", model="org/head"))
     ]
     assert needs[0] == needs[1]
@@ -203,10 +204,10 @@ def test_those_that_do_not_fit_are_told_apart(tmp_path):
     folder = model_folder(tmp_path / "m")
     models = [("a", engine(), folder), ("b", engine(memory_gib=2.0), folder)]
     blocks = min(2 * GIB, 64 * 8 * block_bytes(folder, 16, 2))  # 64 sequences of 128 positions take no more
-    sure = 2 * (128_000 * 2 + 80) + blocks + 2 * fit.PROCESS_BYTES
-    fit.fitted(models, lambda device: sure)
+    sure = 2 * (128_000 * 2 + 80) + blocks + 2 * memory_fit.PROCESS_BYTES
+    memory_fit.fit_into_memory(models, lambda device: sure)
     with pytest.raises(ConfigError) as refused:
-        fit.fitted(models, lambda device: sure - 1)
+        memory_fit.fit_into_memory(models, lambda device: sure - 1)
     said = str(refused.value)
     assert "a 0.40 GiB (weights 0.00, KV cache a share of what is left, process 0.40)" in said
     assert "b 0.4" in said
@@ -214,15 +215,17 @@ def test_those_that_do_not_fit_are_told_apart(tmp_path):
 
 
 def test_each_device_counts_for_itself(tmp_path, monkeypatch):
-    monkeypatch.setattr(fit, "gpus", lambda: [5 * GIB, GIB])
+    monkeypatch.setattr(memory_fit, "gpus", lambda: [5 * GIB, GIB])
     folder = model_folder(tmp_path / "m")
     on = [
         ("a", EngineConfig(model=ModelConfig(device="auto")), folder),
         ("b", EngineConfig(model=ModelConfig(device="cuda:1")), folder),
     ]
-    first, second = fit.fitted(on)
+    first, second = memory_fit.fit_into_memory(on)
     assert first.cache.memory_gib > 4 * second.cache.memory_gib > 0
-    hosts = fit.fitted(on, lambda device: 80 * GIB)  # requests take the host's memory wherever the model is
+    hosts = memory_fit.fit_into_memory(
+        on, lambda device: 80 * GIB
+    )  # requests take the host's memory wherever the model is
     assert [one.cache.memory_growth_gib for one in hosts] == pytest.approx([0.5 * 80 / 2] * 2)
     with pytest.raises(ConfigError, match="'cuda:2' is not available"):
-        fit.fitted([("a", EngineConfig(model=ModelConfig(device="cuda:2")), folder)])
+        memory_fit.fit_into_memory([("a", EngineConfig(model=ModelConfig(device="cuda:2")), folder)])

@@ -249,7 +249,7 @@ class Holder:
     def __init__(self, client: Any) -> None:
         self.stream = client.submit([10], greedy(3000))
         if isinstance(self.stream, BlockingStream):
-            self.stream.stream.bound(1 << 20, self.full)
+            self.stream.stream.set_limit(1 << 20, self.full)
 
     def full(self) -> None:
         raise AssertionError("nobody is there to be told")

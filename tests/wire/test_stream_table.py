@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tailrace.params import SamplingParams
 from tailrace.wire.messages import Failed, Finished, TokenLogprobs, Tokens
-from tailrace.wire.stream_table import ENTRY_BYTES, ID_BYTES, RIVAL_BYTES, StreamTable
+from tailrace.wire.stream_table import ALTERNATIVE_BYTES, ENTRY_BYTES, ID_BYTES, StreamTable
 
 
 def one(index: int, token: int, with_logprobs: bool) -> Tokens:
@@ -26,7 +26,7 @@ def test_joining_keeps_every_sequences_tokens_and_its_end_behind_them(drawn, wit
         events += [Finished("id", 1, i, "stop") if i % 2 else Failed("id", 1, i, "c", "m") for i in indices]
     for event in events:
         open_stream.add(event)
-    each = ID_BYTES + (ENTRY_BYTES + 2 * RIVAL_BYTES if with_logprobs else 0)
+    each = ID_BYTES + (ENTRY_BYTES + 2 * ALTERNATIVE_BYTES if with_logprobs else 0)
     assert open_stream.held == len(drawn) * each
     out = open_stream.take()
     assert (open_stream.held, open_stream.events) == (0, [])

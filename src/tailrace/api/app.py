@@ -1,4 +1,4 @@
-"""The ASGI application: the table of endpoints, what wraps them, and the engines' life around them."""
+"""The ASGI application: the table of endpoints, their middleware, and the start and end of the engines."""
 
 from __future__ import annotations
 
@@ -6,25 +6,23 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
-from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tailrace.api.access_log import start_tracing
 from tailrace.api.auth import ApiKeys, Site, hosts_of
-from tailrace.api.disconnect import end
+from tailrace.api.disconnect import cancel_all
 from tailrace.api.error_handlers import HANDLERS
+from tailrace.api.event_loop_lag import observe_event_loop_lag
 from tailrace.api.front_end import FrontEnd
-from tailrace.api.lag import watch_lag
 from tailrace.api.openapi import openapi
-from tailrace.api.respond import REQUEST_ID, id_of_headers
+from tailrace.api.request_id import REQUEST_ID, RequestIdMiddleware
 from tailrace.api.routes.chat import create_chat_completion
 from tailrace.api.routes.completions import create_completion
 from tailrace.api.routes.health import health
@@ -33,6 +31,8 @@ from tailrace.api.routes.models import list_models, retrieve_model
 from tailrace.api.routes.requests import cancel_request
 from tailrace.api.routes.responses import cancel_response, create_response, delete_response, retrieve_response
 from tailrace.api.routes.tokenize import detokenize, tokenize
+from tailrace.api.trace_exporters import start_tracing
+from tailrace.api.worker_queries import answer
 from tailrace.config import ServerConfig
 from tailrace.wire.async_client import AsyncClient
 
@@ -79,31 +79,34 @@ def create_app(
 def app_of(front: FrontEnd, listens_when_ready: bool = False) -> Starlette:
     """The application of a front end. Its lifespan starts the clients and closes them.
 
-    It listens while the engines still start: until then /health says so and requests get a 503. With `listens_when_ready` its lifespan
-    begins when the first of them is ready.
+    It listens while the engines still start: until they are ready, /health says so and requests get a 503. With
+    `listens_when_ready` its lifespan begins when the first of them is ready.
     """
+
+    for service in front.services.values():
+        service.client.answer = partial(answer, front)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         front.observer.tracing = start_tracing(os.environ)
-        tasks = [asyncio.create_task(watch_lag(front.metrics.event_loop_lag))]
+        tasks = [asyncio.create_task(observe_event_loop_lag(front.metrics.event_loop_lag))]
         for service in front.services.values():
             tasks += [asyncio.create_task(front.keep(service)), asyncio.create_task(service.supervisor.watch())]
         if listens_when_ready:
             settled = [asyncio.ensure_future(service.supervisor.settled.wait()) for service in front.services.values()]
             await asyncio.wait(settled, return_when=asyncio.FIRST_COMPLETED)
-            await end(*settled)
+            await cancel_all(*settled)
         try:
             yield
         finally:
-            await end(*tasks)
+            await cancel_all(*tasks)
             await front.others_gone()
             await front.close()
             await front.observer.close()
 
     app = Starlette(
         routes=routes(),
-        middleware=wrapping(front.config),
+        middleware=middleware(front.config),
         exception_handlers=HANDLERS,
         lifespan=lifespan,
     )
@@ -112,7 +115,7 @@ def app_of(front: FrontEnd, listens_when_ready: bool = False) -> Starlette:
 
 
 def routes() -> list[Route]:
-    """One per path, so that a method it does not have is answered with all that it has."""
+    """One route per path, so that a 405 lists all methods of the path."""
     by_path: dict[str, dict[str, Endpoint]] = {}
     for method, path, endpoint in ROUTES:
         by_path.setdefault(path, {})[method] = endpoint
@@ -130,9 +133,9 @@ def by_method(endpoints: dict[str, Endpoint]) -> Endpoint:
     return chosen
 
 
-def wrapping(config: ServerConfig) -> list[Middleware]:
-    """What every request passes, outermost first."""
-    found, origins = [Middleware(RequestId)], listed(config.cors_origins)
+def middleware(config: ServerConfig) -> list[Middleware]:
+    """The middleware, outermost first."""
+    found, origins = [Middleware(RequestIdMiddleware)], listed(config.cors_origins)
     hosts = hosts_of(listed(config.allowed_hosts), config.host)
     if hosts is not None:
         found.append(Middleware(Site, hosts=hosts, origins=origins))
@@ -152,25 +155,5 @@ def wrapping(config: ServerConfig) -> list[Middleware]:
 
 
 def listed(words: str) -> list[str]:
-    """What is between the commas."""
+    """The words between the commas."""
     return [word for part in words.split(",") if (word := part.strip())]
-
-
-class RequestId:
-    """Names each request, as the client's x-request-id says if it does, and says the name in the answer."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return await self._app(scope, receive, send)
-        state = scope.setdefault("state", {})
-        state["request_id"] = id_of_headers(Headers(scope=scope).get(REQUEST_ID))
-
-        async def named(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)[REQUEST_ID] = state["request_id"]
-            await send(message)
-
-        await self._app(scope, receive, named)

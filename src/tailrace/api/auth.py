@@ -1,4 +1,4 @@
-"""Who may call: by which name, from whose pages, and with which key. Knows no endpoint's meaning."""
+"""Who may call: by which host name, from which site's pages, and with which key. Knows no endpoint."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from tailrace.api import error_handlers
 from tailrace.errors import AuthenticationError
 
-OPEN = ("/health", "/metrics", "/openapi.json")  # for load balancers, scrapers and tools, which have no key
+OPEN = ("/health", "/metrics", "/openapi.json")  # load balancers, scrapers and tools have no key
 
 
 class ApiKeys:
@@ -41,10 +41,10 @@ class ApiKeys:
 
 
 class Site:
-    """Lets a request through if it calls the server by a name that it has, and comes from no other site's page.
+    """Lets a request through if its Host is a name of this server and its Origin is no other site's page.
 
-    A page can send requests to whatever its reader's machine can reach, and can read the answers if its own name resolves to that
-    machine (DNS rebinding). It can set neither Host nor Origin.
+    A page can send requests to every server that its reader's machine can reach. It can read the answers if its own
+    host name resolves to that machine (DNS rebinding). But it can set neither Host nor Origin.
     """
 
     def __init__(self, app: ASGIApp, hosts: Collection[str], origins: Collection[str]) -> None:
@@ -58,12 +58,12 @@ class Site:
         headers = Headers(scope=scope)
         host, origin = headers.get("host", "").lower(), headers.get("origin")
         if host and not self._called(host):
-            said = f"this server is not called {host[:200]!r}; --allowed-hosts names what it is called"
+            message = f"this server is not called {host[:200]!r}; --allowed-hosts names what it is called"
         elif origin is not None and not self._ours(origin.lower(), host):
-            said = f"pages of {origin[:200]!r} may not call this server; --cors-origins names those that may"
+            message = f"pages of {origin[:200]!r} may not call this server; --cors-origins names those that may"
         else:
             return await self._app(scope, receive, send)
-        response = error_handlers.answer(403, error_handlers.of_http(403, said), {"connection": "close"})
+        response = error_handlers.answer(403, error_handlers.of_http(403, message), {"connection": "close"})
         await response(scope, receive, send)
 
     def _called(self, host: str) -> bool:
@@ -74,17 +74,17 @@ class Site:
         return "*" in self._origins or origin in self._origins or origin in (f"http://{host}", f"https://{host}")
 
 
-LOOPBACK = "localhost"  # stands for all that loopback is called
+LOOPBACK = "localhost"  # stands for every name of the loopback interface
 
 
 def name_of(host: str) -> str:
-    """A Host header without its port, without brackets and without the dot that a full name may end with."""
+    """The name in a Host header: without the port, brackets, and a final dot."""
     name = host.partition("]")[0].removeprefix("[") if host.startswith("[") else host.partition(":")[0]
     return name.removesuffix(".")
 
 
 def is_loopback(name: str) -> bool:
-    """A name or an address of this machine for itself."""
+    """A name or an address of the loopback interface."""
     if name == LOOPBACK or name.endswith("." + LOOPBACK):
         return True
     try:
@@ -94,7 +94,10 @@ def is_loopback(name: str) -> bool:
 
 
 def hosts_of(allowed: Collection[str], bound: str) -> Collection[str] | None:
-    """The names that a server has: those that it was told and loopback's, which on loopback are all; None: any."""
+    """The host names that are accepted: the allowed ones, the bound one, and loopback's. None: every name.
+
+    bound: the address that the server listens on. Without allowed names, only a server on loopback checks names.
+    """
     if "*" in allowed or not (allowed or is_loopback(bound.lower())):
         return None
     return [*allowed, LOOPBACK, bound]

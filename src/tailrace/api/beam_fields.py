@@ -1,20 +1,20 @@
-"""The fields of a beam search, the same for chats and completions: how many beams, for how long, and what can't be had with them."""
+"""The fields of a beam search, the same for chats and completions, and the fields that can't be combined with one."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tailrace.api.beam import BeamRequest, BeamSearch
+from tailrace.api.beam_search import BeamRequest, BeamSearch
 from tailrace.errors import ParameterError
 from tailrace.params import FIELDS, NEUTRAL, SamplingParams
 
 if TYPE_CHECKING:
-    from tailrace.api.access_log import Origin
+    from tailrace.api.request_record import RequestOrigin
     from tailrace.api.schema.chat import ChatRequest
     from tailrace.api.schema.completions import CompletionRequest
     from tailrace.api.service import Service
 
-# what a beam search has its own word for, or has no use for
+# fields that a beam search replaces or can't use
 NOT_WITH_BEAMS = (
     *(field.http_name or name for name, field in FIELDS.items() if not field.beams),
     *("top_logprobs", "echo", "preset", "return_sampling_params", "cfg_scale"),
@@ -29,7 +29,7 @@ def beam_request(
     id: str,
     prompt: list[int],
     params: SamplingParams,
-    origin: Origin,
+    origin: RequestOrigin,
 ) -> BeamRequest:
     """The search for the n best of `best_of` (default n) beams.
 
@@ -58,7 +58,7 @@ def beam_request(
 
 
 def check_no_beams(ask: ChatRequest | CompletionRequest) -> None:
-    """Raise ParameterError for what says something of beams only, in a request that has none."""
+    """Raise ParameterError for fields of beam search in a request without one."""
     for name, given in (
         ("length_penalty", ask.length_penalty not in (None, 1.0)),
         ("early_stopping", ask.early_stopping),

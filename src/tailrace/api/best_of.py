@@ -1,4 +1,5 @@
-"""best_of: so many sequences are drawn for each prompt, the n with the best mean logprob are the answer (OpenAI's legacy field)."""
+"""best_of, a legacy field of OpenAI: of so many sequences per prompt, the n with the best mean logprob are the
+answer."""
 
 from __future__ import annotations
 
@@ -7,14 +8,14 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 
 import msgspec
 
-from tailrace.api.fold import fold_completion
+from tailrace.api.aggregate import fold_completion
 from tailrace.api.schema.completions import Completion, CompletionChoice
 
 
 def best_of(
     n: int, best: int, *, keep_logprobs: bool
 ) -> Callable[[AsyncGenerator[Completion, None]], Awaitable[Completion]]:
-    """A fold that keeps the best n of each prompt's `best` choices, best first. Usage counts them all: they were all computed."""
+    """A fold that keeps the best n of each prompt's `best` choices, best first. Usage counts all choices."""
 
     async def fold(chunks: AsyncGenerator[Completion, None]) -> Completion:
         whole = await fold_completion(chunks)
@@ -32,7 +33,7 @@ def best_of(
 
 
 def mean_logprob(choice: CompletionChoice) -> float:
-    """Of its tokens; an empty choice comes last."""
+    """The mean logprob of a choice's tokens; −inf for an empty one."""
     listed = choice.logprobs.token_logprobs if choice.logprobs is not None else []
     logprobs = [logprob for logprob in listed if logprob is not None]
     return sum(logprobs) / len(logprobs) if logprobs else -math.inf

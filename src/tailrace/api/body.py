@@ -1,7 +1,7 @@
-"""The request's body → a schema struct, or an error that names what is wrong. Knows no endpoint.
+"""The body of a request → a schema struct, or an error that names what is wrong. Knows no endpoint.
 
-Fields of the schema are checked by msgspec. Fields beyond it are ignored, and logged once per name, unless they would
-have changed the answer: those are refused.
+msgspec checks the fields of the schema. Other fields are ignored and logged once per name. Fields that would have
+changed the answer, were they served, are refused.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 import logging
 import zlib
 from collections.abc import AsyncGenerator, Mapping
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -19,7 +19,7 @@ from starlette.requests import Request
 from tailrace import _cpu
 from tailrace.api import error_handlers
 from tailrace.api.schema.common import TOLERATED
-from tailrace.api.turns import JSON_BYTES
+from tailrace.api.work_queue import JSON_BYTES
 from tailrace.errors import ParameterError, RequestError
 from tailrace.memory_trim import trim_memory
 
@@ -27,15 +27,15 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-MAX_LOGGED_NAMES = 1000  # so that nobody can fill the log, or the memory of it
+MAX_LOGGED_NAMES = 1000  # bounds the log, and the memory of what was logged
 CHARSETS = ("utf-8", "utf8", "us-ascii", "ascii")
 WINDOWS = {"gzip": 31, "x-gzip": 31, "deflate": 15}  # content coding → zlib's wbits
-PIECE = 1 << 18  # bytes unpacked at once; others have a turn after each
-LARGE = 1 << 18  # bytes, beyond which the C library keeps much of what a body took
+PIECE = 1 << 18  # bytes unpacked at once; other tasks run in between
+LARGE = 1 << 18  # bytes; after larger bodies the C library keeps much of the memory
 QUIET_S = 1.0
 MAX_FIELDS = 1024  # of the outermost object
-OTHERS = 4  # so many numbers are read in the time of a string
-MAX_NEUTRAL = 1024  # bytes of a value that asks for nothing
+OTHERS = 4  # numbers that are decoded in the time of one string
+MAX_NEUTRAL = 1024  # bytes; a longer value of a refused field is not neutral
 
 _decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _logged: set[str] = set()
@@ -49,6 +49,11 @@ class BodyReader(Generic[T]):
         self._decode = msgspec.json.Decoder(schema).decode
         self._known = frozenset(schema.__struct_fields__) | TOLERATED
         self._refused = refused
+        self._unserved = sorted((TOLERATED | refused.keys()) - set(schema.__struct_fields__))
+        # The schema and the fields that are known but not served: nearly every body is read by this alone, in one pass.
+        fields = [(name, msgspec.Raw, None) for name in self._unserved]
+        strict = msgspec.defstruct(schema.__name__, fields, bases=(schema,), kw_only=True, forbid_unknown_fields=True)
+        self._decode_strict = msgspec.json.Decoder(cast(type[T], strict)).decode
 
     async def read(self, request: Request) -> T:
         """The decoded body.
@@ -64,34 +69,48 @@ class BodyReader(Generic[T]):
         if len(raw) > LARGE:
             give_back_later()
         request.state.size = len(raw)
-        return await front.turns.run(
+        return await front.work_queue.run(
             request, lambda: self.decoded(raw, front.config.max_body_items), len(raw) // JSON_BYTES
         )
 
     def decoded(self, raw: bytes, max_items: int) -> T:
-        """See `read`. Each of its steps holds the interpreter's lock as long as it takes: what they may take is bounded before."""
+        """See `read`. Decoding holds the interpreter's lock to its end, so the size of the body is checked first."""
         check_items(raw, max_items)
         try:
-            self._check_fields(_decode_fields(raw))
+            body = self._decode_strict(raw)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return self._decode_lenient(raw)
+        for name in self._unserved:
+            if value := getattr(body, name):
+                self._check_refused(name, value)
+                setattr(body, name, None)  # a view of the whole body, which must not live as long as the request
+        return body
+
+    def _decode_lenient(self, raw: bytes) -> T:
+        """A body with fields that nobody knows, or one that is refused: then the error names what is wrong."""
+        try:
+            fields = _decode_fields(raw)
+            for name in fields.keys() - self._known:
+                if name in self._refused:
+                    self._check_refused(name, fields[name])
+                else:
+                    log_once(name)
             return self._decode(raw)
         except msgspec.ValidationError as error:
             raise error_handlers.of_validation(error) from error
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise RequestError(f"the body is not valid JSON: {error_handlers.of_json(error, raw)}") from error
 
-    def _check_fields(self, fields: dict[str, msgspec.Raw]) -> None:
-        for name in fields.keys() - self._known:
-            if name not in self._refused:
-                log_once(name)
-            elif (
-                len(value := bytes(fields[name])) > MAX_NEUTRAL or msgspec.json.decode(value) not in self._refused[name]
-            ):
-                neutral = " or ".join(msgspec.json.encode(value).decode() for value in self._refused[name])
-                raise ParameterError(f"{name}: not supported; leave it out (or {neutral})", name)
+    def _check_refused(self, name: str, value: msgspec.Raw) -> None:
+        if name not in self._refused:
+            return
+        if len(text := bytes(value)) > MAX_NEUTRAL or msgspec.json.decode(text) not in self._refused[name]:
+            neutral = " or ".join(msgspec.json.encode(value).decode() for value in self._refused[name])
+            raise ParameterError(f"{name}: not supported; leave it out (or {neutral})", name)
 
 
 def give_back_later() -> None:
-    """What large bodies have left behind goes back to the system, on another thread, once no more of them have come for a while."""
+    """Return the memory of large bodies to the system, in a thread, once none has come for QUIET_S."""
     global _giving_back
     if _giving_back is not None:
         _giving_back.cancel()
@@ -100,15 +119,16 @@ def give_back_later() -> None:
 
 
 def check_content_type(request: Request) -> None:
-    """JSON in UTF-8; anything else, and nothing, is a 415: those types a page of any site may send without asking first."""
+    """The body must be declared as JSON in UTF-8, else 415. A page of another site can send other types without a CORS
+    preflight."""
     kind, *parameters = request.headers.get("content-type", "").lower().split(";")
     if kind.strip() != "application/json" and not (
         kind.strip().startswith("application/") and kind.strip().endswith("+json")
     ):
-        said = f"not {kind.strip()[:100]}" if kind else "and it is not given"
+        given = f"not {kind.strip()[:100]}" if kind else "and it is not given"
         raise HTTPException(
             415,
-            f"the header content-type must be application/json, {said}; with curl: -H 'content-type: application/json'",
+            f"the header content-type must be application/json, {given}; with curl: -H 'content-type: application/json'",
         )
     for parameter in parameters:
         name, _, value = parameter.partition("=")
@@ -117,7 +137,7 @@ def check_content_type(request: Request) -> None:
 
 
 async def read_bytes(request: Request, limit: int) -> bytes:
-    """The body, at most `limit` bytes of it; more is a 413, before it is held."""
+    """The body. More than `limit` bytes are a 413, before they are kept in memory."""
     too_large = HTTPException(413, f"the body must be at most {limit} bytes", {"connection": "close"})
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > limit:
@@ -132,10 +152,10 @@ async def read_bytes(request: Request, limit: int) -> bytes:
 
 
 async def unpacked(request: Request) -> AsyncGenerator[bytes, None]:
-    """The body in pieces, without its content coding; a piece is PIECE bytes at most where it has one, whatever it was packed to.
+    """The body in pieces, decompressed; where it was compressed, a piece has at most PIECE bytes.
 
     Raises:
-        HTTPException: 400: it is not what it says it is. 415: a coding that is not known, or several.
+        HTTPException: 400: the data is not of the coding it names. 415: an unknown coding, or several.
     """
     coding = ", ".join(request.headers.getlist("content-encoding")).strip().lower()
     if coding in ("", "identity"):
@@ -163,19 +183,20 @@ async def unpacked(request: Request) -> AsyncGenerator[bytes, None]:
 
 
 def check_items(raw: bytes, limit: int) -> None:
-    """Raise RequestError for JSON whose reading would take long, and all at once: counted in one pass, beside which others go on."""
+    """Raise RequestError for JSON that would take long to decode. Counted in one pass, without the interpreter's
+    lock."""
     fields, parts, values, _ = _cpu.json_size(raw)
     if fields > MAX_FIELDS:
         raise RequestError(f"the body: at most {MAX_FIELDS} fields are taken, got {fields}")
     if parts > limit or values > OTHERS * limit:
         raise RequestError(
-            f"the body: at most {limit} objects, lists and strings are taken at once, and {OTHERS * limit} other values "
-            f"(--max-body-items), got {parts} and {values}"
+            f"the body: at most {limit} objects, lists and strings are taken at once, and {OTHERS * limit} other "
+            f"values (--max-body-items), got {parts} and {values}"
         )
 
 
 def log_once(name: str) -> None:
-    """Say that a field is unknown, the first time it is seen."""
+    """Log an unknown field the first time it is seen."""
     if name not in _logged and len(_logged) < MAX_LOGGED_NAMES:
         _logged.add(name)
         log.warning("unknown request field %.100r is ignored", name)

@@ -1,14 +1,12 @@
-"""Which channels a chat's answer has, and what that means for its sampling: stops in the content alone, how long it may think."""
+"""Which channels a chat's answer has (content, reasoning, tool calls), and the sampling fields that follow from
+them."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
-
-import msgspec
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tailrace.errors import ParameterError
 from tailrace.options import MarkedSpan, ThinkingBudget
-from tailrace.params import SamplingParams
 from tailrace.text.reasoning import Markers, ends_inside_reasoning
 from tailrace.text.tool_parsers import ToolFormat, ToolSchemas, tool_schemas
 
@@ -20,7 +18,7 @@ PROMPT_END = 64  # tokens that tell whether the template has opened the reasonin
 
 
 class Channels(NamedTuple):
-    """What each choice's ChannelSplitter looks for, and where the prompt has left it."""
+    """The arguments of each choice's ChannelSplitter. opened: the prompt ends inside the reasoning."""
 
     reasoning: Markers | None
     tools: ToolFormat | None
@@ -31,28 +29,28 @@ class Channels(NamedTuple):
     def spans(self) -> tuple[MarkedSpan, ...]:
         """The parts of the text that are not content."""
         thoughts = () if self.reasoning is None else (MarkedSpan(*self.reasoning, self.opened),)
-        return thoughts + self.tool_stretches
+        return thoughts + self.tool_spans
 
     @property
-    def tool_stretches(self) -> tuple[MarkedSpan, ...]:
-        """Those of tool calls."""
+    def tool_spans(self) -> tuple[MarkedSpan, ...]:
+        """The parts of the text that are tool calls."""
         return () if self.tools is None else tuple(MarkedSpan(*pair) for pair in self.tools.markers)
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """What must be seen of the text, though a vocabulary may have it as special tokens."""
+        """Markers that must appear in the text, even where they are special tokens of the vocabulary."""
         return (*(self.reasoning or ()), *(self.tools.marks if self.tools is not None else ()))
 
 
 def channels_of(service: Service, ask: ChatRequest, prompt: list[int]) -> Channels:
-    """Of one chat."""
+    """The channels of one chat."""
     reasoning = None if ask.separate_reasoning is False else service.reasoning
     tools = service.tools if ask.tools and ask.tool_choice != "none" else None
-    return Channels(reasoning, tools, opened(service, ask, prompt), tool_schemas(ask.tools))
+    return Channels(reasoning, tools, opens_reasoning(service, ask, prompt), tool_schemas(ask.tools))
 
 
-def opened(service: Service, ask: ChatRequest, prompt: list[int]) -> bool:
-    """The prompt ends inside the model's thinking."""
+def opens_reasoning(service: Service, ask: ChatRequest, prompt: list[int]) -> bool:
+    """True if the prompt ends inside the model's reasoning."""
     if service.reasoning is None:
         return False
     last = ask.messages[-1].content if ask.continue_final_message else None
@@ -62,18 +60,21 @@ def opened(service: Service, ask: ChatRequest, prompt: list[int]) -> bool:
     return end.rstrip().endswith(service.reasoning[0])
 
 
-# what templates of thinking models call the switch
+# names of the switch in the templates of reasoning models
 THINKING_SWITCHES = ("enable_thinking", "thinking")
 
 
-def thought(service: Service, ask: ChatRequest, prompt: list[int]) -> tuple[MarkedSpan | None, int | None]:
-    """The thinking before what a grammar governs, and the token with which the model may open it; None, None where it does not think:
-    a switch of the template says so, or the template has closed the thinking already."""
+def reasoning_before(service: Service, ask: ChatRequest, prompt: list[int]) -> tuple[MarkedSpan | None, int | None]:
+    """The reasoning before the text that a grammar constrains, and the token with which the model may open it.
+
+    None, None where the model does not reason: a switch of the template turns it off, or the template has closed it
+    already.
+    """
     markers, end = service.reasoning, service.tokenizer.decode(prompt[-PROMPT_END:])
     switched_off = any((ask.chat_template_kwargs or {}).get(name) is False for name in THINKING_SWITCHES)
     if markers is None:
         return None, None
-    if opened(service, ask, prompt):
+    if opens_reasoning(service, ask, prompt):
         return MarkedSpan(*markers, opened=True), None
     opening = service.tokenizer.backend.token_to_id(markers[0])
     if switched_off or ask.continue_final_message or end.rstrip().endswith(markers[1]) or opening is None:
@@ -81,11 +82,12 @@ def thought(service: Service, ask: ChatRequest, prompt: list[int]) -> tuple[Mark
     return MarkedSpan(*markers), opening
 
 
-def with_channels(params: SamplingParams, service: Service, ask: ChatRequest, channels: Channels) -> SamplingParams:
-    """The parameters, as these channels have them.
+def channel_fields(service: Service, ask: ChatRequest, channels: Channels) -> dict[str, Any]:
+    """The fields of SamplingParams that follow from the channels: special tokens that are shown, spans without stops,
+    and the thinking budget.
 
     Raises:
-        ParameterError: a thinking budget, and it is not known how the model thinks.
+        ParameterError: a thinking budget, and the markers of the model's reasoning are not known.
     """
     tokenizer = service.tokenizer
     ids = (tokenizer.backend.token_to_id(mark) for mark in channels.marks)
@@ -102,6 +104,6 @@ def with_channels(params: SamplingParams, service: Service, ask: ChatRequest, ch
             max_tokens=ask.thinking_token_budget,
             span=MarkedSpan(*service.reasoning, channels.opened),
             closing_token_ids=tuple(tokenizer.encode(service.reasoning[1], add_special_tokens=False)),
-            outside=channels.tool_stretches,
+            outside=channels.tool_spans,
         )
-    return msgspec.structs.replace(params, shown_token_ids=shown, stop_outside=outside, thinking=thinking)
+    return {"shown_token_ids": shown, "stop_outside": outside, "thinking": thinking}

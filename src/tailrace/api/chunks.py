@@ -1,4 +1,5 @@
-"""What both generators of chunks need: what every chunk begins with, and how a delta becomes one or two pieces."""
+"""What the generators of chunks share: the fields of every chunk, the usage, and how a delta becomes one or two
+chunks."""
 
 from __future__ import annotations
 
@@ -10,13 +11,13 @@ from typing import Any, TypedDict
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from tailrace.api.beam import BeamRequest
-from tailrace.api.generate import Generation
+from tailrace.api.beam_search import BeamRequest
+from tailrace.api.generation import Generation
 from tailrace.api.schema.common import GenerateRequest, Usage
 from tailrace.api.service import Service
 from tailrace.text.output import Delta
 
-Work = Generation | BeamRequest  # what has deltas, and is counted
+Work = Generation | BeamRequest  # a request that is being generated
 
 
 class ChunkHead(TypedDict):
@@ -29,7 +30,7 @@ class ChunkHead(TypedDict):
 
 
 def head(service: Service, id: str) -> ChunkHead:
-    """Of an answer that begins now."""
+    """The shared fields of an answer that begins now."""
     return {
         "id": id,
         "created": int(time.time()),
@@ -39,25 +40,26 @@ def head(service: Service, id: str) -> ChunkHead:
 
 
 def effective(request: GenerateRequest, generation: Work) -> dict[str, Any] | UnsetType:
-    """What is really sampled with, defaults and presets included, if the request asks to be told. The seed only if one was given."""
+    """The parameters really used, with defaults and presets, if the request asks for them. The seed only if one was
+    given."""
     return msgspec.to_builtins(generation.params, str_keys=True) if request.return_sampling_params else UNSET
 
 
 @dataclass(frozen=True, slots=True)
-class UsageOf:
-    """What the `usage` field of a chunk says: nothing, null (it comes at the end), or the counts so far."""
+class UsageReporter:
+    """The `usage` field of chunks: absent, null (usage comes at the end), or the counts so far."""
 
     request: GenerateRequest
     generation: Work
 
     def so_far(self) -> Usage | UnsetType | None:
-        """For a chunk on the way."""
+        """The field of a chunk before the end."""
         if self.request.reports_usage_always:
             return self.whole()
         return None if self.request.reports_usage else UNSET
 
     def whole(self) -> Usage:
-        """The counts. Where no token was asked for, the one that was drawn all the same does not count."""
+        """The counts. With max_tokens 0 the engine samples one token all the same; it does not count."""
         usage = self.generation.usage
         if self.request.max_tokens != 0:
             return usage
@@ -65,8 +67,8 @@ class UsageOf:
 
 
 def pieces(delta: Delta, with_ids: bool) -> Iterator[Delta]:
-    """The delta as it goes out: nothing if there is nothing to see; text and end apart, because some clients read no
-    text from the chunk that has the finish reason."""
+    """The delta as one or two pieces, none if it shows nothing. Text and end are separate: some clients read no text
+    from the chunk with the finish reason."""
     has_content = bool(delta.text or delta.logprobs or (with_ids and delta.token_ids))
     if delta.finish_reason is None:
         if has_content:

@@ -1,11 +1,15 @@
-"""The door: one connection, under limits that hold before anybody looks at a key. uvicorn's protocol, which has none of its own.
+"""One connection, with limits that hold before anybody looks at a key. uvicorn's own protocol has none.
 
-What is counted: headers, their bytes, the URL, the bytes that frame a body, requests that wait behind another, and connections. What is
-timed: a head, a body, and an idle connection. Whoever exceeds a limit is answered in our error shape, and the connection ends.
+Counted are headers and their bytes, the URL, the bytes that frame a body (request_meter.py), the requests that wait
+behind another, and connections (connection_limits.py). Timed are a head, a body and an idle connection. A client that
+exceeds a limit is answered with an error in our shape, and the connection ends.
 
-A client that shuts its side down after its request gets its answer. Whether it is still there can only be learnt by writing, so from then
-on the answer goes out byte by byte until it really comes: first "HTTP/1.1 ", then zeros before the size of the next chunk. A client that
-is gone answers the first such byte with a reset, and the next one finds it (decision 0027).
+A client that closes its side after its request still gets its answer. Only writing shows whether such a client is still
+there. So from then on the answer is sent ahead byte by byte until it really comes: first "HTTP/1.1 ", then zeros before
+the size of the next chunk. A client that is gone answers the first such byte with a reset, and the next byte finds it
+(decision 0027).
+
+(More than 300 lines: one protocol, whose callbacks, answers and timers all change the state of the one connection.)
 """
 
 from __future__ import annotations
@@ -17,66 +21,61 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tailrace.api import error_handlers
-from tailrace.api.door import Door
-from tailrace.api.exchange import Exchange
-from tailrace.api.head import RefusedError, reason_of, target_of
+from tailrace.api.connection_limits import ConnectionLimits
+from tailrace.api.request_cycle import RequestCycle
+from tailrace.api.request_head import RefusedError, framing_of, reason_of, target_of
+from tailrace.api.request_meter import RequestMeter
 
 MAX_PIPELINED = 16  # requests that may wait behind the one that is being answered
 MAX_HELD = 1 << 16  # bytes that may wait behind those, before reading stops
 PIECE = 1 << 12  # bytes that are parsed at once
-CHUNK_LINE = 12  # bytes that a chunk may take besides what it carries; what is beyond counts as extensions
-FIRST = 16  # bytes by which other protocols are known
-LINGER_S = 2.0  # that a refused client has to read why, while what it still sends is thrown away
+LINGER_S = 2.0  # that a refused client has to read the error, while what it still sends is thrown away
 PROBES_S = (0.01, 0.04, 0.2, 1.0, 4.0, 15.0, 40.0)  # between the bytes that find out whether a client is still there
 
 
 class Connection(HttpToolsProtocol):
     """One connection, from its first byte to its last."""
 
-    def __init__(self, door: Door, **uvicorn: Any) -> None:
+    def __init__(self, shared: ConnectionLimits, **uvicorn: Any) -> None:
         super().__init__(**uvicorn)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=False)
-        self.serving: Exchange | None = None  # what is being answered; what was parsed behind it is in self.pipeline
-        self._door, self._limits = door, door.config
-        self._watched: tuple[str, Exchange | None] | None = None
+        self.serving: RequestCycle | None = (
+            None  # the request that is being answered; self.pipeline has those behind it
+        )
+        self._shared, self._limits = shared, shared.config
+        self._meter = RequestMeter(shared.config)
+        self._watched: tuple[str, RequestCycle | None] | None = None  # what the timer waits for
         self._timer: asyncio.TimerHandle | None = None
         self._prober: asyncio.TimerHandle | None = None
-        self._in_head, self._started = True, True  # in a head (or before it); some of it is expected by now
-        self._boundary = False  # a head or a body began or ended in the data at hand
-        self._first = b""  # of what is being read
-        self._raw = 0  # bytes of a head that is not complete
-        self._fields = 0  # bytes of its headers
-        self._framing = 0  # bytes that a body may still take besides what it carries
-        self._bare = False  # it comes after an upgrade that is ignored
-        self._held = bytearray()
+        self._ignores_upgrade = False  # the body belongs to a request whose upgrade is ignored
+        self._held = bytearray()  # what came behind a full pipeline
         self._deaf = False  # what still comes is thrown away
-        self._entered = False
+        self._counted = False  # among the front end's connections
         self._closing = self._lost = False
-        self._eof = False
-        self._why: RefusedError | None = None
-        self._last_words: RefusedError | None = None
+        self._eof = False  # the client has closed its side
+        self._last_error: RefusedError | None = None  # to be sent behind the present answer
 
     # ---- the connection's life
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Somebody is there."""
+        """The client has connected."""
         super().connection_made(transport)
         self._address = self.client[0] if self.client else ""
         try:
-            self._door.enter(self._address)
-        except RefusedError as refused:  # nothing of it is read: it must cost nobody anything
+            self._shared.acquire(self._address)
+        except RefusedError as refused:  # nothing of it is read, so that it costs nothing
             self.transport.write(error_handlers.raw(refused.status, refused.message))
             self.drop()
         else:
-            self._entered = True
+            self._counted = True
             self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nobody is; whoever works for them is told."""
+        """The connection has ended; requests that are being answered hear of it."""
         self._lost = True
-        if self._entered:
-            self._door.leave(self._address)
-        self._door.waiting.pop(self, None)
+        if self._counted:
+            self._shared.release(self._address)
+        self._shared.waiting.pop(self, None)
         self._stop_timers()
         super().connection_lost(exc)
         for exchange in (self.serving, *(cycle for cycle, _ in self.pipeline)):
@@ -89,10 +88,10 @@ class Connection(HttpToolsProtocol):
         self.cycle = None  # type: ignore[assignment]
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """The client will send no more; true where it still gets something."""
+        """The client has closed its side. True where it still gets an answer."""
         self._eof, self._deaf = True, True
         serving = self.serving
-        if self._closing or (serving is None and not self._raw):
+        if self._closing or (serving is None and not self._meter.head_bytes):
             return False
         if serving is None or serving.more_body:
             self._refuse(RefusedError(400, "the connection ended before the request was complete"))
@@ -102,7 +101,7 @@ class Connection(HttpToolsProtocol):
         return True
 
     def shutdown(self) -> None:
-        """The server ends: what is being answered is the last."""
+        """The server ends: the request that is being answered is the last."""
         self.pipeline.clear()
         self._deaf = self._deaf or self.serving is None or not self.serving.more_body
         if self.serving is None:
@@ -111,12 +110,12 @@ class Connection(HttpToolsProtocol):
             self.serving.keep_alive = False
 
     def drop(self) -> None:
-        """Close without a word; whoever does not even read what is on its way is cut."""
+        """Close without an answer. A client that does not even read what is on its way is cut off."""
         self._closing, self._deaf = True, True
         self._stop_timers()
-        self._door.waiting.pop(self, None)
+        self._shared.waiting.pop(self, None)
         self.transport.close()
-        if not self._lost:  # else a clock would hold on to all of it
+        if not self._lost:  # else a timer would keep this object alive
             self._await_flush(-1)
 
     def _await_flush(self, before: int) -> None:
@@ -129,7 +128,7 @@ class Connection(HttpToolsProtocol):
     # ---- bytes in
 
     def data_received(self, data: bytes) -> None:
-        """More of a request, or of several; looked at in pieces, because where one ends inside of a piece, that piece is not counted."""
+        """More bytes, fed to the parser in small pieces: a piece in which a request begins or ends is not counted."""
         for begin in range(0, len(data), PIECE):
             self._received(data[begin : begin + PIECE])
 
@@ -145,84 +144,59 @@ class Connection(HttpToolsProtocol):
         self._watch()
 
     def _feed(self, data: bytes) -> None:
-        self._boundary = False
-        self._started = self._started or self._in_head
-        if self._in_head and len(self._first) < FIRST:
-            self._first += data[:FIRST]
+        self._meter.begin_piece(data)
         try:
             self._parse(data)
+            self._meter.end_piece(len(data))
+        except RefusedError as refused:
+            self._refuse(refused)
         except httptools.HttpParserError as error:
             if not self._deaf:  # else it is behind the last request
-                self._refuse(self._why or reason_of(error, self._first))
-            return
-        if self._boundary:  # at most a piece of it is not counted
-            self._raw = len(data) if self._started else 0
-            return
-        if self._in_head:
-            self._raw += len(data)
-            if self._raw > self._limits.max_header_bytes + self._limits.max_url_bytes:
-                self._refuse(too_large(f"its headers must have at most {self._limits.max_header_bytes} bytes in all"))
-        else:
-            self._framing -= len(data)
-            if self._framing < 0:
-                most = self._limits.max_header_bytes
-                self._refuse(too_large(f"chunk extensions and trailers must have at most {most} bytes in all"))
+                cause = error.__context__  # what a callback of ours has raised
+                self._refuse(cause if isinstance(cause, RefusedError) else reason_of(error, self._meter.first))
 
     def _parse(self, data: bytes) -> None:
-        """A request that asks to speak something else is answered as if it had not; its body, if it has one, is ours to read."""
+        """Feed the parser. An upgrade that a request asks for is ignored; its body, if it has one, is read by another
+        parser."""
         try:
             return self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
             rest = data[upgrade.args[0] :]
         framing = framing_of(self.headers)
-        if not self._bare or framing is None:
+        if not self._ignores_upgrade or framing is None:
             return
-        self._bare = False
-        self.parser = httptools.HttpRequestParser(BodyOnly(self))
+        self._ignores_upgrade = False
+        self.parser = httptools.HttpRequestParser(BodyCallbacks(self))
         self.parser.feed_data(b"POST / HTTP/1.1\r\nhost: x\r\n" + b": ".join(framing) + b"\r\n\r\n")
         self.parser.feed_data(rest)
 
-    # ---- what the parser says
+    # ---- the parser's callbacks
 
     def on_message_begin(self) -> None:
         """A request line comes."""
         if self._deaf:
             raise ValueError("the last request has been read")
         super().on_message_begin()
-        self._boundary = self._started = True
-        self._fields = 0
+        self._meter.begin_message()
 
     def on_url(self, url: bytes) -> None:
         """Some of the URL."""
         super().on_url(url)
-        if len(self.url) > self._limits.max_url_bytes:
-            self._stop(RefusedError(414, f"the URL must have at most {self._limits.max_url_bytes} bytes"))
+        self._meter.check_url(len(self.url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header; trailers, which would come too late for whoever has looked, are left out."""
-        if not self._in_head:
-            return
-        super().on_header(name, value)
-        limits, size = self._limits, len(name) + len(value) + 4
-        self._fields += size
-        if size > limits.max_header_line_bytes:
-            self._stop(too_large(f"a header must have at most {limits.max_header_line_bytes} bytes"))
-        if self._fields > limits.max_header_bytes:
-            self._stop(too_large(f"its headers must have at most {limits.max_header_bytes} bytes in all"))
-        if len(self.headers) > limits.max_headers:
-            self._stop(too_large(f"there must be at most {limits.max_headers} headers"))
+        """A header. Trailers are left out: they come after the request has been looked at."""
+        if self._meter.in_head:
+            super().on_header(name, value)
+            self._meter.add_header(len(name) + len(value) + 4, len(self.headers))
 
     def on_headers_complete(self) -> None:
-        """The head is complete: answer, or wait for a turn."""
+        """The head is complete: answer, or wait behind the others."""
         parser, method = self.parser, self.parser.get_method().decode("ascii")
         version = parser.get_http_version()
-        try:
-            target = target_of(method, version, self.url, self.headers)
-        except RefusedError as refused:
-            self._why = refused
-            raise
+        target = target_of(method, version, self.url, self.headers)
         if len(self.pipeline) >= MAX_PIPELINED:
-            self._stop(RefusedError(400, f"more than {MAX_PIPELINED} requests wait behind another"))
+            raise RefusedError(400, f"more than {MAX_PIPELINED} requests wait behind another")
         self.scope |= {  # type: ignore[operator]
             "method": method,
             "http_version": version,
@@ -230,12 +204,11 @@ class Connection(HttpToolsProtocol):
             "raw_path": target.raw_path,
             "query_string": target.query,
         }
-        self._in_head, self._boundary, self._framing = False, True, self._limits.max_header_bytes
-        self._started, self._raw = False, 0
+        self._meter.end_head()
         upgrading = parser.should_upgrade()
-        self._bare = upgrading and framing_of(self.headers) is not None
+        self._ignores_upgrade = upgrading and framing_of(self.headers) is not None
         keep_alive = version == "1.1" and not upgrading and parser.should_keep_alive()
-        self.cycle = exchange = Exchange(self, self.expect_100_continue and version == "1.1", keep_alive)
+        self.cycle = exchange = RequestCycle(self, self.expect_100_continue and version == "1.1", keep_alive)
         if self.serving is None:
             self._start_asgi_task(exchange, self.app)
         else:
@@ -243,24 +216,20 @@ class Connection(HttpToolsProtocol):
 
     def on_chunk_header(self) -> None:
         """A chunk begins."""
-        self._framing += CHUNK_LINE
+        self._meter.add_chunk()
 
     def on_body(self, body: bytes) -> None:
         """Some of the body."""
-        self._framing += len(body)
+        self._meter.add_body(len(body))
         super().on_body(body)
 
     def on_message_complete(self) -> None:
         """The request is complete."""
-        if self._bare:
+        if self._ignores_upgrade:
             return
-        self._in_head, self._boundary, self._first = True, True, b""
+        self._meter.end_message()
         self._deaf = not self.cycle.keep_alive
         super().on_message_complete()
-
-    def _stop(self, refused: RefusedError) -> None:
-        self._why = refused
-        raise refused  # the parser wraps it
 
     # ---- answers
 
@@ -269,7 +238,7 @@ class Connection(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
-        """An answer has gone out: the next, or wait for a request."""
+        """An answer has gone out: go on with the next request, or wait for one."""
         self.server_state.total_requests += 1
         self.serving = None
         if self._closing or self.transport.is_closing():
@@ -280,15 +249,16 @@ class Connection(HttpToolsProtocol):
         if not self.pipeline and self._held:
             held, self._held = bytes(self._held), bytearray()
             self.data_received(held)
-        if self.serving is None and self._last_words is not None:
-            self._refuse(self._last_words)
+        if self.serving is None and self._last_error is not None:
+            self._refuse(self._last_error)
         elif self.serving is None and self._eof:
             self.drop()
         else:
             self._watch()
 
     def hang_up(self) -> None:
-        """The answer that is going out is the last; where the request is still coming, let the client read why before it is cut off."""
+        """The present answer is the last. Where the request is still coming, the client gets time to read the answer
+        first."""
         unfinished = self.serving is not None and self.serving.more_body
         if unfinished and not self._eof:
             self._linger()
@@ -298,20 +268,20 @@ class Connection(HttpToolsProtocol):
     def _linger(self) -> None:
         self._closing, self._deaf = True, True
         self._stop_timers()
-        self._door.waiting.pop(self, None)
+        self._shared.waiting.pop(self, None)
         self.flow.resume_reading()
         self.transport.write_eof()
         self._timer = self.loop.call_later(LINGER_S, self.drop)
 
     def _refuse(self, refused: RefusedError) -> None:
-        """Say why, and end the connection; what was asked before is answered first."""
+        """Answer with the error and end the connection. Earlier requests are answered first."""
         if self._closing:
             return
         self._deaf = True
         serving = self.serving
         if serving is not None and not serving.more_body:
             self._drop_unfinished()
-            self._last_words = refused
+            self._last_error = refused
             return
         if serving is not None:
             serving.disconnected = True
@@ -324,12 +294,12 @@ class Connection(HttpToolsProtocol):
             self._linger()
 
     def _drop_unfinished(self) -> None:
-        """Forget a request that will never be complete."""
+        """Forget requests that will never be complete."""
         while self.pipeline and self.pipeline[0][0].more_body:
             self.pipeline.popleft()
 
     def _probe(self, turn: int) -> None:
-        """A byte of what comes next, to a client of which nothing more will be heard."""
+        """Send the next byte ahead, to find out whether a client that has closed its side is still there."""
         if self.serving is None or self.transport.is_closing():
             return
         if byte := self.serving.byte_ahead():
@@ -337,31 +307,31 @@ class Connection(HttpToolsProtocol):
         if turn < len(PROBES_S):
             self._prober = self.loop.call_later(PROBES_S[turn], self._probe, turn + 1)
 
-    # ---- clocks
+    # ---- timers
 
     def _watch(self) -> None:
-        """One clock at a time, by what is waited for; bytes that come do not turn it back."""
+        """Set the timer for what is waited for. Bytes that arrive do not set it back."""
         if self._closing:
             return
         limits, serving = self._limits, self.serving
         if serving is not None:
             wait, limit_s = ("body", limits.body_timeout_s) if serving.more_body else ("answer", None)
-        elif self._started:
+        elif self._meter.started:
             wait, limit_s = "head", limits.header_timeout_s
         else:
             wait, limit_s = "idle", limits.idle_timeout_s
         if self._watched == (wait, serving):
             return
         self._watched = (wait, serving)
-        self._door.waiting.pop(self, None)
+        self._shared.waiting.pop(self, None)
         if wait != "answer":
-            self._door.waiting[self] = None
+            self._shared.waiting[self] = None
         if self._timer is not None:
             self._timer.cancel()
         self._timer = None if limit_s is None else self.loop.call_later(limit_s, self._expire, wait, limit_s)
 
     def _expire(self, wait: str, limit_s: float) -> None:
-        if wait == "body" or (wait == "head" and self._raw):
+        if wait == "body" or (wait == "head" and self._meter.head_bytes):
             part = "body" if wait == "body" else "headers"
             self._refuse(RefusedError(408, f"the request's {part} took longer than {limit_s:g} s to come"))
         else:
@@ -374,20 +344,9 @@ class Connection(HttpToolsProtocol):
         self._timer = self._prober = None
 
 
-class BodyOnly:
-    """What a parser tells that reads a body whose head was read by another."""
+class BodyCallbacks:
+    """The callbacks of a parser that reads only a body; the head was read by another."""
 
     def __init__(self, connection: Connection) -> None:
         self.on_body, self.on_chunk_header = connection.on_body, connection.on_chunk_header
         self.on_message_complete = connection.on_message_complete
-
-
-def framing_of(headers: list[tuple[bytes, bytes]]) -> tuple[bytes, bytes] | None:
-    """The header that says how long the body is; None: there is none."""
-    found = (h for h in headers if h[0] == b"transfer-encoding" or (h[0] == b"content-length" and h[1].strip(b" 0")))
-    return next(found, None)
-
-
-def too_large(what: str) -> RefusedError:
-    """Of heads."""
-    return RefusedError(431, f"the request is too large: {what}")

@@ -1,4 +1,4 @@
-"""Work for a client that may leave: it stops when the client is gone. Knows nothing of what the work is."""
+"""Work for a client that may disconnect: the work stops then. Knows nothing of what the work is."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from starlette.types import Receive
 T = TypeVar("T")
 
 
-async def until_gone(receive: Receive) -> None:
-    """Return when the client is gone. The body must have been read."""
+async def until_disconnect(receive: Receive) -> None:
+    """Return when the client has disconnected. The request's body must have been read."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
-async def unless_gone(receive: Receive, work: Awaitable[T], on_gone: Callable[[], None]) -> T:
-    """The result of `work`. If the client leaves first, or the caller is cancelled: `on_gone`, and the work ends.
+async def unless_disconnected(receive: Receive, work: Awaitable[T], on_disconnect: Callable[[], None]) -> T:
+    """The result of `work`. If the client disconnects first, or the caller is cancelled, `on_disconnect` is called and
+    the work is cancelled.
 
     Raises:
-        ClientDisconnect: the client left first.
+        ClientDisconnect: the client disconnected first.
     """
     task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(until_gone(receive))
+    gone = asyncio.ensure_future(until_disconnect(receive))
     try:
         await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
         if task.done():
@@ -33,12 +34,12 @@ async def unless_gone(receive: Receive, work: Awaitable[T], on_gone: Callable[[]
         raise ClientDisconnect
     finally:
         if not task.done():
-            on_gone()
-        await end(task, gone)
+            on_disconnect()
+        await cancel_all(task, gone)
 
 
-async def end(*tasks: asyncio.Future[Any]) -> None:
-    """Cancel and wait; what they raise then is nobody's business any more."""
+async def cancel_all(*tasks: asyncio.Future[Any]) -> None:
+    """Cancel the tasks and wait for them; what they raise is ignored."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

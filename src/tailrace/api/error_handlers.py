@@ -1,6 +1,7 @@
-"""Errors → HTTP, the one place: which status, which of OpenAI's words, and whose fault.
+"""Errors → HTTP, in one place: the status, OpenAI's error type, and whose fault it is.
 
-Handlers raise; what they raise meets `HANDLERS` here. An error in the middle of a stream becomes an event by `body`.
+Endpoints raise; `HANDLERS` turn the errors into answers. An error in the middle of a stream becomes an event by
+`of_any`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from tailrace.wire.messages import Failed
 
 log = logging.getLogger(__name__)
 
-CLIENT_GONE = 499  # nobody reads it; the access log does
+CLIENT_GONE = 499  # for the access log; no client reads it
 RETRY_AFTER_S = 1
 
 # HTTP's own refusals: status → code
@@ -55,7 +56,7 @@ def body(error: TailraceError) -> ErrorBody:
 
 
 def of_any(error: Exception) -> ErrorBody:
-    """The body for whatever was raised. Of our bugs the log has the traceback, the client a plain sentence."""
+    """The body for any exception. For a bug of ours the log gets the traceback, and the client a plain sentence."""
     if isinstance(error, TailraceError):
         return body(error)
     log.error("a bug of ours", exc_info=error)
@@ -75,13 +76,13 @@ def of_failed(message: Failed, grammar_field: str = "grammar") -> TailraceError:
 
 
 def renamed(message: str, field: str, kind: type[RequestError] = ParameterError) -> RequestError:
-    """What is wrong with a grammar, by the name of the field that it came in."""
-    said = message.removeprefix("grammar: ")
-    return kind(said if said.startswith(field) else f"{field}: {said}", field)
+    """An error about a grammar, under the name of the field that the grammar came in."""
+    text = message.removeprefix("grammar: ")
+    return kind(text if text.startswith(field) else f"{field}: {text}", field)
 
 
 def of_validation(error: msgspec.ValidationError) -> ParameterError:
-    """msgspec's complaint, naming the field first: "max_tokens: expected `int | null`, got `str`"."""
+    """msgspec's error, with the field first: "max_tokens: expected `int | null`, got `str`"."""
     text = str(error)
     at = _PATH.match(text)
     what, path = (at["what"], at["path"]) if at else (text, "")
@@ -95,7 +96,7 @@ def of_validation(error: msgspec.ValidationError) -> ParameterError:
 
 
 def of_json(error: Exception, raw: bytes) -> str:
-    """What a decoder says of JSON that is none, in words that mean something to whoever wrote it."""
+    """Why a body is not valid JSON, in words for its author."""
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     if isinstance(error, UnicodeDecodeError):
@@ -115,13 +116,13 @@ def answer(status: int, problem: ErrorBody, headers: Mapping[str, str] | None = 
 
 
 def of_http(status: int, message: str) -> ErrorBody:
-    """HTTP's own refusal in OpenAI's shape."""
+    """An error of HTTP itself, in OpenAI's shape."""
     kind = RequestError.type if status < 500 else TailraceError.type
     return ErrorBody(Problem(message, kind, None, HTTP_CODES.get(status, "http_error")))
 
 
 def raw(status: int, message: str) -> bytes:
-    """A refusal as it goes over the line, for whoever is not even heard; it is the last on its connection."""
+    """A whole HTTP answer as bytes, for a connection that is refused; the connection ends with it."""
     content = _encode(of_http(status, message))
     lines = (
         f"HTTP/1.1 {status} {HTTPStatus(status).phrase}",
@@ -135,7 +136,7 @@ def raw(status: int, message: str) -> bytes:
 
 
 async def on_tailrace_error(request: Request, error: Exception) -> Response:
-    """An error of ours; a server's fault is logged, a caller's is not."""
+    """An error that tailrace raised on purpose. A fault of the server is logged, a fault of the caller is not."""
     assert isinstance(error, TailraceError)
     if error.status >= 500:
         log.error("%s %s: %s", request.method, request.url.path, error)
@@ -144,7 +145,7 @@ async def on_tailrace_error(request: Request, error: Exception) -> Response:
 
 
 async def on_http_error(request: Request, error: Exception) -> Response:
-    """No such path, wrong method, body too large: HTTP's words in OpenAI's shape."""
+    """No such path, wrong method, body too large: an error of HTTP in OpenAI's shape."""
     assert isinstance(error, HTTPException)
     path = request.url.path[:200]
     message = {
@@ -155,12 +156,12 @@ async def on_http_error(request: Request, error: Exception) -> Response:
 
 
 async def on_disconnect(request: Request, error: Exception) -> Response:
-    """The client is gone: nobody reads this."""
+    """The client has disconnected: nobody reads this."""
     return Response(status_code=CLIENT_GONE)
 
 
 async def on_bug(request: Request, error: Exception) -> Response:
-    """Our bug."""
+    """A bug of ours."""
     return answer(500, of_any(error))
 
 

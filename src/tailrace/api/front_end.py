@@ -1,21 +1,20 @@
-"""What a front end has once, however many models it serves: its settings, its turns, the stored responses, and a Service per model."""
+"""What a front end has once, however many models it serves: settings, work queue, stored responses, and a Service per
+model."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from functools import partial
 from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 
 from tailrace.api.access_log import Observer
 from tailrace.api.metrics import Exposition, Metrics
-from tailrace.api.service import Service
-from tailrace.api.store import ResponseStore
-from tailrace.api.turns import Turns
-from tailrace.api.worker_queries import answer
+from tailrace.api.response_store import ResponseStore
+from tailrace.api.service import Service, Shared
+from tailrace.api.work_queue import WorkQueue
 from tailrace.config import ServerConfig
 from tailrace.errors import ModelNotFoundError
 from tailrace.wire.async_client import AsyncClient
@@ -30,19 +29,20 @@ class FrontEnd:
     """One per app, in `app.state.front`. `add` its models before it serves; the first is the default.
 
     Args:
-        named: the operator has named the models: metrics and lines of the log say which one it was.
-        attached: the engines are another's, who ends this one too.
+        named: the operator has named the models; metrics and log lines name them too.
+        attached: another process owns the engines, and ends this one.
 
     Attributes:
-        over: set when it can't go on: a model could not be had at all, or none is left.
+        over: set when the front end can't go on: a model could not be loaded at all, or no engine is left.
     """
 
     def __init__(self, config: ServerConfig, named: bool = False, attached: bool = False) -> None:
         self.config, self.named, self.attached = config, named, attached
         self.services: dict[str, Service] = {}
-        self.adapted: dict[str, Service] = {}  # adapters by name, each with the service of its model
-        self.turns, self.responses = Turns(), ResponseStore()
+        self.adapted: dict[str, Service] = {}  # adapter name → service
+        self.work_queue, self.responses = WorkQueue(), ResponseStore()
         self.observer = Observer(config, named)
+        self._shared = Shared(config, self.work_queue, self.observer, named)
         self._counted: dict[str, Metrics] = {}
         self.metrics = Exposition(self._counted)
         for name, text, held in (
@@ -50,7 +50,7 @@ class FrontEnd:
             ("responses_stored_bytes", "Memory that they take.", lambda: self.responses.bytes),
         ):
             self.metrics.watch(f"tailrace_{name}", text, held)
-        self.others_gone: Callable[[], Awaitable[None]] = nobody  # waits for whoever else needs this one's engines
+        self.others_gone: Callable[[], Awaitable[None]] = no_others  # waits for the other users of the engines
         self.over = asyncio.Event()
 
     def add(
@@ -61,29 +61,32 @@ class FrontEnd:
         defaults: Mapping[str, float | int] | None = None,
         adapters: Iterable[str] = (),
     ) -> Service:
-        """One more model, by the name that requests give. client: not started. defaults: sampling fields of the model. adapters: names of
-        those that its engine has."""
-        service = self.services[name] = Service(self, client, tokenizer, name, defaults or {})
+        """Add a model under the name that requests give.
+
+        Args:
+            client: not started. defaults: sampling fields of the model. adapters: names of the adapters that its engine
+                has.
+        """
+        service = self.services[name] = Service(self._shared, client, tokenizer, name, defaults or {})
         self._counted[name if self.named else ""] = service.metrics
         self.adapted |= {adapter: service.adapted(adapter) for adapter in adapters}
-        client.answer = partial(answer, self)
         return service
 
     @property
     def default(self) -> Service:
-        """Of requests that name no model."""
+        """The service of requests that name no model."""
         return next(iter(self.services.values()))
 
     @property
     def served(self) -> dict[str, Service]:
-        """All that a request may name."""
+        """Services by every name that a request may give."""
         return self.services | self.adapted
 
     def find(self, name: str | None) -> Service:
-        """Of the model or adapter of that name; None is the default.
+        """The service of a model or adapter by name; None is the default.
 
         Raises:
-            ModelNotFoundError: there is none.
+            ModelNotFoundError: there is none of that name.
         """
         if name is None:
             return self.default
@@ -93,7 +96,7 @@ class FrontEnd:
         return self.served[name]
 
     async def keep(self, service: Service) -> None:
-        """Start the model's engine and watch over it until it is gone for good."""
+        """Start the model's engine and supervise it until it is gone for good."""
         supervisor = service.supervisor
         await supervisor.run()
         if self.attached:
@@ -104,7 +107,8 @@ class FrontEnd:
             self.over.set()
 
     async def ask(self, question: str, argument: str) -> list[bytes]:
-        """What the other front ends answer: any engine that lives carries the question, one that moves rather than one that is stalled."""
+        """The answers of the other front ends. A living engine carries the question, preferably one that is not
+        stalled."""
         if self.config.front_ends == 1:
             return []
         ready = [service for service in self.services.values() if service.client.ready]
@@ -116,12 +120,12 @@ class FrontEnd:
         await asyncio.gather(*(service.drain(timeout_s) for service in self.services.values()))
 
     async def close(self) -> None:
-        """End the engines, and what is left of their requests."""
+        """End the engines and their open requests."""
         await asyncio.gather(*(service.client.close() for service in self.services.values()))
 
 
-async def nobody() -> None:
-    """There is nobody to wait for."""
+async def no_others() -> None:
+    """Nothing to wait for."""
 
 
 def front_of(request: Request) -> FrontEnd:
@@ -130,7 +134,7 @@ def front_of(request: Request) -> FrontEnd:
 
 
 def service_for(request: Request, model: str | None) -> Service:
-    """The service of the model that a request names; from here on the request's own.
+    """The service of the model that a request names; `service_of` returns it from here on.
 
     Raises:
         ModelNotFoundError: there is no such model.

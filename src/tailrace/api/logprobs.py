@@ -32,7 +32,7 @@ FLOOR = -9999.0  # also vLLM's
 
 
 class Table(dict[int, T]):
-    """Token id → what `make` makes of it, once."""
+    """Token id → the result of `make`, computed once."""
 
     def __init__(self, make: Callable[[int], T]) -> None:
         super().__init__()
@@ -56,19 +56,20 @@ class Labels:
         self.written = Table(lambda id: self.write(id, self.names[id][1]))
 
     def write(self, id: int, data: list[int]) -> str:
-        """See `written`; of a token of which the text has these bytes: its name is what they spell, and of none its own."""
+        """See `written`. data: the bytes that the text has of the token, which name it; without any, the token has its
+        own name."""
         label = named(bytes(data))[0] if data else self.names[id][0]
         token = msgspec.json.encode(label).decode().replace("%", "%%")
         return f'{{"token":{token},"logprob":%s,"bytes":{msgspec.json.encode(data).decode()}'
 
     def legacy(self, id: int, data: bytes | None = None) -> str:
-        """The name of a token among completions' logprobs. data: as in `write`; None is all of it."""
+        """The name of a token in the logprobs of completions. data: as in `write`; None: all bytes of the token."""
         label, _, whole = named(data) if data else self.names[id]
         return label if whole else f"bytes:{label}"
 
 
 def named(data: bytes) -> tuple[str, list[int], bool]:
-    """How bytes are written: see Labels.names."""
+    """Bytes as a name: see Labels.names."""
     try:
         return data.decode("utf-8"), list(data), True
     except UnicodeDecodeError:
@@ -81,15 +82,15 @@ def finite(logprob: float) -> float:
 
 
 def likeliest(entry: TokenLogprobs, top: int) -> Iterator[tuple[int, float]]:
-    """The `top` likeliest that could come at all, with their logprobs. Those that could not are in no order worth telling."""
+    """The `top` likeliest tokens with their logprobs, without those of probability 0, whose order means nothing."""
     for other, logprob in zip(entry.top_ids[:top], entry.top_logprobs[:top], strict=True):
         if logprob > -math.inf:
             yield other, logprob
 
 
 def delivered(piece: Delta) -> Iterable[tuple[int, TokenLogprobs, int, bytes | None]]:
-    """The tokens of a piece that the text has anything of, or that leave no text at all; not those behind a stop: id, logprobs, where in
-    the text it begins, and the bytes that the text has of it; None: all its own."""
+    """The tokens of a piece, without those behind a stop: (id, logprobs, offset in the text, bytes that the text has of
+    the token). None for the bytes: all bytes of the token."""
     ids, entries, spelt = piece.token_ids, piece.logprobs or (), piece.spelt
     if not spelt:  # nearly always
         return zip(ids, entries, piece.offsets, repeat(None, len(ids)), strict=True)
@@ -101,7 +102,7 @@ def delivered(piece: Delta) -> Iterable[tuple[int, TokenLogprobs, int, bytes | N
 
 
 def chat_logprobs(labels: Labels, piece: Delta, top: int) -> ChatLogprobs:
-    """Chat's shape; `top` alternatives each. Written as JSON at once, from parts that each token has once and for all."""
+    """Chat's shape, with `top` alternatives each. Written directly as JSON, from a part per token id that is kept."""
     return ChatLogprobs([_chat_entry(labels, id, entry, data, top) for id, entry, _, data in delivered(piece)])
 
 
@@ -115,17 +116,17 @@ def _chat_entry(labels: Labels, id: int, entry: TokenLogprobs, data: bytes | Non
         others = list(possible)
         numbers = _encode([entry.logprob, *possible.values()])[1:-1].decode().replace("null", str(FLOOR))
     tops = "},".join([written[other] for other in others])
-    told = "" if entry.entropy is None else f',"entropy":{entry.entropy!r},"varentropy":{entry.varentropy!r}'
+    entropies = "" if entry.entropy is None else f',"entropy":{entry.entropy!r},"varentropy":{entry.varentropy!r}'
     own = written[id] if data is None else labels.write(id, list(data))
-    whole = f'{own},"top_logprobs":[{tops}{"}" if tops else ""}]{told}}}'
+    whole = f'{own},"top_logprobs":[{tops}{"}" if tops else ""}]{entropies}}}'
     return msgspec.Raw((whole % tuple(numbers.split(","))).encode())
 
 
 def prompt_logprobs(
     labels: Labels, token_ids: Sequence[int], entries: Sequence[TokenLogprobs], top: int
 ) -> PromptLogprobEntries:
-    """vLLM's shape, of a whole prompt; `entries` are those of all tokens but the first. Written as JSON token by token: a million of them
-    at once would hold up everybody."""
+    """vLLM's shape, for a whole prompt. entries: logprobs of all tokens but the first. Written as JSON token by token:
+    to encode a million at once would hold up the event loop."""
     found: PromptLogprobEntries = [None]
     for id, entry in zip(token_ids[1:], entries, strict=True):
         here = {
@@ -138,17 +139,18 @@ def prompt_logprobs(
 
 
 class CompletionLogprobsWriter:
-    """Completions' shape for one choice, piece by piece, behind a prompt if one is echoed."""
+    """Completions' shape for one choice, piece by piece, after the prompt if it is echoed."""
 
     def __init__(self, labels: Labels, top: int, entropies: bool = False) -> None:
-        """entropies: they are listed too."""
+        """entropies: list them too."""
         self._entropies, self._labels, self._top = entropies, labels, top
         self._begin = 0  # where in the text the output begins
 
     def write_prompt(
         self, token_ids: Sequence[int], entries: Sequence[TokenLogprobs], hidden: frozenset[int]
     ) -> CompletionLogprobs:
-        """The tokens of an echoed prompt, whose text hides `hidden`; the first has no logprob. To be called first, if at all."""
+        """The tokens of an echoed prompt; its text leaves out `hidden`, and its first token has no logprob. Call it
+        first, if at all."""
         offsets, self._begin = offsets_of(
             [b"" if id in hidden else bytes(self._labels.names[id][1]) for id in token_ids]
         )
@@ -158,7 +160,8 @@ class CompletionLogprobsWriter:
         return lists
 
     def write(self, piece: Delta) -> CompletionLogprobs:
-        """The next tokens. The drawn token is always among its alternatives: there may be one more than asked for."""
+        """The next tokens. The sampled token is always among its alternatives, so there may be one more than asked
+        for."""
         return self._write((id, entry, self._begin + offset, data) for id, entry, offset, data in delivered(piece))
 
     def _write(self, tokens: Iterable[tuple[int, TokenLogprobs, int, bytes | None]]) -> CompletionLogprobs:
@@ -183,7 +186,7 @@ class CompletionLogprobsWriter:
 
 
 def offsets_of(spelt: Iterable[bytes]) -> tuple[list[int], int]:
-    """Where in their text tokens of these bytes begin, in characters; and the length of the text."""
+    """Offsets of tokens with these bytes in their text, in characters; and the length of the text."""
     begun, offsets, at = b"", [], 0
     for data in spelt:
         offsets.append(at + (bool(data) and not continues(begun, data[:1])))

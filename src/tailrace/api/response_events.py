@@ -1,4 +1,5 @@
-"""Segments of text → the items and events of a response, in OpenAI's order: an item opens, its text grows, it is done."""
+"""Segments of text → the items and events of a response, in OpenAI's order: an item is added, its text grows, it is
+done."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ ENDS = {"stop": ("completed", None), "length": ("incomplete", "max_output_tokens
 
 
 class ResponseEvents:
-    """One response as it grows; every method gives the events that tell of it."""
+    """One response as it grows. Each method returns the events to send."""
 
     def __init__(self, response: ResponseObject) -> None:
         self.response = response
@@ -29,7 +30,7 @@ class ResponseEvents:
         self._text: list[str] = []
 
     def begin(self) -> Iterator[Event]:
-        """It exists."""
+        """The response has been created."""
         yield self._event("response.created", response=self.response)
         yield self._event("response.in_progress", response=self.response)
 
@@ -55,7 +56,7 @@ class ResponseEvents:
         yield self._event(f"{events}.delta", **self._place(), content_index=0, delta=segment.text, **scores(part))
 
     def end(self, finish_reason: str, stop_reason: Any, usage: ResponseUsage, whole: bool = True) -> Iterator[Event]:
-        """It is over, for this reason. Not `whole`: its last item is a call that was cut."""
+        """The response is over, for this reason. whole: False if its last item is a call that was cut off."""
         cut = str(stop_reason)
         status, why = ENDS.get(finish_reason, ("cancelled" if cut == "cancelled" else "incomplete", cut))
         yield from self._close("completed" if status == "completed" and whole else "incomplete")
@@ -65,7 +66,7 @@ class ResponseEvents:
         yield self._event(kind, response=self.response)
 
     def failed(self) -> Iterator[Event]:
-        """It is over: see response.error."""
+        """The response has failed: see response.error."""
         yield from self._close("incomplete")
         self.response.status = "failed"
         yield self._event("response.failed", response=self.response)
@@ -125,5 +126,5 @@ class ResponseEvents:
 
 
 def scores(part: str) -> dict[str, list[Any]]:
-    """The field that OpenAI's clients expect with the text of an answer."""
+    """The `logprobs` field, which OpenAI's clients expect with output text; always empty."""
     return {"logprobs": []} if part == "output_text" else {}

@@ -1,8 +1,8 @@
 """Runs the application under uvicorn until a signal or the engine's death ends it. Knows no endpoint.
 
 SIGTERM or SIGINT: stop listening, let what runs finish within `drain_timeout_s`, end the rest with an error event, exit
-with 0. A second signal exits at once. The death of the engine, or of the last of several, unless it is to be restarted: every stream
-ends with an error event, exit with 1. So it is where one does not come up at all.
+with 0. A second signal exits at once. The death of the engine, or of the last of several, unless it is to be restarted:
+every stream ends with an error event, exit with 1. So it is where one does not come up at all.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ import uvicorn
 
 from tailrace.api.app import app_of
 from tailrace.api.connection import Connection
-from tailrace.api.disconnect import end
-from tailrace.api.door import Door
+from tailrace.api.connection_limits import ConnectionLimits
+from tailrace.api.disconnect import cancel_all
 from tailrace.api.front_end import FrontEnd
-from tailrace.api.workers import Model, Workers, WorkerStart
+from tailrace.api.workers import ServedModel, Workers, WorkerStart
 from tailrace.config import ServerConfig
 from tailrace.wire.async_client import AsyncClient
-from tailrace.wire.remote_engine import Newsreader
+from tailrace.wire.remote_engine import EngineEventReader
 
 if TYPE_CHECKING:
     from tailrace.text.tokenizer import Tokenizer
@@ -40,16 +40,22 @@ log = logging.getLogger(__name__)
 
 MAX_FILES = 65_536
 LAST_WORDS_S = 5  # beyond the drain: for error events to reach their clients
-COLLECT_AFTER = (50_000, 20, 20)  # objects, and collections of the younger: a step of many streams alone makes hundreds
-OTHER_FILES = 64  # what a front end has open besides connections
+COLLECT_AFTER = (
+    50_000,
+    20,
+    20,
+)  # objects, and collections of younger ones; a step of many streams makes hundreds of objects
+OTHER_FILES = 64  # open files of a front end besides connections
 
 
-def serve(config: ServerConfig, models: Sequence[Model], tokenizers: Sequence[Tokenizer], named: bool = False) -> int:
+def serve(
+    config: ServerConfig, models: Sequence[ServedModel], tokenizers: Sequence[Tokenizer], named: bool = False
+) -> int:
     """Serve until it ends; returns the exit code.
 
     Args:
-        models: each one's `engine.model.model` is a folder that exists already (or a scripted model). tokenizers: theirs. named: see
-            FrontEnd.
+        models: each one's `engine.model.model` is a folder that exists already (or a scripted model). tokenizers:
+            theirs. named: see FrontEnd.
     """
     front = FrontEnd(config, named)
     for model, tokenizer in zip(models, tokenizers, strict=True):
@@ -63,20 +69,25 @@ def serve(config: ServerConfig, models: Sequence[Model], tokenizers: Sequence[To
         shared = settings.bind_socket()
         start = WorkerStart(config, list(models), named, shared.fileno())
         return run(Server(front, settings, Workers(config.front_ends - 1, start)), shared)
-    except SystemExit as error:  # uvicorn could not listen, and has said so
+    except SystemExit as error:  # uvicorn could not listen, and has logged it
         return int(error.code or 0)
 
 
 def serve_attached(start: WorkerStart, tokenizers: Sequence[Tokenizer], read: Callable[[], bytes]) -> int:
-    """Serve as a further front end, until told to end; returns the exit code. `read`: the next line of news."""
+    """Serve as a further front end until told to end; returns the exit code.
+
+    Args:
+        read: waits for the next line of the pipe that tells of the engines (wire/remote_engine.py).
+    """
     shared = socket.socket(fileno=start.socket)
-    news = Newsreader(read, closed=lambda: os._exit(0))
-    # an engine that dies is its owner's business: wait for another; but of several there is none for it while the others live
+    events = EngineEventReader(read, closed=lambda: os._exit(0))
+    # The owner of the engine restarts it, so wait for another one. Of several engines, a dead one is not replaced while
+    # others live.
     several = len(start.models) > 1
     waiting = start.server if several else msgspec.structs.replace(start.server, on_engine_death="restart")
     front = FrontEnd(waiting, start.named, attached=True)
     for model, tokenizer in zip(start.models, tokenizers, strict=True):
-        client = AsyncClient(partial(news.engine, model.name), waiting.start_timeout_s)
+        client = AsyncClient(partial(events.next_engine, model.name), waiting.start_timeout_s)
         front.add(client, tokenizer, model.name, model.defaults, model.engine.model.adapters)
     try:
         return run(Server(front, uvicorn_config(app_of(front, listens_when_ready=True), waiting)), shared)
@@ -85,16 +96,17 @@ def serve_attached(start: WorkerStart, tokenizers: Sequence[Tokenizer], read: Ca
 
 
 def run(server: Server, shared: socket.socket | None = None) -> int:
-    """Its whole life, in a loop of its own."""
+    """Run the server in an event loop of its own; returns the exit code."""
     gc.collect()
     gc.set_threshold(*COLLECT_AFTER)
-    gc.freeze()  # the tokenizer's tables live as long as the process: collections need not walk them while streams wait
+    gc.freeze()  # collections need not look at what lives as long as the process, such as the tokenizer's tables
     with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
         return runner.run(server.until_end(None if shared is None else [shared]))
 
 
 def allow_files() -> int:
-    """As many open files as this process may have: every connection is one, and the usual limit for a start is 1,024. Returns how many."""
+    """Raise the limit of open files as far as allowed, and return it. Every connection is one; the usual limit is
+    1,024."""
     try:
         import resource
     except ImportError:  # not everywhere
@@ -111,7 +123,7 @@ def allow_files() -> int:
 
 
 def uvicorn_config(app: object, config: ServerConfig) -> uvicorn.Config:
-    """uvloop where it is installed; connections of ours; no logging of its own, no WebSockets."""
+    """uvicorn's settings: uvloop where it is installed, our connections, none of its logging, no WebSockets."""
     return uvicorn.Config(
         app,  # type: ignore[arg-type]
         host=config.host,
@@ -121,13 +133,13 @@ def uvicorn_config(app: object, config: ServerConfig) -> uvicorn.Config:
         log_config=None,
         access_log=False,
         server_header=False,
-        http=partial(Connection, Door(config, allow_files() - OTHER_FILES)),  # type: ignore[arg-type]
+        http=partial(Connection, ConnectionLimits(config, allow_files() - OTHER_FILES)),  # type: ignore[arg-type]
         timeout_graceful_shutdown=math.ceil(config.drain_timeout_s) + LAST_WORDS_S,
     )
 
 
 class Server(uvicorn.Server):
-    """uvicorn's, which drains our way and ends when the front end can't go on.
+    """uvicorn's server, with our way to drain; it ends when the front end can't go on.
 
     Args:
         workers: further front ends, which live as long as this one.
@@ -136,31 +148,31 @@ class Server(uvicorn.Server):
     def __init__(self, front: FrontEnd, config: uvicorn.Config, workers: Workers | None = None) -> None:
         super().__init__(config)
         self._front = front
-        self._siblings = Workers(0) if workers is None else workers
+        self._workers = Workers(0) if workers is None else workers
         for name, service in front.services.items():
-            service.client.launched = partial(self._siblings.launched, name)
-            service.client.lost = partial(self._siblings.lost, name)
-        front.others_gone = self._stop_siblings  # they need the engines until then
+            service.client.on_launched = partial(self._workers.on_launched, name)
+            service.client.on_lost = partial(self._workers.on_lost, name)
+        front.others_gone = self._stop_workers  # the workers need the engines until then
 
     async def until_end(self, sockets: list[socket.socket] | None = None) -> int:
         """Serve; returns the exit code."""
         over = self._front.over
-        tasks = [asyncio.create_task(self._exit_on(over)), asyncio.create_task(self._siblings.watch())]
+        tasks = [asyncio.create_task(self._exit_on(over)), asyncio.create_task(self._workers.watch())]
         try:
             await self.serve(sockets)
         finally:
-            await end(*tasks)
-            await self._stop_siblings()
+            await cancel_all(*tasks)
+            await self._stop_workers()
             await self._front.close()  # uvicorn skips the lifespan's end when it is forced
         return int(over.is_set())
 
-    async def _stop_siblings(self) -> None:
+    async def _stop_workers(self) -> None:
         over = self._front.over
         timeout_s = self._front.config.drain_timeout_s + LAST_WORDS_S
-        await asyncio.to_thread(self._siblings.stop, timeout_s, lambda: self.force_exit or over.is_set())
+        await asyncio.to_thread(self._workers.stop, timeout_s, lambda: self.force_exit or over.is_set())
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A signal. Unlike uvicorn, do not raise it again after a clean end: the exit code is 0."""
+        """Handle a signal. Unlike uvicorn, it is not raised again after a clean end: the exit code is 0."""
         if not self.started:
             raise SystemExit(0)
         if self.should_exit:
@@ -169,13 +181,13 @@ class Server(uvicorn.Server):
         log.info("%s: %s", signal.Signals(sig).name, "at once" if self.force_exit else "finishing what runs")
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Drain while uvicorn waits for the connections to end."""
-        self._siblings.drain()
+        """Drain while uvicorn waits for connections to end."""
+        self._workers.drain()
         draining = asyncio.create_task(self._front.drain(self._front.config.drain_timeout_s))
         try:
             await super().shutdown(sockets)
         finally:
-            await end(draining)
+            await cancel_all(draining)
 
     async def _exit_on(self, over: asyncio.Event) -> None:
         await over.wait()

@@ -1,6 +1,6 @@
-"""What the output must be: OpenAI's, vLLM's, SGLang's and llama.cpp's fields → one Grammar, and the name under which it was asked for.
+"""Structured output: the fields of OpenAI, vLLM, SGLang and llama.cpp → one Grammar, and the field that asked for it.
 
-Knows the form of the fields only; whether a grammar can be had, the engine finds out.
+Checks the form of the fields only. The engine compiles the grammar and finds out whether it can be served.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from tailrace.options import MAX_GRAMMAR, Grammar, GrammarKind, MarkedSpan
 if TYPE_CHECKING:
     from tailrace.api.schema.common import GenerateRequest
 
-# which of two languages a grammar is in, told by how the rule it begins with is defined
+# the language of a grammar shows in how its first rule is defined
 EBNF = re.compile(r"^[ \t]*root\s*::=", re.MULTILINE)
 LARK = re.compile(r"^[ \t]*\??start[ \t]*(\[[^\]\n]*\][ \t]*)?:(?!:)", re.MULTILINE)
 
-BACKENDS = ("auto", "llguidance", "guidance")  # one library, by whichever name; the last is vLLM's of it
+BACKENDS = ("auto", "llguidance", "guidance")  # names of one library; the last is vLLM's name for it
 
 
 class Constraint(NamedTuple):
-    """One constraint: the field it came in, and what of a Grammar it says."""
+    """One constraint: the field it came in, and the kind and source of its Grammar."""
 
     field: str
     kind: GrammarKind
@@ -66,17 +66,17 @@ def choice(field: str, value: list[str]) -> Constraint:
 
 
 def ebnf(field: str, value: str) -> Constraint:
-    """GBNF."""
+    """A grammar in GBNF."""
     return Constraint(field, "ebnf", filled(field, value))
 
 
 def gbnf(field: str, value: str) -> Constraint | None:
-    """llama.cpp's field, which its clients send empty where they mean none."""
+    """llama.cpp's field; its clients send an empty one where they mean none."""
     return ebnf(field, value) if value else None
 
 
 def grammar(field: str, value: str) -> Constraint:
-    """EBNF or Lark."""
+    """A grammar in EBNF or Lark."""
     if EBNF.search(value):
         return Constraint(field, "ebnf", value)
     if LARK.search(value):
@@ -92,7 +92,7 @@ def structural_tag(field: str, value: dict[str, Any] | str) -> Constraint:
 
 
 def response_format(field: str, value: ResponseFormat) -> Constraint | None:
-    """OpenAI's."""
+    """OpenAI's field."""
     match value:
         case TextFormat():
             return None
@@ -133,7 +133,7 @@ PARTS: dict[str, Reader] = {
 }
 
 
-def asked(ask: GenerateRequest, format_field: str = "response_format") -> Constraint | None:
+def constraint_of(ask: GenerateRequest, format_field: str = "response_format") -> Constraint | None:
     """The constraint that the request gives. format_field: what the client calls its response_format.
 
     Raises:
@@ -148,7 +148,7 @@ def asked(ask: GenerateRequest, format_field: str = "response_format") -> Constr
 
 
 def constraints(ask: GenerateRequest, format_field: str) -> Iterator[Constraint]:
-    """All that the request gives."""
+    """All constraints of the request."""
     for name, read in FIELDS.items():
         value, field = getattr(ask, name, None), format_field if name == "response_format" else name
         if value is not None and (one := read(field, value)) is not None:
@@ -159,11 +159,12 @@ def constraints(ask: GenerateRequest, format_field: str) -> Iterator[Constraint]
             yield one
 
 
-def check_unasked(ask: GenerateRequest) -> None:
-    """Where nothing says what the output must be, there may be no options of it. A backend "auto" is vLLM's own default, and chooses none.
+def check_no_options(ask: GenerateRequest) -> None:
+    """Refuse options of structured output in a request without a constraint. The backend "auto" is vLLM's default, and
+    no option.
 
     Raises:
-        ParameterError: there are.
+        ParameterError: there are options.
     """
     options, field = ask.structured_outputs or StructuredOutputs(), "structured_outputs"
     given = any(option is not None for option in (options.backend, options.whitespace, options.close_in_time))
@@ -173,7 +174,7 @@ def check_unasked(ask: GenerateRequest) -> None:
         raise ParameterError(f"{field}: options without a constraint have no effect", field)
 
 
-def compose(
+def to_grammar(
     ask: GenerateRequest, wanted: Constraint, after: MarkedSpan | None = None, opening: int | None = None
 ) -> Grammar:
     """The constraint with the request's options. after, opening: see Grammar.
@@ -218,9 +219,7 @@ def json_object(field: str, value: dict[str, Any] | str) -> str:
     if len(value) > MAX_GRAMMAR:
         raise ParameterError(f"{field} must have at most {MAX_GRAMMAR} characters, got {len(value)}", field)
     try:
-        msgspec.json.decode(
-            value, type=msgspec.Raw
-        )  # looked through, but nothing is made of it: that is the compiler's work
+        msgspec.json.decode(value, type=msgspec.Raw)  # checked, but not decoded: that is the compiler's work
     except (msgspec.DecodeError, RecursionError) as error:
         reason = of_json(error, value.encode(errors="replace"))
         raise ParameterError(f"{field} must be a JSON object, or one as a string: {reason}", field) from error
@@ -230,5 +229,5 @@ def json_object(field: str, value: dict[str, Any] | str) -> str:
 
 
 def in_json(value: Any) -> str:
-    """As text."""
+    """A value as JSON text."""
     return msgspec.json.encode(value).decode()

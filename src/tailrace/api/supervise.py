@@ -1,4 +1,4 @@
-"""The life of the engine as the front end sees it: starting, ready, dead, draining. Knows no HTTP."""
+"""The state of the engine as the front end sees it: starting, ready, dead, draining. Knows no HTTP."""
 
 from __future__ import annotations
 
@@ -16,40 +16,41 @@ log = logging.getLogger(__name__)
 State = Literal["starting", "ready", "dead", "draining"]
 Condition = State | Literal["stalled"]
 
-LOOK_EVERY_S = 0.25
-SHOWN = 32  # requests named in a line of the log
+CHECK_EVERY_S = 0.25
+SHOWN = 32  # requests that a log line names
 RESTART_AFTER_S = 1.0  # so that an engine which dies at once is not restarted in a tight loop
 
 
 class Supervisor:
-    """Starts the engine, waits for its death, and then does what the operator chose.
+    """Starts the engine, and restarts or gives it up when it dies, as the operator chose.
 
-    `model` is None until the engine was ready once. `error` says why the engine is dead; `dead` is set if it stays so. `stall`: the step
-    that takes too long, as seen last; `stalls`: how often there was one.
+    Attributes:
+        model: None until the engine was ready once. error: why the engine is dead. dead: set if it stays dead.
+        stall: the step that takes too long, as seen last; stalls: how many there were.
     """
 
     def __init__(
         self, client: AsyncClient, on_engine_death: Literal["exit", "restart"], called: str = "the engine"
     ) -> None:
-        self._called = called  # in the log, and to clients
+        self._called = called  # the engine's name in the log and in errors
         self._client = client
         self._restart = on_engine_death == "restart"
         self.state: State = "starting"
         self.model: ModelInfo | None = None
         self.error: TailraceError | None = None
-        self.settled = asyncio.Event()  # for the first time ready, or dead
+        self.settled = asyncio.Event()  # ready for the first time, or dead
         self.dead = asyncio.Event()
         self.stall: Stall | None = None
         self.stalls = 0
 
     @property
     def condition(self) -> Condition:
-        """As `state`, but an engine that is ready and does not move is stalled."""
-        self.look()
+        """As `state`; "stalled" if the engine is ready but its step takes too long."""
+        self.check_stall()
         return "stalled" if self.state == "ready" and self.stall is not None else self.state
 
-    def look(self) -> None:
-        """See whether the engine moves, and say so where that has changed."""
+    def check_stall(self) -> None:
+        """See whether the engine is stalled, and log a change."""
         before, self.stall = self.stall, self._client.stall
         if before is None and self.stall is not None:
             self.stalls += 1
@@ -67,13 +68,13 @@ class Supervisor:
             log.warning("%s moves again, after more than %.1f s in part %s", self._called, before.seconds, before.part)
 
     async def watch(self) -> None:
-        """Look again and again, until cancelled."""
+        """Check for stalls again and again, until cancelled."""
         while True:
-            self.look()
-            await asyncio.sleep(LOOK_EVERY_S)
+            self.check_stall()
+            await asyncio.sleep(CHECK_EVERY_S)
 
     async def run(self) -> None:
-        """Returns when the engine is dead and stays dead."""
+        """Run the engine; returns when it is dead and stays dead."""
         try:
             self._ready(await self._client.start())
             while True:
@@ -89,14 +90,14 @@ class Supervisor:
         self.dead.set()
 
     def drain(self) -> None:
-        """Nothing new is accepted from here on."""
+        """Accept no more requests."""
         self.state = "draining"
 
     def check(self) -> ModelInfo:
-        """What is served.
+        """The model that is served.
 
         Raises:
-            NotReadyError, EngineDeadError: nothing can be accepted now.
+            NotReadyError, EngineDeadError: no request can be accepted now.
         """
         if self.state == "dead":
             raise EngineDeadError(f"{self._called} is dead: {self.error}")
@@ -117,7 +118,7 @@ class Supervisor:
         log.error("%s is lost: %s", self._called, error)
 
     def _become(self, state: State) -> None:
-        if self.state != "draining":  # which is final
+        if self.state != "draining":  # draining is final
             self.state = state
         if state in ("ready", "dead"):
             self.settled.set()

@@ -1,4 +1,5 @@
-"""Which tools the model may or must call: tool_choice, parallel_tool_calls, `strict` → a grammar in the model's own way to write calls."""
+"""Which tools the model may or must call: tool_choice, parallel_tool_calls, `strict` → a grammar in the model's tool
+format."""
 
 from __future__ import annotations
 
@@ -7,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
-from tailrace.api.channels import thought
+from tailrace.api.channels import reasoning_before
 from tailrace.api.schema.structured import StructuredOutputs
-from tailrace.api.structured import Constraint, asked, check_unasked, compose
+from tailrace.api.structured import Constraint, check_no_options, constraint_of, to_grammar
 from tailrace.errors import ParameterError
-from tailrace.params import SamplingParams
+from tailrace.options import Grammar
 from tailrace.text.tool_parsers.functions import Function, functions_of
 from tailrace.text.tool_parsers.grammar import forced_grammar, optional_grammar
 from tailrace.text.tool_parsers.grammar_writer import GrammarWriter
@@ -26,10 +27,10 @@ FORMS = (
     '{"type": "allowed_tools", "allowed_tools": {"mode": "auto" or "required", "tools": […]}}'
 )
 ANY_ARGUMENTS = {"type": "object"}
-WHITESPACE = 8  # characters in a row, as options.Grammar has it
+WHITESPACE = 8  # characters in a row, as in options.Grammar
 
 
-class Choice(NamedTuple):
+class ToolChoice(NamedTuple):
     """mode: "named" is one function by name. names: those that may be called, None is all. many: more than one call."""
 
     mode: Literal["none", "auto", "required", "named"]
@@ -42,36 +43,36 @@ class Choice(NamedTuple):
         return self.mode in ("required", "named")
 
 
-def with_grammar(
+def chat_grammar(
     service: Service,
     ask: ChatRequest,
-    choice: Choice,
+    choice: ToolChoice,
     tools: list[dict[str, Any]] | None,
     prompt: list[int],
-    params: SamplingParams,
     format_field: str = "response_format",
-) -> tuple[SamplingParams, str]:
-    """The parameters with what the output must be, and the field that says so. format_field: see structured.asked.
+) -> tuple[Grammar | None, str]:
+    """The grammar of the output and the field it came from; None without one. format_field: see
+    structured.constraint_of.
 
     Raises:
-        ParameterError: see structured.asked, structured.check_unasked and `constraint`.
+        ParameterError: see structured.constraint_of, structured.check_no_options and `constraint`.
     """
     options = ask.structured_outputs or StructuredOutputs()
     whitespace = WHITESPACE if options.whitespace is None else options.whitespace
-    content = asked(ask, format_field)
+    content = constraint_of(ask, format_field)
     wanted = constraint(service, choice, tools, content, whitespace)
     if wanted is None:
-        check_unasked(ask)
-        return params, "grammar"
-    after, opening = thought(service, ask, prompt)
-    return msgspec.structs.replace(params, grammar=compose(ask, wanted, after, opening)), wanted.field
+        check_no_options(ask)
+        return None, "grammar"
+    after, opening = reasoning_before(service, ask, prompt)
+    return to_grammar(ask, wanted, after, opening), wanted.field
 
 
-def choice_of(wanted: Any, tools: Sequence[Any] | None, parallel: bool | None) -> Choice:
+def choice_of(wanted: Any, tools: Sequence[Any] | None, parallel: bool | None) -> ToolChoice:
     """A request's tool_choice, in the form of Chat or of Responses.
 
     Raises:
-        ParameterError: it is none of these forms, or wants a call where there are no tools, or of one that there is not.
+        ParameterError: it has none of these forms, or wants a call where there are no tools, or names an unknown tool.
     """
     many = parallel is not False
     choice = _choice_of(wanted, tools, many)
@@ -83,21 +84,21 @@ def choice_of(wanted: Any, tools: Sequence[Any] | None, parallel: bool | None) -
     return choice
 
 
-def _choice_of(wanted: Any, tools: Sequence[Any] | None, many: bool) -> Choice:
+def _choice_of(wanted: Any, tools: Sequence[Any] | None, many: bool) -> ToolChoice:
     if wanted is None or wanted in ("none", "auto"):
-        return Choice(wanted or "auto", None, many)
+        return ToolChoice(wanted or "auto", None, many)
     if not tools:
         raise ParameterError("tool_choice: there is no tool to call; give tools, or leave it out", "tool_choice")
     if wanted == "required":
-        return Choice("required", None, many)
+        return ToolChoice("required", None, many)
     match wanted:
         case {"type": "function", "function": {"name": str(name)}} | {"type": "function", "name": str(name)}:
-            return Choice("named", (name,), many=False)
+            return ToolChoice("named", (name,), many=False)
         case {
             "type": "allowed_tools",
             "allowed_tools": {"mode": ("auto" | "required") as mode, "tools": [*allowed]},
         } | {"type": "allowed_tools", "mode": ("auto" | "required") as mode, "tools": [*allowed]} if allowed:
-            return Choice(mode, tuple(names_of(allowed)), many)
+            return ToolChoice(mode, tuple(names_of(allowed)), many)
     raise ParameterError(FORMS, "tool_choice")
 
 
@@ -112,13 +113,17 @@ def names_of(allowed: list[Any]) -> Iterator[str]:
 
 
 def constraint(
-    service: Service, choice: Choice, tools: list[dict[str, Any]] | None, content: Constraint | None, whitespace: int
+    service: Service,
+    choice: ToolChoice,
+    tools: list[dict[str, Any]] | None,
+    content: Constraint | None,
+    whitespace: int,
 ) -> Constraint | None:
-    """What the choice makes of the output, together with what the content must be; None where neither says anything.
+    """The constraint of the tool choice together with that of the content; None where there is neither.
 
     Raises:
-        ParameterError: a call is forced and it is not known how the model writes one, or it can't be in that way; or calls and this
-            content can't be told apart.
+        ParameterError: a call is forced, but the model's tool format is not known, or can't express it; or calls can't
+            be told apart from this content.
     """
     if choice.mode == "none" or not tools or (service.tools is None and not choice.must):
         return content
@@ -133,7 +138,7 @@ def constraint(
         raise ParameterError(
             "tool_choice: how this model writes tool calls is not known (--tool-parser names it)", "tool_choice"
         )
-    functions = chosen(functions_of(tools), choice)
+    functions = allowed_functions(functions_of(tools), choice)
     if choice.must:
         writer = GrammarWriter(functions, service.tokenizer, choice.many, whitespace)
         return Constraint("tool_choice", "lark", forced_grammar(service.tools, writer))
@@ -145,15 +150,15 @@ def constraint(
         raise ParameterError(
             f'{content.field}: together with tools it must be JSON; or give tool_choice "none"', content.field
         )
-    said = schema_of(content)
-    return Constraint(content.field, "lark", optional_grammar(service.tools, writer, said))
+    schema = schema_of(content)
+    return Constraint(content.field, "lark", optional_grammar(service.tools, writer, schema))
 
 
 def schema_of(content: Constraint) -> dict[str, Any]:
-    """What the content must be, as a schema.
+    """The constraint of the content as a JSON schema.
 
     Raises:
-        ParameterError: it can't be part of a grammar.
+        ParameterError: the schema can't be part of a grammar.
     """
     if not content.source:
         return {"type": "object"}
@@ -167,13 +172,13 @@ def schema_of(content: Constraint) -> dict[str, Any]:
 
 
 def is_strict(tool: dict[str, Any]) -> bool:
-    """The tool says so, in the form of Chat or of Responses."""
+    """The tool is strict, in the form of Chat or of Responses."""
     function = tool.get("function")
     return tool.get("strict") is True or (isinstance(function, dict) and function.get("strict") is True)
 
 
-def chosen(functions: list[Function], choice: Choice) -> list[Function]:
-    """Those that may be called."""
+def allowed_functions(functions: list[Function], choice: ToolChoice) -> list[Function]:
+    """The functions that may be called."""
     if choice.names is None:
         return functions
     known = {function.name: function for function in functions}

@@ -1,7 +1,8 @@
-"""Spans by OpenTelemetry's GenAI conventions, made whole when a request has ended. Imported only where an exporter is configured.
+"""Spans by OpenTelemetry's GenAI conventions, written when a request has ended. Imported only where an exporter is
+configured.
 
-https://github.com/open-telemetry/semantic-conventions-genai: docs/gen-ai/gen-ai-spans.md. The conventions describe the caller's side;
-this is the server's, so the kind is SERVER and the times are those measured here.
+https://github.com/open-telemetry/semantic-conventions-genai: docs/gen-ai/gen-ai-spans.md. The conventions describe the
+caller's side; this is the server's, so the kind is SERVER and the times are those measured here.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from tailrace.api.access_log import Record
+from tailrace.api.request_record import RequestRecord
 from tailrace.api.schema.common import Usage
 from tailrace.config import ServerConfig
 from tailrace.extras import needs
@@ -27,7 +28,7 @@ with needs("otel"):
 SERVICE = "tailrace"
 W3C = TraceContextTextMapPropagator()
 
-# attribute → field of the parameters; said only where the field is not neutral
+# attribute → field of the parameters; written where the field is not neutral
 WHERE_SET = {
     "gen_ai.request.seed": "seed",
     "gen_ai.request.frequency_penalty": "frequency_penalty",
@@ -39,7 +40,7 @@ NEUTRAL = SamplingParams()
 
 
 def batched(exporter: SpanExporter) -> SpanProcessor:
-    """Sends in the background, in batches, as OTEL_BSP_… say."""
+    """A processor that sends in batches, in the background; the OTEL_BSP_… variables configure it."""
     return BatchSpanProcessor(exporter)
 
 
@@ -54,7 +55,7 @@ class Tracing:
             self._provider.add_span_processor(processor)
         self._tracer = self._provider.get_tracer("tailrace", version("tailrace"))
 
-    def write(self, record: Record, usage: Usage, model: str, server: ServerConfig) -> None:
+    def write(self, record: RequestRecord, usage: Usage, model: str, server: ServerConfig) -> None:
         """The span of a request that has ended."""
         origin = record.origin
         carrier = {"traceparent": origin.traceparent, "tracestate": origin.tracestate}
@@ -66,16 +67,16 @@ class Tracing:
             start_time=record.begun_ns,
         )
         if record.error is not None:
-            span.set_status(StatusCode.ERROR)  # without words: error.type says it, and messages may quote the request
+            span.set_status(StatusCode.ERROR)  # without a message, which may quote the request; error.type has the code
         span.end(record.begun_ns + round(record.total_s * 1e9))
 
     def close(self) -> None:
-        """Send what is left. May block for as long as the exporter likes."""
+        """Send the remaining spans. May block for as long as the exporter likes."""
         self._provider.shutdown()
 
 
-def attributes(record: Record, usage: Usage, model: str, server: ServerConfig) -> dict[str, AttributeValue]:
-    """All that the span says."""
+def attributes(record: RequestRecord, usage: Usage, model: str, server: ServerConfig) -> dict[str, AttributeValue]:
+    """All attributes of the span."""
     params = record.params
     found: dict[str, AttributeValue] = {
         "gen_ai.operation.name": record.origin.operation,

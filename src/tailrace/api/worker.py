@@ -1,7 +1,7 @@
 """A further front end of engines that another process owns: `python -m tailrace.api.worker`, started by api/workers.py.
 
-Reads what it needs from the first line of stdin, and news of the engines from the lines after it; when stdin closes, its owner is gone,
-and it ends at once. SIGTERM: it finishes what runs, then exits.
+Its settings are the first line of stdin; the lines after it tell of the engines (wire/remote_engine.py). When stdin
+closes, its owner is gone and it exits at once. On SIGTERM it finishes what runs, then exits.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tailrace.text.tokenizer import Tokenizer
 def main() -> int:
     """The exit code of the server."""
     start_inherited_logging()
-    stdin = io.FileIO(0, closefd=False)  # no buffer: its lock, held by the thread that waits, would break the exit
+    stdin = io.FileIO(0, closefd=False)  # unbuffered: the thread that reads would hold the buffer's lock at exit
     line = stdin.readline()
     if not line:
         return 0

@@ -1,6 +1,6 @@
-"""What the front ends of the same engines ask each other: who runs a request, who keeps a response, what each has counted.
+"""Queries between the front ends of the same engines: who runs a request, who stores a response, what each has counted.
 
-A front end looks at what it has itself first; with a single one there is nobody to ask.
+A front end looks at its own data first. A single front end asks nobody.
 """
 
 from __future__ import annotations
@@ -8,27 +8,32 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from tailrace.api.store import missing
+from tailrace.api.response_store import missing
 
 if TYPE_CHECKING:
     from tailrace.api.front_end import FrontEnd
 
 
 def cut(front: FrontEnd, name: str) -> bytes | None:
-    """End running requests of this name, by the id of the answer or by its x-request-id; the id of one."""
-    found = [work for service in front.services.values() for work in service.live if name in (work.id, work.name)]
-    for work in found:
-        work.cut("cancelled")
+    """End running requests, named by the answer's id or by x-request-id. Returns the id of one."""
+    found = [
+        request
+        for service in front.services.values()
+        for request in service.open_requests
+        if name in (request.id, request.name)
+    ]
+    for request in found:
+        request.cut("cancelled")
     return found[0].id.encode() if found else None
 
 
 def response(front: FrontEnd, id: str) -> bytes | None:
-    """A stored response."""
+    """A stored response as JSON."""
     return front.responses.get(id).body if id in front.responses else None
 
 
 def conversation(front: FrontEnd, id: str) -> bytes | None:
-    """The conversation that a stored response ends."""
+    """The messages up to a stored response, as JSON."""
     return front.responses.get(id).messages if id in front.responses else None
 
 
@@ -59,25 +64,25 @@ def answer(front: FrontEnd, question: str, argument: str) -> bytes | None:
     return QUESTIONS[question](front, argument)
 
 
-async def everywhere(front: FrontEnd, question: str, argument: str = "") -> list[bytes]:
-    """The answers of all front ends, one's own first."""
+async def ask_all(front: FrontEnd, question: str, argument: str = "") -> list[bytes]:
+    """The answers of all front ends; this one's comes first."""
     own = answer(front, question, argument)
     return [*([] if own is None else [own]), *await front.ask(question, argument)]
 
 
-async def somewhere(front: FrontEnd, question: str, argument: str) -> bytes | None:
-    """The answer of the first that has one."""
+async def ask_first(front: FrontEnd, question: str, argument: str) -> bytes | None:
+    """The answer of the first front end that has one."""
     own = answer(front, question, argument)
     return next(iter(await front.ask(question, argument)), None) if own is None else own
 
 
-async def kept(front: FrontEnd, question: str, id: str, param: str | None = None) -> bytes:
-    """The answer on a stored response, from whoever keeps it.
+async def ask_stored(front: FrontEnd, question: str, id: str, param: str | None = None) -> bytes:
+    """The answer about a stored response, from the front end that stores it.
 
     Raises:
-        RequestNotFoundError: nobody does (any more).
+        RequestNotFoundError: no front end stores it (any more).
     """
-    found = await somewhere(front, question, id)
+    found = await ask_first(front, question, id)
     if found is None:
         raise missing(id, param)
     return found

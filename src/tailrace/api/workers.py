@@ -1,7 +1,8 @@
-"""The other front ends of the same engines, on the same port: processes that this one starts, tells of the engines, and ends.
+"""Further front ends of the same engines, on the same port: processes that this front end starts, tells of the engines,
+and ends.
 
-All of them accept from one listening socket, so a busy one leaves connections to the others. This one owns the engines; when it ends,
-however it ends, so do they. One that dies is replaced, and the engines end its requests.
+All front ends accept from one listening socket, so a busy one leaves connections to the others. This one owns the
+engines: when it ends, the workers end too. A worker that dies is replaced, and the engines abort its requests.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import msgspec
 
 from tailrace.config import EngineConfig, ServerConfig
 from tailrace.errors import TailraceError
-from tailrace.wire.remote_engine import Lost, News
+from tailrace.wire.remote_engine import EngineEvent, EngineFailure
 
 log = logging.getLogger(__name__)
 
@@ -28,9 +29,12 @@ POLL_S = 0.2
 KILL_AFTER_S = 3.0
 
 
-class Model(msgspec.Struct):
-    """What a front end must know of a model that it serves. engine.model.name: what clients call it. folder: of the tokenizer. defaults:
-    sampling fields that requests may leave out."""
+class ServedModel(msgspec.Struct):
+    """A model to be served.
+
+    engine: its settings; engine.model.name is what clients call it. folder: of the tokenizer. defaults: sampling fields
+    that requests may leave out.
+    """
 
     engine: EngineConfig
     folder: str
@@ -38,7 +42,7 @@ class Model(msgspec.Struct):
 
     @property
     def name(self) -> str:
-        """What clients call it."""
+        """What clients call the model."""
         assert self.engine.model.name, "the caller resolved the model, so it has a name"
         return self.engine.model.name
 
@@ -47,13 +51,13 @@ class WorkerStart(msgspec.Struct):
     """The first line that a worker reads. `named`: see FrontEnd. `socket`: the descriptor to accept from."""
 
     server: ServerConfig
-    models: list[Model]
+    models: list[ServedModel]
     named: bool
     socket: int
 
 
 class Workers:
-    """So many processes."""
+    """`count` worker processes."""
 
     def __init__(self, count: int, start: WorkerStart | None = None) -> None:
         self._count, self._start = count, start
@@ -61,20 +65,20 @@ class Workers:
         self._engines: dict[str, str] = {}
         self._ending = False
 
-    def launched(self, model: str, url: str) -> None:
-        """There is an engine; the first time, start them."""
+    def on_launched(self, model: str, url: str) -> None:
+        """An engine runs at this address. Start the workers, if none run yet."""
         self._engines[model] = url
-        self._tell(News(model, engine=url))
+        self._tell(EngineEvent(model, engine=url))
         while len(self._processes) < self._count:
             self._processes.append(self._spawn())
 
-    def lost(self, model: str, error: TailraceError) -> None:
+    def on_lost(self, model: str, error: TailraceError) -> None:
         """The engine is gone."""
         self._engines.pop(model, None)
-        self._tell(News(model, lost=Lost(error.code, str(error))))
+        self._tell(EngineEvent(model, lost=EngineFailure(error.code, str(error))))
 
     async def watch(self) -> None:
-        """Replace those that die, until cancelled."""
+        """Replace workers that die, until cancelled."""
         while self._count:
             await asyncio.sleep(POLL_S)
             for place, process in enumerate(self._processes):
@@ -86,20 +90,20 @@ class Workers:
                         self._processes[place] = self._spawn()
 
     def drain(self) -> None:
-        """Ask them to finish what runs and exit; once, since a second signal would mean at once."""
+        """Ask the workers to finish what runs and to exit. Sent once: a second signal would mean "at once"."""
         if not self._ending:
             self._ending = True
             for process in self._processes:
                 process.terminate()
 
     def stop(self, timeout_s: float, hurry: Callable[[], bool]) -> None:
-        """Wait for them so long, or until there is no time left; then end them."""
+        """Wait until the workers have exited, the time is over or `hurry` is true; then end them."""
         self.drain()
         until_s = time.monotonic() + timeout_s
         while time.monotonic() < until_s and not hurry() and any(p.poll() is None for p in self._processes):
             time.sleep(POLL_S)
         for process in self._processes:
-            close(process.stdin)  # it ends at once
+            close(process.stdin)  # the worker ends at once
             try:
                 process.wait(KILL_AFTER_S)
             except subprocess.TimeoutExpired:
@@ -112,20 +116,20 @@ class Workers:
             [sys.executable, "-m", "tailrace.api.worker"],
             stdin=subprocess.PIPE,
             pass_fds=(self._start.socket,),
-            start_new_session=True,  # the terminal's Ctrl-C is for the first front end, which decides
+            start_new_session=True,  # Ctrl-C in the terminal goes to the first front end alone, which ends the workers
         )
-        say(process.stdin, self._start)
+        write_line(process.stdin, self._start)
         for model, url in self._engines.items():
-            say(process.stdin, News(model, engine=url))
+            write_line(process.stdin, EngineEvent(model, engine=url))
         return process
 
-    def _tell(self, news: News) -> None:
+    def _tell(self, event: EngineEvent) -> None:
         for process in self._processes:
-            say(process.stdin, news)
+            write_line(process.stdin, event)
 
 
-def say(pipe: IO[bytes] | None, line: msgspec.Struct) -> None:
-    """Write a line; a reader that is gone is found out elsewhere."""
+def write_line(pipe: IO[bytes] | None, line: msgspec.Struct) -> None:
+    """Write a line. A reader that is gone is noticed elsewhere."""
     assert pipe is not None
     with contextlib.suppress(OSError):
         pipe.write(msgspec.json.encode(line) + b"\n")
@@ -133,7 +137,7 @@ def say(pipe: IO[bytes] | None, line: msgspec.Struct) -> None:
 
 
 def close(pipe: IO[bytes] | None) -> None:
-    """Close it, whatever its reader does."""
+    """Close the pipe, whether or not its reader is gone."""
     assert pipe is not None
     with contextlib.suppress(OSError):
         pipe.close()

@@ -11,8 +11,8 @@ import tailrace
 from tailrace.errors import ConfigError
 
 BENCHES: dict[str, str] = {
-    "serve": "a server's throughput and latencies against a plain transformers loop; with --device, overlapped steps against others",
-    "sampler": "every case of sampling in µs per row, against one read of the row and what others do; --device cuda: on a GPU",
+    "serve": "a server's throughput and latencies against a plain transformers loop; with --device, overlapped steps",
+    "sampler": "every case of sampling in µs per row, against one read of the row and others; --device cuda: on a GPU",
     "egress": "from token ids to the bytes of events, per token, against what servers usually do",
     "knobs": "a server's throughput with sampling knobs on, against greedy",
     "spec": "a server that guesses ahead against one that does not, on text that repeats itself and on free text",
@@ -20,7 +20,7 @@ BENCHES: dict[str, str] = {
     "verify": "verification of drafts, against one read of the logits and against the same in vectorised torch",
     "grammar": "grammars compiled and masks filled, on real-world schemas",
     "lanes": "where the time of a step goes, as lanes of the engine and of the device",
-    "abuse": "what the worst requests that are known cost the streams beside them, in ms of the engine's step and of the event loop",
+    "abuse": "what the worst known requests cost other streams, in ms of the engine's step and of the event loop",
     "kernels": "each kernel against torch doing the same work",
 }
 

@@ -22,11 +22,11 @@ from tailrace.extras import EXTRAS, absent
 
 FEATURES = ("avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "bf16", "sve")  # that kernels can make use of
 
-Section = tuple[dict[str, Any], list[str]]  # what there is, and which essentials are missing
+Section = tuple[dict[str, Any], list[str]]  # what was found, and which essentials are missing
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Its form, and where the cache is."""
+    """The form of the output, and the cache folder."""
     parser.add_argument("--json", action="store_true", help="as one JSON object")
     add_config_flags(parser, ("model",))
 
@@ -91,7 +91,7 @@ def machine() -> Section:
 
 
 def cpu_info() -> dict[str, str]:
-    """The first processor's entries of /proc/cpuinfo; {} where there is none."""
+    """The entries of the first processor in /proc/cpuinfo; {} where there is no such file."""
     try:
         lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
     except OSError:
@@ -103,7 +103,7 @@ def devices() -> Section:
     """What torch can compute on."""
     try:
         import torch
-    except Exception as error:  # a broken installation fails in many ways, and saying so is our task
+    except Exception as error:  # a broken installation fails in many ways; this command reports them
         return {"torch": f"can't be imported: {error}"}, ["a torch that can be imported"]
     found: dict[str, Any] = {"cpu": f"{torch.get_num_threads()} threads"}
     for index in range(torch.cuda.device_count()):
@@ -115,7 +115,7 @@ def devices() -> Section:
 
 
 def kernels() -> Section:
-    """Per operation and backend: there, a hole, without its extra, or why it can't be loaded."""
+    """Per operation and backend: present, absent, without its extra, or why it can't be loaded."""
     try:
         dispatch = import_module("tailrace.kernels.dispatch")
     except Exception as error:  # as above

@@ -61,7 +61,7 @@ class PromptJob:
 
 
 def run(args: argparse.Namespace) -> int:
-    """GeneratedText every prompt; exit code 0."""
+    """Complete every prompt; exit code 0."""
     prompts = read_prompts(args)
     prepared = prepare(read_config(args))
     start = {"max_tokens": MAX_TOKENS, **defaults(prepared.folder)}
@@ -134,7 +134,7 @@ def submit(
 
 
 def advance(job: PromptJob) -> None:
-    """Take what has arrived for the job; end it in the engine once all its texts have ended.
+    """Read what has arrived for the job. Once all its texts have ended, it is aborted in the engine.
 
     Raises:
         TailraceError: the engine says that a sequence failed.

@@ -1,4 +1,4 @@
-"""What the commands share that run a model themselves: find it, load its tokenizer, start an engine."""
+"""What the commands that run a model themselves share: find it, load its tokenizer, start an engine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from tailrace.cli.fit import fitted
+from tailrace.cli.memory_fit import fit_into_memory
 from tailrace.config import WITH_WEIGHTS, Config, ModelConfig, SpeculationConfig
 from tailrace.errors import ConfigError
 from tailrace.logs import LEVEL_VARIABLE
@@ -35,7 +35,7 @@ def prepare(config: Config, progress: bool = True) -> PreparedModel:
     """Resolve the model (fetch, convert) and load its tokenizer.
 
     Raises:
-        ModelLoadError: it can't be had. ConfigError: the settings have several, by name.
+        ModelLoadError: the model can't be loaded. ConfigError: the settings have several, by name.
     """
     if config.models:
         raise ConfigError(f"one model is run here, and the settings name others: {', '.join(config.models)}")
@@ -53,10 +53,10 @@ def prepare(config: Config, progress: bool = True) -> PreparedModel:
 
 
 def prepare_all(config: Config) -> list[PreparedModel]:
-    """Each model that is to be served; of several it is found out whether they fit, before any is loaded.
+    """Each model to be served. With several, whether they fit into memory is checked before any is loaded.
 
     Raises:
-        ModelLoadError: one can't be had. ConfigError: they don't fit.
+        ModelLoadError: a model can't be loaded. ConfigError: they don't fit.
     """
     found = [prepare(one) for one in config.each()]
     names = [name for one in found for name in (one.name, *one.config.model.adapters)]
@@ -66,7 +66,9 @@ def prepare_all(config: Config) -> list[PreparedModel]:
         )
     if len(found) == 1:
         return found
-    engines = fitted([(one.name, one.config.engine, None if scripted(one.config) else one.folder) for one in found])
+    engines = fit_into_memory(
+        [(one.name, one.config.engine, None if scripted(one.config) else one.folder) for one in found]
+    )
     return [
         replace(one, config=msgspec.structs.replace(one.config, cache=engine.cache))
         for one, engine in zip(found, engines, strict=True)
@@ -79,7 +81,7 @@ def scripted(config: Config) -> bool:
 
 
 def with_weights(config: Config, tokenizer: Tokenizer, progress: bool) -> SpeculationConfig:
-    """The settings of speculation with its own weights on this machine.
+    """The settings of speculation, with the drafter's weights on this machine.
 
     Raises:
         ModelLoadError: they can't be had. ConfigError: a draft model has another vocabulary than the model.

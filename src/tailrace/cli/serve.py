@@ -42,12 +42,12 @@ def run(args: argparse.Namespace) -> int:
     config = with_port(read_config(args))
     prepared = prepare_all(config)
     from tailrace.api.serve import serve
-    from tailrace.api.workers import Model
+    from tailrace.api.workers import ServedModel
 
     arguments = (config.server, ", ".join(one.name for one in prepared), start_s)
     threading.Thread(target=announce, args=arguments, daemon=True, name="announce").start()
     models = [
-        Model(one.config.engine, str(one.folder), defaults(one.folder) if config.server.model_defaults else {})
+        ServedModel(one.config.engine, str(one.folder), defaults(one.folder) if config.server.model_defaults else {})
         for one in prepared
     ]
     return serve(config.server, models, [one.tokenizer for one in prepared], named=bool(config.models))
@@ -76,9 +76,8 @@ def announce(server: ServerConfig, names: str, start_s: float) -> None:
     while not is_ready(url):
         time.sleep(POLL_S)
     body = json.dumps({"messages": [{"role": "user", "content": "What is a tailrace?"}], "stream": True})
-    print(
-        f"tailrace: {names} {'are' if ', ' in names else 'is'} ready at {url} after {time.monotonic() - start_s:.1f} s; try:"
-    )
+    verb, seconds = "are" if ", " in names else "is", time.monotonic() - start_s
+    print(f"tailrace: {names} {verb} ready at {url} after {seconds:.1f} s; try:")
     print(f"  curl -N {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'")
     sys.stdout.flush()
 

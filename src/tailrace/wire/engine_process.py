@@ -1,7 +1,8 @@
-"""Starts the engine's process, watches it, and hears its last words. No process and no folder is left behind.
+"""Starts the engine's process, watches it, and reads why it died. Leaves no process and no folder behind.
 
-The child gets its settings as one line of JSON on stdin, which then stays open as its life line: when this process dies, however, the
-pipe closes and the engine ends itself. Its stdout is a status pipe: a line of JSON {code, message} says why it failed.
+The child gets its settings as one line of JSON on stdin, which then stays open: when this process dies in whatever way,
+the pipe closes and the engine ends itself. Its stdout is a status pipe: a line of JSON {code, message} says why it
+failed.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from tailrace.errors import BY_CODE, EngineDeadError, TailraceError
 from tailrace.logs import MODEL_VARIABLE
 from tailrace.wire.sockets import Address
 
-KILL_AFTER_S = 3.0  # between asking politely and not asking
+KILL_AFTER_S = 3.0  # between SIGTERM and SIGKILL
 
 
 class EngineHandle(Protocol):
@@ -28,7 +29,7 @@ class EngineHandle(Protocol):
 
     @property
     def url(self) -> str:
-        """Where its socket is."""
+        """The address of its socket."""
         ...
 
     @property
@@ -39,7 +40,7 @@ class EngineHandle(Protocol):
 
 
 class EngineProcess:
-    """A running (or dead) engine process at `url`. label: its log's lines name it so."""
+    """A running (or dead) engine process at `url`. label: the engine's name in its log lines."""
 
     def __init__(self, config: EngineConfig, label: str = "") -> None:
         self.address = Address()
@@ -47,33 +48,34 @@ class EngineProcess:
             [sys.executable, "-m", "tailrace.engine.process"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            # libgomp's threads would spin for milliseconds after each of torch's parallel regions, on our kernels' cores
+            # libgomp's threads would spin for milliseconds after each of torch's parallel regions, on our kernels'
+            # cores
             env={"OMP_WAIT_POLICY": "passive", **os.environ, **({MODEL_VARIABLE: label} if label else {})},
-            start_new_session=True,  # the terminal's Ctrl-C is for the front end, which decides
+            start_new_session=True,  # Ctrl-C in the terminal goes to the front end alone, which ends the engine
         )
         assert self.process.stdin is not None
         line = msgspec.json.encode({"url": self.address.url, "config": config}) + b"\n"
-        with contextlib.suppress(BrokenPipeError):  # it died already: `error` will say why
+        with contextlib.suppress(BrokenPipeError):  # the engine died already: `error` says why
             self.process.stdin.write(line)
             self.process.stdin.flush()
 
     @property
     def url(self) -> str:
-        """Where its socket is."""
+        """The address of its socket."""
         return self.address.url
 
     @property
     def pid(self) -> int:
-        """Of the engine."""
+        """Process id of the engine."""
         return self.process.pid
 
     @property
     def alive(self) -> bool:
-        """It has not exited."""
+        """The process has not exited."""
         return self.process.poll() is None
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """True once it has exited."""
+        """True once the process has exited."""
         try:
             self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -81,21 +83,21 @@ class EngineProcess:
         return True
 
     def error(self) -> TailraceError:
-        """Why it is dead: its own last words, or its exit code."""
+        """Why the engine is dead: its own report, or its exit code."""
         code = self.process.wait()
         words = b""
         if self.process.stdout is not None and not self.process.stdout.closed:
             os.set_blocking(self.process.stdout.fileno(), False)
             words = self.process.stdout.read() or b""
         try:
-            said = json.loads(words.splitlines()[-1])
-            return BY_CODE.get(said["code"], EngineDeadError)(said["message"])
+            report = json.loads(words.splitlines()[-1])
+            return BY_CODE.get(report["code"], EngineDeadError)(report["message"])
         except (IndexError, ValueError, KeyError):
             how = f"signal {-code}" if code < 0 else f"exit code {code}"
             return EngineDeadError(f"the engine process died ({how})")
 
     def stop(self) -> None:
-        """PeerQuery, then kill; reap; delete the address. Idempotent."""
+        """End the process, by force if it takes too long, and delete its address. Idempotent."""
         if self.process.stdin is not None:
             with contextlib.suppress(OSError):
                 self.process.stdin.close()

@@ -1,4 +1,4 @@
-"""The in-process client: the engine runs in your thread, a step whenever a stream has nothing to give."""
+"""The in-process client: the engine runs in the caller's thread, a step whenever a stream has no events."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class InProcessStream(Stream):
 
     def __iter__(self) -> Iterator[list[SequenceEvent]]:
         try:
-            while self._account.open or self._account.events:
-                if self._account.events:
-                    yield self._account.take()
+            while self._open_stream.open or self._open_stream.events:
+                if self._open_stream.events:
+                    yield self._open_stream.take()
                 else:
                     self._step()
         finally:  # also when the iterator is closed, or collected
@@ -51,7 +51,7 @@ class InProcessClient:
 
     def __init__(self, engine: EngineLike) -> None:
         self._engine, self._streams = engine, StreamTable()
-        self._aborts: deque[Abort] = deque()  # of streams that end while the engine is at work, or on another thread
+        self._aborts: deque[Abort] = deque()  # of streams that end while the engine works, or on another thread
         self._thread, self._busy = threading.get_ident(), False
         self.model = engine.info
 
@@ -61,40 +61,41 @@ class InProcessClient:
 
     @property
     def stats(self) -> Stats:
-        """Of now."""
+        """The engine's counters."""
         return self._engine.stats()
 
     def submit(
         self, prompt: list[int], params: SamplingParams, *, id: str | None = None, priority: int = 0
     ) -> InProcessStream:
-        """PeerQuery for a generation."""
+        """Ask for a generation."""
         open_stream, message = self._streams.open(prompt, params, id, priority, time.time())
-        with self._at_work():
+        with self._working():
             self._engine.submit(message)
         return InProcessStream(self, open_stream)
 
     def step(self) -> None:
         """One step of the engine, its messages delivered."""
         self._thread = threading.get_ident()
-        with self._at_work():
+        with self._working():
             self._streams.deliver(self._engine.step().get(b"", []))
 
     @contextmanager
-    def _at_work(self) -> Iterator[None]:
-        """The engine hears of aborts before and after, and not meanwhile: a stream may be collected at any moment, on any thread."""
-        self._tell()
+    def _working(self) -> Iterator[None]:
+        """Aborts are passed to the engine before and after, not meanwhile: a stream may be collected at any moment, on
+        any thread."""
+        self._send_aborts()
         self._busy = True
         try:
             yield
         finally:
             self._busy = False
-            self._tell()
+            self._send_aborts()
 
     def _cancel(self, message: Abort) -> None:
         self._aborts.append(message)
-        self._tell()
+        self._send_aborts()
 
-    def _tell(self) -> None:
+    def _send_aborts(self) -> None:
         while self._aborts and not self._busy and self._thread == threading.get_ident():
             self._busy = True
             try:
@@ -103,7 +104,7 @@ class InProcessClient:
                 self._busy = False
 
     def drain(self, timeout_s: float = 30.0) -> bool:
-        """Run all that is open to its end; True if it came within the time."""
+        """Run until every stream has ended; True if that took no longer than the time."""
         until = time.monotonic() + timeout_s
         while any(open_stream.open for open_stream in self._streams.open_streams.values()):
             if time.monotonic() > until:
@@ -112,7 +113,7 @@ class InProcessClient:
         return True
 
     def close(self) -> None:
-        """Abort what is open."""
+        """Abort every open stream."""
         for open_stream in list(self._streams.open_streams.values()):
             InProcessStream(self, open_stream).abort("close")
         self.step()

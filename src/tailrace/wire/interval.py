@@ -1,4 +1,4 @@
-"""How often a stream gives what has come: so many tokens at a time, or so long after the last time."""
+"""How often a stream delivers its tokens: so many at a time, or so many seconds after the last time."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from tailrace.wire.stream_table import OpenStream
 
 
 class Interval:
-    """What there is to be given at all; `given` when it was.
+    """Decides when the waiting tokens are delivered. Call `given` when they are.
 
     Args:
-        tokens: of one sequence, that are given together. seconds: after which less is given too; with one token it alone decides. 0: the
-            number alone does. A sequence's first tokens never wait, nor does its end.
+        tokens: of one sequence, delivered together. seconds: after which fewer are delivered too; 0: never. With one
+            token, the seconds alone decide. The first tokens of a sequence never wait, nor does its end.
     """
 
     def __init__(self, tokens: int = 1, seconds: float = 0.0) -> None:
@@ -22,13 +22,13 @@ class Interval:
 
     @property
     def left_s(self) -> float:
-        """Until it is time again."""
+        """Seconds until the next delivery."""
         return max(0.0, self._last_s + self.seconds - time.monotonic())
 
     def due(self, open_stream: OpenStream) -> bool:
-        """What waits may be given now."""
+        """The waiting events may be delivered now."""
         waiting = open_stream.waiting
-        if not open_stream.open or len(waiting) < len(open_stream.events):  # there is more than tokens
+        if not open_stream.open or len(waiting) < len(open_stream.events):  # there are other events than tokens
             return True
         if self.seconds and waiting and not self.left_s:
             return True
@@ -39,6 +39,6 @@ class Interval:
         )
 
     def given(self, open_stream: OpenStream) -> None:
-        """What waits will be."""
+        """The waiting events are being delivered."""
         self._begun.update(open_stream.waiting)
         self._last_s = time.monotonic()

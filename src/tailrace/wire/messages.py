@@ -1,13 +1,15 @@
-"""Everything that crosses between a front end and the engine: tagged msgspec structs, one file, field names on the wire.
+"""Everything that crosses between a front end and the engine: tagged msgspec structs, one file, field names on the
+wire.
 
 Imports no torch and no zmq. A request is named by (id, epoch): the client counts epochs up, so a reused id never meets
 an old output. A request has n sequences, 0 … n−1; each ends in exactly one `Finished` or `Failed`. `Aborted` is the
-acknowledgement of an `Abort`, always sent, also for what the engine does not know (any more).
+acknowledgement of an `Abort`, always sent, even for a request that the engine does not know (any more).
 
     front end → engine   Hello, Submit, Abort, Drain, PeerQuery, PeerReply
-    engine → front end   Ready, PromptLogprobs, Tokens, Finished, Failed, Aborted, Stats, Drained, PeerCount, PeerQuery, PeerReply
+    engine → front end   Ready, PromptLogprobs, Tokens, Finished, Failed, Aborted, Stats, Drained, PeerCount, PeerQuery,
+    PeerReply
 
-Where there are several front ends, the engine also carries what they ask each other, without looking at it.
+Where there are several front ends, the engine also passes on what they ask each other, without looking at it.
 """
 
 from __future__ import annotations
@@ -34,8 +36,8 @@ class Hello(Message, frozen=True):
 
 
 class Submit(Message, frozen=True):
-    """Generate. `priority`: smaller runs first; equal ones first come, first served. `arrival_s`: Unix time. `adapter`: its name; "" is
-    none."""
+    """Generate. `priority`: smaller runs first; equal ones first come, first served. `arrival_s`: Unix time. `adapter`:
+    its name; "" is none."""
 
     id: str
     epoch: int
@@ -47,7 +49,8 @@ class Submit(Message, frozen=True):
 
 
 class Abort(Message, frozen=True):
-    """End all sequences of the request, or the one of this index, whatever they are doing. Idempotent. `cause` is for logs."""
+    """End all sequences of the request, or the one of this index, whatever they are doing. Idempotent. `cause` is for
+    logs."""
 
     id: str
     epoch: int
@@ -76,7 +79,8 @@ class Ready(Message, frozen=True):
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
-    """Of one drawn token: natural-log probability (−inf possible), rank (1 = likeliest; ties to the smaller id), the top n."""
+    """Of one drawn token: natural-log probability (−inf possible), rank (1 = likeliest; ties to the smaller id), the
+    top n."""
 
     logprob: float
     rank: int
@@ -87,9 +91,10 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Tokens(Message, frozen=True):
-    """New tokens of one sequence, in order. `logprobs` has one entry per token if the request asked for them. The sequence's first
-    message says how many prompt tokens came from the prefix cache, and how many seconds its request had waited. drafts: of each step since
-    the message before that verified some, how many there were and how many stood."""
+    """New tokens of one sequence, in order. `logprobs` has one entry per token if the request asked for them. The
+    sequence's first message says how many prompt tokens came from the prefix cache, and how many seconds its request
+    had waited. drafts: two numbers per step since the last message that verified drafts: how many were proposed, and
+    how many accepted."""
 
     id: str
     epoch: int
@@ -102,7 +107,8 @@ class Tokens(Message, frozen=True):
 
 
 class PromptLogprobs(Message, frozen=True):
-    """Of the prompt's tokens from place `start` on, in order; all come before the request's first Tokens. The first token has none."""
+    """Of the prompt's tokens from place `start` on, in order; all come before the request's first Tokens. The first
+    token has none."""
 
     id: str
     epoch: int
@@ -112,8 +118,9 @@ class PromptLogprobs(Message, frozen=True):
 
 
 class Finished(Message, frozen=True):
-    """Terminal. `stop_token_id` says which id stopped it (EOS or a stop id); its token was sent in Tokens before. `cause`: what else
-    did, where only the engine knows: "repetition". drafts: as in Tokens, of those that no token has told of."""
+    """Terminal. `stop_token_id` says which id stopped it (EOS or a stop id); its token was sent in Tokens before.
+    `cause`: what else did, where only the engine knows: "repetition". drafts: as in Tokens, of steps without a
+    token."""
 
     id: str
     epoch: int
@@ -136,8 +143,8 @@ class Failed(Message, frozen=True):
 
 
 class Aborted(Message, frozen=True):
-    """Acknowledges an Abort: nothing of (id, epoch), or of that one sequence, will come after this. `known` is False for what had
-    ended before."""
+    """Acknowledges an Abort: nothing of (id, epoch), or of that one sequence, will come after this. `known` is False if
+    it had ended before."""
 
     id: str
     epoch: int
@@ -145,7 +152,8 @@ class Aborted(Message, frozen=True):
     index: int | None = None
 
 
-# upper edges of the histograms of durations in Stats, in seconds: fine enough that the largest bucket says how bad the worst was
+# upper edges of the histograms of durations in Stats, in seconds: fine enough that the last bucket shows how bad the
+# worst case was
 DURATION_EDGES_S = (
     0.001,
     0.002,
@@ -195,7 +203,7 @@ class Stats(Message, frozen=True):
     accepted_tokens: int = 0  # of these, so many stood
     drafted_at: list[int] = []  # the same by their place in the draft
     accepted_at: list[int] = []
-    bad_rows: dict[str, int] = {}  # rows of logits that can't be sampled from, by what is wrong with them
+    bad_rows: dict[str, int] = {}  # rows of logits that can't be sampled from, by what is wrong
     finished: dict[str, int] = {}  # by reason
     step_ms: dict[str, float] = {}  # running totals per part of the step; where steps overlap, parts do
     step_counts: dict[
@@ -214,7 +222,8 @@ class Drained(Message, frozen=True):
 
 
 class PeerQuery(Message, frozen=True):
-    """A front end's question to all others. `number` is the asker's own count; `asker` its address, which the engine fills in."""
+    """A front end's question to all others. `number` is the asker's own count; `asker` its address, which the engine
+    fills in."""
 
     number: int
     question: str
@@ -223,14 +232,14 @@ class PeerQuery(Message, frozen=True):
 
 
 class PeerCount(Message, frozen=True):
-    """So many front ends have been asked."""
+    """How many front ends have been asked."""
 
     number: int
     count: int
 
 
 class PeerReply(Message, frozen=True):
-    """To one PeerQuery, from one front end; None if it has nothing to say."""
+    """To one PeerQuery, from one front end; None if it has no answer."""
 
     asker: bytes
     number: int

@@ -1,6 +1,6 @@
-"""The engine's pulse: a few numbers in a file that both sides map, next to its socket. Whoever can see them knows since when the engine has
-been busy with the same turn of its loop, and with which part of the step; nothing in the engine need run for that, so it also shows
-an engine that is stopped as a whole, or that is in a call which never comes back.
+"""The engine's heartbeat: a few numbers in a file next to its socket, which both sides map into memory. They show how
+long the engine has been in the same turn of its loop, and in which part of the step. No code of the engine need run for
+that, so they also show an engine that is stopped, or in a call that never returns.
 
 Times are of CLOCK_MONOTONIC, which all processes of a machine share.
 """
@@ -29,12 +29,12 @@ PARTS = (
 )
 BEAT, PART, STEP, LIMIT = range(4)  # float64 each
 SIZE = 8 * 4
-WAITING = 2  # the parts before this one are not of a step
-FIRST = 6  # the first step may take so many times the limit: kernels are compiled, memory is touched for the first time
+WAITING = 2  # the parts before this one are outside a step
+FIRST = 6  # times the limit that the first step may take: kernels are compiled, memory is touched for the first time
 
 
 class Stall(NamedTuple):
-    """The engine has been in this turn of its loop for so long."""
+    """A turn of the engine's loop that takes too long."""
 
     part: str
     step: int
@@ -42,7 +42,7 @@ class Stall(NamedTuple):
 
 
 def place(url: str) -> Path:
-    """Where the pulse of the engine at this address is."""
+    """The file of the engine at this address."""
     return Path(url.removeprefix("ipc://")).parent / "pulse"
 
 
@@ -60,30 +60,30 @@ class Pulse:
         self._numbers[LIMIT] = limit_s
 
     def beat(self, step: int) -> None:
-        """Another turn of the loop begins."""
+        """A turn of the loop begins."""
         self._numbers[STEP] = step
         self._numbers[BEAT] = time.monotonic()
 
     def enter(self, part: str) -> str:
-        """It is in this part now → where it was."""
+        """The engine is in this part now. Returns the part before."""
         before = PARTS[int(self._numbers[PART])]
         self._numbers[PART] = PARTS.index(part) if part in PARTS else 0
         return before
 
     def stall(self) -> Stall | None:
-        """Whether this turn takes too long."""
+        """Set if this turn takes too long."""
         return stall_of(self._numbers)
 
 
 class PulseReader:
-    """A front end's side. No file, or an engine that has not begun its loop: nothing is known."""
+    """A front end's side. Without the file, or before the engine's loop has begun, nothing is known."""
 
     def __init__(self, url: str) -> None:
         self._path = place(url)
         self._numbers: memoryview[float] | None = None
 
     def stall(self) -> Stall | None:
-        """Whether the engine's turn takes too long."""
+        """Set if the engine's turn takes too long."""
         if self._numbers is None:
             try:
                 with self._path.open("rb") as file:
@@ -94,7 +94,7 @@ class PulseReader:
 
 
 def stall_of(numbers: memoryview[float]) -> Stall | None:
-    """What the numbers say."""
+    """The stall that the numbers show, or None."""
     beat, part, step, limit_s = numbers.tolist()
     seconds = time.monotonic() - beat
     first = step == 0 and part >= WAITING

@@ -1,8 +1,8 @@
-"""Engines that another process owns, one per model: what is heard of them over a pipe, one line of JSON per event.
+"""Engines that another process owns, one per model. That process tells of them over a pipe, one line of JSON per event:
 
-{"model": NAME, "engine": URL}                          there is one to attach to
-{"model": NAME, "lost": {"code": …, "message": …}}      it is gone; another may come
-the pipe closes                                         their owner is gone, and so is everything
+{"model": NAME, "engine": URL}                          an engine runs at this address
+{"model": NAME, "lost": {"code": …, "message": …}}      the engine is gone; another may come
+the pipe closes                                         the owner is gone, and its engines with it
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from tailrace.errors import BY_CODE, EngineDeadError, TailraceError
 POLL_S = 0.02
 
 
-class Lost(msgspec.Struct):
+class EngineFailure(msgspec.Struct):
     """Why an engine is gone."""
 
     code: str
     message: str
 
 
-class News(msgspec.Struct, omit_defaults=True):
-    """One line."""
+class EngineEvent(msgspec.Struct, omit_defaults=True):
+    """One line of the pipe."""
 
     model: str
     engine: str | None = None
-    lost: Lost | None = None
+    lost: EngineFailure | None = None
 
 
-class Attachment:
-    """One engine, until it is lost. An EngineHandle; whoever owns the engine stops it."""
+class RemoteEngine:
+    """An engine of another process, until it is lost. An EngineHandle; its owner stops the engine."""
 
     pid = 0
 
@@ -46,37 +46,37 @@ class Attachment:
         self._gone = threading.Event()
         self._error: TailraceError = EngineDeadError("the engine is gone")
 
-    def lose(self, lost: Lost) -> None:
-        """It is gone."""
+    def lose(self, lost: EngineFailure) -> None:
+        """The engine is gone."""
         self._error = BY_CODE.get(lost.code, EngineDeadError)(lost.message)
         self._gone.set()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """True once it is gone."""
+        """True once the engine is gone."""
         return self._gone.wait(timeout_s)
 
     def error(self) -> TailraceError:
-        """Why."""
+        """Why the engine is gone."""
         return self._error
 
     def stop(self) -> None:
-        """Nothing to do."""
+        """Nothing: the owner stops it."""
 
 
-class Newsreader:
-    """Reads the pipe in a thread; `engine` waits for a model's next engine.
+class EngineEventReader:
+    """Reads the pipe in a thread; `next_engine` waits for a model's next engine.
 
     Args:
         read: blocks for the next line, b"" at the end. closed: called then, in the thread.
     """
 
     def __init__(self, read: Callable[[], bytes], closed: Callable[[], None]) -> None:
-        self._current: dict[str, Attachment] = {}
-        self._engines: defaultdict[str, queue.SimpleQueue[Attachment]] = defaultdict(queue.SimpleQueue)
-        threading.Thread(target=self._listen, args=(read, closed), daemon=True, name="news of the engine").start()
+        self._current: dict[str, RemoteEngine] = {}
+        self._engines: defaultdict[str, queue.SimpleQueue[RemoteEngine]] = defaultdict(queue.SimpleQueue)
+        threading.Thread(target=self._listen, args=(read, closed), daemon=True, name="engine events").start()
 
-    async def engine(self, model: str) -> Attachment:
-        """The next one that is not lost already."""
+    async def next_engine(self, model: str) -> RemoteEngine:
+        """The next engine of the model that is not lost already."""
         while True:
             with contextlib.suppress(queue.Empty):
                 found = self._engines[model].get_nowait()
@@ -86,10 +86,10 @@ class Newsreader:
 
     def _listen(self, read: Callable[[], bytes], closed: Callable[[], None]) -> None:
         while line := read():
-            news = msgspec.json.decode(line, type=News)
-            if news.engine is not None:
-                self._current[news.model] = Attachment(news.engine)
-                self._engines[news.model].put(self._current[news.model])
-            if news.lost is not None and news.model in self._current:
-                self._current[news.model].lose(news.lost)
+            event = msgspec.json.decode(line, type=EngineEvent)
+            if event.engine is not None:
+                self._current[event.model] = RemoteEngine(event.engine)
+                self._engines[event.model].put(self._current[event.model])
+            if event.lost is not None and event.model in self._current:
+                self._current[event.model].lose(event.lost)
         closed()

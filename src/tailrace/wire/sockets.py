@@ -1,6 +1,6 @@
-"""ZeroMQ, and the only file that knows it. One frame is a list of messages; the engine is a ROUTER that knows its front ends
-by identity, a front end is a DEALER. Nothing is dropped for being slow: the high-water marks are off, and a front end that is
-gone is reported when the engine sends to it.
+"""ZeroMQ, and the only file that knows it. One frame is a list of messages; the engine is a ROUTER that knows its front
+ends by identity, a front end is a DEALER. No message is dropped because a reader is slow: the high-water marks are off.
+A front end that is gone is noticed when the engine sends to it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class EngineSocket:
         self.socket.bind(url)
 
     def wait(self, timeout_ms: int) -> None:
-        """Until something has arrived, at most so long."""
+        """Wait until a message has arrived, at most so long."""
         self.socket.poll(timeout_ms)
 
     def receive(self) -> Iterator[tuple[bytes, list[ToEngine]]]:
@@ -114,14 +114,15 @@ class AsyncFrontSocket:
         self.socket.connect(url)
 
     def send(self, message: ToEngine) -> None:
-        """Queue one message. With the high-water mark off it is sent before this returns, so the future is done and needs no
-        await. It must go through the asyncio socket all the same: a send consumes the edge-triggered wake-up of what has
-        arrived meanwhile, and only that socket looks again."""
+        """Queue one message. With the high-water mark off it is sent before this returns, so the future is done and
+        needs no await. It must go through the asyncio socket all the same: a send consumes the edge-triggered wake-up
+        of what has arrived meanwhile, and only that socket looks again."""
         self.socket.send(encoder.encode([message]))
 
     async def receive(self) -> list[FromEngine]:
-        """The messages of all frames that have arrived; waits for the first. It asks whether there are more rather than to be told by an
-        exception that there are none: that one and its future would hold each other, and the messages, until a collection."""
+        """The messages of all frames that have arrived; waits for the first. It asks the socket whether there are more.
+        To receive until an exception would be simpler, but the exception and its future would keep each other, and the
+        messages, alive until a collection."""
         messages = from_engine.decode(await self.socket.recv())
         while int(self.socket.get(zmq.EVENTS)) & zmq.POLLIN:
             messages += from_engine.decode(await self.socket.recv(zmq.NOBLOCK))

@@ -1,4 +1,4 @@
-"""What the three clients' streams have in common: whose events they give, and that one which nobody reads any more is aborted."""
+"""What the streams of the three clients share. A stream that nobody reads any more is aborted."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from tailrace.wire.stream_table import OpenStream, StreamTable
 
 
 class Stream:
-    """One request's events. It is aborted when it is closed, when `with` or an iteration ends early, and when nobody holds it any more.
+    """One request's events. It is aborted when it is closed, when `with` or an iteration ends early, and when it is
+    collected.
 
     Args:
-        cancel: tells the engine. abandon: the same for a stream that was collected, which may be on any thread and at any moment;
-            left out where `cancel` may be called like that too.
+        cancel: tells the engine. abandon: the same for a stream that was collected, which may be on any thread and at
+            any moment; left out where `cancel` may be called like that too.
 
     Attributes:
         id, epoch: the request's name.
@@ -28,24 +29,24 @@ class Stream:
         cancel: Callable[[Abort], None],
         abandon: Callable[[Abort], None] | None = None,
     ) -> None:
-        self._account, self._streams, self._cancel = open_stream, streams, cancel
+        self._open_stream, self._streams, self._cancel = open_stream, streams, cancel
         self.id, self.epoch = open_stream.id, open_stream.epoch
         collected = weakref.finalize(self, _abort, open_stream, streams, abandon or cancel, "collected", False)
         collected.atexit = False  # the engine's process ends with ours
 
     def abort(self, cause: str = "client", keep: bool = False) -> None:
-        """End it; nothing more is delivered but, with `keep`, what has arrived. Idempotent."""
-        _abort(self._account, self._streams, self._cancel, cause, keep)
+        """End the request. Nothing more is delivered; with `keep`, what has arrived still is. Idempotent."""
+        _abort(self._open_stream, self._streams, self._cancel, cause, keep)
 
     def abort_sequence(self, index: int, cause: str = "stop string") -> bool:
-        """End one sequence; the others go on. Idempotent. False if it had ended already."""
-        open_ = self._streams.close_sequence(self._account, index)
+        """End one sequence; the others go on. Idempotent. False if the sequence had ended already."""
+        open_ = self._streams.close_sequence(self._open_stream, index)
         if open_:
             self._cancel(Abort(self.id, self.epoch, cause, index))
         return open_
 
     def close(self) -> None:
-        """Abort it, unless it has ended. Idempotent."""
+        """Abort the request, unless it has ended. Idempotent."""
         self.abort("closed")
 
     def __enter__(self) -> Self:
@@ -58,6 +59,6 @@ class Stream:
 def _abort(
     open_stream: OpenStream, streams: StreamTable, cancel: Callable[[Abort], None], cause: str, keep: bool
 ) -> None:
-    """Holds no stream, or none would ever be collected."""
+    """A function, not a method: a reference to the stream would keep it from being collected."""
     if streams.close(open_stream, keep):
         cancel(Abort(open_stream.id, open_stream.epoch, cause))

@@ -1,7 +1,8 @@
-"""Which streams are open, and whose every message is: the bookkeeping that the three clients share. Pure: no I/O, no clock.
+"""The open streams of a client, and which stream a message belongs to. Shared by the three clients. Pure: no I/O, no
+clock.
 
-A stream is named (id, epoch); epochs count up, so a reused id never meets an old output. What arrives for a stream that is
-not open (any more) is dropped.
+A stream is named (id, epoch); epochs count up, so a reused id never meets an old output. What arrives for a stream that
+is not open (any more) is dropped.
 """
 
 from __future__ import annotations
@@ -32,16 +33,16 @@ from tailrace.wire.messages import (
     Tokens,
 )
 
-# What waiting tokens take in memory, about: an id in a list; its logprobs; each rival in them
-ID_BYTES, ENTRY_BYTES, RIVAL_BYTES = 40, 200, 70
+# What unread tokens take in memory, about: an id in a list; its logprobs; each alternative in them
+ID_BYTES, ENTRY_BYTES, ALTERNATIVE_BYTES = 40, 200, 70
 
 
 @dataclass(eq=False, slots=True)
 class OpenStream:
     """One open stream: events not yet fetched, sequences not yet ended, and whom to wake.
 
-    Tokens that wait are joined, so that a slow reader gets larger pieces, not more of them. held: bytes that they take, about; `full` is
-    called whenever more than `max_bytes` wait.
+    Tokens that wait are joined, so that a slow reader gets larger pieces, not more of them. held: bytes that they take,
+    about; `full` is called whenever more than `max_bytes` wait.
     """
 
     id: str
@@ -55,12 +56,12 @@ class OpenStream:
     full: Callable[[], None] = lambda: None
 
     def add(self, event: SequenceEvent) -> None:
-        """It has arrived. The order within each sequence is kept."""
+        """An event has arrived. The order within each sequence is kept."""
         if not isinstance(event, Tokens):
             self.events.append(event)
             return
         entries = event.logprobs
-        each = ID_BYTES if entries is None else ID_BYTES + ENTRY_BYTES + RIVAL_BYTES * len(entries[0].top_ids)
+        each = ID_BYTES if entries is None else ID_BYTES + ENTRY_BYTES + ALTERNATIVE_BYTES * len(entries[0].top_ids)
         self.held += len(event.token_ids) * each
         before = self.waiting.get(event.index)
         if before is None:
@@ -73,13 +74,13 @@ class OpenStream:
         before.drafts.extend(event.drafts)
 
     def notify(self) -> None:
-        """Something has arrived."""
+        """Events have arrived: wake the reader."""
         self.wake(self)
         if self.held > self.max_bytes:
             self.full()
 
     def take(self) -> list[SequenceEvent]:
-        """Everything that arrived since the last time."""
+        """All events since the last call."""
         events, self.events = self.events, []
         self.waiting.clear()
         self.held = 0
@@ -87,21 +88,19 @@ class OpenStream:
 
 
 class StreamTable:
-    """Open streams, unacknowledged aborts, and the last word of the engine on itself."""
+    """Open streams, unacknowledged aborts, and the engine's latest report on itself."""
 
     def __init__(self) -> None:
         self.open_streams: dict[tuple[str, int], OpenStream] = {}
         self.unacknowledged: set[tuple[str, int]] = set()
-        self.stopped: set[tuple[str, int, int]] = set()  # sequences ended here before the engine knew
-        self.wasted = 0  # tokens drawn for them all the same
+        self.stopped: set[tuple[str, int, int]] = set()  # sequences that ended here before the engine knew
+        self.wasted = 0  # tokens sampled for them all the same
         self.epochs = count(1)
         self.model: ModelInfo | None = None
         self.version: int | None = None
         self.stats = Stats()
         self.drained = False
-        self.between: Callable[[PeerQuery | PeerCount | PeerReply], None] = lambda message: (
-            None
-        )  # what other front ends say
+        self.on_peer_message: Callable[[PeerQuery | PeerCount | PeerReply], None] = ignore
 
     def open(
         self,
@@ -118,8 +117,8 @@ class StreamTable:
         return open_stream, Submit(open_stream.id, open_stream.epoch, prompt, params, priority, arrival_s, adapter)
 
     def close(self, open_stream: OpenStream, keep: bool = False) -> bool:
-        """Forget the stream, and, unless it is to `keep` it, what has not been fetched. True if sequences were still open, so that the
-        engine must be told."""
+        """Close the stream; without `keep`, its unread events are dropped. True if sequences were still open, so that
+        the engine must abort them."""
         name = (open_stream.id, open_stream.epoch)
         if self.open_streams.pop(name, None) is None or not open_stream.open:
             return False
@@ -131,7 +130,7 @@ class StreamTable:
         return True
 
     def close_sequence(self, open_stream: OpenStream, index: int) -> bool:
-        """Nothing more of this sequence is wanted; True if it was still open, so that the engine must be told."""
+        """Close one sequence. True if it was still open, so that the engine must abort it."""
         if index not in open_stream.open:
             return False
         open_stream.open.discard(index)
@@ -142,12 +141,12 @@ class StreamTable:
         return True
 
     def deliver(self, messages: Iterable[FromEngine]) -> None:
-        """Route what the engine said, and wake whom it concerns."""
+        """Route messages of the engine and wake the readers."""
         for open_stream in self.route(messages):
             open_stream.notify()
 
     def route(self, messages: Iterable[FromEngine]) -> list[OpenStream]:
-        """Put what the engine said where it belongs; the open_streams that have something new, for the caller to notify."""
+        """Route messages of the engine. Returns the streams that have new events, which the caller must notify."""
         woken: dict[OpenStream, None] = {}
         for message in messages:
             match message:
@@ -178,7 +177,7 @@ class StreamTable:
                 case Drained():
                     self.drained = True
                 case PeerQuery() | PeerCount() | PeerReply():
-                    self.between(message)
+                    self.on_peer_message(message)
         return list(woken)
 
     def fail_all(self, error: TailraceError) -> None:
@@ -191,3 +190,7 @@ class StreamTable:
         self.unacknowledged.clear()
         self.stopped.clear()
         self.stats = Stats()
+
+
+def ignore(message: PeerQuery | PeerCount | PeerReply) -> None:
+    """For clients that have no other front ends beside them."""

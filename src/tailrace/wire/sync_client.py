@@ -2,13 +2,12 @@
 
 Interface of the three clients (asyncio's has async methods):
 
-    client.start() → ModelInfo          waits until the engine can serve; raises what it said if it can't
+    client.start() → ModelInfo          waits until the engine can serve; raises the engine's error if it can't
     client.model, client.stats          what it serves; its counters, about a second old
     client.error                        None, or why the engine is dead
     client.submit(prompt, params) → stream of lists of events; one Finished or Failed per sequence, then it ends
-    stream.abort(cause), stream.close() nothing more is delivered; so it is when `with` or an iteration ends early, or nobody holds the
-                                        stream any more
-    client.drain(timeout_s), client.close()
+    stream.abort(cause), stream.close() nothing more is delivered; also when `with` or an iteration ends early, or the
+    stream is collected client.drain(timeout_s), client.close()
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from tailrace.wire.sockets import FrontSocket
 from tailrace.wire.stream import Stream
 from tailrace.wire.stream_table import OpenStream, StreamTable
 
-POLL_MS = 100  # how long the engine may be dead before somebody who waits notices
+POLL_MS = 100  # after so long a waiting reader notices that the engine is dead
 
 
 class SyncStream(Stream):
@@ -39,9 +38,9 @@ class SyncStream(Stream):
 
     def __iter__(self) -> Iterator[list[SequenceEvent]]:
         try:
-            while self._account.open or self._account.events:
-                if self._account.events:
-                    yield self._account.take()
+            while self._open_stream.open or self._open_stream.events:
+                if self._open_stream.events:
+                    yield self._open_stream.take()
                 else:
                     self._pump(POLL_MS)
         finally:  # also when the iterator is closed, or collected
@@ -62,7 +61,7 @@ class SyncClient:
         """Start the process and wait for Ready.
 
         Raises:
-            TailraceError: what the engine said, EngineDeadError if it said nothing or took too long.
+            TailraceError: the error that the engine reported; EngineDeadError if it reported none or took too long.
         """
         self._process = EngineProcess(self._config)
         self._socket = FrontSocket(self._process.address.url)
@@ -87,12 +86,12 @@ class SyncClient:
 
     @property
     def stats(self) -> Stats:
-        """The latest; fetches what has arrived."""
+        """The latest counters of the engine; reads what has arrived."""
         self.pump(0)
         return self._streams.stats
 
     def pump(self, timeout_ms: int) -> None:
-        """Deliver what arrives within the time; notice a dead engine."""
+        """Deliver what arrives within the time, and notice a dead engine."""
         if self.error is not None:
             return
         self._thread = threading.get_ident()
@@ -104,8 +103,8 @@ class SyncClient:
             self._streams.fail_all(EngineDeadError(str(self.error)))
 
     def _send(self, message: ToEngine) -> None:
-        """To the engine, at once if this is the socket's thread and it is not sending just now, else by the next pump: a stream may be
-        collected, and so aborted, at any moment and on any thread."""
+        """To the engine, at once if this is the socket's thread and it is not sending just now, else by the next pump:
+        a stream may be collected, and so aborted, at any moment and on any thread."""
         self._outgoing.append(message)
         self._flush()
 
@@ -120,7 +119,7 @@ class SyncClient:
     def submit(
         self, prompt: list[int], params: SamplingParams, *, id: str | None = None, priority: int = 0, adapter: str = ""
     ) -> SyncStream:
-        """PeerQuery for a generation."""
+        """Ask for a generation."""
         open_stream, message = self._streams.open(prompt, params, id, priority, time.time(), adapter)
         if self.error is not None:
             self._streams.fail_all(EngineDeadError(str(self.error)))

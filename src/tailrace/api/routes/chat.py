@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from functools import partial
+from typing import Any
 from uuid import uuid4
 
 import msgspec
@@ -12,19 +13,15 @@ from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tailrace.api.access_log import origin_of
-from tailrace.api.beam_fields import beam_request, check_no_beams
+from tailrace.api.aggregate import fold_chat
 from tailrace.api.body import BodyReader
-from tailrace.api.channels import Channels, channels_of, with_channels
-from tailrace.api.chunks import UsageOf, Work, effective, head, pieces
-from tailrace.api.conversation import check_conversation, encode
-from tailrace.api.fold import fold_chat
-from tailrace.api.front_end import service_for
-from tailrace.api.generate import Generation
-from tailrace.api.guidance import longest, of_chat
+from tailrace.api.channels import Channels
+from tailrace.api.chat_prompt import check_messages
+from tailrace.api.chunks import UsageReporter, Work, effective, head, pieces
 from tailrace.api.logprobs import chat_logprobs, prompt_logprobs
-from tailrace.api.respond import request_id, respond
-from tailrace.api.sampling import check_scores, effort, num_logprobs, output_limit, sampling_params
+from tailrace.api.prepare import ChatInput, TokenLimit, prepare_chat, read_request, start
+from tailrace.api.request_record import origin_of
+from tailrace.api.sampling import check_scores, num_logprobs
 from tailrace.api.schema.chat import (
     CHAT_REFUSED,
     ChatChunk,
@@ -35,10 +32,10 @@ from tailrace.api.schema.chat import (
     ToolCallDelta,
 )
 from tailrace.api.service import Service
-from tailrace.api.tool_choice import Choice, choice_of, with_grammar
-from tailrace.api.turns import JSON_BYTES
+from tailrace.api.streaming import respond
+from tailrace.api.tool_choice import ToolChoice, choice_of
+from tailrace.api.work_queue import JSON_BYTES
 from tailrace.errors import ParameterError
-from tailrace.params import SamplingParams
 from tailrace.text.channel_splitter import ChannelSplitter, Segment
 from tailrace.text.output import Delta
 from tailrace.text.tool_parsers.functions import check_tools
@@ -48,102 +45,85 @@ READER = BodyReader(ChatRequest, CHAT_REFUSED)
 
 async def create_chat_completion(request: Request) -> Response:
     """A chat completion, streamed or whole."""
-    ask = await READER.read(request)
-    service = service_for(request, ask.model)
-    info = service.supervisor.check()
-    size = request.state.size
+    ask, service = await read_request(request, READER)
 
-    def looked_at() -> Choice:
-        check_conversation(ask)
+    def checked() -> ToolChoice:
+        check_messages(ask)
         check_tools(ask.tools, nested=True)
         return choice_of(ask.tool_choice, ask.tools, ask.parallel_tool_calls)
 
-    choice = await service.turns.run(request, looked_at, size // JSON_BYTES)
-    with_tools = choice.mode != "none"
-    prompt = await encode(request, ask, size, with_tools)
-    negative = await of_chat(request, ask, size, with_tools)
-    asked, field = max_tokens(ask)
-    taken, taker = longest(len(prompt), negative, "messages")
-    limit = output_limit(taken, info.max_model_len, asked, field, taker)
+    choice = await service.work_queue.run(request, checked, request.state.size // JSON_BYTES)
     top = logprobs_asked(ask, service.config.max_logprobs)
+    prepared, channels = await prepare_chat(request, ChatInput(ask, choice, ask.tools, token_limit(ask)), top)
     if ask.prompt_logprobs is not None:
-        num_logprobs(ask.prompt_logprobs, service.config.max_logprobs, "prompt_logprobs")
-        check_scores(len(prompt) * (ask.prompt_logprobs + 1), "prompt_logprobs")
-    channels = channels_of(service, ask, prompt)
-
-    def prepared() -> tuple[SamplingParams, str]:
-        params = sampling_params(
-            ask, service.tokenizer, service.defaults, max_tokens=limit, logprobs=top, negative_prompt=negative
-        )
-        return with_grammar(service, ask, choice, ask.tools, prompt, with_channels(params, service, ask, channels))
-
-    params, grammar_field = await service.turns.run(request, prepared, effort(ask, size))
-    id = f"chatcmpl-{request_id(request, ask)}"
+        check_scores(len(prepared.prompts[0]) * (ask.prompt_logprobs + 1), "prompt_logprobs")
+    if not ask.use_beam_search and ask.best_of not in (None, 1):
+        raise ParameterError("best_of is for use_beam_search here; leave it out (or 1)", "best_of")
     origin = origin_of(request, "chat", ask)
-    if ask.use_beam_search:
-        if params.grammar is not None:
-            raise ParameterError(f"{grammar_field} can't be had with use_beam_search", grammar_field)
-        generation = beam_request(service, ask, id, prompt, params, origin)
-    else:
-        check_no_beams(ask)
-        if ask.best_of not in (None, 1):
-            raise ParameterError("best_of is for use_beam_search here; leave it out (or 1)", "best_of")
-        generation = Generation(service, id, [prompt], params, origin, grammar_field)
-    told = chunks(service, ask, generation, channels, "stop" if choice.mode == "named" else "tool_calls")
-    return await respond(request, generation, told, fold_chat, ask.streamed)
+    generation = start(service, ask, f"chatcmpl-{origin.request_id}", prepared, origin)
+    called = "stop" if choice.mode == "named" else "tool_calls"
+    chunks = ChatChunks(service, ask, generation, channels, called).stream()
+    return await respond(request, generation, chunks, fold_chat, ask.streamed)
 
 
-async def chunks(
-    service: Service, ask: ChatRequest, generation: Work, channels: Channels, called: str = "tool_calls"
-) -> AsyncGenerator[ChatChunk, None]:
-    """The answer as it comes: per choice the role, text, the finish reason; at the end the usage, if reported. called: the reason where
-    the model stopped after a call.
+class ChatChunks:
+    """The answer as it comes: per choice the role, text, the finish reason; at the end the usage, if it is reported.
 
-    Raises:
-        TailraceError: see Generation.deltas.
+    Args:
+        called: the finish reason where the model stopped after a tool call.
     """
-    shared = head(service, generation.id)
-    usage = UsageOf(ask, generation)
-    greeted: set[int] = set()
-    with_ids = bool(ask.return_token_ids)
-    splitters: dict[int, ChannelSplitter] = {}
-    async with aclosing(generation.deltas()) as deltas:
-        async for index, delta in deltas:
-            if index not in greeted:
-                greeted.add(index)
-                splitters[index] = ChannelSplitter(*channels)
-                choice = ChatChunkChoice(index, ChatDelta("assistant", ""), token_ids=[] if with_ids else UNSET)
-                ids = generation.prompts[0] if with_ids and len(greeted) == 1 else UNSET
-                told = effective(ask, generation) if len(greeted) == 1 else UNSET
-                scores, entries = UNSET, generation.prompt_logprobs(0)
-                if ask.prompt_logprobs is not None and len(greeted) == 1 and entries is not None:
-                    scores = await generation.answer(
-                        partial(prompt_logprobs, service.labels, generation.prompts[0], entries, ask.prompt_logprobs),
-                        len(entries) * (ask.prompt_logprobs + 1),
-                    )
-                yield ChatChunk(
-                    **shared,
-                    choices=[choice],
-                    usage=usage.so_far(),
-                    prompt_token_ids=ids,
-                    prompt_logprobs=scores,
-                    sampling_params=told,
-                )
-            for piece in pieces(delta, with_ids):
-                for choice in choices_of(
-                    service, index, piece, splitters[index], generation.params.alternatives, with_ids
-                ):
-                    if choice.finish_reason == "stop" and splitters[index].called:
-                        choice = msgspec.structs.replace(choice, finish_reason=called)
-                    yield ChatChunk(**shared, choices=[choice], usage=usage.so_far())
-    if ask.reports_usage:
-        yield ChatChunk(**shared, choices=[], usage=generation.usage)
+
+    def __init__(
+        self, service: Service, ask: ChatRequest, generation: Work, channels: Channels, called: str = "tool_calls"
+    ) -> None:
+        self._service, self._ask, self._generation = service, ask, generation
+        self._channels, self._called = channels, called
+        self._with_ids = bool(ask.return_token_ids)
+        self._splitters: dict[int, ChannelSplitter] = {}  # of the choices that have begun
+
+    async def stream(self) -> AsyncGenerator[ChatChunk, None]:
+        """The chunks.
+
+        Raises:
+            TailraceError: see Generation.deltas.
+        """
+        generation, splitters = self._generation, self._splitters
+        shared, usage = head(self._service, generation.id), UsageReporter(self._ask, generation)
+        top = generation.params.alternatives
+        async with aclosing(generation.deltas()) as deltas:
+            async for index, delta in deltas:
+                if index not in splitters:
+                    first = {} if splitters else await self._only_once()
+                    splitters[index] = ChannelSplitter(*self._channels)
+                    ids = [] if self._with_ids else UNSET
+                    choice = ChatChunkChoice(index, ChatDelta("assistant", ""), token_ids=ids)
+                    yield ChatChunk(**shared, choices=[choice], usage=usage.so_far(), **first)
+                splitter = splitters[index]
+                for piece in pieces(delta, self._with_ids):
+                    for choice in choices_of(self._service, index, piece, splitter, top, self._with_ids):
+                        if choice.finish_reason == "stop" and splitter.called:
+                            choice = msgspec.structs.replace(choice, finish_reason=self._called)
+                        yield ChatChunk(**shared, choices=[choice], usage=usage.so_far())
+        if self._ask.reports_usage:
+            yield ChatChunk(**shared, choices=[], usage=generation.usage)
+
+    async def _only_once(self) -> dict[str, Any]:
+        """Further fields of the first chunk, if asked for: the prompt's ids and logprobs, and the parameters."""
+        ask, generation = self._ask, self._generation
+        found: dict[str, Any] = {"sampling_params": effective(ask, generation)}
+        if self._with_ids:
+            found["prompt_token_ids"] = generation.prompts[0]
+        top, entries = ask.prompt_logprobs, generation.prompt_logprobs(0)
+        if top is not None and entries is not None:
+            work = partial(prompt_logprobs, self._service.labels, generation.prompts[0], entries, top)
+            found["prompt_logprobs"] = await generation.run(work, len(entries) * (top + 1))
+        return found
 
 
 def choices_of(
     service: Service, index: int, piece: Delta, channels: ChannelSplitter, top: int | None, with_ids: bool
 ) -> Iterator[ChatChunkChoice]:
-    """One piece of one choice: its text by channels, ids and logprobs with the first of them; or its end."""
+    """The choices for one piece: its text by channels, with ids and logprobs in the first; or its end."""
     ids = list(piece.token_ids) if with_ids else UNSET
     if piece.finish_reason is not None:
         for segment in channels.flush():
@@ -155,14 +135,14 @@ def choices_of(
         logprobs = chat_logprobs(service.labels, piece, top)
     deltas = [delta_of(segment) for segment in channels.feed(piece.text)]
     if not deltas and (logprobs is not None or with_ids):
-        deltas = [ChatDelta(content="")]  # their text is held back, or was a marker
+        deltas = [ChatDelta(content="")]  # the text is held back, or was a marker
     for delta in deltas:
         yield ChatChunkChoice(index, delta, logprobs, token_ids=ids)
         logprobs, ids = None, [] if with_ids else UNSET
 
 
 def delta_of(segment: Segment) -> ChatDelta:
-    """A segment as a chunk says it."""
+    """A segment as the delta of a chunk."""
     if segment.call is not None:
         place, name, arguments, id = segment.call
         if not name:
@@ -177,7 +157,7 @@ def delta_of(segment: Segment) -> ChatDelta:
 # ---- what is asked
 
 
-def max_tokens(ask: ChatRequest) -> tuple[int | None, str]:
+def token_limit(ask: ChatRequest) -> TokenLimit:
     """The limit asked for, and the name it came under.
 
     Raises:
@@ -185,16 +165,16 @@ def max_tokens(ask: ChatRequest) -> tuple[int | None, str]:
     """
     old, new = ask.max_tokens, ask.max_completion_tokens
     if new is None:
-        return old, "max_tokens"
+        return TokenLimit(old, "max_tokens")
     if old is not None and old != new:
         raise ParameterError(
             f"max_completion_tokens ({new}) and max_tokens ({old}) are two names of one limit", "max_completion_tokens"
         )
-    return new, "max_completion_tokens"
+    return TokenLimit(new, "max_completion_tokens")
 
 
 def logprobs_asked(ask: ChatRequest, limit: int) -> int | None:
-    """How many alternatives to report per token; None is no logprobs at all.
+    """How many alternatives to report per token; None: no logprobs.
 
     Raises:
         ParameterError: top_logprobs without logprobs, or out of range.

@@ -12,150 +12,158 @@ from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tailrace.api.access_log import origin_of
-from tailrace.api.beam_fields import beam_request, check_no_beams
+from tailrace.api.aggregate import fold_completion
 from tailrace.api.best_of import best_of
 from tailrace.api.body import BodyReader
-from tailrace.api.chunks import UsageOf, Work, effective, head, pieces
-from tailrace.api.fold import fold_completion
-from tailrace.api.front_end import service_for
-from tailrace.api.generate import Generation
-from tailrace.api.guidance import longest, of_text
-from tailrace.api.lengths import check_length
+from tailrace.api.chunks import UsageReporter, Work, effective, head, pieces
 from tailrace.api.logprobs import CompletionLogprobsWriter, prompt_logprobs
-from tailrace.api.respond import request_id, respond
-from tailrace.api.sampling import check_copies, check_scores, effort, num_logprobs, output_limit, sampling_params
+from tailrace.api.negative_prompt import negative_of_text
+from tailrace.api.prepare import Additions, PreparedRequest, Prompts, TokenLimit, prepare, read_request, start
+from tailrace.api.prompt_length import check_length
+from tailrace.api.request_record import origin_of
+from tailrace.api.sampling import check_scores, num_logprobs
 from tailrace.api.schema.common import PromptLogprobEntries
 from tailrace.api.schema.completions import COMPLETION_REFUSED, Completion, CompletionChoice, CompletionRequest
 from tailrace.api.service import Service, service_of
-from tailrace.api.structured import Constraint, asked, check_unasked, compose
+from tailrace.api.streaming import respond
+from tailrace.api.structured import check_no_options, constraint_of, to_grammar
 from tailrace.errors import ParameterError
-from tailrace.params import SamplingParams
 from tailrace.text.output import Delta
 
 READER = BodyReader(CompletionRequest, COMPLETION_REFUSED)
 
 MAX_PROMPTS = 1024
-TURN_CHARS = 64  # a prompt of its own costs as much as so many characters
-MAX_CHOICES = 2048  # of one request: prompts times n or best_of
+TURN_CHARS = 64  # the cost of a prompt, whatever its length, in characters
+MAX_CHOICES = 2048  # per request: prompts times n or best_of
 
 Prompt = str | list[int]
 
 
 async def create_completion(request: Request) -> Response:
     """A completion of each prompt, streamed or whole."""
-    ask = await READER.read(request)
-    service = service_for(request, ask.model)
-    info = service.supervisor.check()
+    ask, service = await read_request(request, READER)
     prompts = prompts_of(ask.prompt)
     ids = await encode(request, ask, prompts)
-    negative = await of_text(request, ask.negative_prompt, ask.add_special_tokens is not False)
-    taken, taker = longest(max(map(len, ids)), negative, "prompt")
-    limit = output_limit(taken, info.max_model_len, 1 if only_echo(ask) else ask.max_tokens, "max_tokens", taker)
+    negative = await negative_of_text(request, ask.negative_prompt, ask.add_special_tokens is not False)
+    limit = TokenLimit(1 if only_echo(ask) else ask.max_tokens, "max_tokens")
     top = None if ask.logprobs is None else num_logprobs(ask.logprobs, service.config.max_logprobs, "logprobs")
-    if ask.prompt_logprobs is not None:
-        num_logprobs(ask.prompt_logprobs, service.config.max_logprobs, "prompt_logprobs")
+    prepared = await prepare(request, ask, Prompts(ids, "prompt", negative), limit, top, lambda: additions(ask))
+    fold = fold_completion
+    if ask.best_of is not None and not ask.use_beam_search and ask.best_of != prepared.params.n:
+        n = prepared.params.n
+        check_best_of(ask, ask.best_of, n)
+        fold = best_of(n, ask.best_of, keep_logprobs=top is not None)
+        params = msgspec.structs.replace(prepared.params, n=ask.best_of, logprobs=top or 0)
+        prepared = prepared._replace(params=params)
+    check_size(ask, prepared)
+    origin = origin_of(request, "text_completion", ask)
+    generation = start(service, ask, f"cmpl-{origin.request_id}", prepared, origin)
+    echoes = await echoed(request, prompts) if ask.echo else None
+    chunks = CompletionChunks(service, ask, generation, echoes).stream()
+    return await respond(request, generation, chunks, fold, ask.streamed)
 
-    def prepared() -> tuple[SamplingParams, Constraint | None]:
-        params = sampling_params(
-            ask, service.tokenizer, service.defaults, max_tokens=limit, logprobs=top, negative_prompt=negative
-        )
-        wanted = asked(ask)
-        field = "prompt"
-        if wanted is None:
-            check_unasked(ask)
-        else:
-            if only_echo(ask):
-                raise ParameterError(f"{wanted.field} has no effect with max_tokens 0", wanted.field)
-            params, field = msgspec.structs.replace(params, grammar=compose(ask, wanted)), wanted.field
-        if ask.echo and top is not None:
-            params = msgspec.structs.replace(params, prompt_logprobs=max(top, ask.prompt_logprobs or 0))
-        check_copies(params, len(prompts), field)
-        return params, wanted
 
-    params, wanted = await service.turns.run(request, prepared, effort(ask, request.state.size))
+def additions(ask: CompletionRequest) -> Additions:
+    """The grammar, and the logprobs of a prompt that is echoed with logprobs.
+
+    Raises:
+        ParameterError: naming the field.
+    """
+    fields: dict[str, Any] = {}
     if only_echo(ask):
         check_only_echo(ask)
-    id, origin = f"cmpl-{request_id(request, ask)}", origin_of(request, "text_completion", ask)
-    if ask.use_beam_search:
-        if wanted is not None:
-            raise ParameterError(f"{wanted.field} can't be had with use_beam_search", wanted.field)
-        if len(ids) > 1:
-            raise ParameterError("prompt must be one prompt with use_beam_search", "prompt")
-        search = beam_request(service, ask, id, ids[0], params, origin)
-        return await respond(request, search, chunks(service, ask, search, None), fold_completion, ask.streamed)
-    check_no_beams(ask)
-    fold = fold_completion
-    if ask.best_of is not None and ask.best_of != params.n:
-        check_best_of(ask, ask.best_of, params.n)
-        fold = best_of(params.n, ask.best_of, keep_logprobs=top is not None)
-        params = msgspec.structs.replace(params, n=ask.best_of, logprobs=top or 0)
+    if ask.echo and ask.logprobs is not None:
+        fields["prompt_logprobs"] = max(ask.logprobs, ask.prompt_logprobs or 0)
+    constraint = constraint_of(ask)
+    if constraint is None:
+        check_no_options(ask)
+        return fields, "grammar"
+    if only_echo(ask):
+        raise ParameterError(f"{constraint.field} has no effect with max_tokens 0", constraint.field)
+    return {**fields, "grammar": to_grammar(ask, constraint)}, constraint.field
+
+
+class CompletionChunks:
+    """The answer as it comes: per choice the echoed prompt, then text, then the finish reason; at the end the usage.
+
+    Args:
+        echoes: the prompts as text, where they are to be echoed.
+    """
+
+    def __init__(self, service: Service, ask: CompletionRequest, generation: Work, echoes: list[str] | None) -> None:
+        self._service, self._ask, self._generation, self._echoes = service, ask, generation, echoes
+        self._with_ids = bool(ask.return_token_ids)
+        self._begun: set[int] = set()  # choices
+        self._writers: dict[int, CompletionLogprobsWriter] = {}  # per choice, where logprobs are asked for
+        self._prompt_logprobs: dict[int, PromptLogprobEntries] = {}  # per prompt, as its first choice has them
+
+    async def stream(self) -> AsyncGenerator[Completion, None]:
+        """The chunks.
+
+        Raises:
+            TailraceError: see Generation.deltas.
+        """
+        ask, generation = self._ask, self._generation
+        shared, usage = head(self._service, generation.id), UsageReporter(ask, generation)
+        async with aclosing(generation.deltas()) as deltas:
+            async for index, delta in deltas:
+                if index not in self._begun:
+                    params_used = UNSET if self._begun else effective(ask, generation)
+                    self._begun.add(index)
+                    choice = await self._first_of(index)
+                    if choice is not None or params_used is not UNSET:
+                        choices = [choice or CompletionChoice(index, "")]
+                        yield Completion(**shared, choices=choices, usage=usage.so_far(), sampling_params=params_used)
+                for piece in pieces(only_end(delta) if only_echo(ask) else delta, self._with_ids):
+                    yield Completion(**shared, choices=[self._choice(index, piece)], usage=usage.so_far())
+        if ask.reports_usage:
+            yield Completion(**shared, choices=[], usage=usage.whole())
+
+    async def _first_of(self, index: int) -> CompletionChoice | None:
+        """The first chunk of a choice: the echoed prompt, its ids and its logprobs. None if none is asked for."""
+        ask, generation, params = self._ask, self._generation, self._generation.params
+        p = index // params.n
+        prompt, entries = generation.prompts[p], generation.prompt_logprobs(p)
+        if params.logprobs is not None:
+            labels = self._service.labels
+            self._writers[index] = CompletionLogprobsWriter(labels, params.alternatives or 0, params.report_entropy)
+        fields: dict[str, Any] = {"token_ids": [], "prompt_token_ids": prompt} if self._with_ids else {}
+        if ask.prompt_logprobs is not None and entries is not None:
+            if p not in self._prompt_logprobs:
+                work = partial(prompt_logprobs, self._service.labels, prompt, entries, ask.prompt_logprobs)
+                size = len(entries) * (ask.prompt_logprobs + 1)
+                self._prompt_logprobs[p] = await generation.run(work, size)
+            fields["prompt_logprobs"] = self._prompt_logprobs[p]
+        if self._echoes is not None and ask.logprobs is not None and entries is not None:
+            hidden = frozenset() if given_as_ids(ask.prompt) else self._service.tokenizer.special_ids
+            write = partial(self._writers[index].write_prompt, prompt, entries, hidden)
+            fields["logprobs"] = await generation.run(write, len(entries) * (ask.logprobs + 1))
+        if self._echoes is None and not fields:
+            return None
+        return CompletionChoice(index, "" if self._echoes is None else self._echoes[p], **fields)
+
+    def _choice(self, index: int, piece: Delta) -> CompletionChoice:
+        """One piece of a choice's text, or its end."""
+        logprobs = self._writers[index].write(piece) if piece.logprobs and index in self._writers else None
+        stop_reason = UNSET if piece.finish_reason is None else piece.stop_reason
+        ids = list(piece.token_ids) if self._with_ids else UNSET
+        return CompletionChoice(index, piece.text, logprobs, piece.finish_reason, stop_reason, ids)
+
+
+def check_size(ask: CompletionRequest, prepared: PreparedRequest) -> None:
+    """Raise ParameterError where all prompts and choices together are too many."""
+    params, prompts = prepared.params, prepared.prompts
     if params.prompt_logprobs is not None:
-        scored = "echo" if ask.prompt_logprobs is None else "prompt_logprobs"
-        check_scores(sum(map(len, ids)) * params.n * (params.prompt_logprobs + 1), scored)
+        field = "echo" if ask.prompt_logprobs is None else "prompt_logprobs"
+        check_scores(sum(map(len, prompts)) * params.n * (params.prompt_logprobs + 1), field)
     if len(prompts) * params.n > MAX_CHOICES:
         raise ParameterError(
             f"prompt: {len(prompts)} prompts with {params.n} choices each are more than {MAX_CHOICES} choices", "prompt"
         )
-    generation = Generation(service, id, ids, params, origin, "grammar" if wanted is None else wanted.field)
-    echoes = await echoed(request, prompts) if ask.echo else None
-    return await respond(request, generation, chunks(service, ask, generation, echoes), fold, ask.streamed)
-
-
-async def chunks(
-    service: Service, ask: CompletionRequest, generation: Work, echoes: list[str] | None
-) -> AsyncGenerator[Completion, None]:
-    """The answer as it comes: per choice the echoed prompt, then text, then the finish reason; at the end the usage.
-
-    Raises:
-        TailraceError: see Generation.deltas.
-    """
-    shared = head(service, generation.id)
-    usage = UsageOf(ask, generation)
-    params, with_ids = generation.params, bool(ask.return_token_ids)
-    greeted: set[int] = set()
-    writers: dict[int, CompletionLogprobsWriter] = {}
-    shown: dict[int, PromptLogprobEntries] = {}
-    async with aclosing(generation.deltas()) as deltas:
-        async for index, delta in deltas:
-            if index not in greeted:
-                greeted.add(index)
-                p = index // params.n
-                if params.logprobs is not None:
-                    writers[index] = CompletionLogprobsWriter(
-                        service.labels, params.alternatives or 0, params.report_entropy
-                    )
-                told = effective(ask, generation) if len(greeted) == 1 else UNSET
-                greeting: dict[str, Any] = (
-                    {"token_ids": [], "prompt_token_ids": generation.prompts[p]} if with_ids else {}
-                )
-                ids, scores = generation.prompts[p], generation.prompt_logprobs(p)
-                if ask.prompt_logprobs is not None and scores is not None:
-                    if p not in shown:
-                        work = partial(prompt_logprobs, service.labels, ids, scores, ask.prompt_logprobs)
-                        shown[p] = await generation.answer(work, len(scores) * (ask.prompt_logprobs + 1))
-                    greeting["prompt_logprobs"] = shown[p]
-                if echoes is not None and ask.logprobs is not None and scores is not None:
-                    spelt = frozenset() if given_as_ids(ask.prompt) else service.tokenizer.special_ids
-                    written = partial(writers[index].write_prompt, ids, scores, spelt)
-                    greeting["logprobs"] = await generation.answer(written, len(scores) * (ask.logprobs + 1))
-                if echoes is not None or greeting or told is not UNSET:
-                    choice = CompletionChoice(index, echoes[p] if echoes is not None else "", **greeting)
-                    yield Completion(**shared, choices=[choice], usage=usage.so_far(), sampling_params=told)
-            for piece in pieces(unsaid(delta) if only_echo(ask) else delta, with_ids):
-                logprobs = None
-                if piece.logprobs and index in writers:
-                    logprobs = writers[index].write(piece)
-                stop_reason = UNSET if piece.finish_reason is None else piece.stop_reason
-                ids = list(piece.token_ids) if with_ids else UNSET
-                choice = CompletionChoice(index, piece.text, logprobs, piece.finish_reason, stop_reason, ids)
-                yield Completion(**shared, choices=[choice], usage=usage.so_far())
-    if ask.reports_usage:
-        yield Completion(**shared, choices=[], usage=usage.whole())
 
 
 def check_best_of(ask: CompletionRequest, best: int, n: int) -> None:
-    """Raise ParameterError for what best_of can't be."""
+    """Raise ParameterError for a value of best_of, or a combination, that can't be served."""
     if ask.echo and ask.logprobs is not None:
         raise ParameterError("best_of can't be had with echo and logprobs together", "best_of")
     if best < n:
@@ -189,7 +197,7 @@ def prompts_of(given: str | list[Any]) -> list[Prompt]:
 
 
 def given_as_ids(prompt: Any) -> bool:
-    """Token ids, or lists of them: then every id is part of the text."""
+    """The prompt was given as token ids; then every id is part of the text."""
     return isinstance(prompt, list) and not isinstance(prompt[0], str)
 
 
@@ -210,36 +218,38 @@ async def encode(request: Request, ask: CompletionRequest, prompts: list[Prompt]
     for prompt in prompts:
         if isinstance(prompt, str):
             check_length(service, prompt, "prompt")
-    return await service.turns.run(request, work, max(request.state.size, TURN_CHARS * len(prompts)))
+    return await service.work_queue.run(request, work, max(request.state.size, TURN_CHARS * len(prompts)))
 
 
 async def echoed(request: Request, prompts: list[Prompt]) -> list[str]:
-    """The prompts as text: as they were given, or spelt from their ids."""
+    """The prompts as text: as given, or decoded from their ids."""
     service = service_of(request)
 
     def work() -> list[str]:
         return [prompt if isinstance(prompt, str) else service.tokenizer.decode(prompt) for prompt in prompts]
 
-    return await service.turns.run(request, work, sum(len(prompt) for prompt in prompts if isinstance(prompt, list)))
+    return await service.work_queue.run(
+        request, work, sum(len(prompt) for prompt in prompts if isinstance(prompt, list))
+    )
 
 
 # ---- max_tokens 0: the prompt alone, with its logprobs
 
 
 def only_echo(ask: CompletionRequest) -> bool:
-    """Nothing is to be said; one token is drawn all the same, and not shown."""
+    """Only the prompt is wanted. The engine samples one token all the same, which is not shown."""
     return ask.max_tokens == 0 and bool(ask.echo)
 
 
 def check_only_echo(ask: CompletionRequest) -> None:
-    """Raise ParameterError for what needs something said."""
+    """Raise ParameterError for fields that need an output."""
     for name in ("min_tokens", "best_of", "use_beam_search", "logprob_token_ids"):
         if getattr(ask, name):
             raise ParameterError(f"{name} can't be had with max_tokens 0", name)
 
 
-def unsaid(delta: Delta) -> Delta:
-    """Its end alone, which is that no more was asked for."""
+def only_end(delta: Delta) -> Delta:
+    """The end of a delta without its text; the reason is that no token was asked for."""
     if delta.finish_reason is None:
         return Delta()
     return Delta(finish_reason="length" if delta.finish_reason == "stop" else delta.finish_reason)

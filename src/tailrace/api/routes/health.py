@@ -1,4 +1,5 @@
-"""GET /health: 200 while requests are served, 503 while the engine starts, stands still, after it died, and during a shutdown."""
+"""GET /health: 200 while requests are served, 503 while the engine starts, is stalled, after it died, and during a
+shutdown."""
 
 from __future__ import annotations
 
@@ -7,13 +8,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tailrace.api.front_end import front_of
-from tailrace.api.respond import json_answer
+from tailrace.api.streaming import json_response
 from tailrace.api.supervise import Condition
 
 
 class Health(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`status`: starting, ready, stalled, dead or draining. `error`: why the engine died, if it did. `part`: of the step, in which a
-    stalled engine is, and has been for so many `seconds`. Of several models it is the worst that counts; `models` has each one's status."""
+    """`status`: starting, ready, stalled, dead or draining. `error`: why the engine died, if it did. `part`: of the
+    step, in which a stalled engine is, and has been for so many `seconds`. Of several models it is the worst that
+    counts; `models` has each one's status."""
 
     status: str
     error: str | None
@@ -32,7 +34,7 @@ async def health(request: Request) -> Response:
     worst = min(conditions, key=lambda name: WORST_FIRST.index(conditions[name]))
     condition, supervisor = conditions[worst], front.services[worst].supervisor
     error, stall = None if supervisor.error is None else str(supervisor.error), supervisor.stall
-    told = Health(condition, error, models=dict(conditions) if front.named else None)
+    health = Health(condition, error, models=dict(conditions) if front.named else None)
     if condition == "stalled" and stall is not None:
-        told = msgspec.structs.replace(told, part=stall.part, seconds=round(stall.seconds, 3))
-    return json_answer(told, 200 if condition == "ready" else 503)
+        health = msgspec.structs.replace(health, part=stall.part, seconds=round(stall.seconds, 3))
+    return json_response(health, 200 if condition == "ready" else 503)

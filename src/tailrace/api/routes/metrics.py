@@ -7,12 +7,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tailrace.api.front_end import front_of
-from tailrace.api.worker_queries import everywhere
+from tailrace.api.worker_queries import ask_all
 
 
 async def metrics(request: Request) -> Response:
-    """Everything that api/metrics.py knows, of all front ends together."""
+    """The metrics of all models and all front ends."""
     front = front_of(request)
-    others = await everywhere(front, "counts")
-    text = await front.turns.run(request, lambda: front.metrics.expose(others), 0)
+    others = await ask_all(front, "counts")
+    text = await front.work_queue.run(request, lambda: front.metrics.expose(others), 0)
     return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})

@@ -7,23 +7,23 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tailrace.api.front_end import front_of, service_for
-from tailrace.api.respond import json_answer
 from tailrace.api.schema.models import ModelCard, ModelList
 from tailrace.api.service import Service
+from tailrace.api.streaming import json_response
 
 
 async def list_models(request: Request) -> Response:
-    """What is served."""
-    return json_answer(ModelList(data=[card(service) for service in front_of(request).served.values()]))
+    """All models and adapters that are served."""
+    return json_response(ModelList(data=[card(service) for service in front_of(request).served.values()]))
 
 
 async def retrieve_model(request: Request) -> Response:
-    """One of them, by name (which may hold slashes)."""
-    return json_answer(card(service_for(request, request.path_params["id"])))
+    """One model or adapter, by name (which may hold slashes)."""
+    return json_response(card(service_for(request, request.path_params["id"])))
 
 
 def card(service: Service) -> ModelCard:
-    """What is told of one."""
+    """The description of one model or adapter."""
     model = service.supervisor.model
     return ModelCard(
         id=service.model_name,

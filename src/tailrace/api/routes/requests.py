@@ -1,4 +1,4 @@
-"""DELETE /v1/requests/{id}: end a running request, keeping what it has said."""
+"""DELETE /v1/requests/{id}: end a running request, keeping its output so far."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tailrace.api.front_end import front_of
-from tailrace.api.respond import json_answer
 from tailrace.api.schema.requests import Cancelled
-from tailrace.api.worker_queries import everywhere
+from tailrace.api.streaming import json_response
+from tailrace.api.worker_queries import ask_all
 from tailrace.errors import RequestNotFoundError
 
 
 async def cancel_request(request: Request) -> Response:
-    """By the id of its answer ("chatcmpl-…") or by its x-request-id; of several with one name, all."""
+    """End a request by the id of its answer ("chatcmpl-…") or by its x-request-id. Several of one name are all
+    ended."""
     name = request.path_params["id"]
-    found = await everywhere(front_of(request), "cut", name)
+    found = await ask_all(front_of(request), "cut", name)
     if not found:
         raise RequestNotFoundError(f"no request {name[:200]!r} is running", "id")
-    return json_answer(Cancelled(found[0].decode()))
+    return json_response(Cancelled(found[0].decode()))

@@ -6,11 +6,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tailrace.api.body import BodyReader
-from tailrace.api.conversation import check_conversation, encode
-from tailrace.api.front_end import service_for
-from tailrace.api.respond import json_answer
+from tailrace.api.chat_prompt import check_messages, encode_chat
+from tailrace.api.prepare import read_request
 from tailrace.api.schema.tokenize import TOKENIZE_REFUSED, Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
 from tailrace.api.service import service_of
+from tailrace.api.streaming import json_response
 from tailrace.errors import ParameterError
 from tailrace.text.tool_parsers.functions import check_tools
 
@@ -20,10 +20,9 @@ ONLY_OF_MESSAGES = ("tools", "add_generation_prompt", "continue_final_message", 
 
 
 async def tokenize(request: Request) -> Response:
-    """Token ids of a prompt or a conversation, as a completion of it would have them."""
-    ask = await TOKENIZE.read(request)
-    service = service_for(request, ask.model)
-    info = service.supervisor.check()
+    """Token ids of a prompt or of messages, as a completion would have them."""
+    ask, service = await read_request(request, TOKENIZE)
+    info = service.client.model
     if (ask.prompt is None) == (not ask.messages):
         raise ParameterError("prompt: either prompt or messages must be given, and not both", "prompt")
     check_size(request, "messages" if ask.prompt is None else "prompt")
@@ -32,41 +31,40 @@ async def tokenize(request: Request) -> Response:
             raise ParameterError(
                 "add_special_tokens has no effect on messages: the template writes them", "add_special_tokens"
             )
-        check_conversation(ask)
+        check_messages(ask)
         check_tools(ask.tools, nested=True)
-        ids = await encode(request, ask, request.state.size, bound=False)
+        ids = await encode_chat(request, ask, bound=False)
     else:
         for name in ONLY_OF_MESSAGES:
             if getattr(ask, name) is not None:
                 raise ParameterError(f"{name} has no effect without messages", name)
         text, special = ask.prompt, ask.add_special_tokens is not False
-        ids = await service.turns.run(request, lambda: service.tokenizer.encode(text, special), len(text))
+        ids = await service.work_queue.run(request, lambda: service.tokenizer.encode(text, special), len(text))
 
     def written() -> Response:
         strings = [service.tokenizer.token_of(id) for id in ids] if ask.return_token_strs else None
-        return json_answer(Tokenized(len(ids), info.max_model_len, ids, strings))
+        return json_response(Tokenized(len(ids), info.max_model_len, ids, strings))
 
-    return await service.turns.run(request, written, len(ids))
+    return await service.work_queue.run(request, written, len(ids))
 
 
 async def detokenize(request: Request) -> Response:
     """The text of token ids."""
-    ask = await DETOKENIZE.read(request)
-    service = service_for(request, ask.model)
-    info = service.supervisor.check()
+    ask, service = await read_request(request, DETOKENIZE)
+    info = service.client.model
     check_size(request, "tokens")
 
     def written() -> Response:
         for place, id in enumerate(ask.tokens):
             if id >= info.vocab_size:
                 raise ParameterError(f"tokens[{place}] must be in 0 … {info.vocab_size - 1}, got {id}", "tokens")
-        return json_answer(Detokenized(service.tokenizer.decode(ask.tokens)))
+        return json_response(Detokenized(service.tokenizer.decode(ask.tokens)))
 
-    return await service.turns.run(request, written, len(ask.tokens))
+    return await service.work_queue.run(request, written, len(ask.tokens))
 
 
 def check_size(request: Request, field: str) -> None:
-    """Raise ParameterError for a body that is larger than these endpoints take, where no context bounds what comes of it."""
+    """Raise ParameterError for a body that is too large for these endpoints: no context length bounds their output."""
     most = service_of(request).config.max_tokenize_kib << 10
     if request.state.size > most:
         raise ParameterError(

@@ -47,9 +47,10 @@ class Conversation(Protocol):
 
 class ChatRequest(GenerateRequest, kw_only=True):
     """`max_completion_tokens` is the newer name of `max_tokens`; giving both with different values is refused.
-    `separate_reasoning`: false leaves what the model thinks in the content, markers and all. `stop_scope`: "content" looks for stop
-    strings and patterns neither in what it thinks nor in tool calls. `thinking_token_budget`: tokens after which a thought is closed.
-    `negative_prompt`: what guidance leads away from: what the user would say, or a conversation. `best_of`: beams of a beam search."""
+    `separate_reasoning`: false leaves what the model thinks in the content, markers and all. `stop_scope`: "content"
+    looks for stop strings and patterns neither in what it thinks nor in tool calls. `thinking_token_budget`: tokens
+    after which a thought is closed. `negative_prompt`: what guidance leads away from: what the user would say, or a
+    conversation. `best_of`: beams of a beam search."""
 
     messages: list[ChatMessage]
     max_completion_tokens: int | None = None
@@ -142,7 +143,7 @@ class AnswerToolCall(msgspec.Struct, frozen=True):
 
 
 class ChatDelta(msgspec.Struct, frozen=True, omit_defaults=True):
-    """New text, thought or said, or a tool call. The first of a choice carries the role, the last is empty."""
+    """New content or reasoning, or a tool call. The first of a choice carries the role, the last is empty."""
 
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
@@ -177,7 +178,8 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AnswerMessage(msgspec.Struct, frozen=True):
-    """What the assistant said, thought, and which tools it calls. `content` is null where there are calls and nothing else."""
+    """The content, the reasoning, and the tool calls. `content` is null where there are calls and nothing
+    else."""
 
     content: str | None
     role: str = "assistant"

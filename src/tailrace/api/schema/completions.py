@@ -37,8 +37,8 @@ COMPLETION_REFUSED: dict[str, tuple[Any, ...]] = REFUSED | {
 
 
 class CompletionLogprobs(msgspec.Struct, frozen=True):
-    """Parallel lists, one entry per token; null for an echoed prompt's first. `text_offset`: where in the text the token
-    begins, in characters. The entropies, in nats, where `report_entropy` asks for them."""
+    """Parallel lists, one entry per token; null for an echoed prompt's first. `text_offset`: where in the text the
+    token begins, in characters. The entropies, in nats, where `report_entropy` asks for them."""
 
     tokens: list[str]
     token_logprobs: list[float | None]

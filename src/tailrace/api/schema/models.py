@@ -7,8 +7,8 @@ from msgspec import UNSET, UnsetType
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
-    """One served model. `max_model_len` (prompt and output together) is null until the engine is ready. `parent`: of an adapter, the model
-    that it changes."""
+    """One served model. `max_model_len` (prompt and output together) is null until the engine is ready. `parent`: of an
+    adapter, the model that it changes."""
 
     id: str
     created: int

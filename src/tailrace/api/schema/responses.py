@@ -20,7 +20,8 @@ class InputPart(msgspec.Struct):
 
 
 class InputItem(msgspec.Struct, kw_only=True):
-    """A message (`type` may be left out), a tool call of before, its output, or reasoning of before (which is not given to the model)."""
+    """A message (`type` may be left out), a tool call of before, its output, or reasoning of before (which is not given
+    to the model)."""
 
     type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
     role: Role | None = None
@@ -38,7 +39,8 @@ class TextOptions(msgspec.Struct):
 
 
 class ResponsesRequest(GenerateRequest, kw_only=True):
-    """Sampling fields as everywhere; `max_output_tokens` takes the place of `max_tokens`. `store`: keep it for retrieval, true."""
+    """Sampling fields as everywhere; `max_output_tokens` takes the place of `max_tokens`. `store`: keep it for
+    retrieval, true."""
 
     input: str | list[InputItem]
     instructions: str | None = None
@@ -77,7 +79,7 @@ RESPONSES_REFUSED: dict[str, tuple[Any, ...]] = REFUSED | {
 
 
 class OutputPart(msgspec.Struct, omit_defaults=True):
-    """Text said ("output_text") or thought ("reasoning_text")."""
+    """Content ("output_text") or reasoning ("reasoning_text")."""
 
     type: str
     text: str
@@ -99,7 +101,7 @@ class OutputItem(msgspec.Struct, omit_defaults=True):
 
 
 class InputDetails(msgspec.Struct, frozen=True):
-    """How much of the input came from the prefix cache; what is written to it is not counted."""
+    """How much of the input came from the prefix cache; tokens written to the cache are not counted."""
 
     cached_tokens: int
     cache_write_tokens: int = 0

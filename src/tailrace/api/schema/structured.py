@@ -1,4 +1,5 @@
-"""What an output can be asked to be: OpenAI's response_format, and vLLM's structured_outputs with our own options in it."""
+"""What an output can be asked to be: OpenAI's response_format, and vLLM's structured_outputs with our own options in
+it."""
 
 from __future__ import annotations
 
@@ -61,8 +62,8 @@ ResponsesFormat = TextFormat | JsonObjectFormat | FlatJsonSchemaFormat
 
 
 class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
-    """At most one constraint, and options of whichever is given, here or elsewhere. `whitespace`: characters of it that JSON may have
-    in a row. `close_in_time`: an output that max_tokens would cut is closed before."""
+    """At most one constraint, and options of whichever is given, here or elsewhere. `whitespace`: characters of it that
+    JSON may have in a row. `close_in_time`: an output that max_tokens would cut is closed before."""
 
     json: JsonText | None = None
     json_object: bool | None = None

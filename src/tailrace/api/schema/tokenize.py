@@ -11,7 +11,8 @@ from tailrace.api.schema.common import TokenId
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
-    """`prompt`, or `messages` with what the chat template takes. `add_special_tokens`: of a prompt, true; a template writes its own."""
+    """`prompt`, or `messages` with what the chat template takes. `add_special_tokens`: of a prompt, true; a template
+    writes its own."""
 
     model: str | None = None
     prompt: str | None = None

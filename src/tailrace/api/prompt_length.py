@@ -1,4 +1,5 @@
-"""Prompts that can't fit the context: found by their length alone, before they are tokenized, or by their tokens."""
+"""Refuses prompts that can't fit the context, by their length in characters before they are tokenized, or by their
+tokens."""
 
 from __future__ import annotations
 
@@ -18,8 +19,9 @@ def check_length(service: Service, text: str, field: str) -> None:
 
 
 def too_long(num_prompt: int, max_model_len: int, field: str, at_least: str = "") -> ContextLengthError:
-    """That the prompt does not fit; in words that clients look for, to tell this error from others."""
+    """The error for a prompt that does not fit. Clients recognise it by its words "maximum context length"."""
     return ContextLengthError(
-        f"{field}: this model's maximum context length is {max_model_len} tokens, but the prompt alone has {at_least}{num_prompt}",
+        f"{field}: this model's maximum context length is {max_model_len} tokens, "
+        f"but the prompt alone has {at_least}{num_prompt}",
         field,
     )

@@ -1,4 +1,5 @@
-"""What must hold of a request's line and headers before anybody looks at them (RFC 9112). Knows no endpoint and no socket."""
+"""Checks of a request's line and headers before anything else reads them (RFC 9112). Knows no endpoint and no
+socket."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 class RefusedError(Exception):
-    """A request that goes no further: the status and the words of the answer. The connection ends with it."""
+    """A request that is refused: the status and the message of the answer. The connection ends with it."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -26,7 +27,7 @@ class RefusedError(Exception):
 
 
 class RequestTarget(NamedTuple):
-    """Where a request goes: the path decoded and as it was sent, and what is behind the "?"."""
+    """The target of a request: the path, decoded and as sent, and the query."""
 
     path: str
     raw_path: bytes
@@ -37,7 +38,7 @@ def target_of(method: str, version: str, url: bytes, headers: list[tuple[bytes, 
     """The target of a request whose head is complete. headers: with names in small letters.
 
     Raises:
-        RefusedError: what the parser lets through and nobody should guess about.
+        RefusedError: for what the parser accepts although its meaning is not certain.
     """
     if version not in VERSIONS:
         raise RefusedError(505, f"HTTP/{version} is not served here; HTTP/1.1 is")
@@ -58,7 +59,7 @@ def target_of(method: str, version: str, url: bytes, headers: list[tuple[bytes, 
 
 
 def check_hosts(hosts: list[bytes], version: str) -> None:
-    """Exactly one, and one that could be a host; none is allowed in HTTP/1.0 alone."""
+    """There must be exactly one Host header with a valid host; HTTP/1.0 may have none."""
     if len(hosts) > 1 or (not hosts and version == "1.1"):
         raise RefusedError(400, f"a request must have exactly one Host header, not {len(hosts)}")
     if hosts and (not (host := _HOST.fullmatch(hosts[0])) or int(host[2] or 0) > MAX_PORT):
@@ -66,7 +67,8 @@ def check_hosts(hosts: list[bytes], version: str) -> None:
 
 
 def check_once(headers: list[tuple[bytes, bytes]]) -> None:
-    """What decides who may call, and how a body is read, must not be there twice: somebody on the way may have looked at the other one."""
+    """Headers that decide who may call and how a body is read must not be repeated: a proxy may have read the other
+    one."""
     names = [name for name, _ in headers]
     for name in ONCE:
         if (count := names.count(name)) > 1:
@@ -74,7 +76,7 @@ def check_once(headers: list[tuple[bytes, bytes]]) -> None:
 
 
 def check_framing(headers: list[tuple[bytes, bytes]], version: str) -> None:
-    """Only framings on which everybody agrees: whoever stands between must not see other requests than we do."""
+    """Only framings without ambiguity: a proxy must not see other requests than this server does."""
     codings = [value.strip().lower() for name, value in headers if name == b"transfer-encoding"]
     if codings and version == "1.0":
         raise RefusedError(400, "HTTP/1.0 has no Transfer-Encoding")
@@ -101,7 +103,7 @@ def split(url: bytes) -> RequestTarget:
 
 
 def reason_of(error: Exception, begin: bytes) -> RefusedError:
-    """What to answer where the parser gave up. begin: the first bytes of what it read then."""
+    """The answer to what the parser could not read. begin: the first bytes of it."""
     if begin.startswith(TLS):
         return RefusedError(400, "this port speaks plain HTTP, not TLS")
     if begin.startswith(b"PRI * HTTP/2"):
@@ -109,3 +111,9 @@ def reason_of(error: Exception, begin: bytes) -> RefusedError:
     if "Invalid HTTP version" in str(error):  # the parser's words for a number that it does not know
         return RefusedError(505, "the request is of no version of HTTP that is served here; HTTP/1.1 is")
     return RefusedError(400, f"the request is not valid HTTP: {error}")
+
+
+def framing_of(headers: list[tuple[bytes, bytes]]) -> tuple[bytes, bytes] | None:
+    """The header that says how long the body is; None: there is no body."""
+    found = (h for h in headers if h[0] == b"transfer-encoding" or (h[0] == b"content-length" and h[1].strip(b" 0")))
+    return next(found, None)

@@ -1,4 +1,4 @@
-"""Responses kept for retrieval: bounded in number and bytes, the oldest go first."""
+"""Responses stored for retrieval. Bounded in number and bytes; the oldest are dropped first."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ResponseStore:
         return id in self._stored
 
     def put(self, response: ResponseObject, messages: list[dict[str, Any]]) -> None:
-        """Keep the response as it is now, in place of what was kept of it before."""
+        """Store the response as it is now, in place of an earlier state."""
         self.discard(response.id)
         entry = Stored(msgspec.json.encode(response), msgspec.json.encode(messages))
         self._stored[response.id] = entry
@@ -45,22 +45,22 @@ class ResponseStore:
             self.discard(next(iter(self._stored)))
 
     def get(self, id: str) -> Stored:
-        """What is kept.
+        """The stored response.
 
         Raises:
-            RequestNotFoundError: nothing (any more).
+            RequestNotFoundError: it is not stored (any more).
         """
         if id not in self._stored:
             raise missing(id)
         return self._stored[id]
 
     def discard(self, id: str) -> None:
-        """Forget it, if it is there."""
+        """Drop it, if it is stored."""
         entry = self._stored.pop(id, None)
         if entry is not None:
             self.bytes -= len(entry.body) + len(entry.messages)
 
 
 def missing(id: str, param: str | None = None) -> RequestNotFoundError:
-    """What to say of a response that is not stored. param: the field that named it, if one did."""
+    """The error for a response that is not stored. param: the field that named it, if one did."""
     return RequestNotFoundError(f"no response {id[:200]!r} is stored", param)

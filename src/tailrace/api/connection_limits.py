@@ -1,36 +1,41 @@
-"""What the connections of one front end share: how many there are, of whom, and who would have to make room."""
+"""How many connections a front end has, from which addresses, and which one makes room for another."""
 
 from __future__ import annotations
 
 from collections import Counter
 from typing import Protocol
 
-from tailrace.api.head import RefusedError
+from tailrace.api.request_head import RefusedError
 from tailrace.config import ServerConfig
 
 
-class Waiting(Protocol):
-    """A connection that could be closed."""
+class Droppable(Protocol):
+    """A connection that may be closed to make room."""
 
     def drop(self) -> None:
         """Close it."""
 
 
-class Door:
-    """What the connections of one front end share."""
+class ConnectionLimits:
+    """One per front end, shared by its connections.
+
+    Attributes:
+        waiting: connections without a complete request; the one that has waited longest comes first.
+    """
 
     def __init__(self, config: ServerConfig, max_files: int) -> None:
         self.config = config
         self.limit = max(1, min(config.max_connections, max_files))
-        self.waiting: dict[Waiting, None] = {}  # those without a complete request, the longest waiting first
+        self.waiting: dict[Droppable, None] = {}
         self._addresses: Counter[str] = Counter()
         self._open = 0
 
-    def enter(self, address: str) -> None:
-        """One more. Where all places are taken, the one that has waited longest makes room.
+    def acquire(self, address: str) -> None:
+        """Count one more connection. Where there is no room, the one that has waited longest is closed.
 
         Raises:
-            RefusedError: nobody does, or this address has all that it may. It is not counted, and must not `leave`.
+            RefusedError: none can be closed, or this address has as many as it may. The connection is not counted then,
+                and must not be released.
         """
         most = self.config.max_connections_per_address
         if most and self._addresses[address] >= most:
@@ -42,8 +47,8 @@ class Door:
         self._open += 1
         self._addresses[address] += 1
 
-    def leave(self, address: str) -> None:
-        """One less."""
+    def release(self, address: str) -> None:
+        """Count one less."""
         self._open -= 1
         self._addresses[address] -= 1
         if not self._addresses[address]:

@@ -1,23 +1,41 @@
-"""One request and its answer on a connection: uvicorn's, which also begins to answer early to find out who is there, and knows HTTP/1.0."""
+"""One request and its answer on a connection: uvicorn's cycle, which can also send bytes of the answer ahead, and which
+knows HTTP/1.0."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-if TYPE_CHECKING:
-    from tailrace.api.connection import Connection
-
 BEGIN = b"HTTP/1.1 "  # of every answer, the interim ones too
-MAX_ZEROS = 4  # before a chunk's size; parsers take at least 16 digits
+MAX_ZEROS = 4  # before the size of a chunk; parsers take at least 16 digits
 
 
-class Outlet:
-    """The transport as an exchange sees it: closing it is the connection's business."""
+class Connected(Protocol):
+    """What a cycle needs of its connection: uvicorn's attributes, and `hang_up`."""
 
-    def __init__(self, connection: Connection) -> None:
+    transport: Any
+    scope: Any
+    flow: Any
+    logger: Any
+    access_logger: Any
+    access_log: bool
+    server_state: Any
+
+    def hang_up(self) -> None:
+        """The present answer is the last one."""
+        ...
+
+    def on_response_complete(self) -> None:
+        """The answer has gone out."""
+        ...
+
+
+class CycleTransport:
+    """The transport as a cycle sees it: to close it is up to the connection."""
+
+    def __init__(self, connection: Connected) -> None:
         self._transport = connection.transport
         self._ahead = 0  # bytes of the next line that were written before
         self.write, self.close, self.is_closing = self._transport.write, connection.hang_up, self._transport.is_closing
@@ -35,16 +53,16 @@ class Outlet:
         self._ahead = 0
 
 
-class Exchange(RequestResponseCycle):
+class RequestCycle(RequestResponseCycle):
     """Lives on a connection from a complete head to the end of the answer."""
 
-    def __init__(self, connection: Connection, expect_100_continue: bool, keep_alive: bool) -> None:
-        self._outlet = Outlet(connection)
+    def __init__(self, connection: Connected, expect_100_continue: bool, keep_alive: bool) -> None:
+        self._own_transport = CycleTransport(connection)
         super().__init__(
             scope=connection.scope,
-            transport=self._outlet,
+            transport=self._own_transport,  # type: ignore[arg-type]
             flow=connection.flow,
-            logger=connection.logger,  # type: ignore[arg-type]
+            logger=connection.logger,
             access_logger=connection.access_logger,
             access_log=connection.access_log,
             default_headers=connection.server_state.default_headers,
@@ -59,7 +77,7 @@ class Exchange(RequestResponseCycle):
     def byte_ahead(self) -> bytes:
         """One byte of what will be written next, whatever that is; none where none is certain."""
         if not self.response_started:
-            return self._outlet.byte_ahead()
+            return self._own_transport.byte_ahead()
         if not self.chunked_encoding or self.response_complete or self._zeros == MAX_ZEROS:
             return b""
         self._zeros += 1

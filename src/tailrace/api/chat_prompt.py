@@ -1,4 +1,4 @@
-"""A conversation → token ids, through the model's chat template."""
+"""Messages → token ids, through the model's chat template."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from starlette.requests import Request
 
-from tailrace.api.lengths import check_length
+from tailrace.api.prompt_length import check_length
 from tailrace.api.service import service_of
 from tailrace.errors import ParameterError
 
 if TYPE_CHECKING:
     from tailrace.api.schema.chat import ChatMessage, Conversation
 
-# what the template gets from us, and what would let a request choose the template itself
+# arguments that this server gives to the template, and those that would let a request choose the template
 RESERVED = frozenset(
     {
         "messages",
@@ -33,8 +33,8 @@ RESERVED = frozenset(
 )
 
 
-def check_conversation(ask: Conversation) -> None:
-    """Refuse what would be ignored otherwise.
+def check_messages(ask: Conversation) -> None:
+    """Refuse fields that would have no effect, or that the template must not get.
 
     Raises:
         ParameterError: naming the field.
@@ -52,16 +52,17 @@ def check_conversation(ask: Conversation) -> None:
             raise ParameterError(f"chat_template_kwargs must not hold {name!r}", "chat_template_kwargs")
 
 
-async def encode(
-    request: Request, ask: Conversation, size: int, with_tools: bool = True, field: str = "messages", bound: bool = True
+async def encode_chat(
+    request: Request, ask: Conversation, with_tools: bool = True, field: str = "messages", bound: bool = True
 ) -> list[int]:
     """The prompt's token ids, through the model's chat template.
 
     Args:
-        size: of the request, in characters. field: what the client calls the messages. bound: what can't fit the context is refused.
+        field: what the client calls the messages. bound: refuse a prompt that can't fit the context.
 
     Raises:
-        RequestError: a part that is not text, or the template refuses the messages. ContextLengthError: they are too long.
+        RequestError: a part that is not text, or the template refuses the messages. ContextLengthError: they are too
+            long.
     """
     service = service_of(request)
     options: dict[str, Any] = dict(ask.chat_template_kwargs or {})
@@ -78,7 +79,7 @@ async def encode(
             check_length(service, text, field)
         return service.tokenizer.encode(text, add_special_tokens=False)
 
-    return await service.turns.run(request, work, size)
+    return await service.work_queue.run(request, work, request.state.size)
 
 
 def template_message(i: int, message: ChatMessage) -> dict[str, Any]:

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from api.harness import LocalClient, endless, front_of, saying
-from tailrace.api import generate
-from tailrace.api.generate import Generation
+from tailrace.api import generation as module
+from tailrace.api.generation import Generation
 from tailrace.config import ServerConfig
 from tailrace.errors import NotReadyError
 from tailrace.params import SamplingParams
@@ -34,7 +34,7 @@ async def test_every_choice_ends_once_and_all_is_counted(tokenizer):
         assert sorted(choice for choice, d in deltas if d.finish_reason) == [0, 1, 2, 3]
         usage = generation.usage
         assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (5, 12, 17)
-        assert not front.service.live
+        assert not front.service.open_requests
         assert front.metric('tailrace_request_finished_total{finish_reason="stop"}') == 4
         assert front.metric("tailrace_time_to_first_token_seconds_count") == 2  # one per prompt
         assert front.metric("tailrace_inter_token_latency_seconds_count") == 8  # three tokens have two gaps
@@ -54,16 +54,16 @@ async def test_a_slow_reader_gets_larger_pieces(tokenizer):
 
 @pytest.mark.parametrize("ours", [True, False])
 async def test_our_own_work_on_a_piece_is_not_the_clients_slowness(tokenizer, monkeypatch, ours):
-    monkeypatch.setattr(generate, "SLOW_AFTER_S", 0.0)
+    monkeypatch.setattr(module, "SLOW_AFTER_S", 0.0)
     config = ServerConfig(slow_readers="cut")
     async with front_of(LocalClient(saying(b"x" * 50), tick_s=0.001), tokenizer, config) as front:
         generation = Generation(front.service, "g", [[*b"a="]], SamplingParams(temperature=0))
         reasons = []
         async for _, delta in generation.deltas():
             if ours:  # the engine says more than may wait
-                await generation.answer(generation._backlog, 0)
+                await generation.run(generation._on_backlog, 0)
             else:
-                generation._backlog()
+                generation._on_backlog()
             reasons.append(delta.finish_reason)
         assert reasons[-1] == ("stop" if ours else "abort")
 
@@ -99,4 +99,4 @@ async def test_nothing_is_submitted_while_the_engine_is_not_ready(tokenizer):
         front.service.supervisor.drain()
         with pytest.raises(NotReadyError):
             await gathered(Generation(front.service, "g", [[1]], SamplingParams()))
-        assert not front.service.live
+        assert not front.service.open_requests

@@ -1,4 +1,5 @@
-"""The full answer is a fold of the stream's chunks: there is one generator per endpoint, and this."""
+"""The full answer as a fold of the stream's chunks. Each endpoint has one generator of chunks, for streams and full
+answers alike."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ from tailrace.api.schema.completions import Completion, CompletionChoice, Comple
 
 
 @dataclass(slots=True)
-class GatheredCall:
+class AggregatedCall:
     """One tool call so far."""
 
     id: str = ""
@@ -39,17 +40,17 @@ class GatheredCall:
         self.arguments.append(delta.function.arguments)
 
     def whole(self) -> AnswerToolCall:
-        """As the answer has it."""
+        """The call as the full answer has it."""
         return AnswerToolCall(self.id, FunctionCall(self.name, "".join(self.arguments)))
 
 
 @dataclass(slots=True)
-class Gathered:
+class AggregatedChoice:
     """One choice so far."""
 
     text: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
-    tool_calls: dict[int, GatheredCall] = field(default_factory=dict)
+    tool_calls: dict[int, AggregatedCall] = field(default_factory=dict)
     chat_logprobs: list[msgspec.Raw] | None = None
     logprobs: CompletionLogprobs | None = None
     finish_reason: str | None = None
@@ -73,25 +74,25 @@ class Gathered:
 
 
 async def fold_chat(chunks: AsyncGenerator[ChatChunk, None]) -> ChatCompletion:
-    """All chunks → the full answer. `chunks` is closed in every case; what it raises goes through."""
-    choices: dict[int, Gathered] = {}
+    """All chunks → the full answer. `chunks` is closed in every case; its errors are passed on."""
+    choices: dict[int, AggregatedChoice] = {}
     usage: Usage | None = None
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobEntries | UnsetType = UNSET
-    told: dict[str, Any] | UnsetType = UNSET
+    sampling_params: dict[str, Any] | UnsetType = UNSET
     chunk: ChatChunk | None = None
     async with contextlib.aclosing(chunks):
         async for chunk in chunks:
             usage = chunk.usage or usage
             prompt_token_ids = chunk.prompt_token_ids or prompt_token_ids
             prompt_logprobs = chunk.prompt_logprobs or prompt_logprobs
-            told = chunk.sampling_params or told
+            sampling_params = chunk.sampling_params or sampling_params
             for choice in chunk.choices:
-                so_far = choices.setdefault(choice.index, Gathered())
+                so_far = choices.setdefault(choice.index, AggregatedChoice())
                 so_far.text.append(choice.delta.content or "")
                 so_far.reasoning.append(choice.delta.reasoning_content or "")
                 for call in choice.delta.tool_calls or ():
-                    so_far.tool_calls.setdefault(call.index, GatheredCall()).add(call)
+                    so_far.tool_calls.setdefault(call.index, AggregatedCall()).add(call)
                 if choice.logprobs is not None:
                     if so_far.chat_logprobs is None:
                         so_far.chat_logprobs = []
@@ -109,11 +110,11 @@ async def fold_chat(chunks: AsyncGenerator[ChatChunk, None]) -> ChatCompletion:
         choices=[_chat_choice(index, choices[index]) for index in sorted(choices)],
         prompt_token_ids=prompt_token_ids,
         prompt_logprobs=prompt_logprobs,
-        sampling_params=told,
+        sampling_params=sampling_params,
     )
 
 
-def _chat_choice(index: int, whole: Gathered) -> ChatChoice:
+def _chat_choice(index: int, whole: AggregatedChoice) -> ChatChoice:
     return ChatChoice(
         index=index,
         message=AnswerMessage(
@@ -129,17 +130,17 @@ def _chat_choice(index: int, whole: Gathered) -> ChatChoice:
 
 
 async def fold_completion(chunks: AsyncGenerator[Completion, None]) -> Completion:
-    """All chunks → the full answer. `chunks` is closed in every case; what it raises goes through."""
-    choices: dict[int, Gathered] = {}
+    """All chunks → the full answer. `chunks` is closed in every case; its errors are passed on."""
+    choices: dict[int, AggregatedChoice] = {}
     usage: Usage | None = None
-    told: dict[str, Any] | UnsetType = UNSET
+    sampling_params: dict[str, Any] | UnsetType = UNSET
     chunk: Completion | None = None
     async with contextlib.aclosing(chunks):
         async for chunk in chunks:
             usage = chunk.usage or usage
-            told = chunk.sampling_params or told
+            sampling_params = chunk.sampling_params or sampling_params
             for choice in chunk.choices:
-                so_far = choices.setdefault(choice.index, Gathered())
+                so_far = choices.setdefault(choice.index, AggregatedChoice())
                 so_far.text.append(choice.text)
                 so_far.logprobs = _joined(so_far.logprobs, choice.logprobs)
                 so_far.end(choice.finish_reason, choice.stop_reason)
@@ -155,11 +156,11 @@ async def fold_completion(chunks: AsyncGenerator[Completion, None]) -> Completio
         system_fingerprint=chunk.system_fingerprint,
         usage=usage,
         choices=[_completion_choice(index, choices[index]) for index in sorted(choices)],
-        sampling_params=told,
+        sampling_params=sampling_params,
     )
 
 
-def _completion_choice(index: int, whole: Gathered) -> CompletionChoice:
+def _completion_choice(index: int, whole: AggregatedChoice) -> CompletionChoice:
     return CompletionChoice(
         index,
         "".join(whole.text),

@@ -1,4 +1,5 @@
-"""Whether several models fit into memory side by side, found out before any is loaded, and what each may take of what they leave."""
+"""Whether several models fit into memory side by side, checked before any is loaded, and how the rest is shared among
+them."""
 
 from __future__ import annotations
 
@@ -29,8 +30,8 @@ GPUS = (
 )
 
 
-class Need(NamedTuple):
-    """Bytes that one model takes. cache: None where it takes a share of what is left."""
+class MemoryNeed(NamedTuple):
+    """Bytes that one model takes. cache: None: a share of what is left."""
 
     name: str
     device: str
@@ -39,7 +40,7 @@ class Need(NamedTuple):
 
     @property
     def least(self) -> int:
-        """All that is sure."""
+        """Bytes that the model takes in any case."""
         return self.weights + (self.cache or 0) + PROCESS_BYTES
 
     def __str__(self) -> str:
@@ -50,29 +51,30 @@ class Need(NamedTuple):
         )
 
 
-def fitted(
+def fit_into_memory(
     models: Sequence[tuple[str, EngineConfig, Path | None]], room: Callable[[str], float] | None = None
 ) -> list[EngineConfig]:
-    """The settings, where all fit: a KV cache whose size nobody has set gets its part of what is left, and so do requests.
+    """The settings of models that fit. KV caches whose size is not set share what is left, and so do requests.
 
     Args:
         models: (name, settings, folder; None: it has no weights). room: bytes that a device has left.
 
     Raises:
-        ConfigError: they don't fit; it says what each needs.
+        ConfigError: they don't fit; the message lists what each needs.
     """
-    room = left_on if room is None else room
-    needs = [need_of(*model) for model in models]
-    groups: defaultdict[str, list[Need]] = defaultdict(list)
+    room = free_bytes if room is None else room
+    needs = [memory_need(*model) for model in models]
+    groups: defaultdict[str, list[MemoryNeed]] = defaultdict(list)
     for need in needs:
         groups[need.device].append(need)
     cache_gib: dict[str, float] = {}
-    rest_gib = room("cpu") / GIB if "cpu" not in groups else 0.0  # what requests may have of the host's memory
+    rest_gib = room("cpu") / GIB if "cpu" not in groups else 0.0  # GiB of the host's memory for requests
     for device, group in groups.items():
         there, wanted = room(device), sum(need.least for need in group)
         if wanted > there:
             raise ConfigError(
-                f"the models need {wanted / GIB:.2f} GiB of {device}'s memory, of which {there / GIB:.2f} GiB are left: "
+                f"the models need {wanted / GIB:.2f} GiB of {device}'s memory, of which "
+                f"{there / GIB:.2f} GiB are left: "
                 + ", ".join(map(str, group))
                 + "; leave one out, or give them less (--model NAME=MODEL,memory-gib=…)"
             )
@@ -99,28 +101,28 @@ def with_memory(engine: EngineConfig, cache_gib: float | None, growth_gib: float
     return msgspec.structs.replace(engine, cache=cache)
 
 
-def need_of(name: str, engine: EngineConfig, folder: Path | None) -> Need:
-    """What a model will take, drafters included.
+def memory_need(name: str, engine: EngineConfig, folder: Path | None) -> MemoryNeed:
+    """Bytes that a model takes, its drafter included.
 
     Raises:
         ModelLoadError: its files can't be read.
     """
     device = device_of(engine.model.device)
     if folder is None:
-        return Need(name, device, 0, 0)
+        return MemoryNeed(name, device, 0, 0)
     itemsize, config, on_cpu = ITEM_BYTES[engine.model.dtype], engine.cache, device == "cpu"
     weights = weights_bytes(folder, itemsize, on_cpu)
     drafter = engine.speculation
     if drafter.model is not None and drafter.drafter in WITH_WEIGHTS:
         weights += weights_bytes(Path(drafter.model), itemsize, on_cpu) + int(drafter.cache_gib * GIB)
     if not config.num_blocks and not config.memory_gib:
-        return Need(name, device, weights, None)
+        return MemoryNeed(name, device, weights, None)
     each = block_bytes(folder, config.block_size, itemsize)
     if config.num_blocks:
-        return Need(name, device, weights, config.num_blocks * each)
+        return MemoryNeed(name, device, weights, config.num_blocks * each)
     longest = describe(folder, name, engine.scheduler.max_model_len).max_model_len
     most = engine.scheduler.max_num_seqs * -(-longest // config.block_size) * each
-    return Need(name, device, weights, int(min(config.memory_gib * GIB, most or config.memory_gib * GIB)))
+    return MemoryNeed(name, device, weights, int(min(config.memory_gib * GIB, most or config.memory_gib * GIB)))
 
 
 def device_of(name: str) -> str:
@@ -130,8 +132,8 @@ def device_of(name: str) -> str:
     return "cuda:0" if name == "cuda" else name
 
 
-def left_on(device: str) -> float:
-    """Bytes that a device has left.
+def free_bytes(device: str) -> float:
+    """Free bytes of a device.
 
     Raises:
         ConfigError: there is no such GPU.
@@ -146,8 +148,8 @@ def left_on(device: str) -> float:
 
 @cache
 def gpus() -> list[int]:
-    """Bytes that each GPU has left, asked in another process: whoever asks holds memory on them from then on."""
+    """Free bytes of each GPU. Asked in another process: a process that asks holds GPU memory from then on."""
     if not Path("/dev/nvidiactl").exists():
         return []
-    said = subprocess.run([sys.executable, "-c", GPUS], capture_output=True, text=True, check=False)
-    return json.loads(said.stdout) if said.returncode == 0 else []
+    found = subprocess.run([sys.executable, "-c", GPUS], capture_output=True, text=True, check=False)
+    return json.loads(found.stdout) if found.returncode == 0 else []

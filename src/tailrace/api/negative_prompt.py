@@ -1,4 +1,5 @@
-"""A request's other prompt, for classifier-free guidance: text, ids or messages → token ids, with the length that both prompts need."""
+"""The negative prompt of classifier-free guidance: text, ids or messages → token ids; and the length that both prompts
+need."""
 
 from __future__ import annotations
 
@@ -7,8 +8,8 @@ from typing import TYPE_CHECKING
 import msgspec
 from starlette.requests import Request
 
-from tailrace.api.conversation import encode
-from tailrace.api.lengths import check_length
+from tailrace.api.chat_prompt import encode_chat
+from tailrace.api.prompt_length import check_length
 from tailrace.api.schema.chat import ChatMessage
 from tailrace.api.service import service_of
 from tailrace.errors import ParameterError, RequestError
@@ -38,22 +39,24 @@ def guidance_scale(ask: GenerateRequest) -> float | None:
     return ask.cfg_scale if ask.guidance_scale is None else ask.guidance_scale
 
 
-async def of_text(request: Request, given: str | list[int] | None, special: bool) -> tuple[int, ...]:
-    """Token ids of a completion's; () for none. special: the tokenizer's own tokens around it, as around the prompt."""
+async def negative_of_text(request: Request, given: str | list[int] | None, special: bool) -> tuple[int, ...]:
+    """Token ids of a completion's negative prompt; () for none. special: add the tokenizer's special tokens, as for the
+    prompt."""
     if given is None:
         return ()
     service = service_of(request)
     if isinstance(given, str):
         text = given
         check_length(service, text, FIELD)
-        given = await service.turns.run(
+        given = await service.work_queue.run(
             request, lambda: service.tokenizer.encode(text, add_special_tokens=special), request.state.size
         )
-    return begun(service, given)
+    return or_first_token(service, given)
 
 
-async def of_chat(request: Request, ask: ChatRequest, size: int, with_tools: bool) -> tuple[int, ...]:
-    """Token ids of a chat's: a string is what the user says; everything else is as in the chat itself."""
+async def negative_of_chat(request: Request, ask: ChatRequest, with_tools: bool) -> tuple[int, ...]:
+    """Token ids of a chat's negative prompt; () for none. A string is a message of the user; the rest is as in the chat
+    itself."""
     given, service = ask.negative_prompt, service_of(request)
     if given is None:
         return ()
@@ -61,33 +64,33 @@ async def of_chat(request: Request, ask: ChatRequest, size: int, with_tools: boo
         last = ask.messages[-1:] if ask.continue_final_message else []
         messages = [ChatMessage(role="user", content=given), *last]
     elif not given:
-        return begun(service, [])
+        return or_first_token(service, [])
     else:
         messages = given
     continued = bool(ask.continue_final_message) and messages[-1].role == "assistant"
     other = msgspec.structs.replace(ask, messages=messages, continue_final_message=continued)
     try:
-        return begun(service, await encode(request, other, size, with_tools))
+        return or_first_token(service, await encode_chat(request, other, with_tools))
     except RequestError as error:
         param = (error.param or FIELD).replace("messages", FIELD, 1)
         raise type(error)(str(error).replace("messages", FIELD, 1), param) from error
 
 
-def begun(service: Service, ids: list[int]) -> tuple[int, ...]:
-    """The ids; where it is empty, the token with which any text begins: then nothing is asked for.
+def or_first_token(service: Service, ids: list[int]) -> tuple[int, ...]:
+    """The ids. Where there are none, the token that begins a text: a prompt that asks for nothing.
 
     Raises:
         ParameterError: the model has no such token.
     """
     if not ids and service.tokenizer.bos_id is None:
         raise ParameterError(
-            f"{FIELD} must have at least one token, got none, and this model has no token that begins a text; leave it out for "
-            "the prompt's last token",
+            f"{FIELD} must have at least one token, got none, and this model has no token that begins a text; "
+            "leave it out for the prompt's last token",
             FIELD,
         )
     return tuple(ids) or (service.tokenizer.bos_id,)  # type: ignore[return-value]
 
 
 def longest(num_prompt: int, negative: tuple[int, ...], prompt_field: str) -> tuple[int, str]:
-    """How many tokens of the context are taken before the output begins, and by which field."""
+    """The length of the longer prompt in tokens, and the field it came in."""
     return (len(negative), FIELD) if len(negative) > num_prompt else (num_prompt, prompt_field)

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from api.harness import LocalClient, events, front_of, saying
-from tailrace.api.sse import COMMENT, EventStream, frame
+from tailrace.api.streaming import COMMENT, EventStream, frame
 from tailrace.errors import EngineError
 
 

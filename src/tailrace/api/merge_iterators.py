@@ -1,4 +1,4 @@
-"""Several async iterators as one."""
+"""Merges several async iterators into one."""
 
 from __future__ import annotations
 
@@ -6,15 +6,28 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import TypeVar
 
-from tailrace.api.disconnect import end
+from tailrace.api.disconnect import cancel_all
 
 T = TypeVar("T")
 
 AT_ONCE = 64  # sources that begin, or end, in one turn of the loop
 
+Items = asyncio.Queue[tuple[T] | Exception | None]  # an item; what a source has raised; None: a source has ended
 
-async def merge(sources: Sequence[AsyncIterator[T]]) -> AsyncGenerator[T, None]:
-    """The items of all sources as they come; each source's own order is kept, and each waits while nobody asks.
+
+async def pump(source: AsyncIterator[T], queue: Items[T]) -> None:
+    """Put the items of one source into the queue."""
+    try:
+        async for item in source:
+            await queue.put((item,))
+    except Exception as error:
+        await queue.put(error)
+    else:
+        await queue.put(None)
+
+
+async def merge_iterators(sources: Sequence[AsyncIterator[T]]) -> AsyncGenerator[T, None]:
+    """The items of all sources as they come. The order within a source is kept; a source waits while nobody reads.
 
     Raises:
         Exception: the first that a source raises. Then, and when this is closed early, the other sources are cancelled.
@@ -23,22 +36,12 @@ async def merge(sources: Sequence[AsyncIterator[T]]) -> AsyncGenerator[T, None]:
         async for item in sources[0]:
             yield item
         return
-    queue: asyncio.Queue[tuple[T] | Exception | None] = asyncio.Queue(maxsize=1)
-
-    async def pump(source: AsyncIterator[T]) -> None:
-        try:
-            async for item in source:
-                await queue.put((item,))
-        except Exception as error:
-            await queue.put(error)
-        else:
-            await queue.put(None)
-
+    queue: Items[T] = asyncio.Queue(maxsize=1)
     pumps: list[asyncio.Future[None]] = []
     left = len(sources)
     try:
         for source in sources:
-            pumps.append(asyncio.ensure_future(pump(source)))
+            pumps.append(asyncio.ensure_future(pump(source, queue)))
             if len(pumps) % AT_ONCE == 0:
                 await asyncio.sleep(0)
         while left:
@@ -52,7 +55,7 @@ async def merge(sources: Sequence[AsyncIterator[T]]) -> AsyncGenerator[T, None]:
     finally:
         try:
             for start in range(0, len(pumps), AT_ONCE):
-                await end(*pumps[start : start + AT_ONCE])
-        finally:  # who waits here may be cancelled once more
+                await cancel_all(*pumps[start : start + AT_ONCE])
+        finally:  # the wait above may be cancelled too
             for task in pumps:
                 task.cancel()

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.api.merge import AT_ONCE, merge
+from tailrace.api.merge_iterators import AT_ONCE, merge_iterators
 
 
 async def numbers(source: int, count: int, naps: list[int]):
@@ -23,7 +23,9 @@ async def numbers(source: int, count: int, naps: list[int]):
 @given(st.lists(st.tuples(st.integers(0, 6), st.lists(st.integers(0, 4), max_size=3)), min_size=1, max_size=6))
 def test_everything_comes_once_and_in_its_sources_order(sources):
     async def run():
-        return [item async for item in merge([numbers(s, count, naps) for s, (count, naps) in enumerate(sources)])]
+        return [
+            item async for item in merge_iterators([numbers(s, count, naps) for s, (count, naps) in enumerate(sources)])
+        ]
 
     by_source = defaultdict(list)
     for source, i in asyncio.run(run()):
@@ -48,14 +50,14 @@ async def failing():
 async def test_the_first_error_ends_the_others():
     ended: list[str] = []
     with pytest.raises(ValueError, match="x"):
-        async for _ in merge([waiting(ended), failing(), waiting(ended)]):
+        async for _ in merge_iterators([waiting(ended), failing(), waiting(ended)]):
             pass
     assert ended == ["ended", "ended"]
 
 
 async def test_closing_early_ends_all():
     ended: list[str] = []
-    merged = merge([waiting(ended), waiting(ended)])
+    merged = merge_iterators([waiting(ended), waiting(ended)])
     await anext(merged)
     await merged.aclose()
     assert ended  # those that had begun
@@ -69,7 +71,7 @@ async def test_sources_wait_while_nobody_asks():
             taken.append((name, i))
             yield i
 
-    merged = merge([eager("a"), eager("b")])
+    merged = merge_iterators([eager("a"), eager("b")])
     await anext(merged)
     for _ in range(50):
         await asyncio.sleep(0)
@@ -96,7 +98,7 @@ async def test_many_begin_and_end_with_turns_of_others_between():
             ended += 1
 
     watch = asyncio.create_task(beside())
-    merged = merge([source() for _ in range(1000)])
+    merged = merge_iterators([source() for _ in range(1000)])
     reading = asyncio.ensure_future(anext(merged))
     while begun < 1000:
         await asyncio.sleep(0)
@@ -115,7 +117,7 @@ async def test_cancelled_twice_it_leaves_nobody_behind():
         yield 1
 
     before = len(asyncio.all_tasks())
-    merged = merge([source() for _ in range(200)])
+    merged = merge_iterators([source() for _ in range(200)])
     reading = asyncio.ensure_future(anext(merged))
     while len(asyncio.all_tasks()) < before + 200:
         await asyncio.sleep(0)

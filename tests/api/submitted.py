@@ -1,4 +1,5 @@
-"""What would go to the engine, and what becomes of the engine's refusal: for tests of fields that stop at SamplingParams."""
+"""What would go to the engine, and what becomes of the engine's refusal: for tests of fields that stop at
+SamplingParams."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ async def post(front: Front, kind: str, **fields: Any) -> httpx.Response:
 
 
 async def asked(front: Front, kind: str = "chat", **fields: Any) -> tuple[SamplingParams, dict[str, Any]]:
-    """The parameters as they reach the engine, and the error that the client gets where the engine refuses the grammar."""
+    """The parameters as they reach the engine, and the error that the client gets where the engine refuses the
+    grammar."""
     seen: list[Submit] = []
 
     def refuse(message: Submit) -> None:

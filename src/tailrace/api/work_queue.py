@@ -1,5 +1,5 @@
-"""Whose work is done when: what a request costs the front end before the engine hears of it. No request holds up the event loop with it,
-and nothing is done for a client that has left."""
+"""The front end's CPU work for requests: decoding, templates, tokenizing, checks. No request holds up the event loop
+with it, and nothing is done for a client that has left."""
 
 from __future__ import annotations
 
@@ -12,43 +12,48 @@ from typing import Any, TypeVar
 
 from starlette.requests import Request
 
-from tailrace.api.disconnect import unless_gone
+from tailrace.api.disconnect import unless_disconnected
 
 T = TypeVar("T")
 
-SHORT_CHARS = 2048  # up to here tokenizing takes less than a millisecond, less than a change of threads is worth
+SHORT_CHARS = 2048  # tokenizing so many takes less than a millisecond; a change of threads is not worth it
 LONG_CHARS = 1 << 16
-JSON_BYTES = 16  # are read in the time in which one character is tokenized
-SLICE_S = 0.001  # of one turn of the loop, for short work; the piece that crosses it is finished
+JSON_BYTES = 16  # are decoded in the time in which one character is tokenized
+SLICE_S = 0.001  # of one turn of the loop, for short work; a piece that has begun is finished
 
 
-class Turns:
-    """Short work is done in order on the loop, a slice of it at a time, so that streams come between. Longer work is done on
-    threads, and what is very long waits for its like only."""
+class WorkQueue:
+    """Short work runs on the event loop, in order, a slice per turn of the loop, so that streams are served in between.
+    Longer work runs on threads. Very long work has two threads of its own and waits only for other very long work."""
 
     def __init__(self) -> None:
         self._long = ThreadPoolExecutor(2, "long request")
         self._waiting: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = deque()
-        self._taken = False  # this turn of the loop has had its slice
+        self._until_s: float | None = None  # when the slice of this turn of the loop is used up; None: it has not begun
 
     async def run(self, request: Request, work: Callable[[], T], size: int) -> T:
-        """The result of `work`, whose cost goes with so many characters of the request, whose body has been read.
+        """The result of `work`. The request's body must have been read.
+
+        Args:
+            size: characters, with which the cost of the work goes.
 
         Raises:
             ClientDisconnect: the client left before it was done.
         """
         if self._at_once(size):
             return work()
-        return await unless_gone(request.receive, self._later(work, size), lambda: None)
+        return await unless_disconnected(request.receive, self._later(work, size), lambda: None)
 
-    async def answer(self, work: Callable[[], T], size: int) -> T:
-        """The same for a part of an answer, whose reader is watched elsewhere."""
+    async def run_unwatched(self, work: Callable[[], T], size: int) -> T:
+        """The same where somebody else watches whether the client is still there."""
         return work() if self._at_once(size) else await self._later(work, size)
 
     def _at_once(self, size: int) -> bool:
-        if size > SHORT_CHARS or self._taken:
+        if size > SHORT_CHARS or self._waiting:
             return False
-        self._taken = True
+        if self._until_s is not None:  # a request's short pieces are done one after the other, without a turn between
+            return time.perf_counter() < self._until_s
+        self._until_s = time.perf_counter() + SLICE_S
         asyncio.get_running_loop().call_soon(self._turn)
         return True
 
@@ -57,7 +62,7 @@ class Turns:
         if size > SHORT_CHARS:
             return loop.run_in_executor(self._long if size > LONG_CHARS else None, work)
         done: asyncio.Future[T] = loop.create_future()
-        self._waiting.append((work, done))
+        self._waiting.append((work, done))  # a turn has been asked for: the slice has begun
         return done
 
     def _turn(self) -> None:
@@ -74,6 +79,7 @@ class Turns:
                 except BaseException as error:  # a library's panic is no Exception
                     done.set_exception(error)
         finally:
-            self._taken = bool(self._waiting)
-            if self._taken:
+            self._until_s = None
+            if self._waiting:
+                self._until_s = 0.0
                 asyncio.get_running_loop().call_soon(self._turn)

@@ -1,4 +1,4 @@
-"""One request to the API while it is generated: submits it, turns tokens into text, ends it in every case, counts it.
+"""One request while it is generated: submits it, turns tokens into text, counts it, and ends it in every case.
 
 A request has one or more prompts with n sequences each; choice p·n + i is sequence i of prompt p. Knows no HTTP.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
@@ -15,10 +14,10 @@ from typing import TYPE_CHECKING, TypeVar
 from msgspec import UNSET
 
 from tailrace.api import error_handlers
-from tailrace.api.access_log import UNKNOWN, Origin, Record
-from tailrace.api.merge import merge
+from tailrace.api.merge_iterators import merge_iterators
+from tailrace.api.request_record import UNKNOWN, RequestOrigin, RequestRecord
 from tailrace.api.schema.common import CompletionTokensDetails, PromptTokensDetails, Usage
-from tailrace.api.turns import SLICE_S
+from tailrace.api.work_queue import SLICE_S
 from tailrace.errors import EngineError, TailraceError
 from tailrace.params import SamplingParams
 from tailrace.text.output import Delta, TextStream
@@ -26,20 +25,19 @@ from tailrace.wire.messages import Failed, Finished, PromptLogprobs, SequenceEve
 
 if TYPE_CHECKING:
     from tailrace.api.service import Service
-    from tailrace.wire.async_client import AsyncStream
+    from tailrace.wire.async_stream import AsyncStream
 
 
 T = TypeVar("T")
 
-SLOW_AFTER_S = 1.0  # a client that takes longer for a piece of a stream keeps it waiting
+SLOW_AFTER_S = 1.0  # a client that takes longer to read one piece of a stream is slow
 
 
 class Generation:
-    """Iterate `deltas` once. `abort`, `fail` and `cut` may be called at any time, by anybody.
+    """Iterate `deltas` once. `abort`, `fail` and `cut` may be called at any time.
 
     Args:
         origin: how it is to be treated, and for the record of it. grammar_field: what the client calls the grammar.
-        label: what the client calls the request, where that is no part of the id.
     """
 
     def __init__(
@@ -48,11 +46,10 @@ class Generation:
         id: str,
         prompts: Sequence[list[int]],
         params: SamplingParams,
-        origin: Origin = UNKNOWN,
+        origin: RequestOrigin = UNKNOWN,
         grammar_field: str = "grammar",
-        label: str | None = None,
     ) -> None:
-        self._grammar_field, self._label = grammar_field, label
+        self._grammar_field = grammar_field
         self.id, self.prompts, self.params = id, prompts, params
         self._service, self._metrics = service, service.metrics
         self._origin = origin
@@ -60,70 +57,53 @@ class Generation:
         self._streams: list[AsyncStream] = []
         self._texts: list[TextStream] = []
         self._cached = [0] * len(prompts)
-        self._drafted = self._stood = 0
-        self._scores: list[list[TokenLogprobs]] = [[] for _ in prompts]  # logprobs of prompts
+        self._drafted = self._accepted = 0  # draft tokens
+        self._prompt_logprobs: list[list[TokenLogprobs]] = [[] for _ in prompts]  # per prompt
         self._open = 0
         self._failure: TailraceError | None = None
         self._cut: str | None = None
         self._aborted = False
-        self._handed_s: float | None = None  # since when whoever reads the deltas is busy with one
-        self._record = service.observer.begin(service.model_name, origin, id, self.name, params)
+        self._reading_since_s: float | None = None  # when the last delta was given to the reader, who has not come back
+        self._record = service.observer.begin(service.model_name, origin, id, params)
 
     @property
     def name(self) -> str:
-        """The request's own: its label, or what is behind the kind of answer in the id."""
-        return self._label or re.sub(r"^(chatcmpl-|cmpl-)", "", self.id)
+        """What the client calls the request; the answer's id where it has no name."""
+        return self._record.request_id
 
     @property
     def usage(self) -> Usage:
         """Tokens so far."""
         prompt = sum(map(len, self.prompts))
         completion = sum(text.num_tokens for text in self._texts)
-        stood = min(self._stood, completion)  # a stop that only we could find cuts what the engine had let stand
-        details = UNSET if not self._drafted else CompletionTokensDetails(stood, self._drafted - stood)
+        accepted = min(self._accepted, completion)  # a stop that only the front end finds also cuts accepted drafts
+        details = UNSET if not self._drafted else CompletionTokensDetails(accepted, self._drafted - accepted)
         return Usage(prompt, completion, prompt + completion, PromptTokensDetails(sum(self._cached)), details)
 
     def prompt_logprobs(self, p: int) -> list[TokenLogprobs] | None:
-        """Of all tokens of prompt p but the first, once its first delta is there; None if they were not asked for, or cut off."""
-        complete = self.params.prompt_logprobs is not None and len(self._scores[p]) == len(self.prompts[p]) - 1
-        return self._scores[p] if complete else None
+        """Logprobs of all tokens of prompt p but the first, from its first delta on; None if not asked for, or
+        incomplete."""
+        complete = self.params.prompt_logprobs is not None and len(self._prompt_logprobs[p]) == len(self.prompts[p]) - 1
+        return self._prompt_logprobs[p] if complete else None
 
     async def deltas(self) -> AsyncGenerator[tuple[int, Delta], None]:
-        """(choice, what is new of it) as it comes; the last of each choice has its finish reason.
+        """(choice, its new text and tokens) as they come; the last delta of each choice has its finish reason.
 
         Raises:
             TailraceError: a sequence failed, or `fail` was called. Everything of the request has ended by then.
         """
-        service, n = self._service, self.params.n
+        service = self._service
         service.supervisor.check()
-        eos = service.client.model.eos_token_ids
-        service.live.add(self)
-        timer = service.limited(self._origin.deadline_s, self.cut)
+        service.open_requests.add(self)
+        timer = service.call_at_deadline(self._origin.deadline_s, self.cut)
         try:
-            until_s = time.perf_counter() + SLICE_S
-            for prompt in self.prompts:
-                if time.perf_counter() > until_s:
-                    await asyncio.sleep(0)
-                    until_s = time.perf_counter() + SLICE_S
-                if self._aborted:
-                    raise self._failure or asyncio.CancelledError
-                stream = service.client.submit(
-                    prompt, self.params, id=self.id, priority=self._origin.priority, adapter=service.adapter
-                )
-                stream.bound(service.config.stream_buffer_kib << 10, self._backlog)
-                if self._origin.streamed:
-                    stream.space(*self._interval())
-                self._streams.append(stream)
-                self._texts += [TextStream(service.tokenizer, self.params, eos, prompt) for _ in range(n)]
-                self._open += n
-                if self._cut is not None:
-                    stream.abort(self._cut, keep=True)
+            await self._submit_all()
             sources = [self._of_prompt(p) for p in range(len(self.prompts))]
-            async with contextlib.aclosing(merge(sources) if len(sources) > 1 else sources[0]) as merged:
+            async with contextlib.aclosing(merge_iterators(sources) if len(sources) > 1 else sources[0]) as merged:
                 async for choice, delta in merged:
-                    self._handed_s = time.perf_counter()
+                    self._reading_since_s = time.perf_counter()
                     yield choice, delta
-                    self._handed_s = None
+                    self._reading_since_s = None
             self._metrics.e2e_latency.observe(time.perf_counter() - self._arrival_s)
         except TailraceError as error:
             self._metrics.failed.labels(error.code).inc()
@@ -137,20 +117,22 @@ class Generation:
             if timer is not None:
                 timer.cancel()
             self.abort("closed")
-            self._streams.clear()  # they hold us, to tell of a backlog: without this a collection would have to find them
-            service.live.discard(self)
+            # they refer to this object (see _on_backlog): without this only a collection would free them
+            self._streams.clear()
+            service.open_requests.discard(self)
             self._record.end(self.usage)
 
-    async def answer(self, work: Callable[[], T], size: int) -> T:
-        """The result of work on what was handed out, whose cost goes with so many characters. Its time is none of the client's."""
-        self._handed_s = None
+    async def run(self, work: Callable[[], T], size: int) -> T:
+        """The result of work on a delta, whose cost goes with so many characters. The client is not slow while it
+        runs."""
+        self._reading_since_s = None
         try:
-            return await self._service.turns.answer(work, size)
+            return await self._service.work_queue.run_unwatched(work, size)
         finally:
-            self._handed_s = time.perf_counter()
+            self._reading_since_s = time.perf_counter()
 
     def cut(self, cause: str) -> None:
-        """End whatever is still open as it is, with all that has arrived: its finish reason is "abort", its stop reason the cause.
+        """End the open sequences with what has arrived of them: finish reason "abort", stop reason the cause.
         Idempotent."""
         if self._open and self._cut is None:
             self._cut = cause
@@ -160,7 +142,7 @@ class Generation:
                 stream.abort(cause, keep=True)
 
     def abort(self, cause: str) -> None:
-        """End whatever is still open; nothing more comes. Idempotent."""
+        """End the open sequences; nothing more comes of them. Idempotent."""
         if self._open:
             self._open, self._aborted = 0, True
             self._record.interrupted(cause)
@@ -169,7 +151,7 @@ class Generation:
                 stream.abort(cause)
 
     def fail(self, error: TailraceError, cause: str) -> None:
-        """End whatever is still open; `deltas` then raises the error."""
+        """End the open sequences; `deltas` then raises the error."""
         self._failure = error
         if self._open:
             self._record.interrupted(cause, error)
@@ -181,9 +163,34 @@ class Generation:
         tokens = config.stream_interval if asked.interval is None else asked.interval
         return tokens, (config.stream_interval_ms if asked.interval_ms is None else asked.interval_ms) / 1e3
 
-    def _backlog(self) -> None:
-        """More waits to be read than may. If it waits for us, we hurry; if for the client, it is cut."""
-        slow = self._handed_s is not None and time.perf_counter() - self._handed_s > SLOW_AFTER_S
+    async def _submit_all(self) -> None:
+        """Ask the engine for every prompt; others get the loop in between."""
+        service, n = self._service, self.params.n
+        eos = service.client.model.eos_token_ids
+        until_s = time.perf_counter() + SLICE_S
+        for prompt in self.prompts:
+            if time.perf_counter() > until_s:
+                await asyncio.sleep(0)
+                until_s = time.perf_counter() + SLICE_S
+            if self._aborted:
+                raise self._failure or asyncio.CancelledError
+            stream = service.client.submit(
+                prompt, self.params, id=self.id, priority=self._origin.priority, adapter=service.adapter
+            )
+            stream.set_limit(service.config.stream_buffer_kib << 10, self._on_backlog)
+            if self._origin.streamed:
+                stream.set_interval(*self._interval())
+            self._streams.append(stream)
+            self._texts += [TextStream(service.tokenizer, self.params, eos, prompt) for _ in range(n)]
+            self._open += n
+            if self._cut is not None:
+                stream.abort(self._cut, keep=True)
+
+    def _on_backlog(self) -> None:
+        """Called when the unread buffer exceeds its limit. If the client has been slow for a second, the request
+        ends."""
+        since_s = self._reading_since_s
+        slow = since_s is not None and time.perf_counter() - since_s > SLOW_AFTER_S
         if slow and self._service.config.slow_readers == "cut":
             self.cut("slow reader")
 
@@ -193,14 +200,14 @@ class Generation:
         clock = TokenClock(self._service, self._arrival_s, self._record)
         async with stream:
             while events := await stream.next():
-                for event in self._without_scores(p, events):
+                for event in self._take_prompt_logprobs(p, events):
                     if isinstance(event, Tokens):
                         self._cached[p] = max(self._cached[p], event.cached_tokens)
                         clock.admitted(event.queued_s)
                     if isinstance(event, (Tokens, Finished)):
                         self._drafted += sum(event.drafts[::2])
-                        self._stood += sum(event.drafts[1::2])
-                    if event.index not in open_:  # its text ended before the engine knew
+                        self._accepted += sum(event.drafts[1::2])
+                    if event.index not in open_:  # its text ended before the engine heard of it
                         continue
                     delta = self._delta(p, event, clock)
                     if delta.finish_reason is not None:
@@ -221,17 +228,17 @@ class Generation:
                 self._open -= 1
                 yield p * n + index, text.flush("abort", cause=self._cut)
         elif open_:
-            if self._failure is None and self._aborted:  # nobody waits for it; whoever aborted cancels the work
+            if self._failure is None and self._aborted:  # nobody waits for it, and the reader is being cancelled
                 raise asyncio.CancelledError
             raise self._failure or EngineError("the engine's stream ended before its sequences did")
 
-    def _without_scores(self, p: int, events: list[SequenceEvent]) -> list[SequenceEvent]:
-        """Keeps the logprobs of the prompt; returns the other events."""
+    def _take_prompt_logprobs(self, p: int, events: list[SequenceEvent]) -> list[SequenceEvent]:
+        """Keep the logprobs of the prompt; return the other events."""
         if self.params.prompt_logprobs is None:
             return events
         for event in events:
-            if isinstance(event, PromptLogprobs) and event.start == len(self._scores[p]) + 1:
-                self._scores[p] += event.entries
+            if isinstance(event, PromptLogprobs) and event.start == len(self._prompt_logprobs[p]) + 1:
+                self._prompt_logprobs[p] += event.entries
         return [event for event in events if not isinstance(event, PromptLogprobs)]
 
     def _delta(self, p: int, event: SequenceEvent, clock: TokenClock) -> Delta:
@@ -245,24 +252,24 @@ class Generation:
             case Failed():
                 raise error_handlers.of_failed(event, self._grammar_field)
             case PromptLogprobs():
-                raise AssertionError("taken out before")
+                raise AssertionError("_take_prompt_logprobs has kept these")
 
 
 class TokenClock:
     """Time to first token and inter-token latency of one prompt's sequences."""
 
-    def __init__(self, service: Service, arrival_s: float, record: Record) -> None:
+    def __init__(self, service: Service, arrival_s: float, record: RequestRecord) -> None:
         self._metrics = service.metrics
         self._arrival_s, self._record = arrival_s, record
         self._last_s: dict[int, float] = {}  # per sequence
 
     def admitted(self, queued_s: float) -> None:
-        """The prompt waited so long for a slot; counted with its first token."""
+        """The prompt waited so many seconds for a slot. Counted with its first token."""
         if not self._last_s:
             self._metrics.queue_time.observe(queued_s)
 
     def tick(self, index: int, num_tokens: int) -> None:
-        """So many tokens of sequence `index` have come just now."""
+        """`num_tokens` tokens of sequence `index` have just come."""
         now_s = time.perf_counter()
         if not self._last_s:
             self._metrics.time_to_first_token.observe(now_s - self._arrival_s)

@@ -1,5 +1,5 @@
-"""Where a conversation's answers come from: a server over HTTP, or an engine of our own. Both are functions from
-messages to a generator of text; closing the generator ends the answer at its source."""
+"""Where the answers of a conversation come from: a server over HTTP, or an engine that is started here. Both are
+functions from messages to a generator of text; to close the generator ends the answer at its source."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ with needs("serve"):
     import httpx
 
 Message = dict[str, str]
-Voice = Callable[[list[Message]], Generator[str, None, None]]
+ChatBackend = Callable[[list[Message]], Generator[str, None, None]]
 
 MAX_TOKENS = 1024  # of an answer, unless --max-tokens says otherwise
 CONNECT_TIMEOUT_S = 10.0
 
 
 @contextmanager
-def local_voice(args: argparse.Namespace) -> Iterator[Voice]:
+def local_backend(args: argparse.Namespace) -> Iterator[ChatBackend]:
     """Answers of an engine process that lives as long as the block."""
     prepared = prepare(read_config(args))
     params = read_sampling(args, {"max_tokens": MAX_TOKENS, **defaults(prepared.folder)}, prepared.tokenizer)
-    refuse_many(params)
+    check_single_answer(params)
     with engine(prepared) as client:
         yield lambda messages: local_answer(messages, params, prepared, client)
 
@@ -70,15 +70,15 @@ def local_answer(
 
 
 @contextmanager
-def remote_voice(args: argparse.Namespace) -> Iterator[Voice]:
+def remote_backend(args: argparse.Namespace) -> Iterator[ChatBackend]:
     """Answers of the server at args.url."""
     url = args.url.rstrip("/").removesuffix("/v1") + "/v1/chat/completions"
     if not url.startswith(("http://", "https://")):
         raise ConfigError(f"--url must begin with http:// or https://, got {args.url!r}")
     params = read_sampling(args, {}, None)
-    refuse_many(params)
-    asked = {field: getattr(params, field) for field in given_sampling(args)}  # the server has its own defaults
-    body = msgspec.to_builtins(asked, str_keys=True)
+    check_single_answer(params)
+    given = {field: getattr(params, field) for field in given_sampling(args)}  # the server has its own defaults
+    body = msgspec.to_builtins(given, str_keys=True)
     if args.__dict__.get("model.model"):
         body["model"] = args.__dict__["model.model"]
     headers = {"authorization": f"Bearer {args.api_key}"} if args.api_key else {}
@@ -120,7 +120,7 @@ def problem(response: httpx.Response) -> str:
         return response.text.strip()[:500]
 
 
-def refuse_many(params: SamplingParams) -> None:
+def check_single_answer(params: SamplingParams) -> None:
     """A conversation has one answer."""
     if params.n != 1:
         raise ConfigError(f"n must be 1 in a conversation, got {params.n}")

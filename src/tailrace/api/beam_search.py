@@ -1,16 +1,16 @@
-"""Beam search, above the sampler: the algorithm on (token, logprob) candidates, and a request that runs it through the engine.
+"""Beam search, above the sampler: the algorithm on (token, logprob) candidates, and a request that runs it through the
+engine.
 
-Semantics of transformers' beam search (Sutskever et al., arXiv 1409.3215; length penalty as in Wu et al., arXiv 1609.08144,
-simplified): of all continuations of all beams the 2 · width best are looked at; those among the first `width` that end in
-EOS are finished with score Σ logprob / length^penalty, the best others go on. Each step asks the engine for every beam's
-likeliest tokens; the prefix cache shares their prompts.
+Semantics of transformers' beam search (Sutskever et al., arXiv 1409.3215; length penalty as in Wu et al., arXiv
+1609.08144, simplified): of all continuations of all beams the 2 · width best are looked at; those among the first
+`width` that end in EOS are finished with score Σ logprob / length^penalty, the best others go on. Each step asks the
+engine for every beam's likeliest tokens; the prefix cache shares their prompts.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from tailrace.api import error_handlers
-from tailrace.api.access_log import UNKNOWN, Origin
+from tailrace.api.request_record import UNKNOWN, RequestOrigin
 from tailrace.api.schema.common import EarlyStopping, PromptTokensDetails, Usage
 from tailrace.errors import EngineError, TailraceError
 from tailrace.params import SamplingParams
@@ -29,7 +29,7 @@ from tailrace.wire.messages import Failed, FinishReason, TokenLogprobs, Tokens
 
 if TYPE_CHECKING:
     from tailrace.api.service import Service
-    from tailrace.wire.async_client import AsyncStream
+    from tailrace.wire.async_stream import AsyncStream
 
 T = TypeVar("T")
 
@@ -49,8 +49,8 @@ class BeamSearch:
     """The state of a search. Feed `step` until `done`; `best` are the finished ones, best first.
 
     Args:
-        early_stopping: True ends as soon as `width` are finished; False when no running beam's present score could beat the
-            worst of them; "never" when none could at any length.
+        early_stopping: True ends as soon as `width` are finished; False when no running beam's present score could beat
+            the worst of them; "never" when none could at any length.
     """
 
     width: int
@@ -89,7 +89,7 @@ class BeamSearch:
             self.running, self.done = [], True
 
     def cut(self) -> None:
-        """End it here: those that run are finished as they are."""
+        """End the search here: running beams are finished as they are."""
         for beam in self.running:
             self._finish(beam, "abort")
         self.running, self.done = [], True
@@ -115,9 +115,9 @@ class BeamSearch:
 
 
 class BeamRequest:
-    """One beam search through the engine; read as a `Generation` is, but that nothing comes before its end.
+    """One beam search through the engine, read like a `Generation`; nothing comes before its end.
 
-    Iterate `deltas` once. `abort`, `fail` and `cut` may be called at any time, by anybody.
+    Iterate `deltas` once. `abort`, `fail` and `cut` may be called at any time.
     """
 
     def __init__(
@@ -127,13 +127,13 @@ class BeamRequest:
         prompt: list[int],
         params: SamplingParams,
         search: BeamSearch,
-        origin: Origin = UNKNOWN,
+        origin: RequestOrigin = UNKNOWN,
     ) -> None:
         self._origin = origin
         self.id, self.prompts, self.params = id, [prompt], params
         self._service, self._metrics, self._search = service, service.metrics, search
         self._arrival_s = time.perf_counter()
-        self._record = service.observer.begin(service.model_name, origin, id, self.name, params)
+        self._record = service.observer.begin(service.model_name, origin, id, params)
         # the engine's part: one token, and what else could have come, of the edited logits
         self._asked = msgspec.structs.replace(
             params,
@@ -152,43 +152,44 @@ class BeamRequest:
 
     @property
     def name(self) -> str:
-        """The request's own id."""
-        return re.sub(r"^(chatcmpl-|cmpl-)", "", self.id)
+        """What the client calls the request; the answer's id where it has no name."""
+        return self._record.request_id
 
     @property
     def usage(self) -> Usage:
-        """Tokens of the prompt, and of the answer as far as it is known."""
+        """Tokens of the prompt, and of the best beams so far."""
         prompt, completion = len(self.prompts[0]), sum(len(beam.tokens) for beam in self._best)
         return Usage(prompt, completion, prompt + completion, PromptTokensDetails())
 
     def prompt_logprobs(self, p: int) -> None:
-        """There are none: nobody can ask for them."""
+        """None: a beam search does not take prompt_logprobs."""
 
-    async def answer(self, work: Callable[[], T], size: int) -> T:
-        """The result of work on what is handed out, whose cost goes with so many characters."""
-        return await self._service.turns.answer(work, size)
+    async def run(self, work: Callable[[], T], size: int) -> T:
+        """The result of work on a delta, whose cost goes with so many characters."""
+        return await self._service.work_queue.run_unwatched(work, size)
 
     @property
     def _best(self) -> list[Beam]:
         return self._search.best(self.params.n)
 
     async def deltas(self) -> AsyncGenerator[tuple[int, Delta], None]:
-        """(choice, what is new of it): the best beams, best first, each whole and then its end.
+        """(choice, delta): the best beams, best first; of each its whole text and then its end.
 
         Raises:
-            TailraceError: the engine refused or failed, or `fail` was called. Everything of the request has ended by then.
+            TailraceError: the engine refused or failed, or `fail` was called. Everything of the request has ended by
+                then.
         """
         self._service.supervisor.check()
-        self._service.live.add(self)
-        timer = self._service.limited(self._origin.deadline_s, self.cut)
+        self._service.open_requests.add(self)
+        timer = self._service.call_at_deadline(self._origin.deadline_s, self.cut)
         try:
             await self._run()
             for place, beam in enumerate(self._best):
                 self._metrics.finished.labels(beam.reason).inc()
                 self._record.finished(place, beam.reason)
             for place, beam in enumerate(self._best):
-                spelt = partial(self._spelt, beam)
-                for delta in await self.answer(spelt, len(beam.tokens)):
+                work = partial(self._deltas_of, beam)
+                for delta in await self.run(work, len(beam.tokens)):
                     yield place, delta
             self._metrics.e2e_latency.observe(time.perf_counter() - self._arrival_s)
         except TailraceError as error:
@@ -204,23 +205,23 @@ class BeamRequest:
             if timer is not None:
                 timer.cancel()
             self.abort("closed")
-            self._service.live.discard(self)
+            self._service.open_requests.discard(self)
             self._record.end(self.usage)
 
     def cut(self, cause: str) -> None:
-        """End the search with what is there: those that run as they are, with the finish reason "abort". Idempotent."""
+        """End the search: running beams are finished as they are, with the finish reason "abort". Idempotent."""
         if not self._search.done and self._cut is None:
             self._cut = cause
             self._end(cause)
 
     def abort(self, cause: str) -> None:
-        """End whatever is open; nothing comes. Idempotent."""
+        """End the search; no beam is returned. Idempotent."""
         if not self._search.done and not self._aborted:
             self._aborted = True
             self._end(cause)
 
     def fail(self, error: TailraceError, cause: str) -> None:
-        """End whatever is open; `deltas` then raises the error."""
+        """End the search; `deltas` then raises the error."""
         self._failure = error
         if not self._search.done:
             self._record.interrupted(cause, error)
@@ -250,7 +251,7 @@ class BeamRequest:
             search.step([list(zip(e.top_ids, e.top_logprobs, strict=True)) for e in whole])
 
     async def _one(self, beam: Beam) -> TokenLogprobs | None:
-        """What could follow a beam; None where the stream ended before it was known."""
+        """The likeliest tokens that could follow a beam; None where the stream ended before they came."""
         if self._aborted or self._cut is not None:
             return None
         service = self._service
@@ -271,8 +272,8 @@ class BeamRequest:
             self._streams.remove(stream)
         return found
 
-    def _spelt(self, beam: Beam) -> tuple[Delta, Delta]:
-        """Its text, and its end."""
+    def _deltas_of(self, beam: Beam) -> tuple[Delta, Delta]:
+        """The beam's text, and its end."""
         service, cause = self._service, self._cut if beam.reason == "abort" else None
         text = TextStream(service.tokenizer, self.params, service.client.model.eos_token_ids, self.prompts[0])
         return text.feed(beam.tokens), text.flush(beam.reason, cause=cause)

@@ -1,4 +1,5 @@
-"""Work before the engine hears of a request: in order, with turns of the loop between, and not for clients that have left."""
+"""Work before the engine hears of a request: in order, with turns of the loop between, and not for clients that have
+left."""
 
 from __future__ import annotations
 
@@ -13,9 +14,9 @@ import torch
 from starlette.requests import ClientDisconnect, Request
 
 from api.harness import VOCAB, LocalClient, front_of
-from tailrace.api import body
-from tailrace.api.routes import chat, completions, responses
-from tailrace.api.turns import LONG_CHARS, SHORT_CHARS, SLICE_S, Turns
+from tailrace.api import body, response_input
+from tailrace.api.routes import chat, completions
+from tailrace.api.work_queue import LONG_CHARS, SHORT_CHARS, SLICE_S, WorkQueue
 
 LONG_S = SLICE_S * 3
 
@@ -33,7 +34,7 @@ class Client:
 
 
 async def test_short_work_keeps_its_order_and_others_come_between():
-    turns, told = Turns(), []
+    turns, told = WorkQueue(), []
 
     def work(i: int) -> int:
         time.sleep(LONG_S)
@@ -56,7 +57,7 @@ async def test_short_work_keeps_its_order_and_others_come_between():
 
 @pytest.mark.parametrize("size", [1, LONG_CHARS + 1])
 async def test_nothing_is_done_for_a_client_that_left_while_it_waited(size):
-    turns, done = Turns(), []
+    turns, done = WorkQueue(), []
     hold = lambda: time.sleep(0.05)  # noqa: E731
     before = [asyncio.create_task(turns.run(Client().request, hold, size)) for _ in range(9)]
     await asyncio.sleep(0)
@@ -83,7 +84,7 @@ def fail(error: type[BaseException]) -> None:
 
 @pytest.mark.parametrize("size", [1, SHORT_CHARS + 1, LONG_CHARS + 1])
 async def test_what_fails_fails_for_itself_alone(size):
-    turns = Turns()
+    turns = WorkQueue()
     failed = [turns.run(Client().request, lambda error=error: fail(error), size) for error in ERRORS]
     told = await asyncio.gather(*failed, turns.run(Client().request, lambda: "fine", size), return_exceptions=True)
     assert [type(one) for one in told] == [*ERRORS, str]
@@ -99,9 +100,9 @@ SCORED = {"prompt": "x" * 200}
     [
         ("/v1/completions", {"prompt": "x=", "unknown": LARGE}, body, "log_once"),
         ("/v1/chat/completions", {"messages": USER, "unknown": LARGE}, chat, "check_tools"),
-        ("/v1/completions", {"prompt": "x=", "unknown": LARGE}, completions, "asked"),
+        ("/v1/completions", {"prompt": "x=", "unknown": LARGE}, completions, "constraint_of"),
         ("/v1/completions", SCORED | {"prompt_logprobs": 20}, completions, "prompt_logprobs"),
-        ("/v1/responses", {"input": "x", "unknown": LARGE, "max_tokens": None}, responses, "check_conversation"),
+        ("/v1/responses", {"input": "x", "unknown": LARGE, "max_tokens": None}, response_input, "check_messages"),
         ("/tokenize", {"prompt": "x" * 5000, "return_token_strs": True}, "tokenizer", "token_of"),
         ("/detokenize", {"tokens": [65] * 5000}, "tokenizer", "decode"),
         ("/v1/completions", {"prompt": "x=", "unknown": LARGE}, "tokenizer", "encode"),

@@ -1,4 +1,4 @@
-"""The door: what comes over a connection before anybody looks at a key. Bytes over real sockets, limits set low."""
+"""What comes over a connection before anybody looks at a key. Bytes over real sockets, limits set low."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import pytest
 from api.harness import NAME, LocalClient, endless, served
 from tailrace.api.app import create_app
 from tailrace.api.connection import MAX_PIPELINED
-from tailrace.api.door import Door
-from tailrace.api.head import RefusedError
+from tailrace.api.connection_limits import ConnectionLimits
+from tailrace.api.request_head import RefusedError
 from tailrace.api.serve import allow_files
 from tailrace.api.service import Service
 from tailrace.config import ServerConfig
@@ -326,16 +326,16 @@ def test_connections_of_one_address(tokenizer, free_port):
 
 def test_whoever_is_refused_for_the_address_takes_no_place():
     """Before, 12 of one address filled a door of 10, and another address was refused."""
-    door = Door(ServerConfig(max_connections=10, max_connections_per_address=2), 1000)
+    limits = ConnectionLimits(ServerConfig(max_connections=10, max_connections_per_address=2), 1000)
     for attempt in range(12):
         with contextlib.suppress(RefusedError) if attempt >= 2 else contextlib.nullcontext():
-            door.enter("a")
+            limits.acquire("a")
     for address in "bcdefghi":
-        door.enter(address)
+        limits.acquire(address)
     with pytest.raises(RefusedError, match="all 10 connections"):
-        door.enter("j")
-    door.leave("a")
-    door.enter("j")
+        limits.acquire("j")
+    limits.release("a")
+    limits.acquire("j")
 
 
 def test_whoever_sends_no_body_makes_room(tokenizer, free_port):
@@ -527,7 +527,7 @@ def test_a_client_that_is_gone_gives_its_place_back(tokenizer, free_port, stream
         wait_for(lambda: found.client.engine.requests)
         time.sleep(0.12)
         line.close()
-        wait_for(lambda: not found.service.live)
+        wait_for(lambda: not found.service.open_requests)
         assert found.service.metrics.aborted.labels("disconnect")._value.get() == 1
         found.client.hold = False
         wait_for(found.client.idle)

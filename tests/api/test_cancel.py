@@ -49,7 +49,7 @@ async def test_a_deadline_out_of_range(front, value):
 @pytest.mark.parametrize("prefix", ["", "chatcmpl-"])
 async def test_cancelled_by_its_id(slow, prefix):
     running = asyncio.ensure_future(slow.chat(request_id="mine", max_tokens=200))
-    await slow.until(lambda: slow.service.live and slow.client.engine.running)
+    await slow.until(lambda: slow.service.open_requests and slow.client.engine.running)
     await asyncio.sleep(0.05)
     gone = await slow.http.delete(f"/v1/requests/{prefix}mine")
     assert (gone.status_code, gone.json()) == (

@@ -1,0 +1,169 @@
+"""The steps that the generating endpoints share, from the body of a request to a generation that can be read.
+
+1. `read_request`: the body, decoded once; the service of its model; whether the engine can take requests.
+2. The endpoint makes token ids of its prompt. `prepare_chat` does it for messages, /v1/completions for strings and ids.
+3. `prepare`: checks of limits and logprobs; SamplingParams, built and checked once.
+4. `start`: a Generation, or a BeamRequest where the request asks for a beam search.
+
+Knows no HTTP beyond reading the request. An error names the field that is at fault as its endpoint calls it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+from starlette.requests import Request
+
+from tailrace.api.beam_fields import beam_request, check_no_beams
+from tailrace.api.beam_search import BeamRequest
+from tailrace.api.body import BodyReader
+from tailrace.api.channels import Channels, channel_fields, channels_of
+from tailrace.api.chat_prompt import encode_chat
+from tailrace.api.front_end import service_for
+from tailrace.api.generation import Generation
+from tailrace.api.negative_prompt import longest, negative_of_chat
+from tailrace.api.request_record import RequestOrigin
+from tailrace.api.sampling import check_copies, effort, num_logprobs, output_limit, sampling_params
+from tailrace.api.schema.chat import ChatRequest
+from tailrace.api.schema.common import GenerateRequest
+from tailrace.api.schema.completions import CompletionRequest
+from tailrace.api.schema.tokenize import DetokenizeRequest, TokenizeRequest
+from tailrace.api.service import Service
+from tailrace.api.tool_choice import ToolChoice, chat_grammar
+from tailrace.errors import ParameterError
+from tailrace.params import SamplingParams
+
+R = TypeVar("R", bound=GenerateRequest | TokenizeRequest | DetokenizeRequest)
+
+# what an endpoint adds to the sampling fields: fields of SamplingParams, and the field of the request that the grammar
+# came in
+Additions = tuple[Mapping[str, Any], str]
+
+
+class Prompts(NamedTuple):
+    """A request's prompts as token ids.
+
+    field: what the client calls the prompt. negative: the negative prompt of classifier-free guidance; () for none.
+    """
+
+    token_ids: list[list[int]]
+    field: str
+    negative: tuple[int, ...] = ()
+
+
+class TokenLimit(NamedTuple):
+    """How many tokens the client allows, and what it calls the limit; None: as many as the context has room for."""
+
+    max_tokens: int | None
+    field: str
+
+
+class PreparedRequest(NamedTuple):
+    """What the engine is given. grammar_field: what the client calls the grammar, for the engine's errors."""
+
+    prompts: list[list[int]]
+    params: SamplingParams
+    grammar_field: str = "grammar"
+
+
+class ChatInput(NamedTuple):
+    """A conversation as /v1/chat/completions has it, wherever it came in, and what its endpoint calls its fields.
+
+    tools: as they were given, in the form of Chat or of Responses.
+    """
+
+    ask: ChatRequest
+    choice: ToolChoice
+    tools: list[dict[str, Any]] | None
+    limit: TokenLimit
+    messages_field: str = "messages"
+    format_field: str = "response_format"
+
+
+async def read_request(request: Request, reader: BodyReader[R]) -> tuple[R, Service]:
+    """The decoded body and the service of the model that it names.
+
+    Raises:
+        TailraceError, HTTPException: see BodyReader.read, service_for and Supervisor.check.
+    """
+    ask = await reader.read(request)
+    service = service_for(request, ask.model)
+    service.supervisor.check()
+    return ask, service
+
+
+async def prepare(
+    request: Request,
+    ask: GenerateRequest,
+    prompts: Prompts,
+    limit: TokenLimit,
+    logprobs: int | None,
+    additions: Callable[[], Additions],
+) -> PreparedRequest:
+    """The request as the engine takes it. The parameters are made on the work queue: some take long.
+
+    Args:
+        logprobs: alternatives to report per token; None is no logprobs. additions: called there as well.
+
+    Raises:
+        ParameterError: naming the field. ContextLengthError: the prompt leaves no room for an answer.
+    """
+    service: Service = request.state.service
+    num_prompt, prompt_field = longest(max(map(len, prompts.token_ids)), prompts.negative, prompts.field)
+    max_tokens = output_limit(
+        num_prompt, service.client.model.max_model_len, limit.max_tokens, limit.field, prompt_field
+    )
+    if ask.prompt_logprobs is not None:
+        num_logprobs(ask.prompt_logprobs, service.config.max_logprobs, "prompt_logprobs")
+
+    def work() -> PreparedRequest:
+        more, grammar_field = additions()
+        given = {"max_tokens": max_tokens, "logprobs": logprobs, "negative_prompt": prompts.negative, **more}
+        params = sampling_params(ask, service.tokenizer, service.defaults, **given)
+        field = prompts.field if params.grammar is None else grammar_field
+        check_copies(params, len(prompts.token_ids), field)
+        return PreparedRequest(prompts.token_ids, params, grammar_field)
+
+    return await service.work_queue.run(request, work, effort(ask, request.state.size))
+
+
+async def prepare_chat(
+    request: Request, chat: ChatInput, logprobs: int | None = None
+) -> tuple[PreparedRequest, Channels]:
+    """A chat as the engine takes it, and the channels of its answer.
+
+    Raises:
+        RequestError: see `prepare`, encode_chat, channel_fields and chat_grammar.
+    """
+    service: Service = request.state.service
+    ask, with_tools = chat.ask, chat.choice.mode != "none"
+    prompt = await encode_chat(request, ask, with_tools, chat.messages_field)
+    negative = await negative_of_chat(request, ask, with_tools)
+    channels = channels_of(service, ask, prompt)
+
+    def additions() -> Additions:
+        fields = channel_fields(service, ask, channels)
+        grammar, field = chat_grammar(service, ask, chat.choice, chat.tools, prompt, chat.format_field)
+        return {**fields, "grammar": grammar}, field
+
+    prompts = Prompts([prompt], chat.messages_field, negative)
+    return await prepare(request, ask, prompts, chat.limit, logprobs, additions), channels
+
+
+def start(
+    service: Service, ask: ChatRequest | CompletionRequest, id: str, prepared: PreparedRequest, origin: RequestOrigin
+) -> Generation | BeamRequest:
+    """The generation, or the beam search that the request asks for.
+
+    Raises:
+        ParameterError: fields that only one of the two takes.
+    """
+    if not ask.use_beam_search:
+        check_no_beams(ask)
+        return Generation(service, id, prepared.prompts, prepared.params, origin, prepared.grammar_field)
+    if prepared.params.grammar is not None:
+        raise ParameterError(f"{prepared.grammar_field} can't be had with use_beam_search", prepared.grammar_field)
+    if len(prepared.prompts) > 1:
+        raise ParameterError("prompt must be one prompt with use_beam_search", "prompt")
+    return beam_request(service, ask, id, prepared.prompts[0], prepared.params, origin)

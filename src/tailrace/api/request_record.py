@@ -1,0 +1,122 @@
+"""What is known of a request while it runs: where it came in, and what has happened to it. The code that generates
+reports to it. Knows no log.
+
+A request has a record from when it goes to the engine; what is refused before has none. Nothing here sees a prompt or
+an answer, and nothing is done per token.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from starlette.requests import Request
+
+from tailrace.api.request_id import request_id
+from tailrace.api.schema.common import GenerateRequest, Usage
+from tailrace.errors import TailraceError
+from tailrace.params import SamplingParams
+
+MAX_TRACEPARENT = 128  # characters; W3C's own has 55. A longer header is ignored
+MAX_TRACESTATE = 512  # characters: so many must be passed on. A longer header is ignored
+
+
+class RequestOrigin(NamedTuple):
+    """Where a request came in, what it belongs to, and how it is to be treated.
+
+    operation: in the words of the GenAI conventions.
+    request_id: the client's name for the request, or one of ours.
+    priority: smaller runs first.
+    deadline_s: seconds after which the request is cut. The server's own limit may come before.
+    interval, interval_ms: tokens, and milliseconds, of one event of its stream. None: the server's setting.
+    """
+
+    operation: str = "chat"
+    endpoint: str = ""
+    streamed: bool = False
+    traceparent: str = ""
+    tracestate: str = ""
+    request_id: str = ""
+    priority: int = 0
+    deadline_s: float | None = None
+    interval: int | None = None
+    interval_ms: float | None = None
+
+
+UNKNOWN = RequestOrigin()  # of what did not come over HTTP
+
+
+def origin_of(request: Request, operation: str, ask: GenerateRequest) -> RequestOrigin:
+    """The origin of a request whose body has been read."""
+    headers = request.headers
+    parent, state = headers.get("traceparent", ""), headers.get("tracestate", "")
+    return RequestOrigin(
+        operation,
+        request.scope["path"],
+        ask.streamed,
+        parent if len(parent) <= MAX_TRACEPARENT else "",
+        state if len(state) <= MAX_TRACESTATE else "",
+        request_id(request, ask),
+        ask.priority or 0,
+        ask.deadline_s,
+        ask.stream_interval,
+        ask.stream_interval_ms,
+    )
+
+
+class RequestRecord:
+    """One accepted request. Call `first_token`, `finished` and `interrupted` as they happen, then `end`.
+
+    Args:
+        model: its name. id: of the answer. ended: called at the end with the record and the usage.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        origin: RequestOrigin,
+        id: str,
+        params: SamplingParams,
+        ended: Callable[[RequestRecord, Usage], None],
+    ) -> None:
+        self._ended, self.model = ended, model
+        self.origin, self.id, self.params = origin, id, params
+        self.begun_ns, self._begun_s = time.time_ns(), time.perf_counter()
+        self.first_token_s: float | None = None
+        self.total_s = 0.0
+        self.cause: str | None = None
+        self.error: str | None = None
+        self._reasons: dict[int, str] = {}
+
+    @property
+    def request_id(self) -> str:
+        """What the client calls the request; the answer's id where it has no name."""
+        return self.origin.request_id or self.id
+
+    @property
+    def finish_reasons(self) -> list[str]:
+        """Of the choices that have ended, in their order."""
+        return [self._reasons[choice] for choice in sorted(self._reasons)]
+
+    def first_token(self) -> None:
+        """A token has come. Only the first call counts."""
+        if self.first_token_s is None:
+            self.first_token_s = time.perf_counter() - self._begun_s
+
+    def finished(self, choice: int, reason: str) -> None:
+        """One of the choices has ended."""
+        self._reasons[choice] = reason
+
+    def interrupted(self, cause: str | None, error: Exception | None = None) -> None:
+        """The request ends early: somebody ended it, or it failed. Only the first call counts; others are
+        consequences."""
+        if self.cause is None and self.error is None:
+            self.cause = cause
+            if error is not None:
+                self.error = error.code if isinstance(error, TailraceError) else TailraceError.code
+
+    def end(self, usage: Usage) -> None:
+        """The request is over, however it went. Call exactly once."""
+        self.total_s = time.perf_counter() - self._begun_s
+        self._ended(self, usage)

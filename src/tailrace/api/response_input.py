@@ -1,0 +1,106 @@
+"""The input of /v1/responses as a chat, and a response's output as the messages of the next turn. Knows no HTTP."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from tailrace.api.chat_prompt import check_messages
+from tailrace.api.schema.chat import ChatMessage, ChatRequest
+from tailrace.api.schema.common import GenerateRequest
+from tailrace.api.schema.responses import InputItem, OutputItem, ResponsesRequest
+from tailrace.api.schema.structured import FlatJsonSchemaFormat, JsonSchema, JsonSchemaFormat, ResponseFormat
+from tailrace.errors import ParameterError
+
+
+def to_chat(ask: ResponsesRequest, before: bytes) -> ChatRequest:
+    """The request as a chat. before: the messages of the conversation that it goes on with, as JSON; b"" for none.
+
+    Raises:
+        ParameterError: naming the field.
+    """
+    if ask.max_tokens is not None:
+        raise ParameterError("max_tokens: here it is max_output_tokens", "max_tokens")
+    if ask.n not in (None, 1):
+        raise ParameterError(f"n must be 1, got {ask.n}", "n")
+    for name in ("prompt_logprobs", "logprob_token_ids", "report_entropy", "return_token_ids"):
+        if getattr(ask, name):
+            raise ParameterError(f"{name} can't be had with /v1/responses", name)
+    messages: list[ChatMessage] = []
+    if ask.instructions is not None:
+        messages.append(ChatMessage(role="system", content=ask.instructions))
+    if before:
+        messages += msgspec.json.decode(before, type=list[ChatMessage])
+    items = [InputItem(role="user", content=ask.input)] if isinstance(ask.input, str) else ask.input
+    for place, item in enumerate(items):
+        messages += message_of(item, f"input[{place}]")
+    if not items or not messages:
+        raise ParameterError("input must hold a message", "input")
+    shared = {name: getattr(ask, name) for name in GenerateRequest.__struct_fields__}
+    chat = ChatRequest(
+        **shared,
+        messages=messages,
+        tools=[tool_of(tool) for tool in ask.tools or ()] or None,
+        tool_choice=ask.tool_choice,
+        chat_template_kwargs=ask.chat_template_kwargs,
+        separate_reasoning=ask.separate_reasoning,
+        stop_scope=ask.stop_scope,
+        thinking_token_budget=ask.thinking_token_budget,
+        negative_prompt=ask.negative_prompt,
+        response_format=response_format(ask),
+    )
+    check_messages(chat)
+    return chat
+
+
+def response_format(ask: ResponsesRequest) -> ResponseFormat | None:
+    """text.format as Chat has it."""
+    form = None if ask.text is None else ask.text.format
+    if isinstance(form, FlatJsonSchemaFormat):
+        return JsonSchemaFormat(JsonSchema(form.schema, form.name, form.strict, form.description))
+    return form
+
+
+def message_of(item: InputItem, name: str) -> list[ChatMessage]:
+    """An input item as the chat template takes it."""
+    if item.type == "reasoning":
+        return []
+    if item.type == "function_call":
+        if item.name is None or item.arguments is None:
+            raise ParameterError(f"{name}: a function_call needs name and arguments", name)
+        call = {"id": item.call_id, "type": "function", "function": {"name": item.name, "arguments": item.arguments}}
+        return [ChatMessage(role="assistant", content="", tool_calls=[call])]
+    if item.type == "function_call_output":
+        if item.output is None:
+            raise ParameterError(f"{name}: a function_call_output needs output", name)
+        return [ChatMessage(role="tool", content=item.output, tool_call_id=item.call_id)]
+    if item.role is None or item.content is None:
+        raise ParameterError(f"{name}: a message needs role and content", name)
+    if isinstance(item.content, str):
+        return [ChatMessage(role=item.role, content=item.content)]
+    for part in item.content:
+        if part.type not in ("input_text", "output_text", "text") or part.text is None:
+            raise ParameterError(f"{name}.content: only text can be served, got {part.type!r}", f"{name}.content")
+    return [ChatMessage(role=item.role, content="".join(part.text or "" for part in item.content))]
+
+
+def tool_of(tool: dict[str, Any]) -> dict[str, Any]:
+    """A function as chat templates expect it: its fields one level deeper."""
+    return {
+        "type": "function",
+        "function": {key: value for key, value in tool.items() if key not in ("type", "strict")},
+    }
+
+
+def to_messages(output: list[OutputItem]) -> list[dict[str, Any]]:
+    """The output as a message for the next turn. Reasoning is left out, as chat templates expect."""
+    text = "".join(part.text for item in output if item.type == "message" for part in item.content or ())
+    calls = [
+        {"id": item.call_id, "type": "function", "function": {"name": item.name, "arguments": item.arguments}}
+        for item in output
+        if item.type == "function_call"
+    ]
+    if not text and not calls:
+        return []
+    return [{"role": "assistant", "content": text, **({"tool_calls": calls} if calls else {})}]

@@ -1,0 +1,169 @@
+"""Chunks → an HTTP answer: server-sent events as they come, or one body that a fold makes of them. Knows nothing of
+what chunks say.
+
+data: {…}\\n\\n                    one per chunk
+data: [DONE]\\n\\n                 only after the last chunk
+event: TYPE\\ndata: {…}\\n\\n       where events have names (/v1/responses); there is no [DONE] then
+data: {"error":…}\\n\\n            if the request fails on the way; then the answer ends
+: keep-alive\\n\\n                 a comment between frames after a silence, also before the first chunk
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from tailrace.api import error_handlers
+from tailrace.api.disconnect import cancel_all, unless_disconnected
+
+DONE = b"data: [DONE]\n\n"
+COMMENT = b": keep-alive\n\n"
+
+Chunk = TypeVar("Chunk", bound=msgspec.Struct)
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Abortable(Protocol):
+    """A request that is being generated."""
+
+    def abort(self, cause: str) -> None:
+        """End it; nobody reads it any more."""
+        ...
+
+
+class EventFormat(NamedTuple):
+    """How chunks are framed, and what follows the last one."""
+
+    frame: Callable[[msgspec.Struct], bytes]
+    done: bytes
+
+
+def json_response(body: msgspec.Struct, status: int = 200) -> Response:
+    """A struct as a JSON answer."""
+    return Response(_encode(body), status, media_type="application/json")
+
+
+def frame(chunk: msgspec.Struct) -> bytes:
+    """One event. JSON has no raw line breaks, so a frame is never split."""
+    return b"data: " + _encode(chunk) + b"\n\n"
+
+
+def named_frame(event: msgspec.Struct) -> bytes:
+    """One event under the name of its type; an error has no type and is called "error"."""
+    name = getattr(event, "type", "error")
+    return b"event: " + name.encode() + b"\ndata: " + _encode(event) + b"\n\n"
+
+
+PLAIN = EventFormat(frame, DONE)
+NAMED = EventFormat(named_frame, b"")
+
+
+async def respond(
+    request: Request,
+    generation: Abortable,
+    chunks: AsyncGenerator[Chunk, None],
+    fold: Callable[[AsyncGenerator[Chunk, None]], Awaitable[msgspec.Struct]],
+    streamed: bool,
+    form: EventFormat = PLAIN,
+) -> Response:
+    """The answer, streamed or whole. A client that leaves ends the generation.
+
+    The first chunk is awaited before a stream begins, so that a refusal by the engine is still an HTTP error. It is not
+    awaited for longer than `keep_alive_s`: a proxy on the way might give up.
+
+    Raises:
+        TailraceError: the request failed before anything was sent. ClientDisconnect: the client left.
+    """
+
+    def on_disconnect() -> None:
+        generation.abort("disconnect")
+
+    if not streamed:
+        return json_response(await unless_disconnected(request.receive, fold(chunks), on_disconnect))
+    keep_alive_s = request.app.state.front.config.keep_alive_s
+    first = asyncio.ensure_future(anext(chunks))
+    try:
+        await unless_disconnected(request.receive, asyncio.wait((first,), timeout=keep_alive_s), on_disconnect)
+        if first.done():
+            first.result()
+    except BaseException:
+        await cancel_all(first)
+        raise
+    return EventStream(first, chunks, on_disconnect, keep_alive_s, form)
+
+
+class EventStream(Response):
+    """Sends the chunks as they come.
+
+    Args:
+        first: a task that waits for the first chunk. It may be done already: a refusal could still become an HTTP
+            error.
+        rest: the other chunks; closed in every case. An error from either becomes an error event.
+        on_disconnect: called if the client leaves, before `rest` is cancelled.
+        keep_alive_s: seconds of silence after which a comment is sent.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        first: asyncio.Future[Chunk],
+        rest: AsyncGenerator[Chunk, None],
+        on_disconnect: Callable[[], None],
+        keep_alive_s: float,
+        form: EventFormat = PLAIN,
+    ) -> None:
+        self.status_code = 200
+        self.background = None
+        self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
+        self._first, self._rest, self._on_disconnect = first, rest, on_disconnect
+        self._keep_alive_s, self._form = keep_alive_s, form
+        self._sent_s = 0.0  # when the last bytes went out
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        start: Any = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        async with contextlib.aclosing(self._rest):
+            try:
+                await send(start)
+                with contextlib.suppress(ClientDisconnect):
+                    await unless_disconnected(receive, self._send_all(send), self._on_disconnect)
+            finally:
+                await cancel_all(self._first)
+
+    async def _send_all(self, send: Send) -> None:
+        async def write(data: bytes, more: bool = True) -> None:
+            self._sent_s = time.monotonic()
+            await send({"type": "http.response.body", "body": data, "more_body": more})
+
+        keep_alive = asyncio.create_task(self._keep_alive(write))
+        try:
+            try:
+                frame, done = self._form
+                await write(frame(await self._first))
+                async for chunk in self._rest:
+                    await write(frame(chunk))
+            finally:
+                await cancel_all(keep_alive)
+        except Exception as error:
+            await write(self._form.frame(error_handlers.of_any(error)), more=False)
+        else:
+            await write(done, more=False)
+
+    async def _keep_alive(self, write: Callable[[bytes], Awaitable[None]]) -> None:
+        """Comments into long silences. Each is one write, as each frame is, so that neither splits the other."""
+        self._sent_s = time.monotonic()
+        while True:
+            silent_s = time.monotonic() - self._sent_s
+            if silent_s >= self._keep_alive_s:
+                await write(COMMENT)
+                silent_s = 0.0
+            await asyncio.sleep(self._keep_alive_s - silent_s)

@@ -7,6 +7,7 @@ import asyncio
 import threading
 import time
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ import torch
 from starlette.requests import ClientDisconnect, Request
 
 from api.harness import VOCAB, LocalClient, front_of
-from tailrace.api import body, response_input
+from tailrace.api import body, response_input, work_queue
 from tailrace.api.routes import chat, completions
 from tailrace.api.work_queue import LONG_CHARS, SHORT_CHARS, SLICE_S, WorkQueue
 
@@ -53,6 +54,24 @@ async def test_short_work_keeps_its_order_and_others_come_between():
     assert [one for one in told if one != "turn"] == [0, 1, 2, 3]
     places = [told.index(i) for i in range(4)]
     assert all("turn" in told[a:b] for a, b in pairwise(places))
+
+
+async def test_short_pieces_share_a_turn_of_the_loop_until_its_slice_is_used_up(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(work_queue, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    queue, turns, client = WorkQueue(), [], Client()
+
+    def work(took_s: float) -> None:
+        now[0] += took_s
+
+    asyncio.get_running_loop().call_soon(turns.append, 1)
+    for _ in range(3):
+        await queue.run(client.request, lambda: work(SLICE_S / 4), 1)
+    assert not turns
+    await queue.run(client.request, lambda: work(SLICE_S), 1)
+    assert not turns
+    await queue.run(client.request, lambda: work(SLICE_S), 1)
+    assert turns
 
 
 @pytest.mark.parametrize("size", [1, LONG_CHARS + 1])

@@ -108,7 +108,7 @@ def test_case_08_the_tail_of_a_large_vocabulary_comes_as_often_as_it_should():
 def test_case_10_ids_outside_the_vocabulary_are_refused_by_name(name, token):
     value = {"logit_bias": {token: 1.0}, "bad_words": ((1, token),)}.get(name, (token,))
     with pytest.raises(ParameterError, match=name):
-        Slots(1, V).join(0, SamplingParams(**{name: value}), key=1, prompt=[1])
+        Slots(1, V).add(0, SamplingParams(**{name: value}), key=1, prompt=[1])
 
 
 @pytest.mark.parametrize(

@@ -57,5 +57,5 @@ def test_logprobs_of_named_tokens(fields, mode):
 )
 def test_named_tokens_that_cannot_be_had(fields, words):
     with pytest.raises(ParameterError, match=words) as caught:
-        Slots(1, 40).join(0, SamplingParams(**fields), key=1, prompt=[1])
+        Slots(1, 40).add(0, SamplingParams(**fields), key=1, prompt=[1])
     assert caught.value.param == "logprob_token_ids"

@@ -11,12 +11,12 @@ from tailrace.kernels.program import Program, ascending
 from tailrace.kernels.rows import Rows
 from tailrace.kernels.status import MESSAGES, OK
 from tailrace.kernels.types import readable
-from tailrace.sampling.logprobs import Logprobs
+from tailrace.logprobs import TokenLogprobs
 from tailrace.sampling.sampler import logprobs
 from tailrace.sampling.validation import check_kind, checked_ids, checked_size
 
 
-def replay(logits: torch.Tensor, tokens: list[int], top: int) -> list[Logprobs]:
+def replay(logits: torch.Tensor, tokens: list[int], top: int) -> list[TokenLogprobs]:
     """logits: [R, V] of bf16, f16 or f32, not modified; row r is what `tokens[r]` was to follow. top: alternatives to report.
 
     Raises:

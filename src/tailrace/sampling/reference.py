@@ -13,8 +13,9 @@ import torch
 from tailrace import kernels
 from tailrace.kernels.program import Add, Ban, Dense, Edit, Lift, Mask, Penalty
 from tailrace.kernels.status import MESSAGES, OK, PROCESSOR
+from tailrace.logprobs import TokenLogprobs
 from tailrace.sampling.candidates import Candidates, Context
-from tailrace.sampling.logprobs import Logprobs, describe
+from tailrace.sampling.logprobs import describe
 from tailrace.sampling.pipeline import REFINEMENTS
 from tailrace.sampling.slot import Slot
 
@@ -176,7 +177,7 @@ def choose(row: Target, slot: Slot, position: int) -> int:
     return slot.forced if slot.forced is not None else draw(row.candidates, slot, position)
 
 
-def report(row: Target, slot: Slot, token: int) -> Logprobs | None:
+def report(row: Target, slot: Slot, token: int) -> TokenLogprobs | None:
     """What the slot's request wants to know of the token, if anything."""
     if not slot.reported:
         return None

@@ -21,9 +21,10 @@ from tailrace.kernels.cpu.program import COSTLY, LEARNING, RARE, REPORTED
 from tailrace.kernels.cpu.sample import APART, Outcome, Step
 from tailrace.kernels.program import Mask
 from tailrace.kernels.rows import Rows
+from tailrace.logprobs import TokenLogprobs
 from tailrace.sampling.draft_programs import unroll
 from tailrace.sampling.guidance import combined, guide
-from tailrace.sampling.logprobs import Logprobs, naming
+from tailrace.sampling.logprobs import naming
 from tailrace.sampling.slot import Slot
 from tailrace.sampling.slots import Slots
 from tailrace.sampling.validation import check_kind
@@ -43,7 +44,7 @@ class Sampled:
     token_ids: torch.Tensor
     num_tokens: torch.Tensor
     status: torch.Tensor
-    logprobs: list[list[Logprobs] | None]
+    logprobs: list[list[TokenLogprobs] | None]
 
     def tokens(self) -> list[list[int]]:
         """What was drawn or accepted, request by request: what `Slots.commit` takes. Nothing where status is not OK."""
@@ -247,7 +248,7 @@ class Sampler:
 
     def _read(self, outcome: Outcome, rows: Rows, logits: torch.Tensor | None = None) -> Sampled:
         """With the requests' reports out of the kernels' arrays; None for those that did not ask. logits: where tokens are named."""
-        reports: list[list[Logprobs] | None] = [None] * rows.num_requests
+        reports: list[list[TokenLogprobs] | None] = [None] * rows.num_requests
         sampled = Sampled(outcome.token_ids, outcome.num_tokens, outcome.status, reports)
         if outcome.reports is None:
             return sampled
@@ -280,15 +281,15 @@ def raw_row(logits: torch.Tensor, rows: Rows, row: int) -> torch.Tensor:
     return guide(mine[None], logits[companion][None], rows.guidance.scale[row : row + 1])[0]
 
 
-def named(logits: torch.Tensor, rows: Rows, i: int, sampled: Sampled, ids: tuple[int, ...]) -> list[Logprobs]:
+def named(logits: torch.Tensor, rows: Rows, i: int, sampled: Sampled, ids: tuple[int, ...]) -> list[TokenLogprobs]:
     """The entries of request i with the logprobs of these tokens, out of its rows."""
     entries, first, drawn = sampled.logprobs[i] or [], int(rows.start[i]), sampled.token_ids[i].tolist()
     return [naming(entry, drawn[j], raw_row(logits, rows, first + j), ids) for j, entry in enumerate(entries)]
 
 
-def logprobs(numbers: list[float], ranks: list[int], top: int | None, entropies: bool) -> Logprobs:
+def logprobs(numbers: list[float], ranks: list[int], top: int | None, entropies: bool) -> TokenLogprobs:
     """One token's, out of the kernels' arrays."""
     more = numbers[1:3] if entropies else ()
     if top is None:
-        return Logprobs(math.nan, 0, [], [], *more)
-    return Logprobs(numbers[0], ranks[0], ranks[1 : 1 + top], numbers[3 : 3 + top], *more)
+        return TokenLogprobs(math.nan, 0, [], [], *more)
+    return TokenLogprobs(numbers[0], ranks[0], ranks[1 : 1 + top], numbers[3 : 3 + top], *more)

@@ -30,8 +30,8 @@ from tailrace import kernels
 from tailrace.kernels.program import Mask
 from tailrace.kernels.rows import Rule
 from tailrace.kernels.status import FAILED, OK
+from tailrace.logprobs import TokenLogprobs
 from tailrace.sampling.candidates import Candidates
-from tailrace.sampling.logprobs import Logprobs
 from tailrace.sampling.reference import BadRowError, Target, choose, draw, report, target
 from tailrace.sampling.slot import Lesson, Slot
 
@@ -51,7 +51,7 @@ def verify(
     q: torch.Tensor | None,
     rule: Rule,
     masks: Sequence[Mask | None] = (),
-) -> tuple[list[int], list[Logprobs | None], int]:
+) -> tuple[list[int], list[TokenLogprobs | None], int]:
     """Tokens, their reports, and the status (kernels/status.py): whatever goes wrong is this request's alone, and what was accepted before
     stands.
 
@@ -60,7 +60,7 @@ def verify(
         position: of the first row. drafts: k of them. q: float32 [k or more, V], or None. masks: the grammar's, of each row; (): none.
     """
     tokens: list[int] = []
-    reports: list[Logprobs | None] = []
+    reports: list[TokenLogprobs | None] = []
     lessons: list[Lesson] = []
     allowed = masks or list(repeat(None, len(logits)))
     state, walked = dict(slot.state), 0

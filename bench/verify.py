@@ -31,7 +31,7 @@ from tailrace.drafting.base import Ask, Draft
 from tailrace.drafting.pick import Picker
 from tailrace.kernels.rows import Rule
 from tailrace.sampling import Rows, Sampler, SamplingParams, Slots
-from tailrace.sampling.sampler import Backend
+from tailrace.sampling.backends import BackendName
 
 TEMPERATURE, TOP_P = 0.8, 0.95
 PARAMS: dict[str, dict[str, Any]] = {
@@ -203,7 +203,7 @@ def lines(args: argparse.Namespace, acceptance: str, dense: bool, dtype: str) ->
 
 
 def drafting(
-    pool: Pool, params: dict[str, Any], requests: int, count: int, backend: Backend | None
+    pool: Pool, params: dict[str, Any], requests: int, count: int, backend: BackendName | None
 ) -> Callable[[], list[Draft]]:
     """A step: so many drafts for each request, all of them at once, from cold rows."""
     vocab = pool.rows.shape[1]

@@ -16,12 +16,14 @@ from scipy import stats
 from tailrace import _cpu, kernels
 from tailrace.drafting.base import Ask, Draft
 from tailrace.drafting.pick import Picker, Picks, draw, noise_of
-from tailrace.kernels.cpu.sample import APART, Step
+from tailrace.kernels.cpu.sample import CPUStep
 from tailrace.kernels.cpu.shelf import Place, Shelf
+from tailrace.kernels.output import FALLS_BACK
 from tailrace.kernels.status import OK
 from tailrace.options import Watermark
 from tailrace.params import SamplingParams
 from tailrace.sampling import Rows, Sampler, Slots
+from tailrace.sampling.backends.cpu import CPUBackend
 from tailrace.sampling.reference import distribution
 from tailrace.sampling.slot import Slot
 
@@ -261,7 +263,7 @@ def test_memory_that_is_used_again_holds_nothing_from_before():
 def test_what_is_left_in_used_memory_is_seen():
     """Planted: the note says that the row is empty."""
     sampler = sampler_for({"top_k": 5})
-    step = Step(rows_of(1)[0], Rows.plain([0], [0], [4]), sampler.slots.programs)
+    step = CPUStep(rows_of(1)[0], Rows.plain([0], [0], [4]), sampler.slots.follower("cpu", CPUBackend).programs)
     place = Shelf(WIDE).take(1)
     place.write(0, torch.ones(WIDE))
     step.propose([(4, 16)], [(place, 0)])
@@ -293,7 +295,9 @@ def kept_beside(bad: float, threads: int) -> tuple[list[int], list[int], list[Pl
     before = _cpu.num_threads()
     kernels.set_num_threads(threads)
     try:
-        step = Step(logits, Rows.plain(range(5), range(5), [4] * 5), sampler.slots.programs)
+        step = CPUStep(
+            logits, Rows.plain(range(5), range(5), [4] * 5), sampler.slots.follower("cpu", CPUBackend).programs
+        )
         out = step.propose([(4, 16)] * 5, [(place, 0) for place in places])
     finally:
         kernels.set_num_threads(before)
@@ -305,7 +309,7 @@ def kept_beside(bad: float, threads: int) -> tuple[list[int], list[int], list[Pl
 def test_broken_rows_beside_good_ones(bad, threads):
     tokens, status, places = kept_beside(bad, threads)
     assert [at for at, state in enumerate(status) if state == OK] == [0, 2]
-    assert status[4] == APART
+    assert status[4] == FALLS_BACK
     assert [tokens[at] for at in (1, 3, 4)] == [-1] * 3
     for at, place in enumerate(places):
         if status[at] == OK:
@@ -319,7 +323,7 @@ def test_broken_rows_beside_good_ones(bad, threads):
 def test_one_token_is_one_hot(fields):
     """Greedy ones are not asked for by the picker; the kernels have them all the same."""
     sampler, logits = sampler_for(fields), rows_of(1)[0]
-    step = Step(logits, Rows.plain([0], [0], [4]), sampler.slots.programs)
+    step = CPUStep(logits, Rows.plain([0], [0], [4]), sampler.slots.follower("cpu", CPUBackend).programs)
     place = Shelf(WIDE).take(1)
     [token] = step.propose([(4, 16)], [(place, 0)]).token_ids.tolist()
     assert token == (9 if "forced_token_ids" in fields else int(logits.argmax()))
@@ -329,7 +333,7 @@ def test_one_token_is_one_hot(fields):
 
 def test_numbers_that_do_not_fit_are_refused():
     sampler = sampler_for({})
-    step = Step(rows_of(1)[0], Rows.plain([0], [0], [4]), sampler.slots.programs)
+    step = CPUStep(rows_of(1)[0], Rows.plain([0], [0], [4]), sampler.slots.follower("cpu", CPUBackend).programs)
     for noise, place, row in (
         ([], Shelf(WIDE).take(1), 0),
         ([(4, 16)], Shelf(WIDE - 1).take(1), 0),

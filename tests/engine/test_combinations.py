@@ -42,7 +42,8 @@ from tailrace.grammar import bitmasks
 from tailrace.grammar.service import Grammars
 from tailrace.kernels.rows import Rows
 from tailrace.runners.scripted import ScriptedRunner
-from tailrace.sampling import Sampler, sampler, verify
+from tailrace.sampling import Sampler, verify
+from tailrace.sampling.backends import cpu, reference
 from tailrace.sampling.slot import Slot
 from tailrace.sampling.slots import Slots
 from tailrace.wire.messages import Abort
@@ -325,11 +326,11 @@ def while_it_runs(patch, module, name: str, fault: Callable) -> None:
 
 def stale_penalties(patch) -> None:
     by_reference(patch)
-    while_it_runs(patch, sampler, "verify", said_nothing)
+    while_it_runs(patch, reference, "verify", said_nothing)
 
 
 def stale_programs(patch) -> None:
-    while_it_runs(patch, sampler, "unroll", said_nothing)
+    while_it_runs(patch, cpu, "write_draft_programs", said_nothing)
 
 
 def forgetful_companion(patch) -> None:
@@ -404,8 +405,8 @@ def past_the_stop(patch) -> None:
 
 
 def other_logprobs(patch) -> None:
-    real = Sampler._read
-    patch.setattr(Sampler, "_read", lambda self, outcome, rows: [r and r[::-1] for r in real(self, outcome, rows)])
+    real = cpu.entries_of
+    patch.setattr(cpu, "entries_of", lambda output, asked: [found and found[::-1] for found in real(output, asked)])
 
 
 def blocks_kept(patch) -> None:

@@ -14,7 +14,8 @@ from tailrace.kernels.status import EMPTY, INF, NAN, OK
 from tailrace.options import Watermark
 from tailrace.params import SamplingParams
 from tailrace.sampling import Rows, Sampler, Slots
-from tailrace.sampling.on_gpu import OnGPU
+from tailrace.sampling.backends import backend_of
+from tailrace.sampling.backends.device_slots import DeviceSlots
 from tailrace.sampling.reference import distribution, edited
 
 KEYS = (654, -400, 836, 2**62, 340)
@@ -186,12 +187,12 @@ def test_the_same_tokens(name, vocab):
 
 def lessons(slots: Slots) -> list[list[float]]:
     """Slot by slot, what is learnt from if the tokens stand."""
-    return [[math.nan if logprob is None else logprob for _, logprob in slot.lessons] for slot in slots.slots if slot]
+    return [[math.nan if logprob is None else logprob for _, logprob in slot.updates] for slot in slots.slots if slot]
 
 
 # edits that a GPU has no tables for, and stages that it has no kernels for: they go apart
-APART = {name for name in PARAMS if name.startswith(("encoder penalty", "length decay"))}
-APART |= {
+FALLING_BACK = {name for name in PARAMS if name.startswith(("encoder penalty", "length decay"))}
+FALLING_BACK |= {
     name for name in PARAMS if name.startswith(("tail-free", "top-h", "min-k", "mirostat", "adaptive", "tournament"))
 }
 AT_LENGTH = ("temperature", "top_k many", "top_p most", "typical", "everything")
@@ -199,18 +200,18 @@ MORE = [
     pytest.param(name, vocab, marks=pytest.mark.long)
     for vocab in (1, 2, 255, 256, 4097, 33_000)
     for name in PARAMS
-    if name not in APART
+    if name not in FALLING_BACK
 ]
 
 
 @QUIET
 @pytest.mark.parametrize(
     ("name", "vocab"),
-    [*((name, 257) for name in PARAMS if name not in APART), *((name, 4097) for name in AT_LENGTH), *MORE],
+    [*((name, 257) for name in PARAMS if name not in FALLING_BACK), *((name, 4097) for name in AT_LENGTH), *MORE],
 )
 def test_the_same_tokens_on_a_gpu(name, vocab, monkeypatch):
     """Without one, in Triton's interpreter; there by nobody else's help."""
-    monkeypatch.setattr(OnGPU, "apart", lambda *_: [])
+    monkeypatch.setattr(DeviceSlots, "falling_back", lambda *_: [])
     logits = torch.stack(list(rows_of(vocab).values()))
     slots = slots_for(PARAMS[name], vocab, logits.shape[0])
     dtype = torch.bfloat16 if name in ("top_p", "top_k", "temperature") else torch.float32
@@ -241,7 +242,7 @@ def test_what_the_gpu_does_not_have_goes_apart_and_leaves_its_neighbours_alone()
     alone = Rows.plain([2] * 20, [0] * 20, range(20))
     first = sampler(logits.to(DEVICES["gpu"]), alone).token_ids
     assert torch.equal(first, Sampler(slots, "cpu")(logits, alone).token_ids)
-    sampler._gpu.state.tables.records[:, KEY.value] += 1  # the planted fault
+    sampler.backend_for(torch.device(DEVICES["gpu"])).there.state.tables.records[:, KEY.value] += 1  # the planted fault
     assert not torch.equal(first, sampler(logits.to(DEVICES["gpu"]), alone).token_ids)
     slots.remove(0)
     slots.add(0, SamplingParams(temperature=0.0), key=1, prompt=[1])  # another request in the same slot
@@ -249,12 +250,14 @@ def test_what_the_gpu_does_not_have_goes_apart_and_leaves_its_neighbours_alone()
 
 
 @QUIET
-@pytest.mark.parametrize("name", sorted(APART))
-def test_what_the_gpu_does_not_have_go_apart(name):
+@pytest.mark.parametrize("name", sorted(FALLING_BACK))
+def test_what_the_gpu_does_not_have_falls_back(name):
     logits = torch.stack(list(rows_of(257).values()))
     slots = slots_for(PARAMS[name], 257, logits.shape[0])
     n = logits.shape[0]
-    assert OnGPU(slots, torch.device("cpu")).apart(Rows.plain(range(n), range(n), [9] * n)) == list(range(n))
+    assert backend_of(slots, "gpu", torch.device("cpu")).falling_back(Rows.plain(range(n), range(n), [9] * n)) == list(
+        range(n)
+    )
     expected, found = sampled(slots, logits, "reference"), sampled(slots, logits.to(DEVICES["gpu"]), "gpu")
     assert found.token_ids.tolist() == expected.token_ids.tolist()
 

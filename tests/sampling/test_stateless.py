@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from kernels.backends import DEVICES, QUIET
 from tailrace.errors import ParameterError
 from tailrace.params import NEUTRAL, SamplingParams
 from tailrace.sampling import Rows, Sampler, Slots, request_key, sample
@@ -77,6 +78,27 @@ def test_another_parameter_seed_or_position_is_seen():
     assert sample(logits, seed=seeds, position=positions, **hot).tolist() != found
     assert sample(logits, seed=seeds, position=[p + 1 for p in positions], **fields).tolist() != found
     assert sample(logits, seed=seeds[::-1], position=positions, **fields).tolist() != found
+
+
+@QUIET
+@pytest.mark.parametrize("seed", range(4))
+def test_the_tokens_are_the_samplers_on_a_gpu(seed):
+    device = torch.device(DEVICES["gpu"])
+    logits, fields, seeds, positions = asked_at_random(seed, 9)
+    given = {name: FORMS["tensors"](column).to(device) for name, column in fields.items()}
+    expected = by_sampler(logits.to(device), fields, seeds, positions, 3, backend="gpu")
+    ids, found = sample(
+        logits.to(device),
+        seed=torch.tensor(seeds, device=device),
+        position=positions,
+        logprobs=3,
+        backend="gpu",
+        **given,
+    )
+    assert ids.device == device
+    assert ids.tolist() == expected.token_ids[:, 0].tolist()
+    assert found.top_ids.tolist() == [entry.top_ids for [entry] in expected.logprobs]
+    assert ids.tolist() == sample(logits, seed=seeds, position=positions, **fields).tolist()
 
 
 def test_logprobs_are_the_samplers():

@@ -60,7 +60,7 @@ class Lift:
 @dataclass(frozen=True, slots=True)
 class Dense:
     """Any function of the whole row, float32 [V], that changes it in place or returns another one in its place. No kernel has it: such a
-    row goes the reference's way."""
+    row falls back to the reference sampler."""
 
     apply: Callable[[torch.Tensor], torch.Tensor | None]
 
@@ -95,7 +95,7 @@ NOT_ON_GPU: frozenset[StageKind] = frozenset(
 COSTLY_KINDS: frozenset[StageKind] = frozenset(
     {"tail_free", "adaptive", "tournament"}
 )  # milliseconds, where much survives
-MAX_STAGES = 20  # of a program; csrc/program.h
+MAX_EDITS, MAX_STAGES = 16, 20  # of a program; csrc/program.h
 STAGES: tuple[StageKind, ...] = get_args(StageKind)  # as csrc/program.h numbers them
 
 
@@ -130,8 +130,9 @@ class Program:
     """What stays the same as long as a slot's request does.
 
     stages: in the request's order. exempt: uint32 ids that XTC never removes. logprobs: how many alternatives are reported;
-    None: no logprobs. processed: of the distribution really drawn from. entropy: it is reported. rare: the request asks for
-    what the kernels don't have. learning: a stage has a state (`Programs.write_state`), and learns from what is drawn. counts: gets
+    None: no logprobs. processed: of the distribution really drawn from. entropy: it is reported. unsupported: no kernels have all that the
+    request asks for: its rows fall back to the reference sampler. stateful: a stage has a state (`Programs.write_state`), which follows what is
+    drawn. counts: gets
     (repeated, counted) for each draft while the drafts after it are verified. said: gets the draft itself.
     """
 
@@ -142,8 +143,8 @@ class Program:
     greedy: bool
     processed: bool
     entropy: bool
-    rare: bool
-    learning: bool
+    unsupported: bool
+    stateful: bool
     counts: Counts | None
     weights: tuple[int, int]
     said: Said | None = None

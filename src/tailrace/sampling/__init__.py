@@ -11,12 +11,13 @@ ids = sample(logits, temperature=[0.8, 0.0], top_p=0.95, seed=[1, 2], position=l
 
 from tailrace.kernels.rows import Guidance, Rows
 from tailrace.params import SamplingParams
-from tailrace.sampling.keys import request_key
+from tailrace.sampling.keys import KeySource, request_key
 from tailrace.sampling.sampler import Sampled, Sampler
 from tailrace.sampling.slots import SequenceState, Slots
 from tailrace.sampling.stateless import sample
 
 __all__ = [
+    "KeySource",
     "Guidance",
     "Rows",
     "Sampled",

@@ -7,11 +7,14 @@ removed. A greedy row draws from no distribution; its processed logprobs are tho
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import msgspec
 import torch
 
+from tailrace.kernels.output import KernelOutput
 from tailrace.logprobs import TokenLogprobs
+from tailrace.params import SamplingParams
 from tailrace.sampling.candidates import Candidates
 
 
@@ -51,6 +54,26 @@ def naming(entry: TokenLogprobs, token: int, row: torch.Tensor, named: tuple[int
     known = math.isfinite(entry.logprob)
     norm = float(row[token]) - entry.logprob if known else float(row.double().logsumexp(0))
     return msgspec.structs.replace(entry, top_ids=list(named), top_logprobs=(row[list(named)].double() - norm).tolist())
+
+
+def entry_of(numbers: list[float], ranks: list[int], top: int | None, entropies: bool) -> TokenLogprobs:
+    """One token's, out of the kernels' arrays (kernels/output.py)."""
+    more = numbers[1:3] if entropies else ()
+    if top is None:
+        return TokenLogprobs(math.nan, 0, [], [], *more)
+    return TokenLogprobs(numbers[0], ranks[0], ranks[1 : 1 + top], numbers[3 : 3 + top], *more)
+
+
+def entries_of(output: KernelOutput, asked: Sequence[SamplingParams | None]) -> list[list[TokenLogprobs] | None]:
+    """Of each request one entry per token; None where it did not ask. asked: the parameters of those that did."""
+    if output.logprobs is None:
+        return [None] * len(asked)
+    # whole arrays become lists at once: a tensor per row would cost more than the sampling
+    numbers, ranks = output.logprobs.numbers.tolist(), output.logprobs.ranks.tolist()
+    return [
+        params and [entry_of(numbers[i][j], ranks[i][j], params.logprobs, params.report_entropy) for j in range(count)]
+        for i, (params, count) in enumerate(zip(asked, output.num_tokens.tolist(), strict=True))
+    ]
 
 
 def _top(candidates: Candidates, logprobs: torch.Tensor, n: int) -> tuple[list[int], list[float]]:

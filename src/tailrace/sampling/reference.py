@@ -1,5 +1,5 @@
-"""The reference backend: one request at a time in torch, the specification that the kernels are compared with, and the way of rows
-that ask for what the kernels don't have.
+"""The reference sampler: one request at a time in torch, the specification that the kernels are compared with. Rows that ask for what the
+kernels don't have fall back to it.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def choose(row: Target, slot: Slot, position: int) -> int:
     return slot.forced if slot.forced is not None else draw(row.candidates, slot, position)
 
 
-def report(row: Target, slot: Slot, token: int) -> TokenLogprobs | None:
+def logprobs_of(row: Target, slot: Slot, token: int) -> TokenLogprobs | None:
     """What the slot's request wants to know of the token, if anything."""
     if not slot.reported:
         return None

@@ -128,4 +128,4 @@ def positions(position: Any, seeded: bool, count: int) -> torch.Tensor:
         raise ParameterError(
             f"position must be an integer in [0, {MAX_SEED}], got {numbers[row]} in row {row}", "position"
         )
-    return tensor(array("q", numbers))
+    return tensor(array("q", numbers))  # pyright: ignore[reportArgumentType]  # whole ones

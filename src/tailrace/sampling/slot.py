@@ -8,8 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from tailrace.kernels.cpu.program import MAX_EDITS
-from tailrace.kernels.program import Dense, Edit
+from tailrace.kernels.program import MAX_EDITS, Dense, Edit
 from tailrace.params import SamplingParams
 from tailrace.sampling.candidates import Candidates
 from tailrace.sampling.history import History
@@ -17,17 +16,19 @@ from tailrace.sampling.pipeline import EDITS, REFINEMENTS, beyond_kernels
 from tailrace.sampling.sequence_state import SequenceState
 
 T = TypeVar("T")
-Lesson = tuple[int, float | None]  # a token, and the log-probability that is learnt from
+PendingUpdate = tuple[
+    int, float | None
+]  # a token, and the log-probability that a state is updated with once it is committed
 
 
 @dataclass(slots=True)
 class Slot:
     """One occupied slot.
 
-    edits, refinements: the methods it wants, in order. lessons: of the tokens drawn and not yet committed, in order: each with the
-    log-probability that is learnt from if it stands; None: nothing is. basis: those whose probabilities are learnt from, at the row looked
-    at last. derived: made once from the parameters. took_s: of processor time, its last draw, where that may be dear. turns: one of its
-    edits does something else after every token.
+    edits, refinements: the methods it wants, in order. updates: of the tokens drawn and not yet committed, in order: each with the
+    log-probability that its methods' state is updated with if it stands; None: the state stays. basis: the candidates whose probabilities
+    the state follows, at the row looked at last. derived: made once from the parameters. took_s: processor time of its last draw, where
+    that may be costly. turns: one of its edits does something else after every token.
     """
 
     params: SamplingParams
@@ -41,7 +42,7 @@ class Slot:
     refinements: tuple[str, ...]
     sequence_state: SequenceState
     derived: dict[str, Any] = field(default_factory=dict)
-    lessons: list[Lesson] = field(default_factory=list)
+    updates: list[PendingUpdate] = field(default_factory=list)
     basis: Candidates | None = None
     took_s: float = 0.0
     turns: bool = False
@@ -57,7 +58,7 @@ class Slot:
 
     @property
     def state(self) -> dict[str, float]:
-        """What its refinements carry from token to token."""
+        """The state that its refinements carry from token to token."""
         return self.sequence_state.state
 
     @property
@@ -84,14 +85,14 @@ class Slot:
         return self.turns or bool(self.sequence_state.forced)
 
     @property
-    def rare(self) -> bool:
-        """See `beyond_kernels`."""
-        return self.once("rare", lambda: beyond_kernels(self.params))
+    def unsupported(self) -> bool:
+        """No kernels have all that it asks for: see `beyond_kernels`."""
+        return self.once("unsupported", lambda: beyond_kernels(self.params))
 
     @property
-    def unrolls(self) -> bool:
-        """More than the counts of its history changes with each draft: the kernels want a program per row (sampling/draft_programs.py)."""
-        return not self.rare and (self.moves or self.params.penalty_last_n >= 0)
+    def moves_with_drafts(self) -> bool:
+        """More than the counts of its history changes with each draft: the kernels want a program per row (backends/draft_programs.py)."""
+        return not self.unsupported and (self.moves or self.params.penalty_last_n >= 0)
 
     @property
     def reported(self) -> bool:
@@ -114,23 +115,23 @@ class Slot:
         if self.history is not None:
             for token in tokens:
                 self.history.append(token)
-        if self.lessons:
-            self._learn(tokens)
+        if self.updates:
+            self._update_state(tokens)
 
-    def _learn(self, tokens: Sequence[int]) -> None:
+    def _update_state(self, tokens: Sequence[int]) -> None:
         for token in tokens:
-            if not self.lessons:
+            if not self.updates:
                 break
-            drawn, logprob = self.lessons.pop(0)
+            drawn, logprob = self.updates.pop(0)
             if drawn != token:  # it came from elsewhere, and what was drawn after it is not what follows
-                self.lessons.clear()
+                self.updates.clear()
             elif logprob is not None:
                 for name in self.refinements:
                     if (learn := REFINEMENTS[name].learn) is not None:
                         learn(self, logprob)
 
-    def lesson(self, token: int) -> Lesson:
-        """What the slot's methods learn if this token stands; nothing if it was forced."""
+    def update_of(self, token: int) -> PendingUpdate:
+        """What the state of the slot's methods is updated with if this token stands; nothing if it was forced."""
         if self.basis is None or self.forced is not None:
             return token, None
         at = int(torch.searchsorted(self.basis.ids, token))
@@ -138,7 +139,7 @@ class Slot:
         return token, float(self.basis.logits.double().log_softmax(0)[at]) if kept else None
 
     def pop(self) -> None:
-        """Take the last output token back. What the state has learnt from it is the caller's to restore."""
+        """Take the last output token back. The state of its methods is the caller's to restore."""
         self.num_output -= 1
         if self.history is not None:
             self.history.pop()

@@ -7,7 +7,7 @@ position. What the kernels read of a row's parameters is made once per set of pa
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple, TypedDict, Unpack, overload
 
@@ -15,16 +15,17 @@ import numpy as np
 import torch
 
 from tailrace.errors import ParameterError
-from tailrace.kernels.cpu.program import ProgramRecord, Programs
-from tailrace.kernels.cpu.sample import Step
-from tailrace.kernels.program import Program
+from tailrace.kernels.cpu.program import ProgramRecord
+from tailrace.kernels.cpu.sample import CPUStep
+from tailrace.kernels.needs import Needs
 from tailrace.kernels.rows import Rows
 from tailrace.params import NEUTRAL, SamplingParams
 from tailrace.ranges import RANGES, check_range
-from tailrace.sampling.programs import program_of
+from tailrace.sampling.programs import RowProgram, program_of
 from tailrace.sampling.row_values import PerRow, keys, on_host, positions, shown, values
 from tailrace.sampling.validation import check_kind, checked_size
 
+NEEDS = ProgramRecord.logprobs.offset // 4  # and behind it the flags, as `Needs` has them
 RECORD_WORDS = ctypes.sizeof(ProgramRecord) // 8
 MAX_KEPT = 4096  # sets of parameters whose programs are kept: 1.7 KB each
 
@@ -47,7 +48,7 @@ FIELDS = tuple(RowFields.__annotations__)
 WHOLE = {name: isinstance(RANGES[name][0], int) for name in FIELDS}
 
 
-class LogprobArrays(NamedTuple):
+class RowLogprobs(NamedTuple):
     """Of R rows, n alternatives each, of the model's own logits (log-softmax, nats); NaN or anything where a row's id is −1.
 
     logprobs: float64 [R], of the sampled tokens. ranks: int64 [R], 1 is the likeliest. top_ids: int64 [R, n], the likeliest tokens in order.
@@ -60,17 +61,12 @@ class LogprobArrays(NamedTuple):
     top_logprobs: torch.Tensor
 
 
-@dataclass(frozen=True, slots=True)
 class RowPrograms:
-    """Programs of R rows as the CPU's kernels read them; `memory` holds them."""
+    """Programs of R rows as the CPU's kernels read them. memory: int64 [R, n], a record each."""
 
-    num_slots: int
-    memory: np.ndarray
-
-    @property
-    def address(self) -> int:
-        """Where the records lie."""
-        return self.memory.ctypes.data
+    def __init__(self, memory: np.ndarray) -> None:
+        self.memory, self.address = memory, memory.ctypes.data
+        self.needs = Needs(memory.view(np.int32)[:, NEEDS : NEEDS + 2].copy())
 
 
 @overload
@@ -94,7 +90,7 @@ def sample(
     bitmask: torch.Tensor | None = None,
     backend: Literal["cpu", "gpu"] | None = None,
     **fields: Unpack[RowFields],
-) -> tuple[torch.Tensor, LogprobArrays]: ...
+) -> tuple[torch.Tensor, RowLogprobs]: ...
 def sample(
     logits: torch.Tensor,
     *,
@@ -104,7 +100,7 @@ def sample(
     bitmask: torch.Tensor | None = None,
     backend: Literal["cpu", "gpu"] | None = None,
     **fields: Unpack[RowFields],
-) -> torch.Tensor | tuple[torch.Tensor, LogprobArrays]:
+) -> torch.Tensor | tuple[torch.Tensor, RowLogprobs]:
     """Sample a token from each row of logits. Keeps nothing between calls.
 
         ids = sample(logits, temperature=[0.0, 0.8], top_p=0.95, seed=[1, 2], position=lengths)
@@ -127,7 +123,7 @@ def sample(
 
     Returns:
         int64 [R] where the logits are, −1 for a row that can't be sampled from (NaN, +inf, or nothing but −inf; nobody else's row is
-        touched by that). With `logprobs` also a `LogprobArrays`.
+        touched by that). With `logprobs` also a `RowLogprobs`.
 
     Raises:
         ParameterError: (a ValueError) naming the field and the row; also for logits of another dtype or shape.
@@ -187,20 +183,6 @@ def backend_of(asked: str | None, device: torch.device) -> str:
 # ---- parameters → programs
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RowProgram:
-    """A program, and its record as the CPU's kernels read it; `program` keeps alive what that points at."""
-
-    program: Program
-    record: bytes
-
-    @staticmethod
-    def of(program: Program) -> RowProgram:
-        programs = Programs(1)
-        programs.write(0, program)
-        return RowProgram(program, bytes(programs.records))
-
-
 class Kept(dict[tuple[Any, ...], RowProgram]):
     """Programs by the values of FIELDS and the number of alternatives."""
 
@@ -208,7 +190,7 @@ class Kept(dict[tuple[Any, ...], RowProgram]):
         if len(self) >= MAX_KEPT:
             self.clear()
         *given, top = values
-        fields = dict(zip(FIELDS, given, strict=True))
+        fields: dict[str, Any] = dict(zip(FIELDS, given, strict=True))
         for name, value in fields.items():
             check_range(name, value)
         if fields["temperature"] == 0.0:  # the rest is not looked at, and SamplingParams would refuse it
@@ -252,12 +234,22 @@ def on_cpu(logits: torch.Tensor, rows: Rows, chosen: list[RowProgram], noise: np
     memory = np.frombuffer(bytearray(each if len(chosen) == rows.num_rows else each * rows.num_rows), dtype=np.int64)
     memory = memory.reshape(rows.num_rows, RECORD_WORDS)
     memory[:, 0] = noise  # the key is the record's first field
-    out = Step(logits, rows, RowPrograms(rows.num_rows, memory)).run(top is not None)
+    out = CPUStep(logits, rows, RowPrograms(memory)).run()
     ids = out.token_ids[:, 0]
-    if out.reports is None:
-        return ids
-    numbers, ranks = out.reports.numbers[:, 0], out.reports.ranks[:, 0]
-    return ids, LogprobArrays(numbers[:, 0], ranks[:, 0], ranks[:, 1:], numbers[:, 3:])
+    return ids if out.logprobs is None else (ids, row_logprobs(out.logprobs.numbers[:, 0], out.logprobs.ranks[:, 0]))
 
 
-BACKENDS = {"cpu": on_cpu}
+def row_logprobs(numbers: torch.Tensor, ranks: torch.Tensor) -> RowLogprobs:
+    """Out of the kernels' arrays: numbers float64 [R, 3 + n], ranks int64 [R, 1 + n] (kernels/output.py)."""
+    return RowLogprobs(numbers[:, 0], ranks[:, 0], ranks[:, 1:], numbers[:, 3:])
+
+
+def on_gpu(logits: torch.Tensor, rows: Rows, chosen: list[RowProgram], noise: np.ndarray, top: int | None) -> Any:
+    """A few launches; nothing waits."""
+    from tailrace.sampling.backends.gpu_stateless import sample_rows  # brings Triton along
+
+    ids, numbers, ranks = sample_rows(logits, rows, chosen, noise, top)
+    return ids if top is None else (ids, row_logprobs(numbers, ranks))
+
+
+BACKENDS = {"cpu": on_cpu, "gpu": on_gpu}

@@ -64,7 +64,7 @@ def number(record, field):
 def has(program: Program) -> bool:
     """Whether the kernels have all that a program's stages ask for."""
     return (
-        not program.rare
+        not program.unsupported
         and program.exempt.size <= MAX_EXEMPT
         and NOT_ON_GPU.isdisjoint(stage.kind for stage in program.stages)
     )

@@ -40,18 +40,20 @@ class SlotStore:
         self.slots: list[Slot | None] = [None] * num_slots
         self.programs: list[Program | None] = [None] * num_slots
         self.edits: list[list[Edit]] = [[] for _ in range(num_slots)]
-        self._followers: dict[str, Follower] = {}
+        self._by_name: dict[str, Follower] = {}
+        self._followers: list[Follower] = []
 
     def follower(self, name: str, make: Callable[[Any], FollowerT]) -> FollowerT:
         """The one follower of this name; made when first asked for, and told everything from then on."""
-        found = self._followers.get(name)
+        found = self._by_name.get(name)
         if found is None:
             found = make(self)
             for slot, entry in enumerate(self.slots):
                 if entry is not None:
                     found.add(slot)
                     found.edit(slot)
-            self._followers[name] = found
+            self._by_name[name] = found
+            self._followers.append(found)
         return found  # type: ignore[return-value]
 
     def __getitem__(self, slot: int) -> Slot:
@@ -68,7 +70,7 @@ class SlotStore:
         self[slot]  # raises if there is nobody
         self.slots[slot] = self.programs[slot] = None
         self.edits[slot] = []
-        for follower in self._followers.values():
+        for follower in self._followers:
             follower.remove(slot)
 
     def move(self, source: int, target: int) -> None:
@@ -99,17 +101,17 @@ class SlotStore:
     def _fill(self, slot: int, entry: Slot, program: Program, edits: list[Edit]) -> None:
         """The empty slot is taken. edits: at its next position."""
         self.slots[slot], self.programs[slot] = entry, program
-        for follower in self._followers.values():
+        for follower in self._followers:
             follower.add(slot)
         self._edit(slot, edits)
 
     def _edit(self, slot: int, edits: list[Edit]) -> None:
         self.edits[slot] = edits
-        for follower in self._followers.values():
+        for follower in self._followers:
             follower.edit(slot)
 
     def _exchange(self, first: int, second: int) -> None:
-        for follower in self._followers.values():
+        for follower in self._followers:
             for slot in (first, second):
                 if self.slots[slot] is not None:
                     follower.remove(slot)
@@ -117,7 +119,7 @@ class SlotStore:
         slots[first], slots[second] = slots[second], slots[first]
         programs[first], programs[second] = programs[second], programs[first]
         edits[first], edits[second] = edits[second], edits[first]
-        for follower in self._followers.values():
+        for follower in self._followers:
             for slot in (first, second):
                 if self.slots[slot] is not None:
                     follower.add(slot)

@@ -268,7 +268,7 @@ class Slots(SlotStore):
         """The slot's sequence has other tokens than before: the backends hear what that changes. edits: its edits among it."""
         entry = self[slot]
         if entry.state or (entry.history is not None and not edits):
-            for follower in self._followers.values():
+            for follower in self._followers:
                 follower.advance(slot)
         if edits:
             self.refresh(slot)

@@ -7,25 +7,23 @@ position. What the kernels read of a row's parameters is made once per set of pa
 from __future__ import annotations
 
 import ctypes
-from dataclasses import replace
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple, TypedDict, Unpack, overload
+from typing import Any, Literal, NamedTuple, TypedDict, Unpack, cast, overload
 
 import numpy as np
 import torch
 
 from tailrace.errors import ParameterError
 from tailrace.kernels.cpu.program import ProgramRecord
-from tailrace.kernels.cpu.sample import CPUStep
-from tailrace.kernels.needs import Needs
+from tailrace.kernels.cpu.sample import PlainStep
 from tailrace.kernels.rows import Rows
+from tailrace.kernels.types import readable
 from tailrace.params import NEUTRAL, SamplingParams
 from tailrace.ranges import RANGES, check_range
 from tailrace.sampling.programs import RowProgram, program_of
 from tailrace.sampling.row_values import PerRow, keys, on_host, positions, shown, values
 from tailrace.sampling.validation import check_kind, checked_size
 
-NEEDS = ProgramRecord.logprobs.offset // 4  # and behind it the flags, as `Needs` has them
 RECORD_WORDS = ctypes.sizeof(ProgramRecord) // 8
 MAX_KEPT = 4096  # sets of parameters whose programs are kept: 1.7 KB each
 
@@ -45,7 +43,17 @@ class RowFields(TypedDict, total=False):
 
 
 FIELDS = tuple(RowFields.__annotations__)
+KNOWN = frozenset(FIELDS)
 WHOLE = {name: isinstance(RANGES[name][0], int) for name in FIELDS}
+
+
+class Given(NamedTuple):
+    """A call's arguments besides the fields, checked. position: int64 [R]. keys: int64 [R]. top: alternatives to report."""
+
+    position: torch.Tensor
+    keys: np.ndarray
+    bitmask: torch.Tensor | None
+    top: int | None
 
 
 class RowLogprobs(NamedTuple):
@@ -59,14 +67,6 @@ class RowLogprobs(NamedTuple):
     ranks: torch.Tensor
     top_ids: torch.Tensor
     top_logprobs: torch.Tensor
-
-
-class RowPrograms:
-    """Programs of R rows as the CPU's kernels read them. memory: int64 [R, n], a record each."""
-
-    def __init__(self, memory: np.ndarray) -> None:
-        self.memory, self.address = memory, memory.ctypes.data
-        self.needs = Needs(memory.view(np.int32)[:, NEEDS : NEEDS + 2].copy())
 
 
 @overload
@@ -134,11 +134,13 @@ def sample(
     count, vocab = logits.shape
     top = None if logprobs is None else checked_size("logprobs", logprobs, 0, vocab)
     run = BACKENDS[backend_of(backend, logits.device)]
-    host = on_host({"seed": seed, "position": position, **fields})
-    position = positions(host.pop("position"), seed is not None, count)
-    noise = keys(host.pop("seed"), count)
-    rows = rows_of(count, position, checked_bitmask(bitmask, count, vocab))
-    return run(logits, rows, programs_of(host, count, top), noise, top)
+    if logits.is_cuda:
+        moved = on_host({"seed": seed, "position": position, **fields})
+        seed, position = moved.pop("seed"), moved.pop("position")
+        fields = cast(RowFields, moved)
+    place = positions(position, seed is not None, count)
+    given = Given(place, keys(seed, count), checked_bitmask(bitmask, count, vocab), top)
+    return run(logits, given, programs_of(cast(dict[str, Any], fields), count, top))
 
 
 def checked_bitmask(bitmask: torch.Tensor | None, count: int, vocab: int) -> torch.Tensor | None:
@@ -208,7 +210,7 @@ def programs_of(fields: dict[str, Any], count: int, top: int | None) -> list[Row
     Raises:
         ParameterError: there is no such field, or a value is out of range.
     """
-    if unknown := fields.keys() - set(FIELDS):
+    if unknown := fields.keys() - KNOWN:
         raise ParameterError(f"fields must be out of {', '.join(FIELDS)}, got {min(unknown)}", min(unknown))
     given = [
         values(name, fields[name], count, whole=WHOLE[name]) if name in fields else NEUTRAL[name] for name in FIELDS
@@ -226,15 +228,14 @@ def programs_of(fields: dict[str, Any], count: int, top: int | None) -> list[Row
 # ---- the backends
 
 
-def on_cpu(logits: torch.Tensor, rows: Rows, chosen: list[RowProgram], noise: np.ndarray, top: int | None) -> Any:
+def on_cpu(logits: torch.Tensor, given: Given, chosen: list[RowProgram]) -> Any:
     """One call of the kernels."""
-    if rows.masks is not None and not rows.masks.is_cpu:
-        rows = replace(rows, masks=rows.masks.cpu())
+    logits, count = readable(logits), logits.shape[0]
+    bitmask = given.bitmask if given.bitmask is None else given.bitmask.cpu()
     each = b"".join([one.record for one in chosen])
-    memory = np.frombuffer(bytearray(each if len(chosen) == rows.num_rows else each * rows.num_rows), dtype=np.int64)
-    memory = memory.reshape(rows.num_rows, RECORD_WORDS)
-    memory[:, 0] = noise  # the key is the record's first field
-    out = CPUStep(logits, rows, RowPrograms(memory)).run()
+    memory = np.frombuffer(bytearray(each if len(chosen) == count else each * count), dtype=np.int64)
+    memory[::RECORD_WORDS] = given.keys  # the key is a record's first field
+    out = PlainStep(logits, given.position, memory.ctypes.data, bitmask, given.top).run()
     ids = out.token_ids[:, 0]
     return ids if out.logprobs is None else (ids, row_logprobs(out.logprobs.numbers[:, 0], out.logprobs.ranks[:, 0]))
 
@@ -244,12 +245,13 @@ def row_logprobs(numbers: torch.Tensor, ranks: torch.Tensor) -> RowLogprobs:
     return RowLogprobs(numbers[:, 0], ranks[:, 0], ranks[:, 1:], numbers[:, 3:])
 
 
-def on_gpu(logits: torch.Tensor, rows: Rows, chosen: list[RowProgram], noise: np.ndarray, top: int | None) -> Any:
+def on_gpu(logits: torch.Tensor, given: Given, chosen: list[RowProgram]) -> Any:
     """A few launches; nothing waits."""
     from tailrace.sampling.backends.gpu_stateless import sample_rows  # brings Triton along
 
-    ids, numbers, ranks = sample_rows(logits, rows, chosen, noise, top)
-    return ids if top is None else (ids, row_logprobs(numbers, ranks))
+    rows = rows_of(logits.shape[0], given.position, given.bitmask)
+    ids, numbers, ranks = sample_rows(logits, rows, chosen, given.keys, given.top)
+    return ids if given.top is None else (ids, row_logprobs(numbers, ranks))
 
 
 BACKENDS = {"cpu": on_cpu, "gpu": on_gpu}

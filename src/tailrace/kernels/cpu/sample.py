@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from array import array
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple, Protocol
 
 import torch
@@ -116,3 +117,42 @@ class CPUStep:
             out.status.data_ptr(),
         )
         return out
+
+
+class PlainStep(CPUStep):
+    """A row for each row of logits, each with a program of its own and without drafts; nothing is left to check.
+
+    Args:
+        logits: [R, V], readable. position: int64 [R], none negative. programs: where R programs lie. mask: int32 [R, ⌈V / 32⌉], contiguous,
+            on the CPU. top: alternatives that all programs report; None: none reports anything. What is given must outlive the step.
+    """
+
+    def __init__(
+        self, logits: torch.Tensor, position: torch.Tensor, programs: int, mask: torch.Tensor | None, top: int | None
+    ) -> None:
+        count, vocab = logits.shape
+        numbers = plain_numbers(count)
+        self.record = record = StepRecord(count, vocab, count, count, count, 1, None, numbers.each, numbers.each)
+        record.position, record.start, record.draft = position.data_ptr(), numbers.start, numbers.draft
+        record.logits, record.type, record.stride = logits.data_ptr(), CODES[logits.dtype], logits.stride(0)
+        record.programs, record.top = programs, top or 0
+        if mask is not None:
+            record.mask, record.num_masks, record.masks = numbers.each, count, mask.data_ptr()
+        self.flags = 0 if top is None else REPORTED
+        self.address, self.shape = ctypes.addressof(record), (count, 1)
+
+
+class PlainNumbers(NamedTuple):
+    """Addresses of 0 … R − 1, 0 … R and R times −1, and what lies there."""
+
+    each: int
+    start: int
+    draft: int
+    memory: tuple[torch.Tensor, ...]
+
+
+@lru_cache(maxsize=1024)
+def plain_numbers(count: int) -> PlainNumbers:
+    """Those of so many rows."""
+    memory = torch.arange(count), torch.arange(count + 1), torch.full((count,), -1, dtype=torch.int64)
+    return PlainNumbers(*(part.data_ptr() for part in memory), memory)

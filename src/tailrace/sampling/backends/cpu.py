@@ -38,7 +38,8 @@ class CPUBackend:
         self.programs.write_edits(slot, self.slots.edits[slot], self.slots[slot].forced)
 
     def advance(self, slot: int) -> None:
-        if state := self.slots[slot].state:
+        entry = self.slots.slots[slot]
+        if entry is not None and (state := entry.sequence_state.state):
             self.programs.write_state(slot, state)
 
     def remove(self, slot: int) -> None:

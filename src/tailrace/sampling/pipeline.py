@@ -108,7 +108,7 @@ def refinements_of(params: SamplingParams) -> tuple[str, ...]:
 
 
 def beyond_kernels(params: SamplingParams) -> bool:
-    """No kernels have all that it asks for: its rows go the reference's way, alone."""
+    """No kernels have all that it asks for: its rows fall back to the reference sampler."""
     named = bool(params.logprob_token_ids) and params.logprobs_mode == "processed"
     return named or any(EDITS[name].dense(params) for name in edits_of(params))
 

@@ -41,7 +41,7 @@ class EditMethod:
 class Refinement:
     """wanted: does this request need it at all. apply(candidates, context) → candidates, at least one. stage(params): the same for
     the kernels. begin(params): the state it carries from token to token, which `Programs.write_state` knows; learn(slot, logprob): so
-    likely was the drawn token among the candidates, nats; csrc/learning.cpp does the same."""
+    likely was the drawn token among the candidates, nats; csrc/stateful.cpp does the same."""
 
     wanted: Callable[[SamplingParams], bool]
     apply: Callable[[Candidates, Context], Candidates]

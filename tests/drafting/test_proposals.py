@@ -25,7 +25,7 @@ from tailrace.params import SamplingParams
 from tailrace.sampling import Rows, Sampler, Slots
 from tailrace.sampling.backends.cpu import CPUBackend
 from tailrace.sampling.reference import distribution
-from tailrace.sampling.slot import Slot
+from tailrace.sampling.request_slot import RequestSlot
 
 ALPHA = 1e-6
 PROMPT = [3, 5, 3, 7]
@@ -74,7 +74,7 @@ def rows_of(steps: int, vocab: int = WIDE, seed: int = 5) -> torch.Tensor:
     return torch.randn(steps, 1, vocab, generator=torch.Generator().manual_seed(seed)) * 2
 
 
-def expected(row: torch.Tensor, slot: Slot, position: int) -> torch.Tensor:
+def expected(row: torch.Tensor, slot: RequestSlot, position: int) -> torch.Tensor:
     """The reference's q, float64 [V]."""
     q = torch.zeros(row.numel(), dtype=torch.float64)
     if slot.forced is not None:

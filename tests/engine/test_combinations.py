@@ -44,7 +44,7 @@ from tailrace.kernels.rows import Rows
 from tailrace.runners.scripted import ScriptedRunner
 from tailrace.sampling import Sampler, verify
 from tailrace.sampling.backends import cpu, reference
-from tailrace.sampling.slot import Slot
+from tailrace.sampling.request_slot import RequestSlot
 from tailrace.sampling.slots import Slots
 from tailrace.wire.messages import Abort
 
@@ -308,8 +308,10 @@ def by_reference(patch) -> None:
 
 def said_nothing(patch) -> None:
     """From here on tokens count, and are not remembered."""
-    patch.setattr(Slot, "extend", lambda self, tokens: setattr(self, "num_output", self.num_output + len(tokens)))
-    patch.setattr(Slot, "pop", lambda self: setattr(self, "num_output", self.num_output - 1))
+    patch.setattr(
+        RequestSlot, "extend", lambda self, tokens: setattr(self, "num_output", self.num_output + len(tokens))
+    )
+    patch.setattr(RequestSlot, "pop", lambda self: setattr(self, "num_output", self.num_output - 1))
 
 
 def while_it_runs(patch, module, name: str, fault: Callable) -> None:

@@ -35,7 +35,7 @@ from tailrace.params import SamplingParams
 from tailrace.sampling import Sampler
 from tailrace.sampling.backends.cpu import CPUBackend
 from tailrace.sampling.reference import BadRowError, edited
-from tailrace.sampling.slot import Slot
+from tailrace.sampling.request_slot import RequestSlot
 
 DRAFT_STREAM = 16  # of the noise, for draft 0 of a step; draft j has DRAFT_STREAM + j. The sampler's are 0 … 3
 # Logits, whose they are, and of which rows a draft is wanted → each of those rows' tokens, None where it can't be drawn from.
@@ -195,7 +195,7 @@ def fitted(logits: torch.Tensor, vocab_size: int) -> torch.Tensor:
     return F.pad(logits, (0, missing), value=-math.inf) if missing > 0 else logits[:, :vocab_size]
 
 
-def proposal(row: torch.Tensor, slot: Slot) -> torch.Tensor:
+def proposal(row: torch.Tensor, slot: RequestSlot) -> torch.Tensor:
     """q, float32 [V] on the CPU, in torch, for a row of draft logits [V]: the request's edits, temperature, min-p, top-k and top-p, so that
     q covers about what the target's distribution does. Its other methods are left out: q need only be
     what is drawn from. One-hot where the token is forced.

@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeVar
 
 from tailrace.errors import ParameterError
 from tailrace.kernels.program import Edit, Program
-from tailrace.sampling.slot import Slot
+from tailrace.sampling.request_slot import RequestSlot
 
 
 class Follower(Protocol):
@@ -37,7 +37,7 @@ class SlotStore:
     """S slots. programs, edits: what the rows of each are sampled by, as plain data (kernels/program.py)."""
 
     def __init__(self, num_slots: int) -> None:
-        self.slots: list[Slot | None] = [None] * num_slots
+        self.slots: list[RequestSlot | None] = [None] * num_slots
         self.programs: list[Program | None] = [None] * num_slots
         self.edits: list[list[Edit]] = [[] for _ in range(num_slots)]
         self._by_name: dict[str, Follower] = {}
@@ -56,7 +56,7 @@ class SlotStore:
             self._followers.append(found)
         return found  # type: ignore[return-value]
 
-    def __getitem__(self, slot: int) -> Slot:
+    def __getitem__(self, slot: int) -> RequestSlot:
         try:
             found = self.slots[slot] if 0 <= slot < len(self.slots) else None
         except (TypeError, ValueError, RuntimeError) as error:
@@ -98,7 +98,7 @@ class SlotStore:
         """The slot's edits may do something else than before at its next position."""
         self._edit(slot, self[slot].kernel_program)
 
-    def _fill(self, slot: int, entry: Slot, program: Program, edits: list[Edit]) -> None:
+    def _fill(self, slot: int, entry: RequestSlot, program: Program, edits: list[Edit]) -> None:
         """The empty slot is taken. edits: at its next position."""
         self.slots[slot], self.programs[slot] = entry, program
         for follower in self._followers:

@@ -22,8 +22,8 @@ from tailrace.sampling.keys import KeySource
 from tailrace.sampling.pipeline import EDITS, REFINEMENTS, edits_of, refinements_of
 from tailrace.sampling.processors import find
 from tailrace.sampling.programs import program_of
+from tailrace.sampling.request_slot import RequestSlot
 from tailrace.sampling.sequence_state import SequenceState, check_sequence_state
-from tailrace.sampling.slot import Slot
 from tailrace.sampling.slot_store import SlotStore
 from tailrace.sampling.validation import (
     check_elsewhere,
@@ -104,7 +104,7 @@ class Slots(SlotStore):
             if (begin := REFINEMENTS[name].begin) is not None:
                 sequence_state.state.update(begin(params) | sequence_state.state)
         history = History(params, prompt, output) if recalls else None
-        entry = Slot(
+        entry = RequestSlot(
             params,
             key,
             tuple(eos_token_ids),
@@ -126,7 +126,7 @@ class Slots(SlotStore):
         sequence_state = SequenceState() if sequence_state is None else sequence_state
         own = bool(sequence_state.banned) or sequence_state.mask is not None
         sequence_state.copy_from(entry.sequence_state)
-        twin = Slot(
+        twin = RequestSlot(
             entry.params,
             key,
             entry.eos_token_ids,
@@ -179,7 +179,7 @@ class Slots(SlotStore):
             raise ParameterError(f"{name} must be a list, got {odd!r:.100}", name) from error
         if len(where) != len(given):
             raise ParameterError(f"tokens must hold a list for each of {len(where)} slots, got {len(given)}", "tokens")
-        checked: list[tuple[int, Slot, list[int]]] = []
+        checked: list[tuple[int, RequestSlot, list[int]]] = []
         for index, ids in zip(where, given, strict=True):
             checked.append((index, self[index], checked_few("tokens", ids, self.vocab_size)))
         for index, entry, accepted in checked:
@@ -273,7 +273,7 @@ class Slots(SlotStore):
         if edits:
             self.refresh(slot)
 
-    def _place(self, slot: int, entry: Slot, edits: list[Edit] | None = None) -> None:
+    def _place(self, slot: int, entry: RequestSlot, edits: list[Edit] | None = None) -> None:
         """edits: at its next position, where they are known."""
         params, history = entry.params, entry.history
         if entry.banned:

@@ -33,7 +33,8 @@ from tailrace.kernels.status import FAILED, OK
 from tailrace.logprobs import TokenLogprobs
 from tailrace.sampling.candidates import Candidates
 from tailrace.sampling.reference import BadRowError, Target, choose, draw, logprobs_of, target
-from tailrace.sampling.slot import PendingUpdate, Slot
+from tailrace.sampling.request_slot import RequestSlot
+from tailrace.sampling.slot import PendingUpdate
 
 ACCEPT_STREAM, RESIDUAL_STREAM, BLOCK_STREAM = 1, 2, 64  # csrc/draw.h
 EPSILON, DELTA = 0.09, 0.3  # of rule typical, as Medusa has them; csrc/sample.cpp
@@ -45,7 +46,7 @@ log = logging.getLogger(__name__)
 
 def verify(
     logits: Sequence[torch.Tensor],
-    slot: Slot,
+    slot: RequestSlot,
     position: int,
     drafts: Sequence[int],
     q: torch.Tensor | None,
@@ -103,7 +104,12 @@ def verify(
 
 
 def one_by_one(
-    at: Callable[[int], Target], slot: Slot, position: int, drafts: Sequence[int], q: torch.Tensor | None, rule: Rule
+    at: Callable[[int], Target],
+    slot: RequestSlot,
+    position: int,
+    drafts: Sequence[int],
+    q: torch.Tensor | None,
+    rule: Rule,
 ) -> Walk:
     """Rows and tokens, until one is not its draft."""
     for j in range(len(drafts) + 1):
@@ -117,7 +123,7 @@ def one_by_one(
             return
 
 
-def accept_or_replace(row: Target, slot: Slot, position: int, draft: int, q: torch.Tensor | None) -> int:
+def accept_or_replace(row: Target, slot: RequestSlot, position: int, draft: int, q: torch.Tensor | None) -> int:
     """The draft with probability min(1, p / q), else a token of the residual."""
     q = one_hot(draft, row.p) if q is None else q
     u = kernels.uniform(slot.key, position, ACCEPT_STREAM)
@@ -126,12 +132,12 @@ def accept_or_replace(row: Target, slot: Slot, position: int, draft: int, q: tor
     return replacement(row, remainder(row.p, q, 1.0), slot, position)
 
 
-def replacement(row: Target, rest: Candidates, slot: Slot, position: int) -> int:
+def replacement(row: Target, rest: Candidates, slot: RequestSlot, position: int) -> int:
     """Drawn from what is left; where rounding has left nothing, p and q are the same, so from p."""
     return draw(rest if rest.ids.numel() else row.candidates, slot, position, RESIDUAL_STREAM)
 
 
-def accept_or_draw(row: Target, slot: Slot, position: int, draft: int, q: torch.Tensor | None) -> int:
+def accept_or_draw(row: Target, slot: RequestSlot, position: int, draft: int, q: torch.Tensor | None) -> int:
     """The draft if it is likely enough for so uncertain a distribution, else what plain sampling draws."""
     if float(row.p[draft]) > min(EPSILON, DELTA * math.exp(-row.candidates.entropy())):
         return draft
@@ -139,7 +145,7 @@ def accept_or_draw(row: Target, slot: Slot, position: int, draft: int, q: torch.
 
 
 # rule → how a row that has a draft comes to its token; None: as a row without one
-BY_RULE: dict[Rule, Callable[[Target, Slot, int, int, torch.Tensor | None], int] | None] = {
+BY_RULE: dict[Rule, Callable[[Target, RequestSlot, int, int, torch.Tensor | None], int] | None] = {
     "exact": None,
     "rejection": accept_or_replace,
     "block": accept_or_replace,
@@ -156,7 +162,12 @@ def remainder(p: torch.Tensor, q: torch.Tensor, scale: float) -> Candidates:
 
 
 def by_block(
-    at: Callable[[int], Target], slot: Slot, position: int, drafts: Sequence[int], q: torch.Tensor | None, rule: Rule
+    at: Callable[[int], Target],
+    slot: RequestSlot,
+    position: int,
+    drafts: Sequence[int],
+    q: torch.Tensor | None,
+    rule: Rule,
 ) -> Walk:
     """Algorithm 2, row by row: after row j, the longest accepted prefix so far is known, and what the token after it is drawn from.
 

@@ -154,5 +154,5 @@ class PlainNumbers(NamedTuple):
 @lru_cache(maxsize=1024)
 def plain_numbers(count: int) -> PlainNumbers:
     """Those of so many rows."""
-    memory = torch.arange(count), torch.arange(count + 1), torch.full((count,), -1, dtype=torch.int64)
-    return PlainNumbers(*(part.data_ptr() for part in memory), memory)
+    each, start, draft = torch.arange(count), torch.arange(count + 1), torch.full((count,), -1, dtype=torch.int64)
+    return PlainNumbers(each.data_ptr(), start.data_ptr(), draft.data_ptr(), (each, start, draft))

@@ -14,7 +14,7 @@ import torch
 from tailrace.errors import ParameterError
 from tailrace.kernels.rows import Rows
 from tailrace.logprobs import TokenLogprobs
-from tailrace.sampling.slot import Slot
+from tailrace.sampling.request_slot import RequestSlot
 from tailrace.sampling.slot_store import Follower
 from tailrace.sampling.slots import Slots
 
@@ -71,7 +71,7 @@ class Backend(Follower, Protocol):
         ...
 
 
-def drafted_requests(slots: Slots, rows: Rows) -> list[tuple[int, Slot]]:
+def drafted_requests(slots: Slots, rows: Rows) -> list[tuple[int, RequestSlot]]:
     """The requests with drafts, and their slots.
 
     Raises:

@@ -16,8 +16,8 @@ from scipy import stats
 from tailrace import _cpu, kernels
 from tailrace.drafting.base import Ask, Draft
 from tailrace.drafting.pick import Picker, Picks, draw, noise_of
+from tailrace.kernels.cpu.proposal_buffers import ProposalBuffer, ProposalBuffers
 from tailrace.kernels.cpu.sample import CPUStep
-from tailrace.kernels.cpu.shelf import Place, Shelf
 from tailrace.kernels.output import FALLS_BACK
 from tailrace.kernels.status import OK
 from tailrace.options import Watermark
@@ -264,7 +264,7 @@ def test_what_is_left_in_used_memory_is_seen():
     """Planted: the note says that the row is empty."""
     sampler = sampler_for({"top_k": 5})
     step = CPUStep(rows_of(1)[0], Rows.plain([0], [0], [4]), sampler.slots.follower("cpu", CPUBackend).programs)
-    place = Shelf(WIDE).take(1)
+    place = ProposalBuffers(WIDE).acquire(1)
     place.write(0, torch.ones(WIDE))
     step.propose([(4, 16)], [(place, 0)])
     assert int((place.q > 0).sum()) == 5
@@ -275,21 +275,21 @@ def test_what_is_left_in_used_memory_is_seen():
 
 
 def test_memory_that_someone_holds_is_not_lent_again():
-    shelf = Shelf(8)
-    held = shelf.take(3).q[1:2]  # a view keeps it
+    buffers = ProposalBuffers(8)
+    held = buffers.acquire(3).q[1:2]  # a view keeps it
     gc.collect()
-    others = [shelf.take(3).q for _ in range(3)]
+    others = [buffers.acquire(3).q for _ in range(3)]
     spans = [(q.data_ptr(), q.data_ptr() + q.numel() * 4) for q in [held, *others]]
     assert all(a[1] <= b[0] or b[1] <= a[0] for i, a in enumerate(spans) for b in spans[:i])
 
 
-def kept_beside(bad: float, threads: int) -> tuple[list[int], list[int], list[Place]]:
+def kept_beside(bad: float, threads: int) -> tuple[list[int], list[int], list[ProposalBuffer]]:
     """Tokens and status of five rows of which the second and fourth are broken; where their q went."""
     sampler = sampler_for(*[{"top_p": 0.9}] * 4, {"normalize_logits": True})
     logits = rows_of(5)[:, 0].clone()
     logits[1, 17] = bad
     logits[3] = -math.inf
-    places = [Shelf(WIDE).take(1) for _ in range(5)]
+    places = [ProposalBuffers(WIDE).acquire(1) for _ in range(5)]
     for place in places:
         place.write(0, torch.full((WIDE,), 7.0))
     before = _cpu.num_threads()
@@ -324,7 +324,7 @@ def test_one_token_is_one_hot(fields):
     """Greedy ones are not asked for by the picker; the kernels have them all the same."""
     sampler, logits = sampler_for(fields), rows_of(1)[0]
     step = CPUStep(logits, Rows.plain([0], [0], [4]), sampler.slots.follower("cpu", CPUBackend).programs)
-    place = Shelf(WIDE).take(1)
+    place = ProposalBuffers(WIDE).acquire(1)
     [token] = step.propose([(4, 16)], [(place, 0)]).token_ids.tolist()
     assert token == (9 if "forced_token_ids" in fields else int(logits.argmax()))
     assert place.q[0].nonzero().tolist() == [[token]]
@@ -335,9 +335,9 @@ def test_numbers_that_do_not_fit_are_refused():
     sampler = sampler_for({})
     step = CPUStep(rows_of(1)[0], Rows.plain([0], [0], [4]), sampler.slots.follower("cpu", CPUBackend).programs)
     for noise, place, row in (
-        ([], Shelf(WIDE).take(1), 0),
-        ([(4, 16)], Shelf(WIDE - 1).take(1), 0),
-        ([(4, 16)], Shelf(WIDE).take(1), 1),
+        ([], ProposalBuffers(WIDE).acquire(1), 0),
+        ([(4, 16)], ProposalBuffers(WIDE - 1).acquire(1), 0),
+        ([(4, 16)], ProposalBuffers(WIDE).acquire(1), 1),
     ):
         with pytest.raises(ValueError, match="1 entries, rows of 1000 tokens"):
             step.propose(noise, [(place, row)])

@@ -28,7 +28,7 @@ from torch.nn import functional as F
 
 from tailrace import kernels
 from tailrace.drafting.base import Ask, Draft
-from tailrace.kernels.cpu.shelf import Place, Shelf
+from tailrace.kernels.cpu.proposal_buffers import ProposalBuffer, ProposalBuffers
 from tailrace.kernels.rows import Rows
 from tailrace.kernels.status import OK
 from tailrace.params import SamplingParams
@@ -46,7 +46,7 @@ class Picker:
     """Makes drafts for the requests in the sampler's slots."""
 
     def __init__(self, sampler: Sampler) -> None:
-        self.sampler, self.shelf = sampler, Shelf(sampler.slots.vocab_size)
+        self.sampler, self.buffers = sampler, ProposalBuffers(sampler.slots.vocab_size)
 
     @contextmanager
     def start(self, asks: Sequence[Ask]) -> Iterator[Picks]:
@@ -55,7 +55,7 @@ class Picker:
         Raises:
             ValueError: a slot is empty.
         """
-        picks = Picks(self.sampler, asks, self.shelf)
+        picks = Picks(self.sampler, asks, self.buffers)
         try:
             yield picks
         finally:
@@ -65,13 +65,13 @@ class Picker:
 class Picks:
     """Drafts that grow side by side. tokens: of each ask so far."""
 
-    def __init__(self, sampler: Sampler, asks: Sequence[Ask], shelf: Shelf) -> None:
+    def __init__(self, sampler: Sampler, asks: Sequence[Ask], buffers: ProposalBuffers) -> None:
         self.sampler, self.asks, self.vocab_size = sampler, asks, sampler.slots.vocab_size
         self.slots = [sampler.slots[ask.slot] for ask in asks]
-        self.shelf = shelf
+        self.buffers = buffers
         self.before = [(dict(slot.state), list(slot.updates)) for slot in self.slots]
         self.tokens: list[list[int]] = [[] for _ in asks]
-        self.q: dict[int, Place] = {}  # of the asks whose drafts are drawn
+        self.q: dict[int, ProposalBuffer] = {}  # of the asks whose drafts are drawn
 
     def take(self, logits: torch.Tensor, who: Sequence[int]) -> list[int]:
         """One more draft for each of these asks, unless its logits are unusable (NaN, +inf, all masked).
@@ -167,10 +167,10 @@ class Picks:
                 found[row] = draw(q, kernels.uniform(self.slots[i].key, *self._noise(i)))
         return found
 
-    def _room(self, i: int) -> tuple[Place, int]:
+    def _room(self, i: int) -> tuple[ProposalBuffer, int]:
         """Where the q of the ask's next draft goes."""
         if i not in self.q:
-            self.q[i] = self.shelf.take(self.asks[i].count)
+            self.q[i] = self.buffers.acquire(self.asks[i].count)
         return self.q[i], len(self.tokens[i])
 
     def _noise(self, i: int) -> tuple[int, int]:

@@ -13,7 +13,7 @@ import torch
 from tailrace import _cpu
 from tailrace.errors import ParameterError
 from tailrace.kernels.cpu.program import StepRecord
-from tailrace.kernels.cpu.shelf import Place
+from tailrace.kernels.cpu.proposal_buffers import ProposalBuffer
 from tailrace.kernels.needs import COSTLY, REPORTED, STATEFUL, Needs, filled
 from tailrace.kernels.output import KernelOutput, LogprobArrays
 from tailrace.kernels.proposals import addresses
@@ -91,7 +91,7 @@ class CPUStep:
         _cpu.sample(self.address)
         return out
 
-    def propose(self, noise: Sequence[tuple[int, int]], to: Sequence[tuple[Place, int]]) -> Proposed:
+    def propose(self, noise: Sequence[tuple[int, int]], to: Sequence[tuple[ProposalBuffer, int]]) -> Proposed:
         """Draw a draft for each row, and keep what it was drawn from; the rows' drafts and rules are not looked at.
 
         Args:

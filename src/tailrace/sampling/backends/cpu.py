@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import torch
 
 from tailrace.kernels.cpu.program import Programs
+from tailrace.kernels.cpu.proposal_buffers import ProposalBuffer
 from tailrace.kernels.cpu.sample import CPUStep, Proposed
-from tailrace.kernels.cpu.shelf import Place
 from tailrace.kernels.needs import COSTLY, REPORTED, STATEFUL, UNSUPPORTED
 from tailrace.kernels.output import FALLS_BACK, KernelOutput
 from tailrace.kernels.rows import Rows
@@ -67,7 +67,11 @@ class CPUBackend:
         return Pending(sampled.token_ids, lambda: sampled)
 
     def propose(
-        self, logits: torch.Tensor, rows: Rows, noise: Sequence[tuple[int, int]], to: Sequence[tuple[Place, int]]
+        self,
+        logits: torch.Tensor,
+        rows: Rows,
+        noise: Sequence[tuple[int, int]],
+        to: Sequence[tuple[ProposalBuffer, int]],
     ) -> Proposed:
         """A draft of each row, and what it was drawn from: see `CPUStep.propose`."""
         return CPUStep(logits, rows, self.programs).propose(noise, to)

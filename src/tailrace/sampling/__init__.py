@@ -17,8 +17,8 @@ from tailrace.sampling.slots import SequenceState, Slots
 from tailrace.sampling.stateless import sample
 
 __all__ = [
-    "KeySource",
     "Guidance",
+    "KeySource",
     "Rows",
     "Sampled",
     "Sampler",

@@ -23,7 +23,8 @@ def program_of(
     """What stays the same as long as the request does.
 
     Args:
-        key: 64 bits, of its noise. eos_token_ids: those that XTC never removes. history: of its sequence, if one of its methods looks at it.
+        key: 64 bits, of its noise. eos_token_ids: those that XTC never removes. history: of its sequence, if one of
+            its methods looks at it.
         stateful: one of its methods has a
             state.
     """

@@ -88,7 +88,8 @@ def shown(given: Any) -> str:
 
 
 def keys(seed: Any, count: int) -> np.ndarray:
-    """int64 [R], of the rows' noise: a seed per row is its key; of a single seed row r gets the key of sequence r; without one all are fresh.
+    """int64 [R], of the rows' noise: a seed per row is its key; of a single seed row r gets the key of sequence r;
+    without one all are fresh.
 
     Raises:
         ParameterError: seeds are no integers of 64 bits, or not as many as rows.

@@ -1,4 +1,5 @@
-"""Where the requests of the sampler stand: a list of slots, what each is sampled by, and the backends that follow them. Knows no backend."""
+"""Where the requests of the sampler stand: a list of slots, what each is sampled by, and the backends that follow
+them. Knows no backend."""
 
 from __future__ import annotations
 

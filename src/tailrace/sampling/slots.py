@@ -1,8 +1,8 @@
 """The sampler's one mutable state: per slot, what its request asks and what its sequence has said.
 
 A request is added, removed, moved and forked in O(its own parameters); rows of a step point into the slots by index. `programs` and `edits`
-have what each slot's rows are sampled by, as plain data (kernels/program.py); backends follow them: each is told what has changed, and keeps
-the form that its kernels read. Knows no backend and nothing of logits.
+have what each slot's rows are sampled by, as plain data (kernels/program.py); backends follow them: each is told what
+has changed, and keeps the form that its kernels read. Knows no backend and nothing of logits.
 """
 
 from __future__ import annotations

@@ -59,7 +59,8 @@ class Given(NamedTuple):
 class RowLogprobs(NamedTuple):
     """Of R rows, n alternatives each, of the model's own logits (log-softmax, nats); NaN or anything where a row's id is −1.
 
-    logprobs: float64 [R], of the sampled tokens. ranks: int64 [R], 1 is the likeliest. top_ids: int64 [R, n], the likeliest tokens in order.
+    logprobs: float64 [R], of the sampled tokens. ranks: int64 [R], 1 is the likeliest. top_ids: int64 [R, n], the
+    likeliest tokens in order.
     top_logprobs: float64 [R, n].
     """
 

@@ -184,7 +184,7 @@ def tournament_record(given: Tournament) -> TournamentRecord:
 
 
 class StepRecord(RowsRecord):
-    _fields_ = [
+    _fields_ = [  # noqa: RUF012  # ctypes wants it so
         ("logits", ctypes.c_void_p),
         ("type", ctypes.c_int32),
         ("stride", ctypes.c_int64),

@@ -1,7 +1,7 @@
 """The refinements over one row's candidates, in the request's order; counterpart of csrc/refine.cpp.
 
-While the candidates are incomplete, every uncollected token lies below `floor` in the scale of x. A stage that must see deeper says how deep
-(in that scale) and the row is collected anew.
+While the candidates are incomplete, every uncollected token lies below `floor` in the scale of x. A stage that must
+see deeper says how deep (in that scale) and the row is collected anew.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""One step of the sampler on a GPU: scan, sample_rows, with drafts verify_rows, with reports logprobs_of_rows. Nothing waits for the host; what is launched
-follows from what the host knows, grids from shapes alone."""
+"""One step of the sampler on a GPU: scan, sample_rows, with drafts verify_rows, with reports logprobs_of_rows. Nothing
+waits for the host; what is launched follows from what the host knows, grids from shapes alone."""
 
 from __future__ import annotations
 

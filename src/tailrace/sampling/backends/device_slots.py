@@ -77,8 +77,9 @@ class DeviceSlots:
             (found.add if is_so else found.discard)(slot)
 
     def follow(self, owners: Iterable[int], elsewhere: set[int]) -> list[int]:
-        """Bring what has changed of these slots to the device: their records now, their entries as amendments, which are returned (int64, as
-        kernels/gpu/edits.py has them). elsewhere: those whose rows are drawn elsewhere, and should cost as little as can be."""
+        """Bring what has changed of these slots to the device: their records now, their entries as amendments, which
+        are returned (int64, as kernels/gpu/edits.py has them). elsewhere: those whose rows are drawn elsewhere, and
+        should cost as little as can be."""
         amendments: list[int] = []
         stale = self.stale
         for owner in owners:

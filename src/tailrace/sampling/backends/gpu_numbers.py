@@ -36,8 +36,8 @@ def step_numbers(
     """The numbers of these rows.
 
     Args:
-        dense: int64 [R], 1 where a row has proposals. forced: of rows whose token must come, that token. greedy: of each row, where there are
-            drafts. append: int64 [n], anything else that this copy should bring.
+        dense: int64 [R], 1 where a row has proposals. forced: of rows whose token must come, that token. greedy: of
+            each row, where there are drafts. append: int64 [n], anything else that this copy should bring.
     """
     n, starts = rows.num_rows, rows.num_requests + 1
     padded = -(-n // 16) * 16  # kernels are compiled for a multiple of 16

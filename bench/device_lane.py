@@ -22,12 +22,9 @@ class DeviceLane:
         self.engine = engine
         self.events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
         if self.on_gpu:
-            from tailrace.sampling.on_gpu import OnGPU  # imports Triton
-
             engine.runner.forward = self.around("forward", engine.runner.forward)  # type: ignore[method-assign]
-            # patches this engine's object only
-            gpu = engine.sampler._gpu
-            assert isinstance(gpu, OnGPU), "an engine on a GPU has warmed up"
+            # of this engine alone: another one's is another object
+            gpu: Any = engine.sampler.backend_for(device)
             gpu.draw = self.around("sample", gpu.draw)  # type: ignore[method-assign]
 
     def around(self, part: str, call: Any) -> Any:

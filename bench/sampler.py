@@ -27,7 +27,7 @@ from bench.harness import cores, machine, table, write_json
 from tailrace import _cpu, kernels
 from tailrace.options import Watermark
 from tailrace.sampling import Guidance, Rows, Sampler, SamplingParams, Slots
-from tailrace.sampling.sampler import Backend
+from tailrace.sampling.backends import BackendName
 
 POOL_BYTES = 256 << 20  # of cold rows
 MAX_POOL_ROWS = 512
@@ -166,7 +166,7 @@ def transformers_processors(params: dict[str, Any]) -> Callable[[torch.Tensor], 
 
 
 def ours(
-    params: dict[str, Any], pool: Pool, rows: int, backend: Backend | None = None
+    params: dict[str, Any], pool: Pool, rows: int, backend: BackendName | None = None
 ) -> Callable[[torch.Tensor], Any]:
     vocab = pool.rows.shape[1]
     slots = Slots(rows, vocab)

@@ -25,7 +25,7 @@ from bench.gpu_timing import Run, Stopwatch, Time, host_times
 from bench.harness import machine, table, write_json
 from bench.sampler import DEVICES, distinct
 
-from tailrace.sampling.on_gpu import OnGPU
+from tailrace.sampling.backends import backend_of
 
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
 FULL: dict[str, list[Any]] = {
@@ -101,7 +101,7 @@ def drawing(step: GpuWork) -> Run:
     Raises:
         AssertionError: the case asks for what the kernels don't have.
     """
-    gpu = OnGPU(step.slots, step.logits.device)
+    gpu = backend_of(step.slots, "gpu", step.logits.device)
     assert not gpu.apart(step.rows)
     prepared = gpu.prepare(step.logits, step.rows, step.top)
     return lambda: gpu.draw(prepared)

@@ -33,7 +33,7 @@ from tailrace.drafting.base import Ask, Draft
 from tailrace.drafting.pick import Picker
 from tailrace.kernels.rows import Rule
 from tailrace.sampling import Rows, Sampler, SamplingParams, Slots
-from tailrace.sampling.sampler import Backend
+from tailrace.sampling.backends import BackendName
 
 PARAMS: dict[str, dict[str, Any]] = {
     "top-p": {"temperature": TEMPERATURE, "top_p": TOP_P},
@@ -140,7 +140,7 @@ def lines(args: argparse.Namespace, acceptance: str, dense: bool, dtype: str) ->
 
 
 def drafting(
-    pool: Pool, params: dict[str, Any], requests: int, count: int, backend: Backend | None
+    pool: Pool, params: dict[str, Any], requests: int, count: int, backend: BackendName | None
 ) -> Callable[[], list[Draft]]:
     """A step: `count` drafts for each request, all at once, from cold rows."""
     vocab = pool.rows.shape[1]

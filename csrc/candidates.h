@@ -10,7 +10,7 @@
 
 namespace tailrace {
 
-// Those that a method learns from: what was left when it looked.
+// Those that a method's state is updated from: what was left when it looked.
 struct Basis {
     std::vector<uint32_t> ids;
     std::vector<float> x;

@@ -150,7 +150,7 @@ void write_row(const Row &row, const Scan &scan, double temperature, Written &to
     }
 }
 
-void write_survivors(Candidates &s, double mass, Written &to, float *sums) {
+void write_candidates(Candidates &s, double mass, Written &to, float *sums) {
     to.clear();
     to.note[0] = s.n <= kNoted ? static_cast<int32_t>(s.n) : -1;
     std::copy(s.ids, s.ids + std::max(to.note[0], 0), to.note + 1);

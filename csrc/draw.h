@@ -47,7 +47,7 @@ struct Written {
 // Of a row that only a temperature refines: e^((l − max) / temperature) / mass. The sum of each 256 goes to `sums`.
 void write_row(const Row &row, const Scan &scan, double temperature, Written &to, float *sums);
 // The same of candidates whose weights add up to `mass`; the weights become probabilities.
-void write_survivors(Candidates &candidates, double mass, Written &to, float *sums);
+void write_candidates(Candidates &candidates, double mass, Written &to, float *sums);
 // One-hot.
 void write_token(int64_t token, Written &to);
 // Where u in (0, 1) lies in the mass of p [n], of which `sums` are those of each 256. Its p is > 0; some p must be.

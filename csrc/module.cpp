@@ -89,14 +89,14 @@ NB_MODULE(_cpu, m) {
     m.def("want_avx512", [](bool wanted) { avx512_wanted = wanted; });
     m.def("flat_draws", [] { return flat_draws.load(); });
     m.def("agreements", [](Address tokens, int64_t n, Address out) { agreements(at<int64_t>(tokens), n, at<int64_t>(out)); }, Free());
-    m.def("check", [](Address step) { check(*at<Step>(step)); });
+    m.def("check", [](Address rows) { check(*at<StepRows>(rows)); });
     m.def("sample", [](Address step) { sample(*at<Step>(step)); }, Free());
     m.def("propose", [](Address step, Address begin, Address stream, Address q, Address note, Address token_ids, Address status) {
         propose(*at<Step>(step), {at<int64_t>(begin), at<int64_t>(stream), at<float *>(q), at<int32_t *>(note), at<int64_t>(token_ids),
                                  at<int32_t>(status)});
     }, Free());
     m.attr("NOTED") = kNoted;
-    m.def("struct_sizes", [] { return std::vector<size_t>{sizeof(Edit), sizeof(Tournament), sizeof(Stage), sizeof(Program), sizeof(Step)}; });
+    m.def("struct_sizes", [] { return std::vector<size_t>{sizeof(Edit), sizeof(Tournament), sizeof(Stage), sizeof(Program), sizeof(StepRows), sizeof(Step)}; });
     nb::list stages;
 #define X(kind, needs) stages.append(nb::make_tuple(#kind, #needs));
     TAILRACE_STAGES(X)

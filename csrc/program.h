@@ -75,7 +75,7 @@ struct Tournament {
     int32_t depth, context, recent, unused;
 };
 
-// The knobs of one refinement: what a, b, c mean to each stands beside its function (refine.cpp, ordered.cpp, learning.cpp).
+// The knobs of one refinement: what a, b, c mean to each stands beside its function (refine.cpp, ordered.cpp, stateful.cpp).
 struct Stage {
     StageKind kind;
     int32_t k;
@@ -83,7 +83,7 @@ struct Stage {
     const Tournament *tournament;
 };
 
-// What the methods of a sequence have learnt: μ of mirostat in bits; of adaptive-p the sum and the weight of its average.
+// The state of a sequence's methods: μ of mirostat in bits; of adaptive-p the sum and the weight of its average.
 struct State {
     double mu, sum, weight;
 };
@@ -91,9 +91,10 @@ struct State {
 constexpr int kMaxEdits = 16;
 constexpr int kMaxStages = 20;
 // Of a program: greedy; logprobs of the processed distribution; entropies; the slot is taken; it asks for what the kernels don't
-// have; it learns from what is drawn; its stages may take long, so the time is noted. Of a step: somebody asks for logprobs or entropies.
-constexpr int32_t kGreedy = 1, kProcessed = 2, kEntropy = 4, kTaken = 8, kRare = 16, kReported = 32, kLearning = 64, kCostly = 128;
-constexpr int32_t kApart = -1;  // the status of a request that was left alone
+// have; logprobs or entropies are reported; a stage has a state that follows what is drawn; its stages may take long, so the time is noted.
+// src/tailrace/kernels/needs.py has the same numbers.
+constexpr int32_t kGreedy = 1, kProcessed = 2, kEntropy = 4, kTaken = 8, kUnsupported = 16, kReported = 32, kStateful = 64, kCostly = 128;
+constexpr int32_t kFallsBack = -1;  // the status of a request that was left to the reference sampler
 
 struct Program {
     int64_t key;

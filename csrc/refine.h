@@ -26,10 +26,10 @@ bool wants_raw(StageKind kind);
 void plan(const Program &program, Wants &wants);
 // Down to which logit, relative to the maximum, it is worth collecting first.
 double first_depth(const Context &context);
-// A token was drawn that was so likely among those that are learnt from, nats.
-void learn(const Program &program, double log_probability, State &state);
+// A token was drawn that was so likely among those that the methods with a state look at, nats.
+void update_state(const Program &program, double log_probability, State &state);
 // That log-probability; NaN where the token is none of them, or it has none.
-double lesson(const Basis &basis, uint32_t token);
+double update_of(const Basis &basis, uint32_t token);
 // All stages in order. True if they could decide; else *depth (relative to the maximum, ≤ 0) is how far down to collect instead.
 bool refine(const Context &context, double floor, Candidates &candidates, double *depth);
 

@@ -47,17 +47,23 @@ float bound_of(const Best &best) {
 RowRemainder::RowRemainder(const Row &row, const Scan &scan, double temperature, const float *q, double scale, float *block_max)
     : row_(row), q_(q), max_(scan.max), scale_(static_cast<float>(std::min(1.0 / temperature, 1e30))),
       share_(static_cast<float>(scale / scan.mass.total)), block_max_(block_max) {
-    alignas(64) float buffer[kBlock], last[kBlock] = {};
+    alignas(64) float buffer[kBlock];
     Cursor cursor;
     for (int64_t b = 0; b < row.blocks(); ++b) {
-        const int64_t first = b * kBlock, n = std::min(kBlock, row.vocab - first);
         ahead(row, b + kAhead);
         const float *l = read(row, b, buffer);
         if (l != buffer) std::copy(l, l + kBlock, buffer);
-        if (row.num_edits) edit(row, first, buffer, cursor);
-        if (n < kBlock) std::copy(q + first, q + row.vocab, last);
-        block_max_[b] = subtract_block(buffer, n < kBlock ? last : q + first, max_, scale_, share_, &sum_);
+        if (row.num_edits) edit(row, b * kBlock, buffer, cursor);
+        block_max_[b] = subtract(b, buffer, &sum_);
     }
+}
+
+float RowRemainder::subtract(int64_t b, float *logits, double *sum) const {
+    const int64_t first = b * kBlock;
+    if (row_.vocab - first >= kBlock) return subtract_block(logits, q_ + first, max_, scale_, share_, sum);
+    alignas(64) float last[kBlock] = {};  // the vocabulary ends within the block
+    std::copy(q_ + first, q_ + row_.vocab, last);
+    return subtract_block(logits, last, max_, scale_, share_, sum);
 }
 
 int64_t RowRemainder::draw(const Noise &noise, Workspace &space) const {
@@ -75,25 +81,22 @@ int64_t RowRemainder::draw(const Noise &noise, Workspace &space) const {
         n += x[n] > 0.0f;
     }
     offer_logs(best, ids, x, n, true);
-    alignas(64) float buffer[kBlock], last[kBlock] = {};
+    alignas(64) float buffer[kBlock];
     for (int64_t b = 0; b < row_.blocks(); ++b) {
         const float bound = std::max(bound_of(best), kLeast);
         if (!(block_max_[b] >= bound)) continue;
-        const int64_t first = b * kBlock;
         const float *l = load(row_, b, buffer);
         if (l != buffer) std::copy(l, l + kBlock, buffer);
-        const int64_t count = std::min(kBlock, row_.vocab - first);
-        if (count < kBlock) std::copy(q_ + first, q_ + row_.vocab, last);
         double unused = 0;
-        subtract_block(buffer, count < kBlock ? last : q_ + first, max_, scale_, share_, &unused);
+        subtract(b, buffer, &unused);
         Candidates some{ids, x, nullptr, nullptr};
-        take_block(buffer, buffer, bound, kMost, 0.0f, static_cast<uint32_t>(first), some);
+        take_block(buffer, buffer, bound, kMost, 0.0f, static_cast<uint32_t>(b * kBlock), some);
         offer_logs(best, ids, x, some.n, false);
     }
     return best.id;
 }
 
-double subtract_survivors(const float *q, double scale, Candidates &out) {
+double subtract_candidates(const float *q, double scale, Candidates &out) {
     const double mass = collected_mass(out);
     double sum = 0;
     int64_t n = 0;

@@ -15,6 +15,9 @@ class RowRemainder {
     int64_t draw(const Noise &noise, Workspace &space) const;
 
   private:
+    // Of block b, whose edited logits are given: they become what is left of each. Adds that up; returns the largest.
+    float subtract(int64_t b, float *logits, double *sum) const;
+
     const Row &row_;
     const float *q_;
     float max_, scale_, share_;
@@ -23,7 +26,7 @@ class RowRemainder {
 };
 
 // Of candidates: they become their remainder, x the remainder itself (no logarithm). Returns its sum.
-double subtract_survivors(const float *q, double scale, Candidates &out);
+double subtract_candidates(const float *q, double scale, Candidates &out);
 
 // argmax of ln x + noise over them, ties to the smaller id; kNobody if nothing is left.
 int64_t draw_remainder(const Candidates &remainder, const Noise &noise, Workspace &space);

@@ -31,15 +31,15 @@ class Request {
     void run() {
         const int64_t first = step_.start[index_], last = step_.start[index_ + 1] - 1;
         step_.num_tokens[index_] = 0;
-        if (program_.flags & kRare) {
-            step_.status[index_] = kApart;
+        if (program_.flags & kUnsupported) {
+            step_.status[index_] = kFallsBack;
             return;
         }
         // a greedy row's distribution is one token: every rule accepts that one, and then takes it
         const bool plain = !step_.rule || (program_.flags & kGreedy);
         const Rule rule = plain ? Rule::exact : static_cast<Rule>(step_.rule[index_]);
         int32_t status = 0;
-        const bool together = rule == Rule::block && proposal(first) && last > first && !learning() && !forced(first, last);
+        const bool together = rule == Rule::block && proposal(first) && last > first && !stateful() && !forced(first, last);
         if (together) status = by_block(first, last);
         else
             for (int64_t row = first; row <= last && !rejected_; ++row)
@@ -50,7 +50,7 @@ class Request {
     }
 
   private:
-    bool learning() const { return program_.flags & kLearning; }
+    bool stateful() const { return program_.flags & kStateful; }
     // Block verification decides on all drafts together, so none may be settled beforehand.
     bool forced(int64_t first, int64_t last) const {
         for (int64_t row = first; row <= last; ++row)
@@ -151,7 +151,7 @@ class Request {
             int64_t *ranks = step_.ranks + place * (1 + step_.top);
             target.describe(token, {numbers, ranks, ranks + 1, numbers + 3, program_.logprobs}, numbers + 1);
         }
-        if (learning()) learn(program_, step_.lessons[place] = target.lesson(token), state_);
+        if (stateful()) update_state(program_, step_.updates[place] = target.update_of(token), state_);
         put(token);
     }
 
@@ -182,7 +182,7 @@ class Request {
 
 }  // namespace
 
-void check(Step &step) {
+void check(StepRows &step) {
     const auto inside = [](const char *name, int64_t value, int64_t low, int64_t high) {
         if (value < low || value > high)
             throw std::invalid_argument(std::string(name) + " must be in " + std::to_string(low) + " … " + std::to_string(high) + ", got " +
@@ -208,11 +208,10 @@ void check(Step &step) {
         }
         inside("the draft of a bonus row", step.draft[last], -1, -1);
         if (step.rule) inside("rule", step.rule[i], 0, static_cast<int64_t>(Rule::typical));
-        const Program &program = step.programs[step.slot[first]];
-        if (!(program.flags & kTaken)) throw std::invalid_argument("slot " + std::to_string(step.slot[first]) + " is empty");
-        step.flags |= program.flags;
-        if (reported(program)) step.flags |= kReported;
-        step.top = std::max(step.top, program.logprobs);
+        const Needs &needs = step.needs[step.slot[first]];
+        if (!(needs.flags & kTaken)) throw std::invalid_argument("slot " + std::to_string(step.slot[first]) + " is empty");
+        step.flags |= needs.flags;
+        step.top = std::max(step.top, needs.logprobs);
     }
 }
 
@@ -233,8 +232,8 @@ void propose(const Step &step, const Proposals &to) {
     Pool::instance().run(step.rows, [&](int64_t row) {
         const Program &program = step.program_of(row);
         to.token_ids[row] = kNobody;
-        to.status[row] = kApart;
-        if (program.flags & kRare) return;
+        to.status[row] = kFallsBack;
+        if (program.flags & kUnsupported) return;
         Workspace &space = Workspace::mine();
         space.fit(step.vocab);
         Target target(step, row, program.state, space);

@@ -7,32 +7,45 @@ namespace tailrace {
 
 enum class Rule : int32_t { exact = 0, rejection = 1, block = 2, typical = 3 };
 
-// One step. N requests; request i owns rows start[i] … start[i + 1] − 1. K + 1 = width: tokens a request may get.
-struct Step {
-    const void *logits;
-    Type type;
-    int64_t logits_rows, vocab, stride, slots, rows, requests, width;
-    const Program *programs;  // by slot; behind them, those of single rows
+// What a slot asks of a step, whichever backend draws for it.
+struct Needs {
+    int32_t logprobs;  // alternatives to report; −1: none
+    int32_t flags;     // of its program
+};
+
+// The rows of a step, whichever backend draws for them. N requests; request i owns rows start[i] … start[i + 1] − 1. K + 1 = width: tokens
+// a request may get.
+struct StepRows {
+    int64_t logits_rows, vocab, slots, rows, requests, width;
+    const Needs *needs;       // by slot
     const int64_t *slot, *source, *position, *start, *draft;  // as in kernels/rows.py
     const int32_t *rule;      // [N], or null: all exact
-    const float *const *proposals;  // [R], each [vocab]: what the row's draft was drawn from, null where it is one-hot; or null: all are
-    const int64_t *mask;      // [R], the row's place in masks, −1: none; or null
-    const uint32_t *masks;    // [num_masks, ⌈vocab / 32⌉]
+    const int64_t *mask;      // [R], the row's place among the masks, −1: none; or null
     int64_t num_masks;
-    const int64_t *program;   // [R], the row's place in programs; or null: its slot
     const int64_t *companion; // [R], the logits row that this row is guided away from, −1: none; or null
     const float *scale;       // [R], of the guidance; where there is a companion
     // found by check
-    int32_t flags;            // all that is set in any program of the step, and kReported
-    int32_t top;              // the most alternatives that a program asks for
+    int32_t flags;            // all that is set in any slot of the step
+    int32_t top;              // the most alternatives that a slot asks for; 0 where none does
+};
+
+// One step for these kernels.
+struct Step : StepRows {
+    const void *logits;
+    Type type;
+    int64_t stride;
+    const Program *programs;  // by slot; behind them, those of single rows
+    const float *const *proposals;  // [R], each [vocab]: what the row's draft was drawn from, null where it is one-hot; or null: all are
+    const uint32_t *masks;    // [num_masks, ⌈vocab / 32⌉]
+    const int64_t *program;   // [R], the row's place in programs; or null: its slot
     // out
     int64_t *token_ids;       // [N, width], −1 where there is none
     int64_t *num_tokens;      // [N]
-    int32_t *status;          // [N]: a Status, or kApart
+    int32_t *status;          // [N]: a Status, or kFallsBack
     double *numbers;          // [N, width, 3 + top], where a program asks: logprob, entropy and varentropy in nats, the top logprobs
     int64_t *ranks;           // [N, width, 1 + top], where a program asks: rank, the top ids
     double *seconds;          // [N], where a program is costly: of processor time
-    double *lessons;          // [N, width], where a program learns: what from, see Target; NaN: nothing
+    double *updates;          // [N, width], where a program has a state: what it is updated with, see Target; NaN: nothing
 
     const Program &program_of(int64_t row) const { return programs[program ? program[row] : slot[row]]; }
 };
@@ -45,12 +58,12 @@ struct Proposals {
     float *const *q;       // [R], each [vocab]; as it was where the status is not kOk
     int32_t *const *note;  // [R], of each q: Written (draw.h); also read
     int64_t *token_ids;    // [R], −1 where there is none
-    int32_t *status;       // [R]: a Status, or kApart
+    int32_t *status;       // [R]: a Status, or kFallsBack
 };
 
-// Throws std::invalid_argument where the step's numbers point outside of what they point into.
-void check(Step &step);
-// Needs what check found. Requests that ask for what the kernels don't have get kApart.
+// Throws std::invalid_argument where the rows' numbers point outside of what they point into.
+void check(StepRows &rows);
+// Wants what check has found. Requests that ask for what the kernels don't have get kFallsBack.
 void sample(const Step &step);
 // The same, for a draft out of each row. The step's own drafts and rules are not looked at.
 void propose(const Step &step, const Proposals &to);

@@ -34,9 +34,9 @@ Target::Target(const Step &step, int64_t row, const State &state, Workspace &spa
         row_.edits = edits_;
         ++row_.num_edits;
     }
-    survivors_ = {space.ids.data(), space.x.data(), space.weights.data(), nullptr};
+    candidates_ = {space.ids.data(), space.x.data(), space.weights.data(), nullptr};
     for (int32_t i = 0; i < program_.num_stages; ++i)
-        if (wants_raw(program_.stages[i].kind)) survivors_.raw = space.raw.data();
+        if (wants_raw(program_.stages[i].kind)) candidates_.raw = space.raw.data();
     scan_.block_max = space.block_max.data();
     scan_.raw_block_max = space.raw_block_max.data();
     scan_.sums = space.sums.data();
@@ -70,7 +70,7 @@ int32_t Target::prepare(Asked asked) {
     if (scan_.status != 0) return scan_.status;
     mass_temperature_ = wants.mass ? wants.temperature : 0;
     if (!greedy()) select(!asked.masses && !(described && processed));
-    return greedy() || untruncated_ || flat_ || survivors_.n > 0 ? kOk : kEmpty;
+    return greedy() || untruncated_ || flat_ || candidates_.n > 0 ? kOk : kEmpty;
 }
 
 // The largest logit of the edited row; of equal ones the smallest id.
@@ -101,14 +101,14 @@ int64_t Target::winner(uint32_t stream, int64_t excluded) {
         hot_stream_ = kNoStream;  // the draw has hot bits of its own
         return remainder_->draw(noise(stream), space_);
     }
-    if (spent_) return draw_remainder(survivors_, noise(stream), space_);
-    if (!untruncated_) return draw(survivors_, noise(stream), excluded, space_);
+    if (spent_) return draw_remainder(candidates_, noise(stream), space_);
+    if (!untruncated_) return draw(candidates_, noise(stream), excluded, space_);
     if (stream != hot_stream_) {
         scan_.hot.n = 0;
         hot_groups(noise(stream), 0, scan_.blocks * kBlockGroups, scan_.hot);
         hot_stream_ = stream;
     }
-    return draw_all(row_, scan_, temperature_, floor_, survivors_, noise(stream), excluded, space_);
+    return draw_all(row_, scan_, temperature_, floor_, candidates_, noise(stream), excluded, space_);
 }
 
 int64_t Target::propose(double u, Written to) {
@@ -122,11 +122,11 @@ int64_t Target::propose(double u, Written to) {
         write_row(row_, scan_, temperature_, to, sums);
         return place_of(u, to.q, row_.vocab, sums);
     }
-    const double mass = collected_mass(survivors_);
+    const double mass = collected_mass(candidates_);
     if (!(mass > 0)) return kNobody;
     spent_ = true;
-    write_survivors(survivors_, mass, to, sums);
-    return survivors_.ids[place_of(u, survivors_.weights, survivors_.n, sums)];
+    write_candidates(candidates_, mass, to, sums);
+    return candidates_.ids[place_of(u, candidates_.weights, candidates_.n, sums)];
 }
 
 double Target::probability(int64_t token) {
@@ -135,23 +135,23 @@ double Target::probability(int64_t token) {
         const float l = load(row_, token / kBlock, buffer)[token % kBlock];
         return l == kNone ? 0.0 : static_cast<double>(weight(static_cast<float>((l - scan_.max) / temperature_))) / scan_.mass.total;
     }
-    const uint32_t *at = std::lower_bound(survivors_.ids, survivors_.ids + survivors_.n, static_cast<uint32_t>(token));
-    if (at == survivors_.ids + survivors_.n || *at != token) return 0.0;
-    return static_cast<double>(weight(survivors_.x[at - survivors_.ids])) / collected_mass(survivors_);
+    const uint32_t *at = std::lower_bound(candidates_.ids, candidates_.ids + candidates_.n, static_cast<uint32_t>(token));
+    if (at == candidates_.ids + candidates_.n || *at != token) return 0.0;
+    return static_cast<double>(weight(candidates_.x[at - candidates_.ids])) / collected_mass(candidates_);
 }
 
 double Target::entropy() {
-    return untruncated_ ? scan_.mass.entropy() : moments(collected_mass(survivors_)).entropy();
+    return untruncated_ ? scan_.mass.entropy() : moments(collected_mass(candidates_)).entropy();
 }
 
 double Target::subtract(const float *q, double scale) {
     if (untruncated_) return remainder_.emplace(row_, scan_, temperature_, q, scale, space_.sums.data()).sum();  // the scan is done with them
     spent_ = true;
-    return subtract_survivors(q, scale, survivors_);
+    return subtract_candidates(q, scale, candidates_);
 }
 
-double Target::lesson(int64_t token) const {
-    return program_.forced >= 0 ? std::numeric_limits<double>::quiet_NaN() : tailrace::lesson(space_.basis, static_cast<uint32_t>(token));
+double Target::update_of(int64_t token) const {
+    return program_.forced >= 0 ? std::numeric_limits<double>::quiet_NaN() : tailrace::update_of(space_.basis, static_cast<uint32_t>(token));
 }
 
 void Target::describe(int64_t token, const Report &report, double *entropy) {
@@ -159,15 +159,15 @@ void Target::describe(int64_t token, const Report &report, double *entropy) {
     if (processed && !greedy()) {
         restore();
         if (untruncated_) everything();
-        const double mass = collected_mass(survivors_);
-        if (program_.logprobs >= 0) report_processed(survivors_, mass, row_.vocab, token, report, space_);
+        const double mass = collected_mass(candidates_);
+        if (program_.logprobs >= 0) report_processed(candidates_, mass, row_.vocab, token, report, space_);
         if (program_.flags & kEntropy) write(moments(mass), entropy);
         return;
     }
     if (processed) {  // greedy: of the edited logits
         floor_ = kLowest;
-        collect(row_, scan_, floor_, survivors_);
-        if (program_.logprobs >= 0) report_processed(survivors_, scan_.mass.total, row_.vocab, token, report, space_);
+        collect(row_, scan_, floor_, candidates_);
+        if (program_.logprobs >= 0) report_processed(candidates_, scan_.mass.total, row_.vocab, token, report, space_);
         if (program_.flags & kEntropy) write(scan_.mass, entropy);
         return;
     }
@@ -187,7 +187,7 @@ void Target::select(bool lazy) {
         const int64_t many = std::count_if(scan_.block_max, scan_.block_max + scan_.blocks, [reached](float top) { return top >= reached; });
         // a crowd of equals is left to the hot bits
         collect_from(many > 4 * kFirst ? std::nextafterf(reached, -kNone) : reached);
-        divide(survivors_.x, survivors_.n, temperature_);
+        divide(candidates_.x, candidates_.n, temperature_);
         return;
     }
     if ((flat_ = lazy && is_flat(context))) return;
@@ -197,31 +197,31 @@ void Target::select(bool lazy) {
         if (floor > wanted) floor = std::nextafterf(floor, kNone);
         collect_from(std::max(floor, kLowest));
         const double before = depth;
-        if (refine(context, static_cast<double>(floor_) - scan_.max, survivors_, &depth)) break;
+        if (refine(context, static_cast<double>(floor_) - scan_.max, candidates_, &depth)) break;
         if (!(depth < before)) depth = kEverything;  // rounding must not make it ask for the same again
     }
 }
 
 void Target::collect_from(float floor) {
     floor_ = floor;
-    survivors_.mass = -1;
-    collect(row_, scan_, floor, survivors_);
+    candidates_.mass = -1;
+    collect(row_, scan_, floor, candidates_);
 }
 
 // All candidates of a row that nothing truncates.
 void Target::everything() {
     if (!untruncated_) return;
     collect_from(kLowest);
-    divide(survivors_.x, survivors_.n, temperature_);
-    keep_above(survivors_, kLowest);
+    divide(candidates_.x, candidates_.n, temperature_);
+    keep_above(candidates_, kLowest);
 }
 
 Mass Target::moments(double mass) {
-    weigh(survivors_);
+    weigh(candidates_);
     Mass out;
     out.total = mass;
-    for (int64_t i = 0; i < survivors_.n; ++i) {
-        const double w = survivors_.weights[i], y = survivors_.x[i];
+    for (int64_t i = 0; i < candidates_.n; ++i) {
+        const double w = candidates_.weights[i], y = candidates_.x[i];
         if (w > 0) {
             out.first += w * y;
             out.second += w * y * y;

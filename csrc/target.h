@@ -43,8 +43,9 @@ class Target {
         remainder_.reset();
         if (spent_) select(false);
     }
-    // What is learnt if the token stands: ln of its probability among those that are learnt from; NaN: nothing.
-    double lesson(int64_t token) const;
+    // What the state of the program is updated with if the token stands: ln of its probability among those that its method looks at;
+    // NaN: nothing.
+    double update_of(int64_t token) const;
     void describe(int64_t token, const Report &report, double *entropy);
 
   private:
@@ -65,7 +66,7 @@ class Target {
     Workspace &space_;
     Row row_;
     Edit edits_[kMaxEdits + 1];  // filled where the row has a mask: that one, then the program's
-    Candidates survivors_;
+    Candidates candidates_;
     std::optional<RowRemainder> remainder_;  // of a row that nothing truncates, after `subtract`
     Scan scan_;
     double temperature_ = 1.0, mass_temperature_ = 0.0;

@@ -74,8 +74,8 @@ struct Walk {
         const double depth = (reached - context.scan.max) / temperature;
         return reached > kNone && depth < floor ? undecided(depth) : deeper();
     }
-    // What is left now is learnt from.
-    void learnt_from() {
+    // What is left now is what the state is updated from.
+    void note_basis() {
         know_mass();
         Basis &basis = context.space.basis;
         basis.ids.assign(s.ids, s.ids + s.n);
@@ -88,7 +88,7 @@ struct Walk {
 bool tail_free(Walk &walk, const Stage &stage);
 bool top_h(Walk &walk, const Stage &stage);
 bool min_k(Walk &walk, const Stage &stage);
-// learning.cpp
+// stateful.cpp
 bool mirostat(Walk &walk, const Stage &stage);
 bool mirostat_1(Walk &walk, const Stage &stage);
 bool adaptive(Walk &walk, const Stage &stage);

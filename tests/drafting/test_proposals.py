@@ -16,14 +16,16 @@ from scipy import stats
 from tailrace import _cpu, kernels
 from tailrace.drafting.base import Ask, Draft
 from tailrace.drafting.pick import Picker, Picks, draw, noise_of
-from tailrace.kernels.cpu.sample import APART, Step
-from tailrace.kernels.cpu.shelf import Place, Shelf
+from tailrace.kernels.cpu.proposal_buffers import ProposalBuffer, ProposalBuffers
+from tailrace.kernels.cpu.sample import CPUStep
+from tailrace.kernels.output import FALLS_BACK
 from tailrace.kernels.status import OK
 from tailrace.options import Watermark
 from tailrace.params import SamplingParams
 from tailrace.sampling import Rows, Sampler, Slots
+from tailrace.sampling.backends.cpu import CPUBackend
 from tailrace.sampling.reference import distribution
-from tailrace.sampling.slot import Slot
+from tailrace.sampling.request_slot import RequestSlot
 
 ALPHA = 1e-6
 PROMPT = [3, 5, 3, 7]
@@ -72,7 +74,7 @@ def rows_of(steps: int, vocab: int = WIDE, seed: int = 5) -> torch.Tensor:
     return torch.randn(steps, 1, vocab, generator=torch.Generator().manual_seed(seed)) * 2
 
 
-def expected(row: torch.Tensor, slot: Slot, position: int) -> torch.Tensor:
+def expected(row: torch.Tensor, slot: RequestSlot, position: int) -> torch.Tensor:
     """The reference's q, float64 [V]."""
     q = torch.zeros(row.numel(), dtype=torch.float64)
     if slot.forced is not None:
@@ -261,8 +263,8 @@ def test_memory_that_is_used_again_holds_nothing_from_before():
 def test_what_is_left_in_used_memory_is_seen():
     """Planted: the note says that the row is empty."""
     sampler = sampler_for({"top_k": 5})
-    step = Step(rows_of(1)[0], Rows.plain([0], [0], [4]), sampler.slots.programs)
-    place = Shelf(WIDE).take(1)
+    step = CPUStep(rows_of(1)[0], Rows.plain([0], [0], [4]), sampler.slots.follower("cpu", CPUBackend).programs)
+    place = ProposalBuffers(WIDE).acquire(1)
     place.write(0, torch.ones(WIDE))
     step.propose([(4, 16)], [(place, 0)])
     assert int((place.q > 0).sum()) == 5
@@ -273,27 +275,29 @@ def test_what_is_left_in_used_memory_is_seen():
 
 
 def test_memory_that_someone_holds_is_not_lent_again():
-    shelf = Shelf(8)
-    held = shelf.take(3).q[1:2]  # a view keeps it
+    buffers = ProposalBuffers(8)
+    held = buffers.acquire(3).q[1:2]  # a view keeps it
     gc.collect()
-    others = [shelf.take(3).q for _ in range(3)]
+    others = [buffers.acquire(3).q for _ in range(3)]
     spans = [(q.data_ptr(), q.data_ptr() + q.numel() * 4) for q in [held, *others]]
     assert all(a[1] <= b[0] or b[1] <= a[0] for i, a in enumerate(spans) for b in spans[:i])
 
 
-def kept_beside(bad: float, threads: int) -> tuple[list[int], list[int], list[Place]]:
+def kept_beside(bad: float, threads: int) -> tuple[list[int], list[int], list[ProposalBuffer]]:
     """Tokens and status of five rows of which the second and fourth are broken; where their q went."""
     sampler = sampler_for(*[{"top_p": 0.9}] * 4, {"normalize_logits": True})
     logits = rows_of(5)[:, 0].clone()
     logits[1, 17] = bad
     logits[3] = -math.inf
-    places = [Shelf(WIDE).take(1) for _ in range(5)]
+    places = [ProposalBuffers(WIDE).acquire(1) for _ in range(5)]
     for place in places:
         place.write(0, torch.full((WIDE,), 7.0))
     before = _cpu.num_threads()
     kernels.set_num_threads(threads)
     try:
-        step = Step(logits, Rows.plain(range(5), range(5), [4] * 5), sampler.slots.programs)
+        step = CPUStep(
+            logits, Rows.plain(range(5), range(5), [4] * 5), sampler.slots.follower("cpu", CPUBackend).programs
+        )
         out = step.propose([(4, 16)] * 5, [(place, 0) for place in places])
     finally:
         kernels.set_num_threads(before)
@@ -305,7 +309,7 @@ def kept_beside(bad: float, threads: int) -> tuple[list[int], list[int], list[Pl
 def test_broken_rows_beside_good_ones(bad, threads):
     tokens, status, places = kept_beside(bad, threads)
     assert [at for at, state in enumerate(status) if state == OK] == [0, 2]
-    assert status[4] == APART
+    assert status[4] == FALLS_BACK
     assert [tokens[at] for at in (1, 3, 4)] == [-1] * 3
     for at, place in enumerate(places):
         if status[at] == OK:
@@ -319,8 +323,8 @@ def test_broken_rows_beside_good_ones(bad, threads):
 def test_one_token_is_one_hot(fields):
     """Greedy ones are not asked for by the picker; the kernels have them all the same."""
     sampler, logits = sampler_for(fields), rows_of(1)[0]
-    step = Step(logits, Rows.plain([0], [0], [4]), sampler.slots.programs)
-    place = Shelf(WIDE).take(1)
+    step = CPUStep(logits, Rows.plain([0], [0], [4]), sampler.slots.follower("cpu", CPUBackend).programs)
+    place = ProposalBuffers(WIDE).acquire(1)
     [token] = step.propose([(4, 16)], [(place, 0)]).token_ids.tolist()
     assert token == (9 if "forced_token_ids" in fields else int(logits.argmax()))
     assert place.q[0].nonzero().tolist() == [[token]]
@@ -329,11 +333,11 @@ def test_one_token_is_one_hot(fields):
 
 def test_numbers_that_do_not_fit_are_refused():
     sampler = sampler_for({})
-    step = Step(rows_of(1)[0], Rows.plain([0], [0], [4]), sampler.slots.programs)
+    step = CPUStep(rows_of(1)[0], Rows.plain([0], [0], [4]), sampler.slots.follower("cpu", CPUBackend).programs)
     for noise, place, row in (
-        ([], Shelf(WIDE).take(1), 0),
-        ([(4, 16)], Shelf(WIDE - 1).take(1), 0),
-        ([(4, 16)], Shelf(WIDE).take(1), 1),
+        ([], ProposalBuffers(WIDE).acquire(1), 0),
+        ([(4, 16)], ProposalBuffers(WIDE - 1).acquire(1), 0),
+        ([(4, 16)], ProposalBuffers(WIDE).acquire(1), 1),
     ):
         with pytest.raises(ValueError, match="1 entries, rows of 1000 tokens"):
             step.propose(noise, [(place, row)])

@@ -42,8 +42,9 @@ from tailrace.grammar import bitmasks
 from tailrace.grammar.service import Grammars
 from tailrace.kernels.rows import Rows
 from tailrace.runners.scripted import ScriptedRunner
-from tailrace.sampling import Sampler, sampler, verify
-from tailrace.sampling.slot import Slot
+from tailrace.sampling import Sampler, verify
+from tailrace.sampling.backends import cpu, reference
+from tailrace.sampling.request_slot import RequestSlot
 from tailrace.sampling.slots import Slots
 from tailrace.wire.messages import Abort
 
@@ -306,8 +307,10 @@ def by_reference(patch) -> None:
 
 def said_nothing(patch) -> None:
     """From here on tokens count, and are not remembered."""
-    patch.setattr(Slot, "extend", lambda self, tokens: setattr(self, "num_output", self.num_output + len(tokens)))
-    patch.setattr(Slot, "pop", lambda self: setattr(self, "num_output", self.num_output - 1))
+    patch.setattr(
+        RequestSlot, "extend", lambda self, tokens: setattr(self, "num_output", self.num_output + len(tokens))
+    )
+    patch.setattr(RequestSlot, "pop", lambda self: setattr(self, "num_output", self.num_output - 1))
 
 
 def while_it_runs(patch, module, name: str, fault: Callable) -> None:
@@ -324,11 +327,11 @@ def while_it_runs(patch, module, name: str, fault: Callable) -> None:
 
 def stale_penalties(patch) -> None:
     by_reference(patch)
-    while_it_runs(patch, sampler, "verify", said_nothing)
+    while_it_runs(patch, reference, "verify", said_nothing)
 
 
 def stale_programs(patch) -> None:
-    while_it_runs(patch, sampler, "unroll", said_nothing)
+    while_it_runs(patch, cpu, "write_draft_programs", said_nothing)
 
 
 def forgetful_companion(patch) -> None:
@@ -403,8 +406,8 @@ def past_the_stop(patch) -> None:
 
 
 def other_logprobs(patch) -> None:
-    real = Sampler._read
-    patch.setattr(Sampler, "_read", lambda self, outcome, rows: [r and r[::-1] for r in real(self, outcome, rows)])
+    real = cpu.entries_of
+    patch.setattr(cpu, "entries_of", lambda output, asked: [found and found[::-1] for found in real(output, asked)])
 
 
 def blocks_kept(patch) -> None:

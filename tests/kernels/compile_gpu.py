@@ -13,7 +13,7 @@ from triton.compiler import ASTSource
 from tailrace.kernels.gpu import argmax, attention, edits, guidance, head, logprobs, noise, sample, scan, verify
 from tailrace.kernels.gpu.noise import UNFUSED
 from tailrace.kernels.gpu.state import Tables
-from tailrace.kernels.gpu.step import SCANS, WARPS, Out, Step, Work
+from tailrace.kernels.gpu.step import SCANS, WARPS, GPUStep, Out, Work
 
 LOGITS = ("*bf16", "*fp16", "*fp32")
 NOISE = {"key": "i64", "position": "i64", "stream": "i32", "ids_ptr": "*i64", "n": "i32"}
@@ -24,9 +24,9 @@ WORK = Work("*i32", "*i32", F32, I32, F32, "*i32", "*i32", I64, I64, I64, "*i32"
 OUT = Out(I64, I64, I64, I64, I64, "*fp64")
 
 
-def step_of(kind: str) -> Step:
+def step_of(kind: str) -> GPUStep:
     """With logits of this type."""
-    return Step(kind, "i64", I32, I64, I32, "*i32", F32)
+    return GPUStep(kind, "i64", I32, I64, I32, "*i32", F32)
 
 
 STEP = {"step": step_of("*bf16"), "tables": TABLES, "work": WORK, "blocks": I32}

@@ -15,7 +15,8 @@ from tailrace.kernels.status import EMPTY, INF, NAN, OK
 from tailrace.options import Watermark
 from tailrace.params import SamplingParams
 from tailrace.sampling import Rows, Sampler, Slots
-from tailrace.sampling.on_gpu import OnGPU
+from tailrace.sampling.backends import backend_of
+from tailrace.sampling.backends.device_slots import DeviceSlots
 from tailrace.sampling.pipeline import beyond_device
 from tailrace.sampling.reference import distribution, draw, edited
 
@@ -188,16 +189,16 @@ def test_the_same_tokens(name, vocab):
 
 def lessons(slots: Slots) -> list[list[float]]:
     """Slot by slot, what is learnt from if the tokens stand."""
-    return [[math.nan if logprob is None else logprob for _, logprob in slot.lessons] for slot in slots.slots if slot]
+    return [[math.nan if logprob is None else logprob for _, logprob in slot.updates] for slot in slots.slots if slot]
 
 
 # edits that a GPU has no tables for, and stages that it has no kernels for: they go apart
-APART = {name for name in PARAMS if name.startswith(("encoder penalty", "length decay"))}
+FALLING_BACK = {name for name in PARAMS if name.startswith(("encoder penalty", "length decay"))}
 GPU = torch.device("cuda")
 PARAMS |= uncovered(PARAMS)
 REFINED = {name: {of: value for of, value in fields.items() if of != "bad_words"} for name, fields in PARAMS.items()}
-APART |= {name for name, fields in REFINED.items() if beyond_device(SamplingParams(**fields), GPU)}
-ON_GPU = [name for name in PARAMS if name not in APART]
+FALLING_BACK |= {name for name, fields in REFINED.items() if beyond_device(SamplingParams(**fields), GPU)}
+ON_GPU = [name for name in PARAMS if name not in FALLING_BACK]
 AT_LENGTH = ("temperature", "top_k many", "top_p most", "typical", "everything")
 ALL = range(10)  # kinds of rows
 
@@ -222,7 +223,7 @@ def few(count: int, name: str) -> list[int]:
 )
 def test_the_same_tokens_on_a_gpu(name, vocab, kinds, monkeypatch):
     """Without one, in Triton's interpreter; there by nobody else's help."""
-    monkeypatch.setattr(OnGPU, "apart", lambda *_: [])
+    monkeypatch.setattr(DeviceSlots, "falling_back", lambda *_: [])
     logits = torch.stack(list(rows_of(vocab).values()))[list(kinds)]
     slots = slots_for(PARAMS[name], vocab, logits.shape[0])
     dtype = torch.bfloat16 if name in ("top_p", "top_k", "temperature") else torch.float32
@@ -254,7 +255,7 @@ def test_what_the_gpu_does_not_have_goes_apart_and_leaves_its_neighbours_alone()
     flat = rows_of(vocab)["normal"][None]  # another key draws other tokens
     first = sampler(flat.to(DEVICES["gpu"]), alone).token_ids
     assert torch.equal(first, Sampler(slots, "cpu")(flat, alone).token_ids)
-    sampler._gpu.state.tables.records[:, KEY.value] += 1  # the planted fault
+    sampler.backend_for(torch.device(DEVICES["gpu"])).there.state.tables.records[:, KEY.value] += 1  # the planted fault
     assert not torch.equal(first, sampler(flat.to(DEVICES["gpu"]), alone).token_ids)
     slots.remove(0)
     slots.add(0, SamplingParams(temperature=0.0), key=1, prompt=[1])  # another request in the same slot
@@ -262,12 +263,14 @@ def test_what_the_gpu_does_not_have_goes_apart_and_leaves_its_neighbours_alone()
 
 
 @QUIET
-@pytest.mark.parametrize("name", sorted(APART))
-def test_what_the_gpu_does_not_have_go_apart(name):
+@pytest.mark.parametrize("name", sorted(FALLING_BACK))
+def test_what_the_gpu_does_not_have_falls_back(name):
     logits = torch.stack(list(rows_of(257).values()))
     slots = slots_for(PARAMS[name], 257, logits.shape[0])
     n = logits.shape[0]
-    assert OnGPU(slots, torch.device("cpu")).apart(Rows.plain(range(n), range(n), [9] * n)) == list(range(n))
+    assert backend_of(slots, "gpu", torch.device("cpu")).falling_back(Rows.plain(range(n), range(n), [9] * n)) == list(
+        range(n)
+    )
     expected, found = sampled(slots, logits, "reference"), sampled(slots, logits.to(DEVICES["gpu"]), "gpu")
     assert found.token_ids.tolist() == expected.token_ids.tolist()
 

@@ -62,10 +62,10 @@ def test_what_was_left_over_is_forgotten_by_the_next_step(name):
     learnt = dict(slots[0].state)
     out = Sampler(slots)(torch.full((1, V), -math.inf).index_fill(1, torch.tensor([9]), 0.0), Rows.plain([0], [0], [3]))
     assert out.token_ids.tolist() == [[9]]
-    assert slots[0].lessons == [(9, pytest.approx(0.0))]
+    assert slots[0].updates == [(9, pytest.approx(0.0))]
     slots.commit([0], [[9]])
     assert slots[0].state != learnt
-    assert slots[0].lessons == []
+    assert slots[0].updates == []
 
 
 def test_a_fork_learns_for_itself():

@@ -20,7 +20,7 @@ from tailrace.kernels.program import mask_of
 from tailrace.kernels.rows import Rule
 from tailrace.params import SamplingParams
 from tailrace.sampling import Slots, reference, verify
-from tailrace.sampling.slot import Slot
+from tailrace.sampling.request_slot import RequestSlot
 
 PROMPT, OUTPUT = [1, 0], [2]
 PARAMS: dict[str, dict] = {
@@ -196,8 +196,8 @@ def test_a_shifted_mask_is_seen(rule, shift, monkeypatch):
 
 @pytest.mark.parametrize("rule", ["exact", "rejection", "block"])
 def test_penalties_that_do_not_see_the_drafts_are_seen(rule, monkeypatch):
-    monkeypatch.setattr(Slot, "extend", lambda slot, tokens: None)
-    monkeypatch.setattr(Slot, "pop", lambda slot: None)
+    monkeypatch.setattr(RequestSlot, "extend", lambda slot, tokens: None)
+    monkeypatch.setattr(RequestSlot, "pop", lambda slot: None)
     assert error(World(4, 2, PARAMS["penalties"], False), rule, True, monkeypatch) > 1e-3
 
 

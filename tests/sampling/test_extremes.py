@@ -24,7 +24,7 @@ from tailrace.kernels.status import EMPTY, OK
 from tailrace.options import Watermark
 from tailrace.params import FIELDS, SamplingParams, switches
 from tailrace.sampling import Rows, Sampler, Slots
-from tailrace.sampling.edit_table import EditTable
+from tailrace.sampling.backends.edit_table import EditTable
 from tailrace.sampling.history import Suffixes
 from tailrace.sampling.pipeline import EDITS, REFINEMENTS
 from tailrace.sampling.reference import distribution
@@ -290,7 +290,7 @@ def test_where_one_token_is_left_its_own_certainty_is_learnt_from(fields):
     before = dict(slots[0].state)
     sampled = Sampler(slots)(alone, Rows.plain([0], [0]))
     assert sampled.tokens() == [[9]]
-    assert slots[0].lessons == [(9, pytest.approx(0.0))]
+    assert slots[0].updates == [(9, pytest.approx(0.0))]
     slots.commit([0], sampled.tokens())
     if "mirostat" in fields:
         assert slots[0].state["mirostat_mu"] == pytest.approx(before["mirostat_mu"] + 0.1 * 5.0)

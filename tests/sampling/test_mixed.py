@@ -12,15 +12,17 @@ import pytest
 import torch
 
 from kernels.backends import DEVICES, QUIET
-from tailrace.kernels.cpu.sample import APART, Step
+from tailrace.kernels.cpu.sample import CPUStep
+from tailrace.kernels.output import FALLS_BACK
 from tailrace.kernels.rows import RULES, Rows
 from tailrace.kernels.status import EMPTY, OK
 from tailrace.options import Watermark
 from tailrace.params import SamplingParams
 from tailrace.sampling import Sampler, Slots
-from tailrace.sampling.draft_programs import unroll
-from tailrace.sampling.on_gpu import OnGPU
-from tailrace.sampling.sampler import Backend
+from tailrace.sampling.backends import BackendName
+from tailrace.sampling.backends.cpu import CPUBackend
+from tailrace.sampling.backends.device_slots import DeviceSlots
+from tailrace.sampling.backends.draft_programs import write_draft_programs
 from tailrace.sampling.sequence_state import SequenceState
 
 V = 700
@@ -136,10 +138,12 @@ def world(seed: int, asked: list[dict]) -> tuple[Slots, torch.Tensor, Rows]:
     return slots, logits, rows
 
 
-def compare(slots: Slots, logits: torch.Tensor, rows: Rows, other: Rows | None = None, backend: Backend = "cpu") -> int:
+def compare(
+    slots: Slots, logits: torch.Tensor, rows: Rows, other: Rows | None = None, backend: BackendName = "cpu"
+) -> int:
     """Raise AssertionError unless both say the same; how many drafts were accepted."""
     kernel = Sampler(slots, backend)(logits.to(DEVICES[backend]), rows)
-    learnt = [list(slot.lessons) for slot in slots.slots if slot]
+    learnt = [list(slot.updates) for slot in slots.slots if slot]
     reference = Sampler(slots, "reference")(logits, other or rows)
     assert kernel.token_ids.tolist() == reference.token_ids.tolist()
     assert kernel.num_tokens.tolist() == reference.num_tokens.tolist()
@@ -150,8 +154,8 @@ def compare(slots: Slots, logits: torch.Tensor, rows: Rows, other: Rows | None =
             assert (a.rank, a.top_ids) == (b.rank, b.top_ids)
             assert a.logprob == pytest.approx(b.logprob, abs=2e-5)
     for slot, mine in zip(filter(None, slots.slots), learnt, strict=True):
-        assert [token for token, _ in mine] == [token for token, _ in slot.lessons]
-        for (_, a), (_, b) in zip(mine, slot.lessons, strict=True):
+        assert [token for token, _ in mine] == [token for token, _ in slot.updates]
+        for (_, a), (_, b) in zip(mine, slot.updates, strict=True):
             assert a == (None if b is None else pytest.approx(b, abs=2e-5))
     return int(kernel.num_tokens.sum()) - rows.num_requests
 
@@ -175,7 +179,7 @@ def test_the_same_tokens_on_a_gpu(seed):
 @pytest.mark.parametrize("step", [2, pytest.param(1, marks=pytest.mark.long)])
 def test_every_rule_on_a_gpu(step, rule, dense, monkeypatch):
     """By nobody else's help. step: each so manieth method, others for the next rule."""
-    monkeypatch.setattr(OnGPU, "apart", lambda *_: [])
+    monkeypatch.setattr(DeviceSlots, "falling_back", lambda *_: [])
     asked = [PARAMS[name] for name in ON_GPU[(RULES.index(rule) + dense) % step :: step]]
     slots, logits, rows = world(5, asked)
     proposals = (logits + torch.randn(logits.shape, generator=torch.Generator().manual_seed(1)) * 0.5).softmax(1)
@@ -197,13 +201,14 @@ def test_the_same_tokens_in_many_more_steps(seed):
     compare(slots, logits, rows)
 
 
-def test_only_the_rare_go_apart():
+def test_only_the_rare_fall_back():
     slots, logits, rows = world(3, [*PARAMS.values(), *RARE.values()])
-    step = Step(logits, rows, slots.programs)
-    moving = [i for i in range(rows.num_requests) if slots[i].unrolls]
-    step.unroll(unroll(slots, rows, moving), slots.programs)
-    apart = step.run(True).status == APART
-    assert apart.tolist() == [False] * len(PARAMS) + [True] * len(RARE)
+    step = CPUStep(logits, rows, slots.follower("cpu", CPUBackend).programs)
+    moving = [i for i in range(rows.num_requests) if slots[i].moves_with_drafts]
+    programs = slots.follower("cpu", CPUBackend).programs
+    step.use_row_programs(write_draft_programs(programs, slots, rows, moving), programs)
+    falls_back = step.run().status == FALLS_BACK
+    assert falls_back.tolist() == [False] * len(PARAMS) + [True] * len(RARE)
     assert len(moving) >= 10
 
 
@@ -248,9 +253,11 @@ def test_faults_are_seen(fault):
         compare(slots, logits, rows, fault(rows))
 
 
-def test_rows_that_are_not_unrolled_are_seen(monkeypatch):
+def test_rows_without_programs_of_their_own_are_seen(monkeypatch):
     """The planted fault: every row of a moving slot gets the program of its first."""
-    monkeypatch.setattr("tailrace.sampling.sampler.unroll", lambda slots, rows, moving: rows.slot.clone())
+    monkeypatch.setattr(
+        "tailrace.sampling.backends.cpu.write_draft_programs", lambda programs, slots, rows, moving: rows.slot.clone()
+    )
     slots, logits, rows = world(3, [*PARAMS.values()] * 2)
     with pytest.raises(AssertionError):
         compare(slots, logits, rows)
@@ -260,7 +267,7 @@ def test_rows_that_are_not_unrolled_are_seen(monkeypatch):
 def test_what_is_learnt_and_keyed_by_is_seen(fault):
     """The planted faults: mirostat's μ is a bit too large in the kernels, or the tournaments hear of a token that nobody said."""
     slots, logits, rows = world(3, [*PARAMS.values()] * 2)
-    for record, slot in zip(slots.programs.records, slots.slots, strict=False):
+    for record, slot in zip(slots.follower("cpu", CPUBackend).programs.records, slots.slots, strict=False):
         assert slot is not None
         if fault == "another state":
             record.state[0] += 1.0

@@ -12,7 +12,8 @@ import torch
 from kernels.backends import DEVICES, QUIET
 from tailrace.params import SamplingParams
 from tailrace.sampling import Rows, Sampler, Slots
-from tailrace.sampling.on_gpu import OnGPU
+from tailrace.sampling.backends import backend_of
+from tailrace.sampling.backends.device_slots import DeviceSlots
 
 V = 290
 ASKED: dict[str, dict] = {
@@ -73,7 +74,7 @@ class World:
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
-    monkeypatch.setattr(OnGPU, "apart", lambda *_: [])
+    monkeypatch.setattr(DeviceSlots, "falling_back", lambda *_: [])
     return World()
 
 
@@ -113,7 +114,7 @@ def test_what_is_forced_comes_at_once(world):
 def test_a_device_that_does_not_follow_is_seen(world, monkeypatch):
     """The planted fault: what a token changes never gets there."""
     world.step()
-    monkeypatch.setattr(OnGPU, "_amendments", lambda *_: [])
+    monkeypatch.setattr(DeviceSlots, "_amendments", lambda *_: [])
     with pytest.raises(AssertionError):
         world.steps(6)
 
@@ -166,7 +167,7 @@ def test_a_vocabulary_that_is_too_large_is_refused():
 @QUIET
 def test_warming_up_runs_every_kernel(monkeypatch):
     ran: list[tuple[bool, bool]] = []
-    monkeypatch.setattr("tailrace.sampling.on_gpu.run", lambda *args, **how: ran.append((args[5], how["top"])))
+    monkeypatch.setattr("tailrace.sampling.backends.gpu.run", lambda *args, **how: ran.append((args[5], how["top"])))
     Sampler(Slots(1, V), "gpu").warm_up({torch.float32}, torch.device(DEVICES["gpu"]))
     assert ran == [((2, 1), 1), ((2, 2), 1)]
 
@@ -219,7 +220,7 @@ def test_what_is_drawn_elsewhere_is_not_followed(monkeypatch):
     slots.add(0, SamplingParams(mirostat=2, presence_penalty=1.0), key=1, prompt=[1, 2])
     sampler, logits = Sampler(slots, "gpu"), torch.randn(1, V, generator=torch.Generator().manual_seed(1))
     sampler(logits.to(DEVICES["gpu"]), Rows.plain([0], [0], [2]))
-    monkeypatch.setattr(OnGPU, "_follow", lambda *_: pytest.fail("followed for nothing"))
+    monkeypatch.setattr(DeviceSlots, "_follow", lambda *_: pytest.fail("followed for nothing"))
     sampler(logits.to(DEVICES["gpu"]), Rows.plain([0], [0], [3]))
     monkeypatch.undo()
     slots.remove(0)  # another one in its place is
@@ -233,7 +234,7 @@ def test_rows_that_are_part_of_wider_ones_are_drawn_by_the_same_code():
     slots = Slots(2, 64)
     for slot in range(2):
         slots.add(slot, SamplingParams(seed=slot), prompt=[1])
-    gpu = OnGPU(slots, torch.device(DEVICES["gpu"]))
+    gpu = backend_of(slots, "gpu", torch.device(DEVICES["gpu"]))
     wide = torch.randn(2, 67, generator=torch.Generator().manual_seed(5)).to(DEVICES["gpu"])
     rows = Rows.plain([0, 1], [0, 1], [1, 1])
     prepared = [gpu.prepare(logits, rows, None).step for logits in (wide[:, :64], wide[:, :64].contiguous())]
@@ -258,7 +259,7 @@ def test_a_thousand_times_the_same_bits():
     logits = torch.randn(len(asked), vocab, generator=noise)
     logits[::3] = (logits[::3] * 2).round()  # many equal ones
     logits[1::3, 100:] = -math.inf
-    gpu = OnGPU(slots, torch.device("cuda"))
+    gpu = backend_of(slots, "gpu", torch.device("cuda"))
     rows = Rows.plain(range(len(asked)), range(len(asked)), [3] * len(asked))
     prepared = gpu.prepare(logits.cuda(), rows, 3)
     prepared.out.all.fill_(-7)

@@ -122,11 +122,11 @@ def kernels() -> Section:
         return {"kernels": f"can't be imported: {error}"}, ["the kernels"]
     found: dict[str, Any] = {}
     missing: list[str] = []
-    for operation in dispatch.OPERATIONS:
+    for operation, (_, backends) in dispatch.OPERATIONS.items():
         states = {}
-        for backend, operations in dispatch.BACKENDS.items():
+        for backend in dispatch.BACKENDS:
             states[backend] = "-"
-            if operation in operations:
+            if backend in backends:
                 try:
                     dispatch.find(operation, backend)
                     states[backend] = "yes"

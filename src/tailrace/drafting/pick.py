@@ -11,7 +11,8 @@ Two ways, by how an ask's drafts will be verified (sampling/verify.py):
   draft j of a step has a stream of its own, at the position where the step begins, and no two steps begin at the same one. XTC's coin
   alone is the position's, as verification has it: it is no draw among tokens, and given the coin both laws are what they should be.
 
-The CPU kernels make both, all rows of a call at once. Drawn ones that they don't serve (`Slot.rare`, logits on a GPU) are made in torch.
+The CPU kernels make both, all rows of a call at once. Drawn ones that they don't serve (`Slot.unsupported`, logits on
+a GPU) are made in torch.
 
 While drafts are made, the request's slot stands where it would after the drafts before (penalties, forced tokens, mirostat see them);
 afterwards it is as it was. No mask of a grammar is looked at: what it forbids is pruned before verification.
@@ -28,14 +29,14 @@ from torch.nn import functional as F
 
 from tailrace import kernels
 from tailrace.drafting.base import Ask, Draft
-from tailrace.kernels.cpu.sample import Step
-from tailrace.kernels.cpu.shelf import Place, Shelf
+from tailrace.kernels.cpu.proposal_buffers import ProposalBuffer, ProposalBuffers
 from tailrace.kernels.rows import Rows
 from tailrace.kernels.status import OK
 from tailrace.params import SamplingParams
 from tailrace.sampling import Sampler
+from tailrace.sampling.backends.cpu import CPUBackend
 from tailrace.sampling.reference import BadRowError, edited
-from tailrace.sampling.slot import Slot
+from tailrace.sampling.request_slot import RequestSlot
 
 DRAFT_STREAM = 16  # of the noise, for draft 0 of a step; draft j has DRAFT_STREAM + j. The sampler's are 0 … 3
 # Logits, whose they are, and of which rows a draft is wanted → each of those rows' tokens, None where it can't be drawn from.
@@ -46,7 +47,7 @@ class Picker:
     """Makes drafts for the requests in the sampler's slots."""
 
     def __init__(self, sampler: Sampler) -> None:
-        self.sampler, self.shelf = sampler, Shelf(sampler.slots.vocab_size)
+        self.sampler, self.buffers = sampler, ProposalBuffers(sampler.slots.vocab_size)
 
     @contextmanager
     def start(self, asks: Sequence[Ask]) -> Iterator[Picks]:
@@ -55,7 +56,7 @@ class Picker:
         Raises:
             ValueError: a slot is empty.
         """
-        picks = Picks(self.sampler, asks, self.shelf)
+        picks = Picks(self.sampler, asks, self.buffers)
         try:
             yield picks
         finally:
@@ -65,13 +66,13 @@ class Picker:
 class Picks:
     """Drafts that grow side by side. tokens: of each ask so far."""
 
-    def __init__(self, sampler: Sampler, asks: Sequence[Ask], shelf: Shelf) -> None:
+    def __init__(self, sampler: Sampler, asks: Sequence[Ask], buffers: ProposalBuffers) -> None:
         self.sampler, self.asks, self.vocab_size = sampler, asks, sampler.slots.vocab_size
         self.slots = [sampler.slots[ask.slot] for ask in asks]
-        self.shelf = shelf
-        self.before = [(dict(slot.state), list(slot.lessons)) for slot in self.slots]
+        self.buffers = buffers
+        self.before = [(dict(slot.state), list(slot.updates)) for slot in self.slots]
         self.tokens: list[list[int]] = [[] for _ in asks]
-        self.q: dict[int, Place] = {}  # of the asks whose drafts are drawn
+        self.q: dict[int, ProposalBuffer] = {}  # of the asks whose drafts are drawn
 
     def take(self, logits: torch.Tensor, who: Sequence[int]) -> list[int]:
         """One more draft for each of these asks, unless its logits are unusable (NaN, +inf, all masked).
@@ -118,23 +119,23 @@ class Picks:
 
     def take_back(self) -> None:
         """The slots are as they were before the first draft."""
-        for i, (slot, tokens, (state, lessons)) in enumerate(zip(self.slots, self.tokens, self.before, strict=True)):
+        for i, (slot, tokens, (state, updates)) in enumerate(zip(self.slots, self.tokens, self.before, strict=True)):
             for _ in tokens:
                 slot.pop()
             slot.state.update(state)
-            slot.lessons[:] = lessons
+            slot.updates[:] = updates
             if tokens:
                 self._moved(i)
 
     def _moved(self, i: int) -> None:
         """The ask's slot has other tokens than before."""
-        self.sampler.slots.follow(self.asks[i].slot, self.slots[i].moves)
+        self.sampler.slots.advance(self.asks[i].slot, self.slots[i].moves)
 
     def _way(self, i: int, on_cpu: bool) -> Way:
         """How the ask's drafts are made."""
         if self.asks[i].rule == "exact" or self.slots[i].params.greedy:
             return self._coupled
-        served = on_cpu and self.sampler.backend in (None, "cpu") and not self.slots[i].rare
+        served = on_cpu and self.sampler.backend in (None, "cpu") and not self.slots[i].unsupported
         return self._drawn if served else self._drawn_in_torch
 
     def _rows(self, who: Sequence[int], rows: list[int]) -> Rows:
@@ -150,8 +151,9 @@ class Picks:
 
     def _drawn(self, logits: torch.Tensor, who: Sequence[int], rows: list[int]) -> dict[int, int | None]:
         """A token of each of these rows' distributions, which are kept."""
-        step = Step(logits, self._rows(who, rows), self.sampler.slots.programs)
-        out = step.propose([self._noise(who[row]) for row in rows], [self._room(who[row]) for row in rows])
+        backend = self.sampler.slots.follower("cpu", CPUBackend)
+        noise, to = [self._noise(who[row]) for row in rows], [self._room(who[row]) for row in rows]
+        out = backend.propose(logits, self._rows(who, rows), noise, to)
         return tokens_of(rows, out.token_ids, out.status)
 
     def _drawn_in_torch(self, logits: torch.Tensor, who: Sequence[int], rows: list[int]) -> dict[int, int | None]:
@@ -166,10 +168,10 @@ class Picks:
                 found[row] = draw(q, kernels.uniform(self.slots[i].key, *self._noise(i)))
         return found
 
-    def _room(self, i: int) -> tuple[Place, int]:
+    def _room(self, i: int) -> tuple[ProposalBuffer, int]:
         """Where the q of the ask's next draft goes."""
         if i not in self.q:
-            self.q[i] = self.shelf.take(self.asks[i].count)
+            self.q[i] = self.buffers.acquire(self.asks[i].count)
         return self.q[i], len(self.tokens[i])
 
     def _noise(self, i: int) -> tuple[int, int]:
@@ -194,7 +196,7 @@ def fitted(logits: torch.Tensor, vocab_size: int) -> torch.Tensor:
     return F.pad(logits, (0, missing), value=-math.inf) if missing > 0 else logits[:, :vocab_size]
 
 
-def proposal(row: torch.Tensor, slot: Slot) -> torch.Tensor:
+def proposal(row: torch.Tensor, slot: RequestSlot) -> torch.Tensor:
     """q, float32 [V] on the CPU, in torch, for a row of draft logits [V]: the request's edits, temperature, min-p, top-k and top-p, so that
     q covers about what the target's distribution does. Its other methods are left out: q need only be
     what is drawn from. One-hot where the token is forced.

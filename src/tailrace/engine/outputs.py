@@ -20,9 +20,9 @@ from tailrace.engine.sequence import Sequence, State
 from tailrace.errors import NothingLeftError, RowError, TailraceError
 from tailrace.grammar.bitmasks import in_time
 from tailrace.kernels.status import EMPTY, MESSAGES, NAMES, OK
+from tailrace.logprobs import TokenLogprobs
 from tailrace.sampling import Sampled
-from tailrace.sampling.logprobs import Logprobs
-from tailrace.wire.messages import FinishReason, TokenLogprobs, Tokens
+from tailrace.wire.messages import FinishReason, Tokens
 
 if TYPE_CHECKING:
     from tailrace.engine.engine import Engine
@@ -41,7 +41,7 @@ class Said:
     tokens: list[int]
     stood: int
     status: int
-    logprobs: list[Logprobs] | None
+    logprobs: list[TokenLogprobs] | None
     error: Exception | None
 
 
@@ -166,7 +166,7 @@ def accept(
     engine: Engine,
     sequence: Sequence,
     tokens: list[int],
-    logprobs: list[Logprobs] | None,
+    logprobs: list[TokenLogprobs] | None,
     drafts: tuple[int, int] = (0, 0),
 ) -> None:
     """The tokens that verification let stand, in order: the first is new, each further one follows from a guess. drafts: how many there
@@ -177,7 +177,7 @@ def accept(
     for place, token in enumerate(tokens):
         outcome = Outcome()
         with alone("the token could not be committed", sequence.request.id, partial(setattr, outcome, "error")):
-            entry = described(logprobs[place]) if logprobs else None
+            entry = logprobs[place] if logprobs else None
             outcome = take(engine, sequence, token, entry, guessed=place > 0)
         out += outcome.out
         if outcome.over:
@@ -296,11 +296,6 @@ def give_up(engine: Engine, sequence: Sequence) -> None:
     if out := sequence.watch.rest():
         send(engine, sequence, out)
     engine.finish(sequence, "abort", cause=sequence.watch.field)
-
-
-def described(entry: Logprobs) -> TokenLogprobs:
-    """As it travels."""
-    return TokenLogprobs(entry.logprob, entry.rank, entry.top_ids, entry.top_logprobs, entry.entropy, entry.varentropy)
 
 
 def send(engine: Engine, sequence: Sequence, out: list[Drawn]) -> None:

@@ -120,8 +120,8 @@ class Request:
 class Sequence:
     """One sequence. tokens: prompt and output, the last one a reference to its draw while a step is planned ahead of it (ahead.py);
     computed: how many of them have keys and values in the cache; blocks: those that hold them; published: how many of the blocks are
-    findable by their hash, whose chain is `hashes`; slot: its place in the sampler and the block tables, −1 while it has none; sequence_state:
-    what the sampler keeps of it, also while it has none."""
+    findable by their hash, whose chain is `hashes`; slot: its place in the sampler and the block tables, −1 while it
+    has none; sequence_state: what the sampler keeps of it, also while it has none."""
 
     request: Request
     index: int

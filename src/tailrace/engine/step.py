@@ -17,7 +17,7 @@ from tailrace.engine.scheduler import Plan, schedule
 from tailrace.engine.sequence import LIVING, Sequence
 from tailrace.errors import EngineError, RowError
 from tailrace.sampling.prompt_logprobs import replay
-from tailrace.wire.messages import PromptLogprobs, TokenLogprobs
+from tailrace.wire.messages import PromptLogprobs
 
 if TYPE_CHECKING:
     from tailrace.engine.engine import Engine
@@ -100,8 +100,7 @@ def score(engine: Engine, scored: list[Scored], logits: torch.Tensor) -> None:
             except ValueError as error:  # the logits of this prompt are unusable: nobody else's business
                 engine.counters.bad_rows["prompt"] += 1
                 raise RowError(f"prompt_logprobs: {error}") from error
-            entries = [TokenLogprobs(*entry) for entry in found]
-            engine.send(sequence, PromptLogprobs(request.id, request.epoch, part.start, entries))
+            engine.send(sequence, PromptLogprobs(request.id, request.epoch, part.start, found))
             sequence.scored = end
 
 

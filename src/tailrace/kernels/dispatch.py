@@ -1,4 +1,4 @@
-"""Operation × backend → function, as a table of import strings, each resolved once.
+"""Operation × backend → function, as one table of modules; each function is resolved once.
 
 A backend that is asked for by name and does not have the operation is an error. Without a name the device and dtype
 choose: the first backend of `PREFERENCE` that has the operation for them.
@@ -15,50 +15,28 @@ import torch
 
 from tailrace.errors import ConfigError
 
-OPERATIONS = (
-    "argmax",
-    "pack_linear",
-    "linear",
-    "make_cache",
-    "store_kv",
-    "paged_attention",
-    "rms_norm",
-    "add_rms_norm",
-    "rotary",
-    "silu_mul",
-    "philox",
-    "gumbel",
-    "words",
-    "uniform",
-    "sample_head",
-)
+REFERENCE = frozenset({"reference"})  # which has every operation
+ON_CPU, ON_GPU = REFERENCE | {"cpu"}, REFERENCE | {"gpu"}
+ALL = ON_CPU | ON_GPU
+BACKENDS = ("reference", "cpu", "gpu")
 
-# The module that holds an operation has the same name in every backend's folder.
-MODULES = {
-    "argmax": "argmax",
-    "pack_linear": "linear",
-    "linear": "linear",
-    "make_cache": "attention",
-    "store_kv": "attention",
-    "paged_attention": "attention",
-    "rms_norm": "norm",
-    "add_rms_norm": "norm",
-    "rotary": "rotary",
-    "silu_mul": "activation",
-    "philox": "noise",
-    "gumbel": "noise",
-    "words": "noise",
-    "uniform": "noise",
-    "sample_head": "head",
-}
-
-# backend -> operations it has; a hole is visible here
-BACKENDS: dict[str, frozenset[str]] = {
-    "reference": frozenset(OPERATIONS),
-    "cpu": frozenset(OPERATIONS) - {"philox", "sample_head"},
-    "gpu": frozenset(
-        {"argmax", "make_cache", "store_kv", "paged_attention", "philox", "gumbel", "words", "sample_head"}
-    ),
+# operation → the module that holds it, of the same name in the folder of every backend that has it
+OPERATIONS: dict[str, tuple[str, frozenset[str]]] = {
+    "argmax": ("argmax", ALL),
+    "pack_linear": ("linear", ON_CPU),
+    "linear": ("linear", ON_CPU),
+    "make_cache": ("attention", ALL),
+    "store_kv": ("attention", ALL),
+    "paged_attention": ("attention", ALL),
+    "rms_norm": ("norm", ON_CPU),
+    "add_rms_norm": ("norm", ON_CPU),
+    "rotary": ("rotary", ON_CPU),
+    "silu_mul": ("activation", ON_CPU),
+    "philox": ("noise", ON_GPU),
+    "gumbel": ("noise", ALL),
+    "words": ("noise", ALL),
+    "uniform": ("noise", ON_CPU),
+    "sample_head": ("head", ON_GPU),
 }
 
 PREFERENCE: dict[str, tuple[str, ...]] = {"cpu": ("cpu", "reference"), "cuda": ("gpu", "reference")}
@@ -76,15 +54,16 @@ def find(operation: str, backend: str) -> Callable[..., Any]:
     """
     if backend not in BACKENDS:
         raise ConfigError(f"unknown backend {backend!r}; there are {', '.join(BACKENDS)}")
-    if operation not in BACKENDS[backend]:
+    module, backends = OPERATIONS.get(operation, ("", frozenset()))
+    if backend not in backends:
         raise ConfigError(f"backend {backend!r} has no {operation}")
-    return getattr(import_module(f"tailrace.kernels.{backend}.{MODULES[operation]}"), operation)
+    return getattr(import_module(f"tailrace.kernels.{backend}.{module}"), operation)
 
 
 @cache
 def choose(operation: str, device: str, dtype: torch.dtype) -> Callable[..., Any]:
     """The preferred function for tensors of this device type and dtype."""
     for backend in PREFERENCE.get(device, ("reference",)):
-        if operation in BACKENDS[backend] and dtype in DTYPES.get(backend, frozenset({dtype})):
+        if backend in OPERATIONS[operation][1] and dtype in DTYPES.get(backend, frozenset({dtype})):
             return find(operation, backend)
     raise ConfigError(f"no backend has {operation} for {dtype} on {device}")

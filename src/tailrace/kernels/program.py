@@ -60,7 +60,7 @@ class Lift:
 @dataclass(frozen=True, slots=True)
 class Dense:
     """Any function of the whole row, float32 [V], that changes it in place or returns another one in its place. No kernel has it: such a
-    row goes the reference's way."""
+    row falls back to the reference sampler."""
 
     apply: Callable[[torch.Tensor], torch.Tensor | None]
 
@@ -127,7 +127,7 @@ STAGES: dict[StageKind, StageInfo] = {
     "tournament": StageInfo("everything", on_gpu=False, slow=True),
 }
 STAGE_NUMBERS: dict[StageKind, int] = {kind: number for number, kind in enumerate(STAGES)}
-MAX_STAGES = 20  # of a program; csrc/program.h
+MAX_EDITS, MAX_STAGES = 16, 20  # of a program; csrc/program.h
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +161,9 @@ class Program:
     """What stays the same as long as a slot's request does.
 
     stages: in the request's order. exempt: uint32 ids that XTC never removes. logprobs: how many alternatives are reported;
-    None: no logprobs. processed: of the distribution really drawn from. entropy: it is reported. rare: the request asks for
-    what the kernels don't have. learning: a stage has a state (`Programs.write_state`), and learns from what is drawn. counts: gets
+    None: no logprobs. processed: of the distribution really drawn from. entropy: it is reported. unsupported: no kernels have all that the
+    request asks for: its rows fall back to the reference sampler. stateful: a stage has a state
+    (`Programs.write_state`), which follows what is drawn. counts: gets
     (repeated, counted) for each draft while the drafts after it are verified. said: gets the draft itself.
     """
 
@@ -173,8 +174,8 @@ class Program:
     greedy: bool
     processed: bool
     entropy: bool
-    rare: bool
-    learning: bool
+    unsupported: bool
+    stateful: bool
     counts: Counts | None
     weights: tuple[int, int]
     said: Said | None = None

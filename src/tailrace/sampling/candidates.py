@@ -7,12 +7,12 @@ don't matter" holds by construction here.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 
-if TYPE_CHECKING:
-    from tailrace.sampling.slot import Slot
+from tailrace.params import SamplingParams
+from tailrace.sampling.history import History
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +76,25 @@ class Candidates:
         return torch.sort(self.logits, descending=True, stable=True).indices
 
 
+class SlotView(Protocol):
+    """What of a slot (sampling/slot.py) a refinement may look at. basis: see there; a refinement with a state writes it."""
+
+    params: SamplingParams
+    key: int
+    eos_token_ids: tuple[int, ...]
+    vocab_size: int
+    history: History | None
+    basis: Candidates | None
+
+    @property
+    def state(self) -> dict[str, float]: ...
+
+
 @dataclass(slots=True)
 class Context:
     """What a refinement may look at besides the candidates: the slot it works for, the position it decides, the edited row."""
 
-    slot: Slot
+    slot: SlotView
     position: int
     row: torch.Tensor
 

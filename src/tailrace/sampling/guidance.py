@@ -87,3 +87,11 @@ def guide_rows(
         there = together([own, companion, scale.float()], logits.device)
         return combined(logits, there[0], there[1], there[2])
     return guide(logits[own], logits[companion], scale)
+
+
+def raw_row(logits: torch.Tensor, rows: Rows, row: int) -> torch.Tensor:
+    """[V]: a row's logits before its edits."""
+    own = logits[int(rows.source[row])]
+    if rows.guidance is None or (companion := int(rows.guidance.companion[row])) < 0:
+        return own
+    return guide(own[None], logits[companion][None], rows.guidance.scale[row : row + 1])[0]

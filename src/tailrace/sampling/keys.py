@@ -1,10 +1,39 @@
-"""From a request's seed to the 64-bit keys of its sequences' noise."""
+"""From a request's seed to the 64-bit keys of its sequences' noise, and the keys of requests without a seed."""
 
 from __future__ import annotations
 
 import os
 
+from tailrace.errors import ParameterError
+from tailrace.fields import MAX_SEED, MIN_SEED
+
 MASK = 2**64 - 1
+
+
+class KeySource:
+    """Keys of requests that give no seed, one after the other.
+
+    With a seed the n-th key is the same in every process: ranks of tensor parallelism that ask in the same order agree. Without one each is
+    fresh from the operating system.
+
+    Args:
+        seed: 64 bits. Who knows it knows every key that follows.
+
+    Raises:
+        ParameterError: seed is no integer of 64 bits.
+    """
+
+    def __init__(self, seed: int | None = None) -> None:
+        if seed is not None and (type(seed) is not int or not MIN_SEED <= seed <= MAX_SEED):
+            raise ParameterError(f"seed must be an integer of 64 bits, got {seed!r:.100}", "seed")
+        self.seed, self.taken = seed, 0
+
+    def key_of(self, seed: int | None) -> int:
+        """The key of a request with this seed; of one without, the next."""
+        if seed is not None or self.seed is None:
+            return request_key(seed, 0)
+        self.taken += 1
+        return request_key(self.seed, self.taken)
 
 
 def request_key(seed: int | None, index: int) -> int:

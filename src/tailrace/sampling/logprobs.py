@@ -7,29 +7,20 @@ removed. A greedy row draws from no distribution; its processed logprobs are tho
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Sequence
 
+import msgspec
 import torch
 
+from tailrace.kernels.output import KernelOutput
+from tailrace.logprobs import TokenLogprobs
+from tailrace.params import SamplingParams
 from tailrace.sampling.candidates import Candidates
-
-
-class Logprobs(NamedTuple):
-    """Of one token: natural-log probability (−inf if it was forced and could not have been drawn), rank (1 = likeliest; ties to the
-    smaller id), and the top n, in that order, or the tokens that were named, in theirs. entropy, varentropy: of the whole distribution in
-    nats, if asked for."""
-
-    logprob: float
-    rank: int
-    top_ids: list[int]
-    top_logprobs: list[float]
-    entropy: float | None = None
-    varentropy: float | None = None
 
 
 def describe(
     candidates: Candidates, token: int, n: int, vocab_size: int, entropies: bool = False, named: tuple[int, ...] = ()
-) -> Logprobs:
+) -> TokenLogprobs:
     """Logprobs of `token` within the distribution of `candidates`; where they are fewer than n, the smallest other ids follow. named:
     the tokens that are listed, instead of the likeliest."""
     logprobs = candidates.logits.double().log_softmax(0)
@@ -54,15 +45,35 @@ def describe(
         p = logprobs.exp()
         entropy = float(-(p * logprobs).sum())
         varentropy = float((p * (logprobs + entropy) ** 2).sum())
-    return Logprobs(float(logprobs[place]) if inside else float("-inf"), rank, ids, values, entropy, varentropy)
+    return TokenLogprobs(float(logprobs[place]) if inside else float("-inf"), rank, ids, values, entropy, varentropy)
 
 
-def naming(entry: Logprobs, token: int, row: torch.Tensor, named: tuple[int, ...]) -> Logprobs:
+def naming(entry: TokenLogprobs, token: int, row: torch.Tensor, named: tuple[int, ...]) -> TokenLogprobs:
     """The entry of a drawn token, with the logprobs of the named ones instead of the likeliest. row: float [V], the model's own logits,
     whose distribution it is of."""
     known = math.isfinite(entry.logprob)
     norm = float(row[token]) - entry.logprob if known else float(row.double().logsumexp(0))
-    return entry._replace(top_ids=list(named), top_logprobs=(row[list(named)].double() - norm).tolist())
+    return msgspec.structs.replace(entry, top_ids=list(named), top_logprobs=(row[list(named)].double() - norm).tolist())
+
+
+def entry_of(numbers: list[float], ranks: list[int], top: int | None, entropies: bool) -> TokenLogprobs:
+    """One token's, out of the kernels' arrays (kernels/output.py)."""
+    more = numbers[1:3] if entropies else ()
+    if top is None:
+        return TokenLogprobs(math.nan, 0, [], [], *more)
+    return TokenLogprobs(numbers[0], ranks[0], ranks[1 : 1 + top], numbers[3 : 3 + top], *more)
+
+
+def entries_of(output: KernelOutput, asked: Sequence[SamplingParams | None]) -> list[list[TokenLogprobs] | None]:
+    """Of each request one entry per token; None where it did not ask. asked: the parameters of those that did."""
+    if output.logprobs is None:
+        return [None] * len(asked)
+    # whole arrays become lists at once: a tensor per row would cost more than the sampling
+    numbers, ranks = output.logprobs.numbers.tolist(), output.logprobs.ranks.tolist()
+    return [
+        params and [entry_of(numbers[i][j], ranks[i][j], params.logprobs, params.report_entropy) for j in range(count)]
+        for i, (params, count) in enumerate(zip(asked, output.num_tokens.tolist(), strict=True))
+    ]
 
 
 def _top(candidates: Candidates, logprobs: torch.Tensor, n: int) -> tuple[list[int], list[float]]:

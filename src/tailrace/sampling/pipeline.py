@@ -137,7 +137,7 @@ def refinements_of(params: SamplingParams) -> tuple[str, ...]:
 
 
 def beyond_kernels(params: SamplingParams) -> bool:
-    """No kernels have all that it asks for: its rows fall back to the reference, alone."""
+    """No kernels have all that it asks for: its rows fall back to the reference sampler."""
     named = bool(params.logprob_token_ids) and params.logprobs_mode == "processed"
     dense = any(EDITS[name].dense(params) for name in edits_of(params))
     return named or dense or any(REFINEMENTS[name].stage is None for name in refinements_of(params))

@@ -6,17 +6,17 @@ import torch
 
 from tailrace.errors import ParameterError
 from tailrace.kernels.cpu.program import Programs
-from tailrace.kernels.cpu.sample import Step
+from tailrace.kernels.cpu.sample import CPUStep
 from tailrace.kernels.program import Program, ascending
 from tailrace.kernels.rows import Rows
 from tailrace.kernels.status import MESSAGES, OK
 from tailrace.kernels.types import readable
-from tailrace.sampling.logprobs import Logprobs
-from tailrace.sampling.sampler import logprobs
+from tailrace.logprobs import TokenLogprobs
+from tailrace.sampling.logprobs import entry_of
 from tailrace.sampling.validation import check_kind, checked_ids, checked_size
 
 
-def replay(logits: torch.Tensor, tokens: list[int], top: int) -> list[Logprobs]:
+def replay(logits: torch.Tensor, tokens: list[int], top: int) -> list[TokenLogprobs]:
     """logits: [R, V] of bf16, f16 or f32, not modified; row r is what `tokens[r]` was to follow. top: alternatives to report.
 
     Raises:
@@ -41,18 +41,18 @@ def replay(logits: torch.Tensor, tokens: list[int], top: int) -> list[Logprobs]:
         greedy=True,
         processed=False,
         entropy=False,
-        rare=False,
-        learning=False,
+        unsupported=False,
+        stateful=False,
         counts=None,
         weights=(0, 0),
     )
     for slot, token in enumerate(tokens):
         programs.write(slot, plain)
         programs.write_edits(slot, (), token)
-    outcome = Step(logits.cpu(), Rows.plain(range(count), range(count), [0] * count), programs).run(True)
-    for row, status in enumerate(outcome.status.tolist()):
+    output = CPUStep(logits.cpu(), Rows.plain(range(count), range(count), [0] * count), programs).run()
+    for row, status in enumerate(output.status.tolist()):
         if status != OK:
             raise ValueError(f"row {row}: {MESSAGES[status]}")
-    assert outcome.reports is not None
-    numbers, ranks = outcome.reports.numbers.tolist(), outcome.reports.ranks.tolist()
-    return [logprobs(numbers[row][0], ranks[row][0], top, False) for row in range(count)]
+    assert output.logprobs is not None
+    numbers, ranks = output.logprobs.numbers.tolist(), output.logprobs.ranks.tolist()
+    return [entry_of(numbers[row][0], ranks[row][0], top, False) for row in range(count)]

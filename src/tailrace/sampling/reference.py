@@ -1,5 +1,5 @@
-"""The reference backend: one request at a time in torch, the specification that the kernels are compared with, and the way of rows
-that ask for what the kernels don't have.
+"""The reference sampler: one request at a time in torch, the specification that the kernels are compared with. Rows that ask for what the
+kernels don't have fall back to it.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ import torch
 from tailrace import kernels
 from tailrace.kernels.program import Add, Ban, Dense, Edit, Lift, Mask, Penalty
 from tailrace.kernels.status import MESSAGES, OK, PROCESSOR
+from tailrace.logprobs import TokenLogprobs
 from tailrace.sampling.candidates import Candidates, Context
-from tailrace.sampling.logprobs import Logprobs, describe
+from tailrace.sampling.logprobs import describe
 from tailrace.sampling.pipeline import REFINEMENTS
-from tailrace.sampling.slot import Slot
+from tailrace.sampling.request_slot import RequestSlot
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +99,7 @@ APPLY: dict[type[Edit], Callable[[torch.Tensor, Edit], None]] = {
 }  # type: ignore[dict-item]
 
 
-def edited(raw: torch.Tensor, slot: Slot, allowed: Mask | None = None) -> torch.Tensor:
+def edited(raw: torch.Tensor, slot: RequestSlot, allowed: Mask | None = None) -> torch.Tensor:
     """The row [V] (float32, not modified) after its grammar mask and its slot's edits.
 
     Raises:
@@ -122,7 +123,7 @@ def check(row: torch.Tensor) -> None:
         raise BadRowError(status)
 
 
-def distribution(raw: torch.Tensor, slot: Slot, position: int = 0, allowed: Mask | None = None) -> Candidates:
+def distribution(raw: torch.Tensor, slot: RequestSlot, position: int = 0, allowed: Mask | None = None) -> Candidates:
     """The candidates a row leaves after its slot's edits and, unless greedy, refinements.
 
     Args:
@@ -139,7 +140,7 @@ def distribution(raw: torch.Tensor, slot: Slot, position: int = 0, allowed: Mask
     return candidates
 
 
-def draw(candidates: Candidates, slot: Slot, position: int, stream: int = DRAW_STREAM) -> int:
+def draw(candidates: Candidates, slot: RequestSlot, position: int, stream: int = DRAW_STREAM) -> int:
     """The token: the largest logit if greedy, else Gumbel-max. Ties to the smaller id."""
     scores = candidates.logits
     if not slot.params.greedy:
@@ -156,7 +157,7 @@ class Target:
     p: torch.Tensor
 
 
-def target(raw: torch.Tensor, slot: Slot, position: int, allowed: Mask | None = None) -> Target:
+def target(raw: torch.Tensor, slot: RequestSlot, position: int, allowed: Mask | None = None) -> Target:
     """Everything that verification must know of a row.
 
     Raises:
@@ -171,12 +172,12 @@ def target(raw: torch.Tensor, slot: Slot, position: int, allowed: Mask | None = 
     return Target(raw, candidates, p)
 
 
-def choose(row: Target, slot: Slot, position: int) -> int:
+def choose(row: Target, slot: RequestSlot, position: int) -> int:
     """The token of a row without a draft: the forced one, or the drawn one."""
     return slot.forced if slot.forced is not None else draw(row.candidates, slot, position)
 
 
-def report(row: Target, slot: Slot, token: int) -> Logprobs | None:
+def logprobs_of(row: Target, slot: RequestSlot, token: int) -> TokenLogprobs | None:
     """What the slot's request wants to know of the token, if anything."""
     if not slot.reported:
         return None

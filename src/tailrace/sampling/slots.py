@@ -1,8 +1,8 @@
 """The sampler's one mutable state: per slot, what its request asks and what its sequence has said.
 
-A request joins, leaves and forks in O(its own parameters); rows of a step point into the slots by index. On the CPU each slot also has its
-program, the form that the kernels read (kernels/cpu/program.py): written when a request joins, and where an edit moves, after every
-token. `compiled` and `edits` have them as they are made, for backends that write them elsewhere. Knows nothing of logits.
+A request is added, removed, moved and forked in O(its own parameters); rows of a step point into the slots by index. `programs` and `edits`
+have what each slot's rows are sampled by, as plain data (kernels/program.py); backends follow them: each is told what
+has changed, and keeps the form that its kernels read. Knows no backend and nothing of logits.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ import numpy as np
 import torch
 
 from tailrace.errors import ParameterError
-from tailrace.kernels.cpu.program import Programs
-from tailrace.kernels.program import Edit, Program, ascending
+from tailrace.kernels.program import Edit
 from tailrace.kernels.rows import Rows, spread
 from tailrace.params import SamplingParams
 from tailrace.sampling.history import History, counted_in
-from tailrace.sampling.keys import request_key
-from tailrace.sampling.pipeline import EDITS, REFINEMENTS, edits_of, refinements_of, stages_of
+from tailrace.sampling.keys import KeySource
+from tailrace.sampling.pipeline import EDITS, REFINEMENTS, edits_of, refinements_of
 from tailrace.sampling.processors import find
+from tailrace.sampling.programs import program_of
+from tailrace.sampling.request_slot import RequestSlot
 from tailrace.sampling.sequence_state import SequenceState, check_sequence_state
-from tailrace.sampling.slot import Slot
+from tailrace.sampling.slot_store import SlotStore
 from tailrace.sampling.validation import (
     check_elsewhere,
     check_kind,
@@ -37,32 +38,24 @@ from tailrace.sampling.validation import (
 MAX_SLOTS = 2**20  # each takes 1.7 KB
 
 
-class Slots:
+class Slots(SlotStore):
     """S slots over a vocabulary of V tokens. Whatever is refused is refused before anything has changed.
+
+    Args:
+        default_keys: of requests without a seed; None takes fresh ones from the operating system. Ranks of tensor parallelism that add the
+            same requests in the same order agree on all tokens if each has a `KeySource` of the same seed.
 
     Raises:
         ParameterError: (a ValueError) from all, with the argument's name: also for a slot out of range, taken, or empty.
     """
 
-    def __init__(self, num_slots: int, vocab_size: int) -> None:
+    def __init__(self, num_slots: int, vocab_size: int, *, default_keys: KeySource | None = None) -> None:
         num_slots = checked_size("num_slots", num_slots, 0, MAX_SLOTS)
         self.vocab_size = vocab_size = checked_size("vocab_size", vocab_size, 1)
-        self.slots: list[Slot | None] = [None] * num_slots
-        self.compiled: list[Program | None] = [None] * num_slots
-        self.edits: list[list[Edit]] = [[] for _ in range(num_slots)]
-        self.programs = Programs(num_slots)
-        # another number each time that what a slot draws from has changed, but for its position: for those who keep a copy of it
-        self.versions = [0] * num_slots
-        self._version = 0
-
-    def __getitem__(self, slot: int) -> Slot:
-        try:
-            found = self.slots[slot] if 0 <= slot < len(self.slots) else None
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise ParameterError(f"slot must be an integer, got {slot!r:.100}", "slot") from error
-        if found is None:
-            raise ParameterError(f"slot {slot} is empty or not in 0 … {len(self.slots) - 1}", "slot")
-        return found
+        if default_keys is not None:
+            check_kind("default_keys", default_keys, KeySource)
+        self.default_keys = KeySource() if default_keys is None else default_keys
+        super().__init__(num_slots)
 
     def add(
         self,
@@ -91,7 +84,8 @@ class Slots:
         check_kind("params", params, SamplingParams)
         params.check_vocab(self.vocab_size)
         check_elsewhere(params, key, checked_names("handled", handled))
-        key = request_key(params.seed, 0) if key is None else checked_key(key)
+        if key is not None:
+            checked_key(key)
         prompt, output = (
             checked_ids(name, ids, self.vocab_size) for name, ids in (("prompt", prompt), ("output", output))
         )
@@ -100,6 +94,7 @@ class Slots:
         for name in params.processors:
             find(name)
         check_sequence_state(sequence_state, self.vocab_size)
+        key = self.default_keys.key_of(params.seed) if key is None else key  # last: one that is taken is used
         edits, refinements = edits_of(params), refinements_of(params)
         recalls = any(EDITS[name].recalls(params) for name in edits) or params.watermark is not None
         sequence_state = SequenceState() if sequence_state is None else sequence_state
@@ -109,7 +104,7 @@ class Slots:
             if (begin := REFINEMENTS[name].begin) is not None:
                 sequence_state.state.update(begin(params) | sequence_state.state)
         history = History(params, prompt, output) if recalls else None
-        entry = Slot(
+        entry = RequestSlot(
             params,
             key,
             tuple(eos_token_ids),
@@ -123,14 +118,6 @@ class Slots:
         )
         self._place(slot, entry)
 
-    def remove(self, slot: int) -> None:
-        """Empty the slot."""
-        self[slot]  # raises if there is nobody
-        self.slots[slot] = self.compiled[slot] = None
-        self.edits[slot] = []
-        self.programs.clear(slot)
-        self.changed(slot)
-
     def fork(self, source: int, target: int, *, key: int, sequence_state: SequenceState | None = None) -> None:
         """Make the empty `target` a copy of `source` with its own noise. sequence_state: as for `add`."""
         entry, key = self[source], checked_key(key)
@@ -139,7 +126,7 @@ class Slots:
         sequence_state = SequenceState() if sequence_state is None else sequence_state
         own = bool(sequence_state.banned) or sequence_state.mask is not None
         sequence_state.copy_from(entry.sequence_state)
-        twin = Slot(
+        twin = RequestSlot(
             entry.params,
             key,
             entry.eos_token_ids,
@@ -151,10 +138,32 @@ class Slots:
             entry.refinements,
             sequence_state,
             entry.derived,
-            list(entry.lessons),
+            list(entry.updates),
         )
         edits = [counted_in(twin.history, edit, entry.history) for edit in self.edits[source]]
         self._place(target, twin, None if own else edits)
+
+    def adopt(self, slot: int, output: Sequence[int]) -> None:
+        """The slot's output is this from now on: for engines that write token ids themselves. What it has in common with the slot's own
+        stays; the rest is taken back, and the new tokens follow, as by `rewind` and `commit`.
+
+        Args:
+            output: token ids, all of the sequence's after its prompt.
+
+        Raises:
+            ParameterError: these are no token ids; or tokens would have to be taken back whose state can't be.
+        """
+        entry, wanted = self[slot], checked_ids("output", output, self.vocab_size)
+        if entry.history is None:  # nothing looks at the tokens themselves
+            kept = min(entry.num_output, len(wanted))
+        else:
+            own = entry.history.tokens[entry.num_prompt :]
+            kept = next(
+                (i for i, (a, b) in enumerate(zip(own, wanted, strict=False)) if a != b), min(len(own), len(wanted))
+            )
+        if kept < entry.num_output:
+            self.rewind(slot, entry.num_output - kept)
+        self.commit([slot], [wanted[kept:]])
 
     def commit(self, slots: Iterable[int], tokens: Iterable[Sequence[int]]) -> None:
         """Accepted tokens of each slot, as `Sampled.tokens` has them: they become history. Those of one step may come in several calls, and
@@ -170,14 +179,14 @@ class Slots:
             raise ParameterError(f"{name} must be a list, got {odd!r:.100}", name) from error
         if len(where) != len(given):
             raise ParameterError(f"tokens must hold a list for each of {len(where)} slots, got {len(given)}", "tokens")
-        checked: list[tuple[int, Slot, list[int]]] = []
+        checked: list[tuple[int, RequestSlot, list[int]]] = []
         for index, ids in zip(where, given, strict=True):
             checked.append((index, self[index], checked_few("tokens", ids, self.vocab_size)))
         for index, entry, accepted in checked:
             entry.extend(accepted)
             if moves := entry.moves:
                 entry.sequence_state.forget(entry.num_output)
-            self.follow(index, moves)
+            self.advance(index, moves)
 
     def rewind(self, slot: int, count: int) -> None:
         """Take back the last `count` output tokens.
@@ -190,7 +199,7 @@ class Slots:
             raise ParameterError(f"count must be an integer in 0 … {entry.num_output}, got {count!r:.100}", "count")
         if entry.state:
             raise ParameterError(f"slot {slot} has mirostat or adaptive-p, whose state can't be taken back", "slot")
-        entry.lessons.clear()
+        entry.updates.clear()
         for _ in range(count):
             entry.pop()
         for place in [place for place in entry.banned if place > entry.num_output]:
@@ -255,60 +264,21 @@ class Slots:
         first = [entry.num_prompt + entry.num_output for entry in entries]
         return spread(first, [end - begin for begin, end in pairwise(starts)])
 
-    def follow(self, slot: int, moves: bool) -> None:
-        """The slot's sequence has other tokens than before: write what that changes. moves: its edits among it."""
+    def advance(self, slot: int, edits: bool) -> None:
+        """The slot's sequence has other tokens than before: the backends hear what that changes. edits: its edits among it."""
         entry = self[slot]
-        if entry.state:
-            self.programs.write_state(slot, entry.state)
-        if moves:
+        if entry.state or (entry.history is not None and not edits):
+            for follower in self._followers:
+                follower.advance(slot)
+        if edits:
             self.refresh(slot)
-        elif entry.history is not None:
-            self.changed(slot)
 
-    def refresh(self, slot: int) -> None:
-        """Write what the slot's edits do at its next position."""
-        self._edit(slot, self[slot].kernel_program)
-
-    def _edit(self, slot: int, edits: list[Edit]) -> None:
-        self.edits[slot] = edits
-        self.programs.write_edits(slot, edits, self[slot].forced)
-        self.changed(slot)
-
-    def changed(self, slot: int) -> None:
-        """What the slot draws from is another than before: whoever keeps a copy of it has to look again."""
-        self._version += 1
-        self.versions[slot] = self._version
-
-    def _place(self, slot: int, entry: Slot, edits: list[Edit] | None = None) -> None:
+    def _place(self, slot: int, entry: RequestSlot, edits: list[Edit] | None = None) -> None:
         """edits: at its next position, where they are known."""
         params, history = entry.params, entry.history
         if entry.banned:
             entry.begin_edit("banned_at")
         if entry.sequence_state.mask is not None:
             entry.begin_edit("allowed_token_ids")
-        program = Program(
-            key=entry.key,
-            stages=stages_of(params),
-            exempt=ascending(entry.eos_token_ids),
-            logprobs=params.logprobs,
-            greedy=params.greedy,
-            processed=params.logprobs_mode == "processed",
-            entropy=params.report_entropy,
-            rare=entry.rare,
-            learning=bool(entry.state),
-            counts=history.counts if history else None,
-            weights=history.weights(history.num_prompt) if history else (0, 0),
-            said=history.said if history else None,
-        )
-        self.slots[slot], self.compiled[slot] = entry, program
-        self.programs.write(slot, program)
-        self.programs.write_state(slot, entry.state)
-        self._edit(slot, entry.kernel_program if edits is None else edits)
-
-    def _check_free(self, name: str, slot: int) -> None:
-        try:
-            free = 0 <= slot < len(self.slots) and self.slots[slot] is None
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise ParameterError(f"{name} must be an integer, got {slot!r:.100}", name) from error
-        if not free:
-            raise ParameterError(f"{name} {slot} is taken or not in 0 … {len(self.slots) - 1}", name)
+        program = program_of(params, entry.key, entry.eos_token_ids, history, stateful=bool(entry.state))
+        self._fill(slot, entry, program, entry.kernel_program if edits is None else edits)

@@ -30,10 +30,11 @@ from tailrace import kernels
 from tailrace.kernels.program import Mask
 from tailrace.kernels.rows import Rule
 from tailrace.kernels.status import FAILED, OK
+from tailrace.logprobs import TokenLogprobs
 from tailrace.sampling.candidates import Candidates
-from tailrace.sampling.logprobs import Logprobs
-from tailrace.sampling.reference import BadRowError, Target, choose, draw, report, target
-from tailrace.sampling.slot import Lesson, Slot
+from tailrace.sampling.reference import BadRowError, Target, choose, draw, logprobs_of, target
+from tailrace.sampling.request_slot import RequestSlot
+from tailrace.sampling.slot import PendingUpdate
 
 ACCEPT_STREAM, RESIDUAL_STREAM, BLOCK_STREAM = 1, 2, 64  # csrc/draw.h
 EPSILON, DELTA = 0.09, 0.3  # of rule typical, as Medusa has them; csrc/sample.cpp
@@ -45,14 +46,14 @@ log = logging.getLogger(__name__)
 
 def verify(
     logits: Sequence[torch.Tensor],
-    slot: Slot,
+    slot: RequestSlot,
     position: int,
     drafts: Sequence[int],
     q: torch.Tensor | None,
     rule: Rule,
     masks: Sequence[Mask | None] = (),
-) -> tuple[list[int], list[Logprobs | None], int]:
-    """Tokens, their reports, and the status (kernels/status.py): whatever goes wrong is this request's alone, and what was accepted before
+) -> tuple[list[int], list[TokenLogprobs | None], int]:
+    """Tokens, their logprobs, and the status (kernels/status.py): whatever goes wrong is this request's alone, and what was accepted before
     stands.
 
     Args:
@@ -60,14 +61,14 @@ def verify(
         position: of the first row. drafts: k of them. q: float32 [k or more, V], or None. masks: the grammar's, of each row; (): none.
     """
     tokens: list[int] = []
-    reports: list[Logprobs | None] = []
-    lessons: list[Lesson] = []
+    logprobs: list[TokenLogprobs | None] = []
+    updates: list[PendingUpdate] = []
     allowed = masks or list(repeat(None, len(logits)))
     state, walked = dict(slot.state), 0
 
     def at(j: int) -> Target:
         nonlocal walked
-        slot.lessons[:] = lessons[walked:j]
+        slot.updates[:] = updates[walked:j]
         while walked < j:
             walked += 1  # first: one that fails half-way is taken back too
             slot.extend([drafts[walked - 1]])
@@ -82,10 +83,10 @@ def verify(
     walk = by_block if together else one_by_one
     try:
         for row, token in walk(at, slot, position, drafts, q, rule):
-            described, lesson = report(row, slot, token), slot.lesson(token)
+            described, update = logprobs_of(row, slot, token), slot.update_of(token)
             tokens.append(token)
-            reports.append(described)
-            lessons.append(lesson)
+            logprobs.append(described)
+            updates.append(update)
     except BadRowError as error:
         status = error.status
     except (KeyboardInterrupt, SystemExit):
@@ -94,30 +95,35 @@ def verify(
         log.exception("a request could not be sampled")
         status = FAILED
     status = OK if tokens else status
-    slot.lessons.clear()
+    slot.updates.clear()
     for _ in range(walked):
         slot.pop()
     slot.state.update(state)
-    slot.lessons[:] = lessons if slot.state else ()
-    return tokens, reports, status
+    slot.updates[:] = updates if slot.state else ()
+    return tokens, logprobs, status
 
 
 def one_by_one(
-    at: Callable[[int], Target], slot: Slot, position: int, drafts: Sequence[int], q: torch.Tensor | None, rule: Rule
+    at: Callable[[int], Target],
+    slot: RequestSlot,
+    position: int,
+    drafts: Sequence[int],
+    q: torch.Tensor | None,
+    rule: Rule,
 ) -> Walk:
     """Rows and tokens, until one is not its draft."""
     for j in range(len(drafts) + 1):
         row = at(j)
-        if j == len(drafts) or slot.forced is not None or (settle := SETTLE[rule]) is None:
+        if j == len(drafts) or slot.forced is not None or (decide := BY_RULE[rule]) is None:
             token = choose(row, slot, position + j)
         else:
-            token = settle(row, slot, position + j, drafts[j], None if q is None else q[j].double())
+            token = decide(row, slot, position + j, drafts[j], None if q is None else q[j].double())
         yield row, token
         if j == len(drafts) or token != drafts[j]:
             return
 
 
-def accept_or_replace(row: Target, slot: Slot, position: int, draft: int, q: torch.Tensor | None) -> int:
+def accept_or_replace(row: Target, slot: RequestSlot, position: int, draft: int, q: torch.Tensor | None) -> int:
     """The draft with probability min(1, p / q), else a token of the residual."""
     q = one_hot(draft, row.p) if q is None else q
     u = kernels.uniform(slot.key, position, ACCEPT_STREAM)
@@ -126,12 +132,12 @@ def accept_or_replace(row: Target, slot: Slot, position: int, draft: int, q: tor
     return replacement(row, remainder(row.p, q, 1.0), slot, position)
 
 
-def replacement(row: Target, rest: Candidates, slot: Slot, position: int) -> int:
+def replacement(row: Target, rest: Candidates, slot: RequestSlot, position: int) -> int:
     """Drawn from what is left; where rounding has left nothing, p and q are the same, so from p."""
     return draw(rest if rest.ids.numel() else row.candidates, slot, position, RESIDUAL_STREAM)
 
 
-def accept_or_draw(row: Target, slot: Slot, position: int, draft: int, q: torch.Tensor | None) -> int:
+def accept_or_draw(row: Target, slot: RequestSlot, position: int, draft: int, q: torch.Tensor | None) -> int:
     """The draft if it is likely enough for so uncertain a distribution, else what plain sampling draws."""
     if float(row.p[draft]) > min(EPSILON, DELTA * math.exp(-row.candidates.entropy())):
         return draft
@@ -139,7 +145,7 @@ def accept_or_draw(row: Target, slot: Slot, position: int, draft: int, q: torch.
 
 
 # rule → how a row that has a draft comes to its token; None: as a row without one
-SETTLE: dict[Rule, Callable[[Target, Slot, int, int, torch.Tensor | None], int] | None] = {
+BY_RULE: dict[Rule, Callable[[Target, RequestSlot, int, int, torch.Tensor | None], int] | None] = {
     "exact": None,
     "rejection": accept_or_replace,
     "block": accept_or_replace,
@@ -156,7 +162,12 @@ def remainder(p: torch.Tensor, q: torch.Tensor, scale: float) -> Candidates:
 
 
 def by_block(
-    at: Callable[[int], Target], slot: Slot, position: int, drafts: Sequence[int], q: torch.Tensor | None, rule: Rule
+    at: Callable[[int], Target],
+    slot: RequestSlot,
+    position: int,
+    drafts: Sequence[int],
+    q: torch.Tensor | None,
+    rule: Rule,
 ) -> Walk:
     """Algorithm 2, row by row: after row j, the longest accepted prefix so far is known, and what the token after it is drawn from.
 

@@ -18,6 +18,7 @@ from typing import Literal
 
 import msgspec
 
+from tailrace.logprobs import TokenLogprobs
 from tailrace.params import SamplingParams
 
 VERSION = 1  # both sides must agree; Hello and Ready carry it
@@ -76,18 +77,6 @@ class Ready(Message, frozen=True):
 
     model: ModelInfo
     version: int = VERSION
-
-
-class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
-    """Of one drawn token: natural-log probability (−inf possible), rank (1 = likeliest; ties to the smaller id), the
-    top n."""
-
-    logprob: float
-    rank: int
-    top_ids: list[int]
-    top_logprobs: list[float]
-    entropy: float | None = None
-    varentropy: float | None = None
 
 
 class Tokens(Message, frozen=True):

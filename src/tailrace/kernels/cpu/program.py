@@ -8,7 +8,9 @@ from itertools import zip_longest
 from typing import Any
 
 from tailrace import _cpu
+from tailrace.kernels.needs import Needs, RowsRecord, flags_of
 from tailrace.kernels.program import (
+    MAX_EDITS,
     MAX_STAGES,
     STAGE_NUMBERS,
     STAGES,
@@ -23,8 +25,6 @@ from tailrace.kernels.program import (
     Tournament,
 )
 
-MAX_EDITS = 16
-GREEDY, PROCESSED, ENTROPY, TAKEN, RARE, REPORTED, LEARNING, COSTLY = 1, 2, 4, 8, 16, 32, 64, 128
 STATE = ("mirostat_mu", "adaptive_sum", "adaptive_weight")  # of a sequence, as csrc/program.h has it
 
 
@@ -91,6 +91,7 @@ class Programs:
 
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
+        self.needs = Needs.of(num_slots)
         self.records = (ProgramRecord * num_slots)()
         self._alive: list[list[Any]] = [[] for _ in range(num_slots)]
 
@@ -103,16 +104,9 @@ class Programs:
         """The slot is taken."""
         record = self.records[slot]
         record.key, record.forced, record.num_edits = program.key, -1, 0
-        record.flags = (
-            TAKEN
-            | GREEDY * program.greedy
-            | PROCESSED * program.processed
-            | ENTROPY * program.entropy
-            | RARE * program.rare
-            | LEARNING * program.learning
-            | COSTLY * any(STAGES[stage.kind].slow for stage in program.stages)
-        )
+        record.flags = flags_of(program)
         record.logprobs = -1 if program.logprobs is None else program.logprobs
+        self.needs.write(slot, program)
         record.history = None if program.counts is None else program.counts.address
         record.said = None if program.said is None else program.said.address
         record.repeated, record.counted = program.weights
@@ -124,7 +118,7 @@ class Programs:
         self._alive[slot] = [(program, tournaments)]
 
     def write_state(self, slot: int, state: Mapping[str, float]) -> None:
-        """What the slot's sequence has learnt."""
+        """The state of the slot's methods, after the last token of its sequence."""
         self.records[slot].state = tuple(state.get(name, 0.0) for name in STATE)
 
     def write_edits(self, place: int, edits: Sequence[Edit], forced: int | None) -> None:
@@ -157,6 +151,7 @@ class Programs:
     def clear(self, slot: int) -> None:
         """The slot is empty."""
         self.records[slot].flags = self.records[slot].num_edits = 0
+        self.needs.clear(slot)
         self._alive[slot] = []
 
 
@@ -190,38 +185,24 @@ def tournament_record(given: Tournament) -> TournamentRecord:
     return record
 
 
-class StepRecord(ctypes.Structure):
-    _fields_ = [
+class StepRecord(RowsRecord):
+    _fields_ = [  # noqa: RUF012  # ctypes wants it so
         ("logits", ctypes.c_void_p),
         ("type", ctypes.c_int32),
-        *((name, ctypes.c_int64) for name in ("logits_rows", "vocab", "stride", "slots", "rows", "requests", "width")),
+        ("stride", ctypes.c_int64),
         *(
             (name, ctypes.c_void_p)
             for name in (
-                "programs",
-                "slot",
-                "source",
-                "position",
-                "start",
-                "draft",
-                "rule",
-                "proposals",
-                "mask",
-                "masks",
+                *("programs", "proposals", "masks", "program"),
+                *("token_ids", "num_tokens", "status", "numbers", "ranks", "seconds", "updates"),
             )
-        ),
-        ("num_masks", ctypes.c_int64),
-        *((name, ctypes.c_void_p) for name in ("program", "companion", "scale")),
-        ("flags", ctypes.c_int32),
-        ("top", ctypes.c_int32),
-        *(
-            (name, ctypes.c_void_p)
-            for name in ("token_ids", "num_tokens", "status", "numbers", "ranks", "seconds", "lessons")
         ),
     ]
 
 
-_sizes = [ctypes.sizeof(kind) for kind in (EditRecord, TournamentRecord, StageRecord, ProgramRecord, StepRecord)]
+_sizes = [
+    ctypes.sizeof(kind) for kind in (EditRecord, TournamentRecord, StageRecord, ProgramRecord, RowsRecord, StepRecord)
+]
 _stages = tuple((kind, info.needs) for kind, info in STAGES.items())
 if _sizes != _cpu.struct_sizes():
     raise ImportError(

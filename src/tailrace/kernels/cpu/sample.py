@@ -3,149 +3,95 @@
 from __future__ import annotations
 
 import ctypes
-import re
 from array import array
 from collections.abc import Sequence
-from typing import NamedTuple
+from functools import lru_cache
+from typing import NamedTuple, Protocol
 
 import torch
 
 from tailrace import _cpu
 from tailrace.errors import ParameterError
-from tailrace.kernels.cpu.program import COSTLY, LEARNING, Programs, StepRecord
-from tailrace.kernels.cpu.shelf import Place
-from tailrace.kernels.proposals import addresses, shown
+from tailrace.kernels.cpu.program import StepRecord
+from tailrace.kernels.cpu.proposal_buffers import ProposalBuffer
+from tailrace.kernels.needs import COSTLY, REPORTED, STATEFUL, Needs, filled
+from tailrace.kernels.output import KernelOutput, LogprobArrays
+from tailrace.kernels.proposals import addresses
 from tailrace.kernels.rows import Rows, tensor
 from tailrace.kernels.types import CODES, readable
 
-FIELD = re.compile(r"(?:the )?(\w+)")  # that a complaint of csrc/sample.cpp begins with
-APART = -1  # the status of a request that was left alone
-
-
-class Reports(NamedTuple):
-    """Set where a program asks. numbers: float64 [N, W, 3 + top], logprob, entropy and varentropy in nats, the top logprobs.
-    ranks: int64 [N, W, 1 + top], rank, the top ids."""
-
-    numbers: torch.Tensor
-    ranks: torch.Tensor
-
-
-class Outcome(NamedTuple):
-    """N requests, W tokens at most each. token_ids int64 [N, W], −1 where there is none; num_tokens int64 [N]; status int32 [N],
-    APART where the kernels don't have what the request asks; reports, if any program asks for some; lessons float64 [N, W], if any
-    learns: ln of each token's probability among those it learns from, NaN where it learns nothing."""
-
-    token_ids: torch.Tensor
-    num_tokens: torch.Tensor
-    status: torch.Tensor
-    reports: Reports | None
-    lessons: torch.Tensor | None = None
-    seconds: torch.Tensor | None = None
-
 
 class Proposed(NamedTuple):
-    """Of R rows. token_ids int64 [R], −1 where there is none; status int32 [R], APART as in Outcome."""
+    """Of R rows. token_ids int64 [R], −1 where there is none; status int32 [R], FALLS_BACK as in KernelOutput."""
 
     token_ids: torch.Tensor
     status: torch.Tensor
 
 
-class Step:
+class ProgramTable(Protocol):
+    """Programs by slot, in the memory layout of csrc/program.h; `Programs` is one."""
+
+    @property
+    def needs(self) -> Needs:
+        """What each asks of a step."""
+        ...
+
+    @property
+    def address(self) -> int:
+        """Where the first lies."""
+        ...
+
+
+class CPUStep:
     """One step, checked: [L, V] logits of bf16, f16 or f32, rows may be strided, not modified; rows as in kernels/rows.py.
 
-    flags: what the programs of its slots have set, together, and REPORTED if any asks for reports (kernels/cpu/program.py).
+    flags: what the programs of its slots have set, together (kernels/needs.py).
 
     Raises:
         ParameterError: shapes or dtypes do not fit; a slot is empty; a source, position, draft or mask is out of range.
     """
 
-    def __init__(self, logits: torch.Tensor, rows: Rows, programs: Programs) -> None:
+    def __init__(self, logits: torch.Tensor, rows: Rows, programs: ProgramTable) -> None:
         logits = readable(logits)
-        count, vocab = logits.shape
-        count_rows, n = rows.num_rows, rows.num_requests
-        if n < 0 or not rows.source.numel() == rows.position.numel() == rows.draft.numel() == count_rows:
-            raise ParameterError(
-                f"source, position and draft must have {count_rows} entries, as slot has; start at least one", "source"
-            )
-        if rows.rule is not None and rows.rule.numel() != n:
-            raise ParameterError(f"rule must have {n} entries, one per request, got {rows.rule.numel()}", "rule")
-        self.shape = (n, rows.width)
+        self.record = record = filled(StepRecord(), logits, rows, programs.needs)
         self.alive = (logits, rows, programs)  # the record holds addresses only
-        if isinstance(rows.width, bool) or not isinstance(rows.width, int) or not 1 <= rows.width <= max(1, count_rows):
-            raise ParameterError(
-                f"width must be an integer in [1, {max(1, count_rows)}], got {rows.width!r:.100}", "width"
-            )
-        self.record = StepRecord(
-            logits.data_ptr(),
-            CODES[logits.dtype],
-            count,
-            vocab,
-            logits.stride(0),
-            programs.num_slots,
-            rows.num_rows,
-            *self.shape,
-            programs.address,
-            rows.slot.data_ptr(),
-            rows.source.data_ptr(),
-            rows.position.data_ptr(),
-            rows.start.data_ptr(),
-            rows.draft.data_ptr(),
-            None if rows.rule is None else rows.rule.data_ptr(),
-        )
-        if rows.mask is not None:
-            point_at_masks(self.record, rows.mask, rows.masks)
-        if (guidance := rows.guidance) is not None:
-            if not guidance.companion.numel() == guidance.scale.numel() == count_rows:
-                raise ParameterError(f"companion and scale must have {count_rows} entries, as slot has", "companion")
-            self.record.companion, self.record.scale = guidance.companion.data_ptr(), guidance.scale.data_ptr()
-        self.address = ctypes.addressof(self.record)
-        try:
-            _cpu.check(self.address)
-        except ValueError as error:
-            named = FIELD.match(str(error))
-            raise ParameterError(str(error), named and named[1]) from None
+        self.address, self.shape = ctypes.addressof(record), (rows.num_requests, rows.width)
+        self.flags: int = record.flags
+        record.logits, record.type, record.stride = logits.data_ptr(), CODES[logits.dtype], logits.stride(0)
+        record.programs = programs.address
+        if rows.mask is not None and rows.masks is not None:
+            record.masks = rows.masks.data_ptr()
         if rows.proposals is not None:  # now that the rows are known to be some
-            q = tensor(addresses(rows.proposals, rows.start.tolist(), vocab))
-            self.alive, self.record.proposals = (*self.alive, q), q.data_ptr()
-        self.flags: int = self.record.flags
+            q = tensor(addresses(rows.proposals, rows.start.tolist(), logits.shape[1]))
+            self.alive, record.proposals = (*self.alive, q), q.data_ptr()
 
-    def unroll(self, program: torch.Tensor, programs: Programs) -> None:
+    def use_row_programs(self, program: torch.Tensor, programs: ProgramTable) -> None:
         """Rows have programs of their own. program: int64 [R], where each row's is in `programs`; not checked."""
         self.alive = (*self.alive, program)
         self.record.program, self.record.programs = program.data_ptr(), programs.address
 
-    def outcome(self) -> Outcome:
-        """Room for what comes out."""
-        n, width = self.shape
-        return Outcome(
-            torch.empty((n, width), dtype=torch.int64),
-            torch.empty(n, dtype=torch.int64),
-            torch.empty(n, dtype=torch.int32),
-            None,
-        )
-
-    def run(self, reports: bool) -> Outcome:
-        """Draw, and verify drafts. reports: some program asks for them (REPORTED is in `flags`)."""
-        record, out = self.record, self.outcome()
+    def run(self) -> KernelOutput:
+        """Draw, and verify drafts."""
+        record, out = self.record, KernelOutput.room(*self.shape)
         record.token_ids, record.num_tokens = out.token_ids.data_ptr(), out.num_tokens.data_ptr()
         record.status = out.status.data_ptr()
-        if reports:
-            made = Reports(
+        if self.flags & REPORTED:
+            made = LogprobArrays(
                 torch.empty((*self.shape, 3 + record.top), dtype=torch.float64),
                 torch.empty((*self.shape, 1 + record.top), dtype=torch.int64),
             )
             record.numbers, record.ranks = made.numbers.data_ptr(), made.ranks.data_ptr()
-            out = out._replace(reports=made)
+            out = out._replace(logprobs=made)
         if self.flags & COSTLY:
-            out = out._replace(seconds=torch.zeros(self.shape[0], dtype=torch.float64))
-            record.seconds = out.seconds.data_ptr()  # pyright: ignore[reportOptionalMemberAccess]
-        if self.flags & LEARNING:
-            out = out._replace(lessons=torch.empty(self.shape, dtype=torch.float64))
-            record.lessons = out.lessons.data_ptr()  # pyright: ignore[reportOptionalMemberAccess]
+            seconds = torch.zeros(self.shape[0], dtype=torch.float64)
+            out, record.seconds = out._replace(seconds=seconds), seconds.data_ptr()
+        if self.flags & STATEFUL:
+            updates = torch.empty(self.shape, dtype=torch.float64)
+            out, record.updates = out._replace(updates=updates), updates.data_ptr()
         _cpu.sample(self.address)
         return out
 
-    def propose(self, noise: Sequence[tuple[int, int]], to: Sequence[tuple[Place, int]]) -> Proposed:
+    def propose(self, noise: Sequence[tuple[int, int]], to: Sequence[tuple[ProposalBuffer, int]]) -> Proposed:
         """Draw a draft for each row, and keep what it was drawn from; the rows' drafts and rules are not looked at.
 
         Args:
@@ -173,27 +119,40 @@ class Step:
         return out
 
 
-def point_at_masks(record: StepRecord, mask: torch.Tensor, masks: torch.Tensor | None) -> None:
-    """Their addresses become the record's; the numbers in `mask` are checked with the other ones.
+class PlainStep(CPUStep):
+    """A row for each row of logits, each with a program of its own and without drafts; nothing is left to check.
 
-    Raises:
-        ParameterError: shapes or dtypes do not fit, or there are no masks.
+    Args:
+        logits: [R, V], readable. position: int64 [R], none negative. programs: where R programs lie. mask: int32 [R, ⌈V / 32⌉], contiguous,
+            on the CPU. top: alternatives that all programs report; None: none reports anything. What is given must outlive the step.
     """
-    if (
-        not isinstance(mask, torch.Tensor)
-        or mask.dtype != torch.int64
-        or mask.shape != (record.rows,)
-        or not mask.is_contiguous()
-    ):
-        raise ParameterError(f"mask must be contiguous int64 [{record.rows}], got {shown(mask)}", "mask")
-    words = -(-record.vocab // 32)
-    if (
-        not isinstance(masks, torch.Tensor)
-        or masks.dtype != torch.int32
-        or masks.shape != (len(masks), words)
-        or not masks.is_contiguous()
-    ):
-        raise ParameterError(
-            f"masks must be contiguous int32 [M, {words}] where rows have a mask, got {shown(masks)}", "masks"
-        )
-    record.mask, record.masks, record.num_masks = mask.data_ptr(), masks.data_ptr(), len(masks)
+
+    def __init__(
+        self, logits: torch.Tensor, position: torch.Tensor, programs: int, mask: torch.Tensor | None, top: int | None
+    ) -> None:
+        count, vocab = logits.shape
+        numbers = plain_numbers(count)
+        self.record = record = StepRecord(count, vocab, count, count, count, 1, None, numbers.each, numbers.each)
+        record.position, record.start, record.draft = position.data_ptr(), numbers.start, numbers.draft
+        record.logits, record.type, record.stride = logits.data_ptr(), CODES[logits.dtype], logits.stride(0)
+        record.programs, record.top = programs, top or 0
+        if mask is not None:
+            record.mask, record.num_masks, record.masks = numbers.each, count, mask.data_ptr()
+        self.flags = 0 if top is None else REPORTED
+        self.address, self.shape = ctypes.addressof(record), (count, 1)
+
+
+class PlainNumbers(NamedTuple):
+    """Addresses of 0 … R − 1, 0 … R and R times −1, and what lies there."""
+
+    each: int
+    start: int
+    draft: int
+    memory: tuple[torch.Tensor, ...]
+
+
+@lru_cache(maxsize=1024)
+def plain_numbers(count: int) -> PlainNumbers:
+    """Those of so many rows."""
+    each, start, draft = torch.arange(count), torch.arange(count + 1), torch.full((count,), -1, dtype=torch.int64)
+    return PlainNumbers(each.data_ptr(), start.data_ptr(), draft.data_ptr(), (each, start, draft))

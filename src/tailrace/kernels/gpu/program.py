@@ -61,7 +61,7 @@ def number(record, field):
 def has(program: Program) -> bool:
     """Whether the kernels have all that a program's stages ask for."""
     return (
-        not program.rare
+        not program.unsupported
         and program.exempt.size <= MAX_EXEMPT
         and all(STAGES[stage.kind].on_gpu for stage in program.stages)
     )

@@ -26,7 +26,7 @@ class Tables(NamedTuple):
     shift: torch.Tensor
 
 
-class State:
+class SlotTables:
     """Written by whoever fills slots; 8 bytes per slot and id where somebody has penalties, as many where somebody has biases.
 
     Raises:

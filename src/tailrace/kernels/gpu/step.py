@@ -1,5 +1,5 @@
-"""One step of the sampler on a GPU: scan, sample_rows, with drafts verify_rows, with reports logprobs_of_rows. Nothing waits for the host; what is launched
-follows from what the host knows, grids from shapes alone."""
+"""One step of the sampler on a GPU: scan, sample_rows, with drafts verify_rows, with reports logprobs_of_rows. Nothing
+waits for the host; what is launched follows from what the host knows, grids from shapes alone."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WARPS = CHUNK.value // 32  # of the kernels with a program per row
 SCANS = {False: (16, 8), True: (4, 2)}  # MORE → blocks that a program reads at once, warps
 
 
-class Step(NamedTuple):
+class GPUStep(NamedTuple):
     """As kernels take it: logits [L, V] of bf16, f16 or f32, entries of a row contiguous; numbers int64, as columns.py has them, `padded`
     entries in a column; masks int32 [M, ⌈V / 32⌉]; proposals float32 [R, V].
 
@@ -143,7 +143,7 @@ SAMPLE, VERIFY, LOGPROBS = (Launcher(kernel, WARPS) for kernel in (sample_rows, 
 
 
 def run(
-    step: Step,
+    step: GPUStep,
     tables: Tables,
     work: Work,
     out: Out,

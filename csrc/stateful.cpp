@@ -1,4 +1,4 @@
-// Stages that learn from what is drawn: mirostat (arXiv 2007.14966) and adaptive-p (llama.cpp).
+// Stages with a state that follows what is drawn: mirostat (arXiv 2007.14966) and adaptive-p (llama.cpp).
 #include <limits>
 
 #include "simd.h"
@@ -37,7 +37,7 @@ TAILRACE_CLONES void reshape(double *p, int64_t n, double mass, double aim) {
 bool mirostat(Walk &walk, const Stage &) {
     if (!walk.know_mass()) return walk.undecided(kEverything);
     if (!walk.cut(std::log(walk.s.mass) - walk.context.state.mu * kLn2)) return false;
-    walk.learnt_from();
+    walk.note_basis();
     return true;
 }
 
@@ -59,7 +59,7 @@ bool mirostat_1(Walk &walk, const Stage &) {
         if (k < static_cast<double>(s.n)) keep(s, nth(ranked(s), static_cast<int64_t>(k), space));
         walk.narrowed();
     }
-    walk.learnt_from();
+    walk.note_basis();
     return true;
 }
 
@@ -67,7 +67,7 @@ bool mirostat_1(Walk &walk, const Stage &) {
 bool adaptive(Walk &walk, const Stage &stage) {
     Candidates &s = walk.s;
     if (!s.complete) return walk.undecided(kEverything);
-    walk.learnt_from();
+    walk.note_basis();
     const State &state = walk.context.state;
     std::vector<double> &p = walk.context.space.exact;
     p.resize(std::max(p.size(), static_cast<size_t>(s.n)));
@@ -81,7 +81,7 @@ bool adaptive(Walk &walk, const Stage &stage) {
     return true;
 }
 
-void learn(const Program &program, double log_probability, State &state) {
+void update_state(const Program &program, double log_probability, State &state) {
     if (std::isnan(log_probability)) return;
     for (int32_t i = 0; i < program.num_stages; ++i) {
         const Stage &stage = program.stages[i];
@@ -94,7 +94,7 @@ void learn(const Program &program, double log_probability, State &state) {
     }
 }
 
-double lesson(const Basis &basis, uint32_t token) {
+double update_of(const Basis &basis, uint32_t token) {
     const auto at = std::lower_bound(basis.ids.begin(), basis.ids.end(), token);
     if (at == basis.ids.end() || *at != token) return std::numeric_limits<double>::quiet_NaN();
     return basis.x[static_cast<size_t>(at - basis.ids.begin())] - basis.log_mass;

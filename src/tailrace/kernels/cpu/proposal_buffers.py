@@ -1,7 +1,7 @@
 """Memory for the distributions that drafts are drawn from, used again once nobody holds it.
 
 Fresh memory would cost more than what is written there: the system clears each page when it is touched first. And a row whose entries are
-few is not filled with zeros again: csrc/draw.h notes what it wrote. So nobody else may write to it, but through `Place.write`.
+few is not filled with zeros again: csrc/draw.h notes what it wrote. So nobody else may write to it, but through `ProposalBuffer.write`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from tailrace import _cpu
 
 
-class Place:
+class ProposalBuffer:
     """Room for `count` distributions. q: float32 [count, V], contiguous, on the CPU; a row is anything until it is written."""
 
     def __init__(self, q: torch.Tensor, notes: np.ndarray) -> None:
@@ -35,21 +35,21 @@ class Place:
         self.q[row] = q
 
 
-class Shelf:
-    """Hands out places, and gets them back when the last tensor over them is gone."""
+class ProposalBuffers:
+    """A pool of buffers: hands them out, and gets them back when the last tensor over them is gone."""
 
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
         self._free: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}  # by the number of rows, a power of two
 
-    def take(self, count: int) -> Place:
+    def acquire(self, count: int) -> ProposalBuffer:
         """Room for so many."""
         rows = 1 << (count - 1).bit_length()
         free = self._free.setdefault(rows, [])
         memory, notes = free.pop() if free else self._fresh(rows)
         lent = memory[:count]  # every tensor over it keeps this one alive
         weakref.finalize(lent, free.append, (memory, notes)).atexit = False
-        return Place(torch.from_numpy(lent), notes)
+        return ProposalBuffer(torch.from_numpy(lent), notes)
 
     def _fresh(self, rows: int) -> tuple[np.ndarray, np.ndarray]:
         notes = np.empty((rows, 1 + _cpu.NOTED), np.int32)

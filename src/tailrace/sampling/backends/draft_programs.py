@@ -12,24 +12,25 @@ from dataclasses import replace
 import torch
 
 from tailrace import _cpu
+from tailrace.kernels.cpu.program import Programs
 from tailrace.kernels.program import Edit, Penalty
 from tailrace.kernels.rows import Rows
 from tailrace.sampling.slots import Slots
 
 
-def unroll(slots: Slots, rows: Rows, requests: Iterable[int]) -> torch.Tensor:
-    """Each row's place in `slots.programs`, int64 [R]: its slot, or where its own program now lies, until the next call.
+def write_draft_programs(programs: Programs, slots: Slots, rows: Rows, requests: Iterable[int]) -> torch.Tensor:
+    """Each row's place in `programs`, int64 [R]: its slot, or where its own program now lies, until the next call.
 
     Args:
         requests: those whose rows get one. Their slots are the same afterwards.
     """
-    programs, places = slots.programs, rows.slot.clone()
+    places = rows.slot.clone()
     programs.make_room(rows.num_rows)
     for i in requests:
         first, bonus = int(rows.start[i]), int(rows.start[i + 1]) - 1
         index = int(rows.slot[first])
         entry, drafts = slots[index], rows.draft[first:bonus].tolist()
-        entry.lessons.clear()  # of a step before this one: nobody learns from drafts here
+        entry.updates.clear()  # of a step before this one: drafts update no state here
         for row in range(first, bonus + 1):
             places[row] = programs.derive(row, index, [kept(edit) for edit in entry.kernel_program], entry.forced)
             if row < bonus:

@@ -9,7 +9,7 @@ import numpy as np
 from tailrace.kernels.gpu.program import ALLOWED, PENALISED, SHIFTED
 from tailrace.kernels.program import Add, Ban, Edit, Lift, Mask, Penalty
 
-MANY = 8192  # entries that may move with every token; more go the reference's way
+MANY = 8192  # entries that may move with every token; with more a request falls back to the reference sampler
 
 
 @dataclass(slots=True)

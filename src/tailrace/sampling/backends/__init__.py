@@ -1,0 +1,44 @@
+"""The backends: each samples for the slots of one `Slots` and follows what changes in them (base.py says how)."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Literal, get_args
+
+import torch
+
+from tailrace.errors import ParameterError
+from tailrace.sampling.backends.base import Backend
+from tailrace.sampling.backends.cpu import CPUBackend
+from tailrace.sampling.backends.reference import ReferenceBackend
+from tailrace.sampling.slots import Slots
+
+BackendName = Literal["reference", "cpu", "gpu"]
+NAMES = get_args(BackendName)
+
+
+def name_for(name: BackendName | None, device: torch.device) -> BackendName:
+    """The backend that reads logits of this device; None: its own kernels.
+
+    Raises:
+        ParameterError: the one that is named does not read them.
+    """
+    if name is not None and (not isinstance(name, str) or name not in NAMES):
+        raise ParameterError(f"backend must be one of {', '.join(NAMES)}, got {name!r}", "backend")
+    found = name or ("cpu" if device.type == "cpu" else "gpu")
+    if device.type not in ("cpu", "cuda") or (found == "cpu" and device.type != "cpu"):
+        raise ParameterError(f"logits on {device} can't be read by backend {found}", "logits")
+    return found
+
+
+def backend_of(slots: Slots, name: BackendName, device: torch.device) -> Backend:
+    """The slots' backend of this name; made when first asked for."""
+    if name == "cpu":
+        return slots.follower("cpu", CPUBackend)
+    if name == "reference":
+        return slots.follower("reference", ReferenceBackend)
+    from tailrace.sampling.backends.gpu import GPUBackend  # brings Triton along
+
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    return slots.follower(f"gpu {device}", partial(GPUBackend, device=device))

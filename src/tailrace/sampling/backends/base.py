@@ -1,0 +1,91 @@
+"""What a backend is: one object that follows the slots and samples their rows. What it does not have falls back to the reference sampler,
+request by request (backends/reference.py).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from tailrace.errors import ParameterError
+from tailrace.kernels.rows import Rows
+from tailrace.logprobs import TokenLogprobs
+from tailrace.sampling.request_slot import RequestSlot
+from tailrace.sampling.slot_store import Follower
+from tailrace.sampling.slots import Slots
+
+
+@dataclass(slots=True)
+class Sampled:
+    """The tokens of a step.
+
+    token_ids: int64 [N, K + 1], −1 where there is none. num_tokens: int64 [N], 0 where status is not OK. status: int32 [N],
+    kernels/status.py. logprobs: per request one entry per token, or None where it did not ask.
+    """
+
+    token_ids: torch.Tensor
+    num_tokens: torch.Tensor
+    status: torch.Tensor
+    logprobs: list[list[TokenLogprobs] | None]
+
+    def tokens(self) -> list[list[int]]:
+        """What was drawn or accepted, request by request: what `Slots.commit` takes. Nothing where status is not OK."""
+        return [row[:count] for row, count in zip(self.token_ids.tolist(), self.num_tokens.tolist(), strict=True)]
+
+
+class Pending:
+    """Draws on their way to the host.
+
+    token_ids: int64 [N, K + 1] where the logits are, for whatever is launched there next: what `wait` says of them.
+    """
+
+    def __init__(self, token_ids: torch.Tensor, finish: Callable[[], Sampled]) -> None:
+        self.token_ids = token_ids
+        self._finish = finish
+        self._sampled: Sampled | None = None
+
+    def wait(self) -> Sampled:
+        """Until they are there."""
+        if self._sampled is None:
+            self._sampled = self._finish()
+        return self._sampled
+
+
+class Backend(Follower, Protocol):
+    """Samples for the slots of one `Slots`, and is told of what changes in them (`Follower`: add, edit, advance, remove)."""
+
+    def sample(self, logits: torch.Tensor, rows: Rows) -> Pending:
+        """logits [L, V], readable by this backend and not modified; rows with positions.
+
+        Raises:
+            ParameterError: the dtype differs, a slot is empty, or a number of `rows` is out of range.
+        """
+        ...
+
+    def warm_up(self, dtypes: set[torch.dtype]) -> None:
+        """Be ready for logits of these dtypes."""
+        ...
+
+
+def drafted_requests(slots: Slots, rows: Rows) -> list[tuple[int, RequestSlot]]:
+    """The requests with drafts, and their slots.
+
+    Raises:
+        ParameterError: there are drafts that can't be verified together.
+    """
+    if rows.width == 1:
+        return []
+    owners = rows.owners.tolist()
+    drafted = [(i, slots[owners[i]]) for i in (rows.start.diff() > 1).nonzero().squeeze(1).tolist()]
+    counts = Counter(owners)
+    for i, slot in drafted:
+        if counts[owners[i]] > 1 and slot.history is not None:
+            raise ParameterError(
+                f"slot {owners[i]} has {counts[owners[i]]} requests with drafts in one step, and a history that they share",
+                "slot",
+            )
+    return drafted

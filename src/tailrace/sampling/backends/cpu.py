@@ -1,0 +1,108 @@
+"""The CPU's kernels as a backend: one call of csrc/sample.cpp per step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from tailrace.kernels.cpu.program import Programs
+from tailrace.kernels.cpu.proposal_buffers import ProposalBuffer
+from tailrace.kernels.cpu.sample import CPUStep, Proposed
+from tailrace.kernels.needs import COSTLY, REPORTED, STATEFUL, UNSUPPORTED
+from tailrace.kernels.output import FALLS_BACK, KernelOutput
+from tailrace.kernels.rows import Rows
+from tailrace.sampling.backends.base import Pending, Sampled, drafted_requests
+from tailrace.sampling.backends.draft_programs import write_draft_programs
+from tailrace.sampling.backends.reference import fall_back
+from tailrace.sampling.guidance import raw_row
+from tailrace.sampling.logprobs import entries_of, naming
+from tailrace.sampling.slots import Slots
+
+
+class CPUBackend:
+    """Keeps each slot's program in the memory layout that the kernels read (kernels/cpu/program.py): written when a request is added, and
+    where an edit moves, after every token."""
+
+    def __init__(self, slots: Slots) -> None:
+        self.slots, self.programs = slots, Programs(len(slots.slots))
+
+    def add(self, slot: int) -> None:
+        program = self.slots.programs[slot]
+        assert program is not None
+        self.programs.write(slot, program)
+        self.programs.write_state(slot, self.slots[slot].state)
+
+    def edit(self, slot: int) -> None:
+        self.programs.write_edits(slot, self.slots.edits[slot], self.slots[slot].forced)
+
+    def advance(self, slot: int) -> None:
+        entry = self.slots.slots[slot]
+        if entry is not None and (state := entry.sequence_state.state):
+            self.programs.write_state(slot, state)
+
+    def remove(self, slot: int) -> None:
+        self.programs.clear(slot)
+
+    def warm_up(self, dtypes: set[torch.dtype]) -> None:
+        pass
+
+    def sample(self, logits: torch.Tensor, rows: Rows) -> Pending:
+        step = CPUStep(logits, rows, self.programs)
+        if moving := [i for i, slot in drafted_requests(self.slots, rows) if slot.moves_with_drafts]:
+            step.use_row_programs(write_draft_programs(self.programs, self.slots, rows, moving), self.programs)
+        output, flags = step.run(), step.flags
+        # no slot is looked at where nobody is special: that would cost more than sampling
+        if flags & STATEFUL:
+            self._keep_updates(output, rows)
+        if flags & COSTLY:
+            self._keep_seconds(output, rows)
+        sampled = Sampled(output.token_ids, output.num_tokens, output.status, [None] * rows.num_requests)
+        if flags & REPORTED:
+            self._report(logits, rows, output, sampled)
+        if flags & UNSUPPORTED:
+            requests = (output.status == FALLS_BACK).nonzero().squeeze(1).tolist()
+            fall_back(self.slots, logits, rows, requests, sampled)
+        return Pending(sampled.token_ids, lambda: sampled)
+
+    def propose(
+        self,
+        logits: torch.Tensor,
+        rows: Rows,
+        noise: Sequence[tuple[int, int]],
+        to: Sequence[tuple[ProposalBuffer, int]],
+    ) -> Proposed:
+        """A draft of each row, and what it was drawn from: see `CPUStep.propose`."""
+        return CPUStep(logits, rows, self.programs).propose(noise, to)
+
+    def _keep_updates(self, output: KernelOutput, rows: Rows) -> None:
+        """What the states of slots are updated with once the tokens are committed."""
+        assert output.updates is not None
+        columns = (rows.owners, output.num_tokens, output.token_ids, output.updates)
+        for owner, count, tokens, found in zip(*(column.tolist() for column in columns), strict=True):
+            slot = self.slots[owner]
+            if slot.state and not slot.unsupported:
+                slot.updates[:] = [
+                    (token, None if math.isnan(logprob) else logprob)
+                    for token, logprob in zip(tokens[:count], found[:count], strict=True)
+                ]
+
+    def _keep_seconds(self, output: KernelOutput, rows: Rows) -> None:
+        """What the draws of those took whose methods may be costly."""
+        assert output.seconds is not None
+        owners = rows.owners
+        for i in output.seconds.nonzero().squeeze(1).tolist():
+            self.slots[int(owners[i])].took_s = float(output.seconds[i])
+
+    def _report(self, logits: torch.Tensor, rows: Rows, output: KernelOutput, sampled: Sampled) -> None:
+        """Logprobs of those that asked; of the tokens that they named, where they did."""
+        owners = [self.slots[owner] for owner in rows.owners.tolist()]
+        sampled.logprobs = entries_of(output, [slot.params if slot.reported else None for slot in owners])
+        for i, slot in enumerate(owners):
+            ids, entries = slot.params.logprob_token_ids, sampled.logprobs[i]
+            if ids and entries and not slot.unsupported:
+                first, drawn = int(rows.start[i]), sampled.token_ids[i].tolist()
+                sampled.logprobs[i] = [
+                    naming(entry, drawn[j], raw_row(logits, rows, first + j), ids) for j, entry in enumerate(entries)
+                ]

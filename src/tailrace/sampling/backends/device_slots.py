@@ -1,0 +1,158 @@
+"""The slots' other half on a device: their programs and edits, brought there as far as they have changed.
+
+What the host knows of a slot is the truth; the device follows. A token that is committed costs the entries it changes, in one copy together
+with the step's rows.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from tailrace.kernels.gpu.program import PENALISED, SHIFTED, has, idle, is_lean, record
+from tailrace.kernels.gpu.state import SlotTables
+from tailrace.kernels.program import Edit, Program
+from tailrace.kernels.rows import Rows
+from tailrace.sampling.backends.edit_table import EditTable, can_follow, changes
+from tailrace.sampling.slots import Slots
+
+
+@dataclass(slots=True)
+class DeviceSlot:
+    """What the device has of a slot. lean: the lean scan does its rows, where they have no mask."""
+
+    program: Program
+    edits: list[Edit]
+    entries: EditTable
+    flags: int
+    lean: bool
+
+
+class DeviceSlots:
+    """Which slots the device serves, and what it has of each."""
+
+    def __init__(self, slots: Slots, device: torch.device) -> None:
+        count = len(slots.slots)
+        self.slots = slots
+        self.state = SlotTables(count, slots.vocab_size, device)
+        self.here: list[DeviceSlot | None] = [None] * count
+        self.idle: set[int] = set()  # slots whose records there are idle
+        self.stale = [True] * count  # they have changed since they were brought there
+        self.unsorted: set[int] = (
+            set()
+        )  # their edits have changed since it was last looked whether the kernels serve them
+        self.unsupported: set[int] = set()  # they ask for what the kernels don't have
+        self.unsupported_drafts: set[int] = set()  # so do their drafts
+        self.forcing: set[int] = set()  # they have tokens that must come
+
+    def changed(self, slot: int, *, edits: bool) -> None:
+        """What the slot draws from is another than before."""
+        self.stale[slot] = True
+        if edits:
+            self.unsorted.add(slot)
+
+    def falling_back(self, rows: Rows) -> list[int]:
+        """The requests of a step that ask for what the kernels don't have."""
+        for slot in self.unsorted:
+            self._sort(slot)
+        self.unsorted.clear()
+        if not (self.unsupported if rows.width == 1 else self.unsupported or self.unsupported_drafts):
+            return []
+        owners = rows.owners.tolist()
+        found = {i for i, owner in enumerate(owners) if owner in self.unsupported}
+        if rows.width > 1:
+            drafted = (rows.start.diff() > 1).tolist()
+            found |= {i for i, owner in enumerate(owners) if drafted[i] and owner in self.unsupported_drafts}
+        return sorted(found)
+
+    def _sort(self, slot: int) -> None:
+        """Look whether the kernels serve the slot."""
+        entry, program = self.slots.slots[slot], self.slots.programs[slot]
+        served = entry is None or program is None or (has(program) and can_follow(self.slots.edits[slot], entry.moves))
+        moves = entry is not None and entry.moves_with_drafts
+        for found, is_so in ((self.unsupported, not served), (self.unsupported_drafts, moves)):
+            (found.add if is_so else found.discard)(slot)
+
+    def follow(self, owners: Iterable[int], elsewhere: set[int]) -> list[int]:
+        """Bring what has changed of these slots to the device: their records now, their entries as amendments, which
+        are returned (int64, as kernels/gpu/edits.py has them). elsewhere: those whose rows are drawn elsewhere, and
+        should cost as little as can be."""
+        amendments: list[int] = []
+        stale = self.stale
+        for owner in owners:
+            if owner in elsewhere:
+                self._leave(owner)
+                stale[owner] = True
+            elif stale[owner]:
+                amendments += self._follow(owner)
+                stale[owner] = False
+        return amendments
+
+    def forced(self, owners: Sequence[int]) -> dict[int, int]:
+        """By row, the tokens that must come."""
+        if not self.forcing:
+            return {}
+        found = {row: self.slots[owner].forced for row, owner in enumerate(owners) if owner in self.forcing}
+        return {row: token for row, token in found.items() if token is not None}
+
+    def is_lean(self, owner: int) -> bool:
+        """The lean scan does its rows; also those that are drawn elsewhere."""
+        return (here := self.here[owner]) is None or here.lean
+
+    def _leave(self, owner: int) -> None:
+        if self.here[owner] is not None or owner not in self.idle:
+            self.state.write(owner, idle())
+            self.here[owner] = None
+            self.idle.add(owner)
+
+    def _follow(self, owner: int) -> list[int]:
+        slot, program, edits = self.slots[owner], self.slots.programs[owner], self.slots.edits[owner]
+        here = self.here[owner]
+        assert program is not None
+        (self.forcing.add if slot.sequence_state.forced else self.forcing.discard)(owner)
+        counted = slot.history.follow() if slot.history is not None and slot.history.counts is not None else set()
+        known = here if here is not None and here.program is program else None
+        if known is not None and known.edits is edits:
+            return self._amendments(owner, counted, known.entries) if counted else []
+        entries = EditTable.of(edits)
+        flags = entries.flags | (0 if known is None else known.flags)
+        if known is not None and known.flags == flags and known.entries.allowed is entries.allowed:
+            changed, lean = changes(known.entries, entries) | counted, known.lean
+        else:
+            changed, lean = self._rewrite(owner, program, entries, flags)
+        self.here[owner] = DeviceSlot(program, edits, entries, flags, lean)
+        self.idle.discard(owner)
+        return self._amendments(owner, changed, entries)
+
+    def _rewrite(self, owner: int, program: Program, entries: EditTable, flags: int) -> tuple[set[int], bool]:
+        """The slot's record anew; the ids whose entries it wants, and whether it is lean."""
+        changed = entries.ids
+        if entries.penalty is not None:
+            changed |= set(entries.penalty.counts.lists()[0])
+        if flags:
+            self.state.clear(owner, entries.allowed)
+        self.state.make_room(bool(flags & PENALISED.value), bool(flags & SHIFTED.value))
+        fields = record(program, flags, entries.penalty)
+        self.state.write(owner, fields)
+        return changed, is_lean(fields)
+
+    def _amendments(self, owner: int, ids: set[int], entries: EditTable) -> list[int]:
+        """int64, as kernels/gpu/edits.py has them."""
+        out: list[int] = []
+        counts = None if entries.penalty is None else entries.penalty.counts
+        for id in ids:
+            allowed = entries.allowed is None or (int(entries.allowed[id // 32]) >> (id % 32)) & 1
+            repeated, counted = (0, 0) if counts is None else counts.of(id)
+            before, later = entries.before.get(id, 0.0), entries.later.get(id, 0.0)
+            # touched even where nothing is left of it: an entry that is written is the truth
+            state = 2 | int(bool(allowed) and id not in entries.banned)
+            out += (owner << 32 | id, state, repeated << 32 | counted, bits(later, before))
+        return out
+
+
+def bits(high: float, low: float) -> int:
+    """Two float32 in an int64."""
+    return struct.unpack("<q", struct.pack("<ff", low, high))[0]

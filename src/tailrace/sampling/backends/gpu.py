@@ -1,0 +1,263 @@
+"""A GPU's kernels as a backend: what has changed of the slots is brought to the device, and the kernels are launched. Nothing waits for the
+device until the tokens are asked for.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from tailrace.kernels.gpu.state import Tables
+from tailrace.kernels.gpu.step import GPUStep, Out, Work, Workspace, run
+from tailrace.kernels.needs import REPORTED, Needs, check_rows
+from tailrace.kernels.output import KernelOutput, LogprobArrays
+from tailrace.kernels.proposals import side_by_side
+from tailrace.kernels.rows import Rows
+from tailrace.kernels.transfer import there
+from tailrace.kernels.types import readable
+from tailrace.params import SamplingParams
+from tailrace.sampling.backends.base import Pending, Sampled, drafted_requests
+from tailrace.sampling.backends.device_slots import DeviceSlots
+from tailrace.sampling.backends.gpu_numbers import StepNumbers, step_numbers
+from tailrace.sampling.backends.reference import fall_back, unfilled
+from tailrace.sampling.guidance import combined, guide_rows
+from tailrace.sampling.logprobs import entries_of
+from tailrace.sampling.slots import Slots
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A step whose numbers are on the device, and all that its kernels write to. shape, scans, top: as `run` wants them."""
+
+    step: GPUStep
+    tables: Tables
+    work: Work
+    out: Out
+    rows: int
+    shape: tuple[int, int]
+    scans: frozenset[bool]
+    top: int | None
+
+
+class GPUBackend:
+    """Args:
+    device: where logits will be; in Triton's interpreter the CPU.
+    """
+
+    def __init__(self, slots: Slots, device: torch.device) -> None:
+        self.slots, self.device = slots, device
+        self.needs = Needs.of(len(slots.slots))
+        self.there = DeviceSlots(slots, device)
+        self.space = Workspace(slots.vocab_size, device)
+        self.copies = HostCopies(device)
+
+    def add(self, slot: int) -> None:
+        program = self.slots.programs[slot]
+        assert program is not None
+        self.needs.write(slot, program)
+        self.there.changed(slot, edits=True)
+
+    def edit(self, slot: int) -> None:
+        self.there.changed(slot, edits=True)
+
+    def advance(self, slot: int) -> None:
+        self.there.changed(slot, edits=False)
+
+    def remove(self, slot: int) -> None:
+        self.needs.clear(slot)
+        self.there.changed(slot, edits=True)
+
+    def warm_up(self, dtypes: set[torch.dtype]) -> None:
+        for dtype in dtypes:
+            compile_all(self.slots.vocab_size, dtype, self.device)
+        self.space.room(len(self.slots.slots))  # for a row each; drafts may take more
+
+    def sample(self, logits: torch.Tensor, rows: Rows) -> Pending:
+        """The kernels draw for all; those that ask for more than they have fall back meanwhile: they are drawn again."""
+        logits = readable(logits)
+        asked = check_rows(logits, rows, self.needs)
+        drafted_requests(self.slots, rows)
+        if rows.guidance is not None:
+            logits, rows = combined(logits, rows)
+        falling = self.falling_back(rows, reports=bool(asked.flags & REPORTED))
+        launch = self.prepare(logits, rows, asked.top if asked.flags & REPORTED else None)
+        self.draw(launch)
+        ids, again = launch.out.token_ids.view(launch.shape), None
+        if falling:
+            again = unfilled(rows)
+            fall_back(self.slots, logits, rows, falling, again)
+            ids[falling] = again.token_ids[falling].to(logits.device)
+        arriving = self.copies.fetch(launch)
+
+        def finish() -> Sampled:
+            output = arriving()
+            sampled = Sampled(output.token_ids, output.num_tokens, output.status, [None] * rows.num_requests)
+            if output.logprobs is not None:
+                owners = [self.slots[owner] for owner in rows.owners.tolist()]
+                sampled.logprobs = entries_of(output, [slot.params if slot.reported else None for slot in owners])
+            if again is not None:
+                replace_requests(sampled, again, falling)
+            return sampled
+
+        return Pending(ids, finish)
+
+    def falling_back(self, rows: Rows, *, reports: bool = False) -> list[int]:
+        """The requests that ask for what the kernels don't have. reports: some ask for logprobs, and may name tokens of theirs."""
+        found = self.there.falling_back(rows)
+        if not reports:
+            return found
+        owners = rows.owners.tolist()
+        return sorted({*found, *(i for i, owner in enumerate(owners) if self.slots[owner].params.logprob_token_ids)})
+
+    def prepare(self, logits: torch.Tensor, rows: Rows, top: int | None) -> Launch:
+        """Bring the step's numbers to the device, and what has changed of its slots. Nothing is checked.
+
+        Args:
+            top: alternatives to report at most; None: nobody asks for a report.
+        """
+        logits, stride = aligned(logits)
+        owners = rows.slot.tolist()
+        elsewhere = {owners[int(rows.start[i])] for i in self.there.falling_back(rows)}
+        with torch.cuda.device_of(logits):
+            amendments = self.there.follow(owners, elsewhere)
+        q, dense = (None, 0) if rows.proposals is None else side_by_side(rows.proposals, rows.start, logits.shape[1])
+        numbers = step_numbers(
+            rows,
+            self.device,
+            dense=dense,
+            forced=self.there.forced(owners),
+            greedy=[] if rows.width == 1 else [self.slots[owner].params.greedy for owner in owners],
+            append=amendments,
+        )
+        if amendments:
+            with torch.cuda.device_of(logits):
+                self.there.state.amend(numbers.words[numbers.appended : numbers.appended + len(amendments)])
+        rich = [not self.there.is_lean(owner) for owner in owners]
+        if rows.mask is not None:
+            rich = [place >= 0 or wants for place, wants in zip(rows.mask.tolist(), rich, strict=True)]
+        return launch_of(
+            (logits, stride),
+            rows,
+            numbers,
+            self.space,
+            tables=self.there.state.tables,
+            q=q,
+            scans=frozenset(rich),
+            top=top,
+        )
+
+    def draw(self, launch: Launch) -> None:
+        """Launch the kernels; as often as one likes, while no slot changes, and the same each time: also out of a CUDA graph."""
+        draw(launch)
+
+
+def aligned(logits: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """The logits as kernels are compiled for them, and their stride: a drafter's may be a part of wider rows, for which kernels would be
+    compiled anew, and sum in another order."""
+    several = logits.shape[0] > 1
+    odd = (logits.stride(0) % 16 == 0) != (logits.shape[1] % 16 == 0) or logits.stride(0) >= 1 << 31
+    if logits.data_ptr() % 16 or (odd and several):
+        logits = logits.clone(memory_format=torch.contiguous_format)
+    return logits, logits.stride(0) if several else logits.shape[1]  # a single row's may be 1, which is compiled in
+
+
+def launch_of(
+    logits: tuple[torch.Tensor, int],
+    rows: Rows,
+    numbers: StepNumbers,
+    space: Workspace,
+    *,
+    tables: Tables,
+    scans: frozenset[bool],
+    top: int | None,
+    q: torch.Tensor | None = None,
+) -> Launch:
+    """A step of these rows, whose numbers are there. logits: as `aligned` has them. q: float32 [R, V], what drafts were drawn from."""
+    device, work = space.device, space.room(rows.num_rows)
+    # an address where none is read
+    masks = tables.touched if rows.masks is None else there(rows.masks, device)
+    proposals = work.x if q is None else there(q, device)
+    step = GPUStep(logits[0], logits[1], logits[0].shape[1], numbers.words, numbers.padded, masks, proposals)
+    out = Out.room(rows.num_requests, rows.width, top, device)
+    return Launch(step, tables, work, out, rows.num_rows, (rows.num_requests, rows.width), scans, top)
+
+
+def draw(launch: Launch) -> None:
+    """Launch the kernels of a step."""
+    if launch.rows:
+        with torch.cuda.device_of(launch.step.logits):
+            run(
+                launch.step,
+                launch.tables,
+                launch.work,
+                launch.out,
+                launch.rows,
+                launch.shape,
+                scans=launch.scans,
+                top=launch.top,
+            )
+
+
+def replace_requests(sampled: Sampled, again: Sampled, requests: list[int]) -> None:
+    """What these requests have is that of `again`."""
+    sampled.token_ids[requests] = again.token_ids[requests]
+    sampled.num_tokens[requests] = again.num_tokens[requests]
+    sampled.status[requests] = again.status[requests]
+    for i in requests:
+        sampled.logprobs[i] = again.logprobs[i]
+
+
+class HostCopies:
+    """What comes out of steps, on its way to the host by a stream of its own."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        # copies under way, and what they read
+        self.leaving: deque[tuple[torch.Event | torch.cuda.Event, torch.Tensor]] = deque()
+
+    def fetch(self, launch: Launch) -> Callable[[], KernelOutput]:
+        """Begin to copy what came out of a step; what is returned waits for it."""
+        out, (requests, width), top = launch.out, launch.shape, launch.top
+        if self.stream is None:
+            arrived, done = out.all.clone(), None
+        else:
+            arrived = torch.empty(out.all.shape, dtype=torch.int64, pin_memory=True)
+            drawn = torch.cuda.current_stream(self.device).record_event()
+            with torch.cuda.stream(self.stream):
+                self.stream.wait_event(drawn)
+                arrived.copy_(out.all, non_blocking=True)
+                done = self.stream.record_event()
+            # memory that another stream reads is held until it is through
+            self.leaving.append((done, out.all))
+            while self.leaving[0][0].query() and len(self.leaving) > 1:
+                self.leaving.popleft()
+
+        def finish() -> KernelOutput:
+            if done is not None:
+                done.synchronize()
+            here, shape = Out.over(arrived, requests, width, top), (requests, width, -1)
+            made = None if top is None else LogprobArrays(here.numbers.view(shape), here.ranks.view(shape))
+            return KernelOutput(here.token_ids.view(requests, width), here.num_tokens, here.status.int(), made)
+
+        return finish
+
+
+def compile_all(vocab: int, dtype: torch.dtype, device: torch.device) -> None:
+    """Have the kernels compiled that a step may need (a minute, the first time on a machine), so that no request waits for it.
+
+    dtype: of the logits that will come.
+    """
+    slots = Slots(2, vocab)
+    gpu = slots.follower("gpu", lambda slots: GPUBackend(slots, device))
+    slots.add(0, SamplingParams(logprobs=1, presence_penalty=0.5, logit_bias={0: 1.0}), key=1, prompt=[0])
+    slots.add(1, SamplingParams(top_p=0.9), key=2, prompt=[0])
+    logits = torch.zeros((3, vocab), dtype=dtype, device=device)
+    for rows in (Rows.plain([0, 1], [0, 1], [1, 1]), Rows.drafted([0, 1], [1, 1], [[0], []])):
+        launch = gpu.prepare(logits, rows, 1)
+        gpu.draw(launch)
+        gpu.copies.fetch(launch)()
+    guide_rows(logits, torch.tensor([0]), torch.tensor([1]), torch.tensor([2.0]), kernel=True)

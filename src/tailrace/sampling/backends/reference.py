@@ -1,0 +1,84 @@
+"""The reference sampler as a backend, and where requests of the others fall back to: one request at a time, in torch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+import torch
+
+from tailrace.kernels.needs import Needs, check_rows
+from tailrace.kernels.output import KernelOutput
+from tailrace.kernels.program import Mask
+from tailrace.kernels.rows import Rows
+from tailrace.kernels.types import readable
+from tailrace.sampling.backends.base import Pending, Sampled, drafted_requests
+from tailrace.sampling.guidance import raw_row
+from tailrace.sampling.slots import Slots
+from tailrace.sampling.verify import verify
+
+
+class ReferenceBackend:
+    """Reads the slots as they are, and follows nothing but which of them are taken."""
+
+    def __init__(self, slots: Slots) -> None:
+        self.slots, self.needs = slots, Needs.of(len(slots.slots))
+
+    def add(self, slot: int) -> None:
+        program = self.slots.programs[slot]
+        assert program is not None
+        self.needs.write(slot, program)
+
+    def edit(self, slot: int) -> None:
+        pass
+
+    def advance(self, slot: int) -> None:
+        pass
+
+    def remove(self, slot: int) -> None:
+        self.needs.clear(slot)
+
+    def warm_up(self, dtypes: set[torch.dtype]) -> None:
+        pass
+
+    def sample(self, logits: torch.Tensor, rows: Rows) -> Pending:
+        check_rows(readable(logits), rows, self.needs)
+        drafted_requests(self.slots, rows)
+        sampled = unfilled(rows)
+        fall_back(self.slots, logits, rows, range(rows.num_requests), sampled)
+        return Pending(sampled.token_ids.to(logits.device), lambda: sampled)
+
+
+def unfilled(rows: Rows) -> Sampled:
+    """Room for the tokens of these rows, contents undefined."""
+    return Sampled(*KernelOutput.room(rows.num_requests, rows.width)[:3], [None] * rows.num_requests)
+
+
+def fall_back(slots: Slots, logits: torch.Tensor, rows: Rows, requests: Iterable[int], sampled: Sampled) -> None:
+    """Fill in these requests."""
+    for i in requests:
+        first, last = int(rows.start[i]), int(rows.start[i + 1]) - 1
+        slot = slots[int(rows.slot[first])]
+        begun_s = time.thread_time()
+        tokens, logprobs, status = verify(
+            [raw_row(logits, rows, row) for row in range(first, last + 1)],
+            slot,
+            int(rows.position[first]),
+            rows.draft[first:last].tolist(),
+            rows.proposals_of(i),
+            rows.rule_of(i),
+            [mask_of_row(rows, row) for row in range(first, last + 1)],
+        )
+        sampled.token_ids[i] = -1
+        sampled.token_ids[i, : len(tokens)] = torch.tensor(tokens, dtype=torch.int64)
+        sampled.num_tokens[i], sampled.status[i] = len(tokens), status
+        if slot.reported:
+            sampled.logprobs[i] = [entry for entry in logprobs if entry is not None]
+        slot.took_s = time.thread_time() - begun_s
+
+
+def mask_of_row(rows: Rows, row: int) -> Mask | None:
+    """The grammar's mask of a row, if it has one."""
+    if rows.mask is None or rows.masks is None or (place := int(rows.mask[row])) < 0:
+        return None
+    return Mask(rows.masks[place].numpy().view("uint32"))

@@ -1,0 +1,58 @@
+"""A request's parameters → the program that every backend follows (kernels/program.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tailrace.kernels.cpu.program import Programs
+from tailrace.kernels.program import Program, ascending
+from tailrace.params import SamplingParams
+from tailrace.sampling.history import History
+from tailrace.sampling.pipeline import beyond_kernels, stages_of
+
+
+def program_of(
+    params: SamplingParams,
+    key: int = 0,
+    eos_token_ids: Sequence[int] = (),
+    history: History | None = None,
+    *,
+    stateful: bool = False,
+) -> Program:
+    """What stays the same as long as the request does.
+
+    Args:
+        key: 64 bits, of its noise. eos_token_ids: those that XTC never removes. history: of its sequence, if one of
+            its methods looks at it.
+        stateful: one of its methods has a
+            state.
+    """
+    return Program(
+        key=key,
+        stages=stages_of(params),
+        exempt=ascending(eos_token_ids),
+        logprobs=params.logprobs,
+        greedy=params.greedy,
+        processed=params.logprobs_mode == "processed",
+        entropy=params.report_entropy,
+        unsupported=beyond_kernels(params),
+        stateful=stateful,
+        counts=history.counts if history else None,
+        weights=history.weights(history.num_prompt) if history else (0, 0),
+        said=history.said if history else None,
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowProgram:
+    """A program, and its record as the CPU's kernels read it; `program` keeps alive what that points at."""
+
+    program: Program
+    record: bytes
+
+    @staticmethod
+    def of(program: Program) -> RowProgram:
+        programs = Programs(1)
+        programs.write(0, program)
+        return RowProgram(program, bytes(programs.records))

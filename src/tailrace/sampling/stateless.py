@@ -1,0 +1,258 @@
+"""Logits and parameters of each row → token ids, for engines that keep the state of their requests themselves.
+
+The kernels are those of `Sampler`, and so are the tokens: a row's token is a function of its logits, its parameters, its seed and its
+position. What the kernels read of a row's parameters is made once per set of parameters, and kept.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple, TypedDict, Unpack, cast, overload
+
+import numpy as np
+import torch
+
+from tailrace.errors import ParameterError
+from tailrace.kernels.cpu.program import ProgramRecord
+from tailrace.kernels.cpu.sample import PlainStep
+from tailrace.kernels.rows import Rows
+from tailrace.kernels.types import readable
+from tailrace.params import FIELDS as DECLARED
+from tailrace.params import NEUTRAL, SamplingParams, check_range
+from tailrace.sampling.programs import RowProgram, program_of
+from tailrace.sampling.row_values import PerRow, keys, on_host, positions, shown, values
+from tailrace.sampling.validation import check_kind, checked_size
+
+RECORD_WORDS = ctypes.sizeof(ProgramRecord) // 8
+MAX_KEPT = 4096  # sets of parameters whose programs are kept: 1.7 KB each
+
+
+class RowFields(TypedDict, total=False):
+    """Fields of `SamplingParams` that may be given row by row; neutral where they are left out."""
+
+    temperature: PerRow
+    top_k: PerRow
+    top_p: PerRow
+    min_p: PerRow
+    top_a: PerRow
+    typical_p: PerRow
+    epsilon_cutoff: PerRow
+    eta_cutoff: PerRow
+    top_n_sigma: PerRow
+
+
+FIELDS = tuple(RowFields.__annotations__)
+KNOWN = frozenset(FIELDS)
+WHOLE = {name: (limits := DECLARED[name].range) is not None and limits.whole for name in FIELDS}
+
+
+class Given(NamedTuple):
+    """A call's arguments besides the fields, checked. position: int64 [R]. keys: int64 [R]. top: alternatives to report."""
+
+    position: torch.Tensor
+    keys: np.ndarray
+    bitmask: torch.Tensor | None
+    top: int | None
+
+
+class RowLogprobs(NamedTuple):
+    """Of R rows, n alternatives each, of the model's own logits (log-softmax, nats); NaN or anything where a row's id is −1.
+
+    logprobs: float64 [R], of the sampled tokens. ranks: int64 [R], 1 is the likeliest. top_ids: int64 [R, n], the
+    likeliest tokens in order.
+    top_logprobs: float64 [R, n].
+    """
+
+    logprobs: torch.Tensor
+    ranks: torch.Tensor
+    top_ids: torch.Tensor
+    top_logprobs: torch.Tensor
+
+
+@overload
+def sample(
+    logits: torch.Tensor,
+    *,
+    seed: PerRow | None = None,
+    position: PerRow | None = None,
+    logprobs: None = None,
+    bitmask: torch.Tensor | None = None,
+    backend: Literal["cpu", "gpu"] | None = None,
+    **fields: Unpack[RowFields],
+) -> torch.Tensor: ...
+@overload
+def sample(
+    logits: torch.Tensor,
+    *,
+    seed: PerRow | None = None,
+    position: PerRow | None = None,
+    logprobs: int,
+    bitmask: torch.Tensor | None = None,
+    backend: Literal["cpu", "gpu"] | None = None,
+    **fields: Unpack[RowFields],
+) -> tuple[torch.Tensor, RowLogprobs]: ...
+def sample(
+    logits: torch.Tensor,
+    *,
+    seed: PerRow | None = None,
+    position: PerRow | None = None,
+    logprobs: int | None = None,
+    bitmask: torch.Tensor | None = None,
+    backend: Literal["cpu", "gpu"] | None = None,
+    **fields: Unpack[RowFields],
+) -> torch.Tensor | tuple[torch.Tensor, RowLogprobs]:
+    """Sample a token from each row of logits. Keeps nothing between calls.
+
+        ids = sample(logits, temperature=[0.0, 0.8], top_p=0.95, seed=[1, 2], position=lengths)
+        ids, found = sample(logits, temperature=0.7, top_k=torch.tensor([40, 0]), logprobs=5)
+
+    Each of `seed`, `position` and the fields is a number for all rows, or a list, an array or a tensor of R of them. Tensors may be on a
+    GPU: the host then waits for one copy of them all, which numbers on the host spare it. A row with temperature 0 takes its largest
+    logit, whatever the other fields say. A float32 tensor's 0.8 is 0.800000012, and that is what counts.
+
+    Args:
+        logits: [R, V] of bf16, f16 or f32, rows may be strided; not modified.
+        seed: 64-bit integers, the keys of the rows' noise. One for all gives row r `request_key(seed, r)`, so that equal rows differ. None
+            draws fresh ones.
+        position: int in [0, 2^63 − 1]: the index of the sampled token in its sequence. Needed with `seed`: a seed has the same noise at the
+            same position again.
+        logprobs: report each row's token and so many of the likeliest ones; None: nothing is reported.
+        bitmask: int32 [R, ⌈V / 32⌉], contiguous, on any device: bit i of word i // 32 stands for token i, which may not come where it is 0.
+        backend: None takes the kernels of the device where the logits are.
+        fields: those of `RowFields`; ranges and meaning are those of `SamplingParams`.
+
+    Returns:
+        int64 [R] where the logits are, −1 for a row that can't be sampled from (NaN, +inf, or nothing but −inf; nobody else's row is
+        touched by that). With `logprobs` also a `RowLogprobs`.
+
+    Raises:
+        ParameterError: (a ValueError) naming the field and the row; also for logits of another dtype or shape.
+    """
+    check_kind("logits", logits, torch.Tensor)
+    if logits.dim() != 2:
+        raise ParameterError(f"logits must be [R, V], got {tuple(logits.shape)}", "logits")
+    count, vocab = logits.shape
+    top = None if logprobs is None else checked_size("logprobs", logprobs, 0, vocab)
+    run = BACKENDS[backend_of(backend, logits.device)]
+    if logits.is_cuda:
+        moved = on_host({"seed": seed, "position": position, **fields})
+        seed, position = moved.pop("seed"), moved.pop("position")
+        fields = cast(RowFields, moved)
+    place = positions(position, seed is not None, count)
+    given = Given(place, keys(seed, count), checked_bitmask(bitmask, count, vocab), top)
+    return run(logits, given, programs_of(cast(dict[str, Any], fields), count, top))
+
+
+def checked_bitmask(bitmask: torch.Tensor | None, count: int, vocab: int) -> torch.Tensor | None:
+    """Raise ParameterError unless it has the bits of so many rows."""
+    shape = (count, -(-vocab // 32))
+    if bitmask is not None and not (
+        isinstance(bitmask, torch.Tensor)
+        and bitmask.dtype == torch.int32
+        and bitmask.shape == shape
+        and bitmask.is_contiguous()
+        and not bitmask.is_meta
+    ):
+        raise ParameterError(f"bitmask must be contiguous int32 {list(shape)}, got {shown(bitmask)}", "bitmask")
+    return bitmask
+
+
+def rows_of(count: int, position: torch.Tensor, bitmask: torch.Tensor | None) -> Rows:
+    """A row for each row of logits, with a program of its own."""
+    each, start, none = columns(count)
+    mask = None if bitmask is None else each
+    return Rows(slot=each, source=each, position=position, start=start, draft=none, mask=mask, masks=bitmask)
+
+
+@lru_cache(maxsize=64)
+def columns(count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """0 … R − 1, 0 … R, and R times −1."""
+    return torch.arange(count), torch.arange(count + 1), torch.full((count,), -1, dtype=torch.int64)
+
+
+def backend_of(asked: str | None, device: torch.device) -> str:
+    """Which kernels read logits of this device.
+
+    Raises:
+        ParameterError: those that were asked for don't.
+    """
+    backend = asked or ("cpu" if device.type == "cpu" else "gpu")
+    if backend not in BACKENDS or device.type not in ("cpu", "cuda") or (backend == "cpu" and device.type != "cpu"):
+        raise ParameterError(f"logits on {device} can't be read by backend {backend!r}", "logits")
+    return backend
+
+
+# ---- parameters → programs
+
+
+class Kept(dict[tuple[Any, ...], RowProgram]):
+    """Programs by the values of FIELDS and the number of alternatives."""
+
+    def __missing__(self, values: tuple[Any, ...]) -> RowProgram:
+        if len(self) >= MAX_KEPT:
+            self.clear()
+        *given, top = values
+        fields: dict[str, Any] = dict(zip(FIELDS, given, strict=True))
+        for name, value in fields.items():
+            check_range(name, value)
+        if fields["temperature"] == 0.0:  # the rest is not looked at, and SamplingParams would refuse it
+            fields = {"temperature": 0.0}
+        self[values] = made = RowProgram.of(program_of(SamplingParams(**fields, logprobs=top)))
+        return made
+
+
+kept = Kept()
+
+
+def programs_of(fields: dict[str, Any], count: int, top: int | None) -> list[RowProgram]:
+    """Of each row; or the one of all of them.
+
+    Raises:
+        ParameterError: there is no such field, or a value is out of range.
+    """
+    if unknown := fields.keys() - KNOWN:
+        raise ParameterError(f"fields must be out of {', '.join(FIELDS)}, got {min(unknown)}", min(unknown))
+    given = [
+        values(name, fields[name], count, whole=WHOLE[name]) if name in fields else NEUTRAL[name] for name in FIELDS
+    ]
+    if not any(isinstance(column, list) for column in given):
+        return [kept[(*given, top)]]
+    spread = [column if isinstance(column, list) else [column] * count for column in (*given, top)]
+    try:
+        return [kept[row] for row in zip(*spread, strict=True)]
+    except ParameterError as error:
+        place = next(place for place, row in enumerate(zip(*spread, strict=True)) if row not in kept)
+        raise ParameterError(f"{error} in row {place}", error.param) from None
+
+
+# ---- the backends
+
+
+def on_cpu(logits: torch.Tensor, given: Given, chosen: list[RowProgram]) -> Any:
+    """One call of the kernels."""
+    logits, count = readable(logits), logits.shape[0]
+    bitmask = given.bitmask if given.bitmask is None else given.bitmask.cpu()
+    each = b"".join([one.record for one in chosen])
+    memory = np.frombuffer(bytearray(each if len(chosen) == count else each * count), dtype=np.int64)
+    memory[::RECORD_WORDS] = given.keys  # the key is a record's first field
+    out = PlainStep(logits, given.position, memory.ctypes.data, bitmask, given.top).run()
+    ids = out.token_ids[:, 0]
+    return ids if out.logprobs is None else (ids, row_logprobs(out.logprobs.numbers[:, 0], out.logprobs.ranks[:, 0]))
+
+
+def row_logprobs(numbers: torch.Tensor, ranks: torch.Tensor) -> RowLogprobs:
+    """Out of the kernels' arrays: numbers float64 [R, 3 + n], ranks int64 [R, 1 + n] (kernels/output.py)."""
+    return RowLogprobs(numbers[:, 0], ranks[:, 0], ranks[:, 1:], numbers[:, 3:])
+
+
+def on_gpu(logits: torch.Tensor, given: Given, chosen: list[RowProgram]) -> Any:
+    """A few launches; nothing waits."""
+    from tailrace.sampling.backends.gpu_stateless import sample_rows  # brings Triton along
+
+    rows = rows_of(logits.shape[0], given.position, given.bitmask)
+    ids, numbers, ranks = sample_rows(logits, rows, chosen, given.keys, given.top)
+    return ids if given.top is None else (ids, row_logprobs(numbers, ranks))
+
+
+BACKENDS = {"cpu": on_cpu, "gpu": on_gpu}

@@ -208,7 +208,7 @@ void check(StepRows &step) {
         }
         inside("the draft of a bonus row", step.draft[last], -1, -1);
         if (step.rule) inside("rule", step.rule[i], 0, static_cast<int64_t>(Rule::typical));
-        const Needs &needs = step.needs[step.slot[first]];
+        const SlotNeeds &needs = step.needs[step.slot[first]];
         if (!(needs.flags & kTaken)) throw std::invalid_argument("slot " + std::to_string(step.slot[first]) + " is empty");
         step.flags |= needs.flags;
         step.top = std::max(step.top, needs.logprobs);

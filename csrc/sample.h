@@ -8,7 +8,7 @@ namespace tailrace {
 enum class Rule : int32_t { exact = 0, rejection = 1, block = 2, typical = 3 };
 
 // What a slot asks of a step, whichever backend draws for it.
-struct Needs {
+struct SlotNeeds {
     int32_t logprobs;  // alternatives to report; −1: none
     int32_t flags;     // of its program
 };
@@ -17,7 +17,7 @@ struct Needs {
 // a request may get.
 struct StepRows {
     int64_t logits_rows, vocab, slots, rows, requests, width;
-    const Needs *needs;       // by slot
+    const SlotNeeds *needs;       // by slot
     const int64_t *slot, *source, *position, *start, *draft;  // as in kernels/rows.py
     const int32_t *rule;      // [N], or null: all exact
     const int64_t *mask;      // [R], the row's place among the masks, −1: none; or null

@@ -1,4 +1,4 @@
-"""What slots ask of a step and which rows a step has, whichever backend samples: csrc/sample.h's `Needs` and `StepRows`, checked there."""
+"""What slots ask of a step and which rows a step has, whichever backend samples: csrc/sample.h's `SlotNeeds` and `StepRows`, checked there."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def flags_of(program: Program) -> int:
     )
 
 
-class Needs:
+class SlotNeeds:
     """By slot: int32 [S, 2], how many alternatives are reported (−1: no logprobs), and the flags of its program (0: it is empty)."""
 
     def __init__(self, table: np.ndarray) -> None:
@@ -42,9 +42,9 @@ class Needs:
         self.address = table.ctypes.data
 
     @staticmethod
-    def of(num_slots: int) -> Needs:
+    def of(num_slots: int) -> SlotNeeds:
         """Of empty slots."""
-        return Needs(np.zeros((num_slots, 2), dtype=np.int32))
+        return SlotNeeds(np.zeros((num_slots, 2), dtype=np.int32))
 
     def write(self, slot: int, program: Program) -> None:
         """The slot is taken."""
@@ -72,7 +72,7 @@ class RowsRecord(ctypes.Structure):
 RecordT = TypeVar("RecordT", bound=RowsRecord)
 
 
-def check_rows(logits: torch.Tensor, rows: Rows, needs: Needs) -> RowsRecord:
+def check_rows(logits: torch.Tensor, rows: Rows, needs: SlotNeeds) -> RowsRecord:
     """What the slots of a step's rows ask for together: `flags`, and `top`, the most alternatives that one reports.
 
     Args:
@@ -84,7 +84,7 @@ def check_rows(logits: torch.Tensor, rows: Rows, needs: Needs) -> RowsRecord:
     return filled(RowsRecord(), logits, rows, needs)
 
 
-def filled(record: RecordT, logits: torch.Tensor, rows: Rows, needs: Needs) -> RecordT:
+def filled(record: RecordT, logits: torch.Tensor, rows: Rows, needs: SlotNeeds) -> RecordT:
     """The record of these rows. `rows` and `needs` must outlive it.
 
     Raises:

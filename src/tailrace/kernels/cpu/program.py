@@ -8,7 +8,7 @@ from itertools import zip_longest
 from typing import Any
 
 from tailrace import _cpu
-from tailrace.kernels.needs import Needs, RowsRecord, flags_of
+from tailrace.kernels.needs import SlotNeeds, RowsRecord, flags_of
 from tailrace.kernels.program import (
     MAX_EDITS,
     MAX_STAGES,
@@ -91,7 +91,7 @@ class Programs:
 
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
-        self.needs = Needs.of(num_slots)
+        self.needs = SlotNeeds.of(num_slots)
         self.records = (ProgramRecord * num_slots)()
         self._alive: list[list[Any]] = [[] for _ in range(num_slots)]
 

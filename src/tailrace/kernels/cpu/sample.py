@@ -14,7 +14,7 @@ from tailrace import _cpu
 from tailrace.errors import ParameterError
 from tailrace.kernels.cpu.program import StepRecord
 from tailrace.kernels.cpu.proposal_buffers import ProposalBuffer
-from tailrace.kernels.needs import COSTLY, REPORTED, STATEFUL, Needs, filled
+from tailrace.kernels.needs import COSTLY, REPORTED, STATEFUL, SlotNeeds, filled
 from tailrace.kernels.output import KernelOutput, LogprobArrays
 from tailrace.kernels.proposals import addresses
 from tailrace.kernels.rows import Rows, tensor
@@ -32,7 +32,7 @@ class ProgramTable(Protocol):
     """Programs by slot, in the memory layout of csrc/program.h; `Programs` is one."""
 
     @property
-    def needs(self) -> Needs:
+    def needs(self) -> SlotNeeds:
         """What each asks of a step."""
         ...
 

@@ -12,7 +12,7 @@ import torch
 
 from tailrace.kernels.gpu.state import Tables
 from tailrace.kernels.gpu.step import GPUStep, Out, Work, Workspace, run
-from tailrace.kernels.needs import REPORTED, Needs, check_rows
+from tailrace.kernels.needs import REPORTED, SlotNeeds, check_rows
 from tailrace.kernels.output import KernelOutput, LogprobArrays
 from tailrace.kernels.proposals import side_by_side
 from tailrace.kernels.rows import Rows
@@ -49,7 +49,7 @@ class GPUBackend:
 
     def __init__(self, slots: Slots, device: torch.device) -> None:
         self.slots, self.device = slots, device
-        self.needs = Needs.of(len(slots.slots))
+        self.needs = SlotNeeds.of(len(slots.slots))
         self.there = DeviceSlots(slots, device)
         self.space = Workspace(slots.vocab_size, device)
         self.copies = HostCopies(device)

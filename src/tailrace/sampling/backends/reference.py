@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import torch
 
-from tailrace.kernels.needs import Needs, check_rows
+from tailrace.kernels.needs import SlotNeeds, check_rows
 from tailrace.kernels.output import KernelOutput
 from tailrace.kernels.program import Mask
 from tailrace.kernels.rows import Rows
@@ -22,7 +22,7 @@ class ReferenceBackend:
     """Reads the slots as they are, and follows nothing but which of them are taken."""
 
     def __init__(self, slots: Slots) -> None:
-        self.slots, self.needs = slots, Needs.of(len(slots.slots))
+        self.slots, self.needs = slots, SlotNeeds.of(len(slots.slots))
 
     def add(self, slot: int) -> None:
         program = self.slots.programs[slot]

@@ -78,7 +78,7 @@ def test_case_of_the_issue_a_peaked_row_that_falls_back_under_rule_block():
 
 @QUIET
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("where", ["draw", "report", "state"])
+@pytest.mark.parametrize("where", ["draw", "logprobs_of", "state"])
 def test_whatever_the_reference_raises_is_its_requests_alone(where, backend, monkeypatch, caplog):
     """Also half-way through drafts: what was accepted before stands, and the slot is as it was."""
     slots = Slots(3, V)
@@ -108,13 +108,13 @@ def test_whatever_the_reference_raises_is_its_requests_alone(where, backend, mon
         calls = itertools.count()
         with monkeypatch.context() as patch:
             if where == "state":
-                original = type(slots[1]).lesson
-                patch.setattr(type(slots[1]), "lesson", failing(original, good))
+                original = type(slots[1]).update_of
+                patch.setattr(type(slots[1]), "update_of", failing(original, good))
             else:
                 patch.setattr(
                     verify,
-                    where if where == "report" else "choose",
-                    failing(getattr(verify, where if where == "report" else "choose"), good),
+                    where if where == "logprobs_of" else "choose",
+                    failing(getattr(verify, where if where == "logprobs_of" else "choose"), good),
                 )
             out = Sampler(slots, backend)(logits, rows)
         assert out.status.tolist() == [OK, FAILED if good == 0 else OK, OK]

@@ -29,7 +29,8 @@ from tailrace.options import Grammar, Watermark
 from tailrace.params import SamplingParams
 from tailrace.ranges import MAX_PHRASE
 from tailrace.runners.scripted import ScriptedRunner
-from tailrace.sampling.backends import reference, watermark_transformers
+from tailrace.sampling import watermark_transformers
+from tailrace.sampling.backends import reference
 from tailrace.sampling.verify import verify
 from tailrace.wire.messages import Failed, Finished
 

@@ -101,8 +101,8 @@ def drawing(step: GpuWork) -> Run:
     Raises:
         AssertionError: the case asks for what the kernels don't have.
     """
-    gpu = backend_of(step.slots, "gpu", step.logits.device)
-    assert not gpu.apart(step.rows)
+    gpu: Any = backend_of(step.slots, "gpu", step.logits.device)
+    assert not gpu.falling_back(step.rows)
     prepared = gpu.prepare(step.logits, step.rows, step.top)
     return lambda: gpu.draw(prepared)
 

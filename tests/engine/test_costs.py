@@ -29,7 +29,8 @@ from tailrace.grammar.vocabulary import Vocabulary
 from tailrace.options import Grammar, Watermark
 from tailrace.params import SamplingParams
 from tailrace.runners.scripted import ScriptedRunner
-from tailrace.sampling import sampler, watermark_transformers
+from tailrace.sampling import watermark_transformers
+from tailrace.sampling.backends import reference
 from tailrace.sampling.verify import verify
 from tailrace.wire.messages import Failed, Finished
 
@@ -228,7 +229,7 @@ def test_draws_beyond_the_kernels_take_turns_from_the_first_on(both_modes, monke
         drawn.append(harness.engine.counters.steps)
         return verify(*args)
 
-    monkeypatch.setattr(sampler, "verify", slow)
+    monkeypatch.setattr(reference, "verify", slow)
     asked = {"max_tokens": 4, "ignore_eos": True, "temperature": 1.0, "normalize_logits": True}
     for epoch in range(prompts):
         harness.submit("many", [5, 6, 7], epoch, seed=epoch, n=7 // prompts, **asked)

@@ -81,9 +81,9 @@ def test_case_of_the_issue_a_peaked_row_that_falls_back_under_rule_block():
 @pytest.mark.parametrize(
     ("where", "backend"),
     [
-        *itertools.product(["draw", "report", "state"], ["reference", "cpu"]),
+        *itertools.product(["draw", "logprobs_of", "state"], ["reference", "cpu"]),
         ("draw", "gpu"),
-        *(pytest.param(where, "gpu", marks=pytest.mark.long) for where in ("report", "state")),
+        *(pytest.param(where, "gpu", marks=pytest.mark.long) for where in ("logprobs_of", "state")),
     ],
 )
 def test_whatever_the_reference_raises_is_its_requests_alone(where, backend, monkeypatch, caplog):
@@ -115,13 +115,13 @@ def test_whatever_the_reference_raises_is_its_requests_alone(where, backend, mon
         calls = itertools.count()
         with monkeypatch.context() as patch:
             if where == "state":
-                original = type(slots[1]).lesson
-                patch.setattr(type(slots[1]), "lesson", failing(original, good))
+                original = type(slots[1]).update_of
+                patch.setattr(type(slots[1]), "update_of", failing(original, good))
             else:
                 patch.setattr(
                     verify,
-                    where if where == "report" else "choose",
-                    failing(getattr(verify, where if where == "report" else "choose"), good),
+                    where if where == "logprobs_of" else "choose",
+                    failing(getattr(verify, where if where == "logprobs_of" else "choose"), good),
                 )
             out = Sampler(slots, backend)(logits, rows)
         assert out.status.tolist() == [OK, FAILED if good == 0 else OK, OK]

@@ -26,7 +26,7 @@ class DeviceLane:
 
             engine.runner.forward = self.around("forward", engine.runner.forward)  # type: ignore[method-assign]
             # of this engine alone: another one's is another object
-            gpu = engine.sampler._gpu
+            gpu = engine.steps.sampler._gpu
             assert isinstance(gpu, OnGPU), "an engine on a GPU has warmed up"
             gpu.draw = self.around("sample", gpu.draw)  # type: ignore[method-assign]
 

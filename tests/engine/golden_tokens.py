@@ -22,7 +22,8 @@ from engine import mixes
 from engine.combinations import DRAFTERS, EOS, PROMPTS, TOKEN_BYTES, VOCAB, Case, run
 from engine.harness import Harness
 from tailrace.config import GrammarConfig
-from tailrace.engine import draws
+from tailrace.engine import draws, speculation
+from tailrace.engine.checks import structured_output
 from tailrace.grammar.service import Grammars
 from tailrace.wire.messages import Tokens
 
@@ -113,7 +114,8 @@ def main() -> int:
     """Record, or compare."""
     command, path = sys.argv[1], Path(sys.argv[2])
     torch.set_num_threads(1)
-    draws.LATE_S = 60.0  # on a busy machine, too, every mask is in time
+    # how many drafts there are must not depend on clocks; on a busy machine, too, every mask is in time
+    draws.LATE_S = speculation.LOOK_S = structured_output.MASKS_S = 60.0
     mixes.Listening = Recorded  # type: ignore[misc]
     grammars = Grammars(GrammarConfig(), None, TOKEN_BYTES.token_bytes, TOKEN_BYTES.special, [EOS], VOCAB)
     found = json.loads(json.dumps(dict(transcripts(grammars))))

@@ -15,8 +15,7 @@ from engine.harness import VOCAB as HARNESS_VOCAB
 from engine.harness import Harness, alone
 from engine.test_structured_output import EOS, TOKEN_BYTES, VOCAB, ids
 from tailrace.config import GrammarConfig
-from tailrace.engine import draws
-from tailrace.engine import outputs as commit_room
+from tailrace.engine import draws, outputs
 from tailrace.engine.scheduler import those_that_rest
 from tailrace.errors import GrammarLimitError, ParameterError
 from tailrace.grammar import bitmasks, completion
@@ -137,12 +136,14 @@ def test_what_all_do_at_once_is_spread_over_steps(both_modes, monkeypatch):
 def test_searches_for_a_way_out_of_one_call_share_the_time(both_modes, monkeypatch):
     """64 sequences looked at one place each in a step, however long that took."""
     looked: list[int] = []
-    ranked = completion.Search.ranked
+    ranked = completion.CompletionSearch.ranked
     grammars = Grammars(GrammarConfig(), None, TOKEN_BYTES.token_bytes, TOKEN_BYTES.special, [EOS], VOCAB)
     harness = Harness(ScriptedRunner(VOCAB, lambda tokens: A, 512), grammars=grammars, token_bytes=TOKEN_BYTES, eos=EOS)
-    monkeypatch.setattr(commit_room, "SEARCH_S", 0.0)
+    monkeypatch.setattr(outputs, "SEARCH_S", 0.0)
     monkeypatch.setattr(
-        completion.Search, "ranked", lambda *args: looked.append(harness.engine.counters.steps) or ranked(*args)
+        completion.CompletionSearch,
+        "ranked",
+        lambda *args: looked.append(harness.engine.counters.steps) or ranked(*args),
     )
     try:
         source = Grammar(kind="regex", source="[ab]{3,9}c", close_in_time=True)
@@ -175,7 +176,7 @@ def test_one_mask_of_a_grammar_is_bounded():
 
 
 class Member:
-    waits = False
+    waits_for_mask = False
 
     def __init__(self, request: object, num_output: int, host_s: float) -> None:
         self.request, self.num_output, self.host_s = request, num_output, host_s

@@ -17,7 +17,8 @@ Lane = Literal["cpu", "device"]
 
 
 class Span(NamedTuple):
-    """A part of a step: seconds of time.perf_counter, and whether the engine's thread or the one that stands for the device was in it."""
+    """A part of a step: seconds of time.perf_counter, and whether the engine's thread or the one that stands for the
+    device was in it."""
 
     part: str
     start: float
@@ -26,7 +27,8 @@ class Span(NamedTuple):
 
 
 class Durations:
-    """How often something took how long: a count per bucket of DURATION_EDGES_S and one for what was longer, and the sum."""
+    """How often something took how long: a count per bucket of DURATION_EDGES_S and one for what was longer, and the
+    sum."""
 
     __slots__ = ("counts", "total_ms")
 

@@ -1,10 +1,13 @@
 """Banned strings and patterns: the text of a sequence as its tokens spell it, watched for what must never appear.
 
-A token that holds a banned string within itself can never be drawn (text/within.py). What lies across tokens is found when it is
-complete: the sequence backs up to the token in which it began, that token is banned at that position, and another is drawn (exllamav2's
-banned strings, koboldcpp's "antislop"). Until a beginning is known to come to nothing its tokens are held back, so nobody ever sees one.
+A token that holds a banned string within itself can never be drawn (text/within.py). What lies across tokens is found
+when it is
+complete: the sequence backs up to the token in which it began, that token is banned at that position, and another is
+drawn (exllamav2's banned strings, koboldcpp's "antislop"). Until a beginning is known to come to nothing its tokens are
+held back, so nobody ever sees one.
 
-The text is that of the answer: special tokens that are left out of it leave nothing, and so does the token that ends it.
+The text is that of the answer: special tokens that are left out of it leave nothing, and so does the token that ends
+it.
 """
 
 from __future__ import annotations
@@ -17,18 +20,16 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tailrace.engine.checks import NewToken
 from tailrace.engine.token_bytes import TokenBytes
 from tailrace.params import SamplingParams
 from tailrace.text.stop_regex import Patterns, RegexSearch, patterns
 from tailrace.text.stop_strings import Automaton, compiled
 from tailrace.text.utf8 import decoded
-from tailrace.wire.messages import TokenLogprobs
 
 GRACE = 16  # tokens for which a sequence may draw anew before it has delivered any
 MARK = 64  # characters between two marks, from which the text is read again after a rewind
 LOWER = {upper: upper + 32 for upper in range(ord("A"), ord("Z") + 1)}
-
-Held = tuple[int, TokenLogprobs | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +73,8 @@ class Bans:
 
 
 class Mark(NamedTuple):
-    """Where the reading of the text stands: after so many tokens and characters. state: of the automaton; begun: of the search. pending:
-    bytes of a character that is not complete, which began in token `origin`."""
+    """Where the reading of the text stands: after so many tokens and characters. state: of the automaton; begun: of the
+    search. pending: bytes of a character that is not complete, which began in token `origin`."""
 
     tokens: int = 0
     characters: int = 0
@@ -87,8 +88,9 @@ class BannedStringCheck:
     """One sequence's watch.
 
     Attributes:
-        banned: output position → tokens ruled out there. held: tokens not sent yet; sent: how many are. taken_back: drawn in vain. field:
-            the parameter that the last match was found for. alone: the token that completed it holds it within itself, wherever it stands.
+        banned: output position → tokens ruled out there. held: tokens not sent yet; sent: how many are. taken_back:
+            drawn in vain. field: the parameter that the last match was found for. alone: the token that completed it
+            holds it within itself, wherever it stands.
     """
 
     def __init__(self, bans: Bans, banned: dict[int, set[int]] | None = None, begun: bytes = b"") -> None:
@@ -100,14 +102,15 @@ class BannedStringCheck:
         self._tokens: list[int] = []
         self._owners = array("I")  # of each character: the token in which it begins
         self.banned = {} if banned is None else banned
-        self.held: list[Held] = []
+        self.held: list[NewToken] = []
         self.sent = self.taken_back = 0
         self.field = "banned_strings" if bans.strings.may_start else "banned_regex"
         self.alone = False
 
     def push(self, token: int, silent: bool = False, last: bool = False) -> int | None:
-        """One more token. If something banned is complete with it: the output position of the token that began it, or of the first one
-        not sent yet. (After an earlier rewind it may begin in what was safe to send before.) Then `back_to` must follow.
+        """One more token. If something banned is complete with it: the output position of the token that began it, or
+        of the first one not sent yet. (After an earlier rewind it may begin in what was safe to send before.) Then
+        `back_to` must follow.
 
         Args:
             silent: it leaves no text. last: none follows it, so that an incomplete character becomes U+FFFD.
@@ -134,13 +137,13 @@ class BannedStringCheck:
         for token in again:
             self._read(token)
 
-    def release(self, everything: bool = False) -> list[Held]:
+    def release(self, everything: bool = False) -> list[NewToken]:
         """The held tokens that can go out: those that can't be part of anything banned any more; at the end all."""
         held = max(self._bans.strings.held[self._now.state], self._search.held)
         first = self._owners[-held] if held else len(self._tokens)
         return self._out(len(self._tokens) if everything else min(first, self._whole))
 
-    def rest(self) -> list[Held]:
+    def rest(self) -> list[NewToken]:
         """All held tokens, where the text ends here: those whose characters are whole."""
         return self._out(self._whole)
 
@@ -151,7 +154,7 @@ class BannedStringCheck:
         """Tokens whose characters are complete."""
         return self._now.origin if self._now.pending else len(self._tokens)
 
-    def _out(self, upto: int) -> list[Held]:
+    def _out(self, upto: int) -> list[NewToken]:
         count = max(0, upto - self.sent)
         out, self.held = self.held[:count], self.held[count:]
         self.sent += len(out)
@@ -183,7 +186,8 @@ class BannedStringCheck:
         return None
 
     def _decoded(self, data: bytes, here: int, last: bool) -> tuple[str, int, bytes, int]:
-        """The characters that it completes, the token that the first of them begins in, and the incomplete one's bytes and token."""
+        """The characters that it completes, the token that the first of them begins in, and the incomplete one's bytes
+        and token."""
         before = self._now
         if not before.pending and not last:
             try:

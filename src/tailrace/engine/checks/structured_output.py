@@ -14,8 +14,11 @@ from tailrace.grammar.bitmasks import Filling
 from tailrace.options import MAX_DRAFTS, Grammar
 from tailrace.text.stop_strings import SpanTracker
 
-WORK = 256  # masks looked at in one search for a way out, of which there are few: enough for 32 required fields; 5 to 60 ms in all
-TIGHT = 48  # tokens to spare; with fewer, it is searched for after every token: the next one may open what takes as many to close
+# Masks looked at in one search for the shortest completion: enough for 32 required fields; 5 to 60 ms in all.
+WORK = 256
+# Tokens to spare. With fewer, the completion is searched for after every token: the next one may open what takes as many
+# to close.
+TIGHT = 48
 RESTS = -math.inf
 
 Search = Generator[None, None, list[int] | None]
@@ -34,8 +37,9 @@ class Late:
 class StructuredOutput:
     """The grammar rules the text, or, where a stretch of it is free (what the model thinks), the text after that.
 
-    bound: it rules the next token. opening: a token that may come next although the grammar does not know it, because it opens the
-    free stretch. matcher: where the text stands in the grammar. late: the mask that its last step did not wait for.
+    bound: it rules the next token. opening: a token that may come next although the grammar does not know it, because
+    it opens the free stretch. matcher: where the text stands in the grammar. late: the mask that its last step did not
+    wait for.
     """
 
     def __init__(self, grammar: Grammar, compiled: Compiled, token_bytes: TokenBytes) -> None:
@@ -65,7 +69,8 @@ class StructuredOutput:
 
     @property
     def waits(self) -> bool:
-        """A mask of its grammar is being filled that a step did not wait for: it sits out what comes before that is over."""
+        """A mask of its grammar is being filled that a step did not wait for: it sits out what comes before that is
+        over."""
         return self.compiled.busy is not None and not self.compiled.busy.over
 
     @property
@@ -74,8 +79,8 @@ class StructuredOutput:
         return self.bound and self.matcher.finished
 
     def allows(self, drafts: Sequence[int]) -> int:
-        """How many of these guesses, from the first on, may come. Where the text is free all may: where it ceases to be is found when they
-        have been drawn."""
+        """How many of these guesses, from the first on, may come. Where the text is free all may: where it ceases to be
+        is found when they have been drawn."""
         if not self.bound:
             return len(drafts)
         return self.matcher.prefix(drafts if self.opening is None else drafts[:1])
@@ -90,7 +95,8 @@ class StructuredOutput:
         return self.matcher.forced(count, within_s) if count > 0 and self.bound and self.opening is None else []
 
     def push(self, token: int) -> bool:
-        """One more token. True if with it the grammar began or gave way: what was drawn after it was drawn under other rules.
+        """One more token. True if with it the grammar began or gave way: what was drawn after it was drawn under other
+        rules.
 
         Raises:
             ValueError: the grammar does not allow it.
@@ -121,14 +127,15 @@ class StructuredOutput:
         self._look_again()
 
     def way_out(self, token: int, room: int, until: float = math.inf) -> list[int] | None:
-        """What must be said instead of `token`, because after it the text could not be closed any more within `room` tokens, it included:
-        [] if the text is complete as it is. None: nothing stands against the token, or it is too late already.
+        """What must be said instead of `token`, because after it the text could not be closed any more within `room`
+        tokens, it included: [] if the text is complete as it is. None: nothing stands against the token, or it is too
+        late already.
 
         It is looked for the more often the fewer tokens there are to spare.
 
         Args:
-            until: of time.thread_time. When that has come (RESTS: it has) the search rests, and `searching` is True: the same must be asked
-                again.
+            until: of time.thread_time. When that has come (RESTS: it has) the search rests, and `searching` is True:
+                the same must be asked again.
         """
         if not self.bound or self.opening is not None or room > self._due:
             return None
@@ -178,7 +185,8 @@ class StructuredOutput:
         return None
 
     def _found(self, place: Matcher, room: int, until: float) -> list[int] | None:
-        """What the search finds, of which at least one place is looked at, unless it rests; None also while it is under way."""
+        """What the search finds, of which at least one place is looked at, unless it rests; None also while it is under
+        way."""
         if self._search is None:
             self._search = place.closing(room, WORK)
         if until == RESTS:

@@ -1,4 +1,5 @@
-"""How long a sequence may think: its tokens between the markers, counted, and what closes the thought when they are used up."""
+"""How long a sequence may think: its tokens between the markers, counted, and what closes the thought when they are
+used up."""
 
 from __future__ import annotations
 

@@ -144,8 +144,8 @@ class Assumed:
             setattr(owner, name, planted)
 
     def __exit__(self, *_: object) -> None:
-        for (owner, name, _), real in zip(self.patches, self.real, strict=True):
-            setattr(owner, name, real)
+        for patch, real in zip(self.patches, self.real, strict=True):
+            setattr(patch[0], patch[1], real)
 
 
 def drafted_early(driver: StepDriver, plan: Plan, launched: LaunchedDraws | None, counts: Any) -> Drafted:

@@ -16,7 +16,7 @@ from engine.harness import Harness, alone
 from engine.test_structured_output import EOS, TOKEN_BYTES, VOCAB, ids
 from tailrace.config import GrammarConfig
 from tailrace.engine import draws, outputs
-from tailrace.engine.scheduler import those_that_rest
+from tailrace.engine.scheduler import resting_sequences
 from tailrace.errors import GrammarLimitError, ParameterError
 from tailrace.grammar import bitmasks, completion
 from tailrace.grammar.base import BitmaskJob
@@ -186,10 +186,10 @@ def test_those_that_have_said_least_go_first():
     big, small = SimpleNamespace(shared_name=(b"", "big")), SimpleNamespace(shared_name=(b"", "small"))
     members = [Member(big, 5, 0.02), Member(big, 4, 0.02), Member(big, 6, 0.02)]
     running = [*members, Member(small, 9, 5.0)]
-    assert those_that_rest(running, 0.06) == set()
-    assert those_that_rest(running, 0.05) == {members[2]}
-    assert those_that_rest(running, 0.03) == {members[0], members[2]}
-    assert those_that_rest(running, 0.001) == {members[0], members[2]}, "one goes always"
+    assert resting_sequences(running, 0.06) == set()
+    assert resting_sequences(running, 0.05) == {members[2]}
+    assert resting_sequences(running, 0.03) == {members[0], members[2]}
+    assert resting_sequences(running, 0.001) == {members[0], members[2]}, "one goes always"
 
 
 def test_sequences_of_one_request_take_turns_where_they_take_long(both_modes, monkeypatch):

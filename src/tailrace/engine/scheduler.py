@@ -1,13 +1,13 @@
-"""Who computes how many tokens in the next step: a pure function from the state of the world to a Plan.
+"""Who computes how many tokens in the next step: a pure function from the state of the engine to a Plan.
 
 Rules, in order: running sequences before waiting ones, decodes before prefills, smaller (priority, arrival) first. A
-prefill is cut to what is left of the token budget. Where blocks run out, the last running sequence is preempted (it
-lets go of its blocks and waits, to be recomputed), never one before it in order, so the first always moves. A waiting
-request is admitted when its slots and the blocks of its whole prompt are there; nobody overtakes it, but where its
+prefill is cut to what is left of the token budget. If blocks run out, the last running sequence is preempted: it gives
+back its blocks and waits, to be recomputed. No sequence before it in order is, so the first one always moves. A waiting
+request is admitted when its slots and the blocks of its whole prompt are free. No request overtakes it, unless its
 grammar is still being compiled.
 
-A sequence and its companion (guidance) are admitted, computed and preempted together, and their last tokens are
-computed in one step, because their logits are wanted together.
+A conditional sequence and its unconditional one (guidance) are admitted, computed and preempted together. Their last
+tokens are computed in one step, because their logits are wanted together.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ MAX_SCORED = 128  # rows of logits in one step for prompt logprobs: 128 MiB at a
 
 @dataclass(slots=True)
 class Plan:
-    """preempt: these let go of everything first. admit: with the cached blocks that they, and their companions, start
-    from. work: (sequence, tokens), a companion right after its sequence. spare: tokens and blocks that nobody has asked
-    for."""
+    """preempt: sequences that give back everything first. admit: sequences, with the cached blocks that they and their
+    unconditional ones start from. work: (sequence, tokens), an unconditional sequence right after its conditional one.
+    spare: tokens that the step can still compute."""
 
     preempt: list[Sequence] = field(default_factory=list)
     admit: list[tuple[Sequence, list[list[int]]]] = field(default_factory=list)
@@ -47,7 +47,7 @@ def schedule(
     free = cache.num_free
     alive = list(running)
     late = {sequence for sequence in running if sequence.waits_for_mask}
-    resting = late | those_that_rest([sequence for sequence in running if sequence not in late], limits.host_ms / 1e3)
+    resting = late | resting_sequences([sequence for sequence in running if sequence not in late], limits.host_ms / 1e3)
     for sequence in sorted(running, key=lambda s: s.prefilling):  # stable: decodes, then prefills
         if sequence not in alive or sequence in resting:
             continue
@@ -71,15 +71,15 @@ def schedule(
         free -= need
     left = Left(budget, rows, free, free_slots)
     if not plan.preempt:
-        _admit(plan, those_that_may_begin(running, waiting, limits.host_ms / 1e3), cache, left)
+        _admit(plan, admissible(running, waiting, limits.host_ms / 1e3), cache, left)
     plan.spare = left.budget
     return plan
 
 
-def those_that_rest(running: List[Sequence], budget_s: float) -> set[Sequence]:
-    """Sequences that wait for others of their own request, and of those that came along with it under one id, because
-    all together would take more than `budget_s` of the step beside the model. Those that have said least go first, so
-    all come by in turn."""
+def resting_sequences(running: List[Sequence], budget_s: float) -> set[Sequence]:
+    """Sequences that wait for others of the same call (Request.shared_name), because all together would take more than
+    `budget_s` of the step beside the model. The ones with the shortest output go first, so all of them get their
+    turn."""
     by_name: dict[tuple[bytes, str], list[Sequence]] = {}
     for sequence in running:
         by_name.setdefault(sequence.request.shared_name, []).append(sequence)
@@ -93,9 +93,8 @@ def those_that_rest(running: List[Sequence], budget_s: float) -> set[Sequence]:
     return resting
 
 
-def those_that_may_begin(running: List[Sequence], waiting: List[Sequence], budget_s: float) -> Iterator[Sequence]:
-    """The waiting ones, without those that nobody knows to be cheap while others of their request take all of
-    `budget_s`."""
+def admissible(running: List[Sequence], waiting: List[Sequence], budget_s: float) -> Iterator[Sequence]:
+    """The waiting sequences, without those that may be dear while others of their call take all of `budget_s`."""
     taken: dict[tuple[bytes, str], float] = {}
     for sequence in running:
         name = sequence.request.shared_name
@@ -110,16 +109,16 @@ def those_that_may_begin(running: List[Sequence], waiting: List[Sequence], budge
 
 
 def share(sequence: Sequence, budget: int, rows: int) -> list[int]:
-    """How many tokens the sequence, and its companion, compute of this budget; rows: of logits, that prompt logprobs
-    may take."""
+    """How many tokens of this budget each sequence of the pair computes. rows: rows of logits that prompt logprobs may
+    take."""
     return split(
         [member.num_uncomputed for member in sequence.pair], budget, rows if sequence.wants_prompt_logprobs else None
     )
 
 
 def split(remaining: list[int], budget: int, rows: int | None) -> list[int]:
-    """All that remains, or so much that nobody's last token comes before the other's. rows: what the first may compute
-    at most."""
+    """All uncomputed tokens, or as many as keep each pair's last tokens in one step. rows: the most that the first
+    sequence may compute."""
     first = remaining[0] if rows is None else min(remaining[0], rows)
     if len(remaining) == 1:
         return [min(first, budget)]
@@ -165,7 +164,7 @@ def _fitting(sequence: Sequence, cache: BlockCache, free: int, budget: int, rows
 
 @dataclass(slots=True)
 class Left:
-    """What a step still has to give: tokens, rows of logits for prompts, blocks, slots."""
+    """What a step still has: tokens, rows of logits for prompts, blocks, slots."""
 
     budget: int
     rows: int

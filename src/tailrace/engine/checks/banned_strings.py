@@ -1,12 +1,12 @@
-"""Banned strings and patterns: the text of a sequence as its tokens spell it, watched for what must never appear.
+"""Banned strings and patterns: checks the text of a sequence, as the bytes of its tokens give it, for what must never
+appear.
 
-A token that holds a banned string within itself can never be drawn (text/within.py). What lies across tokens is found
-when it is
-complete: the sequence backs up to the token in which it began, that token is banned at that position, and another is
-drawn (exllamav2's banned strings, koboldcpp's "antislop"). Until a beginning is known to come to nothing its tokens are
-held back, so nobody ever sees one.
+A token that holds a banned string within itself can never be sampled (text/within.py). Banned text that lies across
+tokens is found when it is complete. The sequence is then rewound to the token in which the text began, that token is
+banned at that position, and another one is sampled (exllamav2's banned strings, koboldcpp's "antislop"). Tokens that
+may still become part of banned text are held back, so no client ever sees such text.
 
-The text is that of the answer: special tokens that are left out of it leave nothing, and so does the token that ends
+The text is that of the answer. Special tokens that are left out of it leave nothing, and so does the token that ends
 it.
 """
 
@@ -27,7 +27,7 @@ from tailrace.text.stop_regex import Patterns, RegexSearch, patterns
 from tailrace.text.stop_strings import Automaton, compiled
 from tailrace.text.utf8 import decoded
 
-GRACE = 16  # tokens for which a sequence may draw anew before it has delivered any
+GRACE = 16  # tokens that may be taken back before the sequence has sent any
 MARK = 64  # characters between two marks, from which the text is read again after a rewind
 LOWER = {upper: upper + 32 for upper in range(ord("A"), ord("Z") + 1)}
 
@@ -85,10 +85,10 @@ class Mark(NamedTuple):
 
 
 class BannedStringCheck:
-    """One sequence's watch.
+    """One sequence's check.
 
     Attributes:
-        banned: output position → tokens ruled out there. held: tokens not sent yet; sent: how many are. taken_back:
+        banned: output position → tokens banned there. held: tokens not sent yet; sent: how many are. taken_back:
             drawn in vain. field: the parameter that the last match was found for. alone: the token that completed it
             holds it within itself, wherever it stands.
     """

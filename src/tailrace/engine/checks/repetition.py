@@ -1,4 +1,4 @@
-"""A sequence that goes round in circles: its last tokens are one pattern, again and again."""
+"""Ends a sequence whose last tokens are one pattern, repeated."""
 
 from __future__ import annotations
 

@@ -271,7 +271,7 @@ def test_draws_that_fail_take_only_those_in_them(at, monkeypatch):
 
 @pytest.mark.parametrize("at", [2, 3, 5])
 @pytest.mark.parametrize("where", ["plan", "forward", "collect", "process", "sample"])
-def test_an_interrupt_leaves_nobody_with_a_token_that_is_not_there(where, at, monkeypatch):
+def test_an_interrupt_leaves_nobody_with_a_token_that_is_not_there(where, at, both_modes, monkeypatch):
     """Ctrl-C in a process of one's own, and on it goes: whoever has lost a token fails, the others are told what they would be."""
     owner = OutputProcessor if where == "process" else StepDriver
     real, count = getattr(owner, where), iter(range(10**6))
@@ -282,7 +282,7 @@ def test_an_interrupt_leaves_nobody_with_a_token_that_is_not_there(where, at, mo
         return real(*args)
 
     monkeypatch.setattr(owner, where, interrupted)
-    harness = Harness(overlap="on", max_num_seqs=2)
+    harness = Harness(max_num_seqs=2)
     for i in range(3):
         harness.submit(f"r{i}", [i + 1], max_tokens=9)
     interrupts = 0

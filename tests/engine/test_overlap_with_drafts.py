@@ -16,10 +16,10 @@ from engine.mixes import KINDS, alike, crowd
 from tailrace.config import GrammarConfig
 from tailrace.drafting.base import Draft
 from tailrace.drafting.ngram import NGram
-from tailrace.engine import draws, step
+from tailrace.engine import draws
 from tailrace.engine.device import Device
 from tailrace.engine.engine import Engine
-from tailrace.engine.in_flight import InFlightStep, LaunchedDraws
+from tailrace.engine.in_flight import InFlightStep, LaunchedDraws, SampledTokens
 from tailrace.engine.outputs import OutputProcessor
 from tailrace.engine.step import StepDriver
 from tailrace.grammar.service import Grammars
@@ -318,7 +318,9 @@ def blocks_under_way_are_given_back(patch) -> None:
 
 def grammars_hear_late(patch) -> None:
     patch.setattr(
-        step, "decides_how_to_go_on", lambda one, *_: one.status != 0 or one.sequence.tokens_left <= len(one.tokens)
+        SampledTokens,
+        "must_be_processed_first",
+        lambda self, slots, drafter: self.status != 0 or self.sequence.tokens_left <= len(self.tokens),
     )
 
 

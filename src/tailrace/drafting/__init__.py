@@ -1,5 +1,5 @@
-"""Recent ids → guesses. See drafting/base.py for what a drafter is; `load_drafter` makes the one that the operator asks
-for."""
+"""Recent token ids → drafts. See drafting/base.py for what a drafter is; `load_drafter` makes the one that is
+configured."""
 
 from __future__ import annotations
 

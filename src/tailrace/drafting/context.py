@@ -1,10 +1,10 @@
-"""What a head has cached of each sequence: which of its positions, and where. Knows no arithmetic.
+"""Which positions of each sequence a head has in its own cache, and where. Knows no arithmetic.
 
-Positions that the target computed before the head came to see them (a prefix taken from the cache) are missing, and the
-others close
-up: the i-th position that is known is the i-th in the slot's pages. Keys carry their true positions in their rotation,
-so attention over what is there is what it would be with the missing ones masked. (A sliding window then counts what is
-there.)
+Positions that the target computed before the head came to see them (a prefix taken from the cache) are missing. The
+others
+close up: the i-th position that is known is the i-th entry of the slot's pages. Keys carry their true positions in
+their rotation, so attention over the entries is what it would be with the missing ones masked. (A sliding window then
+counts entries.)
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ CHUNK = 512  # rows that enter at a time: bounds the memory that a long prefill 
 
 @dataclass(frozen=True, slots=True)
 class NewPositions:
-    """Positions first … first + count − 1 of a slot's sequence, which are new. row: of the first in
-    TargetStates.hidden. places: in the cache, block · block_size + offset, int64 [count]. following: the token after
-    each."""
+    """New positions first … first + count − 1 of a slot's sequence. row: of the first one in TargetStates.hidden.
+    places: in the cache, block · block_size + offset, int64 [count]. following: the token after each position."""
 
     slot: int
     first: int
@@ -37,7 +36,7 @@ class NewPositions:
 
 @dataclass(frozen=True, slots=True)
 class PositionColumns:
-    """Stretches, flat: all int64 [n]."""
+    """New positions of several sequences, flat: all int64 [n]."""
 
     rows: torch.Tensor
     positions: torch.Tensor
@@ -67,8 +66,8 @@ class CachedPositions:
         self.known: dict[int, list[int]] = {}
 
     def enter(self, seen: TargetStates) -> list[NewPositions]:
-        """Room for what was computed; whatever stood there or after it is forgotten. A position enters once the token
-        after it is known. A sequence for which there is no room goes without."""
+        """Take blocks for what was computed. What stood there or after it is forgotten. A position enters once the
+        token after it is known. A sequence for which no blocks are free goes without."""
         stretches = []
         columns = zip(seen.slots, seen.tokens, seen.first, seen.count, seen.row, strict=True)
         for slot, tokens, first, count, row in columns:
@@ -93,8 +92,8 @@ class CachedPositions:
         return known
 
     def reach(self, slot: int, tokens: Sequence[int]) -> int:
-        """How many positions are known, if the last of them is the one before the last token; else 0: there is nothing
-        to go on from."""
+        """How many positions are known, if the last of them is the one before the last token; else 0: drafting has
+        nothing to go on from."""
         known = self.cut(slot, len(tokens) - 1)
         return len(known) if known and known[-1] == len(tokens) - 2 else 0
 

@@ -43,9 +43,8 @@ class EagleDrafter:
         self.captures = head.captures
         self.context = CachedPositions(num_blocks, block_size)
         self.cache = head.layer.make_cache(num_blocks, block_size)
-        self.states: dict[
-            int, tuple[int, torch.Tensor]
-        ] = {}  # slot → the last position that was seen, its state [1, H]
+        # slot → the last position that was seen, and its state [1, H]
+        self.states: dict[int, tuple[int, torch.Tensor]] = {}
 
     def draft(self, asks: Sequence[DraftRequest]) -> list[Draft]:
         held = [self._held(ask) for ask in asks]

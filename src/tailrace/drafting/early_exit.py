@@ -1,7 +1,8 @@
 """Early exit: the target's own first layers draft, through its final norm and output head (Zhang et al., arXiv
-2309.08168; Elhoushi et al., LayerSkip, arXiv 2404.16710). No other weights, no cache, nothing to catch up on.
+2309.08168; Elhoushi et al., LayerSkip, arXiv 2404.16710). Needs no other weights and no cache, and has nothing to catch
+up on.
 
-The drafts' keys and values go to the target's own blocks, behind what it has computed. Its verification writes the same
+The drafts' keys and values go to the target's own blocks, behind what it has computed. Verification writes the same
 positions again, in these layers with the same values, so nothing of a draft pass is left but what the target computes
 itself.
 """

@@ -1,9 +1,9 @@
 """A draft model: any causal language model with the target's vocabulary, on a paged cache of its own (Leviathan et al.,
 arXiv 2211.17192).
 
-It runs behind the target: what was accepted is kept, what was rejected is cut, what it has not seen is fed before it
-drafts. All
-sequences go through it together: first what each has to catch up on, then one token each per draft.
+Its cache follows the target: accepted tokens are kept, rejected ones are cut, unseen ones are computed before it
+drafts.
+All sequences go through it together: first the tokens that each has to catch up on, then one token each per draft.
 """
 
 from __future__ import annotations
@@ -46,9 +46,8 @@ class DraftModel:
             raise ValueError(f"chunk must be at least 1, got {chunk}")
         self.runner, self.picker, self.chunk = runner, picker, chunk
         self.pages = Pages(num_blocks, block_size)
-        self.held: dict[
-            int, list[int]
-        ] = {}  # slot → the tokens whose positions its cache holds; those asked for last at the end
+        # slot → the tokens whose positions the cache holds; the slots asked for last come last
+        self.held: dict[int, list[int]] = {}
         runner.allocate(num_blocks)
 
     def draft(self, asks: Sequence[DraftRequest]) -> list[Draft]:
@@ -77,8 +76,9 @@ class DraftModel:
         return self.runner.max_model_len + 1 - len(ask.tokens)
 
     def _plan(self, asks: Sequence[DraftRequest]) -> dict[int, int]:
-        """DraftRequest → up to which position it is fed in the first pass; those that aren't are left out. Only the
-        last may be fed a part: when the chunk is used up, it is so for all that owe more."""
+        """Index of the ask → up to which position it is fed in the first pass. Asks that are not fed are left out. Only
+        the
+        last one may be fed a part: when the chunk is used up, the others wait."""
         for ask in asks:
             self._rewind(ask)
         asked = {ask.slot for ask in asks}
@@ -100,9 +100,9 @@ class DraftModel:
         self.held[ask.slot] = held
 
     def _admit(self, ask: DraftRequest, asked: set[int]) -> bool:
-        """Take blocks for all that the ask may feed, from slots that nobody asks for if need be. One that gets none
-        gives back what it
-        has: sequences that wait for each other's blocks would hold them for ever."""
+        """Take blocks for all tokens that the ask may feed, from slots that nobody asks for if need be. An ask that
+        gets none
+        gives back its blocks: sequences that wait for each other's blocks would hold them for ever."""
         length = len(ask.tokens) + ask.count - 1
         idle = [slot for slot in self.held if slot not in asked]
         lacking = self.pages.lacking(ask.slot, length) - self.pages.pool.num_free
@@ -115,7 +115,8 @@ class DraftModel:
         return True
 
     def _forward(self, picks: Picks, fed: dict[int, int], wanted: list[int], tables: torch.Tensor) -> list[int]:
-        """Feed each ask up to the position, pick a draft for those wanted, which come first; who wants another."""
+        """Feed each ask up to its position, and pick a draft for those that are wanted; they come first. Returns the
+        asks that want another draft."""
         held = [self.held[picks.asks[i].slot] for i in fed]
         first = [len(tokens) for tokens in held]
         new = [picks.since(i, start)[: end - start] for (i, end), start in zip(fed.items(), first, strict=True)]

@@ -1,9 +1,9 @@
-"""Prompt lookup: guesses what followed the last tokens when they came before, in the prompt or the output of the same
-sequence (Yang et al., arXiv 2304.04487; Saxena 2023, "Prompt lookup decoding"). Needs no weights, and looks at nobody
-else's text.
+"""Prompt lookup: drafts what followed the last tokens when they came before, in the prompt or the output of the same
+sequence (Yang et al., arXiv 2304.04487; Saxena 2023, "Prompt lookup decoding"). Needs no weights, and looks at no other
+sequence.
 
 The n-grams of a text are indexed once, each with all places that followed it (LZ77's hash chains, without collisions),
-so that a guess costs the same in a long text as in a short one.
+so a draft costs the same in a long text as in a short one.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class NGram:
     which most tokens are as they are now, of these the latest. A copy that reaches the end of the text goes on with
     itself, so a repeated pattern is repeated.
 
-    What agrees over n tokens vouches for n·per_match more: on code, edits and prose the first guess after 2 tokens
-    stands in 30 to 50 % of cases, after 8 and more in 80 to 99 %. With 1.0, free text has a third of the wrong guesses
-    that unlimited copies have, for 98 % of their gain (a vocabulary of 49,152, 8 guesses at most).
+    What agrees over n tokens vouches for n·per_match more: on code, edits and prose the first draft after 2 tokens
+    is accepted in 30 to 50 % of cases, after 8 and more in 80 to 99 %. With 1.0, free text has a third of the wrong
+    drafts that unlimited copies have, for 98 % of their gain (a vocabulary of 49,152, 8 drafts at most).
 
     Memory: 0.06 to 0.15 kB per size and token of the running sequences.
 
@@ -51,14 +51,14 @@ class NGram:
         self._texts: dict[int, _IndexedText] = {}
 
     def draft(self, asks: Sequence[DraftRequest]) -> list[Draft]:
-        """One-hot guesses; none where nothing matches, or while a long text is still being indexed."""
+        """One-hot drafts; none where nothing matches, or while a long text is still being indexed."""
         left, drafts = BITE, []
         for ask in asks:
             text = self._texts.get(ask.slot)
             if text is None:
                 text = self._texts[ask.slot] = _IndexedText(self._sizes)
             left -= text.follow(ask.tokens, left)
-            drafts.append(Draft(self._guess(text, ask) if text.size == len(ask.tokens) else []))
+            drafts.append(Draft(self._copy(text, ask) if text.size == len(ask.tokens) else []))
         return drafts
 
     def observe(self, seen: TargetStates) -> None:
@@ -68,7 +68,7 @@ class NGram:
         """Forget its text."""
         self._texts.pop(slot, None)
 
-    def _guess(self, text: _IndexedText, ask: DraftRequest) -> list[int]:
+    def _copy(self, text: _IndexedText, ask: DraftRequest) -> list[int]:
         place, agreed = text.find()
         count = min(ask.count, max(1, int(agreed * self._per_match)))
         return copied(ask.tokens, place, count) if agreed else []

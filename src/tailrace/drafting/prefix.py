@@ -1,5 +1,6 @@
-"""Whether a text that is remembered still stands. Within one owner of a slot it changes at its end alone: it grows, or
-is cut back and goes on differently."""
+"""Whether a remembered text is still the beginning of a sequence. While one sequence owns a slot, its text changes at
+its end
+alone: it grows, or is cut back and goes on differently."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Suffix automaton: guesses what followed the last tokens in any text that was seen, this sequence's or another's,
+"""Suffix automaton: drafts what followed the last tokens in any text that was seen, of this sequence or of others,
 running or finished (Blumer et al. 1985, "The smallest automaton recognizing the subwords of a text"; for speculation
 Oliaro et al., arXiv 2411.04975). Needs no weights. Good where requests resemble one another: agents, edits of the same
-files, the same forms filled in.
+files, forms.
 
-Privacy: a neighbour's text never changes what is said, since verification is exact, but it changes how fast: somebody
-who measures the time between tokens can learn whether a continuation that they try was written in another request.
-Where requests of parties that must not learn of each other share a server, use n-grams (drafting/ngram.py).
+Privacy: a text of another request never changes the output, since verification is exact, but it changes how fast tokens
+come. Whoever measures the time between tokens can learn whether a continuation that they try was written in another
+request. Where requests of parties that must not learn of each other share a server, use n-grams (drafting/ngram.py).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ MAX_CAPACITY = 1 << 30
 
 
 class Suffix:
-    """The longest suffix that was seen before decides, from min_match tokens on; the guess is what followed it most
-    often, and then what followed that. It ends where the guessed tokens, by these counts, are less likely together than
+    """The longest suffix that was seen before decides, from min_match tokens on; the draft is what followed it most
+    often, and then what followed that. It ends where the drafted tokens, by these counts, are less likely together than
     min_share, or, as one that agrees over n tokens vouches for n·per_match more, at that number.
 
     Memory: two generations of at most `capacity` states, of 0.2 to 0.4 kB each; a token takes one state or two, one
@@ -61,7 +61,7 @@ class Suffix:
         return len(self._young.edges) + len(self._old.edges)
 
     def draft(self, asks: Sequence[DraftRequest]) -> list[Draft]:
-        """One-hot guesses; none where nothing matches, or while a long text is still being read."""
+        """One-hot drafts; none where nothing matches, or while a long text is still being read."""
         left, drafts = BITE, []
         for ask in asks:
             text = self._texts.setdefault(ask.slot, _ReadText())
@@ -70,7 +70,7 @@ class Suffix:
             left -= len(new)
             for token in new:
                 self._read(text, token)
-            drafts.append(Draft(self._guess(text, ask.count) if len(text.tokens) == len(ask.tokens) else []))
+            drafts.append(Draft(self._follow(text, ask.count) if len(text.tokens) == len(ask.tokens) else []))
         return drafts
 
     def observe(self, seen: TargetStates) -> None:
@@ -89,20 +89,20 @@ class Suffix:
         text.old = self._old.step(*text.old, token)
         text.tokens.append(token)
 
-    def _guess(self, text: _ReadText, count: int) -> list[int]:
+    def _follow(self, text: _ReadText, count: int) -> list[int]:
         """From the generation that agrees over more tokens; if both do, from the younger."""
         young, old = self._young.fallback(text.path[-1]), self._old.fallback(*text.old)
         automaton, (state, matched) = (self._young, young) if young[1] >= old[1] else (self._old, old)
         count = min(count, max(1, int(matched * self._per_match)))
-        guess, sure = [], 1.0
-        while len(guess) < count and matched >= self._min_match:
+        draft, sure = [], 1.0
+        while len(draft) < count and matched >= self._min_match:
             token, share = automaton.likeliest(state)
             sure *= share
             if sure < self._min_share:
                 break
-            guess.append(token)
+            draft.append(token)
             state, matched = automaton.fallback(automaton.edges[state][token], matched + 1)
-        return guess
+        return draft
 
 
 class _ReadText:

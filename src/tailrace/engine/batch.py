@@ -76,9 +76,9 @@ def assemble(
         if sequence.is_conditional:  # its unconditional sequence, if it has one, comes next and has the same drafts
             draft = drafts.get(sequence.slot, NO_DRAFTS)
         if sequence.wants_prompt_logprobs:
-            start, stop = max(first + 1, sequence.prompt_logprobs_sent), min(end + 1, sequence.num_prompt)
-            prompt_rows.append(PromptRows(sequence, len(wanted), start, max(0, stop - start)))
-            wanted += range(begin + start - 1 - first, begin + stop - 1 - first)
+            part = prompt_part(sequence, end, len(wanted))
+            prompt_rows.append(part)
+            wanted += range(begin + part.start - 1 - first, begin + part.start - 1 - first + part.count)
         computed = sequence.tokens[first:end]
         if end == len(sequence.tokens):
             rows[sequence.slot] = len(wanted)
@@ -92,3 +92,9 @@ def assemble(
     table = tables.table[slots, : -(-max(flat.kv_len) // block_size)]
     adapters = tuple((number, torch.tensor(places)) for number, places in sorted(adapted.items()))
     return Assembled(flat.batch(table, block_size, previous, adapters), rows, sampling, prompt_rows, hidden_rows)
+
+
+def prompt_part(sequence: Sequence, end: int, row: int) -> PromptRows:
+    """The prompt's tokens whose logprobs come from computing it up to position `end`. row: of the first one."""
+    start = max(sequence.num_computed + 1, sequence.prompt_logprobs_sent)
+    return PromptRows(sequence, row, start, max(0, min(end + 1, sequence.num_prompt) - start))

@@ -82,6 +82,17 @@ class SampledTokens:
     logprobs: list[Logprobs] | None
     error: Exception | None
 
+    def must_be_processed_first(self, slots: Slots, drafter: Drafter | None) -> bool:
+        """More than the tokens decides how the sequence goes on: it may end or fail with them, its grammar must be told
+        of them, or its drafts are drawn by a sampler that must have been told of them."""
+        sequence, slot = self.sequence, slots[self.sequence.slot]
+        if drafter is not None and drafter.draws and (slot.history is not None or slot.moves or slot.state):
+            return True
+        if self.status != OK or sequence.constraint is not None or sequence.tokens_left <= len(self.tokens):
+            return True
+        ends = (*sequence.request.eos_token_ids, *sequence.request.params.stop_token_ids)
+        return any(token in ends for token in self.tokens)
+
 
 @dataclass(slots=True)
 class LaunchedDraws:
@@ -158,15 +169,3 @@ def read_samples(
                 speculator.record_acceptance(sequence, draft, accepted)
             found.append(SampledTokens(sequence, draft, row[:count], accepted, status, logprobs, error))
     return found
-
-
-def decides_how_to_go_on(one: SampledTokens, slots: Slots, drafter: Drafter | None) -> bool:
-    """More than the sampled tokens decides how the sequence goes on: it may end or fail with them, its grammar must be
-    told of them, or its drafts are drawn by a sampler that must have been told of them."""
-    sequence, slot = one.sequence, slots[one.sequence.slot]
-    if drafter is not None and drafter.draws and (slot.history is not None or slot.moves or slot.state):
-        return True
-    if one.status != OK or sequence.constraint is not None or sequence.tokens_left <= len(one.tokens):
-        return True
-    ends = (*sequence.request.eos_token_ids, *sequence.request.params.stop_token_ids)
-    return any(token in ends for token in one.tokens)

@@ -45,7 +45,7 @@ class Isolated:
 
 
 def tried(work: Callable[[], T], otherwise: T) -> T:
-    """What `work` returns, or `otherwise` if it raises. For guesses only: whoever does the same work for good reports
+    """What `work` returns, or `otherwise` if it raises. For drafts only: whoever does the same work for good reports
     the error."""
     try:
         return work()

@@ -178,9 +178,7 @@ class OutputProcessor:
         if constraint is not None and (instead := self._closing(sequence, constraint, new.id)) is not None:
             return instead
         self.slots.commit([sequence.slot], [[new.id]])
-        for member in sequence.pair:
-            member.num_computed += after_draft
-            member.tokens.append(new.id)
+        sequence.append(new.id, after_draft)
         self.counters.generated_tokens += 1
         stops = request.ends_output(new.id) and sequence.num_output > params.min_tokens
         full = len(sequence.tokens) >= request.max_len

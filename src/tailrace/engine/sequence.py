@@ -222,6 +222,12 @@ class Sequence:
             return []
         return [sequence for sequence in self.request.sequences if sequence.phase is Phase.FORK]
 
+    def append(self, token: int, after_draft: bool) -> None:
+        """A token becomes output. after_draft: the token before it was a draft, which is computed already."""
+        for member in self.pair:
+            member.num_computed += after_draft
+            member.tokens.append(token)
+
     def advance(self, event: str) -> None:
         """Change the phase.
 

@@ -156,28 +156,18 @@ class Speculator:
         if not draft.forced and sequence.slot >= 0:
             self.lengths.record_acceptance(sequence.slot, len(draft.tokens), accepted)
 
-    @property
-    def observes(self) -> bool:
-        """The drafter wants to see the target's hidden states."""
-        return self.drafter is not None and bool(self.drafter.captures)
-
     def observe(self, rows: list[HiddenRows], runner: ModelRunner) -> None:
-        """Show the drafter the target's hidden states, if it wants them."""
+        """Show the drafter the target's hidden states of a step, if it wants them."""
         if self.drafter is None or not self.drafter.captures or not isinstance(runner, LayeredRunner):
             return
-        there: list[tuple[Sequence, int, int, int]] = []
-        for sequence, computed_by, first, row in rows:
-            end = (computed_by if sequence.phase is Phase.FORK else sequence).num_computed
-            if sequence.slot >= 0 and end > first:
-                there.append((sequence, first, end - first, row))
-        if not there:
-            return
-        sequences, first, count, row = zip(*there, strict=True)
-        slots, tokens = [s.slot for s in sequences], [s.tokens for s in sequences]
-        try:
-            self.drafter.observe(TargetStates(slots, tokens, first, count, row, runner.hidden))
-        except Exception:
-            self._failed(slots)
+        with self._counters.timed("observe"):
+            states = hidden_states(rows, runner)
+            if states is None:
+                return
+            try:
+                self.drafter.observe(states)
+            except Exception:
+                self._failed(list(states.slots))
 
     def remove(self, slot: int) -> None:
         """The slot is empty."""
@@ -289,3 +279,16 @@ def cut_to_allowed(sequence: Sequence, draft: Draft, rule: Rule) -> DraftTokens:
     count = len(draft.tokens) if sequence.constraint is None else sequence.constraint.allows(draft.tokens)
     keep = len(draft.tokens[: count + (draft.q is not None)])
     return DraftTokens(draft.tokens[:keep], None if draft.q is None or not keep else draft.q[:keep], rule, count)
+
+
+def hidden_states(rows: list[HiddenRows], runner: LayeredRunner) -> TargetStates | None:
+    """The hidden states of tokens that count as computed; None where there are none."""
+    there: list[tuple[Sequence, int, int, int]] = []
+    for sequence, computed_by, first, row in rows:
+        end = (computed_by if sequence.phase is Phase.FORK else sequence).num_computed
+        if sequence.slot >= 0 and end > first:
+            there.append((sequence, first, end - first, row))
+    if not there:
+        return None
+    sequences, first, count, row = zip(*there, strict=True)
+    return TargetStates([s.slot for s in sequences], [s.tokens for s in sequences], first, count, row, runner.hidden)

@@ -84,7 +84,7 @@ class Counters:
                 self.trace.append(Span(part, start, end, lane))
 
     def decoded(self, verified: bool, seconds: float) -> None:
-        """A step without prefills took so long from its forward pass to its draws. verified: it had guesses in it."""
+        """A step without prefills took so long from its forward pass to its samples. verified: it had drafts in it."""
         self.decodes.setdefault("verify" if verified else "plain", Durations()).add(seconds)
 
     @property

@@ -1,14 +1,15 @@
-"""One step of the engine, on one screen: plan → draft → forward → sample → collect.
+"""One step of the engine: plan → draft → forward → sample → collect.
 
-The parts are run by one driver, `StepDriver.run`, in one of two orders. N is a step, N + 1 the next one.
+One driver, `StepDriver.run`, runs the parts in one of two orders. N is a step, N + 1 the next one.
 
     depth 0:    plan N → draft N → masks of N begin → forward N → sample N → collect N
     depth 1:    sample N → plan N + 1 → draft N + 1 → forward N + 1 → collect N → masks of N + 1 begin
 
-At depth 1 steps overlap: step N + 1 is planned and launched before the host has processed the samples of step N, or
-before it knows them. They stand in `Sequence.tokens` as references (in_flight.py). The samples are waited for before
-the launch where the host must know them: where drafts are verified, or where the next step wants drafts. References
-never outlive the call of `run`, and no sequence loses its slot or its blocks while there are any.
+At depth 1 steps overlap: step N + 1 is launched before the host has processed the samples of step N, or before it knows
+them. Unknown samples stand in `Sequence.tokens` as references (in_flight.py). They are waited for before the launch
+where
+the host must know them: where drafts are verified, or where the next step wants drafts. References never outlive a call
+of `run`, and no sequence loses its slot or its blocks while there are any.
 
 Everything that decides on a token (history, grammar, bans, forced tokens) is up to date when the token is sampled, so
 both depths sample the same tokens. A sequence that did not get the token it was planned on is invalid in the step in
@@ -26,15 +27,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from tailrace.engine.batch import assemble
 from tailrace.engine.device import Device
 from tailrace.engine.draws import Masks, begin_draws, build_draws
-from tailrace.engine.in_flight import (
-    Drafted,
-    InFlightStep,
-    LaunchedDraws,
-    PreparedDraws,
-    SampledTokens,
-    decides_how_to_go_on,
-    read_samples,
-)
+from tailrace.engine.in_flight import Drafted, InFlightStep, LaunchedDraws, PreparedDraws, SampledTokens, read_samples
 from tailrace.engine.outputs import OutputProcessor
 from tailrace.engine.prompt_scores import send_prompt_logprobs
 from tailrace.engine.scheduler import Plan
@@ -47,11 +40,10 @@ log = logging.getLogger(__name__)
 
 
 class StepDriver:
-    """Runs the parts of steps. in_flight: the step whose forward pass has been launched, between two calls of `run` at
-    depth 1.
+    """Runs the parts of steps. in_flight: at depth 1, the step whose forward pass runs between two calls of `run`.
 
     Args:
-        outputs: its limits are those of the steps. new_masks: makes the masks of a step.
+        new_masks: makes the masks of a step.
     """
 
     def __init__(
@@ -63,22 +55,19 @@ class StepDriver:
         self.in_flight: InFlightStep | None = None
 
     def run(self) -> None:
-        """Launch a step, and collect what one step has sampled: the launched one at depth 0, the one before it at depth
-        1."""
-        launched = self.sample()
-        with self._abandoned(launched):
-            self._launch_next(launched)
-        if self.device.depth == 0:
+        """Launch a step. Collect the same step at depth 0, the one before it at depth 1."""
+        if self.device.depth:
             launched = self.sample()
             with self._abandoned(launched):
-                if launched is not None and self.collect(launched):
-                    self._observe(launched)
-        elif self.in_flight is not None:
-            try:
-                with self.counters.timed("plan"):
-                    self.in_flight.prepared = self.prepare(self.in_flight)
-            except Exception:  # it is tried again when the step lands, where its sequences can be failed
-                log.exception("the draws of step %d could not be prepared", self.counters.steps)
+                self._launch_next(launched)
+            self._prepare_ahead()
+            return
+        if self.in_flight is None:  # else an interrupt has left it
+            self._launch_next(None)
+        launched = self.sample()
+        with self._abandoned(launched):
+            if launched is not None and self.collect(launched):
+                self.speculator.observe(launched.step.assembled.hidden_rows, self.device.runner)
 
     def _launch_next(self, launched: LaunchedDraws | None) -> None:
         """Plan, draft, launch; then collect the step before, if it has not been yet."""
@@ -105,13 +94,13 @@ class StepDriver:
         """The next plan; the step before, unless it has been collected for it; and how many drafts the sequences of the
         plan may have, where that had to be asked."""
         if launched is None:
-            return self._schedule(), None, None
+            return self.lifecycle.schedule(self.limits), None, None
         counts: DraftCounts | None = None
         wait = self.must_wait(launched)
         with self.counters.timed("guess"):
             forced = not wait and self.speculator.expects_forced(launched.sequences)
         launched.assume_accepted()
-        plan = self._schedule()
+        plan = self.lifecycle.schedule(self.limits)
         if not wait:
             with self.counters.timed("guess"):
                 counts = self.speculator.draft_counts(plan.work)
@@ -120,7 +109,7 @@ class StepDriver:
             launched, plan = self._wait_for_samples(launched, plan)
         if launched is not None and (plan.preempt or not plan.work):  # a preempted sequence gives up only what is known
             self.collect(launched)
-            return self._schedule(), None, counts
+            return self.lifecycle.schedule(self.limits), None, counts
         return plan, launched, counts
 
     def must_wait(self, launched: LaunchedDraws) -> bool:
@@ -128,10 +117,6 @@ class StepDriver:
         that follows, and a drafter that looks at hidden states must see them first."""
         step = launched.step
         return bool(step.drafts) or not launched.pending or self.speculator.must_observe(step.work)
-
-    def _schedule(self) -> Plan:
-        with self.counters.timed("plan"):
-            return self.lifecycle.schedule(self.limits)
 
     def _wait_for_samples(self, launched: LaunchedDraws, plan: Plan) -> tuple[LaunchedDraws | None, Plan]:
         """Wait for the samples. From here on the sequences have them; they are processed once the next step is under
@@ -142,12 +127,12 @@ class StepDriver:
                 it does not hold.
         """
         if not self._read(launched):
-            return None, self._schedule()
+            return None, self.lifecycle.schedule(self.limits)
         now: list[SampledTokens] = []
         later: list[SampledTokens] = []
         with self.counters.timed("commit"):
             for one in launched.samples or ():
-                first = decides_how_to_go_on(one, self.lifecycle.slots, self.speculator.drafter)
+                first = one.must_be_processed_first(self.lifecycle.slots, self.speculator.drafter)
                 (now if first else later).append(one)
             self.outputs.process(now, self._is_in_flight)
             for one in later:
@@ -155,10 +140,10 @@ class StepDriver:
                     self.speculator.give_back(one.sequence, one.accepted)
             launched.samples = later
             launched.assume_samples()
-        self._observe(launched)
+        self.speculator.observe(launched.step.assembled.hidden_rows, self.device.runner)
         # a sequence that has ended is left out of a plan; one whose grammar has invalidated tokens may be anywhere
         moved = any(one.sequence.slot >= 0 and one.sequence.constraint is not None for one in now)
-        return launched, self._schedule() if moved else plan
+        return launched, self.lifecycle.schedule(self.limits) if moved else plan
 
     # ---- draft
 
@@ -237,6 +222,15 @@ class StepDriver:
         masks.start()
         return PreparedDraws(draws, masks)
 
+    def _prepare_ahead(self) -> None:
+        """Prepare the draws of the step in flight. If that fails it is tried again in `sample`."""
+        if self.in_flight is not None:
+            try:
+                with self.counters.timed("plan"):
+                    self.in_flight.prepared = self.prepare(self.in_flight)
+            except Exception:
+                log.exception("the draws of step %d could not be prepared", self.counters.steps)
+
     def _ready(self, step: InFlightStep) -> PreparedDraws:
         """The prepared draws, masks filled. They are prepared again if one of their sequences has ended since."""
         prepared = step.prepared
@@ -282,12 +276,6 @@ class StepDriver:
             launched.samples = read_samples(step.drafts, sampled, launched.errors, self.speculator)
         return True
 
-    def _observe(self, launched: LaunchedDraws) -> None:
-        """Show the drafter the hidden states of the step."""
-        if self.speculator.observes:
-            with self.counters.timed("observe"):
-                self.speculator.observe(launched.step.assembled.hidden_rows, self.device.runner)
-
     def _is_in_flight(self, sequence: Sequence) -> bool:
         return self.in_flight is not None and self.in_flight.is_valid(sequence)
 
@@ -297,8 +285,7 @@ class StepDriver:
 
     @contextmanager
     def _abandoned(self, launched: LaunchedDraws | None) -> Iterator[None]:
-        """Where the block is interrupted, the step's sequences fail: they can't go on from a token that is not
-        there."""
+        """If the block is interrupted, the step's sequences fail: they can't go on from a token that is lost."""
         try:
             yield
         except BaseException as error:

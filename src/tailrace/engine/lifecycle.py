@@ -121,9 +121,8 @@ class Lifecycle:
     def mark_computed(self, work: Work) -> None:
         """What a step has computed may be reused, and forks that waited for it run."""
         for sequence, tokens in work:
-            if (
-                sequence.slot >= 0
-            ):  # else it, or the conditional one of its pair, has failed: its prompt could not be scored
+            # a sequence without a slot has failed: its prompt, or that of its conditional one, could not be scored
+            if sequence.slot >= 0:
                 sequence.num_computed += tokens
                 self.cache.publish(sequence)
         for sequence, _ in work:

@@ -93,10 +93,9 @@ class OutputProcessor:
                 self.lifecycle.trim_blocks(sequence)
             else:
                 self._timed(one)
-                too_many = one.draft.tokens or sequence.num_uncomputed == 0
-                if (
-                    too_many and sequence.phase is Phase.RUNNING and not in_flight(sequence)
-                ):  # else they are being written
+                beyond = bool(one.draft.tokens) or sequence.num_uncomputed == 0  # it may hold blocks beyond its tokens
+                # in a step in flight those are being written
+                if beyond and sequence.phase is Phase.RUNNING and not in_flight(sequence):
                     self.lifecycle.trim_blocks(sequence)
 
     def _timed(self, one: SampledTokens) -> None:

@@ -158,10 +158,10 @@ class Speculator:
 
     def observe(self, rows: list[HiddenRows], runner: ModelRunner) -> None:
         """Show the drafter the target's hidden states of a step, if it wants them."""
-        if self.drafter is None or not self.drafter.captures or not isinstance(runner, LayeredRunner):
+        if self.drafter is None or not self.drafter.captures:
             return
         with self._counters.timed("observe"):
-            states = hidden_states(rows, runner)
+            states = hidden_states(rows, runner) if isinstance(runner, LayeredRunner) else None
             if states is None:
                 return
             try:

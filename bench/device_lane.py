@@ -24,7 +24,7 @@ class DeviceLane:
         if self.on_gpu:
             engine.runner.forward = self.around("forward", engine.runner.forward)  # type: ignore[method-assign]
             # of this engine alone: another one's is another object
-            gpu: Any = engine.sampler.backend_for(device)
+            gpu: Any = engine.steps.sampler.backend_for(device)
             gpu.draw = self.around("sample", gpu.draw)  # type: ignore[method-assign]
 
     def around(self, part: str, call: Any) -> Any:

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from tailrace.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
-from tailrace.drafting.base import Ask, Draft, Seen
+from tailrace.drafting.base import Draft, DraftRequest, TargetStates
 from tailrace.engine.engine import Engine
 from tailrace.engine.process import build
 from tailrace.options import Speculation
@@ -50,10 +50,10 @@ class StateRecorder:
             int, tuple[list[int], list[torch.Tensor]]
         ] = {}  # slot → its tokens, and the states of its positions from 0 on
 
-    def draft(self, asks: Sequence[Ask]) -> list[Draft]:
+    def draft(self, asks: Sequence[DraftRequest]) -> list[Draft]:
         return [Draft([]) for _ in asks]
 
-    def observe(self, seen: Seen) -> None:
+    def observe(self, seen: TargetStates) -> None:
         for slot, tokens, first, count, row in zip(
             seen.slots, seen.tokens, seen.first, seen.count, seen.row, strict=True
         ):

@@ -23,16 +23,20 @@ import time
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from bench.harness import machine, table, write_json
 
 from tailrace.config import CacheConfig, SchedulerConfig, SpeculationConfig
-from tailrace.drafting.base import Ask, Draft, Seen
-from tailrace.engine import ahead, draws, flight, speculation, stats, step
+from tailrace.drafting.base import Draft, DraftRequest, TargetStates
+from tailrace.engine import speculation, stats, step
+from tailrace.engine.draws import NO_DRAFTS
 from tailrace.engine.engine import Engine
+from tailrace.engine.in_flight import Drafted, LaunchedDraws
+from tailrace.engine.scheduler import Plan
+from tailrace.engine.speculation import Speculator
+from tailrace.engine.step import StepDriver
 from tailrace.kernels.rows import Rows
 from tailrace.options import Speculation
 from tailrace.params import SamplingParams
@@ -107,17 +111,17 @@ class Guesser:
     def __init__(self, accept: float) -> None:
         self.accept, self.rng = accept, random.Random(1)
 
-    def draft(self, asks: Sequence[Ask]) -> list[Draft]:
+    def draft(self, asks: Sequence[DraftRequest]) -> list[Draft]:
         return [Draft(self.guess(ask)) for ask in asks]
 
-    def guess(self, ask: Ask) -> list[int]:
+    def guess(self, ask: DraftRequest) -> list[int]:
         last = ask.tokens[-1]
         if last < 0:  # a reference: what it will be is a guess, too
             last = (ask.tokens[-2] + (1 if self.rng.random() < self.accept else 8)) % VOCAB
         right = [(last + 1 + i) % VOCAB for i in range(ask.count)] if self.accept else []
         return [token if self.rng.random() < self.accept else (token + 7) % VOCAB for token in right]
 
-    def observe(self, seen: Seen) -> None:
+    def observe(self, seen: TargetStates) -> None:
         """Nothing is captured."""
 
     def remove(self, slot: int) -> None:
@@ -125,37 +129,45 @@ class Guesser:
 
 
 class Assumed:
-    """While the block runs, all guesses are taken to stand until it is known that they do not."""
+    """While the block runs, all drafts are taken to stand until it is known that they do not."""
 
     def __enter__(self) -> None:
-        self.real = ahead.must_be_known, ahead.launch, flight.Drawn.tokens, flight.Drawn.refer
-        self.counts = speculation.Speculator.counts
-        launch = ahead.launch
-
-        def launched(engine: Engine, device: Any, plan: Any, copies: Any, drawn: Any, counts: Any) -> Any:
-            if drawn is not None and drawn.said is None:
-                drawn = SimpleNamespace(said=[], tokens=drawn.tokens, flight=drawn.flight, at=CLOCK.perf_counter())
-            return launch(engine, device, plan, copies, drawn, None)
-
-        def tokens(drawn: Any) -> torch.Tensor | None:
-            found = []
-            for sequences, pending in drawn.pending:
-                counts = [len(drawn.flight.guesses.get(s.slot, draws.NOTHING).tokens) for s in sequences]
-                found.append(pending.token_ids.gather(1, torch.tensor(counts)[:, None])[:, 0])
-            return torch.cat(found) if found and drawn.said is None else None
-
-        def refer(drawn: Any) -> None:
-            for place, sequence in enumerate(drawn.sequences):
-                guess = drawn.flight.guesses.get(sequence.slot, draws.NOTHING)
-                drawn._assume(sequence, [*guess.tokens, -1 - place])
-
-        ahead.must_be_known = lambda engine, drawn: not drawn.pending
-        ahead.launch, flight.Drawn.tokens, flight.Drawn.refer = launched, tokens, refer
-        speculation.Speculator.counts = lambda self, engine, work: {}  # type: ignore[method-assign]
+        self.patches = (
+            (StepDriver, "must_wait", lambda driver, launched: not launched.pending),
+            (StepDriver, "draft", drafted_early),
+            (Speculator, "draft_counts", lambda speculator, work: {}),
+            (LaunchedDraws, "previous", bonus_tokens),
+            (LaunchedDraws, "assume_accepted", assume_all),
+        )
+        self.real = [getattr(owner, name) for owner, name, _ in self.patches]
+        for owner, name, planted in self.patches:
+            setattr(owner, name, planted)
 
     def __exit__(self, *_: object) -> None:
-        ahead.must_be_known, ahead.launch, flight.Drawn.tokens, flight.Drawn.refer = self.real
-        speculation.Speculator.counts = self.counts
+        for patch, real in zip(self.patches, self.real, strict=True):
+            setattr(patch[0], patch[1], real)
+
+
+def drafted_early(driver: StepDriver, plan: Plan, launched: LaunchedDraws | None, counts: Any) -> Drafted:
+    """Also while the last tokens are references."""
+    with driver.counters.timed("guess"):
+        return Drafted(driver.speculator.draft(plan.work, plan.spare, None), 0.0, asked=False)
+
+
+def bonus_tokens(launched: LaunchedDraws) -> torch.Tensor | None:
+    """The token behind all drafts, of each sequence."""
+    found = []
+    for sequences, pending in launched.pending:
+        counts = [len(launched.step.drafts.get(s.slot, NO_DRAFTS).tokens) for s in sequences]
+        found.append(pending.token_ids.gather(1, torch.tensor(counts)[:, None])[:, 0])
+    return torch.cat(found) if found and launched.samples is None else None
+
+
+def assume_all(launched: LaunchedDraws) -> None:
+    """Also drafts that would end their sequence."""
+    for place, sequence in enumerate(launched.sequences):
+        draft = launched.step.drafts.get(sequence.slot, NO_DRAFTS)
+        launched._assume(sequence, [*draft.tokens, -1 - place])
 
 
 def engine_of(args: argparse.Namespace, streams: int, overlap: str, accept: float | None) -> Engine:
@@ -169,7 +181,7 @@ def engine_of(args: argparse.Namespace, streams: int, overlap: str, accept: floa
         speculation=SpeculationConfig(max_drafts=args.drafts, adaptive=args.adaptive),
         drafter=None if accept is None else lambda sampler: Guesser(accept),
     )
-    engine.sampler = Clocked(engine.sampler, runner)
+    engine.steps.sampler = Clocked(engine.steps.sampler, runner)
     return engine
 
 
@@ -222,7 +234,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
-    for module in (ahead, step, speculation, stats):
+    for module in (step, speculation, stats):
         module.time = CLOCK  # type: ignore[attr-defined]
     record: dict[str, Any] = {"machine": machine(), **{k: v for k, v in vars(args).items() if k != "json"}}
     print(f"{record['machine']['cpu']}; simulated steps of {args.step_ms} ms + {args.token_us} µs a token")

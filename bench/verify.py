@@ -29,7 +29,7 @@ from bench.sampler import BOTH, DTYPES, NUCLEUS, Pool, floor, synthetic
 from bench.verify_work import STRONG, TEMPERATURE, TOP_P, VerifyWork, in_torch, make, nucleus
 
 from tailrace import _cpu, kernels
-from tailrace.drafting.base import Ask, Draft
+from tailrace.drafting.base import Draft, DraftRequest
 from tailrace.drafting.pick import Picker
 from tailrace.kernels.rows import Rule
 from tailrace.sampling import Rows, Sampler, SamplingParams, Slots
@@ -148,7 +148,7 @@ def drafting(
     for slot in range(requests):
         slots.add(slot, SamplingParams(**params), key=slot, prompt=[1], handled=("seed",))
     picker = Picker(Sampler(slots, backend))
-    asks, turns = [Ask(slot, [1], count, "rejection") for slot in range(requests)], itertools.count()
+    asks, turns = [DraftRequest(slot, [1], count, "rejection") for slot in range(requests)], itertools.count()
 
     def step() -> list[Draft]:
         with picker.start(asks) as picks:

@@ -8,7 +8,10 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "tailrace"
 
@@ -129,6 +132,115 @@ def test_a_trespass_would_be_seen():
     assert trespasses("kernels", {"sampling.sampler.Sampler"}) == ["sampling.sampler.Sampler"]
     assert trespasses("api", {"engine.engine.Engine"}) == ["engine.engine.Engine"]
     assert trespasses("text", {"wire.messages.Tokens"}) == []
+
+
+# ---- no circles between files
+
+# circles that are being taken apart, by one of their files
+CIRCLES_LEFT = {
+    "tailrace.api.tracing",
+    "tailrace.api.service",
+    "tailrace.api.exchange",
+    "tailrace.grammar.bitmasks",
+    "tailrace.grammar.matcher",
+    "tailrace.sampling.methods.base",
+}
+
+
+def modules(root: Path, package: str) -> dict[str, Path]:
+    """Dotted name → file, of all sources below `root`."""
+    found = {}
+    for path in sorted(root.rglob("*.py")):
+        parts = (package, *path.relative_to(root).with_suffix("").parts)
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def arrows(known: dict[str, Path]) -> dict[str, set[str]]:
+    """Module → the modules among `known` that it imports when it is loaded, or for its types. A package's __init__ is imported by `from
+    package import name`, unless the name is a module. What is imported inside functions is left out."""
+    found: dict[str, set[str]] = {}
+    for name, path in known.items():
+        found[name] = set()
+        for node in at_module_level(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                for alias in node.names:
+                    inner = f"{node.module}.{alias.name}"
+                    found[name].add(inner if inner in known else node.module)
+            elif isinstance(node, ast.Import):
+                found[name].update(alias.name for alias in node.names)
+        found[name] = {target for target in found[name] if target in known and target != name}
+    return found
+
+
+def at_module_level(tree: ast.AST) -> Iterator[ast.AST]:
+    """All nodes but those inside functions."""
+    for node in ast.iter_child_nodes(tree):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            yield node
+            yield from at_module_level(node)
+
+
+def circles(graph: dict[str, set[str]]) -> list[set[str]]:
+    """Sets of modules that reach one another."""
+    reach = {name: reachable(graph, name) for name in graph}
+    found: list[set[str]] = []
+    for name in graph:
+        together = {other for other in reach[name] if name in reach[other]}
+        if together and together not in found:
+            found.append(together)
+    return found
+
+
+def reachable(graph: dict[str, set[str]], start: str) -> set[str]:
+    found: set[str] = set()
+    waiting = [start]
+    while waiting:
+        for target in graph[waiting.pop()] - found:
+            found.add(target)
+            waiting.append(target)
+    return found
+
+
+@pytest.mark.parametrize(("folder", "package"), [("src/tailrace", "tailrace"), ("bench", "bench")])
+def test_files_import_in_no_circle(folder: str, package: str):
+    known = modules(SOURCE.parents[1] / folder, package)
+    found = circles(arrows(known))
+    assert not [sorted(circle) for circle in found if not circle & CIRCLES_LEFT]
+    assert not (CIRCLES_LEFT & known.keys()) - set().union(*found), "these are in no circle any more"
+
+
+def test_a_circle_would_be_seen(tmp_path: Path):
+    """Of two files and of three, also where an import is for types alone."""
+    for name, text in {
+        "a": "from p.b import x",
+        "b": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from p import c",
+        "c": "import p.a",
+        "d": "from p import e",
+        "e": "from p.d import y",
+        "f": "def late():\n    from p import g",
+        "g": "import p.f",
+    }.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    found = circles(arrows(modules(tmp_path, "p")))
+    assert sorted(map(sorted, found)) == [["p.a", "p.b", "p.c"], ["p.d", "p.e"]]
+
+
+# ---- one meaning per class name
+
+# names that are being taken apart
+DEFINED_TWICE = {"Matcher", "Step"}
+
+
+def test_each_class_name_is_defined_once():
+    found: dict[str, list[str]] = {}
+    for path in sources():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name.lstrip("_"), []).append(str(path.relative_to(SOURCE)))
+    twice = {name: files for name, files in found.items() if len(files) > 1}
+    assert not {name: files for name, files in twice.items() if name not in DEFINED_TWICE}
+    assert twice.keys() >= DEFINED_TWICE, "these are defined once by now"
 
 
 def test_only_sockets_imports_zmq():

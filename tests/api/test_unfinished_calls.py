@@ -115,7 +115,6 @@ async def test_case_21_floors_and_several_ends(tokenizer, ignore):
     is."""
     client = LocalClient(saying(b"x"))
     async with front_of(client, tokenizer) as front:
-        client.engine.eos = frozenset({EOS, ord("!")})
         client.engine.info.eos_token_ids[:] = [EOS, ord("!")]
         ask = {"min_tokens": 2, "return_token_ids": True, "max_tokens": 5, "ignore_eos": ignore}
         [choice] = (await front.complete(**ask)).json()["choices"]

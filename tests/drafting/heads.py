@@ -14,7 +14,7 @@ import transformers
 from safetensors.torch import save_file
 
 from tailrace import kernels
-from tailrace.drafting.base import Ask, Draft, Drafter, Seen
+from tailrace.drafting.base import Draft, Drafter, DraftRequest, TargetStates
 
 VOCAB, HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM, LAYERS = 61, 32, 48, 4, 2, 8, 8
 EPS = 1e-5
@@ -79,7 +79,7 @@ class Argmax:
         self.shown: dict[int, list[torch.Tensor]] = {}
 
     @contextmanager
-    def start(self, asks: Sequence[Ask]) -> Iterator[Argmax]:
+    def start(self, asks: Sequence[DraftRequest]) -> Iterator[Argmax]:
         self.asks, self.tokens, self.shown = asks, [[] for _ in asks], {ask.slot: [] for ask in asks}
         yield self
 
@@ -104,12 +104,12 @@ def observe(drafter: Drafter, *steps: tuple[int, Sequence[int], int, int], junk:
         states += [torch.full((junk, len(drafter.captures) * HIDDEN), 7.0, dtype=TARGET.dtype)]
         at += count + junk
     slots, tokens, first, count = zip(*steps, strict=True)
-    drafter.observe(Seen(slots, tokens, first, count, rows, torch.cat(states)))
+    drafter.observe(TargetStates(slots, tokens, first, count, rows, torch.cat(states)))
 
 
 def drafted(drafter: Drafter, *asks: tuple[int, Sequence[int], int]) -> list[torch.Tensor]:
     """The logits that the drafts of (slot, tokens, count) were taken from, each [drafts, V]."""
-    drafts = drafter.draft([Ask(slot, tokens, count) for slot, tokens, count in asks])
+    drafts = drafter.draft([DraftRequest(slot, tokens, count) for slot, tokens, count in asks])
     shown = drafter.picker.shown
     assert [len(draft.tokens) for draft in drafts] == [len(shown[slot]) for slot, _, _ in asks]
     return [torch.stack(shown[slot]) if shown[slot] else torch.empty(0, VOCAB) for slot, _, _ in asks]
@@ -158,7 +158,7 @@ def check_histories(make: Callable[[], Drafter], max_drafts: int, seed: int, ste
     for slot in list(running):
         drafter.remove(slot)
     pages = drafter.context.pages
-    assert sorted(pages.free) == list(range(pages.num_blocks))
+    assert sorted(pages.pool.free) == list(range(pages.pool.num_blocks))
     return compared
 
 

@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from examples import examples
-from tailrace.drafting.adaptive import PROBE, GuessTime, Pace, StepTime
+from tailrace.drafting.adaptive import PROBE, DraftLengthController
+from tailrace.drafting.step_time import DraftTime, StepTime
 from tailrace.errors import ConfigError
 
 Rates = Callable[[int, int], tuple[float, float]]  # slot, step → the share of first and of later drafts that stand
@@ -49,7 +50,7 @@ def run(
     steps: int = STEPS,
     seed: int = 0,
     lives: int | None = None,
-    pace: Pace | None = None,
+    controller: DraftLengthController | None = None,
     held: float = 0.0,
 ) -> float:
     """Tokens per second. ready: how often the drafter has something. noise: of the clock, as a share; then one step in fifty also seems
@@ -57,22 +58,22 @@ def run(
     asked for guesses in, or was in the one before, begins so much later, as a share of a plain one's time; of the others the time is
     told one step late. The drafter takes 10 µs per sequence."""
     rng, rates, seconds = random.Random(seed), TEXTS[text], MACHINES[machine]
-    pace = pace or Pace(MOST)
+    controller = controller or DraftLengthController(MOST)
     total_s, tokens = 0.0, 0
     asked, late = False, []
     for step in range(steps):
         if lives and step % lives == 0:
             for slot in range(streams):
-                pace.remove(slot)
+                controller.remove(slot)
         asks = [(slot, MOST) for slot in range(streams)]
-        counts = pace.counts(asks, 0) if constant is None else [constant] * streams
+        counts = controller.counts(asks, 0) if constant is None else [constant] * streams
         offered = [count if count and rng.random() < ready else 0 for count in counts]
         for earlier in late:
-            pace.stepped(*earlier)
+            controller.record_step(*earlier)
         guess_s = 1e-5 * sum(count > 0 for count in counts)
-        pace.guessed(sum(offered), guess_s)
+        controller.record_drafting(sum(offered), guess_s)
         if held and (asked or any(counts)):
-            pace.held_up(held * seconds(streams))
+            controller.record_delay(held * seconds(streams))
             total_s += held * seconds(streams)
         asked = any(offered)
         step_s = seconds(streams + sum(offered))
@@ -83,11 +84,11 @@ def run(
                 accepted += 1
             tokens += accepted + 1
             if count:
-                pace.drafted(slot, has, accepted)
+                controller.record_acceptance(slot, has, accepted)
         seen_s = step_s * max(0.5, rng.gauss(1.0, noise)) * (5.0 if noise and rng.random() < 0.02 else 1.0)
-        late = [(streams + sum(offered), seen_s, pace.stride)]
+        late = [(streams + sum(offered), seen_s, controller.step)]
         if not held or asked:
-            pace.stepped(*late.pop())
+            controller.record_step(*late.pop())
         total_s += step_s + guess_s
     return tokens / total_s
 
@@ -173,20 +174,20 @@ def test_every_combination(machine, ready, noise):
                 assert mine >= 0.82 * best_constant(machine, text, streams, **options), (text, streams, seed)
 
 
-def warmed(machine: str = "cpu", text: str = "never", streams: int = 1, steps: int = 300) -> Pace:
-    pace = Pace(MOST)
-    run(machine, text, streams, steps=steps, pace=pace)
-    return pace
+def warmed(machine: str = "cpu", text: str = "never", streams: int = 1, steps: int = 300) -> DraftLengthController:
+    controller = DraftLengthController(MOST)
+    run(machine, text, streams, steps=steps, controller=controller)
+    return controller
 
 
 def test_recovery_is_quick_when_a_text_turns_to_copying():
-    pace = warmed()
+    controller = warmed()
     steps = 0
     for _ in range(200):
-        (count,) = pace.counts([(0, MOST)], 0)
-        pace.stepped(1 + count, MACHINES["cpu"](1 + count))
+        (count,) = controller.counts([(0, MOST)], 0)
+        controller.record_step(1 + count, MACHINES["cpu"](1 + count))
         if count:
-            pace.drafted(0, count, count)
+            controller.record_acceptance(0, count, count)
         steps += 1
         if count >= 6:
             break
@@ -194,21 +195,23 @@ def test_recovery_is_quick_when_a_text_turns_to_copying():
 
 
 def test_a_probe_that_finds_nothing_to_guess_stays_due():
-    pace = warmed()
-    waited = next(n for n in range(200) if pace.counts([(0, MOST)], 0) != [0])
+    controller = warmed()
+    waited = next(n for n in range(200) if controller.counts([(0, MOST)], 0) != [0])
     assert waited < 100
     for _ in range(20):
-        pace.guessed(0, 1e-5)
-        pace.drafted(0, 0, 0)
-        pace.stepped(1, MACHINES["cpu"](1))
-        assert pace.counts([(0, MOST)], 0) == [PROBE]
+        controller.record_drafting(0, 1e-5)
+        controller.record_acceptance(0, 0, 0)
+        controller.record_step(1, MACHINES["cpu"](1))
+        assert controller.counts([(0, MOST)], 0) == [PROBE]
 
 
 def test_one_stream_is_given_more_than_each_of_many():
     def each(streams: int) -> float:
-        pace = warmed("knee", "copy", streams)
+        controller = warmed("knee", "copy", streams)
         return (
-            sum(max(sum(pace.counts([(slot, MOST) for slot in range(streams)], 0)) for _ in range(3)) for _ in "a")
+            sum(
+                max(sum(controller.counts([(slot, MOST) for slot in range(streams)], 0)) for _ in range(3)) for _ in "a"
+            )
             / streams
         )
 
@@ -233,7 +236,7 @@ def test_who_holds_up_steps_that_overlap_pays_for_it(held, text, streams):
 
 
 def test_that_it_is_paid_for_can_be_seen(monkeypatch):
-    monkeypatch.setattr(Pace, "held_up", lambda self, seconds: None)
+    monkeypatch.setattr(DraftLengthController, "record_delay", lambda self, seconds: None)
     assert run("flat", "never", 16, held=0.5) < 0.96 * run("flat", "never", 16, 0)
 
 
@@ -241,24 +244,24 @@ def test_that_it_is_paid_for_can_be_seen(monkeypatch):
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 12)), max_size=10), st.integers(0, 600), st.integers(0, 5))
 def test_nobody_gets_more_than_it_can_have(asks, others, warm):
     asks = list(dict(asks).items())
-    pace = Pace(MOST)
+    controller = DraftLengthController(MOST)
     for _ in range(warm):
-        pace.counts(asks, 0)
-        pace.stepped(max(1, len(asks)), 0.01)
-    counts = pace.counts(asks, others)
+        controller.counts(asks, 0)
+        controller.record_step(max(1, len(asks)), 0.01)
+    counts = controller.counts(asks, others)
     assert len(counts) == len(asks)
     assert all(0 <= count <= min(limit, MOST) for count, (_, limit) in zip(counts, asks, strict=True))
 
 
 def test_the_same_inputs_give_the_same_counts():
     def story() -> list[list[int]]:
-        pace, rng, out = Pace(MOST), random.Random(3), []
+        controller, rng, out = DraftLengthController(MOST), random.Random(3), []
         for _ in range(200):
-            counts = pace.counts([(slot, MOST) for slot in range(5)], 0)
-            pace.guessed(sum(counts), 1e-5)
+            counts = controller.counts([(slot, MOST) for slot in range(5)], 0)
+            controller.record_drafting(sum(counts), 1e-5)
             for slot, count in enumerate(counts):
-                pace.drafted(slot, count, rng.randint(0, count))
-            pace.stepped(5 + sum(counts), 0.01 + 1e-4 * sum(counts))
+                controller.record_acceptance(slot, count, rng.randint(0, count))
+            controller.record_step(5 + sum(counts), 0.01 + 1e-4 * sum(counts))
             out.append(counts)
         return out
 
@@ -266,26 +269,26 @@ def test_the_same_inputs_give_the_same_counts():
 
 
 def test_unless_adaptive_each_gets_all_it_can_have():
-    pace = Pace(6, adaptive=False)
+    controller = DraftLengthController(6, adaptive=False)
     for _ in range(5):
-        assert pace.counts([(0, 3), (1, 9), (4, 0)], 100) == [3, 6, 0]
-        pace.guessed(9, 0.5)
-        pace.stepped(12, 3.0)
-        pace.drafted(0, 3, 0)
+        assert controller.counts([(0, 3), (1, 9), (4, 0)], 100) == [3, 6, 0]
+        controller.record_drafting(9, 0.5)
+        controller.record_step(12, 3.0)
+        controller.record_acceptance(0, 3, 0)
 
 
 def test_a_new_owner_of_a_slot_is_not_blamed():
-    pace = Pace(MOST)
-    run("cpu", "mixed", 2, pace=pace, steps=400)  # slot 0 never copies, slot 1 always does
-    pace.remove(0)
-    counts = pace.counts([(0, MOST), (1, MOST)], 0)
+    controller = DraftLengthController(MOST)
+    run("cpu", "mixed", 2, controller=controller, steps=400)  # slot 0 never copies, slot 1 always does
+    controller.remove(0)
+    counts = controller.counts([(0, MOST), (1, MOST)], 0)
     assert counts[0] >= 1
 
 
 @pytest.mark.parametrize("most", [-1, 33])
 def test_out_of_range(most):
     with pytest.raises(ConfigError, match="max_drafts"):
-        Pace(most)
+        DraftLengthController(most)
 
 
 def test_step_times_between_and_beyond_what_was_measured():
@@ -294,7 +297,7 @@ def test_step_times_between_and_beyond_what_was_measured():
         times.add(1, 0.010, plain=True)
         times.add(5, 0.020, plain=False)
         times.add(3, 0.015, plain=False)
-    assert times.ahead(1, 6) == pytest.approx([0.010, 0.0125, 0.015, 0.0175, 0.020, 0.0225, 0.025])
+    assert times.estimates(1, 6) == pytest.approx([0.010, 0.0125, 0.015, 0.0175, 0.020, 0.0225, 0.025])
 
 
 @settings(max_examples=examples(100), deadline=None)
@@ -303,7 +306,7 @@ def test_step_times_never_fall(steps):
     times = StepTime()
     for tokens, seconds, plain in steps:
         assert times.add(tokens, seconds, plain) > 0.0
-    curve = times.ahead(1, 400)
+    curve = times.estimates(1, 400)
     assert all(b >= a * (1 - 1e-9) for a, b in pairwise(curve))
     assert curve[0] > 0.0
 
@@ -315,19 +318,19 @@ def test_what_slows_every_step_moves_sizes_that_do_not_come_any_more():
         times.add(5, 0.020, plain=False)
     for _ in range(60):
         times.add(5, 0.040, plain=False)
-    assert 0.016 < times.ahead(1, 0)[0] < 0.021
+    assert 0.016 < times.estimates(1, 0)[0] < 0.021
 
 
 def test_one_slow_step_is_not_believed():
     times = StepTime()
     for n in range(10):
         times.add(1, 1.0 if n == 4 else 0.010, plain=True)
-    assert times.ahead(1, 0)[0] == pytest.approx(0.010, rel=0.1)
+    assert times.estimates(1, 0)[0] == pytest.approx(0.010, rel=0.1)
 
 
 def test_what_guessing_costs_is_told_apart():
     for per_ask, per_draft in ((2e-5, 0.0), (0.0, 1e-3), (5e-4, 2e-4)):
-        rng, guess = random.Random(1), GuessTime()
+        rng, guess = random.Random(1), DraftTime()
         for _ in range(300):
             asked = rng.randint(1, 16)
             drafts = asked * rng.randint(1, 8)

@@ -26,7 +26,7 @@ from drafting.heads import (
     save,
 )
 from tailrace.drafting import block
-from tailrace.drafting.base import Ask, Drafter
+from tailrace.drafting.base import Drafter, DraftRequest
 from tailrace.drafting.block import BlockDrafter
 from tailrace.drafting.block_head import BlockHead
 from tailrace.drafting.pick import Picker
@@ -167,7 +167,7 @@ def test_where_the_last_position_was_not_seen_nothing_is_drafted(made):
     drafter.remove(0)
     drafter.remove(8)
     assert len(drafted(drafter, (0, tokens, 3))[0]) == 0
-    assert len(drafter.context.pages.free) == 24
+    assert drafter.context.pages.pool.num_free == 24
 
 
 def test_a_block_has_an_end_and_a_shorter_wish_changes_no_draft(made):
@@ -216,10 +216,10 @@ def test_proposals_are_of_their_own_place(made):
     plainly = make()
     observe(plainly, (0, tokens, 0, 19))
     (logits,) = drafted(plainly, (0, tokens, 4))
-    (draft,) = drafter.draft([Ask(0, tokens, 4, "rejection")])
+    (draft,) = drafter.draft([DraftRequest(0, tokens, 4, "rejection")])
     assert draft.q is not None
     torch.testing.assert_close(draft.q, logits.softmax(-1), atol=1e-5, rtol=1e-4)
-    assert drafter.draft([Ask(0, tokens, 4, "exact")])[0].q is None
+    assert drafter.draft([DraftRequest(0, tokens, 4, "exact")])[0].q is None
 
 
 WRONG = {

@@ -27,7 +27,7 @@ from drafting.heads import (
     rms,
     save,
 )
-from tailrace.drafting.base import Ask, Drafter
+from tailrace.drafting.base import Drafter, DraftRequest
 from tailrace.drafting.checkpoint import Checkpoint
 from tailrace.drafting.eagle import EagleDrafter
 from tailrace.drafting.eagle_heads import fused_layers, load_head
@@ -229,7 +229,7 @@ def test_a_slot_changes_hands(made):
     drafted(drafter, (3, one, 5))
     drafter.remove(3)
     drafter.remove(7)  # never heard of
-    assert len(drafter.context.pages.free) == 24
+    assert drafter.context.pages.pool.num_free == 24
     assert len(drafted(drafter, (3, two, 2))[0]) == 0
     observe(drafter, (3, two, 0, 17))
     alone = make()
@@ -290,17 +290,17 @@ def test_proposals_cover_the_heads_own_vocabulary_only(made, picker):
     one, two = some(20, 0), some(20, 1)
     observe(drafter, (0, one, 0, 19), (1, two, 0, 19))
     known = torch.arange(DRAFT_VOCAB) + weights["d2t"]
-    drawn, greedy = drafter.draft([Ask(0, one, 4, "rejection"), Ask(1, two, 3, "rejection")])
+    drawn, greedy = drafter.draft([DraftRequest(0, one, 4, "rejection"), DraftRequest(1, two, 3, "rejection")])
     assert len(drawn.tokens) == 4
     assert len(greedy.tokens) == 3
     assert {*drawn.tokens, *greedy.tokens} <= set(known.tolist())
     assert drawn.q is not None
     torch.testing.assert_close(drawn.q[:, known].sum(1), torch.ones(4))
     assert greedy.q is None
-    again = drafter.draft([Ask(0, one, 4, "exact")])[0]
+    again = drafter.draft([DraftRequest(0, one, 4, "exact")])[0]
     assert again.q is None
     assert set(again.tokens) <= set(known.tolist())
-    assert drafter.draft([Ask(0, one, 4, "exact")])[0].tokens == again.tokens
+    assert drafter.draft([DraftRequest(0, one, 4, "exact")])[0].tokens == again.tokens
 
 
 # ---- checkpoints

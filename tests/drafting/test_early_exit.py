@@ -4,17 +4,19 @@ target's cache but what the target's own pass writes there."""
 from __future__ import annotations
 
 import random
+from collections import OrderedDict
 
 import pytest
 import torch
 import transformers
 
 from drafting.tiny import SIZE, VOCAB, llama, load, sampler_for
-from tailrace.drafting.base import Ask, Drafter
+from tailrace.drafting.base import Drafter, DraftRequest
 from tailrace.drafting.early_exit import EarlyExit
-from tailrace.drafting.pages import Pages, lay_out
+from tailrace.drafting.pages import Pages
 from tailrace.drafting.pick import Picker
 from tailrace.errors import ConfigError
+from tailrace.runners.flat_batch import lay_out
 from tailrace.runners.transformers import TransformersRunner
 from tailrace.sampling import Rows
 
@@ -53,7 +55,9 @@ class Engine:
         self.runner, self.tokens = runner, [[rng.randrange(VOCAB) for _ in range(length)] for length in LENGTHS]
         self.sampler = sampler_for(*fields, prompts=self.tokens)
         self.pages = Pages(32, SIZE)
-        rng.shuffle(self.pages.free)
+        shuffled = list(self.pages.pool.free)
+        rng.shuffle(shuffled)
+        self.pages.pool.free = OrderedDict.fromkeys(shuffled)
         for slot, tokens in enumerate(self.tokens):
             self.pages.grow(slot, len(tokens) + 40)
             self.forward(slot, tokens[:-1], 0)
@@ -61,9 +65,9 @@ class Engine:
     def forward(self, slot: int, tokens: list[int], first: int) -> torch.Tensor:
         return self.runner.forward(lay_out([tokens], [first], self.pages.tables([slot]), SIZE)).clone()
 
-    def ask(self, slot: int, count: int, rule="exact") -> Ask:
+    def ask(self, slot: int, count: int, rule="exact") -> DraftRequest:
         tokens = self.tokens[slot]
-        return Ask(slot, tokens, count, rule, self.pages.blocks[slot], len(tokens) - 1)
+        return DraftRequest(slot, tokens, count, rule, self.pages.blocks[slot], len(tokens) - 1)
 
     def drafter(self, layers: int = EXIT) -> EarlyExit:
         return EarlyExit(self.runner, layers, Picker(self.sampler), SIZE)

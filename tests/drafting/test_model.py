@@ -10,7 +10,7 @@ import torch
 from drafting.tiny import SIZE, VOCAB, llama, said, sampler_for
 from tailrace import drafting
 from tailrace.config import ModelConfig, SpeculationConfig
-from tailrace.drafting.base import Ask, Drafter
+from tailrace.drafting.base import Drafter, DraftRequest
 from tailrace.drafting.model import DraftModel, check_vocabulary
 from tailrace.drafting.pick import Picker
 from tailrace.drafting.prefix import RECENT, standing
@@ -56,7 +56,7 @@ def balanced(drafter: DraftModel) -> bool:
     pages = drafter.pages
     owned = [block for blocks in pages.blocks.values() for block in blocks]
     holds = all(len(pages.blocks.get(slot, ())) * SIZE >= len(held) for slot, held in drafter.held.items())
-    return holds and sorted(owned + pages.free) == list(range(pages.num_blocks))
+    return holds and sorted([*owned, *pages.pool.free]) == list(range(pages.pool.num_blocks))
 
 
 @pytest.mark.parametrize("fields", [{"temperature": 0.8}, {"temperature": 0.0}])
@@ -68,7 +68,7 @@ def test_the_target_as_its_own_draft_model_is_always_right(fields, tmp_path):
     sampler = sampler_for(*[fields] * 3, prompts=prompts)
     drafter, tokens, rng = drafter_for(sampler, draft), [list(p) for p in prompts], random.Random(2)
     for _ in range(12):
-        asks = [Ask(slot, tokens[slot], rng.randint(1, 6)) for slot in rng.sample(range(3), rng.randint(1, 3))]
+        asks = [DraftRequest(slot, tokens[slot], rng.randint(1, 6)) for slot in rng.sample(range(3), rng.randint(1, 3))]
         for ask, guess in zip(asks, drafter.draft(asks), strict=True):
             assert guess.tokens == said(target, sampler, ask.slot, ask.tokens, ask.count)
             said_since = [rng.randrange(VOCAB) for _ in range(rng.randint(1, 3))]  # also in steps without drafts
@@ -83,7 +83,10 @@ def test_after_any_rejection_drafts_are_those_of_a_fresh_drafter(rule):
     sampler = sampler_for({"temperature": 0.8}, {"top_p": 0.9}, {}, {"temperature": 0.0}, prompts=prompts)
     drafter, tokens = drafter_for(sampler), [list(p) for p in prompts]
     for step in range(25):
-        asks = [Ask(slot, tokens[slot], rng.randint(1, 7), rule) for slot in rng.sample(range(4), rng.randint(1, 4))]
+        asks = [
+            DraftRequest(slot, tokens[slot], rng.randint(1, 7), rule)
+            for slot in rng.sample(range(4), rng.randint(1, 4))
+        ]
         drafts, fresh = drafter.draft(asks), drafter_for(sampler).draft(asks)
         for ask, draft, expected in zip(asks, drafts, fresh, strict=True):
             assert draft.tokens == expected.tokens
@@ -102,14 +105,14 @@ def test_only_what_is_new_is_fed():
     (prompt,) = prompts_of(50)
     sampler = sampler_for({}, prompts=[prompt])
     drafter = drafter_for(sampler, runner := Watched())
-    (draft,) = drafter.draft([Ask(0, prompt, 4)])
+    (draft,) = drafter.draft([DraftRequest(0, prompt, 4)])
     assert runner.fed == [50, 1, 1, 1]
-    drafter.draft([Ask(0, [*prompt, *draft.tokens, 5], 2)])  # all accepted: the last draft and the bonus token
+    drafter.draft([DraftRequest(0, [*prompt, *draft.tokens, 5], 2)])  # all accepted: the last draft and the bonus token
     assert runner.fed[4:] == [2, 1]
-    drafter.draft([Ask(0, [*prompt, draft.tokens[0], 1 + draft.tokens[1] % 90], 1)])  # one accepted
+    drafter.draft([DraftRequest(0, [*prompt, draft.tokens[0], 1 + draft.tokens[1] % 90], 1)])  # one accepted
     assert runner.fed[6:] == [1]
     drafter.draft(
-        [Ask(0, [*prompt, draft.tokens[0], 1 + draft.tokens[1] % 90], 1)]
+        [DraftRequest(0, [*prompt, draft.tokens[0], 1 + draft.tokens[1] % 90], 1)]
     )  # nothing new: the last token, for its logits
     assert runner.fed[7:] == [1]
 
@@ -119,7 +122,7 @@ def test_prompts_are_fed_in_chunks():
     prompts = prompts_of(200, 20, 120)
     sampler = sampler_for({}, {}, {}, prompts=prompts)
     drafter = drafter_for(sampler, runner := Watched(), chunk=64)
-    asks = [Ask(slot, prompt, 1) for slot, prompt in enumerate(prompts)]
+    asks = [DraftRequest(slot, prompt, 1) for slot, prompt in enumerate(prompts)]
     counts = []
     for _ in range(6):
         drafts = drafter.draft(asks)
@@ -133,11 +136,14 @@ def test_a_slot_is_reused():
     first, second = prompts_of(40, 40)
     sampler = sampler_for({}, prompts=[first])
     drafter = drafter_for(sampler)
-    drafter.draft([Ask(0, first, 5)])
+    drafter.draft([DraftRequest(0, first, 5)])
     drafter.remove(0)
-    assert len(drafter.pages.free) == 64
+    assert drafter.pages.pool.num_free == 64
     assert not drafter.held
-    assert drafter.draft([Ask(0, second, 5)])[0].tokens == drafter_for(sampler).draft([Ask(0, second, 5)])[0].tokens
+    assert (
+        drafter.draft([DraftRequest(0, second, 5)])[0].tokens
+        == drafter_for(sampler).draft([DraftRequest(0, second, 5)])[0].tokens
+    )
     drafter.remove(0)
     drafter.remove(0)
     drafter.remove(31)
@@ -148,16 +154,19 @@ def test_a_slot_that_nobody_has_left_is_not_mixed_up():
     first, second = prompts_of(40, 30)
     sampler = sampler_for({}, prompts=[first])
     drafter = drafter_for(sampler)
-    drafter.draft([Ask(0, first, 5)])
+    drafter.draft([DraftRequest(0, first, 5)])
     shared = [*first[:20], *second]
-    assert drafter.draft([Ask(0, shared, 5)])[0].tokens == drafter_for(sampler).draft([Ask(0, shared, 5)])[0].tokens
+    assert (
+        drafter.draft([DraftRequest(0, shared, 5)])[0].tokens
+        == drafter_for(sampler).draft([DraftRequest(0, shared, 5)])[0].tokens
+    )
 
 
 def test_no_room():
     """The sequence that finds none gets no drafts and keeps no blocks; the others are unaffected, and it drafts once there is room."""
     prompts = prompts_of(40, 60, 20)
     sampler = sampler_for({}, {}, {}, prompts=prompts)
-    asks = [Ask(slot, prompt, 4) for slot, prompt in enumerate(prompts)]
+    asks = [DraftRequest(slot, prompt, 4) for slot, prompt in enumerate(prompts)]
     expected = [draft.tokens for draft in drafter_for(sampler).draft(asks)]
     drafter = drafter_for(sampler, num_blocks=5)
     assert [draft.tokens for draft in drafter.draft(asks)] == [expected[0], [], expected[2]]
@@ -167,15 +176,17 @@ def test_no_room():
     drafter.remove(2)
     assert [draft.tokens for draft in drafter.draft([asks[1]])] == [expected[1]]
     assert balanced(drafter)
-    assert drafter.draft([Ask(0, [1] * 97, 1)])[0].tokens == []
+    assert drafter.draft([DraftRequest(0, [1] * 97, 1)])[0].tokens == []
 
 
 def test_a_sequence_that_outgrows_the_cache_makes_room():
     prompts = prompts_of(30, 30)
     sampler = sampler_for({}, {}, prompts=prompts)
     drafter = drafter_for(sampler, num_blocks=4)
-    assert all(draft.tokens for draft in drafter.draft([Ask(0, prompts[0], 2), Ask(1, prompts[1], 2)]))
-    grown = [Ask(slot, [*prompt, 1, 2, 3, 4], 2) for slot, prompt in enumerate(prompts)]
+    assert all(
+        draft.tokens for draft in drafter.draft([DraftRequest(0, prompts[0], 2), DraftRequest(1, prompts[1], 2)])
+    )
+    grown = [DraftRequest(slot, [*prompt, 1, 2, 3, 4], 2) for slot, prompt in enumerate(prompts)]
     assert [len(draft.tokens) for draft in drafter.draft(grown)] == [0, 2]
     assert balanced(drafter)
 
@@ -186,10 +197,10 @@ def test_who_is_not_asked_for_gives_way():
     sampler = sampler_for({}, {}, {}, {}, prompts=prompts)
     drafter = drafter_for(sampler, num_blocks=6)
     for slot in (1, 0, 2):
-        drafter.draft([Ask(slot, prompts[slot], 2)])
-    assert len(drafter.draft([Ask(3, prompts[3][:30], 2)])[0].tokens) == 2
+        drafter.draft([DraftRequest(slot, prompts[slot], 2)])
+    assert len(drafter.draft([DraftRequest(3, prompts[3][:30], 2)])[0].tokens) == 2
     assert sorted(drafter.held) == [0, 2, 3]
-    assert drafter.draft([Ask(0, prompts[0], 2), Ask(3, prompts[3], 9)])[1].tokens == []
+    assert drafter.draft([DraftRequest(0, prompts[0], 2), DraftRequest(3, prompts[3], 9)])[1].tokens == []
     assert sorted(drafter.held) == [0, 2]
     assert balanced(drafter)
 
@@ -201,7 +212,7 @@ def test_together_is_alone(tmp_path):
     fields = ({"temperature": 0.8}, {"temperature": 0.0}, {"top_k": 20, "presence_penalty": 1.0}, {"top_p": 0.9})
     sampler = sampler_for(*fields, prompts=prompts)
     rules = ("exact", "exact", "rejection", "block")
-    asks = [Ask(slot, prompt, 1 + slot, rules[slot]) for slot, prompt in enumerate(prompts)]
+    asks = [DraftRequest(slot, prompt, 1 + slot, rules[slot]) for slot, prompt in enumerate(prompts)]
     drafter = drafter_for(sampler, model)
     together = drafter.draft(asks)
     for slot in range(4):
@@ -218,8 +229,8 @@ def test_a_prompt_can_be_fed_without_any_draft(tmp_path):
     (prompt,) = prompts_of(80)
     sampler = sampler_for({}, prompts=[prompt])
     drafter = drafter_for(sampler, llama(tmp_path), chunk=50)
-    assert drafter.draft([Ask(0, prompt, 2)])[0].tokens == []
-    assert len(drafter.draft([Ask(0, prompt, 2)])[0].tokens) == 2
+    assert drafter.draft([DraftRequest(0, prompt, 2)])[0].tokens == []
+    assert len(drafter.draft([DraftRequest(0, prompt, 2)])[0].tokens) == 2
     assert drafter.draft([]) == []
 
 
@@ -227,7 +238,7 @@ def test_the_draft_models_longest_sequence():
     prompts = prompts_of(60, 64, 65, 62)
     sampler = sampler_for({}, {}, {}, {}, prompts=prompts)
     drafter = drafter_for(sampler, Watched(max_model_len=64))
-    drafts = drafter.draft([Ask(slot, prompt, 4) for slot, prompt in enumerate(prompts)])
+    drafts = drafter.draft([DraftRequest(slot, prompt, 4) for slot, prompt in enumerate(prompts)])
     assert [len(draft.tokens) for draft in drafts] == [4, 1, 0, 3]
 
 
@@ -236,7 +247,7 @@ def test_tokens_that_the_draft_model_does_not_know():
     prompts = [[1, 2, 3], [1, 95, 3], [4] * 40]
     sampler = sampler_for({"temperature": 3.0}, {}, {"forced_token_ids": (96,)}, prompts=prompts)
     drafter = drafter_for(sampler, Watched(vocab=90))
-    drafts = drafter.draft([Ask(slot, prompt, 5) for slot, prompt in enumerate(prompts)])
+    drafts = drafter.draft([DraftRequest(slot, prompt, 5) for slot, prompt in enumerate(prompts)])
     assert [len(draft.tokens) for draft in drafts] == [5, 0, 1]
     assert drafts[2].tokens == [96]
     assert max(drafts[0].tokens) < 90
@@ -250,8 +261,11 @@ def test_a_failed_pass_leaves_the_books_in_order():
     runner.fail_at = 2
     drafter = drafter_for(sampler, runner)
     with pytest.raises(RuntimeError):
-        drafter.draft([Ask(0, prompt, 5)])
-    assert drafter.draft([Ask(0, prompt, 5)])[0].tokens == drafter_for(sampler).draft([Ask(0, prompt, 5)])[0].tokens
+        drafter.draft([DraftRequest(0, prompt, 5)])
+    assert (
+        drafter.draft([DraftRequest(0, prompt, 5)])[0].tokens
+        == drafter_for(sampler).draft([DraftRequest(0, prompt, 5)])[0].tokens
+    )
 
 
 def test_it_is_a_drafter_and_checks_its_numbers():

@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from examples import examples
-from tailrace.drafting.base import Ask, Drafter
+from tailrace.drafting.base import Drafter, DraftRequest
 from tailrace.drafting.ngram import BITE, CANDIDATES, REACH, NGram
 from tailrace.drafting.prefix import RECENT
 from tailrace.errors import ConfigError
@@ -36,7 +36,7 @@ def searched(tokens: list[int], count: int, max_size: int = 4, min_size: int = 2
 
 
 def guess(drafter: NGram, tokens: list[int], count: int = 8, slot: int = 0) -> list[int]:
-    return drafter.draft([Ask(slot, tokens, count)])[0].tokens
+    return drafter.draft([DraftRequest(slot, tokens, count)])[0].tokens
 
 
 TEXTS = st.lists(st.integers(0, 3), min_size=1, max_size=60)
@@ -91,7 +91,7 @@ def test_a_slot_changes_owner_even_if_nobody_says_so():
 
 def test_slots_are_apart():
     drafter = NGram()
-    asks = [Ask(0, [1, 2, 3, 1, 2], 1), Ask(5, [1, 2, 4, 1, 2], 1), Ask(2, [1, 2], 1)]
+    asks = [DraftRequest(0, [1, 2, 3, 1, 2], 1), DraftRequest(5, [1, 2, 4, 1, 2], 1), DraftRequest(2, [1, 2], 1)]
     assert [draft.tokens for draft in drafter.draft(asks)] == [[3], [4], []]
     drafter.remove(5)
     drafter.remove(77)
@@ -142,6 +142,6 @@ def test_out_of_range(fields, name):
 def test_a_long_prompt_is_indexed_in_bites():
     tokens = [i % 5000 for i in range(3 * BITE)]
     drafter = NGram()
-    found = [drafter.draft([Ask(0, tokens, 3)])[0].tokens for _ in range(4)]
+    found = [drafter.draft([DraftRequest(0, tokens, 3)])[0].tokens for _ in range(4)]
     assert found[:2] == [[], []]
     assert found[2] == found[3] == [(tokens[-1] + i) % 5000 for i in (1, 2, 3)]

@@ -7,13 +7,15 @@ import random
 import pytest
 import torch
 
-from tailrace.drafting.pages import Pages, lay_out, table
+from tailrace.drafting.pages import Pages
+from tailrace.runners.flat_batch import block_table, lay_out
 
 
 def check(pages: Pages) -> None:
     """Every block belongs to one slot or to nobody."""
     owned = [block for blocks in pages.blocks.values() for block in blocks]
-    assert sorted(owned + pages.free) == list(range(pages.num_blocks))
+    assert sorted([*owned, *pages.pool.free]) == list(range(pages.pool.num_blocks))
+    assert all(pages.pool.references[block] == 1 for block in owned)
 
 
 def test_blocks_come_and_go():
@@ -35,10 +37,10 @@ def test_blocks_come_and_go():
 def test_what_does_not_fit_changes_nothing():
     pages = Pages(3, 16)
     pages.grow(0, 20)
-    before = list(pages.free), {slot: list(blocks) for slot, blocks in pages.blocks.items()}
+    before = list(pages.pool.free), {slot: list(blocks) for slot, blocks in pages.blocks.items()}
     assert not pages.grow(0, 49)
     assert not pages.grow(5, 17)
-    assert (pages.free, pages.blocks) == before
+    assert (list(pages.pool.free), pages.blocks) == before
 
 
 def test_slots_never_heard_of():
@@ -56,7 +58,7 @@ def test_any_order_of_events_balances(seed):
     for _ in range(400):
         slot, length = rng.randrange(6), rng.randrange(200)
         if rng.random() < 0.6:
-            room = pages.lacking(slot, length) <= len(pages.free)
+            room = pages.lacking(slot, length) <= pages.pool.num_free
             assert pages.grow(slot, length) is room
             if room:
                 lengths[slot] = max(length, lengths.get(slot, 0))
@@ -78,7 +80,7 @@ def test_sizes_out_of_range(name, sizes):
 
 
 def test_a_pass_is_laid_out_flat():
-    tables = table([[5, 2], [9]])
+    tables = block_table([[5, 2], [9]])
     batch = lay_out([[10, 11, 12], [20]], [15, 3], tables, 16, wanted=[1])
     assert batch.token_ids.tolist() == [10, 11, 12, 20]
     assert batch.positions.tolist() == [15, 16, 17, 3]

@@ -15,7 +15,7 @@ from scipy import stats
 from kernels.backends import DEVICES, QUIET
 from tailrace import kernels
 from tailrace.drafting import pick
-from tailrace.drafting.base import Ask, Draft
+from tailrace.drafting.base import Draft, DraftRequest
 from tailrace.drafting.pick import DRAFT_STREAM, Picker, draw, fitted, proposal
 from tailrace.params import SamplingParams
 from tailrace.sampling import Rows, Sampler, Slots
@@ -41,7 +41,7 @@ def rows_of(steps: int, sequences: int = 1, seed: int = 5) -> torch.Tensor:
     return torch.randn(steps, sequences, V, generator=torch.Generator().manual_seed(seed)) * 2
 
 
-def drafts_of(sampler: Sampler, asks: list[Ask], logits: torch.Tensor) -> list[Draft]:
+def drafts_of(sampler: Sampler, asks: list[DraftRequest], logits: torch.Tensor) -> list[Draft]:
     """What comes of logits [steps, len(asks), V]."""
     with Picker(sampler).start(asks) as picks:
         going = list(range(len(asks)))
@@ -80,7 +80,7 @@ PARAMS = {
 def test_coupled_drafts_are_what_plain_sampling_says(name):
     """Same logits, same tokens: what moves from token to token moves for the drafts too."""
     logits = rows_of(8)
-    (draft,) = drafts_of(sampler_for(PARAMS[name]), [Ask(0, PROMPT, 8)], logits)
+    (draft,) = drafts_of(sampler_for(PARAMS[name]), [DraftRequest(0, PROMPT, 8)], logits)
     assert draft.q is None
     assert draft.tokens == said(sampler_for(PARAMS[name]), logits[:, 0])
 
@@ -92,7 +92,7 @@ def test_slots_are_as_they_were(name, rule):
     logits, used = rows_of(6), sampler_for(PARAMS[name])
     assert said(used, logits[:2, 0]) == said(untouched := sampler_for(PARAMS[name]), logits[:2, 0])
     state = copy.deepcopy(used.slots[0].state)
-    drafts_of(used, [Ask(0, [*PROMPT, 1, 2], 5, rule)], rows_of(5, seed=6))
+    drafts_of(used, [DraftRequest(0, [*PROMPT, 1, 2], 5, rule)], rows_of(5, seed=6))
     assert used.slots[0].state == state
     assert used.slots[0].num_output == 2
     assert said(used, logits[2:, 0]) == said(untouched, logits[2:, 0])
@@ -100,7 +100,7 @@ def test_slots_are_as_they_were(name, rule):
 
 def test_slots_are_as_they_were_after_a_failure():
     sampler = sampler_for(PARAMS["penalties"])
-    with contextlib.suppress(RuntimeError), Picker(sampler).start([Ask(0, PROMPT, 3)]) as picks:
+    with contextlib.suppress(RuntimeError), Picker(sampler).start([DraftRequest(0, PROMPT, 3)]) as picks:
         picks.take(rows_of(1)[0], [0])
         raise RuntimeError
     assert sampler.slots[0].num_output == 0
@@ -156,7 +156,7 @@ def test_a_draw_is_where_its_number_lies_in_the_mass():
 def test_drafts_are_drawn_from_the_q_that_comes_with_them(rule):
     """Exactly: the same number at the same place of the same mass, a stream for each."""
     sampler = sampler_for({"temperature": 0.9, "top_p": 0.9}, {"temperature": 1.1})
-    asks = [Ask(0, PROMPT, 4, rule), Ask(1, [*PROMPT, 1], 2, rule)]
+    asks = [DraftRequest(0, PROMPT, 4, rule), DraftRequest(1, [*PROMPT, 1], 2, rule)]
     for ask, draft in zip(asks, drafts_of(sampler, asks, rows_of(4, 2)), strict=True):
         assert draft.q is not None
         assert draft.q.shape == (ask.count, V)
@@ -199,7 +199,7 @@ def law_of_verified(rule: str, count: int) -> float:
     slots = Slots(count, 4)
     for slot in range(count):
         slots.add(slot, SamplingParams(), key=slot, prompt=[0])
-    sampler, asks = Sampler(slots), [Ask(slot, [0], 2, rule) for slot in range(count)]
+    sampler, asks = Sampler(slots), [DraftRequest(slot, [0], 2, rule) for slot in range(count)]
     with Picker(sampler).start(asks) as picks:
         for row in SOURCES:
             picks.take(torch.tensor(row).log().expand(count, 4), range(count))
@@ -239,7 +239,7 @@ def test_no_number_is_used_twice(monkeypatch):
         sampler = sampler_for(fields)
         seen.clear()
         for length in range(4):
-            drafts_of(sampler, [Ask(0, [0] * (1 + length), 3, "block")], rows_of(3))
+            drafts_of(sampler, [DraftRequest(0, [0] * (1 + length), 3, "block")], rows_of(3))
         assert len(seen) == len(set(seen)) == 12
 
 
@@ -255,7 +255,7 @@ def test_a_device_sees_the_drafts_before_and_forgets_them():
     for backend in ("cpu", "gpu"):
         sampler = sampler_for(fields)
         sampler.backend = backend
-        asks = [Ask(0, PROMPT, 4)]
+        asks = [DraftRequest(0, PROMPT, 4)]
         found[backend] = [drafts_of(sampler, asks, logits[:, None].to(DEVICES[backend]))[0].tokens for _ in range(2)]
     assert found["gpu"] == found["cpu"]
     assert len(set(found["cpu"][0])) > 1, "the penalties do nothing here"
@@ -264,13 +264,13 @@ def test_a_device_sees_the_drafts_before_and_forgets_them():
 def test_greedy_requests_have_one_hot_drafts_under_any_rule():
     logits = rows_of(3)
     for rule in DRAWN:
-        (draft,) = drafts_of(sampler_for({"temperature": 0.0}), [Ask(0, PROMPT, 3, rule)], logits)
+        (draft,) = drafts_of(sampler_for({"temperature": 0.0}), [DraftRequest(0, PROMPT, 3, rule)], logits)
         assert draft == Draft(logits[:, 0].argmax(-1).tolist(), None)
 
 
 def test_a_forced_token_is_the_draft():
     sampler = sampler_for({"forced_token_ids": (9, 30)})
-    (draft,) = drafts_of(sampler, [Ask(0, PROMPT, 3, "rejection")], rows_of(3))
+    (draft,) = drafts_of(sampler, [DraftRequest(0, PROMPT, 3, "rejection")], rows_of(3))
     assert draft.tokens[:2] == [9, 30]
     assert draft.q is not None
     assert draft.q[:2].nonzero().tolist() == [[0, 9], [1, 30]]
@@ -279,7 +279,7 @@ def test_a_forced_token_is_the_draft():
 @pytest.mark.parametrize("rule", ["exact", *DRAWN])
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_unusable_logits_end_the_drafts_of_one_ask_alone(rule, bad):
-    asks = [Ask(slot, PROMPT, 3, rule) for slot in range(2)]
+    asks = [DraftRequest(slot, PROMPT, 3, rule) for slot in range(2)]
     logits = rows_of(3, 2)
     _, good = drafts_of(sampler_for({}, {}), asks, logits)
     for at in (0, 1):
@@ -297,7 +297,7 @@ def test_a_vocabulary_of_another_size(rule, dtype):
     """Padding is never drafted, ids that the drafter lacks neither; q has the target's width."""
     logits = rows_of(3).to(dtype)
     wide = torch.cat([logits, torch.full((3, 1, 24), 50.0, dtype=dtype)], -1)
-    ask = Ask(0, PROMPT, 3, rule)
+    ask = DraftRequest(0, PROMPT, 3, rule)
     assert drafts_of(sampler_for({}), [ask], wide)[0].tokens == drafts_of(sampler_for({}), [ask], logits)[0].tokens
     (narrow,) = drafts_of(sampler_for({"temperature": 9.0}), [ask], logits[..., :10])
     assert max(narrow.tokens) < 10
@@ -307,7 +307,12 @@ def test_a_vocabulary_of_another_size(rule, dtype):
 
 def test_different_counts_and_rules_together_are_what_they_are_alone():
     fields = ({"temperature": 0.8}, {"temperature": 0.0}, {"top_p": 0.9, "presence_penalty": 0.5}, {"top_k": 5})
-    asks = [Ask(0, PROMPT, 4), Ask(1, PROMPT, 2, "block"), Ask(2, PROMPT, 5, "rejection"), Ask(3, PROMPT, 1, "exact")]
+    asks = [
+        DraftRequest(0, PROMPT, 4),
+        DraftRequest(1, PROMPT, 2, "block"),
+        DraftRequest(2, PROMPT, 5, "rejection"),
+        DraftRequest(3, PROMPT, 1, "exact"),
+    ]
     logits = rows_of(5, 4)
     together = drafts_of(sampler_for(*fields), asks, logits)
     for i, ask in enumerate(asks):
@@ -322,7 +327,7 @@ def test_different_counts_and_rules_together_are_what_they_are_alone():
 
 
 def test_what_has_not_been_fed():
-    with Picker(sampler_for({})).start([Ask(0, PROMPT, 4)]) as picks:
+    with Picker(sampler_for({})).start([DraftRequest(0, PROMPT, 4)]) as picks:
         for row in rows_of(2):
             picks.take(row, [0])
         a, b = picks.tokens[0]
@@ -332,5 +337,5 @@ def test_what_has_not_been_fed():
 
 
 def test_an_empty_slot_is_refused():
-    with pytest.raises(ValueError, match="slot 1"), Picker(Sampler(Slots(2, V))).start([Ask(1, PROMPT, 1)]):
+    with pytest.raises(ValueError, match="slot 1"), Picker(Sampler(Slots(2, V))).start([DraftRequest(1, PROMPT, 1)]):
         pass

@@ -14,7 +14,7 @@ import torch
 from scipy import stats
 
 from tailrace import _cpu, kernels
-from tailrace.drafting.base import Ask, Draft
+from tailrace.drafting.base import Draft, DraftRequest
 from tailrace.drafting.pick import Picker, Picks, draw, noise_of
 from tailrace.kernels.cpu.proposal_buffers import ProposalBuffer, ProposalBuffers
 from tailrace.kernels.cpu.sample import CPUStep
@@ -107,7 +107,7 @@ def test_q_is_the_references_distribution(name, dtype, monkeypatch):
     by_kernels_alone(monkeypatch)
     for seed in range(4):
         picker = Picker(sampler_for(FIELDS[name]))
-        with picker.start([Ask(0, PROMPT, 5, "rejection")]) as picks:
+        with picker.start([DraftRequest(0, PROMPT, 5, "rejection")]) as picks:
             due = list(walk(picks, rows_of(5, seed=seed).to(dtype)))
             [draft] = picks.drafts()
         assert draft.q is not None
@@ -122,7 +122,7 @@ def test_q_is_the_references_distribution(name, dtype, monkeypatch):
 def test_q_over_a_large_vocabulary(fields):
     vocab = 128_256
     sampler, row = sampler_for(fields, vocab=vocab), rows_of(1, vocab)[0]
-    with Picker(sampler).start([Ask(0, PROMPT, 1, "block")]) as picks:
+    with Picker(sampler).start([DraftRequest(0, PROMPT, 1, "block")]) as picks:
         picks.take(row, [0])
         [draft] = picks.drafts()
     assert draft.q is not None
@@ -136,7 +136,7 @@ def test_another_distribution_is_seen():
     for fields in (FIELDS["penalties"], FIELDS["XTC"]):
         apart = 0.0
         for length in range(4, 12):
-            with Picker(sampler_for(fields)).start([Ask(0, [1] * length, 2, "rejection")]) as picks:
+            with Picker(sampler_for(fields)).start([DraftRequest(0, [1] * length, 2, "rejection")]) as picks:
                 rows = rows_of(2, seed=length)
                 before = expected(rows[1, 0], picks.slots[0], length)
                 list(walk(picks, rows, length))
@@ -152,7 +152,7 @@ def test_the_way_in_torch_agrees():
         found: list[Draft] = []
         for backend in (None, "reference"):
             sampler = Sampler(sampler_for(FIELDS[name]).slots, backend)
-            with Picker(sampler).start([Ask(0, PROMPT, 4, "rejection")]) as picks:
+            with Picker(sampler).start([DraftRequest(0, PROMPT, 4, "rejection")]) as picks:
                 for row in rows_of(4):
                     picks.take(row, [0])
                 found += picks.drafts()
@@ -168,7 +168,7 @@ def test_the_way_in_torch_agrees():
 
 def test_the_token_is_where_the_number_lies_in_q():
     for fields, length in product(FIELDS.values(), (1, 6)):
-        with Picker(sampler_for(fields)).start([Ask(0, [1] * length, 3, "rejection")]) as picks:
+        with Picker(sampler_for(fields)).start([DraftRequest(0, [1] * length, 3, "rejection")]) as picks:
             for row in rows_of(3, seed=length):
                 picks.take(row, [0])
             [draft] = picks.drafts()
@@ -185,7 +185,7 @@ def drafts_at_once(fields: dict, count: int) -> tuple[list[int], torch.Tensor]:
     for slot in range(count):
         slots.add(slot, SamplingParams(**fields), key=slot, prompt=[0])
     logits = (rows_of(1)[0] / 2).expand(count, WIDE)
-    with Picker(Sampler(slots)).start([Ask(slot, [0], 1, "rejection") for slot in range(count)]) as picks:
+    with Picker(Sampler(slots)).start([DraftRequest(slot, [0], 1, "rejection") for slot in range(count)]) as picks:
         picks.take(logits, range(count))
         drafts = picks.drafts()
     assert drafts[0].q is not None
@@ -229,7 +229,7 @@ def test_tokens_differ_between_places_and_steps():
     sampler, row = sampler_for({}, vocab=64), torch.zeros(1, 64)
     sequences = []
     for length in range(1, 41):
-        with Picker(sampler).start([Ask(0, [1] * length, 8, "rejection")]) as picks:
+        with Picker(sampler).start([DraftRequest(0, [1] * length, 8, "rejection")]) as picks:
             for _ in range(8):
                 picks.take(row, [0])
         sequences.append(picks.tokens[0])
@@ -249,7 +249,7 @@ def test_memory_that_is_used_again_holds_nothing_from_before():
     picker = Picker(sampler)
     lent = set()
     for turn, slot in enumerate([0, 1, 2, 1, 3, 0, 3, 1, 1, 2, 3]):
-        with picker.start([Ask(slot, PROMPT, 2, "rejection")]) as picks:
+        with picker.start([DraftRequest(slot, PROMPT, 2, "rejection")]) as picks:
             due = list(walk(picks, rows_of(2, seed=turn)))
             [draft] = picks.drafts()
         assert draft.q is not None

@@ -10,7 +10,7 @@ import torch
 from drafting import test_block, test_eagle
 from drafting.heads import Argmax, save, save_target
 from tailrace.config import ModelConfig
-from tailrace.drafting.base import Ask, Seen
+from tailrace.drafting.base import DraftRequest, TargetStates
 from tailrace.drafting.block import BlockDrafter
 from tailrace.drafting.block_head import BlockHead
 from tailrace.drafting.eagle import EagleDrafter
@@ -72,7 +72,7 @@ def test_decoding_with_a_head_gives_what_decoding_without_does(target, tmp_path)
         target.capture(drafter.captures)
         tokens, computed, drafted, steps = list(prompt), 0, 0, 0
         while len(tokens) < len(expected):
-            (draft,) = drafter.draft([Ask(0, tokens, 4)])
+            (draft,) = drafter.draft([DraftRequest(0, tokens, 4)])
             guesses = expected[len(tokens) : len(tokens) + 3] if steps % 3 == 2 else draft.tokens
             drafted += len(draft.tokens)
             logits = target.forward(batch([*tokens, *guesses], computed))
@@ -80,7 +80,7 @@ def test_decoding_with_a_head_gives_what_decoding_without_does(target, tmp_path)
             accepted = next((i for i, (x, y) in enumerate(zip(guesses, drawn, strict=False)) if x != y), len(guesses))
             new = len(tokens) + accepted - computed
             tokens += drawn[: accepted + 1]
-            drafter.observe(Seen([0], [tokens], [computed], [new], [0], target.hidden))
+            drafter.observe(TargetStates([0], [tokens], [computed], [new], [0], target.hidden))
             computed, steps = computed + new, steps + 1
         target.capture(())
         assert tokens[: len(expected)] == expected

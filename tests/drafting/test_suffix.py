@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from examples import examples
 from tailrace.drafting import suffix
-from tailrace.drafting.base import Ask, Drafter
-from tailrace.drafting.suffix import Automaton, Suffix
+from tailrace.drafting.base import Drafter, DraftRequest
+from tailrace.drafting.suffix import Suffix, SuffixAutomaton
 from tailrace.errors import ConfigError
 
 TEXT = st.lists(st.integers(0, 2), min_size=1, max_size=14)
@@ -23,7 +23,7 @@ def occurrences(texts: list[list[int]]) -> Counter[tuple[int, ...]]:
     return Counter(tuple(t[i:j]) for t in texts for i in range(len(t)) for j in range(i + 1, len(t) + 1))
 
 
-def known(automaton: Automaton) -> Counter[tuple[int, ...]]:
+def known(automaton: SuffixAutomaton) -> Counter[tuple[int, ...]]:
     """Every string that can be read from the beginning, and its count."""
     found: Counter[tuple[int, ...]] = Counter()
     todo: list[tuple[int, tuple[int, ...]]] = [(0, ())]
@@ -40,7 +40,7 @@ def known(automaton: Automaton) -> Counter[tuple[int, ...]]:
 @example([[0, 0, 1], [0, 1, 0, 1], [1, 1, 0, 1]], random.Random(3))
 def test_substrings_and_their_counts(texts, rng):
     """Texts grow in turns; where one is cut back and goes on differently, what is gone counts no more."""
-    automaton = Automaton()
+    automaton = SuffixAutomaton()
     paths = [[0] for _ in texts]
     goals = [list(text) for text in texts]
     turns = [i for i, text in enumerate(texts) for _ in text]
@@ -62,7 +62,7 @@ def test_substrings_and_their_counts(texts, rng):
 @settings(max_examples=examples(120), deadline=None)
 @given(TEXTS, TEXT)
 def test_following_a_text_finds_its_longest_suffix_that_is_there(texts, text):
-    automaton, substrings = Automaton(), occurrences(texts)
+    automaton, substrings = SuffixAutomaton(), occurrences(texts)
     for each in texts:
         state = 0
         for token in each:
@@ -112,12 +112,12 @@ def test_guesses_are_what_came_most_often_in_any_text(steps, min_match, count):
             drafter.remove(slot)
         text = running.get(slot, [])
         text = running[slot] = text[: len(text) - cut] + more if cut < 3 else list(more)
-        guess = drafter.draft([Ask(slot, text, count)])[0].tokens
+        guess = drafter.draft([DraftRequest(slot, text, count)])[0].tokens
         assert likely([*finished, *running.values()], text, count, min_match, guess)
 
 
 def guess(drafter: Suffix, tokens: list[int], count: int = 8, slot: int = 0) -> list[int]:
-    return drafter.draft([Ask(slot, tokens, count)])[0].tokens
+    return drafter.draft([DraftRequest(slot, tokens, count)])[0].tokens
 
 
 def test_nothing_reaches_from_one_text_into_another():
@@ -178,7 +178,7 @@ def test_a_text_goes_on_through_a_change_of_generations():
 def test_a_long_text_is_read_in_bites(monkeypatch):
     monkeypatch.setattr(suffix, "BITE", 10)
     drafter, text = Suffix(), [1, 2, 3] * 8
-    first = drafter.draft([Ask(0, text, 4), Ask(1, [1, 2, 3, 1], 4)])
+    first = drafter.draft([DraftRequest(0, text, 4), DraftRequest(1, [1, 2, 3, 1], 4)])
     assert [draft.tokens for draft in first] == [[], []], "the first text has taken all of it"
     assert guess(drafter, text, 4) == []
     assert guess(drafter, text, 4) == [1, 2, 3, 1]

@@ -12,7 +12,7 @@ from bench.eagle_corpus import Sample, answered, engine_for
 from bench.eagle_questions import taken_apart
 
 from drafting.heads import HIDDEN, LAYERS, VOCAB, Argmax, save_target
-from tailrace.drafting.base import Ask, Seen
+from tailrace.drafting.base import DraftRequest, TargetStates
 from tailrace.drafting.eagle import EagleDrafter
 from tailrace.drafting.eagle_heads import load_head
 
@@ -96,8 +96,8 @@ def test_what_is_trained_is_what_the_drafter_computes(runner_and_samples, tmp_pa
     drafter = EagleDrafter(load_head(tmp_path, runner), Argmax(), 16, 16)
     for sample in samples[:4]:
         tokens, states, count = sample.tokens.tolist(), sample.states.float(), len(sample.last)
-        drafter.observe(Seen([0], [tokens], [0], [count], [0], states))
-        [draft] = drafter.draft([Ask(0, tokens, depth)])
+        drafter.observe(TargetStates([0], [tokens], [0], [count], [0], states))
+        [draft] = drafter.draft([DraftRequest(0, tokens, depth)])
         drafter.remove(0)
         whole = torch.tensor([*tokens, *draft.tokens[:-1]])
         states = torch.nn.functional.pad(states, (0, 0, 0, depth - 1), value=7.0)  # which nothing may look at

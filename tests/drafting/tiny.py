@@ -8,8 +8,8 @@ import torch
 import transformers
 
 from tailrace.config import ModelConfig
-from tailrace.drafting.pages import lay_out, table
 from tailrace.params import SamplingParams
+from tailrace.runners.flat_batch import block_table, lay_out
 from tailrace.runners.transformers import TransformersRunner
 from tailrace.sampling import Rows, Sampler, Slots
 
@@ -54,7 +54,7 @@ def said(runner, sampler: Sampler, slot: int, tokens: list[int], count: int) -> 
     """The next `count` tokens of plain sampling, the whole sequence computed anew for each, and not committed: no slot changes."""
     tokens, start = list(tokens), len(tokens)
     while len(tokens) < start + count:
-        blocks = table([range(-(-len(tokens) // SIZE))])
+        blocks = block_table([range(-(-len(tokens) // SIZE))])
         logits = runner.forward(lay_out([tokens], [0], blocks, SIZE))
         tokens += sampler(logits, Rows.plain([slot], [0], [len(tokens)])).token_ids[0].tolist()
     return tokens[start:]

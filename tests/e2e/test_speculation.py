@@ -15,9 +15,9 @@ from api.harness import EOS, VOCAB, LocalClient, events, front_of, make_tokenize
 from e2e.prompts import prompts
 from tailrace.config import CacheConfig, ModelConfig, SchedulerConfig, SpeculationConfig
 from tailrace.drafting import load_drafter
-from tailrace.drafting.base import Ask, Draft
+from tailrace.drafting.adaptive import DraftLengthController
+from tailrace.drafting.base import Draft, DraftRequest
 from tailrace.engine.engine import Engine
-from tailrace.engine.speculation import Speculator
 from tailrace.engine.token_bytes import TokenBytes
 from tailrace.models import describe
 from tailrace.params import SamplingParams
@@ -123,7 +123,7 @@ class Knowing:
     def __init__(self, text: list[int]) -> None:
         self.text = text
 
-    def draft(self, asks: Sequence[Ask]) -> list[Draft]:
+    def draft(self, asks: Sequence[DraftRequest]) -> list[Draft]:
         drafts = []
         for ask in asks:
             begin = list(ask.tokens).index(ord("=")) + 1
@@ -145,7 +145,9 @@ class GuessingClient(LocalClient):
     async def start(self) -> ModelInfo:
         info = await super().start()
         if self.guess:
-            self.engine.speculator = Speculator(Knowing(self.guess), SpeculationConfig(max_drafts=7, adaptive=False))
+            speculator = self.engine.speculator
+            speculator.drafter, speculator.config = Knowing(self.guess), SpeculationConfig(max_drafts=7)
+            speculator.lengths = DraftLengthController(7, adaptive=False)
         return info
 
 

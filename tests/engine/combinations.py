@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from engine.harness import Harness, Story, token_bytes_of
-from tailrace.drafting.base import Ask, Draft
+from tailrace.drafting.base import Draft, DraftRequest
 from tailrace.drafting.model import DraftModel
 from tailrace.drafting.ngram import NGram
 from tailrace.drafting.pick import Picker
@@ -66,10 +66,10 @@ class Oracle:
     def __init__(self, texts: Sequence[Sequence[int]], accuracy: float = 0.8) -> None:
         self.texts, self.accuracy, self.rng = [list(text) for text in texts], accuracy, random.Random(3)
 
-    def draft(self, asks: Sequence[Ask]) -> list[Draft]:
+    def draft(self, asks: Sequence[DraftRequest]) -> list[Draft]:
         return [self.guess(ask) for ask in asks]
 
-    def guess(self, ask: Ask) -> Draft:
+    def guess(self, ask: DraftRequest) -> Draft:
         count, start = ask.count if self.accuracy == 1.0 else self.rng.randint(0, ask.count), len(ask.tokens)
         text = next((t for t in self.texts if t[:start] == list(ask.tokens)), [])
         tokens = [t if self.rng.random() < self.accuracy else self.rng.randrange(VOCAB) for t in text[start:]][:count]
@@ -87,7 +87,7 @@ class Dense(Oracle):
 
     draws = True
 
-    def guess(self, ask: Ask) -> Draft:
+    def guess(self, ask: DraftRequest) -> Draft:
         tokens, rows = list(ask.tokens), []
         for _ in range(self.rng.randint(0, ask.count)):
             rows.append(torch.softmax(draft(tokens), 0))
@@ -118,7 +118,7 @@ class Watched:
         self.last: dict[int, tuple[list[int], list[int]]] = {}  # slot → what it was asked for, and what it has said
         self.wrong: list[str] = []  # an engine goes on without a drafter that raises
 
-    def draft(self, asks: Sequence[Ask]) -> list[Draft]:
+    def draft(self, asks: Sequence[DraftRequest]) -> list[Draft]:
         try:
             drafts = self.drafter.draft(asks)
         except Exception as error:
@@ -238,8 +238,8 @@ class Books(Harness):
         cache = self.engine.cache
         for request in self.engine.requests.values():
             for sequence in request.sequences:
-                for member in sequence.members:
-                    self.idle_blocks += len(member.blocks) - cache.blocks_for(member.computed)
+                for member in sequence.pair:
+                    self.idle_blocks += len(member.blocks) - cache.blocks_for(member.num_computed)
                     assert member.num_output == sequence.num_output
 
 
@@ -256,7 +256,7 @@ def world_of(case: Case, grammars: Grammars | None, texts: Texts = (), plainly: 
         **{"num_blocks": BLOCKS} | WORLDS[case.world] | options,
     )
     if plainly:
-        harness.engine.speculator._certain = lambda *_: []
+        harness.engine.speculator._forced = lambda *_: []
     return harness
 
 

@@ -83,9 +83,9 @@ class Harness:
         for message in self.engine.step().get(b"", []):
             self.note(message)
         engine = self.engine
-        living = [member for r in engine.requests.values() for s in r.sequences for member in s.members]
+        living = [member for r in engine.requests.values() for s in r.sequences for member in s.pair]
         engine.cache.check(living)
-        assert sorted([*engine.free_slots, *(s.slot for s in living if s.slot >= 0)]) == list(
+        assert sorted([*engine.lifecycle.free_slots, *(s.slot for s in living if s.slot >= 0)]) == list(
             range(engine.limits.scheduler.max_num_seqs)
         )
 

@@ -13,7 +13,7 @@ from scipy import stats
 
 from engine.harness import Harness, token_bytes_of
 from oracles import brute
-from tailrace.drafting.base import Ask, Draft
+from tailrace.drafting.base import Draft, DraftRequest
 from tailrace.drafting.model import DraftModel
 from tailrace.drafting.pick import Picker
 from tailrace.grammar.service import Grammars
@@ -111,10 +111,10 @@ class Dense:
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
 
-    def draft(self, asks: Sequence[Ask]) -> list[Draft]:
+    def draft(self, asks: Sequence[DraftRequest]) -> list[Draft]:
         return [self.guess(ask) for ask in asks]
 
-    def guess(self, ask: Ask) -> Draft:
+    def guess(self, ask: DraftRequest) -> Draft:
         tokens, rows = list(ask.tokens), []
         for _ in range(ask.count):
             q, mass = proposal(tokens[0], tokens[-1], len(tokens))
@@ -134,7 +134,7 @@ class OneHot(Dense):
 
     draws = False
 
-    def guess(self, ask: Ask) -> Draft:
+    def guess(self, ask: DraftRequest) -> Draft:
         tokens = list(ask.tokens)
         for _ in range(ask.count):
             tokens.append(int(proposal(tokens[0], tokens[-1], len(tokens))[0].argmax()))

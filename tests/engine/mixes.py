@@ -88,8 +88,8 @@ def crowd(seed: int, grammars: Grammars, **options) -> tuple[dict[tuple[str, int
         if rng.random() < 0.2 and (victim := f"r{rng.randint(0, place)}", 0) not in harness.closed:
             harness.engine.abort(Abort(victim, 0, index=rng.choice([None, 0])))
     stories = harness.run()
-    assert sorted(harness.engine.free_slots) == list(range(small["max_num_seqs"]))
-    assert harness.engine.flight is None
+    assert sorted(harness.engine.lifecycle.free_slots) == list(range(small["max_num_seqs"]))
+    assert harness.engine.steps.in_flight is None
     return {
         name: Told(
             s.tokens,

@@ -320,5 +320,5 @@ def test_bans_that_nobody_waits_for_are_not_compiled(monkeypatch):
         assert last.cancelled()
     finally:
         go.set()
-    engine.compiler.shutdown()
+    engine.compilations._thread.shutdown()
     assert made == [("a",)]

@@ -8,6 +8,7 @@ import itertools
 import random
 import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -35,9 +36,10 @@ from engine.harness import Harness
 from tailrace.config import GrammarConfig
 from tailrace.drafting import pick
 from tailrace.drafting.base import Draft
-from tailrace.engine import draws, outputs, speculation, step
+from tailrace.engine import draws, speculation, step
 from tailrace.engine.checks.structured_output import StructuredOutput
-from tailrace.engine.engine import Engine
+from tailrace.engine.lifecycle import Lifecycle
+from tailrace.engine.outputs import OutputProcessor, TokenOutcome
 from tailrace.grammar import bitmasks
 from tailrace.grammar.service import Grammars
 from tailrace.kernels.rows import Rows
@@ -188,7 +190,7 @@ def test_aborts_at_every_step_leave_nothing_and_disturb_nobody(lab, drafter, wor
             told = expected.stories[name, epoch, index].tokens
             assert story.tokens == told if name == "r0" else story.tokens == told[: len(story.tokens)]
         assert harness.aborted
-        assert len(harness.engine.free_slots) == 8
+        assert len(harness.engine.lifecycle.free_slots) == 8
 
 
 # ---- steps are not wasted, and neither are blocks
@@ -334,28 +336,28 @@ def stale_programs(patch) -> None:
     while_it_runs(patch, cpu, "write_draft_programs", said_nothing)
 
 
-def forgetful_companion(patch) -> None:
-    real = outputs.take
+def forgetful_unconditional(patch) -> None:
+    real = OutputProcessor.append_token
 
-    def take(engine, sequence, token, entry, guessed):
-        outcome = real(engine, sequence, token, entry, guessed)
-        if guessed and sequence.companion is not None and not outcome.over:
-            sequence.companion.tokens[-1] = 0
+    def append(self, sequence, new, after_draft):
+        outcome = real(self, sequence, new, after_draft)
+        if after_draft and sequence.unconditional is not None and not outcome.over:
+            sequence.unconditional.tokens[-1] = 0
         return outcome
 
-    patch.setattr(outputs, "take", take)
+    patch.setattr(OutputProcessor, "append_token", append)
 
 
 def grammar_stands_still(patch) -> None:
-    real = outputs.take
+    real = OutputProcessor.append_token
 
-    def take(engine, sequence, token, entry, guessed):
+    def append(self, sequence, new, after_draft):
         with pytest.MonkeyPatch.context() as inner:
-            if guessed:
+            if after_draft:
                 inner.setattr(StructuredOutput, "push", lambda self, token: False)
-            return real(engine, sequence, token, entry, guessed)
+            return real(self, sequence, new, after_draft)
 
-    patch.setattr(outputs, "take", take)
+    patch.setattr(OutputProcessor, "append_token", append)
 
 
 def grammar_stays_ahead(patch) -> None:
@@ -369,13 +371,11 @@ def grammar_stays_ahead(patch) -> None:
 
 
 def no_bonus(patch) -> None:
-    real = outputs.accept
+    real = OutputProcessor.process_output
     patch.setattr(
-        outputs,
-        "accept",
-        lambda engine, sequence, tokens, logprobs, *drafts: real(
-            engine, sequence, tokens[: max(1, len(tokens) - 1)], logprobs, *drafts
-        ),
+        OutputProcessor,
+        "process_output",
+        lambda self, one: real(self, replace(one, tokens=one.tokens[: max(1, len(one.tokens) - 1)])),
     )
 
 
@@ -392,8 +392,8 @@ def shifted_rows(patch) -> None:
     """Each draft's row is that of the token before it."""
     real = step.assemble
 
-    def assemble(work, guesses, *rest):
-        assembled = real(work, guesses, *rest)
+    def assemble(work, drafts, *rest):
+        assembled = real(work, drafts, *rest)
         wanted = assembled.batch.wanted
         wanted[1:] = torch.where(wanted[1:] == wanted[:-1] + 1, wanted[:-1].clone(), wanted[1:])
         return assembled
@@ -402,7 +402,7 @@ def shifted_rows(patch) -> None:
 
 
 def past_the_stop(patch) -> None:
-    patch.setattr(outputs.Outcome, "over", property(lambda self: self.turned))
+    patch.setattr(TokenOutcome, "over", property(lambda self: self.invalidated))
 
 
 def other_logprobs(patch) -> None:
@@ -411,11 +411,11 @@ def other_logprobs(patch) -> None:
 
 
 def blocks_kept(patch) -> None:
-    patch.setattr(Engine, "cut_back", lambda self, sequence: None)
+    patch.setattr(Lifecycle, "trim_blocks", lambda self, sequence: None)
 
 
-def shared_by_siblings(patch) -> None:
-    """Workers draw with one key."""
+def shared_by_forks(patch) -> None:
+    """Forks draw with one key."""
     real = Slots.fork
 
     def fork(self, source, target, *, key, sequence_state=None):
@@ -430,7 +430,7 @@ def shared_by_siblings(patch) -> None:
         (stale_penalties, Case("oracle", asked="penalties")),
         (stale_programs, Case("oracle", asked="window")),
         (stale_programs, Case("oracle", asked="dry", greedy=True)),
-        (forgetful_companion, Case("oracle", guided=True)),
+        (forgetful_unconditional, Case("oracle", guided=True)),
         (grammar_stands_still, Case("oracle", ruled=True)),
         (grammar_stays_ahead, Case("oracle", ruled=True)),
         (no_bonus, Case("oracle")),
@@ -443,7 +443,7 @@ def shared_by_siblings(patch) -> None:
         (other_logprobs, Case("oracle", asked="logprobs")),
         (other_logprobs, Case("dense", "block", guided=True, asked="logprobs")),
         (blocks_kept, Case("draft model")),
-        (shared_by_siblings, Case("oracle", asked="n")),
+        (shared_by_forks, Case("oracle", asked="n")),
     ],
     ids=lambda value: name_of(value) if isinstance(value, Case) else value.__name__,
 )
@@ -475,11 +475,11 @@ def drafts_that_know(patch) -> None:
 def pruned_quietly(patch) -> None:
     """A draft that the grammar forbids is as if it had never been drawn."""
 
-    def lawful(sequence, draft, rule):
+    def cut_to_allowed(sequence, draft, rule):
         count = len(draft.tokens) if sequence.constraint is None else sequence.constraint.allows(draft.tokens)
-        return draws.Guess(draft.tokens[:count], draft.q[:count] if count else None, rule, count)
+        return draws.DraftTokens(draft.tokens[:count], draft.q[:count] if count else None, rule, count)
 
-    patch.setattr(speculation, "lawful", lawful)
+    patch.setattr(speculation, "cut_to_allowed", cut_to_allowed)
 
 
 def noise_that_serves_twice(patch) -> None:

@@ -15,9 +15,8 @@ from engine.harness import VOCAB as HARNESS_VOCAB
 from engine.harness import Harness, alone
 from engine.test_structured_output import EOS, TOKEN_BYTES, VOCAB, ids
 from tailrace.config import GrammarConfig
-from tailrace.engine import draws
-from tailrace.engine import outputs as commit_room
-from tailrace.engine.scheduler import those_that_rest
+from tailrace.engine import draws, outputs
+from tailrace.engine.scheduler import resting_sequences
 from tailrace.errors import GrammarLimitError, ParameterError
 from tailrace.field_checks import MAX_PHRASE
 from tailrace.grammar import bitmasks, completion
@@ -140,7 +139,7 @@ def test_searches_for_a_way_out_of_one_call_share_the_time(both_modes, monkeypat
     ranked = completion.CompletionSearch.ranked
     grammars = Grammars(GrammarConfig(), None, TOKEN_BYTES.token_bytes, TOKEN_BYTES.special, [EOS], VOCAB)
     harness = Harness(ScriptedRunner(VOCAB, lambda tokens: A, 512), grammars=grammars, token_bytes=TOKEN_BYTES, eos=EOS)
-    monkeypatch.setattr(commit_room, "SEARCH_S", 0.0)
+    monkeypatch.setattr(outputs, "SEARCH_S", 0.0)
     monkeypatch.setattr(
         completion.CompletionSearch,
         "ranked",
@@ -177,7 +176,7 @@ def test_one_mask_of_a_grammar_is_bounded():
 
 
 class Member:
-    waits = False
+    waits_for_mask = False
 
     def __init__(self, request: object, num_output: int, host_s: float) -> None:
         self.request, self.num_output, self.host_s = request, num_output, host_s
@@ -187,10 +186,10 @@ def test_those_that_have_said_least_go_first():
     big, small = SimpleNamespace(shared_name=(b"", "big")), SimpleNamespace(shared_name=(b"", "small"))
     members = [Member(big, 5, 0.02), Member(big, 4, 0.02), Member(big, 6, 0.02)]
     running = [*members, Member(small, 9, 5.0)]
-    assert those_that_rest(running, 0.06) == set()
-    assert those_that_rest(running, 0.05) == {members[2]}
-    assert those_that_rest(running, 0.03) == {members[0], members[2]}
-    assert those_that_rest(running, 0.001) == {members[0], members[2]}, "one goes always"
+    assert resting_sequences(running, 0.06) == set()
+    assert resting_sequences(running, 0.05) == {members[2]}
+    assert resting_sequences(running, 0.03) == {members[0], members[2]}
+    assert resting_sequences(running, 0.001) == {members[0], members[2]}, "one goes always"
 
 
 def test_sequences_of_one_request_take_turns_where_they_take_long(both_modes, monkeypatch):

@@ -57,7 +57,7 @@ def stories(folder, config: SpeculationConfig | None, counts=None, **asked):
 
     harness = Harness(runner, drafter=made if config else None, max_num_batched_tokens=16, eos=VOCAB - 1)
     if counts is not None:
-        harness.engine.speculator.pace.counts = counts
+        harness.engine.speculator.lengths.counts = counts
     for place, prompt in enumerate(PROMPTS):
         fields = {
             "max_tokens": 24,
@@ -101,7 +101,7 @@ def test_overlap_changes_nothing(folder, tmp_path, name, blind, monkeypatch):
     for mode in ("off", "on"):
         monkeypatch.setattr(Harness, "overlap", mode)
         if blind and mode == "on":
-            monkeypatch.setattr(Speculator, "watches", lambda self, work: False)
+            monkeypatch.setattr(Speculator, "must_observe", lambda self, work: False)
             monkeypatch.setattr(Speculator, "observe", lambda self, seen, runner: None)
         said, harness, _ = stories(folder, config, speculation=Speculation(rule="exact"))
         assert said == plain

@@ -233,10 +233,10 @@ def test_a_full_waiting_line_refuses():
 
 def test_a_duplicate_is_refused_and_the_first_lives_on():
     harness = Harness()
-    harness.engine.outbox.clear()
+    harness.engine.lifecycle.outbox.clear()
     harness.submit("a", [1], max_tokens=3)
     harness.submit("a", [1], max_tokens=3)
-    refusal = harness.engine.outbox[b""].pop()
+    refusal = harness.engine.lifecycle.outbox[b""].pop()
     assert (refusal.code, refusal.param) == ("invalid_request", "id")
     assert harness.run()["a", 0, 0].tokens == alone([1], 3)
 

@@ -118,7 +118,7 @@ def test_aborts_of_pairs_leave_nothing(steps, n):
     harness.engine.abort(Abort("a", 0))
     harness.run()
     assert harness.engine.stats().blocks_used == 0
-    assert len(harness.engine.free_slots) == 8
+    assert len(harness.engine.lifecycle.free_slots) == 8
 
 
 @pytest.mark.parametrize(

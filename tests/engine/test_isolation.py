@@ -6,9 +6,8 @@ from __future__ import annotations
 import pytest
 
 from engine.harness import Fickle, Harness, alone
+from tailrace.engine import draws, prompt_scores
 from tailrace.engine import engine as engine_room
-from tailrace.engine import isolation as alone_room
-from tailrace.engine import step as step_room
 from tailrace.kernels.rows import Rows
 from tailrace.wire.messages import Failed, Finished
 
@@ -57,28 +56,29 @@ def test_a_request_that_cannot_join(harness: Harness, monkeypatch, error, n):
 
 @pytest.mark.parametrize("n", [1, 3])
 def test_a_row_that_the_sampler_fails_on(harness: Harness, monkeypatch, n):
-    begin = harness.engine.sampler.begin
+    begin = harness.engine.steps.sampler.begin
 
     def planted(logits, rows):
-        bad = {s.slot for r in harness.engine.requests.values() if r.id == "bad" for s in r.sequences if s.slot >= 0}
+        bad = {s.slot for s in harness.engine.running if s.request.id == "bad"}
+        bad |= {fork.slot for s in harness.engine.running if s.request.id == "bad" for fork in s.forks}
         if bad & set(rows.slot.tolist()):
             raise ZeroDivisionError("planted")
         return begin(logits, rows)
 
-    monkeypatch.setattr(harness.engine.sampler, "begin", planted)
+    monkeypatch.setattr(harness.engine.steps.sampler, "begin", planted)
     served(harness, n=n)
 
 
 @pytest.mark.parametrize("n", [1, 3])
 def test_a_draw_that_cannot_be_put_together(harness: Harness, monkeypatch, n):
-    real = alone_room.draw
+    real = draws.draws_of
 
     def planted(group, *rest):
         if any(sequence.request.id == "bad" for sequence in group):
             raise ZeroDivisionError("planted")
         return real(group, *rest)
 
-    monkeypatch.setattr(alone_room, "draw", planted)
+    monkeypatch.setattr(draws, "draws_of", planted)
     served(harness, n=n)
 
 
@@ -86,7 +86,7 @@ def test_a_prompt_whose_logprobs_fail(harness: Harness, monkeypatch):
     def planted(rows, tokens, top):
         raise IndexError("planted")
 
-    monkeypatch.setattr(step_room, "replay", planted)
+    monkeypatch.setattr(prompt_scores, "replay", planted)
     served(harness, prompt_logprobs=0)
 
 

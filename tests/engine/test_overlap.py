@@ -16,8 +16,12 @@ from engine.harness import VOCAB as WORDS
 from engine.harness import Harness, alone, script
 from engine.mixes import KINDS, alike, crowd
 from tailrace.config import GrammarConfig, SchedulerConfig
-from tailrace.engine import ahead, device
+from tailrace.engine import device, step
 from tailrace.engine.device import Device, overlaps
+from tailrace.engine.in_flight import InFlightStep, LaunchedDraws
+from tailrace.engine.lifecycle import Lifecycle
+from tailrace.engine.outputs import OutputProcessor
+from tailrace.engine.step import StepDriver
 from tailrace.errors import EngineError
 from tailrace.grammar.service import Grammars
 from tailrace.options import Grammar
@@ -112,7 +116,7 @@ def test_steps_overlap_when_the_drafter_is_given_up():
     under_way = 0
     while harness.engine.has_work:
         harness.step()
-        under_way += harness.engine.flight is not None
+        under_way += harness.engine.steps.in_flight is not None
     assert harness.stories["a", 0, 0].tokens == alone([1, 2], 12)
     assert harness.engine.speculator.drafter is None
     assert under_way > 5
@@ -135,8 +139,8 @@ def test_an_abort_between_any_two_steps(grammars, kind):
                 harness.step()
             harness.engine.abort(Abort("r1", 0))
             stories.append(harness.run())
-            assert len(harness.engine.free_slots) == 8
-            assert harness.engine.flight is None
+            assert len(harness.engine.lifecycle.free_slots) == 8
+            assert harness.engine.steps.in_flight is None
             assert len(harness.aborted) == 1
         for name, story in stories[0].items():
             other = stories[1][name]
@@ -161,12 +165,12 @@ def test_a_front_end_that_is_gone_while_a_step_is_under_way():
     harness = Harness(overlap="on")
     harness.submit("a", [1], max_tokens=50)
     harness.step()
-    assert harness.engine.flight is not None
+    assert harness.engine.steps.in_flight is not None
     harness.engine.abort_client(b"")
     assert harness.engine.has_work  # what is under way must land
     harness.engine.step()
     assert not harness.engine.has_work
-    assert len(harness.engine.free_slots) == 8
+    assert len(harness.engine.lifecycle.free_slots) == 8
 
 
 @pytest.mark.parametrize("count", range(1, 7))
@@ -265,18 +269,19 @@ def test_draws_that_fail_take_only_those_in_them(at, monkeypatch):
 
 
 @pytest.mark.parametrize("at", [2, 3, 5])
-@pytest.mark.parametrize("where", ["planned", "launch", "deliver", "commit", "land"])
-def test_an_interrupt_leaves_nobody_with_a_token_that_is_not_there(where, at, monkeypatch):
+@pytest.mark.parametrize("where", ["plan", "forward", "collect", "process", "sample"])
+def test_an_interrupt_leaves_nobody_with_a_token_that_is_not_there(where, at, both_modes, monkeypatch):
     """Ctrl-C in a process of one's own, and on it goes: whoever has lost a token fails, the others are told what they would be."""
-    real, count = getattr(ahead, where), iter(range(10**6))
+    owner = OutputProcessor if where == "process" else StepDriver
+    real, count = getattr(owner, where), iter(range(10**6))
 
     def interrupted(*args):
         if next(count) == at:
             raise KeyboardInterrupt
         return real(*args)
 
-    monkeypatch.setattr(ahead, where, interrupted)
-    harness = Harness(overlap="on", max_num_seqs=2)
+    monkeypatch.setattr(owner, where, interrupted)
+    harness = Harness(max_num_seqs=2)
     for i in range(3):
         harness.submit(f"r{i}", [i + 1], max_tokens=9)
     interrupts = 0
@@ -296,14 +301,14 @@ def test_an_interrupt_leaves_nobody_with_a_token_that_is_not_there(where, at, mo
 
 
 def test_a_step_that_can_t_be_laid_out_fails_those_in_it(monkeypatch):
-    real, count = ahead.assemble, iter(range(100))
+    real, count = step.assemble, iter(range(100))
 
     def assemble(*args):
         if next(count) == 3:
             raise RuntimeError("as it was told to")
         return real(*args)
 
-    monkeypatch.setattr(ahead, "assemble", assemble)
+    monkeypatch.setattr(step, "assemble", assemble)
     harness = Harness(overlap="on", max_num_seqs=1)
     for i in range(2):
         harness.submit(f"r{i}", [i + 1], max_tokens=6)
@@ -562,7 +567,7 @@ def test_scripted_runners_resolve_them():
 
 
 def void_rows_count(patch) -> None:
-    patch.setattr(ahead.Flight, "stands", lambda self, sequence: sequence.slot >= 0)
+    patch.setattr(InFlightStep, "is_valid", lambda self, sequence: sequence.slot >= 0)
 
 
 def others_tokens(patch) -> None:
@@ -576,38 +581,38 @@ def others_tokens(patch) -> None:
     )
 
 
-def void_rows_are_settled(patch) -> None:
-    real = ahead.land
+def invalid_rows_are_marked_computed(patch) -> None:
+    sample, mark_computed = StepDriver.sample, Lifecycle.mark_computed
 
-    def land(engine, flight):
+    def sampled(self):
+        work = self.in_flight.work if self.in_flight is not None else []
         with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(ahead, "settle", lambda engine, standing: settle(engine, flight.work))
-            return real(engine, flight)
+            inner.setattr(Lifecycle, "mark_computed", lambda lifecycle, valid: mark_computed(lifecycle, work))
+            return sample(self)
 
-    settle = ahead.settle
-    patch.setattr(ahead, "land", land)
+    patch.setattr(StepDriver, "sample", sampled)
 
 
 def prepared_too_early(patch) -> None:
     """Draws are prepared, and masks filled, before the tokens of the step before are known."""
-    launch, prepare = ahead.launch, ahead.prepare
+    forward, prepare = StepDriver.forward, StepDriver.prepare
 
-    def early(engine, *rest):
-        flight = launch(engine, *rest)
-        flight.prepared = prepare(engine, flight)
-        engine.filled(flight.prepared.masks, flight.prepared.filling)
-        return flight
+    def early(self, *rest):
+        launched = forward(self, *rest)
+        launched.prepared = prepare(self, launched)
+        launched.prepared.masks.wait()
+        return launched
 
-    patch.setattr(ahead, "launch", early)
-    patch.setattr(ahead, "prepare", lambda engine, flight: flight.prepared or prepare(engine, flight))
+    patch.setattr(StepDriver, "forward", early)
+    patch.setattr(StepDriver, "prepare", lambda self, launched: launched.prepared or prepare(self, launched))
 
 
 def nobody_waits(patch) -> None:
-    patch.setattr(ahead, "must_be_known", lambda engine, drawn: not drawn.pending)
+    patch.setattr(StepDriver, "must_wait", lambda self, launched: not launched.pending)
 
 
 def references_stay(patch) -> None:
-    patch.setattr(ahead.Drawn, "known", lambda self: None)
+    patch.setattr(LaunchedDraws, "undo_assumptions", lambda self: None)
 
 
 @pytest.mark.parametrize(
@@ -615,7 +620,7 @@ def references_stay(patch) -> None:
     [
         void_rows_count,
         others_tokens,
-        void_rows_are_settled,
+        invalid_rows_are_marked_computed,
         prepared_too_early,
         nobody_waits,
         references_stay,

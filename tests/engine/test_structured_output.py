@@ -365,7 +365,7 @@ def test_aborted_while_it_compiles(grammars):
     harness.submit("a", ids("abc"), grammar=Grammar(kind="regex", source="[a-c]{3,17}x"))
     harness.engine.abort(Abort("a", 0))
     run(harness)
-    assert len(harness.engine.free_slots) == 8
+    assert len(harness.engine.lifecycle.free_slots) == 8
 
 
 def test_without_a_tokenizer_it_is_refused():
@@ -394,9 +394,7 @@ def test_fields_that_leave_no_token_are_the_requests_own_fault(fields, named):
 
 def test_looking_ahead_has_one_limit_for_all_of_a_step(grammars, monkeypatch):
     harness, limits = world(grammars), []
-    monkeypatch.setattr(
-        harness.engine.speculator, "_certain", lambda engine, sequence, count, until: limits.append(until) or []
-    )
-    assert not harness.engine.speculator.foresees(harness.engine, [SimpleNamespace(room=9, waits=False)] * 5)
+    monkeypatch.setattr(harness.engine.speculator, "_forced", lambda sequence, count, until: limits.append(until) or [])
+    assert not harness.engine.speculator.expects_forced([SimpleNamespace(tokens_left=9, waits_for_mask=False)] * 5)
     assert len(limits) == 5
     assert len(set(limits)) == 1

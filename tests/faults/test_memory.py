@@ -18,7 +18,7 @@ def harness(monkeypatch) -> Harness:
     monkeypatch.setattr(memory, "LOOK_S", 0.0)
     monkeypatch.setattr(memory, "SETTLE_S", 0.0)
     found = Harness()
-    found.engine.growth = Growth(64 * MIB)
+    found.engine.growth = found.engine.steps.outputs.growth = Growth(64 * MIB)
     return found
 
 
@@ -38,7 +38,7 @@ def test_the_grower_is_ended_before_the_others_notice(harness: Harness, monkeypa
         commit(slots, tokens)
 
     monkeypatch.setattr(harness.engine.slots, "commit", greedy)
-    fail_request, late = harness.engine.fail_request, []
+    fail_request, late = harness.engine.lifecycle.fail_request, []
 
     def freed(request, error):
         hoards.pop(request.id, None)
@@ -46,7 +46,7 @@ def test_the_grower_is_ended_before_the_others_notice(harness: Harness, monkeypa
         harness.submit("late", [9], max_tokens=2)  # while there is no room
         late.append(request.id)
 
-    monkeypatch.setattr(harness.engine, "fail_request", freed)
+    monkeypatch.setattr(harness.engine.lifecycle, "fail_request", freed)
     for id, prompt in (("a", [5, 6, 7]), ("grower", [1]), ("b", [8])):
         harness.submit(id, prompt, max_tokens=60, ignore_eos=True)
     stories = harness.run(400)
@@ -67,7 +67,7 @@ def test_the_grower_is_ended_before_the_others_notice(harness: Harness, monkeypa
 
 def test_what_nobody_holds_does_not_refuse_for_ever(harness: Harness):
     leak = bytearray(b"x" * (100 * MIB))
-    harness.engine.growth.look(harness.engine)
+    assert harness.engine.growth.look([]) is None
     assert not harness.engine.growth.over
     harness.submit("a", [5], max_tokens=2, ignore_eos=True)
     assert isinstance(harness.run(100)["a", 0, 0].end, Finished)

@@ -114,7 +114,7 @@ def engine_of(runner: ModelRunner, *, drafter=None, **limits) -> Engine:
         speculation=speculation,
         drafter=drafter,
     )
-    engine.sampler = Listener(engine.sampler)
+    engine.steps.sampler = Listener(engine.steps.sampler)
     return engine
 
 
@@ -128,7 +128,7 @@ def run(engine: Engine) -> dict[str, list[int]]:
                 assert isinstance(message, Finished), message
     stats = engine.stats()
     assert (stats.running, stats.waiting, stats.blocks_used) == (0, 0, 0)
-    assert len(engine.free_slots) == engine.limits.scheduler.max_num_seqs
+    assert len(engine.lifecycle.free_slots) == engine.limits.scheduler.max_num_seqs
     return tokens
 
 
@@ -162,7 +162,7 @@ def both(
     keys = [request.sequences[0].key for request in engine.requests.values()]
     said, found = run(engine), []
     for place, (prompt, negative) in enumerate(prompts):
-        ours = [engine.sampler.heard[keys[place], len(prompt) + i] for i in range(NUM_TOKENS)]
+        ours = [engine.steps.sampler.heard[keys[place], len(prompt) + i] for i in range(NUM_TOKENS)]
         theirs = two_passes(model, prompt, negative or tuple(prompt[-1:]), said[f"r{place}"], scale)
         found.append((torch.stack(ours), theirs))
     assert engine.counters.preemptions or world.get("num_blocks") is None
@@ -260,7 +260,7 @@ def test_aborts_of_pairs_give_everything_back(runner, prompts, steps):
     while engine.has_work:
         engine.step()
     assert engine.stats().blocks_used == 0
-    assert len(engine.free_slots) == 16
+    assert len(engine.lifecycle.free_slots) == 16
     assert not engine.requests
 
 

@@ -1,4 +1,5 @@
-"""Recent ids → guesses. See drafting/base.py for what a drafter is; `load_drafter` makes the one that the operator asks for."""
+"""Recent token ids → drafts. See drafting/base.py for what a drafter is; `load_drafter` makes the one that is
+configured."""
 
 from __future__ import annotations
 
@@ -121,7 +122,8 @@ def load_drafter(
     """The drafter that `config` names, not "none"; the target shows it the layers that it wants to see.
 
     Raises:
-        ConfigError: it needs weights that are not named, or a model with layers. ModelLoadError: the weights do not fit.
+        ConfigError: it needs weights that are not named, or a model with layers. ModelLoadError: the weights do not
+            fit.
     """
     drafter = DRAFTERS[config.drafter](Surroundings(config, model, target, sampler, block_size))
     if drafter.captures and isinstance(target, LayeredRunner):

@@ -1,8 +1,9 @@
-"""Recent ids → guesses: what a drafter is. Knows nothing of requests or of the engine's blocks; verification (sampling/verify.py) keeps
-whatever it guesses exact, so a drafter may be wrong but never late, and never changes what it is given.
+"""Recent token ids → drafts: what a drafter is. A drafter knows nothing of requests or of the engine's blocks.
+Verification (sampling/verify.py) keeps the output exact whatever it drafts: it may be wrong but never slow, and it
+never changes what it is given.
 
-A step of the engine: `draft` before the target's forward pass, `observe` after its tokens have been committed. Drafters keep what they
-know of a sequence by its slot, and forget it in `remove`.
+In a step of the engine, `draft` is called before the target's forward pass, and `observe` after its samples are known.
+Drafters keep what they know of a sequence by its slot, and forget it in `remove`.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ from tailrace.options import Rule
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """One sequence that wants guesses.
+class DraftRequest:
+    """One sequence that wants drafts.
 
-    slot: its place, 0 … S − 1. tokens: prompt and output so far, not to be kept or changed: it grows. count: at most so many, ≥ 1. rule:
-    how they will be verified. blocks, computed: its blocks in the target's cache, which cover len(tokens) + count positions, and how many
-    of these are computed (len(tokens) − 1: the last token's are not). Nobody shares the positions from `computed` on.
+    slot: its slot, 0 … S − 1. tokens: prompt and output so far; not to be kept or changed, since it grows. count: the
+    most drafts, ≥ 1. rule: how they will be verified. blocks: its blocks in the target's cache, which cover len(tokens)
+    + count positions. computed: how many of these positions are computed (len(tokens) − 1: the last token's is not). No
+    other sequence shares the positions from `computed` on.
     """
 
     slot: int
@@ -35,20 +37,20 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """tokens: 0 … count guesses for what follows. q: float32 [len(tokens), V], the distributions that they were drawn from; None:
-    they are one-hot."""
+    """tokens: 0 … count drafts. q: float32 [len(tokens), V], the distributions that they were drawn from; None: they
+    are one-hot."""
 
     tokens: list[int]
     q: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """What one forward pass of the target has computed, without the guesses that were rejected.
+class TargetStates:
+    """Hidden states that one forward pass of the target has computed, without those of rejected drafts.
 
-    Sequence i, in slots[i], has computed its positions first[i] … first[i] + count[i] − 1; rows row[i] … row[i] + count[i] − 1 of `hidden`
-    [T, C·H] are the target's hidden states there, those of the layers that the drafter asked for side by side. tokens[i]: all of the
-    sequence so far, newly drawn ones too.
+    Sequence i is in slots[i]. The pass has computed its positions first[i] … first[i] + count[i] − 1. Rows row[i] …
+    row[i] + count[i] − 1 of `hidden` [T, C·H] are the target's hidden states there: those of the layers that the
+    drafter captures, side by side. tokens[i]: the whole sequence so far, newly sampled tokens included.
     """
 
     slots: Sequence[int]
@@ -61,22 +63,23 @@ class Seen:
 
 @runtime_checkable
 class Drafter(Protocol):
-    """Anything that guesses tokens.
+    """Anything that drafts tokens.
 
-    draws: whether it can draw from distributions, and so whether drafts that nobody has said anything about are verified by rejection.
-    captures: layers of the target whose output it wants to see in `observe`, 0 … L − 1 (its decoder layers' outputs; L: after the final
-    norm); () and `observe` is not called.
+    draws: it can draw from distributions, so its drafts are verified by rejection unless somebody says otherwise.
+    captures: the target's layers whose output `observe` gets, 0 … L − 1 for its decoder layers, L for the output after
+    the final norm. () means that `observe` is not called.
     """
 
     draws: bool
     captures: tuple[int, ...]
 
-    def draft(self, asks: Sequence[Ask]) -> list[Draft]:
-        """Guesses for each, in order. All sequences of the step that want some are asked together, each once."""
+    def draft(self, asks: Sequence[DraftRequest]) -> list[Draft]:
+        """Drafts for each request, in order. All sequences of the step that want drafts are asked together, each
+        once."""
         ...
 
-    def observe(self, seen: Seen) -> None:
-        """The target's forward pass, after it."""
+    def observe(self, seen: TargetStates) -> None:
+        """Called after the target's forward pass."""
         ...
 
     def remove(self, slot: int) -> None:

@@ -1,11 +1,12 @@
 """Drafts of a whole block in one pass (drafting/block_head.py; DFlash, arXiv 2602.06036).
 
-A block is the last token, whose state the target has not computed yet, and masks after it. What the head puts out at a mask is about
-the token at that very place. It attends over all of the block and over the target's states of the positions before, which `observe`
-has turned into keys and values of every layer; the block's own are overwritten by what comes after it.
+A block is the last token, whose state the target has not computed yet, and masks after it. What the head puts out at a
+mask is about the token at that very place. It attends over all of the block and over the target's states of the
+positions before, which `observe` has turned into keys and values of every layer; the block's own are overwritten by
+what comes after it.
 
-Given what is before them the drafts of a block are independent of each other: each is taken from its own place's logits. So they are
-a chain of proposals like any other, only one that does not look at its own beginning.
+Given what is before them the drafts of a block are independent of each other: each is taken from its own place's
+logits. So they are a chain of proposals like any other, only one that does not look at its own beginning.
 """
 
 from __future__ import annotations
@@ -17,20 +18,21 @@ from itertools import accumulate
 import torch
 
 from tailrace import kernels
-from tailrace.drafting.base import Ask, Draft, Seen
+from tailrace.drafting.base import Draft, DraftRequest, TargetStates
 from tailrace.drafting.block_head import BlockHead, Level
-from tailrace.drafting.context import Context, flat, place
+from tailrace.drafting.context import CachedPositions, flat, place
 from tailrace.drafting.pick import Picker
 
 ROWS = 256  # of logits that are made at a time
 
 
 class BlockDrafter:
-    """See drafting.base.Drafter. At most block_size − 1 drafts; none where the last computed position was not seen, or the cache has no
-    room for the block.
+    """See drafting.base.Drafter. At most block_size − 1 drafts; none where the last computed position was not seen, or
+    the cache has no room for the block.
 
     Args:
-        num_blocks, block_size: of its cache; block_size a multiple of 16. (The head's own block_size is how many tokens it fills in.)
+        num_blocks, block_size: of its cache; block_size a multiple of 16. (The head's own block_size is how many tokens
+            it fills in.)
 
     Raises:
         ValueError: num_blocks or block_size is out of range.
@@ -41,10 +43,10 @@ class BlockDrafter:
     def __init__(self, head: BlockHead, picker: Picker, num_blocks: int, block_size: int) -> None:
         self.head, self.picker = head, picker
         self.captures = head.captures
-        self.context = Context(num_blocks, block_size)
+        self.context = CachedPositions(num_blocks, block_size)
         self.caches = [level.layer.make_cache(num_blocks, block_size) for level in head.levels]
 
-    def draft(self, asks: Sequence[Ask]) -> list[Draft]:
+    def draft(self, asks: Sequence[DraftRequest]) -> list[Draft]:
         length = self.head.block_size
         asks = [replace(ask, count=min(ask.count, length - 1)) for ask in asks]
         held = [self.context.reach(ask.slot, ask.tokens) for ask in asks]
@@ -58,7 +60,7 @@ class BlockDrafter:
             return picks.drafts()
 
     @torch.inference_mode()
-    def observe(self, seen: Seen) -> None:
+    def observe(self, seen: TargetStates) -> None:
         for entries in flat(self.context.enter(seen)):
             features = self.head.features(seen.hidden[entries.rows])
             rope = self.head.rotary(entries.positions)
@@ -71,8 +73,9 @@ class BlockDrafter:
     # ---- inside
 
     @torch.inference_mode()
-    def _logits(self, asks: Sequence[Ask], held: Sequence[int]) -> torch.Tensor:
-        """Of all masks that are asked for, one ask's after the other's: [sum of counts, V]. held: entries before each block."""
+    def _logits(self, asks: Sequence[DraftRequest], held: Sequence[int]) -> torch.Tensor:
+        """Of all masks that are asked for, one ask's after the other's: [sum of counts, V]. held: entries before each
+        block."""
         length = self.head.block_size
         inside = torch.arange(length)
         token_ids = torch.full((len(asks), length), self.head.mask)
@@ -96,7 +99,8 @@ def attend(
 ) -> torch.Tensor:
     """Attention of n blocks' tokens, [n · block, Hq, D], over what is before them and over the block.
 
-    The kernel is causal: to let a token see the whole block, it goes in as a sequence of its own that ends where the block does.
+    The kernel is causal: to let a token see the whole block, it goes in as a sequence of its own that ends where the
+    block does.
     """
     block = len(query) // len(lengths)
     each = block if level.causal else 1

@@ -1,5 +1,6 @@
-"""A block-parallel drafter from its published checkpoint (DFlash, arXiv 2602.06036): a small stack of decoder layers that fills in all
-masks of a block in one pass, looking at the target's states of everything before it. Knows neither sequences nor caches.
+"""A block-parallel drafter from its published checkpoint (DFlash, arXiv 2602.06036): a small stack of decoder layers
+that fills in all masks of a block in one pass, looking at the target's states of everything before it. Knows neither
+sequences nor caches.
 
 Symbols: n rows, H hidden size (the target's), C captured layers, V vocabulary.
 """
@@ -16,7 +17,7 @@ from tailrace import kernels
 from tailrace.drafting.checkpoint import Checkpoint
 from tailrace.drafting.ends import OutputHead, embedding, own_embedding
 from tailrace.drafting.keys import refuse_unknown
-from tailrace.drafting.layer import Layer, Norm, Rotary, configuration, packed
+from tailrace.drafting.layer import DecoderLayer, Norm, Rotary, configuration, packed
 from tailrace.errors import ModelLoadError
 from tailrace.runners.base import LayeredRunner
 
@@ -49,9 +50,10 @@ ONLY = {"speculators_model_type": ("dflash",), "use_aux_hidden_state": (True,)}
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """One layer of the stack. causal: a block's tokens don't see those after them; window: how many positions each sees, 0 is all."""
+    """One layer of the stack. causal: a block's tokens don't see those after them; window: how many positions each
+    sees, 0 is all."""
 
-    layer: Layer
+    layer: DecoderLayer
     norm: Norm
     causal: bool
     window: int
@@ -60,15 +62,18 @@ class Level:
 class BlockHead:
     """The stack, between the target's own embedding and output head. Load with `BlockHead.load`.
 
-    captures: `target_layer_ids`. block_size: tokens of a block, the known one at its beginning included. mask: the id of the others.
+    captures: `target_layer_ids`. block_size: tokens of a block, the known one at its beginning included. mask: the id
+    of the others.
 
-    Tensors: fc.weight [H, C·H]; hidden_norm.weight, norm.weight; layers.i.* as in Qwen3. config.json: Qwen3's, with block_size and
-    dflash_config: mask_token_id, target_layer_ids, which count outputs of layers (as many as there are layers, spread evenly, where they
-    are not given; `aux_hidden_state_layer_ids` of the speculators library count inputs). embed_tokens.weight, lm_head.weight and d2t of the
-    file are used where it has them, see drafting/ends.py. Of windows see `view`.
+    Tensors: fc.weight [H, C·H]; hidden_norm.weight, norm.weight; layers.i.* as in Qwen3. config.json: Qwen3's, with
+    block_size and
+    dflash_config: mask_token_id, target_layer_ids, which count outputs of layers (as many as there are layers, spread
+    evenly, where they are not given; `aux_hidden_state_layer_ids` of the speculators library count inputs).
+    embed_tokens.weight, lm_head.weight and d2t of the file are used where it has them, see drafting/ends.py. Of windows
+    see `view`.
 
-    `output_multiplier` and `final_logit_softcapping` are applied; `input_embedding_scale` too. DFlash2's convolutions and candidate
-    selector are not known here, and refused by the names of their tensors.
+    `output_multiplier` and `final_logit_softcapping` are applied; `input_embedding_scale` too. DFlash2's convolutions
+    and candidate selector are not known here, and refused by the names of their tensors.
     """
 
     def __init__(self, checkpoint: Checkpoint, config: Any, runner: LayeredRunner) -> None:
@@ -125,20 +130,21 @@ class BlockHead:
 
 
 def level(checkpoint: Checkpoint, config: Any, index: int, block_size: int) -> Level:
-    """Layer `index` of the stack."""
+    """DecoderLayer `index` of the stack."""
     prefix = f"layers.{index}."
     causal, window = view(checkpoint, config, index, block_size)
     norm = Norm(checkpoint.take(f"{prefix}input_layernorm.weight", config.hidden_size), config.rms_norm_eps)
-    return Level(Layer(checkpoint, prefix, config, config.hidden_size), norm, causal, window)
+    return Level(DecoderLayer(checkpoint, prefix, config, config.hidden_size), norm, causal, window)
 
 
 def view(checkpoint: Checkpoint, config: Any, index: int, block_size: int) -> tuple[bool, int]:
     """Whether a layer's tokens see those after them in the block, and how many positions each sees; 0 is all.
 
-    A layer has a window where `layer_types` says sliding_attention, or, where it says so of none, `use_swa`: of `swa_window_size`, or else
-    `sliding_window`. Layers with a window are causal and the others are not, unless `is_causal`, `causal` or `sliding_window_non_causal`
-    says otherwise (so vLLM reads published files). A causal window counts the block too. In one that is not causal (speculators) all
-    tokens of a block see the whole block and the same positions before it, as many as the window has.
+    A layer has a window where `layer_types` says sliding_attention, or, where it says so of none, `use_swa`: of
+    `swa_window_size`, or else `sliding_window`. Layers with a window are causal and the others are not, unless
+    `is_causal`, `causal` or `sliding_window_non_causal` says otherwise (so vLLM reads published files). A causal window
+    counts the block too. In one that is not causal (speculators) all tokens of a block see the whole block and the same
+    positions before it, as many as the window has.
     """
     types = checkpoint.value("layer_types", "transformer_layer_config") or []
     if len(types) not in (0, config.num_hidden_layers) or set(types) - {"full_attention", "sliding_attention"}:

@@ -1,5 +1,5 @@
-"""A drafter's published folder → its configuration and its tensors, each asked for by name and shape, so that what does not fit the
-target is said by name. Knows no drafter."""
+"""A drafter's published folder → its configuration and its tensors, each asked for by name and shape, so that what does
+not fit the target is said by name. Knows no drafter."""
 
 from __future__ import annotations
 
@@ -60,7 +60,8 @@ class Checkpoint:
         return self.take(name, *shape) if name in self.tensors else None
 
     def finish(self) -> None:
-        """Raise ModelLoadError if a tensor is left over: a drafter that has more than we use computes something else."""
+        """Raise ModelLoadError if a tensor is left over: a drafter that has more than we use computes something
+        else."""
         left = sorted(name for name in self.tensors if not name.endswith(IGNORED))
         if left:
             more = f" and {len(left) - 3} more" if len(left) > 3 else ""

@@ -1,8 +1,10 @@
-"""What a head has cached of each sequence: which of its positions, and where. Knows no arithmetic.
+"""Which positions of each sequence a head has in its own cache, and where. Knows no arithmetic.
 
-Positions that the target computed before the head came to see them (a prefix taken from the cache) are missing, and the others close
-up: the i-th position that is known is the i-th in the slot's pages. Keys carry their true positions in their rotation, so attention
-over what is there is what it would be with the missing ones masked. (A sliding window then counts what is there.)
+Positions that the target computed before the head came to see them (a prefix taken from the cache) are missing. The
+others
+close up: the i-th position that is known is the i-th entry of the slot's pages. Keys carry their true positions in
+their rotation, so attention over the entries is what it would be with the missing ones masked. (A sliding window then
+counts entries.)
 """
 
 from __future__ import annotations
@@ -13,16 +15,16 @@ from dataclasses import dataclass
 
 import torch
 
-from tailrace.drafting.base import Seen
+from tailrace.drafting.base import TargetStates
 from tailrace.drafting.pages import Pages
 
 CHUNK = 512  # rows that enter at a time: bounds the memory that a long prefill takes
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
-    """Positions first … first + count − 1 of a slot's sequence, which are new. row: of the first in Seen.hidden. places: in the cache,
-    block · block_size + offset, int64 [count]. following: the token after each."""
+class NewPositions:
+    """New positions first … first + count − 1 of a slot's sequence. row: of the first one in TargetStates.hidden.
+    places: in the cache, block · block_size + offset, int64 [count]. following: the token after each position."""
 
     slot: int
     first: int
@@ -33,8 +35,8 @@ class Stretch:
 
 
 @dataclass(frozen=True, slots=True)
-class Entries:
-    """Stretches, flat: all int64 [n]."""
+class PositionColumns:
+    """New positions of several sequences, flat: all int64 [n]."""
 
     rows: torch.Tensor
     positions: torch.Tensor
@@ -42,7 +44,7 @@ class Entries:
     following: torch.Tensor
 
 
-def flat(stretches: Sequence[Stretch], size: int = CHUNK) -> Iterator[Entries]:
+def flat(stretches: Sequence[NewPositions], size: int = CHUNK) -> Iterator[PositionColumns]:
     """All entries, at most `size` at a time."""
     if not stretches:
         return
@@ -53,19 +55,19 @@ def flat(stretches: Sequence[Stretch], size: int = CHUNK) -> Iterator[Entries]:
         torch.tensor([token for s in stretches for token in s.following], dtype=torch.int64),
     )
     for piece in zip(*(column.split(size) for column in columns), strict=True):
-        yield Entries(*piece)
+        yield PositionColumns(*piece)
 
 
-class Context:
+class CachedPositions:
     """known[slot]: positions that are cached, ascending."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.pages = Pages(num_blocks, block_size)
         self.known: dict[int, list[int]] = {}
 
-    def enter(self, seen: Seen) -> list[Stretch]:
-        """Room for what was computed; whatever stood there or after it is forgotten. A position enters once the token after it is known.
-        A sequence for which there is no room goes without."""
+    def enter(self, seen: TargetStates) -> list[NewPositions]:
+        """Take blocks for what was computed. What stood there or after it is forgotten. A position enters once the
+        token after it is known. A sequence for which no blocks are free goes without."""
         stretches = []
         columns = zip(seen.slots, seen.tokens, seen.first, seen.count, seen.row, strict=True)
         for slot, tokens, first, count, row in columns:
@@ -77,7 +79,7 @@ class Context:
             known += range(first, first + count)
             blocks = torch.tensor(self.pages.blocks[slot])
             places = place(blocks, torch.arange(begin, begin + count), self.pages.block_size)
-            stretches.append(Stretch(slot, first, count, row, places, tokens[first + 1 : first + 1 + count]))
+            stretches.append(NewPositions(slot, first, count, row, places, tokens[first + 1 : first + 1 + count]))
         return stretches
 
     def cut(self, slot: int, position: int) -> list[int]:
@@ -90,7 +92,8 @@ class Context:
         return known
 
     def reach(self, slot: int, tokens: Sequence[int]) -> int:
-        """How many positions are known, if the last of them is the one before the last token; else 0: there is nothing to go on from."""
+        """How many positions are known, if the last of them is the one before the last token; else 0: drafting has
+        nothing to go on from."""
         known = self.cut(slot, len(tokens) - 1)
         return len(known) if known and known[-1] == len(tokens) - 2 else 0
 
@@ -101,5 +104,6 @@ class Context:
 
 
 def place(blocks: torch.Tensor, index: torch.Tensor, block_size: int) -> torch.Tensor:
-    """Where the entries of these indices are in a sequence's blocks: [B], [n] → int64 [n]; or of n sequences: [n, B], [n, k] → [n, k]."""
+    """Where the entries of these indices are in a sequence's blocks: [B], [n] → int64 [n]; or of n sequences: [n, B],
+    [n, k] → [n, k]."""
     return blocks.to(torch.int64).gather(-1, index // block_size) * block_size + index % block_size

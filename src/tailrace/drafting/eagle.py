@@ -1,11 +1,12 @@
 """Drafts from an EAGLE head: one decoder layer that continues the target's own hidden states (drafting/eagle_heads.py).
 
-Entry j of the head's cache is made of the target's state at position j and of the token at j + 1; what the layer puts out there guesses
-the token at j + 2. So the first draft comes from the last position that the target has computed and the token drawn there; each
-further one takes the layer's own output for the target's state. Drafts are chains: the published trees choose among chains.
+Entry j of the head's cache is made of the target's state at position j and of the token at j + 1; what the layer puts
+out there guesses the token at j + 2. So the first draft comes from the last position that the target has computed and
+the token drawn there; each further one takes the layer's own output for the target's state. Drafts are chains: the
+published trees choose among chains.
 
-`observe` stores keys and values only: with one layer, nothing else of a past entry is ever looked at. The last entry is made again
-where drafting begins.
+`observe` stores keys and values only: with one layer, nothing else of a past entry is ever looked at. The last entry is
+made again where drafting begins.
 """
 
 from __future__ import annotations
@@ -16,16 +17,17 @@ from dataclasses import replace
 import torch
 
 from tailrace import kernels
-from tailrace.drafting.base import Ask, Draft, Seen
-from tailrace.drafting.context import Context, flat, place
-from tailrace.drafting.eagle_heads import Head
+from tailrace.drafting.base import Draft, DraftRequest, TargetStates
+from tailrace.drafting.context import CachedPositions, flat, place
+from tailrace.drafting.eagle_heads import EagleHead
 from tailrace.drafting.pick import Picker
 
 
 class EagleDrafter:
     """See drafting.base.Drafter.
 
-    A sequence gets no drafts where its last computed position was not seen, and one at most where the cache has no room for more.
+    A sequence gets no drafts where its last computed position was not seen, and one at most where the cache has no room
+    for more.
 
     Args:
         head: see eagle_heads.load_head. num_blocks, block_size: of its cache; block_size a multiple of 16.
@@ -36,16 +38,15 @@ class EagleDrafter:
 
     draws = True
 
-    def __init__(self, head: Head, picker: Picker, num_blocks: int, block_size: int) -> None:
+    def __init__(self, head: EagleHead, picker: Picker, num_blocks: int, block_size: int) -> None:
         self.head, self.layer, self.picker = head, head.layer, picker
         self.captures = head.captures
-        self.context = Context(num_blocks, block_size)
+        self.context = CachedPositions(num_blocks, block_size)
         self.cache = head.layer.make_cache(num_blocks, block_size)
-        self.states: dict[
-            int, tuple[int, torch.Tensor]
-        ] = {}  # slot → the last position that was seen, its state [1, H]
+        # slot → the last position that was seen, and its state [1, H]
+        self.states: dict[int, tuple[int, torch.Tensor]] = {}
 
-    def draft(self, asks: Sequence[Ask]) -> list[Draft]:
+    def draft(self, asks: Sequence[DraftRequest]) -> list[Draft]:
         held = [self._held(ask) for ask in asks]
         grown = [n > 0 and self.context.pages.grow(a.slot, n + a.count - 1) for a, n in zip(asks, held, strict=True)]
         asks = [ask if room else replace(ask, count=1) for ask, room in zip(asks, grown, strict=True)]
@@ -64,7 +65,7 @@ class EagleDrafter:
             return picks.drafts()
 
     @torch.inference_mode()
-    def observe(self, seen: Seen) -> None:
+    def observe(self, seen: TargetStates) -> None:
         stretches = self.context.enter(seen)
         for entries in flat(stretches):
             state = self.head.state(seen.hidden[entries.rows])
@@ -81,7 +82,7 @@ class EagleDrafter:
 
     # ---- inside
 
-    def _held(self, ask: Ask) -> int:
+    def _held(self, ask: DraftRequest) -> int:
         """How many entries the ask's drafts go on from; 0: they can't."""
         seen, _ = self.states.get(ask.slot, (-1, None))
         return self.context.reach(ask.slot, ask.tokens) if seen == len(ask.tokens) - 2 else 0
@@ -90,7 +91,8 @@ class EagleDrafter:
     def _step(
         self, tokens: list[int], states: torch.Tensor, positions: list[int], index: list[int], tables: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """One entry for each of n sequences, at these indices of their pages: the layer's outputs [n, H], and logits [n, V]."""
+        """One entry for each of n sequences, at these indices of their pages: the layer's outputs [n, H], and logits
+        [n, V]."""
         at = torch.tensor(index)
         entering, residual = self.head.enter(torch.tensor(tokens), states)
         rope = self.head.rotary(torch.tensor(positions))

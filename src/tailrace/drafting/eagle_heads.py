@@ -1,5 +1,5 @@
-"""EAGLE's heads from their published checkpoints: EAGLE-1 and -2 (arXiv 2401.15077, 2406.16858) and EAGLE-3 (arXiv 2503.01840). What a
-head computes with what it is given; knows neither sequences nor caches.
+"""EAGLE's heads from their published checkpoints: EAGLE-1 and -2 (arXiv 2401.15077, 2406.16858) and EAGLE-3 (arXiv
+2503.01840). What a head computes with what it is given; knows neither sequences nor caches.
 
 Symbols: n rows, H the head's hidden size, Ht the target's, C captured layers, V the target's vocabulary, Vd the head's.
 """
@@ -15,7 +15,7 @@ from tailrace import kernels
 from tailrace.drafting.checkpoint import Checkpoint
 from tailrace.drafting.ends import OutputHead, embedding, own_embedding
 from tailrace.drafting.keys import refuse_unknown
-from tailrace.drafting.layer import Layer, Norm, Rotary, configuration, packed
+from tailrace.drafting.layer import DecoderLayer, Norm, Rotary, configuration, packed
 from tailrace.errors import ModelLoadError
 from tailrace.runners.base import LayeredRunner
 
@@ -44,15 +44,16 @@ EAGLE_ONLY = {
 }
 
 
-class Head(Protocol):
+class EagleHead(Protocol):
     """What the versions have in common. States are [n, H]."""
 
     captures: tuple[int, ...]
-    layer: Layer
+    layer: DecoderLayer
     rotary: Rotary
 
     def state(self, hidden: torch.Tensor, /) -> torch.Tensor:
-        """What the target has computed, [n, C·Ht] → what stands in for the layer's own output of the position before."""
+        """What the target has computed, [n, C·Ht] → what stands in for the layer's own output of the position
+        before."""
         ...
 
     def enter(self, token_ids: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -69,10 +70,11 @@ class Head(Protocol):
 
 
 class Eagle1:
-    """EAGLE-1 and -2, whose checkpoints are the same: embedding and state in one projection, then a layer without its first norm.
+    """EAGLE-1 and -2, whose checkpoints are the same: embedding and state in one projection, then a layer without its
+    first norm.
 
-    Tensors: fc.weight [H, 2H], over the embedding, then the state; fc.bias in some; layers.0.*; embed_tokens.weight in some, else the
-    target's. The state is what enters the target's output head, and that is the head's own, too.
+    Tensors: fc.weight [H, 2H], over the embedding, then the state; fc.bias in some; layers.0.*; embed_tokens.weight in
+    some, else the target's. The state is what enters the target's output head, and that is the head's own, too.
     """
 
     def __init__(self, checkpoint: Checkpoint, config: Any, runner: LayeredRunner) -> None:
@@ -88,7 +90,7 @@ class Eagle1:
         refuse_window(checkpoint, config)
         self.embed = embedding(own_embedding(checkpoint, width, runner), runner)
         self.fc = packed(checkpoint, 2 * width, ("fc", width))
-        self.layer = Layer(checkpoint, "layers.0.", config, width)
+        self.layer = DecoderLayer(checkpoint, "layers.0.", config, width)
         self.rotary = Rotary(config, runner.dtype, checkpoint.device)
         self.logits = runner.head
         checkpoint.tensors.pop("lm_head.weight", None)  # a copy of the target's, in some
@@ -105,17 +107,19 @@ class Eagle1:
 
 
 class Eagle3:
-    """EAGLE-3: the states of several layers of the target, fused; the projections take embedding and state, each normed.
+    """EAGLE-3: the states of several layers of the target, fused; the projections take embedding and state, each
+    normed.
 
-    Tensors: fc.weight [H, C·Ht]; midlayer.* (layers.0.* where the speculators library wrote it) with hidden_norm, input_layernorm and
-    projections 2H wide; norm.weight; lm_head.weight and d2t, see drafting/ends.py; embed_tokens.weight in some, else the target's. t2d says
-    the same as d2t and is not read.
+    Tensors: fc.weight [H, C·Ht]; midlayer.* (layers.0.* where the speculators library wrote it) with hidden_norm,
+    input_layernorm and projections 2H wide; norm.weight; lm_head.weight and d2t, see drafting/ends.py;
+    embed_tokens.weight in some, else the target's. t2d says the same as d2t and is not read.
 
-    Keys, at the top of config.json or in its eagle_config: `norm_before_residual`: the residual is the normed state. `fc_norm`: each of the
-    target's states is normed before they are fused (fc_norm.i.weight [Ht]); `norm_before_fc`: all of them together (input_norm.weight
-    [C·Ht]). `use_aux_hidden_state` false: no states are fused, the one that enters the target's output head is taken as it is.
-    `norm_output` true: the next position gets the layer's normed output (EAGLE 3.1, as speculators and vLLM read it). False is the
-    default there; where SpecForge wrote it, it means that the output head gets the output as it is.
+    Keys, at the top of config.json or in its eagle_config: `norm_before_residual`: the residual is the normed state.
+    `fc_norm`: each of the target's states is normed before they are fused (fc_norm.i.weight [Ht]); `norm_before_fc`:
+    all of them together (input_norm.weight [C·Ht]). `use_aux_hidden_state` false: no states are fused, the one that
+    enters the target's output head is taken as it is. `norm_output` true: the next position gets the layer's normed
+    output (EAGLE 3.1, as speculators and vLLM read it). False is the default there; where SpecForge wrote it, it means
+    that the output head gets the output as it is.
     """
 
     def __init__(self, checkpoint: Checkpoint, config: Any, runner: LayeredRunner) -> None:
@@ -126,7 +130,7 @@ class Eagle3:
         own = own_embedding(checkpoint, width, runner)
         self.embed = embedding(own, runner)
         self._fusion(checkpoint, width, eps, runner)
-        self.layer = Layer(checkpoint, prefix, config, 2 * width)
+        self.layer = DecoderLayer(checkpoint, prefix, config, 2 * width)
         self.embed_norm = Norm(checkpoint.take(f"{prefix}input_layernorm.weight", width), eps)
         self.state_norm = Norm(checkpoint.take(f"{prefix}hidden_norm.weight", width), eps)
         self.norm = Norm(checkpoint.take("norm.weight", width), eps)
@@ -180,7 +184,8 @@ class Eagle3:
 
 
 def refuse_window(checkpoint: Checkpoint, config: Any) -> None:
-    """Raise ModelLoadError for a layer with a window: there is none here. Some families have one wherever a size is given."""
+    """Raise ModelLoadError for a layer with a window: there is none here. Some families have one wherever a size is
+    given."""
     size = getattr(config, "sliding_window", None)
     if size and not hasattr(config, "use_sliding_window"):
         raise ModelLoadError(
@@ -195,7 +200,7 @@ def agree(checkpoint: Checkpoint, key: str, wanted: int) -> None:
         raise ModelLoadError(f"{checkpoint.folder}: config.json: {key} must be {wanted} here, got {str(said)[:100]}")
 
 
-def load_head(folder: Path, runner: LayeredRunner) -> Head:
+def load_head(folder: Path, runner: LayeredRunner) -> EagleHead:
     """The head in a published folder, for this target. EAGLE-3 is known by its norm of the state.
 
     Raises:
@@ -212,11 +217,12 @@ def load_head(folder: Path, runner: LayeredRunner) -> Head:
 
 
 def fused_layers(checkpoint: Checkpoint, num_layers: int) -> tuple[int, ...]:
-    """The target's layers whose outputs an EAGLE-3 head takes: what feeds layers 2, L / 2 and L − 3 (so the published implementation), or
-    what config.json pins.
+    """The target's layers whose outputs an EAGLE-3 head takes: what feeds layers 2, L / 2 and L − 3 (so the published
+    implementation), or what config.json pins.
 
-    Of its two ways to pin them we take `eagle_config.eagle_aux_hidden_state_layer_ids` to count layers' outputs, and a top-level
-    `eagle_aux_hidden_state_layer_ids` to count inputs, as the servers do that read them; the files themselves don't say.
+    Of its two ways to pin them we take `eagle_config.eagle_aux_hidden_state_layer_ids` to count layers' outputs, and a
+    top-level `eagle_aux_hidden_state_layer_ids` to count inputs, as the servers do that read them; the files themselves
+    don't say.
     """
     nested = (checkpoint.config.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
     pinned = checkpoint.config.get("eagle_aux_hidden_state_layer_ids") or (2, num_layers // 2, num_layers - 3)

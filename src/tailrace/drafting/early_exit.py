@@ -1,24 +1,26 @@
-"""Early exit: the target's own first layers draft, through its final norm and output head (Zhang et al., arXiv 2309.08168; Elhoushi et al.,
-LayerSkip, arXiv 2404.16710). No other weights, no cache, nothing to catch up on.
+"""Early exit: the target's own first layers draft, through its final norm and output head (Zhang et al., arXiv
+2309.08168; Elhoushi et al., LayerSkip, arXiv 2404.16710). Needs no other weights and no cache, and has nothing to catch
+up on.
 
-The drafts' keys and values go to the target's own blocks, behind what it has computed. Its verification writes the same positions again,
-in these layers with the same values, so nothing of a draft pass is left but what the target computes itself.
+The drafts' keys and values go to the target's own blocks, behind what it has computed. Verification writes the same
+positions again, in these layers with the same values, so nothing of a draft pass is left but what the target computes
+itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tailrace.drafting.base import Ask, Draft, Seen
-from tailrace.drafting.pages import lay_out, table
+from tailrace.drafting.base import Draft, DraftRequest, TargetStates
 from tailrace.drafting.pick import Picker
 from tailrace.errors import ConfigError
 from tailrace.runners.base import LayeredRunner
+from tailrace.runners.flat_batch import block_table, lay_out
 
 
 class EarlyExit:
-    """See drafting.base.Drafter. Reads the asks' `blocks` and `computed`, and writes positions computed … len(tokens) + count − 2: these
-    blocks must be the sequence's alone.
+    """See drafting.base.Drafter. Reads the asks' `blocks` and `computed`, and writes positions computed … len(tokens) +
+    count − 2: these blocks must be the sequence's alone.
 
     Args:
         runner: the target. layers: how many of its layers draft, 1 … L − 1. block_size: of the target's cache.
@@ -35,8 +37,8 @@ class EarlyExit:
             raise ConfigError(f"early exit: layers must be an integer in [1, {runner.num_layers - 1}], got {layers}")
         self.runner, self.layers, self.picker, self.block_size = runner, layers, picker, block_size
 
-    def draft(self, asks: Sequence[Ask]) -> list[Draft]:
-        tables = table([ask.blocks for ask in asks])
+    def draft(self, asks: Sequence[DraftRequest]) -> list[Draft]:
+        tables = block_table([ask.blocks for ask in asks])
         computed = [ask.computed for ask in asks]
         with self.picker.start(asks) as picks:
             going = list(range(len(asks)))
@@ -49,7 +51,7 @@ class EarlyExit:
                 going = picks.take(self.runner.forward_layers(batch, self.layers), going)
             return picks.drafts()
 
-    def observe(self, seen: Seen) -> None:
+    def observe(self, seen: TargetStates) -> None:
         pass
 
     def remove(self, slot: int) -> None:

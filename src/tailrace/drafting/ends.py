@@ -1,5 +1,5 @@
-"""What a head has at its ends: the embedding of tokens, and the output head, its own or the target's, over its own vocabulary or the
-target's.
+"""What a head has at its ends: the embedding of tokens, and the output head, its own or the target's, over its own
+vocabulary or the target's.
 
 Symbols: n rows, H the head's hidden size, V the target's vocabulary, Vd the head's.
 """
@@ -21,8 +21,8 @@ from tailrace.runners.base import LayeredRunner
 class OutputHead:
     """Normed states [n, H] → logits [n, V], −inf for tokens that the head does not know.
 
-    Tensors: lm_head.weight [Vd, H], in some; without it the target's is taken, or with `tie_word_embeddings` the file's own embedding. d2t
-    [Vd] in some: its entry i plus i is the target's id of token i, and without it Vd is V.
+    Tensors: lm_head.weight [Vd, H], in some; without it the target's is taken, or with `tie_word_embeddings` the file's
+    own embedding. d2t [Vd] in some: its entry i plus i is the target's id of token i, and without it Vd is V.
 
     Args:
         embedded: the file's own embedding [V, H], or None.

@@ -1,5 +1,5 @@
-"""Which keys of a drafter's config.json mean something here. A key that is in no table is refused by name, since whoever wrote it meant
-something by it. A value of null means that the key is not there."""
+"""Which keys of a drafter's config.json mean something here. A key that is in no table is refused by name, since
+whoever wrote it meant something by it. A value of null means that the key is not there."""
 
 from __future__ import annotations
 
@@ -101,8 +101,8 @@ def refuse_unknown(
     """Raise ModelLoadError, naming the key, if the configuration says something that would not be honoured.
 
     Args:
-        honoured: keys that the head itself reads. sections: those of the configuration that hold more of them. only: as ONLY, of this
-            kind of head.
+        honoured: keys that the head itself reads. sections: those of the configuration that hold more of them. only: as
+            ONLY, of this kind of head.
     """
     parts = [("", checkpoint.config)]
     parts += [(f"{name}.", part) for name in sections if isinstance(part := checkpoint.config.get(name), dict)]

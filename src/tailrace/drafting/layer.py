@@ -1,7 +1,8 @@
-"""One decoder layer of the Llama family, taken apart: keys and values here, queries there, the rest after attention. Drafting heads
-are made of such layers and differ in what enters them.
+"""One decoder layer of the Llama family, taken apart: keys and values here, queries there, the rest after attention.
+Drafting heads are made of such layers and differ in what enters them.
 
-All arithmetic is the kernels': on the CPU a row's result is the same bits whatever its neighbours are. Knows nothing of caches.
+All arithmetic is the kernels': on the CPU a row's result is the same bits whatever its neighbours are. Knows nothing of
+caches.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from tailrace.drafting.checkpoint import Checkpoint
 from tailrace.errors import ModelLoadError
 from tailrace.extras import needs
 
-# whose decoder layers, as heads have them, are Llama's: separate projections, RMS norms, a gated MLP, rotation of halves
+# whose decoder layers, as heads have them, are Llama's: separate projections, RMS norms, a gated MLP, rotation of
+# halves
 FAMILIES = ("llama", "mistral", "ministral", "phi3", "qwen2", "qwen3", "seed_oss")
 Rope = tuple[torch.Tensor, torch.Tensor]  # cosines and sines, each [n, D]
 
@@ -32,11 +34,12 @@ class Norm:
         return kernels.rms_norm(x, self.weight, self.eps)
 
 
-class Layer:
+class DecoderLayer:
     """Attention's projections and the MLP. Symbols: n rows, H hidden size, Hq and Hkv heads of D.
 
     Args:
-        prefix: of its tensors' names, with the dot. config: a Llama-like configuration of transformers, see `configuration`.
+        prefix: of its tensors' names, with the dot. config: a Llama-like configuration of transformers, see
+            `configuration`.
         width: of what enters its projections.
 
     Raises:
@@ -93,7 +96,8 @@ class Layer:
         return key, value
 
     def after(self, residual: torch.Tensor, mixed: torch.Tensor) -> torch.Tensor:
-        """What the layer puts out, [n, H], given what attention has mixed, [n, Hq, D]. `residual` [n, H] is not modified."""
+        """What the layer puts out, [n, H], given what attention has mixed, [n, Hq, D]. `residual` [n, H] is not
+        modified."""
         stream = residual.clone()
         normed = kernels.add_rms_norm(stream, kernels.linear(mixed.flatten(1), self.o), self.norm.weight, self.norm.eps)
         return stream + kernels.linear(kernels.silu_mul(kernels.linear(normed, self.gate_up)), self.down)
@@ -116,11 +120,12 @@ class Rotary:
 
 
 def configuration(checkpoint: Checkpoint) -> Any:
-    """The folder's configuration as transformers' class for its model_type, so that all defaults are the published ones. (The speculators
-    library keeps it in a section of its own.)
+    """The folder's configuration as transformers' class for its model_type, so that all defaults are the published
+    ones. (The speculators library keeps it in a section of its own.)
 
     Raises:
-        ModelLoadError: its model_type is not of the Llama family, or it has a rotary scaling where neighbours would matter.
+        ModelLoadError: its model_type is not of the Llama family, or it has a rotary scaling where neighbours would
+            matter.
     """
     with needs("serve"):
         from huggingface_hub.errors import StrictDataclassError
@@ -142,7 +147,8 @@ def configuration(checkpoint: Checkpoint) -> Any:
 
 
 def packed(checkpoint: Checkpoint, width: int, *parts: tuple[str, int]) -> Any:
-    """Projections of one input as one: of each its name and how wide its output is. Biases are taken where there are any."""
+    """Projections of one input as one: of each its name and how wide its output is. Biases are taken where there are
+    any."""
     weights = [checkpoint.take(f"{name}.weight", rows, width) for name, rows in parts]
     biases = [checkpoint.maybe(f"{name}.bias", rows) for name, rows in parts]
     bias = None

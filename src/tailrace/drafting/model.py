@@ -1,7 +1,9 @@
-"""A draft model: any causal language model with the target's vocabulary, on a paged cache of its own (Leviathan et al., arXiv 2211.17192).
+"""A draft model: any causal language model with the target's vocabulary, on a paged cache of its own (Leviathan et al.,
+arXiv 2211.17192).
 
-It runs behind the target: what was accepted is kept, what was rejected is cut, what it has not seen is fed before it drafts. All
-sequences go through it together: first what each has to catch up on, then one token each per draft.
+Its cache follows the target: accepted tokens are kept, rejected ones are cut, unseen ones are computed before it
+drafts.
+All sequences go through it together: first the tokens that each has to catch up on, then one token each per draft.
 """
 
 from __future__ import annotations
@@ -11,24 +13,25 @@ from dataclasses import replace
 
 import torch
 
-from tailrace.drafting.base import Ask, Draft, Seen
-from tailrace.drafting.pages import Pages, lay_out
+from tailrace.drafting.base import Draft, DraftRequest, TargetStates
+from tailrace.drafting.pages import Pages
 from tailrace.drafting.pick import Picker, Picks
 from tailrace.drafting.prefix import standing
 from tailrace.errors import ConfigError
 from tailrace.options import MAX_DRAFTS
 from tailrace.runners.base import ModelRunner
+from tailrace.runners.flat_batch import lay_out
 
 
 class DraftModel:
     """See drafting.base.Drafter.
 
-    A sequence gets no drafts while its prompt is not yet in the draft model's cache, where the cache has no room for it, where it holds
-    a token that the draft model does not know, and beyond the draft model's longest sequence.
+    A sequence gets no drafts while its prompt is not yet in the draft model's cache, where the cache has no room for
+    it, where it holds a token that the draft model does not know, and beyond the draft model's longest sequence.
 
     Args:
-        runner: not allocated yet. num_blocks, block_size: of its cache. chunk: how many tokens of prompts one call feeds at most; a
-            sequence that has only its last drafts to catch up on is always fed.
+        runner: not allocated yet. num_blocks, block_size: of its cache. chunk: how many tokens of prompts one call
+            feeds at most; a sequence that has only its last drafts to catch up on is always fed.
 
     Raises:
         ValueError: one of the numbers is not at least 1.
@@ -43,12 +46,11 @@ class DraftModel:
             raise ValueError(f"chunk must be at least 1, got {chunk}")
         self.runner, self.picker, self.chunk = runner, picker, chunk
         self.pages = Pages(num_blocks, block_size)
-        self.held: dict[
-            int, list[int]
-        ] = {}  # slot → the tokens whose positions its cache holds; those asked for last at the end
+        # slot → the tokens whose positions the cache holds; the slots asked for last come last
+        self.held: dict[int, list[int]] = {}
         runner.allocate(num_blocks)
 
-    def draft(self, asks: Sequence[Ask]) -> list[Draft]:
+    def draft(self, asks: Sequence[DraftRequest]) -> list[Draft]:
         asks = [replace(ask, count=min(ask.count, self._reach(ask))) for ask in asks]
         fed = self._plan(asks)
         tables = self.pages.tables([ask.slot for ask in asks])
@@ -60,7 +62,7 @@ class DraftModel:
                 going = self._forward(picks, fed, going, tables)
             return picks.drafts()
 
-    def observe(self, seen: Seen) -> None:
+    def observe(self, seen: TargetStates) -> None:
         pass
 
     def remove(self, slot: int) -> None:
@@ -69,13 +71,14 @@ class DraftModel:
 
     # ---- inside
 
-    def _reach(self, ask: Ask) -> int:
+    def _reach(self, ask: DraftRequest) -> int:
         """Drafts that the model's longest sequence leaves room for: the last one is not fed."""
         return self.runner.max_model_len + 1 - len(ask.tokens)
 
-    def _plan(self, asks: Sequence[Ask]) -> dict[int, int]:
-        """Ask → up to which position it is fed in the first pass; those that aren't are left out. Only the last may be fed a part: when
-        the chunk is used up, it is so for all that owe more."""
+    def _plan(self, asks: Sequence[DraftRequest]) -> dict[int, int]:
+        """Index of the ask → up to which position it is fed in the first pass. Asks that are not fed are left out. Only
+        the
+        last one may be fed a part: when the chunk is used up, the others wait."""
         for ask in asks:
             self._rewind(ask)
         asked = {ask.slot for ask in asks}
@@ -89,19 +92,20 @@ class DraftModel:
                 plan[i] = len(self.held[asks[i].slot]) + count
         return plan
 
-    def _rewind(self, ask: Ask) -> None:
+    def _rewind(self, ask: DraftRequest) -> None:
         """Cut what the cache holds of another continuation. The last token is always fed, for its logits."""
         held = self.held.pop(ask.slot, [])
         del held[min(standing(held, ask.tokens), len(ask.tokens) - 1) :]
         self.pages.cut(ask.slot, len(held))
         self.held[ask.slot] = held
 
-    def _admit(self, ask: Ask, asked: set[int]) -> bool:
-        """Take blocks for all that the ask may feed, from slots that nobody asks for if need be. One that gets none gives back what it
-        has: sequences that wait for each other's blocks would hold them for ever."""
+    def _admit(self, ask: DraftRequest, asked: set[int]) -> bool:
+        """Take blocks for all tokens that the ask may feed, from slots that nobody asks for if need be. An ask that
+        gets none
+        gives back its blocks: sequences that wait for each other's blocks would hold them for ever."""
         length = len(ask.tokens) + ask.count - 1
         idle = [slot for slot in self.held if slot not in asked]
-        lacking = self.pages.lacking(ask.slot, length) - len(self.pages.free)
+        lacking = self.pages.lacking(ask.slot, length) - self.pages.pool.num_free
         known = max(ask.tokens[len(self.held[ask.slot]) :]) < self.runner.vocab_size
         if not known or ask.count < 1 or lacking > sum(len(self.pages.blocks.get(slot, ())) for slot in idle):
             self.remove(ask.slot)
@@ -111,7 +115,8 @@ class DraftModel:
         return True
 
     def _forward(self, picks: Picks, fed: dict[int, int], wanted: list[int], tables: torch.Tensor) -> list[int]:
-        """Feed each ask up to the position, pick a draft for those wanted, which come first; who wants another."""
+        """Feed each ask up to its position, and pick a draft for those that are wanted; they come first. Returns the
+        asks that want another draft."""
         held = [self.held[picks.asks[i].slot] for i in fed]
         first = [len(tokens) for tokens in held]
         new = [picks.since(i, start)[: end - start] for (i, end), start in zip(fed.items(), first, strict=True)]
@@ -127,7 +132,8 @@ def check_vocabulary(target: Sequence[str], draft: Sequence[str]) -> None:
     """Whether a draft model's ids mean what the target's do.
 
     Args:
-        target, draft: the token of each id; "" where there is none. One may be longer: ids that only one of them has are never drafted.
+        target, draft: the token of each id; "" where there is none. One may be longer: ids that only one of them has
+            are never drafted.
 
     Raises:
         ConfigError: an id is one token here and another there, or they share none.

@@ -1,8 +1,9 @@
-"""Prompt lookup: guesses what followed the last tokens when they came before, in the prompt or the output of the same sequence (Yang et
-al., arXiv 2304.04487; Saxena 2023, "Prompt lookup decoding"). Needs no weights, and looks at nobody else's text.
+"""Prompt lookup: drafts what followed the last tokens when they came before, in the prompt or the output of the same
+sequence (Yang et al., arXiv 2304.04487; Saxena 2023, "Prompt lookup decoding"). Needs no weights, and looks at no other
+sequence.
 
-The n-grams of a text are indexed once, each with all places that followed it (LZ77's hash chains, without collisions), so that a guess
-costs the same in a long text as in a short one.
+The n-grams of a text are indexed once, each with all places that followed it (LZ77's hash chains, without collisions),
+so a draft costs the same in a long text as in a short one.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-from tailrace.drafting.base import Ask, Draft, Seen
+from tailrace.drafting.base import Draft, DraftRequest, TargetStates
 from tailrace.drafting.prefix import agreeing, standing
 from tailrace.errors import ConfigError
 
@@ -21,13 +22,13 @@ REACH = 64  # … over so many tokens
 
 
 class NGram:
-    """The longest suffix of max_size … min_size tokens that came before decides. Of several occurrences the one before which most tokens
-    are as they are now, of these the latest. A copy that reaches the end of the text goes on with itself, so a repeated pattern
-    is repeated.
+    """The longest suffix of max_size … min_size tokens that came before decides. Of several occurrences the one before
+    which most tokens are as they are now, of these the latest. A copy that reaches the end of the text goes on with
+    itself, so a repeated pattern is repeated.
 
-    What agrees over n tokens vouches for n·per_match more: on code, edits and prose the first guess after 2 tokens stands in 30 to
-    50 % of cases, after 8 and more in 80 to 99 %. With 1.0, free text has a third of the wrong guesses that unlimited copies have,
-    for 98 % of their gain (a vocabulary of 49,152, 8 guesses at most).
+    What agrees over n tokens vouches for n·per_match more: on code, edits and prose the first draft after 2 tokens
+    is accepted in 30 to 50 % of cases, after 8 and more in 80 to 99 %. With 1.0, free text has a third of the wrong
+    drafts that unlimited copies have, for 98 % of their gain (a vocabulary of 49,152, 8 drafts at most).
 
     Memory: 0.06 to 0.15 kB per size and token of the running sequences.
 
@@ -47,47 +48,48 @@ class NGram:
             raise ConfigError(f"per_match must be a positive number, got {per_match}")
         self._sizes = range(max_size, min_size - 1, -1)
         self._per_match = per_match
-        self._texts: dict[int, _Text] = {}
+        self._texts: dict[int, _IndexedText] = {}
 
-    def draft(self, asks: Sequence[Ask]) -> list[Draft]:
-        """One-hot guesses; none where nothing matches, or while a long text is still being indexed."""
+    def draft(self, asks: Sequence[DraftRequest]) -> list[Draft]:
+        """One-hot drafts; none where nothing matches, or while a long text is still being indexed."""
         left, drafts = BITE, []
         for ask in asks:
             text = self._texts.get(ask.slot)
             if text is None:
-                text = self._texts[ask.slot] = _Text(self._sizes)
+                text = self._texts[ask.slot] = _IndexedText(self._sizes)
             left -= text.follow(ask.tokens, left)
-            drafts.append(Draft(self._guess(text, ask) if text.size == len(ask.tokens) else []))
+            drafts.append(Draft(self._copy(text, ask) if text.size == len(ask.tokens) else []))
         return drafts
 
-    def observe(self, seen: Seen) -> None:
+    def observe(self, seen: TargetStates) -> None:
         """Hidden states say nothing here."""
 
     def remove(self, slot: int) -> None:
         """Forget its text."""
         self._texts.pop(slot, None)
 
-    def _guess(self, text: _Text, ask: Ask) -> list[int]:
+    def _copy(self, text: _IndexedText, ask: DraftRequest) -> list[int]:
         place, agreed = text.find()
         count = min(ask.count, max(1, int(agreed * self._per_match)))
         return copied(ask.tokens, place, count) if agreed else []
 
 
 def copied(tokens: Sequence[int], place: int, count: int) -> list[int]:
-    """`count` tokens from `place` < len(tokens) on; beyond the end the copy goes on with itself, as where matches overlap in LZ77."""
+    """`count` tokens from `place` < len(tokens) on; beyond the end the copy goes on with itself, as where matches
+    overlap in LZ77."""
     piece = list(tokens[place : place + count])
     while len(piece) < count:
         piece += piece[: count - len(piece)]
     return piece
 
 
-class _Text:
-    """One sequence and the index of its n-grams. The end of the text is followed by nothing and so not in the index: it never finds
-    itself."""
+class _IndexedText:
+    """One sequence and the index of its n-grams. The end of the text is followed by nothing and so not in the index: it
+    never finds itself."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
         self._tokens: list[int] = []
-        self._tables = [_Table(size) for size in sizes]  # the longest first
+        self._tables = [_NgramTable(size) for size in sizes]  # the longest first
 
     @property
     def size(self) -> int:
@@ -95,7 +97,8 @@ class _Text:
         return len(self._tokens)
 
     def follow(self, tokens: Sequence[int], limit: int) -> int:
-        """Be this text, as far as `limit` more tokens go, at the cost of what is new in it and of what is gone; how many were new."""
+        """Be this text, as far as `limit` more tokens go, at the cost of what is new in it and of what is gone; how
+        many were new."""
         mine = self._tokens
         if (known := standing(mine, tokens)) < len(mine):
             for table in self._tables:
@@ -107,8 +110,8 @@ class _Text:
         return len(mine) - known
 
     def find(self) -> tuple[int, int]:
-        """The place that followed the best earlier occurrence of the end of the text, and how many tokens before it agree (REACH at
-        most); 0: there is none."""
+        """The place that followed the best earlier occurrence of the end of the text, and how many tokens before it
+        agree (REACH at most); 0: there is none."""
         tokens = self._tokens
         now = tokens[: -REACH - 1 : -1]  # backwards
         for table in self._tables:
@@ -124,8 +127,9 @@ class _Text:
         return 0, 0
 
 
-class _Table:
-    """The n-grams of one size: n-gram → the latest place that followed it, and for each place the one before it, −1: none."""
+class _NgramTable:
+    """The n-grams of one size: n-gram → the latest place that followed it, and for each place the one before it, −1:
+    none."""
 
     def __init__(self, size: int) -> None:
         self._size = size

@@ -2,20 +2,24 @@
 
 Two ways, by how an ask's drafts will be verified (sampling/verify.py):
 
-- coupled (rule "exact", and every greedy request): the draft is what the request's own sampler would draw from these logits, with the
-  request's key, position and methods. Draft and target then share the Gumbel noise and differ only where their logits do (Daliri et al.,
-  arXiv 2408.07978): one-hot.
-- drawn (every other rule): the draft is drawn from a distribution q that is returned with it: the request's own over the draft logits
+- coupled (rule "exact", and every greedy request): the draft is what the request's own sampler would draw from these
+logits, with the
+  request's key, position and methods. Draft and target then share the Gumbel noise and differ only where their logits
+  do (Daliri et al., arXiv 2408.07978): one-hot.
+- drawn (every other rule): the draft is drawn from a distribution q that is returned with it: the request's own over
+the draft logits
   (in torch: with its edits, temperature, min-p, top-k and top-p alone). Its
-  noise is no other's: the drafts must not depend on what decides about them, nor on drafts that a step before has thrown away. So
-  draft j of a step has a stream of its own, at the position where the step begins, and no two steps begin at the same one. XTC's coin
-  alone is the position's, as verification has it: it is no draw among tokens, and given the coin both laws are what they should be.
+  noise is no other's: the drafts must not depend on what decides about them, nor on drafts that a step before has
+  thrown away. So draft j of a step has a stream of its own, at the position where the step begins, and no two steps
+  begin at the same one. XTC's coin alone is the position's, as verification has it: it is no draw among tokens, and
+  given the coin both laws are what they should be.
 
-The CPU kernels make both, all rows of a call at once. Drawn ones that they don't serve (`Slot.unsupported`, logits on
-a GPU) are made in torch.
+The CPU kernels make both, all rows of a call at once. Drawn ones that they don't serve (`Slot.unsupported`, logits on a GPU)
+are made in torch.
 
-While drafts are made, the request's slot stands where it would after the drafts before (penalties, forced tokens, mirostat see them);
-afterwards it is as it was. No mask of a grammar is looked at: what it forbids is pruned before verification.
+While drafts are made, the request's slot stands where it would after the drafts before (penalties, forced tokens,
+mirostat see them); afterwards it is as it was. No mask of a grammar is looked at: what it forbids is pruned before
+verification.
 """
 
 from __future__ import annotations
@@ -28,7 +32,7 @@ import torch
 from torch.nn import functional as F
 
 from tailrace import kernels
-from tailrace.drafting.base import Ask, Draft
+from tailrace.drafting.base import Draft, DraftRequest
 from tailrace.kernels.cpu.proposal_buffers import ProposalBuffer, ProposalBuffers
 from tailrace.kernels.rows import Rows
 from tailrace.kernels.status import OK
@@ -39,7 +43,8 @@ from tailrace.sampling.reference import BadRowError, edited
 from tailrace.sampling.request_slot import RequestSlot
 
 DRAFT_STREAM = 16  # of the noise, for draft 0 of a step; draft j has DRAFT_STREAM + j. The sampler's are 0 … 3
-# Logits, whose they are, and of which rows a draft is wanted → each of those rows' tokens, None where it can't be drawn from.
+# Logits, whose they are, and of which rows a draft is wanted → each of those rows' tokens, None where it can't be drawn
+# from.
 Way = Callable[[torch.Tensor, Sequence[int], list[int]], dict[int, int | None]]
 
 
@@ -50,7 +55,7 @@ class Picker:
         self.sampler, self.buffers = sampler, ProposalBuffers(sampler.slots.vocab_size)
 
     @contextmanager
-    def start(self, asks: Sequence[Ask]) -> Iterator[Picks]:
+    def start(self, asks: Sequence[DraftRequest]) -> Iterator[Picks]:
         """The drafts of one step, at most one ask per slot. On leaving, the slots are as they were.
 
         Raises:
@@ -66,7 +71,7 @@ class Picker:
 class Picks:
     """Drafts that grow side by side. tokens: of each ask so far."""
 
-    def __init__(self, sampler: Sampler, asks: Sequence[Ask], buffers: ProposalBuffers) -> None:
+    def __init__(self, sampler: Sampler, asks: Sequence[DraftRequest], buffers: ProposalBuffers) -> None:
         self.sampler, self.asks, self.vocab_size = sampler, asks, sampler.slots.vocab_size
         self.slots = [sampler.slots[ask.slot] for ask in asks]
         self.buffers = buffers
@@ -78,8 +83,8 @@ class Picks:
         """One more draft for each of these asks, unless its logits are unusable (NaN, +inf, all masked).
 
         Args:
-            logits: [len(who), V'] of bf16, f16 or f32, on any device. V' may be another than the target's V: ids that only the drafter
-                has are never drafted, and ids that it lacks neither.
+            logits: [len(who), V'] of bf16, f16 or f32, on any device. V' may be another than the target's V: ids that
+                only the drafter has are never drafted, and ids that it lacks neither.
 
         Returns:
             Those of `who` that got one and want another.
@@ -197,9 +202,9 @@ def fitted(logits: torch.Tensor, vocab_size: int) -> torch.Tensor:
 
 
 def proposal(row: torch.Tensor, slot: RequestSlot) -> torch.Tensor:
-    """q, float32 [V] on the CPU, in torch, for a row of draft logits [V]: the request's edits, temperature, min-p, top-k and top-p, so that
-    q covers about what the target's distribution does. Its other methods are left out: q need only be
-    what is drawn from. One-hot where the token is forced.
+    """q, float32 [V] on the CPU, in torch, for a row of draft logits [V]: the request's edits, temperature, min-p,
+    top-k and top-p, so that q covers about what the target's distribution does. Its other methods are left out: q need
+    only be what is drawn from. One-hot where the token is forced.
 
     Raises:
         BadRowError: the row can't be drawn from, or the request's edits leave nothing of it.
@@ -212,8 +217,8 @@ def proposal(row: torch.Tensor, slot: RequestSlot) -> torch.Tensor:
 
 
 def cut(x: torch.Tensor, params: SamplingParams) -> torch.Tensor:
-    """Logits [V], less their largest, float64, changed in place: −inf where min-p, top-k or top-p removes them. Equal ones at a boundary
-    all stay."""
+    """Logits [V], less their largest, float64, changed in place: −inf where min-p, top-k or top-p removes them. Equal
+    ones at a boundary all stay."""
     least = math.log(params.min_p) if params.min_p > 0.0 else -math.inf
     if 0 < params.top_k < x.numel():
         least = max(least, float(x.topk(params.top_k, sorted=False).values.min()))

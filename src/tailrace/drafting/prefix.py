@@ -1,5 +1,6 @@
-"""Whether a text that is remembered still stands. Within one owner of a slot it changes at its end alone: it grows, or is cut back and goes
-on differently."""
+"""Whether a remembered text is still the beginning of a sequence. While one sequence owns a slot, its text changes at
+its end
+alone: it grows, or is cut back and goes on differently."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ RECENT = 1024  # tokens looked at to notice that a text was cut back and went on
 
 
 def standing(held: Sequence[int], tokens: Sequence[int]) -> int:
-    """How many of the tokens held, from the first on, are those of the sequence. Where the last RECENT are the same, all are."""
+    """How many of the tokens held, from the first on, are those of the sequence. Where the last RECENT are the same,
+    all are."""
     known = len(held)
     since = max(0, known - RECENT)
     return known if list(tokens[since:known]) == list(held[since:]) else agreeing(held, tokens)

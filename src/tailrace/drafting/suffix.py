@@ -1,10 +1,11 @@
-"""Suffix automaton: guesses what followed the last tokens in any text that was seen, this sequence's or another's, running or finished
-(Blumer et al. 1985, "The smallest automaton recognizing the subwords of a text"; for speculation Oliaro et al., arXiv 2411.04975).
-Needs no weights. Good where requests resemble one another: agents, edits of the same files, the same forms filled in.
+"""Suffix automaton: drafts what followed the last tokens in any text that was seen, of this sequence or of others,
+running or finished (Blumer et al. 1985, "The smallest automaton recognizing the subwords of a text"; for speculation
+Oliaro et al., arXiv 2411.04975). Needs no weights. Good where requests resemble one another: agents, edits of the same
+files, forms.
 
-Privacy: a neighbour's text never changes what is said, since verification is exact, but it changes how fast: somebody who measures
-the time between tokens can learn whether a continuation that they try was written in another request. Where requests of
-parties that must not learn of each other share a server, use n-grams (drafting/ngram.py).
+Privacy: a text of another request never changes the output, since verification is exact, but it changes how fast tokens
+come. Whoever measures the time between tokens can learn whether a continuation that they try was written in another
+request. Where requests of parties that must not learn of each other share a server, use n-grams (drafting/ngram.py).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Sequence
 
-from tailrace.drafting.base import Ask, Draft, Seen
+from tailrace.drafting.base import Draft, DraftRequest, TargetStates
 from tailrace.drafting.prefix import standing
 from tailrace.errors import ConfigError
 
@@ -22,12 +23,12 @@ MAX_CAPACITY = 1 << 30
 
 
 class Suffix:
-    """The longest suffix that was seen before decides, from min_match tokens on; the guess is what followed it most often, and then
-    what followed that. It ends where the guessed tokens, by these counts, are less likely together than min_share, or, as one that
-    agrees over n tokens vouches for n·per_match more, at that number.
+    """The longest suffix that was seen before decides, from min_match tokens on; the draft is what followed it most
+    often, and then what followed that. It ends where the drafted tokens, by these counts, are less likely together than
+    min_share, or, as one that agrees over n tokens vouches for n·per_match more, at that number.
 
-    Memory: two generations of at most `capacity` states, of 0.2 to 0.4 kB each; a token takes one state or two, one that repeats a
-    text from its beginning none. A full generation is searched until the next one is full, then dropped.
+    Memory: two generations of at most `capacity` states, of 0.2 to 0.4 kB each; a token takes one state or two, one
+    that repeats a text from its beginning none. A full generation is searched until the next one is full, then dropped.
 
     Raises:
         ConfigError: a parameter out of range.
@@ -51,62 +52,63 @@ class Suffix:
         self._min_match = min_match
         self._min_share = min_share
         self._per_match = per_match
-        self._young, self._old = Automaton(), Automaton()
-        self._texts: dict[int, _Text] = {}
+        self._young, self._old = SuffixAutomaton(), SuffixAutomaton()
+        self._texts: dict[int, _ReadText] = {}
 
     @property
     def num_states(self) -> int:
         """Of both generations."""
         return len(self._young.edges) + len(self._old.edges)
 
-    def draft(self, asks: Sequence[Ask]) -> list[Draft]:
-        """One-hot guesses; none where nothing matches, or while a long text is still being read."""
+    def draft(self, asks: Sequence[DraftRequest]) -> list[Draft]:
+        """One-hot drafts; none where nothing matches, or while a long text is still being read."""
         left, drafts = BITE, []
         for ask in asks:
-            text = self._texts.setdefault(ask.slot, _Text())
+            text = self._texts.setdefault(ask.slot, _ReadText())
             text.cut(ask.tokens, self._young, self._old)
             new = ask.tokens[len(text.tokens) : len(text.tokens) + left]
             left -= len(new)
             for token in new:
                 self._read(text, token)
-            drafts.append(Draft(self._guess(text, ask.count) if len(text.tokens) == len(ask.tokens) else []))
+            drafts.append(Draft(self._follow(text, ask.count) if len(text.tokens) == len(ask.tokens) else []))
         return drafts
 
-    def observe(self, seen: Seen) -> None:
+    def observe(self, seen: TargetStates) -> None:
         """Hidden states say nothing here."""
 
     def remove(self, slot: int) -> None:
         """Forget the slot; what it said is kept."""
         self._texts.pop(slot, None)
 
-    def _read(self, text: _Text, token: int) -> None:
+    def _read(self, text: _ReadText, token: int) -> None:
         if len(self._young.edges) + 2 > self._capacity:  # a token adds two states at most
-            self._old, self._young = self._young, Automaton()
+            self._old, self._young = self._young, SuffixAutomaton()
             for other in self._texts.values():
                 other.age(self._old)
         text.path.append(self._young.grow(text.path[-1], token))
         text.old = self._old.step(*text.old, token)
         text.tokens.append(token)
 
-    def _guess(self, text: _Text, count: int) -> list[int]:
+    def _follow(self, text: _ReadText, count: int) -> list[int]:
         """From the generation that agrees over more tokens; if both do, from the younger."""
         young, old = self._young.fallback(text.path[-1]), self._old.fallback(*text.old)
         automaton, (state, matched) = (self._young, young) if young[1] >= old[1] else (self._old, old)
         count = min(count, max(1, int(matched * self._per_match)))
-        guess, sure = [], 1.0
-        while len(guess) < count and matched >= self._min_match:
+        draft, sure = [], 1.0
+        while len(draft) < count and matched >= self._min_match:
             token, share = automaton.likeliest(state)
             sure *= share
             if sure < self._min_share:
                 break
-            guess.append(token)
+            draft.append(token)
             state, matched = automaton.fallback(automaton.edges[state][token], matched + 1)
-        return guess
+        return draft
 
 
-class _Text:
-    """Where a sequence stands. tokens: what has been read of it. path: its states in the younger generation, path[i] after the first
-    since + i tokens. old: state in the older generation and how many of the last tokens it stands for."""
+class _ReadText:
+    """Where a sequence stands. tokens: what has been read of it. path: its states in the younger generation, path[i]
+    after the first since + i tokens. old: state in the older generation and how many of the last tokens it stands
+    for."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
@@ -114,12 +116,12 @@ class _Text:
         self.path = array("i", [0])
         self.old = (0, 0)
 
-    def age(self, old: Automaton) -> None:
+    def age(self, old: SuffixAutomaton) -> None:
         """The younger generation has become `old`, and an empty one is in its place."""
         self.old = (self.path[-1], old.length[self.path[-1]])
         self.since, self.path = len(self.tokens), array("i", [0])
 
-    def cut(self, tokens: Sequence[int], young: Automaton, old: Automaton) -> None:
+    def cut(self, tokens: Sequence[int], young: SuffixAutomaton, old: SuffixAutomaton) -> None:
         """Go back to where these tokens are still what has been read."""
         mine = self.tokens
         if (shared := standing(mine, tokens)) == len(mine):
@@ -133,13 +135,13 @@ class _Text:
             self.old = old.step(*self.old, token)
 
 
-class Automaton:
+class SuffixAutomaton:
     """The suffix automaton of several texts, which may grow in turns and branch from anywhere.
 
-    A state stands for the strings that end at the same places of the texts: its longest has length[state] tokens, the others are its
-    suffixes down to one token more than length[link[state]]. edges[state]: token → state; count[state]: at how many places (a lower
-    bound where more than HOPS suffixes have states of their own). State 0 is the empty string. All texts begin there, so
-    no string reaches from one into another.
+    A state stands for the strings that end at the same places of the texts: its longest has length[state] tokens, the
+    others are its suffixes down to one token more than length[link[state]]. edges[state]: token → state; count[state]:
+    at how many places (a lower bound where more than HOPS suffixes have states of their own). State 0 is the empty
+    string. All texts begin there, so no string reaches from one into another.
     """
 
     def __init__(self) -> None:
@@ -149,8 +151,8 @@ class Automaton:
         self.count = array("i", [0])
 
     def grow(self, text: int, token: int) -> int:
-        """A text that ends in state `text` goes on with `token`: the state in which it ends now. States that texts ended in stay theirs:
-        a state that is split keeps its longest string."""
+        """A text that ends in state `text` goes on with `token`: the state in which it ends now. States that texts
+        ended in stay theirs: a state that is split keeps its longest string."""
         known = self.edges[text].get(token)
         if known is not None:
             state = self._exactly(text, token, known)
@@ -171,8 +173,8 @@ class Automaton:
             self.count[each] -= 1
 
     def step(self, state: int, matched: int, token: int) -> tuple[int, int]:
-        """A string whose last `matched` tokens are in the automaton goes on with `token` (amortised O(1)): the longest suffix of it that
-        is there, as its state and length."""
+        """A string whose last `matched` tokens are in the automaton goes on with `token` (amortised O(1)): the longest
+        suffix of it that is there, as its state and length."""
         while token not in self.edges[state]:
             if state == 0:
                 return 0, 0
@@ -192,7 +194,8 @@ class Automaton:
         return 0, 0
 
     def likeliest(self, state: int) -> tuple[int, float]:
-        """What followed most often, the one seen last if several did, and its share; the state is followed by something."""
+        """What followed most often, the one seen last if several did, and its share; the state is followed by
+        something."""
         count, best, most, total = self.count, 0, 0, 0
         for token, target in self.edges[state].items():
             total += max(0, count[target])
@@ -201,7 +204,8 @@ class Automaton:
         return best, most / total
 
     def _exactly(self, state: int, token: int, target: int) -> int:
-        """The state whose longest string is state's longest one and `token`: the target of that edge, or what is split off it."""
+        """The state whose longest string is state's longest one and `token`: the target of that edge, or what is split
+        off it."""
         length = self.length[state] + 1
         if self.length[target] == length:
             return target

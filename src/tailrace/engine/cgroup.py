@@ -1,4 +1,5 @@
-"""What the control groups of this process leave of the machine's memory: a container may have far less than the machine."""
+"""What the control groups of this process leave of the machine's memory: a container may have far less than the
+machine."""
 
 from __future__ import annotations
 
@@ -6,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 MOUNT, MEMBERSHIP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
-# version 2 and 1: the files of the limit and of what is used, and the entry of memory.stat for files that may be dropped
+# version 2 and 1: the files of the limit and of what is used, and the entry of memory.stat for files that may be
+# dropped
 NAMES = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -22,8 +24,8 @@ def left(mount: Path = MOUNT, membership: Path = MEMBERSHIP) -> int | None:
 
 
 def folders(mount: Path, membership: Path) -> Iterator[Path]:
-    """Those of the groups, each with all above it. Within a container the path may be the machine's, which is not there: what is mounted
-    is then the container's own group."""
+    """Those of the groups, each with all above it. Within a container the path may be the machine's, which is not
+    there: what is mounted is then the container's own group."""
     try:
         lines = membership.read_text().splitlines()
     except OSError:

@@ -1,4 +1,5 @@
-"""Where forward passes run while the engine goes on: on a GPU in the order of its stream, on the CPU on one thread of their own."""
+"""Where forward passes run, and how many steps may be in flight: on a GPU passes run in the order of its stream; on the
+CPU, where steps overlap, on one thread of their own."""
 
 from __future__ import annotations
 
@@ -13,36 +14,48 @@ from tailrace.runners.base import Batch, ModelRunner
 
 
 class Device:
-    """A runner whose forward passes come one after another, each launched by the engine's thread and awaited there."""
+    """A runner whose forward passes come one after another.
 
-    def __init__(self, runner: ModelRunner, counters: Counters) -> None:
-        self._runner, self._counters = runner, counters
-        self._thread = None if streams(runner) else ThreadPoolExecutor(1, "forward")
+    Args:
+        depth: steps whose forward pass runs while the engine's thread goes on, 0 or 1.
+    """
+
+    def __init__(self, runner: ModelRunner, counters: Counters, depth: int) -> None:
+        self.runner, self.depth, self._counters = runner, depth, counters
+        self._thread = ThreadPoolExecutor(1, "forward") if depth and not streams(runner) else None
 
     def launch(self, batch: Batch) -> Future[torch.Tensor]:
-        """→ the logits. Whatever else is asked of the runner before they are there must be in order with them: nothing on the CPU."""
-        if self._thread is not None:
-            begun = threading.Event()
-            launched = self._thread.submit(self._forward, batch, begun)
-            begun.wait()  # else the interpreter stays with this thread as long as it finds something to do
-            return launched
+        """→ the logits. Whatever else is asked of the runner before they are there must be in order with them: on the
+        CPU, nothing."""
         launched: Future[torch.Tensor] = Future()
-        with self._counters.timed("forward"):
-            launched.set_result(self._runner.forward(batch))
+        if self._thread is None:
+            with self._counters.timed("forward"):
+                launched.set_result(self.runner.forward(batch))
+            return launched
+        begun = threading.Event()
+        launched = self._thread.submit(self._forward, batch, begun)
+        begun.wait()  # else this thread keeps the interpreter as long as it has work
         return launched
+
+    def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
+        """Before the pass that writes to the copies."""
+        if copies:
+            with self._counters.timed("forward"):
+                self.runner.copy_blocks(copies)
 
     def _forward(self, batch: Batch, begun: threading.Event) -> torch.Tensor:
         begun.set()
         with self._counters.timed("forward", lane="device"):
-            return self._runner.forward(batch)
+            return self.runner.forward(batch)
 
 
 def streams(runner: ModelRunner) -> bool:
-    """Its calls return at once, and what they have launched runs in order."""
+    """The runner's calls return at once, and what they have launched runs in order."""
     device = getattr(runner, "device", None)
     return isinstance(device, torch.device) and device.type != "cpu"
 
 
 def overlaps(wanted: Overlap, runner: ModelRunner) -> bool:
-    """Whether steps overlap. auto: where the host has nothing else to do. On the CPU the model wants all cores itself."""
+    """Whether steps overlap. auto: where the host has nothing else to do. On the CPU the model wants all cores
+    itself."""
     return streams(runner) if wanted == "auto" else wanted == "on"

@@ -1,7 +1,13 @@
-"""What the sampler draws in a step: rows of logits and their companions, guesses to be verified, masks of grammars."""
+"""What the sampler draws in a step: rows of logits and their unconditional ones, drafts to be verified, masks of
+grammars.
+
+A sequence whose draw can't be put together, or can't be begun, fails alone: what is done for a group and raises is done
+again for each member of the group.
+"""
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,104 +16,134 @@ import numpy as np
 import torch
 
 from tailrace.engine.checks.structured_output import Late
-from tailrace.engine.sequence import Sequence
+from tailrace.engine.isolation import Isolated
+from tailrace.engine.sequence import Failures, Phase, Sequence
 from tailrace.grammar.base import BitmaskJob, Compiled, DraftMaskError
 from tailrace.grammar.filling import BitmaskFilling, UnfinishedBitmasks
+from tailrace.grammar.service import Grammars
 from tailrace.kernels.rows import Guidance, Rows, spread
 from tailrace.options import Rule
+from tailrace.sampling import Sampler
+from tailrace.sampling.sampler import Pending
 
-LATE_S = 0.02  # wall clock: that a step waits for masks
-OWNER_S = 0.001  # that it waits longer for each request that wants some
+log = logging.getLogger(__name__)
+
+LATE_S = 0.02  # wall clock: the longest that a step waits for masks
+OWNER_S = 0.001  # more of it for each request that wants masks
 
 
 @dataclass(frozen=True, slots=True)
-class Guess:
-    """What a sequence may say next, to be verified.
+class DraftTokens:
+    """Drafts of one sequence, to be verified in this step.
 
-    q: float32 [len(tokens), V], the distributions the tokens were drawn from; None: they are one-hot. lawful: how many of the tokens its
-    grammar allows, from the first on. certain: nobody's skill is measured by it.
+    q: float32 [len(tokens), V], the distributions the tokens were drawn from; None: they are one-hot. num_allowed: how
+    many of the tokens the grammar allows, from the first on. forced: hardly anything else can follow, so the drafter
+    gets neither credit nor blame.
     """
 
     tokens: list[int]
     q: torch.Tensor | None = None
     rule: Rule = "exact"
-    lawful: int = 0
-    certain: bool = False
+    num_allowed: int = 0
+    forced: bool = False
 
     @property
-    def rows(self) -> int:
-        """Of logits that it takes to verify them, the bonus token's included."""
+    def num_rows(self) -> int:
+        """Rows of logits that verification takes, the bonus token's included."""
         return len(self.tokens) + 1
 
 
-NOTHING = Guess([])
-Guesses = dict[int, Guess]  # by the slot of the sequence
+NO_DRAFTS = DraftTokens([])
+Drafts = dict[int, DraftTokens]  # by the slot of the sequence
 
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """Draws that the sampler makes in one call: whose they are, and its rows."""
+    """Draws that the sampler makes in one call: the sequences and their rows."""
 
     sequences: list[Sequence]
     rows: Rows
 
 
+Begun = list[tuple[list[Sequence], Pending]]
+
+
 class SitsOutError(Exception):
-    """What was drawn for a sequence does not count, and nothing is wrong with it: the same is drawn again in a later step."""
+    """A sample does not count, and nothing is wrong with its sequence: the same token is drawn again in a later
+    step."""
 
 
 class Masks:
     """Which tokens the grammars of a step's rows allow.
 
-    jobs: what is to be filled before the draws. errors: of those that could not be, or are not in time (SitsOutError), by slot.
+    jobs: what must be filled before the draws. errors: by slot, of masks that could not be filled, or were not in time
+    (SitsOutError).
+
+    Args:
+        grammars: fills the masks; None: no sequence has a grammar.
     """
 
-    def __init__(self, vocab_size: int, enders: Iterable[int]) -> None:
-        self._words, self._enders = -(-vocab_size // 32), enders
+    def __init__(self, vocab_size: int, eos_token_ids: Iterable[int], grammars: Grammars | None = None) -> None:
+        self._words, self._eos, self._grammars = -(-vocab_size // 32), eos_token_ids, grammars
+        self._filling: BitmaskFilling | None = None
         self.jobs: list[tuple[Sequence, BitmaskJob]] = []
         self.errors: dict[int, Exception] = {}
 
-    def of(self, sequences: list[Sequence], guesses: list[Guess]) -> tuple[list[int] | None, torch.Tensor | None]:
-        """Each row's place among the masks (−1: none) and the masks; None where no grammar rules."""
-        ruled = [guess for sequence, guess in zip(sequences, guesses, strict=True) if sequence.constraint is not None]
-        if not ruled:
+    def of(self, sequences: list[Sequence], drafts: list[DraftTokens]) -> tuple[list[int] | None, torch.Tensor | None]:
+        """Each row's index among the masks (−1: none) and the masks; None where no sequence has a grammar."""
+        constrained = [d for sequence, d in zip(sequences, drafts, strict=True) if sequence.constraint is not None]
+        if not constrained:
             return None, None
-        # after a guess that is not allowed nothing is drawn; its rows must be there all the same
-        masks = torch.full((sum(guess.rows for guess in ruled), self._words), -1, dtype=torch.int32)
+        # nothing is drawn after a draft that is not allowed; its rows must be there all the same
+        masks = torch.full((sum(draft.num_rows for draft in constrained), self._words), -1, dtype=torch.int32)
         places: list[int] = []
         at = 0
-        for sequence, guess in zip(sequences, guesses, strict=True):
+        for sequence, draft in zip(sequences, drafts, strict=True):
             if sequence.constraint is None:
-                places += [-1] * guess.rows
+                places += [-1] * draft.num_rows
                 continue
-            sequence.constraint.known = sys.maxsize
-            mine = masks[at : at + guess.rows]
-            places += range(at, at + guess.rows)
-            at += guess.rows
-            if sequence.constraint.waits:
-                self.errors[sequence.slot] = SitsOutError()
-            elif (late := sequence.constraint.late) is not None:
-                sequence.constraint.late = None
-                mine[0] = late.job.masks[0]
-                self._settle(sequence, mine, 1, late.filling.errors[late.place], late.filling.seconds[late.place])
-            elif sequence.constraint.bound:
-                lawful = guess.tokens[: guess.lawful]
-                job = BitmaskJob(sequence.constraint.matcher, lawful, mine[: len(lawful) + 1], sequence.request)
-                self.jobs.append((sequence, job))
-            else:  # it may not end before what it is to say has begun
-                for token in self._enders:
-                    mine.numpy().view(np.uint32)[:, token // 32] &= ~np.uint32(1 << token % 32)
+            places += range(at, at + draft.num_rows)
+            self._enter(sequence, draft, masks[at : at + draft.num_rows])
+            at += draft.num_rows
         return places, masks
 
-    def filled(self, filling: BitmaskFilling) -> None:
-        """They are, or as far as the step waits for them: who is late, and whoever shares its grammar, sits out."""
+    def _enter(self, sequence: Sequence, draft: DraftTokens, masks: torch.Tensor) -> None:
+        """Fill the sequence's masks, or add the job that does."""
+        constraint = sequence.constraint
+        assert constraint is not None
+        constraint.known = sys.maxsize
+        if constraint.waits:
+            self.errors[sequence.slot] = SitsOutError()
+        elif (late := constraint.late) is not None:
+            constraint.late = None
+            masks[0] = late.job.masks[0]
+            self._finish(sequence, masks, 1, late.filling.errors[late.place], late.filling.seconds[late.place])
+        elif constraint.bound:
+            allowed = draft.tokens[: draft.num_allowed]
+            job = BitmaskJob(constraint.matcher, allowed, masks[: len(allowed) + 1], sequence.request)
+            self.jobs.append((sequence, job))
+        else:  # the text may not end before the part that the grammar rules has begun
+            for token in self._eos:
+                masks.numpy().view(np.uint32)[:, token // 32] &= ~np.uint32(1 << token % 32)
+
+    def start(self) -> None:
+        """Begin to fill the masks on other threads."""
+        if self.jobs and self._grammars is not None:
+            self._filling = self._grammars.fill([job for _, job in self.jobs])
+
+    def wait(self) -> None:
+        """Wait until the masks are filled, or as long as a step may. Who is late sits out, and so does whoever shares
+        the late grammar."""
+        filling = self._filling
+        if filling is None:
+            return
         filling.wait(LATE_S + OWNER_S * len({sequence.request for sequence, _ in self.jobs}))
         done = list(filling.done)
-        unfinished: dict[Compiled, list[int]] = {}
+        by_grammar: dict[Compiled, list[int]] = {}
         for place, (sequence, _) in enumerate(self.jobs):
             assert sequence.constraint is not None
-            unfinished.setdefault(sequence.constraint.compiled, []).append(place)
-        for compiled, places in unfinished.items():
+            by_grammar.setdefault(sequence.constraint.compiled, []).append(place)
+        for compiled, places in by_grammar.items():
             late = not all(done[place] for place in places)
             compiled.busy = UnfinishedBitmasks(filling, places) if late else None
             for place in places:
@@ -119,13 +155,14 @@ class Masks:
                     continue
                 error = filling.errors[place]
                 known = error.known if isinstance(error, DraftMaskError) else len(job.masks)
-                self._settle(sequence, job.masks, known, error, filling.seconds[place])
+                self._finish(sequence, job.masks, known, error, filling.seconds[place])
 
-    def _settle(
+    def _finish(
         self, sequence: Sequence, masks: torch.Tensor, known: int, error: Exception | None, took_s: float
     ) -> None:
-        """A job is over, whose first masks are known. What opens a stretch that the grammar does not know is let through; where filling
-        failed everything is, in vain, and of what is drawn behind guesses that were given up nothing counts (StructuredOutput.known)."""
+        """Called when the masks are filled, of which the first `known` count. Also allows the token that opens a
+        thinking span. If filling failed, everything is allowed and the row's sample is discarded; so are samples after
+        drafts that were given up (StructuredOutput.known)."""
         assert sequence.constraint is not None
         sequence.constraint.known, sequence.constraint.mask_s = known, took_s / known
         masks[known:] = -1
@@ -136,42 +173,112 @@ class Masks:
             masks[0].numpy().view(np.uint32)[token // 32] |= np.uint32(1 << token % 32)
 
 
-def wait_where_all_do(running: list[Sequence], within_s: float) -> None:
-    """Where nobody can go on before a mask is there: a little, for the first one's."""
-    first = running[0].constraint if running and all(sequence.waits for sequence in running) else None
+def wait_for_late_mask(running: list[Sequence], within_s: float) -> None:
+    """Where all sequences wait for a mask, wait a little for the first one's."""
+    first = running[0].constraint if running and all(sequence.waits_for_mask for sequence in running) else None
     if first is not None and first.compiled.busy is not None:
         first.compiled.busy.filling.wait(within_s)
 
 
-def grouped(drawing: list[Sequence]) -> list[list[Sequence]]:
-    """Those that the sampler serves in one call: on a GPU guided ones get logits of their own, float32, which nobody else should."""
+def grouped(sampling: list[Sequence]) -> list[list[Sequence]]:
+    """The sequences that the sampler serves in one call. On a GPU guided ones get logits of their own in float32, which
+    costs the others."""
     groups: dict[bool, list[Sequence]] = {}
-    for sequence in drawing:
-        groups.setdefault(sequence.companion is not None, []).append(sequence)
+    for sequence in sampling:
+        groups.setdefault(sequence.unconditional is not None, []).append(sequence)
     return list(groups.values())
 
 
-def draw(sequences: list[Sequence], guesses: Guesses, first: dict[int, int], masks: Masks) -> Draws:
-    """The draws of one group. first: slot → the first of its rows of the step's logits; those that wait for a prefill have none, and share
-    that of their request's first sequence."""
-    of = [guesses.get(sequence.slot, NOTHING) for sequence in sequences]
+def build_draws(
+    sampling: list[Sequence], drafts: Drafts, first: dict[int, int], masks: Masks
+) -> tuple[list[Draws], Failures]:
+    """The draws of a step, and the sequences whose draw can't be put together.
+
+    Args:
+        drafts: those that make it impossible are taken out. first: slot → the first of its rows of the step's logits.
+        masks: of the grammars, empty. The jobs that must be done before the draws are entered.
+    """
+    built: list[Draws] = []
+    failures: Failures = []
+    for group in grouped(sampling):
+        known = len(masks.jobs)
+        try:
+            built.append(draws_of(group, drafts, first, masks))
+        except Exception:
+            log.exception("draws could not be put together; drafts that are at fault are dropped")
+            del masks.jobs[known:]
+            for sequence in group:
+                if not fails_with_its_leader(sequence, failures):
+                    _build_alone(sequence, drafts, first, masks, (built, failures))
+    return built, failures
+
+
+def _build_alone(
+    sequence: Sequence, drafts: Drafts, first: dict[int, int], masks: Masks, found: tuple[list[Draws], Failures]
+) -> None:
+    """One sequence's draw, without its drafts where they are at fault."""
+    built, failures = found
+    known = len(masks.jobs)
+    try:
+        built.append(draws_of([sequence], drafts, first, masks))
+        return
+    except Exception:
+        del masks.jobs[known:]
+        drafts.pop(sequence.slot, None)
+    with Isolated("the draw could not be put together", sequence.request.id) as attempt:
+        built.append(draws_of([sequence], drafts, first, masks))
+    if attempt.error is not None:
+        del masks.jobs[known:]
+        failures.append((sequence, attempt.error))
+
+
+def begin_draws(sampler: Sampler, draws: list[Draws], logits: torch.Tensor) -> tuple[Begun, Failures]:
+    """Begin the draws. Also returns the sequences whose own draw can't be begun."""
+    begun: Begun = []
+    failures: Failures = []
+    for part in draws:
+        try:
+            begun.append((part.sequences, sampler.begin(logits, part.rows)))
+            continue
+        except Exception:
+            if len(part.sequences) > 1:
+                log.exception("the draws of %d sequences failed; each is tried alone", len(part.sequences))
+        for place, sequence in enumerate(part.sequences):
+            if fails_with_its_leader(sequence, failures):
+                continue
+            with Isolated("the token could not be drawn", sequence.request.id) as attempt:
+                begun.append(([sequence], sampler.begin(logits, part.rows.of(place))))
+            if attempt.error is not None:
+                failures.append((sequence, attempt.error))
+    return begun, failures
+
+
+def fails_with_its_leader(sequence: Sequence, failures: Failures) -> bool:
+    """It is a fork that waits for the prefill of a sequence that fails."""
+    return sequence.phase is Phase.FORK and any(failed is sequence.request.sequences[0] for failed, _ in failures)
+
+
+def draws_of(sequences: list[Sequence], drafts: Drafts, first: dict[int, int], masks: Masks) -> Draws:
+    """The draws of one group. Forks that wait for a prefill have no rows of their own and share those of their
+    request's first sequence."""
+    of = [drafts.get(sequence.slot, NO_DRAFTS) for sequence in sequences]
     computed = [s if s.slot in first else s.request.sequences[0] for s in sequences]
     source = [first[sequence.slot] for sequence in computed]
     guidance = None
-    if sequences[0].companion is not None:
-        counts = [guess.rows for guess in of]
-        companions = spread([first[s.companion.slot] for s in computed if s.companion is not None], counts)
+    if sequences[0].unconditional is not None:
+        counts = [draft.num_rows for draft in of]
+        others = spread([first[s.unconditional.slot] for s in computed if s.unconditional is not None], counts)
         scales = torch.tensor([s.request.params.guidance_scale for s in sequences])
-        guidance = Guidance(companions, scales.repeat_interleave(torch.tensor(counts)))
+        guidance = Guidance(others, scales.repeat_interleave(torch.tensor(counts)))
     place, filled = masks.of(sequences, of)
     slots, positions = [s.slot for s in sequences], [len(s.tokens) for s in sequences]
-    if not any(guess.tokens for guess in of):
+    if not any(draft.tokens for draft in of):
         return Draws(sequences, Rows.plain(slots, source, positions, mask=place, masks=filled, guidance=guidance))
     rows = Rows.drafted(
         slots,
         positions,
-        [guess.tokens for guess in of],
-        [guess.rule for guess in of],
+        [draft.tokens for draft in of],
+        [draft.rule for draft in of],
         proposals(of),
         source=source,
         mask=place,
@@ -182,6 +289,6 @@ def draw(sequences: list[Sequence], guesses: Guesses, first: dict[int, int], mas
     return Draws(sequences, rows)
 
 
-def proposals(guesses: list[Guess]) -> list[torch.Tensor | None] | None:
-    """What each one's tokens were drawn from; None where all are one-hot."""
-    return [guess.q for guess in guesses] if any(guess.q is not None for guess in guesses) else None
+def proposals(drafts: list[DraftTokens]) -> list[torch.Tensor | None] | None:
+    """The distributions that each one's tokens were drawn from; None where all are one-hot."""
+    return [draft.q for draft in drafts] if any(draft.q is not None for draft in drafts) else None

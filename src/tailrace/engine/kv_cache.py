@@ -1,21 +1,22 @@
-"""Which block of the KV cache belongs to whom: reference counts, prefix reuse by chained hash, copy-on-write, truncation.
+"""Which block of the KV cache belongs to which sequence: reference counts, prefix reuse by chained hash, copy-on-write,
+truncation; and the block tables that a batch is built from.
 
-Blocks nobody refers to are free; those whose contents are known by hash stay findable until they are taken, least recently
-used first. A block is published under its hash only once all its positions are computed. Knows nothing of the memory
-itself, which is the runner's.
+A block without references is free. A free block whose contents are known by hash can be found until it is taken again,
+least recently used first. A block is published under its hash once all its positions are computed. This module knows
+nothing of the memory itself, which is the runner's.
 
-The hash of a block is blake2b-128 over its parent's hash and its token ids, the first one's over its adapter's number, so equal hashes
-mean equal prefixes computed with the same weights.
+The hash of a block is blake2b-128 over its parent's hash and its token ids. The first block's hash starts from the
+adapter's number. So equal hashes mean equal prefixes computed with the same weights.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from hashlib import blake2b
 
 import numpy as np
 
 from tailrace.engine.sequence import Sequence
+from tailrace.runners.block_pool import BlockPool
 
 Copies = list[tuple[int, int]]
 
@@ -25,20 +26,20 @@ class BlockCache:
 
     def __init__(self, num_blocks: int, block_size: int, prefix_reuse: bool = True) -> None:
         self.num_blocks, self.block_size, self.prefix_reuse = num_blocks, block_size, prefix_reuse
-        self.references = [0] * num_blocks
-        self.free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))  # first = next to be taken
+        self.pool = BlockPool(num_blocks)
+        self.references = self.pool.references
         self.hash_of: dict[int, bytes] = {}
         self.by_hash: dict[bytes, int] = {}
 
     @property
     def num_free(self) -> int:
         """Blocks that nobody refers to."""
-        return len(self.free)
+        return self.pool.num_free
 
     @property
     def num_used(self) -> int:
         """Blocks that some sequence refers to."""
-        return self.num_blocks - len(self.free)
+        return self.num_blocks - self.pool.num_free
 
     def blocks_for(self, length: int) -> int:
         """How many blocks hold `length` positions."""
@@ -72,14 +73,15 @@ class BlockCache:
     def attach(self, sequence: Sequence, blocks: list[int]) -> None:
         """Start an empty sequence with matched blocks: their positions count as computed."""
         for block in blocks:
-            self._refer(block)
+            self.pool.refer(block)
         sequence.blocks = list(blocks)
-        sequence.computed = len(blocks) * self.block_size
-        sequence.published = len(blocks)
+        sequence.num_computed = len(blocks) * self.block_size
+        sequence.num_published = len(blocks)
 
     def reserve(self, sequence: Sequence, length: int) -> Copies:
-        """Make the sequence's blocks cover `length` positions and its next write safe: a shared block is replaced by a copy
-        (returned as (source, target), to be made before the write), a published one that will be written is withdrawn.
+        """Make the sequence's blocks cover `length` positions and its next write safe: a shared block is replaced by a
+        copy (returned as (source, target), to be made before the write), a published one that will be written is
+        withdrawn.
 
         Raises:
             MemoryError: not enough free blocks; see `demand`. Nothing is changed.
@@ -87,7 +89,7 @@ class BlockCache:
         if self.demand(sequence, length) > self.num_free:
             raise MemoryError(f"{self.demand(sequence, length)} blocks wanted, {self.num_free} free")
         copies: Copies = []
-        at = sequence.computed // self.block_size
+        at = sequence.num_computed // self.block_size
         if self._must_copy(sequence):
             fresh = self._take()
             copies.append((sequence.blocks[at], fresh))
@@ -99,18 +101,18 @@ class BlockCache:
             sequence.blocks.append(self._take())
         return copies
 
-    def commit(self, sequence: Sequence) -> None:
+    def publish(self, sequence: Sequence) -> None:
         """Publish the blocks whose last position has been computed since."""
-        full = sequence.computed // self.block_size
-        if not self.prefix_reuse or full <= sequence.published:
+        full = sequence.num_computed // self.block_size
+        if not self.prefix_reuse or full <= sequence.num_published:
             return
         chain = self._chain(sequence, full)
-        for place in range(sequence.published, full):
+        for place in range(sequence.num_published, full):
             block = sequence.blocks[place]
             if chain[place] not in self.by_hash and block not in self.hash_of:
                 self.by_hash[chain[place]] = block
                 self.hash_of[block] = chain[place]
-        sequence.published = full
+        sequence.num_published = full
 
     def truncate(self, sequence: Sequence, length: int) -> None:
         """Forget all positions from `length` on, to the token."""
@@ -119,16 +121,16 @@ class BlockCache:
             self._release(block)
         del sequence.blocks[keep:]
         full = length // self.block_size
-        sequence.computed = min(sequence.computed, length)
-        sequence.published = min(sequence.published, full)
+        sequence.num_computed = min(sequence.num_computed, length)
+        sequence.num_published = min(sequence.num_published, full)
         del sequence.hashes[full:]
 
     def fork(self, source: Sequence, target: Sequence) -> None:
         """Let the empty `target` share all blocks of `source`."""
         for block in source.blocks:
-            self._refer(block)
+            self.pool.refer(block)
         target.blocks = list(source.blocks)
-        target.computed, target.published = source.computed, source.published
+        target.num_computed, target.num_published = source.num_computed, source.num_published
         target.hashes = list(source.hashes)
 
     def release(self, sequence: Sequence) -> None:
@@ -136,17 +138,17 @@ class BlockCache:
         for block in reversed(sequence.blocks):  # the end of a prefix is taken again before its start
             self._release(block)
         sequence.blocks = []
-        sequence.computed = sequence.published = 0
+        sequence.num_computed = sequence.num_published = 0
 
     def check(self, sequences: list[Sequence]) -> None:
         """Raise AssertionError unless the books balance. For tests."""
         counts = [0] * self.num_blocks
         for sequence in sequences:
-            assert len(sequence.blocks) >= self.blocks_for(sequence.computed)
+            assert len(sequence.blocks) >= self.blocks_for(sequence.num_computed)
             for block in sequence.blocks:
                 counts[block] += 1
         assert counts == self.references
-        assert set(self.free) == {block for block, count in enumerate(counts) if count == 0}
+        assert set(self.pool.free) == {block for block, count in enumerate(counts) if count == 0}
         assert {block: digest for digest, block in self.by_hash.items()} == self.hash_of
 
     # ---- inside
@@ -163,28 +165,42 @@ class BlockCache:
 
     def _must_copy(self, sequence: Sequence) -> bool:
         """The next position to be written lies in a block that others refer to."""
-        at = sequence.computed // self.block_size
+        at = sequence.num_computed // self.block_size
         return at < len(sequence.blocks) and self.references[sequence.blocks[at]] > 1
 
-    def _refer(self, block: int) -> None:
-        if self.references[block] == 0:
-            del self.free[block]
-        self.references[block] += 1
-
     def _take(self) -> int:
-        block, _ = self.free.popitem(last=False)
+        block = self.pool.take()
         self._withdraw(block)
-        self.references[block] = 1
         return block
 
     def _release(self, block: int) -> None:
-        self.references[block] -= 1
-        if self.references[block] == 0:
-            self.free[block] = None
-            if block not in self.hash_of:
-                self.free.move_to_end(block, last=False)  # of no use to anybody: taken first
+        self.pool.release(block, reusable=block in self.hash_of)
 
     def _withdraw(self, block: int) -> None:
         digest = self.hash_of.pop(block, None)
         if digest is not None:
             del self.by_hash[digest]
+
+
+class BlockTables:
+    """Block tables of all slots, [slots, blocks] int32, written when a sequence's blocks change, never rebuilt."""
+
+    def __init__(self, num_slots: int, width: int) -> None:
+        self.table = np.zeros((num_slots, width), dtype=np.int32)
+        self.written = [0] * num_slots
+
+    def clear(self, slot: int) -> None:
+        """The slot has a new owner."""
+        self.written[slot] = 0
+
+    def cut(self, sequence: Sequence) -> None:
+        """The sequence has released its last blocks."""
+        self.written[sequence.slot] = min(self.written[sequence.slot], len(sequence.blocks))
+
+    def write(self, sequence: Sequence, start: int | None = None) -> None:
+        """Enter the sequence's blocks from index `start` on (None: those not entered yet)."""
+        slot = sequence.slot
+        first = self.written[slot] if start is None else min(start, self.written[slot])
+        if first < len(sequence.blocks):
+            self.table[slot, first : len(sequence.blocks)] = sequence.blocks[first:]
+        self.written[slot] = len(sequence.blocks)

@@ -1,9 +1,9 @@
-"""A bound on what requests make the engine's process hold, beyond what it held when it was ready: it ends the one that grows, before the
-kernel ends everybody.
+"""A bound on the memory that requests make the engine's process hold, beyond what it held when it was ready. The
+request that grows is ended before the kernel ends the process.
 
-From half of the bound on, what each sequence's commit adds is written down to its request. At the bound nothing new is taken, and the
-request that has grown most is ended; then the next, as long as it takes. What stays when nobody is left is nobody's: it counts as
-the engine's own from then on.
+From half of the bound on, the memory that each output adds is written down to its request. At the bound no request is
+accepted, and the request that has grown most must end; then the next, as long as it takes. Memory that stays when no
+request is left counts as the engine's own from then on.
 """
 
 from __future__ import annotations
@@ -12,16 +12,11 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterator
 
 from tailrace.engine.cache_size import available
 from tailrace.engine.sequence import Request
-from tailrace.errors import OverloadedError
-from tailrace.memory_trim import trim_memory
-
-if TYPE_CHECKING:
-    from tailrace.engine.engine import Engine
+from tailrace.errors import OverloadedError, TailraceError
 
 log = logging.getLogger(__name__)
 
@@ -38,8 +33,8 @@ class Growth:
     """One engine's.
 
     Args:
-        limit: bytes beyond what the process holds now; 0: SHARE of what is available beyond what is promised, but at least LEAST, or SHARE
-            of all that is available where that is less.
+        limit: bytes beyond what the process holds now; 0: SHARE of what is available beyond what is promised, but at
+            least LEAST, or SHARE of all that is available where that is less.
         promised: bytes that were set aside and are not held yet: memory of the cache is given when it is first written.
     """
 
@@ -51,25 +46,25 @@ class Growth:
         self._near = False
         self.over = False
 
-    def look(self, engine: Engine) -> None:
-        """Between two steps: end whoever must be ended. Reads the process's size now and then."""
+    def look(self, requests: Collection[Request]) -> tuple[Request, TailraceError] | None:
+        """Called between two steps. The request that must end now, and why. Reads the process's size now and then."""
         now = time.monotonic()
         if now < self._looked_s + LOOK_S:
-            return
+            return None
         self._looked_s = now
         grown = resident() - self._base
         self._near, self.over = grown > NEAR * self.limit, grown > self.limit
         if not self.over or now < self._ended_s + SETTLE_S:
-            return
-        if engine.requests:
-            self._end_largest(engine, grown)
-        else:
-            log.warning(
-                "%d MiB more than at the start, and nobody holds them: they count as the engine's own", grown // MIB
-            )
-            self._base += grown
-            self.over = False
+            return None
         self._ended_s = now
+        if requests:
+            return self._largest(requests, grown)
+        log.warning(
+            "%d MiB more than at the start, and no request holds them: they count as the engine's own", grown // MIB
+        )
+        self._base += grown
+        self.over = False
+        return None
 
     def refusal(self) -> OverloadedError:
         """What a new request is told."""
@@ -83,10 +78,10 @@ class Growth:
         before = resident() if self._near else 0
         yield
         if before:
-            request.grown += max(0, resident() - before)
+            request.grown_bytes += max(0, resident() - before)
 
-    def _end_largest(self, engine: Engine, grown: int) -> None:
-        largest = max(engine.requests.values(), key=weight)
+    def _largest(self, requests: Collection[Request], grown: int) -> tuple[Request, TailraceError]:
+        largest = max(requests, key=weight)
         log.error(
             "%d MiB more than at the start, over the bound of %d: request %s is ended, which has grown by %d MiB",
             grown // MIB,
@@ -94,19 +89,13 @@ class Growth:
             largest.id,
             weight(largest) // MIB,
         )
-        engine.fail_request(
-            largest,
-            OverloadedError(
-                f"this request took most of the {self.limit // MIB} MiB that requests may (memory_growth_gib)"
-            ),
-        )
-        del largest
-        trim_memory()
+        limit = f"{self.limit // MIB} MiB that requests may (memory_growth_gib)"
+        return largest, OverloadedError(f"this request took most of the {limit}")
 
 
 def weight(request: Request) -> int:
     """Bytes, about: what was seen, and what its tokens take."""
-    return request.grown + TOKEN_BYTES * sum(len(sequence.tokens) for sequence in request.sequences)
+    return request.grown_bytes + TOKEN_BYTES * sum(len(sequence.tokens) for sequence in request.sequences)
 
 
 def resident() -> int:

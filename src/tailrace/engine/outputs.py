@@ -1,53 +1,39 @@
-"""What was computed counts; what was drawn becomes history and messages, token by token, until something ends or turns the sequence: what
-was drawn after that never was."""
+"""Process a step's outputs: append sampled tokens one by one, check stop conditions, queue messages. Tokens sampled
+after a stop are discarded.
+
+`append_token` decides whether a sequence goes on, and returns the decision. `process_output` applies it.
+"""
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import partial
-from itertools import takewhile
-from typing import TYPE_CHECKING
 
+from tailrace.config import SchedulerConfig
+from tailrace.engine.checks import NewToken
 from tailrace.engine.checks.banned_strings import GRACE
 from tailrace.engine.checks.structured_output import RESTS, StructuredOutput
-from tailrace.engine.draws import NOTHING, Guess, Guesses, SitsOutError
-from tailrace.engine.isolation import alone
-from tailrace.engine.scheduler import Work
-from tailrace.engine.sequence import Sequence, State
+from tailrace.engine.draws import SitsOutError
+from tailrace.engine.in_flight import SampledTokens
+from tailrace.engine.isolation import Isolated
+from tailrace.engine.lifecycle import Ending, Lifecycle
+from tailrace.engine.memory import Growth
+from tailrace.engine.sequence import Phase, Sequence
 from tailrace.errors import NothingLeftError, RowError, TailraceError
 from tailrace.grammar.bitmasks import in_time
 from tailrace.kernels.status import EMPTY, MESSAGES, NAMES, OK
-from tailrace.logprobs import TokenLogprobs
-from tailrace.sampling import Sampled
-from tailrace.wire.messages import FinishReason, Tokens
+from tailrace.wire.messages import Tokens
 
-if TYPE_CHECKING:
-    from tailrace.engine.engine import Engine
-
-SEARCH_S = 0.01  # of processor time for searches of one call for ways out, in a step; those that are not over go on in the next one
-Drawn = tuple[int, TokenLogprobs | None]
-
-
-@dataclass(frozen=True, slots=True)
-class Said:
-    """What a sequence has drawn: tokens that verification let stand, the first `stood` of them guesses. status: kernels/status.py. error:
-    its grammar could not be matched, and what was drawn does not count."""
-
-    sequence: Sequence
-    guess: Guess
-    tokens: list[int]
-    stood: int
-    status: int
-    logprobs: list[TokenLogprobs] | None
-    error: Exception | None
+# Processor time in a step for one call's searches for the shortest completion. A search goes on in the next step.
+SEARCH_S = 0.01
 
 
 @dataclass(slots=True)
-class Spent:
-    """Processor time of a step's commits: of each call's, and of its last one; of searches for ways out."""
+class HostTime:
+    """Processor time in one step, by call: taken_s: of all its outputs. last_s: of its last one. searched_s: of
+    searches for the shortest completion."""
 
     taken_s: defaultdict[tuple[bytes, str], float] = field(default_factory=lambda: defaultdict(float))
     last_s: dict[tuple[bytes, str], float] = field(default_factory=dict)
@@ -55,255 +41,231 @@ class Spent:
 
 
 @dataclass(slots=True)
-class Outcome:
-    """What a token has led to. out: what can be sent. turned: the tokens drawn after it were drawn in vain. reason: the sequence
-    ends, why, and what said so; error: it fails."""
+class TokenOutcome:
+    """What a token leads to. out: the tokens that can be sent now. invalidated: the tokens sampled after it do not
+    count. ending: the sequence ends with it."""
 
-    out: list[Drawn] = field(default_factory=list)
-    turned: bool = False
-    reason: FinishReason | None = None
-    stop_token_id: int | None = None
-    cause: str | None = None
-    error: TailraceError | None = None
+    out: list[NewToken] = field(default_factory=list)
+    invalidated: bool = False
+    ending: Ending | None = None
 
     @property
     def over(self) -> bool:
-        """Nothing more of this step counts."""
-        return self.turned or self.reason is not None or self.error is not None
+        """No further token of this step counts."""
+        return self.invalidated or self.ending is not None
 
 
-def settle(engine: Engine, work: Work) -> None:
-    """What was computed counts: it may be reused, and workers that waited for it run."""
-    for sequence, tokens in work:
-        if sequence.slot >= 0:  # else it has failed, or the one whose companion it is: its prompt could not be scored
-            sequence.computed += tokens
-            engine.cache.commit(sequence)
-    for sequence, _ in work:
-        if sequence.state is State.RUNNING and not any(member.remaining for member in sequence.members):
-            engine.fork(sequence)
+class OutputProcessor:
+    """Samples → history and messages.
 
+    Args:
+        growth: the memory that outputs take is added up there. grammar_step_s: processor time of one token in a
+            grammar; None: there are no grammars.
+    """
 
-def collect(
-    engine: Engine,
-    guesses: Guesses,
-    sampled: list[tuple[list[Sequence], Sampled]],
-    errors: dict[int, Exception],
-) -> list[Said]:
-    """What a step has drawn; what stood of its guesses is learned from. errors: see Said, by slot."""
-    engine.spent = Spent()
-    found: list[Said] = []
-    for sequences, drawn in sampled:
-        counts, statuses = drawn.num_tokens.tolist(), drawn.status.tolist()
-        rows = drawn.token_ids.tolist()
-        for sequence, count, status, row, logprobs in zip(
-            sequences, counts, statuses, rows, drawn.logprobs, strict=True
-        ):
-            if sequence.state is not State.RUNNING:
+    def __init__(
+        self, lifecycle: Lifecycle, limits: SchedulerConfig, growth: Growth, grammar_step_s: float | None
+    ) -> None:
+        self.lifecycle, self.slots, self.counters = lifecycle, lifecycle.slots, lifecycle.counters
+        self.limits, self.growth = limits, growth
+        self._grammar_step_s = grammar_step_s
+        self._spent = HostTime()
+
+    def begin_step(self) -> None:
+        """The outputs of another step come next."""
+        self._spent = HostTime()
+
+    def process(self, samples: Iterable[SampledTokens], in_flight: Callable[[Sequence], bool]) -> None:
+        """All samples of a step, or a part of them. in_flight: whether a sequence is in a step whose forward pass has
+        been launched."""
+        for one in samples:
+            sequence = one.sequence
+            if sequence.phase is not Phase.RUNNING:
                 continue
-            error, guess, stood = errors.get(sequence.slot), guesses.get(sequence.slot, NOTHING), 0
-            if guess.tokens and status == OK and error is None:
-                stood = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(row, guess.tokens, strict=False)))
-                engine.speculator.learn(engine, sequence, guess, stood)
-            found.append(Said(sequence, guess, row[:count], stood, status, logprobs, error))
-    return found
+            if one.error is not None:  # first: without a mask the row may have no status at all
+                self._without_mask(sequence, one.error)
+            elif one.status != OK:
+                self._without_token(sequence, one.status)
+            elif self._spent.taken_s[sequence.request.shared_name] > self.limits.host_ms / 1e3:
+                # the sequences of this call take turns from the next step on, and sample then what they sampled now
+                sequence.host_s = max(sequence.host_s, self._spent.last_s[sequence.request.shared_name])
+                self.lifecycle.trim_blocks(sequence)
+            else:
+                self._timed(one)
+                beyond = bool(one.draft.tokens) or sequence.num_uncomputed == 0  # it may hold blocks beyond its tokens
+                # in a step in flight those are being written
+                if beyond and sequence.phase is Phase.RUNNING and not in_flight(sequence):
+                    self.lifecycle.trim_blocks(sequence)
 
-
-def commit(engine: Engine, said: Iterable[Said]) -> None:
-    """What was drawn counts."""
-    spent, budget_s = engine.spent, engine.limits.scheduler.host_ms / 1e3
-    for one in said:
-        sequence, guess, name = one.sequence, one.guess, one.sequence.request.shared_name
-        if sequence.state is not State.RUNNING:
-            continue
-        if one.error is not None:  # first: without a mask the row may have no status at all
-            if isinstance(one.error, SitsOutError):
-                engine.cut_back(sequence)
-                continue
-            error = one.error if isinstance(one.error, TailraceError) else RowError(f"grammar: {one.error}")
-            engine.fail(sequence, error)
-            continue
-        if one.status != OK:
-            undrawn(engine, sequence, one.status)
-            continue
-        if (
-            spent.taken_s[name] > budget_s
-        ):  # they take turns from the next step on, and say then what they were to say now
-            sequence.host_s = max(sequence.host_s, spent.last_s[name])
-            engine.cut_back(sequence)
-            continue
-        drawn_s, begun_s = engine.slots[sequence.slot].took_s, time.thread_time()
-        tokens = one.tokens if sequence.constraint is None else one.tokens[: sequence.constraint.known]
-        with engine.growth.of(sequence.request):
-            accept(engine, sequence, tokens, one.logprobs, (0 if guess.certain else len(guess.tokens), one.stood))
-        spent.last_s[name] = time.thread_time() - begun_s
-        spent.taken_s[name] += spent.last_s[name]
-        sequence.host_s = spent.last_s[name] + drawn_s
+    def _timed(self, one: SampledTokens) -> None:
+        """Process an output, and note what it costs the host."""
+        sequence, request, spent = one.sequence, one.sequence.request, self._spent
+        sampling_s, begun_s = self.slots[sequence.slot].took_s, time.thread_time()
+        with self.growth.of(request):
+            self.process_output(one)
+        spent.last_s[request.shared_name] = time.thread_time() - begun_s
+        spent.taken_s[request.shared_name] += spent.last_s[request.shared_name]
+        sequence.host_s = spent.last_s[request.shared_name] + sampling_s
         if sequence.constraint is not None:
-            sequence.host_s += sequence.constraint.mask_s * guess.rows
-        sequence.host_s = max(sequence.host_s, sequence.request.least_s * guess.rows)
-        sequence.request.guess_costs(sequence.host_s)
-        if sequence.state is State.RUNNING and (guess.tokens or sequence.remaining == 0):
-            under_way = engine.flight is not None and engine.flight.stands(sequence)
-            if not under_way:  # else what it holds beyond that is being written
-                engine.cut_back(sequence)
+            sequence.host_s += sequence.constraint.mask_s * one.draft.num_rows
+        sequence.host_s = max(sequence.host_s, request.min_host_s * one.draft.num_rows)
+        request.estimate_costs(sequence.host_s)
 
+    def _without_mask(self, sequence: Sequence, error: Exception) -> None:
+        """The sample does not count."""
+        if isinstance(error, SitsOutError):
+            self.lifecycle.trim_blocks(sequence)
+            return
+        cause = error if isinstance(error, TailraceError) else RowError(f"grammar: {error}")
+        self.lifecycle.end(sequence, Ending(error=cause))
 
-def undrawn(engine: Engine, sequence: Sequence, status: int) -> None:
-    """Nothing could be drawn. Where the request's own fields rule tokens out, that is what they ask for, and no fault of the model's."""
-    if status == EMPTY and sequence.watch is not None:
-        give_up(engine, sequence)
-        return
-    at = f"at position {len(sequence.tokens)}"
-    excluding = sequence.request.params.excluding
-    if status == EMPTY and excluding:
-        engine.fail(sequence, NothingLeftError(f"{', '.join(excluding)}: no token is left {at}", excluding[0]))
-        return
-    engine.counters.bad_rows[NAMES[status]] += 1
-    engine.fail(sequence, RowError(f"{MESSAGES[status]} {at}"))
+    def _without_token(self, sequence: Sequence, status: int) -> None:
+        """No token could be sampled. If the request's own fields exclude all tokens, that is not the model's fault."""
+        if status == EMPTY and sequence.bans is not None:
+            if out := sequence.bans.rest():
+                self._send(sequence, out)
+            self.lifecycle.end(sequence, Ending("abort", cause=sequence.bans.field))
+            return
+        at = f"at position {len(sequence.tokens)}"
+        excluding = sequence.request.params.excluding
+        if status == EMPTY and excluding:
+            error = NothingLeftError(f"{', '.join(excluding)}: no token is left {at}", excluding[0])
+        else:
+            self.counters.bad_rows[NAMES[status]] += 1
+            error = RowError(f"{MESSAGES[status]} {at}")
+        self.lifecycle.end(sequence, Ending(error=error))
 
+    def process_output(self, one: SampledTokens) -> None:
+        """Append the tokens that verification kept: the first is new, each further one follows an accepted draft. Then
+        send what can be sent, and end the sequence if a token says so."""
+        sequence = one.sequence
+        tokens = one.tokens if sequence.constraint is None else one.tokens[: sequence.constraint.known]
+        out: list[NewToken] = []
+        before, ending = len(sequence.tokens), None
+        for place, token in enumerate(tokens):
+            outcome = TokenOutcome()
+            with Isolated("the token could not be processed", sequence.request.id) as attempt:
+                new = NewToken(token, one.logprobs[place] if one.logprobs else None)
+                outcome = self.append_token(sequence, new, after_draft=place > 0)
+            ending = outcome.ending if attempt.error is None else Ending(error=attempt.error)
+            out += outcome.out
+            if outcome.over or attempt.error is not None:
+                break
+        if one.draft.tokens and not one.draft.forced:  # the client is told of accepted drafts that became output
+            appended = max(0, len(sequence.tokens) - before)
+            sequence.draft_counts += (len(one.draft.tokens), min(one.accepted, appended))
+        if out:
+            self._send(sequence, out)
+        if ending is not None:
+            self.lifecycle.end(sequence, ending)
 
-def accept(
-    engine: Engine,
-    sequence: Sequence,
-    tokens: list[int],
-    logprobs: list[TokenLogprobs] | None,
-    drafts: tuple[int, int] = (0, 0),
-) -> None:
-    """The tokens that verification let stand, in order: the first is new, each further one follows from a guess. drafts: how many there
-    were, and how many stood; the client is told of those that became output."""
-    out: list[Drawn] = []
-    before = len(sequence.tokens)
-    outcome = Outcome()
-    for place, token in enumerate(tokens):
-        outcome = Outcome()
-        with alone("the token could not be committed", sequence.request.id, partial(setattr, outcome, "error")):
-            entry = logprobs[place] if logprobs else None
-            outcome = take(engine, sequence, token, entry, guessed=place > 0)
-        out += outcome.out
-        if outcome.over:
-            break
-    if drafts[0]:
-        sequence.drafts += (drafts[0], min(drafts[1], max(0, len(sequence.tokens) - before)))
-    if out:
-        send(engine, sequence, out)
-    if outcome.error is not None:
-        engine.fail(sequence, outcome.error)
-    elif outcome.reason is not None:
-        engine.finish(sequence, outcome.reason, outcome.stop_token_id, outcome.cause)
+    def append_token(self, sequence: Sequence, new: NewToken, after_draft: bool) -> TokenOutcome:
+        """One token becomes history. Says whether it ends the sequence, or invalidates what was sampled after it.
 
+        EOS is looked at first, then the stop ids, then stop strings and patterns, then repetition, then the end of the
+        grammar, then the length. Where several apply, the first gives the reason.
 
-def take(engine: Engine, sequence: Sequence, token: int, entry: TokenLogprobs | None, guessed: bool) -> Outcome:
-    """One token: it becomes history, and ends or turns the sequence if it, its text or its length says so.
+        Args:
+            after_draft: the token before it was a draft, whose keys and values are in the cache.
 
-    EOS is looked at first, then the stop ids, then stop strings and patterns, then loops, then the end of the grammar, then the
-    length; where several apply, the first gives the reason.
-
-    Args:
-        guessed: the token before it was a guess, whose keys and values are in the cache.
-
-    Raises:
-        RowError: the grammar does not allow the token, which was forced.
-    """
-    assert sequence.state is State.RUNNING
-    request, params, constraint = sequence.request, sequence.request.params, sequence.constraint
-    if constraint is not None:
-        begun_s, name = time.thread_time(), request.shared_name
-        spent_s = engine.spent.searched_s[name]
-        way_out = constraint.way_out(
-            token, sequence.room, RESTS if spent_s > SEARCH_S else begun_s + SEARCH_S - spent_s
-        )
-        engine.spent.searched_s[name] += time.thread_time() - begun_s
-        if constraint.searching:
-            return Outcome(turned=True)  # the same token is drawn again, until it is known what it leads to
-        if way_out == []:
-            return Outcome([] if sequence.watch is None else sequence.watch.release(everything=True), reason="stop")
-        if way_out is not None:
-            engine.slots.force(sequence.slot, way_out)
-            return Outcome(turned=True)
-    engine.slots.commit([sequence.slot], [[token]])
-    for member in sequence.members:
-        member.computed += guessed
-        member.tokens.append(token)
-    engine.counters.generated_tokens += 1
-    ends = (token in engine.eos and not params.ignore_eos) or token in params.stop_token_ids
-    stops = ends and sequence.num_output > params.min_tokens
-    full = len(sequence.tokens) >= request.max_len
-    outcome = Outcome([(token, entry)])
-    if constraint is not None and not stops:
-        outcome.turned = rule(engine, constraint, token)
-    complete = constraint is not None and constraint.finished
-    silent = stops and not params.include_stop_str_in_output
-    if sequence.watch is not None and not watch(engine, sequence, outcome, silent, stops or full or complete):
+        Raises:
+            RowError: the grammar does not allow the token, which was forced.
+        """
+        assert sequence.phase is Phase.RUNNING
+        request, params, constraint = sequence.request, sequence.request.params, sequence.constraint
+        if constraint is not None and (instead := self._closing(sequence, constraint, new.id)) is not None:
+            return instead
+        self.slots.commit([sequence.slot], [[new.id]])
+        sequence.append(new.id, after_draft)
+        self.counters.generated_tokens += 1
+        stops = request.ends_output(new.id) and sequence.num_output > params.min_tokens
+        full = len(sequence.tokens) >= request.max_len
+        outcome = TokenOutcome([new])
+        if constraint is not None and not stops:
+            outcome.invalidated = self._push_to_grammar(constraint, new.id)
+        complete = constraint is not None and constraint.finished
+        if sequence.bans is not None:
+            silent = stops and not params.include_stop_str_in_output
+            if not self._check_bans(sequence, outcome, silent, last=stops or full or complete):
+                return outcome
+        if stops:
+            outcome.ending = Ending("stop", new.id)
+        elif check := next((c for c in sequence.stop_checks if any(c.push(sent.id) for sent in outcome.out)), None):
+            outcome.ending = Ending("stop", cause=check.stop_reason)
+        elif complete:
+            outcome.ending = Ending("stop")
+        elif full:
+            outcome.ending = Ending("length")
+        elif sequence.thinking is not None and (forced := sequence.thinking.push(new.id)):
+            self.slots.force(sequence.slot, forced)
+            outcome.invalidated = True
         return outcome
-    if stops:
-        outcome.reason, outcome.stop_token_id = "stop", token
-    elif ender := next((e for e in sequence.stop_checks if any(e.push(id) for id, _ in outcome.out)), None):
-        outcome.reason, outcome.cause = "stop", ender.stop_reason
-    elif complete:
-        outcome.reason = "stop"
-    elif full:
-        outcome.reason = "length"
-    elif sequence.thinking is not None and (forced := sequence.thinking.push(token)):
-        engine.slots.force(sequence.slot, forced)
-        outcome.turned = True
-    return outcome
 
+    def _closing(self, sequence: Sequence, constraint: StructuredOutput, token: int) -> TokenOutcome | None:
+        """Where the text of a grammar must be closed now, what happens instead of the token; None: the token may be
+        appended."""
+        begun_s, name = time.thread_time(), sequence.request.shared_name
+        spent_s = self._spent.searched_s[name]
+        until = RESTS if spent_s > SEARCH_S else begun_s + SEARCH_S - spent_s
+        completion = constraint.way_out(token, sequence.tokens_left, until)
+        self._spent.searched_s[name] += time.thread_time() - begun_s
+        if constraint.searching:
+            return TokenOutcome(invalidated=True)  # the same token is sampled again, until it is known what it leads to
+        if completion is None:
+            return None
+        if not completion:  # the text is complete as it is
+            held = [] if sequence.bans is None else sequence.bans.release(everything=True)
+            return TokenOutcome(held, ending=Ending("stop"))
+        self.slots.force(sequence.slot, completion)
+        return TokenOutcome(invalidated=True)
 
-def rule(engine: Engine, constraint: StructuredOutput, token: int) -> bool:
-    """Tell the grammar; True if it begins, or gives way, with this token.
+    def _push_to_grammar(self, constraint: StructuredOutput, token: int) -> bool:
+        """True if the grammar begins, or ends, with this token.
 
-    Raises:
-        RowError: it does not allow the token, so the token was forced. GrammarLimitError: it takes too long, and would again.
-    """
-    begun_s = time.thread_time()
-    try:
-        turned = constraint.push(token)
-    except ValueError as error:
-        raise RowError(f"grammar: {error}") from error
-    if engine.grammars is not None:
-        in_time(begun_s + engine.grammars.step_s, engine.grammars.step_s)
-    return turned
+        Raises:
+            RowError: the grammar does not allow the token, so the token was forced. GrammarLimitError: it takes too
+                long, and would again.
+        """
+        begun_s = time.thread_time()
+        try:
+            invalidated = constraint.push(token)
+        except ValueError as error:
+            raise RowError(f"grammar: {error}") from error
+        if self._grammar_step_s is not None:
+            in_time(begun_s + self._grammar_step_s, self._grammar_step_s)
+        return invalidated
 
+    def _check_bans(self, sequence: Sequence, outcome: TokenOutcome, silent: bool, last: bool) -> bool:
+        """Leave in `outcome.out` what can't become anything banned any more. False if something banned is complete: the
+        sequence has been rewound, or ends because too many of its tokens were taken back.
 
-def watch(engine: Engine, sequence: Sequence, outcome: Outcome, silent: bool, last: bool) -> bool:
-    """Leave in `out` what can't become anything banned any more. False if something is complete: the sequence has backed up, or ends
-    because it has drawn too much in vain.
+        Args:
+            silent: the token leaves no text. last: it ends the sequence.
+        """
+        bans = sequence.bans
+        assert bans is not None
+        [new] = outcome.out
+        outcome.out = []
+        if (position := bans.push(new.id, silent, last)) is None:
+            bans.held.append(new)
+            outcome.out = bans.release(everything=last)
+            return True
+        taken_back = bans.taken_back + sequence.num_output - position
+        if taken_back <= self.limits.redraws_per_token * (bans.sent + GRACE):
+            self.lifecycle.rewind(sequence, position)
+            outcome.invalidated = True
+        else:
+            bans.back_to(position)
+            outcome.out, outcome.ending = bans.rest(), Ending("abort", cause=bans.field)
+        return False
 
-    Args:
-        silent: the token leaves no text. last: it ends the sequence.
-    """
-    text = sequence.watch
-    assert text is not None
-    [drawn] = outcome.out
-    outcome.out = []
-    if (position := text.push(drawn[0], silent, last)) is None:
-        text.held.append(drawn)
-        outcome.out = text.release(everything=last)
-        return True
-    spent = text.taken_back + sequence.num_output - position
-    if spent <= engine.limits.scheduler.redraws_per_token * (text.sent + GRACE):
-        engine.rewind(sequence, position)
-        outcome.turned = True
-    else:
-        text.back_to(position)
-        outcome.out, outcome.reason, outcome.cause = text.rest(), "abort", text.field
-    return False
-
-
-def give_up(engine: Engine, sequence: Sequence) -> None:
-    """Whatever might be said next is banned: the sequence ends with what it has said."""
-    assert sequence.watch is not None
-    if out := sequence.watch.rest():
-        send(engine, sequence, out)
-    engine.finish(sequence, "abort", cause=sequence.watch.field)
-
-
-def send(engine: Engine, sequence: Sequence, out: list[Drawn]) -> None:
-    """Tokens go out; the first ones say how much of the prompt was cached."""
-    request = sequence.request
-    entries = [entry for _, entry in out if entry is not None] or None
-    first = (0, 0.0) if sequence.told else (sequence.cached, request.queued_s or 0.0)
-    sequence.told = True
-    drafts, sequence.drafts = sequence.drafts, []
-    message = Tokens(request.id, request.epoch, sequence.index, [token for token, _ in out], entries, *first, drafts)
-    engine.send(sequence, message)
+    def _send(self, sequence: Sequence, out: list[NewToken]) -> None:
+        """Tokens go out. The first ones say how much of the prompt was cached, and how long the request waited."""
+        request = sequence.request
+        logprobs = [new.logprobs for new in out if new.logprobs is not None] or None
+        first = (0, 0.0) if sequence.started else (sequence.num_cached, request.queued_s or 0.0)
+        sequence.started = True
+        counts, sequence.draft_counts = sequence.draft_counts, []
+        ids = [new.id for new in out]
+        message = Tokens(request.id, request.epoch, sequence.index, ids, logprobs, *first, counts)
+        self.lifecycle.send(sequence, message)

@@ -1,7 +1,7 @@
 """The engine as a process of its own: `python -m tailrace.engine.process`, started by wire/engine_process.py.
 
-Reads its settings from the first line of stdin, loads the model, then: receive, step, send. It ends when it is told to drain, on
-SIGTERM, and when stdin closes, because then its parent is gone.
+Reads its settings from the first line of stdin, loads the model, then: receive, step, send. It ends when it is told to
+drain, on SIGTERM, and when stdin closes, because then its parent is gone.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class EngineStart(msgspec.Struct):
 
 
 def build(config: EngineConfig) -> Engine:
-    """The engine for a resolved model: a folder, or `scripted:…`, which may name a folder whose tokenizer says what its tokens spell:
-    `scripted:next:1@FOLDER`.
+    """The engine for a resolved model: a folder, or `scripted:…`, which may name a folder whose tokenizer says what its
+    tokens spell: `scripted:next:1@FOLDER`.
 
     Raises:
         TailraceError: the model or the settings are impossible.
@@ -155,8 +155,8 @@ class Loop:
                 return
 
     def turn(self) -> None:
-        """Everything between two waits: what has arrived is taken in, or as much of it as does not keep those that run waiting; a step is
-        made; what came of it is sent."""
+        """Everything between two waits: what has arrived is taken in, or as much of it as does not keep those that run
+        waiting; a step is made; what came of it is sent."""
         timed = self.engine.counters.timed
         with timed("receive"):
             until_s = time.perf_counter() + RECEIVE_S

@@ -1,12 +1,13 @@
-"""Who computes how many tokens in the next step: a pure function from the state of the world to a Plan.
+"""Who computes how many tokens in the next step: a pure function from the state of the engine to a Plan.
 
-Rules, in order: running sequences before waiting ones, decodes before prefills, smaller (priority, arrival) first. A prefill is cut
-to what is left of the token budget. Where blocks run out, the last running sequence is preempted (it lets go of its
-blocks and waits, to be recomputed), never one before it in order, so the first always moves. A waiting request is
-admitted when its slots and the blocks of its whole prompt are there; nobody overtakes it, but where its grammar is still being compiled.
+Rules, in order: running sequences before waiting ones, decodes before prefills, smaller (priority, arrival) first. A
+prefill is cut to what is left of the token budget. If blocks run out, the last running sequence is preempted: it gives
+back its blocks and waits, to be recomputed. No sequence before it in order is, so the first one always moves. A waiting
+request is admitted when its slots and the blocks of its whole prompt are free. No request overtakes it, unless its
+grammar is still being compiled.
 
-A sequence and its companion (guidance) are admitted, computed and preempted together, and their last tokens are computed in one step,
-because their logits are wanted together.
+A conditional sequence and its unconditional one (guidance) are admitted, computed and preempted together. Their last
+tokens are computed in one step, because their logits are wanted together.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ MAX_SCORED = 128  # rows of logits in one step for prompt logprobs: 128 MiB at a
 
 @dataclass(slots=True)
 class Plan:
-    """preempt: these let go of everything first. admit: with the cached blocks that they, and their companions, start from. work:
-    (sequence, tokens), a companion right after its sequence. spare: tokens and blocks that nobody has asked for."""
+    """preempt: sequences that give back everything first. admit: sequences, with the cached blocks that they and their
+    unconditional ones start from. work: (sequence, tokens), an unconditional sequence right after its conditional one.
+    spare: tokens that the step can still compute."""
 
     preempt: list[Sequence] = field(default_factory=list)
     admit: list[tuple[Sequence, list[list[int]]]] = field(default_factory=list)
@@ -44,8 +46,8 @@ def schedule(
     budget, rows = limits.max_num_batched_tokens, MAX_SCORED
     free = cache.num_free
     alive = list(running)
-    late = {sequence for sequence in running if sequence.waits}
-    resting = late | those_that_rest([sequence for sequence in running if sequence not in late], limits.host_ms / 1e3)
+    late = {sequence for sequence in running if sequence.waits_for_mask}
+    resting = late | resting_sequences([sequence for sequence in running if sequence not in late], limits.host_ms / 1e3)
     for sequence in sorted(running, key=lambda s: s.prefilling):  # stable: decodes, then prefills
         if sequence not in alive or sequence in resting:
             continue
@@ -65,18 +67,19 @@ def schedule(
             need = demand(sequence, parts, cache)
         plan.work += work(sequence, parts)
         budget -= sum(parts)
-        rows -= parts[0] if sequence.scoring else 0
+        rows -= parts[0] if sequence.wants_prompt_logprobs else 0
         free -= need
     left = Left(budget, rows, free, free_slots)
     if not plan.preempt:
-        _admit(plan, those_that_may_begin(running, waiting, limits.host_ms / 1e3), cache, left)
+        _admit(plan, admissible(running, waiting, limits.host_ms / 1e3), cache, left)
     plan.spare = left.budget
     return plan
 
 
-def those_that_rest(running: List[Sequence], budget_s: float) -> set[Sequence]:
-    """Sequences that wait for others of their own request, and of those that came along with it under one id, because all together would
-    take more than `budget_s` of the step beside the model. Those that have said least go first, so all come by in turn."""
+def resting_sequences(running: List[Sequence], budget_s: float) -> set[Sequence]:
+    """Sequences that wait for others of the same call (Request.shared_name), because all together would take more than
+    `budget_s` of the step beside the model. The ones with the shortest output go first, so all of them get their
+    turn."""
     by_name: dict[tuple[bytes, str], list[Sequence]] = {}
     for sequence in running:
         by_name.setdefault(sequence.request.shared_name, []).append(sequence)
@@ -90,8 +93,8 @@ def those_that_rest(running: List[Sequence], budget_s: float) -> set[Sequence]:
     return resting
 
 
-def those_that_may_begin(running: List[Sequence], waiting: List[Sequence], budget_s: float) -> Iterator[Sequence]:
-    """The waiting ones, without those that nobody knows to be cheap while others of their request take all of `budget_s`."""
+def admissible(running: List[Sequence], waiting: List[Sequence], budget_s: float) -> Iterator[Sequence]:
+    """The waiting sequences, without those that may be dear while others of their call take all of `budget_s`."""
     taken: dict[tuple[bytes, str], float] = {}
     for sequence in running:
         name = sequence.request.shared_name
@@ -99,19 +102,23 @@ def those_that_may_begin(running: List[Sequence], waiting: List[Sequence], budge
     for sequence in waiting:
         name = sequence.request.shared_name
         before = taken.get(name, 0.0)
-        if sequence.waits or (before and sequence.host_s and before + sequence.host_s > budget_s):
+        if sequence.waits_for_mask or (before and sequence.host_s and before + sequence.host_s > budget_s):
             continue
         taken[name] = before + sequence.host_s
         yield sequence
 
 
 def share(sequence: Sequence, budget: int, rows: int) -> list[int]:
-    """How many tokens the sequence, and its companion, compute of this budget; rows: of logits, that prompt logprobs may take."""
-    return split([member.remaining for member in sequence.members], budget, rows if sequence.scoring else None)
+    """How many tokens of this budget each sequence of the pair computes. rows: rows of logits that prompt logprobs may
+    take."""
+    return split(
+        [member.num_uncomputed for member in sequence.pair], budget, rows if sequence.wants_prompt_logprobs else None
+    )
 
 
 def split(remaining: list[int], budget: int, rows: int | None) -> list[int]:
-    """All that remains, or so much that nobody's last token comes before the other's. rows: what the first may compute at most."""
+    """All uncomputed tokens, or as many as keep each pair's last tokens in one step. rows: the most that the first
+    sequence may compute."""
     first = remaining[0] if rows is None else min(remaining[0], rows)
     if len(remaining) == 1:
         return [min(first, budget)]
@@ -124,26 +131,26 @@ def split(remaining: list[int], budget: int, rows: int | None) -> list[int]:
 def demand(sequence: Sequence, parts: list[int], cache: BlockCache) -> int:
     """Free blocks that computing so many tokens takes."""
     return sum(
-        cache.demand(member, member.computed + part)
-        for member, part in zip(sequence.members, parts, strict=True)
+        cache.demand(member, member.num_computed + part)
+        for member, part in zip(sequence.pair, parts, strict=True)
         if part
     )
 
 
 def work(sequence: Sequence, parts: list[int]) -> Work:
     """As a plan has it."""
-    return [(member, part) for member, part in zip(sequence.members, parts, strict=True) if part]
+    return [(member, part) for member, part in zip(sequence.pair, parts, strict=True) if part]
 
 
 def _preempt(plan: Plan, alive: list[Sequence], cache: BlockCache, free: int, budget: int) -> tuple[int, int]:
     """Preempt the last one; returns the free blocks and the budget after it."""
     victim = alive.pop()
     plan.preempt.append(victim)
-    free += sum(map(cache.yields, victim.members))
-    for entry in [entry for entry in plan.work if entry[0] in victim.members]:
+    free += sum(map(cache.yields, victim.pair))
+    for entry in [entry for entry in plan.work if entry[0] in victim.pair]:
         plan.work.remove(entry)
         member, tokens = entry
-        free += cache.demand(member, member.computed + tokens)
+        free += cache.demand(member, member.num_computed + tokens)
         budget += tokens
     return free, budget
 
@@ -157,7 +164,7 @@ def _fitting(sequence: Sequence, cache: BlockCache, free: int, budget: int, rows
 
 @dataclass(slots=True)
 class Left:
-    """What a step still has to give: tokens, rows of logits for prompts, blocks, slots."""
+    """What a step still has: tokens, rows of logits for prompts, blocks, slots."""
 
     budget: int
     rows: int
@@ -168,14 +175,14 @@ class Left:
 def _admit(plan: Plan, waiting: Iterable[Sequence], cache: BlockCache, left: Left) -> None:
     """Take waiting requests in order while there is something left."""
     for sequence in waiting:
-        if sequence.request.awaited:
+        if sequence.request.compilations:
             continue
-        members = sequence.members
-        slots = (1 + len(sequence.workers)) * len(members)
-        if left.budget == 0 or slots > left.slots or (sequence.scoring and left.rows == 0):
+        members = sequence.pair
+        slots = (1 + len(sequence.forks)) * len(members)
+        if left.budget == 0 or slots > left.slots or (sequence.wants_prompt_logprobs and left.rows == 0):
             return
         # of cached positions there are no logits
-        cached = [[] if member.scoring else cache.match(member) for member in members]
+        cached = [[] if member.wants_prompt_logprobs else cache.match(member) for member in members]
         revived = sum(
             cache.references[block] == 0 for blocks in cached for block in blocks
         )  # free now, not once attached
@@ -184,8 +191,8 @@ def _admit(plan: Plan, waiting: Iterable[Sequence], cache: BlockCache, left: Lef
         if need > left.free:
             return
         remaining = [len(m.tokens) - len(found) * cache.block_size for m, found in zip(members, cached, strict=True)]
-        parts = split(remaining, left.budget, left.rows if sequence.scoring else None)
-        left.rows -= parts[0] if sequence.scoring else 0
+        parts = split(remaining, left.budget, left.rows if sequence.wants_prompt_logprobs else None)
+        left.rows -= parts[0] if sequence.wants_prompt_logprobs else 0
         plan.admit.append((sequence, cached))
         plan.work += work(sequence, parts)
         left.budget -= sum(parts)

@@ -17,7 +17,8 @@ Lane = Literal["cpu", "device"]
 
 
 class Span(NamedTuple):
-    """A part of a step: seconds of time.perf_counter, and whether the engine's thread or the one that stands for the device was in it."""
+    """A part of a step: seconds of time.perf_counter, and whether the engine's thread or the one that stands for the
+    device was in it."""
 
     part: str
     start: float
@@ -26,7 +27,8 @@ class Span(NamedTuple):
 
 
 class Durations:
-    """How often something took how long: a count per bucket of DURATION_EDGES_S and one for what was longer, and the sum."""
+    """How often something took how long: a count per bucket of DURATION_EDGES_S and one for what was longer, and the
+    sum."""
 
     __slots__ = ("counts", "total_ms")
 
@@ -82,7 +84,7 @@ class Counters:
                 self.trace.append(Span(part, start, end, lane))
 
     def decoded(self, verified: bool, seconds: float) -> None:
-        """A step without prefills took so long from its forward pass to its draws. verified: it had guesses in it."""
+        """A step without prefills took so long from its forward pass to its samples. verified: it had drafts in it."""
         self.decodes.setdefault("verify" if verified else "plain", Durations()).add(seconds)
 
     @property

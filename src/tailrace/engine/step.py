@@ -1,112 +1,299 @@
-"""The step, on one screen: plan → guess → forward → sample → commit. ahead.py has the same parts in the order in which they overlap."""
+"""One step of the engine: plan → draft → forward → sample → collect.
+
+One driver, `StepDriver.run`, runs the parts in one of two orders. N is a step, N + 1 the next one.
+
+    depth 0:    plan N → draft N → masks of N begin → forward N → sample N → collect N
+    depth 1:    sample N → plan N + 1 → draft N + 1 → forward N + 1 → collect N → masks of N + 1 begin
+
+At depth 1 steps overlap: step N + 1 is launched before the host has processed the samples of step N, or before it knows
+them. Unknown samples stand in `Sequence.tokens` as references (in_flight.py). They are waited for before the launch
+where
+the host must know them: where drafts are verified, or where the next step wants drafts. References never outlive a call
+of `run`, and no sequence loses its slot or its blocks while there are any.
+
+Everything that decides on a token (history, grammar, bans, forced tokens) is up to date when the token is sampled, so
+both depths sample the same tokens. A sequence that did not get the token it was planned on is invalid in the step in
+flight: nothing is sampled for it, and what the step has computed for it does not count.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
-import torch
-
-from tailrace.engine.batch import Scored, assemble
-from tailrace.engine.draws import Masks
-from tailrace.engine.isolation import alone, begin, fail
-from tailrace.engine.outputs import collect, commit, settle
-from tailrace.engine.scheduler import Plan, schedule
-from tailrace.engine.sequence import LIVING, Sequence
-from tailrace.errors import EngineError, RowError
-from tailrace.sampling.prompt_logprobs import replay
-from tailrace.wire.messages import PromptLogprobs
-
-if TYPE_CHECKING:
-    from tailrace.engine.engine import Engine
+from tailrace.engine.batch import assemble
+from tailrace.engine.device import Device
+from tailrace.engine.draws import Masks, begin_draws, build_draws
+from tailrace.engine.in_flight import Drafted, InFlightStep, LaunchedDraws, PreparedDraws, SampledTokens, read_samples
+from tailrace.engine.outputs import OutputProcessor
+from tailrace.engine.prompt_scores import send_prompt_logprobs
+from tailrace.engine.scheduler import Plan
+from tailrace.engine.sequence import Sequence
+from tailrace.engine.speculation import DraftCounts
+from tailrace.errors import EngineError
+from tailrace.sampling import Sampler
 
 log = logging.getLogger(__name__)
 
 
-def step(engine: Engine) -> None:
-    """Compute and draw once; the engine's outbox holds what came of it."""
-    timed, speculator = engine.counters.timed, engine.speculator
-    with timed("plan"):
-        plan = schedule(engine.running, engine.waiting, engine.cache, engine.limits.scheduler, len(engine.free_slots))
-        copies = apply(engine, plan)
-        if not plan.work:
+class StepDriver:
+    """Runs the parts of steps. in_flight: at depth 1, the step whose forward pass runs between two calls of `run`.
+
+    Args:
+        new_masks: makes the masks of a step.
+    """
+
+    def __init__(
+        self, device: Device, sampler: Sampler, outputs: OutputProcessor, new_masks: Callable[[], Masks]
+    ) -> None:
+        self.device, self.sampler, self.outputs, self._new_masks = device, sampler, outputs, new_masks
+        self.lifecycle, self.counters, self.limits = outputs.lifecycle, outputs.counters, outputs.limits
+        self.speculator = outputs.lifecycle.speculator
+        self.in_flight: InFlightStep | None = None
+
+    def run(self) -> None:
+        """Launch a step. Collect the same step at depth 0, the one before it at depth 1."""
+        if self.device.depth:
+            launched = self.sample()
+            with self._abandoned(launched):
+                self._launch_next(launched)
+            self._prepare_ahead()
             return
-    engine.counters.steps += 1
-    decodes = not any(sequence.prefilling or sequence.num_output == 0 for sequence, _ in plan.work)
-    try:
-        if copies:  # first: a drafter may read and write the target's cache
-            with timed("forward"):
-                engine.runner.copy_blocks(copies)
-        with timed("guess"):
-            guesses = speculator.guess(engine, plan.work, plan.spare)
-        with timed("plan"):
-            assembled = assemble(plan.work, guesses, engine.tables, engine.cache.block_size)
-            masks = Masks(engine.limits.vocab_size, engine.eos)
-            draws = assembled.draws(engine, assembled.drawing, guesses, masks)
-        start = time.perf_counter()
-        filling = engine.fill(masks)  # on other threads, while the model computes
-        with timed("forward"):
-            logits = engine.runner.forward(assembled.batch)
-        with timed("mask"):
-            engine.filled(masks, filling)
-        with timed("verify" if guesses else "sample"):
-            sampled = [(sequences, pending.wait()) for sequences, pending in begin(engine, draws, logits)]
-            score(engine, assembled.scored, logits)
-    except Exception as error:  # a model or kernel that fails must not take the engine down with it
-        log.exception("step %d failed", engine.counters.steps)
-        lose(engine, [sequence for sequence, _ in plan.work], error)
-        return
-    if decodes:
-        took_s = time.perf_counter() - start
-        speculator.stepped(assembled.batch.token_ids.numel(), took_s)
-        engine.counters.decoded(bool(guesses), took_s)
-    with timed("commit"):
-        settle(engine, plan.work)
-        commit(engine, collect(engine, guesses, sampled, masks.errors))
-    if speculator.observes:
-        with timed("observe"):
-            speculator.observe(assembled.seen, engine.runner)
+        if self.in_flight is None:  # else an interrupt has left it
+            self._launch_next(None)
+        launched = self.sample()
+        with self._abandoned(launched):
+            if launched is not None and self.collect(launched):
+                self.speculator.observe(launched.step.assembled.hidden_rows, self.device.runner)
 
-
-def apply(engine: Engine, plan: Plan) -> list[tuple[int, int]]:
-    """Make the plan true: preempt, admit, reserve. Returns the block copies to make before the forward pass."""
-    for sequence in plan.preempt:
-        engine.preempt(sequence)
-    for sequence, cached in plan.admit:  # all cached blocks are taken before any fresh one can displace them
-        with alone("the request could not be begun", sequence.request.id, lambda e, s=sequence: fail(engine, s, e)):
-            engine.admit(sequence, cached)
-    plan.work = [(member, tokens) for member, tokens in plan.work if member.slot >= 0]
-    copies = []
-    for sequence, tokens in plan.work:
-        first = sequence.computed // engine.cache.block_size
-        made = engine.cache.reserve(sequence, sequence.computed + tokens)
-        engine.tables.write(sequence, first if made else None)
-        copies += made
-    return copies
-
-
-def score(engine: Engine, scored: list[Scored], logits: torch.Tensor) -> None:
-    """Logprobs of prompt tokens go out."""
-    for part in scored:
-        sequence, request, end = part.sequence, part.sequence.request, part.start + part.count
-        if part.count == 0 or sequence.state not in LIVING:
-            continue
-        rows, tokens = logits[part.row : part.row + part.count], sequence.tokens[part.start : end]
-        with alone("prompt_logprobs", request.id, lambda e, s=sequence: fail(engine, s, e)):
+    def _launch_next(self, launched: LaunchedDraws | None) -> None:
+        """Plan, draft, launch; then collect the step before, if it has not been yet."""
+        plan, launched, counts = self.plan(launched)
+        failed = None
+        with self.counters.timed("plan"):
+            copies = self.lifecycle.apply(plan)
+        if plan.work:
+            self.counters.steps += 1
             try:
-                found = replay(rows, tokens, request.params.prompt_logprobs or 0)
-            except ValueError as error:  # the logits of this prompt are unusable: nobody else's business
-                engine.counters.bad_rows["prompt"] += 1
-                raise RowError(f"prompt_logprobs: {error}") from error
-            engine.send(sequence, PromptLogprobs(request.id, request.epoch, part.start, found))
-            sequence.scored = end
+                self.device.copy_blocks(copies)  # first: a drafter may read and write the target's cache
+                self.in_flight = self.forward(plan, self.draft(plan, launched, counts), launched)
+            except Exception as error:  # a model or kernel that fails must not take the engine down with it
+                log.exception("step %d failed", self.counters.steps)
+                failed = error
+        if launched is not None:
+            self.collect(launched)
+        if failed is not None:
+            self._fail_step((sequence for sequence, _ in plan.work), failed)
 
+    # ---- plan
 
-def lose(engine: Engine, sequences: Iterable[Sequence], error: BaseException) -> None:
-    """The step failed: whoever was in it fails, workers that waited for it too; everybody else goes on."""
-    reason = EngineError(f"the step failed: {type(error).__name__}: {error}")
-    for sequence in sequences:
-        if sequence.leads:
-            fail(engine, sequence, reason)
+    def plan(self, launched: LaunchedDraws | None) -> tuple[Plan, LaunchedDraws | None, DraftCounts | None]:
+        """The next plan; the step before, unless it has been collected for it; and how many drafts the sequences of the
+        plan may have, where that had to be asked."""
+        if launched is None:
+            return self.lifecycle.schedule(self.limits), None, None
+        counts: DraftCounts | None = None
+        wait = self.must_wait(launched)
+        with self.counters.timed("guess"):
+            forced = not wait and self.speculator.expects_forced(launched.sequences)
+        launched.assume_accepted()
+        plan = self.lifecycle.schedule(self.limits)
+        if not wait:
+            with self.counters.timed("guess"):
+                counts = self.speculator.draft_counts(plan.work)
+            wait = plan.spare > 0 and (bool(counts) or forced)  # drafts can be computed along where there is room
+        if wait:
+            launched, plan = self._wait_for_samples(launched, plan)
+        if launched is not None and (plan.preempt or not plan.work):  # a preempted sequence gives up only what is known
+            self.collect(launched)
+            return self.lifecycle.schedule(self.limits), None, counts
+        return plan, launched, counts
+
+    def must_wait(self, launched: LaunchedDraws) -> bool:
+        """The next step can't be planned on references: how many drafts are accepted decides on the positions of all
+        that follows, and a drafter that looks at hidden states must see them first."""
+        step = launched.step
+        return bool(step.drafts) or not launched.pending or self.speculator.must_observe(step.work)
+
+    def _wait_for_samples(self, launched: LaunchedDraws, plan: Plan) -> tuple[LaunchedDraws | None, Plan]:
+        """Wait for the samples. From here on the sequences have them; they are processed once the next step is under
+        way, or at once where they decide how to go on. Returns None for the step if its draws have failed.
+
+        Args:
+            plan: made when all drafts were assumed to be accepted: rejected ones leave room. Another plan comes back if
+                it does not hold.
+        """
+        if not self._read(launched):
+            return None, self.lifecycle.schedule(self.limits)
+        now: list[SampledTokens] = []
+        later: list[SampledTokens] = []
+        with self.counters.timed("commit"):
+            for one in launched.samples or ():
+                first = one.must_be_processed_first(self.lifecycle.slots, self.speculator.drafter)
+                (now if first else later).append(one)
+            self.outputs.process(now, self._is_in_flight)
+            for one in later:
+                if one.draft.tokens:
+                    self.speculator.give_back(one.sequence, one.accepted)
+            launched.samples = later
+            launched.assume_samples()
+        self.speculator.observe(launched.step.assembled.hidden_rows, self.device.runner)
+        # a sequence that has ended is left out of a plan; one whose grammar has invalidated tokens may be anywhere
+        moved = any(one.sequence.slot >= 0 and one.sequence.constraint is not None for one in now)
+        return launched, self.lifecycle.schedule(self.limits) if moved else plan
+
+    # ---- draft
+
+    def draft(self, plan: Plan, launched: LaunchedDraws | None, counts: DraftCounts | None) -> Drafted:
+        """Drafts, unless the last tokens are references. counts: where they were asked for already."""
+        if launched is not None and launched.samples is None:
+            return Drafted({}, 0.0, asked=False)
+        start = time.perf_counter()
+        with self.counters.timed("guess"):
+            drafts = self.speculator.draft(plan.work, plan.spare, counts)
+        return Drafted(drafts, time.perf_counter() - start, asked=bool(counts))
+
+    # ---- forward
+
+    def forward(self, plan: Plan, drafted: Drafted, launched: LaunchedDraws | None) -> InFlightStep:
+        """Lay out the batch and launch its forward pass."""
+        lifecycle, lengths = self.lifecycle, self.speculator.lengths
+        decodes = not any(sequence.prefilling or sequence.num_output == 0 for sequence, _ in plan.work)
+        with self.counters.timed("plan"):
+            previous = None if launched is None else launched.previous()
+            assembled = assemble(plan.work, drafted.drafts, lifecycle.tables, lifecycle.cache.block_size, previous)
+            valid = {sequence: sequence.num_computed + tokens for sequence, tokens in plan.work}
+            valid |= {sequence: len(sequence.tokens) for sequence in assembled.sampling}
+            record = lengths.step if decodes else None
+            step = InFlightStep(plan.work, drafted.drafts, assembled, Future(), valid, record, since=0.0)
+            if self.device.depth == 0:
+                step.prepared = self.prepare(step)
+        step.since = time.perf_counter()
+        if launched is not None and launched.samples is not None and (launched.step.drafts or drafted.asked):
+            lengths.record_delay(step.since - launched.arrived_s - drafted.took_s)
+        step.logits = self.device.launch(assembled.batch)
+        return step
+
+    # ---- sample
+
+    def sample(self) -> LaunchedDraws | None:
+        """Wait for the logits of the step in flight, and begin its draws. None: there is no such step, or it has
+        failed."""
+        step, self.in_flight = self.in_flight, None
+        if step is None:
+            return None
+        timed = self.counters.timed
+        try:
+            with self._waiting():
+                logits = step.logits.result()
+            valid = [(sequence, tokens) for sequence, tokens in step.work if step.is_valid(sequence)]
+            if step.assembled.prompt_rows:
+                with timed("sample"):
+                    scored = [rows for rows in step.assembled.prompt_rows if step.is_valid(rows.sequence)]
+                    self.lifecycle.fail(send_prompt_logprobs(self.lifecycle, scored, logits))
+            with timed("mask"):
+                prepared = self._ready(step)
+            with timed("verify" if step.drafts else "sample"):
+                begun, failures = begin_draws(self.sampler, prepared.draws, logits)
+                self.lifecycle.fail(failures)
+                if self.device.depth == 0:  # there is nothing to do meanwhile
+                    for _, pending in begun:
+                        pending.wait()
+        except Exception as error:
+            log.exception("a step in flight failed")
+            self._fail_step((sequence for sequence, _ in step.work), error)
+            return None
+        except BaseException:  # an interrupt: the step is still under way
+            self.in_flight = step
+            raise
+        with timed("commit"):
+            self.lifecycle.mark_computed(valid)
+        return LaunchedDraws(step, begun, prepared.masks.errors)
+
+    def prepare(self, step: InFlightStep) -> PreparedDraws:
+        """The draws of the step's valid sequences, by all that is known now. Their masks begin to be filled."""
+        assembled, masks = step.assembled, self._new_masks()
+        sampling = [sequence for sequence in assembled.sampling if step.is_valid(sequence)]
+        draws, failures = build_draws(sampling, step.drafts, assembled.rows, masks)
+        self.lifecycle.fail(failures)
+        masks.start()
+        return PreparedDraws(draws, masks)
+
+    def _prepare_ahead(self) -> None:
+        """Prepare the draws of the step in flight. If that fails it is tried again in `sample`."""
+        if self.in_flight is not None:
+            try:
+                with self.counters.timed("plan"):
+                    self.in_flight.prepared = self.prepare(self.in_flight)
+            except Exception:
+                log.exception("the draws of step %d could not be prepared", self.counters.steps)
+
+    def _ready(self, step: InFlightStep) -> PreparedDraws:
+        """The prepared draws, masks filled. They are prepared again if one of their sequences has ended since."""
+        prepared = step.prepared
+        if prepared is not None:
+            prepared.masks.wait()
+        if prepared is None or not all(step.is_valid(s) for draws in prepared.draws for s in draws.sequences):
+            prepared = self.prepare(step)
+            prepared.masks.wait()
+        return prepared
+
+    # ---- collect
+
+    def collect(self, launched: LaunchedDraws) -> bool:
+        """Wait for the samples, unless they have arrived, and process them. False: the draws have failed."""
+        if launched.samples is None and not self._read(launched):
+            return False
+        launched.undo_assumptions()
+        with self.counters.timed("commit"):
+            self.outputs.process(launched.samples or [], self._is_in_flight)
+        return True
+
+    def _read(self, launched: LaunchedDraws) -> bool:
+        """Wait for the samples. False: the draws have failed, and so have their sequences."""
+        step = launched.step
+        try:
+            with self._waiting():
+                sampled = [(sequences, pending.wait()) for sequences, pending in launched.pending]
+        except Exception as error:
+            log.exception("the draws of a step failed")
+            launched.undo_assumptions()
+            self._fail_step([*launched.sequences, *(sequence for sequence, _ in step.work)], error)
+            return False
+        launched.undo_assumptions()
+        launched.arrived_s = time.perf_counter()
+        if step.record is not None:
+            took_s = launched.arrived_s - step.since
+            self.counters.decoded(bool(step.drafts), took_s)
+            self.speculator.record_step(step.assembled.batch.token_ids.numel(), took_s, step.record)
+        if self.in_flight is not None:  # its pass begins when this one's samples are there
+            self.in_flight.since = launched.arrived_s
+        with self.counters.timed("commit"):
+            self.outputs.begin_step()
+            launched.samples = read_samples(step.drafts, sampled, launched.errors, self.speculator)
+        return True
+
+    def _is_in_flight(self, sequence: Sequence) -> bool:
+        return self.in_flight is not None and self.in_flight.is_valid(sequence)
+
+    def _waiting(self) -> AbstractContextManager[None]:
+        """At depth 0 nothing is waited for: the parts themselves take the time."""
+        return self.counters.timed("wait") if self.device.depth else nullcontext()
+
+    @contextmanager
+    def _abandoned(self, launched: LaunchedDraws | None) -> Iterator[None]:
+        """If the block is interrupted, the step's sequences fail: they can't go on from a token that is lost."""
+        try:
+            yield
+        except BaseException as error:
+            if launched is not None:
+                launched.undo_assumptions()
+                self._fail_step(launched.sequences, error)
+            raise
+
+    def _fail_step(self, sequences: Iterable[Sequence], error: BaseException) -> None:
+        """All sequences of a step that failed, and the forks that waited for it, fail; everybody else goes on."""
+        self.lifecycle.fail_step(sequences, EngineError(f"the step failed: {type(error).__name__}: {error}"))

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TokenBytes:
-    """token_bytes: what each token id spells. special: ids that may be left out of the text. reader: (ids that leave no text, prompt) →
-    a function that takes the tokens behind the prompt one by one, and gives the text that each completes, as the front end has it; None:
-    nobody knows that."""
+    """token_bytes: what each token id spells. special: ids that may be left out of the text. reader: (ids that leave no
+    text, prompt) → a function that takes the tokens behind the prompt one by one, and gives the text that each
+    completes, as the front end has it; None: nobody knows that."""
 
     token_bytes: Sequence[bytes] = ()
     special: frozenset[int] = frozenset()

@@ -1,4 +1,5 @@
-"""What can never be served is refused at once: the checks a Submit must pass, each naming the field at fault."""
+"""The checks that a Submit must pass. What can never be served is refused at once, with an error that names the
+field."""
 
 from __future__ import annotations
 
@@ -6,20 +7,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tailrace.config import SchedulerConfig
+from tailrace.engine.token_bytes import TokenBytes
 from tailrace.errors import ContextLengthError, OverloadedError, ParameterError, RequestError
+from tailrace.grammar.service import Grammars
+from tailrace.params import SamplingParams
 from tailrace.sampling import processors
 from tailrace.wire.messages import Submit
 
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """vocab_size; max_len: positions that fit the model's context and the whole KV cache; scheduler: the operator's limits; cached:
-    positions of the KV cache; block_size: of its blocks."""
+    """max_len: positions that fit the model's context and the whole KV cache. scheduler: the operator's limits.
+    cache_len: positions of the KV cache. block_size: positions of one of its blocks."""
 
     vocab_size: int
     max_len: int
     scheduler: SchedulerConfig
-    cached: int
+    cache_len: int
     block_size: int
 
     def check(self, submit: Submit, waiting: int) -> None:
@@ -53,13 +57,14 @@ class RequestLimits:
         """Raise for a pair that can never be computed."""
         if 2 * submit.params.n > self.scheduler.max_num_seqs or self.scheduler.max_num_batched_tokens < 2:
             raise ParameterError(
-                f"guidance_scale: {submit.params.n} sequences and their companions do not fit {self.scheduler.max_num_seqs} (max_num_seqs)",
+                f"guidance_scale: {submit.params.n} sequences and their unconditional ones do not fit "
+                f"{self.scheduler.max_num_seqs} (max_num_seqs)",
                 "guidance_scale",
             )
         if self.outputs(submit) < 1:
             raise ContextLengthError(
-                f"the prompt has {len(submit.prompt)} tokens and the negative prompt {len(negative_prompt(submit))}; with at least one of "
-                f"output each must fit {self.max_len}, and both together {self.cached}",
+                f"the prompt has {len(submit.prompt)} tokens and the negative prompt {len(negative_prompt(submit))}; "
+                f"with at least one of output each must fit {self.max_len}, and both together {self.cache_len}",
                 "negative_prompt",
             )
 
@@ -69,7 +74,7 @@ class RequestLimits:
         if not submit.params.guided:
             return room
         other = len(negative_prompt(submit))
-        together = self.cached - 2 * (self.block_size - 1) - len(submit.prompt) - other
+        together = self.cache_len - 2 * (self.block_size - 1) - len(submit.prompt) - other
         return min(room, self.max_len - other, together // 2)
 
     def length(self, submit: Submit) -> int:
@@ -78,8 +83,25 @@ class RequestLimits:
         return len(submit.prompt) + (room if asked is None else min(room, asked))
 
 
+def check_served(params: SamplingParams, grammars: Grammars | None, token_bytes: TokenBytes) -> None:
+    """Raise ParameterError for what can't be done without knowing the bytes of tokens."""
+    if params.grammar is not None and grammars is None:
+        raise ParameterError(
+            "grammar: this model is served without a tokenizer that grammars could be matched on", "grammar"
+        )
+    after = params.grammar is not None and params.grammar.after is not None
+    for name, asked in (
+        ("banned_strings", params.banned_strings),
+        ("banned_regex", params.banned_regex),
+        ("thinking_token_budget", params.thinking),
+        ("grammar", after),
+    ):
+        if asked and not token_bytes.token_bytes:
+            raise ParameterError(f"{name}: the bytes of this model's tokens are not known", name)
+
+
 def negative_prompt(submit: Submit) -> list[int]:
-    """What guidance leads away from: the last token of the prompt, unless the request says otherwise."""
+    """The prompt that guidance leads away from: the last token of the prompt, unless the request names another."""
     return list(submit.params.negative_prompt) or submit.prompt[-1:]
 
 

@@ -1,6 +1,8 @@
-"""Says in the log what the engine does when a turn of its loop takes too long: which part of the step, whose, and where in the code.
+"""Says in the log what the engine does when a turn of its loop takes too long: which part of the step, whose, and where
+in the code.
 
-On a thread of its own. Where a call holds the interpreter that thread can't run; then faulthandler's, which needs none, writes all stacks.
+On a thread of its own. Where a call holds the interpreter that thread can't run; then faulthandler's, which needs none,
+writes all stacks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""What slots ask of a step and which rows a step has, whichever backend samples: csrc/sample.h's `SlotNeeds` and `StepRows`, checked there."""
+"""What slots ask of a step and which rows a step has, whichever backend samples: `SlotNeeds` and `StepRows` of
+csrc/sample.h, checked there."""
 
 from __future__ import annotations
 

@@ -1,1 +1,14 @@
-"""What watches one sequence's text and tokens: each file holds one check, a push per token."""
+"""Per-sequence checks on generated text: each file holds one check, with one `push` per token."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tailrace.logprobs import TokenLogprobs
+
+
+class NewToken(NamedTuple):
+    """A token of the output, with its logprobs where they are asked for."""
+
+    id: int
+    logprobs: TokenLogprobs | None

@@ -1,10 +1,13 @@
-"""Banned strings and patterns: the text of a sequence as its tokens spell it, watched for what must never appear.
+"""Banned strings and patterns: checks the text of a sequence, as the bytes of its tokens give it, for what must never
+appear.
 
-A token that holds a banned string within itself can never be drawn (text/token_search.py). What lies across tokens is found when it is
-complete: the sequence backs up to the token in which it began, that token is banned at that position, and another is drawn (exllamav2's
-banned strings, koboldcpp's "antislop"). Until a beginning is known to come to nothing its tokens are held back, so nobody ever sees one.
+A token that holds a banned string within itself can never be sampled (text/token_search.py). Banned text that lies across
+tokens is found when it is complete. The sequence is then rewound to the token in which the text began, that token is
+banned at that position, and another one is sampled (exllamav2's banned strings, koboldcpp's "antislop"). Tokens that
+may still become part of banned text are held back, so no client ever sees such text.
 
-The text is that of the answer: special tokens that are left out of it leave nothing, and so does the token that ends it.
+The text is that of the answer. Special tokens that are left out of it leave nothing, and so does the token that ends
+it.
 """
 
 from __future__ import annotations
@@ -17,18 +20,16 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tailrace.engine.checks import NewToken
 from tailrace.engine.token_bytes import TokenBytes
 from tailrace.params import SamplingParams
 from tailrace.text.stop_regex import Patterns, RegexSearch, patterns
 from tailrace.text.stop_strings import AhoCorasick, compile_strings
 from tailrace.text.utf8 import decoded
-from tailrace.wire.messages import TokenLogprobs
 
-GRACE = 16  # tokens for which a sequence may draw anew before it has delivered any
+GRACE = 16  # tokens that may be taken back before the sequence has sent any
 MARK = 64  # characters between two marks, from which the text is read again after a rewind
 LOWER = {upper: upper + 32 for upper in range(ord("A"), ord("Z") + 1)}
-
-Held = tuple[int, TokenLogprobs | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ class Bans:
         held = np.ones(-(-vocab_size // 32) * 32, dtype=bool)
         held[:vocab_size] = False
         if strings:
-            known = token_bytes.within(fold).containing(string.encode() for string in strings)[:vocab_size]
+            known = token_bytes.within(fold).held(string.encode() for string in strings)[:vocab_size]
             held[: len(known)] = known
             silent = (
                 []
@@ -72,9 +73,10 @@ class Bans:
 
 
 class Mark(NamedTuple):
-    """Where the reading of the text stands: after so many tokens and characters. state: of the automaton; begun: of the search. pending:
-    bytes of a character that is not complete, which began in token `origin`. whole: the last number of tokens after which no character
-    was incomplete: only there may the text end. (A token may complete one character and begin the next: then no cut beside it is clean.)"""
+    """Where the reading of the text stands: after so many tokens and characters. state: of the automaton; begun: of the
+    search. pending: bytes of a character that is not complete, which began in token `origin`. whole: the last
+    number of tokens after which no character was incomplete: only there may the text end. (A token may complete one
+    character and begin the next: then no cut beside it is clean.)"""
 
     tokens: int = 0
     characters: int = 0
@@ -86,11 +88,12 @@ class Mark(NamedTuple):
 
 
 class BannedStringCheck:
-    """One sequence's watch.
+    """One sequence's check.
 
     Attributes:
-        banned: output position → tokens ruled out there. held: tokens not sent yet; sent: how many are. taken_back: drawn in vain. field:
-            the parameter that the last match was found for. alone: the token that completed it holds it within itself, wherever it stands.
+        banned: output position → tokens banned there. held: tokens not sent yet; sent: how many are. taken_back:
+            drawn in vain. field: the parameter that the last match was found for. alone: the token that completed it
+            holds it within itself, wherever it stands.
     """
 
     def __init__(self, bans: Bans, banned: dict[int, set[int]] | None = None, begun: bytes = b"") -> None:
@@ -102,14 +105,15 @@ class BannedStringCheck:
         self._tokens: list[int] = []
         self._owners = array("I")  # of each character: the token in which it begins
         self.banned = {} if banned is None else banned
-        self.held: list[Held] = []
+        self.held: list[NewToken] = []
         self.sent = self.taken_back = 0
         self.field = "banned_strings" if bans.strings.may_start else "banned_regex"
         self.alone = False
 
     def push(self, token: int, silent: bool = False, last: bool = False) -> int | None:
-        """One more token. If something banned is complete with it: the output position of the token that began it, or of the first one
-        not sent yet. (After an earlier rewind it may begin in what was safe to send before.) Then `back_to` must follow.
+        """One more token. If something banned is complete with it: the output position of the token that began it, or
+        of the first one not sent yet. (After an earlier rewind it may begin in what was safe to send before.) Then
+        `back_to` must follow.
 
         Args:
             silent: it leaves no text. last: none follows it, so that an incomplete character becomes U+FFFD.
@@ -136,19 +140,19 @@ class BannedStringCheck:
         for token in again:
             self._read(token)
 
-    def release(self, everything: bool = False) -> list[Held]:
+    def release(self, everything: bool = False) -> list[NewToken]:
         """The held tokens that can go out: those that can't be part of anything banned any more; at the end all."""
         held = max(self._bans.strings.held[self._now.state], self._search.held)
         first = self._owners[-held] if held else len(self._tokens)
         return self._out(len(self._tokens) if everything else min(first, self._now.whole))
 
-    def rest(self) -> list[Held]:
+    def rest(self) -> list[NewToken]:
         """The held tokens up to the last place where the text may end here."""
         return self._out(self._now.whole)
 
     # ---- inside
 
-    def _out(self, upto: int) -> list[Held]:
+    def _out(self, upto: int) -> list[NewToken]:
         count = max(0, upto - self.sent)
         out, self.held = self.held[:count], self.held[count:]
         self.sent += len(out)
@@ -181,7 +185,8 @@ class BannedStringCheck:
         return None
 
     def _decoded(self, data: bytes, here: int, last: bool) -> tuple[str, int, bytes, int]:
-        """The characters that it completes, the token that the first of them begins in, and the incomplete one's bytes and token."""
+        """The characters that it completes, the token that the first of them begins in, and the incomplete one's bytes
+        and token."""
         before = self._now
         if not before.pending and not last:
             try:

@@ -1,4 +1,4 @@
-"""A sequence that goes round in circles: its last tokens are one pattern, again and again."""
+"""Ends a sequence whose last tokens are one pattern, repeated."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tailrace.options import RepetitionDetection
 class RepetitionCheck:
     """One sequence's watch, over its output alone.
 
-    For every size s at once it counts how many tokens in a row equal the one s before them: s·(min_count − 1) such tokens are a pattern
-    of that size, min_count times.
+    For every size s at once it counts how many tokens in a row equal the one s before them: s·(min_count − 1) such
+    tokens are a pattern of that size, min_count times.
     """
 
     stop_reason = "repetition"

@@ -1,7 +1,7 @@
-"""Stop strings and patterns where tokens are drawn, so that a sequence ends in the very step that completes one.
+"""Stop strings and patterns, checked where tokens are sampled, so that a sequence ends in the step that completes one.
 
-The front end (text/output.py) has the last word: it cuts text, ids and logprobs. This only ends the sequence, with the same detokenizer
-and the same search, so that nothing is drawn behind a stop.
+The front end (text/output.py) decides: it cuts text, ids and logprobs. This check only ends the sequence, with the same
+detokenizer and the same search, so that no token is sampled behind a stop.
 """
 
 from __future__ import annotations

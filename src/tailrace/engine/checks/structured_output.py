@@ -14,17 +14,20 @@ from tailrace.grammar.filling import BitmaskFilling
 from tailrace.options import MAX_DRAFTS, Grammar
 from tailrace.text.stop_strings import SpanTracker
 
-WORK = 256  # masks looked at in one search for a way out, of which there are few: enough for 32 required fields; 5 to 60 ms in all
-TIGHT = 48  # tokens to spare; with fewer, it is searched for after every token: the next one may open what takes as many to close
+# Masks looked at in one search for the shortest completion: enough for 32 required fields; 5 to 60 ms in all.
+WORK = 256
+# Tokens to spare. With fewer, the completion is searched for after every token: the next one may open what takes as
+# many to close.
+TIGHT = 48
 RESTS = -math.inf
 
 Search = Generator[None, None, list[int] | None]
-MASKS_S = 0.02  # in which the masks of guesses must be filled: fewer guesses where a mask takes long
+MASKS_S = 0.02  # in which the masks of drafts must be filled: fewer drafts where a mask takes long
 
 
 @dataclass(frozen=True, slots=True)
 class Late:
-    """A job of a filling."""
+    """A mask that a step did not wait for: one job of a filling."""
 
     filling: BitmaskFilling
     place: int
@@ -32,18 +35,20 @@ class Late:
 
 
 class StructuredOutput:
-    """The grammar rules the text, or, where a stretch of it is free (what the model thinks), the text after that.
+    """A grammar constrains the text. Where a part of the text is free (a thinking span), it constrains the text after
+    that.
 
-    bound: it rules the next token. opening: a token that may come next although the grammar does not know it, because it opens the
-    free stretch. matcher: where the text stands in the grammar. late: the mask that its last step did not wait for.
+    bound: the grammar constrains the next token. opening: a token that may come next although the grammar does not know
+    it, because it opens the free part. matcher: the state of the grammar after the text so far. late: the mask that the
+    last step did not wait for. known: of the tokens sampled in one step, how many were sampled under a valid mask.
     """
 
     def __init__(self, grammar: Grammar, compiled: Compiled, token_bytes: TokenBytes) -> None:
-        self._grammar, self.compiled, self._spelling = grammar, compiled, token_bytes
+        self._grammar, self.compiled, self._token_bytes = grammar, compiled, token_bytes
         self.late: Late | None = None
         self._leaving = False  # a way out has been taken
         self.mask_s = 0.0  # that its last masks took, each
-        self.known = sys.maxsize  # of the tokens drawn in one step, so many were drawn under masks that are right
+        self.known = sys.maxsize
         self._begin()
 
     def _begin(self) -> None:
@@ -51,8 +56,8 @@ class StructuredOutput:
         self.bound = after is None or not after.opened
         self.opening = self._grammar.opening_token_id if self.bound and after is not None else None
         self.matcher: Matcher = self.compiled.matcher()
-        self._shield = SpanTracker(() if after is None else (after,))
-        self._text = TokenText(self._spelling)
+        self._spans = SpanTracker(() if after is None else (after,))
+        self._text = TokenText(self._token_bytes)
         self._pushed = 0  # tokens that the matcher has taken
         self._look_again()
 
@@ -65,32 +70,33 @@ class StructuredOutput:
 
     @property
     def waits(self) -> bool:
-        """A mask of its grammar is being filled that a step did not wait for: it sits out what comes before that is over."""
+        """A mask of its grammar is still being filled. The sequence sits out the steps until that is over."""
         return self.compiled.busy is not None and not self.compiled.busy.over
 
     @property
     def finished(self) -> bool:
-        """Nothing but the end may follow."""
+        """Only the end may follow."""
         return self.bound and self.matcher.finished
 
     def allows(self, drafts: Sequence[int]) -> int:
-        """How many of these guesses, from the first on, may come. Where the text is free all may: where it ceases to be is found when they
-        have been drawn."""
+        """How many of these drafts, from the first on, are allowed. Where the text is free all of them are: where the
+        free part ends is found when they have been sampled."""
         if not self.bound:
             return len(drafts)
         return self.matcher.prefix(drafts if self.opening is None else drafts[:1])
 
     @property
     def affordable(self) -> int:
-        """Guesses whose masks don't take too long."""
+        """Drafts whose masks can be filled in MASKS_S."""
         return int(MASKS_S / self.mask_s) if self.mask_s * MAX_DRAFTS > MASKS_S else MAX_DRAFTS
 
     def forced(self, count: int, within_s: float) -> list[int]:
-        """Guesses that can hardly be wrong, at most so many, found within so much processor time."""
+        """Tokens that can hardly be otherwise (jump-forward), at most so many, found within so much processor time."""
         return self.matcher.forced(count, within_s) if count > 0 and self.bound and self.opening is None else []
 
     def push(self, token: int) -> bool:
-        """One more token. True if with it the grammar began or gave way: what was drawn after it was drawn under other rules.
+        """One more token. True if the grammar begins or ends with it: tokens sampled after it were sampled under other
+        rules.
 
         Raises:
             ValueError: the grammar does not allow it.
@@ -98,8 +104,8 @@ class StructuredOutput:
         opens, self.opening = token == self.opening, None
         if opens or not self.bound:
             for char in self._text.push(token):
-                self._shield.push(char)
-            before, self.bound = self.bound, self._shield.inside is None
+                self._spans.push(char)
+            before, self.bound = self.bound, self._spans.inside is None
             if opens or self.bound != before:
                 return True
             if not self.bound:
@@ -110,7 +116,7 @@ class StructuredOutput:
         return False
 
     def back_to(self, tokens: Sequence[int]) -> None:
-        """Take back what was pushed after these tokens, the first of all."""
+        """Take back all tokens that were pushed after these, which are all output tokens that stay."""
         if self._grammar.after is not None:  # the text before the grammar is not kept
             self._begin()
             for token in tokens:
@@ -121,14 +127,15 @@ class StructuredOutput:
         self._look_again()
 
     def way_out(self, token: int, room: int, until: float = math.inf) -> list[int] | None:
-        """What must be said instead of `token`, because after it the text could not be closed any more within `room` tokens, it included:
-        [] if the text is complete as it is. None: nothing stands against the token, or it is too late already.
+        """The tokens that must follow instead of `token`, because after it the text could not be completed within
+        `room` tokens, `token` included; [] if the text is complete as it is. None: the token may follow, or it is too
+        late already.
 
-        It is looked for the more often the fewer tokens there are to spare.
+        The fewer tokens there are to spare, the more often the shortest completion is searched for.
 
         Args:
-            until: of time.thread_time. When that has come (RESTS: it has) the search rests, and `searching` is True: the same must be asked
-                again.
+            until: time.thread_time at which the search pauses (RESTS: at once). Then `searching` is True, and the same
+                must be asked again.
         """
         if not self.bound or self.opening is not None or room > self._due:
             return None
@@ -155,16 +162,16 @@ class StructuredOutput:
 
     @property
     def closes(self) -> bool:
-        """It ends the text in time."""
+        """It completes the text before its last token is reached."""
         return self._grammar.close_in_time
 
     @property
     def searching(self) -> bool:
-        """A search for a way out is under way: nothing may be said before it is over."""
+        """A search for the shortest completion is under way. No token may be appended before it is over."""
         return self._search is not None
 
     def _either(self, token: int, way: list[int], room: int, until: float) -> list[int] | None:
-        """The way, unless there is still one after the token."""
+        """The completion `way`, unless there is still one after the token."""
         after, walker = None, self.matcher.fork()
         if self.searching or walker.accept(token):
             after = self._found(walker, room - 1, until)
@@ -178,7 +185,8 @@ class StructuredOutput:
         return None
 
     def _found(self, place: Matcher, room: int, until: float) -> list[int] | None:
-        """What the search finds, of which at least one place is looked at, unless it rests; None also while it is under way."""
+        """The shortest completion; None if there is none, or while the search is under way. Looks at one place at
+        least, unless the search pauses."""
         if self._search is None:
             self._search = place.completion(room, WORK)
         if until == RESTS:

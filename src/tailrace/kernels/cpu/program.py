@@ -8,7 +8,7 @@ from itertools import zip_longest
 from typing import Any
 
 from tailrace import _cpu
-from tailrace.kernels.needs import SlotNeeds, RowsRecord, flags_of
+from tailrace.kernels.needs import RowsRecord, SlotNeeds, flags_of
 from tailrace.kernels.program import (
     MAX_EDITS,
     MAX_STAGES,

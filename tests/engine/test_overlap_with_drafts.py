@@ -16,9 +16,12 @@ from engine.mixes import KINDS, alike, crowd
 from tailrace.config import GrammarConfig
 from tailrace.drafting.base import Draft
 from tailrace.drafting.ngram import NGram
-from tailrace.engine import ahead, draws, flight, outputs
+from tailrace.engine import draws
 from tailrace.engine.device import Device
 from tailrace.engine.engine import Engine
+from tailrace.engine.in_flight import InFlightStep, LaunchedDraws, SampledTokens
+from tailrace.engine.outputs import OutputProcessor
+from tailrace.engine.step import StepDriver
 from tailrace.grammar.service import Grammars
 from tailrace.options import Speculation
 from tailrace.runners.base import Batch
@@ -109,8 +112,8 @@ def test_an_abort_between_any_two_steps(grammars, kind, drafter):
         if at < 0:
             expected = stories
             texts += [[int(name[0][1]), 1, 8, 4, 5, *tokens] for name, tokens in stories.items()]
-        assert len(harness.engine.free_slots) == 8
-        assert harness.engine.flight is None
+        assert len(harness.engine.lifecycle.free_slots) == 8
+        assert harness.engine.steps.in_flight is None
         for name, tokens in stories.items():
             assert tokens == (expected[name] if name[0] == "r0" else expected[name][: len(tokens)])
 
@@ -205,7 +208,7 @@ def test_steps_overlap_where_pace_wants_no_guesses(monkeypatch):
     drafter, runner = Knowing(), Noted()
     harness = Harness(runner, overlap="on", drafter=lambda sampler: drafter)
     wanted = iter([0, 2, 0, 0, 0, 3, *[0] * 20])
-    monkeypatch.setattr(harness.engine.speculator.pace, "counts", lambda asks, others: [next(wanted)] * len(asks))
+    monkeypatch.setattr(harness.engine.speculator.lengths, "counts", lambda asks, others: [next(wanted)] * len(asks))
     harness.submit("a", [1, 2], max_tokens=16)
     assert harness.run()["a", 0, 0].tokens == alone([1, 2], 16)
     assert drafter.asked == 2
@@ -223,7 +226,7 @@ def test_what_was_drawn_is_committed_while_the_next_guesses_are_verified(monkeyp
         real = getattr(owner, name)
 
         def wrapped(*args):
-            said = name != "commit" or any(True for _ in args[1])
+            said = name != "process" or any(True for _ in args[1])
             events.extend([name] if said else [])
             return real(*args)
 
@@ -231,12 +234,12 @@ def test_what_was_drawn_is_committed_while_the_next_guesses_are_verified(monkeyp
 
     noted(Device, "launch")
     noted(Pending, "wait")
-    noted(ahead, "commit")
+    noted(OutputProcessor, "process")
     harness = Harness(overlap="on", drafter=lambda sampler: Knowing(), max_drafts=2)
     harness.submit("a", [1, 2], max_tokens=10)
     assert harness.run()["a", 0, 0].tokens == alone([1, 2], 10)
     # nobody waits for the last one, who ends: it is committed at once
-    assert events == ["launch", *["wait", "launch", "commit"] * 3, "wait", "commit"]
+    assert events == ["launch", *["wait", "launch", "process"] * 3, "wait", "process"]
 
 
 def test_who_does_not_guess_loses_nothing_but_the_wait():
@@ -268,15 +271,17 @@ def test_nobody_loses_a_step_at_its_end(length):
 def test_the_drafter_s_time_is_told_step_by_step(monkeypatch):
     """Of a step without guesses when the next one has been counted; of none twice, and of none with a prompt in it."""
     harness = Harness(overlap="on", drafter=lambda sampler: NGram(), adaptive=True)
-    pace, told = harness.engine.speculator.pace, []
-    real = pace.stepped
+    pace, told = harness.engine.speculator.lengths, []
+    real = pace.record_step
     monkeypatch.setattr(
-        pace, "stepped", lambda tokens, seconds, stride: told.append((stride, seconds)) or real(tokens, seconds, stride)
+        pace,
+        "record_step",
+        lambda tokens, seconds, record: told.append((record, seconds)) or real(tokens, seconds, record),
     )
     for i in range(2):
         harness.submit(f"r{i}", [i, 1], max_tokens=30)
     harness.run()
-    assert len(told) == len({id(stride) for stride, _ in told}) == harness.engine.counters.steps - 1
+    assert len(told) == len({id(record) for record, _ in told}) == harness.engine.counters.steps - 1
     assert all(seconds > 0 for _, seconds in told)
 
 
@@ -285,49 +290,45 @@ def test_the_drafter_s_time_is_told_step_by_step(monkeypatch):
 
 def other_tokens_are_foretold(patch) -> None:
     """What is foretold is what was said, in another order."""
-    real = flight.Drawn._assume
-    patch.setattr(flight.Drawn, "_assume", lambda self, sequence, tokens: real(self, sequence, tokens[::-1]))
+    real = LaunchedDraws._assume
+    patch.setattr(LaunchedDraws, "_assume", lambda self, sequence, tokens: real(self, sequence, tokens[::-1]))
 
 
 def guesses_are_not_computed(patch) -> None:
     """What stands counts as not computed."""
 
     def assume(self, sequence, tokens) -> None:
-        for member in sequence.members:
+        for member in sequence.pair:
             member.tokens += tokens
         self.assumed.append((sequence, 1))
 
-    patch.setattr(flight.Drawn, "_assume", assume)
+    patch.setattr(LaunchedDraws, "_assume", assume)
 
 
 def void_rows_count(patch) -> None:
-    patch.setattr(flight.Flight, "stands", lambda self, sequence: sequence.slot >= 0)
+    patch.setattr(InFlightStep, "is_valid", lambda self, sequence: sequence.slot >= 0)
 
 
 def blocks_under_way_are_given_back(patch) -> None:
     """What is being written is cut when the tokens before it are committed."""
-    real = outputs.commit
-
-    def early(engine: Engine, said) -> None:
-        under_way, engine.flight = engine.flight, None
-        try:
-            real(engine, said)
-        finally:
-            engine.flight = under_way
-
-    patch.setattr(ahead, "commit", early)
+    real = OutputProcessor.process
+    patch.setattr(OutputProcessor, "process", lambda self, samples, in_flight: real(self, samples, lambda _: False))
 
 
 def grammars_hear_late(patch) -> None:
-    patch.setattr(ahead, "decides", lambda engine, one: one.status != 0 or one.sequence.room <= len(one.tokens))
+    patch.setattr(
+        SampledTokens,
+        "must_be_processed_first",
+        lambda self, slots, drafter: self.status != 0 or self.sequence.tokens_left <= len(self.tokens),
+    )
 
 
 def guesses_are_not_waited_for(patch) -> None:
-    patch.setattr(ahead, "must_be_known", lambda engine, drawn: not drawn.pending)
+    patch.setattr(StepDriver, "must_wait", lambda self, launched: not launched.pending)
 
 
 def assumptions_stay(patch) -> None:
-    patch.setattr(flight.Drawn, "known", lambda self: None)
+    patch.setattr(LaunchedDraws, "undo_assumptions", lambda self: None)
 
 
 @pytest.mark.parametrize(

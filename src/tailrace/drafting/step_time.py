@@ -1,0 +1,136 @@
+"""How long steps and drafting take, learned from the steps so far. Deterministic given what it is told."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from statistics import median
+
+RIDGE = 1e-3  # relative, on what drafts cost
+
+
+class DraftTime:
+    """Seconds that drafting takes: so many for each sequence that is asked and so many for each draft, by least squares
+    over the last hundred steps. Where the steps can't tell the two apart, both get their share (a ridge)."""
+
+    def __init__(self) -> None:
+        self._sums = [0.0] * 5  # of asked², asked·drafts, drafts², asked·seconds, drafts·seconds
+        self.costs = (0.0, 0.0)
+
+    def add(self, asked: int, drafts: int, seconds: float) -> None:
+        """Drafting in one step took so long."""
+        new = (asked * asked, asked * drafts, drafts * drafts, asked * seconds, drafts * seconds)
+        self._sums = [0.99 * old + more for old, more in zip(self._sums, new, strict=True)]
+        aa, ad, dd, at, dt = self._sums
+        aa, dd = aa + 1e-9, dd * (1.0 + RIDGE) + 1e-9
+        det = aa * dd - ad * ad
+        per_ask, per_draft = (dd * at - ad * dt) / det, (aa * dt - ad * at) / det
+        if per_ask < 0.0:
+            per_ask, per_draft = 0.0, dt / dd
+        elif per_draft < 0.0:
+            per_ask, per_draft = at / aa, 0.0
+        self.costs = (per_ask, per_draft)
+
+
+SAMPLES = 31  # of a node that count
+SETTLED = 5  # samples from which on the median is taken; before that the smallest, since the first steps are slow
+DRIFT = 0.1  # share of a step's deviation that moves the level
+PLAIN = 3  # plain steps of a size that must be seen before drafts are judged
+REFRESH = 256  # steps after which a plain step of a size must be seen again
+FORGET = 2048  # steps after which a node that was not met is dropped, and measured anew
+FLAT = 0.02  # share of a token's time that another token adds, until it is measured
+
+
+class StepTime:
+    """Seconds of a step as a function of its tokens, from the steps so far.
+
+    Nodes, four to an octave of token counts, hold the last times as multiples of a common level. The level follows what
+    changes all of them: texts that grow longer, another process that takes the cores. So what is known of sizes that
+    did not come for a while stays usable. Between nodes the curve is linear, and it never falls (isotonic regression:
+    more tokens do not take less time).
+    """
+
+    def __init__(self) -> None:
+        self._level = 0.0
+        self._nodes: dict[tuple[int, bool], _Node] = {}
+        self._curve: list[tuple[float, float]] = []
+        self._steps = 0
+
+    def settled(self, tokens: int) -> bool:
+        """Enough plain steps of about that size were seen, and not too long ago."""
+        node = self._nodes.get((_size(tokens), True))
+        return node is not None and len(node.times) >= PLAIN and self._steps - node.at < REFRESH
+
+    def reach(self) -> int:
+        """Twice the largest size seen. The curve is not to be trusted beyond."""
+        return round(2 * self._curve[-1][0]) if self._curve else 0
+
+    def add(self, tokens: int, seconds: float, plain: bool) -> float:
+        """One step of so many tokens took so long; both > 0. plain: it had no drafts. Returns how long such steps
+        usually take."""
+        self._steps += 1
+        node = self._nodes.setdefault((_size(tokens), plain), _Node())
+        node.at = self._steps
+        if not self._level:
+            self._level = seconds / _prior(tokens)
+        if len(node.times) >= SETTLED:
+            self._level *= min(2.0, max(0.5, seconds / self.estimates(tokens, 0)[0])) ** DRIFT
+        node.add(tokens, seconds / self._level)
+        self._nodes = {key: node for key, node in self._nodes.items() if self._steps - node.at < FORGET}
+        settled = [node for (_, plain), node in self._nodes.items() if len(node.times) >= (PLAIN if plain else SETTLED)]
+        self._curve = _rising(sorted((node.tokens, node.time, len(node.times)) for node in settled))
+        return node.time * self._level
+
+    def estimates(self, tokens: int, more: int) -> list[float]:
+        """Seconds of steps of tokens, tokens + 1, … tokens + more tokens. Before the first measurement in another
+        unit."""
+        curve = self._curve or [(1.0, 1.0)]
+        (first, first_s), (last, last_s) = curve[0], curve[-1]
+        slope = (last_s - first_s) / (last - first) if last > first else last_s * FLAT / _prior(last)
+        end = max(last, tokens + more) + 1.0
+        xs = [0.0, *(x for x, _ in curve), end]
+        ys = [first_s * _prior(0) / _prior(first), *(y for _, y in curve), last_s + slope * (end - last)]
+        out, at = [], max(1, bisect_left(xs, tokens))
+        for n in range(tokens, tokens + more + 1):
+            while xs[at] < n:
+                at += 1
+            share = (n - xs[at - 1]) / (xs[at] - xs[at - 1])
+            out.append((ys[at - 1] + share * (ys[at] - ys[at - 1])) * (self._level or 1.0))
+        return out
+
+
+class _Node:
+    """The last steps of about one size: their mean number of tokens, their times."""
+
+    def __init__(self) -> None:
+        self.times: deque[float] = deque(maxlen=SAMPLES)
+        self.tokens = 0.0
+        self.time = 0.0
+        self.at = 0  # the last step of it
+
+    def add(self, tokens: int, time: float) -> None:
+        self.times.append(time)
+        self.tokens += (tokens - self.tokens) / len(self.times)
+        self.time = median(self.times) if len(self.times) >= SETTLED else min(self.times)
+
+
+def _size(tokens: int) -> int:
+    shift = max(0, tokens.bit_length() - 3)
+    return tokens >> shift << shift
+
+
+def _prior(tokens: float) -> float:
+    return 1.0 + FLAT * tokens
+
+
+def _rising(points: list[tuple[float, float, int]]) -> list[tuple[float, float]]:
+    """Isotonic regression by pooling neighbours that fall: (x, y, weight), in the order of x → (x, y) with y rising."""
+    pools: list[tuple[float, float, list[float]]] = []  # the mean of y, its weight, the x
+    for x, y, weight in points:
+        pool = (y, float(weight), [x])
+        while pools and pools[-1][0] >= pool[0]:
+            y0, weight0, xs = pools.pop()
+            total = weight0 + pool[1]
+            pool = ((y0 * weight0 + pool[0] * pool[1]) / total, total, xs + pool[2])
+        pools.append(pool)
+    return [(x, y) for y, _, xs in pools for x in xs]

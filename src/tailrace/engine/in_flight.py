@@ -1,0 +1,171 @@
+"""The data of a step on its way: its forward pass launched, its draws prepared, its draws launched.
+
+A sampled token that the host does not know yet stands in `Sequence.tokens` as a reference: −1 − i is sample i of the
+step before (see runners.base.Batch). So the scheduler, the block cache and the batch count it like any other token.
+References are assumptions. No assumption outlives the call in which it was made.
+"""
+
+from __future__ import annotations
+
+import sys
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import NamedTuple
+
+import torch
+
+from tailrace.drafting.adaptive import StepCost
+from tailrace.drafting.base import Drafter
+from tailrace.engine.batch import Assembled
+from tailrace.engine.draws import NO_DRAFTS, Begun, Drafts, DraftTokens, Draws, Masks
+from tailrace.engine.scheduler import Work
+from tailrace.engine.sequence import Phase, Sequence
+from tailrace.engine.speculation import Speculator
+from tailrace.kernels.status import OK
+from tailrace.logprobs import TokenLogprobs
+from tailrace.sampling import Sampled, Slots
+
+
+class Drafted(NamedTuple):
+    """A step's drafts. took_s: seconds that drafting took. asked: the drafter may have been asked for some."""
+
+    drafts: Drafts
+    took_s: float
+    asked: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedDraws:
+    """Draws that can begin once there are logits and the masks are filled."""
+
+    draws: list[Draws]
+    masks: Masks
+
+
+@dataclass(slots=True)
+class InFlightStep:
+    """A step whose forward pass has been launched.
+
+    lengths: of each sequence in it, the number of tokens that the step was planned on. record: of the step, where it
+    has no prefills.
+    since: time.perf_counter at which the pass is taken to have begun. prepared: its draws, once the tokens of the step
+    before are known.
+    """
+
+    work: Work
+    drafts: Drafts
+    assembled: Assembled
+    logits: Future[torch.Tensor]
+    lengths: dict[Sequence, int]
+    record: StepCost | None
+    since: float
+    prepared: PreparedDraws | None = None
+
+    def is_valid(self, sequence: Sequence) -> bool:
+        """True if the sequence still has its slot and has all tokens that this step was planned on. Comparing lengths
+        is enough: between launch and landing a sequence gets the tokens that were assumed, or fewer."""
+        return sequence.slot >= 0 and len(sequence.tokens) >= self.lengths.get(sequence, sys.maxsize)
+
+
+@dataclass(frozen=True, slots=True)
+class SampledTokens:
+    """What one sequence has sampled: the tokens that verification kept, the first `accepted` of them drafts. status:
+    kernels/status.py.
+    error: its grammar could not be matched, so the tokens do not count."""
+
+    sequence: Sequence
+    draft: DraftTokens
+    tokens: list[int]
+    accepted: int
+    status: int
+    logprobs: list[TokenLogprobs] | None
+    error: Exception | None
+
+    def must_be_processed_first(self, slots: Slots, drafter: Drafter | None) -> bool:
+        """More than the tokens decides how the sequence goes on: it may end or fail with them, its grammar must be told
+        of them, or its drafts are drawn by a sampler that must have been told of them."""
+        sequence, slot = self.sequence, slots[self.sequence.slot]
+        if drafter is not None and drafter.draws and (slot.history is not None or slot.moves or slot.state):
+            return True
+        if self.status != OK or sequence.constraint is not None or sequence.tokens_left <= len(self.tokens):
+            return True
+        ends = (*sequence.request.eos_token_ids, *sequence.request.params.stop_token_ids)
+        return any(token in ends for token in self.tokens)
+
+
+@dataclass(slots=True)
+class LaunchedDraws:
+    """A step whose samples are on their way to the host.
+
+    errors: by slot, of masks. samples: what has arrived and is not processed yet. arrived_s: time.perf_counter at which
+    it did. assumed: the sequences that hold assumed tokens, and how many.
+    """
+
+    step: InFlightStep
+    pending: Begun
+    errors: dict[int, Exception]
+    samples: list[SampledTokens] | None = None
+    arrived_s: float = 0.0
+    assumed: list[tuple[Sequence, int]] = field(default_factory=list)
+
+    @property
+    def sequences(self) -> list[Sequence]:
+        """The sequences that sample, in the order of the draws."""
+        return [sequence for sequences, _ in self.pending for sequence in sequences]
+
+    def assume_accepted(self) -> None:
+        """From here on each sequence has one token more, a reference. All drafts are assumed to be accepted, but those
+        that would end it."""
+        for place, sequence in enumerate(self.sequences):
+            draft = self.step.drafts.get(sequence.slot, NO_DRAFTS)
+            self._assume(sequence, [*draft.tokens[: max(0, sequence.tokens_left - 2)], -1 - place])
+
+    def assume_samples(self) -> None:
+        """From here on each sequence has the tokens that have arrived, and the accepted drafts count as computed.
+        Nothing else has been told of them."""
+        for one in self.samples or ():
+            self._assume(one.sequence, one.tokens)
+
+    def _assume(self, sequence: Sequence, tokens: list[int]) -> None:
+        for member in sequence.pair:
+            member.tokens += tokens
+            member.num_computed += len(tokens) - 1
+        self.assumed.append((sequence, len(tokens)))
+
+    def undo_assumptions(self) -> None:
+        """The sequences have the tokens that they had before."""
+        for sequence, count in self.assumed:
+            for member in sequence.pair:
+                del member.tokens[-count:]
+                member.num_computed -= count - 1
+        self.assumed = []
+
+    def previous(self) -> torch.Tensor | None:
+        """The samples, where the next step finds them: int64 [P]. None where there are none, or the host knows them."""
+        if self.samples is not None:
+            return None
+        columns = [pending.token_ids[:, 0] for _, pending in self.pending]
+        return torch.cat(columns) if len(columns) > 1 else next(iter(columns), None)
+
+
+def read_samples(
+    drafts: Drafts,
+    sampled: list[tuple[list[Sequence], Sampled]],
+    errors: dict[int, Exception],
+    speculator: Speculator,
+) -> list[SampledTokens]:
+    """What each sequence has sampled. The speculator hears how many drafts were accepted. errors: by slot, of masks."""
+    found: list[SampledTokens] = []
+    for sequences, samples in sampled:
+        columns = (samples.num_tokens.tolist(), samples.status.tolist(), samples.token_ids.tolist(), samples.logprobs)
+        for sequence, count, status, row, logprobs in zip(sequences, *columns, strict=True):
+            if sequence.phase is not Phase.RUNNING:
+                continue
+            error, draft, accepted = errors.get(sequence.slot), drafts.get(sequence.slot, NO_DRAFTS), 0
+            if draft.tokens and status == OK and error is None:
+                pairs = zip(row, draft.tokens, strict=False)
+                accepted = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+                speculator.record_acceptance(sequence, draft, accepted)
+            found.append(SampledTokens(sequence, draft, row[:count], accepted, status, logprobs, error))
+    return found

@@ -1,0 +1,247 @@
+"""Which requests are here, which slot and which blocks each sequence holds, and how each of them ends.
+
+Every slot and block is given out here and comes back here. A sequence ends in one place, `end`, with one message to its
+client.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import insort
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tailrace.config import SchedulerConfig
+from tailrace.engine.isolation import Isolated
+from tailrace.engine.kv_cache import BlockCache, BlockTables, Copies
+from tailrace.engine.scheduler import Plan, Work, schedule
+from tailrace.engine.sequence import LIVING, Failures, Phase, Request, Sequence, order
+from tailrace.engine.speculation import Speculator
+from tailrace.engine.stats import Counters
+from tailrace.errors import TailraceError
+from tailrace.grammar.service import Grammars
+from tailrace.sampling import Slots
+from tailrace.sampling.validation import ELSEWHERE
+from tailrace.wire.messages import Failed, Finished, FinishReason, FromEngine
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """Why a sequence ends: a reason and what gave it, or an error."""
+
+    reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    cause: str | None = None
+    error: TailraceError | None = None
+
+
+class Lifecycle:
+    """The state of all requests. `waiting` and `running` are sorted by priority and arrival. outbox: messages to each
+    client, in order."""
+
+    def __init__(
+        self,
+        cache: BlockCache,
+        tables: BlockTables,
+        slots: Slots,
+        speculator: Speculator,
+        counters: Counters,
+        grammars: Grammars | None,
+    ) -> None:
+        self.cache, self.tables, self.slots = cache, tables, slots
+        self.speculator, self.counters, self._grammars = speculator, counters, grammars
+        self.free_slots = list(reversed(range(len(slots.slots))))
+        self.requests: dict[tuple[bytes, str, int], Request] = {}
+        self.waiting: list[Sequence] = []
+        self.running: list[Sequence] = []
+        self.outbox: defaultdict[bytes, list[FromEngine]] = defaultdict(list)
+
+    def add(self, request: Request) -> None:
+        """The request waits from here on."""
+        self.requests[request.name] = request
+        insort(self.waiting, request.sequences[0], key=order)
+
+    def admit(self, sequence: Sequence, cached: list[list[int]]) -> None:
+        """Give a waiting sequence, its unconditional one and its forks slots, and the cached blocks that they start
+        from."""
+        request = sequence.request
+        self.waiting.remove(sequence)
+        sequence.advance("admit")
+        insort(self.running, sequence, key=order)
+        for member, blocks in zip(sequence.pair, cached, strict=True):
+            self.cache.attach(member, blocks)
+        if request.queued_s is None:
+            request.queued_s = time.monotonic() - request.arrived_s
+        if sequence.num_output == 0:
+            sequence.num_cached = sequence.num_computed
+            self.counters.cached_tokens += sequence.num_computed
+        for member in (m for s in (sequence, *sequence.forks) for m in s.pair):
+            member.slot = self.free_slots.pop()
+            self.tables.clear(member.slot)
+            self.tables.write(member)
+        self.slots.add(
+            sequence.slot,
+            request.params,
+            key=sequence.key,
+            prompt=sequence.tokens[: sequence.num_prompt],
+            output=sequence.tokens[sequence.num_prompt :],
+            eos_token_ids=request.eos_token_ids,
+            sequence_state=sequence.sequence_state,
+            handled=(*ELSEWHERE, "seed"),
+        )
+        for fork in sequence.forks:
+            self.slots.fork(sequence.slot, fork.slot, key=fork.key, sequence_state=fork.sequence_state)
+
+    def schedule(self, limits: SchedulerConfig) -> Plan:
+        """The next step, without sequences that end with the token they are about to get."""
+        with self.counters.timed("plan"):
+            going = [sequence for sequence in self.running if sequence.tokens_left or sequence.tokens[-1] >= 0]
+            return schedule(going, self.waiting, self.cache, limits, len(self.free_slots))
+
+    def apply(self, plan: Plan) -> Copies:
+        """Make the plan true: preempt, admit, reserve blocks. Sequences that can't be admitted fail and are taken out
+        of it. Returns the block copies to make before the forward pass."""
+        for sequence in plan.preempt:
+            self.preempt(sequence)
+        for sequence, cached in plan.admit:  # all cached blocks are taken before any fresh one can displace them
+            with Isolated("the request could not be begun", sequence.request.id) as attempt:
+                self.admit(sequence, cached)
+            if attempt.error is not None:
+                self.fail([(sequence, attempt.error)])
+        plan.work = [(member, tokens) for member, tokens in plan.work if member.slot >= 0]
+        copies: Copies = []
+        for sequence, tokens in plan.work:
+            first = sequence.num_computed // self.cache.block_size
+            made = self.cache.reserve(sequence, sequence.num_computed + tokens)
+            self.tables.write(sequence, first if made else None)
+            copies += made
+        return copies
+
+    def mark_computed(self, work: Work) -> None:
+        """What a step has computed may be reused, and forks that waited for it run."""
+        for sequence, tokens in work:
+            # a sequence without a slot has failed: its prompt, or that of its conditional one, could not be scored
+            if sequence.slot >= 0:
+                sequence.num_computed += tokens
+                self.cache.publish(sequence)
+        for sequence, _ in work:
+            if sequence.phase is Phase.RUNNING and not any(member.num_uncomputed for member in sequence.pair):
+                self.fork(sequence)
+
+    def fork(self, leader: Sequence) -> None:
+        """The shared prefill is done: the forks run from here on and share its blocks."""
+        for fork in leader.forks:
+            for source, member in zip(leader.pair, fork.pair, strict=True):
+                self.cache.fork(source, member)
+                self.tables.write(member)
+            fork.num_cached, fork.prompt_logprobs_sent = leader.num_cached, leader.prompt_logprobs_sent
+            fork.advance("fork")
+            insort(self.running, fork, key=order)
+            if not fork.samples_with_prefill:
+                self.trim_blocks(fork)
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Take back everything. The sequence waits to be recomputed."""
+        self.running.remove(sequence)
+        for member in (sequence, *sequence.forks):
+            self._release(member)
+        sequence.advance("preempt")
+        insort(self.waiting, sequence, key=order)
+        self.counters.preemptions += 1
+
+    def rewind(self, sequence: Sequence, position: int) -> None:
+        """Something banned is complete. Go back to the output position of the token that began it. That token is banned
+        there, or everywhere if it holds the banned text within itself."""
+        assert sequence.bans is not None
+        end = sequence.num_prompt + position
+        token, count = sequence.tokens[end], len(sequence.tokens) - end
+        for member in sequence.pair:
+            del member.tokens[-count:]
+        self.trim_blocks(sequence)
+        # beside bans, only the completion of the text that is taken back can be forced
+        sequence.sequence_state.forced.clear()
+        if sequence.constraint is not None:
+            sequence.constraint.back_to(sequence.tokens[sequence.num_prompt :])
+        sequence.bans.back_to(position)
+        self.slots.rewind(sequence.slot, count)
+        if sequence.bans.alone and count == 1:
+            self.slots.exclude(sequence.slot, token)
+        else:
+            self.slots.ban(sequence.slot, token)
+        self.counters.rewinds += 1
+
+    def trim_blocks(self, sequence: Sequence) -> None:
+        """Give back the blocks beyond what is computed. The last token counts as not computed, because computing it
+        gives the logits."""
+        for member in sequence.pair:
+            self.cache.truncate(member, min(member.num_computed, len(member.tokens) - 1))
+            self.tables.cut(member)
+            self.cache.publish(member)
+
+    def send(self, sequence: Sequence, message: FromEngine) -> None:
+        """Queue a message to the sequence's client."""
+        self.outbox[sequence.request.client].append(message)
+
+    def take_messages(self) -> dict[bytes, list[FromEngine]]:
+        """The messages due, per client."""
+        due, self.outbox = self.outbox, defaultdict(list)
+        return dict(due)
+
+    # ---- the one place where sequences end
+
+    def end(self, sequence: Sequence, ending: Ending) -> None:
+        """The sequence gives back everything, and its client is told why."""
+        assert not sequence.forks, "nobody else can compute the forks' prefill: they end first"
+        request, was = sequence.request, sequence.phase
+        sequence.advance("finish" if ending.error is None else "fail")
+        if was in (Phase.WAITING, Phase.RUNNING):
+            (self.waiting if was is Phase.WAITING else self.running).remove(sequence)
+        self._release(sequence)
+        self.counters.finished[ending.reason or "error"] += 1
+        if request.done:
+            del self.requests[request.name]
+            if request.compiling is not None and self._grammars is not None:
+                self._grammars.forget(request.compiling)
+            request.cancel_compilations()
+        self.send(sequence, ending_message(sequence, ending))
+
+    def fail(self, failures: Failures) -> None:
+        """These sequences end with an error, and so do the forks that wait for their prefill. Who has ended already is
+        left alone."""
+        for sequence, error in failures:
+            for member in (*sequence.forks, sequence):
+                if member.phase in LIVING:
+                    self.end(member, Ending(error=error))
+
+    def fail_request(self, request: Request, error: TailraceError) -> None:
+        """All sequences of the request that have not ended."""
+        self.fail([(sequence, error) for sequence in reversed(request.sequences)])
+
+    def fail_step(self, sequences: Iterable[Sequence], error: TailraceError) -> None:
+        """A step failed: these sequences were in it. Everybody else goes on."""
+        self.fail([(sequence, error) for sequence in sequences if sequence.is_conditional])
+
+    def _release(self, sequence: Sequence) -> None:
+        if sequence.slot >= 0 and self.slots.slots[sequence.slot] is not None:  # else it could not be added
+            self.slots.remove(sequence.slot)
+            self.speculator.remove(sequence.slot)
+        for member in sequence.pair:
+            if member.slot >= 0:
+                self.free_slots.append(member.slot)
+                member.slot = -1
+            self.cache.release(member)
+
+
+def ending_message(sequence: Sequence, ending: Ending) -> Failed | Finished:
+    """The message that tells the client."""
+    id, epoch, index = sequence.request.id, sequence.request.epoch, sequence.index
+    if ending.error is not None:
+        return failed(id, epoch, index, ending.error)
+    assert ending.reason is not None
+    return Finished(id, epoch, index, ending.reason, ending.stop_token_id, ending.cause, sequence.draft_counts)
+
+
+def failed(id: str, epoch: int, index: int, error: TailraceError) -> Failed:
+    """The message of an error."""
+    return Failed(id, epoch, index, error.code, str(error), getattr(error, "param", None))

@@ -1,0 +1,122 @@
+"""A submitted message → a Request with its sequences, the checks on their text, and what must be compiled before they
+can begin."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as List
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+
+from tailrace.engine.checks.banned_strings import BannedStringCheck, Bans
+from tailrace.engine.checks.repetition import RepetitionCheck
+from tailrace.engine.checks.stop_strings import StopStringCheck
+from tailrace.engine.checks.structured_output import StructuredOutput
+from tailrace.engine.checks.thinking_budget import ThinkingBudgetCheck
+from tailrace.engine.isolation import Isolated
+from tailrace.engine.sequence import Phase, Request, Sequence, StopCheck
+from tailrace.engine.token_bytes import TokenBytes, TokenText
+from tailrace.engine.validation import negative_prompt
+from tailrace.errors import ParameterError, TailraceError
+from tailrace.grammar.service import Grammars
+from tailrace.sampling import request_key
+from tailrace.text.detokenize import LOOK_BACK, unfinished
+from tailrace.wire.messages import Submit
+
+
+def add_sequences(request: Request, message: Submit, token_bytes: TokenBytes, host_s: float) -> None:
+    """Give the request its sequences: the first waits, the others are forks of it. host_s: what a sample is expected to
+    cost."""
+    for index in range(message.params.n):
+        key = request_key(message.params.seed, index)
+        phase = Phase.FORK if index else Phase.WAITING
+        sequence = Sequence(request, index, key, len(message.prompt), list(message.prompt), phase, host_s=host_s)
+        if message.params.guided:
+            other = negative_prompt(message)
+            sequence.unconditional = Sequence(
+                request, index, key, len(other), other, Phase.UNCONDITIONAL, prompt_logprobs_sent=len(other)
+            )
+        add_checks(sequence, token_bytes)
+        request.sequences.append(sequence)
+
+
+def add_checks(sequence: Sequence, token_bytes: TokenBytes) -> None:
+    """The thinking budget, and the checks that may end the sequence."""
+    params = sequence.request.params
+    if params.thinking is not None:
+        sequence.thinking = ThinkingBudgetCheck(params.thinking, TokenText(token_bytes))
+        sequence.sequence_state.force(0, sequence.thinking.begin())
+    stop_checks: list[StopCheck] = []
+    if (params.stop or params.stop_regex) and token_bytes.reader is not None:
+        stop_checks.append(
+            StopStringCheck(params, token_bytes.reader(params.hidden(token_bytes.special), sequence.tokens))
+        )
+    if params.repetition_detection is not None:
+        stop_checks.append(RepetitionCheck(params.repetition_detection, params.min_tokens))
+    sequence.stop_checks = tuple(stop_checks)
+
+
+def constrain(request: Request, token_bytes: TokenBytes) -> None:
+    """Give the sequences their grammar and their bans, which are compiled. Raises what the compilation raised."""
+    compiling, banning = request.compiling, request.banning
+    request.compiling = request.banning = None
+    compiled, bans = compiling and compiling.result(), banning and banning.result()
+    for sequence in request.sequences:
+        if compiled is not None:
+            assert request.params.grammar is not None
+            sequence.constraint = StructuredOutput(request.params.grammar, compiled, token_bytes)
+            check_forced(sequence.constraint, request.params.forced_token_ids)
+        if bans is not None:
+            begun = unfinished(bans.bytes_of(token) for token in reversed(sequence.tokens[-LOOK_BACK:]))
+            sequence.bans = BannedStringCheck(bans, sequence.sequence_state.banned, begun)
+            sequence.sequence_state.mask = bans.mask
+
+
+def check_forced(constraint: StructuredOutput, forced: tuple[int, ...]) -> None:
+    """Raise ParameterError if the output can't begin with these tokens, or if they would end it before the grammar
+    does. Where the grammar begins after a thinking span, this is checked when the tokens are sampled."""
+    if forced and constraint.bound and constraint.opening is None and constraint.allows(forced) < len(forced):
+        raise ParameterError("forced_token_ids: the grammar does not allow these tokens", "forced_token_ids")
+
+
+class Compilations:
+    """Requests whose grammar or bans are being compiled. They are in the waiting line, and can't be admitted yet."""
+
+    def __init__(self, token_bytes: TokenBytes, vocab_size: int, grammars: Grammars | None) -> None:
+        self._token_bytes, self._vocab_size, self._grammars = token_bytes, vocab_size, grammars
+        self._thread = ThreadPoolExecutor(1, "bans")
+        self.requests: list[Request] = []
+
+    def begin(self, request: Request) -> None:
+        """Compile what the request needs on other threads and processes."""
+        params = request.params
+        if params.grammar is not None and self._grammars is not None:
+            request.compiling = self._grammars.compile(params.grammar)
+        if params.bans:
+            eos = request.eos_token_ids
+            request.banning = self._thread.submit(Bans.of, params, self._token_bytes, self._vocab_size, eos)
+        if request.compilations:
+            self.requests.append(request)
+
+    def finish(self, timeout_s: float) -> List[tuple[Request, TailraceError]]:
+        """Requests whose compilations are done may be admitted. Returns those whose grammar or bans are refused. Waits
+        so long for the first one."""
+        if timeout_s:
+            wait([future for request in self.requests for future in request.compilations], timeout_s, FIRST_COMPLETED)
+        before, self.requests = self.requests, []
+        refused: list[tuple[Request, TailraceError]] = []
+        for request in before:
+            if not (futures := request.compilations):  # it has ended
+                continue
+            if not all(future.done() for future in futures):
+                self.requests.append(request)
+                continue
+            with Isolated("grammar", request.id) as attempt:
+                constrain(request, self._token_bytes)
+            if attempt.error is not None:
+                refused.append((request, attempt.error))
+        return refused
+
+    def close(self) -> None:
+        """End all compilations, for good."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        if self._grammars is not None:
+            self._grammars.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import random
+from functools import partial
 
 import jsonschema
 import pytest
@@ -51,7 +52,10 @@ def grammars(tokenizer):
 @pytest.fixture
 async def front(tokenizer, grammars):
     async with front_of(LocalClient(babble), tokenizer, ServerConfig(tool_parser="hermes")) as front:
-        front.client.engine.grammars = grammars
+        engine = front.client.engine
+        engine.grammars = engine.lifecycle._grammars = engine.compilations._grammars = grammars
+        engine.steps._new_masks = partial(engine.steps._new_masks.func, *engine.steps._new_masks.args[:2], grammars)
+        engine.steps.outputs._grammar_step_s = grammars.step_s
         yield front
 
 

@@ -100,7 +100,7 @@ class Engine:
         depth = int(overlaps(scheduler.overlap, runner))
         masks = partial(Masks, runner.vocab_size, frozenset(eos), grammars)
         self.steps = StepDriver(Device(runner, self.counters, depth), sampler, outputs, masks)
-        self.compilations = Compilations(token_bytes, runner.vocab_size, grammars)
+        self.compilations = Compilations(runner.vocab_size, grammars)
         self.arrivals = count()
 
     # ---- what front ends ask
@@ -134,7 +134,7 @@ class Engine:
         )
         falls_back = beyond_device(message.params, getattr(self.runner, "device", None))
         add_sequences(request, message, self.token_bytes, FALLBACK_S if falls_back else request.min_host_s)
-        self.compilations.begin(request)
+        self.compilations.begin(request, self.token_bytes)
         self.lifecycle.add(request)
         self.counters.prompt_tokens += len(message.prompt)
 
@@ -197,7 +197,8 @@ class Engine:
         self._end_largest()
         if self.compilations.requests:
             idle = len(self.compilations.requests) == len(lifecycle.waiting) and not lifecycle.running
-            for request, error in self.compilations.finish(PATIENCE_S if idle and not lifecycle.outbox else 0.0):
+            patience_s = PATIENCE_S if idle and not lifecycle.outbox else 0.0
+            for request, error in self.compilations.finish(self.token_bytes, patience_s):
                 lifecycle.fail_request(request, error)
         wait_for_late_mask([] if self.steps.in_flight else lifecycle.running, PATIENCE_S)
         if lifecycle.running or lifecycle.waiting or self.steps.in_flight:

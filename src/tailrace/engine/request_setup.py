@@ -80,23 +80,23 @@ def check_forced(constraint: StructuredOutput, forced: tuple[int, ...]) -> None:
 class Compilations:
     """Requests whose grammar or bans are being compiled. They are in the waiting line, and can't be admitted yet."""
 
-    def __init__(self, token_bytes: TokenBytes, vocab_size: int, grammars: Grammars | None) -> None:
-        self._token_bytes, self._vocab_size, self._grammars = token_bytes, vocab_size, grammars
+    def __init__(self, vocab_size: int, grammars: Grammars | None) -> None:
+        self._vocab_size, self._grammars = vocab_size, grammars
         self._thread = ThreadPoolExecutor(1, "bans")
         self.requests: list[Request] = []
 
-    def begin(self, request: Request) -> None:
+    def begin(self, request: Request, token_bytes: TokenBytes) -> None:
         """Compile what the request needs on other threads and processes."""
         params = request.params
         if params.grammar is not None and self._grammars is not None:
             request.compiling = self._grammars.compile(params.grammar)
         if params.bans:
             eos = request.eos_token_ids
-            request.banning = self._thread.submit(Bans.of, params, self._token_bytes, self._vocab_size, eos)
+            request.banning = self._thread.submit(Bans.of, params, token_bytes, self._vocab_size, eos)
         if request.compilations:
             self.requests.append(request)
 
-    def finish(self, timeout_s: float) -> List[tuple[Request, TailraceError]]:
+    def finish(self, token_bytes: TokenBytes, timeout_s: float) -> List[tuple[Request, TailraceError]]:
         """Requests whose compilations are done may be admitted. Returns those whose grammar or bans are refused. Waits
         so long for the first one."""
         if timeout_s:
@@ -110,7 +110,7 @@ class Compilations:
                 self.requests.append(request)
                 continue
             with Isolated("grammar", request.id) as attempt:
-                constrain(request, self._token_bytes)
+                constrain(request, token_bytes)
             if attempt.error is not None:
                 refused.append((request, attempt.error))
         return refused

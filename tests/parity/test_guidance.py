@@ -22,7 +22,8 @@ from tailrace.params import SamplingParams
 from tailrace.runners import load_runner
 from tailrace.runners.base import Batch, ModelRunner
 from tailrace.sampling import Sampled, Sampler
-from tailrace.sampling.sampler import Pending, raw_row
+from tailrace.sampling.backends.base import Pending
+from tailrace.sampling.guidance import raw_row
 from tailrace.text.tokenizer import Tokenizer
 from tailrace.wire.messages import Abort, Finished, ModelInfo, Submit, Tokens
 

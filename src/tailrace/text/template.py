@@ -11,12 +11,12 @@ from tailrace.errors import RequestError
 from tailrace.extras import needs
 
 
-class RefusedError(Exception):
+class TemplateRaisedError(Exception):
     """A template's own refusal."""
 
 
 def _raise(message: str) -> None:
-    raise RefusedError(message)
+    raise TemplateRaisedError(message)
 
 
 def _to_json(value: Any, indent: int | None = None, **options: Any) -> str:

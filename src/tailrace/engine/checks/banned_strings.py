@@ -54,7 +54,7 @@ class Bans:
         held = np.ones(-(-vocab_size // 32) * 32, dtype=bool)
         held[:vocab_size] = False
         if strings:
-            known = token_bytes.within(fold).held(string.encode() for string in strings)[:vocab_size]
+            known = token_bytes.within(fold).containing(string.encode() for string in strings)[:vocab_size]
             held[: len(known)] = known
             silent = (
                 []

@@ -83,6 +83,22 @@ def test_drafts_change_speed_alone(page):
     assert page["calls"] < len(page["drafted"]), "nothing was guessed right on text that repeats itself"
 
 
+@pytest.mark.model
+def test_the_stateless_call_draws_what_slots_draw(page):
+    params = [
+        SamplingParams(temperature=0.0),
+        SamplingParams(temperature=0.8, top_p=0.95, seed=7),
+        SamplingParams(temperature=0.8, seed=8),
+        SamplingParams(temperature=1.2, top_p=0.9, seed=9),
+    ]
+    by_slots = [[] for _ in params]
+    page["generate"](page["prompts"], params, lambda row, new: by_slots[row].extend(new))
+    assert [ids[: len(mine)] for ids, mine in zip(page["stateless"], by_slots, strict=True)] == by_slots
+    assert all(len(mine) == 20 or mine[-1] in page["EOS"] for mine in by_slots)
+    assert set(page["token_ids"].tolist()) <= {2, 3}
+    assert page["found"].top_ids.shape == (2, 5)
+
+
 def rows_of_fields() -> dict[str, str]:
     """Field → whose, as the page's table has them."""
     table = PAGE[PAGE.index("## Whose field is it") : PAGE.index("## What differs over HTTP")]

@@ -1,16 +1,19 @@
-"""What overlap brings with a drafter, on a simulated device: one that has a clock of its own, so that everything on the host is real and
-the time of a step is what it is told to be. A machine without a GPU can say so what the host leaves a GPU waiting for.
+"""What overlap brings with a drafter, on a simulated device: one that has a clock of its own, so that everything on the
+host is real and the time of a step is what it is told to be. A machine without a GPU can say so what the host leaves a
+GPU waiting for.
 
-The clock is made of both: the processor time of the engine's thread, and the device's time where the thread waits for it. So nobody else
-on the machine is measured, and nothing sleeps. A step takes --step-ms and --token-us for each token; draws arrive when it is over.
+The clock is made of both: the processor time of the engine's thread, and the device's time where the thread waits for
+it. So nobody else on the machine is measured, and nothing sleeps. A step takes --step-ms and --token-us for each token;
+draws arrive when it is over.
 
-Every token is followed by the next id; the drafter knows that, and each of its guesses is right with the probability --accept. "none" has
-no drafter, "silent" one that nobody asks (requests say "max_drafts": 0), "no guess" one that has nothing to say. Each engine answers the
-same requests in turn, for several rounds; ratios are medians over rounds, against the engine without a drafter and without overlap in the
-same round. idle: the device's.
+Every token is followed by the next id; the drafter knows that, and each of its guesses is right with the probability
+--accept. "none" has no drafter, "silent" one that nobody asks (requests say "max_drafts": 0), "no guess" one that has
+nothing to say. Each engine answers the same requests in turn, for several rounds; ratios are medians over rounds,
+against the engine without a drafter and without overlap in the same round. idle: the device's.
 
---assume adds a way that the engine does not go: the next step is planned on all guesses standing, and launched before it is known; whoever
-was wrong is in it in vain. Its guesses continue the old ones behind the token between them, which is a guess as well.
+--assume adds a way that the engine does not go: the next step is planned on all guesses standing, and launched before
+it is known; whoever was wrong is in it in vain. Its guesses continue the old ones behind the token between them, which
+is a guess as well.
 """
 
 from __future__ import annotations

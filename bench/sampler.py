@@ -1,8 +1,10 @@
-"""The sampler, case by case: µs per row, as multiples of one streaming read of the same row, and against what others do.
+"""The sampler, case by case: µs per row, as multiples of one streaming read of the same row, and against what others
+do.
 
-Rows are cold: each call gets other rows of a pool far larger than the last-level cache. The floor is a loop that reads the
-row and does nothing else. Baselines, in turns with ours: the sort-based top-k/top-p with an exponential race that servers
-run on the CPU, and transformers' processors with multinomial. Rows: real logits of the default model (--model), and
+Rows are cold: each call gets other rows of a pool far larger than the last-level cache. The floor is a loop that reads
+the row and does nothing else. Baselines, in turns with ours: the sort-based top-k/top-p with an exponential race that
+servers run on the CPU, and transformers' processors with multinomial. Rows: real logits of the default model (--model),
+and
 synthetic ones: "peaked" (normal with σ 2.5 and 30 strong tokens) and "flat" (standard normal: the worst case).
 """
 
@@ -57,7 +59,8 @@ CASES: dict[str, tuple[dict[str, Any], float | None]] = {
     "XTC + min-p": ({"min_p": 0.02, "xtc_probability": 0.5}, None),
 }
 FLAT_GOAL = 10.0
-# those that llama.cpp, koboldcpp and transformers have beyond these; beside the reference, which drew them before the kernels had them
+# those that llama.cpp, koboldcpp and transformers have beyond these; beside the reference, which drew them before the
+# kernels had them
 OTHERS: dict[str, dict[str, Any]] = {
     "mirostat 2": {"mirostat": 2},
     "mirostat 1": {"mirostat": 1},
@@ -264,7 +267,8 @@ def against(pool: Pool, rows: int, threads: int, seconds: float) -> list[dict[st
 
 
 def others(pool: Pool, rows: int, threads: int, seconds: float) -> list[dict[str, Any]]:
-    """A row of each of OTHERS by the kernels and by the reference, beside a plain draw: what neighbours on its thread wait."""
+    """A row of each of OTHERS by the kernels and by the reference, beside a plain draw: what neighbours on its thread
+    wait."""
     found = []
     for name, params in OTHERS.items():
         runs = {

@@ -1,9 +1,10 @@
-"""The sampler on a GPU, case by case: device µs of a step, against one read and one copy of its logits and against what others do.
+"""The sampler on a GPU, case by case: device µs of a step, against one read and one copy of its logits and against what
+others do.
 
-Device time is that of the kernels alone, on a cold cache (bench/gpu_timing.py); "host" is what a call of Sampler.begin keeps Python busy,
-"whole" the time until its draws are on the host. Rows: as in bench/sampler.py. Then, with --draws, the same tokens as on the CPU
-(bench/same_tokens.py). --device interpreter runs everything once in Triton's interpreter, at tiny sizes: that shows that it runs,
-its times mean nothing.
+Device time is that of the kernels alone, on a cold cache (bench/gpu_timing.py); "host" is what a call of Sampler.begin
+keeps Python busy, "whole" the time until its draws are on the host. Rows: as in bench/sampler.py. Then, with --draws,
+the same tokens as on the CPU (bench/same_tokens.py). --device interpreter runs everything once in Triton's interpreter,
+at tiny sizes: that shows that it runs, its times mean nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The stateless call beside `Sampler`: the same rows, parameters and tokens, in turns; the ratio of what they take.
 
-`python -m bench.sampler_stateless`. Each call gets rows that no cache holds; `Sampler` builds its rows in each step, as an engine does. The
-tokens of both are compared.
+`python -m bench.sampler_stateless`. Each call gets rows that no cache holds; `Sampler` builds its rows in each step, as
+an engine does. The tokens of both are compared.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""`Args:` and `Attributes:` of docstrings, for the site: several share a line in the source, each gets its own. A griffe extension."""
+"""`Args:` and `Attributes:` of docstrings, for the site: several share a line in the source, each gets its own. A
+griffe extension."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Draws docs/path.svg, the picture of the path from a request to streamed text: `python docs/draw_path.py`.
 
-Boxes stand in two processes, the front end and the engine; arrows follow one token. Knows nothing of the code: tests/test_docs.py checks
-that the picture is the one that this script draws, and that the folders it names exist.
+Boxes stand in two processes, the front end and the engine; arrows follow one token. Knows nothing of the code:
+tests/test_docs.py checks that the picture is the one that this script draws, and that the folders it names exist.
 """
 
 from __future__ import annotations

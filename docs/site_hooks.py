@@ -1,4 +1,5 @@
-"""What mkdocs does beyond mkdocs.yml: pages from the files of the root, the list of decisions. Known to mkdocs by `hooks`."""
+"""What mkdocs does beyond mkdocs.yml: pages from the files of the root, the list of decisions. Known to mkdocs by
+`hooks`."""
 
 from __future__ import annotations
 

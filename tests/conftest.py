@@ -27,8 +27,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """One thread again, whatever the test before has asked for: tensors are small here, and a second thread's waiting costs ten times what
-    it brings. Tests of threads ask for more."""
+    """One thread again, whatever the test before has asked for: tensors are small here, and a second thread's waiting
+    costs ten times what it brings. Tests of threads ask for more."""
     torch.set_num_threads(1)
     kernels.set_num_threads(1)
 

@@ -1,6 +1,7 @@
 """What each test costs in CPU seconds, its child processes' included: `pytest --cpu-seconds=FILE` writes it.
 
-Wall time says little on a machine that others use too. A line is `seconds<TAB>test`; what a test sets up for others counts as its own.
+Wall time says little on a machine that others use too. A line is `seconds<TAB>test`; what a test sets up for others
+counts as its own.
 """
 
 from __future__ import annotations

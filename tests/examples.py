@@ -1,4 +1,5 @@
-"""How many examples hypothesis tries: in `make test` a quarter, always the same ones; in `make test-long` all, others each time."""
+"""How many examples hypothesis tries: in `make test` a quarter, always the same ones; in `make test-long` all, others
+each time."""
 
 from __future__ import annotations
 

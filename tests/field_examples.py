@@ -1,5 +1,5 @@
-"""A value of every field of SamplingParams, for tests that go through all of them: made from its type and range, or given here where such a
-one tells nothing. A new number or switch needs nothing here.
+"""A value of every field of SamplingParams, for tests that go through all of them: made from its type and range, or
+given here where such a one tells nothing. A new number or switch needs nothing here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The Markdown files: links lead somewhere, names exist in the code, lines are wrapped, pictures and figures are current."""
+"""The Markdown files: links lead somewhere, names exist in the code, lines are wrapped, pictures and figures are
+current."""
 
 from __future__ import annotations
 
@@ -78,7 +79,8 @@ def all_words() -> frozenset[str]:
 
 
 def missing_files(text: str) -> list[str]:
-    """Files that code spans name and that are nowhere. A name may be the end of a path; `test_<name>.py` is a pattern."""
+    """Files that code spans name and that are nowhere. A name may be the end of a path; `test_<name>.py` is a
+    pattern."""
     spans = [word for span in SPAN.findall(prose(text)) for word in span.split()]
     names = {word for word in spans if FILE.fullmatch(word) and not word.startswith("/")} - {"llama.cpp"}
     return sorted(name for name in names if not any(path.endswith("/" + name) for path in all_files()))
@@ -136,7 +138,7 @@ def test_planted_faults_are_found(tmp_path: Path):
     (tmp_path / "there.md").write_text("# One heading\n\n```\n# no heading\n```\n\n## Größe\n")
     page = tmp_path / "page.md"
     page.write_text(
-        "[a](there.md) [b](there.md#one-heading) [c](gone.md) [d](there.md#no-heading) [e](#here) [f](https://x.org/gone) "
+        "[a](there.md) [b](there.md#one-heading) [c](gone.md) [d](there.md#no-heading) [e](#here) [f](https://x.org/gone) "  # noqa: E501, one text
         "[g](there.md#größe) `[h](gone.md)`\n"
     )
     assert broken_links(page) == ["gone.md", "there.md#no-heading", "#here", "there.md#größe"]

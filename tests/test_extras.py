@@ -1,4 +1,5 @@
-"""The core installs beside anything: what it may import, what the rest says where its extra is missing, and that the tables agree."""
+"""The core installs beside anything: what it may import, what the rest says where its extra is missing, and that the
+tables agree."""
 
 from __future__ import annotations
 
@@ -81,7 +82,8 @@ def core_modules() -> list[str]:
 
 
 def probe(allowed: list[str], wanted: list[str]) -> tuple[dict[str, str], list[str]]:
-    """How each import ended in a fresh interpreter that finds `allowed` alone, and what else was loaded all the same."""
+    """How each import ended in a fresh interpreter that finds `allowed` alone, and what else was loaded all the
+    same."""
     done = subprocess.run(
         [sys.executable, "-c", PROBE],
         input=json.dumps([allowed, wanted]),
@@ -185,7 +187,8 @@ def test_the_oldest_versions_are_the_bounds():
 
 
 def third_party_imports(source: str) -> list[tuple[str, str | None]]:
-    """(module, extra): each import of what is neither ours nor Python's nor the core's, and the extra that `needs` guards it with."""
+    """(module, extra): each import of what is neither ours nor Python's nor the core's, and the extra that `needs`
+    guards it with."""
     found: list[tuple[str, str | None]] = []
 
     def visit(node: ast.AST, extra: str | None) -> None:

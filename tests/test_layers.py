@@ -147,8 +147,9 @@ def modules(root: Path, package: str) -> dict[str, Path]:
 
 
 def arrows(known: dict[str, Path]) -> dict[str, set[str]]:
-    """Module → the modules among `known` that it imports when it is loaded, or for its types. A package's __init__ is imported by `from
-    package import name`, unless the name is a module. What is imported inside functions is left out."""
+    """Module → the modules among `known` that it imports when it is loaded, or for its types. A package's __init__ is
+    imported by `from package import name`, unless the name is a module. What is imported inside functions is left
+    out."""
     found: dict[str, set[str]] = {}
     for name, path in known.items():
         found[name] = set()

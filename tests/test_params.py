@@ -1,4 +1,5 @@
-"""The declarations of a request's fields: complete, consistent, and refused where they are not; what they say is what is checked."""
+"""The declarations of a request's fields: complete, consistent, and refused where they are not; what they say is what
+is checked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What `make wheel` makes, installed where nothing else is: the core samples, the rest names its extra, and with `serve` it serves."""
+"""What `make wheel` makes, installed where nothing else is: the core samples, the rest names its extra, and with
+`serve` it serves."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What an environment needs, read from pyproject.toml, for the Makefile: one requirement a line.
 
-newest: the core, all extras and the dev group as they stand (make lock). oldest: of the core and all extras the oldest versions that are
-allowed, with requirements.lock's torch and test tools (make test-oldest).
+newest: the core, all extras and the dev group as they stand (make lock). oldest: of the core and all extras the oldest
+versions that are allowed, with requirements.lock's torch and test tools (make test-oldest).
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ def store_kv(
 ) -> None: ...  # fmt: skip
 def attention(
     query: int, out: int, type: int, keys: int, values: int, tables: int, query_start: int, kv_len: int,
-    tokens: int, blocks: int, sequences: int, table_width: int, heads_q: int, heads_kv: int, dim: int, block_size: int, query_stride: int,
+    tokens: int, blocks: int, sequences: int, table_width: int, heads_q: int, heads_kv: int, dim: int, block_size: int, query_stride: int,  # noqa: E501
     scale: float, softcap: float, window: int,
 ) -> None: ...  # fmt: skip
 def rms_norm(

@@ -1,4 +1,5 @@
-"""The fields of a request that the sampler does not act on: the engine, the front end's text, or a program of its own does.
+"""The fields of a request that the sampler does not act on: the engine, the front end's text, or a program of its own
+does.
 
 `instead` says what a program does in its place that uses the sampler alone; Slots.add refuses the field otherwise.
 """
@@ -149,7 +150,8 @@ class EngineFields(SamplerFields, frozen=True, kw_only=True, omit_defaults=True,
     guidance_scale: Annotated[
         float,
         Field(
-            "Classifier-free guidance: logits are l_u + scale · (l_c − l_u), l_u of the same output after another prompt",
+            "Classifier-free guidance: logits are l_u + scale · (l_c − l_u), l_u of the same output after "
+            "another prompt",
             Range(0.0, 100.0),
             kind="edit",
             http="converted",

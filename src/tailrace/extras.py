@@ -1,7 +1,8 @@
 """The extras of the package: which modules each brings, and one clear error where one is missing.
 
-The core (sampling, verification, kernels, text) needs torch, numpy and msgspec alone. Whatever imports more stands behind `needs`.
-tests/test_extras.py holds this table against pyproject.toml and every import of the package against this table.
+The core (sampling, verification, kernels, text) needs torch, numpy and msgspec alone. Whatever imports more stands
+behind `needs`. tests/test_extras.py holds this table against pyproject.toml and every import of the package against
+this table.
 """
 
 from __future__ import annotations

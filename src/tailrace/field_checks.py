@@ -1,4 +1,5 @@
-"""What the values of fields must be beside their type and range: (the field's name, its value) → ParameterError, or nothing."""
+"""What the values of fields must be beside their type and range: (the field's name, its value) → ParameterError, or
+nothing."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """What a field of a request is: declared once, beside its type, and read by everything that must know.
 
-A declaration is the metadata of an annotation: `top_p: Annotated[float, Field("…", Range(0.0, 1.0), …)] = 1.0`. The checks of
-SamplingParams, the HTTP schema, OpenAPI's ranges, the command line's flags, the tables of docs/sampling.md and the parametrisation of
-the tests come from it. This file knows no field by name.
+A declaration is the metadata of an annotation: `top_p: Annotated[float, Field("…", Range(0.0, 1.0), …)] = 1.0`. The
+checks of SamplingParams, the HTTP schema, OpenAPI's ranges, the command line's flags, the tables of docs/sampling.md
+and the parametrisation of the tests come from it. This file knows no field by name.
 """
 
 from __future__ import annotations
@@ -77,14 +77,15 @@ class Field:
 
     Attributes:
         doc: one sentence, for people. range: of a number.
-        kind: what sort of thing it changes. edit, refinement: the method of sampling/methods that it belongs to, by the name that
-            sampling/pipeline.py has; a field without `needs` switches the method on.
+        kind: what sort of thing it changes. edit, refinement: the method of sampling/methods that it belongs to, by the
+            name that sampling/pipeline.py has; a field without `needs` switches the method on.
         off: a key of OFF, where more than the default is off. needs: fields without one of which it has no effect.
         voided_by: fields that take its effect away (keys of params.VOIDS); of a truncation mirostat does in any case.
         stateful: its method learns from the tokens drawn, and can't take that back. excludes: it rules tokens out.
         entries: how many a list or mapping may have. check(name, value): what else must hold, or ParameterError.
         token_ids(value): the token ids in it.
-        http: "same": a field of the same type over HTTP; a type: of that one; "converted": of another meaning, read in api/; "": none.
+        http: "same": a field of the same type over HTTP; a type: of that one; "converted": of another meaning, read in
+            api/; "": none.
         http_name: its name there, where that differs. beams: it may be had with a beam search.
         flag: what the command line's flag holds; None: as its type says; "": there is no flag.
         instead: what a program does in its place that has the sampler alone; "" where the sampler acts on the field.
@@ -192,8 +193,8 @@ CONVERSION = (msgspec.MsgspecError, ValueError, TypeError, AttributeError)  # ha
 
 
 def conformed(value: Any, kind: Any, place: str, field: str) -> Any:
-    """The value as one of this type where nothing is lost by that: a list as a tuple, a mapping as a record, a number of numpy as one of
-    Python; the value itself if it is of that type.
+    """The value as one of this type where nothing is lost by that: a list as a tuple, a mapping as a record, a number
+    of numpy as one of Python; the value itself if it is of that type.
 
     Raises:
         ParameterError: it is of another type, or none of those that may be named. place: what the message calls it.

@@ -1,5 +1,5 @@
-"""The log-probabilities of one token, one record from the sampler to the wire: the sampler makes it, the engine sends it, the front
-end reads it. Imports no torch.
+"""The log-probabilities of one token, one record from the sampler to the wire: the sampler makes it, the engine sends
+it, the front end reads it. Imports no torch.
 """
 
 from __future__ import annotations

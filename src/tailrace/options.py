@@ -18,15 +18,17 @@ class Watermark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
     """A watermark that the holder of `key` can detect later (sampling/watermark.py).
 
     Attributes:
-        kind: "kgw": the green list of Kirchenbauer et al. (arXiv 2301.10226): a keyed share `gamma` of the vocabulary gets +`delta`.
-            "synthid": the two-candidate tournament of Dathathri et al. (Nature 634, 2024), which keeps the distribution on
-            average over contexts; where a context comes again, so do its favourites.
+        kind: "kgw": the green list of Kirchenbauer et al. (arXiv 2301.10226): a keyed share `gamma` of the vocabulary
+            gets +`delta`. "synthid": the two-candidate tournament of Dathathri et al. (Nature 634, 2024), which keeps
+            the distribution on average over contexts; where a context comes again, so do its favourites.
         scheme: whose random choices: "tailrace", or "transformers", so that its detectors recognise the text
             (sampling/watermark_transformers.py).
-        key: 64-bit secret; of kgw in transformers' scheme its hashing_key. context: how many tokens before seed the choice.
+        key: 64-bit secret; of kgw in transformers' scheme its hashing_key. context: how many tokens before seed the
+            choice.
         gamma: 0 < γ < 1. delta: 0 < δ ≤ 100. depth: layers of the tournament, 1 … 64.
-        keys, sampling_table_size, sampling_table_seed, context_history_size: of synthid in transformers' scheme, as there. A key for each
-            layer takes the place of `key` and `depth`; `context` is its ngram_len − 1. sampling_table_size: 1 … 2^18.
+        keys, sampling_table_size, sampling_table_seed, context_history_size: of synthid in transformers' scheme, as
+            there. A key for each layer takes the place of `key` and `depth`; `context` is its ngram_len − 1.
+            sampling_table_size: 1 … 2^18.
     """
 
     kind: Literal["kgw", "synthid"]
@@ -58,7 +60,8 @@ class Watermark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
             theirs = (self.keys, self.sampling_table_size, self.sampling_table_seed, self.context_history_size)
             if theirs != ((), 65_536, 0, 1024):
                 raise ParameterError(
-                    "watermark.keys, sampling_table_size, sampling_table_seed and context_history_size are of kind synthid with scheme "
+                    "watermark.keys, sampling_table_size, sampling_table_seed and context_history_size are of "
+                    "kind synthid with scheme "
                     "transformers",
                     "watermark",
                 )
@@ -82,7 +85,8 @@ class RepetitionDetection(msgspec.Struct, frozen=True, kw_only=True, omit_defaul
     """End a sequence that goes round in circles: when its last tokens are one pattern, `min_count` times in a row.
 
     Attributes:
-        max_pattern_size, min_pattern_size: tokens of the pattern, 1 … 512. min_count: how often it must come, 2 … 10,000.
+        max_pattern_size, min_pattern_size: tokens of the pattern, 1 … 512. min_count: how often it must come, 2 …
+            10,000.
     """
 
     max_pattern_size: int
@@ -100,7 +104,8 @@ class MarkedSpan(msgspec.Struct, frozen=True, omit_defaults=True, array_like=Tru
     """A span of the text between two markers: what a model thinks, or a tool call.
 
     Attributes:
-        opening, closing: the markers, as text; without a closing one it lasts to the end. opened: the prompt has opened it already.
+        opening, closing: the markers, as text; without a closing one it lasts to the end. opened: the prompt has opened
+            it already.
     """
 
     opening: str
@@ -109,10 +114,12 @@ class MarkedSpan(msgspec.Struct, frozen=True, omit_defaults=True, array_like=Tru
 
 
 class ThinkingBudget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """End the model's thinking when it has taken so many tokens, by forcing the tokens that close it; then it goes on by itself.
+    """End the model's thinking when it has taken so many tokens, by forcing the tokens that close it; then it goes on
+    by itself.
 
     Attributes:
-        max_tokens: of one thought, the markers not counted; ≥ 0. span: how the model marks it. closing_token_ids: what is forced.
+        max_tokens: of one thought, the markers not counted; ≥ 0. span: how the model marks it. closing_token_ids: what
+            is forced.
         outside: other spans, in which the markers mean nothing.
     """
 
@@ -139,15 +146,16 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, for
     """What the output must be: each token is drawn from those with which it can still become a word of this language.
 
     Attributes:
-        kind: json_object: any JSON object. json_schema: JSON that validates. regex: the whole output matches. choice: one of several
-            texts. ebnf: GBNF, as llama.cpp has it. lark: Lark's syntax, as llguidance has it. structural_tag: free text with tagged
-            spans that must fit schemas, in xgrammar's format.
+        kind: json_object: any JSON object. json_schema: JSON that validates. regex: the whole output matches. choice:
+            one of several texts. ebnf: GBNF, as llama.cpp has it. lark: Lark's syntax, as llguidance has it.
+            structural_tag: free text with tagged spans that must fit schemas, in xgrammar's format.
         source: the schema, pattern, JSON list of texts, grammar or tag, as text; "" for json_object.
-        whitespace: JSON may have so many characters of it in a row between two tokens, 0 … 32. The bound is what keeps a model from
-            writing blanks for ever.
-        after: the span of the text that is free: what the model thinks. The grammar begins after its closing marker. opening_token_id:
-            what may also come first, where the model opens the span by itself.
-        close_in_time: shortly before max_tokens, only what closes the output is let through, so that it ends as a valid one.
+        whitespace: JSON may have so many characters of it in a row between two tokens, 0 … 32. The bound is what keeps
+            a model from writing blanks for ever.
+        after: the span of the text that is free: what the model thinks. The grammar begins after its closing marker.
+            opening_token_id: what may also come first, where the model opens the span by itself.
+        close_in_time: shortly before max_tokens, only what closes the output is let through, so that it ends as a valid
+            one.
     """
 
     kind: GrammarKind
@@ -176,10 +184,10 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     """How far the engine may guess ahead for one request.
 
     Attributes:
-        max_drafts: tokens drafted per step at most, 0 … 32; 0: none; None leaves it to the engine. What must come next in any case (forced
-            tokens, text that a grammar leaves no choice about) is computed ahead all the same.
-        rule: how guesses are verified (sampling/verify.py); None: exact where a drafter guesses tokens, rejection where it draws them
-            from distributions. "typical" changes the distribution, the others don't.
+        max_drafts: tokens drafted per step at most, 0 … 32; 0: none; None leaves it to the engine. What must come next
+            in any case (forced tokens, text that a grammar leaves no choice about) is computed ahead all the same.
+        rule: how guesses are verified (sampling/verify.py); None: exact where a drafter guesses tokens, rejection where
+            it draws them from distributions. "typical" changes the distribution, the others don't.
     """
 
     max_drafts: int | None = None

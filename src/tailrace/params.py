@@ -1,8 +1,9 @@
 """What one request asks: a frozen record, its checks across fields, and tables made from the declarations.
 
 The fields are declared in sampler_fields.py (what the sampler acts on) and engine_fields.py (the others).
-Knows nothing of tensors, tokenizers or HTTP. Strings that must become token ids (bad words, sequence breakers) are turned into ids at the
-edge that has the tokenizer; stop strings and banned strings stay strings, because they are matched on text.
+Knows nothing of tensors, tokenizers or HTTP. Strings that must become token ids (bad words, sequence breakers) are
+turned into ids at the edge that has the tokenizer; stop strings and banned strings stay strings, because they are
+matched on text.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from tailrace.fields import Field, declared_fields
 class SamplingParams(EngineFields, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """Sampling parameters of one request. Every field has a neutral value, its default, at which its method is not run.
 
-    What each field does, its range, its neutral value and what it needs is declared beside it; docs/sampling.md has the table. Formulas,
-    sources and edge cases are in sampling/methods, one file each.
+    What each field does, its range, its neutral value and what it needs is declared beside it; docs/sampling.md has the
+    table. Formulas, sources and edge cases are in sampling/methods, one file each.
 
     Raises:
         ParameterError: (a ValueError) naming the field, its range and the value given.
@@ -48,7 +49,8 @@ class SamplingParams(EngineFields, frozen=True, kw_only=True, omit_defaults=True
             )
         if self.logprob_token_ids and self.logprobs:
             raise ParameterError(
-                f"logprob_token_ids takes the place of the likeliest tokens: so many as 0 of those can be had with it, not {self.logprobs}",
+                f"logprob_token_ids takes the place of the likeliest tokens: so many as 0 of those can be had "
+                f"with it, not {self.logprobs}",
                 "logprob_token_ids",
             )
         for field, value in given:
@@ -116,7 +118,8 @@ class SamplingParams(EngineFields, frozen=True, kw_only=True, omit_defaults=True
         )
 
     def check_vocab(self, vocab_size: int) -> None:
-        """Raise ParameterError if any token id lies outside 0 … vocab_size − 1, or logprobs asks for more than there are."""
+        """Raise ParameterError if any token id lies outside 0 … vocab_size − 1, or logprobs asks for more than there
+        are."""
         for name in HOLDING_IDS:
             value, field = getattr(self, name), FIELDS[name]
             if value is field.default or field.token_ids is None:
@@ -137,14 +140,15 @@ def voids_of(field: Field) -> tuple[str, ...]:
 
 
 def check_range(name: str, value: float | int | None, label: str | None = None) -> None:
-    """Raise ParameterError unless `value` is a number inside the field's range; None passes (the field is off). label: what the caller
-    calls the field."""
+    """Raise ParameterError unless `value` is a number inside the field's range; None passes (the field is off). label:
+    what the caller calls the field."""
     if value is not None and (limits := FIELDS[name].range) is not None:
         limits.check(label or name, value)
 
 
 def check_entries(name: str, size: int, of: str | None = None) -> None:
-    """Raise ParameterError, naming `of` (the field where the entries come from), if there are more than the field may have."""
+    """Raise ParameterError, naming `of` (the field where the entries come from), if there are more than the field may
+    have."""
     FIELDS[name].check_entries(size, of)
 
 

@@ -1,7 +1,8 @@
-"""The fields of a request that the sampler acts on: what changes the logits, what may be drawn, how it is drawn, what is reported.
+"""The fields of a request that the sampler acts on: what changes the logits, what may be drawn, how it is drawn, what
+is reported.
 
-Formulas, sources and edge cases are in sampling/methods, one file each; docs/sampling.md has the table that is made from here. The file is
-longer than others because it is one table.
+Formulas, sources and edge cases are in sampling/methods, one file each; docs/sampling.md has the table that is made
+from here. The file is longer than others because it is one table.
 """
 
 from __future__ import annotations

@@ -400,7 +400,7 @@ WRITERS: dict[str, Callable[[random.Random, Calls, Say], str]] = {
     "pythonic": lambda rng, calls, _: (
         "["
         + ", ".join(
-            f"{name}({', '.join(f'{key}={rng.choice([repr(value), json_text(rng, value)])}' for key, value in arguments.items())})"
+            f"{name}({', '.join(f'{key}={rng.choice([repr(value), json_text(rng, value)])}' for key, value in arguments.items())})"  # noqa: E501, one text
             for name, arguments in calls
         )
         + "]"
@@ -416,7 +416,7 @@ WRITERS: dict[str, Callable[[random.Random, Calls, Say], str]] = {
     "kimi_k2": lambda rng, calls, _: (
         "<|tool_calls_section_begin|>"
         + "".join(
-            f"<|tool_call_begin|>functions.{name}:{i}<|tool_call_argument_begin|>{json_text(rng, args)}<|tool_call_end|>"
+            f"<|tool_call_begin|>functions.{name}:{i}<|tool_call_argument_begin|>{json_text(rng, args)}<|tool_call_end|>"  # noqa: E501, one text
             for i, (name, args) in enumerate(calls)
         )
         + "<|tool_calls_section_end|>"

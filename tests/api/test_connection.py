@@ -416,7 +416,7 @@ def test_a_body_that_waits_behind_a_long_answer_is_not_late(door):
 @pytest.mark.parametrize("chunked", [False, True])
 def test_an_upgrade_that_is_not_had_takes_nothing_away(door, chunked):
     """Java's client asks for HTTP/2 so with every first request, bodies included."""
-    ask = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUAAEAA\r\n"
+    ask = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUAAEAA\r\n"  # noqa: E501, one text
     body = asked()
     data = CHUNKED + ask + b"\r\n%x\r\n" % len(body) + body + b"\r\n0\r\n\r\n" if chunked else post(body, ask)
     for pieces in ([data], [data[:-20], data[-20:]]):

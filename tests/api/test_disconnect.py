@@ -36,7 +36,7 @@ class Leaving:
 async def leave(port: int, path: str, body: dict, how: Leaving) -> int:
     """Ask, read for a while, and go; returns how many bytes came."""
     raw = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(raw)}\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(raw)}\r\n\r\n"  # noqa: E501, one text
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     whole = head.encode() + raw
     writer.write(whole[: int(how.asks * len(whole))])

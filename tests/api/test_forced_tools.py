@@ -177,15 +177,15 @@ def test_every_text_of_the_grammar_is_read_as_calls_that_fit(form, how):
 
 WRITTEN = {
     "hermes": '<tool_call>\n{"name": "paint", "arguments": {"where": "a", "coats": 2, "rooms": []}}\n</tool_call>',
-    "qwen3_coder": "<tool_call>\n<function=paint>\n<parameter=where>\na\n</parameter>\n<parameter=coats>\n2\n</parameter>\n"
+    "qwen3_coder": "<tool_call>\n<function=paint>\n<parameter=where>\na\n</parameter>\n<parameter=coats>\n2\n</parameter>\n"  # noqa: E501, one text
     "<parameter=rooms>\n[]\n</parameter>\n</function>\n</tool_call>",
-    "glm4": "<tool_call>paint\n<arg_key>where</arg_key>\n<arg_value>a</arg_value>\n<arg_key>coats</arg_key>\n<arg_value>2</arg_value>\n"
+    "glm4": "<tool_call>paint\n<arg_key>where</arg_key>\n<arg_value>a</arg_value>\n<arg_key>coats</arg_key>\n<arg_value>2</arg_value>\n"  # noqa: E501, one text
     "<arg_key>rooms</arg_key>\n<arg_value>[]</arg_value>\n</tool_call>",
     "mistral": '[TOOL_CALLS]paint[ARGS]{"where": "a", "coats": 2, "rooms": []}',
     "granite": '<|tool_call|>[{"name": "paint", "arguments": {"where": "a", "coats": 2, "rooms": []}}]',
     "llama3_json": '{"name": "paint", "parameters": {"where": "a", "coats": 2, "rooms": []}}',
     "pythonic": '[paint(where="a", coats=2, rooms=[])]',
-    "deepseek_v3": '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>paint<｜tool▁sep｜>{"where": "a", "coats": 2, "rooms": []}'
+    "deepseek_v3": '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>paint<｜tool▁sep｜>{"where": "a", "coats": 2, "rooms": []}'  # noqa: E501, one text
     "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
     "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.paint:0<|tool_call_argument_begin|>"
     '{"where": "a", "coats": 2, "rooms": []}<|tool_call_end|><|tool_calls_section_end|>',

@@ -260,7 +260,7 @@ class Storm:
         if how == "cancel" and body["request_id"]:
             cancel, gone = await asyncio.open_connection("127.0.0.1", int(self.server.url.rsplit(":", 1)[1]))
             gone.write(
-                f"DELETE /v1/requests/{body['request_id']} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n".encode()
+                f"DELETE /v1/requests/{body['request_id']} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n".encode()  # noqa: E501, one text
             )
             await cancel.read()
             gone.close()

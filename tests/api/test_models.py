@@ -354,7 +354,7 @@ def test_whole_servers(launch, front_ends):
 
 @pytest.mark.parametrize("form", ["text", "json"])
 def test_an_engines_lines_name_its_model(form):
-    code = "import logging; from tailrace.logs import start_inherited_logging as s; s(); logging.getLogger('x').error('100% of it')"
+    code = "import logging; from tailrace.logs import start_inherited_logging as s; s(); logging.getLogger('x').error('100% of it')"  # noqa: E501, one text
     env = {**os.environ, FORMAT_VARIABLE: form, MODEL_VARIABLE: "a%s"}
     line = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True).stderr
     if form == "text":

@@ -24,7 +24,8 @@ CONVERTED = {
     "dry_sequence_breakers": (["a"], (97, 256)),
     "sequence_bias": ([["ab", 1.5], [[4, 5], -2.0]], (((4, 5), -2.0), ((32, 97, 98), 1.5), ((97, 98), 1.5))),
 }
-# whose values the endpoints find: test_guidance_fields.py, test_structured.py, test_channels.py, test_lengths.py, test_logprobs.py
+# whose values the endpoints find: test_guidance_fields.py, test_structured.py, test_channels.py, test_lengths.py,
+# test_logprobs.py
 OF_ENDPOINTS = {"max_tokens", "logprobs", "guidance_scale", "negative_prompt", "grammar", "thinking", "stop_outside"}
 ARRIVES = CONVERTED | {name: (msgspec.to_builtins(example(field)), example(field)) for name, field in PLAIN.items()}
 

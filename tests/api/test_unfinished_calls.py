@@ -1,5 +1,5 @@
-"""Calls, thoughts and characters that are cut, opened by the template or written together with a budget: each as it was once wrong; and
-cases 17, 20, 21, 22 in full."""
+"""Calls, thoughts and characters that are cut, opened by the template or written together with a budget: each as it was
+once wrong; and cases 17, 20, 21, 22 in full."""
 
 from __future__ import annotations
 

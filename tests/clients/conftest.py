@@ -1,4 +1,5 @@
-"""Servers to talk to, started as a person starts them: by the command `tailrace serve` of the project's own environment.
+"""Servers to talk to, started as a person starts them: by the command `tailrace serve` of the project's own
+environment.
 
 This environment knows the clients and not tailrace; TAILRACE names the command, else it is the one in ../../.venv.
 """
@@ -116,6 +117,6 @@ def guarded(serve: Callable[..., contextlib.AbstractContextManager[Server]]) -> 
 @pytest.fixture(scope="session")
 def tokenizer_folder(command: Path) -> str:
     """Where the default model's tokenizer is, for clients that count tokens themselves."""
-    code = "from tailrace.config import ModelConfig as M; from tailrace.models import resolve; print(resolve(M(), False).folder)"
+    code = "from tailrace.config import ModelConfig as M; from tailrace.models import resolve; print(resolve(M(), False).folder)"  # noqa: E501, one text
     answer = subprocess.run([command.parent / "python", "-c", code], capture_output=True, text=True, check=True)
     return answer.stdout.strip()

@@ -1,4 +1,5 @@
-"""Loaded by schemathesis where requests shall reach the engine: of seventy fields drawn at random one is always out of place."""
+"""Loaded by schemathesis where requests shall reach the engine: of seventy fields drawn at random one is always out of
+place."""
 
 from __future__ import annotations
 

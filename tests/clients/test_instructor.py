@@ -1,4 +1,5 @@
-"""Instructor: in the mode that needs no grammar, where the model is asked for JSON in a code block, and in those that do.
+"""Instructor: in the mode that needs no grammar, where the model is asked for JSON in a code block, and in those that
+do.
 
 A model of 135M parameters knows what to write but copies the schema first; `forced_token_ids` begin its answer, and the
 values are then its own.

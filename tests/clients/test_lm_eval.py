@@ -1,4 +1,5 @@
-"""lm-evaluation-harness by its command: loglikelihoods through echo and logprobs, and generation, on tasks of five documents."""
+"""lm-evaluation-harness by its command: loglikelihoods through echo and logprobs, and generation, on tasks of five
+documents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""OpenAI's own client, in the newest version that the other clients can live with; the main suite has the newest of all."""
+"""OpenAI's own client, in the newest version that the other clients can live with; the main suite has the newest of
+all."""
 
 from __future__ import annotations
 
@@ -117,7 +118,8 @@ def test_responses(client):
 
 
 def test_every_required_field_is_there(client):
-    """The client reads answers leniently: a missing field is found only by whoever uses it. So they are read strictly here, too."""
+    """The client reads answers leniently: a missing field is found only by whoever uses it. So they are read strictly
+    here, too."""
     chat = {"model": NAME, "messages": QUESTION, "max_tokens": 3, "logprobs": True, "top_logprobs": 2}
     ask = {"model": NAME, "input": "Hello", "max_output_tokens": 3}
     with_usage = {"stream": True, "stream_options": {"include_usage": True}}

@@ -1,5 +1,5 @@
-"""What the tests of drafting heads share: a stand-in for the target, made-up histories, heads with small random weights, and the same
-arithmetic written down plainly."""
+"""What the tests of drafting heads share: a stand-in for the target, made-up histories, heads with small random
+weights, and the same arithmetic written down plainly."""
 
 from __future__ import annotations
 
@@ -95,8 +95,8 @@ class Argmax:
 
 
 def observe(drafter: Drafter, *steps: tuple[int, Sequence[int], int, int], junk: int = 0) -> None:
-    """One pass of the target: (slot, its tokens by now, first position computed, how many) of each sequence; `junk` rows of rejected
-    drafts behind every one."""
+    """One pass of the target: (slot, its tokens by now, first position computed, how many) of each sequence; `junk`
+    rows of rejected drafts behind every one."""
     rows, at, states = [], 0, []
     for _, tokens, first, count in steps:
         rows.append(at)
@@ -116,8 +116,9 @@ def drafted(drafter: Drafter, *asks: tuple[int, Sequence[int], int]) -> list[tor
 
 
 def check_histories(make: Callable[[], Drafter], max_drafts: int, seed: int, steps: int = 12) -> int:
-    """Random prefills in chunks, accepted and rejected drafts, slots that change hands; at every step each sequence's drafts must be
-    those of a drafter that is alone with it and sees all at once, bit for bit. Returns how many were compared."""
+    """Random prefills in chunks, accepted and rejected drafts, slots that change hands; at every step each sequence's
+    drafts must be those of a drafter that is alone with it and sees all at once, bit for bit. Returns how many were
+    compared."""
     rng = random.Random(seed)
     drafter, compared = make(), 0
     running: dict[int, tuple[list[int], int]] = {}  # slot → tokens, how many are computed
@@ -241,7 +242,8 @@ def attention(
     where: torch.Tensor,
     seen: torch.Tensor,
 ) -> torch.Tensor:
-    """o(softmax(q kᵀ) v): queries of `asking` at positions `at`; keys and values of `held` at `where`; seen [queries, keys]."""
+    """o(softmax(q kᵀ) v): queries of `asking` at positions `at`; keys and values of `held` at `where`; seen [queries,
+    keys]."""
 
     def project(x: torch.Tensor, name: str) -> torch.Tensor:
         return (x @ w[f"{prefix}self_attn.{name}_proj.weight"].T).unflatten(-1, (-1, HEAD_DIM))

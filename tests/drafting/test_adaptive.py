@@ -1,4 +1,5 @@
-"""The number of drafts on machines whose step times are given, with texts whose acceptance is given: no clock is looked at.
+"""The number of drafts on machines whose step times are given, with texts whose acceptance is given: no clock is looked
+at.
 
 A simulated run is compared with runs of always the same number, on the same machine and texts, by tokens per second.
 """
@@ -53,10 +54,10 @@ def run(
     controller: DraftLengthController | None = None,
     held: float = 0.0,
 ) -> float:
-    """Tokens per second. ready: how often the drafter has something. noise: of the clock, as a share; then one step in fifty also seems
-    to take five times as long. lives: all sequences are replaced after so many steps. held: steps overlap, and one that somebody is
-    asked for guesses in, or was in the one before, begins so much later, as a share of a plain one's time; of the others the time is
-    told one step late. The drafter takes 10 µs per sequence."""
+    """Tokens per second. ready: how often the drafter has something. noise: of the clock, as a share; then one step in
+    fifty also seems to take five times as long. lives: all sequences are replaced after so many steps. held: steps
+    overlap, and one that somebody is asked for guesses in, or was in the one before, begins so much later, as a share
+    of a plain one's time; of the others the time is told one step late. The drafter takes 10 µs per sequence."""
     rng, rates, seconds = random.Random(seed), TEXTS[text], MACHINES[machine]
     controller = controller or DraftLengthController(MOST)
     total_s, tokens = 0.0, 0

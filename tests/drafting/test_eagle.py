@@ -1,4 +1,5 @@
-"""EAGLE heads: their arithmetic against the same written down plainly, their caches against a fresh start, and what is refused."""
+"""EAGLE heads: their arithmetic against the same written down plainly, their caches against a fresh start, and what is
+refused."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The target's first layers as its drafter: right where they are all that the model does, and nothing is left of a draft pass in the
-target's cache but what the target's own pass writes there."""
+"""The target's first layers as its drafter: right where they are all that the model does, and nothing is left of a
+draft pass in the target's cache but what the target's own pass writes there."""
 
 from __future__ import annotations
 

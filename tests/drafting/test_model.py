@@ -1,4 +1,5 @@
-"""A draft model behind its target: the same tokens where it is the same model, whatever was rejected, chunked, cut or reused before."""
+"""A draft model behind its target: the same tokens where it is the same model, whatever was rejected, chunked, cut or
+reused before."""
 
 from __future__ import annotations
 
@@ -163,7 +164,8 @@ def test_a_slot_that_nobody_has_left_is_not_mixed_up():
 
 
 def test_no_room():
-    """The sequence that finds none gets no drafts and keeps no blocks; the others are unaffected, and it drafts once there is room."""
+    """The sequence that finds none gets no drafts and keeps no blocks; the others are unaffected, and it drafts once
+    there is room."""
     prompts = prompts_of(40, 60, 20)
     sampler = sampler_for({}, {}, {}, prompts=prompts)
     asks = [DraftRequest(slot, prompt, 4) for slot, prompt in enumerate(prompts)]

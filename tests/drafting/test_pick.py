@@ -1,5 +1,5 @@
-"""Draft logits → drafts: coupled ones are what the sampler draws; drawn ones have exactly the law that comes with them, and noise that
-nothing else has; slots are as they were before. And that planted faults are seen."""
+"""Draft logits → drafts: coupled ones are what the sampler draws; drawn ones have exactly the law that comes with them,
+and noise that nothing else has; slots are as they were before. And that planted faults are seen."""
 
 from __future__ import annotations
 
@@ -195,7 +195,8 @@ SOURCES = [[0.2, 0.5, 0.1, 0.2], [0.3, 0.3, 0.35, 0.05]]
 
 
 def law_of_verified(rule: str, count: int) -> float:
-    """p-value of the pairs of tokens that verified drafts come to, drawn on by plain sampling where a draft was rejected."""
+    """p-value of the pairs of tokens that verified drafts come to, drawn on by plain sampling where a draft was
+    rejected."""
     slots = Slots(count, 4)
     for slot in range(count):
         slots.add(slot, SamplingParams(), key=slot, prompt=[0])
@@ -232,7 +233,8 @@ def test_the_streams_are_nobody_elses():
 
 
 def test_no_number_is_used_twice(monkeypatch):
-    """Drafts that a step throws away may have had a say in it (block verification): the next step's are drawn from fresh noise."""
+    """Drafts that a step throws away may have had a say in it (block verification): the next step's are drawn from
+    fresh noise."""
     seen = []
     monkeypatch.setattr(pick, "noise_of", lambda *at, noise_of=pick.noise_of: seen.append(noise_of(*at)) or seen[-1])
     for fields in ({}, {"mirostat": 2}):  # by the kernels, and in torch
@@ -248,7 +250,8 @@ def test_no_number_is_used_twice(monkeypatch):
 
 @QUIET
 def test_a_device_sees_the_drafts_before_and_forgets_them():
-    """Penalties of drafts that were made in the same step, on the GPU's kernels as on the CPU's; and afterwards none of them."""
+    """Penalties of drafts that were made in the same step, on the GPU's kernels as on the CPU's; and afterwards none of
+    them."""
     fields = {"temperature": 0.0, "repetition_penalty": 3.0, "frequency_penalty": 1.0}
     logits = torch.randn(V, generator=torch.Generator().manual_seed(3)).expand(4, V).contiguous()
     found = {}

@@ -1,5 +1,5 @@
-"""Drawn drafts as the CPU kernels make them: q is the reference's distribution, the token is drawn from exactly that q with noise of its
-own, and memory that is used again holds nothing from before. And that planted faults are seen."""
+"""Drawn drafts as the CPU kernels make them: q is the reference's distribution, the token is drawn from exactly that q
+with noise of its own, and memory that is used again holds nothing from before. And that planted faults are seen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Heads on a real target: what its layers put out is what they are given, and drafts that its verification keeps change nothing."""
+"""Heads on a real target: what its layers put out is what they are given, and drafts that its verification keeps change
+nothing."""
 
 from __future__ import annotations
 
@@ -64,8 +65,8 @@ def greedy(target, prompt: list[int], count: int) -> list[int]:
 
 
 def test_decoding_with_a_head_gives_what_decoding_without_does(target, tmp_path):
-    """Greedy, through the real chain: capture, observe, draft, verify; every third step the target's own future is drafted, so that
-    acceptance happens too."""
+    """Greedy, through the real chain: capture, observe, draft, verify; every third step the target's own future is
+    drafted, so that acceptance happens too."""
     prompt = list(range(7, 27))
     expected = greedy(target, prompt, 30)
     for drafter in drafters(target, tmp_path):

@@ -1,4 +1,5 @@
-"""The automaton knows every substring of every text and how often it came; what is guessed is what a search of all texts finds."""
+"""The automaton knows every substring of every text and how often it came; what is guessed is what a search of all
+texts finds."""
 
 from __future__ import annotations
 

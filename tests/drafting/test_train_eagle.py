@@ -1,5 +1,5 @@
-"""Training an EAGLE head (bench/train_eagle.py): what is trained is what the drafter computes, it learns, and the same command gives the
-same file."""
+"""Training an EAGLE head (bench/train_eagle.py): what is trained is what the drafter computes, it learns, and the same
+command gives the same file."""
 
 from __future__ import annotations
 

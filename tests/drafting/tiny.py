@@ -51,7 +51,8 @@ def sampler_for(*fields: dict, prompts: list[list[int]], vocab: int = VOCAB) -> 
 
 
 def said(runner, sampler: Sampler, slot: int, tokens: list[int], count: int) -> list[int]:
-    """The next `count` tokens of plain sampling, the whole sequence computed anew for each, and not committed: no slot changes."""
+    """The next `count` tokens of plain sampling, the whole sequence computed anew for each, and not committed: no slot
+    changes."""
     tokens, start = list(tokens), len(tokens)
     while len(tokens) < start + count:
         blocks = block_table([range(-(-len(tokens) // SIZE))])

@@ -1,5 +1,6 @@
-"""What the default model says under real JSON schemas, at temperature 1: whatever comes to its end parses and validates; with guesses token
-for token the same, with guidance too; and where the output is to be closed in time, all of it comes to its end."""
+"""What the default model says under real JSON schemas, at temperature 1: whatever comes to its end parses and
+validates; with guesses token for token the same, with guidance too; and where the output is to be closed in time, all
+of it comes to its end."""
 
 from __future__ import annotations
 
@@ -61,8 +62,8 @@ class World:
         )
 
     def taken(self, records: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
-        """The first so many that a grammar can be made of; the others are refused openly, mostly for keywords that no grammar can say
-        (uniqueItems, if)."""
+        """The first so many that a grammar can be made of; the others are refused openly, mostly for keywords that no
+        grammar can say (uniqueItems, if)."""
         found, refused = [], 0
         for record in records:
             try:

@@ -1,5 +1,5 @@
-"""Guessing ahead changes no token: the default model, real text, sampled with penalties, whoever guesses. And an end inside what was
-guessed (case 15) is the end of everything, as a client sees it."""
+"""Guessing ahead changes no token: the default model, real text, sampled with penalties, whoever guesses. And an end
+inside what was guessed (case 15) is the end of everything, as a client sees it."""
 
 from __future__ import annotations
 
@@ -171,7 +171,8 @@ ENDS = {
 
 
 async def answers(client: GuessingClient, tokenizer: Tokenizer, asked: dict) -> tuple[Any, list, int, float]:
-    """The whole answer without its id and time; the streamed one's choices, joined; tokens that the engine has drawn; steps."""
+    """The whole answer without its id and time; the streamed one's choices, joined; tokens that the engine has drawn;
+    steps."""
     async with front_of(client, tokenizer) as front:
         answer = await front.complete("x=", **asked)
         assert answer.status_code == 200, answer.text
@@ -199,8 +200,8 @@ def joined(chunks: list[dict]) -> list:
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("asked", ENDS.values(), ids=ENDS.keys())
 async def test_case_15_an_end_inside_a_guess_cuts_everything_there(tokenizer, asked, known):
-    """Ids, text, logprobs and usage end at the same place with and without guesses, whether the engine knows what tokens spell or the
-    front end has to find the stop."""
+    """Ids, text, logprobs and usage end at the same place with and without guesses, whether the engine knows what
+    tokens spell or the front end has to find the stop."""
     outcomes = []
     for guess in (None, [*TEXT, *[EOS] * 20]):
         client = GuessingClient(saying(TEXT))
@@ -233,7 +234,8 @@ async def test_case_15_an_end_inside_a_guess_cuts_everything_there(tokenizer, as
 
 
 def test_all_that_is_guessed_would_be_accepted():
-    """The negative control of the test above: nothing but the end stands against the guesses, EOS after EOS included."""
+    """The negative control of the test above: nothing but the end stands against the guesses, EOS after EOS
+    included."""
     script, ids = saying(TEXT), [ord("x"), ord("=")]
     for token in [*TEXT, *[EOS] * 20]:
         assert int(script(ids).argmax()) == token

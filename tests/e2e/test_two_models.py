@@ -1,4 +1,5 @@
-"""`tailrace serve --model a=… --model b=…,lora=c=…` with small random models, by the official client: each says what it says alone."""
+"""`tailrace serve --model a=… --model b=…,lora=c=…` with small random models, by the official client: each says what it
+says alone."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The world of test_combinations.py: a small language with a grammar, a scripted target whose logits depend on the whole text, drafters of
-every kind over it, and one run of any combination of them."""
+"""The world of test_combinations.py: a small language with a grammar, a scripted target whose logits depend on the
+whole text, drafters of every kind over it, and one run of any combination of them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ def _noise(ids: tuple[int, ...]) -> np.ndarray:
 
 
 def target(ids: Sequence[int]) -> torch.Tensor:
-    """Mostly of the last token, so that texts repeat themselves; a little of every token, so that any wrong one shows."""
+    """Mostly of the last token, so that texts repeat themselves; a little of every token, so that any wrong one
+    shows."""
     row = 2.4 * _LAST[ids[-1]] + 0.7 * _FIRST[ids[0]] + 0.6 * _noise(tuple(ids))
     row[EOS] = 0.12 * len(ids) - 1.0
     return torch.from_numpy(row)
@@ -58,7 +59,8 @@ def draft(ids: Sequence[int]) -> torch.Tensor:
 
 
 class Oracle:
-    """Guesses what plain decoding has said, wrong now and then, and of any length; of texts that it does not know, anything."""
+    """Guesses what plain decoding has said, wrong now and then, and of any length; of texts that it does not know,
+    anything."""
 
     captures = ()
     draws = False
@@ -110,8 +112,8 @@ DRAFTERS: dict[str, Callable[[Texts], Callable | None]] = {
 
 
 class Watched:
-    """A drafter whose asks are looked at: between two of a sequence lie at least the drafts that agree with what it has said, and one
-    token more."""
+    """A drafter whose asks are looked at: between two of a sequence lie at least the drafts that agree with what it has
+    said, and one token more."""
 
     def __init__(self, drafter) -> None:
         self.drafter, self.captures, self.draws = drafter, drafter.captures, drafter.draws
@@ -229,7 +231,8 @@ class Outcome:
 
 
 class Books(Harness):
-    """A harness that also counts the blocks that are held after a step for more than what is computed, and keeps pairs together."""
+    """A harness that also counts the blocks that are held after a step for more than what is computed, and keeps pairs
+    together."""
 
     idle_blocks = 0
 
@@ -244,7 +247,8 @@ class Books(Harness):
 
 
 def world_of(case: Case, grammars: Grammars | None, texts: Texts = (), plainly: bool = False, **options) -> Books:
-    """An engine for the case, with its drafter. plainly: not even what is certain is guessed. options: of the harness."""
+    """An engine for the case, with its drafter. plainly: not even what is certain is guessed. options: of the
+    harness."""
     factory = DRAFTERS[case.drafter](texts)
     harness = Books(
         ScriptedRunner(VOCAB, target, 512, block_size=BLOCK),
@@ -261,8 +265,8 @@ def world_of(case: Case, grammars: Grammars | None, texts: Texts = (), plainly: 
 
 
 def run(case: Case, grammars: Grammars | None, texts: Texts = (), plainly: bool = False) -> Outcome:
-    """Three requests as the case has them and a greedy one that asks for nothing, to their ends; in a busy world, others that join and
-    leave meanwhile."""
+    """Three requests as the case has them and a greedy one that asks for nothing, to their ends; in a busy world,
+    others that join and leave meanwhile."""
     harness = world_of(case, grammars, texts, plainly)
     for place, prompt in enumerate(PROMPTS):
         harness.submit(f"r{place}", prompt, **case.params(place))

@@ -9,8 +9,8 @@ from tailrace.engine import draws
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Tests of `both_modes` that are marked `disturbs` run in both always, the rest without overlap with the long tests only: test_overlap
-    and test_combinations compare the modes token for token."""
+    """Tests of `both_modes` that are marked `disturbs` run in both always, the rest without overlap with the long tests
+    only: test_overlap and test_combinations compare the modes token for token."""
     if "both_modes" in metafunc.fixturenames:
         slow = () if metafunc.definition.get_closest_marker("disturbs") else pytest.mark.long
         modes = [pytest.param("off", marks=slow, id="overlap off"), pytest.param("on", id="overlap on")]

@@ -1,11 +1,13 @@
-"""Golden transcripts: what 500 mixed seeded requests are told, with and without drafters, with steps that overlap and steps that do not.
+"""Golden transcripts: what 500 mixed seeded requests are told, with and without drafters, with steps that overlap and
+steps that do not.
 
     PYTHONPATH=tests python -m engine.golden_tokens record FILE
     PYTHONPATH=tests python -m engine.golden_tokens compare FILE
 
-Record before a change that must not change any token, compare after each step of it. Token ids, logprobs, prompt logprobs and the end of
-every sequence must be equal. Requests that are aborted on the way are compared as far as both came. How tokens are divided into messages
-is counted apart, because it may depend on clocks. Logprobs may differ between machines: compare on the machine that recorded.
+Record before a change that must not change any token, compare after each step of it. Token ids, logprobs, prompt
+logprobs and the end of every sequence must be equal. Requests that are aborted on the way are compared as far as both
+came. How tokens are divided into messages is counted apart, because it may depend on clocks. Logprobs may differ
+between machines: compare on the machine that recorded.
 """
 
 from __future__ import annotations

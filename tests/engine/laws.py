@@ -1,4 +1,5 @@
-"""The law of the first tokens, for test_combinations.py: by enumeration, from the formulas, and as an engine draws them."""
+"""The law of the first tokens, for test_combinations.py: by enumeration, from the formulas, and as an engine draws
+them."""
 
 from __future__ import annotations
 
@@ -31,8 +32,8 @@ TOGETHER = 32  # sequences at a time
 
 @dataclass(frozen=True)
 class World:
-    """prompt: its first token says which rows the target and the drafter have. drafts: per step. length: tokens that are looked at, which
-    take several steps; room: tokens that are drawn."""
+    """prompt: its first token says which rows the target and the drafter have. drafts: per step. length: tokens that
+    are looked at, which take several steps; room: tokens that are drawn."""
 
     prompt: tuple[int, int]
     drafts: int
@@ -40,7 +41,8 @@ class World:
     room: int
 
 
-# random: any rows. late: whether the first draft stands is often decided by the second, and the token that comes instead is followed by a
+# random: any rows. late: whether the first draft stands is often decided by the second, and the token that comes
+# instead is followed by a
 # step that decides the same with what the first has left unused: noise that serves twice makes itself felt most.
 WORLDS = {"random": World((0, 1), 3, 4, 7), "late": World((2, 1), 2, 4, 4)}
 

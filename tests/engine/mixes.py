@@ -1,5 +1,6 @@
-"""Random crowds: requests of every kind that come one after another, some aborted on the way, in a world that may be too small for
-them. What each is told does not depend on when its steps are made, so two engines that should be alike can be compared."""
+"""Random crowds: requests of every kind that come one after another, some aborted on the way, in a world that may be
+too small for them. What each is told does not depend on when its steps are made, so two engines that should be alike
+can be compared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Banned strings: never in what is sent, whatever the token_bytes; held back no longer than needed; everything else as without."""
+"""Banned strings: never in what is sent, whatever the token_bytes; held back no longer than needed; everything else as
+without."""
 
 from __future__ import annotations
 
@@ -90,7 +91,8 @@ def test_without_a_ban_that_bites_nothing_changes():
 
 
 def test_it_is_what_drawing_without_the_token_gives():
-    """The ban is at that position alone: greedy, the second best is taken, and the banned token is free again afterwards."""
+    """The ban is at that position alone: greedy, the second best is taken, and the banned token is free again
+    afterwards."""
     table = torch.full((VOCAB,), -10.0)
     table[1], table[2], table[3] = 3.0, 2.0, 1.0  # a, b, c
 
@@ -125,8 +127,8 @@ def test_where_nothing_else_is_left_the_sequence_ends_with_what_it_has_said():
 
 @pytest.mark.parametrize("field", ["banned_strings", "banned_regex"])
 def test_what_is_drawn_in_vain_is_bounded(field):
-    """After any of the eleven letters no other may come. Each attempt takes back two tokens; sixteen may be, and are before all letters
-    have been tried."""
+    """After any of the eleven letters no other may come. Each attempt takes back two tokens; sixteen may be, and are
+    before all letters have been tried."""
     letters = "abcdefghijk"
     bans = {"banned_strings": tuple(x + y for x in letters for y in letters), "banned_regex": ("[a-k][a-k]",)}
     harness = watched(lambda ids: 1, redraws_per_token=1)
@@ -159,7 +161,8 @@ def test_a_token_that_matches_by_itself_is_drawn_once():
 
 @pytest.mark.parametrize("shown", [False, True])
 def test_what_ends_the_text_or_is_hidden_is_not_in_it(shown):
-    """An EOS whose name holds a banned letter must stay possible; a hidden token does not hide what comes together around it."""
+    """An EOS whose name holds a banned letter must stay possible; a hidden token does not hide what comes together
+    around it."""
     token_bytes = TokenBytes([*SPELT[:-1], b"<a>"], frozenset({EOS, 30}))
     harness = watched(lambda ids: EOS if len(ids) > 5 else 2)
     harness.engine.token_bytes = token_bytes
@@ -214,7 +217,8 @@ PIECES = st.lists(st.sampled_from([b"a", b"b", b"c", b"d", b"\xc3", b"\xa9", b"A
     st.integers(0, 2**20),
     st.booleans(),
 )
-# a token completes one character and begins the next, and then nothing may follow: the text may end before both or behind both
+# a token completes one character and begins the next, and then nothing may follow: the text may end before both or
+# behind both
 @example([b"\xa9\xc3", *[b""] * 8, b"\xc3"], ["\ufffd"], [], 6460, False)
 def test_the_text_never_holds_a_match_whatever_the_vocabulary(pieces, patterns, strings, seed, guesses):
     spelt = [*pieces, *[b"d"] * (VOCAB - len(pieces))]

@@ -1,6 +1,7 @@
-"""Drafters, rules, guidance, grammars and what requests ask for, in combination: each is compared with the plain path, which computes and
-draws one token a step. Where the rule is exact, or the request greedy, all that the client is told is the same; the other lossless rules
-have the law that enumeration gives, over several steps; typical obeys what was asked."""
+"""Drafters, rules, guidance, grammars and what requests ask for, in combination: each is compared with the plain path,
+which computes and draws one token a step. Where the rule is exact, or the request greedy, all that the client is told
+is the same; the other lossless rules have the law that enumeration gives, over several steps; typical obeys what was
+asked."""
 
 from __future__ import annotations
 
@@ -96,7 +97,8 @@ def lab() -> Iterator[Lab]:
 
 
 def covering(strength: int) -> list[Case]:
-    """Cases in which every so many levels of different factors that can come together do: greedily, the best of some tried at a time."""
+    """Cases in which every so many levels of different factors that can come together do: greedily, the best of some
+    tried at a time."""
     rng = random.Random(strength)
     names = list(FACTORS)
 
@@ -229,7 +231,8 @@ class Silent(Oracle):
 
 
 def test_guesses_that_do_not_come_keep_nobody_waiting():
-    """Guesses take only what a step has to spare: blocks that were reserved for some that did not come are free again for the next step."""
+    """Guesses take only what a step has to spare: blocks that were reserved for some that did not come are free again
+    for the next step."""
     waited = []
     for drafter in (None, lambda sampler: Silent([])):
         runner = ScriptedRunner(VOCAB, target, 512, block_size=BLOCK)

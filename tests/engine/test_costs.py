@@ -1,4 +1,5 @@
-"""What one request takes of the engine's own thread is bounded: a grammar that is too slow ends its request, many sequences take turns."""
+"""What one request takes of the engine's own thread is bounded: a grammar that is too slow ends its request, many
+sequences take turns."""
 
 from __future__ import annotations
 
@@ -63,8 +64,8 @@ def test_a_grammar_that_takes_too_long_to_match_ends_its_request():
 
 
 def test_who_waits_for_a_mask_sits_out_and_nobody_waits_with_it(both_modes, monkeypatch):
-    """The mask of one grammar is held back: all others go on meanwhile, but those of the same grammar, whose matchers share a lock. (A step
-    waited for all masks.)"""
+    """The mask of one grammar is held back: all others go on meanwhile, but those of the same grammar, whose matchers
+    share a lock. (A step waited for all masks.)"""
     held, release, gate = [], threading.Event(), bitmasks.filled
 
     def late(jobs, *args):
@@ -114,7 +115,8 @@ def test_of_one_call_only_one_job_is_filled_among_strangers():
 
 
 def test_what_all_do_at_once_is_spread_over_steps(both_modes, monkeypatch):
-    """What took no time until now takes long, for all sequences of a call, in the same step: they say the same, a little later."""
+    """What took no time until now takes long, for all sequences of a call, in the same step: they say the same, a
+    little later."""
     harness = Harness(host_ms=5)
     commit, said = harness.engine.slots.commit, []
 
@@ -217,7 +219,8 @@ def test_sequences_of_one_request_take_turns_where_they_take_long(both_modes, mo
 
 @pytest.mark.parametrize("prompts", [1, 7])
 def test_draws_beyond_the_kernels_take_turns_from_the_first_on(both_modes, monkeypatch, prompts):
-    """7 sequences of one call, of one prompt or of one each: what the sampler's fallback takes counts, also before anything was drawn."""
+    """7 sequences of one call, of one prompt or of one each: what the sampler's fallback takes counts, also before
+    anything was drawn."""
     harness = Harness(host_ms=5, max_num_batched_tokens=512)
     drawn: list[int] = []
 
@@ -244,7 +247,8 @@ def test_draws_beyond_the_kernels_take_turns_from_the_first_on(both_modes, monke
 
 
 def test_green_lists_of_transformers_count_also_where_they_are_kept(both_modes, monkeypatch):
-    """Each takes a shuffle of the vocabulary unless it was asked for lately, so what the last one took says nothing of the next."""
+    """Each takes a shuffle of the vocabulary unless it was asked for lately, so what the last one took says nothing of
+    the next."""
     mark = Watermark(kind="kgw", scheme="transformers", key=3, context=1)
     monkeypatch.setattr(watermark_transformers, "ID_S", 0.45e-3 / HARNESS_VOCAB)  # two in a step
     harness = Harness(host_ms=1, max_num_batched_tokens=512)

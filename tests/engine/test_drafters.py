@@ -1,4 +1,5 @@
-"""Drafters with weights, loaded as a server loads them, in a whole engine: the tokens are those of the engine without."""
+"""Drafters with weights, loaded as a server loads them, in a whole engine: the tokens are those of the engine
+without."""
 
 from __future__ import annotations
 

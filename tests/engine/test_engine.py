@@ -172,7 +172,8 @@ def test_what_ends_a_sequence(params, reason, length, stop):
 
 
 def test_min_tokens_bans_the_enders_until_reached():
-    """The floor counts tokens before EOS: with 2, [x, y, EOS] is the shortest output (EOS is the script's only wish)."""
+    """The floor counts tokens before EOS: with 2, [x, y, EOS] is the shortest output (EOS is the script's only
+    wish)."""
     harness = Harness(ScriptedRunner(VOCAB, lambda ids: EOS, 512))
     harness.submit("a", [1], min_tokens=2)
     story = harness.run()["a", 0, 0]

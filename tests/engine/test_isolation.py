@@ -1,5 +1,5 @@
-"""What raises in one request's work fails that request. Faults are planted in every place that looks at a request; its neighbours say what
-they say alone."""
+"""What raises in one request's work fails that request. Faults are planted in every place that looks at a request; its
+neighbours say what they say alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The whole engine on a GPU: drawn ids that never leave it, graphs, copies on a stream of their own. Left out where there is none."""
+"""The whole engine on a GPU: drawn ids that never leave it, graphs, copies on a stream of their own. Left out where
+there is none."""
 
 from __future__ import annotations
 

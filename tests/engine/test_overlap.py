@@ -1,4 +1,5 @@
-"""Steps that overlap say what steps say that follow each other, to the token, and leave as little behind; and they do overlap."""
+"""Steps that overlap say what steps say that follow each other, to the token, and leave as little behind; and they do
+overlap."""
 
 from __future__ import annotations
 
@@ -271,7 +272,8 @@ def test_draws_that_fail_take_only_those_in_them(at, monkeypatch):
 @pytest.mark.parametrize("at", [2, 3, 5])
 @pytest.mark.parametrize("where", ["plan", "forward", "collect", "process", "sample"])
 def test_an_interrupt_leaves_nobody_with_a_token_that_is_not_there(where, at, both_modes, monkeypatch):
-    """Ctrl-C in a process of one's own, and on it goes: whoever has lost a token fails, the others are told what they would be."""
+    """Ctrl-C in a process of one's own, and on it goes: whoever has lost a token fails, the others are told what they
+    would be."""
     owner = OutputProcessor if where == "process" else StepDriver
     real, count = getattr(owner, where), iter(range(10**6))
 
@@ -389,7 +391,8 @@ def test_nobody_waits_for_draws_before_the_next_step_is_launched(monkeypatch):
 
 
 class Clocked(ScriptedRunner):
-    """A device with a clock of its own: calls return at once, what they have launched takes its time, one after the other."""
+    """A device with a clock of its own: calls return at once, what they have launched takes its time, one after the
+    other."""
 
     device = torch.device("meta")  # anything that is not the CPU
 
@@ -482,7 +485,8 @@ def test_nobody_waits_for_what_can_t_be_computed_along():
 
 
 def test_what_a_grammar_leaves_no_choice_about_is_computed_ahead(grammars):
-    """One step later than where steps follow each other, since the grammar hears of a token when the next step is under way."""
+    """One step later than where steps follow each other, since the grammar hears of a token when the next step is under
+    way."""
     forced = Grammar(kind="regex", source="[ab]-0123-0123-0123[cd]-0123-0123")
     steps, accepted = {}, {}
     for mode in ("off", "on"):

@@ -1,4 +1,5 @@
-"""Steps overlap with a drafter too: what is said is what steps say that follow each other, and only guesses are waited for."""
+"""Steps overlap with a drafter too: what is said is what steps say that follow each other, and only guesses are waited
+for."""
 
 from __future__ import annotations
 

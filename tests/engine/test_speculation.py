@@ -1,5 +1,5 @@
-"""Guessing ahead changes nothing but the number of steps: whoever guesses, whatever is asked, also where a sequence ends or turns in the
-middle of what was guessed."""
+"""Guessing ahead changes nothing but the number of steps: whoever guesses, whatever is asked, also where a sequence
+ends or turns in the middle of what was guessed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Sequences whose text a grammar rules: what they say is a word of it, alone, with guesses, guidance and everything else."""
+"""Sequences whose text a grammar rules: what they say is a word of it, alone, with guesses, guidance and everything
+else."""
 
 from __future__ import annotations
 

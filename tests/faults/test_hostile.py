@@ -1,7 +1,8 @@
-"""Hostile requests of every kind that is known (tests/faults/hostile), beside sixteen seeded streams that must come out as in peace.
+"""Hostile requests of every kind that is known (tests/faults/hostile), beside sixteen seeded streams that must come out
+as in peace.
 
-Nothing here looks at the clock but for what counts as hanging; what the neighbours' tokens waited is printed, and `tailrace bench abuse`
-measures it.
+Nothing here looks at the clock but for what counts as hanging; what the neighbours' tokens waited is printed, and
+`tailrace bench abuse` measures it.
 """
 
 from __future__ import annotations

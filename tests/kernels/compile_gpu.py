@@ -1,5 +1,5 @@
-"""Compile every GPU kernel down to machine code for the GPUs named; needs none. Run by test_gpu_compiles.py, in a process of its own:
-where kernels are interpreted they can't be compiled."""
+"""Compile every GPU kernel down to machine code for the GPUs named; needs none. Run by test_gpu_compiles.py, in a
+process of its own: where kernels are interpreted they can't be compiled."""
 
 from __future__ import annotations
 
@@ -167,7 +167,8 @@ def aligned(names: list[str], types: dict[str, Any]) -> dict[tuple[int, ...], li
 
 
 def main() -> None:
-    """Arguments: compute capabilities, as 90; after "small", without the kernels of WIDE: half a minute each for all that arithmetic."""
+    """Arguments: compute capabilities, as 90; after "small", without the kernels of WIDE: half a minute each for all
+    that arithmetic."""
     small = sys.argv[1] == "small"
     for arch in map(int, sys.argv[1 + small :]):
         for kernel, types, constants in KERNELS:

@@ -1,7 +1,8 @@
 """Triton's interpreter without what it does in vain: the same numbers in half the time. Knows nothing of the kernels.
 
-Each call of a device function patches all of `triton.language` anew though its caller has done so, each integer addition is checked for
-an overflow that is then not reported (`debug` is off), and each dtype is looked up in a table that is made for this once.
+Each call of a device function patches all of `triton.language` anew though its caller has done so, each integer
+addition is checked for an overflow that is then not reported (`debug` is off), and each dtype is looked up in a table
+that is made for this once.
 """
 
 from __future__ import annotations

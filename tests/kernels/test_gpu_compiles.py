@@ -18,7 +18,8 @@ SCRIPT = Path(__file__).with_name("compile_gpu.py")
     ids=["Hopper, the small ones", "Ampere, Hopper and Blackwell"],
 )
 def test_all_kernels_become_machine_code_without_a_gpu(architectures, wide):
-    """wide: how many of Hopper's are not compiled for the others, since they take half a minute each. However long it takes."""
+    """wide: how many of Hopper's are not compiled for the others, since they take half a minute each. However long it
+    takes."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     asked = [sys.executable, "-W", "ignore", str(SCRIPT), *([] if wide else ["small"]), *architectures]
     done = subprocess.run(asked, env=environment, capture_output=True, text=True)

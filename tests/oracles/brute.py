@@ -1,7 +1,10 @@
-"""The whole sampler for one row in plain Python and float64, written from the formulas: the oracle. Imports nothing of ours.
+"""The whole sampler for one row in plain Python and float64, written from the formulas: the oracle. Imports nothing of
+ours.
 
-Order of the edits: normalised, allowed ids, bad words, min_tokens, no-repeat n-grams, bias, sequence bias, penalties, DRY, length decay.
-Order of the refinements: as asked, each on the renormalised candidates of the one before. Ties: larger value first, then smaller id.
+Order of the edits: normalised, allowed ids, bad words, min_tokens, no-repeat n-grams, bias, sequence bias, penalties,
+DRY, length decay.
+Order of the refinements: as asked, each on the renormalised candidates of the one before. Ties: larger value first,
+then smaller id.
 """
 
 from __future__ import annotations

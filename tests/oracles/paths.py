@@ -1,7 +1,8 @@
-"""Exact laws of randomised code: run it once for every way its decisions can fall, and add up the masses. No sampling, no tolerance but
-rounding.
+"""Exact laws of randomised code: run it once for every way its decisions can fall, and add up the masses. No sampling,
+no tolerance but rounding.
 
-The code under test gets its randomness from `Choices`: a uniform number that is only ever compared, and draws from given weights.
+The code under test gets its randomness from `Choices`: a uniform number that is only ever compared, and draws from
+given weights.
 """
 
 from __future__ import annotations

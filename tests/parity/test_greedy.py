@@ -1,9 +1,9 @@
 """Greedy tokens equal transformers' `generate`, however the engine schedules the work.
 
 Twenty prompts of different lengths; alone, batched together, with chunked prefill, with prefix reuse, with preemption
-forced by a tiny cache, and with n = 3. In float32 the tokens must be equal; in bfloat16 two arithmetic orders may part at
-a near-tie, so a divergence is allowed only where transformers' own logits put the two tokens closer than BF16_MARGIN,
-and every one is printed with its margin.
+forced by a tiny cache, and with n = 3. In float32 the tokens must be equal; in bfloat16 two arithmetic orders may part
+at a near-tie, so a divergence is allowed only where transformers' own logits put the two tokens closer than
+BF16_MARGIN, and every one is printed with its margin.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""Guided logits are those of two passes of transformers' model, one with the prompt and one with the negative prompt, in float32, through
-our paged cache: whole prompts, chunks, drafts and preemption alike. Greedy guided texts are those of transformers' own processor."""
+"""Guided logits are those of two passes of transformers' model, one with the prompt and one with the negative prompt,
+in float32, through
+our paged cache: whole prompts, chunks, drafts and preemption alike. Greedy guided texts are those of transformers' own
+processor."""
 
 from __future__ import annotations
 
@@ -183,7 +185,8 @@ def test_guided_logits_are_those_of_two_passes(runner, folder, reference, prompt
 
 @pytest.mark.model
 def test_guided_logits_of_the_default_model(model_folder):
-    """Its logits reach 40, and thirty layers in float32 add up rounding of their own, without guidance too: the bound is relative."""
+    """Its logits reach 40, and thirty layers in float32 add up rounding of their own, without guidance too: the bound
+    is relative."""
     model = transformers.AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32).eval()
     runner = load_runner(ModelConfig(dtype="float32", threads=1), model_folder, block_size=16)
     encode = Tokenizer.load(model_folder).encode
@@ -193,7 +196,8 @@ def test_guided_logits_of_the_default_model(model_folder):
 
 
 def test_the_bound_is_seen(reference, prompts):
-    """The negative control: a scale that is off by a hundredth, or a companion one token short, is far outside of it."""
+    """The negative control: a scale that is off by a hundredth, or a companion one token short, is far outside of
+    it."""
     (prompt, negative), output = prompts[0], [10, 20, 30]
     right = two_passes(reference, prompt, negative, output, 1.5)
     for wrong in (
@@ -267,8 +271,8 @@ def test_aborts_of_pairs_give_everything_back(runner, prompts, steps):
 
 @pytest.mark.parametrize("scale", [1.5, 2.5])
 def test_greedy_texts_are_those_of_transformers(runner, reference, prompts, scale):
-    """Its processor takes log-probabilities where we take logits, which moves each row by a constant alone; its default for the negative
-    prompt is ours, the prompt's last token."""
+    """Its processor takes log-probabilities where we take logits, which moves each row by a constant alone; its default
+    for the negative prompt is ours, the prompt's last token."""
     engine = engine_of(runner)
     for place, (prompt, negative) in enumerate(prompts):
         engine.submit(Submit(f"r{place}", 0, prompt, ask(scale, negative, temperature=0.0)))

@@ -1,5 +1,6 @@
-"""Seeded tokens equal transformers' `generate(do_sample=True)` on equal noise: only its last draw, from the distribution that its own
-processors have left, is replaced by the same Gumbel noise. And parameters that are given, but neutral, change nothing."""
+"""Seeded tokens equal transformers' `generate(do_sample=True)` on equal noise: only its last draw, from the
+distribution that its own processors have left, is replaced by the same Gumbel noise. And parameters that are given, but
+neutral, change nothing."""
 
 from __future__ import annotations
 

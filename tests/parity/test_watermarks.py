@@ -1,5 +1,5 @@
-"""Transformers' watermarks and detectors against ours in its scheme: the same green lists and bits, and texts that its detectors
-recognise."""
+"""Transformers' watermarks and detectors against ours in its scheme: the same green lists and bits, and texts that its
+detectors recognise."""
 
 from __future__ import annotations
 

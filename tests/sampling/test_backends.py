@@ -1,4 +1,5 @@
-"""The kernels against the reference, at sizes where their short cuts are taken: the same tokens, kept sets, logprobs, entropies."""
+"""The kernels against the reference, at sizes where their short cuts are taken: the same tokens, kept sets, logprobs,
+entropies."""
 
 from __future__ import annotations
 
@@ -291,13 +292,15 @@ def test_the_other_threshold_of_p_less_is_seen(backend):
 
 
 def tied(slots: Slots, row: torch.Tensor, i: int, a: int, b: int) -> bool:
-    """Whether rounding explains that one backend took a, the other b: scores within 1e-4, or one is at the edge of the kept set."""
+    """Whether rounding explains that one backend took a, the other b: scores within 1e-4, or one is at the edge of the
+    kept set."""
     candidates = distribution(row, slots[i], 9)
     scores = candidates.logits + kernels.gumbel(slots[i].key, 9, candidates.ids, 0)
     found = {int(t): float(s) for t, s in zip(candidates.ids, scores, strict=True)}
     if int(a) in found and int(b) in found:
         return abs(found[int(a)] - found[int(b)]) < 1e-4
-    # of so many, the last ones weigh less than float32 sums can tell: the one that was not kept is next to those that were
+    # of so many, the last ones weigh less than float32 sums can tell: the one that was not kept is next to those that
+    # were
     changed = edited(row, slots[i])
     kept = changed[candidates.ids]
     missing = float(changed[int(b) if int(a) in found else int(a)])

@@ -1,4 +1,5 @@
-"""What a sequence learns from its own tokens: all of those that were drawn, however they are committed, and none that were not."""
+"""What a sequence learns from its own tokens: all of those that were drawn, however they are committed, and none that
+were not."""
 
 from __future__ import annotations
 

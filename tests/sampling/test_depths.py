@@ -1,7 +1,9 @@
-"""The law of the emitted token at each depth, by counts, at a real vocabulary: V = 49,152, through the kernels. alpha = 1e-6 per test.
+"""The law of the emitted token at each depth, by counts, at a real vocabulary: V = 49,152, through the kernels. alpha =
+1e-6 per test.
 
-Cells are classes of tokens of similar probability; each holds at least 1 / 300 of the mass. With 2^20 draws a total variation of 0.01
-is found nearly always. What a step emits is drawn on to K + 1 tokens; a lossless rule then has, at every depth, its row's law.
+Cells are classes of tokens of similar probability; each holds at least 1 / 300 of the mass. With 2^20 draws a total
+variation of 0.01 is found nearly always. What a step emits is drawn on to K + 1 tokens; a lossless rule then has, at
+every depth, its row's law.
 """
 
 from __future__ import annotations

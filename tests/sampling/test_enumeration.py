@@ -1,8 +1,10 @@
-"""Verification, exactly: the law of what comes out, by running the reference once for every way its random decisions can fall.
+"""Verification, exactly: the law of what comes out, by running the reference once for every way its random decisions
+can fall.
 
-The model's logits, the drafter's distributions and the grammar's masks all depend on the text so far, and differ at every position.
-What a step emits is drawn on to K + 1 tokens by the oracle; a lossless rule then has the plain law. That the kernels take the same
-tokens as the reference is test_mixed.py's business; that the streams of noise are independent, test_verify.py's.
+The model's logits, the drafter's distributions and the grammar's masks all depend on the text so far, and differ at
+every position. What a step emits is drawn on to K + 1 tokens by the oracle; a lossless rule then has the plain law.
+That the kernels take the same tokens as the reference is test_mixed.py's business; that the streams of noise are
+independent, test_verify.py's.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Values at the ends of their ranges on rows at the ends of theirs, in any order: the kernels say what the reference says. And laws at such
+"""Values at the ends of their ranges on rows at the ends of theirs, in any order: the kernels say what the reference
+says. And laws at such
 ends: the bound of top-n-sigma, long repetitions, what mirostat learns where nothing is left to choose."""
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ INF = math.inf
 TINY = 1e-320  # less than the least normal double
 
 
-# What is left out: masses nearer to 1 than sums of floats can tell (top_p 1 − 1e-16), or that a number of equals has exactly (a half of
-# them), denormal logits under a temperature above 1, an entropy below all floats where the unlikely is favoured for it.
+# What is left out: masses nearer to 1 than sums of floats can tell (top_p 1 − 1e-16), or that a number of equals has
+# exactly (a half of them), denormal logits under a temperature above 1, an entropy below all floats where the unlikely
+# is favoured for it.
 def ends_of(field: Field) -> list:
     """The ends of a range that belong to it and are not neutral."""
     if field.range is None:
@@ -227,7 +229,8 @@ def test_agreements_of_any_length_grow_and_are_taken_back(seed):
 
 
 def test_copies_share_what_is_known_of_the_prompt(monkeypatch):
-    """Each of 63 copies took 10 ms for a prompt of 8,000 tokens: it was indexed again, and the same edits were worked out again."""
+    """Each of 63 copies took 10 ms for a prompt of 8,000 tokens: it was indexed again, and the same edits were worked
+    out again."""
     worked_out = []
     for name, edit in EDITS.items():
         if name in ("dry", "no_repeat_ngram"):
@@ -281,7 +284,8 @@ def test_mirostat_1_truncates_k():
 
 @pytest.mark.parametrize("fields", [{"mirostat": 1}, {"mirostat": 2}, {"adaptive_target": 0.2}])
 def test_where_one_token_is_left_its_own_certainty_is_learnt_from(fields):
-    """Not the row before's: there the token may be unlikely beyond what a double holds, and its logarithm is no number."""
+    """Not the row before's: there the token may be unlikely beyond what a double holds, and its logarithm is no
+    number."""
     slots = Slots(1, 50)
     slots.add(0, SamplingParams(**fields), key=1, prompt=[0])
     flat, alone = torch.zeros(1, 50), torch.full((1, 50), -INF)

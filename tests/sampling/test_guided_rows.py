@@ -1,5 +1,5 @@
-"""Rows that are combined with their companions while they are read: they say what rows say that were combined before (test_guidance has
-that law), and nobody beside them notices."""
+"""Rows that are combined with their companions while they are read: they say what rows say that were combined before
+(test_guidance has that law), and nobody beside them notices."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ OTHERS = ["greedy", "temperature", "top_k top_p", "typical", "penalties", "every
 
 
 def pairs(vocab: int, dtype: torch.dtype) -> torch.Tensor:
-    """[2n, V]: rows and, behind them, their companions; among them some that are −inf, +inf or NaN in one of the two."""
+    """[2n, V]: rows and, behind them, their companions; among them some that are −inf, +inf or NaN in one of the
+    two."""
     rows = torch.stack([row for kind, row in rows_of(vocab).items() if kind != "far"])
     n = rows.shape[0]
     logits = torch.cat([rows, rows.roll(1, 0).flip(1) * 0.9])

@@ -1,5 +1,5 @@
-"""Odd and hostile input: what one request asks, or what its logits and drafts are, is that request's error alone; numbers at the ends of
-their ranges mean the same in every backend."""
+"""Odd and hostile input: what one request asks, or what its logits and drafts are, is that request's error alone;
+numbers at the ends of their ranges mean the same in every backend."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ PROPOSALS = {
 )
 @pytest.mark.parametrize("rule", RULES)
 def test_verification_of_degenerate_distributions(rule, backend, step):
-    """All pairs of targets × all pairs of proposals: 625 requests, the same tokens everywhere, and none that its row excludes. On a GPU
-    every so many of them, others for each rule."""
+    """All pairs of targets × all pairs of proposals: 625 requests, the same tokens everywhere, and none that its row
+    excludes. On a GPU every so many of them, others for each rule."""
     cases = list(itertools.product(TARGETS, TARGETS, PROPOSALS, PROPOSALS))
     cases = cases[RULES.index(rule) * step // len(RULES) :: step]
     logits = torch.tensor([row for a, b, _, _ in cases for row in (TARGETS[a], TARGETS[b], TARGETS["all"])])

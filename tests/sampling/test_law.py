@@ -1,8 +1,9 @@
-"""The law of the draws, by counts: chi-square against the oracle, at a stated level, on fixed seeds; and that it sees planted faults.
+"""The law of the draws, by counts: chi-square against the oracle, at a stated level, on fixed seeds; and that it sees
+planted faults.
 
 alpha = 1e-6 per test (the quantile is exact, from scipy). Power: with 2^17 draws a total variation of 0.01 has a
-non-centrality above 4 · 0.01² · 2^17 = 52 at 40 cells, with 2^20 above 400: found with probability 0.6 and 1; every planted
-fault is far larger.
+non-centrality above 4 · 0.01² · 2^17 = 52 at 40 cells, with 2^20 above 400: found with probability 0.6 and 1; every
+planted fault is far larger.
 """
 
 from __future__ import annotations
@@ -95,7 +96,8 @@ def by_reference(fields: dict, draws: int) -> torch.Tensor:
 
 @functools.cache
 def noise(share: int) -> torch.Tensor:
-    """[SHARE, V] of the reference, at positions from share · SHARE: the same for every case, since noise knows no logits."""
+    """[SHARE, V] of the reference, at positions from share · SHARE: the same for every case, since noise knows no
+    logits."""
     positions = torch.arange(share * SHARE, (share + 1) * SHARE)
     return find("gumbel", "reference")(SEED, positions[:, None], torch.arange(V).expand(SHARE, V), 0)
 

@@ -1,4 +1,5 @@
-"""Kernels against reference on mixed steps with drafts: every knob, every rule, ragged drafts, masks, bans and forced tokens at once.
+"""Kernels against reference on mixed steps with drafts: every knob, every rule, ragged drafts, masks, bans and forced
+tokens at once.
 
 The same tokens, statuses and reports. That all requests but the rare ones are really the kernels' is checked with it.
 """
@@ -96,7 +97,8 @@ ON_GPU = ("plain", "greedy", "temperature", "nucleus", "top-k", "penalties", "xt
 
 
 def world(seed: int, asked: list[dict]) -> tuple[Slots, torch.Tensor, Rows]:
-    """One slot for each of `asked`, with random histories, logits, drafts (half of them likely), rules, proposals and masks."""
+    """One slot for each of `asked`, with random histories, logits, drafts (half of them likely), rules, proposals and
+    masks."""
     rng = random.Random(seed)
     noise = torch.Generator().manual_seed(seed)
     slots = Slots(len(asked), V)
@@ -265,7 +267,8 @@ def test_rows_without_programs_of_their_own_are_seen(monkeypatch):
 
 @pytest.mark.parametrize("fault", ["another state", "another text"])
 def test_what_is_learnt_and_keyed_by_is_seen(fault):
-    """The planted faults: mirostat's μ is a bit too large in the kernels, or the tournaments hear of a token that nobody said."""
+    """The planted faults: mirostat's μ is a bit too large in the kernels, or the tournaments hear of a token that
+    nobody said."""
     slots, logits, rows = world(3, [*PARAMS.values()] * 2)
     for record, slot in zip(slots.follower("cpu", CPUBackend).programs.records, slots.slots, strict=False):
         assert slot is not None
@@ -281,7 +284,8 @@ def test_what_is_learnt_and_keyed_by_is_seen(fault):
     "name", [name for name, fields in PARAMS.items() if "mirostat" in fields or "watermark" in fields]
 )
 def test_a_text_is_the_same_by_kernels_and_reference_with_drafts_forks_and_preemption(name):
-    """40 steps each: half of the drafts are what comes next, a fork goes on elsewhere, and half-way the slot is left and joined again."""
+    """40 steps each: half of the drafts are what comes next, a fork goes on elsewhere, and half-way the slot is left
+    and joined again."""
     table = torch.randn(16, V, generator=torch.Generator().manual_seed(8)) * 2
     texts = []
     for backend in ("cpu", "reference"):

@@ -1,5 +1,5 @@
-"""What a GPU knows of the slots follows what the host knows, token by token: the same tokens as the CPU's kernels draw, whatever happens to
-a slot. Without a GPU in Triton's interpreter."""
+"""What a GPU knows of the slots follows what the host knows, token by token: the same tokens as the CPU's kernels draw,
+whatever happens to a slot. Without a GPU in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -244,7 +244,8 @@ def test_rows_that_are_part_of_wider_ones_are_drawn_by_the_same_code():
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_thousand_times_the_same_bits():
-    """A race between the threads of a program would show: what lies between kernels is in global memory, where no tool looks for them."""
+    """A race between the threads of a program would show: what lies between kernels is in global memory, where no tool
+    looks for them."""
     vocab, noise = 5003, torch.Generator().manual_seed(9)
     asked = [
         *ASKED.values(),

@@ -1,4 +1,5 @@
-"""Custom processors: found by name, given their arguments and the tokens so far; one that fails fails its own request."""
+"""Custom processors: found by name, given their arguments and the tokens so far; one that fails fails its own
+request."""
 
 from __future__ import annotations
 

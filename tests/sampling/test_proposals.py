@@ -1,4 +1,5 @@
-"""Distributions of drafts given request by request, beside requests whose drafts are one-hot: the same as all in one tensor."""
+"""Distributions of drafts given request by request, beside requests whose drafts are one-hot: the same as all in one
+tensor."""
 
 from __future__ import annotations
 

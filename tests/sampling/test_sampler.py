@@ -1,4 +1,5 @@
-"""The sampler against the float64 oracle: kept sets, probabilities, the token a seed draws; and that neighbours don't matter."""
+"""The sampler against the float64 oracle: kept sets, probabilities, the token a seed draws; and that neighbours don't
+matter."""
 
 from __future__ import annotations
 

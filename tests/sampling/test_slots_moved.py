@@ -1,4 +1,5 @@
-"""Slots of engines that move rows: moved, swapped and adopted requests go on as they would have, and default keys agree between ranks."""
+"""Slots of engines that move rows: moved, swapped and adopted requests go on as they would have, and default keys agree
+between ranks."""
 
 from __future__ import annotations
 

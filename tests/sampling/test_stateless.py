@@ -1,4 +1,5 @@
-"""`sample`, for engines that keep their own state: the tokens of `Sampler`, whatever the parameters, and clear errors."""
+"""`sample`, for engines that keep their own state: the tokens of `Sampler`, whatever the parameters, and clear
+errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What the library is given is looked at where it comes in: an error that names the argument, before anything has changed."""
+"""What the library is given is looked at where it comes in: an error that names the argument, before anything has
+changed."""
 
 from __future__ import annotations
 

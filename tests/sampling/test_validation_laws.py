@@ -1,5 +1,5 @@
-"""Whatever the library's functions are given: they work, or raise an error of ours that names the argument; and afterwards the same step
-draws the same tokens."""
+"""Whatever the library's functions are given: they work, or raise an error of ours that names the argument; and
+afterwards the same step draws the same tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Verification of drafts: the law by enumeration, the same tokens as without drafts, both backends; and that planted faults are seen."""
+"""Verification of drafts: the law by enumeration, the same tokens as without drafts, both backends; and that planted
+faults are seen."""
 
 from __future__ import annotations
 
@@ -147,7 +148,8 @@ def test_noise_shared_by_draft_and_acceptance_is_seen():
 
 @pytest.mark.parametrize("shared", [True, False])
 def test_noise_shared_by_draft_and_residual_is_seen(shared):
-    """Drafts drawn by Gumbel-max with the noise that then draws what replaces them: what nearly won before wins too seldom."""
+    """Drafts drawn by Gumbel-max with the noise that then draws what replaces them: what nearly won before wins too
+    seldom."""
     n, targets = 2**13, [[0.1, 0.6, 0.25, 0.05], [0.2, 0.2, 0.5, 0.1], [0.7, 0.1, 0.1, 0.1]]
     proposals = [[0.6, 0.35, 0.01, 0.04], [0.4, 0.55, 0.02, 0.03]]
     stream = verify.RESIDUAL_STREAM if shared else 99
@@ -200,7 +202,8 @@ def generate(params: dict, count: int, guess) -> tuple[list[int], list[float]]:
 
 @pytest.mark.parametrize("name", PARAMS)
 def test_the_exact_rule_changes_nothing(name):
-    """Case 14: every penalty, ban and state applies per draft position; tokens and logprobs are those of plain sampling."""
+    """Case 14: every penalty, ban and state applies per draft position; tokens and logprobs are those of plain
+    sampling."""
     plain, logprobs = generate(PARAMS[name], 60, lambda tokens: [])
 
     def half_right(tokens: list[int]) -> list[int]:
@@ -232,7 +235,8 @@ def test_a_bad_row_ends_the_request_only_where_nothing_was_accepted():
 
 
 def test_case_13_the_law_at_every_depth():
-    """Each emitted position, given that it was reached with this draft prefix accepted, has its target's law (greedy drafts)."""
+    """Each emitted position, given that it was reached with this draft prefix accepted, has its target's law (greedy
+    drafts)."""
     drafts = torch.tensor([0, 1]).expand(2**15, K)
     found = outcomes(2**15, "exact", "cpu", False, drafts=drafts)
     for depth in range(K + 1):

@@ -128,7 +128,8 @@ def check_content_type(request: Request) -> None:
         given = f"not {kind.strip()[:100]}" if kind else "and it is not given"
         raise HTTPException(
             415,
-            f"the header content-type must be application/json, {given}; with curl: -H 'content-type: application/json'",
+            f"the header content-type must be application/json, {given}; with curl: -H 'content-type: "
+            f"application/json'",
         )
     for parameter in parameters:
         name, _, value = parameter.partition("=")

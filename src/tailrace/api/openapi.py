@@ -1,4 +1,5 @@
-"""GET /openapi.json: what the endpoints take and give, made from the very structs that read and write it, and the ranges of params.py."""
+"""GET /openapi.json: what the endpoints take and give, made from the very structs that read and write it, and the
+ranges of params.py."""
 
 from __future__ import annotations
 

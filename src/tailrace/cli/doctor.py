@@ -1,6 +1,7 @@
 """`tailrace doctor`: what this machine and this installation have, as a list a person can paste into a report.
 
-Works where only the library is installed, too. Exit code 1 if something is missing without which no model can be served.
+Works where only the library is installed, too. Exit code 1 if something is missing without which no model can be
+served.
 """
 
 from __future__ import annotations

@@ -33,20 +33,25 @@ HELP: dict[str, str] = {
     "model.cache_dir": "where downloaded and converted models are kept",
     "model.trust_remote_code": "run Python code that comes with the model",
     "model.processors": "logits processors that requests may name: name=package.module:function, …",
-    "model.lora": "LoRA adapters that requests may choose as their model: NAME=FOLDER (of PEFT's format), …; repeatable",
+    "model.lora": "LoRA adapters that requests may choose as their model: NAME=FOLDER (of PEFT's format), …; "
+    "repeatable",
     "cache.block_size": "tokens per block of the KV cache",
     "cache.num_blocks": "blocks of the KV cache; 0: as many as --memory-gib holds",
     "cache.memory_gib": "GiB for the KV cache; 0: a share of what is free",
-    "cache.memory_growth_gib": "GiB by which requests may make the engine grow beyond its cache; 0: half of what is available",
+    "cache.memory_growth_gib": "GiB by which requests may make the engine grow beyond its cache; 0: half of "
+    "what is available",
     "cache.prefix_reuse": "keep the KV cache of finished prompts for prompts that begin alike",
     "scheduler.max_num_seqs": "sequences computed at once",
     "scheduler.max_num_batched_tokens": "tokens computed per step; longer prompts are cut in chunks",
     "scheduler.max_model_len": "tokens of prompt and output together; 0: the model's own limit",
     "scheduler.max_waiting": "requests that may wait; more are refused with 429",
-    "scheduler.redraws_per_token": "tokens drawn in vain per token delivered, after which a sequence with banned text ends",
+    "scheduler.redraws_per_token": "tokens drawn in vain per token delivered, after which a sequence with "
+    "banned text ends",
     "scheduler.overlap": "plan a step while the one before runs; auto: on a GPU",
-    "scheduler.host_ms": "milliseconds of a step, beside the model, that one request's sequences may take; beyond they take turns",
-    "scheduler.stall_s": "seconds after which a step counts as stalled: /health says 503, the log where it is; 0: never",
+    "scheduler.host_ms": "milliseconds of a step, beside the model, that one request's sequences may take; "
+    "beyond they take turns",
+    "scheduler.stall_s": "seconds after which a step counts as stalled: /health says 503, the log where it is; "
+    "0: never",
     "speculation.drafter": "who guesses tokens ahead",
     "speculation.model": "folder, hub id or GGUF file of the drafter's own weights, where it has some",
     "speculation.max_drafts": "tokens guessed per sequence and step at most",
@@ -68,7 +73,8 @@ HELP: dict[str, str] = {
     "server.drain_timeout_s": "seconds running requests may take to finish at shutdown",
     "server.max_logprobs": "most logprobs per token a request may ask for",
     "server.model_defaults": "take sampling defaults from the model's generation config",
-    "server.api_keys": "keys that may call, separated by commas; none: anybody (better in TAILRACE_SERVER_API_KEYS than on a command line)",
+    "server.api_keys": "keys that may call, separated by commas; none: anybody (better in "
+    "TAILRACE_SERVER_API_KEYS than on a command line)",
     "server.cors_origins": "sites whose pages may call, separated by commas; * for all",
     "server.max_request_s": "seconds after which a request ends with what it has; 0: never",
     "server.keep_alive_s": "seconds of silence after which a stream gets a comment",
@@ -82,12 +88,15 @@ HELP: dict[str, str] = {
     "server.header_timeout_s": "seconds that a request's headers may take to come",
     "server.body_timeout_s": "seconds that a request's body may take to come",
     "server.idle_timeout_s": "seconds that a connection may be open without a request",
-    "server.max_connections": "connections that a front end may have; where all are in use, the one idle for longest is closed",
+    "server.max_connections": "connections that a front end may have; where all are in use, the one idle for "
+    "longest is closed",
     "server.max_connections_per_address": "of those, from one address; 0: all (behind a proxy all come from one)",
-    "server.allowed_hosts": "names of the server that requests may use, by commas; * for any; none: on loopback its own, else any",
+    "server.allowed_hosts": "names of the server that requests may use, by commas; * for any; none: on loopback "
+    "its own, else any",
     "server.log_requests": "a line in the log for every request that has ended",
     "server.stream_interval": "tokens of a sequence that its stream sends together",
-    "server.stream_interval_ms": "milliseconds after which a stream sends what there is; 0: the number of tokens decides",
+    "server.stream_interval_ms": "milliseconds after which a stream sends what there is; 0: the number of "
+    "tokens decides",
     "server.stream_buffer_kib": "KiB of a stream that may wait for a client that reads slowly",
     "server.slow_readers": "what happens where more waits: end the request with what it has, or keep all of it",
     "server.reasoning_parser": "how the model marks what it thinks; auto: by its vocabulary and chat template",
@@ -140,7 +149,8 @@ def add_flag(group: Any, flag: str, dest: str, hint: Any, help_text: str) -> Non
 
 
 def add_config_flags(parser: argparse.ArgumentParser, sections: Iterable[str], several: bool = False) -> None:
-    """A flag for every field of the sections, and --config for a file of them. several: --model may be given more than once."""
+    """A flag for every field of the sections, and --config for a file of them. several: --model may be given more than
+    once."""
     parser.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help="TOML file, one table per section")
     defaults = load(env={})
     for section in sections:
@@ -210,7 +220,8 @@ def unique(values: list[str]) -> list[str]:
 
 
 def read_model(value: str) -> tuple[str, dict[str, dict[str, str]]]:
-    """NAME=MODEL,FLAG=VALUE … → the name, and the fields of its sections. FLAG: any flag of the engine without its dashes.
+    """NAME=MODEL,FLAG=VALUE … → the name, and the fields of its sections. FLAG: any flag of the engine without its
+    dashes.
 
     Raises:
         ConfigError: there is no such flag.
@@ -234,7 +245,8 @@ def read_model(value: str) -> tuple[str, dict[str, dict[str, str]]]:
 
 
 def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
-    """A flag for every field of SamplingParams that one can write on a command line; lists are given by repeating the flag."""
+    """A flag for every field of SamplingParams that one can write on a command line; lists are given by repeating the
+    flag."""
     group = parser.add_argument_group("sampling")
     for name, field in FIELDS.items():
         if field.flag == "":

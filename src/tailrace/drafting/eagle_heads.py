@@ -189,7 +189,8 @@ def refuse_window(checkpoint: Checkpoint, config: Any) -> None:
     size = getattr(config, "sliding_window", None)
     if size and not hasattr(config, "use_sliding_window"):
         raise ModelLoadError(
-            f"{checkpoint.folder}: config.json: sliding_window must be null for model_type {config.model_type}, got {size}"
+            f"{checkpoint.folder}: config.json: sliding_window must be null for model_type {config.model_type}, "
+            f"got {size}"
         )
 
 

@@ -42,7 +42,8 @@ class OutputHead:
             self.own = kernels.pack_linear(embedded if self.token_ids is None else embedded[self.token_ids], None)
         elif width != runner.hidden_size:
             raise ModelLoadError(
-                f"{checkpoint.folder}: there is no tensor lm_head.weight, and hidden_size is not the target's ({width} and "
+                f"{checkpoint.folder}: there is no tensor lm_head.weight, and hidden_size is not the target's "
+                f"({width} and "
                 f"{runner.hidden_size})"
             )
 

@@ -113,7 +113,8 @@ def refuse_unknown(
             allowed = {**ONLY, **only}.get(key)
             if allowed is None:
                 raise ModelLoadError(
-                    f"{checkpoint.folder}: config.json: {prefix}{key} is not known here, and may change what is computed"
+                    f"{checkpoint.folder}: config.json: {prefix}{key} is not known here, and may change what is "
+                    f"computed"
                 )
             if value not in allowed:
                 wanted = " or ".join(map(repr, allowed)) or "absent"

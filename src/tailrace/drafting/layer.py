@@ -54,7 +54,8 @@ class DecoderLayer:
             raise ModelLoadError(f"{checkpoint.folder}: hidden_act must be silu, got {config.hidden_act!r}")
         if self.heads % self.kv_heads or self.head_dim % 2:
             raise ModelLoadError(
-                f"{checkpoint.folder}: num_attention_heads must be a multiple of num_key_value_heads and head_dim even, "
+                f"{checkpoint.folder}: num_attention_heads must be a multiple of num_key_value_heads and "
+                f"head_dim even, "
                 f"got {self.heads}, {self.kv_heads} and {self.head_dim}"
             )
         attention = f"{prefix}self_attn."

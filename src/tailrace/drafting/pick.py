@@ -12,8 +12,8 @@ Two ways, by how an ask's drafts will be verified (sampling/verify.py):
   coin alone is the position's, as verification has it: it is no draw among tokens, and given the coin both laws are
   what they should be.
 
-The CPU kernels make both, all rows of a call at once. Drawn ones that they don't serve (`Slot.unsupported`, logits on a GPU)
-are made in torch.
+The CPU kernels make both, all rows of a call at once. Drawn ones that they don't serve (`Slot.unsupported`, logits on a
+GPU) are made in torch.
 
 While drafts are made, the request's slot stands where it would after the drafts before (penalties, forced tokens,
 mirostat see them); afterwards it is as it was. No mask of a grammar is looked at: what it forbids is pruned before

@@ -45,7 +45,8 @@ def argmax(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         logits: [R, V], bf16, f16 or f32, rows may be strided, entries of a row contiguous. Not modified.
 
     Returns:
-        ids int64 [R], −1 where status is not OK; status int32 [R], see kernels/status.py. NaN beats +inf beats all −inf.
+        ids int64 [R], −1 where status is not OK; status int32 [R], see kernels/status.py. NaN beats +inf beats all
+        −inf.
     """
     return choose("argmax", logits.device.type, torch.float32)(logits)
 
@@ -63,7 +64,8 @@ def linear(x: torch.Tensor, packed: Any) -> torch.Tensor:
 def make_cache(
     num_blocks: int, heads: int, block_size: int, head_dim: int, dtype: torch.dtype, device: torch.device | str = "cpu"
 ) -> KVCache:
-    """One layer's KV cache, contents undefined. block_size must be a multiple of 16; the layout is the backend's own business."""
+    """One layer's KV cache, contents undefined. block_size must be a multiple of 16; the layout is the backend's own
+    business."""
     device = torch.device(device)
     return choose("make_cache", device.type, dtype)(num_blocks, heads, block_size, head_dim, dtype, device)
 
@@ -92,17 +94,19 @@ def paged_attention(
 ) -> torch.Tensor:
     """Causal attention of a flat bag of query tokens over the paged cache; decodes and prefill chunks in one call.
 
-    The tokens of sequence i are query_start[i] … query_start[i + 1] − 1 and are the last of its kv_len[i] positions; their
-    keys and values are in the cache already. Query head h reads KV head h // (Hq / Hkv). fp32 accumulation. On a GPU every sequence has a
-    token at least, and one with kv_len 0, which is padding, gets zeros.
+    The tokens of sequence i are query_start[i] … query_start[i + 1] − 1 and are the last of its kv_len[i] positions;
+    their keys and values are in the cache already. Query head h reads KV head h // (Hq / Hkv). fp32 accumulation. On a
+    GPU every sequence has a token at least, and one with kv_len 0, which is padding, gets zeros.
 
     Args:
-        query: [T, Hq, D]. cache: of one layer. block_tables: int32 [N, B]. query_start: int32 [N + 1]. kv_len: int32 [N].
+        query: [T, Hq, D]. cache: of one layer. block_tables: int32 [N, B]. query_start: int32 [N + 1]. kv_len: int32
+            [N].
         scale: multiplies the scores. window: each token sees so many positions, itself included; 0 is all.
         softcap: scores become softcap · tanh(score / softcap); 0 is off.
 
     Returns:
-        [T, Hq, D] in query's dtype. Row-invariant on the CPU, also under any chunking of a prefill; on a GPU for up to 8 tokens a sequence.
+        [T, Hq, D] in query's dtype. Row-invariant on the CPU, also under any chunking of a prefill; on a GPU for up to
+        8 tokens a sequence.
 
     Raises:
         ValueError: on the CPU, a table names a block outside the cache, kv_len does not fit its table, query_start does
@@ -114,8 +118,9 @@ def paged_attention(
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, plus_one: bool = False) -> torch.Tensor:
-    """x / √(mean(x²) + eps) · weight over the last dimension; fp32 inside. The normalised x is rounded before the product, as
-    in Llama; `plus_one` multiplies by 1 + weight in fp32 and rounds once, as in Gemma (arXiv 1910.07467). Row-invariant on the CPU."""
+    """x / √(mean(x²) + eps) · weight over the last dimension; fp32 inside. The normalised x is rounded before the
+    product, as in Llama; `plus_one` multiplies by 1 + weight in fp32 and rounds once, as in Gemma (arXiv 1910.07467).
+    Row-invariant on the CPU."""
     return choose("rms_norm", x.device.type, x.dtype)(x, weight, eps, plus_one)
 
 
@@ -125,8 +130,8 @@ def add_rms_norm(residual: torch.Tensor, delta: torch.Tensor, weight: torch.Tens
 
 
 def rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
-    """Rotary position embedding in place: x [T, H, D] (tokens may be strided), cos and sin [T, rotary ≤ D] in x's dtype, the
-    "rotate half" convention (arXiv 2104.09864). Row-invariant on the CPU."""
+    """Rotary position embedding in place: x [T, H, D] (tokens may be strided), cos and sin [T, rotary ≤ D] in x's
+    dtype, the "rotate half" convention (arXiv 2104.09864). Row-invariant on the CPU."""
     choose("rotary", x.device.type, x.dtype)(x, cos, sin)
 
 
@@ -149,13 +154,15 @@ def gumbel(key: int, position: int, token_ids: torch.Tensor, stream: int) -> tor
     kernels/reference/noise.py says how a bound of the noise is known before the noise.
 
     Args:
-        key: 64-bit seed. position: 0 … 2^63 − 1. token_ids: int64 [n], 0 … 2^32 − 1. stream: 0 … 2^32 − 1; independent noise.
+        key: 64-bit seed. position: 0 … 2^63 − 1. token_ids: int64 [n], 0 … 2^32 − 1. stream: 0 … 2^32 − 1; independent
+            noise.
     """
     return choose("gumbel", token_ids.device.type, torch.int64)(key, position, token_ids, stream)
 
 
 def words(key: int, position: int, stream: int, token_ids: torch.Tensor) -> torch.Tensor:
-    """32 random bits per token id, int64 [n], a function of (key, position, stream, token id) alone; the same on every backend."""
+    """32 random bits per token id, int64 [n], a function of (key, position, stream, token id) alone; the same on every
+    backend."""
     return choose("words", token_ids.device.type, torch.int64)(key, position, stream, token_ids)
 
 
@@ -167,11 +174,13 @@ def uniform(key: int, position: int, stream: int) -> float:
 def sample_head(
     hidden: torch.Tensor, weight: torch.Tensor, key: torch.Tensor, position: torch.Tensor, temperature: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output projection and draw in one, for rows with nothing but a temperature: on a GPU logits are never written to memory.
+    """Output projection and draw in one, for rows with nothing but a temperature: on a GPU logits are never written to
+    memory.
 
-    The token is the argmax of l / T + Gumbel noise in double, the same noise as everywhere; with T = 0 the likeliest; of equal ones the
-    smaller id. l is rounded to the dtype of `hidden`, as logits are. Exact Gumbel-max (Maddison et al., arXiv 1411.0030) over tiles, as
-    FlashSampling (arXiv 2603.15854) has it; against drawing from written logits only ties within their rounding may differ.
+    The token is the argmax of l / T + Gumbel noise in double, the same noise as everywhere; with T = 0 the likeliest;
+    of equal ones the smaller id. l is rounded to the dtype of `hidden`, as logits are. Exact Gumbel-max (Maddison et
+    al., arXiv 1411.0030) over tiles, as FlashSampling (arXiv 2603.15854) has it; against drawing from written logits
+    only ties within their rounding may differ.
 
     Args:
         hidden: [R, H], normed; weight: [V, H], of the same dtype (bf16, f16, f32), entries of a row contiguous.

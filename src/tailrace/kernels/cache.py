@@ -1,5 +1,5 @@
-"""One layer's block-paged KV memory: two tensors whose first dimension is the block. The rest of the layout belongs to the
-backend that made them."""
+"""One layer's block-paged KV memory: two tensors whose first dimension is the block. The rest of the layout belongs to
+the backend that made them."""
 
 from __future__ import annotations
 

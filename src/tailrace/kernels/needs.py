@@ -36,7 +36,8 @@ def flags_of(program: Program) -> int:
 
 
 class SlotNeeds:
-    """By slot: int32 [S, 2], how many alternatives are reported (−1: no logprobs), and the flags of its program (0: it is empty)."""
+    """By slot: int32 [S, 2], how many alternatives are reported (−1: no logprobs), and the flags of its program (0: it
+    is empty)."""
 
     def __init__(self, table: np.ndarray) -> None:
         self.table = table
@@ -129,7 +130,8 @@ def check_shapes(rows: Rows, vocab: int) -> None:
 
 
 def check_masks(mask: torch.Tensor, masks: torch.Tensor | None, count: int, vocab: int) -> None:
-    """Raise ParameterError unless each row has a place, and the masks are of this vocabulary; the numbers in `mask` are checked later."""
+    """Raise ParameterError unless each row has a place, and the masks are of this vocabulary; the numbers in `mask` are
+    checked later."""
     if (
         not isinstance(mask, torch.Tensor)
         or mask.dtype != torch.int64

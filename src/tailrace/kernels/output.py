@@ -10,7 +10,8 @@ FALLS_BACK = -1  # the status of a request that asks for what the kernels don't 
 
 
 class LogprobArrays(NamedTuple):
-    """Set where a program asks. numbers: float64 [N, W, 3 + top], logprob, entropy and varentropy in nats, the top logprobs.
+    """Set where a program asks. numbers: float64 [N, W, 3 + top], logprob, entropy and varentropy in nats, the top
+    logprobs.
     ranks: int64 [N, W, 1 + top], rank, the top ids."""
 
     numbers: torch.Tensor
@@ -20,9 +21,11 @@ class LogprobArrays(NamedTuple):
 class KernelOutput(NamedTuple):
     """N requests, W tokens at most each.
 
-    token_ids: int64 [N, W], −1 where there is none. num_tokens: int64 [N]. status: int32 [N], kernels/status.py, or FALLS_BACK.
-    logprobs: if any program asks for some. updates: float64 [N, W], if any program has a state: ln of each token's probability among those
-    that the state follows, NaN where it stays as it is. seconds: float64 [N], if a program is costly: processor time of its request.
+    token_ids: int64 [N, W], −1 where there is none. num_tokens: int64 [N]. status: int32 [N], kernels/status.py, or
+    FALLS_BACK.
+    logprobs: if any program asks for some. updates: float64 [N, W], if any program has a state: ln of each token's
+    probability among those that the state follows, NaN where it stays as it is. seconds: float64 [N], if a program is
+    costly: processor time of its request.
     """
 
     token_ids: torch.Tensor

@@ -39,8 +39,9 @@ class Add:
 
 @dataclass(frozen=True, slots=True)
 class Penalty:
-    """For each token of `counts`: if it was repeated, l > 0 ? l / repetition : l · repetition; then, if it counts c > 0 times,
-    l −= frequency · c + presence. float32, each operation rounded on its own. fixed: the counts don't grow with the sequence."""
+    """For each token of `counts`: if it was repeated, l > 0 ? l / repetition : l · repetition; then, if it counts c > 0
+    times, l −= frequency · c + presence. float32, each operation rounded on its own. fixed: the counts don't grow with
+    the sequence."""
 
     counts: Counts
     repetition: float
@@ -51,7 +52,8 @@ class Penalty:
 
 @dataclass(frozen=True, slots=True)
 class Lift:
-    """The logits of ids uint32 [n], ascending, distinct, become l + |l| · factor; float32, each operation rounded on its own."""
+    """The logits of ids uint32 [n], ascending, distinct, become l + |l| · factor; float32, each operation rounded on
+    its own."""
 
     ids: np.ndarray
     factor: float
@@ -59,8 +61,8 @@ class Lift:
 
 @dataclass(frozen=True, slots=True)
 class Dense:
-    """Any function of the whole row, float32 [V], that changes it in place or returns another one in its place. No kernel has it: such a
-    row falls back to the reference sampler."""
+    """Any function of the whole row, float32 [V], that changes it in place or returns another one in its place. No
+    kernel has it: such a row falls back to the reference sampler."""
 
     apply: Callable[[torch.Tensor], torch.Tensor | None]
 
@@ -94,16 +96,17 @@ Needs = Literal["nothing", "depth", "mass", "squares", "moments", "everything"]
 
 @dataclass(frozen=True, slots=True)
 class StageInfo:
-    """What is known of a kind of stage. needs: of the row before it can decide; csrc/program.h says what each means. on_gpu: the GPU's
-    kernels have it; where they don't, rows that ask for it fall back. slow: it may take milliseconds, where much is left."""
+    """What is known of a kind of stage. needs: of the row before it can decide; csrc/program.h says what each means.
+    on_gpu: the GPU's kernels have it; where they don't, rows that ask for it fall back. slow: it may take milliseconds,
+    where much is left."""
 
     needs: Needs
     on_gpu: bool = True
     slow: bool = False
 
 
-# In the order of their numbers. csrc/program.h has the same kinds and needs, kernels/gpu/refine.py the same numbers; both are compared with
-# this table when they are loaded.
+# In the order of their numbers. csrc/program.h has the same kinds and needs, kernels/gpu/refine.py the same numbers;
+# both are compared with this table when they are loaded.
 STAGES: dict[StageKind, StageInfo] = {
     "temperature": StageInfo("nothing"),
     "dynamic_temperature": StageInfo("everything"),
@@ -132,9 +135,9 @@ MAX_EDITS, MAX_STAGES = 16, 20  # of a program; csrc/program.h
 
 @dataclass(frozen=True, slots=True)
 class Tournament:
-    """Of SynthID (sampling/watermark.py): `depth` layers, whose bits are keyed by the last `context` tokens; unmarked where those stand
-    somewhere within the `recent` places before, too. keys, table: in transformers' scheme int64 [depth], and the sampling table, uint8;
-    else `key` decides."""
+    """Of SynthID (sampling/watermark.py): `depth` layers, whose bits are keyed by the last `context` tokens; unmarked
+    where those stand somewhere within the `recent` places before, too. keys, table: in transformers' scheme int64
+    [depth], and the sampling table, uint8; else `key` decides."""
 
     depth: int
     context: int
@@ -160,8 +163,10 @@ class Stage:
 class Program:
     """What stays the same as long as a slot's request does.
 
-    stages: in the request's order. exempt: uint32 ids that XTC never removes. logprobs: how many alternatives are reported;
-    None: no logprobs. processed: of the distribution really drawn from. entropy: it is reported. unsupported: no kernels have all that the
+    stages: in the request's order. exempt: uint32 ids that XTC never removes. logprobs: how many alternatives are
+    reported;
+    None: no logprobs. processed: of the distribution really drawn from. entropy: it is reported. unsupported: no
+    kernels have all that the
     request asks for: its rows fall back to the reference sampler. stateful: a stage has a state
     (`Programs.write_state`), which follows what is drawn. counts: gets
     (repeated, counted) for each draft while the drafts after it are verified. said: gets the draft itself.

@@ -1,4 +1,5 @@
-"""The distributions q that a step's drafts were drawn from, as `Rows` holds them: one tensor for all rows, or one for each request.
+"""The distributions q that a step's drafts were drawn from, as `Rows` holds them: one tensor for all rows, or one for
+each request.
 
 The CPU's kernels read each row where it lies; a GPU gets them side by side.
 """
@@ -15,7 +16,8 @@ import torch
 
 from tailrace.errors import ParameterError
 
-# float32 [R, V], those of bonus rows not looked at; or of each request float32 [k, V], of its k drafts, None: they are one-hot
+# float32 [R, V], those of bonus rows not looked at; or of each request float32 [k, V], of its k drafts, None: they are
+# one-hot
 Proposals = torch.Tensor | tuple[torch.Tensor | None, ...]
 
 TOLERANCE = (
@@ -108,8 +110,8 @@ def side_by_side(proposals: Proposals, start: torch.Tensor, vocab: int) -> tuple
 
 
 def check_distributions(proposals: Proposals, draft: torch.Tensor, start: Sequence[int]) -> None:
-    """Raise ParameterError unless those of drafts are distributions. Two reads of them at the memory's pace: `min` would take six times as
-    long as `amin`, because it looks for the place too."""
+    """Raise ParameterError unless those of drafts are distributions. Two reads of them at the memory's pace: `min`
+    would take six times as long as `amin`, because it looks for the place too."""
     for first, q in each(proposals, start):
         count = draft.numel() if isinstance(proposals, torch.Tensor) else start[start.index(first) + 1] - first - 1
         if q.dim() != 2 or q.shape[0] != count or q.dtype is not torch.float32 or not q.is_cpu:
@@ -119,7 +121,8 @@ def check_distributions(proposals: Proposals, draft: torch.Tensor, start: Sequen
         if not bool(good.all()):
             row = int((~good).nonzero()[0])
             raise ParameterError(
-                f"proposals must be probabilities that add up to 1 within {TOLERANCE:g}; row {first + row} adds up to {float(sums[row])} "
+                f"proposals must be probabilities that add up to 1 within {TOLERANCE:g}; row {first + row} adds "
+                f"up to {float(sums[row])} "
                 f"with {float(least[row])} as its least",
                 "proposals",
             )

@@ -1,8 +1,8 @@
 """One step's rows, frozen: which logits row belongs to which slot and position. Built once, at the top of the step.
 
 Symbols: N requests in the step, S slots, K drafts at most, R = Σ(kᵢ + 1) rows, L logits rows, V vocabulary.
-Plain decoding is verifying zero drafts: every request has one row, R = N. All contiguous, on the CPU. Numbers out of range are
-found by whoever reads them.
+Plain decoding is verifying zero drafts: every request has one row, R = N. All contiguous, on the CPU. Numbers out of
+range are found by whoever reads them.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ DTYPES = {"q": torch.int64, "i": torch.int32}
 
 @dataclass(frozen=True, slots=True)
 class Guidance:
-    """What rows are guided away from: their logits are l_u + scale · (l_c − l_u) before any edit, of l_c at `source` and l_u at
-    `companion` (sampling/guidance.py).
+    """What rows are guided away from: their logits are l_u + scale · (l_c − l_u) before any edit, of l_c at `source`
+    and l_u at `companion` (sampling/guidance.py).
 
-    companion: int64 [R], the other row of logits; −1: the row is not guided. scale: float32 [R], ≥ 0; not looked at where there is none.
+    companion: int64 [R], the other row of logits; −1: the row is not guided. scale: float32 [R], ≥ 0; not looked at
+    where there is none.
 
     Raises:
         ParameterError: (a ValueError) a tensor is not of this dtype, of one dimension, contiguous and on the CPU.
@@ -74,12 +75,13 @@ class Rows:
     draft:     int64 [R], the draft token this row verifies; −1 on bonus rows.
     width:     K + 1.
     rule:      int32 [N], how drafts are verified, as an index of RULES; None: all exact.
-    proposals: float32 [R, V], the distributions that the drafts were drawn from; or of each request [k, V], of its k drafts, None where
-               they are one-hot. None: all are one-hot.
+    proposals: float32 [R, V], the distributions that the drafts were drawn from; or of each request [k, V], of its k
+               drafts, None where they are one-hot. None: all are one-hot.
     mask:      int64 [R], the row's place in `masks`; −1: none. None: no row has one.
-    masks:     int32 [M, ⌈V / 32⌉], contiguous: bit i of word i // 32 stands for token i; where it is 0 the logit becomes −inf before
-               any other edit.
-    counted:   the positions are those that follow what the slots have counted (sampling/slots.py), and `position` is not looked at.
+    masks:     int32 [M, ⌈V / 32⌉], contiguous: bit i of word i // 32 stands for token i; where it is 0 the logit
+               becomes −inf before any other edit.
+    counted:   the positions are those that follow what the slots have counted (sampling/slots.py), and `position` is
+    not looked at.
     guidance:  of all R rows; None: no row is guided.
 
     Raises:
@@ -127,8 +129,8 @@ class Rows:
         masks: torch.Tensor | None = None,
         guidance: Guidance | None = None,
     ) -> Rows:
-        """Rows of a step without drafts: one per request. position: None takes what the slots have counted, and then each slot may be there
-        once; the same position again has the same noise again, in this step or a later one.
+        """Rows of a step without drafts: one per request. position: None takes what the slots have counted, and then
+        each slot may be there once; the same position again has the same noise again, in this step or a later one.
 
         Raises:
             ParameterError: these are not as many whole numbers each.
@@ -164,15 +166,18 @@ class Rows:
         """Rows of a step that verifies drafts.
 
         Args:
-            slot, position: of each request; position is that of its first row, None as for `plain`. drafts: of each request, possibly none.
-            rule: of each request, or one for all; None is "exact" for all. proposals: see above; bonus rows are not looked at.
-            source: of each request, the logits row of its first row, whose successors are its further rows'; None: row r has logits row r.
-            mask, masks, guidance: of each row; see above. trusted: the proposals are known to be distributions, and not looked at: that
-                would be a read of all of them.
+            slot, position: of each request; position is that of its first row, None as for `plain`. drafts: of each
+                request, possibly none.
+            rule: of each request, or one for all; None is "exact" for all. proposals: see above; bonus rows are not
+                looked at.
+            source: of each request, the logits row of its first row, whose successors are its further rows'; None: row
+                r has logits row r.
+            mask, masks, guidance: of each row; see above. trusted: the proposals are known to be distributions, and not
+                looked at: that would be a read of all of them.
 
         Raises:
-            ParameterError: there are not as many whole numbers each, a rule is unknown, or a draft's proposal holds NaN, a negative number,
-                or does not add up to 1 within 1e-3.
+            ParameterError: there are not as many whole numbers each, a rule is unknown, or a draft's proposal holds
+                NaN, a negative number, or does not add up to 1 within 1e-3.
         """
         n = length("drafts", drafts)
         try:

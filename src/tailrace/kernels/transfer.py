@@ -19,7 +19,8 @@ def together(parts: Sequence[torch.Tensor], device: torch.device) -> list[torch.
 
 
 def room(part: torch.Tensor) -> int:
-    """Words of 8 bytes that it takes, up to the next multiple of 16 bytes: kernels are compiled anew for less aligned addresses."""
+    """Words of 8 bytes that it takes, up to the next multiple of 16 bytes: kernels are compiled anew for less aligned
+    addresses."""
     return -(-part.numel() * part.itemsize // 16) * 2
 
 
@@ -35,7 +36,8 @@ def unpack(words: torch.Tensor, parts: Sequence[torch.Tensor]) -> list[torch.Ten
 
 
 def pack(parts: Sequence[torch.Tensor], pinned: bool) -> torch.Tensor:
-    """int64 [n] that holds numbers of 4 or 8 bytes, one part after the other. Pinned memory is not given to another before copies from
+    """int64 [n] that holds numbers of 4 or 8 bytes, one part after the other. Pinned memory is not given to another
+    before copies from
     it are done: torch keeps account."""
     words = torch.empty(sum(map(room, parts)), dtype=torch.int64, pin_memory=pinned)
     host, at = words.numpy(), 0  # whose slices cost a fifth of a tensor's

@@ -17,8 +17,8 @@ from tailrace.sampling.history import History
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """The tokens still in play. ids: int64 [n], ascending; raw: float32 [n], their edited logits less the row's largest; logits: float32
-    [n], what the refinements have made of them; finite. n ≥ 1."""
+    """The tokens still in play. ids: int64 [n], ascending; raw: float32 [n], their edited logits less the row's
+    largest; logits: float32 [n], what the refinements have made of them; finite. n ≥ 1."""
 
     ids: torch.Tensor
     raw: torch.Tensor
@@ -36,8 +36,8 @@ class Candidates:
         return Candidates(self.ids[where], self.raw[where], self.logits[where])
 
     def near(self, depth: float) -> Candidates:
-        """Those that lie no more than −depth below the largest; at depth 0 and above the largest and its equals. Of logits, for of
-        probabilities rounding makes some equal that are not."""
+        """Those that lie no more than −depth below the largest; at depth 0 and above the largest and its equals. Of
+        logits, for of probabilities rounding makes some equal that are not."""
         logits = self.logits.double()
         return self.keep(logits - logits.max() >= min(depth, 0.0))
 
@@ -51,7 +51,8 @@ class Candidates:
         return self.keep(order[: max(1, count)].sort().values)
 
     def rescaled(self, logits: torch.Tensor) -> Candidates:
-        """The same tokens with other logits (float64 or float32), relative to the largest; those that became −inf are gone."""
+        """The same tokens with other logits (float64 or float32), relative to the largest; those that became −inf are
+        gone."""
         moved = (logits.double() - logits.double().max()).float()
         return Candidates(self.ids, self.raw, moved).keep(moved.isfinite())
 
@@ -77,7 +78,8 @@ class Candidates:
 
 
 class SlotView(Protocol):
-    """What of a slot (sampling/slot.py) a refinement may look at. basis: see there; a refinement with a state writes it."""
+    """What of a slot (sampling/slot.py) a refinement may look at. basis: see there; a refinement with a state writes
+    it."""
 
     params: SamplingParams
     key: int
@@ -92,7 +94,8 @@ class SlotView(Protocol):
 
 @dataclass(slots=True)
 class Context:
-    """What a refinement may look at besides the candidates: the slot it works for, the position it decides, the edited row."""
+    """What a refinement may look at besides the candidates: the slot it works for, the position it decides, the edited
+    row."""
 
     slot: SlotView
     position: int

@@ -1,6 +1,8 @@
-"""Classifier-free guidance (Sanchez et al., arXiv 2306.17806): away from what the model says without the prompt, or with a negative one.
+"""Classifier-free guidance (Sanchez et al., arXiv 2306.17806): away from what the model says without the prompt, or
+with a negative one.
 
-A pure function on logits. It comes before everything else that happens to a row; who the two sequences are is others' business.
+A pure function on logits. It comes before everything else that happens to a row; who the two sequences are is others'
+business.
 """
 
 from __future__ import annotations
@@ -17,9 +19,10 @@ from tailrace.kernels.transfer import together
 def guide(conditional: torch.Tensor, unconditional: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """l_u + s · (l_c − l_u), float32 [R, V]: the logarithm of p_u^(1 − s) · p_c^s, but for a constant per row.
 
-    At s = 1 it is the conditional row and at s = 0 the unconditional one, bit for bit; the other is then not looked at. Otherwise, with
-    −∞: what the conditional excludes stays excluded; what the unconditional alone excludes is excluded where s < 1, the limit of the
-    formula, and where s > 1, whose limit would be certainty, it keeps the conditional's own logit. NaN in either is NaN.
+    At s = 1 it is the conditional row and at s = 0 the unconditional one, bit for bit; the other is then not looked at.
+    Otherwise, with −∞: what the conditional excludes stays excluded; what the unconditional alone excludes is excluded
+    where s < 1, the limit of the formula, and where s > 1, whose limit would be certainty, it keeps the conditional's
+    own logit. NaN in either is NaN.
 
     Args:
         conditional, unconditional: [R, V], any float dtype; not modified. scale: [R], s ≥ 0.
@@ -57,7 +60,8 @@ def guide(conditional: torch.Tensor, unconditional: torch.Tensor, scale: torch.T
 
 
 def combined(logits: torch.Tensor, rows: Rows) -> tuple[torch.Tensor, Rows]:
-    """What the rows are drawn from, where that is not done while they are read: their own logits, float32 [R, V], and rows that say so.
+    """What the rows are drawn from, where that is not done while they are read: their own logits, float32 [R, V], and
+    rows that say so.
 
     Args:
         logits: [L, V]. rows: with guidance; its numbers are in range, and on a GPU nothing waits.
@@ -76,7 +80,8 @@ def combined(logits: torch.Tensor, rows: Rows) -> tuple[torch.Tensor, Rows]:
 def guide_rows(
     logits: torch.Tensor, own: torch.Tensor, companion: torch.Tensor, scale: torch.Tensor, *, kernel: bool | None = None
 ) -> torch.Tensor:
-    """`guide` for pairs of rows of one tensor: logits [L, V]; own, companion int64 [R]; scale as there, on a GPU not checked.
+    """`guide` for pairs of rows of one tensor: logits [L, V]; own, companion int64 [R]; scale as there, on a GPU not
+    checked.
 
     Args:
         kernel: Triton's, which needs no copies of the rows and waits for nothing; None: on a GPU.

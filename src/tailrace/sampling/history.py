@@ -19,7 +19,8 @@ class History:
     """The tokens of a sequence, prompt and output, and what is derived from them.
 
     Args:
-        params: says what is needed. `counts` is for the penalties, `repeats` for DRY, `ngrams` for no-repeat-ngram, `said` for SynthID.
+        params: says what is needed. `counts` is for the penalties, `repeats` for DRY, `ngrams` for no-repeat-ngram,
+            `said` for SynthID.
     """
 
     def __init__(self, params: SamplingParams, prompt: Iterable[int], output: Iterable[int]) -> None:
@@ -137,11 +138,13 @@ def completed_by(phrase: tuple[int, ...], tokens: list[int]) -> int | None:
 
 
 class Suffixes:
-    """For every earlier place whose token is the last one: how long the two stretches that end there and at the end agree.
+    """For every earlier place whose token is the last one: how long the two stretches that end there and at the end
+    agree.
 
-    Incremental: agreement of places i and end is 1 + agreement of i − 1 and end − 1 where the tokens are equal, so a new token
-    costs only its own earlier occurrences; from nothing, and where a token is taken back, all are found in one linear pass. A breaker ends
-    every stretch and is in none. Where each token stands is kept apart for what was there at first, which all copies share.
+    Incremental: agreement of places i and end is 1 + agreement of i − 1 and end − 1 where the tokens are equal, so a
+    new token costs only its own earlier occurrences; from nothing, and where a token is taken back, all are found in
+    one linear pass. A breaker ends every stretch and is in none. Where each token stands is kept apart for what was
+    there at first, which all copies share.
     """
 
     def __init__(self, tokens: Iterable[int], breakers: Iterable[int] = ()) -> None:
@@ -176,7 +179,8 @@ class Suffixes:
         self._recompute()
 
     def agreements(self) -> tuple[np.ndarray, np.ndarray]:
-        """Earlier places of the last token, ascending, and the length of agreement at each (0 where it is a breaker)."""
+        """Earlier places of the last token, ascending, and the length of agreement at each (0 where it is a
+        breaker)."""
         if self.size == 0:
             return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
         places = self._places(int(self.tokens[self.size - 1]))[:-1]
@@ -224,7 +228,8 @@ class Suffixes:
 
 
 class Places:
-    """Where each token of a text stands. Never changes; arrays only, as an object per token would set off the garbage collector."""
+    """Where each token of a text stands. Never changes; arrays only, as an object per token would set off the garbage
+    collector."""
 
     def __init__(self, tokens: np.ndarray) -> None:
         self._places = tokens.argsort(kind="stable")

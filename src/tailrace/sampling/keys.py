@@ -13,8 +13,8 @@ MASK = 2**64 - 1
 class KeySource:
     """Keys of requests that give no seed, one after the other.
 
-    With a seed the n-th key is the same in every process: ranks of tensor parallelism that ask in the same order agree. Without one each is
-    fresh from the operating system.
+    With a seed the n-th key is the same in every process: ranks of tensor parallelism that ask in the same order agree.
+    Without one each is fresh from the operating system.
 
     Args:
         seed: 64 bits. Who knows it knows every key that follows.
@@ -39,8 +39,8 @@ class KeySource:
 def request_key(seed: int | None, index: int) -> int:
     """Key of sequence `index` of a request: int64. Sequence 0 of a seeded request has the seed itself.
 
-    The others are mixed from (seed, index) by two rounds of SplitMix64's finaliser (Steele et al., OOPSLA 2014), so that
-    seed 7's second sequence is not seed 8's first. Without a seed the key is fresh from the operating system.
+    The others are mixed from (seed, index) by two rounds of SplitMix64's finaliser (Steele et al., OOPSLA 2014), so
+    that seed 7's second sequence is not seed 8's first. Without a seed the key is fresh from the operating system.
     """
     if seed is None:
         return int.from_bytes(os.urandom(8), "little", signed=True)

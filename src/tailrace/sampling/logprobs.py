@@ -1,7 +1,7 @@
 """What a drawn token's log-probability, rank and likeliest rivals were. Only rows that ask pay.
 
-"raw" is log-softmax of the model's own logits; "processed" that of the distribution really drawn from, −inf for what was
-removed. A greedy row draws from no distribution; its processed logprobs are those of the edited logits.
+"raw" is log-softmax of the model's own logits; "processed" that of the distribution really drawn from, −inf for what
+was removed. A greedy row draws from no distribution; its processed logprobs are those of the edited logits.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from tailrace.sampling.candidates import Candidates
 def describe(
     candidates: Candidates, token: int, n: int, vocab_size: int, entropies: bool = False, named: tuple[int, ...] = ()
 ) -> TokenLogprobs:
-    """Logprobs of `token` within the distribution of `candidates`; where they are fewer than n, the smallest other ids follow. named:
-    the tokens that are listed, instead of the likeliest."""
+    """Logprobs of `token` within the distribution of `candidates`; where they are fewer than n, the smallest other ids
+    follow. named: the tokens that are listed, instead of the likeliest."""
     logprobs = candidates.logits.double().log_softmax(0)
     place = int(torch.searchsorted(candidates.ids, token))
     inside = place < candidates.ids.numel() and int(candidates.ids[place]) == token
@@ -49,8 +49,8 @@ def describe(
 
 
 def naming(entry: TokenLogprobs, token: int, row: torch.Tensor, named: tuple[int, ...]) -> TokenLogprobs:
-    """The entry of a drawn token, with the logprobs of the named ones instead of the likeliest. row: float [V], the model's own logits,
-    whose distribution it is of."""
+    """The entry of a drawn token, with the logprobs of the named ones instead of the likeliest. row: float [V], the
+    model's own logits, whose distribution it is of."""
     known = math.isfinite(entry.logprob)
     norm = float(row[token]) - entry.logprob if known else float(row.double().logsumexp(0))
     return msgspec.structs.replace(entry, top_ids=list(named), top_logprobs=(row[list(named)].double() - norm).tolist())

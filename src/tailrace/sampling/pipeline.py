@@ -21,7 +21,8 @@ from tailrace.sampling.processors import keep_argmax
 
 Method = TypeVar("Method", LogitsEdit, Refinement)
 
-# Before all edits comes the row's grammar mask (kernels/rows.py): a row of a draft has its own, so it is no slot's business.
+# Before all edits comes the row's grammar mask (kernels/rows.py): a row of a draft has its own, so it is no slot's
+# business.
 EDIT_ORDER = (
     "normalize_logits",  # of the model's own logits, as transformers has it
     "allowed_token_ids",  # then the bans, which nothing later lifts: −inf plus or times anything is −inf
@@ -70,7 +71,8 @@ def load(kind: type[Method], order: tuple[str, ...], declared: set[str]) -> dict
     """
     if declared != set(order):
         raise ImportError(
-            f"sampling/pipeline.py and the declarations of SamplingParams' fields name different methods: {sorted(declared ^ set(order))}"
+            f"sampling/pipeline.py and the declarations of SamplingParams' fields name different methods: "
+            f"{sorted(declared ^ set(order))}"
         )
     found: dict[str, Method] = {}
     for name in order:
@@ -97,8 +99,8 @@ def switched_on(method: str) -> Callable[[SamplingParams], bool]:
 
 
 def check_state(refinements: dict[str, Refinement]) -> None:
-    """Raise ImportError where a method learns and the fields that switch it on don't say so: what is refused beside such a field would be
-    accepted."""
+    """Raise ImportError where a method learns and the fields that switch it on don't say so: what is refused beside
+    such a field would be accepted."""
     for name, method in refinements.items():
         if any(FIELDS[field].stateful != (method.begin is not None) for field in switches(name)):
             raise ImportError(f"{name}: its fields must be declared stateful if, and only if, it has a `begin`")
@@ -119,8 +121,8 @@ def wants(method: LogitsEdit | Refinement, params: SamplingParams) -> bool:
 
 
 def edits_of(params: SamplingParams) -> tuple[str, ...]:
-    """The edits a request wants, in order. Processors that keep the argmax have no effect where they are the last, nothing but that is
-    asked for, and no report shows what became of the others."""
+    """The edits a request wants, in order. Processors that keep the argmax have no effect where they are the last,
+    nothing but that is asked for, and no report shows what became of the others."""
     wanted = tuple(name for name, method in EDITS.items() if wants(method, params))
     shown = params.logprobs_mode == "processed" and (params.logprobs is not None or params.report_entropy)
     if params.greedy and not shown and wanted[-1:] == ("processors",) and keep_argmax(params.processors):

@@ -1,11 +1,13 @@
-"""Custom logits processors by name. An operator registers functions where the engine starts; requests only name them: no code ever
-comes over the wire.
+"""Custom logits processors by name. An operator registers functions where the engine starts; requests only name them:
+no code ever comes over the wire.
 
-A processor is called with (row, tokens, **arguments): row float32 [V] on the CPU, to be changed in place, unless it returns another such
-tensor, which takes its place; tokens, the ids of prompt and output so far. All are its own copies. It must depend on nothing else, or
-neighbours would matter. One that raises, or returns anything else, fails the request for which it was called.
+A processor is called with (row, tokens, **arguments): row float32 [V] on the CPU, to be changed in place, unless it
+returns another such tensor, which takes its place; tokens, the ids of prompt and output so far. All are its own copies.
+It must depend on nothing else, or neighbours would matter. One that raises, or returns anything else, fails the request
+for which it was called.
 
-One whose attribute `keeps_argmax` is true says that the largest logit stays the largest: it is not called where that one is taken.
+One whose attribute `keeps_argmax` is true says that the largest logit stays the largest: it is not called where that
+one is taken.
 """
 
 from __future__ import annotations

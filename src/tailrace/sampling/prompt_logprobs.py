@@ -1,4 +1,5 @@
-"""What a model thought of tokens that are given already, a prompt's for one: their raw log-probabilities, ranks and likeliest rivals."""
+"""What a model thought of tokens that are given already, a prompt's for one: their raw log-probabilities, ranks and
+likeliest rivals."""
 
 from __future__ import annotations
 
@@ -17,11 +18,12 @@ from tailrace.sampling.validation import check_kind, checked_ids, checked_size
 
 
 def replay(logits: torch.Tensor, tokens: list[int], top: int) -> list[TokenLogprobs]:
-    """logits: [R, V] of bf16, f16 or f32, not modified; row r is what `tokens[r]` was to follow. top: alternatives to report.
+    """logits: [R, V] of bf16, f16 or f32, not modified; row r is what `tokens[r]` was to follow. top: alternatives to
+    report.
 
     Raises:
-        ParameterError: (a ValueError) shapes do not fit, a token is outside the vocabulary, or `top` beyond it. ValueError: a row holds
-            NaN, +inf, or nothing but −inf.
+        ParameterError: (a ValueError) shapes do not fit, a token is outside the vocabulary, or `top` beyond it.
+            ValueError: a row holds NaN, +inf, or nothing but −inf.
     """
     check_kind("logits", logits, torch.Tensor)
     count, vocab = readable(logits).shape

@@ -1,5 +1,5 @@
-"""The reference sampler: one request at a time in torch, the specification that the kernels are compared with. Rows that ask for what the
-kernels don't have fall back to it.
+"""The reference sampler: one request at a time in torch, the specification that the kernels are compared with. Rows
+that ask for what the kernels don't have fall back to it.
 """
 
 from __future__ import annotations
@@ -127,7 +127,8 @@ def distribution(raw: torch.Tensor, slot: RequestSlot, position: int = 0, allowe
     """The candidates a row leaves after its slot's edits and, unless greedy, refinements.
 
     Args:
-        raw: float32 [V], not modified. position: the one it decides; only XTC looks at it. allowed: by the grammar, at this row.
+        raw: float32 [V], not modified. position: the one it decides; only XTC looks at it. allowed: by the grammar, at
+            this row.
 
     Raises:
         BadRowError: every token is masked, or an edit made a logit overflow.

@@ -1,4 +1,5 @@
-"""One request in the sampler as the step sees it: what its methods do at the next position, and how its sequence goes on."""
+"""One request in the sampler as the step sees it: what its methods do at the next position, and how its sequence goes
+on."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ class RequestSlot(Slot):
 
     @property
     def moves_with_drafts(self) -> bool:
-        """More than the counts of its history changes with each draft: the kernels want a program per row (backends/draft_programs.py)."""
+        """More than the counts of its history changes with each draft: the kernels want a program per row
+        (backends/draft_programs.py)."""
         return not self.unsupported and (self.moves or self.params.penalty_last_n >= 0)
 
     def begin_edit(self, *names: str) -> None:

@@ -1,4 +1,5 @@
-"""Values that a caller gives once for all rows or row by row: numbers, lists, arrays or tensors → Python numbers, checked by kind."""
+"""Values that a caller gives once for all rows or row by row: numbers, lists, arrays or tensors → Python numbers,
+checked by kind."""
 
 from __future__ import annotations
 
@@ -114,7 +115,8 @@ def positions(position: Any, seeded: bool, count: int) -> torch.Tensor:
     """int64 [R].
 
     Raises:
-        ParameterError: there is none beside a seed, which would draw with the same noise in each call; one is negative or too large.
+        ParameterError: there is none beside a seed, which would draw with the same noise in each call; one is negative
+            or too large.
     """
     if position is None:
         if seeded:

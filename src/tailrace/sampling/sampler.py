@@ -1,8 +1,9 @@
-"""Logits → token ids: edit, prune, refine, draw, report; with drafts, verify. Knows no method by name, no request, no text.
+"""Logits → token ids: edit, prune, refine, draw, report; with drafts, verify. Knows no method by name, no request, no
+text.
 
-A backend does it (backends/): on the CPU one call of the kernels per step, on a GPU a few launches. Rows that ask for what the kernels
-don't have fall back to the reference sampler. All draw by Gumbel-max with noise that is a function of (key, position, token id): a row's
-token depends on its own logits, parameters, key and position alone.
+A backend does it (backends/): on the CPU one call of the kernels per step, on a GPU a few launches. Rows that ask for
+what the kernels don't have fall back to the reference sampler. All draw by Gumbel-max with noise that is a function of
+(key, position, token id): a row's token depends on its own logits, parameters, key and position alone.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class Sampler:
         self.backend: BackendName | None = backend
 
     def warm_up(self, dtypes: set[torch.dtype], device: torch.device) -> None:
-        """Be ready for logits of these dtypes: on a GPU kernels are compiled, which takes a minute each the first time on a machine."""
+        """Be ready for logits of these dtypes: on a GPU kernels are compiled, which takes a minute each the first time
+        on a machine."""
         check_kind("device", device, torch.device)
         self.backend_for(device).warm_up(dtypes)
 

@@ -16,8 +16,9 @@ from tailrace.sampling.validation import check_kind, checked_few
 class SequenceState:
     """What a sequence takes along from slot to slot, besides its tokens; whoever holds it sees what the slot writes.
 
-    state: what the methods have learnt. banned: output position → ids that may not be drawn there. mask: uint32 [⌈V / 32⌉], never
-    changed in place; a token whose bit is 0 may be drawn nowhere. forced: output position → the id that must be.
+    state: what the methods have learnt. banned: output position → ids that may not be drawn there. mask: uint32 [⌈V /
+    32⌉], never changed in place; a token whose bit is 0 may be drawn nowhere. forced: output position → the id that
+    must be.
     """
 
     state: dict[str, float] = field(default_factory=dict)

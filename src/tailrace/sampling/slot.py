@@ -21,10 +21,11 @@ PendingUpdate = tuple[
 class Slot:
     """One occupied slot.
 
-    edits, refinements: the methods it wants, in order. updates: of the tokens drawn and not yet committed, in order: each with the
-    log-probability that its methods' state is updated with if it stands; None: the state stays. basis: the candidates whose probabilities
-    the state follows, at the row looked at last. derived: made once from the parameters. took_s: processor time of its last draw, where
-    that may be costly. turns: one of its edits does something else after every token.
+    edits, refinements: the methods it wants, in order. updates: of the tokens drawn and not yet committed, in order:
+    each with the log-probability that its methods' state is updated with if it stands; None: the state stays. basis:
+    the candidates whose probabilities the state follows, at the row looked at last. derived: made once from the
+    parameters. took_s: processor time of its last draw, where that may be costly. turns: one of its edits does
+    something else after every token.
     """
 
     params: SamplingParams

@@ -75,7 +75,8 @@ class SlotStore:
             follower.remove(slot)
 
     def move(self, source: int, target: int) -> None:
-        """The request of `source` is in the empty `target` from now on, with all that it has: for engines that keep their rows dense.
+        """The request of `source` is in the empty `target` from now on, with all that it has: for engines that keep
+        their rows dense.
 
         Raises:
             ParameterError: `source` is empty, or `target` taken.

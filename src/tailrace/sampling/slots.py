@@ -1,8 +1,8 @@
 """The sampler's one mutable state: per slot, what its request asks and what its sequence has said.
 
-A request is added, removed, moved and forked in O(its own parameters); rows of a step point into the slots by index. `programs` and `edits`
-have what each slot's rows are sampled by, as plain data (kernels/program.py); backends follow them: each is told what
-has changed, and keeps the form that its kernels read. Knows no backend and nothing of logits.
+A request is added, removed, moved and forked in O(its own parameters); rows of a step point into the slots by index.
+`programs` and `edits` have what each slot's rows are sampled by, as plain data (kernels/program.py); backends follow
+them: each is told what has changed, and keeps the form that its kernels read. Knows no backend and nothing of logits.
 """
 
 from __future__ import annotations
@@ -42,11 +42,13 @@ class Slots(SlotStore):
     """S slots over a vocabulary of V tokens. Whatever is refused is refused before anything has changed.
 
     Args:
-        default_keys: of requests without a seed; None takes fresh ones from the operating system. Ranks of tensor parallelism that add the
-            same requests in the same order agree on all tokens if each has a `KeySource` of the same seed.
+        default_keys: of requests without a seed; None takes fresh ones from the operating system. Ranks of tensor
+            parallelism that add the same requests in the same order agree on all tokens if each has a `KeySource` of
+            the same seed.
 
     Raises:
-        ParameterError: (a ValueError) from all, with the argument's name: also for a slot out of range, taken, or empty.
+        ParameterError: (a ValueError) from all, with the argument's name: also for a slot out of range, taken, or
+            empty.
     """
 
     def __init__(self, num_slots: int, vocab_size: int, *, default_keys: KeySource | None = None) -> None:
@@ -72,13 +74,15 @@ class Slots(SlotStore):
         """Occupy an empty slot.
 
         Args:
-            key: 64 bits, of the noise; None: that of the parameters' seed, or a fresh one (sampling/keys.py). handled: fields of ELSEWHERE
-                that the caller sees to; any other that asks for something is refused, because nothing here would do it.
-            output: what the sequence has said before (after a preemption). sequence_state: what it kept from then; written to from now on.
+            key: 64 bits, of the noise; None: that of the parameters' seed, or a fresh one (sampling/keys.py). handled:
+                fields of ELSEWHERE that the caller sees to; any other that asks for something is refused, because
+                nothing here would do it.
+            output: what the sequence has said before (after a preemption). sequence_state: what it kept from then;
+                written to from now on.
 
         Raises:
-            ParameterError: the parameters name a token outside the vocabulary, a processor that is not there, or what is done elsewhere;
-                prompt, output or eos_token_ids hold no token ids; key is not of 64 bits.
+            ParameterError: the parameters name a token outside the vocabulary, a processor that is not there, or what
+                is done elsewhere; prompt, output or eos_token_ids hold no token ids; key is not of 64 bits.
         """
         self._check_free("slot", slot)
         check_kind("params", params, SamplingParams)
@@ -144,8 +148,8 @@ class Slots(SlotStore):
         self._place(target, twin, None if own else edits)
 
     def adopt(self, slot: int, output: Sequence[int]) -> None:
-        """The slot's output is this from now on: for engines that write token ids themselves. What it has in common with the slot's own
-        stays; the rest is taken back, and the new tokens follow, as by `rewind` and `commit`.
+        """The slot's output is this from now on: for engines that write token ids themselves. What it has in common
+        with the slot's own stays; the rest is taken back, and the new tokens follow, as by `rewind` and `commit`.
 
         Args:
             output: token ids, all of the sequence's after its prompt.
@@ -166,7 +170,8 @@ class Slots(SlotStore):
         self.commit([slot], [wanted[kept:]])
 
     def commit(self, slots: Iterable[int], tokens: Iterable[Sequence[int]]) -> None:
-        """Accepted tokens of each slot, as `Sampled.tokens` has them: they become history. Those of one step may come in several calls, and
+        """Accepted tokens of each slot, as `Sampled.tokens` has them: they become history. Those of one step may come
+        in several calls, and
         a slot several times: its lists follow one another.
 
         Raises:
@@ -265,7 +270,8 @@ class Slots(SlotStore):
         return spread(first, [end - begin for begin, end in pairwise(starts)])
 
     def advance(self, slot: int, edits: bool) -> None:
-        """The slot's sequence has other tokens than before: the backends hear what that changes. edits: its edits among it."""
+        """The slot's sequence has other tokens than before: the backends hear what that changes. edits: its edits among
+        it."""
         entry = self[slot]
         if entry.state or (entry.history is not None and not edits):
             for follower in self._followers:

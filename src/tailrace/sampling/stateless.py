@@ -1,7 +1,7 @@
 """Logits and parameters of each row → token ids, for engines that keep the state of their requests themselves.
 
-The kernels are those of `Sampler`, and so are the tokens: a row's token is a function of its logits, its parameters, its seed and its
-position. What the kernels read of a row's parameters is made once per set of parameters, and kept.
+The kernels are those of `Sampler`, and so are the tokens: a row's token is a function of its logits, its parameters,
+its seed and its position. What the kernels read of a row's parameters is made once per set of parameters, and kept.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ WHOLE = {name: (limits := DECLARED[name].range) is not None and limits.whole for
 
 
 class Given(NamedTuple):
-    """A call's arguments besides the fields, checked. position: int64 [R]. keys: int64 [R]. top: alternatives to report."""
+    """A call's arguments besides the fields, checked. position: int64 [R]. keys: int64 [R]. top: alternatives to
+    report."""
 
     position: torch.Tensor
     keys: np.ndarray
@@ -57,7 +58,8 @@ class Given(NamedTuple):
 
 
 class RowLogprobs(NamedTuple):
-    """Of R rows, n alternatives each, of the model's own logits (log-softmax, nats); NaN or anything where a row's id is −1.
+    """Of R rows, n alternatives each, of the model's own logits (log-softmax, nats); NaN or anything where a row's id
+    is −1.
 
     logprobs: float64 [R], of the sampled tokens. ranks: int64 [R], 1 is the likeliest. top_ids: int64 [R, n], the
     likeliest tokens in order.
@@ -107,24 +109,27 @@ def sample(
         ids = sample(logits, temperature=[0.0, 0.8], top_p=0.95, seed=[1, 2], position=lengths)
         ids, found = sample(logits, temperature=0.7, top_k=torch.tensor([40, 0]), logprobs=5)
 
-    Each of `seed`, `position` and the fields is a number for all rows, or a list, an array or a tensor of R of them. Tensors may be on a
-    GPU: the host then waits for one copy of them all, which numbers on the host spare it. A row with temperature 0 takes its largest
-    logit, whatever the other fields say. A float32 tensor's 0.8 is 0.800000012, and that is what counts.
+    Each of `seed`, `position` and the fields is a number for all rows, or a list, an array or a tensor of R of them.
+    Tensors may be on a
+    GPU: the host then waits for one copy of them all, which numbers on the host spare it. A row with temperature 0
+    takes its largest logit, whatever the other fields say. A float32 tensor's 0.8 is 0.800000012, and that is what
+    counts.
 
     Args:
         logits: [R, V] of bf16, f16 or f32, rows may be strided; not modified.
-        seed: 64-bit integers, the keys of the rows' noise. One for all gives row r `request_key(seed, r)`, so that equal rows differ. None
-            draws fresh ones.
-        position: int in [0, 2^63 − 1]: the index of the sampled token in its sequence. Needed with `seed`: a seed has the same noise at the
-            same position again.
+        seed: 64-bit integers, the keys of the rows' noise. One for all gives row r `request_key(seed, r)`, so that
+            equal rows differ. None draws fresh ones.
+        position: int in [0, 2^63 − 1]: the index of the sampled token in its sequence. Needed with `seed`: a seed has
+            the same noise at the same position again.
         logprobs: report each row's token and so many of the likeliest ones; None: nothing is reported.
-        bitmask: int32 [R, ⌈V / 32⌉], contiguous, on any device: bit i of word i // 32 stands for token i, which may not come where it is 0.
+        bitmask: int32 [R, ⌈V / 32⌉], contiguous, on any device: bit i of word i // 32 stands for token i, which may not
+            come where it is 0.
         backend: None takes the kernels of the device where the logits are.
         fields: those of `RowFields`; ranges and meaning are those of `SamplingParams`.
 
     Returns:
-        int64 [R] where the logits are, −1 for a row that can't be sampled from (NaN, +inf, or nothing but −inf; nobody else's row is
-        touched by that). With `logprobs` also a `RowLogprobs`.
+        int64 [R] where the logits are, −1 for a row that can't be sampled from (NaN, +inf, or nothing but −inf; nobody
+        else's row is touched by that). With `logprobs` also a `RowLogprobs`.
 
     Raises:
         ParameterError: (a ValueError) naming the field and the row; also for logits of another dtype or shape.

@@ -13,13 +13,15 @@ from tailrace.fields import MAX_SEED, MIN_SEED
 from tailrace.params import FIELDS, NEUTRAL, SamplingParams
 from tailrace.sampling.keys import request_key
 
-# field → what does it. The engine does them all; a program that uses the library alone must do them itself, and not believe they are done.
+# field → what does it. The engine does them all; a program that uses the library alone must do them itself, and not
+# believe they are done.
 ELSEWHERE: dict[str, str] = {name: field.instead for name, field in FIELDS.items() if field.instead}
 READ_BY_MIN_TOKENS = ("stop_token_ids", "ignore_eos")
 
 
 def check_elsewhere(params: SamplingParams, key: int | None, handled: Collection[str]) -> None:
-    """Raise ParameterError, saying what to use instead, for the first field that asks for what nothing here does and nobody handles."""
+    """Raise ParameterError, saying what to use instead, for the first field that asks for what nothing here does and
+    nobody handles."""
     for name, instead in ELSEWHERE.items():
         if name in handled or getattr(params, name) == NEUTRAL[name]:
             continue

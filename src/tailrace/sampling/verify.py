@@ -1,18 +1,22 @@
-"""Verification of drafts, the specification: which of them stand, and what follows them. One request at a time, in torch.
+"""Verification of drafts, the specification: which of them stand, and what follows them. One request at a time, in
+torch.
 
-Drafts x₁ … x_k come with their proposals q (None: one-hot). Row j's distribution p is that of plain sampling after the drafts
+Drafts x₁ … x_k come with their proposals q (None: one-hot). Row j's distribution p is that of plain sampling after the
+drafts
 before it: every edit and refinement sees them. After all k are accepted, a bonus token is drawn from row k.
 
-- exact: accept while the draft is the token that plain sampling draws at that position with the same key: the output is the same
-  as without drafts, token for token.
-- rejection (Leviathan et al., arXiv 2211.17192): accept with min(1, p(x) / q(x)); at the first rejection draw from max(0, p − q).
-- block (Sun et al., arXiv 2403.10444, algorithm 2): accepts the longest prefix that joint verification allows; at least as many.
-  One-hot drafts: the same as rejection.
-- typical (Medusa; Cai et al., arXiv 2401.10774): accept where p(x) > min(ε, δ · e^−H), H the entropy of p in nats; otherwise what
-  plain sampling draws, which may be the draft after all. Not lossless: it sharpens the distribution. q is not looked at.
+- exact: accept while the draft is the token that plain sampling draws at that position with the same key: the output is
+  the same as without drafts, token for token.
+- rejection (Leviathan et al., arXiv 2211.17192): accept with min(1, p(x) / q(x)); at the first rejection draw from
+max(0, p − q).
+- block (Sun et al., arXiv 2403.10444, algorithm 2): accepts the longest prefix that joint verification allows; at least
+  as many. One-hot drafts: the same as rejection.
+- typical (Medusa; Cai et al., arXiv 2401.10774): accept where p(x) > min(ε, δ · e^−H), H the entropy of p in nats;
+  otherwise what plain sampling draws, which may be the draft after all. Not lossless: it sharpens the distribution. q
+  is not looked at.
 
-Whatever the rule, a greedy row accepts its likeliest token alone, and a forced token is taken as it is; where one of a request's rows
-has a forced token, block verification goes row by row, as rejection.
+Whatever the rule, a greedy row accepts its likeliest token alone, and a forced token is taken as it is; where one of a
+request's rows has a forced token, block verification goes row by row, as rejection.
 
 Acceptance, residual and draw take their noise from streams of their own.
 """
@@ -53,12 +57,13 @@ def verify(
     rule: Rule,
     masks: Sequence[Mask | None] = (),
 ) -> tuple[list[int], list[TokenLogprobs | None], int]:
-    """Tokens, their logprobs, and the status (kernels/status.py): whatever goes wrong is this request's alone, and what was accepted before
-    stands.
+    """Tokens, their logprobs, and the status (kernels/status.py): whatever goes wrong is this request's alone, and what
+    was accepted before stands.
 
     Args:
         logits: k + 1 rows [V] of any float dtype. slot: as it is before the first draft, and again on return.
-        position: of the first row. drafts: k of them. q: float32 [k or more, V], or None. masks: the grammar's, of each row; (): none.
+        position: of the first row. drafts: k of them. q: float32 [k or more, V], or None. masks: the grammar's, of each
+            row; (): none.
     """
     tokens: list[int] = []
     logprobs: list[TokenLogprobs | None] = []
@@ -169,10 +174,11 @@ def by_block(
     q: torch.Tensor | None,
     rule: Rule,
 ) -> Walk:
-    """Algorithm 2, row by row: after row j, the longest accepted prefix so far is known, and what the token after it is drawn from.
+    """Algorithm 2, row by row: after row j, the longest accepted prefix so far is known, and what the token after it is
+    drawn from.
 
-    What decides on acceptance is drawn for rows that may not be reached and come again in the next step; it is keyed by where the step
-    begins, so that no two steps share it.
+    What decides on acceptance is drawn for rows that may not be reached and come again in the next step; it is keyed by
+    where the step begins, so that no two steps share it.
     """
     assert q is not None
     p, rows, accepted, rests = 1.0, [], -1, []

@@ -1,7 +1,8 @@
 """The keyed choices behind the watermarks, and their detectors.
 
-In transformers' scheme they are watermark_transformers.py's. Else both derive their bits from Philox with the watermark's own key: counter
-= (token id, layer, hash of the context). A detector needs the key and the token ids, no model.
+In transformers' scheme they are watermark_transformers.py's. Else both derive their bits from Philox with the
+watermark's own key: counter = (token id, layer, hash of the context). A detector needs the key and the token ids, no
+model.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ def context_hash(tokens: Sequence[int]) -> int:
 
 
 def keyed_text(mark: Watermark, tokens: list[int], num_prompt: int) -> list[int]:
-    """What contexts are taken from: prompt and output; in transformers' scheme the output alone, as if zeros had gone before."""
+    """What contexts are taken from: prompt and output; in transformers' scheme the output alone, as if zeros had gone
+    before."""
     return tokens if mark.scheme == "tailrace" else [0] * mark.context + tokens[num_prompt:]
 
 
@@ -70,12 +72,12 @@ def is_green(mark: Watermark, context: Sequence[int], token: int, vocab_size: in
 def detect(mark: Watermark, tokens: Sequence[int], vocab_size: int | None = None) -> float:
     """How many standard deviations the text is above what an unmarked one shows; 4 and more is evidence (p < 4e-5).
 
-    Repeated (context, token) pairs count once, as both papers advise; of synthid's only the first token after each context, as
-    the others were left unmarked.
+    Repeated (context, token) pairs count once, as both papers advise; of synthid's only the first token after each
+    context, as the others were left unmarked.
 
     Args:
-        tokens: ids of the text, at least context + 1; the prompt may be among them and dilutes the score. vocab_size: of the model's
-            logits; only green lists in transformers' scheme need it.
+        tokens: ids of the text, at least context + 1; the prompt may be among them and dilutes the score. vocab_size:
+            of the model's logits; only green lists in transformers' scheme need it.
 
     Raises:
         ParameterError: (a ValueError) too few tokens, no ids, or no vocab_size.

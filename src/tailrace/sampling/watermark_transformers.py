@@ -1,11 +1,11 @@
-"""The choices of transformers' watermarks, bit for bit, so that its detectors recognise the text: WatermarkLogitsProcessor with
-seeding_scheme "lefthash", and SynthIDTextWatermarkLogitsProcessor; both on the CPU, whose generator gives other numbers than a GPU's (their
-detectors must be given device="cpu").
+"""The choices of transformers' watermarks, bit for bit, so that its detectors recognise the text:
+WatermarkLogitsProcessor with seeding_scheme "lefthash", and SynthIDTextWatermarkLogitsProcessor; both on the CPU, whose
+generator gives other numbers than a GPU's (their detectors must be given device="cpu").
 
-Against ours (sampling/watermark.py) they are weaker: the green list of a token follows from that one token, whatever `context` says (it
-only says from where on text is marked), and from the lowest 32 bits of key · token, which is all that torch's CPU generator is seeded with;
-SynthID's bits come from a table of 65,536. They are here for those who have their detectors. Not here: "selfhash", which shuffles the
-vocabulary forty times for each token.
+Against ours (sampling/watermark.py) they are weaker: the green list of a token follows from that one token, whatever
+`context` says (it only says from where on text is marked), and from the lowest 32 bits of key · token, which is all
+that torch's CPU generator is seeded with; SynthID's bits come from a table of 65,536. They are here for those who have
+their detectors. Not here: "selfhash", which shuffles the vocabulary forty times for each token.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import torch
 from tailrace.options import Watermark
 
 MULTIPLIER, INCREMENT = np.uint64(6364136223846793005), np.uint64(1)
-KEPT = 64  # green lists, and tables: a common token's list is asked for again and again, and takes a shuffle of the vocabulary
+# green lists, and tables: a common token's list is asked for again and again, and takes a shuffle of the vocabulary
+KEPT = 64
 ID_S = 5e-8  # that an id takes in a shuffle, and in an edit of what is green
 
 

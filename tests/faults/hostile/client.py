@@ -26,9 +26,11 @@ class Attempt:
     """One request, or several at once.
 
     Attributes:
-        pieces: what goes out; a number is a pause in seconds. then: "read" waits for the answer; "half" does, with its own side shut;
-            "close" and "reset" leave. after: bytes of the answer that it waits for before it leaves. field: what an error must name;
-            None: any field, "": none need be named. beside: further attempts, sent at the same time, whose answers are not looked at.
+        pieces: what goes out; a number is a pause in seconds. then: "read" waits for the answer; "half" does, with its
+            own side shut; "close" and "reset" leave. after: bytes of the answer that it waits for before it leaves.
+            field: what an error must name;
+            None: any field, "": none need be named. beside: further attempts, sent at the same time, whose answers are
+                not looked at.
     """
 
     pieces: tuple[Piece, ...]
@@ -42,8 +44,9 @@ class Kind(NamedTuple):
     """A kind of abuse, as data.
 
     Attributes:
-        name: unique. make: (chance, number of the variant) → an attempt. right: statuses that are right; 0 is a connection that ends
-            without an answer. why: what it could break. bound_ms: what it may add to the time between others' tokens.
+        name: unique. make: (chance, number of the variant) → an attempt. right: statuses that are right; 0 is a
+            connection that ends without an answer. why: what it could break. bound_ms: what it may add to the time
+            between others' tokens.
         limit_s: after which an answer counts as none.
     """
 
@@ -57,7 +60,8 @@ class Kind(NamedTuple):
 
 @dataclass
 class Answer:
-    """What came back: the status (0: none), the headers and the body without its chunks, seconds until the end, and whether it hung."""
+    """What came back: the status (0: none), the headers and the body without its chunks, seconds until the end, and
+    whether it hung."""
 
     status: int = 0
     head: bytes = b""
@@ -214,7 +218,8 @@ def wrong_success(answer: Answer) -> list[str]:
 
 
 def wrong_error(answer: Answer, field: str | None) -> list[str]:
-    """OpenAI's shape, with the field at fault, or the body where it is at fault as a whole. Of a 5xx only the 503 by design is right."""
+    """OpenAI's shape, with the field at fault, or the body where it is at fault as a whole. Of a 5xx only the 503 by
+    design is right."""
     try:
         problem = json.loads(answer.body)["error"]
         message, param = problem["message"], problem["param"]

@@ -1,4 +1,5 @@
-"""Malformed HTTP, hostile headers, bodies that come slowly or not at all, encodings, other people's Hosts; malformed JSON."""
+"""Malformed HTTP, hostile headers, bodies that come slowly or not at all, encodings, other people's Hosts; malformed
+JSON."""
 
 from __future__ import annotations
 
@@ -73,7 +74,7 @@ def slow_headers(chance: Random, i: int) -> Attempt:
 
 def lengths(chance: Random, i: int) -> Attempt:
     values = ["-1", "1e3", "0x10", "99999999999999999999999", "abc", "", "4, 5", "+4", "4 4", "٤"]
-    body = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: "
+    body = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: "  # noqa: E501, one text
     return raw(f"{body}{listed(chance, values, i)}\r\n\r\n", SMALL, then="half")
 
 

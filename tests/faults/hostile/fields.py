@@ -1,4 +1,5 @@
-"""Fields of the wrong type, out of range, or contradicting each other; prompts that are too long, too many, or no text."""
+"""Fields of the wrong type, out of range, or contradicting each other; prompts that are too long, too many, or no
+text."""
 
 from __future__ import annotations
 

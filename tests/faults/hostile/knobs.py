@@ -1,4 +1,5 @@
-"""Knobs of the sampler at their extremes and in company, and what costs the engine's thread per token: lists, histories, copies."""
+"""Knobs of the sampler at their extremes and in company, and what costs the engine's thread per token: lists,
+histories, copies."""
 
 from __future__ import annotations
 
@@ -361,7 +362,7 @@ def long_answers(chance: Random, i: int) -> Attempt:
     """All that a step may hold: long prompts that share nothing, many at once."""
     import dataclasses
 
-    ask = lambda n: complete([chance.randrange(49_152) for _ in range(3000)], max_tokens=16, seed=n, ignore_eos=True)  # noqa: E731
+    ask = lambda n: complete([chance.randrange(49_152) for _ in range(3000)], max_tokens=16, seed=n, ignore_eos=True)  # noqa: E731  # noqa: E501, one text
     return dataclasses.replace(ask(0), beside=tuple(ask(n) for n in range(1, 5)))
 
 

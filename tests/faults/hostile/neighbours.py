@@ -1,6 +1,7 @@
 """Sixteen innocent streams that run all the time, in a process of their own: what they were told, and when.
 
-python -m faults.hostile.neighbours PORT    a line says that the first round is over; it ends, and reports, when stdin is closed
+python -m faults.hostile.neighbours PORT    a line says that the first round is over; it ends, and reports, when stdin
+is closed
 """
 
 from __future__ import annotations
@@ -128,7 +129,8 @@ class Street:
         probing.cancel()
 
     async def stay(self, place: int, peace: dict[str, Any]) -> None:
-        """One neighbour. They begin one after the other: what sixteen beginnings at once cost is no hostile request's doing."""
+        """One neighbour. They begin one after the other: what sixteen beginnings at once cost is no hostile request's
+        doing."""
         await asyncio.sleep(place * APART_S)
         while not self.over.is_set():
             if (now := await self.told(place)) != peace:
@@ -172,7 +174,8 @@ class Neighbours:
             raise RuntimeError("the neighbours did not get through their first round")
 
     def report(self) -> dict[str, Any]:
-        """gaps and health: (time.monotonic(), seconds); health −1: not 200. rounds, that each had, and differences from the first."""
+        """gaps and health: (time.monotonic(), seconds); health −1: not 200. rounds, that each had, and differences from
+        the first."""
         out, _ = self._process.communicate(timeout=120)
         return json.loads(out)
 

@@ -1,4 +1,5 @@
-"""So many hostile requests beside the neighbours, and the report: answers by kind, what was wrong, gaps between tokens, memory, counters.
+"""So many hostile requests beside the neighbours, and the report: answers by kind, what was wrong, gaps between tokens,
+memory, counters.
 
 python -m faults.hostile.storm [--variants 10] [--at-once 4] [--only WORD]     from the folder tests
 """
@@ -99,7 +100,8 @@ class Server:
 
 @contextmanager
 def serving(port: int, *flags: str, model: str | None = None) -> Iterator[Server]:
-    """A whole server. model: None is scripted logits, which cost next to nothing, with the default model's tokenizer."""
+    """A whole server. model: None is scripted logits, which cost next to nothing, with the default model's
+    tokenizer."""
     folder = resolve(ModelConfig(), progress=False).folder
     command = [
         sys.executable,
@@ -203,10 +205,12 @@ def in_ms(values: Sequence[float]) -> dict[str, float]:
 
 
 def run(server: Server, kinds: Sequence[Kind], variants: int, at_once: int, warm_up: bool = True) -> dict[str, Any]:
-    """Peace, a storm to warm up, the storm; then everything that can be said of it. The record is what the test asserts on.
+    """Peace, a storm to warm up, the storm; then everything that can be said of it. The record is what the test asserts
+    on.
 
     Args:
-        variants: requests of each kind. warm_up: send as many before memory is looked at for the first time, so that caches are full.
+        variants: requests of each kind. warm_up: send as many before memory is looked at for the first time, so that
+            caches are full.
     """
     report, warm = Report(), Report()
     engine = server.children()[0]

@@ -233,7 +233,8 @@ def control_characters(chance: Random, i: int) -> Attempt:
 
 
 def behind_a_choice(chance: Random, i: int) -> Attempt:
-    """Compiling goes the short way, where nothing is wrong; what follows the other one takes the library long, and then too much."""
+    """Compiling goes the short way, where nothing is wrong; what follows the other one takes the library long, and then
+    too much."""
     count = listed(chance, [9000, 5000, 900, 20_000], i)
     rule = " | ".join(f'"{n:04x}"' for n in range(count))
     grammar = f'root ::= "h" ([0-4] "q" | [5-9] r)\nr ::= {rule}'

@@ -49,8 +49,8 @@ PlainFields = msgspec.defstruct(
 
 
 class GenerateRequest(PlainFields, kw_only=True):
-    """The fields of all endpoints. Sampling fields mean what params.SamplingParams says; null takes its default. Those that no code here
-    reads by name come from its declarations."""
+    """The fields of all endpoints. Sampling fields mean what params.SamplingParams says; null takes its default. Those
+    that no code here reads by name come from its declarations."""
 
     model: str | None = None
     stream: bool | None = None
@@ -140,7 +140,8 @@ class PromptLogprob(msgspec.Struct, frozen=True):
     decoded_token: str
 
 
-# vLLM's shape: per token of the prompt null (the first), or token id → its PromptLogprob, the token's own among them; as JSON
+# vLLM's shape: per token of the prompt null (the first), or token id → its PromptLogprob, the token's own among them;
+# as JSON
 PromptLogprobEntries = list[msgspec.Raw | None]
 
 
@@ -158,8 +159,8 @@ class CompletionTokensDetails(msgspec.Struct, frozen=True):
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Token counts of one request: each prompt once, every choice's tokens, the stopping token included. completion_tokens_details: where
-    tokens were guessed ahead."""
+    """Token counts of one request: each prompt once, every choice's tokens, the stopping token included.
+    completion_tokens_details: where tokens were guessed ahead."""
 
     prompt_tokens: int
     completion_tokens: int

@@ -1,10 +1,10 @@
 """Banned strings and patterns: checks the text of a sequence, as the bytes of its tokens give it, for what must never
 appear.
 
-A token that holds a banned string within itself can never be sampled (text/token_search.py). Banned text that lies across
-tokens is found when it is complete. The sequence is then rewound to the token in which the text began, that token is
-banned at that position, and another one is sampled (exllamav2's banned strings, koboldcpp's "antislop"). Tokens that
-may still become part of banned text are held back, so no client ever sees such text.
+A token that holds a banned string within itself can never be sampled (text/token_search.py). Banned text that lies
+across tokens is found when it is complete. The sequence is then rewound to the token in which the text began, that
+token is banned at that position, and another one is sampled (exllamav2's banned strings, koboldcpp's "antislop").
+Tokens that may still become part of banned text are held back, so no client ever sees such text.
 
 The text is that of the answer. Special tokens that are left out of it leave nothing, and so does the token that ends
 it.

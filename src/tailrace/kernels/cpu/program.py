@@ -86,8 +86,8 @@ class ProgramRecord(ctypes.Structure):
 
 
 class Programs:
-    """One program per slot, and what keeps the memory it points at alive. Behind them lies room for programs of single rows, which last
-    for a step."""
+    """One program per slot, and what keeps the memory it points at alive. Behind them lies room for programs of single
+    rows, which last for a step."""
 
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
@@ -139,8 +139,8 @@ class Programs:
             self._alive += [[] for _ in range(missing)]
 
     def derive(self, row: int, slot: int, edits: Sequence[Edit], forced: int | None) -> int:
-        """The program of a single row, the `row`-th of the step: the slot's, with edits that know all drafts before it. Returns its
-        place."""
+        """The program of a single row, the `row`-th of the step: the slot's, with edits that know all drafts before it.
+        Returns its place."""
         place = self.num_slots + row
         self.records[place] = self.records[slot]
         self.records[place].history = None
@@ -206,7 +206,8 @@ _sizes = [
 _stages = tuple((kind, info.needs) for kind, info in STAGES.items())
 if _sizes != _cpu.struct_sizes():
     raise ImportError(
-        f"tailrace._cpu was built from other sources: its structs have {_cpu.struct_sizes()} bytes, not {_sizes}; build it again"
+        f"tailrace._cpu was built from other sources: its structs have {_cpu.struct_sizes()} bytes, not "
+        f"{_sizes}; build it again"
     )
 if _stages != _cpu.STAGES:
     _pairs = [f"{theirs}, {ours}" for theirs, ours in zip_longest(_cpu.STAGES, _stages) if theirs != ours]

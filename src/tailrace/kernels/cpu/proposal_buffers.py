@@ -1,7 +1,9 @@
 """Memory for the distributions that drafts are drawn from, used again once nobody holds it.
 
-Fresh memory would cost more than what is written there: the system clears each page when it is touched first. And a row whose entries are
-few is not filled with zeros again: csrc/draw.h notes what it wrote. So nobody else may write to it, but through `ProposalBuffer.write`.
+Fresh memory would cost more than what is written there: the system clears each page when it is touched first. And a row
+whose entries are
+few is not filled with zeros again: csrc/draw.h notes what it wrote. So nobody else may write to it, but through
+`ProposalBuffer.write`.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from tailrace import _cpu
 
 
 class ProposalBuffer:
-    """Room for `count` distributions. q: float32 [count, V], contiguous, on the CPU; a row is anything until it is written."""
+    """Room for `count` distributions. q: float32 [count, V], contiguous, on the CPU; a row is anything until it is
+    written."""
 
     def __init__(self, q: torch.Tensor, notes: np.ndarray) -> None:
         self.q, self._notes = q, notes

@@ -43,7 +43,8 @@ class ProgramTable(Protocol):
 
 
 class CPUStep:
-    """One step, checked: [L, V] logits of bf16, f16 or f32, rows may be strided, not modified; rows as in kernels/rows.py.
+    """One step, checked: [L, V] logits of bf16, f16 or f32, rows may be strided, not modified; rows as in
+    kernels/rows.py.
 
     flags: what the programs of its slots have set, together (kernels/needs.py).
 
@@ -95,7 +96,8 @@ class CPUStep:
         """Draw a draft for each row, and keep what it was drawn from; the rows' drafts and rules are not looked at.
 
         Args:
-            noise: of each row, its position and stream; with its slot's key. The row's own position is what its methods see.
+            noise: of each row, its position and stream; with its slot's key. The row's own position is what its methods
+                see.
             to: of each row, the place and the row there that its distribution goes to.
 
         Raises:
@@ -123,8 +125,9 @@ class PlainStep(CPUStep):
     """A row for each row of logits, each with a program of its own and without drafts; nothing is left to check.
 
     Args:
-        logits: [R, V], readable. position: int64 [R], none negative. programs: where R programs lie. mask: int32 [R, ⌈V / 32⌉], contiguous,
-            on the CPU. top: alternatives that all programs report; None: none reports anything. What is given must outlive the step.
+        logits: [R, V], readable. position: int64 [R], none negative. programs: where R programs lie. mask: int32 [R, ⌈V
+            / 32⌉], contiguous, on the CPU. top: alternatives that all programs report; None: none reports anything.
+            What is given must outlive the step.
     """
 
     def __init__(

@@ -1,5 +1,6 @@
-"""The GPU kernels, in Triton. With TRITON_INTERPRET=1 they run in its interpreter on the CPU: that is how they are tested where there is
-no GPU. Every kernel is launched with a grid that the shapes alone decide, and waits for nothing on the host."""
+"""The GPU kernels, in Triton. With TRITON_INTERPRET=1 they run in its interpreter on the CPU: that is how they are
+tested where there is no GPU. Every kernel is launched with a grid that the shapes alone decide, and waits for nothing
+on the host."""
 
 import os
 

@@ -1,4 +1,5 @@
-"""Greedy argmax: each program the best of its part of a row, then the best of those. Reads the row once, in its own dtype."""
+"""Greedy argmax: each program the best of its part of a row, then the best of those. Reads the row once, in its own
+dtype."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ BLOCK = 4096
 
 @triton.jit
 def best_of_part(logits, stride, vocab, blocks, best, BLOCK: tl.constexpr):
-    """best: int64 [R, S]. Part s of a row has every S-th block, so that the parts are equally long and read side by side."""
+    """best: int64 [R, S]. Part s of a row has every S-th block, so that the parts are equally long and read side by
+    side."""
     row, part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     at = logits + row.to(tl.int64) * stride
     found = tl.full((BLOCK,), NOBODY, tl.int64)

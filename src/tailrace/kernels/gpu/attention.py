@@ -1,10 +1,13 @@
-"""Paged attention in Triton: two ways, chosen by each sequence for itself, since the host does not know what is in query_start.
+"""Paged attention in Triton: two ways, chosen by each sequence for itself, since the host does not know what is in
+query_start.
 
-- Up to SHORT tokens in the step (decodes, drafts): split over chunks of the positions (flash-decoding). The chunks are the same whatever
-  the batch: 16 of 256 positions, 16 of 512, and so on, so that short contexts are split finely and long ones leave few partial results.
-  `join` adds the chunks' partial softmaxes in their order: a token's result depends neither on the other sequences, nor on how many
-  programs there are, nor on whether it was a draft.
-- More tokens (prefills): one program per tile of rows (tokens × the query heads of one KV head), which goes over all positions.
+- Up to SHORT tokens in the step (decodes, drafts): split over chunks of the positions (flash-decoding). The chunks are
+the same whatever
+  the batch: 16 of 256 positions, 16 of 512, and so on, so that short contexts are split finely and long ones leave few
+  partial results. `join` adds the chunks' partial softmaxes in their order: a token's result depends neither on the
+  other sequences, nor on how many programs there are, nor on whether it was a draft.
+- More tokens (prefills): one program per tile of rows (tokens × the query heads of one KV head), which goes over all
+positions.
 
 Both are launched wherever both may be needed; a program whose sequence goes the other way ends at once.
 """
@@ -109,8 +112,8 @@ def over(
     DIM_PAD: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Online softmax of q [ROWS, DIM_PAD], of tokens at positions `at`, over the positions first … last − 1; first is a multiple of BLOCK.
-    Returns the largest score in units of log 2, Σ weight, Σ weight · value."""
+    """Online softmax of q [ROWS, DIM_PAD], of tokens at positions `at`, over the positions first … last − 1; first is a
+    multiple of BLOCK. Returns the largest score in units of log 2, Σ weight, Σ weight · value."""
     top = tl.full((ROWS,), float("-inf"), tl.float32)
     mass = tl.zeros((ROWS,), tl.float32)
     mixed = tl.zeros((ROWS, DIM_PAD), tl.float32)
@@ -168,8 +171,8 @@ def attend_chunks(
     DIM_PAD: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Every parts-th chunk of a tile of a sequence of at most `most` tokens. tops, masses: float32 [places, Hq, chunks]; mixtures: float32
-    [places, Hq, chunks, D]."""
+    """Every parts-th chunk of a tile of a sequence of at most `most` tokens. tops, masses: float32 [places, Hq,
+    chunks]; mixtures: float32 [places, Hq, chunks, D]."""
     sequence, tile, head = tl.program_id(0) // tiles, tl.program_id(0) % tiles, tl.program_id(1)
     part, parts = tl.program_id(2), tl.num_programs(2)
     begin = tl.load(query_start + sequence)
@@ -287,8 +290,8 @@ def attend_tiles(
     DIM_PAD: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One tile of a sequence of more than `few` tokens. The tiles of sequence i begin at query_start[i] // TOKENS + i: so their number is
-    bounded without a look at query_start."""
+    """One tile of a sequence of more than `few` tokens. The tiles of sequence i begin at query_start[i] // TOKENS + i:
+    so their number is bounded without a look at query_start."""
     number, head = tl.program_id(0), tl.program_id(1)
     TOKENS: tl.constexpr = ROWS // GROUP
     low = tl.full((), 0, tl.int32)
@@ -348,7 +351,8 @@ def padded(dim: int) -> int:
 
 
 def block_of(dim: int, itemsize: int) -> int:
-    """Positions whose keys take 16 KiB: so many fit into any GPU's shared memory, with their values, several times over."""
+    """Positions whose keys take 16 KiB: so many fit into any GPU's shared memory, with their values, several times
+    over."""
     return min(64, max(16, 2**14 // (padded(dim) * itemsize)))
 
 

@@ -1,5 +1,6 @@
-"""The tokens of one row still in play, in the memory of its program: x float32, ids int32, ids ascending; and the ways to have fewer of
-them. All loops run over chunks, so that any number is exact and a few are quick. Counterpart of csrc/candidates.cpp.
+"""The tokens of one row still in play, in the memory of its program: x float32, ids int32, ids ascending; and the ways
+to have fewer of them. All loops run over chunks, so that any number is exact and a few are quick. Counterpart of
+csrc/candidates.cpp.
 
 Masses are sums of integers, UNIT to e^0: in whatever order they are taken, they are the same.
 """
@@ -65,7 +66,8 @@ def collect(row, keys, blocks, floor, top, x, ids, found):
 
 @triton.jit
 def append(x, ids, n, value, token, wanted):
-    """Put those wanted behind the n that are there; how many there are then. A chunk may be put where it or one before it was read."""
+    """Put those wanted behind the n that are there; how many there are then. A chunk may be put where it or one before
+    it was read."""
     place = n + tl.cumsum(wanted.to(tl.int32), 0) - 1
     tl.debug_barrier()
     tl.store(x + place, value, mask=wanted)
@@ -173,13 +175,15 @@ def relative_to_largest(x, n):
 
 @triton.jit
 def distance_bits(x, center):
-    """|center − x| rounded once, as ascending integers. center: double, at most 0; at 0 the order is that of descending values."""
+    """|center − x| rounded once, as ascending integers. center: double, at most 0; at 0 the order is that of descending
+    values."""
     return tl.abs(center - x.to(tl.float64)).to(tl.float32).to(tl.int32, bitcast=True)
 
 
 @triton.jit
 def up_to(x, n, center, k, bits):
-    """The mass (in UNITs; with k > 0 the number) of those at most so far from `center`, for each of several distances: int64 [PIVOTS]."""
+    """The mass (in UNITs; with k > 0 the number) of those at most so far from `center`, for each of several distances:
+    int64 [PIVOTS]."""
     found = tl.zeros((PIVOTS, CHUNK), tl.int64)
     for first in range(0, n, CHUNK):
         value = load(x, n, first)
@@ -200,7 +204,8 @@ def counted(x, k):
 
 @triton.jit
 def boundary(x, n, center, k, target):
-    """How far from `center` the k-th is, as bits; with k = 0, the first whose mass, with that of all nearer ones, reaches `target`."""
+    """How far from `center` the k-th is, as bits; with k = 0, the first whose mass, with that of all nearer ones,
+    reaches `target`."""
     low, high = tl.full((), 0, tl.int32), tl.full((), DEEPEST, tl.int32)
     while low < high:
         step = (high - low + PIVOTS) // PIVOTS
@@ -215,10 +220,11 @@ def boundary(x, n, center, k, target):
 
 @triton.jit
 def keep_first(x, ids, n, center, k, target):
-    """The k nearest to `center`, of equally near ones those with smaller ids; with k = 0, as many as it takes to reach `target`. How many,
-    and how far the last of them is, as bits.
+    """The k nearest to `center`, of equally near ones those with smaller ids; with k = 0, as many as it takes to reach
+    `target`. How many, and how far the last of them is, as bits.
 
-    center 0: the largest. Of a few, each is compared with each; of more, the distance of the last one is found by its bits.
+    center 0: the largest. Of a few, each is compared with each; of more, the distance of the last one is found by its
+    bits.
     """
     if n <= FEW:
         kept, last = keep_first_of_few(x, ids, n, center, k, target)
@@ -285,7 +291,8 @@ def keep_above(x, ids, n, bound):
 
 @triton.jit
 def keep_above_edited(row, top, x, ids, n, bound):
-    """Those whose logit lies no more than −bound below the largest there is, or than the largest of those here; how many."""
+    """Those whose logit lies no more than −bound below the largest there is, or than the largest of those here; how
+    many."""
     largest = tl.full((), float("-inf"), tl.float32)
     for first in range(0, n, CHUNK):
         largest = tl.maximum(largest, tl.max(load_edited(row, top, ids, n, first), 0))

@@ -1,4 +1,5 @@
-"""The numbers of a step's rows on the device: columns of one buffer, so that one copy brings all of them and one address finds them."""
+"""The numbers of a step's rows on the device: columns of one buffer, so that one copy brings all of them and one
+address finds them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Gumbel-max over candidates, and over a whole row of which only the temperature is changed; counterpart of csrc/draw.cpp."""
+"""Gumbel-max over candidates, and over a whole row of which only the temperature is changed; counterpart of
+csrc/draw.cpp."""
 
 from __future__ import annotations
 
@@ -79,10 +80,13 @@ def hot_ids(vocab, key, position, stream, ids):
 
 @triton.jit
 def winner_of_all(row, blocks, keys, top, temperature, target, x, ids, found, likeliest, key, position, stream):
-    """The winner of the row's likeliest tokens, whose masses reach `target` (of all where that is inf), x = (l − max) / temperature.
+    """The winner of the row's likeliest tokens, whose masses reach `target` (of all where that is inf), x = (l − max) /
+    temperature.
 
-    Only hot tokens have noise above COLD, so of the others none counts whose x + COLD is below the best of the hot ones. And not where the
-    nucleus ends is looked for, but whether the winner lies in it: if not, nothing behind it does, and those ahead of it compete.
+    Only hot tokens have noise above COLD, so of the others none counts whose x + COLD is below the best of the hot
+    ones. And not where the
+    nucleus ends is looked for, but whether the winner lies in it: if not, nothing behind it does, and those ahead of it
+    compete.
     """
     best = tl.full((), NOBODY, tl.int64)
     behind = best  # nothing from here on counts, by value and id

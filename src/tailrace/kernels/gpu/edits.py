@@ -1,7 +1,8 @@
 """Edits of single entries, applied where logits are read; counterpart of csrc/row.h.
 
-A slot's edits lie in tables over the vocabulary that a bitmap makes sparse: only where its bit says that an id is touched is more read.
-`amend` changes them id by id: what a token changes costs what it changes, whatever the history is.
+A slot's edits lie in tables over the vocabulary that a bitmap makes sparse: only where its bit says that an id is
+touched is more read. `amend` changes them id by id: what a token changes costs what it changes, whatever the history
+is.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from tailrace.kernels.gpu.program import (
     number,
 )
 
-# of an amendment, int64: slot · 2³² + id; bit 0: allowed, bit 1: touched; repeated · 2³² + counted; bits of what is added after the
-# penalties · 2³² + bits of what is added before them
+# of an amendment, int64: slot · 2³² + id; bit 0: allowed, bit 1: touched; repeated · 2³² + counted; bits of what is
+# added after the penalties · 2³² + bits of what is added before them
 AMENDMENT = tl.constexpr(4)
 BLOCK = 128
 
@@ -80,7 +81,8 @@ def is_edited(row):
 
 @triton.jit
 def edited(edits, x, ids, inside):
-    """First the bans, then what is added, then penalties, then what is added after them: as sampling/pipeline.py has them."""
+    """First the bans, then what is added, then penalties, then what is added after them: as sampling/pipeline.py has
+    them."""
     flags, allowed, is_masked, mask, touched = edits[0], edits[1], edits[2], edits[3], edits[4]
     word, bit = ids // 32, ids % 32
     if (flags & ALLOWED) != 0:
@@ -122,8 +124,8 @@ def moved(edits, x, ids, hit):
 def edited_blocks(row, block, raw, BLOCK: tl.constexpr, TILE: tl.constexpr):
     """Values of whole blocks after the edits. raw: float32 [TILE, BLOCK], as raw_at has them.
 
-    By groups of eight ids, a byte of each bitmap: banned ones are cleared together, and of those that are moved, one of each group at a
-    time. So an entry that nothing edits costs next to nothing.
+    By groups of eight ids, a byte of each bitmap: banned ones are cleared together, and of those that are moved, one of
+    each group at a time. So an entry that nothing edits costs next to nothing.
     """
     edits = row[2]
     flags, allowed, is_masked, mask, touched = edits[0], edits[1], edits[2], edits[3], edits[4]
@@ -168,7 +170,8 @@ def ones_of(byte):
 
 @triton.jit
 def keys_at(row, ids, inside, raw):
-    """Ordered keys and values after the edits; an entry that no edit makes right (NaN, +inf) keeps its key. raw: as raw_at has them."""
+    """Ordered keys and values after the edits; an entry that no edit makes right (NaN, +inf) keeps its key. raw: as
+    raw_at has them."""
     x, key = raw, ordered(raw)
     if is_edited(row):
         x = edited(row[2], raw, ids, inside)
@@ -178,7 +181,8 @@ def keys_at(row, ids, inside, raw):
 
 @triton.jit(do_not_specialize=["n", "tallies", "shifts"])
 def amend(tables, amendments, n, vocab, tallies, shifts, BLOCK: tl.constexpr):
-    """Write the entries of slots' tables. No two amendments name the same entry. tallies, shifts: whether these tables are there."""
+    """Write the entries of slots' tables. No two amendments name the same entry. tallies, shifts: whether these tables
+    are there."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = i < n
     at = amendments + i * AMENDMENT

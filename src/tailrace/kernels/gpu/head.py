@@ -1,7 +1,7 @@
 """Sampling as the end of the output projection: logits are never written to memory.
 
-Each program multiplies a tile of rows by a tile of the vocabulary, adds the noise, and keeps its best; the best of the tiles wins. What the
-tile holds is rounded to the model's dtype first, as logits are that are written.
+Each program multiplies a tile of rows by a tile of the vocabulary, adds the noise, and keeps its best; the best of the
+tiles wins. What the tile holds is rounded to the model's dtype first, as logits are that are written.
 """
 
 from __future__ import annotations

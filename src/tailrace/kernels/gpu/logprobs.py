@@ -1,7 +1,7 @@
 """What a drawn token's log-probability, rank and likeliest rivals were; counterpart of csrc/logprobs.cpp.
 
-Of the model's own distribution by the maxima of blocks: only those are read that hold something as likely. Of the one drawn from by what
-sample_rows has left in memory.
+Of the model's own distribution by the maxima of blocks: only those are read that hold something as likely. Of the one
+drawn from by what sample_rows has left in memory.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ MOST = tl.constexpr(2**63 - 1)
 
 @triton.jit(do_not_specialize=["width", "top"])
 def logprobs_of_rows(step, tables, work, out, blocks, width, top):
-    """out: numbers float64 [N, width, 3 + top], logprob, entropy and varentropy in nats, the top logprobs; ranks int64 [N, width, 1 + top],
-    rank, the top ids. Set where a program asks."""
+    """out: numbers float64 [N, width, 3 + top], logprob, entropy and varentropy in nats, the top logprobs; ranks int64
+    [N, width, 1 + top], rank, the top ids. Set where a program asks."""
     i, j = tl.program_id(0).to(tl.int64), tl.program_id(1)
     first = column(step, START, i)
     row, record = first + j, tables.records + column(step, SLOT, first) * tables.fields

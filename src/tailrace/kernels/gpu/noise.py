@@ -45,7 +45,8 @@ def gumbel_of(key, position, stream, ids, hot):
     """Standard Gumbel noise, float32, of ids whose hot bit is known."""
     w0, _, _, _ = philox_words(key, ids, stream * 2, position)
     v = (w0.to(tl.float64) + 0.5) * UNIT
-    # e = −ln(1 − u); where v · HOT is small, its logarithm's argument must keep the small part: ln(1 − x) by x's own series there
+    # e = −ln(1 − u); where v · HOT is small, its logarithm's argument must keep the small part: ln(1 − x) by x's own
+    # series there
     e = tl.where(hot, small_log(v * HOT), -tl.log((1.0 - v) * (1.0 - HOT)))
     return (-tl.log(e)).to(tl.float32)
 
@@ -59,7 +60,8 @@ def gumbel_at(key, position, stream, ids):
 
 @triton.jit
 def small_log(x):
-    """−ln(1 − x) for 0 < x < 2^-8 in double: the series up to x^7 / 7, relative error below 2^-56 of the first term left out."""
+    """−ln(1 − x) for 0 < x < 2^-8 in double: the series up to x^7 / 7, relative error below 2^-56 of the first term
+    left out."""
     p = 1.0 / 7 + x * (1.0 / 8)
     p = 1.0 / 6 + x * p
     p = 1.0 / 5 + x * p

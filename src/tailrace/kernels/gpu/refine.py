@@ -79,8 +79,8 @@ def stage_at(record, s):
 
 @triton.jit
 def reached_by(keys, blocks, k):
-    """A value that the maxima of at least k blocks reach, so at least k tokens, and of not many more than needed. −inf where there are
-    fewer blocks."""
+    """A value that the maxima of at least k blocks reach, so at least k tokens, and of not many more than needed. −inf
+    where there are fewer blocks."""
     low, high = tl.full((), NONE_KEY, tl.int32), highest(keys, blocks)
     if blocks >= k:
         low = tl.maximum(least_of(keys, blocks), low)
@@ -154,9 +154,9 @@ def first_depth(record, stages, blocks, keys, top, mass, squares, sigma, vocab):
 
 @triton.jit
 def refine(record, stages, row, position, top, mass, row_entropy, squares, mass_temperature, sigma, floor, x, ids, n):
-    """All stages in order → how many are left, and where a stage could not decide the depth (relative to the maximum) to collect down to
-    instead; 0 where all could. mass, row_entropy, squares (Σ e^2d): of the row, d = (l − max) / mass_temperature; mass_temperature 0: not
-    known."""
+    """All stages in order → how many are left, and where a stage could not decide the depth (relative to the maximum)
+    to collect down to instead; 0 where all could. mass, row_entropy, squares (Σ e^2d): of the row, d = (l − max) /
+    mass_temperature; mass_temperature 0: not known."""
     needed = tl.full((), 0.0, tl.float64)
     temperature = tl.full((), 1.0, tl.float64)
     complete = floor <= EVERYTHING
@@ -209,7 +209,8 @@ def refine(record, stages, row, position, top, mass, row_entropy, squares, mass_
                 elif kind == TOP_P:
                     target = a * whole
                     if (complete == 0) & (here < target):
-                        # all tokens below (1 − top_p) / V weigh less than 1 − top_p together: enough is above; first half-way there
+                        # all tokens below (1 − top_p) / V weigh less than 1 − top_p together: enough is above; first
+                        # half-way there
                         sure = tl.log(0.5 * (1.0 - a) * whole / row[1])
                         halfway = tl.where((floor > -8.0) & (sure < -8.0), -8.0, sure)
                         needed = tl.where(floor <= sure, EVERYTHING, halfway)
@@ -290,7 +291,8 @@ def reshape(kind, knobs, x, ids, n):
 
 @triton.jit
 def exclude_top_choices(record, position, knobs, x, ids, n):
-    """With probability b: of the tokens with p ≥ a, all but the least likely go; those that must never go don't count among them."""
+    """With probability b: of the tokens with p ≥ a, all but the least likely go; those that must never go don't count
+    among them."""
     a, b = number(knobs, 0), number(knobs, 1)
     if uniform_of(tl.load(record + KEY), position, XTC_STREAM) < b:
         bound = tl.log(a * total(x, n))

@@ -39,11 +39,11 @@ TYPICAL_RULE = tl.constexpr(RULES.index("typical"))
 
 @triton.jit
 def sample_rows(step, tables, work, blocks):
-    """Leaves in `work`, by row: status; drawn, 1 where it is OK; token, −1 where it is not; where they are asked for, what survives, in x
-    and ids, and how many.
+    """Leaves in `work`, by row: status; drawn, 1 where it is OK; token, −1 where it is not; where they are asked for,
+    what survives, in x and ids, and how many.
 
-    A row's time is that of fetching its way through the code, which no cache holds between steps: so what many rows need is called from
-    one place.
+    A row's time is that of fetching its way through the code, which no cache holds between steps: so what many rows
+    need is called from one place.
     """
     row = tl.program_id(0).to(tl.int64)
     plane = work.plane
@@ -102,7 +102,8 @@ def sample_rows(step, tables, work, blocks):
 
 @triton.jit
 def candidates(record, stages, here, position, keys, sums, plane, blocks, top, nucleus, x, ids, found):
-    """What the refinements leave, collected as deep as they must look; how many. nucleus: 0 where it is not decided by the likeliest."""
+    """What the refinements leave, collected as deep as they must look; how many. nucleus: 0 where it is not decided by
+    the likeliest."""
     wants, mass_temperature = tl.load(record + WANTS), number(record, MASS_TEMPERATURE)
     whole, h = tl.full((), 0.0, tl.float64), tl.full((), 0.0, tl.float64)
     sigma, squares = tl.full((), 0.0, tl.float64), tl.full((), 0.0, tl.float64)

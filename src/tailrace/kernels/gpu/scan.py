@@ -1,7 +1,8 @@
-"""The one streaming pass over the rows: per block of 256 entries the maximum, and where a program wants them, mass and moments.
+"""The one streaming pass over the rows: per block of 256 entries the maximum, and where a program wants them, mass and
+moments.
 
-Blocks are the same however a row is split over programs, and every block's sums are taken alone, so that a row's numbers depend neither
-on the split nor on the batch.
+Blocks are the same however a row is split over programs, and every block's sums are taken alone, so that a row's
+numbers depend neither on the split nor on the batch.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ PLANES = 9
 
 @triton.jit
 def scan_rows(step, tables, work, blocks, MORE: tl.constexpr, TILE: tl.constexpr):
-    """Writes work.keys, raw_keys and sums. MORE: it does the rows that are edited or want more than maxima and mass, else the others: what
-    a row asks for must not cost others registers."""
+    """Writes work.keys, raw_keys and sums. MORE: it does the rows that are edited or want more than maxima and mass,
+    else the others: what a row asks for must not cost others registers."""
     row, part, parts = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     record = tables.records + column(step, SLOT, row) * tables.fields
     wants, scale = tl.load(record + WANTS), number(record, SCALE).to(tl.float32)

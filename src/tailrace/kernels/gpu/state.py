@@ -1,4 +1,5 @@
-"""What the kernels know of the slots, on the device: their records (program.py) and the tables of their edits (edits.py)."""
+"""What the kernels know of the slots, on the device: their records (program.py) and the tables of their edits
+(edits.py)."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ from tailrace.kernels.transfer import there
 
 
 class Tables(NamedTuple):
-    """As kernels take them. records int64 [S, fields]; allowed, touched int32 [S, ⌈V / 32⌉]; tally int64 [S, V]: repeated · 2³² + counted;
-    shift float32 [S, V, 2]: added before and after the penalties. The latter two are one
+    """As kernels take them. records int64 [S, fields]; allowed, touched int32 [S, ⌈V / 32⌉]; tally int64 [S, V]:
+    repeated · 2³² + counted; shift float32 [S, V, 2]: added before and after the penalties. The latter two are one
     entry until somebody needs them. What is not touched is not looked at, so nothing is ever cleared but bits."""
 
     records: torch.Tensor
@@ -27,7 +28,8 @@ class Tables(NamedTuple):
 
 
 class SlotTables:
-    """Written by whoever fills slots; 8 bytes per slot and id where somebody has penalties, as many where somebody has biases.
+    """Written by whoever fills slots; 8 bytes per slot and id where somebody has penalties, as many where somebody has
+    biases.
 
     Raises:
         ValueError: the vocabulary is too large.

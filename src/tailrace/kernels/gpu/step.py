@@ -22,11 +22,11 @@ SCANS = {False: (16, 8), True: (4, 2)}  # MORE → blocks that a program reads a
 
 
 class GPUStep(NamedTuple):
-    """As kernels take it: logits [L, V] of bf16, f16 or f32, entries of a row contiguous; numbers int64, as columns.py has them, `padded`
-    entries in a column; masks int32 [M, ⌈V / 32⌉]; proposals float32 [R, V].
+    """As kernels take it: logits [L, V] of bf16, f16 or f32, entries of a row contiguous; numbers int64, as columns.py
+    has them, `padded` entries in a column; masks int32 [M, ⌈V / 32⌉]; proposals float32 [R, V].
 
-    What a kernel is compiled for are types, which numbers are 1 and which numbers and addresses are multiples of 16: so whatever may differ
-    from step to step is a multiple of 16, or lies behind an address that is.
+    What a kernel is compiled for are types, which numbers are 1 and which numbers and addresses are multiples of 16: so
+    whatever may differ from step to step is a multiple of 16, or lies behind an address that is.
     """
 
     logits: torch.Tensor
@@ -61,8 +61,8 @@ class Work(NamedTuple):
 
 
 class Out(NamedTuple):
-    """token_ids int64 [N · W]; num_tokens, status int64 [N]; ranks int64 [N · W · (1 + top)], numbers float64 [N · W · (3 + top)]. All lie
-    in `all`, int64, so that one copy takes them to the host."""
+    """token_ids int64 [N · W]; num_tokens, status int64 [N]; ranks int64 [N · W · (1 + top)], numbers float64 [N · W ·
+    (3 + top)]. All lie in `all`, int64, so that one copy takes them to the host."""
 
     all: torch.Tensor
     token_ids: torch.Tensor
@@ -123,8 +123,8 @@ class Workspace:
 
 
 class Launcher:
-    """A kernel whose machine code is found again by what it depends on: to look at each argument anew takes the host longer than all else
-    that a launch needs."""
+    """A kernel whose machine code is found again by what it depends on: to look at each argument anew takes the host
+    longer than all else that a launch needs."""
 
     def __init__(self, kernel: Any, warps: int) -> None:
         self.kernel, self.warps = kernel, warps
@@ -153,8 +153,8 @@ def run(
     scans: frozenset[bool],
     top: int | None,
 ) -> None:
-    """Launch the step's kernels. shape: requests, and tokens of each at most. scans: which of SCANS have rows to do. top: alternatives that
-    are reported at most; None: nobody asks for reports."""
+    """Launch the step's kernels. shape: requests, and tokens of each at most. scans: which of SCANS have rows to do.
+    top: alternatives that are reported at most; None: nobody asks for reports."""
     blocks, (requests, width) = work.keys.shape[1], shape
     key = step.compiled_for
     if width == 1:

@@ -1,4 +1,5 @@
-"""What becomes of drafts, request by request: the counterpart of csrc/sample.cpp, whose rules are those of sampling/verify.py."""
+"""What becomes of drafts, request by request: the counterpart of csrc/sample.cpp, whose rules are those of
+sampling/verify.py."""
 
 from __future__ import annotations
 
@@ -82,8 +83,8 @@ def settled(step, record, work, row, rule, draft, token):
 
 @triton.jit
 def by_block(step, record, work, tokens, out, i, first, last):
-    """Algorithm 2 of Sun et al. (arXiv 2403.10444): after each row the longest accepted prefix so far is known, and the token that would
-    follow it."""
+    """Algorithm 2 of Sun et al. (arXiv 2403.10444): after each row the longest accepted prefix so far is known, and the
+    token that would follow it."""
     key, start = tl.load(record + KEY), column(step, POSITION, first)
     p, accepted = tl.full((), 1.0, tl.float64), tl.full((), -1, tl.int64)
     follower, row, state = tl.full((), -1, tl.int64), first, tl.full((), STATUSES[0], tl.int64)

@@ -1,12 +1,12 @@
 """Counter-based noise: Philox4x32-10 and what is made of it, in exact integer arithmetic on int64.
 
-Counter layout, the same on every backend: word 0 = token id (or group of ids), word 1 = 2 · stream (+ 1 for hot bits), words 2 and 3
-= position (low, high). The key's low 32 bits are Philox key 0, its high 32 bits key 1.
+Counter layout, the same on every backend: word 0 = token id (or group of ids), word 1 = 2 · stream (+ 1 for hot bits),
+words 2 and 3 = position (low, high). The key's low 32 bits are Philox key 0, its high 32 bits key 1.
 
-Sixteen ids share the 128 bits of one call for their hot bits: bit i of the AND of its eight halfwords, set with probability 2^-8. A
-hot id's u is its own word (word 0 of a call of its own) scaled to (0, 2^-8), another's to (2^-8, 1): exactly uniform, 40
-bits fine where the noise is large, and no id that is not hot has noise above 5.5433: a draw can rule out most of a row
-without computing its noise (docs/decisions/0009-noise-with-a-bound.md).
+Sixteen ids share the 128 bits of one call for their hot bits: bit i of the AND of its eight halfwords, set with
+probability 2^-8. A hot id's u is its own word (word 0 of a call of its own) scaled to (0, 2^-8), another's to (2^-8,
+1): exactly uniform, 40 bits fine where the noise is large, and no id that is not hot has noise above 5.5433: a draw can
+rule out most of a row without computing its noise (docs/decisions/0009-noise-with-a-bound.md).
 """
 
 from __future__ import annotations

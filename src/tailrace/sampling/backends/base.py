@@ -1,5 +1,5 @@
-"""What a backend is: one object that follows the slots and samples their rows. What it does not have falls back to the reference sampler,
-request by request (backends/reference.py).
+"""What a backend is: one object that follows the slots and samples their rows. What it does not have falls back to the
+reference sampler, request by request (backends/reference.py).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from tailrace.sampling.slots import Slots
 class Sampled:
     """The tokens of a step.
 
-    token_ids: int64 [N, K + 1], −1 where there is none. num_tokens: int64 [N], 0 where status is not OK. status: int32 [N],
-    kernels/status.py. logprobs: per request one entry per token, or None where it did not ask.
+    token_ids: int64 [N, K + 1], −1 where there is none. num_tokens: int64 [N], 0 where status is not OK. status: int32
+    [N], kernels/status.py. logprobs: per request one entry per token, or None where it did not ask.
     """
 
     token_ids: torch.Tensor
@@ -56,7 +56,8 @@ class Pending:
 
 
 class Backend(Follower, Protocol):
-    """Samples for the slots of one `Slots`, and is told of what changes in them (`Follower`: add, edit, advance, remove)."""
+    """Samples for the slots of one `Slots`, and is told of what changes in them (`Follower`: add, edit, advance,
+    remove)."""
 
     def sample(self, logits: torch.Tensor, rows: Rows) -> Pending:
         """logits [L, V], readable by this backend and not modified; rows with positions.
@@ -85,7 +86,8 @@ def drafted_requests(slots: Slots, rows: Rows) -> list[tuple[int, RequestSlot]]:
     for i, slot in drafted:
         if counts[owners[i]] > 1 and slot.history is not None:
             raise ParameterError(
-                f"slot {owners[i]} has {counts[owners[i]]} requests with drafts in one step, and a history that they share",
+                f"slot {owners[i]} has {counts[owners[i]]} requests with drafts in one step, and a history that "
+                f"they share",
                 "slot",
             )
     return drafted

@@ -22,8 +22,8 @@ from tailrace.sampling.slots import Slots
 
 
 class CPUBackend:
-    """Keeps each slot's program in the memory layout that the kernels read (kernels/cpu/program.py): written when a request is added, and
-    where an edit moves, after every token."""
+    """Keeps each slot's program in the memory layout that the kernels read (kernels/cpu/program.py): written when a
+    request is added, and where an edit moves, after every token."""
 
     def __init__(self, slots: Slots) -> None:
         self.slots, self.programs = slots, Programs(len(slots.slots))

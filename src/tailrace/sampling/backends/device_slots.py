@@ -1,7 +1,7 @@
 """The slots' other half on a device: their programs and edits, brought there as far as they have changed.
 
-What the host knows of a slot is the truth; the device follows. A token that is committed costs the entries it changes, in one copy together
-with the step's rows.
+What the host knows of a slot is the truth; the device follows. A token that is committed costs the entries it changes,
+in one copy together with the step's rows.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Drafts of slots whose edits move from token to token (bad words, DRY, windows, forced tokens, …): each row gets a program of its own,
-written as if the drafts before it had been said. The kernels then verify them as they do all others.
+"""Drafts of slots whose edits move from token to token (bad words, DRY, windows, forced tokens, …): each row gets a
+program of its own, written as if the drafts before it had been said. The kernels then verify them as they do all
+others.
 
 Slots whose edits stay are not touched: the kernels themselves add drafts to the counts of a penalty.
 """

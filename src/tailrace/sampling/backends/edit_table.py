@@ -1,4 +1,5 @@
-"""What a slot's edits do to single token ids: the form in which a GPU has them (kernels/gpu/edits.py), and what of it changes."""
+"""What a slot's edits do to single token ids: the form in which a GPU has them (kernels/gpu/edits.py), and what of it
+changes."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ MANY = 8192  # entries that may move with every token; with more a request falls
 
 @dataclass(slots=True)
 class EditTable:
-    """What a program's edits do to single ids. banned: those that may not come, of `allowed` too. before, later: what is added, on this or
-    that side of the penalties."""
+    """What a program's edits do to single ids. banned: those that may not come, of `allowed` too. before, later: what
+    is added, on this or that side of the penalties."""
 
     allowed: np.ndarray | None = None
     banned: set[int] = field(default_factory=set)
@@ -56,8 +57,8 @@ class EditTable:
 
 
 def can_follow(edits: list[Edit], moves: bool) -> bool:
-    """To no id two numbers are added one after the other, which is not their sum; not too many entries move with every token; nothing is
-    lifted, and no penalty but the history's own is there, for which the device has no tables."""
+    """To no id two numbers are added one after the other, which is not their sum; not too many entries move with every
+    token; nothing is lifted, and no penalty but the history's own is there, for which the device has no tables."""
     added: list[set[int]] = [set(), set()]  # before and after the penalties
     side = count = 0
     for edit in edits:

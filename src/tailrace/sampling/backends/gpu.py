@@ -1,5 +1,5 @@
-"""A GPU's kernels as a backend: what has changed of the slots is brought to the device, and the kernels are launched. Nothing waits for the
-device until the tokens are asked for.
+"""A GPU's kernels as a backend: what has changed of the slots is brought to the device, and the kernels are launched.
+Nothing waits for the device until the tokens are asked for.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from tailrace.sampling.slots import Slots
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A step whose numbers are on the device, and all that its kernels write to. shape, scans, top: as `run` wants them."""
+    """A step whose numbers are on the device, and all that its kernels write to. shape, scans, top: as `run` wants
+    them."""
 
     step: GPUStep
     tables: Tables
@@ -76,7 +77,8 @@ class GPUBackend:
         self.space.room(len(self.slots.slots))  # for a row each; drafts may take more
 
     def sample(self, logits: torch.Tensor, rows: Rows) -> Pending:
-        """The kernels draw for all; those that ask for more than they have fall back meanwhile: they are drawn again."""
+        """The kernels draw for all; those that ask for more than they have fall back meanwhile: they are drawn
+        again."""
         logits = readable(logits)
         asked = check_rows(logits, rows, self.needs)
         drafted_requests(self.slots, rows)
@@ -105,7 +107,8 @@ class GPUBackend:
         return Pending(ids, finish)
 
     def falling_back(self, rows: Rows, *, reports: bool = False) -> list[int]:
-        """The requests that ask for what the kernels don't have. reports: some ask for logprobs, and may name tokens of theirs."""
+        """The requests that ask for what the kernels don't have. reports: some ask for logprobs, and may name tokens of
+        theirs."""
         found = self.there.falling_back(rows)
         if not reports:
             return found
@@ -150,13 +153,14 @@ class GPUBackend:
         )
 
     def draw(self, launch: Launch) -> None:
-        """Launch the kernels; as often as one likes, while no slot changes, and the same each time: also out of a CUDA graph."""
+        """Launch the kernels; as often as one likes, while no slot changes, and the same each time: also out of a CUDA
+        graph."""
         draw(launch)
 
 
 def aligned(logits: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """The logits as kernels are compiled for them, and their stride: a drafter's may be a part of wider rows, for which kernels would be
-    compiled anew, and sum in another order."""
+    """The logits as kernels are compiled for them, and their stride: a drafter's may be a part of wider rows, for which
+    kernels would be compiled anew, and sum in another order."""
     several = logits.shape[0] > 1
     odd = (logits.stride(0) % 16 == 0) != (logits.shape[1] % 16 == 0) or logits.stride(0) >= 1 << 31
     if logits.data_ptr() % 16 or (odd and several):
@@ -175,7 +179,8 @@ def launch_of(
     top: int | None,
     q: torch.Tensor | None = None,
 ) -> Launch:
-    """A step of these rows, whose numbers are there. logits: as `aligned` has them. q: float32 [R, V], what drafts were drawn from."""
+    """A step of these rows, whose numbers are there. logits: as `aligned` has them. q: float32 [R, V], what drafts were
+    drawn from."""
     device, work = space.device, space.room(rows.num_rows)
     # an address where none is read
     masks = tables.touched if rows.masks is None else there(rows.masks, device)
@@ -247,7 +252,8 @@ class HostCopies:
 
 
 def compile_all(vocab: int, dtype: torch.dtype, device: torch.device) -> None:
-    """Have the kernels compiled that a step may need (a minute, the first time on a machine), so that no request waits for it.
+    """Have the kernels compiled that a step may need (a minute, the first time on a machine), so that no request waits
+    for it.
 
     dtype: of the logits that will come.
     """

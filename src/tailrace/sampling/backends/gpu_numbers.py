@@ -1,4 +1,5 @@
-"""A step's rows as the GPU's kernels read them: columns of one buffer (kernels/gpu/columns.py), so that one copy brings all of them."""
+"""A step's rows as the GPU's kernels read them: columns of one buffer (kernels/gpu/columns.py), so that one copy brings
+all of them."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ EXACT, BLOCK, REJECTION = RULES.index("exact"), RULES.index("block"), RULES.inde
 
 
 class StepNumbers(NamedTuple):
-    """words: int64 on the device, the columns and what was appended to them. padded: a column's length. appended: where that begins."""
+    """words: int64 on the device, the columns and what was appended to them. padded: a column's length. appended: where
+    that begins."""
 
     words: torch.Tensor
     padded: int

@@ -24,11 +24,13 @@ def sample_rows(
     """Launch the kernels for rows without edits but masks.
 
     Args:
-        logits: [R, V], not checked but for the dtype. programs: of each row, or the one of all. noise: int64 [R], the rows' keys.
+        logits: [R, V], not checked but for the dtype. programs: of each row, or the one of all. noise: int64 [R], the
+            rows' keys.
         top: alternatives to report; None: nothing is reported.
 
     Returns:
-        ids int64 [R], numbers float64 [R, 3 + top] and ranks int64 [R, 1 + top], as kernels/output.py has them; all on the device.
+        ids int64 [R], numbers float64 [R, 3 + top] and ranks int64 [R, 1 + top], as kernels/output.py has them; all on
+        the device.
     """
     logits, stride = aligned(readable(logits))
     records = np.array([fields_of(program) for program in programs], dtype=np.int64)

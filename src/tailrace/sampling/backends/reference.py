@@ -1,4 +1,5 @@
-"""The reference sampler as a backend, and where requests of the others fall back to: one request at a time, in torch."""
+"""The reference sampler as a backend, and where requests of the others fall back to: one request at a time, in
+torch."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """adaptive-p (llama.cpp): tokens whose probability is near a target are favoured, and the target leans against what was
 drawn before.
 
-a = clamp(2 · target − average, 0, 1); l' = 5 − 10 · d² / (1 + d), d = |p − a| / 0.3, p among the candidates. The average is
-of the drawn tokens' p, each step's weight `adaptive_decay` of the next one's; it starts at the target. Runs last. Off below 0.
+a = clamp(2 · target − average, 0, 1); l' = 5 − 10 · d² / (1 + d), d = |p − a| / 0.3, p among the candidates. The
+average is of the drawn tokens' p, each step's weight `adaptive_decay` of the next one's; it starts at the target. Runs
+last. Off below 0.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Allowed token ids: every other token becomes −inf, and so do those that hold something banned within themselves. Neutral: None."""
+"""Allowed token ids: every other token becomes −inf, and so do those that hold something banned within themselves.
+Neutral: None."""
 
 from __future__ import annotations
 

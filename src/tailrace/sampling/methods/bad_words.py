@@ -1,6 +1,6 @@
-"""Bad words: the last id of a phrase becomes −inf where the ids before it end the sequence so far; a phrase of one id is
-always banned (transformers' NoBadWordsLogitsProcessor). Phrases come as token ids: all spellings of a word are the business of
-whoever has the tokenizer. Neutral: ()."""
+"""Bad words: the last id of a phrase becomes −inf where the ids before it end the sequence so far; a phrase of one id
+is always banned (transformers' NoBadWordsLogitsProcessor). Phrases come as token ids: all spellings of a word are the
+business of whoever has the tokenizer. Neutral: ()."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Bans at one position: tokens that began something banned, or were ruled out by whoever looks at the text, may not be drawn there
-again. Set per position by Slots.ban; the rewind itself is the engine's (exllamav2's banned strings, koboldcpp's "antislop").
+"""Bans at one position: tokens that began something banned, or were ruled out by whoever looks at the text, may not be
+drawn there again. Set per position by Slots.ban; the rewind itself is the engine's (exllamav2's banned strings,
+koboldcpp's "antislop").
 Neutral: none."""
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""The two kinds of method. A file of this folder is one method: its METHOD is one of these, and sampling/pipeline.py has its place.
+"""The two kinds of method. A file of this folder is one method: its METHOD is one of these, and sampling/pipeline.py
+has its place.
 
-A **logits edit** (transformers: logits processor) changes single entries of a row; it may move the argmax, so greedy rows get it too. It
-is data (kernels/program.py): a method makes it from its slot, every backend applies it. A **refinement** (transformers: logits warper) maps
-candidates to candidates; greedy rows skip it. Its `apply` is the specification in torch; its `stage` is the same for the kernels, which are
-compared with it.
+A **logits edit** (transformers: logits processor) changes single entries of a row; it may move the argmax, so greedy
+rows get it too. It is data (kernels/program.py): a method makes it from its slot, every backend applies it. A
+**refinement** (transformers: logits warper) maps candidates to candidates; greedy rows skip it. Its `apply` is the
+specification in torch; its `stage` is the same for the kernels, which are compared with it.
 
 The fields of SamplingParams that switch a method on name it in their declarations.
 """
@@ -36,9 +37,9 @@ def never(params: SamplingParams) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class LogitsEdit:
-    """edits(slot): what it does at the slot's next position. moves: whether that changes from token to token. recalls: whether it needs the
-    sequence's history. dense: whether no kernel has it (kernels.program.Dense). wanted: whether a request needs it; None: where one of the
-    fields that switch it on is not neutral."""
+    """edits(slot): what it does at the slot's next position. moves: whether that changes from token to token. recalls:
+    whether it needs the sequence's history. dense: whether no kernel has it (kernels.program.Dense). wanted: whether a
+    request needs it; None: where one of the fields that switch it on is not neutral."""
 
     edits: Callable[[Slot], Sequence[program.Edit]]
     _: KW_ONLY
@@ -50,10 +51,10 @@ class LogitsEdit:
 
 @dataclass(frozen=True, slots=True)
 class Refinement:
-    """apply(candidates, context) → candidates, at least one. stage(params): the same for the kernels; None: no kernel has it, and rows
-    that ask for it fall back to `apply`, alone. wanted: as of an edit. begin(params): the state it carries from token to token, which
-    `Programs.write_state` knows; learn(slot, logprob): so likely was the drawn token among the candidates, nats; csrc/stateful.cpp does the
-    same."""
+    """apply(candidates, context) → candidates, at least one. stage(params): the same for the kernels; None: no kernel
+    has it, and rows that ask for it fall back to `apply`, alone. wanted: as of an edit. begin(params): the state it
+    carries from token to token, which `Programs.write_state` knows; learn(slot, logprob): so likely was the drawn token
+    among the candidates, nats; csrc/stateful.cpp does the same."""
 
     apply: Callable[[Candidates, Context], Candidates]
     stage: Callable[[SamplingParams], program.Stage] | None

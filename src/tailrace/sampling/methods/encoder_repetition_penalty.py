@@ -1,6 +1,6 @@
-"""Encoder repetition penalty e (transformers' EncoderRepetitionPenaltyLogitsProcessor): the prompt's tokens are favoured, not penalised:
-with r = 1 / e, l > 0 ? l / r : l · r, once per distinct token of the prompt, whatever has been said since. Below 1 it penalises them.
-Neutral 1.
+"""Encoder repetition penalty e (transformers' EncoderRepetitionPenaltyLogitsProcessor): the prompt's tokens are
+favoured, not penalised: with r = 1 / e, l > 0 ? l / r : l · r, once per distinct token of the prompt, whatever has been
+said since. Below 1 it penalises them. Neutral 1.
 """
 
 from __future__ import annotations

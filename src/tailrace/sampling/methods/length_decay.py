@@ -1,6 +1,7 @@
-"""Exponential decay of the length (transformers' ExponentialDecayLengthPenalty): from the (start + 1)-th output token on, the end grows
-likelier: of every EOS id l += |l| · (factor^i − 1), i the number of output tokens beyond `start`. A factor below 1 lowers it. −inf stays.
-The power is held at 1e30. Neutral: null.
+"""Exponential decay of the length (transformers' ExponentialDecayLengthPenalty): from the (start + 1)-th output token
+on, the end grows
+likelier: of every EOS id l += |l| · (factor^i − 1), i the number of output tokens beyond `start`. A factor below 1
+lowers it. −inf stays. The power is held at 1e30. Neutral: null.
 
 Where EOS is banned (min_tokens) or ends nothing (ignore_eos) it has nothing to do.
 """

@@ -1,9 +1,11 @@
-"""Min-k sampling (Ding et al., arXiv 2604.11012): with the logits sorted, l₁ ≥ l₂ ≥ …, and R the row's range, the largest less the least
-finite edited logit, the fall after place i weighs (lᵢ − lᵢ₊₁) / R / i. The k likeliest stay, k the larger of the place of the heaviest fall
-(of equal ones the first) and ⌊τ / R⌋, which matters where the row is nearly flat.
+"""Min-k sampling (Ding et al., arXiv 2604.11012): with the logits sorted, l₁ ≥ l₂ ≥ …, and R the row's range, the
+largest less the least finite edited logit, the fall after place i weighs (lᵢ − lᵢ₊₁) / R / i. The k likeliest stay, k
+the larger of the place of the heaviest fall (of equal ones the first) and ⌊τ / R⌋, which matters where the row is
+nearly flat.
 
-The logits are those before any temperature, whatever refinements ran, of the tokens that are left; so temperature does not change the set,
-as the paper proves of its own order. The likeliest stays. 1e-8 is added to R, as in the authors' code. Neutral: false; τ 3 as in the paper.
+The logits are those before any temperature, whatever refinements ran, of the tokens that are left; so temperature does
+not change the set, as the paper proves of its own order. The likeliest stays. 1e-8 is added to R, as in the authors'
+code. Neutral: false; τ 3 as in the paper.
 
 The row must be sorted down to where no fall can matter. Of a real row 256 tokens tell; else all are sorted.
 """

@@ -1,4 +1,5 @@
-"""min-p (Nguyen et al., arXiv 2407.01082): keep p ≥ min_p · p_max, that is l ≥ l_max + ln(min_p). The likeliest token stays. Neutral 0."""
+"""min-p (Nguyen et al., arXiv 2407.01082): keep p ≥ min_p · p_max, that is l ≥ l_max + ln(min_p). The likeliest token
+stays. Neutral 0."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""Mirostat 1 and 2 (Basu et al., arXiv 2007.14966; llama.cpp): the surprise of what is drawn is held near τ bits. Replaces the other
-truncations. μ starts at 2 τ; after a draw with probability p among the kept, μ −= η · (−log2 p − τ). Neutral: 0.
+"""Mirostat 1 and 2 (Basu et al., arXiv 2007.14966; llama.cpp): the surprise of what is drawn is held near τ bits.
+Replaces the other truncations. μ starts at 2 τ; after a draw with probability p among the kept, μ −= η · (−log2 p − τ).
+Neutral: 0.
 
-2: keep −log2 p ≤ μ, at least one. 1: from the 100 likeliest the Zipf exponent ŝ = Σ tᵢ bᵢ / Σ tᵢ², tᵢ = ln((i + 2) / (i +
-1)), bᵢ = ln(pᵢ / pᵢ₊₁); then the k likeliest with k = (ε 2^μ / (1 − V^−ε))^(1 / ŝ), ε = ŝ − 1, at least one. k is truncated, as llama.cpp
-does it (the authors' own script rounds and adds one)."""
+2: keep −log2 p ≤ μ, at least one. 1: from the 100 likeliest the Zipf exponent ŝ = Σ tᵢ bᵢ / Σ tᵢ², tᵢ = ln((i + 2) / (i
++ 1)), bᵢ = ln(pᵢ / pᵢ₊₁); then the k likeliest with k = (ε 2^μ / (1 − V^−ε))^(1 / ŝ), ε = ŝ − 1, at least one. k is
+truncated, as llama.cpp does it (the authors' own script rounds and adds one)."""
 
 from __future__ import annotations
 
@@ -48,7 +49,8 @@ def learning(kept: Candidates, context: Context) -> Candidates:
 
 
 def zipf_k(s: float, mu: float, vocab_size: int) -> int:
-    """How many tokens a Zipf law of exponent s keeps at surprise mu; everything where the formula has no finite value."""
+    """How many tokens a Zipf law of exponent s keeps at surprise mu; everything where the formula has no finite
+    value."""
     epsilon = s - 1.0
     if s <= 0.0:
         return vocab_size

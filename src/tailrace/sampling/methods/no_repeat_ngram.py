@@ -1,5 +1,6 @@
-"""No-repeat n-gram: a token that would complete an n-gram already present in prompt or output becomes −inf (transformers'
-NoRepeatNGramLogitsProcessor); with encoder_no_repeat_ngram_size, one present in the prompt (EncoderNoRepeatNGramLogitsProcessor). Cost per
+"""No-repeat n-gram: a token that would complete an n-gram already present in prompt or output becomes −inf
+(transformers' NoRepeatNGramLogitsProcessor); with encoder_no_repeat_ngram_size, one present in the prompt
+(EncoderNoRepeatNGramLogitsProcessor). Cost per
 token: the earlier occurrences of the last one. Neutral: 0."""
 
 from __future__ import annotations

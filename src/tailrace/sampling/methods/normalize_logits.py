@@ -1,7 +1,9 @@
-"""Log-softmax of the row before all other edits: what transformers' processors get in its beam search. The draw is the same with and
-without it, but for edits that look at a logit's sign or size: repetition penalties, the length decay, processors. Neutral: false.
+"""Log-softmax of the row before all other edits: what transformers' processors get in its beam search. The draw is the
+same with and without it, but for edits that look at a logit's sign or size: repetition penalties, the length decay,
+processors. Neutral: false.
 
-No kernel: the edits of a row would have to wait for a first pass over it. After a grammar's mask it is of what the mask lets through.
+No kernel: the edits of a row would have to wait for a first pass over it. After a grammar's mask it is of what the mask
+lets through.
 """
 
 from __future__ import annotations

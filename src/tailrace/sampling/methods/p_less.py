@@ -1,9 +1,9 @@
-"""p-less sampling (Tan et al., arXiv 2509.23234): keep p ≥ L = Σ p², the probability that two independent draws agree: exp of minus the
-Rényi entropy of order 2. p-less-norm keeps p ≥ (V L − 1) / (V − 1), less agreement than chance has among the vocabulary's V tokens: a bound
-that is never above L, so more stays. No knob.
+"""p-less sampling (Tan et al., arXiv 2509.23234): keep p ≥ L = Σ p², the probability that two independent draws agree:
+exp of minus the Rényi entropy of order 2. p-less-norm keeps p ≥ (V L − 1) / (V − 1), less agreement than chance has
+among the vocabulary's V tokens: a bound that is never above L, so more stays. No knob.
 
-L is at most the largest p, so the likeliest stays; where rounding says otherwise (all equal), its equals do. −inf counts as p = 0, in V as
-well. Neutral: false. As the authors' p_less_samplers.py, which takes p after the temperature.
+L is at most the largest p, so the likeliest stays; where rounding says otherwise (all equal), its equals do. −inf
+counts as p = 0, in V as well. Neutral: false. As the authors' p_less_samplers.py, which takes p after the temperature.
 """
 
 from __future__ import annotations

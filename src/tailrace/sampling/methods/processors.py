@@ -1,5 +1,6 @@
-"""Custom processors: functions of the whole row, registered on the server by name (sampling/processors.py), with arguments per request.
-They may move the argmax. Neutral: none. A row with one falls back to the reference backend, alone."""
+"""Custom processors: functions of the whole row, registered on the server by name (sampling/processors.py), with
+arguments per request. They may move the argmax. Neutral: none. A row with one falls back to the reference backend,
+alone."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Temperature: l / T. 0 is greedy and never comes here; 1 is neutral.
 
-What is divided is the distance from the maximum, so a tiny T (1e-45) overflows to −inf below it and never to +inf: those tokens'
-probability is 0 in any arithmetic, and they leave the candidates."""
+What is divided is the distance from the maximum, so a tiny T (1e-45) overflows to −inf below it and never to +inf:
+those tokens' probability is 0 in any arithmetic, and they leave the candidates."""
 
 from __future__ import annotations
 

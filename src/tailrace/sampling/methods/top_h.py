@@ -1,5 +1,6 @@
-"""top-H (Potraghloo et al., arXiv 2509.02510; transformers): among the 100 likeliest, renormalised, with entropy H: keep the
-longest descending prefix whose share −Σ p ln p is at most h · H, at least one token. Off at 0 (at 1 the 100 likeliest stay)."""
+"""top-H (Potraghloo et al., arXiv 2509.02510; transformers): among the 100 likeliest, renormalised, with entropy H:
+keep the longest descending prefix whose share −Σ p ln p is at most h · H, at least one token. Off at 0 (at 1 the 100
+likeliest stay)."""
 
 from __future__ import annotations
 

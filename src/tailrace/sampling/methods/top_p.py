@@ -1,8 +1,10 @@
-"""top-p, nucleus sampling (Holtzman et al., arXiv 1904.09751): keep the smallest descending prefix whose mass is ≥ top_p; the token that
-crosses stays, at least one does. Equal ones at the boundary: smaller ids first. Neutral 1; 0 keeps the largest.
+"""top-p, nucleus sampling (Holtzman et al., arXiv 1904.09751): keep the smallest descending prefix whose mass is ≥
+top_p; the token that crosses stays, at least one does. Equal ones at the boundary: smaller ids first. Neutral 1; 0
+keeps the largest.
 
 If rounding keeps the sum below top_p (1 − 1e-7), everything stays. A token with p < (1 − top_p) / n can't be in the
-nucleus: all such together weigh less than 1 − top_p, so what is above them already reaches top_p. Only the others are sorted."""
+nucleus: all such together weigh less than 1 − top_p, so what is above them already reaches top_p. Only the others are
+sorted."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Locally typical sampling (Meister et al., arXiv 2202.00666): order by |−ln p − H|, keep the smallest prefix whose mass is
-≥ typical_p; the token that crosses stays. Equal ones: smaller ids first. May drop the likeliest token. Neutral 1."""
+"""Locally typical sampling (Meister et al., arXiv 2202.00666): order by |−ln p − H|, keep the smallest prefix whose
+mass is ≥ typical_p; the token that crosses stays. Equal ones: smaller ids first. May drop the likeliest token. Neutral
+1."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""XTC, "exclude top choices" (p-e-w, text-generation-webui pull request 6335): with xtc_probability, of the tokens with p ≥
-xtc_threshold all but the least likely are removed; fewer than two such: nothing happens. The coin is keyed by (seed,
-position). EOS is never removed and does not count among them. Moves the argmax. Neutral: probability 0."""
+"""XTC, "exclude top choices" (p-e-w, text-generation-webui pull request 6335): with xtc_probability, of the tokens with
+p ≥ xtc_threshold all but the least likely are removed; fewer than two such: nothing happens. The coin is keyed by
+(seed, position). EOS is never removed and does not count among them. Moves the argmax. Neutral: probability 0."""
 
 from __future__ import annotations
 

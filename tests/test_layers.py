@@ -234,9 +234,14 @@ def test_only_sockets_imports_zmq():
     assert users == ["sockets.py"]
 
 
-def test_no_source_file_is_a_god_file():
-    long = {str(p.relative_to(SOURCE)): n for p in sources() if (n := p.read_text().count("\n")) > 450}
-    assert not long
+def test_files_are_short_or_say_why():
+    """At most 300 lines; a longer file says in its docstring "(More than 300 lines: why.)", and has at most 460."""
+    long = {path: n for path in sources() if (n := path.read_text().count("\n")) > 300}
+    silent = [
+        path for path in long if "(More than 300 lines: " not in (ast.get_docstring(ast.parse(path.read_text())) or "")
+    ]
+    assert not [str(path.relative_to(SOURCE)) for path in silent]
+    assert not {str(path.relative_to(SOURCE)): n for path, n in long.items() if n > 460}
 
 
 def test_light_edges_import_no_torch():

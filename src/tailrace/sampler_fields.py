@@ -2,7 +2,7 @@
 is reported.
 
 Formulas, sources and edge cases are in sampling/methods, one file each; docs/sampling.md has the table that is made
-from here. The file is longer than others because it is one table.
+from here. (More than 300 lines: one table.)
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """Command-line flags made from the settings' sections and from SamplingParams, and read back into them.
 
 One flag per field, named after it; a flag not given leaves the field to the environment, the file or the default.
+
+(More than 300 lines: a third is the table of help texts.)
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 Symbols: N requests in the step, S slots, K drafts at most, R = Σ(kᵢ + 1) rows, L logits rows, V vocabulary.
 Plain decoding is verifying zero drafts: every request has one row, R = N. All contiguous, on the CPU. Numbers out of
 range are found by whoever reads them.
+
+(More than 300 lines: three ways to make the one record, each with its checks.)
 """
 
 from __future__ import annotations
@@ -81,7 +83,7 @@ class Rows:
     masks:     int32 [M, ⌈V / 32⌉], contiguous: bit i of word i // 32 stands for token i; where it is 0 the logit
                becomes −inf before any other edit.
     counted:   the positions are those that follow what the slots have counted (sampling/slots.py), and `position` is
-    not looked at.
+               not looked at.
     guidance:  of all R rows; None: no row is guided.
 
     Raises:

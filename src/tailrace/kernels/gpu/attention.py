@@ -2,14 +2,15 @@
 query_start.
 
 - Up to SHORT tokens in the step (decodes, drafts): split over chunks of the positions (flash-decoding). The chunks are
-the same whatever
-  the batch: 16 of 256 positions, 16 of 512, and so on, so that short contexts are split finely and long ones leave few
-  partial results. `join` adds the chunks' partial softmaxes in their order: a token's result depends neither on the
-  other sequences, nor on how many programs there are, nor on whether it was a draft.
+  the same whatever the batch: 16 of 256 positions, 16 of 512, and so on, so that short contexts are split finely and
+  long ones leave few partial results. `join` adds the chunks' partial softmaxes in their order: a token's result
+  depends neither on the other sequences, nor on how many programs there are, nor on whether it was a draft.
 - More tokens (prefills): one program per tile of rows (tokens × the query heads of one KV head), which goes over all
-positions.
+  positions.
 
 Both are launched wherever both may be needed; a program whose sequence goes the other way ends at once.
+
+(More than 300 lines: two kernels for one operation, which share the online softmax.)
 """
 
 from __future__ import annotations

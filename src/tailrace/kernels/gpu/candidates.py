@@ -3,6 +3,8 @@ to have fewer of them. All loops run over chunks, so that any number is exact an
 csrc/candidates.cpp.
 
 Masses are sums of integers, UNIT to e^0: in whatever order they are taken, they are the same.
+
+(More than 300 lines: Triton inlines these into one kernel, and they share the layout of one buffer.)
 """
 
 from __future__ import annotations

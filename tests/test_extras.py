@@ -124,12 +124,26 @@ def test_what_is_refused_is_seen():
 
 def test_the_core_is_as_large_as_it_is_said_to_be(bare):
     core = {name for name, how in bare.items() if how == "imported"}
-    gpu = {"tailrace.sampling.on_gpu", "tailrace.sampling.edit_table"}
+    on_gpu = ("device_slots", "edit_table", "gpu", "gpu_numbers", "gpu_stateless")
+    gpu = {f"tailrace.sampling.backends.{name}" for name in on_gpu}
     library = rooms(
-        modules(), "", "sampling", "text", "params", "options", "errors", "config", "extras", "ranges", "cli"
+        modules(),
+        "",
+        "sampling",
+        "text",
+        "params",
+        "fields",
+        "options",
+        "errors",
+        "config",
+        "extras",
+        "logprobs",
+        "cli",
     )
     kernels = [name for name in rooms(modules(), "kernels") if not name.startswith("tailrace.kernels.gpu")]
-    of_the_server = {f"tailrace.cli.{name}" for name in ("chat", "fit", "generate", "local", "serve", "voices")}
+    of_the_server = {
+        f"tailrace.cli.{name}" for name in ("chat", "chat_backends", "generate", "local", "memory_fit", "serve")
+    }
     assert {*library, *kernels, "tailrace.wire.messages"} - gpu - of_the_server <= core
 
 

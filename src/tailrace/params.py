@@ -163,7 +163,8 @@ DECLARED: list[Field] = list(FIELDS.values())
 NEUTRAL: dict[str, Any] = {name: field.default for name, field in FIELDS.items()}
 DEFAULTS: list[Any] = list(NEUTRAL.values())
 read_all: Callable[[SamplingParams], tuple[Any, ...]] = attrgetter(*FIELDS)
-EXCLUDING = tuple(name for name, field in FIELDS.items() if field.excludes)  # in the end they may leave no token
+# In the end they may leave no token. An error names the first: the list that allows nothing else comes first.
+EXCLUDING = tuple(sorted((name for name, field in FIELDS.items() if field.excludes), key="allowed_token_ids".__ne__))
 STATEFUL = tuple(name for name, field in FIELDS.items() if field.stateful)
 HOLDING_IDS = tuple(name for name, field in FIELDS.items() if field.token_ids is not None)
 REPLACED_BY_MIROSTAT = tuple(name for name, field in FIELDS.items() if "mirostat" in voids_of(field))

@@ -111,7 +111,7 @@ async def test_metrics_are_prometheus_text_and_count(front):
     buckets = families["tailrace_engine_step_duration_seconds"].samples
     counted = {s.labels["part"]: s.value for s in buckets if s.labels.get("le") == "+Inf"}
     assert counted.keys() == parts
-    assert counted["commit"] == values["tailrace_engine_steps_total"]
+    assert counted["forward"] == values["tailrace_engine_steps_total"]
     counted, seconds = (
         {s.labels["kind"]: s.value for s in families[f"tailrace_decode_step{name}"].samples}
         for name in ("s", "_seconds")

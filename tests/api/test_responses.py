@@ -222,13 +222,13 @@ async def test_responses_deleted_or_left_on_the_way(slow):
     running = asyncio.ensure_future(
         slow.http.post("/v1/responses", json={"input": "hi", "request_id": "a/b-c", "max_output_tokens": 40})
     )
-    await slow.until(lambda: len(slow.service.front.responses) == 1)
-    id = next(iter(slow.service.live)).id
+    await slow.until(lambda: len(slow.app.state.front.responses) == 1)
+    id = next(iter(slow.service.open_requests)).id
     assert (await slow.http.delete(f"/v1/responses/{id}")).json()["deleted"]
     assert (await running).json()["status"] == "incomplete"
-    assert len(slow.service.front.responses) == 0
+    assert len(slow.app.state.front.responses) == 0
     running = asyncio.ensure_future(slow.http.post("/v1/responses", json={"input": "hi", "request_id": "x-y"}))
-    await slow.until(lambda: len(slow.service.front.responses) == 1)
+    await slow.until(lambda: len(slow.app.state.front.responses) == 1)
     assert (await slow.http.delete("/v1/requests/y")).status_code == 404
     assert (await slow.http.delete("/v1/requests/x-y")).status_code == 200
     answer = (await running).json()
@@ -241,8 +241,8 @@ async def test_a_response_can_be_cancelled_before_its_first_token(slow):
     running = asyncio.ensure_future(
         slow.http.post("/v1/responses", json={"input": "hi", "request_id": "early", "store": False})
     )
-    await slow.until(lambda: slow.service.live)
-    id = next(iter(slow.service.live)).id
+    await slow.until(lambda: slow.service.open_requests)
+    id = next(iter(slow.service.open_requests)).id
     assert (await slow.http.post(f"/v1/responses/{id}/cancel")).json()["cancelled"]
     slow.client.hold = False
     assert (await running).json()["status"] == "cancelled"

@@ -66,7 +66,7 @@ def test_a_grammar_that_takes_too_long_to_match_ends_its_request():
 def test_who_waits_for_a_mask_sits_out_and_nobody_waits_with_it(both_modes, monkeypatch):
     """The mask of one grammar is held back: all others go on meanwhile, but those of the same grammar, whose matchers
     share a lock. (A step waited for all masks.)"""
-    held, release, gate = [], threading.Event(), bitmasks.filled
+    held, release, gate = [], threading.Event(), bitmasks.fill_group
 
     def late(jobs, *args):
         if any(job.owner.id == "slow" and len(job.owner.sequences[0].tokens) > 3 for job in jobs) and not held:
@@ -103,7 +103,7 @@ def test_who_waits_for_a_mask_sits_out_and_nobody_waits_with_it(both_modes, monk
     monkeypatch.setattr(bitmasks, "groups", lambda jobs: [[i] for i in range(len(jobs))])
     quiet = told(hold=False)
     assert [len(tokens) for tokens in quiet.values()].count(10) == 3
-    monkeypatch.setattr(bitmasks, "filled", late)
+    monkeypatch.setattr(bitmasks, "fill_group", late)
     monkeypatch.setattr(draws, "LATE_S", 0.02)
     assert told(hold=True) == quiet
 

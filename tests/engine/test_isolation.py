@@ -92,14 +92,14 @@ def test_a_prompt_whose_logprobs_fail(harness: Harness, monkeypatch):
 
 @pytest.mark.parametrize("error", [RecursionError, MemoryError, Panic])
 def test_a_request_that_cannot_be_taken(harness: Harness, monkeypatch, error):
-    real = engine_room.matcher
+    real = engine_room.stop_search
 
     def planted(params):
         if params.stop_regex:
             raise error("planted")
         return real(params)
 
-    monkeypatch.setattr(engine_room, "matcher", planted)
+    monkeypatch.setattr(engine_room, "stop_search", planted)
     served(harness, stop_regex=("x",))
 
 

@@ -31,7 +31,7 @@ class Sampler:
 
     def __init__(self, slots: Slots, backend: BackendName | None = None) -> None:
         check_kind("slots", slots, Slots)
-        name_for(backend, torch.device("cuda" if backend == "gpu" else "cpu"))
+        name_for(backend, torch.device("cuda" if isinstance(backend, str) and backend == "gpu" else "cpu"))
         self.slots = slots
         self.backend: BackendName | None = backend
 

@@ -59,7 +59,7 @@ serve: install
 chat: install
 	@$(BIN)/tailrace chat $(MODEL_FLAG) $(ARGS)
 
-# The time at its end should be below four minutes on two quiet cores. docs/testing.md has what is left to test-long, and why.
+# docs/testing.md has what is left to test-long, and why. pytest's last line has the time.
 test: install
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check

@@ -40,7 +40,7 @@ STEP = (
     Box("draft", "drafting/", 516, 66, 84),
     Box("forward", "runners/", 622, 66, 84),
     Box("sample", "sampling/", 728, 66, 84),
-    Box("commit", "engine/", 834, 66, 84),
+    Box("collect", "engine/", 834, 66, 84),
 )
 SAMPLING = (
     Box("edit", "penalties, masks", 434, 184, 112),

@@ -1,5 +1,5 @@
 """The engine: requests in, messages out, one `step` at a time. Owns the parts: the lifecycle of requests, the
-scheduler's limits, the drafter, the sampler, the runner's device. No I/O, no text. engine/process.py runs it as a
+scheduler's limits, the drafter, the sampler, the runner's device. No I/O, no HTTP. engine/process.py runs it as a
 process, wire/in_process_client.py in yours.
 
 A bad request never raises here: it is answered with a Failed message. A failing step does not raise either: its

@@ -4,8 +4,7 @@ do.
 Rows are cold: each call gets other rows of a pool far larger than the last-level cache. The floor is a loop that reads
 the row and does nothing else. Baselines, in turns with ours: the sort-based top-k/top-p with an exponential race that
 servers run on the CPU, and transformers' processors with multinomial. Rows: real logits of the default model (--model),
-and
-synthetic ones: "peaked" (normal with σ 2.5 and 30 strong tokens) and "flat" (standard normal: the worst case).
+and synthetic ones: "peaked" (normal with σ 2.5 and 30 strong tokens) and "flat" (standard normal: the worst case).
 """
 
 from __future__ import annotations

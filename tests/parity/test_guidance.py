@@ -1,7 +1,6 @@
 """Guided logits are those of two passes of transformers' model, one with the prompt and one with the negative prompt,
-in float32, through
-our paged cache: whole prompts, chunks, drafts and preemption alike. Greedy guided texts are those of transformers' own
-processor."""
+in float32, through our paged cache: whole prompts, chunks, drafts and preemption alike. Greedy guided texts are those
+of transformers' own processor."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
 """Which positions of each sequence a head has in its own cache, and where. Knows no arithmetic.
 
 Positions that the target computed before the head came to see them (a prefix taken from the cache) are missing. The
-others
-close up: the i-th position that is known is the i-th entry of the slot's pages. Keys carry their true positions in
-their rotation, so attention over the entries is what it would be with the missing ones masked. (A sliding window then
-counts entries.)
+others close up: the i-th position that is known is the i-th entry of the slot's pages. Keys carry their true positions
+in their rotation, so attention over the entries is what it would be with the missing ones masked. (A sliding window
+then counts entries.)
 """
 
 from __future__ import annotations

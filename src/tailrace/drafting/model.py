@@ -77,8 +77,7 @@ class DraftModel:
 
     def _plan(self, asks: Sequence[DraftRequest]) -> dict[int, int]:
         """Index of the ask → up to which position it is fed in the first pass. Asks that are not fed are left out. Only
-        the
-        last one may be fed a part: when the chunk is used up, the others wait."""
+        the last one may be fed a part: when the chunk is used up, the others wait."""
         for ask in asks:
             self._rewind(ask)
         asked = {ask.slot for ask in asks}
@@ -101,8 +100,7 @@ class DraftModel:
 
     def _admit(self, ask: DraftRequest, asked: set[int]) -> bool:
         """Take blocks for all tokens that the ask may feed, from slots that nobody asks for if need be. An ask that
-        gets none
-        gives back its blocks: sequences that wait for each other's blocks would hold them for ever."""
+        gets none gives back its blocks: sequences that wait for each other's blocks would hold them for ever."""
         length = len(ask.tokens) + ask.count - 1
         idle = [slot for slot in self.held if slot not in asked]
         lacking = self.pages.lacking(ask.slot, length) - self.pages.pool.num_free

@@ -97,8 +97,8 @@ class _IndexedText:
         return len(self._tokens)
 
     def follow(self, tokens: Sequence[int], limit: int) -> int:
-        """Be this text, as far as `limit` more tokens go, at the cost of what is new in it and of what is gone; how
-        many were new."""
+        """Make the index that of `tokens`, adding at most `limit`. It costs what is added and what is removed. Returns
+        how many were added."""
         mine = self._tokens
         if (known := standing(mine, tokens)) < len(mine):
             for table in self._tables:

@@ -6,8 +6,8 @@ Two ways, by how an ask's drafts will be verified (sampling/verify.py):
   logits, with the request's key, position and methods. Draft and target then share the Gumbel noise and differ only
   where their logits do (Daliri et al., arXiv 2408.07978): one-hot.
 - drawn (every other rule): the draft is drawn from a distribution q that is returned with it: the request's own over
-  the draft logits (in torch: with its edits, temperature, min-p, top-k and top-p alone). Its noise is no other's: the
-  drafts must not depend on what decides about them, nor on drafts that a step before has thrown away. So draft j of a
+  the draft logits (in torch: with its edits, temperature, min-p, top-k and top-p alone). Its noise has
+  streams of its own: drafts must be independent of the acceptance draws and of drafts rejected before. So draft j of a
   step has a stream of its own, at the position where the step begins, and no two steps begin at the same one. XTC's
   coin alone is the position's, as verification has it: it is no draw among tokens, and given the coin both laws are
   what they should be.

@@ -168,7 +168,7 @@ class SuffixAutomaton:
         return state
 
     def forget(self, state: int) -> None:
-        """The text that ended in this state does so no more."""
+        """Decrement the counts of this state and its suffixes: the text that ended here was removed."""
         for each in self._suffixes(state):
             self.count[each] -= 1
 

@@ -25,8 +25,7 @@ class Device:
         self._thread = ThreadPoolExecutor(1, "forward") if depth and not streams(runner) else None
 
     def launch(self, batch: Batch) -> Future[torch.Tensor]:
-        """→ the logits. Whatever else is asked of the runner before they are there must be in order with them: on the
-        CPU, nothing."""
+        """→ the logits. Until they are there, only stream-ordered calls may go to the runner; on the CPU, none."""
         launched: Future[torch.Tensor] = Future()
         if self._thread is None:
             with self._counters.timed("forward"):

@@ -132,8 +132,8 @@ class Masks:
             self._filling = self._grammars.fill([job for _, job in self.jobs])
 
     def wait(self) -> None:
-        """Wait until the masks are filled, or as long as a step may. Who is late sits out, and so does whoever shares
-        the late grammar."""
+        """Wait until the masks are filled, or as long as a step may. Sequences whose mask
+        is not ready skip this step's sample, and so do all others of that grammar."""
         filling = self._filling
         if filling is None:
             return

@@ -155,8 +155,7 @@ class Loop:
                 return
 
     def turn(self) -> None:
-        """Everything between two waits: what has arrived is taken in, or as much of it as does not keep those that run
-        waiting; a step is made; what came of it is sent."""
+        """One turn between two waits: receive for at most RECEIVE_S, run a step, send its messages."""
         timed = self.engine.counters.timed
         with timed("receive"):
             until_s = time.perf_counter() + RECEIVE_S

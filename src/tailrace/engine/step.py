@@ -7,9 +7,8 @@ One driver, `StepDriver.run`, runs the parts in one of two orders. N is a step, 
 
 At depth 1 steps overlap: step N + 1 is launched before the host has processed the samples of step N, or before it knows
 them. Unknown samples stand in `Sequence.tokens` as references (in_flight.py). They are waited for before the launch
-where
-the host must know them: where drafts are verified, or where the next step wants drafts. References never outlive a call
-of `run`, and no sequence loses its slot or its blocks while there are any.
+where the host must know them: where drafts are verified, or where the next step wants drafts. References never outlive
+a call of `run`, and no sequence loses its slot or its blocks while there are any.
 
 Everything that decides on a token (history, grammar, bans, forced tokens) is up to date when the token is sampled, so
 both depths sample the same tokens. A sequence that did not get the token it was planned on is invalid in the step in

@@ -164,11 +164,9 @@ class Program:
     """What stays the same as long as a slot's request does.
 
     stages: in the request's order. exempt: uint32 ids that XTC never removes. logprobs: how many alternatives are
-    reported;
-    None: no logprobs. processed: of the distribution really drawn from. entropy: it is reported. unsupported: no
-    kernels have all that the
-    request asks for: its rows fall back to the reference sampler. stateful: a stage has a state
-    (`Programs.write_state`), which follows what is drawn. counts: gets
+    reported; None: no logprobs. processed: of the distribution really drawn from. entropy: it is reported. unsupported:
+    no kernels have all that the request asks for: its rows fall back to the reference sampler. stateful: a stage has a
+    state (`Programs.write_state`), which follows what is drawn. counts: gets
     (repeated, counted) for each draft while the drafts after it are verified. said: gets the draft itself.
     """
 

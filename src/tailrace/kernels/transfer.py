@@ -37,8 +37,7 @@ def unpack(words: torch.Tensor, parts: Sequence[torch.Tensor]) -> list[torch.Ten
 
 def pack(parts: Sequence[torch.Tensor], pinned: bool) -> torch.Tensor:
     """int64 [n] that holds numbers of 4 or 8 bytes, one part after the other. Pinned memory is not given to another
-    before copies from
-    it are done: torch keeps account."""
+    before copies from it are done: torch keeps account."""
     words = torch.empty(sum(map(room, parts)), dtype=torch.int64, pin_memory=pinned)
     host, at = words.numpy(), 0  # whose slices cost a fifth of a tensor's
     for part in parts:

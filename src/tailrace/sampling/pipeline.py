@@ -99,8 +99,7 @@ def switched_on(method: str) -> Callable[[SamplingParams], bool]:
 
 
 def check_state(refinements: dict[str, Refinement]) -> None:
-    """Raise ImportError where a method learns and the fields that switch it on don't say so: what is refused beside
-    such a field would be accepted."""
+    """Raise ImportError unless `begin` and `stateful` agree: the checks between fields rely on it."""
     for name, method in refinements.items():
         if any(FIELDS[field].stateful != (method.begin is not None) for field in switches(name)):
             raise ImportError(f"{name}: its fields must be declared stateful if, and only if, it has a `begin`")

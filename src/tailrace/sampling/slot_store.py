@@ -15,7 +15,7 @@ class Follower(Protocol):
     """Keeps its own form of what the slots hold, and is told what changes: a backend."""
 
     def add(self, slot: int) -> None:
-        """The slot is taken; its edits are told of by themselves."""
+        """The slot is taken; a call of `edit` follows for its edits."""
         ...
 
     def edit(self, slot: int) -> None:

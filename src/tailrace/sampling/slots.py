@@ -171,8 +171,7 @@ class Slots(SlotStore):
 
     def commit(self, slots: Iterable[int], tokens: Iterable[Sequence[int]]) -> None:
         """Accepted tokens of each slot, as `Sampled.tokens` has them: they become history. Those of one step may come
-        in several calls, and
-        a slot several times: its lists follow one another.
+        in several calls, and a slot several times: its lists follow one another.
 
         Raises:
             ParameterError: there are not as many lists as slots, or one holds no token ids; then nothing was committed.

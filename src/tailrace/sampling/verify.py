@@ -2,8 +2,7 @@
 torch.
 
 Drafts x₁ … x_k come with their proposals q (None: one-hot). Row j's distribution p is that of plain sampling after the
-drafts
-before it: every edit and refinement sees them. After all k are accepted, a bonus token is drawn from row k.
+drafts before it: every edit and refinement sees them. After all k are accepted, a bonus token is drawn from row k.
 
 - exact: accept while the draft is the token that plain sampling draws at that position with the same key: the output is
   the same as without drafts, token for token.

@@ -1,9 +1,8 @@
 """Memory for the distributions that drafts are drawn from, used again once nobody holds it.
 
 Fresh memory would cost more than what is written there: the system clears each page when it is touched first. And a row
-whose entries are
-few is not filled with zeros again: csrc/draw.h notes what it wrote. So nobody else may write to it, but through
-`ProposalBuffer.write`.
+whose entries are few is not filled with zeros again: csrc/draw.h notes what it wrote. So nobody else may write to it,
+but through `ProposalBuffer.write`.
 """
 
 from __future__ import annotations

@@ -84,9 +84,8 @@ def winner_of_all(row, blocks, keys, top, temperature, target, x, ids, found, li
     temperature.
 
     Only hot tokens have noise above COLD, so of the others none counts whose x + COLD is below the best of the hot
-    ones. And not where the
-    nucleus ends is looked for, but whether the winner lies in it: if not, nothing behind it does, and those ahead of it
-    compete.
+    ones. And not where the nucleus ends is looked for, but whether the winner lies in it: if not, nothing behind it
+    does, and those ahead of it compete.
     """
     best = tl.full((), NOBODY, tl.int64)
     behind = best  # nothing from here on counts, by value and id

@@ -42,8 +42,8 @@ def sample_rows(step, tables, work, blocks):
     """Leaves in `work`, by row: status; drawn, 1 where it is OK; token, −1 where it is not; where they are asked for,
     what survives, in x and ids, and how many.
 
-    A row's time is that of fetching its way through the code, which no cache holds between steps: so what many rows
-    need is called from one place.
+    Instruction fetches dominate a row's time, since no cache holds the code between steps. So code that many rows
+    need has one call site.
     """
     row = tl.program_id(0).to(tl.int64)
     plane = work.plane

@@ -53,8 +53,8 @@ class LogitsEdit:
 class Refinement:
     """apply(candidates, context) → candidates, at least one. stage(params): the same for the kernels; None: no kernel
     has it, and rows that ask for it fall back to `apply`, alone. wanted: as of an edit. begin(params): the state it
-    carries from token to token, which `Programs.write_state` knows; learn(slot, logprob): so likely was the drawn token
-    among the candidates, nats; csrc/stateful.cpp does the same."""
+    carries from token to token, which `Programs.write_state` knows; learn(slot, logprob): updates the state from the
+    drawn token's log-probability among the candidates (nats); csrc/stateful.cpp does the same."""
 
     apply: Callable[[Candidates, Context], Candidates]
     stage: Callable[[SamplingParams], program.Stage] | None

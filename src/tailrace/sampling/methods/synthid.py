@@ -1,8 +1,7 @@
 """Tournament watermark (SynthID-Text; Dathathri et al., Nature 634, 2024; transformers): `depth` layers of
-two-candidate
-tournaments with keyed bits g: p' = p · (1 + g − Σ p g) in each. Averaged over keys it keeps the distribution; so that
-this holds for whole texts too, a context that was there before, within the last RECENT places, is left unmarked. Runs
-last. With scheme "transformers" the bits are those of its SynthIDTextWatermarkLogitsProcessor
+two-candidate tournaments with keyed bits g: p' = p · (1 + g − Σ p g) in each. Averaged over keys it keeps the
+distribution; so that this holds for whole texts too, a context that was there before, within the last RECENT places, is
+left unmarked. Runs last. With scheme "transformers" the bits are those of its SynthIDTextWatermarkLogitsProcessor
 (sampling/watermark_transformers.py), and contexts are the output's.
 In logarithms, so that no token is lost to rounding: where all others have a 1, one with a 0 has its p squared, layer
 after layer. Neutral: watermark None."""

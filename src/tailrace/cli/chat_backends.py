@@ -12,13 +12,12 @@ from typing import Any
 import msgspec
 
 from tailrace.cli.flags import given_sampling, read_config, read_sampling
-from tailrace.cli.local import PreparedModel, engine, prepare
-from tailrace.errors import BY_CODE, ConfigError, EngineDeadError, EngineError, RequestError
+from tailrace.cli.local import PreparedModel, delta_of, engine, prepare
+from tailrace.errors import ConfigError, EngineDeadError, EngineError, RequestError
 from tailrace.extras import needs
 from tailrace.models import defaults
 from tailrace.params import SamplingParams
 from tailrace.text.output import TextStream
-from tailrace.wire.messages import Failed, Finished, PromptLogprobs, Tokens
 from tailrace.wire.sync_client import SyncClient
 
 with needs("serve"):
@@ -54,15 +53,8 @@ def local_answer(
     with client.submit(prompt, params) as stream:
         for events in stream:
             for event in events:
-                match event:
-                    case Tokens():
-                        delta = text.feed(event.token_ids, event.logprobs)
-                    case Finished():
-                        delta = text.flush(event.reason, event.stop_token_id)
-                    case Failed():
-                        raise BY_CODE.get(event.code, EngineError)(event.message)
-                    case PromptLogprobs():
-                        continue
+                if (delta := delta_of(text, event)) is None:
+                    continue
                 if delta.text:
                     yield delta.text
                 if delta.finish_reason:

@@ -11,13 +11,14 @@ from typing import Any
 import msgspec
 
 from tailrace.cli.flags import ENGINE_SECTIONS, add_config_flags, add_sampling_flags, read_config, read_sampling
-from tailrace.cli.local import PreparedModel, engine, prepare
-from tailrace.errors import BY_CODE, ConfigError, EngineError
+from tailrace.cli.local import PreparedModel, delta_of, engine, prepare
+from tailrace.errors import ConfigError
 from tailrace.models import defaults
 from tailrace.params import SamplingParams
 from tailrace.text.output import TextStream
-from tailrace.wire.messages import Failed, Finished, PromptLogprobs, SequenceEvent, TokenLogprobs, Tokens
-from tailrace.wire.sync_client import SyncClient, SyncStream
+from tailrace.wire.messages import SequenceEvent, TokenLogprobs
+from tailrace.wire.stream import PulledStream
+from tailrace.wire.sync_client import SyncClient
 
 MAX_TOKENS = 256  # unless --max-tokens says otherwise
 
@@ -50,7 +51,7 @@ class PromptJob:
 
     prompt: str
     prompt_tokens: int
-    stream: SyncStream
+    stream: PulledStream
     events: Iterator[list[SequenceEvent]]
     texts: list[TextStream]
     answers: list[GeneratedText]
@@ -143,15 +144,8 @@ def advance(job: PromptJob) -> None:
         answer, text = job.answers[event.index], job.texts[event.index]
         if answer.finish_reason:
             continue  # its text ended at a stop string before the engine heard of it
-        match event:
-            case Tokens():
-                delta = text.feed(event.token_ids, event.logprobs)
-            case Finished():
-                delta = text.flush(event.reason, event.stop_token_id)
-            case Failed():
-                raise BY_CODE.get(event.code, EngineError)(event.message)
-            case PromptLogprobs():
-                continue
+        if (delta := delta_of(text, event)) is None:
+            continue
         answer.text += delta.text
         answer.token_ids += delta.token_ids
         answer.logprobs += delta.logprobs or []

@@ -1,4 +1,5 @@
-"""What the commands that run a model themselves share: find it, load its tokenizer, start an engine."""
+"""What the commands that run a model themselves share: find it, load its tokenizer, start an engine, read its
+answers."""
 
 from __future__ import annotations
 
@@ -11,11 +12,13 @@ import msgspec
 
 from tailrace.cli.memory_fit import fit_into_memory
 from tailrace.config import WITH_WEIGHTS, Config, ModelConfig, SpeculationConfig
-from tailrace.errors import ConfigError
+from tailrace.errors import BY_CODE, ConfigError, EngineError
 from tailrace.logs import LEVEL_VARIABLE
 from tailrace.models import LocalModel, resolve
 from tailrace.models.hub import fetch_head
+from tailrace.text.output import Delta, TextStream
 from tailrace.text.tokenizer import Tokenizer
+from tailrace.wire.messages import Failed, Finished, PromptLogprobs, SequenceEvent, Tokens
 from tailrace.wire.sync_client import SyncClient
 
 SCRIPTED = "scripted:"  # a model without weights, for tests and egress benchmarks; it borrows the default's tokenizer
@@ -117,3 +120,20 @@ def engine(prepared: PreparedModel):
         yield client
     finally:
         client.close()
+
+
+def delta_of(text: TextStream, event: SequenceEvent) -> Delta | None:
+    """The text that an event of the engine adds; None: it adds none (logprobs of the prompt).
+
+    Raises:
+        TailraceError: the engine says that the sequence failed.
+    """
+    match event:
+        case Tokens():
+            return text.feed(event.token_ids, event.logprobs)
+        case Finished():
+            return text.flush(event.reason, event.stop_token_id)
+        case Failed():
+            raise BY_CODE.get(event.code, EngineError)(event.message)
+        case PromptLogprobs():
+            return None

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from tailrace.params import SamplingParams
-from tailrace.wire.messages import Abort, FromEngine, ModelInfo, SequenceEvent, Stats, Submit
-from tailrace.wire.stream import Stream
-from tailrace.wire.stream_table import OpenStream, StreamTable
+from tailrace.wire.messages import Abort, FromEngine, ModelInfo, Stats, Submit
+from tailrace.wire.stream import PulledStream
+from tailrace.wire.stream_table import StreamTable
 
 
 class EngineLike(Protocol):
@@ -24,24 +24,6 @@ class EngineLike(Protocol):
     def abort(self, message: Abort, client: bytes = b"") -> None: ...
     def step(self) -> dict[bytes, list[FromEngine]]: ...
     def stats(self) -> Stats: ...
-
-
-class InProcessStream(Stream):
-    """Iterating yields lists of events: all that came since the last."""
-
-    def __init__(self, client: InProcessClient, open_stream: OpenStream) -> None:
-        super().__init__(open_stream, client._streams, client._cancel)
-        self._step = client.step
-
-    def __iter__(self) -> Iterator[list[SequenceEvent]]:
-        try:
-            while self._open_stream.open or self._open_stream.events:
-                if self._open_stream.events:
-                    yield self._open_stream.take()
-                else:
-                    self._step()
-        finally:  # also when the iterator is closed, or collected
-            self.abort("iteration ended")
 
 
 class InProcessClient:
@@ -66,12 +48,12 @@ class InProcessClient:
 
     def submit(
         self, prompt: list[int], params: SamplingParams, *, id: str | None = None, priority: int = 0
-    ) -> InProcessStream:
+    ) -> PulledStream:
         """Ask for a generation."""
         open_stream, message = self._streams.open(prompt, params, id, priority, time.time())
         with self._working():
             self._engine.submit(message)
-        return InProcessStream(self, open_stream)
+        return PulledStream(open_stream, self._streams, self._cancel, self.step)
 
     def step(self) -> None:
         """One step of the engine, its messages delivered."""
@@ -115,5 +97,5 @@ class InProcessClient:
     def close(self) -> None:
         """Abort every open stream."""
         for open_stream in list(self._streams.open_streams.values()):
-            InProcessStream(self, open_stream).abort("close")
+            PulledStream(open_stream, self._streams, self._cancel, self.step).abort("close")
         self.step()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Self
 
-from tailrace.wire.messages import Abort
+from tailrace.wire.messages import Abort, SequenceEvent
 from tailrace.wire.stream_table import OpenStream, StreamTable
 
 
@@ -54,6 +54,35 @@ class Stream:
 
     def __exit__(self, *_: Any) -> None:
         self.abort()
+
+
+class PulledStream(Stream):
+    """A stream whose reader does its client's work while it waits. Iterating yields lists of events: all that came
+    since the last.
+
+    Args:
+        pull: does some of the work: receives for a while, or runs a step.
+    """
+
+    def __init__(
+        self,
+        open_stream: OpenStream,
+        streams: StreamTable,
+        cancel: Callable[[Abort], None],
+        pull: Callable[[], object],
+    ) -> None:
+        super().__init__(open_stream, streams, cancel)
+        self._pull = pull
+
+    def __iter__(self) -> Iterator[list[SequenceEvent]]:
+        try:
+            while self._open_stream.open or self._open_stream.events:
+                if self._open_stream.events:
+                    yield self._open_stream.take()
+                else:
+                    self._pull()
+        finally:  # also when the iterator is closed, or collected
+            self.abort("iteration ended")
 
 
 def _abort(

@@ -15,36 +15,18 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from functools import partial
 
 from tailrace.config import EngineConfig
 from tailrace.errors import EngineDeadError, EngineError, TailraceError
 from tailrace.params import SamplingParams
 from tailrace.wire.engine_process import EngineProcess
-from tailrace.wire.messages import VERSION, Drain, Hello, ModelInfo, SequenceEvent, Stats, ToEngine
+from tailrace.wire.messages import VERSION, Drain, Hello, ModelInfo, Stats, ToEngine
 from tailrace.wire.sockets import FrontSocket
-from tailrace.wire.stream import Stream
-from tailrace.wire.stream_table import OpenStream, StreamTable
+from tailrace.wire.stream import PulledStream
+from tailrace.wire.stream_table import StreamTable
 
 POLL_MS = 100  # after so long a waiting reader notices that the engine is dead
-
-
-class SyncStream(Stream):
-    """Iterating yields lists of events: all that came since the last."""
-
-    def __init__(self, client: SyncClient, open_stream: OpenStream) -> None:
-        super().__init__(open_stream, client._streams, client._send)
-        self._pump = client.pump
-
-    def __iter__(self) -> Iterator[list[SequenceEvent]]:
-        try:
-            while self._open_stream.open or self._open_stream.events:
-                if self._open_stream.events:
-                    yield self._open_stream.take()
-                else:
-                    self._pump(POLL_MS)
-        finally:  # also when the iterator is closed, or collected
-            self.abort("iteration ended")
 
 
 class SyncClient:
@@ -118,14 +100,14 @@ class SyncClient:
 
     def submit(
         self, prompt: list[int], params: SamplingParams, *, id: str | None = None, priority: int = 0, adapter: str = ""
-    ) -> SyncStream:
+    ) -> PulledStream:
         """Ask for a generation."""
         open_stream, message = self._streams.open(prompt, params, id, priority, time.time(), adapter)
         if self.error is not None:
             self._streams.fail_all(EngineDeadError(str(self.error)))
         else:
             self._send(message)
-        return SyncStream(self, open_stream)
+        return PulledStream(open_stream, self._streams, self._send, partial(self.pump, POLL_MS))
 
     def drain(self, timeout_s: float = 30.0) -> bool:
         """Let the engine finish what runs and exit; True if it did within the time."""

@@ -15,8 +15,8 @@ from examples import examples
 from tailrace.config import ServerConfig
 from tailrace.text.channel_splitter import ChannelSplitter, Segment
 from tailrace.text.reasoning import REASONING_MARKERS
-from tailrace.text.tool_parsers import TOOL_FORMATS, tool_schemas
-from tailrace.text.tool_parsers.call_parser import NotACallError
+from tailrace.text.tool_parsers import TOOL_FORMATS, CallParser, tool_schemas
+from tailrace.text.tool_parsers.call_parser import NotACallError, partial_marker
 from tailrace.text.tool_parsers.pythonic import calls_of
 from tailrace.text.tool_parsers.values import json_of
 
@@ -259,6 +259,111 @@ def test_any_chunking_says_the_same(name, data, places):
         text = text[:at] + data.draw(st.sampled_from(["", "<", "}", '"', "x"])) + text[at + 1 :]
     whole = told(split(name, [text]))
     assert told(split(name, cut(text, places))) == whole == told(split(name, list(text)))
+
+
+# ---- laws of damaged outputs
+
+PIECE = re.compile(r'"(?:[^"\\]|\\.)*"|<[^<>]*>|\[[A-Z_]+\]|\w+|\s+|.', re.DOTALL)
+WITNESS = "⟦{}⟧"  # no format has these signs, so what happens to each can be seen
+
+
+@st.composite
+def damaged(draw: st.DrawFn, name: str) -> str:
+    """Outputs of the format, with pieces deleted, doubled, swapped, nested into others, cut anywhere; with witnesses
+    between the pieces."""
+    texts = [case[0] for case in CASES[name]]
+    pieces = [
+        piece
+        for text in draw(st.lists(st.sampled_from(texts), min_size=1, max_size=3))
+        for piece in PIECE.findall(text)
+    ]
+    places = st.integers(0, 10**6)
+    for how in draw(st.lists(st.sampled_from(["delete", "double", "swap", "nest", "mark", "witness"]), max_size=5)):
+        a, b = draw(places) % (len(pieces) + 1), draw(places) % (len(pieces) + 1)
+        low, high = min(a, b), min(max(a, b), min(a, b) + 6)
+        if how == "delete":
+            del pieces[low:high]
+        elif how == "double":
+            pieces[low:low] = pieces[low:high]
+        elif how == "swap" and high < len(pieces):
+            pieces[low], pieces[high] = pieces[high], pieces[low]
+        elif how == "nest":
+            pieces[low:low] = PIECE.findall(draw(st.sampled_from(texts)))
+        elif how == "mark":
+            pieces.insert(
+                low, draw(st.sampled_from([*TOOL_FORMATS[name].marks, "<think>", "</think>", '"', "\\", "{", "]"]))
+            )
+        elif how == "witness":
+            pieces.insert(low, WITNESS.format(len(pieces)))
+    text = "".join(pieces)
+    return text[: draw(places) % (len(text) + 1)] if draw(st.booleans()) else text
+
+
+def check_chunks(name: str, text: str, places: list[int]) -> None:
+    """In pieces and by characters the same is told as of the whole."""
+    whole = told(split(name, [text]))
+    assert told(split(name, list(text))) == whole
+    assert told(split(name, cut(text, places))) == whole
+
+
+def check_witnesses(name: str, text: str) -> None:
+    """Each witness comes out once, in order of the text within its channel."""
+    calls, _, *texts = told(split(name, [text]))
+    seen = "".join([*texts, *(part for call in calls for part in call)])
+    assert sorted(re.findall("⟦\\d+⟧", seen)) == sorted(re.findall("⟦\\d+⟧", text)), seen
+
+
+@pytest.mark.parametrize("name", TOOL_FORMATS)
+@settings(max_examples=examples(400), deadline=None)
+@given(data=st.data(), places=st.lists(st.integers(0, 10**6), max_size=8))
+def test_damaged_outputs_say_the_same_in_any_chunks_and_lose_nothing(name, data, places):
+    text = data.draw(damaged(name))
+    check_chunks(name, text, places)
+    check_witnesses(name, text)
+
+
+def test_an_unclosed_argument_before_a_good_call_costs_that_call_only():
+    text = "<tool_call>f<arg_key>a</arg_key><arg_value>x<tool_call>g</tool_call>"
+    for pieces in ([text], list(text)):
+        assert told(split("glm4", pieces)) == ([("g", "{}")], [], text.removesuffix("<tool_call>g</tool_call>"), "")
+
+
+def test_the_laws_of_damaged_outputs_can_fail(monkeypatch):
+    """A parser that reads what has come at once, and one that loses a character."""
+
+    def seen(law: typing.Callable[[str], None]) -> bool:
+        @settings(max_examples=1000, deadline=None, database=None)
+        @given(text=damaged("glm4"))
+        def run(text: str) -> None:
+            law(text)
+
+        try:
+            run()
+        except AssertionError:
+            return True
+        return False
+
+    take = CallParser.take
+    with monkeypatch.context() as patch:
+        patch.setattr(CallParser, "up_to", lambda self, *marks: hasty_split(self, marks))
+        patch.setattr(CallParser, "_unread_later_opening", lambda self: None)
+        assert seen(lambda text: check_chunks("glm4", text, []))
+    with monkeypatch.context() as patch:
+        patch.setattr(CallParser, "take", lambda self, length: take(self, length).replace("⟦", ""))
+        patch.setattr(CallParser, "held", property(lambda self: "".join(self._held).replace("⟦", "")))
+        assert seen(lambda text: check_witnesses("glm4", text))
+
+
+def hasty_split(parser: CallParser, marks: tuple[str, ...]) -> typing.Any:
+    """As `up_to`, but what comes in one piece with the end is left unread where the end is not the wanted one."""
+    parts: list[str] = []
+    while not (ends := [(end, mark) for mark in marks if (end := parser.text.find(mark, parser.at)) >= 0]):
+        keep = max(partial_marker(parser.unread, mark) for mark in marks)
+        parts.append(parser.take(len(parser.text) - parser.at - keep))
+        yield
+    if min(ends)[1] != marks[0]:
+        raise NotACallError(marks[0])
+    return "".join([*parts, parser.take(min(ends)[0] - parser.at)]), marks[0]
 
 
 JSON_WRAPPER = r'\s|[\[\]{},:;]|"(?:name|arguments|parameters|type|id|function|7|x|y)"|0|"(?:add|get\.it-2|Bob)"'

@@ -7,7 +7,7 @@ last sent is held. If it turns out to be no call, it is given back unchanged.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 from uuid import uuid4
 
@@ -58,7 +58,7 @@ class CallParser:
         place: int,
         bare: bool,
     ) -> None:
-        self.closing, self.tools, self.bare = closing, tools, bare
+        self.opening, self.closing, self.tools, self.bare = opening, closing, tools, bare
         self.text, self.at = "", 0  # text before `at` has been read
         self.over = False
         self._held = [opening]
@@ -79,6 +79,7 @@ class CallParser:
             next(self._parser)
         except (StopIteration, NotACallError):
             self.over = True
+            self._unread_later_opening()
         self._emit_arguments()
         out, self._out = self._out, []
         return out
@@ -108,6 +109,15 @@ class CallParser:
     def missing_closing(self) -> str | None:
         """The closing marker, if the block had calls and ended without it."""
         return None if self._closed or not self.num_calls else self.closing
+
+    def _unread_later_opening(self) -> None:
+        """What was read may hold another opening marker, which was taken for part of a value. The text from the last
+        one on is unread again. Of the last only, so no text is read more than twice."""
+        held = self.held
+        opening = self.opening.strip()
+        if self.undecided and opening and (again := held.rfind(opening)) > held.find(opening):
+            self.text, self.at = held[again:] + self.unread, 0
+            self._held = [held[:again]]
 
     # ---- for parsers: reading text
 
@@ -161,19 +171,26 @@ class CallParser:
         return name
 
     def until(self, marker: str) -> Parsing[str]:
-        """Read the text before the marker, and the marker. Raises NotACallError if the block ends before it."""
+        """Read the text before the marker, and the marker. Raises NotACallError if the block ends before it; the text
+        before the end has then been read, however it came."""
+        text, found = yield from self.up_to(marker, *(() if self.closing is None else (self.closing,)))
+        if found != marker:
+            raise NotACallError(marker)
+        self.take(len(marker))
+        return text
+
+    def up_to(self, *marks: str) -> Parsing[tuple[str, str]]:
+        """Read the text before the first of the marks; return it and the mark, which is not read."""
         parts: list[str] = []
-        while (end := self.text.find(marker, self.at)) < 0:
-            if self.closing is not None and self.closing in self.unread:
-                raise NotACallError(marker)
-            keep = max(partial_marker(self.unread, mark) for mark in (marker, self.closing or ""))
+        while True:
+            ends = [(end, mark) for mark in marks if (end := self.text.find(mark, self.at)) >= 0]
+            # a mark that is not all there could begin before one that is
+            keep = max(partial_marker(self.unread, mark) for mark in marks)
+            if ends and (end := min(ends))[0] <= len(self.text) - keep:
+                parts.append(self.take(end[0] - self.at))
+                return "".join(parts), end[1]
             parts.append(self.take(len(self.text) - self.at - keep))
             yield
-        if self.closing is not None and 0 <= self.text.find(self.closing, self.at) < end:
-            raise NotACallError(marker)
-        parts.append(self.take(end - self.at))
-        self.take(len(marker))
-        return "".join(parts)
 
     def close(self) -> Parsing[bool]:
         """Read the closing marker, if it comes next after white space."""
@@ -222,10 +239,10 @@ class CallParser:
         self._held.clear()
         self.unfinished = False
 
-    def add_call(self, name: str, arguments: Mapping[str, str]) -> None:
-        """Send a whole call, each of its arguments in JSON."""
-        self.start_call(name)
-        self.add_arguments("{" + ", ".join(f"{in_json(key)}: {value}" for key, value in arguments.items()) + "}")
+    def add_call(self, name: str, arguments: Iterable[tuple[str, str]], id: str | None = None) -> None:
+        """Send a whole call: each argument's name, and its value in JSON. One that was written twice is sent twice."""
+        self.start_call(name, id)
+        self.add_arguments("{" + ", ".join(f"{in_json(key)}: {value}" for key, value in arguments) + "}")
         self.end_call()
 
     def _emit_arguments(self) -> None:

@@ -39,7 +39,7 @@ def pythonic(parser: CallParser) -> Parsing[None]:
     for name, _ in calls:
         parser.require_declared(name)
     for name, arguments in calls:
-        parser.add_call(name, arguments)
+        parser.add_call(name, arguments.items())
     yield from parser.close()
 
 

@@ -21,14 +21,14 @@ def qwen3_coder(parser: CallParser) -> Parsing[None]:
         name = yield from parser.word()
         yield from parser.expect(">")
         schemas = parser.tools.get(name, {})
-        arguments: dict[str, str] = {}
+        arguments: list[tuple[str, str]] = []
         yield from parser.whitespace()
         while not (yield from parser.accept("</function>")):
             yield from parser.expect("<parameter=")
             key = yield from parser.until(">")
             text = yield from unquoted(parser, "</parameter>", schemas.get(key), ("<parameter=", "</function>"))
             text = text.removeprefix("\n").removesuffix("\n")
-            arguments[key] = json_of(text, schemas.get(key))
+            arguments.append((key, json_of(text, schemas.get(key))))
             yield from parser.whitespace()
         parser.add_call(name, arguments)
         if (yield from parser.close()):
@@ -40,14 +40,15 @@ def glm4(parser: CallParser) -> Parsing[None]:
     yield from parser.whitespace()
     name = yield from parser.word()
     schemas = parser.tools.get(name, {})
-    arguments: dict[str, str] = {}
+    arguments: list[tuple[str, str]] = []
     while not (yield from parser.close()):
         yield from parser.expect("<arg_key>")
         key = (yield from parser.until("</arg_key>")).strip()
         yield from parser.whitespace()
         yield from parser.expect("<arg_value>")
         schema = schemas.get(key)
-        arguments[key] = json_of((yield from unquoted(parser, "</arg_value>", schema, ("<arg_key>",))), schema)
+        text = yield from unquoted(parser, "</arg_value>", schema, ("<arg_key>",))
+        arguments.append((key, json_of(text, schema)))
     parser.add_call(name, arguments)
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import enum
 import gc
 import json
 import re
 import time
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import jsonschema
+import pydantic
 import pytest
 
 from api.harness import LocalClient, front_of, saying
@@ -313,3 +315,88 @@ async def test_the_copies_of_a_grammar_are_bounded(front):
     error = await refusal(front, "text", prompt=["x"] * (most + 1), guided_regex=pattern)
     assert (error["param"], str(MAX_COPIES) in error["message"]) == ("guided_regex", True)
     assert (await asked(front, "text", prompt=["x"] * most, guided_regex=pattern))[0].grammar is not None
+
+
+# ---- what pydantic writes
+
+
+class Year(str, enum.Enum):  # noqa: UP042, as most write them
+    NEW = "2024"
+    OLD = "x"
+
+
+class Point(pydantic.BaseModel):
+    x: int
+    label: str | None = None
+
+
+class Asked(pydantic.BaseModel):
+    """As agents declare tools: references, alternatives, enums and literals."""
+
+    point: Point | None = None
+    year: Year
+    kind: Literal["1", 2] = "1"
+    many: list[Point] = []
+    name: Annotated[str, pydantic.Field(max_length=5)] = ""
+    twin: Point | str = ""
+
+
+AROUND = {
+    "qwen3_coder": ("<tool_call>\n<function=f>\n", "<parameter={}>\n{}\n</parameter>\n", "</function>\n</tool_call>"),
+    "glm4": ("<tool_call>f\n", "<arg_key>{}</arg_key>\n<arg_value>{}</arg_value>\n", "</tool_call>"),
+}
+
+
+@pytest.mark.parametrize("form", AROUND)
+@pytest.mark.parametrize(
+    ("fields", "value", "forced"),
+    [
+        ({"point": '{"x": 1}', "year": "2024"}, {"point": {"x": 1}, "year": "2024"}, True),
+        ({"point": "null", "year": "x"}, {"point": None, "year": "x"}, True),
+        ({"point": "{'x': 1, 'label': None}", "year": "x"}, {"point": {"x": 1, "label": None}, "year": "x"}, False),
+        ({"year": "2024", "kind": "1"}, {"year": "2024", "kind": "1"}, False),
+        ({"year": "2024", "kind": '"1"'}, {"year": "2024", "kind": "1"}, True),
+        ({"year": "2024", "kind": "2"}, {"year": "2024", "kind": 2}, True),
+        (
+            {"year": "2024", "many": '[{"x": 2, "label": "5"}]'},
+            {"year": "2024", "many": [{"x": 2, "label": "5"}]},
+            True,
+        ),
+        ({"year": "2024", "name": "12"}, {"year": "2024", "name": "12"}, True),
+        ({"year": "2024", "twin": "12"}, {"year": "2024", "twin": "12"}, False),
+        ({"year": "2024", "twin": '{"x": 3}'}, {"year": "2024", "twin": {"x": 3}}, True),
+    ],
+)
+def test_schemas_as_pydantic_writes_them(form, fields, value, forced):
+    schema = Asked.model_json_schema()
+    asked = [tool("f", schema)]
+    head, field, tail = AROUND[form]
+    text = head + "".join(field.format(*one) for one in fields.items()) + tail
+    [(_, arguments)], _ = written_calls(form, text, asked)
+    assert json.loads(arguments) == value
+    Asked.model_validate_json(arguments)
+    source = forced_grammar(TOOL_FORMATS[form], script_of(form, asked=asked))
+    assert vocabulary(form, "text").accepts(source, text) == forced
+    for seed in range(3):
+        walked = vocabulary(form, "text").walk(source, seed)
+        for _, arguments in written_calls(form, walked, asked)[0]:
+            Asked.model_validate_json(arguments)
+
+
+@pytest.mark.parametrize("form", TOOL_FORMATS)
+def test_an_optional_model_can_be_forced(form):
+    asked = [tool("f", Asked.model_json_schema())]
+    source = forced_grammar(TOOL_FORMATS[form], script_of(form, asked=asked))
+    for seed in range(5):
+        for _, arguments in written_calls(form, vocabulary(form, "text").walk(source, seed), asked)[0]:
+            Asked.model_validate_json(arguments)
+
+
+def test_nullable_is_a_type():
+    asked = [tool("f", {"properties": {"a": {"type": "string", "nullable": True}}, "required": ["a"]})]
+    for form, text in (
+        ("hermes", '<tool_call>\n{"name": "f", "arguments": {"a": null}}\n</tool_call>'),
+        *((form, head + field.format("a", "null") + tail) for form, (head, field, tail) in AROUND.items()),
+    ):
+        assert vocabulary(form, "text").accepts(forced_grammar(TOOL_FORMATS[form], script_of(form, asked=asked)), text)
+        assert json.loads(written_calls(form, text, asked)[0][0][1]) == {"a": None}

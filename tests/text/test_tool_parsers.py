@@ -18,6 +18,7 @@ from tailrace.text.reasoning import REASONING_MARKERS
 from tailrace.text.tool_parsers import TOOL_FORMATS, CallParser, tool_schemas
 from tailrace.text.tool_parsers.call_parser import NotACallError, partial_marker
 from tailrace.text.tool_parsers.pythonic import calls_of
+from tailrace.text.tool_parsers.resolve import Declared
 from tailrace.text.tool_parsers.values import json_of
 
 THINK = REASONING_MARKERS["think"]
@@ -474,13 +475,25 @@ def test_thoughts_before_an_answer_that_is_a_call():
         (' {"a": [1]}\n', {"type": "object"}, {"a": [1]}),
         ("False", {"type": "boolean"}, False),
         ("False", {"type": "string"}, "False"),
-        ("{'a': 1}", {"type": "object"}, "{'a': 1}"),
+        ("{'a': True, 'b': None}", {"type": "object"}, {"a": True, "b": None}),
+        ("[(1, 'x')]", {"type": "array"}, [[1, "x"]]),
+        ("{'a': 1}", {}, "{'a': 1}"),
+        ("{'a': f()}", {"type": "object"}, "{'a': f()}"),
+        ("TRUE", {"type": "boolean"}, True),
+        ("5", {"anyOf": [{"type": "string"}, {"type": "object"}]}, "5"),
+        ("1", {"enum": ["1", 2]}, "1"),
+        ("2", {"enum": ["1", 2]}, 2),
+        ("5", {"type": "string", "nullable": True}, "5"),
+        ("null", {"type": "string", "nullable": True}, None),
+        ("5", {"allOf": [{"type": "string"}], "default": "x"}, "5"),
+        ("5", {"anyOf": [{"$ref": "#/$defs/s"}, {"type": "null"}], "$defs": {"s": {"type": "string"}}}, "5"),
+        ("5", {"$ref": "#/$defs/s", "$defs": {"s": {"$ref": "#/$defs/s"}}}, 5),
         ("NaN", {}, "NaN"),
         ("", {}, ""),
     ],
 )
 def test_bare_text_becomes_the_value_that_is_declared(text, schema, value):
-    assert json.loads(json_of(text, schema)) == value
+    assert json.loads(json_of(text, Declared(schema))) == value
 
 
 def test_odd_declarations_are_no_trouble():
@@ -490,7 +503,8 @@ def test_odd_declarations_are_no_trouble():
         {"function": {"name": 3}},
         {"function": {"name": "f", "parameters": {"properties": 1}}},
     ]
-    assert tool_schemas(odd) == {"f": {}}
+    assert tool_schemas(odd).keys() == {"f"}
+    assert tool_schemas(odd)["f"].property("a").kinds() == set()
     assert tool_schemas(None) == {}
 
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from tailrace.text.tool_parsers.call_parser import CallParser, Parsing, ToolCall, ToolSchemas
 from tailrace.text.tool_parsers.grammar_writer import CallGrammar, GrammarWriter
 from tailrace.text.tool_parsers.pythonic import pythonic, pythonic_grammar
+from tailrace.text.tool_parsers.resolve import Declared
 from tailrace.text.tool_parsers.sections import DEEPSEEK, KIMI, deepseek_grammar, deepseek_v3, kimi_grammar, kimi_k2
 from tailrace.text.tool_parsers.tagged import glm4, glm4_grammar, qwen3_coder, qwen3_coder_grammar
 from tailrace.text.tool_parsers.wrapped import (
@@ -94,12 +95,10 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
 
 
 def tool_schemas(tools: list[dict[str, Any]] | None) -> ToolSchemas:
-    """The parameter schemas of a request's tools, by function. A tool that is not in OpenAI's shape is left out."""
-    found: dict[str, dict[str, Any]] = {}
+    """The parameters of a request's tools, by function. A tool that is not in OpenAI's shape is left out."""
+    found: dict[str, Declared] = {}
     for tool in tools or ():
         function = tool.get("function")
         if isinstance(function, dict) and isinstance(name := function.get("name"), str):
-            schema = function.get("parameters")
-            properties = schema.get("properties") if isinstance(schema, dict) else None
-            found[name] = properties if isinstance(properties, dict) else {}
+            found[name] = Declared(function.get("parameters"))
     return found

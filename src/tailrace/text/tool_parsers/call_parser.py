@@ -13,10 +13,12 @@ from uuid import uuid4
 
 import msgspec
 
+from tailrace.text.tool_parsers.resolve import ANYTHING, Declared
+
 T = TypeVar("T")
 Parsing: TypeAlias = Generator[None, None, T]  # yields where it needs more text
 Sink: TypeAlias = Callable[[str], object]
-ToolSchemas: TypeAlias = Mapping[str, Mapping[str, Any]]  # function → parameter → its schema
+ToolSchemas: TypeAlias = Mapping[str, Declared]  # function → the schema of its arguments
 
 WHITE = re.compile(r"\s*")
 WORD = re.compile(r"[\w.:/@$-]*")
@@ -217,6 +219,10 @@ class CallParser:
         this name."""
         if not name or (self.bare and self.tools and name not in self.tools):
             raise NotACallError(name)
+
+    def parameters_of(self, name: str) -> Declared:
+        """What the request declares of a function's arguments."""
+        return self.tools.get(name, ANYTHING)
 
     def start_call(self, name: str, id: str | None = None) -> None:
         """Send the function's name. After this `add_arguments` sends its arguments."""

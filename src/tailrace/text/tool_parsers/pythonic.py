@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import ast
-import json
-import math
 import re
-import warnings
 from collections.abc import Iterator
 from keyword import iskeyword
 
-from tailrace.text.tool_parsers.call_parser import CallParser, NotACallError, Parsing, in_json
+from tailrace.text.tool_parsers.call_parser import CallParser, NotACallError, Parsing
 from tailrace.text.tool_parsers.functions import Function
 from tailrace.text.tool_parsers.grammar_writer import CallGrammar, GrammarWriter, quoted
+from tailrace.text.tool_parsers.python_values import ERRORS, in_json_of, syntax_of
 from tailrace.text.tool_parsers.unquoted import not_expressible, parameters
 from tailrace.text.tool_parsers.values import PYTHON, nested
 
 NAME = re.compile(r"[A-Za-z_][\w.]*")
-NUMBER = re.compile(r"(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")  # of JSON, without the sign
-LINE = re.compile(rb"\r\n|\r|\n")
-SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
 def pythonic(parser: CallParser) -> Parsing[None]:
@@ -50,11 +45,9 @@ def calls_of(text: str) -> list[tuple[str, dict[str, str]]]:
         NotACallError: the text is not a list of calls with keywords and literals that JSON knows.
     """
     try:
-        with warnings.catch_warnings(action="ignore"):  # the model's text must not write warnings to our log
-            tree = ast.parse(text, mode="eval").body
-        lines = LINE.split(text.encode())
+        tree, lines = syntax_of(text)
         return [call_of(node, lines) for node in tree.elts] if isinstance(tree, ast.List) else []
-    except (SyntaxError, ValueError, TypeError, OverflowError, RecursionError, MemoryError) as error:
+    except ERRORS as error:
         raise NotACallError(str(error)) from None
 
 
@@ -68,45 +61,6 @@ def call_of(node: ast.expr, lines: list[bytes]) -> tuple[str, dict[str, str]]:
             raise NotACallError("**")
         arguments[keyword.arg] = in_json_of(keyword.value, lines)
     return name, arguments
-
-
-def in_json_of(node: ast.expr, lines: list[bytes]) -> str:
-    """A literal as JSON. Numbers keep the way they are written, whatever their size. lines: of the text.
-
-    Raises:
-        NotACallError: a value that JSON does not know.
-    """
-    match node:
-        case ast.Constant(value=str(text)):
-            return in_json(text) if not SURROGATE.search(text) else json.dumps(text)
-        case ast.Constant(value=bool() | None):
-            return in_json(node.value)
-        case ast.Constant(value=int() | float() as number):
-            written = lines[node.lineno - 1][node.col_offset : node.end_col_offset].decode()
-            if NUMBER.fullmatch(written):
-                return written
-            if isinstance(number, int) or math.isfinite(number):
-                return str(number)
-        case ast.UnaryOp(op=ast.USub() | ast.UAdd(), operand=ast.Constant(value=int() | float() as value)) if (
-            not isinstance(value, bool)
-        ):
-            return ("-" if isinstance(node.op, ast.USub) else "") + in_json_of(node.operand, lines)
-        case ast.Name(id="true" | "false" | "null"):
-            return node.id
-        case ast.List() | ast.Tuple():
-            return f"[{','.join(in_json_of(one, lines) for one in node.elts)}]"
-        case ast.Dict():
-            pairs = zip(node.keys, node.values, strict=True)
-            fields = (f"{in_json_of(key_of(key), lines)}:{in_json_of(value, lines)}" for key, value in pairs)
-            return f"{{{','.join(fields)}}}"
-    raise NotACallError("a value that JSON does not know")
-
-
-def key_of(node: ast.expr | None) -> ast.expr:
-    """A key of an object, which must be a string."""
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        return node
-    raise NotACallError("a name that is no string")
 
 
 # ---- the grammar

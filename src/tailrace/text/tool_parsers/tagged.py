@@ -20,15 +20,15 @@ def qwen3_coder(parser: CallParser) -> Parsing[None]:
         yield from parser.begin_call("<function=")
         name = yield from parser.word()
         yield from parser.expect(">")
-        schemas = parser.tools.get(name, {})
+        parameters = parser.parameters_of(name)
         arguments: list[tuple[str, str]] = []
         yield from parser.whitespace()
         while not (yield from parser.accept("</function>")):
             yield from parser.expect("<parameter=")
             key = yield from parser.until(">")
-            text = yield from unquoted(parser, "</parameter>", schemas.get(key), ("<parameter=", "</function>"))
+            text = yield from unquoted(parser, "</parameter>", parameters.property(key), ("<parameter=", "</function>"))
             text = text.removeprefix("\n").removesuffix("\n")
-            arguments.append((key, json_of(text, schemas.get(key))))
+            arguments.append((key, json_of(text, parameters.property(key))))
             yield from parser.whitespace()
         parser.add_call(name, arguments)
         if (yield from parser.close()):
@@ -39,16 +39,16 @@ def glm4(parser: CallParser) -> Parsing[None]:
     """The name, then pairs of <arg_key> and <arg_value>, up to the closing marker."""
     yield from parser.whitespace()
     name = yield from parser.word()
-    schemas = parser.tools.get(name, {})
+    parameters = parser.parameters_of(name)
     arguments: list[tuple[str, str]] = []
     while not (yield from parser.close()):
         yield from parser.expect("<arg_key>")
         key = (yield from parser.until("</arg_key>")).strip()
         yield from parser.whitespace()
         yield from parser.expect("<arg_value>")
-        schema = schemas.get(key)
-        text = yield from unquoted(parser, "</arg_value>", schema, ("<arg_key>",))
-        arguments.append((key, json_of(text, schema)))
+        declared = parameters.property(key)
+        text = yield from unquoted(parser, "</arg_value>", declared, ("<arg_key>",))
+        arguments.append((key, json_of(text, declared)))
     parser.add_call(name, arguments)
 
 

@@ -6,16 +6,20 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from tailrace.text.tool_parsers.call_parser import WHITE, CallParser, NotACallError, Parsing, Sink, in_json
+from tailrace.text.tool_parsers.python_values import literal
+from tailrace.text.tool_parsers.resolve import Declared
 
 INSIDE = {quote: re.compile(rf"[^{quote}\\]+") for quote in ("'", '"')}  # of a string
 PLAIN = re.compile(r'[^"<\\]+')
 SCALAR = re.compile(r"[A-Za-z0-9_.+-]*")
 PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
+KIND_BY_START = {"{": "object", "[": "array", '"': "string", "t": "boolean", "f": "boolean", "n": "null"}
+INTEGER = re.compile(r"-?[0-9]+")
 
 
 class Syntax(NamedTuple):
@@ -81,7 +85,7 @@ def json_value(parser: CallParser, sink: Sink) -> Parsing[None]:
         raise NotACallError(char)
 
 
-def unquoted(parser: CallParser, marker: str, schema: Any, then: tuple[str, ...]) -> Parsing[str]:
+def unquoted(parser: CallParser, marker: str, declared: Declared, then: tuple[str, ...]) -> Parsing[str]:
     """Read an unquoted value and the marker after it.
 
     If the value may be JSON and begins like JSON, a marker inside one of its strings belongs to the value. If it may be
@@ -93,7 +97,7 @@ def unquoted(parser: CallParser, marker: str, schema: Any, then: tuple[str, ...]
     Raises:
         NotACallError: the block ends before the marker.
     """
-    kinds, parts = kinds_of(schema), list[str]()
+    kinds, parts = declared.kinds(), list[str]()
     yield from parser.span(WHITE, parts.append)
     if (kinds and kinds <= {"string", "null"}) or (yield from parser.peek()) not in '"[{':
         return "".join(parts) + (yield from parser.until(marker))
@@ -144,13 +148,30 @@ def json_text(parser: CallParser) -> Parsing[str]:
         raise NotACallError(str(error)) from None
 
 
-def json_of(text: str, schema: Any) -> str:
-    """An unquoted value as JSON: a string if the schema wants one or if the text is no other JSON."""
-    kinds = kinds_of(schema)
-    bare = PYTHON_WORDS.get(text.strip(), text.strip())
+def json_of(text: str, declared: Declared) -> str:
+    """An unquoted value as JSON: what is declared, if the text can be that, else a string."""
+    kinds, values = declared.kinds(), declared.values()
+    stripped = text.strip()
+    bare = PYTHON_WORDS.get(stripped, stripped)
     if kinds and kinds <= {"string", "null"}:
-        return "null" if bare == "null" and "null" in kinds and text not in _list(schema.get("enum")) else in_json(text)
-    return bare if is_json(bare) else in_json(text)
+        return "null" if bare == "null" and "null" in kinds and text not in (values or ()) else in_json(text)
+    if kinds == {"boolean"} and bare.lower() in ("true", "false"):
+        return bare.lower()
+    if kinds & {"object", "array"} and bare[:1] in ("{", "[", "(") and not is_json(bare):
+        bare = literal(bare) or bare
+    if not is_json(bare):
+        return in_json(text)
+    if values is not None and text in values:  # the text, unless the value is listed too
+        return bare if any(in_json(value) == bare for value in values if not isinstance(value, str)) else in_json(text)
+    return in_json(text) if "string" in kinds and not fits(bare, kinds) else bare
+
+
+def fits(text: str, kinds: set[str]) -> bool:
+    """True if the JSON text has one of these types."""
+    kind = KIND_BY_START.get(text[0], "number")
+    if kind == "number" and "number" not in kinds and INTEGER.fullmatch(text):
+        kind = "integer"
+    return kind in kinds
 
 
 def is_json(text: str) -> bool:
@@ -164,24 +185,3 @@ def is_json(text: str) -> bool:
 
 def _no_constant(name: str) -> None:
     raise ValueError(name)
-
-
-def kinds_of(schema: Any) -> set[str]:
-    """The types that a parameter's schema names, also in alternatives, or the types of its listed values; empty if it
-    names none."""
-    if not isinstance(schema, Mapping):
-        return set()
-    named = schema.get("type")
-    values = [schema["const"]] if "const" in schema else _list(schema.get("enum"))
-    if named is None and values and all(value is None or isinstance(value, str) for value in values):
-        return {"null" if value is None else "string" for value in values}
-    kinds = {named} if isinstance(named, str) else {kind for kind in _list(named) if isinstance(kind, str)}
-    for key in ("anyOf", "oneOf"):
-        for choice in _list(schema.get(key)):
-            if isinstance(choice, Mapping) and isinstance(choice.get("type"), str):
-                kinds.add(choice["type"])
-    return kinds
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []

@@ -15,11 +15,12 @@ from examples import examples
 from tailrace.config import ServerConfig
 from tailrace.text.channel_splitter import ChannelSplitter, Segment
 from tailrace.text.reasoning import REASONING_MARKERS
-from tailrace.text.tool_parsers import TOOL_FORMATS, CallParser, tool_schemas
+from tailrace.text.tool_parsers import ALIASES, TOOL_FORMATS, CallParser, tool_schemas
 from tailrace.text.tool_parsers.call_parser import NotACallError, partial_marker
-from tailrace.text.tool_parsers.pythonic import calls_of
+from tailrace.text.tool_parsers.pythonic import Pythonic, calls_of
 from tailrace.text.tool_parsers.resolve import Declared
 from tailrace.text.tool_parsers.values import json_of
+from tool_examples import ALONE, DS, KIMI, STREAMED, WRITERS, written
 
 THINK = REASONING_MARKERS["think"]
 TOOLS_ASKED = [
@@ -29,14 +30,6 @@ TOOLS_ASKED = [
 KNOWN = tool_schemas(TOOLS_ASKED)
 
 # format → (what a model writes, calls as (name, arguments), content), the calls' arguments as JSON values
-DS = "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"
-KIMI = (
-    "<|tool_calls_section_begin|>",
-    "<|tool_call_begin|>",
-    "<|tool_call_argument_begin|>",
-    "<|tool_call_end|>",
-    "<|tool_calls_section_end|>",
-)
 ARGS = '{"a": 1, "b": [2, {"c": "</x>] \\" }"}], "é": null}'
 VALUE = json.loads(ARGS)
 ONE, TWO = [("add", VALUE)], [("add", VALUE), ("get.it-2", {})]
@@ -189,8 +182,22 @@ CASES: dict[str, list[Case]] = {
         (f'<tool_call>[{{"name": "add", "arguments": {ARGS}}}]</tool_call>.', ONE, "."),
     ],
 }
+for name in TOOL_FORMATS:  # those that are only declared
+    values = VALUE if name != "minimax_m3" else {key: VALUE[key] for key in "ab"}  # which leaves out what is null
+    one, two = [("add", values)], [("add", values), ("get.it-2", {})]
+    if name == "minimax_m3":  # where the empty object would be a text
+        one, two = [("add", {"s": "1", "o": {"k": "v"}})], [("add", {"s": "1"}), ("get.it-2", {})]
+    if isinstance(TOOL_FORMATS[name].shape, Pythonic):
+        two = [("add", values), ("add", {})]  # other names are none in Python
+    begin = "" if name in ALONE else "So "
+    cases = [
+        (written(name, one), one, ""),
+        (begin + written(name, two), two, begin),
+        (f"{TOOL_FORMATS[name].markers[0][0]}?", [], f"{TOOL_FORMATS[name].markers[0][0]}?"),
+    ]
+    CASES.setdefault(name, []).extend(cases)
 EVERY = [(name, *case) for name, cases in CASES.items() for case in cases]
-WHOLE = ("pythonic", "qwen3_coder", "glm4")  # arguments that must be converted
+WHOLE = tuple(name for name in TOOL_FORMATS if name not in STREAMED)  # arguments that must be converted
 
 
 def split(name: str, pieces: list[str]) -> list[Segment]:
@@ -229,8 +236,8 @@ def cut(text: str, places: list[int]) -> list[str]:
 
 def test_every_format_can_be_chosen_and_has_cases():
     names = typing.get_args(typing.get_type_hints(ServerConfig)["tool_parser"])
-    assert set(names) == {"auto", "none", *TOOL_FORMATS}
-    assert set(CASES) == set(TOOL_FORMATS)
+    assert set(names) == {"auto", "none", *TOOL_FORMATS, *ALIASES}
+    assert set(WRITERS) == set(TOOL_FORMATS)
 
 
 @pytest.mark.parametrize(("name", "text", "calls", "content"), EVERY)
@@ -367,7 +374,8 @@ def hasty_split(parser: CallParser, marks: tuple[str, ...]) -> typing.Any:
     return "".join([*parts, parser.take(min(ends)[0] - parser.at)]), marks[0]
 
 
-JSON_WRAPPER = r'\s|[\[\]{},:;]|"(?:name|arguments|parameters|type|id|function|7|x|y)"|0|"(?:add|get\.it-2|Bob)"'
+KEYS = "tool_call_id|tool_name|name|arguments|parameters|type|id|function|7|x|y|0"
+JSON_WRAPPER = rf'\s|[\[\]{{}},:;]|"(?:{KEYS})"|0|"(?:add|get\.it-2|Bob)"'
 WRAPPERS = {
     "mistral": JSON_WRAPPER + r"|add|get\.it-2|\[CALL_ID\]|abcdefghi|\[ARGS\]",
     "deepseek_v3": r"\s|function|add|get\.it-2|```json|```|" + "|".join(DS),
@@ -387,7 +395,9 @@ def test_no_character_is_lost(name, data):
         data.draw(st.lists(st.sampled_from([case[0] for case in CASES[name]] + [" ", "a", "<b"]), max_size=3))
     )
     markers = "|".join(re.escape(mark) for pair in TOOL_FORMATS[name].markers for mark in pair if mark is not None)
-    wrapper = f"(?:{markers}|{WRAPPERS.get(name, JSON_WRAPPER)})*?"
+    opening, closing = TOOL_FORMATS[name].markers[0]
+    block = rf"\s|{re.escape(opening)}.*?{re.escape(closing or '')}" if name in WHOLE else JSON_WRAPPER
+    wrapper = f"(?:{markers}|{WRAPPERS.get(name, block)})*?"
     pattern = wrapper
     for segment in split(name, [text]):
         part = re.escape(segment.text if segment.call is None else segment.call.arguments)
@@ -526,7 +536,7 @@ def test_what_has_been_read_is_not_looked_at_again(name):
     for char in text:
         splitter.feed(char)
         left = splitter._held if splitter._block is None else splitter._block.unread
-        assert len(left) < len("<|tool_call_argument_begin|>")
+        assert len(left) < 64
     assert splitter.calls
 
 

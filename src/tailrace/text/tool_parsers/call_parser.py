@@ -66,16 +66,19 @@ class CallParser:
         self._held = [opening]
         self.undecided = True  # a call has begun or may have, and its name was not sent
         self.unfinished = False  # a name was sent, and its arguments are incomplete
+        self.passing = False  # the text is content, up to a marker
         self.short_ids = False
         self._first = self._place = place
         self._closed = False
+        self._fresh, self._begun = True, 0  # no call has begun; the place in _held where the last one began
+        self._rejected: list[str] = []  # objects that were no calls, until the name of one that is
         self._arguments: list[str] = []
-        self._out: list[ToolCall] = []
+        self._out: list[ToolCall | str] = []
         self._parser = read(self)
 
-    def feed(self, text: str) -> list[ToolCall]:
-        """Add text; return what can be sent of the calls. Afterwards the block may be `over`: then `held` is content
-        and `unread` comes after the block."""
+    def feed(self, text: str) -> list[ToolCall | str]:
+        """Add text; return what can be sent of the calls, and content between them. Afterwards the block may be `over`:
+        then `held` is content and `unread` comes after the block."""
         self.text, self.at = self.unread + text, 0
         try:
             next(self._parser)
@@ -100,7 +103,7 @@ class CallParser:
     def remainder(self) -> str:
         """What becomes content if the text ends here: the beginning of a call without a name. The cut wrapper of a call
         that was sent is dropped."""
-        return self.held + self.unread if self.undecided else ""
+        return self.held + self.unread if self.undecided or self.passing else ""
 
     @property
     def num_calls(self) -> int:
@@ -136,12 +139,18 @@ class CallParser:
         self._held.append(part)
         return part
 
-    def accept(self, wanted: str) -> Parsing[bool]:
-        """Read the wanted text, if it comes next."""
+    def comes(self, wanted: str) -> Parsing[bool]:
+        """True if the wanted text comes next. Reads nothing."""
         while (rest := self.text[self.at : self.at + len(wanted)]) != wanted:
             if not wanted.startswith(rest):
                 return False
             yield
+        return True
+
+    def accept(self, wanted: str) -> Parsing[bool]:
+        """Read the wanted text, if it comes next."""
+        if not (yield from self.comes(wanted)):
+            return False
         self.take(len(wanted))
         return True
 
@@ -194,6 +203,22 @@ class CallParser:
             parts.append(self.take(len(self.text) - self.at - keep))
             yield
 
+    def content_up_to(self, closing: str) -> Parsing[None]:
+        """Send the text before a marker as content, as it comes; the block's markers are dropped."""
+        self._held.clear()
+        self.undecided, self.passing = False, True
+        while (end := self.text.find(closing, self.at)) < 0:
+            self.add_content(self.take(len(self.text) - self.at - partial_marker(self.unread, closing)))
+            yield
+        self.add_content(self.take(end - self.at))
+        self.take(len(closing))
+        self.drop()
+
+    def drop(self) -> None:
+        """What was read is no content."""
+        self._held.clear()
+        self.undecided = self.passing = False
+
     def close(self) -> Parsing[bool]:
         """Read the closing marker, if it comes next after white space."""
         if self.closing is None:
@@ -208,11 +233,36 @@ class CallParser:
 
     def begin_call(self, first: str) -> Parsing[None]:
         """Start a call, which must begin with this text (else NotACallError). Text since the previous call was its
-        wrapper and is dropped."""
+        wrapper and is dropped. The marker that opened the block may be this text; then it has been read."""
+        if self._fresh and first and self.opened_by(first):
+            self._fresh = False
+            return
+        self._fresh = False
         yield from self.expect(first)
         if not self.undecided:
             self._held = [first]
+        self._begun = len(self._held) - 1
         self.undecided = True
+
+    def opened_by(self, text: str) -> bool:
+        """True if the marker that opened the block ends with this text, which has been read then."""
+        return self.opening.endswith(text)
+
+    def reject(self) -> None:
+        """What was read since `begin_call` is no call. It is content, also if other calls of the block are calls."""
+        text = "".join(self._held[self._begun :])
+        if self.num_calls:
+            self._out.append(text)
+            self._held.clear()
+            self.undecided = False
+        else:
+            self._rejected.append(text)
+
+    def add_content(self, text: str) -> None:
+        """Send text that is content although it stands in the block."""
+        if text:
+            self._out.append(text)
+            self._held.clear()
 
     def require_declared(self, name: str) -> None:
         """Raise NotACallError if there is no name, or if no marker says that this is a call and no declared tool has
@@ -228,6 +278,9 @@ class CallParser:
         """Send the function's name. After this `add_arguments` sends its arguments."""
         if not name:
             raise NotACallError("a name")
+        if self._rejected:
+            self._out.append("".join(self._rejected))
+            self._rejected.clear()
         self._out.append(ToolCall(self._place, name, "", uuid4().hex[:SHORT_ID] if self.short_ids and not id else id))
         self._place += 1
         self._held.clear()

@@ -6,36 +6,84 @@ import ast
 import re
 from collections.abc import Iterator
 from keyword import iskeyword
+from typing import NamedTuple
 
 from tailrace.text.tool_parsers.call_parser import CallParser, NotACallError, Parsing
 from tailrace.text.tool_parsers.functions import Function
 from tailrace.text.tool_parsers.grammar_writer import CallGrammar, GrammarWriter, quoted
 from tailrace.text.tool_parsers.python_values import ERRORS, in_json_of, syntax_of
+from tailrace.text.tool_parsers.trees import separated
 from tailrace.text.tool_parsers.unquoted import not_expressible, parameters
 from tailrace.text.tool_parsers.values import PYTHON, nested
 
 NAME = re.compile(r"[A-Za-z_][\w.]*")
 
 
-def pythonic(parser: CallParser) -> Parsing[None]:
-    """Parse the list. If no marker opened it, its first name must be a declared function; otherwise the list is
-    content."""
-    yield from parser.whitespace()
-    yield from parser.expect("[")
-    yield from parser.whitespace()
-    name = yield from parser.word()
-    yield from parser.whitespace()
-    if not NAME.fullmatch(name) or (yield from parser.peek()) != "(":
-        raise NotACallError(name)
-    parser.require_declared(name)
-    parts = ["[", name]
-    yield from nested(parser, parts.append, PYTHON, ["]"])
-    calls = calls_of("".join(parts))
-    for name, _ in calls:
+class Pythonic(NamedTuple):
+    """Calls with keywords and literals. pairs: markers around them, of which a grammar takes the first that the model
+    is known to write; none: a list stands alone. listed: in a list; else a call stands on each line."""
+
+    pairs: tuple[tuple[str, str | None], ...] = ()
+    listed: bool = True
+
+    def read(self, parser: CallParser) -> Parsing[None]:
+        """Parse the list. If no marker opened it, its first name must be a declared function; otherwise the list is
+        content."""
+        calls: list[tuple[str, dict[str, str]]] = []
+        yield from parser.whitespace()
+        if self.listed or (yield from parser.comes("[")):
+            yield from parser.expect("[")
+            calls = calls_of("[" + (yield from self.call(parser, "]")))
+        else:
+            while not (yield from parser.close()):
+                calls += calls_of(f"[{yield from self.call(parser, '')}]")
+                yield from parser.whitespace()
+                yield from parser.accept(",")
+        for name, _ in calls:
+            parser.require_declared(name)
+        if not calls:
+            raise NotACallError("a call")
+        for name, arguments in calls:
+            parser.add_call(name, arguments.items())
+        yield from parser.close()
+
+    def call(self, parser: CallParser, closing: str) -> Parsing[str]:
+        """The text of a call; up to the closing bracket if there is one."""
+        yield from parser.whitespace()
+        name = yield from parser.word()
+        yield from parser.whitespace()
+        if not NAME.fullmatch(name) or (yield from parser.peek()) != "(":
+            raise NotACallError(name)
         parser.require_declared(name)
-    for name, arguments in calls:
-        parser.add_call(name, arguments.items())
-    yield from parser.close()
+        parts = [name]
+        yield from nested(parser, parts.append, PYTHON, closing)
+        return "".join(parts)
+
+    def grammar(self, writer: GrammarWriter) -> CallGrammar:
+        """Values are JSON, which Python reads as literals, except that booleans are written True and False."""
+        if not self.pairs:
+            # One literal up to the parenthesis: until there the text could still be other text, and a matcher takes the
+            # longest match.
+            first = writer.rule("first", " | ".join(form(writer, function, "[") for function in writer.functions))
+            more = f'(", " {one_of(writer)})*' if writer.many else ""
+            return CallGrammar("", f'{first} {more} "]"', r"\s*\[\s*[A-Za-z_][\w.]*\s*\((?s:.*)")
+        known = [pair for pair in self.pairs if writer.model_writes(pair[0])]
+        opening, closing = (known or self.pairs)[0]
+        calls = writer.repeated(one_of(writer), '", "' if self.listed else r'"\n"')
+        body = f'"[" {calls} "]"' if self.listed else calls
+        return CallGrammar(opening, f"{body} {writer.mark(closing) if closing else ''}")
+
+
+def one_of(writer: GrammarWriter) -> str:
+    """A call of one of the functions."""
+    return writer.rule("call", " | ".join(form(writer, function) for function in writer.functions))
+
+
+def form(writer: GrammarWriter, function: Function, before: str = "") -> str:
+    """One call, with text before it."""
+    if not is_python_name(function.name, dotted=True):
+        raise not_expressible(function.name, "a name that is none in Python,")
+    return f'"{before}{function.name}(" {keywords(writer, function)} ")"'
 
 
 def calls_of(text: str) -> list[tuple[str, dict[str, str]]]:
@@ -66,35 +114,10 @@ def call_of(node: ast.expr, lines: list[bytes]) -> tuple[str, dict[str, str]]:
 # ---- the grammar
 
 
-def pythonic_grammar(writer: GrammarWriter) -> CallGrammar:
-    """A list without a marker. Values are JSON, which Python reads as literals, except that booleans are written True
-    and False."""
-
-    def form(function: Function, before: str = "") -> str:
-        if not is_python_name(function.name, dotted=True):
-            raise not_expressible(function.name, "a name that is none in Python,")
-        return f'"{before}{function.name}(" {keywords(writer, function)} ")"'
-
-    # One literal up to the parenthesis: until there the text could still be other text, and a matcher takes the longest
-    # match.
-    first = writer.rule("first", " | ".join(form(function, "[") for function in writer.functions))
-    more = f'(", " {writer.rule("call", " | ".join(map(form, writer.functions)))})*' if writer.many else ""
-    return CallGrammar("", f'{first} {more} "]"', r"\s*\[\s*[A-Za-z_][\w.]*\s*\((?s:.*)")
-
-
 def keywords(writer: GrammarWriter, function: Function) -> str:
     """name=value pairs, with a comma before each but the first one written."""
-    rest, place = '""', writer.place(function)
-    for i, (name, value, required) in reversed(list(enumerate(values(writer, function)))):
-        # after_i: what follows if a pair was written before; first_i: if none was
-        one = writer.rule(f"arg_{place}_{i}", f"{quoted(f'{name}=')} {value}")
-        after, first = f"after_{place}_{i}", f"first_{place}_{i}"
-        followed = f"{one} {rest}"
-        alone = rest.replace("after_", "first_")
-        writer.rule(after, f'", " {followed}' + ("" if required else f" | {rest}"))
-        writer.rule(first, followed + ("" if required else f" | {alone}"))
-        rest = after
-    return rest.replace("after_", "first_")
+    parts = [(f"{quoted(f'{name}=')} {value}", required) for name, value, required in values(writer, function)]
+    return separated(writer, parts, str(writer.place(function)), '", "')
 
 
 def values(writer: GrammarWriter, function: Function) -> Iterator[tuple[str, str, bool]]:

@@ -48,6 +48,11 @@ class Declared(NamedTuple):
         more = [choice.get("additionalProperties") for choice in choices(self.plain())]
         return Declared(next((one for one in more if isinstance(one, Mapping)), {}), self.document)
 
+    def names(self) -> list[str]:
+        """The names of an object's declared properties."""
+        found = (choice.get("properties") for choice in choices(self.plain()))
+        return list(dict.fromkeys(name for one in found if isinstance(one, Mapping) for name in one))
+
     def items(self) -> Declared:
         """The items of a list, in any of the alternatives."""
         found = (choice.get("items") for choice in choices(self.plain()))

@@ -80,7 +80,7 @@ def is_text(schema: Mapping[str, Any]) -> bool:
 def text_terminal(
     writer: GrammarWriter, schema: Mapping[str, Any], id: str, field: str, ends: tuple[str, ...], end: str
 ) -> str:
-    """A terminal: bare text that contains none of `ends`, followed by `end` if that is text.
+    """Bare text that contains none of `ends`, and `end` after it.
 
     Raises:
         ParameterError: the schema demands what a terminal can't express.
@@ -88,9 +88,12 @@ def text_terminal(
     texts = writer.rule(f"SAID_{id}", " | ".join(alternatives(schema, field, ends)))
     clean = writer.rule(f"CLEAN_{id}", text_without(*ends))
     whole = writer.rule(f"TEXT_{id}", f"{texts} & {clean}")
-    if not end:
-        return whole
-    ended = writer.rule(f"ENDED_{id}", f"{whole} {quoted(end)}")
+    text, rest = writer.head_of(end)
+    if not text:
+        return f"{whole} {rest}"
+    ended = writer.rule(f"ENDED_{id}", f"{whole} {quoted(text)}")
+    if rest:  # the token behind it ends the text
+        return f"{ended} {rest}"
     return writer.rule(f"VALUE_{id}", f"{ended} & ~/{ANY}({'|'.join(map(escaped, ends))})(?s:.+)/")
 
 

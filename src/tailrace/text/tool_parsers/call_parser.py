@@ -75,6 +75,7 @@ class CallParser:
         self._arguments: list[str] = []
         self._out: list[ToolCall | str] = []
         self._parser = read(self)
+        self.feed("")  # a marker may be all there is to read
 
     def feed(self, text: str) -> list[ToolCall | str]:
         """Add text; return what can be sent of the calls, and content between them. Afterwards the block may be `over`:

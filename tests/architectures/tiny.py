@@ -26,8 +26,9 @@ STD = 0.15  # of a matrix: with it attention is neither flat nor on one token
 # Field → value, of every config that has the field.
 SHRUNK: dict[str, Any] = {
     **dict.fromkeys(("vocab_size", "unpadded_vocab_size", "vocab_size_per_layer_input", "decoder_vocab_size"), VOCAB),
-    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers"), LAYERS),
-    **dict.fromkeys(("encoder_layers", "num_encoder_layers"), 1),
+    **dict.fromkeys(
+        ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers", "encoder_layers"), LAYERS
+    ),
     **dict.fromkeys(("hidden_size", "n_embd", "d_model", "embedding_size", "word_embed_proj_dim"), 64),
     **dict.fromkeys(("intermediate_size", "n_inner", "ffn_dim", "decoder_ffn_dim", "encoder_ffn_dim"), 96),
     **dict.fromkeys(("ffn_hidden_size", "intermediate_size_mlp", "dff", "dim_ff"), 96),
@@ -51,8 +52,9 @@ SHRUNK: dict[str, Any] = {
     **dict.fromkeys(("index_n_heads",), 2),
     **dict.fromkeys(("index_topk",), 16),
     **dict.fromkeys(("mamba_d_state", "state_size", "mamba_d_head", "mamba_head_dim", "ssm_state_size"), 16),
-    **dict.fromkeys(("mamba_n_heads", "mamba_num_heads", "linear_num_key_heads", "linear_num_value_heads"), 4),
+    **dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads"), 4),
     **dict.fromkeys(("mamba_n_groups",), 1),
+    **dict.fromkeys(("mamba_n_heads", "mamba_num_heads"), 8),
     **dict.fromkeys(("mamba_chunk_size", "chunk_size"), 16),
     **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim", "lru_width"), 16),
     **dict.fromkeys(("hidden_size_per_layer_input",), 16),
@@ -66,6 +68,7 @@ SHRUNK: dict[str, Any] = {
     "forced_eos_token_id": None,
     "use_mambapy": False,
 }
+LATENT = {"head_dim": SHRUNK["qk_rope_head_dim"], "num_key_value_heads": SHRUNK["num_attention_heads"]}
 
 
 def architectures() -> dict[str, str]:
@@ -78,8 +81,10 @@ def shrunk(kind: type[Any], own: dict[str, Any]) -> dict[str, Any]:
     `own` under the name of a sub-config is `own` of that."""
     fields = {field.name for field in dataclasses.fields(kind)}
     values = {name: value for name, value in SHRUNK.items() if name in fields}
-    if "qk_rope_head_dim" in fields and "head_dim" in fields:  # there it is the part that turns
-        values["head_dim"] = SHRUNK["qk_rope_head_dim"]
+    if (
+        "qk_rope_head_dim" in fields
+    ):  # latent attention: the head size is that of the part that turns, and no heads share
+        values |= {name: value for name, value in LATENT.items() if name in fields}
     for name, part in getattr(kind, "sub_configs", {}).items():
         if name in fields and dataclasses.is_dataclass(part):
             values[name] = shrunk(part, own.get(name, {}))

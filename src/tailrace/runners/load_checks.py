@@ -116,6 +116,15 @@ def explained(name: str) -> Iterator[None]:
         raise ModelLoadError(f"{name} does not run as a paged model, so it can't be served ({text:.200})") from error
 
 
+def settle_dtypes(model: Any, dtype: torch.dtype) -> None:
+    """Give the parameters of a model that came from a quantized checkpoint `dtype`, but for those still quantized and
+    those that the model keeps in float32. transformers leaves each with the dtype of the file or of its scales."""
+    kept = model._keep_in_fp32_modules_strict or ()
+    for name, parameter in model.named_parameters():
+        if parameter.dtype in (torch.float32, torch.bfloat16, torch.float16) and not any(k in name for k in kept):
+            parameter.data = parameter.data.to(dtype)
+
+
 def spread(got: torch.Tensor, expected: torch.Tensor) -> float:
     """The median over positions of the relative error of logits [T, V]. In models of experts, rounding may send single
     positions to other experts; a wrong formula changes most positions."""

@@ -34,6 +34,7 @@ from tailrace.runners.load_checks import (
     explained,
     pick_device,
     refuse_stateful,
+    settle_dtypes,
     short_windows,
     spread,
     trial_batch,
@@ -99,7 +100,9 @@ class TransformersRunner:
         adapters = Adapters({name: Path(path).expanduser() for name, path in config.adapters.items()}, model)
         shared.caches = runner.make_caches(-(-TRIAL_TOKENS // block_size))
         if device.type == "cpu":
-            log.info("fused %s", ", ".join(fuse(model, runner.trial, adapters.owners(model))) or "nothing")
+            with explained(type(model).__name__):
+                log.info("fused %s", ", ".join(fuse(model, runner.trial, adapters.owners(model))) or "nothing")
+                runner.trial()
         if adapters.names:
             runner.lora = adapters
             adapters.attach(
@@ -247,7 +250,7 @@ class TransformersRunner:
             first, second, third = (self.logits(batch) for batch in batches)
             self.layers.caches = []
             with self.attending("eager"):
-                theirs = [self.dense(ids[i], far * i) for i in (0, 1)]
+                theirs = [self.dense(ids[0]), self.dense(ids[1], far)]
         ours = [
             torch.cat([first[: TRIAL_TOKENS - 1], third[1:]]),
             torch.cat([first[TRIAL_TOKENS:], second[:-1], third[:1]]),
@@ -265,16 +268,17 @@ class TransformersRunner:
         for layer in self.attention:
             layer.calls = 0
         with self.attending(probe.NAME):
-            logits = self.dense(ids, 0)
+            logits = self.dense(ids)
         if missed := [a.index for a in self.attention if a.calls != 1]:
             name = type(self.model).__name__
             raise ModelLoadError(f"{name}: layers {missed} do not call attention once per pass; it can't be served")
         return logits
 
-    def dense(self, ids: torch.Tensor, first: int) -> torch.Tensor:
-        """Logits [T, V] of one sequence at positions from `first` on, without our cache."""
-        positions = torch.arange(first, first + len(ids), device=self.device)[None]
-        return self.model(input_ids=ids.to(self.device)[None], position_ids=positions, use_cache=False).logits[0]
+    def dense(self, ids: torch.Tensor, first: int | None = None) -> torch.Tensor:
+        """Logits [T, V] of one sequence without our cache, at positions from `first` on; None: at those that the model
+        counts by itself."""
+        options = {} if first is None else {"position_ids": torch.arange(first, first + len(ids))[None].to(self.device)}
+        return self.model(input_ids=ids.to(self.device)[None], use_cache=False, **options).logits[0]
 
     @contextmanager
     def attending(self, function: str) -> Iterator[None]:
@@ -299,6 +303,7 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device, trust_rem
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
         refuse_stateful(config)
+        quantized = getattr(config, "quantization_config", None) is not None  # transformers may delete it
         model = AutoModelForCausalLM.from_pretrained(
             folder, config=config, dtype=dtype, attn_implementation=NAME, trust_remote_code=trust_remote_code
         )
@@ -311,6 +316,8 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device, trust_rem
     if not getattr(model, "_supports_attention_backend", False):
         raise ModelLoadError(f"{type(model).__name__} {WITHOUT_INTERFACE}")
     torch.nn.Module.to(model, device)
+    if quantized:
+        settle_dtypes(model, dtype)
     return model.eval()
 
 

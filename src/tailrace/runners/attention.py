@@ -39,7 +39,8 @@ class AttentionState:
 
 @dataclass(slots=True)
 class AttentionLayer:
-    """The layer of one attention module: which cache is its own, and what its model asked for at the first call."""
+    """The layer of one attention module: which cache is its own, and what its model asks for
+    (runners/probe.py finds it)."""
 
     shared: AttentionState
     index: int
@@ -68,6 +69,18 @@ class AttentionLayer:
         )
 
 
+def layer_of(module: torch.nn.Module) -> AttentionLayer:
+    """The AttentionLayer that the module carries.
+
+    Raises:
+        ModelLoadError: it carries none.
+    """
+    layer: AttentionLayer | None = getattr(module, ATTRIBUTE, None)
+    if layer is None:
+        raise ModelLoadError(f"{type(module).__name__} calls attention but is not one of the model's decoder layers")
+    return layer
+
+
 def attend(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -75,27 +88,16 @@ def attend(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None = None,
     scaling: float | None = None,
-    **options: Any,
+    **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """The attention function that transformers calls: query [1, Hq, T, D], key and value [1, Hkv, T, D] → [1, T, Hq,
-    D].
+    D]. Scale, window and options are those that runners/probe.py has found at load.
 
     Raises:
-        ModelLoadError: the model asks for something that the paged kernel can't do (found by the trial run at load).
+        ModelLoadError: the model makes a mask of its own (found by the trial run at load).
     """
-    layer: AttentionLayer | None = getattr(module, ATTRIBUTE, None)
-    if layer is None:
-        raise ModelLoadError(f"{type(module).__name__} calls attention but is not one of the model's decoder layers")
-    if attention_mask is not None or options.get("s_aux") is not None or options.get("position_bias") is not None:
-        raise ModelLoadError(f"{type(module).__name__} needs an attention mask, bias or sinks, which are not supported")
-    if value.shape[-1] != key.shape[-1]:
-        raise ModelLoadError(f"{type(module).__name__} has values narrower than its keys, which is not supported")
-    layer.calls += 1
-    layer.heads, layer.head_dim = key.shape[1], key.shape[-1]
-    layer.scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    layer.window = int(options.get("sliding_window") or 0)
-    layer.softcap = float(options.get("softcap") or 0.0)
-    if not layer.shared.caches:  # the first pass of the trial run only asks for the shapes
-        return value.repeat_interleave(query.shape[1] // key.shape[1], 1).transpose(1, 2), None
+    layer = layer_of(module)
+    if attention_mask is not None:
+        raise ModelLoadError(f"{type(module).__name__} makes an attention mask of its own, which is not supported")
     out = layer.attend(query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1))
     return out[None], None

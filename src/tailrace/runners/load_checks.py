@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from tailrace.errors import ConfigError, ModelLoadError
 from tailrace.runners.base import Batch
+from tailrace.runners.flat_batch import FlatTokens
 
 TRIAL_TOKENS = 20
+SHORT = 7  # windows and chunks during the trial
+WINDOWS = ("sliding_window", "sliding_window_size", "window_size", "local_window", "attention_chunk_size")
 STATEFUL = ("linear_attention", "mamba", "recurrent", "conv", "ssm", "chunked_attention")  # layer types we can't serve
 
 
@@ -53,6 +59,77 @@ def decode_trial(vocab_size: int, block_size: int, sequences: int) -> Batch:
         block_tables=blocks.repeat(sequences, 1),
         wanted=torch.arange(sequences),
     )
+
+
+def trial_steps(vocab_size: int, block_size: int, far: int) -> tuple[torch.Tensor, list[Batch]]:
+    """Two sequences of TRIAL_TOKENS each, the second at positions from `far` on, in three passes: the first one whole
+    beside a chunk of the second; the rest of the second; the last token of both. → (ids [2, T], batches). All
+    logits are wanted."""
+    ids = torch.stack([trial_ids(vocab_size), trial_ids(vocab_size).flip(0)])
+    blocks = -(-TRIAL_TOKENS // block_size)
+    tables = torch.arange(2 * blocks, dtype=torch.int32).view(2, blocks)
+    batches = []
+    for spans in (((0, 0, 20), (1, 0, 12)), ((1, 12, 20),), ((1, 19, 20), (0, 19, 20))):
+        flat = FlatTokens()
+        for sequence, first, end in spans:
+            flat.add(ids[sequence, first:end].tolist(), end)
+        flat.wanted = list(range(len(flat.token_ids)))
+        batch = flat.batch(tables[[span[0] for span in spans]].numpy(), block_size)
+        moved = torch.cat([torch.full((end - first,), far * sequence) for sequence, first, end in spans])
+        batches.append(replace(batch, positions=batch.positions + moved))
+    return ids, batches
+
+
+@contextmanager
+def short_windows(model: Any) -> Iterator[None]:
+    """Inside this context every window and chunk of the model is SHORT, in its configs and its modules, so that a trial
+    crosses it."""
+    holders = [model.config, model.config.get_text_config(), *model.modules()]
+    kept = [
+        (holder, name, value)
+        for holder in {id(holder): holder for holder in holders}.values()
+        for name in WINDOWS
+        if isinstance(value := holder.__dict__.get(name), int) and not isinstance(value, bool) and value > SHORT
+    ]
+    for holder, name, _ in kept:
+        setattr(holder, name, SHORT)
+    try:
+        yield
+    finally:
+        for holder, name, value in kept:
+            setattr(holder, name, value)
+
+
+@contextmanager
+def explained(name: str) -> Iterator[None]:
+    """Whatever the model's own code raises becomes one sentence.
+
+    Raises:
+        ModelLoadError: instead of any other error.
+    """
+    try:
+        yield
+    except (ModelLoadError, ConfigError):
+        raise
+    except Exception as error:
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ModelLoadError(f"{name} does not run as a paged model, so it can't be served ({text:.200})") from error
+
+
+def settle_dtypes(model: Any, dtype: torch.dtype) -> None:
+    """Give the parameters of a model that came from a quantized checkpoint `dtype`, but for those still quantized and
+    those that the model keeps in float32. transformers leaves each with the dtype of the file or of its scales."""
+    kept = model._keep_in_fp32_modules_strict or ()
+    for name, parameter in model.named_parameters():
+        if parameter.dtype in (torch.float32, torch.bfloat16, torch.float16) and not any(k in name for k in kept):
+            parameter.data = parameter.data.to(dtype)
+
+
+def spread(got: torch.Tensor, expected: torch.Tensor) -> float:
+    """The median over positions of the relative error of logits [T, V]. In models of experts, rounding may send single
+    positions to other experts; a wrong formula changes most positions."""
+    error = (got.float() - expected.float()).norm(dim=-1) / expected.float().norm(dim=-1)
+    return error.nan_to_num(float("inf")).median().item()
 
 
 def pick_device(name: str) -> torch.device:

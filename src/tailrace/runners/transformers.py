@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from tailrace.config import ModelConfig
 from tailrace.errors import ConfigError, ModelLoadError
 from tailrace.extras import needs
 from tailrace.kernels.transfer import there
+from tailrace.runners import probe
 from tailrace.runners.attention import ATTRIBUTE, NAME, AttentionLayer, AttentionState, AttentionStep, attend
 from tailrace.runners.base import Batch
 from tailrace.runners.fuse import difference, fuse
@@ -29,16 +31,22 @@ from tailrace.runners.inputs import moved
 from tailrace.runners.load_checks import (
     TRIAL_TOKENS,
     decode_trial,
+    explained,
     pick_device,
     refuse_stateful,
+    settle_dtypes,
+    short_windows,
+    spread,
     trial_batch,
-    trial_ids,
+    trial_steps,
     usable_cores,
 )
 from tailrace.runners.lora import Adapters
+from tailrace.runners.masks import made_mask
 from tailrace.runners.stack import Stack
 
 log = logging.getLogger(__name__)
+WITHOUT_INTERFACE = "does not go through transformers' attention interface, so its attention can't use the paged cache"
 
 
 class TransformersRunner:
@@ -85,14 +93,16 @@ class TransformersRunner:
             kernels.set_num_threads(threads)
         model = load_model(folder, dtype, device, config.trust_remote_code)
         shared = AttentionState()
-        attention = attach(model, shared)
         recorded = max_num_seqs if config.cuda_graphs and device.type == "cuda" else 0
-        runner = cls(model, shared, attention, block_size, recorded)
-        runner.check()
+        with explained(type(model).__name__):
+            runner = cls(model, shared, attach(model, shared), block_size, recorded)
+            runner.check()
         adapters = Adapters({name: Path(path).expanduser() for name, path in config.adapters.items()}, model)
         shared.caches = runner.make_caches(-(-TRIAL_TOKENS // block_size))
         if device.type == "cpu":
-            log.info("fused %s", ", ".join(fuse(model, runner.trial, adapters.owners(model))) or "nothing")
+            with explained(type(model).__name__):
+                log.info("fused %s", ", ".join(fuse(model, runner.trial, adapters.owners(model))) or "nothing")
+                runner.trial()
         if adapters.names:
             runner.lora = adapters
             adapters.attach(
@@ -225,45 +235,89 @@ class TransformersRunner:
 
     @torch.inference_mode()
     def check(self) -> None:
-        """Find out every layer's shape, and compare our logits with those of the model's own attention."""
-        ids = trial_ids(self.vocab_size).to(self.device)[None]
+        """Find out what every layer asks of attention, and compare our logits with those of the model's own: two
+        sequences in chunks beside each other, the second one at the last positions, over windows and chunks cut short.
+
+        Raises:
+            ModelLoadError: they differ by more than the model's own rounding, or the model asks for what can't be done.
+        """
         name = type(self.model).__name__
-        self.model(input_ids=ids, use_cache=False)
-        if missed := [a.index for a in self.attention if a.calls != 1]:
-            raise ModelLoadError(f"{name}: layers {missed} do not call attention once per pass; it can't be served")
-        self.layers.caches = self.make_caches(-(-TRIAL_TOKENS // self.block_size))
-        ours = self.trial().float()
-        self.model.set_attn_implementation("eager")
-        theirs = self.model(input_ids=ids, use_cache=False).logits[0].float()
-        self.model.set_attn_implementation(NAME)
-        self.layers.caches = []
-        error = ((ours - theirs).norm() / theirs.norm()).item()
-        bound = 1e-4 if self.dtype == torch.float32 else 5e-2
-        if not error <= bound:
+        far = max(0, self.max_model_len - TRIAL_TOKENS)
+        ids, batches = trial_steps(self.vocab_size, self.block_size, far)
+        with short_windows(self.model):
+            probed = self.probe(ids[0])
+            self.layers.caches = self.make_caches(-(-2 * TRIAL_TOKENS // self.block_size) + 1)
+            first, second, third = (self.logits(batch) for batch in batches)
+            self.layers.caches = []
+            with self.attending("eager"):
+                theirs = [self.dense(ids[0]), self.dense(ids[1], far)]
+        ours = [
+            torch.cat([first[: TRIAL_TOKENS - 1], third[1:]]),
+            torch.cat([first[TRIAL_TOKENS:], second[:-1], third[:1]]),
+        ]
+        error = max(spread(a, b) for a, b in zip(ours, theirs, strict=True))
+        allowed = max(1e-4 if self.dtype == torch.float32 else 5e-2, 4 * spread(probed, theirs[0]))
+        if not error <= allowed:
             raise ModelLoadError(
-                f"{name}: paged attention does not reproduce the model (error {error:.1e}); not served"
+                f"{name}: paged attention does not reproduce the model (error {error:.1e}, {allowed:.1e} allowed)"
             )
+        self.probe(ids[0])  # now with the windows that will be served
+
+    def probe(self, ids: torch.Tensor) -> torch.Tensor:
+        """Logits of a dense pass in which every layer notes and compares; see runners/probe.py."""
+        for layer in self.attention:
+            layer.calls = 0
+        with self.attending(probe.NAME):
+            logits = self.dense(ids)
+        if missed := [a.index for a in self.attention if a.calls != 1]:
+            name = type(self.model).__name__
+            raise ModelLoadError(f"{name}: layers {missed} do not call attention once per pass; it can't be served")
+        return logits
+
+    def dense(self, ids: torch.Tensor, first: int | None = None) -> torch.Tensor:
+        """Logits [T, V] of one sequence without our cache, at positions from `first` on; None: at those that the model
+        counts by itself."""
+        options = {} if first is None else {"position_ids": torch.arange(first, first + len(ids))[None].to(self.device)}
+        return self.model(input_ids=ids.to(self.device)[None], use_cache=False, **options).logits[0]
+
+    @contextmanager
+    def attending(self, function: str) -> Iterator[None]:
+        """Inside this context the model attends by another function."""
+        self.model.set_attn_implementation(function)
+        try:
+            yield
+        finally:
+            self.model.set_attn_implementation(NAME)
 
 
 def load_model(folder: Path, dtype: torch.dtype, device: torch.device, trust_remote_code: bool) -> Any:
     """The folder's causal language model, in evaluation mode, with our attention function."""
     with needs("serve"):
-        from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
+        from transformers import AttentionInterface, AttentionMaskInterface, AutoConfig, AutoModelForCausalLM
         from transformers.utils import logging as hf_logging
 
     hf_logging.disable_progress_bar()
     AttentionInterface.register(NAME, attend)
+    AttentionInterface.register(probe.NAME, probe.probe)
+    AttentionMaskInterface.register(probe.NAME, made_mask)
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
         refuse_stateful(config)
+        quantized = getattr(config, "quantization_config", None) is not None  # transformers may delete it
         model = AutoModelForCausalLM.from_pretrained(
             folder, config=config, dtype=dtype, attn_implementation=NAME, trust_remote_code=trust_remote_code
         )
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except KeyError as error:
+        if error.args == (NAME,):  # it looks for one of its own attention classes
+            raise ModelLoadError(f"{folder}: {config.model_type} {WITHOUT_INTERFACE}") from error
+        raise ModelLoadError(f"{folder}: {error}") from error
+    except (OSError, ValueError, ImportError) as error:
         raise ModelLoadError(f"{folder}: {error}") from error
     if not getattr(model, "_supports_attention_backend", False):
-        raise ModelLoadError(f"{type(model).__name__} does not go through transformers' attention interface")
+        raise ModelLoadError(f"{type(model).__name__} {WITHOUT_INTERFACE}")
     torch.nn.Module.to(model, device)
+    if quantized:
+        settle_dtypes(model, dtype)
     return model.eval()
 
 

@@ -8,6 +8,7 @@ Knows nothing of models; runners/transformers.py attaches the layers.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ ATTRIBUTE = "tailrace_layer"  # where a module carries its AttentionLayer
 class AttentionStep:
     """The inputs that the layers of one forward pass share, on the runner's device; see runners.base.Batch."""
 
+    positions: torch.Tensor
     slot_mapping: torch.Tensor
     query_start: torch.Tensor
     kv_len: torch.Tensor
@@ -31,31 +33,58 @@ class AttentionStep:
 
 @dataclass(slots=True)
 class AttentionState:
-    """The one mutable state of paged attention: the step being computed, and every layer's cache."""
+    """The one mutable state of paged attention: the step being computed, and every layer's cache.
+
+    own_keys: during the pass that finds the layers' shapes, the layers with keys of their own, and these keys.
+    """
 
     step: AttentionStep | None = None
     caches: list[kernels.KVCache] = field(default_factory=list)
+    own_keys: list[tuple[int, torch.Tensor]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class AttentionLayer:
-    """The layer of one attention module: which cache is its own, and what its model asked for at the first call."""
+    """The layer of one attention module: which cache it reads, and what its model asked for at the first call.
+
+    index: the place of its cache. source: of the layer whose keys and values it attends to; its own index, but for
+    models that share them between layers (Gemma 3n). chunk: see kernels.paged_attention.
+    """
 
     shared: AttentionState
     index: int
+    chunk: int = 0
+    source: int = -1
     calls: int = 0
     heads: int = 0
     head_dim: int = 0
+    value_dim: int = 0
     scale: float = 0.0
     window: int = 0
     softcap: float = 0.0
 
-    def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """Store key and value [T, Hkv, D]; return the attention of query [T, Hq, D] → [T, Hq, D]."""
+    @property
+    def width(self) -> int:
+        """Numbers that a position's keys and values take in the cache; 0 where the cache is another layer's."""
+        return self.heads * (self.head_dim + self.value_dim) if self.source == self.index else 0
+
+    def note(self, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Shapes of its keys and values [1, Hkv, T, D], and whether an earlier layer of the pass has the same."""
+        self.heads, self.head_dim, self.value_dim = key.shape[1], key.shape[-1], value.shape[-1]
+        seen = self.shared.own_keys
+        self.source = next((index for index, other in seen if other.data_ptr() == key.data_ptr()), self.index)
+        if self.source == self.index:
+            seen.append((self.index, key))
+
+    def attend(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, sinks: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Store key [T, Hkv, D] and value [T, Hkv, Dv]; return the attention of query [T, Hq, D] → [T, Hq, Dv]."""
         step = self.shared.step
         assert step is not None, "attention outside of a forward pass"
-        cache = self.shared.caches[self.index]
-        kernels.store_kv(cache, key, value, step.slot_mapping)
+        cache = self.shared.caches[self.source]
+        if self.source == self.index:
+            kernels.store_kv(cache, key, value, step.slot_mapping)
         return kernels.paged_attention(
             query,
             cache,
@@ -65,7 +94,49 @@ class AttentionLayer:
             scale=self.scale,
             window=self.window,
             softcap=self.softcap,
+            chunk=self.chunk,
+            sinks=sinks,
         )
+
+
+class Offsets:
+    """Stands for transformers' cache in a module that derives its tokens' positions from it: a token's place in the
+    flat batch plus its offset is its position. Keys and values pass through; `attend` keeps them."""
+
+    def __init__(self, positions: torch.Tensor) -> None:
+        self.offsets = positions - torch.arange(len(positions), device=positions.device)
+
+    def get_seq_length(self, layer_idx: int = 0) -> torch.Tensor:
+        return self.offsets
+
+    def update(self, key: torch.Tensor, value: torch.Tensor, layer_idx: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return key, value
+
+
+def with_positions(shared: AttentionState, module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+    """A forward pre-hook: inside a step the module gets its positions from Offsets (Llama 4's temperature tuning)."""
+    if shared.step is None:
+        return None
+    return args, kwargs | {"past_key_values": Offsets(shared.step.positions)}
+
+
+def attach(model: Any, shared: AttentionState) -> list[AttentionLayer]:
+    """Give every attention module its AttentionLayer; return them in the order of their layers."""
+    found: dict[int, torch.nn.Module] = {}
+    for module in model.modules():
+        index = getattr(module, "layer_idx", None)
+        if isinstance(index, int) and "Attention" in type(module).__name__ and index not in found:
+            found[index] = module
+    layers = [AttentionLayer(shared, place) for place in range(len(found))]
+    for layer, (index, module) in zip(layers, sorted(found.items()), strict=True):
+        setattr(module, ATTRIBUTE, layer)
+        config: Any = getattr(module, "config", None)
+        types = getattr(config, "layer_types", None) or ()
+        if index < len(types) and types[index] == "chunked_attention":  # the mask alone knows it in transformers
+            layer.chunk = config.attention_chunk_size
+        if getattr(module, "attn_temperature_tuning", False):
+            module.register_forward_pre_hook(partial(with_positions, shared), with_kwargs=True)
+    return layers
 
 
 def attend(
@@ -77,8 +148,8 @@ def attend(
     scaling: float | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The attention function that transformers calls: query [1, Hq, T, D], key and value [1, Hkv, T, D] → [1, T, Hq,
-    D].
+    """The attention function that transformers calls: query [1, Hq, T, D], key [1, Hkv, T, D], value [1, Hkv, T, Dv] →
+    [1, T, Hq, Dv].
 
     Raises:
         ModelLoadError: the model asks for something that the paged kernel can't do (found by the trial run at load).
@@ -86,16 +157,16 @@ def attend(
     layer: AttentionLayer | None = getattr(module, ATTRIBUTE, None)
     if layer is None:
         raise ModelLoadError(f"{type(module).__name__} calls attention but is not one of the model's decoder layers")
-    if attention_mask is not None or options.get("s_aux") is not None or options.get("position_bias") is not None:
-        raise ModelLoadError(f"{type(module).__name__} needs an attention mask, bias or sinks, which are not supported")
-    if value.shape[-1] != key.shape[-1]:
-        raise ModelLoadError(f"{type(module).__name__} has values narrower than its keys, which is not supported")
+    if attention_mask is not None or options.get("position_bias") is not None:
+        raise ModelLoadError(f"{type(module).__name__} needs an attention mask or bias, which is not supported")
     layer.calls += 1
-    layer.heads, layer.head_dim = key.shape[1], key.shape[-1]
     layer.scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     layer.window = int(options.get("sliding_window") or 0)
     layer.softcap = float(options.get("softcap") or 0.0)
     if not layer.shared.caches:  # the first pass of the trial run only asks for the shapes
+        layer.note(key, value)
         return value.repeat_interleave(query.shape[1] // key.shape[1], 1).transpose(1, 2), None
-    out = layer.attend(query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1))
+    sinks = options.get("s_aux")
+    sinks = None if sinks is None else sinks.detach().float()
+    out = layer.attend(query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1), sinks)
     return out[None], None

@@ -11,7 +11,6 @@ from tailrace.errors import ConfigError, ModelLoadError
 from tailrace.runners.base import Batch
 
 TRIAL_TOKENS = 20
-STATEFUL = ("linear_attention", "mamba", "recurrent", "conv", "ssm", "chunked_attention")  # layer types we can't serve
 
 
 def usable_cores() -> int:
@@ -24,18 +23,24 @@ def trial_ids(vocab_size: int) -> torch.Tensor:
     return (torch.arange(TRIAL_TOKENS) * 7919 + 11) % vocab_size
 
 
-def trial_batch(vocab_size: int, block_size: int, adapted: tuple[tuple[int, torch.Tensor], ...] = ()) -> Batch:
-    """The trial prompt as one sequence in the cache's first blocks, with the logits of all its tokens."""
-    tokens = torch.arange(TRIAL_TOKENS)
+def trial_batch(
+    vocab_size: int,
+    block_size: int,
+    part: range = range(TRIAL_TOKENS),
+    adapted: tuple[tuple[int, torch.Tensor], ...] = (),
+) -> Batch:
+    """The trial prompt, or a part of it, as one sequence in the cache's first blocks, with the logits of all its
+    tokens."""
+    tokens = torch.arange(part.start, part.stop)
     blocks = -(-TRIAL_TOKENS // block_size)
     return Batch(
-        token_ids=trial_ids(vocab_size),
+        token_ids=trial_ids(vocab_size)[tokens],
         positions=tokens,
         slot_mapping=tokens,
-        query_start=torch.tensor([0, TRIAL_TOKENS], dtype=torch.int32),
-        kv_len=torch.tensor([TRIAL_TOKENS], dtype=torch.int32),
+        query_start=torch.tensor([0, len(part)], dtype=torch.int32),
+        kv_len=torch.tensor([part.stop], dtype=torch.int32),
         block_tables=torch.arange(blocks, dtype=torch.int32)[None],
-        wanted=tokens,
+        wanted=torch.arange(len(part)),
         adapted=adapted,
     )
 
@@ -76,14 +81,3 @@ def refuse_stateful(config: Any) -> None:
     """Raise ModelLoadError for models whose state is not a KV cache of past positions."""
     if getattr(config, "is_encoder_decoder", False):
         raise ModelLoadError(f"{config.model_type} is an encoder-decoder model; only causal language models are served")
-    rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
-    kinds = {rope.get("rope_type"), *(part.get("rope_type") for part in rope.values() if isinstance(part, dict))}
-    # transformers derives the scaling from the longest sequence in the batch
-    if bad := kinds & {"dynamic", "longrope"}:
-        raise ModelLoadError(
-            f"{config.model_type} has {bad.pop()} rotary scaling, which depends on the other sequences of a batch; "
-            "it can't be served"
-        )
-    types = set(getattr(config.get_text_config(), "layer_types", None) or ())
-    if bad := [kind for kind in types if any(word in kind for word in STATEFUL)]:
-        raise ModelLoadError(f"{config.model_type} has {', '.join(sorted(bad))} layers, which are not supported")

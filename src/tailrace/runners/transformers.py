@@ -21,7 +21,7 @@ from tailrace.config import ModelConfig
 from tailrace.errors import ConfigError, ModelLoadError
 from tailrace.extras import needs
 from tailrace.kernels.transfer import there
-from tailrace.runners.attention import ATTRIBUTE, NAME, AttentionLayer, AttentionState, AttentionStep, attend
+from tailrace.runners.attention import NAME, AttentionLayer, AttentionState, AttentionStep, attach, attend
 from tailrace.runners.base import Batch
 from tailrace.runners.fuse import difference, fuse
 from tailrace.runners.graphs import GraphRecorder, Graphs, Launch
@@ -36,19 +36,22 @@ from tailrace.runners.load_checks import (
     usable_cores,
 )
 from tailrace.runners.lora import Adapters
+from tailrace.runners.recurrent import RecurrentLayer, RecurrentState, Walk, attach_recurrent
+from tailrace.runners.rope import settle_long_rope
 from tailrace.runners.stack import Stack
 
 log = logging.getLogger(__name__)
 
 
 class TransformersRunner:
-    """See runners.base.ModelRunner. Load with `TransformersRunner.load`."""
+    """See runners.base.ModelRunner and StatefulRunner. Load with `TransformersRunner.load`."""
 
     def __init__(
         self,
         model: Any,
         layers: AttentionState,
         attention: list[AttentionLayer],
+        states: RecurrentState,
         block_size: int,
         max_num_seqs: int = 0,
     ) -> None:
@@ -58,18 +61,22 @@ class TransformersRunner:
             config, "n_positions", 2048
         )
         self.model, self.layers, self.attention, self.block_size = model, layers, attention, block_size
+        self.states = states
         self.dtype, self.device = model.dtype, model.device
         self.num_layers, self.hidden_size = len(attention), config.hidden_size
         self._stack: Stack | None = None  # made when a drafter asks for hidden states
         self.max_num_seqs = max_num_seqs  # of the largest CUDA graph; 0: there are none
         self.graphs: Graphs | None = None
         self.lora: Adapters | None = None
-        self.picks_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
+        taken = inspect.signature(model.forward).parameters
+        self.picks_logits, self.takes_positions = "logits_to_keep" in taken, "position_ids" in taken
 
     @classmethod
-    def load(cls, config: ModelConfig, folder: Path, *, block_size: int, max_num_seqs: int = 0) -> TransformersRunner:
+    def load(
+        cls, config: ModelConfig, folder: Path, *, block_size: int, max_num_seqs: int = 0, max_model_len: int = 0
+    ) -> TransformersRunner:
         """Load the model in `folder`, attach its layers to the cache, and swap in faster modules on the CPU.
-        max_num_seqs: see load_runner.
+        max_num_seqs, max_model_len: see load_runner.
 
         Raises:
             ModelLoadError: the folder has no such model, or the model needs what the paged cache can't do.
@@ -84,21 +91,28 @@ class TransformersRunner:
             torch.set_num_threads(threads)
             kernels.set_num_threads(threads)
         model = load_model(folder, dtype, device, config.trust_remote_code)
-        shared = AttentionState()
-        attention = attach(model, shared)
-        recorded = max_num_seqs if config.cuda_graphs and device.type == "cuda" else 0
-        runner = cls(model, shared, attention, block_size, recorded)
-        runner.check()
+        shared, states = AttentionState(), RecurrentState()
+        attention, recurrent = attach(model, shared), attach_recurrent(model, states)
+        if not attention and not recurrent:
+            raise ModelLoadError(f"{type(model).__name__} has neither attention nor states that are known; not served")
+        if attention and not getattr(model, "_supports_attention_backend", False):
+            raise ModelLoadError(f"{type(model).__name__} does not go through transformers' attention interface")
+        graphs = config.cuda_graphs and device.type == "cuda" and not recurrent  # a walk is planned on the host
+        runner = cls(model, shared, attention, states, block_size, max_num_seqs if graphs else 0)
+        settle_long_rope(model, min(max_model_len or runner.max_model_len, runner.max_model_len))
+        runner.check(recurrent)
         adapters = Adapters({name: Path(path).expanduser() for name, path in config.adapters.items()}, model)
-        shared.caches = runner.make_caches(-(-TRIAL_TOKENS // block_size))
+        runner.make_trial_memory()
         if device.type == "cpu":
             log.info("fused %s", ", ".join(fuse(model, runner.trial, adapters.owners(model))) or "nothing")
         if adapters.names:
             runner.lora = adapters
             adapters.attach(
-                model, lambda rows: runner.forward(trial_batch(runner.vocab_size, block_size, rows)), TRIAL_TOKENS
+                model,
+                lambda rows: runner.forward(trial_batch(runner.vocab_size, block_size, adapted=rows)),
+                TRIAL_TOKENS,
             )
-        shared.caches = []
+        shared.caches, states.memory = [], {}
         return runner
 
     @property
@@ -108,18 +122,22 @@ class TransformersRunner:
 
     @property
     def block_bytes(self) -> int:
-        return sum(2 * a.heads * a.head_dim * self.block_size * self.dtype.itemsize for a in self.attention)
+        return sum(a.width for a in self.attention) * self.block_size * self.dtype.itemsize
 
     def make_caches(self, num_blocks: int) -> list[kernels.KVCache]:
-        """One cache per layer."""
-        return [
-            kernels.make_cache(num_blocks, a.heads, self.block_size, a.head_dim, self.dtype, self.device)
-            for a in self.attention
-        ]
+        """One cache per attention layer, in their order; layers that share their keys have one cache."""
+        caches: list[kernels.KVCache] = []
+        for a in self.attention:
+            dims = (a.head_dim, a.value_dim)
+            made = kernels.make_cache(num_blocks, a.heads, self.block_size, dims, self.dtype, self.device)
+            caches.append(made if a.source == a.index else caches[a.source])
+        return caches
 
     def allocate(self, num_blocks: int) -> None:
         if num_blocks * self.block_size < TRIAL_TOKENS:
             raise ConfigError(f"cache.num_blocks must hold at least {TRIAL_TOKENS} positions, got {num_blocks} blocks")
+        if self.states.shapes and not self.states.memory:
+            raise ConfigError(f"{type(self.model).__name__} keeps a state per sequence, so it can't be a draft model")
         self.layers.caches = self.make_caches(num_blocks)
         self.trial()  # the first pass is slow, so it runs before any request
         if self.device.type == "cuda":  # on a GPU decode steps use other kernels
@@ -129,16 +147,31 @@ class TransformersRunner:
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         source, target = there(torch.tensor(pairs), self.device).unbind(1)
-        for cache in self.layers.caches:
-            cache.copy_blocks(source, target)
+        for layer, cache in zip(self.attention, self.layers.caches, strict=True):
+            if layer.source == layer.index:
+                cache.copy_blocks(source, target)
+
+    @property
+    def state_bytes(self) -> int:
+        return self.states.entry_bytes
+
+    def allocate_states(self, slots: int, rows: int) -> None:
+        self.states.allocate(slots, rows, self.device)
+
+    def copy_states(self, pairs: list[tuple[int, int]]) -> None:
+        self.states.copy(pairs)
 
     @property
     def stack(self) -> Stack:
         """The model's layers.
 
         Raises:
-            ModelLoadError: the model has no list of them.
+            ModelLoadError: the model has no list of them, or layers with states.
         """
+        if self.states.shapes:
+            raise ModelLoadError(
+                f"{type(self.model).__name__} keeps a state per sequence: drafters that look into it are not supported"
+            )
         if self._stack is None:
             self._stack = Stack(self.model, self.num_layers)
         return self._stack
@@ -179,18 +212,27 @@ class TransformersRunner:
 
     def logits(self, batch: Batch) -> torch.Tensor:
         """Logits of the wanted tokens, [L, V], through the current layers."""
-        return self.run(moved(batch, self.device))
+        if not self.states.shapes:
+            return self.run(moved(batch, self.device))
+        self.states.walk = Walk(batch, self.states.rows, self.device)
+        try:
+            return self.run(moved(batch, self.device))
+        finally:
+            self.states.walk = None
 
     def run(self, batch: Batch) -> torch.Tensor:
         """As `logits`, for a batch on the device. The host waits for nothing."""
         if self.lora is not None:
             self.lora.take(batch.adapted, len(batch.token_ids), self.device)
-        self.layers.step = AttentionStep(batch.slot_mapping, batch.query_start, batch.kv_len, batch.block_tables)
-        options = {"logits_to_keep": batch.wanted} if self.picks_logits else {}
+        self.layers.step = AttentionStep(
+            batch.positions, batch.slot_mapping, batch.query_start, batch.kv_len, batch.block_tables
+        )
+        options: dict[str, Any] = {"logits_to_keep": batch.wanted} if self.picks_logits else {}
+        if self.takes_positions:  # a model without attention has no use for them
+            options["position_ids"] = batch.positions[None]
         try:
             logits = self.model(
                 input_ids=batch.input_ids(self.device)[None],
-                position_ids=batch.positions[None],
                 use_cache=False,
                 **options,
             ).logits[0]
@@ -199,6 +241,11 @@ class TransformersRunner:
         return logits if self.picks_logits else logits[batch.wanted]
 
     # ---- at load
+
+    def make_trial_memory(self) -> None:
+        """Caches and states for the trial run."""
+        self.layers.caches = self.make_caches(-(-TRIAL_TOKENS // self.block_size))
+        self.states.allocate(1, 2, self.device)
 
     def trial(self) -> torch.Tensor:
         """Logits of a short fixed prompt through the paged cache, using its first blocks."""
@@ -224,19 +271,25 @@ class TransformersRunner:
         return None if problem else graphs
 
     @torch.inference_mode()
-    def check(self) -> None:
-        """Find out every layer's shape, and compare our logits with those of the model's own attention."""
+    def check(self, recurrent: list[RecurrentLayer]) -> None:
+        """Find out every layer's shape, and compare our logits with those of the model's own attention and scans. The
+        trial comes in two chunks: what the model keeps of the first one must be known to us."""
         ids = trial_ids(self.vocab_size).to(self.device)[None]
         name = type(self.model).__name__
         self.model(input_ids=ids, use_cache=False)
+        self.layers.own_keys.clear()
         if missed := [a.index for a in self.attention if a.calls != 1]:
             raise ModelLoadError(f"{name}: layers {missed} do not call attention once per pass; it can't be served")
-        self.layers.caches = self.make_caches(-(-TRIAL_TOKENS // self.block_size))
-        ours = self.trial().float()
+        if repeated := sorted({name for a in recurrent for name, calls in a.calls.items() if calls != 1}):
+            raise ModelLoadError(f"{name}: layers walk along a sequence twice ({', '.join(repeated)}); not served")
+        self.make_trial_memory()
+        cut = TRIAL_TOKENS * 2 // 3
+        parts = [trial_batch(self.vocab_size, self.block_size, part) for part in (range(cut), range(cut, TRIAL_TOKENS))]
+        ours = torch.cat([self.forward(part).float() for part in parts])
         self.model.set_attn_implementation("eager")
         theirs = self.model(input_ids=ids, use_cache=False).logits[0].float()
         self.model.set_attn_implementation(NAME)
-        self.layers.caches = []
+        self.layers.caches, self.states.memory = [], {}
         error = ((ours - theirs).norm() / theirs.norm()).item()
         bound = 1e-4 if self.dtype == torch.float32 else 5e-2
         if not error <= bound:
@@ -261,20 +314,5 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device, trust_rem
         )
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise ModelLoadError(f"{folder}: {error}") from error
-    if not getattr(model, "_supports_attention_backend", False):
-        raise ModelLoadError(f"{type(model).__name__} does not go through transformers' attention interface")
     torch.nn.Module.to(model, device)
     return model.eval()
-
-
-def attach(model: Any, shared: AttentionState) -> list[AttentionLayer]:
-    """Give every attention module its AttentionLayer; return them in the order of their index."""
-    found: dict[int, AttentionLayer] = {}
-    for module in model.modules():
-        index = getattr(module, "layer_idx", None)
-        if isinstance(index, int) and "Attention" in type(module).__name__ and index not in found:
-            found[index] = AttentionLayer(shared, index)
-            setattr(module, ATTRIBUTE, found[index])
-    if sorted(found) != list(range(len(found))) or not found:
-        raise ModelLoadError(f"{type(model).__name__}: its attention layers are not numbered 0, 1, 2, …")
-    return [found[i] for i in sorted(found)]

@@ -83,9 +83,7 @@ MODELS: dict[str, Any] = {
     ),
     "deepseek-v2": lambda: t.DeepseekV2Config(**(COMMON | MLA)),
     "deepseek-v3": lambda: t.DeepseekV3Config(**(COMMON | MLA)),
-    "glm-4.7-flash": lambda: t.Glm4MoeLiteConfig(
-        **(COMMON | MLA | {"qk_nope_head_dim": 192, "v_head_dim": 256})
-    ),
+    "glm-4.7-flash": lambda: t.Glm4MoeLiteConfig(**(COMMON | MLA | {"qk_nope_head_dim": 192, "v_head_dim": 256})),
     "phi3, long rope": lambda: t.Phi3Config(**COMMON, rope_parameters=LONG),
     "llama, dynamic rope": lambda: t.LlamaConfig(
         **COMMON, rope_parameters={"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
@@ -117,29 +115,59 @@ MODELS: dict[str, Any] = {
     "olmo hybrid": lambda: t.OlmoHybridConfig(**COMMON, **DELTA),
     "lfm2": lambda: t.Lfm2Config(**COMMON, layer_types=["conv", "full_attention", "conv", "full_attention"]),
     "granite 4": lambda: t.GraniteMoeHybridConfig(
-        **COMMON, **SSM2, layer_types=["mamba", "attention", "mamba", "mamba"], shared_intermediate_size=32,
-        num_local_experts=4, num_experts_per_tok=2, position_embedding_type="nope",
+        **COMMON,
+        **SSM2,
+        layer_types=["mamba", "attention", "mamba", "mamba"],
+        shared_intermediate_size=32,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        position_embedding_type="nope",
     ),
     "bamba": lambda: t.BambaConfig(**COMMON, **SSM2, attn_layer_indices=[1]),
     "falcon h1": lambda: t.FalconH1Config(**COMMON, **SSM2, mamba_d_ssm=128, head_dim=16),
     "nemotron h": lambda: t.NemotronHConfig(
-        **COMMON, layers_block_type=["mamba", "attention", "moe", "mamba"], mamba_num_heads=8, mamba_head_dim=16,
-        ssm_state_size=16, n_groups=2, chunk_size=8, head_dim=16, n_routed_experts=4, num_experts_per_tok=2,
-        moe_intermediate_size=32, moe_shared_expert_intermediate_size=32, n_group=1, topk_group=1,
+        **COMMON,
+        layers_block_type=["mamba", "attention", "moe", "mamba"],
+        mamba_num_heads=8,
+        mamba_head_dim=16,
+        ssm_state_size=16,
+        n_groups=2,
+        chunk_size=8,
+        head_dim=16,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        moe_shared_expert_intermediate_size=32,
+        n_group=1,
+        topk_group=1,
     ),
-    "mamba": lambda: t.MambaConfig(vocab_size=VOCAB, hidden_size=32, state_size=8, num_hidden_layers=2, pad_token_id=0, eos_token_id=None),
-    "falcon mamba": lambda: t.FalconMambaConfig(vocab_size=VOCAB, hidden_size=32, state_size=8, num_hidden_layers=2, pad_token_id=0, eos_token_id=None),
+    "mamba": lambda: t.MambaConfig(
+        vocab_size=VOCAB, hidden_size=32, state_size=8, num_hidden_layers=2, pad_token_id=0, eos_token_id=None
+    ),
+    "falcon mamba": lambda: t.FalconMambaConfig(
+        vocab_size=VOCAB, hidden_size=32, state_size=8, num_hidden_layers=2, pad_token_id=0, eos_token_id=None
+    ),
     "mamba2": lambda: t.Mamba2Config(
-        vocab_size=VOCAB, hidden_size=64, num_heads=8, head_dim=16, state_size=16, n_groups=2, num_hidden_layers=2,
-        chunk_size=8, pad_token_id=0, eos_token_id=None,
+        vocab_size=VOCAB,
+        hidden_size=64,
+        num_heads=8,
+        head_dim=16,
+        state_size=16,
+        n_groups=2,
+        num_hidden_layers=2,
+        chunk_size=8,
+        pad_token_id=0,
+        eos_token_id=None,
     ),
     "jamba": lambda: t.JambaConfig(
-        **COMMON, attn_layer_period=2, attn_layer_offset=1, expert_layer_period=2, num_experts=2, use_mamba_kernels=False,
-        mamba_d_state=8, mamba_dt_rank=8,
-    ),
-    "zamba2": lambda: t.Zamba2Config(
-        **COMMON, mamba_d_state=16, mamba_headdim=16, n_mamba_heads=8, mamba_ngroups=2, chunk_size=8,
-        layers_block_type=["mamba", "hybrid", "mamba", "hybrid"],
+        **COMMON,
+        attn_layer_period=2,
+        attn_layer_offset=1,
+        expert_layer_period=2,
+        num_experts=2,
+        use_mamba_kernels=False,
+        mamba_d_state=8,
+        mamba_dt_rank=8,
     ),
 }
 
@@ -150,7 +178,7 @@ def save(name: str, folder: Path) -> Path:
     model = t.AutoModelForCausalLM.from_config(MODELS[name]())
     for part, parameter in model.named_parameters():
         if parameter.dim() > 1 and "A_log" not in part and "conv" not in part:
-            torch.nn.init.normal_(parameter, std=0.08)
+            torch.nn.init.normal_(parameter, std=0.08 if name.startswith("gemma4") else 0.2)
         elif part.endswith("sinks"):
             torch.nn.init.normal_(parameter)
     model.save_pretrained(folder)

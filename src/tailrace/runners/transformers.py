@@ -95,8 +95,6 @@ class TransformersRunner:
         attention, recurrent = attach(model, shared), attach_recurrent(model, states)
         if not attention and not recurrent:
             raise ModelLoadError(f"{type(model).__name__} has neither attention nor states that are known; not served")
-        if attention and not getattr(model, "_supports_attention_backend", False):
-            raise ModelLoadError(f"{type(model).__name__} does not go through transformers' attention interface")
         graphs = config.cuda_graphs and device.type == "cuda" and not recurrent  # a walk is planned on the host
         runner = cls(model, shared, attention, states, block_size, max_num_seqs if graphs else 0)
         settle_long_rope(model, min(max_model_len or runner.max_model_len, runner.max_model_len))

@@ -35,12 +35,28 @@ def missing(folder: Path) -> list[str]:
     return lacks
 
 
+def refuse_adapter(folder: Path) -> None:
+    """Raise ModelLoadError if the folder holds a LoRA adapter (PEFT's layout) and no model: say how to serve it."""
+    config = folder / "adapter_config.json"
+    if not config.is_file() or (folder / "config.json").is_file():
+        return
+    try:
+        base = json.loads(config.read_text())["base_model_name_or_path"]
+    except (OSError, ValueError, KeyError, TypeError):
+        base = None
+    raise ModelLoadError(
+        f"{folder} is an adapter, not a model: serve its base model with it, "
+        f"--model {base or 'BASE'} --lora {folder.name}={folder}"
+    )
+
+
 def check_folder(folder: Path) -> Path:
     """The folder itself.
 
     Raises:
         ModelLoadError: naming every file that is missing, or the index that can't be read.
     """
+    refuse_adapter(folder)
     try:
         lacks = missing(folder)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -24,7 +24,6 @@ ATTRIBUTE = "tailrace_layer"  # where a module carries its AttentionLayer
 class AttentionStep:
     """The inputs that the layers of one forward pass share, on the runner's device; see runners.base.Batch."""
 
-    positions: torch.Tensor
     slot_mapping: torch.Tensor
     query_start: torch.Tensor
     kv_len: torch.Tensor
@@ -35,20 +34,22 @@ class AttentionStep:
 class AttentionState:
     """The one mutable state of paged attention: the step being computed, and every layer's cache.
 
-    own_keys: during the pass that finds the layers' shapes, the layers with keys of their own, and these keys.
+    positions: of the pass's tokens, int64 [T]. own_keys: during the pass that finds the layers' shapes, the layers with
+    keys of their own, and these keys.
     """
 
     step: AttentionStep | None = None
+    positions: torch.Tensor | None = None
     caches: list[kernels.KVCache] = field(default_factory=list)
     own_keys: list[tuple[int, torch.Tensor]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class AttentionLayer:
-    """The layer of one attention module: which cache it reads, and what its model asked for at the first call.
+    """The layer of one attention module: which cache it reads, and what its model asks for (runners/probe.py finds it).
 
     index: the place of its cache. source: of the layer whose keys and values it attends to; its own index, but for
-    models that share them between layers (Gemma 3n). chunk: see kernels.paged_attention.
+    models that share them between layers (Gemma 3n). window, softcap, chunk: see kernels.paged_attention.
     """
 
     shared: AttentionState
@@ -114,10 +115,11 @@ class Offsets:
 
 
 def with_positions(shared: AttentionState, module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-    """A forward pre-hook: inside a step the module gets its positions from Offsets (Llama 4's temperature tuning)."""
-    if shared.step is None:
+    """A forward pre-hook: a module that counts positions by itself gets them from Offsets (Llama 4's temperature
+    tuning)."""
+    if shared.positions is None:
         return None
-    return args, kwargs | {"past_key_values": Offsets(shared.step.positions)}
+    return args, kwargs | {"past_key_values": Offsets(shared.positions)}
 
 
 def attach(model: Any, shared: AttentionState) -> list[AttentionLayer]:
@@ -128,15 +130,29 @@ def attach(model: Any, shared: AttentionState) -> list[AttentionLayer]:
         if isinstance(index, int) and "Attention" in type(module).__name__ and index not in found:
             found[index] = module
     layers = [AttentionLayer(shared, place) for place in range(len(found))]
-    for layer, (index, module) in zip(layers, sorted(found.items()), strict=True):
+    for layer, (_, module) in zip(layers, sorted(found.items()), strict=True):
         setattr(module, ATTRIBUTE, layer)
-        config: Any = getattr(module, "config", None)
-        types = getattr(config, "layer_types", None) or ()
-        if index < len(types) and types[index] == "chunked_attention":  # the mask alone knows it in transformers
-            layer.chunk = config.attention_chunk_size
         if getattr(module, "attn_temperature_tuning", False):
             module.register_forward_pre_hook(partial(with_positions, shared), with_kwargs=True)
     return layers
+
+
+def layer_of(module: torch.nn.Module) -> AttentionLayer:
+    """The AttentionLayer that the module carries.
+
+    Raises:
+        ModelLoadError: it carries none.
+    """
+    layer: AttentionLayer | None = getattr(module, ATTRIBUTE, None)
+    if layer is None:
+        raise ModelLoadError(f"{type(module).__name__} calls attention but is not one of the model's decoder layers")
+    return layer
+
+
+def sinks_of(options: dict[str, Any]) -> torch.Tensor | None:
+    """The sinks of an attention call, float32 [Hq]."""
+    sinks = options.get("s_aux")
+    return None if sinks is None else sinks.detach().float().contiguous()
 
 
 def attend(
@@ -149,24 +165,14 @@ def attend(
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
     """The attention function that transformers calls: query [1, Hq, T, D], key [1, Hkv, T, D], value [1, Hkv, T, Dv] →
-    [1, T, Hq, Dv].
+    [1, T, Hq, Dv]. Scale, window and options are those that runners/probe.py has found at load.
 
     Raises:
-        ModelLoadError: the model asks for something that the paged kernel can't do (found by the trial run at load).
+        ModelLoadError: the model makes a mask of its own (found by the trial run at load).
     """
-    layer: AttentionLayer | None = getattr(module, ATTRIBUTE, None)
-    if layer is None:
-        raise ModelLoadError(f"{type(module).__name__} calls attention but is not one of the model's decoder layers")
-    if attention_mask is not None or options.get("position_bias") is not None:
-        raise ModelLoadError(f"{type(module).__name__} needs an attention mask or bias, which is not supported")
-    layer.calls += 1
-    layer.scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    layer.window = int(options.get("sliding_window") or 0)
-    layer.softcap = float(options.get("softcap") or 0.0)
-    if not layer.shared.caches:  # the first pass of the trial run only asks for the shapes
-        layer.note(key, value)
-        return value.repeat_interleave(query.shape[1] // key.shape[1], 1).transpose(1, 2), None
-    sinks = options.get("s_aux")
-    sinks = None if sinks is None else sinks.detach().float()
-    out = layer.attend(query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1), sinks)
+    layer = layer_of(module)
+    if attention_mask is not None:
+        raise ModelLoadError(f"{type(module).__name__} makes an attention mask of its own, which is not supported")
+    parts = (x[0].transpose(0, 1) for x in (query, key, value))
+    out = layer.attend(*parts, sinks=sinks_of(options))
     return out[None], None

@@ -1,14 +1,15 @@
 """Faster modules for the CPU, swapped in at load: packed linear layers for every model; for modules of the Llama family
 merged projections, fused norms, rotary embedding and gate.
 
-A table from class name to builder. The first replacement of each kind is tested by a trial pass; if the logits differ,
-the modules stay as they are and the log says so. Weights are packed once and the originals are freed, so memory is not
-doubled. A tied output projection is packed as a copy, because the embedding still needs its rows.
+A table from class name to builder. The first replacement of each kind and place is tested by a trial pass; if the
+logits differ, the modules stay as they are and the log says so. Weights are packed once and the originals are freed, so
+memory is not doubled. A tied output projection is packed as a copy, because the embedding still needs its rows.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -130,6 +131,9 @@ MODULES: dict[str, Callable[[Any], nn.Module]] = {
 }
 
 
+Places = list[tuple[nn.Module, str]]  # (parent, name of the child)
+
+
 def fuse(model: nn.Module, run: Callable[[], torch.Tensor], keep: Collection[str] = ()) -> list[str]:
     """Swap in every replacement that computes the same; return the class names that were replaced.
 
@@ -141,31 +145,54 @@ def fuse(model: nn.Module, run: Callable[[], torch.Tensor], keep: Collection[str
     replaced = []
     before = run()
     for name, build in MODULES.items():
-        places = [
-            (parent, child)
-            for parent in model.modules()
-            for child, module in parent.named_children()
-            if type(module).__name__ == name
-        ]
-        if not places or name in keep:
-            continue
-        parent, child = places[0]
-        original, after = getattr(parent, child), before
-        try:
-            setattr(parent, child, build(original))
-            after = run()
-            problem = difference(before, after)
-        except (AttributeError, TypeError, ValueError) as error:
-            problem = str(error)
-        if problem:
-            setattr(parent, child, original)
-            log.warning("%s is not replaced: %s", name, problem)
-            continue
-        before = after  # one is replaced; the others run the same code on other weights
-        for parent, child in places[1:]:
-            setattr(parent, child, build(getattr(parent, child)))
-        replaced.append(name)
+        groups = {} if name in keep else places(model, name)
+        problems, before = swap_first(groups, build, run, before)
+        for where, problem in problems.items():
+            log.warning("%s is not replaced at %s: %s", name, where, problem)
+        for where in groups.keys() - problems.keys():  # one is replaced; the others run the same code on other weights
+            for parent, child in groups[where][1:]:
+                setattr(parent, child, build(getattr(parent, child)))
+        if len(problems) < len(groups):
+            replaced.append(name)
     return replaced
+
+
+def places(model: nn.Module, name: str) -> dict[str, Places]:
+    """The modules of a class by what uses them: their parent's class and their path, in which numbers (of layers, of
+    experts) are all the same. Code around a module may read its weights (a router does), so each group is tried."""
+    found: dict[str, Places] = {}
+    for path, parent in model.named_modules():
+        for child, module in parent.named_children():
+            if type(module).__name__ == name:
+                where = f"{type(parent).__name__} {re.sub(r'[0-9]+', 'N', f'{path}.{child}')}"
+                found.setdefault(where, []).append((parent, child))
+    return found
+
+
+def swap_first(
+    groups: dict[str, Places], build: Callable[[Any], nn.Module], run: Callable[[], torch.Tensor], before: torch.Tensor
+) -> tuple[dict[str, str], torch.Tensor]:
+    """Replace the first module of each group: of all groups at once, and if that changes the logits, of one group after
+    the other. → (group → why it is not replaced, logits as they are now)"""
+    originals = {where: getattr(*members[0]) for where, members in groups.items()}
+    try:
+        for where, original in originals.items():
+            setattr(*groups[where][0], build(original))
+        after = run() if groups else before
+        problem = difference(before, after)
+    except (AttributeError, TypeError, ValueError, RuntimeError) as error:
+        after, problem = before, str(error)
+    if problem is None:
+        return {}, after
+    for where, original in originals.items():
+        setattr(*groups[where][0], original)
+    if len(groups) == 1:
+        return {next(iter(groups)): problem}, before
+    problems: dict[str, str] = {}
+    for where, members in groups.items():
+        found, before = swap_first({where: members}, build, run, before)
+        problems |= found
+    return problems, before
 
 
 def difference(expected: torch.Tensor, got: torch.Tensor) -> str | None:

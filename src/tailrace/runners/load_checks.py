@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from tailrace.errors import ConfigError, ModelLoadError
 from tailrace.runners.base import Batch
+from tailrace.runners.flat_batch import FlatTokens
 
 TRIAL_TOKENS = 20
+SHORT = 7  # windows and chunks during the trial
+WINDOWS = ("sliding_window", "sliding_window_size", "window_size", "local_window", "attention_chunk_size")
 
 
 def usable_cores() -> int:
@@ -23,24 +29,18 @@ def trial_ids(vocab_size: int) -> torch.Tensor:
     return (torch.arange(TRIAL_TOKENS) * 7919 + 11) % vocab_size
 
 
-def trial_batch(
-    vocab_size: int,
-    block_size: int,
-    part: range = range(TRIAL_TOKENS),
-    adapted: tuple[tuple[int, torch.Tensor], ...] = (),
-) -> Batch:
-    """The trial prompt, or a part of it, as one sequence in the cache's first blocks, with the logits of all its
-    tokens."""
-    tokens = torch.arange(part.start, part.stop)
+def trial_batch(vocab_size: int, block_size: int, adapted: tuple[tuple[int, torch.Tensor], ...] = ()) -> Batch:
+    """The trial prompt as one sequence in the cache's first blocks, with the logits of all its tokens."""
+    tokens = torch.arange(TRIAL_TOKENS)
     blocks = -(-TRIAL_TOKENS // block_size)
     return Batch(
-        token_ids=trial_ids(vocab_size)[tokens],
+        token_ids=trial_ids(vocab_size),
         positions=tokens,
         slot_mapping=tokens,
-        query_start=torch.tensor([0, len(part)], dtype=torch.int32),
-        kv_len=torch.tensor([part.stop], dtype=torch.int32),
+        query_start=torch.tensor([0, TRIAL_TOKENS], dtype=torch.int32),
+        kv_len=torch.tensor([TRIAL_TOKENS], dtype=torch.int32),
         block_tables=torch.arange(blocks, dtype=torch.int32)[None],
-        wanted=torch.arange(len(part)),
+        wanted=tokens,
         adapted=adapted,
     )
 
@@ -60,6 +60,78 @@ def decode_trial(vocab_size: int, block_size: int, sequences: int) -> Batch:
     )
 
 
+def trial_steps(vocab_size: int, block_size: int, far: int) -> tuple[torch.Tensor, list[Batch]]:
+    """Two sequences of TRIAL_TOKENS each, the second at positions from `far` on, in three passes: the first one whole
+    beside a chunk of the second; the rest of the second; the last token of both. → (ids [2, T], batches). All
+    logits are wanted."""
+    ids = torch.stack([trial_ids(vocab_size), trial_ids(vocab_size).flip(0)])
+    blocks = -(-TRIAL_TOKENS // block_size)
+    tables = torch.arange(2 * blocks, dtype=torch.int32).view(2, blocks)
+    batches = []
+    for spans in (((0, 0, 20), (1, 0, 12)), ((1, 12, 20),), ((1, 19, 20), (0, 19, 20))):
+        flat = FlatTokens()
+        for sequence, first, end in spans:
+            flat.add(ids[sequence, first:end].tolist(), end)
+        flat.wanted = list(range(len(flat.token_ids)))
+        owners = [span[0] for span in spans]
+        batch = flat.batch(tables[owners].numpy(), block_size, slots=owners)
+        moved = torch.cat([torch.full((end - first,), far * sequence) for sequence, first, end in spans])
+        batches.append(replace(batch, positions=batch.positions + moved))
+    return ids, batches
+
+
+@contextmanager
+def short_windows(model: Any) -> Iterator[None]:
+    """Inside this context every window and chunk of the model is SHORT, in its configs and its modules, so that a trial
+    crosses it."""
+    holders = [model.config, model.config.get_text_config(), *model.modules()]
+    kept = [
+        (holder, name, value)
+        for holder in {id(holder): holder for holder in holders}.values()
+        for name in WINDOWS
+        if isinstance(value := holder.__dict__.get(name), int) and not isinstance(value, bool) and value > SHORT
+    ]
+    for holder, name, _ in kept:
+        setattr(holder, name, SHORT)
+    try:
+        yield
+    finally:
+        for holder, name, value in kept:
+            setattr(holder, name, value)
+
+
+@contextmanager
+def explained(name: str) -> Iterator[None]:
+    """Whatever the model's own code raises becomes one sentence.
+
+    Raises:
+        ModelLoadError: instead of any other error.
+    """
+    try:
+        yield
+    except (ModelLoadError, ConfigError):
+        raise
+    except Exception as error:
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ModelLoadError(f"{name} does not run as a paged model, so it can't be served ({text:.200})") from error
+
+
+def settle_dtypes(model: Any, dtype: torch.dtype) -> None:
+    """Give the parameters of a model that came from a quantized checkpoint `dtype`, but for those still quantized and
+    those that the model keeps in float32. transformers leaves each with the dtype of the file or of its scales."""
+    kept = model._keep_in_fp32_modules_strict or ()
+    for name, parameter in model.named_parameters():
+        if parameter.dtype in (torch.float32, torch.bfloat16, torch.float16) and not any(k in name for k in kept):
+            parameter.data = parameter.data.to(dtype)
+
+
+def spread(got: torch.Tensor, expected: torch.Tensor) -> float:
+    """The median over positions of the relative error of logits [T, V]. In models of experts, rounding may send single
+    positions to other experts; a wrong formula changes most positions."""
+    error = (got.float() - expected.float()).norm(dim=-1) / expected.float().norm(dim=-1)
+    return error.nan_to_num(float("inf")).median().item()
+
+
 def pick_device(name: str) -> torch.device:
     """ "auto" is the first CUDA GPU if there is one, else the CPU.
 
@@ -77,7 +149,15 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-def refuse_stateful(config: Any) -> None:
-    """Raise ModelLoadError for models whose state is not a KV cache of past positions."""
+def unpack_mxfp4(config: Any) -> None:
+    """Have a checkpoint in MXFP4 (gpt-oss) turned into the model's dtype: its own kernels are no part of transformers,
+    and come from a hub."""
+    settings = getattr(config, "quantization_config", None)
+    if isinstance(settings, dict) and settings.get("quant_method") == "mxfp4":
+        settings["dequantize"] = True
+
+
+def refuse_encoder_decoder(config: Any) -> None:
+    """Raise ModelLoadError for models that are no causal language models."""
     if getattr(config, "is_encoder_decoder", False):
         raise ModelLoadError(f"{config.model_type} is an encoder-decoder model; only causal language models are served")

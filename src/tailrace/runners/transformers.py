@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from tailrace.config import ModelConfig
 from tailrace.errors import ConfigError, ModelLoadError
 from tailrace.extras import needs
 from tailrace.kernels.transfer import there
+from tailrace.runners import probe
 from tailrace.runners.attention import NAME, AttentionLayer, AttentionState, AttentionStep, attach, attend
 from tailrace.runners.base import Batch
 from tailrace.runners.fuse import difference, fuse
@@ -29,18 +31,25 @@ from tailrace.runners.inputs import moved
 from tailrace.runners.load_checks import (
     TRIAL_TOKENS,
     decode_trial,
+    explained,
     pick_device,
-    refuse_stateful,
+    refuse_encoder_decoder,
+    settle_dtypes,
+    short_windows,
+    spread,
     trial_batch,
-    trial_ids,
+    trial_steps,
+    unpack_mxfp4,
     usable_cores,
 )
 from tailrace.runners.lora import Adapters
+from tailrace.runners.masks import made_mask
 from tailrace.runners.recurrent import RecurrentLayer, RecurrentState, Walk, attach_recurrent
 from tailrace.runners.rope import settle_long_rope
 from tailrace.runners.stack import Stack
 
 log = logging.getLogger(__name__)
+WITHOUT_INTERFACE = "does not go through transformers' attention interface, so its attention can't use the paged cache"
 
 
 class TransformersRunner:
@@ -49,9 +58,6 @@ class TransformersRunner:
     def __init__(
         self,
         model: Any,
-        layers: AttentionState,
-        attention: list[AttentionLayer],
-        states: RecurrentState,
         block_size: int,
         max_num_seqs: int = 0,
     ) -> None:
@@ -60,12 +66,17 @@ class TransformersRunner:
         self.max_model_len: int = getattr(config, "max_position_embeddings", None) or getattr(
             config, "n_positions", 2048
         )
-        self.model, self.layers, self.attention, self.block_size = model, layers, attention, block_size
-        self.states = states
+        self.model, self.block_size = model, block_size
+        self.layers, self.states = AttentionState(), RecurrentState()
+        self.attention: list[AttentionLayer] = attach(model, self.layers)
+        self.recurrent: list[RecurrentLayer] = attach_recurrent(model, self.states)
+        if not self.attention and not self.recurrent:
+            raise ModelLoadError(f"{type(model).__name__} has neither attention nor states that are known; not served")
         self.dtype, self.device = model.dtype, model.device
-        self.num_layers, self.hidden_size = len(attention), config.hidden_size
+        self.num_layers, self.hidden_size = len(self.attention), config.hidden_size
         self._stack: Stack | None = None  # made when a drafter asks for hidden states
-        self.max_num_seqs = max_num_seqs  # of the largest CUDA graph; 0: there are none
+        # of the largest CUDA graph; 0: there are none. States have none: the host plans the walk along the sequences
+        self.max_num_seqs = 0 if self.recurrent else max_num_seqs
         self.graphs: Graphs | None = None
         self.lora: Adapters | None = None
         taken = inspect.signature(model.forward).parameters
@@ -91,26 +102,25 @@ class TransformersRunner:
             torch.set_num_threads(threads)
             kernels.set_num_threads(threads)
         model = load_model(folder, dtype, device, config.trust_remote_code)
-        shared, states = AttentionState(), RecurrentState()
-        attention, recurrent = attach(model, shared), attach_recurrent(model, states)
-        if not attention and not recurrent:
-            raise ModelLoadError(f"{type(model).__name__} has neither attention nor states that are known; not served")
-        graphs = config.cuda_graphs and device.type == "cuda" and not recurrent  # a walk is planned on the host
-        runner = cls(model, shared, attention, states, block_size, max_num_seqs if graphs else 0)
-        settle_long_rope(model, min(max_model_len or runner.max_model_len, runner.max_model_len))
-        runner.check(recurrent)
+        recorded = max_num_seqs if config.cuda_graphs and device.type == "cuda" else 0
+        with explained(type(model).__name__):
+            runner = cls(model, block_size, recorded)
+            settle_long_rope(model, min(max_model_len or runner.max_model_len, runner.max_model_len))
+            runner.check()
         adapters = Adapters({name: Path(path).expanduser() for name, path in config.adapters.items()}, model)
         runner.make_trial_memory()
         if device.type == "cpu":
-            log.info("fused %s", ", ".join(fuse(model, runner.trial, adapters.owners(model))) or "nothing")
+            with explained(type(model).__name__):
+                log.info("fused %s", ", ".join(fuse(model, runner.trial, adapters.owners(model))) or "nothing")
+                runner.trial()
         if adapters.names:
             runner.lora = adapters
             adapters.attach(
                 model,
-                lambda rows: runner.forward(trial_batch(runner.vocab_size, block_size, adapted=rows)),
+                lambda rows: runner.forward(trial_batch(runner.vocab_size, block_size, rows)),
                 TRIAL_TOKENS,
             )
-        shared.caches, states.memory = [], {}
+        runner.layers.caches, runner.states.memory = [], {}
         return runner
 
     @property
@@ -126,9 +136,11 @@ class TransformersRunner:
         """One cache per attention layer, in their order; layers that share their keys have one cache."""
         caches: list[kernels.KVCache] = []
         for a in self.attention:
+            if a.source != a.index:
+                caches.append(caches[a.source])
+                continue
             dims = (a.head_dim, a.value_dim)
-            made = kernels.make_cache(num_blocks, a.heads, self.block_size, dims, self.dtype, self.device)
-            caches.append(made if a.source == a.index else caches[a.source])
+            caches.append(kernels.make_cache(num_blocks, a.heads, self.block_size, dims, self.dtype, self.device))
         return caches
 
     def allocate(self, num_blocks: int) -> None:
@@ -222,9 +234,8 @@ class TransformersRunner:
         """As `logits`, for a batch on the device. The host waits for nothing."""
         if self.lora is not None:
             self.lora.take(batch.adapted, len(batch.token_ids), self.device)
-        self.layers.step = AttentionStep(
-            batch.positions, batch.slot_mapping, batch.query_start, batch.kv_len, batch.block_tables
-        )
+        self.layers.step = AttentionStep(batch.slot_mapping, batch.query_start, batch.kv_len, batch.block_tables)
+        self.layers.positions = batch.positions
         options: dict[str, Any] = {"logits_to_keep": batch.wanted} if self.picks_logits else {}
         if self.takes_positions:  # a model without attention has no use for them
             options["position_ids"] = batch.positions[None]
@@ -235,7 +246,7 @@ class TransformersRunner:
                 **options,
             ).logits[0]
         finally:
-            self.layers.step = None
+            self.layers.step = self.layers.positions = None
         return logits if self.picks_logits else logits[batch.wanted]
 
     # ---- at load
@@ -269,48 +280,99 @@ class TransformersRunner:
         return None if problem else graphs
 
     @torch.inference_mode()
-    def check(self, recurrent: list[RecurrentLayer]) -> None:
-        """Find out every layer's shape, and compare our logits with those of the model's own attention and scans. The
-        trial comes in two chunks: what the model keeps of the first one must be known to us."""
-        ids = trial_ids(self.vocab_size).to(self.device)[None]
+    def check(self) -> None:
+        """Find out what every layer asks of attention, and compare our logits with those of the model's own: two
+        sequences in chunks beside each other, the second one at the last positions, over windows and chunks cut short.
+
+        Raises:
+            ModelLoadError: they differ by more than the model's own rounding, or the model asks for what can't be done.
+        """
         name = type(self.model).__name__
-        self.model(input_ids=ids, use_cache=False)
+        far = max(0, self.max_model_len - TRIAL_TOKENS)
+        ids, batches = trial_steps(self.vocab_size, self.block_size, far)
+        with short_windows(self.model):
+            probed = self.probe(ids[0])
+            self.layers.caches = self.make_caches(-(-2 * TRIAL_TOKENS // self.block_size) + 1)
+            self.states.allocate(2, 2, self.device)
+            first, second, third = (self.logits(batch) for batch in batches)
+            self.layers.caches, self.states.memory = [], {}
+            with self.attending("eager"):
+                theirs = [self.dense(ids[0]), self.dense(ids[1], far)]
+        ours = [
+            torch.cat([first[: TRIAL_TOKENS - 1], third[1:]]),
+            torch.cat([first[TRIAL_TOKENS:], second[:-1], third[:1]]),
+        ]
+        error = max(spread(a, b) for a, b in zip(ours, theirs, strict=True))
+        allowed = max(1e-4 if self.dtype == torch.float32 else 5e-2, 4 * spread(probed, theirs[0]))
+        if not error <= allowed:
+            raise ModelLoadError(
+                f"{name}: paged attention does not reproduce the model (error {error:.1e}, {allowed:.1e} allowed)"
+            )
+        self.probe(ids[0])  # now with the windows that will be served
+
+    def probe(self, ids: torch.Tensor) -> torch.Tensor:
+        """Logits of a dense pass in which every layer notes and compares; see runners/probe.py."""
+        for layer in self.attention:
+            layer.calls = 0
+        for walker in self.recurrent:
+            walker.calls.clear()
+        with self.attending(probe.NAME):
+            logits = self.dense(ids)
         self.layers.own_keys.clear()
+        name = type(self.model).__name__
+        if repeated := sorted({op for a in self.recurrent for op, calls in a.calls.items() if calls != 1}):
+            raise ModelLoadError(f"{name}: layers walk along a sequence twice ({', '.join(repeated)}); not served")
         if missed := [a.index for a in self.attention if a.calls != 1]:
             raise ModelLoadError(f"{name}: layers {missed} do not call attention once per pass; it can't be served")
-        if repeated := sorted({name for a in recurrent for name, calls in a.calls.items() if calls != 1}):
-            raise ModelLoadError(f"{name}: layers walk along a sequence twice ({', '.join(repeated)}); not served")
-        self.make_trial_memory()
-        cut = TRIAL_TOKENS * 2 // 3
-        parts = [trial_batch(self.vocab_size, self.block_size, part) for part in (range(cut), range(cut, TRIAL_TOKENS))]
-        ours = torch.cat([self.forward(part).float() for part in parts])
-        self.model.set_attn_implementation("eager")
-        theirs = self.model(input_ids=ids, use_cache=False).logits[0].float()
-        self.model.set_attn_implementation(NAME)
-        self.layers.caches, self.states.memory = [], {}
-        error = ((ours - theirs).norm() / theirs.norm()).item()
-        bound = 1e-4 if self.dtype == torch.float32 else 5e-2
-        if not error <= bound:
-            raise ModelLoadError(
-                f"{name}: paged attention does not reproduce the model (error {error:.1e}); not served"
-            )
+        return logits
+
+    def dense(self, ids: torch.Tensor, first: int | None = None) -> torch.Tensor:
+        """Logits [T, V] of one sequence without our cache, at positions from `first` on; None: at those that the model
+        counts by itself."""
+        options: dict[str, Any] = {}
+        if first is not None and self.takes_positions:
+            self.layers.positions = torch.arange(first, first + len(ids)).to(self.device)
+            options["position_ids"] = self.layers.positions[None]
+        try:
+            return self.model(input_ids=ids.to(self.device)[None], use_cache=False, **options).logits[0]
+        finally:
+            self.layers.positions = None
+
+    @contextmanager
+    def attending(self, function: str) -> Iterator[None]:
+        """Inside this context the model attends by another function."""
+        self.model.set_attn_implementation(function)
+        try:
+            yield
+        finally:
+            self.model.set_attn_implementation(NAME)
 
 
 def load_model(folder: Path, dtype: torch.dtype, device: torch.device, trust_remote_code: bool) -> Any:
     """The folder's causal language model, in evaluation mode, with our attention function."""
     with needs("serve"):
-        from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
+        from transformers import AttentionInterface, AttentionMaskInterface, AutoConfig, AutoModelForCausalLM
         from transformers.utils import logging as hf_logging
 
     hf_logging.disable_progress_bar()
     AttentionInterface.register(NAME, attend)
+    AttentionInterface.register(probe.NAME, probe.probe)
+    AttentionMaskInterface.register(probe.NAME, made_mask)
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
-        refuse_stateful(config)
+        refuse_encoder_decoder(config)
+        unpack_mxfp4(config)
+        quantized = getattr(config, "quantization_config", None) is not None  # transformers may delete it
         model = AutoModelForCausalLM.from_pretrained(
             folder, config=config, dtype=dtype, attn_implementation=NAME, trust_remote_code=trust_remote_code
         )
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except KeyError as error:
+        if error.args == (NAME,):  # it looks for one of its own attention classes
+            raise ModelLoadError(f"{folder}: {config.model_type} {WITHOUT_INTERFACE}") from error
+        raise ModelLoadError(f"{folder}: {error}") from error
+    except (OSError, ValueError, ImportError) as error:
         raise ModelLoadError(f"{folder}: {error}") from error
     torch.nn.Module.to(model, device)
+    if quantized:
+        settle_dtypes(model, dtype)
     return model.eval()

@@ -1,0 +1,77 @@
+"""Which positions a layer attends to, read from the mask that its model makes.
+
+transformers' models make their masks with functions of (query position, key position). A mask that is made under our
+name keeps what its function says, however far the positions. Knows nothing of layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+ATTRIBUTE = "tailrace_mask"  # where a mask tensor carries its Mask
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """Causal, and within it: window: only the last `window` positions, the token's own included; chunk: only positions
+    p of the token's own chunk, ⌊p / chunk⌋. 0: no such limit."""
+
+    window: int = 0
+    chunk: int = 0
+
+    def visible(self, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        """bool, of positions that broadcast."""
+        seen = key <= query
+        if self.window:
+            seen = seen & (key > query - self.window)
+        if self.chunk:
+            seen = seen & (key // self.chunk == query // self.chunk)
+        return seen
+
+    def dense(self, length: int, device: torch.device) -> torch.Tensor:
+        """bool [length, length], rows are queries."""
+        at = torch.arange(length, device=device)
+        return self.visible(at[:, None], at[None])
+
+
+def describe(function: Callable[..., torch.Tensor], size: int) -> Mask | None:
+    """The Mask that a mask function (batch, head, query, key) → bool computes, compared around every multiple of its
+    window's or chunk's `size` (0: it has none) up to four; None if it is another."""
+    edges = torch.tensor(sorted({max(0, size * i + j) for i in range(5) for j in (-1, 0, 1, 2)} | {size // 2, 7, 40}))
+    query, key = edges[:, None], edges[None]
+    zero = torch.zeros(1, 1, dtype=torch.long)
+    try:
+        got = function(zero, zero, query, key).expand(len(edges), len(edges))
+    except (IndexError, RuntimeError, TypeError):  # a table of this pass's tokens
+        return None
+    kinds = (Mask(), Mask(window=size), Mask(chunk=size)) if size else (Mask(),)
+    return next((kind for kind in kinds if torch.equal(kind.visible(query, key), got)), None)
+
+
+def made_mask(
+    *args: Any, mask_function: Callable[..., torch.Tensor] | None = None, local_size: int | None = None, **options: Any
+) -> torch.Tensor:
+    """The mask function to register with transformers: its eager mask, which carries its Mask."""
+    from transformers.masking_utils import causal_mask_function, eager_mask
+
+    function = causal_mask_function if mask_function is None else mask_function
+    options["allow_is_bidirectional_skip"] = False
+    mask = eager_mask(*args, mask_function=function, local_size=local_size, **options)
+    setattr(mask, ATTRIBUTE, describe(function, int(local_size or 0)))
+    return mask
+
+
+def mask_of(tensor: torch.Tensor, length: int) -> Mask | None:
+    """The Mask of a mask tensor [1, 1 or H, T, T] in a pass of `length` tokens; None if it is none that Mask can
+    express. A tensor that a model has made itself must be plainly causal."""
+    said: Mask | None = getattr(tensor, ATTRIBUTE, Mask())
+    if said is None or tensor.dim() != 4 or tensor.shape[-2:] != (length, length):
+        return None
+    seen = tensor if tensor.dtype == torch.bool else tensor == 0
+    hidden = ~seen if tensor.dtype == torch.bool else tensor <= torch.finfo(tensor.dtype).min / 2
+    expected = said.dense(length, tensor.device)
+    return said if bool((seen == expected).all()) and bool((hidden == ~expected).all()) else None

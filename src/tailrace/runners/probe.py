@@ -1,0 +1,142 @@
+"""What each layer asks of attention, found by a pass over one dense sequence at load: shapes, scale, window, options.
+
+Every layer's paged attention is compared with the model's own attention function on the same inputs, in float32. So a
+wrong formula shows in the layer where it is, and rounding has no layers to grow in. Knows nothing of models.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tailrace import kernels
+from tailrace.errors import ModelLoadError
+from tailrace.runners.attention import AttentionLayer, AttentionState, AttentionStep, layer_of, sinks_of
+from tailrace.runners.masks import Mask, mask_of
+
+NAME = "tailrace_probe"  # the name under which the functions are registered
+BLOCK = 16
+# relative error of a layer's output, by bits of the mantissa: above what one attention's rounding can be
+BOUNDS = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 2e-2}
+
+# Options of an attention call, and the values of them that change nothing here. Any other option is refused unless it
+# is None or False.
+NEUTRAL: dict[str, Callable[[Any], bool]] = {
+    "dropout": lambda value: value == 0,
+    "is_causal": lambda value: value is True,
+    **dict.fromkeys(("position_ids", "cache_position", "position_embeddings", "use_cache"), lambda _: True),
+    **dict.fromkeys(("sliding_window", "softcap", "s_aux"), lambda _: True),  # read below
+}
+
+
+def probe(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None = None,
+    scaling: float | None = None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """The attention function of the probing pass: query [1, Hq, T, D], key [1, Hkv, T, D], value [1, Hkv, T, Dv] → [1,
+    T, Hq, Dv].
+
+    Raises:
+        ModelLoadError: the layer asks for something that the paged kernel can't do, or computes something else.
+    """
+    name, layer = type(module).__name__, layer_of(module)
+    refuse_options(name, options)
+    tokens = query.shape[2]
+    if query.shape[0] != 1 or key.shape[2] != tokens or query.shape[-1] != key.shape[-1]:
+        raise ModelLoadError(f"{name} attends to other tokens than its own sequence's, which is not supported")
+    if key.shape[-1] % 2 or value.shape[-1] % 2:
+        raise ModelLoadError(f"{name} has an odd head size, {key.shape[-1]}, which is not supported")
+    if attention_mask is None:
+        mask: Mask | None = Mask(window=int(options.get("sliding_window") or 0))
+    else:
+        mask = mask_of(attention_mask, tokens)
+    if mask is None:
+        raise ModelLoadError(
+            f"{name} attends by a mask that is not causal within a sliding window or a chunk, or by a bias in it; this "
+            "is not supported"
+        )
+    layer.calls += 1
+    layer.note(key, value)
+    layer.scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
+    layer.window, layer.chunk = mask.window, mask.chunk
+    layer.softcap = float(options.get("softcap") or 0.0)
+    if attention_mask is None:
+        attention_mask = dense_bias(mask, tokens, query)
+    expected = own_attention(module, query, key, value, attention_mask, layer.scale, options)
+    compare(name, alone(layer, (query, key, value), sinks_of(options)), expected)
+    return expected.to(query.dtype), None
+
+
+def refuse_options(name: str, options: dict[str, Any]) -> None:
+    """Raise ModelLoadError if the call has an option that the kernel does not know."""
+    unknown = [
+        option
+        for option, value in options.items()
+        if value is not None and value is not False and not NEUTRAL.get(option, lambda _: False)(value)
+    ]
+    if unknown:
+        raise ModelLoadError(f"{name} calls attention with {', '.join(sorted(unknown))}, which is not supported")
+
+
+def dense_bias(mask: Mask, tokens: int, like: torch.Tensor) -> torch.Tensor:
+    """The mask as transformers' eager functions take it: [1, 1, T, T] in like's dtype, 0 or the lowest number."""
+    hidden = ~mask.dense(tokens, like.device)
+    return torch.zeros(hidden.shape, dtype=like.dtype, device=like.device).masked_fill(
+        hidden, torch.finfo(like.dtype).min
+    )[None, None]
+
+
+def own_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor,
+    scaling: float,
+    options: dict[str, Any],
+) -> torch.Tensor:
+    """The output [1, T, Hq, D] of the eager function that stands beside the module's class, in float32.
+
+    Raises:
+        ModelLoadError: there is none.
+    """
+    function = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
+    if function is None:
+        raise ModelLoadError(f"{type(module).__name__} has no eager attention to compare with; it can't be served")
+    exact = [x.float() for x in (query, key, value)]
+    return function(module, *exact, attention_mask.float(), scaling=scaling, **options)[0]
+
+
+def alone(
+    layer: AttentionLayer, parts: tuple[torch.Tensor, torch.Tensor, torch.Tensor], sinks: torch.Tensor | None
+) -> torch.Tensor:
+    """The layer's paged attention of one sequence (its query, key and value) in a cache of its own."""
+    query = parts[0]
+    tokens, device = query.shape[2], query.device
+    blocks = -(-tokens // BLOCK)
+    cache = kernels.make_cache(blocks, layer.heads, BLOCK, (layer.head_dim, layer.value_dim), query.dtype, device)
+    places = torch.arange(tokens, device=device)
+    bounds = torch.tensor([0, tokens], dtype=torch.int32, device=device)
+    tables = torch.arange(blocks, dtype=torch.int32, device=device)[None]
+    state = AttentionState(AttentionStep(places, bounds, bounds[1:], tables), caches=[cache] * (layer.index + 1))
+    own = layer.shared, layer.source
+    layer.shared, layer.source = state, layer.index
+    try:
+        return layer.attend(*(x[0].transpose(0, 1) for x in parts), sinks=sinks)[None]
+    finally:
+        layer.shared, layer.source = own
+
+
+def compare(name: str, ours: torch.Tensor, expected: torch.Tensor) -> None:
+    """Raise ModelLoadError if the outputs differ by more than rounding."""
+    error = ((ours.float() - expected).norm() / expected.norm().clamp_min(1e-30)).item()
+    if not error <= BOUNDS[ours.dtype]:
+        raise ModelLoadError(f"{name}: paged attention differs from the model's own (error {error:.1e}); not served")

@@ -1,0 +1,97 @@
+"""Judge every causal architecture of the installed transformers and write docs/models.md.
+
+    PYTHONPATH=tests python -m architectures [MODEL_TYPE …] [--part 1/4] [--write]
+
+Each one runs in a process of its own, so that a crash or an endless loop is an outcome too. Results are kept in
+build/architectures.json by version of transformers; --write makes docs/models.md of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from architectures import judge as judging
+from architectures.judge import Outcome, judge, line, quiet
+from architectures.tiny import write
+from architectures.variants import variants
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "build/architectures.json"
+LIMIT_S = 300.0
+
+
+def arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m architectures", description=__doc__)
+    parser.add_argument("types", nargs="*", help="model types; none: all")
+    parser.add_argument("--part", default="1/1", help="K/N: every N-th, from the K-th on")
+    parser.add_argument("--new", type=int, default=judging.NEW, help="tokens that each prompt is answered with")
+    parser.add_argument("--write", action="store_true", help="write docs/models.md from the results kept so far")
+    return parser.parse_args(argv)
+
+
+def judged(model_type: str, own: dict[str, Any]) -> Outcome:
+    """Build the checkpoint and judge it."""
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / "checkpoint"
+        try:
+            write(model_type, own, folder)
+        except Exception as error:
+            return Outcome("unmade", line(error))
+        return judge(folder)
+
+
+def outcome(model_type: str, own: dict[str, Any]) -> Outcome:
+    """What the child says, or how it ended."""
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    child = context.Process(target=lambda: theirs.send(judged(model_type, own)))
+    child.start()
+    theirs.close()
+    try:
+        if not ours.poll(LIMIT_S):
+            child.kill()
+            return Outcome("crashed", f"nothing after {LIMIT_S:.0f} seconds")
+        return ours.recv()
+    except EOFError:
+        child.join()
+        return Outcome("crashed", f"the process ended with {child.exitcode}")
+    finally:
+        child.join()
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = arguments(argv)
+    judging.NEW = args.new
+    version = transformers.__version__
+    torch.set_num_threads(1)
+    quiet()
+    judged("llama", {})  # imports what every child needs
+    part, parts = map(int, args.part.split("/"))
+    for model_type, variant, own in variants(tuple(args.types))[part - 1 :: parts]:
+        begun = time.monotonic()
+        found = outcome(model_type, own)
+        print(f"{model_type:28} {variant:22} {found.kind:8} {time.monotonic() - begun:4.0f}s {found.why}", flush=True)
+        keep(version, f"{model_type}|{variant}", found)
+    return 0
+
+
+def keep(version: str, name: str, found: Outcome) -> None:
+    """Note one outcome in RESULTS."""
+    RESULTS.parent.mkdir(exist_ok=True)
+    kept = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
+    kept.setdefault(version, {})[name] = [found.kind, found.why]
+    RESULTS.write_text(json.dumps(kept, indent=1, sort_keys=True))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

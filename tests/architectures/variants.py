@@ -1,0 +1,101 @@
+"""What is judged: every architecture, with the fields that its config needs beyond tiny.SHRUNK, and variants of some
+whose fields choose other layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from architectures.tiny import DROP, ROPE_BOUNDARY, WINDOW, architectures
+
+ROPE = {"rope_theta": 10_000.0}
+HALF = ["sliding_attention", "full_attention"] * 2
+
+# Architecture → fields without which its tiny config can't be built.
+OWN: dict[str, dict[str, Any]] = {}
+
+# Architecture → variant → fields.
+VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
+    "llama": {
+        "tied, biases": {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True},
+        "rope linear": {"rope_parameters": {**ROPE, "rope_type": "linear", "factor": 4.0}},
+        "rope dynamic": {"rope_parameters": {**ROPE, "rope_type": "dynamic", "factor": 4.0}},
+        "rope yarn": {
+            "rope_parameters": {
+                **ROPE,
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": ROPE_BOUNDARY,
+            }
+        },
+        "rope llama3": {
+            "rope_parameters": {
+                **ROPE,
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": ROPE_BOUNDARY,
+            }
+        },
+    },
+    "phi3": {
+        "rope longrope": {
+            "original_max_position_embeddings": ROPE_BOUNDARY,
+            "rope_parameters": {
+                **ROPE,
+                "rope_type": "longrope",
+                "factor": 16.0,
+                "original_max_position_embeddings": ROPE_BOUNDARY,
+                "short_factor": [1.0 + 0.1 * i for i in range(8)],
+                "long_factor": [2.0 + 0.5 * i for i in range(8)],
+            },
+        },
+        "no window": {"sliding_window": None},
+    },
+    "mistral": {"no window": {"sliding_window": None}},
+    "qwen2": {"window": {"use_sliding_window": True, "max_window_layers": 1}},
+    "qwen3": {"window": {"use_sliding_window": True, "max_window_layers": 1}},
+    "qwen2_moe": {"window": {"use_sliding_window": True, "max_window_layers": 1}},
+    "qwen3_moe": {"window": {"use_sliding_window": True, "max_window_layers": 1}},
+    "starcoder2": {"no window": {"sliding_window": None}},
+    "mixtral": {"no window": {"sliding_window": None}},
+    "phimoe": {"no window": {"sliding_window": None}},
+    "cohere": {"qk norm": {"use_qk_norm": True}},
+    "stablelm": {"qk norm, parallel": {"qk_layernorm": True, "use_parallel_residual": True}},
+    "gpt_neox": {"sequential": {"use_parallel_residual": False}},
+    "gpt2": {"scaled by layer": {"scale_attn_by_inverse_layer_idx": True, "reorder_and_upcast_attn": False}},
+    "falcon": {
+        "alibi": {"alibi": True},
+        "new decoder": {"new_decoder_architecture": True},
+        "sequential, all heads": {"parallel_attn": False, "multi_query": False},
+    },
+    "olmo": {"clipped": {"clip_qkv": 0.5}},
+    "opt": {"post norm": {"do_layer_norm_before": False}},
+    "gpt_bigcode": {"all heads": {"multi_query": False}},
+    "deepseek_v3": {"no q rank": {"q_lora_rank": None}},
+    "gemma2": {"window everywhere": {"layer_types": ["sliding_attention"] * 4}},
+    "gemma3_text": {"half windows": {"layer_types": HALF}},
+    "granitemoehybrid": {
+        "attention only": {"layer_types": ["full_attention"] * 4},
+        "mamba and attention": {"layer_types": ["mamba", "full_attention"] * 2},
+    },
+    "llama4_text": {
+        "full attention": {"layer_types": ["full_attention"] * 4},
+        "no temperature": {"attn_temperature_tuning": False},
+    },
+}
+
+
+def variants(only: tuple[str, ...] = ()) -> list[tuple[str, str, dict[str, Any]]]:
+    """(model type, variant, fields). only: of these types."""
+    found = []
+    for model_type in architectures():
+        if only and model_type not in only:
+            continue
+        own = OWN.get(model_type, {})
+        found.append((model_type, "", own))
+        found += [(model_type, name, own | fields) for name, fields in VARIANTS.get(model_type, {}).items()]
+    return found
+
+
+__all__ = ["DROP", "OWN", "VARIANTS", "WINDOW", "variants"]

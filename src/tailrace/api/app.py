@@ -25,7 +25,8 @@ from tailrace.api.openapi import openapi
 from tailrace.api.request_id import REQUEST_ID, RequestIdMiddleware
 from tailrace.api.routes.chat import create_chat_completion
 from tailrace.api.routes.completions import create_completion
-from tailrace.api.routes.health import health
+from tailrace.api.routes.health import health, ping, version
+from tailrace.api.routes.messages import count_tokens, create_message
 from tailrace.api.routes.metrics import metrics
 from tailrace.api.routes.models import list_models, retrieve_model
 from tailrace.api.routes.requests import cancel_request
@@ -50,11 +51,16 @@ ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
     ("POST", "/v1/responses/{id:path}/cancel", cancel_response),  # before the next, of which it would be an id
     ("GET", "/v1/responses/{id:path}", retrieve_response),
     ("DELETE", "/v1/responses/{id:path}", delete_response),
+    ("POST", "/v1/messages", create_message),
+    ("POST", "/v1/messages/count_tokens", count_tokens),
     ("DELETE", "/v1/requests/{id:path}", cancel_request),
     ("POST", "/tokenize", tokenize),
     ("POST", "/detokenize", detokenize),
     ("GET", "/openapi.json", openapi),
     ("GET", "/health", health),
+    ("GET", "/ping", ping),
+    ("POST", "/ping", ping),
+    ("GET", "/version", version),
     ("GET", "/metrics", metrics),
 )
 

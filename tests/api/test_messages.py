@@ -46,7 +46,7 @@ def folded(events: list[dict[str, Any]]) -> dict[str, Any]:
     assert [event["type"] for event in events[:1] + events[-2:]] == ["message_start", "message_delta", "message_stop"]
     message = events[0]["message"]
     assert (message["content"], message["stop_reason"]) == ([], None)
-    arguments = ""
+    arguments, begun = "", False
     for event in events[1:-2]:
         at, blocks = event["index"], message["content"]
         if event["type"] == "content_block_start":

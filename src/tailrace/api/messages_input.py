@@ -127,12 +127,10 @@ def assistant_turn(blocks: list[MessageBlock], place: str) -> ChatMessage:
 
 def result_turn(block: MessageBlock, place: str) -> ChatMessage:
     """The result of a tool."""
-    content = block.content or ""
-    content = content if isinstance(content, str) else text_of(content, f"{place}.content")
-    if block.is_error and isinstance(content, str):
-        content = ERROR + content
-    elif block.is_error:
-        content = [Part("text", ERROR + (content[0].text or "")), *content[1:]]
+    content = text_of(block.content or "", f"{place}.content")
+    if block.is_error:
+        parts = [Part("text", content)] if isinstance(content, str) else content
+        content = joined([Part("text", f"{ERROR}{parts[0].text}"), *parts[1:]])
     return ChatMessage(role="tool", content=content, tool_call_id=required(block, "tool_use_id", place))
 
 

@@ -21,7 +21,7 @@ from tailrace.api.schema.errors import AnthropicError, ErrorBody
 from tailrace.api.schema.messages import CountRequest, InputTokens, MessageObject, MessagesRequest
 from tailrace.api.schema.models import ModelCard, ModelList
 from tailrace.api.schema.requests import Cancelled
-from tailrace.api.schema.responses import Deleted, ResponseObject, ResponsesRequest
+from tailrace.api.schema.responses import Deleted, ItemList, ResponseObject, ResponsesRequest, ResponseTokens
 from tailrace.api.schema.tokenize import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
 from tailrace.params import FIELDS
 
@@ -50,6 +50,12 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         "A completion of each prompt", CompletionRequest, Completion, GENERATING, True
     ),
     ("POST", "/v1/responses"): Operation("A response", ResponsesRequest, ResponseObject, GENERATING, True),
+    ("POST", "/v1/responses/input_tokens"): Operation(
+        "Tokens of a response's prompt", ResponsesRequest, ResponseTokens, (400, 401, 404, 413, 415, 503)
+    ),
+    ("GET", "/v1/responses/{id}/input_items"): Operation(
+        "The items that a response answers", None, ItemList, (400, 401, 404)
+    ),
     ("GET", "/v1/responses/{id}"): Operation("A stored response", None, ResponseObject, (400, 401, 404)),
     ("DELETE", "/v1/responses/{id}"): Operation("Forget a stored response", None, Deleted, (400, 401, 404)),
     ("POST", "/v1/responses/{id}/cancel"): Operation(

@@ -54,7 +54,7 @@ async def create_message(request: Request) -> Response:
     generation = generate(service, f"msg_{origin.request_id}", prepared, origin)
     chunks = ChatChunks(service, chat.ask, generation, channels).stream()
     omit = ask.thinking is not None and ask.thinking.display == "omitted"
-    writer = MessageEvents(lambda: generation.usage, omit, capped=prepared.params.max_tokens < ask.max_tokens)
+    writer = MessageEvents(lambda: generation.usage, omit, capped=(prepared.params.max_tokens or 0) < ask.max_tokens)
     return await respond(request, generation, message_events(chunks, writer), whole_message, ask.streamed, EVENTS)
 
 

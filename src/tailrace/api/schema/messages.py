@@ -98,7 +98,7 @@ class MessagesRequest(GenerateRequest, kw_only=True):
     context has room for: the answer then ends with the context."""
 
     messages: list[InputMessage]
-    max_tokens: int
+    max_tokens: int  # pyright: ignore[reportGeneralTypeIssues, reportIncompatibleVariableOverride]
     system: str | list[MessageBlock] | None = None
     stop_sequences: list[str] | None = None
     tools: list[InputTool] | None = None

@@ -62,6 +62,11 @@ class ChannelSplitter:
         """True if there were calls and all are complete."""
         return self.calls > 0 and not self.cut_call
 
+    @property
+    def held_chars(self) -> int:
+        """How many characters at the end of the text may still become a marker."""
+        return len(self._held)
+
     def feed(self, text: str) -> list[Segment]:
         """Add text; return the segments that can be sent."""
         if self._reasoning is None and self._tools is None:

@@ -19,7 +19,7 @@ from tailrace.api.beam_fields import beam_request, check_no_beams
 from tailrace.api.beam_search import BeamRequest
 from tailrace.api.body import BodyReader
 from tailrace.api.channels import Channels, channel_fields, channels_of
-from tailrace.api.chat_prompt import encode_chat
+from tailrace.api.chat_prompt import encode_chat, with_effort
 from tailrace.api.front_end import service_for
 from tailrace.api.generation import Generation
 from tailrace.api.negative_prompt import longest, negative_of_chat
@@ -149,7 +149,7 @@ async def prepare_chat(
         RequestError: see `prepare`, encode_chat, channel_fields and chat_grammar.
     """
     service: Service = request.state.service
-    ask, with_tools = chat.ask, chat.choice.mode != "none"
+    ask, with_tools = with_effort(service, chat.ask), chat.choice.mode != "none"
     prompt = await encode_chat(request, ask, with_tools, chat.messages_field)
     negative = await negative_of_chat(request, ask, with_tools)
     channels = channels_of(service, ask, prompt)

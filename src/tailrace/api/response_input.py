@@ -44,6 +44,7 @@ def to_chat(ask: ResponsesRequest, before: bytes) -> ChatRequest:
         tools=[tool_of(tool) for tool in ask.tools or ()] or None,
         tool_choice=ask.tool_choice,
         chat_template_kwargs=ask.chat_template_kwargs,
+        reasoning_effort=None if ask.reasoning is None else ask.reasoning.effort,
         separate_reasoning=ask.separate_reasoning,
         stop_scope=ask.stop_scope,
         thinking_token_budget=ask.thinking_token_budget,

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from tailrace.api.schema.chat import ChatMessage, Role, StopScope
+from tailrace.api.schema.chat import ChatMessage, ReasoningEffort, Role, StopScope
 from tailrace.api.schema.common import REFUSED, GenerateRequest
 from tailrace.api.schema.structured import ResponsesFormat, TextFormat
 
@@ -52,6 +52,13 @@ Includable = Literal[
 ]
 
 
+class ReasoningOptions(msgspec.Struct, omit_defaults=True):
+    """How much the model should think. `summary` is accepted: items of reasoning hold the whole of it."""
+
+    effort: ReasoningEffort | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+
+
 class ResponsesRequest(GenerateRequest, kw_only=True):
     """Sampling fields as everywhere; `max_output_tokens` takes the place of `max_tokens`. `store`: keep it for
     retrieval, true. `top_logprobs`: with `include` of "message.output_text.logprobs"."""
@@ -68,6 +75,7 @@ class ResponsesRequest(GenerateRequest, kw_only=True):
     text: TextOptions | None = None
     metadata: dict[str, str] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning: ReasoningOptions | None = None
     separate_reasoning: bool | None = None
     stop_scope: StopScope | None = None
     thinking_token_budget: int | None = None
@@ -87,7 +95,6 @@ RESPONSES_REFUSED: dict[str, tuple[Any, ...]] = REFUSED | {
     "prompt": (None,),
     "logprobs": (None, False),
     "truncation": (None, "disabled"),
-    "reasoning": (None, {}),
     "response_format": (None, {"type": "text"}),
 }
 
@@ -174,6 +181,7 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     truncation: str = "disabled"
     text: TextOptions
     metadata: dict[str, str]
+    reasoning: ReasoningOptions | None = None
     usage: ResponseUsage | None = None
     sampling_params: dict[str, Any] | UnsetType = UNSET
 

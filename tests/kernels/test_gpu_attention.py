@@ -70,16 +70,39 @@ def agree(scene: Scene, **options) -> None:
 CONTEXTS = [(1, 1), (17, 1), (30, 30), (64, 5), (40, 9), (600, 1), (270, 8)]
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("options", [{}, {"window": 20}, {"window": 300}, {"softcap": 2.0}], ids=str)
+OPTIONS = ({}, {"window": 20}, {"window": 300}, {"softcap": 2.0})
+
+
+@pytest.mark.parametrize(
+    ("dtype", "options"),
+    [
+        pytest.param(dtype, options, marks=[] if i % 3 == j else pytest.mark.long)
+        for i, options in enumerate(OPTIONS)
+        for j, dtype in enumerate(TOLERANCE)
+    ],
+    ids=str,
+)
 def test_a_mixed_batch(dtype, options):
     agree(Scene(CONTEXTS, dtype=dtype), **options)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+SHAPES = (
+    ((9, 3), 64, 32),
+    ((20, 1), 80, 16),
+    ((70, 1), 8, 16),
+    ((3, 3), 96, 48),
+    ((2, 1), 128, 5),
+    ((1, 1), 256, 16),
+)
+
+
 @pytest.mark.parametrize(
-    ("heads", "dim", "size"),
-    [((9, 3), 64, 32), ((20, 1), 80, 16), ((70, 1), 8, 16), ((3, 3), 96, 48), ((2, 1), 128, 5), ((1, 1), 256, 16)],
+    ("dtype", "heads", "dim", "size"),
+    [
+        pytest.param(dtype, *shape, marks=[] if i % 2 == j else pytest.mark.long)
+        for i, shape in enumerate(SHAPES)
+        for j, dtype in enumerate((torch.bfloat16, torch.float32))
+    ],
 )
 def test_shapes(dtype, heads, dim, size):
     agree(Scene([(40, 11), (33, 1)], heads, dim, size, dtype))

@@ -71,17 +71,23 @@ def agree(scene: Scene, **options) -> None:
 CONTEXTS = [(1, 1), (17, 1), (30, 30), (64, 5), (40, 9), (600, 1), (270, 8)]
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE)
+OPTIONS = (
+    {},
+    {"window": 20},
+    {"window": 300},
+    {"softcap": 2.0},
+    {"chunk": 33},
+    {"chunk": 256, "window": 40},
+    {"sinks": torch.tensor([0.5, -3.0, 90.0, -90.0], device=DEVICE), "window": 20},
+)
+
+
 @pytest.mark.parametrize(
-    "options",
+    ("dtype", "options"),
     [
-        {},
-        {"window": 20},
-        {"window": 300},
-        {"softcap": 2.0},
-        {"chunk": 33},
-        {"chunk": 256, "window": 40},
-        {"sinks": torch.tensor([0.5, -3.0, 90.0, -90.0], device=DEVICE), "window": 20},
+        pytest.param(dtype, options, marks=[] if i % 3 == j else pytest.mark.long)
+        for i, options in enumerate(OPTIONS)
+        for j, dtype in enumerate(TOLERANCE)
     ],
     ids=str,
 )
@@ -95,10 +101,23 @@ def test_values_of_another_width(dims):
     agree(Scene(CONTEXTS, dim=dims[0], value_dim=dims[1]), sinks=sinks)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+SHAPES = (
+    ((9, 3), 64, 32),
+    ((20, 1), 80, 16),
+    ((70, 1), 8, 16),
+    ((3, 3), 96, 48),
+    ((2, 1), 128, 5),
+    ((1, 1), 256, 16),
+)
+
+
 @pytest.mark.parametrize(
-    ("heads", "dim", "size"),
-    [((9, 3), 64, 32), ((20, 1), 80, 16), ((70, 1), 8, 16), ((3, 3), 96, 48), ((2, 1), 128, 5), ((1, 1), 256, 16)],
+    ("dtype", "heads", "dim", "size"),
+    [
+        pytest.param(dtype, *shape, marks=[] if i % 2 == j else pytest.mark.long)
+        for i, shape in enumerate(SHAPES)
+        for j, dtype in enumerate((torch.bfloat16, torch.float32))
+    ],
 )
 def test_shapes(dtype, heads, dim, size):
     agree(Scene([(40, 11), (33, 1)], heads, dim, size, dtype))

@@ -31,14 +31,14 @@ def num_blocks(config: CacheConfig, block_bytes: int, wanted: int, device: torch
         return config.num_blocks
     if block_bytes == 0:
         return wanted
-    budget = config.memory_gib * 2**30 or room(device)
+    budget = config.memory_gib * 2**30 or cache_budget(device)
     fitting = int(budget // block_bytes)
     if fitting < 1:
         raise ConfigError(f"cache.memory_gib: {budget / 2**30:.2f} GiB do not hold a block of {block_bytes} bytes")
     return min(wanted, fitting)
 
 
-def room(device: torch.device | None) -> float:
+def cache_budget(device: torch.device | None) -> float:
     """Bytes that the cache may take."""
     if device is not None and device.type == "cuda":
         import torch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from tailrace import _cpu
-from tailrace.kernels.cache import KVCache
+from tailrace.kernels.cache import KVCache, check_attention
 from tailrace.kernels.types import CODES
 
 
@@ -73,23 +73,11 @@ def paged_attention(
     window: int,
     softcap: float,
 ) -> torch.Tensor:
+    """(More than six parameters: the operation's, see kernels.paged_attention.)"""
+    check_attention(query, cache, block_tables, query_start, kv_len, window)
     tokens, heads, dim = query.shape
-    if dim != cache.head_dim or heads % cache.heads or query.dtype != cache.dtype:
-        raise ValueError(
-            f"query must be [T, a multiple of {cache.heads}, {cache.head_dim}] of {cache.dtype}, "
-            f"got {query.dtype} {tuple(query.shape)}"
-        )
-    sequences = kv_len.shape[0]
-    if block_tables.dim() != 2 or block_tables.shape[0] != sequences or query_start.shape != (sequences + 1,):
-        raise ValueError(
-            f"for kv_len [{sequences}] block_tables must be [{sequences}, B] and query_start [{sequences + 1}], "
-            f"got {tuple(block_tables.shape)} and {tuple(query_start.shape)}"
-        )
-    if window < 0:
-        raise ValueError(f"window must be at least 0, got {window}")
-    integers(block_tables, torch.int32, "block_tables")
-    integers(query_start, torch.int32, "query_start")
-    integers(kv_len, torch.int32, "kv_len")
+    for name, part in (("block_tables", block_tables), ("query_start", query_start), ("kv_len", kv_len)):
+        integers(part, torch.int32, name)
     query = rows(query)
     out = torch.empty((tokens, heads, dim), dtype=query.dtype)
     _cpu.attention(
@@ -103,8 +91,7 @@ def paged_attention(
         kv_len.data_ptr(),
         tokens,
         cache.keys.shape[0],
-        sequences,
-        block_tables.shape[1],
+        *block_tables.shape,
         heads,
         cache.heads,
         dim,

@@ -10,18 +10,20 @@ query_start.
 
 Both are launched wherever both may be needed; a program whose sequence goes the other way ends at once.
 
-(More than 300 lines: two kernels for one operation, which share the online softmax.)
+(More than 300 lines: two kernels for one operation.)
 """
 
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
-from tailrace.kernels.cache import KVCache
+from tailrace.kernels.cache import KVCache, check_attention
+from tailrace.kernels.gpu.online_softmax import over, tile_of
 
 SHORT = 8  # tokens of a sequence
 OCTAVE = tl.constexpr(16)  # of start_of
@@ -29,8 +31,6 @@ MOST = tl.constexpr(256)  # chunks: 2^28 positions
 FEW_ROWS = 16  # of a tile of a short sequence; the least that tensor cores take
 ROW_BYTES = 128  # rows of a tile · bytes of an entry: 64 rows, in fp32 32, beyond which registers spill
 PROGRAMS = 1024  # enough to fill a GPU
-LOG2E = tl.constexpr(1.4426950408889634)
-INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
 def make_cache(
@@ -84,64 +84,6 @@ def chunks_up_to(position):
     return tl.sum((start_of(tl.arange(0, MOST)) <= position).to(tl.int32), 0)
 
 
-@triton.jit
-def product(a, b, start):
-    """start + a · b, fp32."""
-    if INTERPRETED:  # it would multiply the bits of bf16
-        a, b = a.to(tl.float32), b.to(tl.float32)
-    return tl.dot(a, b, start, input_precision="ieee")
-
-
-@triton.jit
-def over(
-    q,
-    at,
-    first,
-    last,
-    table,
-    keys,
-    values,
-    head,
-    scale,
-    window,
-    softcap,
-    CAPPED: tl.constexpr,
-    HEADS: tl.constexpr,
-    SIZE: tl.constexpr,
-    DIM: tl.constexpr,
-    ROWS: tl.constexpr,
-    DIM_PAD: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """Online softmax of q [ROWS, DIM_PAD], of tokens at positions `at`, over the positions first … last − 1; first is a
-    multiple of BLOCK. Returns the largest score in units of log 2, Σ weight, Σ weight · value."""
-    top = tl.full((ROWS,), float("-inf"), tl.float32)
-    mass = tl.zeros((ROWS,), tl.float32)
-    mixed = tl.zeros((ROWS, DIM_PAD), tl.float32)
-    d = tl.arange(0, DIM_PAD)
-    for start in range(first, last, BLOCK):
-        n = start + tl.arange(0, BLOCK)
-        there = n < last  # what lies behind is of no one, NaN perhaps
-        block = tl.load(table + n // SIZE, mask=there, other=0).to(tl.int64)
-        place = block * (HEADS * SIZE * DIM) + head * (SIZE * DIM) + n % SIZE * DIM
-        k = tl.load(keys + place[None, :] + d[:, None], mask=there[None, :] & (d < DIM)[:, None], other=0.0)
-        v = tl.load(values + place[:, None] + d[None, :], mask=there[:, None] & (d < DIM)[None, :], other=0.0)
-        score = product(q, k, tl.zeros((ROWS, BLOCK), tl.float32)) * scale
-        if CAPPED:
-            e = tl.exp2(tl.abs(score / softcap) * LOG2E * -2.0)
-            score = tl.where(score < 0.0, -softcap, softcap) * ((1.0 - e) / (1.0 + e))
-        seen = there[None, :] & (n[None, :] <= at[:, None]) & (n[None, :] > at[:, None] - window)
-        score = tl.where(seen, score * LOG2E, float("-inf"))
-        higher = tl.maximum(top, tl.max(score, 1))
-        base = tl.where(higher == float("-inf"), 0.0, higher)  # of a row that sees nothing yet
-        weight = tl.exp2(score - base[:, None])
-        shrink = tl.exp2(top - base)
-        mass = mass * shrink + tl.sum(weight, 1)
-        mixed = product(weight.to(v.dtype), v, mixed * shrink[:, None])
-        top = higher
-    return top, mass, mixed
-
-
 @triton.jit(do_not_specialize=["table_stride", "tiles", "most", "place_stride", "chunks", "window"])
 def attend_chunks(
     query,
@@ -181,15 +123,10 @@ def attend_chunks(
     TOKENS: tl.constexpr = ROWS // GROUP
     if (count > most) | (tile * TOKENS >= count):
         return
-    r, d = tl.arange(0, ROWS), tl.arange(0, DIM_PAD)
-    token, mine = tile * TOKENS + r // GROUP, head * GROUP + r % GROUP
-    inside = (r < TOKENS * GROUP) & (token < count)
-    from_row = (begin + token).to(tl.int64) * query_t + mine.to(tl.int64) * query_h
-    q = tl.load(query + from_row[:, None] + d[None, :], mask=inside[:, None] & (d < DIM)[None, :], other=0.0)
-
-    before = tl.load(kv_len + sequence) - count
-    newest = before + tl.minimum((tile + 1) * TOKENS, count) - 1
-    oldest = tl.maximum(before + tile * TOKENS - window + 1, 0) // BLOCK * BLOCK
+    before, d = tl.load(kv_len + sequence) - count, tl.arange(0, DIM_PAD)
+    token, mine, inside, q, oldest, newest = tile_of(
+        query, query_t, query_h, begin, count, tile, head, before, window, GROUP, DIM, ROWS, DIM_PAD, BLOCK
+    )
     place = tl.where(place_stride == 0, begin, sequence * place_stride) + token
     row = (place.to(tl.int64) * (HEADS * GROUP) + mine) * chunks
     for chunk in range(part, chunks_up_to(newest), parts):
@@ -307,16 +244,10 @@ def attend_tiles(
     tile = number - begin // TOKENS - low
     if (count <= few) | (tile * TOKENS >= count):
         return
-    r, d = tl.arange(0, ROWS), tl.arange(0, DIM_PAD)
-    token, mine = tile * TOKENS + r // GROUP, head * GROUP + r % GROUP
-    inside = (r < TOKENS * GROUP) & (token < count)
-    wanted = inside[:, None] & (d < DIM)[None, :]
-    from_row = (begin + token).to(tl.int64) * query_t + mine.to(tl.int64) * query_h
-    q = tl.load(query + from_row[:, None] + d[None, :], mask=wanted, other=0.0)
-
-    before = tl.load(kv_len + low) - count
-    newest = before + tl.minimum((tile + 1) * TOKENS, count) - 1
-    oldest = tl.maximum(before + tile * TOKENS - window + 1, 0) // BLOCK * BLOCK
+    before, d = tl.load(kv_len + low) - count, tl.arange(0, DIM_PAD)
+    token, mine, inside, q, oldest, newest = tile_of(
+        query, query_t, query_h, begin, count, tile, head, before, window, GROUP, DIM, ROWS, DIM_PAD, BLOCK
+    )
     _, mass, mixed = over(
         q,
         before + token,
@@ -339,7 +270,7 @@ def attend_tiles(
     )
     mixed = mixed / tl.where(mass == 0.0, 1.0, mass)[:, None]
     to = out + ((begin + token).to(tl.int64) * (HEADS * GROUP) + mine)[:, None] * DIM + d[None, :]
-    tl.store(to, mixed.to(out.dtype.element_ty), mask=wanted)
+    tl.store(to, mixed.to(out.dtype.element_ty), mask=inside[:, None] & (d < DIM)[None, :])
 
 
 def rows(x: torch.Tensor) -> torch.Tensor:
@@ -403,20 +334,12 @@ def paged_attention(
     window: int,
     softcap: float,
 ) -> torch.Tensor:
+    """(More than six parameters: the operation's, see kernels.paged_attention.)"""
+    check_attention(query, cache, block_tables, query_start, kv_len, window)
     tokens, heads, dim = query.shape
     sequences = kv_len.shape[0]
-    if dim != cache.head_dim or heads % cache.heads or query.dtype != cache.dtype:
-        raise ValueError(
-            f"query must be [T, a multiple of {cache.heads}, {cache.head_dim}] of {cache.dtype}, "
-            f"got {query.dtype} {tuple(query.shape)}"
-        )
-    if block_tables.dim() != 2 or block_tables.shape[0] != sequences or query_start.shape != (sequences + 1,):
-        raise ValueError(
-            f"for kv_len [{sequences}] block_tables must be [{sequences}, B] and query_start [{sequences + 1}], "
-            f"got {tuple(block_tables.shape)} and {tuple(query_start.shape)}"
-        )
-    if window < 0 or tokens < sequences:
-        raise ValueError(f"window must be at least 0, and every sequence has a token; got {window}, {tokens} tokens")
+    if tokens < sequences:
+        raise ValueError(f"every sequence has a token; got {tokens} tokens of {sequences} sequences")
     out = torch.empty((tokens, heads, dim), dtype=query.dtype, device=query.device)
     if tokens == 0:
         return out
@@ -425,30 +348,39 @@ def paged_attention(
     group, wide, block = heads // cache.heads, padded(dim), block_of(dim, query.element_size())
     chunks = chunks_of(tables.shape[1] * cache.block_size)
     longest = tokens - sequences + 1
-    most = min(SHORT, longest)
     strides = query.stride(0), query.stride(1)
     where = (query, *strides, cache.keys, cache.values, tables, tables.stride(0), query_start, kv_len)
     how = (scale, window or 2**30, softcap)
     shape = (softcap != 0.0, group, cache.heads, cache.block_size, dim)
     with torch.cuda.device_of(query):
         if sequences > 1 or tokens <= SHORT:
-            few = max(FEW_ROWS, triton.next_power_of_2(group))
-            tiles = triton.cdiv(most, few // group)
-            places, place_stride = (tokens, 0) if tokens <= sequences * most else (sequences * most, most)
-            size = places * heads * chunks
-            mixtures = torch.empty(size * dim, dtype=torch.float32, device=query.device)
-            # rows of whole 16 bytes: kernels are compiled anew for less aligned addresses
-            tops, masses = torch.empty((2, -(-size // 4) * 4), dtype=torch.float32, device=query.device)
-            parts = max(1, min(chunks, PROGRAMS // (sequences * tiles * cache.heads)))
-            attend_chunks[(sequences * tiles, cache.heads, parts)](
-                *where, tops, masses, mixtures, tiles, most, place_stride, chunks, *how, *shape, few, wide, block
-            )
-            join[(sequences * most, heads)](
-                query_start, kv_len, tops, masses, mixtures, out, most, place_stride, chunks, dim, wide
-            )
+            attend_short(where, (*how, *shape), out, min(SHORT, longest), chunks, (wide, block))
         if longest > SHORT:
             many = max(ROW_BYTES // query.element_size(), triton.next_power_of_2(group))
             attend_tiles[(tokens // (many // group) + sequences, cache.heads)](
                 *where, out, sequences, SHORT, *how, *shape, many, wide, block
             )
     return out
+
+
+def attend_short(
+    where: tuple[Any, ...], how: tuple[Any, ...], out: torch.Tensor, most: int, chunks: int, tile: tuple[int, int]
+) -> None:
+    """Launch what computes the sequences of at most `most` tokens. where, how, tile: arguments of attend_chunks."""
+    tokens, heads, dim = out.shape
+    query_start, kv_len = where[-2:]
+    sequences, (group, kv_heads) = kv_len.shape[0], how[4:6]
+    few = max(FEW_ROWS, triton.next_power_of_2(group))
+    tiles = triton.cdiv(most, few // group)
+    places, place_stride = (tokens, 0) if tokens <= sequences * most else (sequences * most, most)
+    size = places * heads * chunks
+    mixtures = torch.empty(size * dim, dtype=torch.float32, device=out.device)
+    # rows of whole 16 bytes: kernels are compiled anew for less aligned addresses
+    tops, masses = torch.empty((2, -(-size // 4) * 4), dtype=torch.float32, device=out.device)
+    parts = max(1, min(chunks, PROGRAMS // (sequences * tiles * kv_heads)))
+    attend_chunks[(sequences * tiles, kv_heads, parts)](
+        *where, tops, masses, mixtures, tiles, most, place_stride, chunks, *how, few, *tile
+    )
+    join[(sequences * most, heads)](
+        query_start, kv_len, tops, masses, mixtures, out, most, place_stride, chunks, dim, tile[0]
+    )

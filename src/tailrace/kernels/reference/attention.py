@@ -37,6 +37,7 @@ def paged_attention(
     window: int,
     softcap: float,
 ) -> torch.Tensor:
+    """(More than six parameters: the operation's, see kernels.paged_attention.)"""
     out = torch.empty_like(query)
     starts, lengths = query_start.tolist(), kv_len.tolist()
     for i, length in enumerate(lengths):

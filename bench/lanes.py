@@ -31,7 +31,7 @@ WARM_UP, STEPS, DRAWN = 20, 25, 4  # steps: before the rounds, of a round, in th
 ROUNDS = 6
 PARTS = {  # part of a step → color
     "plan": "#8da0cb",
-    "guess": "#a6d854",
+    "draft": "#a6d854",
     "forward": "#fc8d62",
     "mask": "#e5c494",
     "wait": "#eeeeee",
@@ -157,7 +157,7 @@ def drawing(title: str, charts: dict[str, list[Span]]) -> str:
         '<rect width="100%" height="100%" fill="white"/>',
         f'<text x="8" y="16">{title}</text>',
     ]
-    for place, (part, color) in enumerate((p, c) for p, c in PARTS.items() if p != "guess"):
+    for place, (part, color) in enumerate((p, c) for p, c in PARTS.items() if p != "draft"):
         x = LEFT + place * 90
         out.append(f'<rect x="{x}" y="22" width="10" height="10" fill="{color}" stroke="#999"/>')
         out.append(f'<text x="{x + 14}" y="31">{part}</text>')

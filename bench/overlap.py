@@ -153,7 +153,7 @@ class Assumed:
 
 def drafted_early(driver: StepDriver, plan: Plan, launched: LaunchedDraws | None, counts: Any) -> Drafted:
     """Also while the last tokens are references."""
-    with driver.counters.timed("guess"):
+    with driver.counters.timed("draft"):
         return Drafted(driver.speculator.draft(plan.work, plan.spare, None), 0.0, asked=False)
 
 

@@ -51,7 +51,14 @@ def slots_for(logits: torch.Tensor) -> Slots:
     likely = logits.float().topk(min(HISTORY, vocab), dim=-1).indices.tolist()
     for row in range(rows):
         params = SamplingParams(**CASES[row % len(CASES)])
-        slots.add(row, params, key=row * 7919 + 1, handled=("seed",), prompt=likely[row][::2], output=likely[row][1::2])
+        slots.add(
+            row,
+            params,
+            key=row * 7919 + 1,
+            handled_by_caller=("seed",),
+            prompt=likely[row][::2],
+            output=likely[row][1::2],
+        )
     return slots
 
 

@@ -178,7 +178,7 @@ def ours(
             slot,
             SamplingParams(**params),
             key=slot,
-            handled=("seed", "guidance_scale"),
+            handled_by_caller=("seed", "guidance_scale"),
             prompt=history[: HISTORY // 2],
             output=history[HISTORY // 2 :],
         )
@@ -301,12 +301,8 @@ def asked_device(argv: list[str] | None) -> str:
     return parser.parse_known_args(argv)[0].device
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Measure, print, write."""
-    if (device := asked_device(argv)) != "cpu":
-        if device == "interpreter":  # before anything imports Triton
-            os.environ["TRITON_INTERPRET"] = "1"
-        return import_module("bench.sampler_gpu").main(argv)
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
     parser = argparse.ArgumentParser(prog="tailrace bench sampler", description=__doc__)
     parser.add_argument(
         "--device", choices=DEVICES, default="cpu", help="cuda: bench/sampler_gpu.py; interpreter: the same, untimed"
@@ -324,39 +320,51 @@ def main(argv: list[str] | None = None) -> int:
         "--others", action="store_true", help="only the methods that the reference drew before, beside it"
     )
     parser.add_argument("--json", type=Path, help="write the results here too")
-    args = parser.parse_args(argv)
+    return parser
+
+
+def measured(args: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
+    """All cases of all pools of logits."""
     vocabs, counts = ([128_256], [32]) if args.quick else (args.vocab, args.rows)
-    results: list[dict[str, Any]] = []
-    compared: list[dict[str, Any]] = []
-    beside: list[dict[str, Any]] = []
+    found: dict[str, list[dict[str, Any]]] = {"results": [], "compared": [], "others": []}
+    for dtype in DTYPES:
+        pools = [lambda d=dtype: real(args.model, DTYPES[d])]
+        pools += [
+            lambda k=kind, v=v, d=dtype: synthetic(k, v, DTYPES[d]) for v in vocabs for kind in ("peaked", "flat")
+        ]
+        for make in pools:
+            pool = make()
+            for threads in args.threads:
+                torch.set_num_threads(threads)
+                kernels.set_num_threads(threads)
+                main_size = dtype == "float32" and (
+                    pool.rows.shape[1] in (vocabs[0], 128_256) or "flat" not in pool.name
+                )
+                for rows in [] if args.others else counts if main_size and threads == 1 else [32]:
+                    found["results"] += lines(pool, rows, dtype, threads, args)
+                if dtype == "float32" and threads == 1:
+                    found["others"] += others(pool, 4, threads, max(1.0, args.seconds))
+                    if not args.others:
+                        found["compared"] += against(pool, 8, threads, max(1.0, args.seconds))
+            print(f"measured: {pool.name}, {dtype}", file=sys.stderr, flush=True)
+    return found
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measure, print, write."""
+    if (device := asked_device(argv)) != "cpu":
+        if device == "interpreter":  # before anything imports Triton
+            os.environ["TRITON_INTERPRET"] = "1"
+        return import_module("bench.sampler_gpu").main(argv)
+    args = parser().parse_args(argv)
     with torch.inference_mode():
-        for dtype in DTYPES:
-            pools = [lambda d=dtype: real(args.model, DTYPES[d])]
-            pools += [
-                lambda k=kind, v=v, d=dtype: synthetic(k, v, DTYPES[d]) for v in vocabs for kind in ("peaked", "flat")
-            ]
-            for make in pools:
-                pool = make()
-                for threads in args.threads:
-                    torch.set_num_threads(threads)
-                    kernels.set_num_threads(threads)
-                    main_size = dtype == "float32" and (
-                        pool.rows.shape[1] in (vocabs[0], 128_256) or "flat" not in pool.name
-                    )
-                    for rows in [] if args.others else counts if main_size and threads == 1 else [32]:
-                        results += lines(pool, rows, dtype, threads, args)
-                    if dtype == "float32" and threads == 1:
-                        beside += others(pool, 4, threads, max(1.0, args.seconds))
-                        if not args.others:
-                            compared += against(pool, 8, threads, max(1.0, args.seconds))
-                print(f"measured: {pool.name}, {dtype}", file=sys.stderr, flush=True)
-    record = {"machine": machine(), "results": results, "compared": compared, "others": beside}
+        record = {"machine": machine(), **measured(args)}
     print(f"{record['machine']['cpu']}, {record['machine']['cores']} cores; floor: one streaming read of the row")
-    print(table(results))
+    print(table(record["results"]))
     print("\nagainst others, one thread")
-    print(table(compared))
+    print(table(record["compared"]))
     print("\nbeside a plain draw and the reference, one thread")
-    print(table(beside))
+    print(table(record["others"]))
     if args.json:
         write_json(args.json, record)
     return 0

@@ -138,7 +138,7 @@ class Costs:
         """The costs, from its counters."""
         steps = {kind: total.get(f'decode_steps_total{{kind="{kind}"}}', 0.0) for kind in ("verify", "plain")}
         seconds = {kind: total.get(f'decode_step_seconds_total{{kind="{kind}"}}', 0.0) for kind in steps}
-        drafting = sum(total.get(f'engine_step_seconds_total{{part="{part}"}}', 0.0) for part in ("guess", "observe"))
+        drafting = sum(total.get(f'engine_step_seconds_total{{part="{part}"}}', 0.0) for part in ("draft", "observe"))
         verify, plain = (1e3 * seconds[kind] / steps[kind] if steps[kind] else math.nan for kind in steps)
         verified = max(1.0, steps["verify"])
         return cls(

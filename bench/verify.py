@@ -30,7 +30,7 @@ from bench.verify_work import STRONG, TEMPERATURE, TOP_P, VerifyWork, in_torch, 
 
 from tailrace import _cpu, kernels
 from tailrace.drafting.base import Draft, DraftRequest
-from tailrace.drafting.pick import Picker
+from tailrace.drafting.draft_sampler import DraftSampler
 from tailrace.kernels.rows import Rule
 from tailrace.sampling import Rows, Sampler, SamplingParams, Slots
 from tailrace.sampling.backends import BackendName
@@ -53,7 +53,7 @@ def ours(work: VerifyWork, params: dict[str, Any], rule: Rule) -> Callable[[], t
     n = work.drafts.shape[0]
     slots = Slots(n, work.targets.shape[1])
     for slot in range(n):
-        slots.add(slot, SamplingParams(**params), key=slot, prompt=[1], handled=("seed",))
+        slots.add(slot, SamplingParams(**params), key=slot, prompt=[1], handled_by_caller=("seed",))
     drafts = work.drafts.tolist()
     rows = Rows.drafted(range(n), [1] * n, drafts, rule, work.proposals)
     sampler = Sampler(slots)
@@ -146,15 +146,15 @@ def drafting(
     vocab = pool.rows.shape[1]
     slots = Slots(requests, vocab)
     for slot in range(requests):
-        slots.add(slot, SamplingParams(**params), key=slot, prompt=[1], handled=("seed",))
-    picker = Picker(Sampler(slots, backend))
+        slots.add(slot, SamplingParams(**params), key=slot, prompt=[1], handled_by_caller=("seed",))
+    draft_sampler = DraftSampler(Sampler(slots, backend))
     asks, turns = [DraftRequest(slot, [1], count, "rejection") for slot in range(requests)], itertools.count()
 
     def step() -> list[Draft]:
-        with picker.start(asks) as picks:
+        with draft_sampler.start(asks) as draft_batch:
             for _ in range(count):
-                picks.take(pool.take(requests, next(turns)), range(requests))
-            return picks.drafts()
+                draft_batch.sample(pool.take(requests, next(turns)), range(requests))
+            return draft_batch.drafts()
 
     return step
 

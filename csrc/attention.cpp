@@ -61,7 +61,8 @@ void merge(State &total, const State &part, int rows, int64_t dim) {
     }
 }
 
-// ---- scores: s[r][j] = q_r · k_j for 16 positions; keys points at [D/pair][stride] of this head, offset to position 0.
+// ---- scores: s[r][j] = q_r · k_j for 16 positions; keys points at [D/pair][stride] of this head, offset to position
+// 0.
 
 #if TAILRACE_X86
 template <int R>
@@ -211,7 +212,8 @@ TAILRACE_CLONES void values_f32(int rows, const float *p, const float *const *va
 }
 
 // Scale and mask one row's chunk, then its online-softmax step; the weights go to s and, as the values' type, to p.
-// Visible are positions [low, high) of the chunk. Returns the factor by which the row's sums so far are to be multiplied.
+// Visible are positions [low, high) of the chunk. Returns the factor by which the row's sums so far are to be
+// multiplied.
 TAILRACE_CLONES float soften(float *s, int low, int high, float scale, float *max, float *sum) {
     for (int j = 0; j < kChunk; ++j) s[j] = (j >= low && j < high) ? s[j] * scale : kNone;
     float part[16];

@@ -199,7 +199,8 @@ float from_depth_bits(uint32_t bits) {
     return -depth;
 }
 
-// The boundary lies in the depths (above, upto]: everything shallower is in the prefix for sure, everything deeper is not.
+// The boundary lies in the depths (above, upto]: everything shallower is in the prefix for sure, everything deeper is
+// not.
 struct Interval {
     Ranked among;             // at least what lies in it; what it had besides is counted already
     uint32_t above, upto;
@@ -234,7 +235,8 @@ void snap(Interval &range) {
     }
 }
 
-// Narrows it until few enough values are left to be sorted, or all are one. reached(mass, count): a prefix of so much is enough.
+// Narrows it until few enough values are left to be sorted, or all are one. reached(mass, count): a prefix of so much
+// is enough.
 template <typename Reached> Interval narrow(const Ranked &all, Workspace &space, Reached reached) {
     Interval range{all, 0, depth_bits(deepest(all.x, all.n)), true, 0.0, 0, all.n};
     double mass_outside = 0;  // of what was in the prefix for sure when `among` was copied out
@@ -327,7 +329,8 @@ Workspace &Workspace::mine() {
 
 namespace {
 
-// Puts the edited values of one block's touched entries among those taken from the raw block `x`, which start at `from`.
+// Puts the edited values of one block's touched entries among those taken from the raw block `x`, which start at
+// `from`.
 void amend(const Row &row, const Scan &scan, const float *x, int64_t block, float floor, int64_t from, Cursor &cursor, Candidates &out) {
     const uint32_t first = static_cast<uint32_t>(block * kBlock), end = first + kBlock;
     const auto edited = [&](const Edit &edit, uint32_t id, int64_t i) {
@@ -377,7 +380,8 @@ void collect(const Row &row, const Scan &scan, float floor, Candidates &out) {
     out.n = 0;
     out.weighted = false;
     out.complete = floor <= kLowest;
-    floor = std::max({floor, kLowest, scan.max + kLowest});  // −inf is nobody's logit, and nobody's distance from the largest
+    // no logit is −inf, and none lies so far below the largest
+    floor = std::max({floor, kLowest, scan.max + kLowest});
     const bool amended = row.num_edits > 0 && scan.bounds;
     Cursor cursor;
     for (int64_t b = 0; b < row.blocks(); ++b) {

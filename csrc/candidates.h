@@ -1,7 +1,8 @@
 // The tokens of a row still in play, and the ways to have fewer of them. Ids ascend always.
 //
-// A set may be incomplete: it then holds every token whose logit is at least `floor`, and nothing is known of the others but
-// their number and, where it was asked for, the mass of all. What needs to know more says so, and the floor is lowered.
+// A set may be incomplete: it then holds every token whose logit is at least `floor`, and nothing is known of the
+// others but their number and, where it was asked for, the mass of all. What needs to know more says so, and the floor
+// is lowered.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -84,8 +85,8 @@ struct Between {
 Between around(const Ranked &among, double target, Workspace &space);
 inline Ranked ranked(const Candidates &s) { return {s.ids, s.x, s.weights, s.n}; }
 
-// A value that at least k blocks' maxima reach, so at least k tokens: near the k-th largest, for a fraction of its price. −inf where
-// there are fewer blocks.
+// A value that at least k blocks' maxima reach, so at least k tokens: near the k-th largest, for a fraction of its
+// price. −inf where there are fewer blocks.
 float reached_by(const float *block_max, int64_t blocks, int64_t k, Workspace &space);
 
 // The smallest of values that are at most 0.

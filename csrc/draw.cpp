@@ -6,7 +6,8 @@
 namespace tailrace {
 namespace {
 
-// p of 256 logits; their sum. The product is rounded twice: it need not be what a sampler would have to the bit, q is whatever is written.
+// p of 256 logits; their sum. The product is rounded twice: it need not be what a sampler would have to the bit, q is
+// whatever is written.
 TAILRACE_CLONES float write_block(const float *l, float max, float scale, float share, float *__restrict__ p) {
     F16 lane{};
     for (int64_t i = 0; i < kBlock; ++i) p[i] = share * weight((l[i] - max) * scale);

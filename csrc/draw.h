@@ -1,10 +1,12 @@
-// Gumbel-max over candidates, and over what was not collected of a row; by one number, from probabilities that are written down.
+// Gumbel-max over candidates, and over what was not collected of a row; by one number, from probabilities that are
+// written down.
 #pragma once
 #include "candidates.h"
 
 namespace tailrace {
 
-// 3 is XTC's coin, 16 … 47 are the drafts' (src/tailrace/drafting/pick.py); kBlockStream + j is drawn at the position where a step's drafts begin.
+// 3 is XTC's coin, 16 … 47 are the drafts' (src/tailrace/drafting/draft_sampler.py); kBlockStream + j is drawn at the position
+// where a step's drafts begin.
 constexpr uint32_t kDrawStream = 0, kAcceptStream = 1, kResidualStream = 2, kBlockStream = 64;
 constexpr int64_t kNobody = -1;
 constexpr int64_t kFew = 256;  // of so few, the noise is simply computed
@@ -29,13 +31,13 @@ int64_t hot_among(const Candidates &candidates, const Noise &noise, Workspace &s
 // argmax of x + noise, ties to the smaller id, without `excluded`. `x` need not be sorted; ids ascend.
 int64_t draw(const Candidates &candidates, const Noise &noise, int64_t excluded, Workspace &space);
 
-// The same over the whole row where only (l − max) / temperature was asked for. `candidates` holds the row down to `floor` (a
-// logit); scan.hot must be there. May collect deeper.
+// The same over the whole row where only (l − max) / temperature was asked for. `candidates` holds the row down to
+// `floor` (a logit); scan.hot must be there. May collect deeper.
 int64_t draw_all(const Row &row, const Scan &scan, double temperature, float floor, Candidates &candidates, const Noise &noise,
                  int64_t excluded, Workspace &space);
 
-// A distribution written out. To fill all of a row with zeros would cost as much as to draw, so where it has few entries they are noted, and
-// zeroed one by one when the memory is used again.
+// A distribution written out. To fill all of a row with zeros would cost as much as to draw, so where it has few
+// entries they are noted, and zeroed one by one when the memory is used again.
 constexpr int64_t kNoted = 1023;
 struct Written {
     float *q;       // [vocab]

@@ -1,6 +1,7 @@
-// Arithmetic on sixteen lanes whose result is the same bits on every instruction set: these files are compiled without contraction of
-// a · b + c, and every sum has a fixed order (sixteen lanes, then a fixed tree), so neither the SIMD width nor the number of
-// threads nor the batch can change a result. `static`, so that no other file's build of them is ever linked in.
+// Arithmetic on sixteen lanes whose result is the same bits on every instruction set: these files are compiled without
+// contraction of a · b + c, and every sum has a fixed order (sixteen lanes, then a fixed tree), so neither the SIMD
+// width nor the number of threads nor the batch can change a result. `static`, so that no other file's build of them is
+// ever linked in.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -15,8 +16,8 @@ constexpr int64_t kLanes = 16;
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 constexpr float kLowest = -std::numeric_limits<float>::max();  // the least that a token still in play can have
 
-// Sixteen at once, whatever registers there are: one of AVX-512, two of AVX2, four of SSE2 or NEON. A comparison must stand right before
-// its `? :`, for GCC 12 takes a mask that has a name of its own apart into scalars.
+// Sixteen at once, whatever registers there are: one of AVX-512, two of AVX2, four of SSE2 or NEON. A comparison must
+// stand right before its `? :`, for GCC 12 takes a mask that has a name of its own apart into scalars.
 typedef float F16 __attribute__((vector_size(64)));
 typedef uint32_t U16 __attribute__((vector_size(64)));
 
@@ -33,8 +34,9 @@ template <typename V, typename T> TAILRACE_INLINE void store16(T *to, const V &v
 TAILRACE_INLINE F16 all(float x) { return F16{} + x; }
 TAILRACE_INLINE F16 larger(const F16 &a, const F16 &b) { return a > b ? a : b; }
 
-// 2^y for y <= 0: relative error < 2e-7, exactly 1 at 0; what is below -126 counts as that, about 1e-38, −inf too. Branch-free, so loops
-// over it vectorise. fma is asked for by name: it rounds once on every machine (where there is no such instruction, slowly).
+// 2^y for y <= 0: relative error < 2e-7, exactly 1 at 0; what is below -126 counts as that, about 1e-38, −inf too.
+// Branch-free, so loops over it vectorise. fma is asked for by name: it rounds once on every machine (where there is no
+// such instruction, slowly).
 TAILRACE_INLINE float power(float y) {
     const float clamped = y < -126.0f ? -126.0f : y;
     const float shifted = clamped + 12582912.0f;  // the nearest integer, in the lowest bits

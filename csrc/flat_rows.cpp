@@ -5,9 +5,11 @@
 namespace tailrace {
 namespace {
 
-constexpr double kFlat = 512;        // kept mass relative to the likeliest token, from which on the winner is hot in 6 of 7 draws, soon in nearly all
+// Kept mass relative to the likeliest token. From here on the winner is hot in 6 of 7 draws, soon in nearly all.
+constexpr double kFlat = 512;
 constexpr int64_t kSampled = 32;     // so many blocks tell about where the boundary lies
-constexpr double kDeviations = 4.0;  // of the sample; where neighbours are alike the boundary lies outside more often than chance says
+// Of the sample. Where neighbours are alike, the boundary lies outside more often than chance says.
+constexpr double kDeviations = 4.0;
 constexpr double kRounding = 0x1p-21;  // relative error of a few float operations
 
 // What the truncation ranks by, always at most 0: the depth itself, or minus the distance of −ln p from the entropy.

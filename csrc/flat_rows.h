@@ -1,5 +1,6 @@
-// Rows so flat that the candidates of their one truncation are a large part of the vocabulary. Copying them would cost more than
-// looking again: the truncation's boundary is found in place, guided by a sample of the blocks, and the draw looks at hot tokens only.
+// Rows so flat that the candidates of their one truncation are a large part of the vocabulary. Copying them would cost
+// more than looking again: the truncation's boundary is found in place, guided by a sample of the blocks, and the draw
+// looks at hot tokens only.
 #pragma once
 #include <atomic>
 
@@ -13,7 +14,8 @@ inline std::atomic<int64_t> flat_draws = 0;
 
 // Whether a draw may go this way, by what is asked and by what the pass found.
 bool is_flat(const Context &context);
-// The token; kNobody where the sample misled or other than hot tokens may win: then the candidates must be collected after all.
+// The token; kNobody where the sample misled or other than hot tokens may win: then the candidates must be collected
+// after all.
 int64_t draw_flat_row(const Row &row, const Context &context, const Noise &noise);
 
 }  // namespace tailrace

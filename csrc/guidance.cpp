@@ -4,7 +4,8 @@
 namespace tailrace {
 namespace {
 
-// u + s · (c − u) of a block, in place of c; whether all of it is finite. Then c and u are: neither infinities nor NaN ever become a number.
+// u + s · (c − u) of a block, in place of c; whether all of it is finite. Then c and u are: neither infinities nor NaN
+// ever become a number.
 TAILRACE_INLINE bool combine(float *c, const float *u, float scale) {
     constexpr uint32_t kExponent = 0xff000000u;  // all of it set, shifted left by one: no number
     const F16 s = all(scale);

@@ -2,9 +2,9 @@
 // whether it is alone or in a batch, so a row's result does not depend on its neighbours, bit for bit.
 //
 // The packed weights stream through once per call in blocks of 64 outputs, which stay in L2 while the rows pass by, six
-// at a time: 6 × 4 accumulators fill the register file of AVX-512. While they pass, the thread's next block is prefetched,
-// so that reading the weights and multiplying overlap. The bf16 path multiplies pairs (vdpbf16ps); the portable one widens
-// the same layout by a shift and a mask and is left to the compiler to vectorise.
+// at a time: 6 × 4 accumulators fill the register file of AVX-512. While they pass, the thread's next block is
+// prefetched, so that reading the weights and multiplying overlap. The bf16 path multiplies pairs (vdpbf16ps); the
+// portable one widens the same layout by a shift and a mask and is left to the compiler to vectorise.
 #include "kernels.h"
 #include "pool.h"
 #include "simd.h"

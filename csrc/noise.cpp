@@ -96,7 +96,8 @@ TAILRACE_AVX512 void hot_groups_avx512(const Noise &noise, int64_t first, int64_
     }
 }
 
-// The ids' own words and, unless they are known to be hot, their hot bits. n up to kBatch; the arrays have room for kBatch.
+// The ids' own words and, unless they are known to be hot, their hot bits. n up to kBatch; the arrays have room for
+// kBatch.
 TAILRACE_AVX512 void draw_bits_avx512(const Noise &noise, const uint32_t *ids, int64_t n, bool know_hot, uint32_t *word, uint32_t *hot) {
     for (int64_t i = 0; i < n; i += kLanes) {
         const __mmask16 valid = n - i >= kLanes ? 0xffff : static_cast<__mmask16>((1u << (n - i)) - 1);

@@ -93,9 +93,9 @@ int64_t likeliest(const Ranked &among, int64_t count, Workspace &space) {
     return n;
 }
 
-// On the descending probabilities the absolute second differences, relative to their sum: what lies before the place where their running sum
-// is first more than a stays. Those of what is unseen are at most the last two probabilities together: if they make no difference, enough is
-// seen.
+// On the descending probabilities the absolute second differences, relative to their sum: what lies before the place
+// where their running sum is first more than a stays. Those of what is unseen are at most the last two probabilities
+// together: if they make no difference, enough is seen.
 bool tail_free(Walk &walk, const Stage &stage) {
     Candidates &s = walk.s;
     Workspace &space = walk.context.space;
@@ -140,8 +140,8 @@ bool top_h(Walk &walk, const Stage &stage) {
     return true;
 }
 
-// By the logits before the stages: the k likeliest, k the place of the heaviest fall (lᵢ − lᵢ₊₁) / i, of equal ones the first, or what a
-// gives over the range of the row, if that is more.
+// By the logits before the stages: the k likeliest, k the place of the heaviest fall (lᵢ − lᵢ₊₁) / i, of equal ones the
+// first, or what a gives over the range of the row, if that is more.
 bool min_k(Walk &walk, const Stage &stage) {
     Candidates &s = walk.s;
     Workspace &space = walk.context.space;
@@ -161,7 +161,8 @@ bool min_k(Walk &walk, const Stage &stage) {
         // no fall further down can be longer than all that is left
         const double left = static_cast<double>(boundary(space.order[count - 1]).x) - least;
         if (heaviest >= left / static_cast<double>(count) || (s.complete && count == s.n)) break;
-        const double enough = std::min(left / heaviest + 1.0, static_cast<double>(walk.context.scan.vocab));  // by the same measure
+        // by the same measure
+        const double enough = std::min(left / heaviest + 1.0, static_cast<double>(walk.context.scan.vocab));
         if (!s.complete && enough > static_cast<double>(s.n)) return walk.deeper_for(static_cast<int64_t>(enough));
         count = std::clamp(static_cast<int64_t>(enough), count + 1, s.n);
     }

@@ -1,7 +1,7 @@
 // A small thread pool for kernels of a few microseconds: workers spin briefly for the next call, then sleep.
 //
-// OpenMP is not used on purpose: PyTorch's wheels carry their own copy of libgomp, and two runtimes that both spin on the
-// same cores slow each other down. One kernel runs at a time (callers hold the pool's lock).
+// OpenMP is not used on purpose: PyTorch's wheels carry their own copy of libgomp, and two runtimes that both spin on
+// the same cores slow each other down. One kernel runs at a time (callers hold the pool's lock).
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -21,8 +21,8 @@ class Pool {
     int size() const { return static_cast<int>(workers_.size()) + 1; }
     // Runs task(i) for i in [0, tasks). Tasks are handed out one by one, so an unlucky core does not hold up the rest.
     void run(int64_t tasks, const std::function<void(int64_t)> &task);
-    // Runs task(i, next) for i in [0, tasks): every thread walks a contiguous share, then takes from the others'. `next` is
-    // the task that this thread will probably get next, or -1: something to prefetch for.
+    // Runs task(i, next) for i in [0, tasks): every thread walks a contiguous share, then takes from the others'.
+    // `next` is the task that this thread will probably get next, or -1: something to prefetch for.
     void sweep(int64_t tasks, const std::function<void(int64_t, int64_t)> &task);
 
   private:

@@ -7,8 +7,9 @@
 
 namespace tailrace {
 
-// Distinct tokens of a sequence with how often they count, sorted by id. `repeated` is what the repetition penalty looks at,
-// `counted` what presence and frequency penalty do; they differ where the scopes do. A token that counts for neither is gone.
+// Distinct tokens of a sequence with how often they count, sorted by id. `repeated` is what the repetition penalty
+// looks at, `counted` what presence and frequency penalty do; they differ where the scopes do. A token that counts for
+// neither is gone.
 class Counts {
   public:
     std::pair<uint32_t, uint32_t> of(uint32_t id) const;  // repeated, counted
@@ -32,13 +33,15 @@ class Said {
     std::vector<uint32_t> tokens;
 };
 
-// How long the stretches of `tokens` agree that end at each place and at the last one: out [n], n itself for the last. Linear.
+// How long the stretches of `tokens` agree that end at each place and at the last one: out [n], n itself for the last.
+// Linear.
 void agreements(const int64_t *tokens, int64_t n, int64_t *out);
 
 enum class EditKind : int32_t { mask = 0, ban = 1, add = 2, penalty = 3, lift = 4 };
 
-// mask: ids points at one bit per token, 32 per word; cleared bits become −inf. ban: `count` ids become −inf. add: values[i] is
-// added to ids[i]. lift: of `count` ids l becomes l + |l| · a. penalty: ids points at a Counts; a, b, c are repetition, frequency and presence penalty. Ids ascend.
+// mask: ids points at one bit per token, 32 per word; cleared bits become −inf. ban: `count` ids become −inf. add:
+// values[i] is added to ids[i]. lift: of `count` ids l becomes l + |l| · a. penalty: ids points at a Counts; a, b, c
+// are repetition, frequency and presence penalty. Ids ascend.
 struct Edit {
     EditKind kind;
     int32_t count;
@@ -47,12 +50,13 @@ struct Edit {
     double a, b, c;
 };
 
-// What a stage must know of the row before it can decide. nothing: it rescales what is there. depth: down to which logit to look; what it
-// leaves is complete. mass: Σ e^x over all tokens; squares: Σ e^2x too; moments: the entropy too. everything: all tokens.
+// What a stage must know of the row before it can decide. nothing: it rescales what is there. depth: down to which
+// logit to look; what it leaves is complete. mass: Σ e^x over all tokens; squares: Σ e^2x too; moments: the entropy
+// too. everything: all tokens.
 enum class Needs : int32_t { nothing, depth, mass, squares, moments, everything };
 
-// Every kind of stage in the order of its number, with what it needs. A kind has a function of its name (refine.cpp). kernels/program.py
-// has the same table; the two are compared when the module is loaded (kernels/cpu/program.py).
+// Every kind of stage in the order of its number, with what it needs. A kind has a function of its name (refine.cpp).
+// kernels/program.py has the same table; the two are compared when the module is loaded (kernels/cpu/program.py).
 #define TAILRACE_STAGES(X)                                                                                                    \
     X(temperature, nothing) X(dynamic_temperature, everything) X(quadratic, everything) X(min_p, depth) X(top_k, depth)       \
     X(top_p, mass) X(top_a, mass) X(typical, moments) X(epsilon, mass) X(eta, moments) X(top_n_sigma, depth)                  \
@@ -65,8 +69,8 @@ enum class StageKind : int32_t {
 #undef X
 };
 
-// Whose bits decide a tournament (src/tailrace/sampling/watermark.py): `depth` layers, keyed by the last `context` tokens; unmarked where
-// those stand somewhere within the `recent` places before, too.
+// Whose bits decide a tournament (src/tailrace/sampling/watermark.py): `depth` layers, keyed by the last `context`
+// tokens; unmarked where those stand somewhere within the `recent` places before, too.
 struct Tournament {
     int64_t key;
     const int64_t *keys;   // in transformers' scheme one for each layer; null in our own
@@ -75,7 +79,8 @@ struct Tournament {
     int32_t depth, context, recent, unused;
 };
 
-// The knobs of one refinement: what a, b, c mean to each stands beside its function (refine.cpp, ordered.cpp, stateful.cpp).
+// The knobs of one refinement: what a, b, c mean to each stands beside its function (refine.cpp, ordered.cpp,
+// stateful.cpp).
 struct Stage {
     StageKind kind;
     int32_t k;
@@ -89,17 +94,17 @@ struct State {
 };
 
 constexpr int kMaxEdits = 16;
-constexpr int kMaxStages = 20;
-// Of a program: greedy; logprobs of the processed distribution; entropies; the slot is taken; it asks for what the kernels don't
-// have; logprobs or entropies are reported; a stage has a state that follows what is drawn; its stages may take long, so the time is noted.
-// src/tailrace/kernels/needs.py has the same numbers.
+constexpr int kMaxStages = 32;
+// Of a program: greedy; logprobs of the processed distribution; entropies; the slot is taken; it asks for what the
+// kernels don't have; logprobs or entropies are reported; a stage has a state that follows what is drawn; its stages
+// may take long, so the time is noted. src/tailrace/kernels/needs.py has the same numbers.
 constexpr int32_t kGreedy = 1, kProcessed = 2, kEntropy = 4, kTaken = 8, kUnsupported = 16, kReported = 32, kStateful = 64, kCostly = 128;
 constexpr int32_t kFallsBack = -1;  // the status of a request that was left to the reference sampler
 
 struct Program {
     int64_t key;
     int64_t forced;    // this token is taken whatever would have been drawn; −1: none
-    Counts *history;   // gets the drafts of a request while they are verified; null where nothing looks at it, or each row has its own
+    Counts *history;   // gets the drafts while they are verified; null: nothing reads it, or rows have their own
     Said *said;        // gets them too; null where nothing looks at it
     const uint32_t *exempt;  // ids that XTC never removes
     int32_t num_exempt;

@@ -78,7 +78,8 @@ bool top_p(Walk &walk, const Stage &stage) {
     if (!walk.know_mass()) return walk.undecided(kEverything);
     const double target = stage.a * s.mass;
     if (!s.complete && !(collected_mass(s) >= target)) {
-        // all tokens below (1 − top_p) / V weigh less than 1 − top_p together: enough is above; but first half-way there
+        // all tokens below (1 − top_p) / V weigh less than 1 − top_p together: enough is above; but first half-way
+        // there
         const double sure = std::log(0.5 * (1.0 - stage.a) * s.mass / static_cast<double>(walk.context.scan.vocab));
         if (walk.floor <= sure) return walk.undecided(kEverything);  // rounding alone keeps the sum below
         return walk.undecided(walk.floor > -8.0 && sure < -8.0 ? -8.0 : sure);
@@ -106,8 +107,8 @@ bool eta(Walk &walk, const Stage &stage) {
     return walk.cut(std::min(log_eta, 0.5 * log_eta - entropy) + std::log(walk.s.mass));
 }
 
-// |−ln p − H| smallest first, until their mass exceeds a. What is uncollected is less likely than anything here: if what lies
-// within its distance from H suffices, it can't be among them.
+// |−ln p − H| smallest first, until their mass exceeds a. What is uncollected is less likely than anything here: if
+// what lies within its distance from H suffices, it can't be among them.
 bool typical(Walk &walk, const Stage &stage) {
     Candidates &s = walk.s;
     Workspace &space = walk.context.space;
@@ -146,7 +147,8 @@ bool top_n_sigma(Walk &walk, const Stage &stage) {
     return true;
 }
 
-// With probability b: of the tokens with p ≥ a, all but the least likely go; those that must never go don't count among them.
+// With probability b: of the tokens with p ≥ a, all but the least likely go; those that must never go don't count among
+// them.
 bool xtc(Walk &walk, const Stage &stage) {
     Candidates &s = walk.s;
     const Program &program = walk.context.program;

@@ -30,7 +30,8 @@ double first_depth(const Context &context);
 void update_state(const Program &program, double log_probability, State &state);
 // That log-probability; NaN where the token is none of them, or it has none.
 double update_of(const Basis &basis, uint32_t token);
-// All stages in order. True if they could decide; else *depth (relative to the maximum, ≤ 0) is how far down to collect instead.
+// All stages in order. True if they could decide; else *depth (relative to the maximum, ≤ 0) is how far down to collect
+// instead.
 bool refine(const Context &context, double floor, Candidates &candidates, double *depth);
 
 }  // namespace tailrace

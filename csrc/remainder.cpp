@@ -11,8 +11,8 @@ namespace {
 constexpr float kLeast = std::numeric_limits<float>::min();  // less than that is nothing
 constexpr float kMost = std::numeric_limits<float>::infinity();
 
-// share · e^((l − max) · scale) − q, where it is positive and not too small, else 0; in place of l. The product is rounded twice: p need not be
-// what a draw would have to the bit.
+// share · e^((l − max) · scale) − q, where it is positive and not too small, else 0; in place of l. The product is
+// rounded twice: p need not be what a draw would have to the bit.
 TAILRACE_INLINE float rest(float l, float q, float max, float scale, float share) {
     const float left = share * weight((l - max) * scale) - q;
     return left >= kLeast ? left : 0.0f;

@@ -4,8 +4,9 @@
 
 namespace tailrace {
 
-// Of a row that only a temperature refines, p = e^((l − max) / temperature) / mass with scan.mass: nothing is kept of it but what each
-// block's largest is, and the draw looks again where it must. Most of such a row is positive, and to copy it would take longer than all else.
+// Of a row that only a temperature refines, p = e^((l − max) / temperature) / mass with scan.mass: nothing is kept of
+// it but what each block's largest is, and the draw looks again where it must. Most of such a row is positive, and to
+// copy it would take longer than all else.
 class RowRemainder {
   public:
     // Sums it; q [V] are probabilities. `block_max` has room for a number per block.

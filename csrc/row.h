@@ -54,7 +54,8 @@ inline Row plain(const Row &row, const void *data) { return {data, row.type, row
 void read_guided(const Row &row, int64_t block, float *buffer);
 float guided(float c, float u, float scale);
 
-// 256 logits before the edits; a short last block is filled up with −inf. Returns where they are: `buffer`, or the row itself.
+// 256 logits before the edits; a short last block is filled up with −inf. Returns where they are: `buffer`, or the row
+// itself.
 TAILRACE_INLINE const float *read(const Row &row, int64_t block, float *buffer) {
     if (row.companion) {
         read_guided(row, block, buffer);
@@ -94,7 +95,8 @@ TAILRACE_INLINE void ahead(const Row &row, int64_t block) {
     for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(other + line);
 }
 
-// Up to sixteen entries of a penalty, from `from` on, applied to their logits in `value`: all lanes at once, no branches.
+// Up to sixteen entries of a penalty, from `from` on, applied to their logits in `value`: all lanes at once, no
+// branches.
 TAILRACE_INLINE void penalise(const Edit &edit, int64_t from, int64_t some, float *value) {
     const Counts &counts = *static_cast<const Counts *>(edit.ids);
     const F16 r = all(static_cast<float>(edit.a)), f = all(static_cast<float>(edit.b)), p = all(static_cast<float>(edit.c));
@@ -153,8 +155,8 @@ TAILRACE_INLINE void edit(const Row &row, int64_t first, float *x, Cursor &curso
     }
 }
 
-// The one edit that may raise a logit, where there is but one and no mask: then bounds of the block maxima are cheap. −1: none
-// such; −2: the maxima must be computed.
+// The one edit that may raise a logit, where there is but one and no mask: then bounds of the block maxima are cheap.
+// −1: none such; −2: the maxima must be computed.
 inline int32_t only_change(const Row &row) {
     int32_t found = -1;
     for (int32_t e = 0; e < row.num_edits; ++e) {

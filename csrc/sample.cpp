@@ -46,7 +46,7 @@ class Request {
                 if ((status = one(row, step_.draft[row] < 0 || step_.program_of(row).forced >= 0 ? Rule::exact : rule)) != 0) break;
         forget();
         step_.num_tokens[index_] = accepted_;
-        step_.status[index_] = accepted_ ? 0 : status;  // what was accepted before a bad row stands; the row will come again
+        step_.status[index_] = accepted_ ? 0 : status;  // what was accepted stays; the row will come again
     }
 
   private:
@@ -97,9 +97,10 @@ class Request {
         return target.probability(draft) > least ? draft : target.winner(kDrawStream, kNobody);
     }
 
-    // Block verification (Sun et al., arXiv 2403.10444, algorithm 2), row by row: after row j the longest accepted prefix so far
-    // and the token that would follow it are known. What decides on acceptance is drawn for rows that may not be reached and come again
-    // in the next step; it is keyed by where the step begins, so that no two steps share it.
+    // Block verification (Sun et al., arXiv 2403.10444, algorithm 2), row by row: after row j the longest accepted
+    // prefix so far and the token that would follow it are known. What decides on acceptance is drawn for rows that may
+    // not be reached and come again in the next step; it is keyed by where the step begins, so that no two steps share
+    // it.
     int32_t by_block(int64_t first, int64_t last) {
         double p = 1.0;  // of the paper's p_j
         int64_t accepted = -1, follower = kNobody;

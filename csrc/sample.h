@@ -1,4 +1,5 @@
-// The sampler for rows of logits: edit, prune, refine, draw, report; and the verification of drafts. Contracts: kernels/__init__.py.
+// The sampler for rows of logits: edit, prune, refine, draw, report; and the verification of drafts. Contracts:
+// kernels/__init__.py.
 #pragma once
 #include "kernels.h"
 #include "program.h"
@@ -13,8 +14,8 @@ struct SlotNeeds {
     int32_t flags;     // of its program
 };
 
-// The rows of a step, whichever backend draws for them. N requests; request i owns rows start[i] … start[i + 1] − 1. K + 1 = width: tokens
-// a request may get.
+// The rows of a step, whichever backend draws for them. N requests; request i owns rows start[i] … start[i + 1] − 1. K
+// + 1 = width: tokens a request may get.
 struct StepRows {
     int64_t logits_rows, vocab, slots, rows, requests, width;
     const SlotNeeds *needs;       // by slot
@@ -35,17 +36,17 @@ struct Step : StepRows {
     Type type;
     int64_t stride;
     const Program *programs;  // by slot; behind them, those of single rows
-    const float *const *proposals;  // [R], each [vocab]: what the row's draft was drawn from, null where it is one-hot; or null: all are
+    const float *const *proposals;  // [R], each [vocab]: a row's q, null where it is one-hot; null: all are one-hot
     const uint32_t *masks;    // [num_masks, ⌈vocab / 32⌉]
     const int64_t *program;   // [R], the row's place in programs; or null: its slot
     // out
     int64_t *token_ids;       // [N, width], −1 where there is none
     int64_t *num_tokens;      // [N]
     int32_t *status;          // [N]: a Status, or kFallsBack
-    double *numbers;          // [N, width, 3 + top], where a program asks: logprob, entropy and varentropy in nats, the top logprobs
+    double *numbers;          // [N, width, 3 + top], if asked for: logprob, entropy, varentropy in nats, top logprobs
     int64_t *ranks;           // [N, width, 1 + top], where a program asks: rank, the top ids
     double *seconds;          // [N], where a program is costly: of processor time
-    double *updates;          // [N, width], where a program has a state: what it is updated with, see Target; NaN: nothing
+    double *updates;          // [N, width], where a program has a state: what updates it, see Target; NaN: nothing
 
     const Program &program_of(int64_t row) const { return programs[program ? program[row] : slot[row]]; }
 };

@@ -7,8 +7,8 @@ namespace {
 constexpr int64_t kHotBlocks = 4;  // hot bits are computed for so many at a time
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// Maximum of 256. *twice becomes the largest of the bits shifted left by one: above kInfinityTwice there was a NaN. As integers, because
-// GCC 12 takes the comparison of floats that NaN must fail apart into scalars.
+// Maximum of 256. *twice becomes the largest of the bits shifted left by one: above kInfinityTwice there was a NaN. As
+// integers, because GCC 12 takes the comparison of floats that NaN must fail apart into scalars.
 constexpr uint32_t kInfinityTwice = 0xff000000u;
 TAILRACE_INLINE float block_maximum(const float *x, U16 *twice) {
     F16 top = all(kNone), other = top;
@@ -31,7 +31,8 @@ inline Sums sums_of(const Wants &wants) {
     return wants.moments ? Sums::moments : wants.squares ? Sums::squares : Sums::mass;
 }
 
-// Lane sums of a block, to be joined later: Σ w with w = e^y, y = (x − top) · scale; with `moments` also Σ w y and Σ w y².
+// Lane sums of a block, to be joined later: Σ w with w = e^y, y = (x − top) · scale; with `moments` also Σ w y and Σ w
+// y².
 constexpr int64_t kSums = 3 * kLanes;  // per block
 TAILRACE_INLINE void block_mass(const float *x, float top, float scale, float *out) {
     float lane[kLanes] = {};
@@ -45,7 +46,7 @@ TAILRACE_INLINE void block_moments(const float *x, float top, float scale, float
     float w0[kLanes] = {}, w1[kLanes] = {}, w2[kLanes] = {};
     for (int64_t i = 0; i < kBlock; i += kLanes)
         for (int l = 0; l < kLanes; ++l) {
-            const float exact = (x[i + l] - top) * scale, y = exact < -100.0f ? -100.0f : exact;  // finite, where w is 0
+            const float exact = (x[i + l] - top) * scale, y = exact < -100.0f ? -100.0f : exact;  // finite; w is 0
             const float w = weight(exact), wy = w * y;
             w0[l] += w;
             w1[l] += wy;
@@ -90,8 +91,9 @@ struct Wide {
     }
 };
 
-// Count, Σ d and Σ d² of the finite ones, d = x − pivot with one pivot for the row, the mean of its first block. What cancels is bounded: if
-// that block lies far from the rest, the deviation of the whole is as large. Relative error of σ below 1e-4, usually 1e-7.
+// Count, Σ d and Σ d² of the finite ones, d = x − pivot with one pivot for the row, the mean of its first block. What
+// cancels is bounded: if that block lies far from the rest, the deviation of the whole is as large. Relative error of σ
+// below 1e-4, usually 1e-7.
 struct Spread {
     Wide count, first, second;
     float pivot = 0;
@@ -99,7 +101,7 @@ struct Spread {
     double sigma() const {
         const double n = count.total(), mean = first.total() / n;
         const double variance = second.total() / n - mean * mean;
-        return variance > 1e-30 && variance < 1e36 ? std::sqrt(variance) : -1.0;  // else squares have left a float's range
+        return variance > 1e-30 && variance < 1e36 ? std::sqrt(variance) : -1.0;  // else a float overflowed
     }
 };
 
@@ -265,7 +267,8 @@ double Mass::varentropy() const {
     return std::max(0.0, second / total - mean * mean);
 }
 
-// Where the block maxima are bounds: the true maximum, from the blocks whose bound is above it; false if an edit overflowed.
+// Where the block maxima are bounds: the true maximum, from the blocks whose bound is above it; false if an edit
+// overflowed.
 bool true_maximum(const Row &row, Scan &out) {
     alignas(64) float buffer[kBlock];
     const float highest = out.max;

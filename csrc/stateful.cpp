@@ -22,8 +22,8 @@ TAILRACE_CLONES void exponentials(const float *x, int64_t n, double *out) {
     for (int64_t i = 0; i < n; ++i) out[i] = exponential(static_cast<double>(x[i]));
 }
 
-// From e^x: kPeak − kSharpness · d² / (1 + d), d = |p − aim| / kWidth. In double: it makes the unlikely nearly equal, and a stage behind it may
-// tell them apart.
+// From e^x: kPeak − kSharpness · d² / (1 + d), d = |p − aim| / kWidth. In double: it makes the unlikely nearly equal,
+// and a stage behind it may tell them apart.
 TAILRACE_CLONES void reshape(double *p, int64_t n, double mass, double aim) {
     for (int64_t i = 0; i < n; ++i) {
         const double d = std::fabs(p[i] / mass - aim) / kWidth;

@@ -145,7 +145,8 @@ double Target::entropy() {
 }
 
 double Target::subtract(const float *q, double scale) {
-    if (untruncated_) return remainder_.emplace(row_, scan_, temperature_, q, scale, space_.sums.data()).sum();  // the scan is done with them
+    // the scan no longer needs the sums
+    if (untruncated_) return remainder_.emplace(row_, scan_, temperature_, q, scale, space_.sums.data()).sum();
     spent_ = true;
     return subtract_candidates(q, scale, candidates_);
 }

@@ -12,7 +12,8 @@ namespace tailrace {
 
 inline bool reported(const Program &program) { return program.logprobs >= 0 || (program.flags & kEntropy); }
 
-// What will be asked of a row besides a draw; not of greedy ones. `masses`: the probability of single tokens, so the candidates must be there.
+// What will be asked of a row besides a draw; not of greedy ones. `masses`: the probability of single tokens, so the
+// candidates must be there.
 struct Asked {
     bool masses = false, entropy = false;
 };
@@ -27,24 +28,26 @@ class Target {
 
     // What plain sampling takes: the forced token, or the drawn one.
     int64_t token();
-    // Drawn with the stream's noise, without `excluded`; kNobody if there is no other. After `subtract`: of what that left.
+    // Drawn with the stream's noise, without `excluded`; kNobody if there is no other. After `subtract`: of what that
+    // left.
     int64_t winner(uint32_t stream, int64_t excluded);
-    // What is drawn from is written out, and the token is where u in (0, 1) lies in it; kNobody if all of it is too small for floats.
-    // Needs Asked::masses. What else is asked comes after `restore`.
+    // What is drawn from is written out, and the token is where u in (0, 1) lies in it; kNobody if all of it is too
+    // small for floats. Needs Asked::masses. What else is asked comes after `restore`.
     int64_t propose(double u, Written to);
     // Of one token, under what is drawn from. Needs Asked::masses.
     double probability(int64_t token);
     // Of what is drawn from, nats. Needs Asked::entropy.
     double entropy();
-    // What is drawn from becomes the positive part of scale · p − q; returns its sum. q [V] are probabilities. Needs Asked::masses.
+    // What is drawn from becomes the positive part of scale · p − q; returns its sum. q [V] are probabilities. Needs
+    // Asked::masses.
     double subtract(const float *q, double scale);
     // What `subtract` has spent is there again.
     void restore() {
         remainder_.reset();
         if (spent_) select(false);
     }
-    // What the state of the program is updated with if the token stands: ln of its probability among those that its method looks at;
-    // NaN: nothing.
+    // What the state of the program is updated with if the token stands: ln of its probability among those that its
+    // method looks at; NaN: nothing.
     double update_of(int64_t token) const;
     void describe(int64_t token, const Report &report, double *entropy);
 

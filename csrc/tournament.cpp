@@ -1,4 +1,5 @@
-// SynthID-Text's tournament (Dathathri et al., Nature 634, 2024): p' = p · (1 + g − Σ p g), layer by layer, with keyed bits g.
+// SynthID-Text's tournament (Dathathri et al., Nature 634, 2024): p' = p · (1 + g − Σ p g), layer by layer, with keyed
+// bits g.
 #include <cstring>
 #include <limits>
 
@@ -55,8 +56,9 @@ void bits_of(const Tournament &t, const uint32_t *context, const uint32_t *ids, 
     }
 }
 
-// One layer's step, and what the next one asks: p · (g ? won : lost) for the bits at `layer`, then the share of the mass whose bit at `next`
-// is 0. Of the mass that is there, not of 1: what rounding had left would grow from layer to layer.
+// One layer's step, and what the next one asks: p · (g ? won : lost) for the bits at `layer`, then the share of the
+// mass whose bit at `next` is 0. Of the mass that is there, not of 1: what rounding had left would grow from layer to
+// layer.
 TAILRACE_CLONES double play(float *p, const uint32_t *bits, const uint32_t *next_bits, int64_t n, float won, float lost, int32_t layer, int32_t next) {
     double without = 0, with = 0;
     const U16 one = U16{} + 1u;
@@ -138,8 +140,8 @@ constexpr double kHeld = 1e-25;  // so little of the mass is known to floats, wh
 
 }  // namespace
 
-// A bit of 0 multiplies by the share of the mass that has 0, and a bit of 1 by 1 more than that. What the layers multiply by is added up as
-// logarithms: where all others have a 1, one with a 0 has its p squared, layer after layer.
+// A bit of 0 multiplies by the share of the mass that has 0, and a bit of 1 by 1 more than that. What the layers
+// multiply by is added up as logarithms: where all others have a 1, one with a 0 has its p squared, layer after layer.
 bool tournament(Walk &walk, const Stage &stage) {
     Candidates &s = walk.s;
     const Tournament &t = *stage.tournament;

@@ -1,4 +1,5 @@
-// One walk through the stages of a program, and the stages that have files of their own. Each is true where it could decide.
+// One walk through the stages of a program, and the stages that have files of their own. Each is true where it could
+// decide.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -7,8 +8,8 @@
 
 namespace tailrace {
 
-// The state of one walk through the stages. While the candidates are incomplete, every uncollected token lies below `floor` in
-// the scale of x, and x is (l − max) / temperature: other changes of scale need all of them.
+// The state of one walk through the stages. While the candidates are incomplete, every uncollected token lies below
+// `floor` in the scale of x, and x is (l − max) / temperature: other changes of scale need all of them.
 struct Walk {
     const Context &context;
     Candidates &s;

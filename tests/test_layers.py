@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).resolve().parents[1] / "src" / "tailrace"
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE, BENCH = ROOT / "src" / "tailrace", ROOT / "bench"
 
 LEAVES = {
     "errors",
@@ -242,6 +243,55 @@ def test_files_are_short_or_say_why():
     ]
     assert not [str(path.relative_to(SOURCE)) for path in silent]
     assert not {str(path.relative_to(SOURCE)): n for path, n in long.items() if n > 460}
+
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def functions(tree: ast.AST) -> Iterator[tuple[Function, str]]:
+    """Every function but the GPU's kernels, with what may give a reason: its docstring, of an __init__ its class's."""
+    nodes = list(ast.walk(tree))
+    of_class = {one: ast.get_docstring(node) for node in nodes if isinstance(node, ast.ClassDef) for one in node.body}
+    for node in nodes:
+        if isinstance(node, Function) and "jit" not in "".join(map(ast.unparse, node.decorator_list)):
+            yield node, f"{ast.get_docstring(node)} {of_class.get(node) if node.name == '__init__' else ''}"
+
+
+def too_long(path: Path, tree: ast.AST) -> list[str]:
+    """Functions of more than 40 lines or six parameters that do not say why. A docstring's lines, and self, do not
+    count."""
+    found = []
+    for node, reasons in functions(tree):
+        described = node.body[0] if ast.get_docstring(node) else None
+        lines = node.end_lineno - node.lineno + 1
+        lines -= 0 if described is None else described.end_lineno - described.lineno + 1
+        arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+        count = sum(argument.arg not in ("self", "cls") for argument in arguments)
+        if lines > 40 and "(More than 40 lines: " not in reasons:
+            found.append(f"{path}: {node.name} has {lines} lines")
+        if count > 6 and "(More than six parameters: " not in reasons:
+            found.append(f"{path}: {node.name} has {count} parameters")
+    return found
+
+
+def test_functions_are_short_or_say_why():
+    """At most 40 lines and six parameters; others say in their docstring "(More than 40 lines: why.)" or "(More than
+    six parameters: why.)"."""
+    files = [*sources(), *sorted(BENCH.rglob("*.py"))]
+    assert len(files) > 250
+    assert not [line for path in files for line in too_long(path.relative_to(ROOT), ast.parse(path.read_text()))]
+
+
+def test_a_long_function_would_be_seen():
+    body = "\n".join("    x = 1" for _ in range(41))
+    reason = '    """(More than six parameters: why.) (More than 40 lines: why.)"""\n'
+    for head, lines, found in (
+        ("self, a, b, c, d, e, f", body, 1),
+        ("a, b, c, d, e, f, *, g", body, 2),
+        ("", "    pass", 0),
+    ):
+        for why, expected in (("", found), (reason, 0)):
+            assert len(too_long(Path("x.py"), ast.parse(f"async def f({head}):\n{why}{lines}\n"))) == expected
 
 
 def test_light_edges_import_no_torch():

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tailrace.params import SamplingParams
-from tailrace.sampling.validation import ELSEWHERE
+from tailrace.sampling.validation import CALLER_FIELDS
 
 PAGE = (Path(__file__).resolve().parents[1] / "docs" / "library.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
@@ -113,7 +113,7 @@ def rows_of_fields() -> dict[str, str]:
 def test_every_field_is_marked_as_somebodys():
     found = rows_of_fields()
     assert set(found) == {field.name for field in msgspec.structs.fields(SamplingParams)}
-    assert {name for name, whose in found.items() if whose != "sampler"} == set(ELSEWHERE)
+    assert {name for name, whose in found.items() if whose != "sampler"} == set(CALLER_FIELDS)
 
 
 def test_what_is_the_texts_is_read_there():

@@ -125,7 +125,7 @@ def counted(verify: tuple[int, float], plain: tuple[int, float], guess_s: float 
     return {
         **{f'decode_steps_total{{kind="{kind}"}}': count for kind, (count, _) in steps.items()},
         **{f'decode_step_seconds_total{{kind="{kind}"}}': seconds for kind, (_, seconds) in steps.items()},
-        'engine_step_seconds_total{part="guess"}': guess_s * 0.75,
+        'engine_step_seconds_total{part="draft"}': guess_s * 0.75,
         'engine_step_seconds_total{part="observe"}': guess_s * 0.25,
         "spec_accepted_tokens_total": accepted,
     }

@@ -73,22 +73,22 @@ def hidden_states(tokens: Sequence[int], layers: int) -> torch.Tensor:
 
 
 class Argmax:
-    """In place of drafting.pick.Picker: takes the largest, and keeps the logits it was shown."""
+    """In place of drafting.draft_sampler.DraftSampler: takes the largest, and keeps the logits it was shown."""
 
     def __init__(self) -> None:
         self.shown: dict[int, list[torch.Tensor]] = {}
 
     @contextmanager
     def start(self, asks: Sequence[DraftRequest]) -> Iterator[Argmax]:
-        self.asks, self.tokens, self.shown = asks, [[] for _ in asks], {ask.slot: [] for ask in asks}
+        self.requests, self.tokens, self.shown = asks, [[] for _ in asks], {ask.slot: [] for ask in asks}
         yield self
 
-    def take(self, logits: torch.Tensor, who: Sequence[int]) -> list[int]:
+    def sample(self, logits: torch.Tensor, who: Sequence[int]) -> list[int]:
         assert logits.shape == (len(who), VOCAB)
         for row, i in zip(logits, who, strict=True):
-            self.shown[self.asks[i].slot].append(row.clone())
+            self.shown[self.requests[i].slot].append(row.clone())
             self.tokens[i].append(int(row.argmax()))
-        return [i for i in who if len(self.tokens[i]) < self.asks[i].count]
+        return [i for i in who if len(self.tokens[i]) < self.requests[i].count]
 
     def drafts(self) -> list[Draft]:
         return [Draft(tokens) for tokens in self.tokens]
@@ -110,7 +110,7 @@ def observe(drafter: Drafter, *steps: tuple[int, Sequence[int], int, int], junk:
 def drafted(drafter: Drafter, *asks: tuple[int, Sequence[int], int]) -> list[torch.Tensor]:
     """The logits that the drafts of (slot, tokens, count) were taken from, each [drafts, V]."""
     drafts = drafter.draft([DraftRequest(slot, tokens, count) for slot, tokens, count in asks])
-    shown = drafter.picker.shown
+    shown = drafter.draft_sampler.shown
     assert [len(draft.tokens) for draft in drafts] == [len(shown[slot]) for slot, _, _ in asks]
     return [torch.stack(shown[slot]) if shown[slot] else torch.empty(0, VOCAB) for slot, _, _ in asks]
 

@@ -30,7 +30,7 @@ from tailrace.drafting import block
 from tailrace.drafting.base import Drafter, DraftRequest
 from tailrace.drafting.block import BlockDrafter
 from tailrace.drafting.block_head import BlockHead
-from tailrace.drafting.pick import Picker
+from tailrace.drafting.draft_sampler import DraftSampler
 from tailrace.errors import ModelLoadError
 from tailrace.params import SamplingParams
 from tailrace.sampling import Sampler, Slots
@@ -212,7 +212,7 @@ def test_proposals_are_of_their_own_place(made):
     slots = Slots(num_slots=1, vocab_size=VOCAB)
     slots.add(0, SamplingParams(temperature=1.0), key=5, prompt=some(20))
     _, _, make = made("published")
-    drafter, tokens = BlockDrafter(make().head, Picker(Sampler(slots)), 24, 16), some(20)
+    drafter, tokens = BlockDrafter(make().head, DraftSampler(Sampler(slots)), 24, 16), some(20)
     observe(drafter, (0, tokens, 0, 19))
     plainly = make()
     observe(plainly, (0, tokens, 0, 19))

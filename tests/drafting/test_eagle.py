@@ -30,9 +30,9 @@ from drafting.heads import (
 )
 from tailrace.drafting.base import Drafter, DraftRequest
 from tailrace.drafting.checkpoint import Checkpoint
+from tailrace.drafting.draft_sampler import DraftSampler
 from tailrace.drafting.eagle import EagleDrafter
 from tailrace.drafting.eagle_heads import fused_layers, load_head
-from tailrace.drafting.pick import Picker
 from tailrace.errors import ModelLoadError
 from tailrace.params import SamplingParams
 from tailrace.sampling import Sampler, Slots
@@ -274,20 +274,20 @@ def test_which_layers_are_fused(config, layers, tmp_path):
     assert fused_layers(checkpoint, 32) == layers
 
 
-# ---- with the picker
+# ---- with the draft_sampler
 
 
 @pytest.fixture
-def picker():
+def draft_sampler():
     slots = Slots(num_slots=4, vocab_size=VOCAB)
     for slot, params in enumerate([SamplingParams(temperature=0.9), SamplingParams(temperature=0.0)]):
         slots.add(slot, params, key=11 + slot, prompt=some(20, slot))
-    return Picker(Sampler(slots))
+    return DraftSampler(Sampler(slots))
 
 
-def test_proposals_cover_the_heads_own_vocabulary_only(made, picker):
+def test_proposals_cover_the_heads_own_vocabulary_only(made, draft_sampler):
     _, weights, make = made("third")
-    drafter = EagleDrafter(make().head, picker, 24, 16)
+    drafter = EagleDrafter(make().head, draft_sampler, 24, 16)
     one, two = some(20, 0), some(20, 1)
     observe(drafter, (0, one, 0, 19), (1, two, 0, 19))
     known = torch.arange(DRAFT_VOCAB) + weights["d2t"]

@@ -12,9 +12,9 @@ import transformers
 
 from drafting.tiny import SIZE, VOCAB, llama, load, sampler_for
 from tailrace.drafting.base import Drafter, DraftRequest
+from tailrace.drafting.draft_sampler import DraftSampler
 from tailrace.drafting.early_exit import EarlyExit
 from tailrace.drafting.pages import Pages
-from tailrace.drafting.pick import Picker
 from tailrace.errors import ConfigError
 from tailrace.runners.flat_batch import lay_out
 from tailrace.runners.transformers import TransformersRunner
@@ -70,7 +70,7 @@ class Engine:
         return DraftRequest(slot, tokens, count, rule, self.pages.blocks[slot], len(tokens) - 1)
 
     def drafter(self, layers: int = EXIT) -> EarlyExit:
-        return EarlyExit(self.runner, layers, Picker(self.sampler), SIZE)
+        return EarlyExit(self.runner, layers, DraftSampler(self.sampler), SIZE)
 
     def say(self, slot: int) -> int:
         """One plain step."""

@@ -12,8 +12,8 @@ from drafting.tiny import SIZE, VOCAB, llama, said, sampler_for
 from tailrace import drafting
 from tailrace.config import ModelConfig, SpeculationConfig
 from tailrace.drafting.base import Drafter, DraftRequest
+from tailrace.drafting.draft_sampler import DraftSampler
 from tailrace.drafting.model import DraftModel, check_vocabulary
-from tailrace.drafting.pick import Picker
 from tailrace.drafting.prefix import RECENT, standing
 from tailrace.errors import ConfigError
 from tailrace.runners.scripted import ScriptedRunner
@@ -44,7 +44,7 @@ class Watched(ScriptedRunner):
 
 
 def drafter_for(sampler: Sampler, runner=None, *, num_blocks: int = 64, chunk: int = 512) -> DraftModel:
-    return DraftModel(runner or Watched(), Picker(sampler), num_blocks, SIZE, chunk)
+    return DraftModel(runner or Watched(), DraftSampler(sampler), num_blocks, SIZE, chunk)
 
 
 def prompts_of(*lengths: int, seed: int = 1) -> list[list[int]]:

@@ -15,7 +15,7 @@ from scipy import stats
 
 from tailrace import _cpu, kernels
 from tailrace.drafting.base import Draft, DraftRequest
-from tailrace.drafting.pick import Picker, Picks, draw, noise_of
+from tailrace.drafting.draft_sampler import DraftBatch, DraftSampler, draw, noise_of
 from tailrace.kernels.cpu.proposal_buffers import ProposalBuffer, ProposalBuffers
 from tailrace.kernels.cpu.sample import CPUStep
 from tailrace.kernels.output import FALLS_BACK
@@ -85,16 +85,16 @@ def expected(row: torch.Tensor, slot: RequestSlot, position: int) -> torch.Tenso
     return q
 
 
-def walk(picks: Picks, logits: torch.Tensor, length: int = len(PROMPT)) -> Iterator[torch.Tensor]:
+def walk(draft_batch: DraftBatch, logits: torch.Tensor, length: int = len(PROMPT)) -> Iterator[torch.Tensor]:
     """Makes the drafts of the only ask; the q that each should have."""
     for step, row in enumerate(logits):
-        yield expected(row[0], picks.slots[0], length + step)
-        picks.take(row, [0])
+        yield expected(row[0], draft_batch.slots[0], length + step)
+        draft_batch.sample(row, [0])
 
 
 def by_kernels_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing goes the way in torch."""
-    monkeypatch.setattr(Picks, "_drawn_in_torch", None)
+    monkeypatch.setattr(DraftBatch, "_sample_from_q_in_torch", None)
 
 
 # ---- q
@@ -106,10 +106,10 @@ def test_q_is_the_references_distribution(name, dtype, monkeypatch):
     """At every draft, those before it counted."""
     by_kernels_alone(monkeypatch)
     for seed in range(4):
-        picker = Picker(sampler_for(FIELDS[name]))
-        with picker.start([DraftRequest(0, PROMPT, 5, "rejection")]) as picks:
-            due = list(walk(picks, rows_of(5, seed=seed).to(dtype)))
-            [draft] = picks.drafts()
+        draft_sampler = DraftSampler(sampler_for(FIELDS[name]))
+        with draft_sampler.start([DraftRequest(0, PROMPT, 5, "rejection")]) as draft_batch:
+            due = list(walk(draft_batch, rows_of(5, seed=seed).to(dtype)))
+            [draft] = draft_batch.drafts()
         assert draft.q is not None
         torch.testing.assert_close(draft.q.double(), torch.stack(due), atol=2e-6, rtol=1e-5)
         assert float((draft.q.double().sum(1) - 1).abs().max()) <= 1e-6
@@ -122,9 +122,9 @@ def test_q_is_the_references_distribution(name, dtype, monkeypatch):
 def test_q_over_a_large_vocabulary(fields):
     vocab = 128_256
     sampler, row = sampler_for(fields, vocab=vocab), rows_of(1, vocab)[0]
-    with Picker(sampler).start([DraftRequest(0, PROMPT, 1, "block")]) as picks:
-        picks.take(row, [0])
-        [draft] = picks.drafts()
+    with DraftSampler(sampler).start([DraftRequest(0, PROMPT, 1, "block")]) as draft_batch:
+        draft_batch.sample(row, [0])
+        [draft] = draft_batch.drafts()
     assert draft.q is not None
     due = expected(row[0], sampler.slots[0], len(PROMPT))
     assert float((draft.q[0].double() - due).abs().sum()) <= 1e-5
@@ -136,11 +136,13 @@ def test_another_distribution_is_seen():
     for fields in (FIELDS["penalties"], FIELDS["XTC"]):
         apart = 0.0
         for length in range(4, 12):
-            with Picker(sampler_for(fields)).start([DraftRequest(0, [1] * length, 2, "rejection")]) as picks:
+            with DraftSampler(sampler_for(fields)).start(
+                [DraftRequest(0, [1] * length, 2, "rejection")]
+            ) as draft_batch:
                 rows = rows_of(2, seed=length)
-                before = expected(rows[1, 0], picks.slots[0], length)
-                list(walk(picks, rows, length))
-                [draft] = picks.drafts()
+                before = expected(rows[1, 0], draft_batch.slots[0], length)
+                list(walk(draft_batch, rows, length))
+                [draft] = draft_batch.drafts()
             assert draft.q is not None
             apart = max(apart, float((draft.q[1] - before).abs().max()))
         assert apart > 1e-3
@@ -152,10 +154,10 @@ def test_the_way_in_torch_agrees():
         found: list[Draft] = []
         for backend in (None, "reference"):
             sampler = Sampler(sampler_for(FIELDS[name]).slots, backend)
-            with Picker(sampler).start([DraftRequest(0, PROMPT, 4, "rejection")]) as picks:
+            with DraftSampler(sampler).start([DraftRequest(0, PROMPT, 4, "rejection")]) as draft_batch:
                 for row in rows_of(4):
-                    picks.take(row, [0])
-                found += picks.drafts()
+                    draft_batch.sample(row, [0])
+                found += draft_batch.drafts()
         mine, other = found
         assert mine.tokens == other.tokens
         assert mine.q is not None
@@ -168,12 +170,12 @@ def test_the_way_in_torch_agrees():
 
 def test_the_token_is_where_the_number_lies_in_q():
     for fields, length in product(FIELDS.values(), (1, 6)):
-        with Picker(sampler_for(fields)).start([DraftRequest(0, [1] * length, 3, "rejection")]) as picks:
+        with DraftSampler(sampler_for(fields)).start([DraftRequest(0, [1] * length, 3, "rejection")]) as draft_batch:
             for row in rows_of(3, seed=length):
-                picks.take(row, [0])
-            [draft] = picks.drafts()
+                draft_batch.sample(row, [0])
+            [draft] = draft_batch.drafts()
         assert draft.q is not None
-        if picks.slots[0].params.forced_token_ids:
+        if draft_batch.slots[0].params.forced_token_ids:
             continue
         numbers = [kernels.uniform(11, *noise_of(length, step)) for step in range(3)]
         assert draft.tokens == [draw(q, u) for q, u in zip(draft.q, numbers, strict=True)]
@@ -185,9 +187,11 @@ def drafts_at_once(fields: dict, count: int) -> tuple[list[int], torch.Tensor]:
     for slot in range(count):
         slots.add(slot, SamplingParams(**fields), key=slot, prompt=[0])
     logits = (rows_of(1)[0] / 2).expand(count, WIDE)
-    with Picker(Sampler(slots)).start([DraftRequest(slot, [0], 1, "rejection") for slot in range(count)]) as picks:
-        picks.take(logits, range(count))
-        drafts = picks.drafts()
+    with DraftSampler(Sampler(slots)).start(
+        [DraftRequest(slot, [0], 1, "rejection") for slot in range(count)]
+    ) as draft_batch:
+        draft_batch.sample(logits, range(count))
+        drafts = draft_batch.drafts()
     assert drafts[0].q is not None
     return [draft.tokens[0] for draft in drafts], drafts[0].q[0]
 
@@ -229,10 +233,10 @@ def test_tokens_differ_between_places_and_steps():
     sampler, row = sampler_for({}, vocab=64), torch.zeros(1, 64)
     sequences = []
     for length in range(1, 41):
-        with Picker(sampler).start([DraftRequest(0, [1] * length, 8, "rejection")]) as picks:
+        with DraftSampler(sampler).start([DraftRequest(0, [1] * length, 8, "rejection")]) as draft_batch:
             for _ in range(8):
-                picks.take(row, [0])
-        sequences.append(picks.tokens[0])
+                draft_batch.sample(row, [0])
+        sequences.append(draft_batch.tokens[0])
     tokens = torch.tensor(sequences)
     same_place = float((tokens[1:] == tokens[:-1]).float().mean())
     shifted = float((tokens[1:, :-1] == tokens[:-1, 1:]).float().mean())  # the same position of the text
@@ -246,16 +250,16 @@ def test_tokens_differ_between_places_and_steps():
 def test_memory_that_is_used_again_holds_nothing_from_before():
     """Dense, few, many, one: in whatever order."""
     sampler = sampler_for({}, {"top_k": 5}, {"top_p": 0.999, "temperature": 9.0}, {"forced_token_ids": (9, 30)})
-    picker = Picker(sampler)
+    draft_sampler = DraftSampler(sampler)
     lent = set()
     for turn, slot in enumerate([0, 1, 2, 1, 3, 0, 3, 1, 1, 2, 3]):
-        with picker.start([DraftRequest(slot, PROMPT, 2, "rejection")]) as picks:
-            due = list(walk(picks, rows_of(2, seed=turn)))
-            [draft] = picks.drafts()
+        with draft_sampler.start([DraftRequest(slot, PROMPT, 2, "rejection")]) as draft_batch:
+            due = list(walk(draft_batch, rows_of(2, seed=turn)))
+            [draft] = draft_batch.drafts()
         assert draft.q is not None
         torch.testing.assert_close(draft.q.double(), torch.stack(due), atol=2e-6, rtol=1e-5)
         lent.add(draft.q.data_ptr())
-        del draft, picks
+        del draft, draft_batch
         gc.collect()
     assert len(lent) == 1
 
@@ -263,7 +267,7 @@ def test_memory_that_is_used_again_holds_nothing_from_before():
 def test_what_is_left_in_used_memory_is_seen():
     """Planted: the note says that the row is empty."""
     sampler = sampler_for({"top_k": 5})
-    step = CPUStep(rows_of(1)[0], Rows.plain([0], [0], [4]), sampler.slots.follower("cpu", CPUBackend).programs)
+    step = CPUStep(rows_of(1)[0], Rows.plain([0], [0], [4]), sampler.slots.observer("cpu", CPUBackend).programs)
     place = ProposalBuffers(WIDE).acquire(1)
     place.write(0, torch.ones(WIDE))
     step.propose([(4, 16)], [(place, 0)])
@@ -296,7 +300,7 @@ def kept_beside(bad: float, threads: int) -> tuple[list[int], list[int], list[Pr
     kernels.set_num_threads(threads)
     try:
         step = CPUStep(
-            logits, Rows.plain(range(5), range(5), [4] * 5), sampler.slots.follower("cpu", CPUBackend).programs
+            logits, Rows.plain(range(5), range(5), [4] * 5), sampler.slots.observer("cpu", CPUBackend).programs
         )
         out = step.propose([(4, 16)] * 5, [(place, 0) for place in places])
     finally:
@@ -321,9 +325,9 @@ def test_broken_rows_beside_good_ones(bad, threads):
 
 @pytest.mark.parametrize("fields", [{"temperature": 0.0}, {"forced_token_ids": (9,)}])
 def test_one_token_is_one_hot(fields):
-    """Greedy ones are not asked for by the picker; the kernels have them all the same."""
+    """Greedy ones are not asked for by the draft_sampler; the kernels have them all the same."""
     sampler, logits = sampler_for(fields), rows_of(1)[0]
-    step = CPUStep(logits, Rows.plain([0], [0], [4]), sampler.slots.follower("cpu", CPUBackend).programs)
+    step = CPUStep(logits, Rows.plain([0], [0], [4]), sampler.slots.observer("cpu", CPUBackend).programs)
     place = ProposalBuffers(WIDE).acquire(1)
     [token] = step.propose([(4, 16)], [(place, 0)]).token_ids.tolist()
     assert token == (9 if "forced_token_ids" in fields else int(logits.argmax()))
@@ -333,7 +337,7 @@ def test_one_token_is_one_hot(fields):
 
 def test_numbers_that_do_not_fit_are_refused():
     sampler = sampler_for({})
-    step = CPUStep(rows_of(1)[0], Rows.plain([0], [0], [4]), sampler.slots.follower("cpu", CPUBackend).programs)
+    step = CPUStep(rows_of(1)[0], Rows.plain([0], [0], [4]), sampler.slots.observer("cpu", CPUBackend).programs)
     for noise, place, row in (
         ([], ProposalBuffers(WIDE).acquire(1), 0),
         ([(4, 16)], ProposalBuffers(WIDE - 1).acquire(1), 0),

@@ -103,7 +103,7 @@ def test_what_is_trained_is_what_the_drafter_computes(runner_and_samples, tmp_pa
         states = torch.nn.functional.pad(states, (0, 0, 0, depth - 1), value=7.0)  # which nothing may look at
         with torch.no_grad():
             found = list(eagle_head.TrainedHead(config)(weights, ends.embedding[whole[1:]][None], states[None], depth))
-        for s, shown in enumerate(drafter.picker.shown[0]):
+        for s, shown in enumerate(drafter.draft_sampler.shown[0]):
             torch.testing.assert_close(shown[ids], found[s][0, count - 1 + s], rtol=2e-4, atol=2e-4)
 
 

@@ -15,9 +15,9 @@ import torch
 
 from engine.harness import Harness, Story, token_bytes_of
 from tailrace.drafting.base import Draft, DraftRequest
+from tailrace.drafting.draft_sampler import DraftSampler
 from tailrace.drafting.model import DraftModel
 from tailrace.drafting.ngram import NGram
-from tailrace.drafting.pick import Picker
 from tailrace.drafting.suffix import Suffix
 from tailrace.grammar.service import Grammars
 from tailrace.options import Grammar, Speculation
@@ -104,7 +104,9 @@ DRAFTERS: dict[str, Callable[[Texts], Callable | None]] = {
     "n-gram": lambda texts: lambda sampler: NGram(),
     "suffix": lambda texts: lambda sampler: Suffix(),
     "draft model": lambda texts: (
-        lambda sampler: DraftModel(ScriptedRunner(VOCAB, draft, 512, block_size=BLOCK), Picker(sampler), 160, BLOCK)
+        lambda sampler: DraftModel(
+            ScriptedRunner(VOCAB, draft, 512, block_size=BLOCK), DraftSampler(sampler), 160, BLOCK
+        )
     ),
     "oracle": lambda texts: lambda sampler: Oracle(texts),
     "dense": lambda texts: lambda sampler: Dense(texts),

@@ -15,8 +15,8 @@ from scipy import stats
 from engine.harness import Harness, token_bytes_of
 from oracles import brute
 from tailrace.drafting.base import Draft, DraftRequest
+from tailrace.drafting.draft_sampler import DraftSampler
 from tailrace.drafting.model import DraftModel
-from tailrace.drafting.pick import Picker
 from tailrace.grammar.service import Grammars
 from tailrace.options import Grammar, Speculation
 from tailrace.runners.scripted import ScriptedRunner
@@ -144,7 +144,7 @@ class OneHot(Dense):
 
 
 def draft_model(sampler):
-    return DraftModel(ScriptedRunner(VOCAB, guess_of, 64), Picker(sampler), 2 * TOGETHER, 16)
+    return DraftModel(ScriptedRunner(VOCAB, guess_of, 64), DraftSampler(sampler), 2 * TOGETHER, 16)
 
 
 DRAFTERS = {"dense": lambda sampler: Dense(1), "one-hot": lambda sampler: OneHot(1), "draft model": draft_model}

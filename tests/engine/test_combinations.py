@@ -36,7 +36,7 @@ from engine.combinations import (
 )
 from engine.harness import Harness
 from tailrace.config import GrammarConfig
-from tailrace.drafting import pick
+from tailrace.drafting import draft_sampler
 from tailrace.drafting.base import Draft
 from tailrace.engine import draws, speculation, step
 from tailrace.engine.checks.structured_output import StructuredOutput
@@ -474,7 +474,7 @@ def other_proposals(patch) -> None:
 
 def drafts_that_know(patch) -> None:
     """Drafts are drawn with the noise that decides on them."""
-    patch.setattr(pick, "DRAFT_STREAM", 1)
+    patch.setattr(draft_sampler, "DRAFT_STREAM", 1)
 
 
 def pruned_quietly(patch) -> None:

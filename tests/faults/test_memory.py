@@ -9,7 +9,7 @@ import pytest
 
 from engine.harness import Harness, alone
 from tailrace.engine import cache_size, cgroup, memory
-from tailrace.engine.memory import MIB, Growth
+from tailrace.engine.memory import MIB, MemoryLimit
 from tailrace.wire.messages import Failed, Finished
 
 
@@ -18,7 +18,7 @@ def harness(monkeypatch) -> Harness:
     monkeypatch.setattr(memory, "LOOK_S", 0.0)
     monkeypatch.setattr(memory, "SETTLE_S", 0.0)
     found = Harness()
-    found.engine.growth = found.engine.steps.outputs.growth = Growth(64 * MIB)
+    found.engine.memory_limit = found.engine.steps.outputs.memory_limit = MemoryLimit(64 * MIB)
     return found
 
 
@@ -67,15 +67,15 @@ def test_the_grower_is_ended_before_the_others_notice(harness: Harness, monkeypa
 
 def test_what_nobody_holds_does_not_refuse_for_ever(harness: Harness):
     leak = bytearray(b"x" * (100 * MIB))
-    assert harness.engine.growth.look([]) is None
-    assert not harness.engine.growth.over
+    assert harness.engine.memory_limit.check([]) is None
+    assert not harness.engine.memory_limit.over
     harness.submit("a", [5], max_tokens=2, ignore_eos=True)
     assert isinstance(harness.run(100)["a", 0, 0].end, Finished)
     del leak
 
 
 def test_a_promise_of_more_than_there_is_does_not_refuse_everybody():
-    assert Growth(promised=1 << 50).limit == 256 * MIB
+    assert MemoryLimit(promised=1 << 50).limit == 256 * MIB
 
 
 def group(folder: Path, limit: object, used: int, dropped: int, version: int) -> None:
@@ -97,8 +97,8 @@ def test_a_container_has_what_its_groups_leave(tmp_path, monkeypatch):
     assert cgroup.left() is None
     group(mount / "pod", 900 * MIB, 600 * MIB, 100 * MIB, 2)
     assert cache_size.available() == 400 * MIB, "a group above it counts as well; what may be dropped is not lost"
-    assert Growth().limit == 200 * MIB, "half of it, where that is less than the floor"
-    assert Growth(promised=1 << 50).limit == 200 * MIB
+    assert MemoryLimit().limit == 200 * MIB, "half of it, where that is less than the floor"
+    assert MemoryLimit(promised=1 << 50).limit == 200 * MIB
     membership.write_text("0::/../../machine/path\n")
     group(mount, 100 * MIB, 150 * MIB, 0, 2)
     assert cgroup.left() == 0, "what is mounted is the container's own, and it is over"

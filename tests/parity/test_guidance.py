@@ -14,9 +14,9 @@ from transformers import LogitsProcessorList, UnbatchedClassifierFreeGuidanceLog
 
 from drafting import tiny
 from tailrace.config import CacheConfig, ModelConfig, SchedulerConfig, SpeculationConfig
+from tailrace.drafting.draft_sampler import DraftSampler
 from tailrace.drafting.model import DraftModel
 from tailrace.drafting.ngram import NGram
-from tailrace.drafting.pick import Picker
 from tailrace.engine.engine import Engine
 from tailrace.kernels.rows import Rows
 from tailrace.params import SamplingParams
@@ -177,7 +177,7 @@ def both(
 def test_guided_logits_are_those_of_two_passes(runner, folder, reference, prompts, scale, world):
     limits = dict(WORLDS[world])
     if "drafter" in limits:
-        limits["drafter"] = lambda sampler: DraftModel(tiny.load(folder), Picker(sampler), 64, 16)
+        limits["drafter"] = lambda sampler: DraftModel(tiny.load(folder), DraftSampler(sampler), 64, 16)
     for ours, theirs in both(runner, reference, prompts, scale, **limits):
         assert float((ours - theirs).abs().max()) < BOUND
 

@@ -91,7 +91,8 @@ def emitted(
         masks = [mask_of(world.allowed(t), world.vocab) if world.masked else None for t in texts]
         masks = masks[-shift_mask:] + masks[:-shift_mask]
         logits = [torch.tensor(world.logits(t)) for t in texts]
-        return tuple(verify.verify(logits, slots[0], len(PROMPT) + len(OUTPUT), text, q, rule, masks)[0])
+        drafts = verify.Drafts(len(PROMPT) + len(OUTPUT), text, q, rule)
+        return tuple(verify.verify(verify.DraftRows(logits, slots[0], drafts, masks))[0])
 
     return law_of(run)
 

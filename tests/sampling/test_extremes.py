@@ -238,7 +238,7 @@ def test_copies_share_what_is_known_of_the_prompt(monkeypatch):
             monkeypatch.setitem(EDITS, name, counted)
     params = SamplingParams(dry_multiplier=1.0, no_repeat_ngram_size=2, repetition_penalty=1.2, n=5)
     slots = Slots(5, 200)
-    slots.add(0, params, key=1, prompt=[5, 6, 7, 5, 6, 7, 5, 6], handled=("n",))
+    slots.add(0, params, key=1, prompt=[5, 6, 7, 5, 6, 7, 5, 6], handled_by_caller=("n",))
     before = len(worked_out)
     assert before > 0
     for twin in range(1, 5):
@@ -250,7 +250,7 @@ def test_copies_share_what_is_known_of_the_prompt(monkeypatch):
         slots.commit([index], [[7] * index])
     for index in range(5):
         other = Slots(1, 200)
-        other.add(0, params, key=1, prompt=[5, 6, 7, 5, 6, 7, 5, 6], output=[7] * index, handled=("n",))
+        other.add(0, params, key=1, prompt=[5, 6, 7, 5, 6, 7, 5, 6], output=[7] * index, handled_by_caller=("n",))
         written = [EditTable.of(edits) for edits in (slots.edits[index], other.edits[0])]
         assert len({repr((e.banned, e.before, e.later, e.penalty.counts.lists())) for e in written}) == 1
         assert slots[index].history.counts is written[0].penalty.counts

@@ -114,7 +114,7 @@ def world(seed: int, asked: list[dict]) -> tuple[Slots, torch.Tensor, Rows]:
             prompt=prompt,
             output=output,
             eos_token_ids=[0],
-            handled=("banned_strings",),
+            handled_by_caller=("banned_strings",),
         )
         if "banned_strings" in fields:
             slots.ban(i, rng.randrange(12))
@@ -205,9 +205,9 @@ def test_the_same_tokens_in_many_more_steps(seed):
 
 def test_only_the_rare_fall_back():
     slots, logits, rows = world(3, [*PARAMS.values(), *RARE.values()])
-    step = CPUStep(logits, rows, slots.follower("cpu", CPUBackend).programs)
+    step = CPUStep(logits, rows, slots.observer("cpu", CPUBackend).programs)
     moving = [i for i in range(rows.num_requests) if slots[i].moves_with_drafts]
-    programs = slots.follower("cpu", CPUBackend).programs
+    programs = slots.observer("cpu", CPUBackend).programs
     step.use_row_programs(write_draft_programs(programs, slots, rows, moving), programs)
     falls_back = step.run().status == FALLS_BACK
     assert falls_back.tolist() == [False] * len(PARAMS) + [True] * len(RARE)
@@ -270,7 +270,7 @@ def test_what_is_learnt_and_keyed_by_is_seen(fault):
     """The planted faults: mirostat's μ is a bit too large in the kernels, or the tournaments hear of a token that
     nobody said."""
     slots, logits, rows = world(3, [*PARAMS.values()] * 2)
-    for record, slot in zip(slots.follower("cpu", CPUBackend).programs.records, slots.slots, strict=False):
+    for record, slot in zip(slots.observer("cpu", CPUBackend).programs.records, slots.slots, strict=False):
         assert slot is not None
         if fault == "another state":
             record.state[0] += 1.0

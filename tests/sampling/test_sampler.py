@@ -36,7 +36,7 @@ def slots_with(*entries: tuple[SamplingParams, int, list[int], list[int]], vocab
             prompt=prompt,
             output=output,
             eos_token_ids=[vocab - 1],
-            handled=("seed", "stop_token_ids"),
+            handled_by_caller=("seed", "stop_token_ids"),
         )
     return slots
 

@@ -15,7 +15,7 @@ from tailrace.kernels.status import NAN, OK
 from tailrace.params import NEUTRAL, SamplingParams
 from tailrace.sampling import Rows, Sampler, Slots, request_key
 from tailrace.sampling.sequence_state import SequenceState
-from tailrace.sampling.validation import ELSEWHERE
+from tailrace.sampling.validation import CALLER_FIELDS
 
 V = 40
 
@@ -171,15 +171,15 @@ def test_proposals_within_the_tolerance_and_those_of_bonus_rows_are_taken():
 def test_fields_that_nothing_here_acts_on_are_refused_and_say_what_to_use(field, given):
     slots, params = Slots(1, V), SamplingParams(**{field: given})
     with pytest.raises(
-        ParameterError, match=f"{field} has no effect in the sampler: {ELSEWHERE[field][:20]}"
+        ParameterError, match=f"{field} has no effect in the sampler: {CALLER_FIELDS[field][:20]}"
     ) as caught:
         slots.add(0, params, key=1, prompt=[1])
     assert caught.value.param == field
-    slots.add(0, params, key=1, prompt=[1], handled=ELSEWHERE)
+    slots.add(0, params, key=1, prompt=[1], handled_by_caller=CALLER_FIELDS)
 
 
 def test_what_is_elsewhere_are_fields_and_min_tokens_reads_two_of_them():
-    assert ELSEWHERE.keys() <= NEUTRAL.keys()
+    assert CALLER_FIELDS.keys() <= NEUTRAL.keys()
     Slots(1, V).add(0, SamplingParams(min_tokens=2, stop_token_ids=(3,), ignore_eos=True), key=1, prompt=[1])
 
 

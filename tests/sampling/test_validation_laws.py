@@ -19,7 +19,7 @@ from tailrace.sampling import Rows, Sampler, SequenceState, Slots, processors
 from tailrace.sampling.guidance import guide
 from tailrace.sampling.processors import register
 from tailrace.sampling.prompt_logprobs import replay
-from tailrace.sampling.validation import ELSEWHERE
+from tailrace.sampling.validation import CALLER_FIELDS
 from tailrace.sampling.watermark import detect
 
 V = 40
@@ -152,7 +152,7 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
             "output": [2],
             "eos_token_ids": [3],
             "sequence_state": SequenceState(),
-            "handled": (),
+            "handled_by_caller": (),
         },
     ),
     "leave": (lambda lib, **a: lib.slots.remove(**a), {"slot": 1}),
@@ -300,5 +300,5 @@ def test_every_field_of_a_request():
 
 def ask(name: str, odd: Any) -> None:
     library, params = Library(), SamplingParams(**{name: odd})
-    library.slots.add(2, params, prompt=[1], handled=[name] if name in ELSEWHERE else ())
+    library.slots.add(2, params, prompt=[1], handled_by_caller=[name] if name in CALLER_FIELDS else ())
     library.draw(Rows.plain([2], [0]))

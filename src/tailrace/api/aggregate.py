@@ -4,9 +4,10 @@ answers alike."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -23,6 +24,8 @@ from tailrace.api.schema.chat import (
 )
 from tailrace.api.schema.common import PromptLogprobEntries, Usage
 from tailrace.api.schema.completions import Completion, CompletionChoice, CompletionLogprobs
+
+ChunkT = TypeVar("ChunkT", ChatChunk, Completion)
 
 
 @dataclass(slots=True)
@@ -73,44 +76,70 @@ class AggregatedChoice:
             self.token_ids.extend(token_ids)
 
 
-async def fold_chat(chunks: AsyncGenerator[ChatChunk, None]) -> ChatCompletion:
-    """All chunks → the full answer. `chunks` is closed in every case; its errors are passed on."""
-    choices: dict[int, AggregatedChoice] = {}
+class Folded(NamedTuple, Generic[ChunkT]):
+    """What a stream has said in all. last: its last chunk. choices: by index, in order."""
+
+    last: ChunkT
+    usage: Usage
+    choices: dict[int, AggregatedChoice]
+    sampling_params: dict[str, Any] | UnsetType
+
+
+async def fold(
+    chunks: AsyncGenerator[ChunkT, None], add: Callable[[ChunkT, Callable[[int], AggregatedChoice]], None]
+) -> Folded[ChunkT]:
+    """All chunks of a stream. `chunks` is closed in every case; its errors are passed on.
+
+    Args:
+        add(chunk, choice): adds a chunk to its choices; choice(index) is one so far.
+    """
+    choices: defaultdict[int, AggregatedChoice] = defaultdict(AggregatedChoice)
     usage: Usage | None = None
-    prompt_token_ids: list[int] | UnsetType = UNSET
-    prompt_logprobs: PromptLogprobEntries | UnsetType = UNSET
     sampling_params: dict[str, Any] | UnsetType = UNSET
-    chunk: ChatChunk | None = None
+    chunk: ChunkT | None = None
     async with contextlib.aclosing(chunks):
         async for chunk in chunks:
             usage = chunk.usage or usage
-            prompt_token_ids = chunk.prompt_token_ids or prompt_token_ids
-            prompt_logprobs = chunk.prompt_logprobs or prompt_logprobs
             sampling_params = chunk.sampling_params or sampling_params
-            for choice in chunk.choices:
-                so_far = choices.setdefault(choice.index, AggregatedChoice())
-                so_far.text.append(choice.delta.content or "")
-                so_far.reasoning.append(choice.delta.reasoning_content or "")
-                for call in choice.delta.tool_calls or ():
-                    so_far.tool_calls.setdefault(call.index, AggregatedCall()).add(call)
-                if choice.logprobs is not None:
-                    if so_far.chat_logprobs is None:
-                        so_far.chat_logprobs = []
-                    so_far.chat_logprobs.extend(choice.logprobs.content)
-                so_far.end(choice.finish_reason, choice.stop_reason)
-                so_far.add_ids(choice.token_ids)
+            add(chunk, choices.__getitem__)
     assert chunk is not None
     assert usage is not None, "a stream to be folded ends with its usage"
+    return Folded(chunk, usage, dict(sorted(choices.items())), sampling_params)
+
+
+async def fold_chat(chunks: AsyncGenerator[ChatChunk, None]) -> ChatCompletion:
+    """All chunks → the full answer. `chunks` is closed in every case; its errors are passed on."""
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobEntries | UnsetType = UNSET
+
+    def add(chunk: ChatChunk, choice_of: Callable[[int], AggregatedChoice]) -> None:
+        nonlocal prompt_token_ids, prompt_logprobs
+        prompt_token_ids = chunk.prompt_token_ids or prompt_token_ids
+        prompt_logprobs = chunk.prompt_logprobs or prompt_logprobs
+        for choice in chunk.choices:
+            so_far = choice_of(choice.index)
+            so_far.text.append(choice.delta.content or "")
+            so_far.reasoning.append(choice.delta.reasoning_content or "")
+            for call in choice.delta.tool_calls or ():
+                so_far.tool_calls.setdefault(call.index, AggregatedCall()).add(call)
+            if choice.logprobs is not None:
+                if so_far.chat_logprobs is None:
+                    so_far.chat_logprobs = []
+                so_far.chat_logprobs.extend(choice.logprobs.content)
+            so_far.end(choice.finish_reason, choice.stop_reason)
+            so_far.add_ids(choice.token_ids)
+
+    whole = await fold(chunks, add)
     return ChatCompletion(
-        id=chunk.id,
-        created=chunk.created,
-        model=chunk.model,
-        system_fingerprint=chunk.system_fingerprint,
-        usage=usage,
-        choices=[_chat_choice(index, choices[index]) for index in sorted(choices)],
+        id=whole.last.id,
+        created=whole.last.created,
+        model=whole.last.model,
+        system_fingerprint=whole.last.system_fingerprint,
+        usage=whole.usage,
+        choices=[_chat_choice(index, choice) for index, choice in whole.choices.items()],
         prompt_token_ids=prompt_token_ids,
         prompt_logprobs=prompt_logprobs,
-        sampling_params=sampling_params,
+        sampling_params=whole.sampling_params,
     )
 
 
@@ -131,32 +160,26 @@ def _chat_choice(index: int, whole: AggregatedChoice) -> ChatChoice:
 
 async def fold_completion(chunks: AsyncGenerator[Completion, None]) -> Completion:
     """All chunks → the full answer. `chunks` is closed in every case; its errors are passed on."""
-    choices: dict[int, AggregatedChoice] = {}
-    usage: Usage | None = None
-    sampling_params: dict[str, Any] | UnsetType = UNSET
-    chunk: Completion | None = None
-    async with contextlib.aclosing(chunks):
-        async for chunk in chunks:
-            usage = chunk.usage or usage
-            sampling_params = chunk.sampling_params or sampling_params
-            for choice in chunk.choices:
-                so_far = choices.setdefault(choice.index, AggregatedChoice())
-                so_far.text.append(choice.text)
-                so_far.logprobs = _joined(so_far.logprobs, choice.logprobs)
-                so_far.end(choice.finish_reason, choice.stop_reason)
-                so_far.add_ids(choice.token_ids)
-                so_far.prompt_token_ids = choice.prompt_token_ids or so_far.prompt_token_ids
-                so_far.prompt_logprobs = choice.prompt_logprobs or so_far.prompt_logprobs
-    assert chunk is not None
-    assert usage is not None, "a stream to be folded ends with its usage"
+
+    def add(chunk: Completion, choice_of: Callable[[int], AggregatedChoice]) -> None:
+        for choice in chunk.choices:
+            so_far = choice_of(choice.index)
+            so_far.text.append(choice.text)
+            so_far.logprobs = _joined(so_far.logprobs, choice.logprobs)
+            so_far.end(choice.finish_reason, choice.stop_reason)
+            so_far.add_ids(choice.token_ids)
+            so_far.prompt_token_ids = choice.prompt_token_ids or so_far.prompt_token_ids
+            so_far.prompt_logprobs = choice.prompt_logprobs or so_far.prompt_logprobs
+
+    whole = await fold(chunks, add)
     return Completion(
-        id=chunk.id,
-        created=chunk.created,
-        model=chunk.model,
-        system_fingerprint=chunk.system_fingerprint,
-        usage=usage,
-        choices=[_completion_choice(index, choices[index]) for index in sorted(choices)],
-        sampling_params=sampling_params,
+        id=whole.last.id,
+        created=whole.last.created,
+        model=whole.last.model,
+        system_fingerprint=whole.last.system_fingerprint,
+        usage=whole.usage,
+        choices=[_completion_choice(index, choice) for index, choice in whole.choices.items()],
+        sampling_params=whole.sampling_params,
     )
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -132,7 +131,6 @@ class BeamRequest:
         self._origin = origin
         self.id, self.prompts, self.params = id, [prompt], params
         self._service, self._metrics, self._search = service, service.metrics, search
-        self._arrival_s = time.perf_counter()
         self._record = service.observer.begin(service.model_name, origin, id, params)
         # the engine's part: one token, and what else could have come, of the edited logits
         self._asked = msgspec.structs.replace(
@@ -179,10 +177,7 @@ class BeamRequest:
             TailraceError: the engine refused or failed, or `fail` was called. Everything of the request has ended by
                 then.
         """
-        self._service.supervisor.check()
-        self._service.open_requests.add(self)
-        timer = self._service.call_at_deadline(self._origin.deadline_s, self.cut)
-        try:
+        with self._service.answering(self, self._record):
             await self._run()
             for place, beam in enumerate(self._best):
                 self._metrics.finished.labels(beam.reason).inc()
@@ -191,22 +186,6 @@ class BeamRequest:
                 work = partial(self._deltas_of, beam)
                 for delta in await self.run(work, len(beam.tokens)):
                     yield place, delta
-            self._metrics.e2e_latency.observe(time.perf_counter() - self._arrival_s)
-        except TailraceError as error:
-            self._metrics.failed.labels(error.code).inc()
-            self._record.interrupted(None, error)
-            self.abort("failed")
-            raise
-        except Exception as error:  # a bug of ours
-            self._record.interrupted(None, error)
-            self.abort("failed")
-            raise
-        finally:
-            if timer is not None:
-                timer.cancel()
-            self.abort("closed")
-            self._service.open_requests.discard(self)
-            self._record.end(self.usage)
 
     def cut(self, cause: str) -> None:
         """End the search: running beams are finished as they are, with the finish reason "abort". Idempotent."""

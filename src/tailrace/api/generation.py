@@ -100,35 +100,18 @@ class Generation:
         Raises:
             TailraceError: a sequence failed, or `fail` was called. Everything of the request has ended by then.
         """
-        service = self._service
-        service.supervisor.check()
-        service.open_requests.add(self)
-        timer = service.call_at_deadline(self._origin.deadline_s, self.cut)
         try:
-            await self._submit_all()
-            sources = [self._of_prompt(p) for p in range(len(self.prompts))]
-            async with contextlib.aclosing(merge_iterators(sources) if len(sources) > 1 else sources[0]) as merged:
-                async for choice, delta in merged:
-                    self._reading_since_s = time.perf_counter()
-                    yield choice, delta
-                    self._reading_since_s = None
-            self._metrics.e2e_latency.observe(time.perf_counter() - self._arrival_s)
-        except TailraceError as error:
-            self._metrics.failed.labels(error.code).inc()
-            self._record.interrupted(None, error)
-            self.abort("failed")
-            raise
-        except Exception as error:  # a bug of ours
-            self._record.interrupted(None, error)
-            raise
+            with self._service.answering(self, self._record):
+                await self._submit_all()
+                sources = [self._of_prompt(p) for p in range(len(self.prompts))]
+                async with contextlib.aclosing(merge_iterators(sources) if len(sources) > 1 else sources[0]) as merged:
+                    async for choice, delta in merged:
+                        self._reading_since_s = time.perf_counter()
+                        yield choice, delta
+                        self._reading_since_s = None
         finally:
-            if timer is not None:
-                timer.cancel()
-            self.abort("closed")
             # they refer to this object (see _on_backlog): without this only a collection would free them
             self._streams.clear()
-            service.open_requests.discard(self)
-            self._record.end(self.usage)
 
     async def run(self, work: Callable[[], T], size: int) -> T:
         """The result of work on a delta, whose cost goes with so many characters. The client is not slow while it

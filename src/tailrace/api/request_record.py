@@ -99,10 +99,15 @@ class RequestRecord:
         """Of the choices that have ended, in their order."""
         return [self._reasons[choice] for choice in sorted(self._reasons)]
 
+    @property
+    def age_s(self) -> float:
+        """Seconds since the request was accepted."""
+        return time.perf_counter() - self._begun_s
+
     def first_token(self) -> None:
         """A token has come. Only the first call counts."""
         if self.first_token_s is None:
-            self.first_token_s = time.perf_counter() - self._begun_s
+            self.first_token_s = self.age_s
 
     def finished(self, choice: int, reason: str) -> None:
         """One of the choices has ended."""
@@ -118,5 +123,5 @@ class RequestRecord:
 
     def end(self, usage: Usage) -> None:
         """The request is over, however it went. Call exactly once."""
-        self.total_s = time.perf_counter() - self._begun_s
+        self.total_s = self.age_s
         self._ended(self, usage)

@@ -4,10 +4,11 @@ being served."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from functools import cache
 from importlib.metadata import version
@@ -18,6 +19,8 @@ from starlette.requests import Request
 from tailrace.api.access_log import Observer
 from tailrace.api.logprobs import Labels
 from tailrace.api.metrics import Metrics
+from tailrace.api.request_record import RequestRecord
+from tailrace.api.schema.common import Usage
 from tailrace.api.supervise import Supervisor
 from tailrace.api.work_queue import WorkQueue
 from tailrace.config import ServerConfig
@@ -44,6 +47,11 @@ class OpenRequest(Protocol):
     @property
     def name(self) -> str:
         """What the client calls it."""
+        ...
+
+    @property
+    def usage(self) -> Usage:
+        """Its tokens so far."""
         ...
 
     def cut(self, cause: str) -> None:
@@ -125,11 +133,33 @@ class Service:
         other.model_name, other.adapter, other.parent = adapter, adapter, self.model_name
         return other
 
-    def call_at_deadline(self, deadline_s: float | None, cut: Callable[[str], None]) -> asyncio.TimerHandle | None:
-        """Call `cut` when the request's time limit is over, or the server's, whichever ends first. None where there is
-        no limit."""
-        limits = [limit for limit in (deadline_s, self.config.max_request_s) if limit]
-        return asyncio.get_running_loop().call_later(min(limits), cut, "deadline") if limits else None
+    @contextlib.contextmanager
+    def answering(self, request: OpenRequest, record: RequestRecord) -> Iterator[None]:
+        """While the request is answered, it is one of `open_requests`. It is cut when its time limit is over, or the
+        server's, whichever ends first. Everything of it has ended on exit, and its time or its failure is counted.
+
+        Raises:
+            NotReadyError, EngineDeadError: the engine can't take requests; then nothing has begun.
+        """
+        self.supervisor.check()
+        self.open_requests.add(request)
+        limits = [limit for limit in (record.origin.deadline_s, self.config.max_request_s) if limit]
+        timer = asyncio.get_running_loop().call_later(min(limits), request.cut, "deadline") if limits else None
+        try:
+            yield
+            self.metrics.e2e_latency.observe(record.age_s)
+        except Exception as error:
+            if isinstance(error, TailraceError):  # else it is a bug of ours
+                self.metrics.failed.labels(error.code).inc()
+            record.interrupted(None, error)
+            request.abort("failed")
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+            request.abort("closed")
+            self.open_requests.discard(request)
+            record.end(request.usage)
 
     async def drain(self, timeout_s: float) -> None:
         """Accept nothing new; let what runs finish within the time, then end it with an error."""

@@ -65,17 +65,17 @@ def _suffix(where: Surroundings) -> Drafter:
 
 
 def _early_exit(where: Surroundings) -> Drafter:
+    from tailrace.drafting.draft_sampler import DraftSampler
     from tailrace.drafting.early_exit import EarlyExit
-    from tailrace.drafting.pick import Picker
 
     target = where.layered
     layers = where.config.layers or max(1, target.num_layers // 4)
-    return EarlyExit(target, layers, Picker(where.sampler), where.block_size)
+    return EarlyExit(target, layers, DraftSampler(where.sampler), where.block_size)
 
 
 def _draft_model(where: Surroundings) -> Drafter:
+    from tailrace.drafting.draft_sampler import DraftSampler
     from tailrace.drafting.model import DraftModel
-    from tailrace.drafting.pick import Picker
 
     runner = load_runner(
         msgspec.structs.replace(where.model, model=str(where.folder), lora=""),  # adapters are the target's
@@ -83,27 +83,27 @@ def _draft_model(where: Surroundings) -> Drafter:
         block_size=where.block_size,
         max_num_seqs=len(where.sampler.slots.slots),
     )
-    return DraftModel(runner, Picker(where.sampler), where.blocks(runner.block_bytes), where.block_size)
+    return DraftModel(runner, DraftSampler(where.sampler), where.blocks(runner.block_bytes), where.block_size)
 
 
 def _eagle(where: Surroundings) -> Drafter:
+    from tailrace.drafting.draft_sampler import DraftSampler
     from tailrace.drafting.eagle import EagleDrafter
     from tailrace.drafting.eagle_heads import load_head
-    from tailrace.drafting.pick import Picker
 
     head = load_head(where.folder, where.layered)
     blocks = where.blocks(head.layer.position_bytes * where.block_size)
-    return EagleDrafter(head, Picker(where.sampler), blocks, where.block_size)
+    return EagleDrafter(head, DraftSampler(where.sampler), blocks, where.block_size)
 
 
 def _block(where: Surroundings) -> Drafter:
     from tailrace.drafting.block import BlockDrafter
     from tailrace.drafting.block_head import BlockHead
-    from tailrace.drafting.pick import Picker
+    from tailrace.drafting.draft_sampler import DraftSampler
 
     head = BlockHead.load(where.folder, where.layered)
     blocks = where.blocks(head.position_bytes * where.block_size)
-    return BlockDrafter(head, Picker(where.sampler), blocks, where.block_size)
+    return BlockDrafter(head, DraftSampler(where.sampler), blocks, where.block_size)
 
 
 DRAFTERS: dict[str, Callable[[Surroundings], Drafter]] = {

@@ -58,24 +58,24 @@ class DraftLengthController:
         self._all.first.add(2.0, 4.0)  # until something is known: p is 1/2 …
         self._all.later.add(3.0, 4.0)  # … and q is 3/4
         self._sequences: dict[int, _DraftHistory] = {}
-        self._delay = Ratio(memory=100.0)  # seconds that a step begins later when any sequence asks for drafts
+        self._delay = Ratio(memory=100.0)  # seconds that a step begins later when any sequence requests for drafts
         self._budget = START
         self.step = StepCost()
 
-    def counts(self, asks: Sequence[tuple[int, int]], others: int) -> list[int]:
+    def counts(self, requests: Sequence[tuple[int, int]], others: int) -> list[int]:
         """How many drafts each sequence may get, 0: none.
 
-        asks: (slot, the most that it can have) of the sequences that decode in this step. others: further tokens of the
-        step: prefills, and sequences that get no drafts.
+        requests: (slot, the most drafts it can have) of each sequence that decodes in this step. others: how many
+            further tokens the step has, of prefills and of sequences that get no drafts.
         """
-        counts = [max(0, min(limit, self._max_drafts)) for _, limit in asks]
+        counts = [max(0, min(limit, self._max_drafts)) for _, limit in requests]
         if self._adaptive:
             last = self.step
             if last.plain is False and last.plain_s:  # a step with prefills can't be compared with one without drafts
                 self._pay(last, 1.0 - last.forward_s / last.plain_s + last.accepted / last.sequences)
-            self.step = StepCost(tokens=len(asks) + others)
+            self.step = StepCost(tokens=len(requests) + others)
             if any(counts):
-                known = [self._sequences.setdefault(slot, _DraftHistory()) for slot, _ in asks]
+                known = [self._sequences.setdefault(slot, _DraftHistory()) for slot, _ in requests]
                 counts = self._chosen(known, counts, others)
             self.step.asked = len(counts) - counts.count(0)
         return counts
@@ -140,9 +140,9 @@ class DraftLengthController:
         step.sequences, step.plain_s = sequences, self._step_time.estimates(plain, 0)[0]
         if self._budget < 0.0 or not self._step_time.settled(plain):  # without the time of plain steps nothing is known
             return [0] * sequences
-        room = max(PROBE, min(sum(most), self._step_time.reach() - plain))
-        step_s = self._step_time.estimates(sequences + others, room + 1)
-        counts = self._best(known, [min(each, room) for each in most], step_s)
+        limit = max(PROBE, min(sum(most), self._step_time.reach() - plain))
+        step_s = self._step_time.estimates(sequences + others, limit + 1)
+        counts = self._best(known, [min(each, limit) for each in most], step_s)
         self._probe(known, most, counts, step_s)
         return counts
 
@@ -159,14 +159,14 @@ class DraftLengthController:
         gains.sort()
         ready = [one.ready.value for one in known]
         ask_s, draft_s = self._draft_time.costs
-        room, base_s = len(step_s) - 1, self.step.plain_s - step_s[0]
+        limit, base_s = len(step_s) - 1, self.step.plain_s - step_s[0]
         tokens, drafts = float(len(known)), 0.0
         asked: set[int] = set()
         best, taken = tokens / self.step.plain_s, 0
         for number, (gain, place) in enumerate(gains, 1):
             tokens -= gain * ready[place]
             drafts += ready[place]
-            if (m := int(drafts)) >= room:
+            if (m := int(drafts)) >= limit:
                 break
             if place not in asked:
                 base_s += ask_s if asked else ask_s + self._delay.value

@@ -73,7 +73,7 @@ class Drafter(Protocol):
     draws: bool
     captures: tuple[int, ...]
 
-    def draft(self, asks: Sequence[DraftRequest]) -> list[Draft]:
+    def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """Drafts for each request, in order. All sequences of the step that want drafts are asked together, each
         once."""
         ...

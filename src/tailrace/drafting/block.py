@@ -21,7 +21,7 @@ from tailrace import kernels
 from tailrace.drafting.base import Draft, DraftRequest, TargetStates
 from tailrace.drafting.block_head import BlockHead, Level
 from tailrace.drafting.context import CachedPositions, flat, place
-from tailrace.drafting.pick import Picker
+from tailrace.drafting.draft_sampler import DraftSampler
 
 ROWS = 256  # of logits that are made at a time
 
@@ -40,24 +40,24 @@ class BlockDrafter:
 
     draws = True
 
-    def __init__(self, head: BlockHead, picker: Picker, num_blocks: int, block_size: int) -> None:
-        self.head, self.picker = head, picker
+    def __init__(self, head: BlockHead, draft_sampler: DraftSampler, num_blocks: int, block_size: int) -> None:
+        self.head, self.draft_sampler = head, draft_sampler
         self.captures = head.captures
         self.context = CachedPositions(num_blocks, block_size)
         self.caches = [level.layer.make_cache(num_blocks, block_size) for level in head.levels]
 
-    def draft(self, asks: Sequence[DraftRequest]) -> list[Draft]:
+    def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         length = self.head.block_size
-        asks = [replace(ask, count=min(ask.count, length - 1)) for ask in asks]
-        held = [self.context.reach(ask.slot, ask.tokens) for ask in asks]
-        going = [i for i, n in enumerate(held) if n and self.context.pages.grow(asks[i].slot, n + length)]
-        with self.picker.start(asks) as picks:
-            for group in grouped(going, [ask.count for ask in asks]):
-                logits = self._logits([asks[i] for i in group], [held[i] for i in group])
-                starts = dict(zip(group, accumulate((asks[i].count for i in group), initial=0), strict=False))
+        requests = [replace(request, count=min(request.count, length - 1)) for request in requests]
+        held = [self.context.reach(request.slot, request.tokens) for request in requests]
+        unfinished = [i for i, n in enumerate(held) if n and self.context.pages.grow(requests[i].slot, n + length)]
+        with self.draft_sampler.start(requests) as draft_batch:
+            for group in grouped(unfinished, [request.count for request in requests]):
+                logits = self._logits([requests[i] for i in group], [held[i] for i in group])
+                starts = dict(zip(group, accumulate((requests[i].count for i in group), initial=0), strict=False))
                 while group:
-                    group = picks.take(logits[[starts[i] + len(picks.tokens[i]) for i in group]], group)
-            return picks.drafts()
+                    group = draft_batch.sample(logits[[starts[i] + len(draft_batch.tokens[i]) for i in group]], group)
+            return draft_batch.drafts()
 
     @torch.inference_mode()
     def observe(self, seen: TargetStates) -> None:
@@ -73,16 +73,16 @@ class BlockDrafter:
     # ---- inside
 
     @torch.inference_mode()
-    def _logits(self, asks: Sequence[DraftRequest], held: Sequence[int]) -> torch.Tensor:
-        """Of all masks that are asked for, one ask's after the other's: [sum of counts, V]. held: entries before each
-        block."""
+    def _logits(self, requests: Sequence[DraftRequest], held: Sequence[int]) -> torch.Tensor:
+        """The logits of all wanted mask tokens, request after request: [sum of counts, V]. held: cached entries before
+        each block."""
         length = self.head.block_size
         inside = torch.arange(length)
-        token_ids = torch.full((len(asks), length), self.head.mask)
-        token_ids[:, 0] = torch.tensor([ask.tokens[-1] for ask in asks])
-        positions = torch.tensor([[len(ask.tokens) - 1] for ask in asks]) + inside
+        token_ids = torch.full((len(requests), length), self.head.mask)
+        token_ids[:, 0] = torch.tensor([request.tokens[-1] for request in requests])
+        positions = torch.tensor([[len(request.tokens) - 1] for request in requests]) + inside
         known = torch.tensor(held)
-        tables = self.context.pages.tables([ask.slot for ask in asks])
+        tables = self.context.pages.tables([request.slot for request in requests])
         places = place(tables, known[:, None] + inside, self.context.pages.block_size).flatten()
         rope = self.head.rotary(positions.flatten())
         stream = self.head.embed(token_ids.flatten())
@@ -90,8 +90,10 @@ class BlockDrafter:
             layer, x = level.layer, level.norm(stream)
             kernels.store_kv(cache, *layer.keys_values(x, rope), places)
             stream = layer.after(stream, attend(level, layer.query(x, rope), cache, tables, known + length))
-        blocks = stream.unflatten(0, (len(asks), length))
-        return self.head.logits(torch.cat([b[1 : 1 + ask.count] for b, ask in zip(blocks, asks, strict=True)]))
+        blocks = stream.unflatten(0, (len(requests), length))
+        return self.head.logits(
+            torch.cat([b[1 : 1 + request.count] for b, request in zip(blocks, requests, strict=True)])
+        )
 
 
 def attend(
@@ -110,11 +112,11 @@ def attend(
     return kernels.paged_attention(query, cache, tables, starts, lengths, scale=level.layer.scale, window=level.window)
 
 
-def grouped(going: Sequence[int], counts: Sequence[int]) -> Iterator[list[int]]:
-    """`going` in groups that have at most ROWS rows together."""
+def grouped(unfinished: Sequence[int], counts: Sequence[int]) -> Iterator[list[int]]:
+    """`unfinished` in groups that have at most ROWS rows together."""
     group: list[int] = []
     rows = 0
-    for i in going:
+    for i in unfinished:
         if group and rows + counts[i] > ROWS:
             yield group
             group, rows = [], 0

@@ -1,5 +1,5 @@
-"""A drafter's published folder → its configuration and its tensors, each asked for by name and shape, so that what does
-not fit the target is said by name. Knows no drafter."""
+"""A drafter's published folder → its configuration and its tensors. Each tensor is asked for by name and shape, so an
+error can name the one that does not fit the target. Knows no drafter."""
 
 from __future__ import annotations
 

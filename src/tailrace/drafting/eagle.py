@@ -19,8 +19,8 @@ import torch
 from tailrace import kernels
 from tailrace.drafting.base import Draft, DraftRequest, TargetStates
 from tailrace.drafting.context import CachedPositions, flat, place
+from tailrace.drafting.draft_sampler import DraftSampler
 from tailrace.drafting.eagle_heads import EagleHead
-from tailrace.drafting.pick import Picker
 
 
 class EagleDrafter:
@@ -38,31 +38,35 @@ class EagleDrafter:
 
     draws = True
 
-    def __init__(self, head: EagleHead, picker: Picker, num_blocks: int, block_size: int) -> None:
-        self.head, self.layer, self.picker = head, head.layer, picker
+    def __init__(self, head: EagleHead, draft_sampler: DraftSampler, num_blocks: int, block_size: int) -> None:
+        self.head, self.layer, self.draft_sampler = head, head.layer, draft_sampler
         self.captures = head.captures
         self.context = CachedPositions(num_blocks, block_size)
         self.cache = head.layer.make_cache(num_blocks, block_size)
         # slot → the last position that was seen, and its state [1, H]
         self.states: dict[int, tuple[int, torch.Tensor]] = {}
 
-    def draft(self, asks: Sequence[DraftRequest]) -> list[Draft]:
-        held = [self._held(ask) for ask in asks]
-        grown = [n > 0 and self.context.pages.grow(a.slot, n + a.count - 1) for a, n in zip(asks, held, strict=True)]
-        asks = [ask if room else replace(ask, count=1) for ask, room in zip(asks, grown, strict=True)]
-        tables = self.context.pages.tables([ask.slot for ask in asks])
-        with self.picker.start(asks) as picks:
-            going = [i for i, n in enumerate(held) if n]
-            states = torch.cat([self.states[asks[i].slot][1] for i in going]) if going else torch.empty(0)
-            while going:
-                lasts = [(picks.tokens[i] or asks[i].tokens)[-1] for i in going]
-                depths = [len(picks.tokens[i]) for i in going]
-                index = [held[i] - 1 + depth for i, depth in zip(going, depths, strict=True)]
-                positions = [len(asks[i].tokens) - 2 + depth for i, depth in zip(going, depths, strict=True)]
-                states, logits = self._step(lasts, states, positions, index, tables[going])
-                on = picks.take(logits, going)
-                states, going = states[[going.index(i) for i in on]], on
-            return picks.drafts()
+    def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        held = [self._held(request) for request in requests]
+        grown = [
+            n > 0 and self.context.pages.grow(a.slot, n + a.count - 1) for a, n in zip(requests, held, strict=True)
+        ]
+        requests = [
+            request if grew else replace(request, count=1) for request, grew in zip(requests, grown, strict=True)
+        ]
+        tables = self.context.pages.tables([request.slot for request in requests])
+        with self.draft_sampler.start(requests) as draft_batch:
+            unfinished = [i for i, n in enumerate(held) if n]
+            states = torch.cat([self.states[requests[i].slot][1] for i in unfinished]) if unfinished else torch.empty(0)
+            while unfinished:
+                lasts = [(draft_batch.tokens[i] or requests[i].tokens)[-1] for i in unfinished]
+                depths = [len(draft_batch.tokens[i]) for i in unfinished]
+                index = [held[i] - 1 + depth for i, depth in zip(unfinished, depths, strict=True)]
+                positions = [len(requests[i].tokens) - 2 + depth for i, depth in zip(unfinished, depths, strict=True)]
+                states, logits = self._step(lasts, states, positions, index, tables[unfinished])
+                on = draft_batch.sample(logits, unfinished)
+                states, unfinished = states[[unfinished.index(i) for i in on]], on
+            return draft_batch.drafts()
 
     @torch.inference_mode()
     def observe(self, seen: TargetStates) -> None:
@@ -82,10 +86,10 @@ class EagleDrafter:
 
     # ---- inside
 
-    def _held(self, ask: DraftRequest) -> int:
-        """How many entries the ask's drafts go on from; 0: they can't."""
-        seen, _ = self.states.get(ask.slot, (-1, None))
-        return self.context.reach(ask.slot, ask.tokens) if seen == len(ask.tokens) - 2 else 0
+    def _held(self, request: DraftRequest) -> int:
+        """How many entries the request's drafts go on from; 0: they can't."""
+        seen, _ = self.states.get(request.slot, (-1, None))
+        return self.context.reach(request.slot, request.tokens) if seen == len(request.tokens) - 2 else 0
 
     @torch.inference_mode()
     def _step(

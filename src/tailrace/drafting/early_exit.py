@@ -12,15 +12,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tailrace.drafting.base import Draft, DraftRequest, TargetStates
-from tailrace.drafting.pick import Picker
+from tailrace.drafting.draft_sampler import DraftSampler
 from tailrace.errors import ConfigError
 from tailrace.runners.base import LayeredRunner
 from tailrace.runners.flat_batch import block_table, lay_out
 
 
 class EarlyExit:
-    """See drafting.base.Drafter. Reads the asks' `blocks` and `computed`, and writes positions computed … len(tokens) +
-    count − 2: these blocks must be the sequence's alone.
+    """See drafting.base.Drafter. Reads each request's `blocks` and `computed`, and writes its positions computed …
+    len(tokens) + count − 2. No other sequence may share these blocks.
 
     Args:
         runner: the target. layers: how many of its layers draft, 1 … L − 1. block_size: of the target's cache.
@@ -32,24 +32,24 @@ class EarlyExit:
     draws = True
     captures: tuple[int, ...] = ()
 
-    def __init__(self, runner: LayeredRunner, layers: int, picker: Picker, block_size: int) -> None:
+    def __init__(self, runner: LayeredRunner, layers: int, draft_sampler: DraftSampler, block_size: int) -> None:
         if not 1 <= layers < runner.num_layers:
             raise ConfigError(f"early exit: layers must be an integer in [1, {runner.num_layers - 1}], got {layers}")
-        self.runner, self.layers, self.picker, self.block_size = runner, layers, picker, block_size
+        self.runner, self.layers, self.draft_sampler, self.block_size = runner, layers, draft_sampler, block_size
 
-    def draft(self, asks: Sequence[DraftRequest]) -> list[Draft]:
-        tables = block_table([ask.blocks for ask in asks])
-        computed = [ask.computed for ask in asks]
-        with self.picker.start(asks) as picks:
-            going = list(range(len(asks)))
-            while going:
-                first = [computed[i] for i in going]
-                tokens = [picks.since(i, start) for i, start in zip(going, first, strict=True)]
-                batch = lay_out(tokens, first, tables[going], self.block_size)
-                for i, fed in zip(going, tokens, strict=True):
+    def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        tables = block_table([request.blocks for request in requests])
+        computed = [request.computed for request in requests]
+        with self.draft_sampler.start(requests) as draft_batch:
+            unfinished = list(range(len(requests)))
+            while unfinished:
+                first = [computed[i] for i in unfinished]
+                tokens = [draft_batch.since(i, start) for i, start in zip(unfinished, first, strict=True)]
+                batch = lay_out(tokens, first, tables[unfinished], self.block_size)
+                for i, fed in zip(unfinished, tokens, strict=True):
                     computed[i] += len(fed)
-                going = picks.take(self.runner.forward_layers(batch, self.layers), going)
-            return picks.drafts()
+                unfinished = draft_batch.sample(self.runner.forward_layers(batch, self.layers), unfinished)
+            return draft_batch.drafts()
 
     def observe(self, seen: TargetStates) -> None:
         pass

@@ -1,5 +1,5 @@
-"""Which keys of a drafter's config.json mean something here. A key that is in no table is refused by name, since
-whoever wrote it meant something by it. A value of null means that the key is not there."""
+"""Which keys of a drafter's config.json are honoured. A key that is in no table is refused by name, because it may
+change what the drafter computes. A value of null means that the key is not there."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """A draft model: any causal language model with the target's vocabulary, on a paged cache of its own (Leviathan et al.,
 arXiv 2211.17192).
 
-Its cache follows the target: accepted tokens are kept, rejected ones are cut, unseen ones are computed before it
-drafts.
-All sequences go through it together: first the tokens that each has to catch up on, then one token each per draft.
+Its cache follows the target: accepted tokens are kept, rejected ones are cut off, missing ones are computed before it
+drafts. All sequences go through it together: first the tokens that each of them lacks, then one token each per draft.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from dataclasses import replace
 import torch
 
 from tailrace.drafting.base import Draft, DraftRequest, TargetStates
+from tailrace.drafting.draft_sampler import DraftBatch, DraftSampler
 from tailrace.drafting.pages import Pages
-from tailrace.drafting.pick import Picker, Picks
 from tailrace.drafting.prefix import standing
 from tailrace.errors import ConfigError
 from tailrace.options import MAX_DRAFTS
@@ -41,26 +40,28 @@ class DraftModel:
     draws = True
     captures: tuple[int, ...] = ()
 
-    def __init__(self, runner: ModelRunner, picker: Picker, num_blocks: int, block_size: int, chunk: int = 512) -> None:
+    def __init__(
+        self, runner: ModelRunner, draft_sampler: DraftSampler, num_blocks: int, block_size: int, chunk: int = 512
+    ) -> None:
         if chunk < 1:
             raise ValueError(f"chunk must be at least 1, got {chunk}")
-        self.runner, self.picker, self.chunk = runner, picker, chunk
+        self.runner, self.draft_sampler, self.chunk = runner, draft_sampler, chunk
         self.pages = Pages(num_blocks, block_size)
         # slot → the tokens whose positions the cache holds; the slots asked for last come last
         self.held: dict[int, list[int]] = {}
         runner.allocate(num_blocks)
 
-    def draft(self, asks: Sequence[DraftRequest]) -> list[Draft]:
-        asks = [replace(ask, count=min(ask.count, self._reach(ask))) for ask in asks]
-        fed = self._plan(asks)
-        tables = self.pages.tables([ask.slot for ask in asks])
-        with self.picker.start(asks) as picks:
-            ready = [i for i, end in fed.items() if end == len(asks[i].tokens)]
-            going = self._forward(picks, fed, ready, tables) if fed else []
-            while going:
-                fed = {i: len(asks[i].tokens) + len(picks.tokens[i]) for i in going}
-                going = self._forward(picks, fed, going, tables)
-            return picks.drafts()
+    def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        requests = [replace(request, count=min(request.count, self._reach(request))) for request in requests]
+        fed = self._plan(requests)
+        tables = self.pages.tables([request.slot for request in requests])
+        with self.draft_sampler.start(requests) as draft_batch:
+            ready = [i for i, end in fed.items() if end == len(requests[i].tokens)]
+            unfinished = self._forward(draft_batch, fed, ready, tables) if fed else []
+            while unfinished:
+                fed = {i: len(requests[i].tokens) + len(draft_batch.tokens[i]) for i in unfinished}
+                unfinished = self._forward(draft_batch, fed, unfinished, tables)
+            return draft_batch.drafts()
 
     def observe(self, seen: TargetStates) -> None:
         pass
@@ -71,59 +72,65 @@ class DraftModel:
 
     # ---- inside
 
-    def _reach(self, ask: DraftRequest) -> int:
+    def _reach(self, request: DraftRequest) -> int:
         """Drafts that the model's longest sequence leaves room for: the last one is not fed."""
-        return self.runner.max_model_len + 1 - len(ask.tokens)
+        return self.runner.max_model_len + 1 - len(request.tokens)
 
-    def _plan(self, asks: Sequence[DraftRequest]) -> dict[int, int]:
-        """Index of the ask → up to which position it is fed in the first pass. Asks that are not fed are left out. Only
-        the last one may be fed a part: when the chunk is used up, the others wait."""
-        for ask in asks:
-            self._rewind(ask)
-        asked = {ask.slot for ask in asks}
-        owing = {i: len(ask.tokens) - len(self.held[ask.slot]) for i, ask in enumerate(asks) if self._admit(ask, asked)}
+    def _plan(self, requests: Sequence[DraftRequest]) -> dict[int, int]:
+        """Index of each request that is fed in the first pass → the position up to which it is fed. Only the last one
+        may be fed in part: when the chunk is used up, the others wait."""
+        for request in requests:
+            self._rewind(request)
+        asked = {request.slot for request in requests}
+        owing = {
+            i: len(request.tokens) - len(self.held[request.slot])
+            for i, request in enumerate(requests)
+            if self._admit(request, asked)
+        }
         left, plan = self.chunk, {}
         for i, count in sorted(owing.items(), key=lambda item: item[1]):  # the shortest first: it drafts soonest
             if count > MAX_DRAFTS + 1:
                 count = min(count, left)
                 left -= count
             if count:
-                plan[i] = len(self.held[asks[i].slot]) + count
+                plan[i] = len(self.held[requests[i].slot]) + count
         return plan
 
-    def _rewind(self, ask: DraftRequest) -> None:
+    def _rewind(self, request: DraftRequest) -> None:
         """Cut what the cache holds of another continuation. The last token is always fed, for its logits."""
-        held = self.held.pop(ask.slot, [])
-        del held[min(standing(held, ask.tokens), len(ask.tokens) - 1) :]
-        self.pages.cut(ask.slot, len(held))
-        self.held[ask.slot] = held
+        held = self.held.pop(request.slot, [])
+        del held[min(standing(held, request.tokens), len(request.tokens) - 1) :]
+        self.pages.cut(request.slot, len(held))
+        self.held[request.slot] = held
 
-    def _admit(self, ask: DraftRequest, asked: set[int]) -> bool:
-        """Take blocks for all tokens that the ask may feed, from slots that nobody asks for if need be. An ask that
-        gets none gives back its blocks: sequences that wait for each other's blocks would hold them for ever."""
-        length = len(ask.tokens) + ask.count - 1
+    def _admit(self, request: DraftRequest, asked: set[int]) -> bool:
+        """Take blocks for all tokens that the request may feed; if need be, from slots that are not in this step. A
+        request that gets no blocks gives back what it has. Otherwise sequences could wait for each other for ever."""
+        length = len(request.tokens) + request.count - 1
         idle = [slot for slot in self.held if slot not in asked]
-        lacking = self.pages.lacking(ask.slot, length) - self.pages.pool.num_free
-        known = max(ask.tokens[len(self.held[ask.slot]) :]) < self.runner.vocab_size
-        if not known or ask.count < 1 or lacking > sum(len(self.pages.blocks.get(slot, ())) for slot in idle):
-            self.remove(ask.slot)
+        lacking = self.pages.lacking(request.slot, length) - self.pages.pool.num_free
+        known = max(request.tokens[len(self.held[request.slot]) :]) < self.runner.vocab_size
+        if not known or request.count < 1 or lacking > sum(len(self.pages.blocks.get(slot, ())) for slot in idle):
+            self.remove(request.slot)
             return False
-        while not self.pages.grow(ask.slot, length):
+        while not self.pages.grow(request.slot, length):
             self.remove(idle.pop(0))
         return True
 
-    def _forward(self, picks: Picks, fed: dict[int, int], wanted: list[int], tables: torch.Tensor) -> list[int]:
-        """Feed each ask up to its position, and pick a draft for those that are wanted; they come first. Returns the
-        asks that want another draft."""
-        held = [self.held[picks.asks[i].slot] for i in fed]
+    def _forward(
+        self, draft_batch: DraftBatch, fed: dict[int, int], wanted: list[int], tables: torch.Tensor
+    ) -> list[int]:
+        """Feed each request up to its position, and sample a draft for the wanted ones, which come first. Returns the
+        requests that want another draft."""
+        held = [self.held[draft_batch.requests[i].slot] for i in fed]
         first = [len(tokens) for tokens in held]
-        new = [picks.since(i, start)[: end - start] for (i, end), start in zip(fed.items(), first, strict=True)]
+        new = [draft_batch.since(i, start)[: end - start] for (i, end), start in zip(fed.items(), first, strict=True)]
         batch = lay_out(new, first, tables[list(fed)], self.pages.block_size, range(len(wanted)))
         logits = self.runner.forward(batch)
         for known, tokens in zip(held, new, strict=True):
             known += tokens
-        going = picks.take(logits, wanted)
-        return [i for i in going if picks.tokens[i][-1] < self.runner.vocab_size]
+        unfinished = draft_batch.sample(logits, wanted)
+        return [i for i in unfinished if draft_batch.tokens[i][-1] < self.runner.vocab_size]
 
 
 def check_vocabulary(target: Sequence[str], draft: Sequence[str]) -> None:

@@ -50,15 +50,15 @@ class NGram:
         self._per_match = per_match
         self._texts: dict[int, _IndexedText] = {}
 
-    def draft(self, asks: Sequence[DraftRequest]) -> list[Draft]:
+    def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """One-hot drafts; none where nothing matches, or while a long text is still being indexed."""
         left, drafts = BITE, []
-        for ask in asks:
-            text = self._texts.get(ask.slot)
+        for request in requests:
+            text = self._texts.get(request.slot)
             if text is None:
-                text = self._texts[ask.slot] = _IndexedText(self._sizes)
-            left -= text.follow(ask.tokens, left)
-            drafts.append(Draft(self._copy(text, ask) if text.size == len(ask.tokens) else []))
+                text = self._texts[request.slot] = _IndexedText(self._sizes)
+            left -= text.follow(request.tokens, left)
+            drafts.append(Draft(self._copy(text, request) if text.size == len(request.tokens) else []))
         return drafts
 
     def observe(self, seen: TargetStates) -> None:
@@ -68,10 +68,10 @@ class NGram:
         """Forget its text."""
         self._texts.pop(slot, None)
 
-    def _copy(self, text: _IndexedText, ask: DraftRequest) -> list[int]:
+    def _copy(self, text: _IndexedText, request: DraftRequest) -> list[int]:
         place, agreed = text.find()
-        count = min(ask.count, max(1, int(agreed * self._per_match)))
-        return copied(ask.tokens, place, count) if agreed else []
+        count = min(request.count, max(1, int(agreed * self._per_match)))
+        return copied(request.tokens, place, count) if agreed else []
 
 
 def copied(tokens: Sequence[int], place: int, count: int) -> list[int]:

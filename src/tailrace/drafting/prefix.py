@@ -1,6 +1,5 @@
-"""Whether a remembered text is still the beginning of a sequence. While one sequence owns a slot, its text changes at
-its end
-alone: it grows, or is cut back and goes on differently."""
+"""Whether a remembered text is still the beginning of a sequence. While one sequence owns a slot, its text changes only
+at the end: it grows, or it is cut back and goes on differently."""
 
 from __future__ import annotations
 

@@ -23,9 +23,9 @@ MAX_CAPACITY = 1 << 30
 
 
 class Suffix:
-    """The longest suffix that was seen before decides, from min_match tokens on; the draft is what followed it most
-    often, and then what followed that. It ends where the drafted tokens, by these counts, are less likely together than
-    min_share, or, as one that agrees over n tokens vouches for n·per_match more, at that number.
+    """Drafts from the longest suffix of at least min_match tokens that was seen before: the token that followed it most
+    often, then the token that followed that, and so on. The draft ends where its tokens together, by these counts, are
+    less likely than min_share. A suffix of n tokens allows at most n·per_match drafts.
 
     Memory: two generations of at most `capacity` states, of 0.2 to 0.4 kB each; a token takes one state or two, one
     that repeats a text from its beginning none. A full generation is searched until the next one is full, then dropped.
@@ -60,17 +60,17 @@ class Suffix:
         """Of both generations."""
         return len(self._young.edges) + len(self._old.edges)
 
-    def draft(self, asks: Sequence[DraftRequest]) -> list[Draft]:
+    def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """One-hot drafts; none where nothing matches, or while a long text is still being read."""
         left, drafts = BITE, []
-        for ask in asks:
-            text = self._texts.setdefault(ask.slot, _ReadText())
-            text.cut(ask.tokens, self._young, self._old)
-            new = ask.tokens[len(text.tokens) : len(text.tokens) + left]
+        for request in requests:
+            text = self._texts.setdefault(request.slot, _ReadText())
+            text.cut(request.tokens, self._young, self._old)
+            new = request.tokens[len(text.tokens) : len(text.tokens) + left]
             left -= len(new)
             for token in new:
                 self._read(text, token)
-            drafts.append(Draft(self._follow(text, ask.count) if len(text.tokens) == len(ask.tokens) else []))
+            drafts.append(Draft(self._follow(text, request.count) if len(text.tokens) == len(request.tokens) else []))
         return drafts
 
     def observe(self, seen: TargetStates) -> None:

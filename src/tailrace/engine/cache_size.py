@@ -33,7 +33,7 @@ def num_blocks(
         return config.num_blocks
     if block_bytes == 0 and not states:
         return wanted
-    budget = (config.memory_gib * 2**30 or room(device)) - states
+    budget = (config.memory_gib * 2**30 or cache_budget(device)) - states
     if budget < 0:
         raise ConfigError(
             f"scheduler.max_num_seqs: the model keeps a state per sequence; together they take {states / 2**30:.2f} "
@@ -47,7 +47,7 @@ def num_blocks(
     return min(wanted, fitting)
 
 
-def room(device: torch.device | None) -> float:
+def cache_budget(device: torch.device | None) -> float:
     """Bytes that the cache may take."""
     if device is not None and device.type == "cuda":
         import torch

@@ -68,7 +68,7 @@ class Draws:
 Begun = list[tuple[list[Sequence], Pending]]
 
 
-class SitsOutError(Exception):
+class SampleSkippedError(Exception):
     """A sample does not count, and nothing is wrong with its sequence: the same token is drawn again in a later
     step."""
 
@@ -77,7 +77,7 @@ class Masks:
     """Which tokens the grammars of a step's rows allow.
 
     jobs: what must be filled before the draws. errors: by slot, of masks that could not be filled, or were not in time
-    (SitsOutError).
+    (SampleSkippedError).
 
     Args:
         grammars: fills the masks; None: no sequence has a grammar.
@@ -113,7 +113,7 @@ class Masks:
         assert constraint is not None
         constraint.known = sys.maxsize
         if constraint.waits:
-            self.errors[sequence.slot] = SitsOutError()
+            self.errors[sequence.slot] = SampleSkippedError()
         elif (late := constraint.late) is not None:
             constraint.late = None
             masks[0] = late.job.masks[0]
@@ -151,7 +151,7 @@ class Masks:
                 assert sequence.constraint is not None
                 if late:
                     sequence.constraint.late = Late(filling, place, job)
-                    self.errors[sequence.slot] = SitsOutError()
+                    self.errors[sequence.slot] = SampleSkippedError()
                     continue
                 error = filling.errors[place]
                 known = error.known if isinstance(error, DraftMaskError) else len(job.masks)

@@ -23,7 +23,7 @@ from tailrace.engine.draws import Masks, wait_for_late_mask
 from tailrace.engine.isolation import Isolated
 from tailrace.engine.kv_cache import BlockCache, BlockTables
 from tailrace.engine.lifecycle import Ending, Lifecycle, failed
-from tailrace.engine.memory import Growth
+from tailrace.engine.memory import MemoryLimit
 from tailrace.engine.outputs import OutputProcessor
 from tailrace.engine.request_setup import Compilations, add_sequences
 from tailrace.engine.sequence import LIVING, Request, Sequence
@@ -49,7 +49,8 @@ PATIENCE_S = 0.005  # while nothing runs and grammars are being compiled, or all
 
 
 class Engine:
-    """Continuous batching over one runner.
+    """Continuous batching over one runner. (More than six parameters: each is a part of its own, and four may be left
+    out.)
 
     Args:
         runner: the model. info: what front ends are told of it; max_model_len is lowered to what the cache holds.
@@ -91,19 +92,16 @@ class Engine:
         self.token_bytes, self.grammars = token_bytes, grammars
         self.cache = BlockCache(blocks, cache.block_size, cache.prefix_reuse, rows)
         self.slots = Slots(scheduler.max_num_seqs, runner.vocab_size)
-        sampler = Sampler(self.slots)
-        if device is not None and device.type == "cuda":
-            # guided logits are float32
-            sampler.warm_up({getattr(runner, "dtype", torch.float32), torch.float32}, device)
+        sampler = warmed_up(Sampler(self.slots), runner)
         self.counters = Counters()
         tables = BlockTables(scheduler.max_num_seqs, per_slot)
-        host_s = scheduler.host_ms / 1e3
         made = None if drafter is None else drafter(sampler)
-        self.speculator = Speculator(made, speculation, self.cache, tables, self.counters, host_s)
+        self.speculator = Speculator(made, speculation, self.cache, tables, self.counters, scheduler.host_ms / 1e3)
         self.lifecycle = Lifecycle(self.cache, tables, self.slots, self.speculator, self.counters, grammars)
         held = blocks * runner.block_bytes if device is None or device.type == "cpu" else 0
-        self.growth = Growth(int(cache.memory_growth_gib * 2**30), held)
-        outputs = OutputProcessor(self.lifecycle, scheduler, self.growth, None if grammars is None else grammars.step_s)
+        self.memory_limit = MemoryLimit(int(cache.memory_growth_gib * 2**30), held)
+        grammar_step_s = None if grammars is None else grammars.step_s
+        outputs = OutputProcessor(self.lifecycle, scheduler, self.memory_limit, grammar_step_s)
         depth = int(overlaps(scheduler.overlap, runner))
         masks = partial(Masks, runner.vocab_size, frozenset(eos), grammars)
         self.steps = StepDriver(Device(runner, self.counters, depth), sampler, outputs, masks)
@@ -118,8 +116,8 @@ class Engine:
             if (client, message.id, message.epoch) in self.lifecycle.requests:
                 raise RequestError(f"request ({message.id}, {message.epoch}) is already here", "id")
             self.limits.check(message, len(self.lifecycle.waiting))
-            if self.growth.over:
-                raise self.growth.refusal()
+            if self.memory_limit.over:
+                raise self.memory_limit.refusal()
             check_served(message.params, self.grammars, self.token_bytes)
             stop_search(message.params)  # a pattern that can't be served says so
             self._accept(message, client)
@@ -214,7 +212,7 @@ class Engine:
 
     def _end_largest(self) -> None:
         """Where requests hold more memory than they may, end the one that holds most."""
-        if (largest := self.growth.look(self.lifecycle.requests.values())) is not None:
+        if (largest := self.memory_limit.check(self.lifecycle.requests.values())) is not None:
             self.lifecycle.fail_request(*largest)
             del largest
             trim_memory()
@@ -234,3 +232,12 @@ class Engine:
     def close(self) -> None:
         """End what compiles beside the steps, for good."""
         self.compilations.close()
+
+
+def warmed_up(sampler: Sampler, runner: ModelRunner) -> Sampler:
+    """The sampler, its kernels compiled if the runner computes on a GPU."""
+    device = getattr(runner, "device", None)
+    if device is not None and device.type == "cuda":
+        # guided logits are float32
+        sampler.warm_up({getattr(runner, "dtype", torch.float32), torch.float32}, device)
+    return sampler

@@ -22,7 +22,7 @@ from tailrace.engine.stats import Counters
 from tailrace.errors import TailraceError
 from tailrace.grammar.service import Grammars
 from tailrace.sampling import Slots
-from tailrace.sampling.validation import ELSEWHERE
+from tailrace.sampling.validation import CALLER_FIELDS
 from tailrace.wire.messages import Failed, Finished, FinishReason, FromEngine
 
 
@@ -89,7 +89,7 @@ class Lifecycle:
             output=sequence.tokens[sequence.num_prompt :],
             eos_token_ids=request.eos_token_ids,
             sequence_state=sequence.sequence_state,
-            handled=(*ELSEWHERE, "seed"),
+            handled_by_caller=(*CALLER_FIELDS, "seed"),
         )
         for fork in sequence.forks:
             self.slots.fork(sequence.slot, fork.slot, key=fork.key, sequence_state=fork.sequence_state)

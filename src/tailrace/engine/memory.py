@@ -29,7 +29,7 @@ MIB = 1 << 20
 LEAST = 256 * MIB  # where more is promised than there is: a bound of nothing would refuse everybody
 
 
-class Growth:
+class MemoryLimit:
     """One engine's.
 
     Args:
@@ -39,14 +39,14 @@ class Growth:
     """
 
     def __init__(self, limit: int = 0, promised: int = 0) -> None:
-        room = available()
-        self.limit = limit or int(max(min(LEAST, SHARE * room), SHARE * (room - promised)))
+        free = available()
+        self.limit = limit or int(max(min(LEAST, SHARE * free), SHARE * (free - promised)))
         self._base = resident() + promised
         self._looked_s = self._ended_s = 0.0
         self._near = False
         self.over = False
 
-    def look(self, requests: Collection[Request]) -> tuple[Request, TailraceError] | None:
+    def check(self, requests: Collection[Request]) -> tuple[Request, TailraceError] | None:
         """Called between two steps. The request that must end now, and why. Reads the process's size now and then."""
         now = time.monotonic()
         if now < self._looked_s + LOOK_S:

@@ -15,11 +15,11 @@ from tailrace.config import SchedulerConfig
 from tailrace.engine.checks import NewToken
 from tailrace.engine.checks.banned_strings import GRACE
 from tailrace.engine.checks.structured_output import RESTS, StructuredOutput
-from tailrace.engine.draws import SitsOutError
+from tailrace.engine.draws import SampleSkippedError
 from tailrace.engine.in_flight import SampledTokens
 from tailrace.engine.isolation import Isolated
 from tailrace.engine.lifecycle import Ending, Lifecycle
-from tailrace.engine.memory import Growth
+from tailrace.engine.memory import MemoryLimit
 from tailrace.engine.sequence import Phase, Sequence
 from tailrace.errors import NothingLeftError, RowError, TailraceError
 from tailrace.grammar.bitmasks import in_time
@@ -59,15 +59,15 @@ class OutputProcessor:
     """Samples → history and messages.
 
     Args:
-        growth: the memory that outputs take is added up there. grammar_step_s: processor time of one token in a
+        memory_limit: adds up the memory that outputs take. grammar_step_s: processor time of one token in a
             grammar; None: there are no grammars.
     """
 
     def __init__(
-        self, lifecycle: Lifecycle, limits: SchedulerConfig, growth: Growth, grammar_step_s: float | None
+        self, lifecycle: Lifecycle, limits: SchedulerConfig, memory_limit: MemoryLimit, grammar_step_s: float | None
     ) -> None:
         self.lifecycle, self.slots, self.counters = lifecycle, lifecycle.slots, lifecycle.counters
-        self.limits, self.growth = limits, growth
+        self.limits, self.memory_limit = limits, memory_limit
         self._grammar_step_s = grammar_step_s
         self._spent = HostTime()
 
@@ -101,7 +101,7 @@ class OutputProcessor:
         """Process an output, and note what it costs the host."""
         sequence, request, spent = one.sequence, one.sequence.request, self._spent
         sampling_s, begun_s = self.slots[sequence.slot].took_s, time.thread_time()
-        with self.growth.of(request):
+        with self.memory_limit.of(request):
             self.process_output(one)
         spent.last_s[request.shared_name] = time.thread_time() - begun_s
         spent.taken_s[request.shared_name] += spent.last_s[request.shared_name]
@@ -113,7 +113,7 @@ class OutputProcessor:
 
     def _without_mask(self, sequence: Sequence, error: Exception) -> None:
         """The sample does not count."""
-        if isinstance(error, SitsOutError):
+        if isinstance(error, SampleSkippedError):
             self.lifecycle.trim_blocks(sequence)
             return
         cause = error if isinstance(error, TailraceError) else RowError(f"grammar: {error}")
@@ -207,7 +207,7 @@ class OutputProcessor:
         begun_s, name = time.thread_time(), sequence.request.shared_name
         spent_s = self._spent.searched_s[name]
         until = RESTS if spent_s > SEARCH_S else begun_s + SEARCH_S - spent_s
-        completion = constraint.way_out(token, sequence.tokens_left, until)
+        completion = constraint.forced_completion(token, sequence.tokens_left, until)
         self._spent.searched_s[name] += time.thread_time() - begun_s
         if constraint.searching:
             return TokenOutcome(invalidated=True)  # the same token is sampled again, until it is known what it leads to

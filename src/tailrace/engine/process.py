@@ -1,7 +1,7 @@
 """The engine as a process of its own: `python -m tailrace.engine.process`, started by wire/engine_process.py.
 
-Reads its settings from the first line of stdin, loads the model, then: receive, step, send. It ends when it is told to
-drain, on SIGTERM, and when stdin closes, because then its parent is gone.
+It reads its settings from the first line of stdin and loads the model. Then it receives, steps and sends, turn by turn.
+It ends when it is told to drain, on SIGTERM, and when stdin closes: its parent is gone then.
 """
 
 from __future__ import annotations
@@ -61,8 +61,11 @@ class EngineStart(msgspec.Struct):
 
 
 def build(config: EngineConfig) -> Engine:
-    """The engine for a resolved model: a folder, or `scripted:…`, which may name a folder whose tokenizer says what its
-    tokens spell: `scripted:next:1@FOLDER`.
+    """The engine for a resolved model.
+
+    Args:
+        config: its model is a folder, or `scripted:…`. A script may name a folder with a tokenizer, which says what its
+            tokens spell: `scripted:next:1@FOLDER`.
 
     Raises:
         TailraceError: the model or the settings are impossible.
@@ -74,11 +77,11 @@ def build(config: EngineConfig) -> Engine:
     processors.load(config.model.processors)
     name = config.model.model or ""
     if name.startswith("scripted:"):
-        script, _, spelt = name.partition("@")
+        script, _, tokenizer_folder = name.partition("@")
         model = msgspec.structs.replace(config.model, model=script)
         runner = load_runner(model, None, block_size=config.cache.block_size, vocab_size=SCRIPTED_VOCAB)
         info = ModelInfo(config.model.name or script, runner.vocab_size, runner.max_model_len, [2])
-        folder = Path(spelt) if spelt else None
+        folder = Path(tokenizer_folder) if tokenizer_folder else None
         token_bytes = (
             token_bytes_of(folder, config.model.trust_remote_code, info.vocab_size) if folder else TokenBytes()
         )
@@ -135,7 +138,7 @@ class Loop:
             Submit: self.submit,
             Abort: lambda client, message: engine.abort(message, client),
             Drain: lambda client, message: self.drain(),
-            PeerQuery: self.ask,
+            PeerQuery: self.forward_query,
             PeerReply: lambda client, message: self.send(message.asker, [message]),
         }
 
@@ -175,36 +178,36 @@ class Loop:
                 self.send(client, out)
 
     def hello(self, client: bytes, message: Hello) -> None:
-        """A front end introduces itself. It checks the version we answer with."""
+        """Answer a front end that connects with what the engine is. The front end checks the version."""
         self.send(client, [Ready(self.engine.info)])
 
     def submit(self, client: bytes, message: Submit) -> None:
-        """A request; refused while draining."""
+        """Hand a request to the engine, or refuse it while draining."""
         if self.draining:
             refusal = NotReadyError("the engine is draining and takes nothing new")
             self.engine.refuse(message, refusal, client)
         else:
             self.engine.submit(message, client)
 
-    def ask(self, client: bytes, message: PeerQuery) -> None:
-        """One front end's question goes to all others."""
+    def forward_query(self, client: bytes, message: PeerQuery) -> None:
+        """Send a front end's question to all others, and tell it how many they are."""
         others = self.clients - {client}
         asked = [self.send(other, [msgspec.structs.replace(message, asker=client)]) for other in others]
         self.send(client, [PeerCount(message.number, sum(asked))])
 
     def drain(self) -> None:
-        """Take nothing new and end once all is done."""
+        """Refuse new requests, and end once all others are done."""
         self.draining = True
 
     def publish_stats(self) -> None:
-        """Tell everybody."""
+        """Send the engine's counters to all front ends."""
         self.stats_due = time.monotonic() + STATS_EVERY_S
         stats = self.engine.stats()
         for client in list(self.clients):
             self.send(client, [stats])
 
     def send(self, client: bytes, messages: list[FromEngine]) -> bool:
-        """False if the front end turns out to be gone: then its requests end within this step."""
+        """Send messages to a front end. False if it is gone; its requests then end within this step."""
         there = self.socket.send(client, messages)
         if not there and client in self.clients:
             log.warning("front end %s is gone", client.hex())
@@ -213,13 +216,13 @@ class Loop:
         return there
 
     def fail_all(self, error: TailraceError) -> None:
-        """Our bug: tell everybody before the process ends."""
+        """A bug of ours: tell all front ends before the process ends."""
         for client, messages in self.engine.fail_all(error).items():
             self.send(client, messages)
 
 
 def die_with_parent() -> None:
-    """End with the parent: stdin closes when it does, however it dies."""
+    """End this process when its parent ends. However the parent ends, stdin closes then."""
 
     def watch() -> None:
         while os.read(0, 4096):
@@ -230,7 +233,7 @@ def die_with_parent() -> None:
 
 
 def main() -> int:
-    """Exit code 0 after a drain, 1 with a line of JSON on the status pipe otherwise."""
+    """Run the process. Returns 0 after a drain; otherwise 1, with a line of JSON on the status pipe."""
     status = os.dup(1)
     os.dup2(2, 1)  # whatever prints, prints to the log
     start_inherited_logging()

@@ -97,12 +97,12 @@ class StepDriver:
             return self.lifecycle.schedule(self.limits), None, None
         counts: DraftCounts | None = None
         wait = self.must_wait(launched)
-        with self.counters.timed("guess"):
+        with self.counters.timed("draft"):
             forced = not wait and self.speculator.expects_forced(launched.sequences)
         launched.assume_accepted()
         plan = self.lifecycle.schedule(self.limits)
         if not wait:
-            with self.counters.timed("guess"):
+            with self.counters.timed("draft"):
                 counts = self.speculator.draft_counts(plan.work)
             wait = plan.spare > 0 and (bool(counts) or forced)  # drafts can be computed along where there is room
         if wait:
@@ -152,7 +152,7 @@ class StepDriver:
         if launched is not None and launched.samples is None:
             return Drafted({}, 0.0, asked=False)
         start = time.perf_counter()
-        with self.counters.timed("guess"):
+        with self.counters.timed("draft"):
             drafts = self.speculator.draft(plan.work, plan.spare, counts)
         return Drafted(drafts, time.perf_counter() - start, asked=bool(counts))
 

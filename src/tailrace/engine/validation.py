@@ -70,17 +70,17 @@ class RequestLimits:
 
     def outputs(self, submit: Submit) -> int:
         """Tokens of output that the context has room for."""
-        room = self.max_len - len(submit.prompt)
+        left = self.max_len - len(submit.prompt)
         if not submit.params.guided:
-            return room
+            return left
         other = len(negative_prompt(submit))
         together = self.cache_len - 2 * (self.block_size - 1) - len(submit.prompt) - other
-        return min(room, self.max_len - other, together // 2)
+        return min(left, self.max_len - other, together // 2)
 
     def length(self, submit: Submit) -> int:
         """The most positions the request may reach: max_tokens, or the context's end."""
-        asked, room = submit.params.max_tokens, self.outputs(submit)
-        return len(submit.prompt) + (room if asked is None else min(room, asked))
+        asked, left = submit.params.max_tokens, self.outputs(submit)
+        return len(submit.prompt) + (left if asked is None else min(left, asked))
 
 
 def check_served(params: SamplingParams, grammars: Grammars | None, token_bytes: TokenBytes) -> None:

@@ -92,7 +92,7 @@ class DraftMaskError(Exception):
 class Batched(Matcher, Protocol):
     """A matcher whose library fills the masks of many matchers in one call."""
 
-    def joins(self, drafts: Sequence[int]) -> bool:
+    def can_batch(self, drafts: Sequence[int]) -> bool:
         """True if a job with these drafts may be filled with others."""
         ...
 

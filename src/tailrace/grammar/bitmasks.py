@@ -62,7 +62,7 @@ def groups(jobs: Sequence[BitmaskJob]) -> list[list[int]]:
     alone: list[list[int]] = []
     owners: set[object] = set()
     for index, job in enumerate(jobs):
-        if (kind := batched(job)) is not None and kind.joins(job.matcher, job.drafts):
+        if (kind := batched(job)) is not None and kind.can_batch(job.matcher, job.drafts):
             further = job.owner is not None and job.owner in owners
             together.setdefault((kind, further, job.owner if further else None), []).append(index)
             owners.add(job.owner)

@@ -115,7 +115,7 @@ class LLGuidanceMatcher(GrammarMatcher):
     def completion(self, budget: int, max_masks: int) -> Generator[None, None, list[int] | None]:
         return completion_search(self, budget, max_masks)
 
-    def joins(self, drafts: Sequence[int]) -> bool:
+    def can_batch(self, drafts: Sequence[int]) -> bool:
         """See base.Batched. EOS is handled by GrammarMatcher, not by the library."""
         return not self.slow and not self.ended and not any(token in self.vocabulary.eos for token in drafts)
 

@@ -104,6 +104,7 @@ def paged_attention(
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Causal attention of a flat bag of query tokens over the paged cache; decodes and prefill chunks in one call.
+    (More than six parameters: five tensors, and what models differ in.)
 
     The tokens of sequence i are query_start[i] … query_start[i + 1] − 1 and are the last of its kv_len[i] positions;
     their keys and values are in the cache already. Query head h reads KV head h // (Hq / Hkv). fp32 accumulation. On a

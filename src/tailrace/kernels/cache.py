@@ -28,3 +28,25 @@ class KVCache:
         """Copy whole blocks: target[i] becomes source[i]. Both int64 [n]; no block is in both."""
         self.keys[target] = self.keys[source]
         self.values[target] = self.values[source]
+
+
+def check_attention(
+    query: torch.Tensor,
+    cache: KVCache,
+    block_tables: torch.Tensor,
+    query_start: torch.Tensor,
+    kv_len: torch.Tensor,
+) -> None:
+    """Raise ValueError unless these fit one another, see kernels.paged_attention."""
+    _, heads, dim = query.shape
+    if dim != cache.head_dim or heads % cache.heads or query.dtype != cache.dtype:
+        raise ValueError(
+            f"query must be [T, a multiple of {cache.heads}, {cache.head_dim}] of {cache.dtype}, "
+            f"got {query.dtype} {tuple(query.shape)}"
+        )
+    sequences = kv_len.shape[0]
+    if block_tables.dim() != 2 or block_tables.shape[0] != sequences or query_start.shape != (sequences + 1,):
+        raise ValueError(
+            f"for kv_len [{sequences}] block_tables must be [{sequences}, B] and query_start [{sequences + 1}], "
+            f"got {tuple(block_tables.shape)} and {tuple(query_start.shape)}"
+        )

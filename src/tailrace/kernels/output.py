@@ -36,7 +36,7 @@ class KernelOutput(NamedTuple):
     seconds: torch.Tensor | None = None
 
     @staticmethod
-    def room(requests: int, width: int) -> KernelOutput:
+    def empty(requests: int, width: int) -> KernelOutput:
         """For so many, without reports; contents undefined."""
         return KernelOutput(
             torch.empty((requests, width), dtype=torch.int64),

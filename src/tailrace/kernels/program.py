@@ -130,7 +130,7 @@ STAGES: dict[StageKind, StageInfo] = {
     "tournament": StageInfo("everything", on_gpu=False, slow=True),
 }
 STAGE_NUMBERS: dict[StageKind, int] = {kind: number for number, kind in enumerate(STAGES)}
-MAX_EDITS, MAX_STAGES = 16, 20  # of a program; csrc/program.h
+MAX_EDITS, MAX_STAGES = 16, 32  # of a program; csrc/program.h
 
 
 @dataclass(frozen=True, slots=True)

@@ -165,7 +165,7 @@ class Rows:
         guidance: Guidance | None = None,
         trusted: bool = False,
     ) -> Rows:
-        """Rows of a step that verifies drafts.
+        """Rows of a step that verifies drafts. (More than six parameters: the columns of Rows, most of them optional.)
 
         Args:
             slot, position: of each request; position is that of its first row, None as for `plain`. drafts: of each

@@ -11,7 +11,7 @@ from tailrace.kernels.program import Edit, Program
 from tailrace.sampling.request_slot import RequestSlot
 
 
-class Follower(Protocol):
+class SlotObserver(Protocol):
     """Keeps its own form of what the slots hold, and is told what changes: a backend."""
 
     def add(self, slot: int) -> None:
@@ -31,7 +31,7 @@ class Follower(Protocol):
         ...
 
 
-FollowerT = TypeVar("FollowerT", bound=Follower)
+ObserverT = TypeVar("ObserverT", bound=SlotObserver)
 
 
 class SlotStore:
@@ -41,10 +41,10 @@ class SlotStore:
         self.slots: list[RequestSlot | None] = [None] * num_slots
         self.programs: list[Program | None] = [None] * num_slots
         self.edits: list[list[Edit]] = [[] for _ in range(num_slots)]
-        self._by_name: dict[str, Follower] = {}
-        self._followers: list[Follower] = []
+        self._by_name: dict[str, SlotObserver] = {}
+        self._observers: list[SlotObserver] = []
 
-    def follower(self, name: str, make: Callable[[Any], FollowerT]) -> FollowerT:
+    def observer(self, name: str, make: Callable[[Any], ObserverT]) -> ObserverT:
         """The one follower of this name; made when first asked for, and told everything from then on."""
         found = self._by_name.get(name)
         if found is None:
@@ -54,7 +54,7 @@ class SlotStore:
                     found.add(slot)
                     found.edit(slot)
             self._by_name[name] = found
-            self._followers.append(found)
+            self._observers.append(found)
         return found  # type: ignore[return-value]
 
     def __getitem__(self, slot: int) -> RequestSlot:
@@ -71,7 +71,7 @@ class SlotStore:
         self[slot]  # raises if there is nobody
         self.slots[slot] = self.programs[slot] = None
         self.edits[slot] = []
-        for follower in self._followers:
+        for follower in self._observers:
             follower.remove(slot)
 
     def move(self, source: int, target: int) -> None:
@@ -103,17 +103,17 @@ class SlotStore:
     def _fill(self, slot: int, entry: RequestSlot, program: Program, edits: list[Edit]) -> None:
         """The empty slot is taken. edits: at its next position."""
         self.slots[slot], self.programs[slot] = entry, program
-        for follower in self._followers:
+        for follower in self._observers:
             follower.add(slot)
         self._edit(slot, edits)
 
     def _edit(self, slot: int, edits: list[Edit]) -> None:
         self.edits[slot] = edits
-        for follower in self._followers:
+        for follower in self._observers:
             follower.edit(slot)
 
     def _exchange(self, first: int, second: int) -> None:
-        for follower in self._followers:
+        for follower in self._observers:
             for slot in (first, second):
                 if self.slots[slot] is not None:
                     follower.remove(slot)
@@ -121,7 +121,7 @@ class SlotStore:
         slots[first], slots[second] = slots[second], slots[first]
         programs[first], programs[second] = programs[second], programs[first]
         edits[first], edits[second] = edits[second], edits[first]
-        for follower in self._followers:
+        for follower in self._observers:
             for slot in (first, second):
                 if self.slots[slot] is not None:
                     follower.add(slot)

@@ -26,7 +26,7 @@ from tailrace.sampling.request_slot import RequestSlot
 from tailrace.sampling.sequence_state import SequenceState, check_sequence_state
 from tailrace.sampling.slot_store import SlotStore
 from tailrace.sampling.validation import (
-    check_elsewhere,
+    check_caller_fields,
     check_kind,
     checked_few,
     checked_ids,
@@ -35,7 +35,7 @@ from tailrace.sampling.validation import (
     checked_size,
 )
 
-MAX_SLOTS = 2**20  # each takes 1.7 KB
+MAX_SLOTS = 2**20  # each takes 2.1 KB
 
 
 class Slots(SlotStore):
@@ -69,25 +69,26 @@ class Slots(SlotStore):
         output: Sequence[int] = (),
         eos_token_ids: Sequence[int] = (),
         sequence_state: SequenceState | None = None,
-        handled: Collection[str] = (),
+        handled_by_caller: Collection[str] = (),
     ) -> None:
-        """Occupy an empty slot.
+        """Occupy an empty slot. (More than six parameters: a request's, by name, and nearly all may be left out.)
 
         Args:
-            key: 64 bits, of the noise; None: that of the parameters' seed, or a fresh one (sampling/keys.py). handled:
-                fields of ELSEWHERE that the caller sees to; any other that asks for something is refused, because
-                nothing here would do it.
-            output: what the sequence has said before (after a preemption). sequence_state: what it kept from then;
-                written to from now on.
+            prompt, output: token ids. output: what the sequence has said before (after a preemption).
+            key: 64 bits, of the noise; None: that of the parameters' seed, or a fresh one (sampling/keys.py).
+            sequence_state: what the sequence kept from before a preemption; written to from now on.
+            handled_by_caller: fields of CALLER_FIELDS (sampling/validation.py) that the caller acts on. Any other of
+                them that is not neutral is refused, because nothing here would act on it.
 
         Raises:
-            ParameterError: the parameters name a token outside the vocabulary, a processor that is not there, or what
-                is done elsewhere; prompt, output or eos_token_ids hold no token ids; key is not of 64 bits.
+            ParameterError: the parameters name a token outside the vocabulary, a processor that is not there, or a
+                field that the sampler does not act on; prompt, output or eos_token_ids hold no token ids; key is not of
+                64 bits.
         """
         self._check_free("slot", slot)
         check_kind("params", params, SamplingParams)
         params.check_vocab(self.vocab_size)
-        check_elsewhere(params, key, checked_names("handled", handled))
+        check_caller_fields(params, key, checked_names("handled_by_caller", handled_by_caller))
         if key is not None:
             checked_key(key)
         prompt, output = (
@@ -101,24 +102,10 @@ class Slots(SlotStore):
         key = self.default_keys.key_of(params.seed) if key is None else key  # last: one that is taken is used
         edits, refinements = edits_of(params), refinements_of(params)
         recalls = any(EDITS[name].recalls(params) for name in edits) or params.watermark is not None
-        sequence_state = SequenceState() if sequence_state is None else sequence_state
-        for position in range(len(output), len(params.forced_token_ids)):
-            sequence_state.forced.setdefault(position, params.forced_token_ids[position])
-        for name in refinements:
-            if (begin := REFINEMENTS[name].begin) is not None:
-                sequence_state.state.update(begin(params) | sequence_state.state)
         history = History(params, prompt, output) if recalls else None
+        state, eos = begun(params, refinements, len(output), sequence_state), tuple(eos_token_ids)
         entry = RequestSlot(
-            params,
-            key,
-            tuple(eos_token_ids),
-            self.vocab_size,
-            len(prompt),
-            len(output),
-            history,
-            edits,
-            refinements,
-            sequence_state,
+            params, key, eos, self.vocab_size, len(prompt), len(output), history, edits, refinements, state
         )
         self._place(slot, entry)
 
@@ -273,7 +260,7 @@ class Slots(SlotStore):
         it."""
         entry = self[slot]
         if entry.state or (entry.history is not None and not edits):
-            for follower in self._followers:
+            for follower in self._observers:
                 follower.advance(slot)
         if edits:
             self.refresh(slot)
@@ -287,3 +274,17 @@ class Slots(SlotStore):
             entry.begin_edit("allowed_token_ids")
         program = program_of(params, entry.key, entry.eos_token_ids, history, stateful=bool(entry.state))
         self._fill(slot, entry, program, entry.kernel_program if edits is None else edits)
+
+
+def begun(
+    params: SamplingParams, refinements: Sequence[str], num_output: int, state: SequenceState | None
+) -> SequenceState:
+    """The state with the request's forced tokens from `num_output` on, and its methods' first values where it has
+    none; a new one in place of None."""
+    state = SequenceState() if state is None else state
+    for position in range(num_output, len(params.forced_token_ids)):
+        state.forced.setdefault(position, params.forced_token_ids[position])
+    for name in refinements:
+        if (begin := REFINEMENTS[name].begin) is not None:
+            state.state.update(begin(params) | state.state)
+    return state

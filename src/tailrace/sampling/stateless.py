@@ -25,7 +25,7 @@ from tailrace.sampling.row_values import PerRow, keys, on_host, positions, shown
 from tailrace.sampling.validation import check_kind, checked_size
 
 RECORD_WORDS = ctypes.sizeof(ProgramRecord) // 8
-MAX_KEPT = 4096  # sets of parameters whose programs are kept: 1.7 KB each
+MAX_KEPT = 4096  # sets of parameters whose programs are kept: 2.1 KB each
 
 
 class RowFields(TypedDict, total=False):

@@ -13,16 +13,16 @@ from tailrace.fields import MAX_SEED, MIN_SEED
 from tailrace.params import FIELDS, NEUTRAL, SamplingParams
 from tailrace.sampling.keys import request_key
 
-# field → what does it. The engine does them all; a program that uses the library alone must do them itself, and not
-# believe they are done.
-ELSEWHERE: dict[str, str] = {name: field.instead for name, field in FIELDS.items() if field.instead}
+# Fields that the sampler does not act on → what does. The engine acts on all of them. A program that uses the library
+# alone must do so itself.
+CALLER_FIELDS: dict[str, str] = {name: field.instead for name, field in FIELDS.items() if field.instead}
 READ_BY_MIN_TOKENS = ("stop_token_ids", "ignore_eos")
 
 
-def check_elsewhere(params: SamplingParams, key: int | None, handled: Collection[str]) -> None:
-    """Raise ParameterError, saying what to use instead, for the first field that asks for what nothing here does and
-    nobody handles."""
-    for name, instead in ELSEWHERE.items():
+def check_caller_fields(params: SamplingParams, key: int | None, handled: Collection[str]) -> None:
+    """Raise ParameterError for the first field that is not neutral, that the sampler does not act on, and that the
+    caller does not handle. The message says what to use instead."""
+    for name, instead in CALLER_FIELDS.items():
         if name in handled or getattr(params, name) == NEUTRAL[name]:
             continue
         if name in READ_BY_MIN_TOKENS and params.min_tokens:
@@ -42,16 +42,17 @@ def check_kind(name: str, value: object, kind: type) -> None:
 
 
 def checked_names(name: str, names: Collection[str]) -> Collection[str]:
-    """Raise ParameterError unless they are fields of ELSEWHERE, or seed; a single text would be read by its letters."""
+    """Raise ParameterError unless they are fields of CALLER_FIELDS, or seed. A single string is refused too: it would
+    be read letter by letter."""
     try:
         unknown = (
-            [names] if isinstance(names, str) else [one for one in names if one not in ELSEWHERE and one != "seed"]
+            [names] if isinstance(names, str) else [one for one in names if one not in CALLER_FIELDS and one != "seed"]
         )
     except TypeError:
         unknown = [names]
     if unknown:
         raise ParameterError(
-            f"{name} must be a list of names out of seed, {', '.join(ELSEWHERE)}; got {unknown[0]!r:.100}", name
+            f"{name} must be a list of names out of seed, {', '.join(CALLER_FIELDS)}; got {unknown[0]!r:.100}", name
         )
     return frozenset(names)
 

@@ -7,7 +7,7 @@ drafts before it: every edit and refinement sees them. After all k are accepted,
 - exact: accept while the draft is the token that plain sampling draws at that position with the same key: the output is
   the same as without drafts, token for token.
 - rejection (Leviathan et al., arXiv 2211.17192): accept with min(1, p(x) / q(x)); at the first rejection draw from
-max(0, p − q).
+  max(0, p − q).
 - block (Sun et al., arXiv 2403.10444, algorithm 2): accepts the longest prefix that joint verification allows; at least
   as many. One-hot drafts: the same as rejection.
 - typical (Medusa; Cai et al., arXiv 2401.10774): accept where p(x) > min(ε, δ · e^−H), H the entropy of p in nats;
@@ -25,7 +25,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
-from itertools import repeat
+from typing import NamedTuple
 
 import torch
 
@@ -47,50 +47,67 @@ Walk = Iterator[tuple[Target, int]]
 log = logging.getLogger(__name__)
 
 
-def verify(
-    logits: Sequence[torch.Tensor],
-    slot: RequestSlot,
-    position: int,
-    drafts: Sequence[int],
-    q: torch.Tensor | None,
-    rule: Rule,
-    masks: Sequence[Mask | None] = (),
-) -> tuple[list[int], list[TokenLogprobs | None], int]:
-    """Tokens, their logprobs, and the status (kernels/status.py): whatever goes wrong is this request's alone, and what
-    was accepted before stands.
+class Drafts(NamedTuple):
+    """The k drafts of one request in one step.
+
+    position: of the first row. tokens: the drafts. q: float32 [k or more, V], the distributions that they were drawn
+    from; None: they are one-hot. rule: how they are verified.
+    """
+
+    position: int
+    tokens: Sequence[int]
+    q: torch.Tensor | None
+    rule: Rule
+
+
+class DraftRows:
+    """The rows of one request's drafts. While row j is looked at, the slot includes the drafts before it.
 
     Args:
-        logits: k + 1 rows [V] of any float dtype. slot: as it is before the first draft, and again on return.
-        position: of the first row. drafts: k of them. q: float32 [k or more, V], or None. masks: the grammar's, of each
-            row; (): none.
+        logits: k + 1 rows [V] of any float dtype. masks: the grammar's, of each row; (): none.
     """
+
+    def __init__(
+        self, logits: Sequence[torch.Tensor], slot: RequestSlot, drafts: Drafts, masks: Sequence[Mask | None] = ()
+    ) -> None:
+        self.logits, self.slot, self.drafts = logits, slot, drafts
+        self.masks = masks or [None] * len(logits)
+        self.updates: list[PendingUpdate] = []  # of the tokens so far
+        self._state, self._walked = dict(slot.state), 0
+
+    def at(self, j: int) -> Target:
+        """Row j, 0 … k; never one before the last that was asked for.
+
+        Raises:
+            BadRowError: nothing can be drawn from it.
+        """
+        self.slot.updates[:] = self.updates[self._walked : j]
+        while self._walked < j:
+            self._walked += 1  # first: one that fails half-way is taken back too
+            self.slot.extend([self.drafts.tokens[self._walked - 1]])
+        return target(self.logits[j].float().cpu(), self.slot, self.drafts.position + j, self.masks[j])
+
+    def restore_slot(self) -> None:
+        """Make the slot what it was before row 0. Its pending updates are those of the tokens."""
+        self.slot.updates.clear()
+        for _ in range(self._walked):
+            self.slot.pop()
+        self.slot.state.update(self._state)
+        self.slot.updates[:] = self.updates if self.slot.state else ()
+
+
+def verify(rows: DraftRows) -> tuple[list[int], list[TokenLogprobs | None], int]:
+    """Tokens, their logprobs, and the status (kernels/status.py): whatever goes wrong is this request's alone, and what
+    was accepted before stands. The slot is the same afterwards, but for its pending updates."""
     tokens: list[int] = []
     logprobs: list[TokenLogprobs | None] = []
-    updates: list[PendingUpdate] = []
-    allowed = masks or list(repeat(None, len(logits)))
-    state, walked = dict(slot.state), 0
-
-    def at(j: int) -> Target:
-        nonlocal walked
-        slot.updates[:] = updates[walked:j]
-        while walked < j:
-            walked += 1  # first: one that fails half-way is taken back too
-            slot.extend([drafts[walked - 1]])
-        return target(logits[j].float().cpu(), slot, position + j, allowed[j])
-
-    status = OK
-    if slot.params.greedy:
-        rule = "exact"
-    forced = any(slot.num_output + j in slot.sequence_state.forced for j in range(len(logits)))
-    # block verification decides on all drafts together: not where a row depends on more than the drafts before it
-    together = rule == "block" and q is not None and drafts and not slot.state and not forced
-    walk = by_block if together else one_by_one
+    status, slot = OK, rows.slot
     try:
-        for row, token in walk(at, slot, position, drafts, q, rule):
+        for row, token in walk(rows):
             described, update = logprobs_of(row, slot, token), slot.update_of(token)
             tokens.append(token)
             logprobs.append(described)
-            updates.append(update)
+            rows.updates.append(update)
     except BadRowError as error:
         status = error.status
     except (KeyboardInterrupt, SystemExit):
@@ -98,30 +115,31 @@ def verify(
     except BaseException:  # a panic in Rust is no Exception
         log.exception("a request could not be sampled")
         status = FAILED
-    status = OK if tokens else status
-    slot.updates.clear()
-    for _ in range(walked):
-        slot.pop()
-    slot.state.update(state)
-    slot.updates[:] = updates if slot.state else ()
-    return tokens, logprobs, status
+    rows.restore_slot()
+    return tokens, logprobs, OK if tokens else status
 
 
-def one_by_one(
-    at: Callable[[int], Target],
-    slot: RequestSlot,
-    position: int,
-    drafts: Sequence[int],
-    q: torch.Tensor | None,
-    rule: Rule,
-) -> Walk:
+def walk(rows: DraftRows) -> Walk:
+    """Rows and tokens by the rule, until a token is not its row's draft."""
+    slot, drafts = rows.slot, rows.drafts
+    if slot.params.greedy:
+        return one_by_one(rows, "exact")
+    forced = any(slot.num_output + j in slot.sequence_state.forced for j in range(len(rows.logits)))
+    # block verification decides on all drafts together: not where a row depends on more than the drafts before it
+    if drafts.rule == "block" and drafts.q is not None and drafts.tokens and not slot.state and not forced:
+        return by_block(rows, drafts.q)
+    return one_by_one(rows, drafts.rule)
+
+
+def one_by_one(rows: DraftRows, rule: Rule) -> Walk:
     """Rows and tokens, until one is not its draft."""
+    position, drafts, q, _ = rows.drafts
     for j in range(len(drafts) + 1):
-        row = at(j)
-        if j == len(drafts) or slot.forced is not None or (decide := BY_RULE[rule]) is None:
-            token = choose(row, slot, position + j)
+        row = rows.at(j)
+        if j == len(drafts) or rows.slot.forced is not None or (decide := BY_RULE[rule]) is None:
+            token = choose(row, rows.slot, position + j)
         else:
-            token = decide(row, slot, position + j, drafts[j], None if q is None else q[j].double())
+            token = decide(row, rows.slot, position + j, drafts[j], None if q is None else q[j].double())
         yield row, token
         if j == len(drafts) or token != drafts[j]:
             return
@@ -165,32 +183,25 @@ def remainder(p: torch.Tensor, q: torch.Tensor, scale: float) -> Candidates:
     return Candidates(ids, logits, logits)
 
 
-def by_block(
-    at: Callable[[int], Target],
-    slot: RequestSlot,
-    position: int,
-    drafts: Sequence[int],
-    q: torch.Tensor | None,
-    rule: Rule,
-) -> Walk:
+def by_block(rows: DraftRows, q: torch.Tensor) -> Walk:
     """Algorithm 2, row by row: after row j, the longest accepted prefix so far is known, and what the token after it is
     drawn from.
 
     What decides on acceptance is drawn for rows that may not be reached and come again in the next step; it is keyed by
     where the step begins, so that no two steps share it.
     """
-    assert q is not None
-    p, rows, accepted, rests = 1.0, [], -1, []
+    slot, position, drafts = rows.slot, rows.drafts.position, rows.drafts.tokens
+    p, seen, accepted, rests = 1.0, [], -1, []
     for j in range(len(drafts) + 1):
         try:
-            row = at(j)
+            row = rows.at(j)
         except BadRowError:
             if accepted < 0:
                 raise
             break
         bonus = j == len(drafts)
         proposal = torch.zeros_like(row.p) if bonus else q[j].double()
-        rows.append(row)
+        seen.append(row)
         rests.append(remainder(row.p, proposal, p))
         rest = float((p * row.p - proposal)[rests[-1].ids].sum())
         h = p if bonus else rest / (rest + (1.0 - p)) if rest > 0 else 0.0  # in this order: at p = 1 the sum is never 0
@@ -199,8 +210,8 @@ def by_block(
         if not bonus:
             mine, next_p = float(proposal[drafts[j]]), float(row.p[drafts[j]])
             p = min(p * next_p / mine, 1.0) if mine > 0 else float(next_p > 0)
-    follower = replacement(rows[accepted], rests[accepted], slot, position + accepted)
-    yield from zip(rows[: accepted + 1], [*drafts[:accepted], follower], strict=True)
+    last = replacement(seen[accepted], rests[accepted], slot, position + accepted)
+    yield from zip(seen[: accepted + 1], [*drafts[:accepted], last], strict=True)
 
 
 def one_hot(token: int, like: torch.Tensor) -> torch.Tensor:

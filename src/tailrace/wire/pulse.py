@@ -17,7 +17,7 @@ PARTS = (
     "between",
     "receive",
     "plan",
-    "guess",
+    "draft",
     "forward",
     "wait",
     "mask",

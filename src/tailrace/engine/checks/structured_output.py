@@ -46,7 +46,7 @@ class StructuredOutput:
     def __init__(self, grammar: Grammar, compiled: Compiled, token_bytes: TokenBytes) -> None:
         self._grammar, self.compiled, self._token_bytes = grammar, compiled, token_bytes
         self.late: Late | None = None
-        self._leaving = False  # a way out has been taken
+        self._leaving = False  # a forced completion has been taken
         self.mask_s = 0.0  # that its last masks took, each
         self.known = sys.maxsize
         self._begin()
@@ -62,9 +62,9 @@ class StructuredOutput:
         self._look_again()
 
     def _look_again(self) -> None:
-        self._way_out: list[int] | None = None  # what would close the text from here, where it is known
+        self._completion: list[int] | None = None  # the shortest completion from here, if known
         self._search: Search | None = None  # one that is under way
-        self._after: tuple[int, list[int]] | None = None  # a token that may come next, and the way out without it
+        self._after: tuple[int, list[int]] | None = None  # a token that may come next, and the completion without it
         # tokens left when it is looked for again
         self._due = sys.maxsize if self._grammar.close_in_time and not self._leaving else -1
 
@@ -126,10 +126,10 @@ class StructuredOutput:
         self._pushed = len(tokens)
         self._look_again()
 
-    def way_out(self, token: int, room: int, until: float = math.inf) -> list[int] | None:
-        """The tokens that must follow instead of `token`, because after it the text could not be completed within
-        `room` tokens, `token` included; [] if the text is complete as it is. None: the token may follow, or it is too
-        late already.
+    def forced_completion(self, token: int, tokens_left: int, until: float = math.inf) -> list[int] | None:
+        """The tokens that must follow instead of `token`. After `token` the text could no longer be completed within
+        `tokens_left` tokens (`token` included). [] if the text is complete as it is. None if the token may follow, or
+        if it is too late already.
 
         The fewer tokens there are to spare, the more often the shortest completion is searched for.
 
@@ -137,28 +137,28 @@ class StructuredOutput:
             until: time.thread_time at which the search pauses (RESTS: at once). Then `searching` is True, and the same
                 must be asked again.
         """
-        if not self.bound or self.opening is not None or room > self._due:
+        if not self.bound or self.opening is not None or tokens_left > self._due:
             return None
         if self._after is not None and self._after[0] != token:
             self._after = self._search = None  # it was looked for what comes after another one
         if self._after is None:
-            way = self._way_out
-            if way is None:
-                way = self._found(self.matcher, room, until)
+            completion = self._completion
+            if completion is None:
+                completion = self._found(self.matcher, tokens_left, until)
                 if self.searching:
                     return None
-            self._way_out = None
-            if way is None:
-                self._due = room - TIGHT
+            self._completion = None
+            if completion is None:
+                self._due = tokens_left - TIGHT
                 return None
-            if (slack := room - len(way)) > TIGHT:
-                self._due = room - slack // 4
+            if (slack := tokens_left - len(completion)) > TIGHT:
+                self._due = tokens_left - slack // 4
                 return None
-            if way[:1] == [token]:
-                self._way_out = way[1:]
+            if completion[:1] == [token]:
+                self._completion = completion[1:]
                 return None
-            self._after = token, way
-        return self._either(*self._after, room, until)
+            self._after = token, completion
+        return self._either(*self._after, tokens_left, until)
 
     @property
     def closes(self) -> bool:
@@ -170,25 +170,25 @@ class StructuredOutput:
         """A search for the shortest completion is under way. No token may be appended before it is over."""
         return self._search is not None
 
-    def _either(self, token: int, way: list[int], room: int, until: float) -> list[int] | None:
-        """The completion `way`, unless there is still one after the token."""
+    def _either(self, token: int, completion: list[int], tokens_left: int, until: float) -> list[int] | None:
+        """This completion, unless the text can still be completed after the token."""
         after, walker = None, self.matcher.fork()
         if self.searching or walker.accept(token):
-            after = self._found(walker, room - 1, until)
+            after = self._found(walker, tokens_left - 1, until)
             if self.searching:
                 return None
         self._after = None
-        self._way_out = way if after is None else after
+        self._completion = completion if after is None else after
         if after is None:
             self._leaving = True
-            return way
+            return completion
         return None
 
-    def _found(self, place: Matcher, room: int, until: float) -> list[int] | None:
+    def _found(self, place: Matcher, tokens_left: int, until: float) -> list[int] | None:
         """The shortest completion; None if there is none, or while the search is under way. Looks at one place at
         least, unless the search pauses."""
         if self._search is None:
-            self._search = place.completion(room, WORK)
+            self._search = place.completion(tokens_left, WORK)
         if until == RESTS:
             return None
         try:

@@ -6,7 +6,7 @@ import torch
 
 from tailrace import _cpu
 from tailrace.kernels.attention_options import AttentionOptions
-from tailrace.kernels.cache import KVCache
+from tailrace.kernels.cache import KVCache, check_attention
 from tailrace.kernels.types import CODES
 
 
@@ -75,22 +75,11 @@ def paged_attention(
     kv_len: torch.Tensor,
     options: AttentionOptions,
 ) -> torch.Tensor:
+    check_attention(query, cache, block_tables, query_start, kv_len)
     tokens, heads, dim = query.shape
-    if dim != cache.head_dim or heads % cache.heads or query.dtype != cache.dtype:
-        raise ValueError(
-            f"query must be [T, a multiple of {cache.heads}, {cache.head_dim}] of {cache.dtype}, "
-            f"got {query.dtype} {tuple(query.shape)}"
-        )
-    sequences = kv_len.shape[0]
-    if block_tables.dim() != 2 or block_tables.shape[0] != sequences or query_start.shape != (sequences + 1,):
-        raise ValueError(
-            f"for kv_len [{sequences}] block_tables must be [{sequences}, B] and query_start [{sequences + 1}], "
-            f"got {tuple(block_tables.shape)} and {tuple(query_start.shape)}"
-        )
     sinks = options.check_sinks(heads, query.device)
-    integers(block_tables, torch.int32, "block_tables")
-    integers(query_start, torch.int32, "query_start")
-    integers(kv_len, torch.int32, "kv_len")
+    for name, part in (("block_tables", block_tables), ("query_start", query_start), ("kv_len", kv_len)):
+        integers(part, torch.int32, name)
     query = rows(query)
     out = torch.empty((tokens, heads, cache.value_dim), dtype=query.dtype)
     _cpu.attention(
@@ -104,7 +93,7 @@ def paged_attention(
         kv_len.data_ptr(),
         tokens,
         cache.keys.shape[0],
-        sequences,
+        block_tables.shape[0],
         block_tables.shape[1],
         heads,
         cache.heads,

@@ -207,8 +207,12 @@ _stages = tuple((kind, info.needs) for kind, info in STAGES.items())
 if _sizes != _cpu.struct_sizes():
     raise ImportError(
         f"tailrace._cpu was built from other sources: its structs have {_cpu.struct_sizes()} bytes, not "
-        f"{_sizes}; build it again"
+        f"{_sizes}; build it again (make install)"
     )
 if _stages != _cpu.STAGES:
-    _pairs = [f"{theirs}, {ours}" for theirs, ours in zip_longest(_cpu.STAGES, _stages) if theirs != ours]
-    raise ImportError(f"the stages of csrc/program.h and kernels/program.py differ: {'; '.join(_pairs)}")
+    _pairs = [
+        f"number {number} is {theirs} in csrc/program.h and {ours} in kernels/program.py"
+        for number, (theirs, ours) in enumerate(zip_longest(_cpu.STAGES, _stages, fillvalue="missing"))
+        if theirs != ours
+    ]
+    raise ImportError(f"the stages differ (after a change in csrc/: make install): {'; '.join(_pairs)}")

@@ -73,7 +73,7 @@ class CPUStep:
 
     def run(self) -> KernelOutput:
         """Draw, and verify drafts."""
-        record, out = self.record, KernelOutput.room(*self.shape)
+        record, out = self.record, KernelOutput.empty(*self.shape)
         record.token_ids, record.num_tokens = out.token_ids.data_ptr(), out.num_tokens.data_ptr()
         record.status = out.status.data_ptr()
         if self.flags & REPORTED:

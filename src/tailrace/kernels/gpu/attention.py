@@ -10,19 +10,21 @@ query_start.
 
 Both are launched wherever both may be needed; a program whose sequence goes the other way ends at once.
 
-(More than 300 lines: two kernels for one operation, which share the online softmax.)
+(More than 300 lines: two kernels for one operation.)
 """
 
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
 from tailrace.kernels.attention_options import AttentionOptions
-from tailrace.kernels.cache import KVCache
+from tailrace.kernels.cache import KVCache, check_attention
+from tailrace.kernels.gpu.online_softmax import LOG2E, over, tile_of
 
 SHORT = 8  # tokens of a sequence
 OCTAVE = tl.constexpr(16)  # of start_of
@@ -30,8 +32,6 @@ MOST = tl.constexpr(256)  # chunks: 2^28 positions
 FEW_ROWS = 16  # of a tile of a short sequence; the least that tensor cores take
 ROW_BYTES = 128  # rows of a tile · bytes of an entry: 64 rows, in fp32 32, beyond which registers spill
 PROGRAMS = 1024  # enough to fill a GPU
-LOG2E = tl.constexpr(1.4426950408889634)
-INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
 def make_cache(
@@ -87,75 +87,6 @@ def chunks_up_to(position):
     return tl.sum((start_of(tl.arange(0, MOST)) <= position).to(tl.int32), 0)
 
 
-@triton.jit
-def product(a, b, start):
-    """start + a · b, fp32."""
-    if INTERPRETED:  # it would multiply the bits of bf16
-        a, b = a.to(tl.float32), b.to(tl.float32)
-    return tl.dot(a, b, start, input_precision="ieee")
-
-
-@triton.jit
-def over(
-    q,
-    at,
-    first,
-    last,
-    table,
-    keys,
-    values,
-    head,
-    scale,
-    window,
-    reach,
-    softcap,
-    CAPPED: tl.constexpr,
-    HEADS: tl.constexpr,
-    SIZE: tl.constexpr,
-    DIM: tl.constexpr,
-    VALUE_DIM: tl.constexpr,
-    ROWS: tl.constexpr,
-    DIM_PAD: tl.constexpr,
-    VALUE_PAD: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """Online softmax of q [ROWS, DIM_PAD], of tokens at positions `at`, over the positions first … last − 1; first is a
-    multiple of BLOCK. Returns the largest score in units of log 2, Σ weight, Σ weight · value."""
-    top = tl.full((ROWS,), float("-inf"), tl.float32)
-    mass = tl.zeros((ROWS,), tl.float32)
-    mixed = tl.zeros((ROWS, VALUE_PAD), tl.float32)
-    d, e = tl.arange(0, DIM_PAD), tl.arange(0, VALUE_PAD)
-    oldest = tl.maximum(at - window + 1, at // reach * reach)
-    for start in range(first, last, BLOCK):
-        n = start + tl.arange(0, BLOCK)
-        there = n < last  # what lies behind is of no one, NaN perhaps
-        block = tl.load(table + n // SIZE, mask=there, other=0).to(tl.int64)
-        place = block * (HEADS * SIZE) + head * SIZE + n % SIZE
-        k = tl.load(keys + place[None, :] * DIM + d[:, None], mask=there[None, :] & (d < DIM)[:, None], other=0.0)
-        inside = there[:, None] & (e < VALUE_DIM)[None, :]
-        v = tl.load(values + place[:, None] * VALUE_DIM + e[None, :], mask=inside, other=0.0)
-        score = product(q, k, tl.zeros((ROWS, BLOCK), tl.float32)) * scale
-        if CAPPED:
-            small = tl.exp2(tl.abs(score / softcap) * LOG2E * -2.0)
-            score = tl.where(score < 0.0, -softcap, softcap) * ((1.0 - small) / (1.0 + small))
-        seen = there[None, :] & (n[None, :] <= at[:, None]) & (n[None, :] >= oldest[:, None])
-        score = tl.where(seen, score * LOG2E, float("-inf"))
-        higher = tl.maximum(top, tl.max(score, 1))
-        base = tl.where(higher == float("-inf"), 0.0, higher)  # of a row that sees nothing yet
-        weight = tl.exp2(score - base[:, None])
-        shrink = tl.exp2(top - base)
-        mass = mass * shrink + tl.sum(weight, 1)
-        mixed = product(weight.to(v.dtype), v, mixed * shrink[:, None])
-        top = higher
-    return top, mass, mixed
-
-
-@triton.jit
-def first_seen(at, window, reach):
-    """The oldest position that a token at `at` sees."""
-    return tl.maximum(tl.maximum(at - window + 1, at // reach * reach), 0)
-
-
 @triton.jit(do_not_specialize=["table_stride", "tiles", "most", "place_stride", "chunks", "window", "reach"])
 def attend_chunks(
     query,
@@ -198,15 +129,10 @@ def attend_chunks(
     TOKENS: tl.constexpr = ROWS // GROUP
     if (count > most) | (tile * TOKENS >= count):
         return
-    r, d = tl.arange(0, ROWS), tl.arange(0, DIM_PAD)
-    token, mine = tile * TOKENS + r // GROUP, head * GROUP + r % GROUP
-    inside = (r < TOKENS * GROUP) & (token < count)
-    from_row = (begin + token).to(tl.int64) * query_t + mine.to(tl.int64) * query_h
-    q = tl.load(query + from_row[:, None] + d[None, :], mask=inside[:, None] & (d < DIM)[None, :], other=0.0)
-
     before = tl.load(kv_len + sequence) - count
-    newest = before + tl.minimum((tile + 1) * TOKENS, count) - 1
-    oldest = first_seen(before + tile * TOKENS, window, reach) // BLOCK * BLOCK
+    token, mine, inside, q, oldest, newest = tile_of(
+        query, query_t, query_h, begin, count, tile, head, before, window, reach, GROUP, DIM, ROWS, DIM_PAD, BLOCK
+    )
     place = tl.where(place_stride == 0, begin, sequence * place_stride) + token
     row = (place.to(tl.int64) * (HEADS * GROUP) + mine) * chunks
     for chunk in range(part, chunks_up_to(newest), parts):
@@ -340,16 +266,10 @@ def attend_tiles(
     tile = number - begin // TOKENS - low
     if (count <= few) | (tile * TOKENS >= count):
         return
-    r, d = tl.arange(0, ROWS), tl.arange(0, DIM_PAD)
-    token, mine = tile * TOKENS + r // GROUP, head * GROUP + r % GROUP
-    inside = (r < TOKENS * GROUP) & (token < count)
-    wanted = inside[:, None] & (d < DIM)[None, :]
-    from_row = (begin + token).to(tl.int64) * query_t + mine.to(tl.int64) * query_h
-    q = tl.load(query + from_row[:, None] + d[None, :], mask=wanted, other=0.0)
-
     before = tl.load(kv_len + low) - count
-    newest = before + tl.minimum((tile + 1) * TOKENS, count) - 1
-    oldest = first_seen(before + tile * TOKENS, window, reach) // BLOCK * BLOCK
+    token, mine, inside, q, oldest, newest = tile_of(
+        query, query_t, query_h, begin, count, tile, head, before, window, reach, GROUP, DIM, ROWS, DIM_PAD, BLOCK
+    )
     top, mass, mixed = over(
         q,
         before + token,
@@ -446,18 +366,9 @@ def paged_attention(
     kv_len: torch.Tensor,
     options: AttentionOptions,
 ) -> torch.Tensor:
+    check_attention(query, cache, block_tables, query_start, kv_len)
     tokens, heads, dim = query.shape
     sequences = kv_len.shape[0]
-    if dim != cache.head_dim or heads % cache.heads or query.dtype != cache.dtype:
-        raise ValueError(
-            f"query must be [T, a multiple of {cache.heads}, {cache.head_dim}] of {cache.dtype}, "
-            f"got {query.dtype} {tuple(query.shape)}"
-        )
-    if block_tables.dim() != 2 or block_tables.shape[0] != sequences or query_start.shape != (sequences + 1,):
-        raise ValueError(
-            f"for kv_len [{sequences}] block_tables must be [{sequences}, B] and query_start [{sequences + 1}], "
-            f"got {tuple(block_tables.shape)} and {tuple(query_start.shape)}"
-        )
     if tokens < sequences:
         raise ValueError(f"every sequence has a token; got {tokens} tokens of {sequences} sequences")
     sinks = options.check_sinks(heads, query.device)
@@ -466,49 +377,49 @@ def paged_attention(
         return out
     query, tables = rows(query), block_tables if block_tables.stride(1) == 1 else block_tables.contiguous()
     query_start, kv_len = query_start.contiguous(), kv_len.contiguous()
-    group, wide, block = heads // cache.heads, padded(dim), block_of(dim, query.element_size())
-    value_dim, value_wide, has_sinks = cache.value_dim, padded(cache.value_dim), sinks is not None
-    heads_sinks = query if sinks is None else sinks  # not read without sinks
-    chunks = chunks_of(tables.shape[1] * cache.block_size)
-    longest = tokens - sequences + 1
-    most = min(SHORT, longest)
+    group, longest = heads // cache.heads, tokens - sequences + 1
     strides = query.stride(0), query.stride(1)
     where = (query, *strides, cache.keys, cache.values, tables, tables.stride(0), query_start, kv_len)
-    how = (options.scale, options.window or 2**30, options.chunk or 2**30, options.softcap)
-    shape = (options.softcap != 0.0, group, cache.heads, cache.block_size, dim, value_dim)
+    numbers = (options.scale, options.window or 2**30, options.chunk or 2**30, options.softcap)
+    shape = (options.softcap != 0.0, group, cache.heads, cache.block_size, dim, cache.value_dim)
+    tile = (padded(dim), padded(cache.value_dim), block_of(dim, query.element_size()))
     with torch.cuda.device_of(query):
         if sequences > 1 or tokens <= SHORT:
-            few = max(FEW_ROWS, triton.next_power_of_2(group))
-            tiles = triton.cdiv(most, few // group)
-            places, place_stride = (tokens, 0) if tokens <= sequences * most else (sequences * most, most)
-            size = places * heads * chunks
-            mixtures = torch.empty(size * value_dim, dtype=torch.float32, device=query.device)
-            # rows of whole 16 bytes: kernels are compiled anew for less aligned addresses
-            tops, masses = torch.empty((2, -(-size // 4) * 4), dtype=torch.float32, device=query.device)
-            parts = max(1, min(chunks, PROGRAMS // (sequences * tiles * cache.heads)))
-            attend_chunks[(sequences * tiles, cache.heads, parts)](
-                *where,
-                tops,
-                masses,
-                mixtures,
-                tiles,
-                most,
-                place_stride,
-                chunks,
-                *how,
-                *shape,
-                few,
-                wide,
-                value_wide,
-                block,
-            )
-            partial = (tops, masses, mixtures, heads_sinks)
-            join[(sequences * most, heads)](
-                query_start, kv_len, *partial, out, most, place_stride, chunks, has_sinks, value_dim, value_wide
-            )
+            attend_short(where, (*numbers, *shape), sinks, out, min(SHORT, longest), tile)
         if longest > SHORT:
             many = max(ROW_BYTES // query.element_size(), triton.next_power_of_2(group))
+            read = query if sinks is None else sinks  # not read without sinks
             attend_tiles[(tokens // (many // group) + sequences, cache.heads)](
-                *where, heads_sinks, out, sequences, SHORT, *how, has_sinks, *shape, many, wide, value_wide, block
+                *where, read, out, sequences, SHORT, *numbers, sinks is not None, *shape, many, *tile
             )
     return out
+
+
+def attend_short(
+    where: tuple[Any, ...],
+    how: tuple[Any, ...],
+    sinks: torch.Tensor | None,
+    out: torch.Tensor,
+    most: int,
+    tile: tuple[int, int, int],
+) -> None:
+    """Launch what computes the sequences of at most `most` tokens. where, how, tile: arguments of attend_chunks."""
+    tokens, heads, value_dim = out.shape
+    tables, query_start, kv_len = where[5], *where[-2:]
+    sequences, (group, kv_heads, size) = kv_len.shape[0], how[5:8]
+    chunks = chunks_of(tables.shape[1] * size)
+    few = max(FEW_ROWS, triton.next_power_of_2(group))
+    tiles = triton.cdiv(most, few // group)
+    places, place_stride = (tokens, 0) if tokens <= sequences * most else (sequences * most, most)
+    partials = places * heads * chunks
+    mixtures = torch.empty(partials * value_dim, dtype=torch.float32, device=out.device)
+    # rows of whole 16 bytes: kernels are compiled anew for less aligned addresses
+    tops, masses = torch.empty((2, -(-partials // 4) * 4), dtype=torch.float32, device=out.device)
+    parts = max(1, min(chunks, PROGRAMS // (sequences * tiles * kv_heads)))
+    attend_chunks[(sequences * tiles, kv_heads, parts)](
+        *where, tops, masses, mixtures, tiles, most, place_stride, chunks, *how, few, *tile
+    )
+    partial = (tops, masses, mixtures, where[0] if sinks is None else sinks)  # not read without sinks
+    join[(sequences * most, heads)](
+        query_start, kv_len, *partial, out, most, place_stride, chunks, sinks is not None, value_dim, tile[1]
+    )

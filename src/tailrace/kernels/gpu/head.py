@@ -10,9 +10,9 @@ import torch
 import triton
 import triton.language as tl
 
-from tailrace.kernels.gpu.attention import product
 from tailrace.kernels.gpu.draw import DRAW
 from tailrace.kernels.gpu.noise import UNFUSED, gumbel_at
+from tailrace.kernels.gpu.online_softmax import product
 from tailrace.kernels.gpu.order import STATUSES, ordered, status_of
 
 ROWS, IDS, DEPTH = 16, 128, 64  # of a tile

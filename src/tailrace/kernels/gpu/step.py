@@ -72,7 +72,7 @@ class Out(NamedTuple):
     numbers: torch.Tensor
 
     @staticmethod
-    def room(requests: int, width: int, top: int | None, device: torch.device) -> Out:
+    def empty(requests: int, width: int, top: int | None, device: torch.device) -> Out:
         """For so many; top: alternatives at most, None: nobody reports."""
         size = sum(even(part) for part in sizes(requests, width, top))
         return Out.over(torch.empty(size, dtype=torch.int64, device=device), requests, width, top)
@@ -106,7 +106,7 @@ class Workspace:
         self.blocks = triton.cdiv(vocab, BLOCK.value)
         self.work: Work | None = None
 
-    def room(self, rows: int) -> Work:
+    def reserve(self, rows: int) -> Work:
         """For at least so many rows."""
         if self.work is None or rows > self.rows:
             self.rows = -(-max(rows, 2 * self.rows) // 16) * 16
@@ -142,21 +142,27 @@ SCAN = {more: Launcher(scan_rows, warps) for more, (_, warps) in SCANS.items()}
 SAMPLE, VERIFY, LOGPROBS = (Launcher(kernel, WARPS) for kernel in (sample_rows, verify_rows, logprobs_of_rows))
 
 
-def run(
-    step: GPUStep,
-    tables: Tables,
-    work: Work,
-    out: Out,
-    rows: int,
-    shape: tuple[int, int],
-    *,
-    scans: frozenset[bool],
-    top: int | None,
-) -> None:
-    """Launch the step's kernels. shape: requests, and tokens of each at most. scans: which of SCANS have rows to do.
-    top: alternatives that are reported at most; None: nobody asks for reports."""
-    blocks, (requests, width) = work.keys.shape[1], shape
-    key = step.compiled_for
+class Launch(NamedTuple):
+    """A step whose numbers are on the device, and all that its kernels write to.
+
+    rows: how many. shape: requests, and tokens of each at most. scans: which of SCANS have rows to do. top:
+    alternatives that are reported at most; None: nobody asks for reports.
+    """
+
+    step: GPUStep
+    tables: Tables
+    work: Work
+    out: Out
+    rows: int
+    shape: tuple[int, int]
+    scans: frozenset[bool]
+    top: int | None
+
+
+def run(launch: Launch) -> None:
+    """Launch the step's kernels."""
+    step, tables, work, out, rows, (requests, width), scans, top = launch
+    blocks, key = work.keys.shape[1], step.compiled_for
     if width == 1:
         work = work._replace(token=out.token_ids, drawn=out.num_tokens, status=out.status)
     for more in sorted(scans):

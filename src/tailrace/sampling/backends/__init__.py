@@ -34,11 +34,11 @@ def name_for(name: BackendName | None, device: torch.device) -> BackendName:
 def backend_of(slots: Slots, name: BackendName, device: torch.device) -> Backend:
     """The slots' backend of this name; made when first asked for."""
     if name == "cpu":
-        return slots.follower("cpu", CPUBackend)
+        return slots.observer("cpu", CPUBackend)
     if name == "reference":
-        return slots.follower("reference", ReferenceBackend)
+        return slots.observer("reference", ReferenceBackend)
     from tailrace.sampling.backends.gpu import GPUBackend  # brings Triton along
 
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
-    return slots.follower(f"gpu {device}", partial(GPUBackend, device=device))
+    return slots.observer(f"gpu {device}", partial(GPUBackend, device=device))

@@ -15,7 +15,7 @@ from tailrace.errors import ParameterError
 from tailrace.kernels.rows import Rows
 from tailrace.logprobs import TokenLogprobs
 from tailrace.sampling.request_slot import RequestSlot
-from tailrace.sampling.slot_store import Follower
+from tailrace.sampling.slot_store import SlotObserver
 from tailrace.sampling.slots import Slots
 
 
@@ -55,8 +55,8 @@ class Pending:
         return self._sampled
 
 
-class Backend(Follower, Protocol):
-    """Samples for the slots of one `Slots`, and is told of what changes in them (`Follower`: add, edit, advance,
+class Backend(SlotObserver, Protocol):
+    """Samples for the slots of one `Slots`, and is told of what changes in them (`SlotObserver`: add, edit, advance,
     remove)."""
 
     def sample(self, logits: torch.Tensor, rows: Rows) -> Pending:

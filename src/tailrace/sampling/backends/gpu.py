@@ -6,12 +6,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 
 from tailrace.kernels.gpu.state import Tables
-from tailrace.kernels.gpu.step import GPUStep, Out, Work, Workspace, run
+from tailrace.kernels.gpu.step import GPUStep, Launch, Out, Workspace, run
 from tailrace.kernels.needs import REPORTED, SlotNeeds, check_rows
 from tailrace.kernels.output import KernelOutput, LogprobArrays
 from tailrace.kernels.proposals import side_by_side
@@ -26,21 +25,6 @@ from tailrace.sampling.backends.reference import fall_back, unfilled
 from tailrace.sampling.guidance import combined, guide_rows
 from tailrace.sampling.logprobs import entries_of
 from tailrace.sampling.slots import Slots
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """A step whose numbers are on the device, and all that its kernels write to. shape, scans, top: as `run` wants
-    them."""
-
-    step: GPUStep
-    tables: Tables
-    work: Work
-    out: Out
-    rows: int
-    shape: tuple[int, int]
-    scans: frozenset[bool]
-    top: int | None
 
 
 class GPUBackend:
@@ -74,7 +58,7 @@ class GPUBackend:
     def warm_up(self, dtypes: set[torch.dtype]) -> None:
         for dtype in dtypes:
             compile_all(self.slots.vocab_size, dtype, self.device)
-        self.space.room(len(self.slots.slots))  # for a row each; drafts may take more
+        self.space.reserve(len(self.slots.slots))  # for a row each; drafts may take more
 
     def sample(self, logits: torch.Tensor, rows: Rows) -> Pending:
         """The kernels draw for all; those that ask for more than they have fall back meanwhile: they are drawn
@@ -179,14 +163,18 @@ def launch_of(
     top: int | None,
     q: torch.Tensor | None = None,
 ) -> Launch:
-    """A step of these rows, whose numbers are there. logits: as `aligned` has them. q: float32 [R, V], what drafts were
-    drawn from."""
-    device, work = space.device, space.room(rows.num_rows)
+    """A step of these rows, whose numbers are there. (More than six parameters: two callers make these parts
+    differently.)
+
+    Args:
+        logits: as `aligned` has them. q: float32 [R, V], what drafts were drawn from.
+    """
+    device, work = space.device, space.reserve(rows.num_rows)
     # an address where none is read
     masks = tables.touched if rows.masks is None else there(rows.masks, device)
     proposals = work.x if q is None else there(q, device)
     step = GPUStep(logits[0], logits[1], logits[0].shape[1], numbers.words, numbers.padded, masks, proposals)
-    out = Out.room(rows.num_requests, rows.width, top, device)
+    out = Out.empty(rows.num_requests, rows.width, top, device)
     return Launch(step, tables, work, out, rows.num_rows, (rows.num_requests, rows.width), scans, top)
 
 
@@ -194,16 +182,7 @@ def draw(launch: Launch) -> None:
     """Launch the kernels of a step."""
     if launch.rows:
         with torch.cuda.device_of(launch.step.logits):
-            run(
-                launch.step,
-                launch.tables,
-                launch.work,
-                launch.out,
-                launch.rows,
-                launch.shape,
-                scans=launch.scans,
-                top=launch.top,
-            )
+            run(launch)
 
 
 def replace_requests(sampled: Sampled, again: Sampled, requests: list[int]) -> None:
@@ -258,7 +237,7 @@ def compile_all(vocab: int, dtype: torch.dtype, device: torch.device) -> None:
     dtype: of the logits that will come.
     """
     slots = Slots(2, vocab)
-    gpu = slots.follower("gpu", lambda slots: GPUBackend(slots, device))
+    gpu = slots.observer("gpu", lambda slots: GPUBackend(slots, device))
     slots.add(0, SamplingParams(logprobs=1, presence_penalty=0.5, logit_bias={0: 1.0}), key=1, prompt=[0])
     slots.add(1, SamplingParams(top_p=0.9), key=2, prompt=[0])
     logits = torch.zeros((3, vocab), dtype=dtype, device=device)

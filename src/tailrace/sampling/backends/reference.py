@@ -16,7 +16,7 @@ from tailrace.kernels.types import readable
 from tailrace.sampling.backends.base import Pending, Sampled, drafted_requests
 from tailrace.sampling.guidance import raw_row
 from tailrace.sampling.slots import Slots
-from tailrace.sampling.verify import verify
+from tailrace.sampling.verify import DraftRows, Drafts, verify
 
 
 class ReferenceBackend:
@@ -52,7 +52,7 @@ class ReferenceBackend:
 
 def unfilled(rows: Rows) -> Sampled:
     """Room for the tokens of these rows, contents undefined."""
-    return Sampled(*KernelOutput.room(rows.num_requests, rows.width)[:3], [None] * rows.num_requests)
+    return Sampled(*KernelOutput.empty(rows.num_requests, rows.width)[:3], [None] * rows.num_requests)
 
 
 def fall_back(slots: Slots, logits: torch.Tensor, rows: Rows, requests: Iterable[int], sampled: Sampled) -> None:
@@ -61,15 +61,11 @@ def fall_back(slots: Slots, logits: torch.Tensor, rows: Rows, requests: Iterable
         first, last = int(rows.start[i]), int(rows.start[i + 1]) - 1
         slot = slots[int(rows.slot[first])]
         begun_s = time.thread_time()
-        tokens, logprobs, status = verify(
-            [raw_row(logits, rows, row) for row in range(first, last + 1)],
-            slot,
-            int(rows.position[first]),
-            rows.draft[first:last].tolist(),
-            rows.proposals_of(i),
-            rows.rule_of(i),
-            [mask_of_row(rows, row) for row in range(first, last + 1)],
-        )
+        position, draft_tokens = int(rows.position[first]), rows.draft[first:last].tolist()
+        drafts = Drafts(position, draft_tokens, rows.proposals_of(i), rows.rule_of(i))
+        raw = [raw_row(logits, rows, row) for row in range(first, last + 1)]
+        masks = [mask_of_row(rows, row) for row in range(first, last + 1)]
+        tokens, logprobs, status = verify(DraftRows(raw, slot, drafts, masks))
         sampled.token_ids[i] = -1
         sampled.token_ids[i, : len(tokens)] = torch.tensor(tokens, dtype=torch.int64)
         sampled.num_tokens[i], sampled.status[i] = len(tokens), status

@@ -14,9 +14,9 @@ from scipy import stats
 
 from kernels.backends import DEVICES, QUIET
 from tailrace import kernels
-from tailrace.drafting import pick
+from tailrace.drafting import draft_sampler
 from tailrace.drafting.base import Draft, DraftRequest
-from tailrace.drafting.pick import DRAFT_STREAM, Picker, draw, fitted, proposal
+from tailrace.drafting.draft_sampler import DRAFT_STREAM, DraftSampler, draw, fitted, proposal
 from tailrace.params import SamplingParams
 from tailrace.sampling import Rows, Sampler, Slots
 from tailrace.sampling.methods.xtc import XTC_STREAM
@@ -43,12 +43,12 @@ def rows_of(steps: int, sequences: int = 1, seed: int = 5) -> torch.Tensor:
 
 def drafts_of(sampler: Sampler, asks: list[DraftRequest], logits: torch.Tensor) -> list[Draft]:
     """What comes of logits [steps, len(asks), V]."""
-    with Picker(sampler).start(asks) as picks:
+    with DraftSampler(sampler).start(asks) as draft_batch:
         going = list(range(len(asks)))
         for step in logits:
-            going = picks.take(step[going], going)
+            going = draft_batch.sample(step[going], going)
         assert not going
-        return picks.drafts()
+        return draft_batch.drafts()
 
 
 def said(sampler: Sampler, logits: torch.Tensor, slot: int = 0) -> list[int]:
@@ -100,8 +100,8 @@ def test_slots_are_as_they_were(name, rule):
 
 def test_slots_are_as_they_were_after_a_failure():
     sampler = sampler_for(PARAMS["penalties"])
-    with contextlib.suppress(RuntimeError), Picker(sampler).start([DraftRequest(0, PROMPT, 3)]) as picks:
-        picks.take(rows_of(1)[0], [0])
+    with contextlib.suppress(RuntimeError), DraftSampler(sampler).start([DraftRequest(0, PROMPT, 3)]) as draft_batch:
+        draft_batch.sample(rows_of(1)[0], [0])
         raise RuntimeError
     assert sampler.slots[0].num_output == 0
     assert said(sampler, rows_of(4)[:, 0]) == said(sampler_for(PARAMS["penalties"]), rows_of(4)[:, 0])
@@ -201,10 +201,10 @@ def law_of_verified(rule: str, count: int) -> float:
     for slot in range(count):
         slots.add(slot, SamplingParams(), key=slot, prompt=[0])
     sampler, asks = Sampler(slots), [DraftRequest(slot, [0], 2, rule) for slot in range(count)]
-    with Picker(sampler).start(asks) as picks:
+    with DraftSampler(sampler).start(asks) as draft_batch:
         for row in SOURCES:
-            picks.take(torch.tensor(row).log().expand(count, 4), range(count))
-        drafts = picks.drafts()
+            draft_batch.sample(torch.tensor(row).log().expand(count, 4), range(count))
+        drafts = draft_batch.drafts()
     proposals = torch.stack([torch.cat([draft.q, torch.zeros(1, 4)]) for draft in drafts]).flatten(0, 1)
     rows = Rows.drafted(range(count), [1] * count, [d.tokens for d in drafts], [rule] * count, proposals)
     out = sampler(torch.tensor(TARGETS).log().repeat(count, 1), rows)
@@ -224,7 +224,7 @@ def test_verified_drafts_have_the_targets_law(rule):
 @pytest.mark.parametrize("stream", [ACCEPT_STREAM, ACCEPT_STREAM - 1])
 def test_noise_shared_with_verification_is_seen(stream, monkeypatch):
     """The first or the second draft's noise is the acceptance's own."""
-    monkeypatch.setattr(pick, "noise_of", lambda begin, step: (begin + step, stream + step))
+    monkeypatch.setattr(draft_sampler, "noise_of", lambda begin, step: (begin + step, stream + step))
     assert law_of_verified("rejection", 8000) < ALPHA
 
 
@@ -236,7 +236,9 @@ def test_no_number_is_used_twice(monkeypatch):
     """Drafts that a step throws away may have had a say in it (block verification): the next step's are drawn from
     fresh noise."""
     seen = []
-    monkeypatch.setattr(pick, "noise_of", lambda *at, noise_of=pick.noise_of: seen.append(noise_of(*at)) or seen[-1])
+    monkeypatch.setattr(
+        draft_sampler, "noise_of", lambda *at, noise_of=draft_sampler.noise_of: seen.append(noise_of(*at)) or seen[-1]
+    )
     for fields in ({}, {"mirostat": 2}):  # by the kernels, and in torch
         sampler = sampler_for(fields)
         seen.clear()
@@ -319,10 +321,10 @@ def test_different_counts_and_rules_together_are_what_they_are_alone():
     logits = rows_of(5, 4)
     together = drafts_of(sampler_for(*fields), asks, logits)
     for i, ask in enumerate(asks):
-        with Picker(sampler_for(*fields)).start([ask]) as picks:
+        with DraftSampler(sampler_for(*fields)).start([ask]) as draft_batch:
             for step in logits[: ask.count]:
-                picks.take(step[i : i + 1], [0])
-            (alone,) = picks.drafts()
+                draft_batch.sample(step[i : i + 1], [0])
+            (alone,) = draft_batch.drafts()
         assert together[i].tokens == alone.tokens
         assert len(alone.tokens) == ask.count
         assert alone.q is None or torch.equal(together[i].q, alone.q)
@@ -330,15 +332,18 @@ def test_different_counts_and_rules_together_are_what_they_are_alone():
 
 
 def test_what_has_not_been_fed():
-    with Picker(sampler_for({})).start([DraftRequest(0, PROMPT, 4)]) as picks:
+    with DraftSampler(sampler_for({})).start([DraftRequest(0, PROMPT, 4)]) as draft_batch:
         for row in rows_of(2):
-            picks.take(row, [0])
-        a, b = picks.tokens[0]
-        assert picks.since(0, 2) == [3, 7, a, b]
-        assert picks.since(0, 4) == [a, b]
-        assert picks.since(0, 5) == [b]
+            draft_batch.sample(row, [0])
+        a, b = draft_batch.tokens[0]
+        assert draft_batch.since(0, 2) == [3, 7, a, b]
+        assert draft_batch.since(0, 4) == [a, b]
+        assert draft_batch.since(0, 5) == [b]
 
 
 def test_an_empty_slot_is_refused():
-    with pytest.raises(ValueError, match="slot 1"), Picker(Sampler(Slots(2, V))).start([DraftRequest(1, PROMPT, 1)]):
+    with (
+        pytest.raises(ValueError, match="slot 1"),
+        DraftSampler(Sampler(Slots(2, V))).start([DraftRequest(1, PROMPT, 1)]),
+    ):
         pass

@@ -1,0 +1,110 @@
+"""What both attention kernels (attention.py) are made of: the rows of a tile, and their online softmax over a range of
+positions."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+LOG2E = tl.constexpr(1.4426950408889634)
+INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+
+
+@triton.jit
+def product(a, b, start):
+    """start + a · b, fp32."""
+    if INTERPRETED:  # it would multiply the bits of bf16
+        a, b = a.to(tl.float32), b.to(tl.float32)
+    return tl.dot(a, b, start, input_precision="ieee")
+
+
+@triton.jit
+def tile_of(
+    query,
+    query_t,
+    query_h,
+    begin,
+    count,
+    tile,
+    head,
+    before,
+    window,
+    reach,
+    GROUP: tl.constexpr,
+    DIM: tl.constexpr,
+    ROWS: tl.constexpr,
+    DIM_PAD: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The rows of a tile: (token of the sequence, query head), where there are such, and their query. Then the range of
+    positions that they see: from a multiple of BLOCK to the newest one."""
+    TOKENS: tl.constexpr = ROWS // GROUP
+    r, d = tl.arange(0, ROWS), tl.arange(0, DIM_PAD)
+    token, mine = tile * TOKENS + r // GROUP, head * GROUP + r % GROUP
+    inside = (r < TOKENS * GROUP) & (token < count)
+    from_row = (begin + token).to(tl.int64) * query_t + mine.to(tl.int64) * query_h
+    q = tl.load(query + from_row[:, None] + d[None, :], mask=inside[:, None] & (d < DIM)[None, :], other=0.0)
+    newest = before + tl.minimum((tile + 1) * TOKENS, count) - 1
+    oldest = tl.maximum(first_seen(before + tile * TOKENS, window, reach), 0) // BLOCK * BLOCK
+    return token, mine, inside, q, oldest, newest
+
+
+@triton.jit
+def first_seen(at, window, reach):
+    """The oldest position that a token at `at` sees, or less than 0."""
+    return tl.maximum(at - window + 1, at // reach * reach)
+
+
+@triton.jit
+def over(
+    q,
+    at,
+    first,
+    last,
+    table,
+    keys,
+    values,
+    head,
+    scale,
+    window,
+    reach,
+    softcap,
+    CAPPED: tl.constexpr,
+    HEADS: tl.constexpr,
+    SIZE: tl.constexpr,
+    DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    ROWS: tl.constexpr,
+    DIM_PAD: tl.constexpr,
+    VALUE_PAD: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Online softmax of q [ROWS, DIM_PAD], of tokens at positions `at`, over the positions first … last − 1; first is a
+    multiple of BLOCK. Returns the largest score in units of log 2, Σ weight, Σ weight · value."""
+    top = tl.full((ROWS,), float("-inf"), tl.float32)
+    mass = tl.zeros((ROWS,), tl.float32)
+    mixed = tl.zeros((ROWS, VALUE_PAD), tl.float32)
+    d, e = tl.arange(0, DIM_PAD), tl.arange(0, VALUE_PAD)
+    oldest = first_seen(at, window, reach)
+    for start in range(first, last, BLOCK):
+        n = start + tl.arange(0, BLOCK)
+        there = n < last  # what lies behind is of no one, NaN perhaps
+        block = tl.load(table + n // SIZE, mask=there, other=0).to(tl.int64)
+        place = block * (HEADS * SIZE) + head * SIZE + n % SIZE
+        k = tl.load(keys + place[None, :] * DIM + d[:, None], mask=there[None, :] & (d < DIM)[:, None], other=0.0)
+        inside = there[:, None] & (e < VALUE_DIM)[None, :]
+        v = tl.load(values + place[:, None] * VALUE_DIM + e[None, :], mask=inside, other=0.0)
+        score = product(q, k, tl.zeros((ROWS, BLOCK), tl.float32)) * scale
+        if CAPPED:
+            small = tl.exp2(tl.abs(score / softcap) * LOG2E * -2.0)
+            score = tl.where(score < 0.0, -softcap, softcap) * ((1.0 - small) / (1.0 + small))
+        seen = there[None, :] & (n[None, :] <= at[:, None]) & (n[None, :] >= oldest[:, None])
+        score = tl.where(seen, score * LOG2E, float("-inf"))
+        higher = tl.maximum(top, tl.max(score, 1))
+        base = tl.where(higher == float("-inf"), 0.0, higher)  # of a row that sees nothing yet
+        weight = tl.exp2(score - base[:, None])
+        shrink = tl.exp2(top - base)
+        mass = mass * shrink + tl.sum(weight, 1)
+        mixed = product(weight.to(v.dtype), v, mixed * shrink[:, None])
+        top = higher
+    return top, mass, mixed

@@ -22,6 +22,7 @@ from tailrace.config import CacheConfig, EngineConfig, SchedulerConfig, ServerCo
 from tailrace.engine.engine import Engine
 from tailrace.engine.token_bytes import TokenBytes
 from tailrace.errors import EngineDeadError
+from tailrace.grammar.service import Grammars
 from tailrace.runners.scripted import ScriptedRunner
 from tailrace.text.tokenizer import Tokenizer
 from tailrace.wire.async_client import AsyncClient
@@ -81,10 +82,12 @@ def endless(ids: list[int]) -> int:
 class LocalClient(AsyncClient):
     """The asyncio client with the engine in the same loop instead of a process: real messages, no socket.
 
-    `tick_s`: pause between steps. `hold`: while set, no step is made. `context`: the model's, in tokens.
+    `tick_s`: pause between steps. `hold`: while set, no step is made. `context`: the model's, in tokens. `grammars`:
+    None serves none.
     """
 
     context = CONTEXT
+    grammars: Grammars | None = None
 
     def __init__(self, script: Callable[[list[int]], Any], *, tick_s: float = 0.0, **runner: Any) -> None:
         super().__init__(EngineConfig())
@@ -106,6 +109,7 @@ class LocalClient(AsyncClient):
             CacheConfig(num_blocks=self.context, block_size=16),
             SchedulerConfig(max_num_seqs=32, max_num_batched_tokens=2048, max_waiting=100),
             self.token_bytes,
+            grammars=self.grammars,
         )
         self._streams.model = self.engine.info
         self._socket = self

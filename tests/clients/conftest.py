@@ -32,16 +32,8 @@ os.environ |= {
     "LANGSMITH_TRACING": "false",
     "OPENAI_AGENTS_DISABLE_TRACING": "1",
 }
-for variable in (
-    "ANTHROPIC_BASE_URL",
-    "ANTHROPIC_API_KEY",
-    "ANTHROPIC_AUTH_TOKEN",
-    "OPENAI_BASE_URL",
-    "OPENAI_API_BASE",
-    "OPENAI_API_KEY",
-    "OPENAI_ORG_ID",
-    "OPENAI_PROJECT_ID",
-):
+OTHERS = ("BASE_URL", "API_BASE", "API_KEY", "AUTH_TOKEN", "ORG_ID", "PROJECT_ID")
+for variable in (f"{vendor}_{name}" for vendor in ("ANTHROPIC", "OPENAI") for name in OTHERS):
     os.environ.pop(variable, None)
 
 
@@ -128,7 +120,7 @@ def agent(command: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
             [command.parent / "python", here / "scripted_agent.py", str(port)],
             stdout=out,
             stderr=subprocess.STDOUT,
-            env=os.environ | {"PYTHONPATH": str(here.parent)},
+            env=os.environ | {"PYTHONPATH": str(here.parent), "OMP_NUM_THREADS": "1"},
         )
     server = Server(f"http://127.0.0.1:{port}", process, log)
     try:

@@ -28,8 +28,9 @@ from api.harness import EOS, START, VOCAB, LocalClient, make_tokenizer
 from api.test_forced_tools import vocabulary
 from tailrace.api.app import create_app
 from tailrace.api.serve import Server, uvicorn_config
-from tailrace.config import ServerConfig
+from tailrace.config import GrammarConfig, ServerConfig
 from tailrace.engine.token_bytes import TokenBytes
+from tailrace.grammar.service import Grammars
 from tailrace.text.tool_parsers import TOOL_FORMATS
 from tailrace.text.tool_parsers.functions import functions_of
 from tailrace.text.tool_parsers.grammar import forced_grammar
@@ -94,6 +95,8 @@ async def main(port: int) -> None:
     agent = Agent()
     client = LocalClient(agent)
     client.context, client.token_bytes = 16_384, TokenBytes.of(tokenizer, VOCAB)
+    spelt = [tokenizer.bytes_of(id) for id in range(VOCAB)]
+    client.grammars = Grammars(GrammarConfig(), None, spelt, tokenizer.special_ids, [EOS], VOCAB)
     config = ServerConfig(port=port, tool_parser="hermes", reasoning_parser="think")
     app = create_app(client, tokenizer, config, "small")
 
@@ -105,6 +108,7 @@ async def main(port: int) -> None:
     app.router.routes.append(Route("/format/{name}", write_as, methods=["POST"]))
     app.router.routes.append(Route("/formats", formats))
     await Server(app.state.front, uvicorn_config(app, config)).until_end()
+    client.grammars.close()
 
 
 async def formats(request: Request) -> Response:

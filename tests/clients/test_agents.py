@@ -93,7 +93,10 @@ def test_each_format_with_openais_client(agent, client):
         post(f"{agent.url}/format/{name}")
         assert chat_turns(client, streamed=False) == ANSWER, name
         assert chat_turns(client, streamed=True) == ANSWER, name
-        assert chat_turns(client, streamed=False, tool_choice="required") == ANSWER, name
+
+
+def test_a_forced_call(hermes, client):
+    assert chat_turns(client, streamed=False, tool_choice="required") == ANSWER
 
 
 def test_each_format_with_anthropics_client(agent):
@@ -132,7 +135,8 @@ def test_openai_agents(hermes, kind):
 
 def models_of_pydantic(server: Server) -> dict[str, Any]:
     ours = OpenAIProvider(base_url=server.v1, api_key="none")
-    theirs = AnthropicProvider(base_url=server.url, api_key="none")
+    # a client of its own: the provider's default is made for an older version of Anthropic's client
+    theirs = AnthropicProvider(anthropic_client=anthropic.AsyncAnthropic(base_url=server.url, api_key="none"))
     return {
         "chat": OpenAIChatModel(NAME, provider=ours),
         "responses": OpenAIResponsesModel(NAME, provider=ours),

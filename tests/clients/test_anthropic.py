@@ -135,7 +135,7 @@ def test_every_required_field_is_there(scripted):
     assert not missing, "\n".join(sorted(missing))
 
 
-def test_errors(client, guarded):
+def test_errors(client):
     with pytest.raises(anthropic.NotFoundError) as missing:
         client.messages.create(model="gpt-17", max_tokens=5, messages=QUESTION)
     assert (missing.value.type, missing.value.error_code) == ("not_found_error", "model_not_found")
@@ -145,10 +145,15 @@ def test_errors(client, guarded):
     assert bad.value.request_id
     with pytest.raises(anthropic.BadRequestError, match="prompt is too long"):
         client.messages.create(model=NAME, max_tokens=5, messages=[{"role": "user", "content": "word " * 9000}])
-    for key in ({"api_key": "wrong"}, {"auth_token": "wrong"}):
-        with anthropic.Anthropic(base_url=guarded.url, max_retries=0, **key) as stranger:
-            with pytest.raises(anthropic.AuthenticationError):
-                stranger.messages.create(model=NAME, max_tokens=5, messages=QUESTION)
-    for key in ({"api_key": KEY}, {"auth_token": KEY}):
-        with anthropic.Anthropic(base_url=guarded.url, max_retries=0, **key) as known:
-            assert known.messages.create(model=NAME, max_tokens=5, messages=QUESTION).usage.output_tokens == 5
+
+
+def ask_with(server: Server, key: dict[str, str]) -> Message:
+    with anthropic.Anthropic(base_url=server.url, max_retries=0, **key) as client:
+        return client.messages.create(model=NAME, max_tokens=5, messages=QUESTION)
+
+
+@pytest.mark.parametrize("name", ["api_key", "auth_token"])
+def test_keys(guarded, name):
+    assert ask_with(guarded, {name: KEY}).usage.output_tokens == 5
+    with pytest.raises(anthropic.AuthenticationError):
+        ask_with(guarded, {name: "wrong"})

@@ -19,9 +19,7 @@ from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from pydantic import BaseModel
 from pydantic_ai import Agent, ToolOutput
-from pydantic_ai.models.anthropic import AnthropicModel
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
-from pydantic_ai.providers.anthropic import AnthropicProvider
 from pydantic_ai.providers.openai import OpenAIProvider
 
 from .conftest import NAME, Server
@@ -134,17 +132,15 @@ def test_openai_agents(hermes, kind):
 
 
 def models_of_pydantic(server: Server) -> dict[str, Any]:
+    """Its model over Anthropic's API is left out: 2.31 can't work with Anthropic's client 2 (httpx2), whatever serves."""
     ours = OpenAIProvider(base_url=server.v1, api_key="none")
-    # a client of its own: the provider's default is made for an older version of Anthropic's client
-    theirs = AnthropicProvider(anthropic_client=anthropic.AsyncAnthropic(base_url=server.url, api_key="none"))
     return {
         "chat": OpenAIChatModel(NAME, provider=ours),
         "responses": OpenAIResponsesModel(NAME, provider=ours),
-        "messages": AnthropicModel(NAME, provider=theirs),
     }
 
 
-@pytest.mark.parametrize("api", ["chat", "responses", "messages"])
+@pytest.mark.parametrize("api", ["chat", "responses"])
 def test_pydantic_ai(hermes, api):
     """Once with text as the output, and once with a tool for it, which must then be called."""
     model = models_of_pydantic(hermes)[api]

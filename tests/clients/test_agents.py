@@ -132,7 +132,7 @@ def test_openai_agents(hermes, kind):
 
 
 def models_of_pydantic(server: Server) -> dict[str, Any]:
-    """Its model over Anthropic's API is left out: 2.31 can't work with Anthropic's client 2 (httpx2), whatever serves."""
+    """Its model over Anthropic's API is left out: 2.31 can't use Anthropic's client 2 (httpx2), whatever serves."""
     ours = OpenAIProvider(base_url=server.v1, api_key="none")
     return {
         "chat": OpenAIChatModel(NAME, provider=ours),

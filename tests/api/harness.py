@@ -22,6 +22,7 @@ from tailrace.config import CacheConfig, EngineConfig, SchedulerConfig, ServerCo
 from tailrace.engine.engine import Engine
 from tailrace.engine.token_bytes import TokenBytes
 from tailrace.errors import EngineDeadError
+from tailrace.grammar.service import Grammars
 from tailrace.runners.scripted import ScriptedRunner
 from tailrace.text.tokenizer import Tokenizer
 from tailrace.wire.async_client import AsyncClient
@@ -47,7 +48,7 @@ def byte_names() -> list[str]:
     return [chr(b) if b in plain else chr(next(rest)) for b in range(256)]
 
 
-def make_tokenizer(folder: Path) -> Tokenizer:
+def make_tokenizer(folder: Path, template: str = TEMPLATE) -> Tokenizer:
     """Every byte is a token, and there are two special ones."""
     vocab = {name: i for i, name in enumerate(byte_names())}
     backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocab, merges=[]))
@@ -55,7 +56,7 @@ def make_tokenizer(folder: Path) -> Tokenizer:
     backend.decoder = tokenizers.decoders.ByteLevel()
     backend.add_special_tokens(["<|im_start|>", "<|im_end|>"])
     backend.save(str(folder / "tokenizer.json"))
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "chat_template": TEMPLATE}
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "chat_template": template}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     return Tokenizer.load(folder)
 
@@ -81,8 +82,12 @@ def endless(ids: list[int]) -> int:
 class LocalClient(AsyncClient):
     """The asyncio client with the engine in the same loop instead of a process: real messages, no socket.
 
-    `tick_s`: pause between steps. `hold`: while set, no step is made.
+    `tick_s`: pause between steps. `hold`: while set, no step is made. `context`: the model's, in tokens. `grammars`:
+    None serves none.
     """
+
+    context = CONTEXT
+    grammars: Grammars | None = None
 
     def __init__(self, script: Callable[[list[int]], Any], *, tick_s: float = 0.0, **runner: Any) -> None:
         super().__init__(EngineConfig())
@@ -99,11 +104,12 @@ class LocalClient(AsyncClient):
             raise self.start_error
         self.starts += 1
         self.engine = Engine(
-            ScriptedRunner(VOCAB, self._script, CONTEXT, **self._runner_options),
-            ModelInfo(NAME, VOCAB, CONTEXT, [EOS]),
-            CacheConfig(num_blocks=256, block_size=16),
+            ScriptedRunner(VOCAB, self._script, self.context, **self._runner_options),
+            ModelInfo(NAME, VOCAB, self.context, [EOS]),
+            CacheConfig(num_blocks=self.context, block_size=16),
             SchedulerConfig(max_num_seqs=32, max_num_batched_tokens=2048, max_waiting=100),
             self.token_bytes,
+            grammars=self.grammars,
         )
         self._streams.model = self.engine.info
         self._socket = self

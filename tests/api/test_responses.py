@@ -130,9 +130,8 @@ async def test_the_items_that_a_response_answers(front):
     assert got == listed["data"]
     second = (await post(front, previous_response_id=first["id"], input="and?")).json()
     more = (await front.http.get(f"{PATH}/{second['id']}/input_items", params={"order": "asc"})).json()["data"]
-    answer = {"type": "message", "role": "assistant"}
-    answer["content"] = [{"type": "output_text", "annotations": [], "text": "Hello"}]
-    assert strip(more)[3] == answer
+    said = [{"type": "output_text", "annotations": [], "text": "Hello"}]
+    assert strip(more)[3] == {"type": "message", "role": "assistant", "content": said}
     assert strip(more)[4]["content"][0]["text"] == "and?"
     for name, value in (("limit", "0"), ("limit", "x"), ("limit", "101"), ("order", "up"), ("after", "x")):
         refused = await front.http.get(path, params={name: value})

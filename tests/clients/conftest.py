@@ -30,8 +30,10 @@ os.environ |= {
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     "LITELLM_TELEMETRY": "False",
     "LANGSMITH_TRACING": "false",
+    "OPENAI_AGENTS_DISABLE_TRACING": "1",
 }
-for variable in ("OPENAI_BASE_URL", "OPENAI_API_BASE", "OPENAI_API_KEY", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID"):
+OTHERS = ("BASE_URL", "API_BASE", "API_KEY", "AUTH_TOKEN", "ORG_ID", "PROJECT_ID")
+for variable in (f"{vendor}_{name}" for vendor in ("ANTHROPIC", "OPENAI") for name in OTHERS):
     os.environ.pop(variable, None)
 
 
@@ -72,9 +74,7 @@ def serve(
 
     @contextlib.contextmanager
     def run(*flags: str) -> Iterator[Server]:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         log = tmp_path_factory.mktemp("server") / "log"
         with log.open("wb") as out:
             process = subprocess.Popen(
@@ -84,11 +84,7 @@ def serve(
             )
         server = Server(f"http://127.0.0.1:{port}", process, log)
         try:
-            end = time.monotonic() + 300  # the first one ever fetches and converts the model
-            while not server.healthy():
-                assert process.poll() is None, f"the server ended:\n{log.read_text()}"
-                assert time.monotonic() < end, f"the server does not get ready:\n{log.read_text()}"
-                time.sleep(0.1)
+            await_health(server)
             yield server
             assert process.poll() is None, f"the server died:\n{log.read_text()}"
         finally:
@@ -112,6 +108,45 @@ def guarded(serve: Callable[..., contextlib.AbstractContextManager[Server]]) -> 
     """Scripted logits, for those who have the key."""
     with serve("--model", "scripted:next", "--api-keys", KEY) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def agent(command: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A model that plays an agent's part: see scripted_agent.py."""
+    here = Path(__file__).resolve().parent
+    log, port = tmp_path_factory.mktemp("agent") / "log", free_port()
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [command.parent / "python", here / "scripted_agent.py", str(port)],
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env=os.environ | {"PYTHONPATH": str(here.parent), "OMP_NUM_THREADS": "1"},
+        )
+    server = Server(f"http://127.0.0.1:{port}", process, log)
+    try:
+        await_health(server)
+        yield server
+        assert process.poll() is None, f"the server died:\n{log.read_text()}"
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+    assert "Traceback" not in log.read_text(), log.read_text()
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def await_health(server: Server) -> None:
+    """Wait until it accepts requests."""
+    end = time.monotonic() + 300  # the first one ever fetches and converts the model
+    while not server.healthy():
+        assert server.process.poll() is None, f"the server ended:\n{server.log.read_text()}"
+        assert time.monotonic() < end, f"the server does not get ready:\n{server.log.read_text()}"
+        time.sleep(0.1)
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,6 @@
 """Greedy tokens equal transformers' `generate`, however the engine schedules the work.
 
-Twenty prompts of different lengths (in `make test` five, and three in bfloat16); alone, batched together, with chunked
+Twenty prompts of different lengths (in `make test` five, and four in bfloat16); alone, batched together, with chunked
 prefill, with prefix reuse, with preemption forced by a tiny cache, and with n = 3. In float32 the tokens must be equal;
 in bfloat16 two arithmetic orders may part at a near-tie, so a divergence is allowed only where transformers' own logits
 put the two tokens closer than BF16_MARGIN, and every one is printed with its margin.
@@ -45,8 +45,8 @@ class World:
     prefix_reuse: bool = False
 
     def few(self) -> World:
-        """The same for a quarter of the prompts."""
-        return replace(self, num_blocks=self.num_blocks // 4)
+        """The same for a few prompts."""
+        return replace(self, num_blocks=self.num_blocks // 5)
 
 
 WORLDS = {
@@ -62,7 +62,7 @@ LENGTHS = (1, 2, 3, 5, 7, 11, 15, 16, 17, 23, 31, 32, 33, 47, 48, 64, 80, 100, 1
 # dtype, lengths of prompts
 SCENES = [
     pytest.param(("float32", (1, 15, 16, 33, 100)), id="float32, few"),
-    pytest.param(("bfloat16", (15, 33, 100)), id="bfloat16, few"),
+    pytest.param(("bfloat16", (15, 31, 33, 100)), id="bfloat16, few"),
     pytest.param(("float32", LENGTHS), id="float32", marks=pytest.mark.long),
     pytest.param(("bfloat16", LENGTHS), id="bfloat16", marks=pytest.mark.long),
 ]

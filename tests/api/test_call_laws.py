@@ -15,7 +15,7 @@ import jsonschema
 import jsonschema.validators
 import pytest
 
-from api.test_forced_tools import MARKS, script_of, tool, vocabulary
+from api.test_forced_tools import MARKS, WALKED, script_of, tool, vocabulary
 from tailrace.errors import ParameterError
 from tailrace.grammar.check import UnsupportedError
 from tailrace.text.channel_splitter import ChannelSplitter
@@ -274,8 +274,7 @@ def read_both(
     return [(name, json.loads(arguments)) for name, arguments in calls], said
 
 
-@pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("form", "how"), WALKED)
 def test_all_that_a_random_grammar_lets_through_is_read_as_calls_that_fit(form, how):
     """Any allowed token at each place. One forced call is exactly one."""
     walked = 0

@@ -149,8 +149,14 @@ def read(form: str, text: str, asked: list[dict] = ASKED) -> tuple[list[tuple[st
     return [(name, json.loads(arguments)) for name, arguments in calls], said
 
 
-@pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("form", TOOL_FORMATS)
+WALKED = [  # each form in one of the ways, others for the next; the rest with the long tests
+    pytest.param(form, how, marks=[] if i % len(HOW) == j else pytest.mark.long)
+    for i, form in enumerate(TOOL_FORMATS)
+    for j, how in enumerate(HOW)
+]
+
+
+@pytest.mark.parametrize(("form", "how"), WALKED)
 def test_every_text_of_the_grammar_is_read_as_calls_that_fit(form, how):
     """Random texts out of the grammar's own masks."""
     words, most = vocabulary(form, how), 0

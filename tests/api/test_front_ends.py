@@ -179,13 +179,14 @@ def test_nobody_outlives_the_first(launch):
         assert all(gone(pid) for pid in (engine, *others))
 
 
+@pytest.mark.long
 def test_the_engines_death_reaches_every_stream(launch):
-    with launch(front_ends=2, on_engine_death="restart") as server:
-        engine, _ = ready(server, 2)
+    with launch(front_ends=FRONT_ENDS, on_engine_death="restart") as server:
+        engine, _ = ready(server)
         readers = [server.stream() for _ in range(12)]
         os.kill(engine, signal.SIGKILL)
         assert {reader.last()["error"]["code"] for reader in readers} == {"engine_dead"}
-        successor, _ = ready(server, 2)
+        successor, _ = ready(server)
         assert successor != engine
         assert everyone(server, "POST", "/v1/completions", json=ENDLESS | {"stream": False, "max_tokens": 2}) == {200}
 

@@ -115,7 +115,10 @@ def generated(reference, prompt: list[int], fields: dict, key: int, monkeypatch:
 @pytest.mark.parametrize(
     ("fields", "some"),
     [
-        *(pytest.param(fields, [i % 4, 4], id=f"{' '.join(fields)}, two prompts") for i, fields in enumerate(ASKED)),
+        *(
+            pytest.param(fields, [i, 4] if fields == JOINT else [i % 5], id=f"{' '.join(fields)}, few prompts")
+            for i, fields in enumerate(ASKED)
+        ),
         *(pytest.param(fields, range(5), id=" ".join(fields), marks=pytest.mark.long) for fields in ASKED),
     ],
 )

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from examples import examples
+from kernels.backends import DEVICES
 from runners.test_transformers import ARCHITECTURES, SIZE, Cache, save
 from tailrace.config import ModelConfig
 from tailrace.kernels import dispatch
@@ -27,7 +28,7 @@ from tailrace.runners.inputs import FIELDS, moved
 from tailrace.runners.transformers import TransformersRunner
 
 CUDA = torch.cuda.is_available()
-DEVICE = torch.device("cuda" if CUDA else "cpu")
+DEVICE = torch.device(DEVICES["gpu"])
 BLOCKS, WIDTH, MOST = 10, 4, 5
 
 
@@ -143,7 +144,11 @@ def cache(runner) -> Cache:
     return cache
 
 
-@pytest.mark.parametrize("which", [[0], [3, 1], [0, 1, 2], [4, 2, 1, 0], [0, 1, 2, 3, 4]], ids=str)
+@pytest.mark.parametrize(
+    "which",
+    [[0], [3, 1], [4, 2, 1, 0], *(pytest.param(more, marks=pytest.mark.long) for more in ([0, 1, 2], [0, 1, 2, 3, 4]))],
+    ids=str,
+)
 @torch.inference_mode()
 def test_a_graph_computes_what_the_model_does(runner, graphs, cache, which):
     batch = decodes(cache, which)

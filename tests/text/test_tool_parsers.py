@@ -13,14 +13,15 @@ from hypothesis import strategies as st
 
 from examples import examples
 from tailrace.config import ServerConfig
-from tailrace.text.channel_splitter import ChannelSplitter, Segment
-from tailrace.text.reasoning import REASONING_MARKERS
+from tailrace.text.channel_splitter import ChannelSplitter
+from tailrace.text.reasoning import REASONING_FORMATS
+from tailrace.text.splitter import Segment
 from tailrace.text.tool_parsers import TOOL_FORMATS, tool_schemas
 from tailrace.text.tool_parsers.call_parser import NotACallError
 from tailrace.text.tool_parsers.pythonic import calls_of
 from tailrace.text.tool_parsers.values import json_of
 
-THINK = REASONING_MARKERS["think"]
+THINK = REASONING_FORMATS["think"]
 TOOLS_ASKED = [
     {"type": "function", "function": {"name": name, "parameters": {"properties": {"s": {"type": "string"}, "n": {}}}}}
     for name in ("add", "get.it-2")

@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from tailrace.api import error_handlers
 from tailrace.api.merge_iterators import merge_iterators
@@ -21,6 +21,7 @@ from tailrace.api.work_queue import SLICE_S
 from tailrace.errors import EngineError, TailraceError
 from tailrace.params import SamplingParams
 from tailrace.text.output import Delta, TextStream
+from tailrace.text.splitter import ReasoningTokens
 from tailrace.wire.messages import Failed, Finished, PromptLogprobs, SequenceEvent, TokenLogprobs, Tokens
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ class Generation:
         self._aborted = False
         self._reading_since_s: float | None = None  # when the last delta was given to the reader, who has not come back
         self._record = service.observer.begin(service.model_name, origin, id, params)
+        self.thoughts: list[ReasoningTokens] | None = None  # per choice, where the endpoint counts them
 
     @property
     def name(self) -> str:
@@ -77,7 +79,7 @@ class Generation:
         prompt = sum(map(len, self.prompts))
         completion = sum(text.num_tokens for text in self._texts)
         accepted = min(self._accepted, completion)  # a stop that only the front end finds also cuts accepted drafts
-        details = UNSET if not self._drafted else CompletionTokensDetails(accepted, self._drafted - accepted)
+        details = details_of(accepted, self._drafted, self.thoughts)
         return Usage(prompt, completion, prompt + completion, PromptTokensDetails(sum(self._cached)), details)
 
     def prompt_logprobs(self, p: int) -> list[TokenLogprobs] | None:
@@ -253,6 +255,16 @@ class Generation:
                 raise error_handlers.of_failed(event, self._grammar_field)
             case PromptLogprobs():
                 raise AssertionError("_take_prompt_logprobs has kept these")
+
+
+def details_of(
+    accepted: int, drafted: int, thoughts: Sequence[ReasoningTokens] | None
+) -> CompletionTokensDetails | UnsetType:
+    """Kinds of output tokens; UNSET where there is nothing to say."""
+    if not drafted and thoughts is None:
+        return UNSET
+    counted = UNSET if thoughts is None else sum(counter.count for counter in thoughts)
+    return CompletionTokensDetails(accepted, drafted - accepted, counted)
 
 
 class TokenClock:

@@ -144,7 +144,7 @@ async def prepare_chat(
 
     def additions() -> Additions:
         fields = channel_fields(service, ask, channels)
-        grammar, field = chat_grammar(service, ask, chat.choice, chat.tools, prompt, chat.format_field)
+        grammar, field = chat_grammar(service, ask, chat.choice, chat.tools, channels, chat.format_field)
         return {**fields, "grammar": grammar}, field
 
     prompts = Prompts([prompt], chat.messages_field, negative)

@@ -22,7 +22,8 @@ from tailrace.api.supervise import Supervisor
 from tailrace.api.work_queue import WorkQueue
 from tailrace.config import ServerConfig
 from tailrace.errors import NotReadyError, TailraceError
-from tailrace.text.reasoning import REASONING_MARKERS
+from tailrace.text.reasoning import format_of
+from tailrace.text.reasoning_probe import find_reasoning
 from tailrace.text.tool_parsers import TOOL_FORMATS
 from tailrace.wire.async_client import AsyncClient
 
@@ -95,9 +96,8 @@ class Service:
         called = f"the engine of {model_name}" if shared.named else "the engine"
         self.supervisor = Supervisor(client, config.on_engine_death, called)
         self.labels = Labels(tokenizer)
-        self.reasoning = select_parser(
-            config.reasoning_parser, REASONING_MARKERS, lambda markers: (markers,), tokenizer
-        )
+        chosen = config.reasoning_parser
+        self.reasoning = find_reasoning(tokenizer) if chosen == "auto" else format_of(chosen)
         self.tools = select_parser(config.tool_parser, TOOL_FORMATS, lambda form: form.evidence, tokenizer)
         self.metrics = Metrics(
             lambda: client.stats,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
-from tailrace.api.channels import reasoning_before
+from tailrace.api.channels import Channels, reasoning_before
 from tailrace.api.schema.structured import StructuredOutputs
 from tailrace.api.structured import Constraint, check_no_options, constraint_of, to_grammar
 from tailrace.errors import ParameterError
@@ -48,7 +48,7 @@ def chat_grammar(
     ask: ChatRequest,
     choice: ToolChoice,
     tools: list[dict[str, Any]] | None,
-    prompt: list[int],
+    channels: Channels,
     format_field: str = "response_format",
 ) -> tuple[Grammar | None, str]:
     """The grammar of the output and the field it came from; None without one. format_field: see
@@ -64,8 +64,8 @@ def chat_grammar(
     if wanted is None:
         check_no_options(ask)
         return None, "grammar"
-    after, opening = reasoning_before(service, ask, prompt)
-    return to_grammar(ask, wanted, after, opening), wanted.field
+    of_calls = wanted is not content
+    return to_grammar(ask, wanted, *reasoning_before(service, ask, channels, of_calls)), wanted.field
 
 
 def choice_of(wanted: Any, tools: Sequence[Any] | None, parallel: bool | None) -> ToolChoice:

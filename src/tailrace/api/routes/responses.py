@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from uuid import uuid4
 
 import msgspec
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -41,7 +42,7 @@ from tailrace.api.tool_choice import choice_of
 from tailrace.api.work_queue import JSON_BYTES
 from tailrace.api.worker_queries import ask_all, ask_first, ask_stored
 from tailrace.errors import ParameterError, TailraceError
-from tailrace.text.channel_splitter import ChannelSplitter
+from tailrace.text.splitter import ReasoningTokens, Splitter
 from tailrace.text.tool_parsers.functions import check_tools
 
 READER = BodyReader(ResponsesRequest, RESPONSES_REFUSED)
@@ -69,7 +70,9 @@ async def create_response(request: Request) -> Response:
     instructions = 0 if ask.instructions is None else 1  # they are for this turn alone
     messages: list[dict[str, Any]] = msgspec.to_builtins(chat.ask.messages[instructions:])
     stored = StoredResponse(front_of(request).responses, response_of(service, ask, generation), messages)
-    chunks = events(generation, stored, ChannelSplitter(*channels))
+    splitter = channels.splitter()
+    generation.thoughts = [ReasoningTokens(splitter)] if channels.counts else None
+    chunks = events(generation, stored, splitter)
     return await respond(request, generation, chunks, last_response, ask.streamed, NAMED)
 
 
@@ -113,9 +116,7 @@ class StoredResponse(NamedTuple):
             self.save()
 
 
-async def events(
-    generation: Generation, stored: StoredResponse, channels: ChannelSplitter
-) -> AsyncGenerator[Event, None]:
+async def events(generation: Generation, stored: StoredResponse, channels: Splitter) -> AsyncGenerator[Event, None]:
     """The response as it comes.
 
     Raises:
@@ -130,6 +131,8 @@ async def events(
                     stored.save()
                     for event in writer.begin():
                         yield event
+                for counter in generation.thoughts or ():
+                    counter.add(delta.offsets)
                 segments = channels.feed(delta.text)
                 if delta.finish_reason is not None:
                     segments += channels.flush()
@@ -212,4 +215,7 @@ def usage_of(generation: Generation) -> ResponseUsage:
     """The usage so far, under the names of this endpoint."""
     usage = generation.usage
     details = InputDetails(usage.prompt_tokens_details.cached_tokens)
-    return ResponseUsage(usage.prompt_tokens, details, usage.completion_tokens, OutputDetails(), usage.total_tokens)
+    more = usage.completion_tokens_details
+    thoughts = UNSET if isinstance(more, UnsetType) else more.reasoning_tokens
+    of_output = OutputDetails(0 if isinstance(thoughts, UnsetType) else thoughts)
+    return ResponseUsage(usage.prompt_tokens, details, usage.completion_tokens, of_output, usage.total_tokens)

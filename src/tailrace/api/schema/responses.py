@@ -108,7 +108,7 @@ class InputDetails(msgspec.Struct, frozen=True):
 
 
 class OutputDetails(msgspec.Struct, frozen=True):
-    """Always 0 where the tokens of thinking are not counted apart."""
+    """The tokens of thoughts, without their markers; 0 where the answer has no channel of its own for them."""
 
     reasoning_tokens: int = 0
 

@@ -25,6 +25,7 @@ from tailrace.errors import NotReadyError, TailraceError
 from tailrace.text.reasoning import format_of
 from tailrace.text.reasoning_probe import find_reasoning
 from tailrace.text.tool_parsers import TOOL_FORMATS
+from tailrace.text.tool_parsers.harmony import HARMONY
 from tailrace.wire.async_client import AsyncClient
 
 if TYPE_CHECKING:
@@ -99,6 +100,8 @@ class Service:
         chosen = config.reasoning_parser
         self.reasoning = find_reasoning(tokenizer) if chosen == "auto" else format_of(chosen)
         self.tools = select_parser(config.tool_parser, TOOL_FORMATS, lambda form: form.evidence, tokenizer)
+        if self.reasoning is not None and self.reasoning.harmony and config.tool_parser != "none":
+            self.tools = HARMONY  # calls are messages beside the thoughts
         self.metrics = Metrics(
             lambda: client.stats,
             lambda: self.supervisor.condition == "ready",

@@ -27,6 +27,8 @@ CHANNELS = ("analysis", "commentary", "final")
 PEOPLE = ("assistant", "user", "all")  # recipients that are no tools
 # how words before <|channel|> may begin: who speaks, and to whom
 BEFORE = ("assistant", "system", "developer", "user", "tool", "to=", "functions.")
+WORD = re.compile(r"[A-Za-z0-9_.:-]*")  # a channel, a type of content
+MARKS_WITHIN = re.compile(rf"\s+|{re.escape(CONSTRAIN)}|{re.escape(CHANNEL)}")
 RECIPIENT = re.compile(r"\bto=(\S+)")
 LONGEST_HEADER = 512  # characters; a longer one is text
 
@@ -161,9 +163,11 @@ class HarmonySplitter(Splitter):
 
 
 def may_be_header(text: str) -> bool:
-    """True if a message may begin so."""
+    """True if a message may begin so. If it may not, no longer text may."""
     before, found, after = text.removeprefix(START).partition(CHANNEL)
     if len(text) > LONGEST_HEADER or "\n" in after.strip():
+        return False
+    if not all(word.startswith("to=") or WORD.fullmatch(word) for word in re.split(MARKS_WITHIN, after)):
         return False
     *words, last = before.split() or [""]
     known = all(word in BEFORE or word.startswith(("to=", "functions.")) for word in words)

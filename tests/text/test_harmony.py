@@ -181,7 +181,7 @@ def test_forced_and_optional_calls(how):
         harmony_grammar(write(), must, content) for must, content in ((True, None), (False, None), (False, SCHEMA))
     )
     called = f"<|channel|>commentary{CALL}"
-    before = f' to=functions.f<|channel|>commentary json<|message|>{{"a": 1}}'
+    before = ' to=functions.f<|channel|>commentary json<|message|>{"a": 1}'
     final = "<|channel|>final<|message|>"
     for thought in ("", f"{ANALYSIS}{ASSISTANT}"):
         for answer, wanted in (

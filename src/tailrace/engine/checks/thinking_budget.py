@@ -20,6 +20,7 @@ class ThinkingBudgetCheck:
         self._budget = budget
         self._text = text
         self._splitter = splitter_of(budget)
+        self._patience = max(len(budget.closing_token_ids), *map(len, ("", *budget.span.until))) - 1  # tokens
         self._spent = 0
         self._forced = 0  # tokens still to come that close the span
 
@@ -41,8 +42,8 @@ class ThinkingBudgetCheck:
             return ()
         self._spent += thought
         over = self._spent - self._budget.max_tokens
-        # a closing marker that has begun may finish by itself, unless it takes longer than the marker is; so may a call
-        midway = self._splitter.undecided > 0 and over < len(self._budget.closing_token_ids) - 1
+        # a marker that has begun may finish by itself, unless it takes longer than the marker is; so may a call
+        midway = self._splitter.undecided > 0 and over < self._patience
         if over < 0 or midway or self._splitter.calling:
             return ()
         return self._close()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from tailrace.engine.checks.thinking_budget import ThinkingBudgetCheck
 from tailrace.engine.token_bytes import TokenBytes, TokenText
+from tailrace.engine.validation import check_served
 from tailrace.errors import ParameterError
 from tailrace.options import MarkedSpan, ThinkingBudget
+from tailrace.params import SamplingParams
 from text.vocabularies import byte_level
 
 TOKENIZER = byte_level()
@@ -71,6 +74,13 @@ HERMES = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
 )
 def test_a_call_in_a_thought(script, budget, out):
     assert played(script, budget, opened=True, calls="hermes") == out
+
+
+def test_an_unknown_tool_format_is_refused():
+    thinking = ThinkingBudget(max_tokens=1, span=MarkedSpan("<t>", "</t>"), closing_token_ids=CLOSING, tool_format="x")
+    with pytest.raises(ParameterError, match="no tool format 'x'; there are"):
+        check_served(SamplingParams(thinking=thinking), None, TOKEN_BYTES)
+    check_served(SamplingParams(thinking=msgspec.structs.replace(thinking, tool_format="hermes")), None, TOKEN_BYTES)
 
 
 @pytest.mark.parametrize(

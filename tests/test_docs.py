@@ -182,6 +182,14 @@ def test_the_tables_of_fields_are_current():
     assert script["written"](changed) == page != changed
 
 
+def test_the_table_of_thinking_formats_is_current():
+    script = runpy.run_path(str(ROOT / "docs/write_reasoning.py"))
+    page = script["PAGE"].read_text()
+    assert page == script["written"](page), "run python docs/write_reasoning.py"
+    changed = page.replace("Seed-OSS", "Sad-OSS")
+    assert script["written"](changed) == page != changed
+
+
 def tree() -> dict[str, set[str]]:
     """docs/design.md's tree: folder of src/tailrace ("": itself) → the names that stand in it."""
     block = (ROOT / "docs/design.md").read_text().split("src/tailrace/\n", 1)[1].split("\ncsrc/", 1)[0]

@@ -56,7 +56,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "drafting": {"kernels", "sampling", "runners"},
     "grammar": set(),
     "models": {"wire.messages"},
-    # of text only what works on the bytes of tokens: banned strings are found where tokens are drawn
+    # of text only what works on the bytes of tokens (banned strings are found where tokens are drawn), and what finds
+    # thoughts, which have a budget
     "engine": {
         "kernels",
         "sampling",
@@ -67,12 +68,15 @@ MAY_IMPORT: dict[str, set[str]] = {
         "wire.messages",
         "wire.sockets",
         "wire.pulse",
+        "text.channel_splitter",
         "text.detokenize",
+        "text.reasoning",
         "text.stop_regex",
         "text.stop_strings",
         "text.tokenizer",
         "text.utf8",
         "text.token_search",
+        "text.tool_parsers",
     },
     "wire": set(),
     # of grammar only what the texts of a schema may be

@@ -1,6 +1,7 @@
 """The operator's settings: frozen sections, one per room. Each room gets its own section only.
 
 config_sources.py reads them once, at the edge. Nothing else reads a flag, the environment or a file of settings.
+(More than 300 lines: forty of them are the names that one setting may have.)
 """
 
 from __future__ import annotations
@@ -215,7 +216,55 @@ class ServerConfig(Section, frozen=True):
     stream_buffer_kib: Positive = 1024
     slow_readers: Literal["cut", "keep"] = "cut"
     log_requests: bool = True
-    reasoning_parser: Literal["auto", "none", "think", "mistral", "seed"] = "auto"
+    reasoning_parser: Literal[
+        "auto",
+        "none",
+        "identity",
+        "harmony",
+        "hunyuan_a13b",
+        "granite_3_3",
+        "think",
+        "deepseek_r1",
+        "minimax_m2_append_think",
+        "hy_v3",
+        "mistral",
+        "seed",
+        "minimax_m3",
+        "gemma4",
+        "apertus",
+        "kimi_k3",
+        "cohere",
+        "solar_open",
+        "kimi",
+        "granite",
+        "apriel",
+        "apertus2509",
+        "cohere_command3",
+        "cohere_command4",
+        "deepseek_v3",
+        "deepseek_v4",
+        "ernie45",
+        "glm45",
+        "glm47",
+        "gpt-oss",
+        "holo2",
+        "hunyuan",
+        "kimi_k2",
+        "mimo",
+        "minimax-append-think",
+        "minimax-m3",
+        "minimax_m2",
+        "nemotron_v3",
+        "olmo3",
+        "openai_gptoss",
+        "poolside_v1",
+        "qwen3",
+        "qwen3-thinking",
+        "seed_oss",
+        "solar_open2",
+        "step3",
+        "step3p5",
+    ] = "auto"
     tool_parser: Literal[
         "auto",
         "none",

@@ -105,12 +105,14 @@ class MarkedSpan(msgspec.Struct, frozen=True, omit_defaults=True, array_like=Tru
 
     Attributes:
         opening, closing: the markers, as text; without a closing one it lasts to the end. opened: the prompt has opened
-            it already.
+            it already. once: behind it the markers mean nothing. until: opening markers of other spans, which end it.
     """
 
     opening: str
     closing: str | None
     opened: bool = False
+    once: bool = False
+    until: tuple[str, ...] = ()
 
 
 class ThinkingBudget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -120,13 +122,14 @@ class ThinkingBudget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     Attributes:
         max_tokens: of one thought, the markers not counted; ≥ 0. span: how the model marks it. closing_token_ids: what
             is forced.
-        outside: other spans, in which the markers mean nothing.
+        tool_format: how the model writes tool calls (a key of text.tool_parsers.TOOL_FORMATS), "" if it writes none. In
+            them the markers mean nothing. A call ends the thought if `span.until` says so.
     """
 
     max_tokens: int
     span: MarkedSpan
     closing_token_ids: tuple[int, ...]
-    outside: tuple[MarkedSpan, ...] = ()
+    tool_format: str = ""
 
     def __post_init__(self) -> None:
         conform(self, "thinking_token_budget")
@@ -153,7 +156,8 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, for
         whitespace: JSON may have so many characters of it in a row between two tokens, 0 … 32. The bound is what keeps
             a model from writing blanks for ever.
         after: the span of the text that is free: what the model thinks. The grammar begins after its closing marker.
-            opening_token_id: what may also come first, where the model opens the span by itself.
+            opening_token_id: what may also come first, where the model opens the span by itself. entry_token_id: what
+            also ends the free part, as the first token of the grammar: the marker of a tool call.
         close_in_time: shortly before max_tokens, only what closes the output is let through, so that it ends as a valid
             one.
     """
@@ -163,6 +167,7 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, for
     whitespace: int = 8
     after: MarkedSpan | None = None
     opening_token_id: int | None = None
+    entry_token_id: int | None = None
     close_in_time: bool = False
 
     def __post_init__(self) -> None:

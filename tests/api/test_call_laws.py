@@ -252,7 +252,7 @@ CHECKER = jsonschema.FormatChecker(("date", "ipv4"))
 
 def read(form: str, pieces: list[str], asked: list[dict[str, Any]]) -> tuple[list[tuple[str, str]], str, bool]:
     """The calls, their arguments as text; what else is said; whether the last call was cut."""
-    splitter = ChannelSplitter(None, TOOL_FORMATS[form], False, tool_schemas(asked))
+    splitter = ChannelSplitter(None, TOOL_FORMATS[form], "unknown", tool_schemas(asked))
     segments = [segment for piece in pieces for segment in splitter.feed(piece)] + splitter.flush()
     calls: list[tuple[str, str]] = []
     for call in (segment.call for segment in segments if segment.call is not None):

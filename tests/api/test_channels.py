@@ -100,6 +100,79 @@ async def test_arguments_are_streamed_as_they_come(tokenizer):
         assert sum(len((choice["logprobs"] or {"content": []})["content"]) for choice in streamed) == len(CALL) + 1
 
 
+THINKING = {
+    # what the model says, and how many of its tokens (here: bytes) are a thought's
+    "think": ("<think>2 + 2</think>4", 5, 0),
+    "deepseek_r1": ("2 + 2</think>4", 5, 0),
+    "gemma4": ("<|channel>thought\n2 + 2<channel|>4", 5, 0),
+    "qwen3": (f"<think>2 + 2{CALL}", 5, 1),  # a call ends the thought
+    "harmony": (
+        "<|channel|>analysis<|message|>2 + 2<|end|><|start|>assistant<|channel|>commentary to=functions.add "
+        '<|constrain|>json<|message|>{"a": 1}<|call|>',
+        5,
+        1,
+    ),
+    "kimi_k2": ("<think>2 + 2", 5, 0),  # cut by the end
+}
+
+
+@pytest.mark.parametrize("name", THINKING)
+@pytest.mark.parametrize("patient", [False, True])
+async def test_tokens_of_thoughts_are_counted(tokenizer, name, patient):
+    answer, counted, calls = THINKING[name]
+    client = LocalClient(saying(answer.encode()))
+    client.patient = patient
+    config = ServerConfig(reasoning_parser=name, tool_parser="auto" if name == "harmony" else "hermes")
+    async with front_of(client, tokenizer, config) as front:
+        fields = {"tools": TOOL, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+        *streamed, _ = events((await front.chat(stream=True, max_tokens=200, **fields)).text)
+        whole = (await front.chat(tools=TOOL, max_tokens=200)).json()
+        for usage in (streamed[-1]["usage"], whole["usage"]):
+            assert usage["completion_tokens_details"]["reasoning_tokens"] == counted
+            assert usage["completion_tokens"] == len(answer) + 1
+        counts = [chunk["usage"]["completion_tokens_details"]["reasoning_tokens"] for chunk in streamed]
+        assert counts == sorted(counts)
+        [choice] = whole["choices"]
+        assert choice["message"]["reasoning_content"] == "2 + 2"
+        assert len(choice["message"].get("tool_calls", ())) == calls
+        assert choice["finish_reason"] == ("tool_calls" if calls else "stop")
+        assert (choice["message"]["content"] or "") == ("4" if answer.endswith("4") else "")
+        body = {"input": "hi", "temperature": 0, "max_output_tokens": 200}
+        response = (await front.http.post("/v1/responses", json=body)).json()
+        assert response["usage"]["output_tokens_details"]["reasoning_tokens"] >= counted
+        # where thoughts stay in the content, none are counted
+        whole = (await front.chat(separate_reasoning=False, max_tokens=200)).json()
+        assert "completion_tokens_details" not in whole["usage"]
+        assert "2 + 2" in whole["choices"][0]["message"]["content"]
+
+
+async def test_thoughts_that_stay_in_the_content_keep_the_marker_of_the_template(tmp_path):
+    tokenizer = opening(tmp_path, "<think>\n")
+    for name, content in (("minimax_m2_append_think", "<think>hm</think>yes"), ("none", "hm</think>yes")):
+        async with fronting(tokenizer, "<think>\nhm</think>yes", ServerConfig(reasoning_parser=name)) as front:
+            whole, streamed = await both(front)
+            assert whole["message"]["content"] == content
+            assert "".join(choice["delta"].get("content", "") for choice in streamed) == content
+
+
+async def test_a_template_that_opens_or_closes_the_thought(tmp_path):
+    for tail, kwargs, said, thought, content in (
+        ("<think>\n", {}, "hm</think>yes", "hm", "yes"),
+        ("<think>\n\n</think>\n\n", {}, "<think> is a tag", None, "<think> is a tag"),
+        ("", {"enable_thinking": False}, "<think> is a tag", None, "<think> is a tag"),
+        ("", {}, "<think>hm</think>yes", "hm", "yes"),
+    ):
+        async with fronting(opening(tmp_path, tail), tail + said) as front:
+            whole, _ = await both(front, chat_template_kwargs=kwargs)
+            assert (whole["message"].get("reasoning_content"), whole["message"]["content"]) == (thought, content)
+
+
+def opening(folder, tail: str) -> Tokenizer:
+    """A tokenizer whose template ends every prompt so. The scripts of these tests count it to the answer."""
+    plain = make_tokenizer(folder)
+    return Tokenizer(plain.backend, f"{plain.template_source}{{{{ {tail!r} }}}}")
+
+
 FORMATS = {
     "mistral": '[TOOL_CALLS]add[ARGS]{"a": 1}',
     "llama3_json": '{"name": "add", "parameters": {"a": 1}}',

@@ -137,7 +137,7 @@ def script_of(form: str, how: str = "text", asked: list[dict] = ASKED, **options
 
 def read(form: str, text: str, asked: list[dict] = ASKED) -> tuple[list[tuple[str, Any]], str]:
     """The calls that our own parser finds, and the content besides."""
-    splitter = ChannelSplitter(None, TOOL_FORMATS[form], False, tool_schemas(asked))
+    splitter = ChannelSplitter(None, TOOL_FORMATS[form], "unknown", tool_schemas(asked))
     segments = splitter.feed(text) + splitter.flush()
     assert not splitter.cut_call
     calls: list[list[str]] = []

@@ -11,11 +11,17 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from api.harness import EOS, VOCAB, LocalClient, events, front_of, saying
-from tailrace.api.logprobs import FLOOR, CompletionLogprobsWriter, Labels, chat_logprobs, finite, offsets_of
+from tailrace.api.logprobs import FLOOR, CompletionLogprobsWriter, Labels, chat_logprobs, finite
 from tailrace.api.schema.chat import ChatLogprobs, TokenLogprob
-from tailrace.text.output import Delta
+from tailrace.params import SamplingParams
+from tailrace.text.output import Delta, TextStream
+from tailrace.text.tokenizer import Tokenizer
 from tailrace.wire.messages import TokenLogprobs
+from text.vocabularies import ALL
 
+SENTENCE_PIECE = {
+    name: ALL[name] for name in ("pieces", "pieces, no strip", "fallback, metaspace", "metaspace, fallback")
+}
 WAVE = "🌊".encode()
 
 
@@ -71,18 +77,49 @@ def test_completions_list_the_drawn_token_too(tokenizer):
     assert lists.top_logprobs == [{"A": -0.1, r"bytes:\xf0": -5.0}]
 
 
-@given(ids=st.lists(st.integers(0, VOCAB - 1), max_size=30))
+def echoed(
+    tokenizer: Tokenizer, ids: list[int], skip_special: bool = True
+) -> tuple[CompletionLogprobsWriter, list[int]]:
+    """A writer behind a prompt, and where the prompt's tokens begin."""
+    writer = CompletionLogprobsWriter(Labels(tokenizer), 0)
+    lists = writer.write_prompt(ids, [sure(id) for id in ids[1:]], skip_special=True)
+    assert (lists.token_logprobs[0], lists.token_logprobs[1:]) == (None, [0.0] * (len(ids) - 1))
+    return writer, lists.text_offset
+
+
+@given(ids=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=30))
 @example(ids=[0xED, 0xA0])
 @example(ids=[0xED, 0xA0, 0x80, 0x41])
 def test_offsets_say_where_in_an_echoed_text_a_token_begins(tokenizer, ids):
     """For any bytes, malformed ones too, with hidden tokens among them: as many characters as the rest of the text is
     shorter."""
     data = [b"" if id >= 256 else bytes([id]) for id in ids]
-    offsets, length = offsets_of(data)
-    assert length == len(b"".join(data).decode(errors="replace"))
+    writer, offsets = echoed(tokenizer, ids)
+    assert writer.write(piece([65], [sure(65)])).text_offset == [len(b"".join(data).decode(errors="replace"))]
     for at, offset in enumerate(offsets):
         if data[at]:  # of the text up to its first byte the last character is its own
             assert offset == len(b"".join([*data[:at], data[at][:1]]).decode(errors="replace")) - 1
+
+
+@pytest.mark.parametrize("name", SENTENCE_PIECE)
+@pytest.mark.parametrize("prompt", ["hello", "hello  lo 😀😀.", " hello", "op   stop", "é", "<s>hello"])
+def test_offsets_with_sentencepiece(name, prompt):
+    """The echoed text and what follows it, cut at the offsets, are the tokens; the text's first space is no token's."""
+    tokenizer = ALL[name]
+    ids = tokenizer.encode(prompt)
+    more = tokenizer.backend.token_to_id("▁hello")
+    text = tokenizer.decode(ids, skip_special_tokens=True)
+    params = SamplingParams(logprobs=0, max_tokens=9)
+    answer = TextStream(tokenizer, params, prompt=ids).feed([more, more], [sure(more)] * 2)
+    assert text + answer.text == tokenizer.decode([*ids, more, more], skip_special_tokens=True)
+    writer, offsets = echoed(tokenizer, ids)
+    offsets += writer.write(answer).text_offset
+    assert offsets[-2:] == [len(text), len(text) + len(" hello")]
+    parts = [(text + answer.text)[a:b] for a, b in zip(offsets, [*offsets[1:], None], strict=True)]
+    for part, id in zip(parts, [*ids, more, more], strict=True):
+        own = tokenizer.text_of(id)
+        assert part in (own, own.removeprefix(" "), "", "😀", "é")
+    assert "".join(parts) == text + answer.text
 
 
 @pytest.mark.parametrize("mode", ["raw", "processed"])

@@ -11,7 +11,6 @@ import pytest
 
 from api.harness import MARK, VOCAB, LocalClient, endless, front_of, saying
 from tailrace.api.message_events import input_of
-from tailrace.api.thinking_tokens import Thought
 from tailrace.config import ServerConfig
 from tailrace.engine.token_bytes import TokenBytes
 
@@ -96,7 +95,7 @@ async def test_the_stream_says_the_same(tokenizer):
         assert whole["content"][0]["signature"]
         assert [block["input"] for block in whole["content"][2:]] == [{"a": 1}] * 2
         assert whole["stop_reason"] == "tool_use"
-        assert whole["usage"]["output_tokens_details"] == {"thinking_tokens": len("<think>hm</think>")}
+        assert whole["usage"]["output_tokens_details"] == {"thinking_tokens": len("hm")}
 
 
 async def test_thoughts_that_are_not_shown(tokenizer):
@@ -413,28 +412,3 @@ async def test_silence_is_filled_with_pings(tokenizer):
         events = events_of((await post(front, max_tokens=2, stream=True)).text)
         assert {"type": "ping"} in events
         assert events[-1]["type"] == "message_stop"
-
-
-def counted(pieces: list[str], opened: bool = False) -> int:
-    thought = Thought(b"<think>", b"</think>", opened)
-    for piece in pieces:
-        if not thought.over:
-            thought.push(piece.encode())
-    return thought.count
-
-
-@pytest.mark.parametrize(
-    ("pieces", "opened", "count"),
-    [
-        (["<think>", "a", "b", "</think>", "c"], False, 4),
-        (["x", "<th", "ink>a", "b</th", "ink>c", "d"], False, 4),
-        (["a", "</think>", "c"], True, 2),
-        (["a", "b"], True, 2),
-        (["a", "b"], False, 0),
-        (["<think></think>a", "b"], False, 1),
-        (["", "<think>", "", "a"], False, 3),
-        (["<", "think", ">", "</", "think", ">", "<think>", "b"], False, 6),
-    ],
-)
-def test_tokens_of_thoughts(pieces, opened, count):
-    assert counted(pieces, opened) == count

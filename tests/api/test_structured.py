@@ -10,7 +10,7 @@ import pytest
 
 from api.harness import TEMPLATE, LocalClient, front_of, make_tokenizer, saying
 from api.submitted import asked, post, refusal
-from tailrace.api.channels import reasoning_before
+from tailrace.api.channels import Freedom, channels_of, reasoning_before
 from tailrace.api.openapi import document
 from tailrace.api.schema.chat import ChatRequest
 from tailrace.api.structured import EBNF, FIELDS, LARK, PARTS
@@ -244,8 +244,12 @@ async def test_where_no_token_opens_the_thinking_it_is_free_only_if_the_prompt_d
     tokenizer = thinking(tmp_path, mark=False)
     async with front_of(LocalClient(saying(b"x")), tokenizer, ServerConfig(reasoning_parser="think")) as front:
         ask = ChatRequest(messages=[])
-        assert reasoning_before(front.service, ask, list(b"assistant\n")) == (None, None)
-        assert reasoning_before(front.service, ask, list(b"<think>")) == (MarkedSpan("<think>", "</think>", True), None)
+        for end, wanted in (
+            (b"assistant\n", Freedom()),
+            (b"<think>", Freedom(MarkedSpan("<think>", "</think>", True))),
+        ):
+            channels = channels_of(front.service, ask, list(end))
+            assert reasoning_before(front.service, ask, channels, of_calls=False) == wanted
 
 
 def test_the_document_shows_the_fields():

@@ -199,7 +199,7 @@ def written_calls(form: str, text: str, asked: list[dict]) -> tuple[list[tuple[s
     """The calls with their arguments as text, and what else was said, whether it comes at once or in pieces."""
     found = []
     for pieces in ([text], list(text)):
-        splitter = ChannelSplitter(None, TOOL_FORMATS[form], False, tool_schemas(asked))
+        splitter = ChannelSplitter(None, TOOL_FORMATS[form], "unknown", tool_schemas(asked))
         segments = [s for piece in pieces for s in splitter.feed(piece)] + splitter.flush()
         calls: list[tuple[str, str]] = []
         for call in [s.call for s in segments if s.call is not None]:

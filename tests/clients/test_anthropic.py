@@ -95,7 +95,7 @@ def test_thinking_and_a_tool(scripted):
     thought, call = first.content
     assert (thought.thinking, call.name, call.input) == ("hm", "get_weather", {"city": "Paris"})
     assert first.stop_reason == "tool_use"
-    assert first.usage.output_tokens_details.thinking_tokens == len("<think>hm</think>")
+    assert first.usage.output_tokens_details.thinking_tokens == len("hm")
     parts = [{"type": "text", "text": "sunny"}]
     result = {"type": "tool_result", "tool_use_id": call.id, "content": parts, "is_error": True}
     turns += [first.to_param(), {"role": "user", "content": [result]}]

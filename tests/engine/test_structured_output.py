@@ -217,6 +217,33 @@ def test_thoughts_are_free_and_the_grammar_begins_after_them(grammars, opened):
     assert outcomes[0].end.reason == "stop"
 
 
+@pytest.mark.parametrize("closes", [True, False])
+def test_a_grammar_may_begin_with_a_token_within_the_thought(grammars, closes):
+    """As a tool call's marker does. The free part ends there, or at its closing marker, whatever comes first."""
+    plan = [*ids("hm "), UNTHINK] if closes else [*ids("hm "), THINK]
+
+    def script(tokens: list[int]) -> torch.Tensor:
+        row, said = logits(tokens), tokens[3:]
+        if len(said) < len(plan):
+            row[plan[len(said)]] = 50.0
+        return row
+
+    span = MarkedSpan("<thought>", "</think>", opened=True)
+    asked = Grammar(kind="lark", source=f"start: <[{THINK}]> /[0-9]{{4}}/", after=span, entry_token_id=THINK)
+    outcomes = []
+    for drafter in (None, Fickle([], 1.0)):
+        harness = world(grammars, drafter, ScriptedRunner(VOCAB, script, 512))
+        harness.submit("a", ids("abc"), grammar=asked, temperature=1.0, seed=1, max_tokens=60)
+        outcomes.append(run(harness)["a", 0, 0])
+    assert outcomes[0].tokens == outcomes[1].tokens
+    tokens = outcomes[0].tokens
+    assert list(tokens[: len(plan)]) == plan
+    rest = tokens[len(plan) + closes :]
+    assert tokens[len(plan) - (not closes)] == THINK
+    assert re.fullmatch("[0-9]{4}", text_of(rest)), text_of(tokens)
+    assert outcomes[0].end.reason == "stop"
+
+
 def test_a_model_that_does_not_think_is_ruled_from_the_start(grammars):
     harness = world(grammars)
     after = MarkedSpan("<think>", "</think>")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from tailrace.engine.checks.thinking_budget import ThinkingBudgetCheck
 from tailrace.engine.token_bytes import TokenBytes, TokenText
+from tailrace.engine.validation import check_served
 from tailrace.errors import ParameterError
 from tailrace.options import MarkedSpan, ThinkingBudget
+from tailrace.params import SamplingParams
 from text.vocabularies import byte_level
 
 TOKENIZER = byte_level()
@@ -22,12 +25,11 @@ def ids(text: str) -> list[int]:
 CLOSING = tuple(ids("</t>"))
 
 
-def played(script: str, budget: int, opened: bool = False) -> str:
+def played(script: str, budget: int, opened: bool = False, calls: str = "") -> str:
     """What comes out if the model says `script`, goes on with it after what is forced, and is never asked twice."""
-    span = MarkedSpan("<t>", "</t>", opened)
-    watch = ThinkingBudgetCheck(
-        ThinkingBudget(max_tokens=budget, span=span, closing_token_ids=CLOSING), TokenText(TOKEN_BYTES)
-    )
+    span = MarkedSpan("<t>", "</t>", opened, bool(calls), ("<tool_call>",) if calls else ())
+    budgeted = ThinkingBudget(max_tokens=budget, span=span, closing_token_ids=CLOSING, tool_format=calls)
+    watch = ThinkingBudgetCheck(budgeted, TokenText(TOKEN_BYTES))
     forced, said = list(watch.begin()), ""
     wanted = ids(script)
     while wanted or forced:
@@ -56,6 +58,29 @@ def played(script: str, budget: int, opened: bool = False) -> str:
 )
 def test_the_budget(script, budget, opened, out):
     assert played(script, budget, opened) == out
+
+
+HERMES = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("script", "budget", "out"),
+    [
+        (f"ab{HERMES}cdef", 3, f"ab{HERMES}cdef"),  # the call ends the thought, though it takes longer than the budget
+        (f"ab{HERMES}<t>cdef", 3, f"ab{HERMES}<t>cdef"),  # and there is one thought
+        ("a<tool_call>bcdef", 3, "a<tool_call>b</t>cdef"),  # the thought only names the marker
+        ('ab<tool_call>{"name": 5}</t>c', 3, 'ab<tool_call>{"name": 5</t>}</t>c'),  # this is none
+    ],
+)
+def test_a_call_in_a_thought(script, budget, out):
+    assert played(script, budget, opened=True, calls="hermes") == out
+
+
+def test_an_unknown_tool_format_is_refused():
+    thinking = ThinkingBudget(max_tokens=1, span=MarkedSpan("<t>", "</t>"), closing_token_ids=CLOSING, tool_format="x")
+    with pytest.raises(ParameterError, match="no tool format 'x'; there are"):
+        check_served(SamplingParams(thinking=thinking), None, TOKEN_BYTES)
+    check_served(SamplingParams(thinking=msgspec.structs.replace(thinking, tool_format="hermes")), None, TOKEN_BYTES)
 
 
 @pytest.mark.parametrize(

@@ -12,18 +12,16 @@ import copy
 import json
 import logging
 import re
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import tokenizers
-import transformers
 from transformers import PreTrainedTokenizerFast
 
 from peers.conversations import CONVERSATIONS, Conversation, Message
-from peers.fetch import SOURCES, Source, corpus
+from peers.fetch import corpus
 from tailrace.errors import TailraceError
 from tailrace.text.templates.chat_template import ChatTemplate
 

@@ -253,12 +253,13 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
                     "whitespace": 2,
                     "after": None,
                     "opening_token_id": None,
+                    "entry_token_id": None,
                     "close_in_time": False,
                 },
             ),
             (Speculation, {"max_drafts": 2, "rule": "exact"}),
             (RepetitionDetection, {"max_pattern_size": 3, "min_count": 2, "min_pattern_size": 1}),
-            (ThinkingBudget, {"max_tokens": 3, "span": ("<", ">"), "closing_token_ids": (1,), "outside": ()}),
+            (ThinkingBudget, {"max_tokens": 3, "span": ("<", ">"), "closing_token_ids": (1,), "tool_format": ""}),
         )
     },
 }

@@ -14,7 +14,7 @@ from tailrace.params import SamplingParams
 from tailrace.text.output import TextStream
 from tailrace.wire.messages import TokenLogprobs
 from text.test_stop_strings import plain_search
-from text.vocabularies import ALL, byte_level, spelled
+from text.vocabularies import ALL, byte_level, spelled, spelled_out
 
 TOKENIZER = byte_level()
 EOS = TOKENIZER.backend.token_to_id("<|end|>")
@@ -54,7 +54,7 @@ def test_everything_agrees_under_any_chunking(name, data):
     assert sent == ids[: len(sent)]
     assert [entry.logprob for entry in logprobs] == [-float(i) for i in range(len(sent))]
     assert stream.num_tokens == len(sent)
-    whole = tokenizer.decode(ids, skip_special_tokens=True)
+    whole = spelled_out(tokenizer, ids, skip=True)
     if last.stop_reason is None:
         assert (text, sent) == (whole, ids)
     else:

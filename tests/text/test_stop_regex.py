@@ -251,6 +251,23 @@ def test_stretches_are_left_out(text, opened, cuts):
     assert (out, match is not None) == ((expected, True) if expected is not None else (text, False))
 
 
+@pytest.mark.parametrize(
+    ("text", "opened", "found"),
+    [
+        ("<t>stop</t>a<t>stop", False, "<t>stop</t>a<t>"),  # behind the thought the marker is text
+        ("stop<c>stop</c>stop", True, "stop<c>stop</c>"),  # a call has ended the thought
+        ("a<c>stop</t>bstop", True, "a<c>stop</t>b"),  # the thought has only named the call's marker
+        ("<c>stop</c>stop", False, "<c>stop</c>"),
+        ("a</t><t>stop", True, "a</t><t>"),
+    ],
+)
+@pytest.mark.parametrize("cuts", [[], [1, 5, 9], list(range(30))])
+def test_a_thought_that_a_call_ends_and_that_comes_once(text, opened, found, cuts):
+    thought, call = MarkedSpan("<t>", "</t>", opened, once=True, until=("<c>",)), MarkedSpan("<c>", "</c>")
+    out, match = run(SamplingParams(stop=("stop",), stop_outside=(thought, call)), text, cuts)
+    assert (out, match is not None) == (found, True)
+
+
 def test_nothing_is_searched_where_nothing_is_asked():
     assert isinstance(stop_search(SamplingParams()), StringSearch)
     assert isinstance(stop_search(SamplingParams(stop=("a",))), StringSearch)

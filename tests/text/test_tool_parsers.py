@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from examples import examples
 from tailrace.config import ServerConfig
-from tailrace.text.channel_splitter import ChannelSplitter, Segment
-from tailrace.text.reasoning import REASONING_MARKERS
+from tailrace.text.channel_splitter import ChannelSplitter
+from tailrace.text.reasoning import REASONING_FORMATS
+from tailrace.text.splitter import Segment
 from tailrace.text.tool_parsers import ALIASES, TOOL_FORMATS, CallParser, tool_schemas
 from tailrace.text.tool_parsers.call_parser import NotACallError, partial_marker
 from tailrace.text.tool_parsers.pythonic import Pythonic, calls_of
@@ -22,7 +23,7 @@ from tailrace.text.tool_parsers.resolve import Declared
 from tailrace.text.tool_parsers.values import json_of
 from tool_examples import ALONE, DS, KIMI, STREAMED, WRITERS, written
 
-THINK = REASONING_MARKERS["think"]
+THINK = REASONING_FORMATS["think"]
 TOOLS_ASKED = [
     {"type": "function", "function": {"name": name, "parameters": {"properties": {"s": {"type": "string"}, "n": {}}}}}
     for name in ("add", "get.it-2")

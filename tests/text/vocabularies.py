@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import codecs
+from collections.abc import Iterator
+from itertools import groupby
+
 import tokenizers
+from hypothesis import assume
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from tailrace.text.tokenizer import Tokenizer
-from tailrace.text.vocabulary import ALPHABET
+from tailrace.text.vocabulary import ALPHABET, fallback_byte, step_names
 
 STAND_IN = {byte: char for char, byte in ALPHABET.items()}
 
@@ -102,6 +107,9 @@ ALL = {
     "metaspace, fallback": pieces(decoders.Metaspace(), FALLBACK, FUSE),
     "fallback, fuse, metaspace": pieces(FALLBACK, FUSE, decoders.Metaspace()),
     "strip first": pieces(STRIP, REPLACE, FALLBACK, FUSE),
+    "fallback first": pieces(FALLBACK, REPLACE, FUSE, STRIP),
+    "fallback, metaspace that never prepends": pieces(FALLBACK, decoders.Metaspace(prepend_scheme="never")),
+    "fallback last": pieces(REPLACE, FALLBACK),
     "strip two": pieces(REPLACE, FALLBACK, FUSE, decoders.Strip(" ", 2, 0)),
     "bytes and more": bytes_and_more(),
     "word piece": word_piece(),
@@ -112,3 +120,46 @@ KINDS = {
     "pieces": "pieces",
     "pieces, no strip": "pieces",
 }
+
+
+# ---- what the text of ids must be
+
+
+codecs.register_error("each", lambda error: ("\ufffd" * (error.end - error.start), error.end))  # type: ignore
+
+
+def runs(tokenizer: Tokenizer, ids: list[int]) -> Iterator[tuple[bool, list[int]]]:
+    """The ids in parts: (the decoder joins these bytes, ids)."""
+    joins = "ByteFallback" in step_names(tokenizer.decoder)
+    for is_byte, part in groupby(ids, lambda id: joins and fallback_byte(tokenizer.token_of(id)) is not None):
+        yield is_byte, list(part)
+
+
+def broken(tokenizer: Tokenizer, ids: list[int]) -> list[bytes]:
+    """The runs of byte tokens that are not UTF-8."""
+    found: list[bytes] = []
+    for is_byte, part in runs(tokenizer, ids):
+        data = b"".join(map(tokenizer.bytes_of, part))
+        if is_byte and data.decode(errors="ignore").encode() != data:
+            found.append(data)
+    return found
+
+
+def spelled_out(tokenizer: Tokenizer, ids: list[int], skip: bool) -> str:
+    """The library's decode, but in a malformed run the characters are characters, and each other byte is one U+FFFD.
+    The library is asked with another token in place of such a run."""
+    shown = [id for id in ids if not skip or id not in tokenizer.special_ids]
+    lost = broken(tokenizer, shown)
+    if not lost:
+        return tokenizer.decode(ids, skip_special_tokens=skip)
+    assume(shown[0] != tokenizer.backend.token_to_id("<0x20>"))
+    for other in ("stop", "😀", ".", "lo", "op"):
+        stand_in, asked = tokenizer.backend.token_to_id(other), list[int]()
+        for is_byte, part in runs(tokenizer, shown):
+            asked += [stand_in] if is_byte and broken(tokenizer, part) else part
+        parts = tokenizer.decode(asked).split(other)
+        if len(parts) == len(lost) + 1:
+            texts = [data.decode(errors="each") for data in lost]
+            return parts[0] + "".join(text + part for text, part in zip(texts, parts[1:], strict=True))
+    assume(False)
+    raise AssertionError

@@ -19,11 +19,13 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from tailrace.api import error_handlers
+from tailrace.api.generation import details_of
 from tailrace.api.request_record import UNKNOWN, RequestOrigin
 from tailrace.api.schema.common import EarlyStopping, PromptTokensDetails, Usage
 from tailrace.errors import EngineError, TailraceError
 from tailrace.params import SamplingParams
 from tailrace.text.output import Delta, TextStream
+from tailrace.text.splitter import ReasoningTokens
 from tailrace.wire.messages import Failed, FinishReason, TokenLogprobs, Tokens
 
 if TYPE_CHECKING:
@@ -143,6 +145,7 @@ class BeamRequest:
             logprobs_mode="processed",
             ignore_eos=True,
         )
+        self.thoughts: list[ReasoningTokens] | None = None  # per choice, where the endpoint counts them
         self._streams: list[AsyncStream] = []
         self._failure: TailraceError | None = None
         self._cut: str | None = None
@@ -157,7 +160,8 @@ class BeamRequest:
     def usage(self) -> Usage:
         """Tokens of the prompt, and of the best beams so far."""
         prompt, completion = len(self.prompts[0]), sum(len(beam.tokens) for beam in self._best)
-        return Usage(prompt, completion, prompt + completion, PromptTokensDetails())
+        details = details_of(0, 0, self.thoughts)
+        return Usage(prompt, completion, prompt + completion, PromptTokensDetails(), details)
 
     def prompt_logprobs(self, p: int) -> None:
         """None: a beam search does not take prompt_logprobs."""

@@ -7,29 +7,64 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tailrace.errors import ParameterError
 from tailrace.options import MarkedSpan, ThinkingBudget
-from tailrace.text.reasoning import Markers, ends_inside_reasoning
-from tailrace.text.tool_parsers import ToolFormat, ToolSchemas, tool_schemas
+from tailrace.text.channel_splitter import ChannelSplitter
+from tailrace.text.harmony import MESSAGE, START, HarmonySplitter
+from tailrace.text.reasoning import ReasoningFormat, Start, start_of, start_within
+from tailrace.text.splitter import Splitter
+from tailrace.text.tool_parsers import TOOL_FORMATS, ToolFormat, ToolSchemas, tool_schemas
 
 if TYPE_CHECKING:
     from tailrace.api.schema.chat import ChatRequest
     from tailrace.api.service import Service
 
 PROMPT_END = 64  # tokens that tell whether the template has opened the reasoning
+# names of the switch in the templates of reasoning models
+THINKING_SWITCHES = ("enable_thinking", "thinking")
 
 
 class Channels(NamedTuple):
-    """The arguments of each choice's ChannelSplitter. opened: the prompt ends inside the reasoning."""
+    """The channels of an answer.
 
-    reasoning: Markers | None
+    separate: thoughts have a channel of their own. start: where the answer begins. end: the prompt's last text.
+    """
+
+    reasoning: ReasoningFormat | None
     tools: ToolFormat | None
-    opened: bool
+    start: Start
     declared: ToolSchemas
+    separate: bool = True
+    end: str = ""
+
+    def splitter(self) -> Splitter:
+        """A new splitter, for one choice."""
+        form = self.reasoning
+        if form is not None and form.harmony:
+            return HarmonySplitter(self.end, self.separate, self.tools is not None)
+        separate = form is not None and self.separate and form.split
+        splitter = ChannelSplitter(form if separate else None, self.tools, self.start, self.declared)
+        if form is not None and not form.split and self.start == "opened":
+            splitter.prepend(form.opening)
+        return splitter
+
+    @property
+    def counts(self) -> bool:
+        """Tokens of thoughts are counted."""
+        return self.reasoning is not None and self.separate and self.reasoning.split
+
+    @property
+    def thought(self) -> MarkedSpan | None:
+        """A thought as a part of the text, however the model spells it mostly; None if there can be none."""
+        form = self.reasoning
+        if form is None or (self.start == "closed" and not form.again):
+            return None
+        until = tuple(span.opening for span in self.tool_spans) if form.calls != "text" and not form.harmony else ()
+        return MarkedSpan(form.opening, form.closing, self.start == "opened", not form.again, until)
 
     @property
     def spans(self) -> tuple[MarkedSpan, ...]:
         """The parts of the text that are not content."""
-        thoughts = () if self.reasoning is None else (MarkedSpan(*self.reasoning, self.opened),)
-        return thoughts + self.tool_spans
+        thought = self.thought if self.separate else None
+        return (() if thought is None else (thought,)) + self.tool_spans
 
     @property
     def tool_spans(self) -> tuple[MarkedSpan, ...]:
@@ -39,47 +74,66 @@ class Channels(NamedTuple):
     @property
     def marks(self) -> tuple[str, ...]:
         """Markers that must appear in the text, even where they are special tokens of the vocabulary."""
-        return (*(self.reasoning or ()), *(self.tools.marks if self.tools is not None else ()))
+        form = self.reasoning
+        thoughts = () if form is None or not (self.separate or form.harmony) else form.marks
+        return (*thoughts, *(self.tools.marks if self.tools is not None else ()))
 
 
 def channels_of(service: Service, ask: ChatRequest, prompt: list[int]) -> Channels:
     """The channels of one chat."""
-    reasoning = None if ask.separate_reasoning is False else service.reasoning
-    tools = service.tools if ask.tools and ask.tool_choice != "none" else None
-    return Channels(reasoning, tools, opens_reasoning(service, ask, prompt), tool_schemas(ask.tools))
+    form, tools = service.reasoning, service.tools if ask.tools and ask.tool_choice != "none" else None
+    end = service.tokenizer.decode(prompt if ask.continue_final_message else prompt[-PROMPT_END:])
+    start = "unknown" if form is None else start_in(form, ask, end)
+    return Channels(form, tools, start, tool_schemas(ask.tools), ask.separate_reasoning is not False, end)
 
 
-def opens_reasoning(service: Service, ask: ChatRequest, prompt: list[int]) -> bool:
-    """True if the prompt ends inside the model's reasoning."""
-    if service.reasoning is None:
-        return False
-    last = ask.messages[-1].content if ask.continue_final_message else None
-    end = last if isinstance(last, str) else service.tokenizer.decode(prompt[-PROMPT_END:])
+def start_in(form: ReasoningFormat, ask: ChatRequest, end: str) -> Start:
+    """Where the answer begins. A request may turn thinking off, and the prompt may not show it. end: of the prompt."""
+    if form.harmony:
+        thought = end.rpartition(START)[2].partition(MESSAGE)[0] + MESSAGE == f"assistant{form.opening}"
+        return "opened" if thought else "unknown"
     if ask.continue_final_message:
-        return ends_inside_reasoning(end, service.reasoning)
-    return end.rstrip().endswith(service.reasoning[0])
+        last = ask.messages[-1].content
+        return start_within(last if isinstance(last, str) else end, form)
+    if (start := start_of(end, form)) != "unknown":
+        return start
+    if any((ask.chat_template_kwargs or {}).get(name) is False for name in THINKING_SWITCHES):
+        return "closed"
+    return "opened" if form.starts_inside else "unknown"
 
 
-# names of the switch in the templates of reasoning models
-THINKING_SWITCHES = ("enable_thinking", "thinking")
+class Freedom(NamedTuple):
+    """The text before what a grammar constrains. after: the span that is free. opening_id: the token with which the
+    model may open that span itself. entry_id: the token that ends it as well, the grammar's first."""
+
+    after: MarkedSpan | None = None
+    opening_id: int | None = None
+    entry_id: int | None = None
 
 
-def reasoning_before(service: Service, ask: ChatRequest, prompt: list[int]) -> tuple[MarkedSpan | None, int | None]:
-    """The reasoning before the text that a grammar constrains, and the token with which the model may open it.
+def reasoning_before(service: Service, ask: ChatRequest, channels: Channels, of_calls: bool) -> Freedom:
+    """What the model may think before the text that a grammar constrains. Nothing where it does not think: a switch of
+    the template turns it off, or the template has closed the thought already.
 
-    None, None where the model does not reason: a switch of the template turns it off, or the template has closed it
-    already.
+    Args:
+        of_calls: the grammar is that of tool calls.
     """
-    markers, end = service.reasoning, service.tokenizer.decode(prompt[-PROMPT_END:])
-    switched_off = any((ask.chat_template_kwargs or {}).get(name) is False for name in THINKING_SWITCHES)
-    if markers is None:
-        return None, None
-    if opens_reasoning(service, ask, prompt):
-        return MarkedSpan(*markers, opened=True), None
-    opening = service.tokenizer.backend.token_to_id(markers[0])
-    if switched_off or ask.continue_final_message or end.rstrip().endswith(markers[1]) or opening is None:
-        return None, None
-    return MarkedSpan(*markers), opening
+    form, token_id = service.reasoning, service.tokenizer.backend.token_to_id
+    if form is None or (channels.start == "closed" and not form.harmony):
+        return Freedom()
+    if form.harmony:  # the grammar of calls has the thoughts in it; content begins with its message
+        final = MarkedSpan("", f"<|channel|>final{MESSAGE}", opened=True)
+        begun = MESSAGE in channels.end.rpartition(START)[2]
+        return Freedom() if of_calls or begun else Freedom(final)
+    entry = None
+    if of_calls and form.calls != "text" and service.tools is not None:
+        entry = token_id(service.tools.markers[0][0])
+    opening = token_id(form.opening)
+    if channels.start == "opened":
+        return Freedom(MarkedSpan(form.opening, form.closing, opened=True), None, entry)
+    if ask.continue_final_message or opening is None:
+        return Freedom()
+    return Freedom(MarkedSpan(form.opening, form.closing), opening, entry)
 
 
 def channel_fields(service: Service, ask: ChatRequest, channels: Channels) -> dict[str, Any]:
@@ -89,21 +143,23 @@ def channel_fields(service: Service, ask: ChatRequest, channels: Channels) -> di
     Raises:
         ParameterError: a thinking budget, and the markers of the model's reasoning are not known.
     """
-    tokenizer = service.tokenizer
+    tokenizer, form = service.tokenizer, service.reasoning
     ids = (tokenizer.backend.token_to_id(mark) for mark in channels.marks)
     shown = tuple(sorted(tokenizer.special_ids.intersection(id for id in ids if id is not None)))
     outside = channels.spans if ask.stop_scope == "content" else ()
     thinking = None
     if ask.thinking_token_budget is not None:
-        if service.reasoning is None:
+        if form is None or not form.split:
             raise ParameterError(
                 "thinking_token_budget: how this model marks its thinking is not known (--reasoning-parser names it)",
                 "thinking_token_budget",
             )
-        thinking = ThinkingBudget(
-            max_tokens=ask.thinking_token_budget,
-            span=MarkedSpan(*service.reasoning, channels.opened),
-            closing_token_ids=tuple(tokenizer.encode(service.reasoning[1], add_special_tokens=False)),
-            outside=channels.tool_spans,
-        )
+        if (span := channels.thought) is not None:
+            names = [name for name, tools in TOOL_FORMATS.items() if tools is channels.tools and not form.harmony]
+            thinking = ThinkingBudget(
+                max_tokens=ask.thinking_token_budget,
+                span=span,
+                closing_token_ids=tuple(tokenizer.encode(form.closing, add_special_tokens=False)),
+                tool_format=names[0] if names else "",
+            )
     return {"shown_token_ids": shown, "stop_outside": outside, "thinking": thinking}

@@ -11,17 +11,17 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from tailrace.api import error_handlers
 from tailrace.api.merge_iterators import merge_iterators
 from tailrace.api.request_record import UNKNOWN, RequestOrigin, RequestRecord
 from tailrace.api.schema.common import CompletionTokensDetails, PromptTokensDetails, Usage
-from tailrace.api.thinking_tokens import ThinkingTokens
 from tailrace.api.work_queue import SLICE_S
 from tailrace.errors import EngineError, TailraceError
 from tailrace.params import SamplingParams
 from tailrace.text.output import Delta, TextStream
+from tailrace.text.splitter import ReasoningTokens
 from tailrace.wire.messages import Failed, Finished, PromptLogprobs, SequenceEvent, TokenLogprobs, Tokens
 
 if TYPE_CHECKING:
@@ -39,12 +39,7 @@ class Generation:
 
     Args:
         origin: how it is to be treated, and for the record of it. grammar_field: what the client calls the grammar.
-
-    Attributes:
-        thinking: what counts the tokens of thoughts, where the model may think.
     """
-
-    thinking: ThinkingTokens | None = None
 
     def __init__(
         self,
@@ -71,6 +66,7 @@ class Generation:
         self._aborted = False
         self._reading_since_s: float | None = None  # when the last delta was given to the reader, who has not come back
         self._record = service.observer.begin(service.model_name, origin, id, params)
+        self.thoughts: list[ReasoningTokens] | None = None  # per choice, where the endpoint counts them
 
     @property
     def name(self) -> str:
@@ -83,9 +79,7 @@ class Generation:
         prompt = sum(map(len, self.prompts))
         completion = sum(text.num_tokens for text in self._texts)
         accepted = min(self._accepted, completion)  # a stop that only the front end finds also cuts accepted drafts
-        thought = 0 if self.thinking is None else min(self.thinking.total, completion)
-        details = CompletionTokensDetails(accepted, self._drafted - accepted, thought)
-        details = details if self._drafted or thought else UNSET
+        details = details_of(accepted, self._drafted, self.thoughts)
         return Usage(prompt, completion, prompt + completion, PromptTokensDetails(sum(self._cached)), details)
 
     def prompt_logprobs(self, p: int) -> list[TokenLogprobs] | None:
@@ -237,8 +231,6 @@ class Generation:
         match event:
             case Tokens():
                 clock.tick(event.index, len(event.token_ids))
-                if self.thinking is not None:
-                    self.thinking.feed(p * self.params.n + event.index, event.token_ids)
                 return text.feed(event.token_ids, event.logprobs)
             case Finished():
                 return text.flush(event.reason, event.stop_token_id, event.cause)
@@ -246,6 +238,16 @@ class Generation:
                 raise error_handlers.of_failed(event, self._grammar_field)
             case PromptLogprobs():
                 raise AssertionError("_take_prompt_logprobs has kept these")
+
+
+def details_of(
+    accepted: int, drafted: int, thoughts: Sequence[ReasoningTokens] | None
+) -> CompletionTokensDetails | UnsetType:
+    """Kinds of output tokens; UNSET where there is nothing to say."""
+    if not drafted and thoughts is None:
+        return UNSET
+    counted = UNSET if thoughts is None else sum(counter.count for counter in thoughts)
+    return CompletionTokensDetails(accepted, drafted - accepted, counted)
 
 
 class TokenClock:

@@ -17,8 +17,8 @@ from msgspec import UnsetType
 from tailrace.api.schema.chat import ChatLogprobs
 from tailrace.api.schema.common import PromptLogprob, PromptLogprobEntries
 from tailrace.api.schema.completions import CompletionLogprobs
-from tailrace.text.output import Delta
-from tailrace.text.utf8 import continues, decoded
+from tailrace.params import SamplingParams
+from tailrace.text.output import Delta, TextStream
 from tailrace.wire.messages import TokenLogprobs
 
 if TYPE_CHECKING:
@@ -47,11 +47,13 @@ class Labels:
     """How tokens are written.
 
     Attributes:
+        tokenizer: whose tokens they are.
         names: id → (text or escaped bytes, bytes, whether it is text).
         written: id → JSON of the token, still open, as a format for its logprob: `{"token":…,"logprob":%s,"bytes":[…]`.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
         self.names = Table(lambda id: named(tokenizer.bytes_of(id)))
         self.written = Table(lambda id: self.write(id, self.names[id][1]))
 
@@ -147,15 +149,16 @@ class CompletionLogprobsWriter:
         self._begin = 0  # where in the text the output begins
 
     def write_prompt(
-        self, token_ids: Sequence[int], entries: Sequence[TokenLogprobs], hidden: frozenset[int]
+        self, token_ids: Sequence[int], entries: Sequence[TokenLogprobs], skip_special: bool
     ) -> CompletionLogprobs:
-        """The tokens of an echoed prompt; its text leaves out `hidden`, and its first token has no logprob. Call it
-        first, if at all."""
-        offsets, self._begin = offsets_of(
-            [b"" if id in hidden else bytes(self._labels.names[id][1]) for id in token_ids]
-        )
-        first = TokenLogprobs(0.0, 1, [], [])
-        lists = self._write(zip(token_ids, [first, *entries], offsets, repeat(None), strict=False))
+        """The tokens of an echoed prompt; its first token has no logprob. Call it first, if at all. skip_special: its
+        text leaves out special tokens."""
+        params = SamplingParams(logprobs=0, ignore_eos=True, skip_special_tokens=skip_special, output_kind="cumulative")
+        stream = TextStream(self._labels.tokenizer, params)
+        stream.feed(token_ids, [TokenLogprobs(0.0, 1, [], []), *entries])
+        whole = stream.flush("length")
+        lists = self.write(whole)
+        self._begin = len(whole.text)
         lists.token_logprobs[0] = lists.top_logprobs[0] = None
         return lists
 
@@ -183,13 +186,3 @@ class CompletionLogprobsWriter:
             by_name.setdefault(self._labels.legacy(other), finite(logprob))
         by_name.setdefault(self._labels.legacy(id), finite(entry.logprob))
         return by_name
-
-
-def offsets_of(spelt: Iterable[bytes]) -> tuple[list[int], int]:
-    """Offsets of tokens with these bytes in their text, in characters; and the length of the text."""
-    begun, offsets, at = b"", [], 0
-    for data in spelt:
-        offsets.append(at + (bool(data) and not continues(begun, data[:1])))
-        text, begun = decoded(begun + data)
-        at += len(text)
-    return offsets, at + len(decoded(begun, final=True)[0])

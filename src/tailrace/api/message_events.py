@@ -9,7 +9,7 @@ from contextlib import aclosing
 from typing import Any
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from tailrace.api.schema.chat import ChatChunk, ToolCallDelta
 from tailrace.api.schema.common import Usage
@@ -154,7 +154,8 @@ def input_of(arguments: str) -> dict[str, Any]:
 def usage_of(usage: Usage) -> MessageUsage:
     """The usage so far, under the names of this endpoint."""
     cached, details = usage.prompt_tokens_details.cached_tokens, usage.completion_tokens_details
-    thought = 0 if details is UNSET else details.reasoning_tokens
+    counted = UNSET if isinstance(details, UnsetType) else details.reasoning_tokens
+    thought = 0 if isinstance(counted, UnsetType) else counted
     return MessageUsage(usage.prompt_tokens - cached, usage.completion_tokens, cached, OutputTokensDetails(thought))
 
 

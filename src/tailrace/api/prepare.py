@@ -31,7 +31,6 @@ from tailrace.api.schema.completions import CompletionRequest
 from tailrace.api.schema.messages import CountRequest
 from tailrace.api.schema.tokenize import DetokenizeRequest, TokenizeRequest
 from tailrace.api.service import Service
-from tailrace.api.thinking_tokens import ThinkingTokens
 from tailrace.api.tool_choice import ToolChoice, chat_grammar
 from tailrace.errors import ParameterError
 from tailrace.params import SamplingParams
@@ -71,13 +70,11 @@ class TokenLimit(NamedTuple):
 
 
 class PreparedRequest(NamedTuple):
-    """What the engine is given. grammar_field: what the client calls the grammar, for the engine's errors. thinking:
-    what counts the tokens of a chat's thoughts, where they are told apart."""
+    """What the engine is given. grammar_field: what the client calls the grammar, for the engine's errors."""
 
     prompts: list[list[int]]
     params: SamplingParams
     grammar_field: str = "grammar"
-    thinking: ThinkingTokens | None = None
 
 
 class ChatInput(NamedTuple):
@@ -156,21 +153,16 @@ async def prepare_chat(
 
     def additions() -> Additions:
         fields = channel_fields(service, ask, channels)
-        grammar, field = chat_grammar(service, ask, chat.choice, chat.tools, prompt, chat.format_field)
+        grammar, field = chat_grammar(service, ask, chat.choice, chat.tools, channels, chat.format_field)
         return {**fields, "grammar": grammar}, field
 
     prompts = Prompts([prompt], chat.messages_field, negative)
-    prepared = await prepare(request, ask, prompts, chat.limit, logprobs, additions)
-    markers = channels.reasoning
-    thinking = None if markers is None else ThinkingTokens(service.tokenizer, markers, channels.opened)
-    return prepared._replace(thinking=thinking), channels
+    return await prepare(request, ask, prompts, chat.limit, logprobs, additions), channels
 
 
 def generate(service: Service, id: str, prepared: PreparedRequest, origin: RequestOrigin) -> Generation:
     """The generation of a request that is prepared."""
-    made = Generation(service, id, prepared.prompts, prepared.params, origin, prepared.grammar_field)
-    made.thinking = prepared.thinking
-    return made
+    return Generation(service, id, prepared.prompts, prepared.params, origin, prepared.grammar_field)
 
 
 def start(

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import UNSET
 
 from tailrace.api.schema.responses import Event, Incomplete, OutputItem, OutputPart, ResponseObject, ResponseUsage
-from tailrace.text.channel_splitter import Segment
+from tailrace.text.splitter import Segment
 from tailrace.text.tool_parsers import ToolCall
 
 # channel → (type of item, its id's prefix, type of its part, the events of its text)

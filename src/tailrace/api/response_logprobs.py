@@ -12,8 +12,8 @@ from collections.abc import Iterator
 import msgspec
 
 from tailrace.api.logprobs import Labels, chat_logprobs, delivered
-from tailrace.text.channel_splitter import ChannelSplitter, Segment
 from tailrace.text.output import Delta
+from tailrace.text.splitter import Segment, Splitter
 
 Scored = tuple[Segment, list[msgspec.Raw]]
 
@@ -25,7 +25,7 @@ class ScoredSegments:
         top: alternatives per token; None: no logprobs.
     """
 
-    def __init__(self, splitter: ChannelSplitter, labels: Labels, top: int | None) -> None:
+    def __init__(self, splitter: Splitter, labels: Labels, top: int | None) -> None:
         self.splitter, self._labels, self._top = splitter, labels, top
         self._text = ""  # all of it
         self._seen = 0  # so much of it has come out, or was left out
@@ -56,7 +56,7 @@ class ScoredSegments:
         between them are markers and calls."""
         found: list[Scored] = []
         spans: list[tuple[int, int]] = []
-        end = len(self._text) - self.splitter.held_chars
+        end = len(self._text) - self.splitter.undecided
         for segment in reversed(segments):
             if (at := self._text.rfind(segment.text, self._seen, end)) >= 0 and segment.text:
                 end = at

@@ -25,8 +25,10 @@ from tailrace.api.supervise import Supervisor
 from tailrace.api.work_queue import WorkQueue
 from tailrace.config import ServerConfig
 from tailrace.errors import NotReadyError, TailraceError
-from tailrace.text.reasoning import REASONING_MARKERS
+from tailrace.text.reasoning import format_of
+from tailrace.text.reasoning_probe import find_reasoning
 from tailrace.text.tool_parsers import ALIASES, TOOL_FORMATS
+from tailrace.text.tool_parsers.harmony import HARMONY
 from tailrace.wire.async_client import AsyncClient
 
 if TYPE_CHECKING:
@@ -103,11 +105,12 @@ class Service:
         called = f"the engine of {model_name}" if shared.named else "the engine"
         self.supervisor = Supervisor(client, config.on_engine_death, called)
         self.labels = Labels(tokenizer)
-        self.reasoning = select_parser(
-            config.reasoning_parser, REASONING_MARKERS, lambda markers: (markers,), tokenizer
-        )
+        chosen = config.reasoning_parser
+        self.reasoning = find_reasoning(tokenizer) if chosen == "auto" else format_of(chosen)
         name = ALIASES.get(config.tool_parser, config.tool_parser)
         self.tools = select_parser(name, TOOL_FORMATS, lambda form: form.evidence, tokenizer)
+        if self.reasoning is not None and self.reasoning.harmony and config.tool_parser != "none":
+            self.tools = HARMONY  # calls are messages beside the thoughts
         self.metrics = Metrics(
             lambda: client.stats,
             lambda: self.supervisor.condition == "ready",

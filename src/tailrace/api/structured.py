@@ -175,9 +175,13 @@ def check_no_options(ask: GenerateRequest) -> None:
 
 
 def to_grammar(
-    ask: GenerateRequest, wanted: Constraint, after: MarkedSpan | None = None, opening: int | None = None
+    ask: GenerateRequest,
+    wanted: Constraint,
+    after: MarkedSpan | None = None,
+    opening: int | None = None,
+    entry: int | None = None,
 ) -> Grammar:
-    """The constraint with the request's options. after, opening: see Grammar.
+    """The constraint with the request's options. after, opening, entry: see Grammar.
 
     Raises:
         ParameterError: it is too long.
@@ -185,8 +189,9 @@ def to_grammar(
     options = ask.structured_outputs or StructuredOutputs()
     chosen = {"whitespace": options.whitespace, "close_in_time": options.close_in_time}
     more: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
+    more |= {"after": after, "opening_token_id": opening, "entry_token_id": entry}
     try:
-        return Grammar(kind=wanted.kind, source=wanted.source, after=after, opening_token_id=opening, **more)
+        return Grammar(kind=wanted.kind, source=wanted.source, **more)
     except ParameterError as error:
         raise renamed(str(error), wanted.field) from error
 

@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
-from tailrace.api.channels import reasoning_before
+from tailrace.api.channels import Channels, reasoning_before
 from tailrace.api.schema.structured import StructuredOutputs
 from tailrace.api.structured import Constraint, check_no_options, constraint_of, to_grammar
 from tailrace.errors import ParameterError
 from tailrace.options import Grammar
+from tailrace.text.tool_parsers import ToolFormat
 from tailrace.text.tool_parsers.functions import Function, functions_of
 from tailrace.text.tool_parsers.grammar import forced_grammar, optional_grammar
 from tailrace.text.tool_parsers.grammar_writer import GrammarWriter
+from tailrace.text.tool_parsers.harmony import HARMONY, harmony_grammar
 from tailrace.text.tool_parsers.schemas import check_counts, check_depth
 
 if TYPE_CHECKING:
@@ -48,7 +50,7 @@ def chat_grammar(
     ask: ChatRequest,
     choice: ToolChoice,
     tools: list[dict[str, Any]] | None,
-    prompt: list[int],
+    channels: Channels,
     format_field: str = "response_format",
 ) -> tuple[Grammar | None, str]:
     """The grammar of the output and the field it came from; None without one. format_field: see
@@ -64,8 +66,8 @@ def chat_grammar(
     if wanted is None:
         check_no_options(ask)
         return None, "grammar"
-    after, opening = reasoning_before(service, ask, prompt)
-    return to_grammar(ask, wanted, after, opening), wanted.field
+    of_calls = wanted is not content
+    return to_grammar(ask, wanted, *reasoning_before(service, ask, channels, of_calls)), wanted.field
 
 
 def choice_of(wanted: Any, tools: Sequence[Any] | None, parallel: bool | None) -> ToolChoice:
@@ -141,17 +143,25 @@ def constraint(
     functions = allowed_functions(functions_of(tools), choice)
     if choice.must:
         writer = GrammarWriter(functions, service.tokenizer, choice.many, whitespace)
-        return Constraint("tool_choice", "lark", forced_grammar(service.tools, writer))
+        source = harmony_grammar(writer, True) if service.tools is HARMONY else forced_grammar(service.tools, writer)
+        return Constraint("tool_choice", "lark", source)
     loose = [function if function.strict else function._replace(parameters=ANY_ARGUMENTS) for function in functions]
     writer = GrammarWriter(loose, service.tokenizer, choice.many, whitespace)
     if content is None:
-        return Constraint("tools", "lark", optional_grammar(service.tools, writer))
+        return Constraint("tools", "lark", optional_source(service.tools, writer))
     if content.kind not in ("json_object", "json_schema"):
         raise ParameterError(
             f'{content.field}: together with tools it must be JSON; or give tool_choice "none"', content.field
         )
     schema = schema_of(content)
-    return Constraint(content.field, "lark", optional_grammar(service.tools, writer, schema))
+    return Constraint(content.field, "lark", optional_source(service.tools, writer, schema))
+
+
+def optional_source(tools: ToolFormat, writer: GrammarWriter, content: dict[str, Any] | None = None) -> str:
+    """The grammar of an answer with optional calls. content: see grammar.optional_grammar."""
+    if tools is HARMONY:
+        return harmony_grammar(writer, False, content)
+    return optional_grammar(tools, writer, content)
 
 
 def schema_of(content: Constraint) -> dict[str, Any]:

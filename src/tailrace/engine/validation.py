@@ -12,6 +12,7 @@ from tailrace.errors import ContextLengthError, OverloadedError, ParameterError,
 from tailrace.grammar.service import Grammars
 from tailrace.params import SamplingParams
 from tailrace.sampling import processors
+from tailrace.text.tool_parsers import TOOL_FORMATS
 from tailrace.wire.messages import Submit
 
 
@@ -98,6 +99,12 @@ def check_served(params: SamplingParams, grammars: Grammars | None, token_bytes:
     ):
         if asked and not token_bytes.token_bytes:
             raise ParameterError(f"{name}: the bytes of this model's tokens are not known", name)
+    form = "" if params.thinking is None else params.thinking.tool_format
+    if form and form not in TOOL_FORMATS:
+        raise ParameterError(
+            f"thinking_token_budget: there is no tool format {form!r:.100}; there are {', '.join(TOOL_FORMATS)}",
+            "thinking_token_budget",
+        )
 
 
 def negative_prompt(submit: Submit) -> list[int]:

@@ -216,5 +216,5 @@ class RefusedGrammars:
 
 def digest(grammar: Grammar) -> bytes:
     """A key, equal for grammars that compile to the same."""
-    bare = msgspec.structs.replace(grammar, after=None, opening_token_id=None, close_in_time=False)
+    bare = msgspec.structs.replace(grammar, after=None, opening_token_id=None, entry_token_id=None, close_in_time=False)
     return hashlib.sha256(msgspec.msgpack.encode(bare)).digest()

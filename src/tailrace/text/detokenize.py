@@ -2,15 +2,14 @@
 
 Law: decode(prompt) plus everything returned equals decode(prompt + output), under any chunking, if the prompt ends at a
 whole character. A character that begins in the prompt is returned whole if the output completes it, and not at all
-otherwise.
+otherwise. One exception: characters in byte tokens come out at once, though malformed bytes may follow (see ByteRun).
 """
 
 from __future__ import annotations
 
-import codecs
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any, Protocol
+from typing import Protocol
 
 from tailrace.text.tokenizer import Tokenizer
 from tailrace.text.utf8 import UNKNOWN, continues, decoded
@@ -97,30 +96,48 @@ def unfinished(backwards: Iterable[bytes]) -> bytes:
     return decoded(end)[1]
 
 
+class ByteRun:
+    """Characters that come in byte tokens. Each comes out with its last byte. Malformed bytes become one U+FFFD each,
+    as soon as they are known to be malformed.
+
+    In the library one malformed byte makes a whole run of byte tokens U+FFFD. Here the other characters stay.
+    """
+
+    def __init__(self, prompt: Iterable[int]) -> None:
+        """prompt: the bytes of the run at its end, last one first."""
+        self.begun = unfinished(bytes([byte]) for byte in prompt)  # the bytes of an incomplete character
+        self._in_prompts = len(self.begun)  # of these bytes, those that the prompt's text has as U+FFFD
+
+    def feed(self, byte: int) -> tuple[str, str]:
+        """What was malformed before this byte, and the character that the byte completes (or is no part of)."""
+        data = bytes([byte])
+        broken = "" if continues(self.begun, data) else self.flush()
+        text, self.begun = decoded(self.begun + data)
+        if not self.begun:
+            self._in_prompts = 0
+        return broken, text
+
+    def flush(self) -> str:  # the run is over
+        lost, self.begun, self._in_prompts = len(self.begun) - self._in_prompts, b"", 0
+        return UNKNOWN * lost
+
+
 class PieceDetokenizer:
-    """SentencePiece with byte fallback. A run of byte tokens is text if all of it is valid UTF-8, and otherwise one
-    U+FFFD per byte. So a run is returned only when it has ended. The text's first space is removed if the decoder
-    strips it."""
+    """SentencePiece with byte fallback. The text's first space is removed if the decoder strips it."""
 
     def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int], prompt: Sequence[int]) -> None:
         self._token_of = tokenizer.token_of
         self._hidden = hidden
-        self._strip = strips_first_space(tokenizer.decoder or {}) and not any(self._shown(prompt))
-        run = bytes(leading_bytes(self._shown(prompt)))[::-1]
-        if len(run) == LOOK_BACK:  # the run began before LOOK_BACK, perhaps within a character
-            run = run.lstrip(CONTINUATIONS)
-        self._run = bytearray(run)
-        self._in_run: Any = codecs.getincrementaldecoder("utf-8")("replace")
-        self._prompts_bytes = len(run)  # of the run
-        # characters of the run that belong to the prompt, if the run is text
-        self._skip = len(self._in_run.decode(run))
-        self._whole = 0  # characters of the run after those, if the run is text
+        shown = [self._token_of(id) for id in reversed(prompt) if id not in hidden]
+        self._strip = strips_first_space(tokenizer.decoder or {}) and not any(shown)
+        self._run = ByteRun(leading_bytes(shown))
         self._texts = tokenizer.texts
         self.lead = 0
-        self.silent = self.unfinished = False
+        self.silent = False
+        self.unfinished = bool(self._run.begun)
 
     def plain(self, id: int) -> str | None:
-        if self._strip or self._run or id in self._hidden or not 0 <= id < len(self._texts):
+        if self._strip or self.unfinished or id in self._hidden or not 0 <= id < len(self._texts):
             return None
         return self._texts[id]
 
@@ -130,35 +147,19 @@ class PieceDetokenizer:
             return ""
         token = self._token_of(id).replace(METASPACE, " ")
         byte = fallback_byte(token)
-        if byte is not None:
-            self.lead, self.unfinished = self._whole, True
-            self.silent = self._strip and not self._run and byte == ord(" ")
-            self._run.append(byte)
-            complete = len(self._in_run.decode(bytes([byte])))
-            if self.silent:
-                self._skip = complete
-            else:
-                self._whole += complete
-            return ""
-        before = self.flush() if self._run else ""
-        self.lead = len(before)
-        return before + self._first(token)
+        if byte is None:
+            before, text = self._run.flush(), token
+        else:
+            before, text = self._run.feed(byte)
+        self.unfinished = bool(self._run.begun)
+        before = self._first(before)
+        own = self._first(text)
+        self.lead, self.silent = len(before), byte is not None and own != text
+        return before + own
 
     def flush(self) -> str:
-        run, self._run = bytes(self._run), bytearray()
         self.unfinished = False
-        try:
-            text = run.decode()[self._skip :]
-            self._strip = self._strip and not self._skip
-        except UnicodeDecodeError:
-            text = UNKNOWN * (len(run) - self._prompts_bytes)
-        self._whole = self._prompts_bytes = self._skip = 0
-        self._in_run.reset()
-        return self._first(text)
-
-    def _shown(self, prompt: Sequence[int]) -> Iterator[str]:
-        """The prompt's visible tokens, last one first."""
-        return (self._token_of(id) for id in reversed(prompt) if id not in self._hidden)
+        return self._first(self._run.flush())
 
     def _first(self, text: str) -> str:
         if self._strip and text:
@@ -180,9 +181,10 @@ class LibraryDetokenizer:
     """Any other tokenizer. The library decodes a window of the last tokens; the text that it gains with the newest
     token is returned.
 
-    Two things may change when more tokens come, so they are held back: a final U+FFFD, which may be an incomplete
-    character, and a run of byte tokens, if the decoder joins such runs. A window begins after some text, at a token
-    where nothing was held back: at the very start of a text a decoder may behave differently.
+    A final U+FFFD may be an incomplete character, so it is held back. A window begins after some text, at a token where
+    nothing was held back: at the very start of a text a decoder may behave differently. If the decoder joins byte
+    tokens, the window has none of them, except at the start of a text: each character of such tokens is decoded behind
+    the window by itself.
     """
 
     def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int], prompt: Sequence[int]) -> None:
@@ -191,12 +193,15 @@ class LibraryDetokenizer:
         self._hidden = hidden
         self._joins_bytes = "ByteFallback" in step_names(tokenizer.decoder)
         self._window = self._end_of(prompt)
+        self._run = ByteRun(leading_bytes(map(self._token_of, reversed(self._window))) if self._joins_bytes else ())
+        whole = len(self._window) - len(self._run.begun)
+        self._window, self._run_ids = self._window[:whole], self._window[whole:]
         self._before = self._text(self._window) or None  # the prompt's text in the window, until output follows it
         self._said = len((self._before or "").rstrip(UNKNOWN))  # characters of the window's text that were returned
-        # tokens of the window since nothing was held back, or since the last run of bytes
-        self._fresh = len(self._window)
+        self._fresh = len(self._window)  # tokens of the window since nothing was held back
         self.lead = 0
-        self.silent = self.unfinished = False
+        self.silent = False
+        self.unfinished = bool(self._run_ids)
 
     def plain(self, id: int) -> str | None:
         return None
@@ -206,26 +211,53 @@ class LibraryDetokenizer:
         if id in self._hidden:
             return ""
         self._check((id,))
+        byte = fallback_byte(self._token_of(id)) if self._joins_bytes else None
+        if byte is not None:
+            return self._feed_byte(id, byte)
+        if broken := self._run.flush():
+            self._keep(self._run_ids)
+        self._run_ids = []
         self._window.append(id)
         self._fresh += 1
-        if self._is_byte(id):
-            self._fresh, self.unfinished = 0, True  # a window does not begin within a run
-            return ""
-        before = self._text(self._window[:-1]) if self.unfinished else ""
+        before = self._text(self._window[:-1]) if self.unfinished and not self._joins_bytes else ""
         text = self._text(self._window)
         self._compare(text)
         if before and text.startswith(before):
             self.lead = max(0, len(before) - self._said)
-        self.unfinished = text.endswith(UNKNOWN)
+        self.lead += len(broken)
+        self.unfinished = not self._joins_bytes and text.endswith(UNKNOWN)
         new = self._new(text, len(text) - self.unfinished)
         if self._before is None and (not self.unfinished or self._fresh > LONGEST_WAIT):
             self._slide()
-        return new
+        return broken + new
 
     def flush(self) -> str:
+        broken = self._run.flush()
         text = self._text(self._window)
         self._compare(text)
-        return self._new(text, len(text))
+        return self._new(text, len(text)) + broken
+
+    def _feed_byte(self, id: int, byte: int) -> str:
+        broken, text = self._run.feed(byte)
+        self.lead, self.unfinished = len(broken), bool(self._run.begun)
+        if broken:
+            self._keep(self._run_ids)
+            self._run_ids = []
+        ids = [*self._run_ids, id][-len(self._run.begun or text.encode()) :]
+        self._run_ids = ids if self.unfinished else []
+        if self.unfinished:
+            return broken
+        # behind the window, unless the library would join them to other bytes there
+        if text != UNKNOWN and not (self._window and self._is_byte(self._window[-1])):
+            text = self._text(self._window + ids)[len(self._text(self._window)) :]
+        self._keep(ids)
+        return broken + text
+
+    def _keep(self, ids: list[int]) -> None:
+        """At the start of a text byte tokens stay in the window, so that what follows does not stand at the start."""
+        if not self._text(self._window):
+            self._window += ids
+            self._said, self._fresh = len(self._text(self._window)), 0
 
     def _text(self, ids: list[int]) -> str:
         return self._decode(ids, skip_special_tokens=False)
@@ -249,8 +281,7 @@ class LibraryDetokenizer:
             self._said = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(self._before), len(text)))
 
     def _new(self, text: str, end: int) -> str:
-        new = text[self._said : end]
-        self._said = max(self._said, end)
+        new, self._said = text[self._said : end], max(self._said, end)
         if new:
             self._before = None
         return new
@@ -260,11 +291,10 @@ class LibraryDetokenizer:
         kept = self._window[-min(self._fresh, LONGEST_WAIT) :]
         text = self._text(kept)
         if text:
-            self._window, self._said = kept, len(text) - text.endswith(UNKNOWN)
+            self._window, self._said = kept, len(text) - (text.endswith(UNKNOWN) and not self._joins_bytes)
             self._fresh = len(kept) if self.unfinished else 0
 
 
 LONGEST_CHARACTER = 4  # bytes
-CONTINUATIONS = bytes(range(0x80, 0xC0))  # bytes that begin no character
 LOOK_BACK = 64  # tokens of a prompt; every sequence of a request reads them
 LONGEST_WAIT = 16  # tokens; a character has at most four bytes, so text further back is final

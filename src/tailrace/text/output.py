@@ -26,8 +26,8 @@ OWN: Mapping[int, bytes | None] = MappingProxyType({})  # the text has all bytes
 class Delta(msgspec.Struct, frozen=True):
     """What is new (for the cumulative kind: everything so far).
 
-    text, token_ids: new text and its tokens. logprobs: one per token, or None. offsets: one per logprob: where the
-    token begins in the text, in characters.
+    text, token_ids: new text and its tokens. logprobs: one per token, or None. offsets: one per token: where it begins
+    in the text, in characters.
     finish_reason: set on the last delta. stop_reason: the stop string, pattern or stop token id that ended the text, or
     the cause named by the engine or the server. None for EOS and the length.
     spelt: place in token_ids → the bytes that the text has of this token, where they differ from the token's own bytes.
@@ -161,15 +161,13 @@ class TextStream:
             plain = self._plain_text(id)
             if plain is None or id in self._ending_ids or not self._passes(plain):
                 return None
-            if logprobs is not None:
-                offsets.append(begin + len(text))
+            offsets.append(begin + len(text))
             text += plain
         self.num_tokens += len(token_ids)
         self._decoded += len(text)
         self._shown += len(text)
-        if logprobs is None:
-            return Delta(text, tuple(token_ids))
-        return Delta(text, tuple(token_ids), tuple(logprobs), None, None, tuple(offsets))
+        entries = None if logprobs is None else tuple(logprobs)
+        return Delta(text, tuple(token_ids), entries, None, None, tuple(offsets))
 
     def _take(self, id: int, logprobs: TokenLogprobs | None) -> tuple[str, Match | None]:
         """Add one token; return the text that can be sent, and the stop that ended in the token."""
@@ -211,15 +209,15 @@ class TextStream:
         spelt: dict[int, bytes | None] = {}
         while pending and (everything or pending[0].end <= shown):
             token = pending.popleft()
+            offsets.append(token.begin)
             if scored:
-                offsets.append(token.begin)
                 if token.logprobs is not None:
                     logprobs.append(token.logprobs)
                 if token.spelt is not None:
                     spelt[len(ids)] = token.spelt
             ids.append(token.id)
         if not scored:
-            return self._by_kind(Delta(text, tuple(ids)))
+            return self._by_kind(Delta(text, tuple(ids), offsets=tuple(offsets)))
         if cut is not None:
             spelt |= cut
         return self._by_kind(Delta(text, tuple(ids), tuple(logprobs), None, None, tuple(offsets), spelt))

@@ -1,16 +1,189 @@
-"""How open models mark their reasoning: a table of marker pairs. To add one: a line here, and its name in config.py."""
+"""How open models mark their thoughts: a table of formats. To add one: a line here, and its name in config.py.
+
+A format is a declaration; text/channel_splitter.py and text/harmony.py act on it, and docs/reasoning.md is written from
+it.
+"""
 
 from __future__ import annotations
 
-Markers = tuple[str, str]  # opening and closing marker
+from typing import Literal, NamedTuple
 
-REASONING_MARKERS: dict[str, Markers] = {
-    "think": ("<think>", "</think>"),  # DeepSeek-R1, Qwen3, QwQ, SmolLM3, GLM
-    "mistral": ("[THINK]", "[/THINK]"),
-    "seed": ("<seed:think>", "</seed:think>"),
+Calls = Literal["text", "end", "inside"]
+Start = Literal["opened", "closed", "unknown"]
+
+
+class ReasoningFormat(NamedTuple):
+    """How a family of models writes thoughts.
+
+    opening, closing: the markers around a thought. also: other spellings of both. label: text behind an opening marker
+    that belongs to the marker.
+    models: who writes so. names: further names, those of the parsers of vLLM and SGLang.
+    calls: what the opening marker of a tool call is within an open thought. "text": a part of the thought. "end": a
+    call, which ends the thought. "inside": a call, after which the thought goes on.
+    starts_inside: the answer begins within a thought, even where the prompt does not say so: the model writes no
+    opening marker.
+    again: several thoughts in one answer. Otherwise a marker behind the first thought is content.
+    frame: markers around the rest of the answer, which are left out.
+    evidence: text in the chat template of models that write so, where other formats have the same markers.
+    split: False leaves thoughts in the content, behind the opening marker that the template has written.
+    harmony: messages with channels, which text/harmony.py reads; the markers are those of its analysis channel.
+    """
+
+    opening: str
+    closing: str
+    models: str
+    names: tuple[str, ...] = ()
+    calls: Calls = "text"
+    also: tuple[tuple[str, str], ...] = ()
+    label: str = ""
+    starts_inside: bool = False
+    again: bool = False
+    frame: tuple[str, ...] = ()
+    evidence: str = ""
+    split: bool = True
+    harmony: bool = False
+
+    @property
+    def openings(self) -> tuple[str, ...]:
+        """All opening markers."""
+        return (self.opening, *(opening for opening, _ in self.also))
+
+    @property
+    def closings(self) -> tuple[str, ...]:
+        """All closing markers."""
+        return (self.closing, *(closing for _, closing in self.also))
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """All markers that must appear in the text, even where they are special tokens of the vocabulary."""
+        return (*(HARMONY_MARKS if self.harmony else (*self.openings, *self.closings)), *self.frame)
+
+
+HARMONY_MARKS = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>")
+THINK = ("<think>", "</think>")
+
+# In order of recognition. Where peers disagree about calls in an open thought, the format takes them as calls if one
+# peer's parser does so for models of the family.
+REASONING_FORMATS: dict[str, ReasoningFormat] = {
+    "harmony": ReasoningFormat(
+        "<|channel|>analysis<|message|>",
+        "<|end|>",
+        "gpt-oss",
+        ("openai_gptoss", "gpt-oss"),
+        calls="end",
+        again=True,
+        harmony=True,
+    ),
+    "hunyuan_a13b": ReasoningFormat(
+        *THINK, "Hunyuan A13B", ("hunyuan",), calls="end", frame=("<answer>\n", "\n</answer>"), evidence="<answer>"
+    ),
+    "granite_3_3": ReasoningFormat(
+        *THINK,
+        "Granite 3.3",
+        calls="end",
+        frame=("<response>", "</response>"),
+        evidence="<response></response>",
+    ),
+    "think": ReasoningFormat(
+        *THINK,
+        "Qwen3, 3.5, QwQ; GLM-4.5 to 4.7; Kimi K2; DeepSeek R1, V3.1 to V4; MiniMax M2; Nemotron; SmolLM3; Olmo 3; "
+        "Ernie 4.5; Step 3.5; MiMo; EXAONE 4; Intern-S1; Ling; LFM2.5; Laguna",
+        (
+            "qwen3",
+            "glm45",
+            "glm47",
+            "kimi_k2",
+            "deepseek_v3",
+            "deepseek_v4",
+            "minimax_m2",
+            "nemotron_v3",
+            "olmo3",
+            "ernie45",
+            "step3p5",
+            "mimo",
+            "holo2",
+            "poolside_v1",
+        ),
+        calls="end",
+    ),
+    "deepseek_r1": ReasoningFormat(
+        *THINK,
+        "models that write only `</think>`: DeepSeek R1 behind its first template, Step 3, QwQ without its template",
+        ("step3", "qwen3-thinking"),
+        calls="end",
+        starts_inside=True,
+    ),
+    "minimax_m2_append_think": ReasoningFormat(
+        *THINK,
+        "clients of MiniMax M2 that send its thoughts back within the content",
+        ("minimax-append-think",),
+        split=False,
+    ),
+    "hy_v3": ReasoningFormat("<think:opensource>", "</think:opensource>", "Hunyuan 3", calls="end"),
+    "mistral": ReasoningFormat("[THINK]", "[/THINK]", "Magistral, Ministral 3, Mistral Small 4"),
+    "seed": ReasoningFormat("<seed:think>", "</seed:think>", "Seed-OSS", ("seed_oss",)),
+    "minimax_m3": ReasoningFormat("<mm:think>", "</mm:think>", "MiniMax M3", ("minimax-m3",)),
+    "gemma4": ReasoningFormat("<|channel>", "<channel|>", "Gemma 4", calls="end", label="thought\n"),
+    "apertus": ReasoningFormat(
+        "<|inner_prefix|>", "<|inner_suffix|>", "Apertus", ("apertus2509",), calls="inside", again=True
+    ),
+    "kimi_k3": ReasoningFormat(
+        "<|open|>think<|sep|>",
+        "<|close|>think<|sep|>",
+        "Kimi K3",
+        calls="end",
+        frame=("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
+    ),
+    "cohere": ReasoningFormat(
+        "<|START_THINKING|>",
+        "<|END_THINKING|>",
+        "Command A (Reasoning, Plus), Command 4",
+        ("cohere_command3", "cohere_command4"),
+        calls="end",
+        frame=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
+    ),
+    "solar_open": ReasoningFormat(
+        "<|think|>", "<|end|>", "Solar Open", ("solar_open2",), frame=("<|begin|>assistant", "<|content|>")
+    ),
+    "kimi": ReasoningFormat("◁think▷", "◁/think▷", "Kimi-VL Thinking"),
+    "granite": ReasoningFormat(
+        "Here is my thought process:",
+        "Here is my response:",
+        "Granite 3.2",
+        also=(("Here's my thought process:", "Here's my response:"),),
+    ),
+    "apriel": ReasoningFormat(
+        "Here are my reasoning steps:\n",
+        "[BEGIN FINAL RESPONSE]",
+        "Apriel 1.5, 1.6",
+        frame=("[END FINAL RESPONSE]",),
+    ),
 }
+ALIASES = {other: name for name, form in REASONING_FORMATS.items() for other in form.names}
 
 
-def ends_inside_reasoning(prompt: str, markers: Markers) -> bool:
-    """Whether the prompt ends between the markers. Some chat templates open the reasoning for the model."""
-    return prompt.rfind(markers[0]) > prompt.rfind(markers[1])
+def format_of(name: str) -> ReasoningFormat | None:
+    """The format of this name, one's own or a peer's; None for "none" (also "identity")."""
+    return REASONING_FORMATS.get(ALIASES.get(name, name))
+
+
+def start_of(prompt: str, form: ReasoningFormat) -> Start:
+    """Where an answer begins, from the end of its prompt: templates may open a thought for the model, or write an empty
+    one where it shall not think."""
+    end = prompt.rstrip()
+    if form.label and end.endswith(form.label.rstrip()):
+        end = end.removesuffix(form.label.rstrip()).rstrip()
+    if end.endswith(tuple(marker.rstrip() for marker in form.openings)):
+        return "opened"
+    if end.endswith(tuple(marker.rstrip() for marker in form.closings)):
+        return "closed"
+    return "unknown"
+
+
+def start_within(text: str, form: ReasoningFormat) -> Start:
+    """The same where the model goes on within its own last message."""
+    last_opening = max(text.rfind(marker) for marker in form.openings)
+    last_closing = max(text.rfind(marker) for marker in form.closings)
+    if last_opening == last_closing == -1:
+        return "unknown"
+    return "opened" if last_opening > last_closing else "closed"

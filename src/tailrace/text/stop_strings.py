@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple, Protocol
 
@@ -202,8 +203,10 @@ class SpanTracker:
     ends before a marker is complete counts."""
 
     def __init__(self, spans: tuple[MarkedSpan, ...]) -> None:
-        self._spans = spans
+        self._spans = spans  # those that may still open
         self._inside = next((span for span in spans if span.opened), None)
+        # the span that the one inside has interrupted, if what interrupts it is not sure to end it
+        self._outer: MarkedSpan | None = None
         self._longest = max((len(m) for s in spans for m in (s.opening, s.closing or "")), default=0)
         self._tail = ""  # the last characters, which may be part of a marker
 
@@ -212,24 +215,30 @@ class SpanTracker:
         """The span that the text is in."""
         return self._inside
 
-    @property
-    def midway(self) -> bool:
-        """True if the text ends within a possible marker."""
-        openings = [span.opening for span in self._spans]
-        markers = openings if self._inside is None else [self._inside.closing or ""]
-        return any(self._tail.endswith(marker[:n]) for marker in markers for n in range(1, len(marker)))
-
     def push(self, char: str) -> bool:
         """Add a character. True if it is inside a span or completes a marker."""
-        if not self._spans:
+        if not self._spans and self._inside is None:
             return False
         self._tail = (self._tail + char)[-self._longest :]
-        if self._inside is not None:
-            if self._inside.closing is not None and self._tail.endswith(self._inside.closing):
-                self._inside, self._tail = None, ""
-            return True
-        self._inside = next((span for span in self._spans if self._tail.endswith(span.opening)), None)
-        if self._inside is None:
-            return False
-        self._tail = ""
+        inside = self._inside
+        if inside is None:
+            self._inside = self._opened(self._spans)
+            return self._inside is not None
+        if any(span is not None and self._ends(span) for span in (inside, self._outer)):
+            gone = [span for span in (inside, self._outer) if span is not None and span.once]
+            self._spans = tuple(span for span in self._spans if span not in gone)
+            self._inside = self._outer = None
+            self._tail = ""
+        elif inside.until and (other := self._opened(s for s in self._spans if s.opening in inside.until)):
+            self._inside, self._outer = other, inside
         return True
+
+    def _ends(self, span: MarkedSpan) -> bool:
+        return span.closing is not None and self._tail.endswith(span.closing)
+
+    def _opened(self, spans: Iterable[MarkedSpan]) -> MarkedSpan | None:
+        """The span whose opening marker has just been completed."""
+        found = next((span for span in spans if self._tail.endswith(span.opening)), None)
+        if found is not None:
+            self._tail = ""
+        return found

@@ -36,8 +36,8 @@ from tailrace.api.streaming import respond
 from tailrace.api.tool_choice import ToolChoice, choice_of
 from tailrace.api.work_queue import JSON_BYTES
 from tailrace.errors import ParameterError
-from tailrace.text.channel_splitter import ChannelSplitter, Segment
 from tailrace.text.output import Delta
+from tailrace.text.splitter import ReasoningTokens, Segment, Splitter
 from tailrace.text.tool_parsers.functions import check_tools
 
 READER = BodyReader(ChatRequest, CHAT_REFUSED)
@@ -79,7 +79,7 @@ class ChatChunks:
         self._service, self._ask, self._generation = service, ask, generation
         self._channels, self._called = channels, called
         self._with_ids = bool(ask.return_token_ids)
-        self._splitters: dict[int, ChannelSplitter] = {}  # of the choices that have begun
+        self._splitters: dict[int, Splitter] = {}  # of the choices that have begun
 
     async def stream(self) -> AsyncGenerator[ChatChunk, None]:
         """The chunks.
@@ -90,15 +90,19 @@ class ChatChunks:
         generation, splitters = self._generation, self._splitters
         shared, usage = head(self._service, generation.id), UsageReporter(self._ask, generation)
         top = generation.params.alternatives
+        counters: dict[int, ReasoningTokens] = {}
         async with aclosing(generation.deltas()) as deltas:
             async for index, delta in deltas:
                 if index not in splitters:
                     first = {} if splitters else await self._only_once()
-                    splitters[index] = ChannelSplitter(*self._channels)
+                    splitters[index] = self._channels.splitter()
+                    counters[index] = ReasoningTokens(splitters[index])
+                    generation.thoughts = list(counters.values()) if self._channels.counts else None
                     ids = [] if self._with_ids else UNSET
                     choice = ChatChunkChoice(index, ChatDelta("assistant", ""), token_ids=ids)
                     yield ChatChunk(**shared, choices=[choice], usage=usage.so_far(), **first)
                 splitter = splitters[index]
+                counters[index].add(delta.offsets)
                 for piece in pieces(delta, self._with_ids):
                     for choice in choices_of(self._service, index, piece, splitter, top, self._with_ids):
                         if choice.finish_reason == "stop" and splitter.called:
@@ -121,7 +125,7 @@ class ChatChunks:
 
 
 def choices_of(
-    service: Service, index: int, piece: Delta, channels: ChannelSplitter, top: int | None, with_ids: bool
+    service: Service, index: int, piece: Delta, channels: Splitter, top: int | None, with_ids: bool
 ) -> Iterator[ChatChunkChoice]:
     """The choices for one piece: its text by channels, with ids and logprobs in the first; or its end."""
     ids = list(piece.token_ids) if with_ids else UNSET

@@ -135,8 +135,7 @@ class CompletionChunks:
                 self._prompt_logprobs[p] = await generation.run(work, size)
             fields["prompt_logprobs"] = self._prompt_logprobs[p]
         if self._echoes is not None and ask.logprobs is not None and entries is not None:
-            hidden = frozenset() if given_as_ids(ask.prompt) else self._service.tokenizer.special_ids
-            write = partial(self._writers[index].write_prompt, prompt, entries, hidden)
+            write = partial(self._writers[index].write_prompt, prompt, entries, not given_as_ids(ask.prompt))
             fields["logprobs"] = await generation.run(write, len(entries) * (ask.logprobs + 1))
         if self._echoes is None and not fields:
             return None

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from uuid import uuid4
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -46,7 +46,7 @@ from tailrace.api.tool_choice import ToolChoice, choice_of
 from tailrace.api.work_queue import JSON_BYTES
 from tailrace.api.worker_queries import ask_stored
 from tailrace.errors import ParameterError, TailraceError
-from tailrace.text.channel_splitter import ChannelSplitter
+from tailrace.text.splitter import ReasoningTokens
 from tailrace.text.tool_parsers.functions import check_tools
 
 READER = BodyReader(ResponsesRequest, RESPONSES_REFUSED)
@@ -72,7 +72,9 @@ async def create_response(request: Request) -> Response:
     instructions = 0 if ask.instructions is None else 1  # they are for this turn alone
     messages: list[dict[str, Any]] = msgspec.to_builtins(chat.ask.messages[instructions:])
     stored = StoredResponse(front_of(request).responses, response_of(service, ask, generation), messages, ask.streamed)
-    chunks = events(generation, stored, ScoredSegments(ChannelSplitter(*channels), service.labels, top))
+    splitter = channels.splitter()
+    generation.thoughts = [ReasoningTokens(splitter)] if channels.counts else None
+    chunks = events(generation, stored, ScoredSegments(splitter, service.labels, top))
     return await respond(request, generation, chunks, last_response, ask.streamed, NAMED)
 
 
@@ -141,6 +143,8 @@ async def events(
                     stored.save()
                     for event in writer.begin():
                         yield event
+                for counter in generation.thoughts or ():
+                    counter.add(delta.offsets)
                 for segment, logprobs in segments.feed(delta):
                     for event in writer.add(segment, logprobs):
                         yield event
@@ -210,9 +214,11 @@ async def earlier(request: Request, ask: ResponsesRequest) -> bytes:
 def usage_of(generation: Generation) -> ResponseUsage:
     """The usage so far, under the names of this endpoint."""
     usage = generation.usage
-    details, more = InputDetails(usage.prompt_tokens_details.cached_tokens), usage.completion_tokens_details
-    thought = OutputDetails(0 if more is UNSET else more.reasoning_tokens)
-    return ResponseUsage(usage.prompt_tokens, details, usage.completion_tokens, thought, usage.total_tokens)
+    details = InputDetails(usage.prompt_tokens_details.cached_tokens)
+    more = usage.completion_tokens_details
+    thoughts = UNSET if isinstance(more, UnsetType) else more.reasoning_tokens
+    of_output = OutputDetails(0 if isinstance(thoughts, UnsetType) else thoughts)
+    return ResponseUsage(usage.prompt_tokens, details, usage.completion_tokens, of_output, usage.total_tokens)
 
 
 def logprobs_asked(ask: ResponsesRequest, limit: int) -> int | None:

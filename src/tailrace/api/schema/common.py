@@ -159,17 +159,17 @@ class PromptTokensDetails(msgspec.Struct, frozen=True):
 
 
 class CompletionTokensDetails(msgspec.Struct, frozen=True):
-    """Of the tokens that were guessed ahead (speculation): how many stood, and how many did not. Tokens of thoughts,
-    with their markers."""
+    """Of the tokens that were guessed ahead (speculation): how many stood, and how many did not. reasoning_tokens: the
+    tokens of thoughts, without their markers; absent where the answer has no channel of its own for thoughts."""
 
-    accepted_prediction_tokens: int = 0
-    rejected_prediction_tokens: int = 0
-    reasoning_tokens: int = 0
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+    reasoning_tokens: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class Usage(msgspec.Struct, frozen=True):
     """Token counts of one request: each prompt once, every choice's tokens, the stopping token included.
-    completion_tokens_details: where tokens were guessed ahead, or the model has thought."""
+    completion_tokens_details: where tokens were guessed ahead, or tokens of thoughts are counted."""
 
     prompt_tokens: int
     completion_tokens: int

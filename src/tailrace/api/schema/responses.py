@@ -130,7 +130,7 @@ class InputDetails(msgspec.Struct, frozen=True):
 
 
 class OutputDetails(msgspec.Struct, frozen=True):
-    """The tokens of the first thought, with its markers."""
+    """The tokens of thoughts, without their markers; 0 where the answer has no channel of its own for them."""
 
     reasoning_tokens: int = 0
 

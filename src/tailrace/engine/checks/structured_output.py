@@ -101,6 +101,10 @@ class StructuredOutput:
         Raises:
             ValueError: the grammar does not allow it.
         """
+        if not self.bound and token == self._grammar.entry_token_id and self.matcher.accept(token):
+            self.bound = True
+            self._pushed += 1
+            return True
         opens, self.opening = token == self.opening, None
         if opens or not self.bound:
             for char in self._text.push(token):

@@ -7,16 +7,20 @@ from collections.abc import Sequence
 
 from tailrace.engine.token_bytes import TokenText
 from tailrace.options import ThinkingBudget
-from tailrace.text.stop_strings import SpanTracker
+from tailrace.text.channel_splitter import ChannelSplitter
+from tailrace.text.reasoning import ReasoningFormat
+from tailrace.text.tool_parsers import TOOL_FORMATS
 
 
 class ThinkingBudgetCheck:
-    """One sequence's budget. Looks at the text of all tokens, also of those that leave none in the answer."""
+    """One sequence's budget. Looks at the text of all tokens, also of those that leave none in the answer, and finds
+    the thoughts in it as front ends do."""
 
     def __init__(self, budget: ThinkingBudget, text: TokenText) -> None:
         self._budget = budget
         self._text = text
-        self._spans = SpanTracker((budget.span, *budget.outside))
+        self._splitter = splitter_of(budget)
+        self._patience = max(len(budget.closing_token_ids), *map(len, ("", *budget.span.until))) - 1  # tokens
         self._spent = 0
         self._forced = 0  # tokens still to come that close the span
 
@@ -28,8 +32,8 @@ class ThinkingBudgetCheck:
     def push(self, token: int) -> Sequence[int]:
         """One more token. The ids that must come next, if the budget is used up with it."""
         thought = self._thinks
-        for char in self._text.push(token):
-            self._spans.push(char)
+        self._splitter.feed(self._text.push(token))
+        self._splitter.thoughts.clear()
         if self._forced:
             self._forced -= 1
             return ()
@@ -38,15 +42,24 @@ class ThinkingBudgetCheck:
             return ()
         self._spent += thought
         over = self._spent - self._budget.max_tokens
-        # a closing marker that has begun may finish by itself, unless it takes longer than the marker is
-        if over < 0 or (self._spans.midway and over < len(self._budget.closing_token_ids) - 1):
+        # a marker that has begun may finish by itself, unless it takes longer than the marker is; so may a call
+        midway = self._splitter.undecided > 0 and over < self._patience
+        if over < 0 or midway or self._splitter.calling:
             return ()
         return self._close()
 
     @property
     def _thinks(self) -> bool:
-        return self._spans.inside is self._budget.span
+        return self._splitter.thinking
 
     def _close(self) -> Sequence[int]:
         self._spent, self._forced = 0, len(self._budget.closing_token_ids)
         return self._budget.closing_token_ids
+
+
+def splitter_of(budget: ThinkingBudget) -> ChannelSplitter:
+    """What finds the thoughts."""
+    span = budget.span
+    assert span.closing is not None
+    form = ReasoningFormat(span.opening, span.closing, "", calls="end" if span.until else "text", again=not span.once)
+    return ChannelSplitter(form, TOOL_FORMATS.get(budget.tool_format), "opened" if span.opened else "unknown")

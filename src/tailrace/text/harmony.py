@@ -1,0 +1,176 @@
+"""Splits a harmony answer (gpt-oss) into channels. The answer is a row of messages, each a header and a body:
+
+    <|start|>assistant<|channel|>analysis<|message|>…<|end|>
+    <|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{…}<|call|>
+    <|start|>assistant<|channel|>final<|message|>…<|return|>
+
+The channel analysis is a thought, commentary (a preamble) and final are content, and a message to a recipient is a
+call, on whatever channel it comes. The recipient may stand before the channel or behind it. The format is OpenAI's
+(cookbook.openai.com/articles/openai-harmony); tests/text/test_harmony.py compares with the vendor's own parser.
+
+A mark of the format never comes out. What models leave out is understood: the start of a message, its end, its header.
+Knows nothing of tokens.
+"""
+
+from __future__ import annotations
+
+import re
+
+from tailrace.text.reasoning import HARMONY_MARKS
+from tailrace.text.splitter import Segment, Splitter
+from tailrace.text.tool_parsers import ToolCall
+from tailrace.text.tool_parsers.call_parser import partial_marker
+from tailrace.text.tool_parsers.values import is_json
+
+START, CHANNEL, CONSTRAIN, MESSAGE, END, CALL, RETURN = HARMONY_MARKS
+CHANNELS = ("analysis", "commentary", "final")
+PEOPLE = ("assistant", "user", "all")  # recipients that are no tools
+# how words before <|channel|> may begin: who speaks, and to whom
+BEFORE = ("assistant", "system", "developer", "user", "tool", "to=", "functions.")
+WORD = re.compile(r"[A-Za-z0-9_.:-]*")  # a channel, a type of content
+MARKS_WITHIN = re.compile(rf"\s+|{re.escape(CONSTRAIN)}|{re.escape(CHANNEL)}")
+RECIPIENT = re.compile(r"\bto=(\S+)")
+LONGEST_HEADER = 512  # characters; a longer one is text
+
+
+class HarmonySplitter(Splitter):
+    """Splits the text of one choice, piece by piece.
+
+    Args:
+        prompt: the prompt's end. The answer goes on with its last message.
+        separate: False leaves thoughts in the content, between their marks.
+        calls: messages to recipients are calls; otherwise they are content, or thoughts on the channel analysis.
+    """
+
+    def __init__(self, prompt: str = "", separate: bool = True, calls: bool = True) -> None:
+        super().__init__()
+        self._separate, self._with_calls = separate, calls
+        self._header: str | None = ""  # of the message that begins, with its marks; None within a body
+        self._given = 0  # characters of the header that are the prompt's
+        self._in_call = False
+        self._arguments: list[str] = []  # of the call that is open
+        _, found, begun = prompt.rpartition(START)
+        if found:
+            self.feed(begun)
+            self.thoughts.clear()
+            self._fed, self._held, self._in_call, self.calls = 0, "", False, 0
+            self._given = len(self._header or "")
+
+    @property
+    def undecided(self) -> int:
+        """The text of a header, which may turn out to be none."""
+        return len(self._held) + (0 if self._header is None else len(self._header) - self._given)
+
+    def _step(self, text: str) -> str:
+        at, mark = min(((text.find(mark), mark) for mark in HARMONY_MARKS if mark in text), default=(-1, ""))
+        if at < 0:
+            keep = max(partial_marker(text, mark) for mark in HARMONY_MARKS) if "<" in text else 0
+            self._held = text[len(text) - keep :]
+            self._add(text[: len(text) - keep], keep)
+            return ""
+        self._add(text[:at], len(text) - at)
+        self._read_mark(mark, len(text) - at)
+        return text[at + len(mark) :]
+
+    def _end(self) -> None:
+        self._add(self._held, 0)
+        if self._header is not None:
+            self._drop_header(0)
+        self._end_body(whole=False)
+
+    def _read_mark(self, mark: str, behind: int) -> None:
+        """A mark ends or begins something, or stands where it means nothing and is left out."""
+        if mark == MESSAGE:
+            if self._header is not None:
+                self._begin_body()
+        elif mark == CONSTRAIN or (mark == CHANNEL and self._header is not None):
+            if self._header is not None:
+                self._header += mark
+        else:
+            if self._header is not None:
+                self._drop_header(behind)
+            self._end_body(whole=mark in (END, CALL, RETURN))
+            self._header = mark if mark in (START, CHANNEL) else ""
+
+    def _add(self, text: str, behind: int) -> None:
+        """Text without marks: of a header, or of a body."""
+        if self._header is None:
+            self._say(text, behind)
+            return
+        self._header += text
+        if not may_be_header(self._header):
+            self._turn_to_text(behind)
+
+    def _turn_to_text(self, behind: int) -> None:
+        """The header was none: what stands there is text, of the channel that it names."""
+        assert self._header is not None
+        before, found, after = self._header.rpartition(CHANNEL)
+        name = next((name for name in CHANNELS if found and after.startswith(name)), "")
+        text = after.removeprefix(name) if found else before + after[self._given :]
+        self._header = found + name
+        self._begin_body()
+        for mark in HARMONY_MARKS:
+            text = text.replace(mark, "")
+        self._say(text, behind)
+
+    def _drop_header(self, behind: int) -> None:
+        """A header without a body. Without marks of its own it may be text."""
+        assert self._header is not None
+        own = self._header[self._given :]
+        marked = any(mark in self._header for mark in (START, CHANNEL))
+        if not marked and any(not word.startswith("to=") for word in own.split()):
+            self._turn_to_text(behind)
+        self._header, self._given = None, 0
+
+    def _begin_body(self) -> None:
+        """The header is complete: begin a thought, content or a call."""
+        assert self._header is not None
+        header, self._header, self._given = self._header, None, 0
+        channel = header.rpartition(CHANNEL)[2] if CHANNEL in header else ""
+        recipient = RECIPIENT.search(header.replace("<", " <"))
+        self.thinking = channel.strip().startswith(CHANNELS[0])
+        if recipient is not None and recipient[1] not in PEOPLE and self._with_calls:
+            self.thinking, self._in_call = False, True
+            self._segments.append(Segment("tool", call=ToolCall(self.calls, recipient[1].removeprefix("functions."))))
+            self.calls += 1
+        if self.thinking and not self._separate:
+            self._segments.append(Segment("content", f"{CHANNEL}{CHANNELS[0]}{MESSAGE}"))
+
+    def _end_body(self, whole: bool) -> None:
+        """End the message. whole: by a mark that says so; otherwise a call is whole if its arguments are."""
+        if self._in_call:
+            if not "".join(self._arguments).strip() and whole:
+                self._send("{}")
+            self.cut_call |= not whole and not is_json("".join(self._arguments))
+        elif self.thinking and not self._separate and whole:
+            self._segments.append(Segment("content", END))
+        self._in_call = self.thinking = False
+        self._arguments.clear()
+
+    def _say(self, text: str, behind: int) -> None:
+        if not text:
+            return
+        if self._in_call:
+            self._send(text)
+        elif self.thinking and self._separate:
+            self._think(text, behind)
+        else:
+            self._segments.append(Segment("content", text))
+
+    def _send(self, arguments: str) -> None:
+        self._arguments.append(arguments)
+        self._segments.append(Segment("tool", call=ToolCall(self.calls - 1, arguments=arguments)))
+
+
+def may_be_header(text: str) -> bool:
+    """True if a message may begin so. If it may not, no longer text may."""
+    before, found, after = text.removeprefix(START).partition(CHANNEL)
+    if len(text) > LONGEST_HEADER or "\n" in after.strip():
+        return False
+    if not all(word.startswith("to=") or WORD.fullmatch(word) for word in re.split(MARKS_WITHIN, after)):
+        return False
+    *words, last = before.split() or [""]
+    known = all(word in BEFORE or word.startswith(("to=", "functions.")) for word in words)
+    finished = bool(found) or before != before.rstrip()
+    begins = not finished and any(start.startswith(last) for start in BEFORE)
+    return known and (not last or begins or last in BEFORE or last.startswith(("to=", "functions.")))

@@ -1,0 +1,79 @@
+"""Finds how a model marks its thoughts, from its vocabulary and from what its chat template writes.
+
+A marker somewhere in a template proves nothing: templates of models that do not think strip thoughts from their input,
+or explain tags. So the template is asked: what does it write before an answer, with thinking on and off, and how does
+it write an earlier thought?
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from tailrace.errors import RequestError
+from tailrace.text.reasoning import HARMONY_MARKS, REASONING_FORMATS, ReasoningFormat, start_of
+
+if TYPE_CHECKING:
+    from tailrace.text.tokenizer import Tokenizer
+
+# arguments with which templates turn thinking on or off
+SWITCHES: tuple[dict[str, Any], ...] = (
+    {},
+    *({name: on} for name in ("enable_thinking", "thinking", "reasoning") for on in (True, False)),
+    *({"reasoning_effort": effort} for effort in ("high", "none", "no_think")),
+    {"thinking_mode": "enabled"},
+    {"thinking_mode": "disabled"},
+)
+ASKED = {"role": "user", "content": "Hello"}
+THOUGHT = "4d7b1c"
+ANSWER = {
+    "role": "assistant",
+    "content": "Hi",
+    **dict.fromkeys(("reasoning_content", "reasoning", "thinking"), THOUGHT),
+}
+
+
+def find_reasoning(tokenizer: Tokenizer) -> ReasoningFormat | None:
+    """The first format that the model shows; None if it shows none."""
+    if all(tokenizer.backend.token_to_id(mark) is not None for mark in HARMONY_MARKS[:5]):
+        return REASONING_FORMATS["harmony"]
+    prompts = list(rendered(tokenizer, [[ASKED]], True))
+    told = list(rendered(tokenizer, [[ASKED, ANSWER], [ASKED, ANSWER, ASKED]], False))
+    return next((form for form in REASONING_FORMATS.values() if shows(tokenizer, form, prompts, told)), None)
+
+
+def shows(tokenizer: Tokenizer, form: ReasoningFormat, prompts: list[str], told: list[str]) -> bool:
+    """True if the template opens a thought of this format before an answer, or writes an empty one there, or writes an
+    earlier thought so; or if the markers are tokens and the template knows them.
+
+    Args:
+        prompts, told: a question before its answer, and with it, as the template writes them with its switches.
+    """
+    if form.harmony or form.starts_inside or not form.split:  # these are chosen by name
+        return form.harmony and any(form.opening + THOUGHT in text for text in told)
+    source = tokenizer.template_source
+    if form.evidence not in source:
+        return False
+    if any(start_of(prompt, form) != "unknown" for prompt in prompts) or any(tells(text, form) for text in told):
+        return True
+    pairs = zip(form.openings, form.closings, strict=True)
+    tokens = (all(tokenizer.backend.token_to_id(marker) is not None for marker in pair) for pair in pairs)
+    return any(tokens) and any(marker in source for marker in (*form.openings, *form.closings))
+
+
+def tells(text: str, form: ReasoningFormat) -> bool:
+    """True if a thought stands between these markers."""
+    before, _, behind = text.partition(THOUGHT)
+    return before.rstrip().removesuffix(form.label.rstrip()).rstrip().endswith(
+        tuple(marker.rstrip() for marker in form.openings)
+    ) and behind.lstrip().startswith(tuple(marker.lstrip() for marker in form.closings))
+
+
+def rendered(tokenizer: Tokenizer, chats: list[list[dict[str, Any]]], open_turn: bool) -> Iterator[str]:
+    """The conversations as the template writes them, with each switch that it takes."""
+    for messages in chats:
+        for options in SWITCHES:
+            try:
+                yield tokenizer.render_chat(messages, add_generation_prompt=open_turn, **options)
+            except RequestError:  # no template, or it refuses this
+                continue

@@ -1,0 +1,125 @@
+"""What splits a model's text into channels has in common: reasoning, content and tool calls, feed and flush."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from tailrace.text.tool_parsers import ToolCall
+
+Channel = Literal["content", "reasoning", "tool"]
+
+
+class Segment(NamedTuple):
+    """New text of one channel, or the new part of a tool call."""
+
+    channel: Channel
+    text: str = ""
+    call: ToolCall | None = None
+
+
+class Splitter(ABC):
+    """What splitters have in common: feed and flush.
+
+    Attributes:
+        thinking: the text is inside a thought.
+        calls: number of calls whose names were sent.
+        cut_call: a call was sent in part: its arguments are incomplete.
+        thoughts: where the thoughts stand in the whole text, as (begin, end) in characters; its reader takes out what
+            it no longer needs.
+    """
+
+    def __init__(self) -> None:
+        self.thinking = False
+        self.calls = 0
+        self.cut_call = False
+        self.thoughts: deque[tuple[int, int]] = deque()
+        self._held = ""
+        self._fed = 0  # characters
+        self._segments: list[Segment] = []
+
+    @property
+    def called(self) -> bool:
+        """True if there were calls and all are complete."""
+        return self.calls > 0 and not self.cut_call
+
+    @property
+    @abstractmethod
+    def undecided(self) -> int:
+        """How many characters at the end are held back, because what follows decides about them."""
+
+    @property
+    def decided(self) -> int:
+        """Up to which character of the whole text `thoughts` is complete."""
+        return self._fed - self.undecided
+
+    def prepend(self, text: str) -> None:
+        """Send content that stands in front of the answer."""
+        self._segments.append(Segment("content", text))
+
+    def feed(self, text: str) -> list[Segment]:
+        """Add text; return the segments that can be sent."""
+        self._fed += len(text)
+        rest, self._held = self._held + text, ""
+        while rest:
+            rest = self._step(rest)
+        return self._take()
+
+    def flush(self) -> list[Segment]:
+        """End the text; return the rest."""
+        self._end()
+        self._held = ""
+        return self._take()
+
+    @abstractmethod
+    def _step(self, text: str) -> str:
+        """Read some of the text, which ends where the text that was fed ends; return the rest. What waits for more text
+        is held."""
+
+    @abstractmethod
+    def _end(self) -> None:
+        """Send what is held, or drop it."""
+
+    def _think(self, text: str, behind: int) -> None:
+        """Send text of a thought. behind: how many of the characters that were fed come after it."""
+        if text:
+            end = self._fed - behind
+            begin = end - len(text)
+            if self.thoughts and self.thoughts[-1][1] == begin:
+                begin, _ = self.thoughts.pop()
+            self.thoughts.append((begin, end))
+            self._segments.append(Segment("reasoning", text))
+
+    def _take(self) -> list[Segment]:
+        found, self._segments = self._segments, []
+        return found
+
+
+class ReasoningTokens:
+    """Counts the tokens whose text begins within a thought. Markers do not count.
+
+    Args:
+        splitter: is fed the text of the tokens.
+    """
+
+    def __init__(self, splitter: Splitter) -> None:
+        self._splitter = splitter
+        self._begins: deque[int] = deque()  # of tokens that are not decided
+        self._count = 0
+
+    def add(self, begins: Sequence[int]) -> None:
+        """More tokens, by where they begin in the whole text."""
+        self._begins.extend(begins)
+
+    @property
+    def count(self) -> int:
+        """Tokens of thoughts, among those whose channel is known."""
+        begins, thoughts, decided = self._begins, self._splitter.thoughts, self._splitter.decided
+        while begins and begins[0] < decided:
+            at = begins.popleft()
+            while thoughts and thoughts[0][1] <= at:
+                thoughts.popleft()
+            self._count += bool(thoughts) and thoughts[0][0] <= at
+        return self._count

@@ -1,0 +1,65 @@
+"""Harmony (gpt-oss): calls are messages to a recipient. text/harmony.py reads them, among the other messages of an
+answer; here is the grammar of an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tailrace.text.reasoning import HARMONY_MARKS
+from tailrace.text.tool_parsers import ToolFormat
+from tailrace.text.tool_parsers.call_parser import CallParser, NotACallError, Parsing
+from tailrace.text.tool_parsers.functions import Function
+from tailrace.text.tool_parsers.grammar_writer import CallGrammar, GrammarWriter, quoted, text_up_to, text_without
+
+START, CHANNEL, CONSTRAIN, MESSAGE, END, CALL, RETURN = HARMONY_MARKS
+
+
+def no_calls(parser: CallParser) -> Parsing[None]:
+    """Outside of messages there are none."""
+    raise NotACallError(parser.text)
+    yield
+
+
+def harmony_calls(writer: GrammarWriter) -> CallGrammar:
+    """One message to a function; the model stops behind it. The recipient stands behind the channel, where the model
+    writes it, or before it, where the template does."""
+    channel, constrain, message = (writer.mark(mark) for mark in (CHANNEL, CONSTRAIN, MESSAGE))
+
+    def call(function: Function) -> str:
+        arguments = writer.arguments(function)
+        behind = f'{channel} {quoted(f"commentary to=functions.{function.name} ")} {constrain}? "json"'
+        before = f'{quoted(f" to=functions.{function.name}")} {channel} "commentary " {constrain}? "json"'
+        return f"({behind} | {before}) {message} {arguments}"
+
+    return CallGrammar("", writer.rule("call", " | ".join(map(call, writer.functions))))
+
+
+def harmony_grammar(writer: GrammarWriter, must: bool, content: Mapping[str, Any] | None = None) -> str:
+    """A grammar of whole answers: a thought and a preamble if the model likes, and then a call or the final message.
+
+    Args:
+        must: a call has to come. content: the schema of the final message; None: any text.
+
+    Raises:
+        ParameterError: a schema that no grammar can express.
+    """
+    channel, message, start = (writer.mark(mark) for mark in (CHANNEL, MESSAGE, START))
+    if writer.token(END) is None:
+        writer.rule("BODY", text_up_to(END, *(mark for mark in HARMONY_MARKS if mark != END)))
+        body = "BODY"
+    else:
+        body = f"{writer.rule('TEXT', text_without(*HARMONY_MARKS))} {writer.mark(END)}"
+    again = f'{body} {start} "assistant"'
+    before = [f'({channel} "{name}" {message} {again})?' for name in ("analysis", "commentary")]
+    last = harmony_calls(writer).rest
+    if not must:
+        said = writer.rule("SAID", text_without(*HARMONY_MARKS)) if content is None else writer.json(content)
+        last = f'({last} | {channel} "final" {message} {said})'
+    writer.rule("start", " ".join([*before, last]))
+    return writer.source()
+
+
+HARMONY = ToolFormat(
+    no_calls, harmony_calls, ((" to=functions.", CALL),), ((CHANNEL, CALL),), inner=tuple(HARMONY_MARKS)
+)

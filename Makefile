@@ -2,7 +2,7 @@
 #
 #   make serve [PORT=8000] [HOST=127.0.0.1] [MODEL=…] [ARGS="--dtype float32"]
 #   make chat  [MODEL=…] [ARGS=…]
-#   make test | test-long [PART="tests/sampling tests/engine"] | test-clients | test-gpu | test-oldest | lint | docs | bench [BENCH="serve sampler knobs kernels"] [ARGS=…]
+#   make test | test-long [PART="tests/sampling tests/engine"] | test-clients | test-peers | test-gpu | test-oldest | lint | docs | bench [BENCH="serve sampler knobs kernels"] [ARGS=…]
 #   make wheel [PYTHONS="python3.11 python3.12"]
 
 VENV := .venv
@@ -25,7 +25,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 export PYTHONDONTWRITEBYTECODE :=
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: install serve chat test test-long test-clients test-gpu test-oldest wheel bench lint format docs lock lock-clients lock-docs clean help
+.PHONY: install serve chat test test-long test-clients test-peers test-gpu test-oldest wheel bench lint format docs lock lock-clients lock-docs clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -82,6 +82,12 @@ test-long: install
 # Clients of others against the server.
 test-clients: install $(CLIENTS)/.stamp
 	$(CLIENTS)/bin/python -m pytest tests/clients $(ARGS)
+
+# Our chat templates against transformers', on the templates that packages of others carry. Writes docs/templates.md; about 20 minutes.
+PEERS := .venv-peers
+test-peers: install $(PEERS)/.stamp
+	$(PEERS)/bin/python tests/peers/fetch.py
+	PYTHONPATH=tests $(BIN)/python -m peers.templates $(ARGS)
 
 # What touches the GPU, on one; then, where compute-sanitizer is, the kernels once more under its eyes.
 SANITIZED = compute-sanitizer --error-exitcode 1 --tool $(1) $(BIN)/python -m pytest -m "not long" tests/kernels tests/sampling/test_on_gpu.py -k "not machine_code"
@@ -158,7 +164,7 @@ lock: $(BIN)/pip
 	{ head -1 requirements.lock; "$$work/venv/bin/python" -m pip freeze | sed -E 's/^(torch==[^+]+).*/\1/; s/^(uvloop==.*)/\1; platform_system != "Windows"/; /^nvidia/d; s/^triton==.*/triton>=3.7.1; platform_system == "Linux"/' | sort -f; } > "$$work/lock"; \
 	cp "$$work/lock" requirements.lock; echo "requirements.lock renewed; run make test"
 
-lock-clients lock-docs: lock-%: $(BIN)/pip
+lock-clients lock-docs lock-peers: lock-%: $(BIN)/pip
 	@set -e; work=$$(mktemp -d); trap 'rm -rf "$$work"' EXIT; \
 	$(BIN)/python -m venv "$$work/venv"; \
 	"$$work/venv/bin/python" -m pip install --quiet -r requirements-$*.txt; \
@@ -166,4 +172,4 @@ lock-clients lock-docs: lock-%: $(BIN)/pip
 	cp "$$work/lock" requirements-$*.lock; echo "requirements-$*.lock renewed; run make $(if $(filter docs,$*),docs,test-$*)"
 
 clean:
-	rm -rf $(VENV) $(CLIENTS) $(OLDEST) $(DOCS) build dist
+	rm -rf $(VENV) $(CLIENTS) $(PEERS) $(OLDEST) $(DOCS) build dist

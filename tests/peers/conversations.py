@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 Message = dict[str, Any]
@@ -14,7 +16,7 @@ class Conversation(NamedTuple):
     messages: list[Message]
     words: tuple[str, ...]
     tools: list[Message] | None = None
-    options: dict[str, Any] = {}
+    options: Mapping[str, Any] = MappingProxyType({})
     unfinished: bool = False
 
 

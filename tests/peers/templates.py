@@ -3,32 +3,49 @@ docs/templates.md, and fails where the two differ and no reason is given.
 
 A client's conversation has more than one form for transformers: arguments as text or as an object, content as a string
 or in parts. Ours must equal transformers' text for one of these forms, and no form may hold more of the conversation.
+
+More than 300 lines, because the forms of the input, the comparison and the page are one program.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import itertools
 import json
 import logging
+import multiprocessing
 import re
+import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import tokenizers
+import transformers
 from transformers import PreTrainedTokenizerFast
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from peers.conversations import CONVERSATIONS, Conversation, Message
-from peers.fetch import corpus
+from peers.fetch import Source, corpus
+from tailrace.api.chat_prompt import EFFORTS
 from tailrace.errors import TailraceError
 from tailrace.text.templates.chat_template import ChatTemplate
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "templates.md"
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 # how arguments must not come out: a quoted JSON text within JSON, and Python's form of a dict
-BROKEN = re.compile(r"""\\+"city|\{'city'""")
+BROKEN = re.compile(r"""'city': 'Z|\\+"city\\+": \\*"Z""")
+
+
+THINKING = ("enable_thinking", "thinking", "thinking_mode", "thinking_budget", *EFFORTS)
+MARK = "<!-- written by `make test-peers` -->"
+HEADINGS = (
+    "| template | tools | arguments | parallel | content | developer | thinking | equal | differs |",
+    "|---|---|---|---|---|---|---|---|---|",
+)
 
 
 class Outcome(NamedTuple):
@@ -49,6 +66,17 @@ class Outcome(NamedTuple):
         return self.form or "differs"
 
 
+# where the two differ, or another form holds more: what is so, and why
+REASONS: dict[Callable[[Outcome], bool], str] = {
+    lambda outcome: LATE in outcome.refusal: "we refuse a system message that the template would leave out",
+    lambda outcome: (
+        outcome.verdict == "both refuse" and "string" in outcome.refusal
+    ): "the template refuses an empty answer",
+    lambda outcome: "\\u" in (outcome.ours or ""): "the template escapes what is not ASCII",
+}
+LATE = "leaves out a"
+
+
 def oracle() -> PreTrainedTokenizerFast:
     """A tokenizer whose tokens do not matter."""
     return PreTrainedTokenizerFast(
@@ -57,24 +85,36 @@ def oracle() -> PreTrainedTokenizerFast:
 
 
 def forms(conversation: Conversation) -> Iterator[tuple[str, list[Message]]]:
-    """The forms in which transformers may be given a conversation, the nearest first."""
-    messages = conversation.messages
-    changes = [("", lambda m: m), ("objects", objects), ("strings", strings)]
-    shapes = [("", lambda m: m), ("text", joined), ("one part", one_part), ("parts", parts)]
-    yield "=", messages
-    for roles in ("", "developer as system", "one system message"):
-        based = messages if not roles else as_system(messages, roles == "one system message")
-        for named in ("", "names of results"):
-            called = based if not named else with_names(based)
-            for content, shape in shapes:
-                for role in ("", "system", "user", "assistant", "tool") if content else ("",):
-                    shaped = [shape(m) if role in ("", m["role"]) else m for m in called] if content else called
-                    for arguments, change in changes:
-                        for empty in ("", "empty content", "null content", "no content"):
-                            words = (arguments, empty, content and f"{role} content as {content}".strip(), named, roles)
-                            label = ", ".join(filter(None, words))
-                            if label:
-                                yield label, emptied(change(shaped), empty)
+    """The forms in which transformers may be given a conversation, the nearest first, with what they change."""
+    yield "=", clean_input(conversation.messages)
+    shapes: list[tuple[str, Callable[[Message], Message]]] = [("", lambda m: m)]
+    for role in ("", "system ", "user ", "assistant ", "tool "):
+        for name, shape in (("text", joined), ("one part", one_part), ("parts", parts)):
+            label = f"{role}content as {name}"
+            shapes.append((label, partial(only_for, role=role.strip(), shape=shape)))
+    steps: list[list[tuple[str, Callable[[list[Message]], list[Message]]]]] = [
+        [("", list), ("developer as system", as_system), ("one system message", one_system)],
+        [("", list), ("names of results", with_names), ("thoughts by each name", with_thoughts)],
+        [(label, partial(each, change=shape)) for label, shape in shapes],
+        [("", list), ("arguments as objects", objects), ("arguments as strings", strings)],
+        [("", list), *((f"{how} content", partial(emptied, how=how)) for how in ("empty", "null", "no"))],
+    ]
+    for chosen in itertools.product(*steps):
+        messages = conversation.messages
+        for _, change in chosen:
+            messages = change(messages)
+        if label := ", ".join(label for label, _ in chosen if label):
+            yield label, messages
+
+
+def each(messages: list[Message], change: Callable[[Message], Message]) -> list[Message]:
+    """Every message changed."""
+    return [change(message) for message in messages]
+
+
+def only_for(message: Message, role: str, shape: Callable[[Message], Message]) -> Message:
+    """A message changed if it has this role; "" is every role."""
+    return shape(message) if role in ("", message["role"]) else message
 
 
 def objects(messages: list[Message]) -> list[Message]:
@@ -120,28 +160,38 @@ def parts(message: Message) -> Message:
 
 
 def emptied(messages: list[Message], how: str) -> list[Message]:
-    """The content of messages with calls and no text."""
-    if not how:
-        return messages
+    """Another content of messages with calls and no text; calls that are none are left out."""
     changed = []
     for message in messages:
         if message.get("tool_calls") and not message.get("content"):
             message = {key: value for key, value in message.items() if key != "content"}
-            message |= {"empty content": {"content": ""}, "null content": {"content": None}, "no content": {}}[how]
+            message |= {"empty": {"content": ""}, "null": {"content": None}, "no": {}}[how]
         elif "tool_calls" in message and not message["tool_calls"]:
             message = {key: value for key, value in message.items() if key != "tool_calls"}
         changed.append(message)
     return changed
 
 
-def as_system(messages: list[Message], join: bool) -> list[Message]:
-    """Developer messages as system messages; join: those at the start as one."""
-    messages = [m | {"role": "system"} if m["role"] == "developer" else m for m in messages]
+def as_system(messages: list[Message]) -> list[Message]:
+    """Developer messages as system messages."""
+    return [m | {"role": "system"} if m["role"] == "developer" else m for m in messages]
+
+
+def one_system(messages: list[Message]) -> list[Message]:
+    """The system messages at the start as one."""
+    messages = as_system(messages)
     first = next((i for i, m in enumerate(messages) if m["role"] != "system"), 0)
-    if join and first > 1:
-        text = "\n\n".join(joined(m)["content"] for m in messages[:first])
-        messages = [messages[0] | {"content": text}, *messages[first:]]
-    return messages
+    if first < 2:
+        return messages
+    text = "\n\n".join(joined(m)["content"] for m in messages[:first])
+    return [messages[0] | {"content": text}, *messages[first:]]
+
+
+def with_thoughts(messages: list[Message]) -> list[Message]:
+    """Thoughts under each of their names."""
+    names = ("reasoning_content", "reasoning", "thinking")
+    thoughts = [next((m[name] for name in names if name in m), None) for m in messages]
+    return [m if t is None else m | dict.fromkeys(names, t) for m, t in zip(messages, thoughts, strict=True)]
 
 
 def with_names(messages: list[Message]) -> list[Message]:
@@ -151,22 +201,19 @@ def with_names(messages: list[Message]) -> list[Message]:
 
 
 def render_theirs(theirs: Any, source: str, conversation: Conversation, messages: list[Message]) -> str | None:
-    """transformers' text; None where it fails. Null content is put past transformers, which leaves such keys out."""
-    from transformers.utils.chat_template_utils import render_jinja_template
-
+    """transformers' text; None where it fails. Null content goes past apply_chat_template, which leaves it out."""
     turn = {"continue_final_message": conversation.unfinished, "add_generation_prompt": not conversation.unfinished}
     options = {"tools": conversation.tools, "chat_template": source, **turn, **conversation.options}
     try:
-        if any("content" in m and m["content"] is None and m["role"] == "assistant" for m in messages):
-            kept = {name: value for name, value in options.items() if name != "tools"}
-            return render_jinja_template([messages], tools=conversation.tools, **SPECIAL, **kept)[0][0]
+        if any(value is None for message in messages for value in message.values()):
+            return render_jinja_template([messages], **SPECIAL, **options)[0][0]
         return theirs.apply_chat_template(messages, tokenize=False, **options)
-    except Exception:
+    except Exception:  # a template fails in any way
         return None
 
 
 def whole(text: str | None, words: tuple[str, ...]) -> int:
-    """How many of the words the text holds; none if arguments came out broken."""
+    """How many of the words the text holds; none of them if arguments came out broken; -1 without a text."""
     if text is None:
         return -1
     return 0 if BROKEN.search(text) else sum(word in text for word in words)
@@ -182,22 +229,17 @@ def compare(ours: ChatTemplate, source: str, theirs: Any, conversation: Conversa
     except TailraceError as error:
         refusal = str(error)
     given = render_theirs(theirs, source, conversation, clean_input(conversation.messages))
-    enough = whole(text, conversation.words)
-    if given == text and enough == len(conversation.words):
-        return Outcome(text, refusal, given, "=", "")
-    found, lost, seen = "", "", set()
+    enough, found, lost = whole(text, conversation.words), "", ""
+    seen: set[str] = set()
     for label, messages in forms(conversation):
-        key = json.dumps(clean_input(messages) if label == "=" else messages, sort_keys=True)
-        if key in seen:
-            continue
-        seen.add(key)
-        other = given if label == "=" else render_theirs(theirs, source, conversation, messages)
-        if other is not None and other == text:
-            found = found or label
-        if whole(other, conversation.words) > enough:
-            lost, enough = label, whole(other, conversation.words)
-        if found and enough == len(conversation.words):
+        if (text is None or found) and enough == len(conversation.words):
             break
+        if (key := json.dumps(messages, sort_keys=True)) not in seen:
+            seen.add(key)
+            other = given if label == "=" else render_theirs(theirs, source, conversation, messages)
+            found = label if not found and text is not None and other == text else found
+            if whole(other, conversation.words) > enough:
+                lost, enough = label, whole(other, conversation.words)
     return Outcome(text, refusal, given, found, lost)
 
 
@@ -206,40 +248,94 @@ def clean_input(messages: list[Message]) -> list[Message]:
     return [{key: value for key, value in message.items() if value is not None} for message in messages]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--only", default="")
-    parser.add_argument("--verbose", action="store_true")
-    args = parser.parse_args()
+class Row(NamedTuple):
+    """Of one template: its line in the page, and what is wrong with it."""
+
+    package: str
+    name: str
+    cells: tuple[str, ...]
+    faults: list[str]
+
+
+def row(entry: tuple[Source, str, str]) -> Row:
+    """A template against transformers, in all conversations."""
     logging.disable(logging.WARNING)
-    theirs = oracle()
-    totals = Counter()
-    for source, name, text in corpus():
-        if args.only and not re.search(args.only, f"{source.package}/{name}"):
-            continue
-        try:
-            ours = ChatTemplate(text, SPECIAL)
-        except TailraceError as error:
-            print(source.package, name, "LOAD", error)
-            totals["load"] += 1
-            continue
-        notes = []
-        for label, conversation in CONVERSATIONS.items():
-            outcome = compare(ours, text, theirs, conversation)
-            totals[outcome.verdict.split(",")[0] if outcome.verdict != "=" else "="] += 1
-            if outcome.verdict not in ("=", "both refuse") or outcome.lost:
-                notes.append(
-                    f"   {label}: {outcome.verdict}"
-                    + (f" LOST(by {outcome.lost})" if outcome.lost else "")
-                    + (f" [{outcome.refusal[-110:]}]" if outcome.ours is None else "")
-                )
-                if args.verbose:
-                    print("OURS", outcome.ours, "\nTHEIRS", outcome.theirs)
-        print(
-            f"{source.package} {name}: args={'/'.join(ours.forms.arguments)} empty={'/'.join(ours.forms.empty)} tools={ours.forms.tools} dev={ours.forms.developer} sys={ours.forms.all_systems} late={ours.forms.late_systems} names={ours.forms.result_names} par={ours.forms.parallel} { ({r: '/'.join(f) for r, f in ours.forms.contents.items()}) }"
-        )
-        print("\n".join(notes), flush=True)
-    print(totals)
+    source, name, text = entry
+    ours, theirs = ChatTemplate(text, SPECIAL), oracle()
+    outcomes = {label: compare(ours, text, theirs, conversation) for label, conversation in CONVERSATIONS.items()}
+    faults, notes = [], []
+    for label, outcome in outcomes.items():
+        why = next((why for fits, why in REASONS.items() if fits(outcome)), "")
+        if outcome.lost and not why:
+            faults.append(f"{label}: {outcome.lost} holds more")
+        if outcome.verdict in ("differs", "only we refuse") and not why:
+            faults.append(f"{label}: {outcome.verdict} {outcome.refusal}")
+        if why:
+            notes.append(f"{label}: {why}")
+    refused = [label for label, outcome in outcomes.items() if outcome.verdict == "both refuse"]
+    changed = Counter(part for o in outcomes.values() if o.form not in ("", "=") for part in o.form.split(", "))
+    told = [", ".join(part for part, _ in changed.most_common()), *notes]
+    told += [f"both refuse {len(refused)}" + f": {', '.join(refused)}" * (len(refused) < 5)] if refused else []
+    return Row(
+        f"{source.package} {source.version}",
+        name,
+        (*cells_of(ours), equal_of(outcomes), "; ".join(filter(None, told))),
+        faults,
+    )
+
+
+def equal_of(outcomes: dict[str, Outcome]) -> str:
+    """How many are equal: as the input is, and in another form of it."""
+    same = sum(outcome.form == "=" for outcome in outcomes.values())
+    return f"{same} + {sum(outcome.form not in ('', '=') for outcome in outcomes.values())}"
+
+
+def cells_of(ours: ChatTemplate) -> tuple[str, ...]:
+    """What the template supports."""
+    found, reads = ours.forms, ours.program.variables
+    user = found.contents.get("user", ())
+    thinking = [name for name in THINKING if name in reads]
+    return (
+        {"nested": "yes", "flat": "flat", "none": "no"}[found.tools],
+        {(): "no", ("object",): "object", ("string",): "string"}.get(found.arguments, "either"),
+        "yes" if found.parallel else "no",
+        "either" if "text" in user and "parts" in user else "parts" if "parts" in user else "text" if user else "no",
+        "yes" if found.developer else "no",
+        ", ".join(f"`{name}`" for name in thinking) or "no",
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="", help="a regex: templates whose package/name it finds; writes no page")
+    parser.add_argument("--jobs", type=int, default=2)
+    args = parser.parse_args()
+    entries = [entry for entry in corpus() if re.search(args.only, f"{entry[0].package}/{entry[1]}")]
+    with multiprocessing.get_context("spawn").Pool(args.jobs) as pool:
+        rows = list(pool.imap(row, entries))
+    for one in rows:
+        for fault in one.faults:
+            print(f"{one.package} {one.name}: {fault}")
+    if not args.only:
+        PAGE.write_text(page(rows), encoding="utf-8")
+    bad = sum(bool(one.faults) for one in rows)
+    print(f"{len(rows) - bad} passed, {bad} failed")
+    sys.exit(bad > 0)
+
+
+def page(rows: list[Row]) -> str:
+    """The page, whole."""
+    head, _, _ = PAGE.read_text(encoding="utf-8").partition(MARK)
+    lines = [
+        MARK,
+        "",
+        f"transformers {transformers.__version__}, {len(rows)} templates, {len(CONVERSATIONS)} conversations each.",
+    ]
+    for package in dict.fromkeys(one.package for one in rows):
+        mine = [one for one in rows if one.package == package]
+        lines += ["", f"### {package}", "", *HEADINGS]
+        lines += [f"| {one.name} | {' | '.join(one.cells)} |" for one in mine]
+    return head + "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

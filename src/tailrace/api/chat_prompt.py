@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -13,7 +13,7 @@ from tailrace.api.service import service_of
 from tailrace.errors import ParameterError
 
 if TYPE_CHECKING:
-    from tailrace.api.schema.chat import ChatMessage, ChatRequest, Conversation, Part
+    from tailrace.api.schema.chat import ChatMessage, Conversation, Part
     from tailrace.api.service import Service
 
 # arguments that this server gives to the template, and those that would let a request choose the template
@@ -37,6 +37,7 @@ RESERVED = frozenset(
 # the names under which templates ask how much to think, and whether
 EFFORTS = ("reasoning_effort", "reasoning_strength", "thinking_effort")
 SWITCHES = ("enable_thinking", "thinking")
+C = TypeVar("C", bound="Conversation")
 REFUSED_OF_MESSAGES = {"audio": "only text can be served", "function_call": "not supported; tool_calls has its place"}
 
 
@@ -66,7 +67,7 @@ def check_messages(ask: Conversation) -> None:
         )
 
 
-def with_effort(service: Service, ask: ChatRequest) -> ChatRequest:
+def with_effort(service: Service, ask: C) -> C:
     """The request with its reasoning_effort in the variables that the chat template reads. "none" turns thinking off,
     any other effort turns it on, where the template has a switch; what chat_template_kwargs holds stays."""
     effort, reads = ask.reasoning_effort, service.tokenizer.template_reads
@@ -77,7 +78,8 @@ def with_effort(service: Service, ask: ChatRequest) -> ChatRequest:
         found |= {name: effort for name in EFFORTS if reads(name)}
     if not found:
         log_once("reasoning_effort (the chat template does not ask for it)")
-    return msgspec.structs.replace(ask, chat_template_kwargs={**found, **(ask.chat_template_kwargs or {})})
+    kwargs = {**found, **(ask.chat_template_kwargs or {})}
+    return msgspec.structs.replace(ask, chat_template_kwargs=kwargs)  # type: ignore[arg-type, return-value]
 
 
 async def encode_chat(
@@ -93,6 +95,7 @@ async def encode_chat(
             long.
     """
     service = service_of(request)
+    ask = with_effort(service, ask)
     options: dict[str, Any] = {**(ask.chat_template_kwargs or {}), "documents": ask.documents or None}
     continued = bool(ask.continue_final_message)
     open_turn = not continued if ask.add_generation_prompt is None else ask.add_generation_prompt

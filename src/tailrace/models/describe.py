@@ -117,7 +117,7 @@ def tokenizer_limit(folder: Path) -> int:
 def tokenizer_eos(folder: Path) -> int | None:
     """The id of the tokenizer's eos_token, or None."""
     config = read_json(folder, "tokenizer_config.json")
-    token = config.get("eos_token")
+    token = config.get("eos_token") or read_json(folder, "special_tokens_map.json").get("eos_token")
     token = token.get("content") if isinstance(token, dict) else token
     if token is None:
         return None

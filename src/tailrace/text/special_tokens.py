@@ -53,5 +53,5 @@ def add_tokens(backend: tokenizers.Tokenizer, folder: Path, config: dict[str, An
         backend.add_tokens([AddedToken(content, special=entry.get("special", False), **flags)])
         if (given := backend.token_to_id(content)) != id:
             raise ModelLoadError(
-                f"{folder}: the added token {content!r} should have the id {id}, but after tokenizer.json it gets {given}"
+                f"{folder}: the added token {content!r} should have the id {id}, but tokenizer.json leaves it {given}"
             )

@@ -156,11 +156,6 @@ class Tokenizer:
         shown = id is not None and id not in self.special_ids
         return shown or marker in self.template_source
 
-    @property
-    def template_source(self) -> str:
-        """The chat template's text; "" if the model has none."""
-        return "" if self._template is None else self._template.source
-
     def bad_word_ids(self, word: str) -> tuple[tuple[int, ...], ...]:
         """The canonical spellings of a word as ids: as given, and with a space before it."""
         spellings = {tuple(self.encode(form, add_special_tokens=False)) for form in (word, f" {word}")}

@@ -96,7 +96,7 @@ def response_of(service: Service, ask: ResponsesRequest, generation: Generation)
         text=ask.text or TextOptions(),
         parallel_tool_calls=ask.parallel_tool_calls is not False,
         metadata=ask.metadata or {},
-        reasoning=ask.reasoning,
+        reasoning=UNSET if ask.reasoning is None else ask.reasoning,
         sampling_params=effective(ask, generation),
     )
 

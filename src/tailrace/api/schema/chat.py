@@ -61,8 +61,8 @@ class ChatRequest(GenerateRequest, kw_only=True):
     `separate_reasoning`: false leaves what the model thinks in the content, markers and all. `stop_scope`: "content"
     looks for stop strings and patterns neither in what it thinks nor in tool calls. `thinking_token_budget`: tokens
     after which a thought is closed. `reasoning_effort`: how much the model should think, where its chat template asks.
-    `documents`: what the answer rests on, for templates that take them. `negative_prompt`: what guidance leads away from: what the user would say, or a
-    conversation. `best_of`: beams of a beam search."""
+    `documents`: what the answer rests on, for templates that take them. `negative_prompt`: what guidance leads away
+    from: what the user would say, or a conversation. `best_of`: beams of a beam search."""
 
     messages: list[ChatMessage]
     max_completion_tokens: int | None = None

@@ -181,7 +181,7 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     truncation: str = "disabled"
     text: TextOptions
     metadata: dict[str, str]
-    reasoning: ReasoningOptions | None = None
+    reasoning: ReasoningOptions | UnsetType = UNSET
     usage: ResponseUsage | None = None
     sampling_params: dict[str, Any] | UnsetType = UNSET
 

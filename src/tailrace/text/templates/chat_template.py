@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 from uuid import uuid4
 
-from tailrace.errors import RequestError
+from tailrace.errors import ModelLoadError, RequestError
 from tailrace.text.templates.environment import TemplateProgram, reason
 from tailrace.text.templates.forms import Message
+from tailrace.text.templates.limits import TemplateLimitError
 from tailrace.text.templates.messages import fit_messages
 from tailrace.text.templates.probe import probe
 from tailrace.text.templates.sources import DEFAULT, WITH_DOCUMENTS, WITH_TOOLS
@@ -23,13 +24,16 @@ class ChatTemplate:
     Attributes:
         program: the compiled template. forms: see `probe`.
     Raises:
-        ModelLoadError: it can't be read. where: names it in the message.
+        ModelLoadError: it can't be read, or does too much. where: names it in the message.
         MissingExtraError: Jinja is not installed.
     """
 
     def __init__(self, source: str, special_tokens: dict[str, str], where: str = "the chat template") -> None:
         self.program = TemplateProgram(source, where)
-        self.forms = probe(self.program, special_tokens)
+        try:
+            self.forms = probe(self.program, special_tokens)
+        except TemplateLimitError as error:
+            raise ModelLoadError(f"{where} can't be used: {reason(error)}") from error
         self._special_tokens = special_tokens
 
     def render(self, messages: list[Message], options: Mapping[str, Any]) -> str:

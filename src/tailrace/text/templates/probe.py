@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from tailrace.text.templates.environment import TemplateProgram
 from tailrace.text.templates.forms import ArgumentForm, ContentForm, EmptyForm, Message, TemplateForms
+from tailrace.text.templates.limits import TemplateLimitError
 
 # words that no template writes by itself; trimming and case leave them as they are
 FIRST, SECOND, ASKED, RESULT = "qzfirst", "qzsecond", "qzasked", "qzresult"
@@ -38,53 +39,78 @@ TOOLS: dict[Literal["nested", "flat"], Message] = {
 }
 USER: Message = {"role": "user", "content": ASKED}
 PRINTED_PART = re.compile(rf"""text\\?['"]\s*:\s*\\?['"]\s*({FIRST}|{SECOND})""")
-PRINTED_ARGUMENTS = re.compile(rf"""\{{'{KEY}'|\\+"{KEY}""")
+PRINTED_ARGUMENTS = re.compile(rf"""'{KEY}': '{VALUE}'|\\+"{KEY}\\+":""")
 
 
 def probe(program: TemplateProgram, special_tokens: dict[str, str]) -> TemplateForms:
-    """See the module's text. special_tokens: the template's variables of this kind."""
+    """See the module's text. special_tokens: the template's variables of this kind.
+
+    Raises:
+        TemplateLimitError: a conversation of a few words is too much for the template.
+    """
+
+    def attempt(messages: list[Message], tools: list[Message] | None) -> str | None:
+        given = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": True}
+        try:
+            return program.run({**special_tokens, **given})
+        except TemplateLimitError:
+            raise
+        except Exception:  # what a template can't do, it says in any way it likes
+            return None
 
     def render(*messages: Message, tools: list[Message] | None = None) -> str:
         """The text; "" where the template fails. A template for conversations with tools fails without them."""
-        given = {"messages": list(messages), "documents": None, "add_generation_prompt": True}
-        for attempt in (tools,) if tools else (None, [TOOLS["nested"]]):
-            try:
-                return program.run({**special_tokens, **given, "tools": attempt})
-            except Exception:  # what a template can't do, it says in any way it likes
-                continue
-        return ""
+        given = [message | {"content": parts} if message is USER and parts else message for message in messages]
+        text = attempt(given, tools)
+        return (attempt(given, [TOOLS["nested"]]) if text is None and tools is None else text) or ""
 
-    developer = "developer" in program.constants and FIRST in render({"role": "developer", "content": FIRST}, USER)
+    parts: list[dict[str, str]] = []
+    contents = {"user": _contents(render, "user", [])}
+    if "text" not in contents["user"] and contents["user"]:
+        parts = [{"type": "text", "text": ASKED}]
+    developer = "developer" in program.constants and bool(_contents(render, "developer", []))
     arguments, empty = _calls(render)
     before = [USER, _call(arguments[0], empty[0])] if arguments else [USER]
-    openings: dict[str, list[Message]] = {"user": [], "system": [], "assistant": [USER], "tool": before}
+    openings: dict[str, list[Message]] = {"system": [], "assistant": [USER], "tool": before}
     openings |= {"developer": []} if developer else {}
-    contents = {role: forms for role in openings if (forms := _contents(render, role, openings[role]))}
-    systems = ({"role": "system", "content": FIRST}, {"role": "system", "content": SECOND})
-    if developer:
-        systems = (systems[0], {"role": "developer", "content": SECOND})
+    contents |= {role: _contents(render, role, opening) for role, opening in openings.items()}
+
+    def written(role: str, text: str) -> Message:
+        """A message in a form that is written."""
+        as_text = "text" in contents[role] or not contents[role]
+        return {"role": role, "content": text if as_text else [{"type": "text", "text": text}]}
+
+    first, second = written("system", FIRST), written("developer" if developer else "system", SECOND)
+    late = attempt([USER | ({"content": parts} if parts else {}), written("assistant", FIRST), second, USER], None)
     return TemplateForms(
-        contents,
+        {role: forms for role, forms in contents.items() if forms},
         arguments,
         empty,
         _tools(render),
         developer,
-        _in_order(render(*systems, USER), FIRST, SECOND),
-        _late(program, special_tokens, systems[1]),
+        _in_order(render(first, second, USER), FIRST, SECOND),
+        late is None or SECOND in late,
         bool(arguments) and NAMED in render(*before, _result("c1") | {"name": NAMED}, tools=[TOOLS["nested"]]),
         bool(arguments) and _parallel(render, arguments[0], empty[0]),
     )
 
 
 def _calls(render: Try) -> tuple[tuple[ArgumentForm, ...], tuple[EmptyForm, ...]]:
-    """The forms of arguments, and of the missing content beside them, in which a call is written."""
-    written = {
-        (arguments, empty)
+    """The forms of arguments in which a call is written, and the forms of the missing content beside them: where no
+    call is written, those that the template takes."""
+    texts = {
+        (arguments, empty): render(USER, _call(arguments, empty), _result("c1"), tools=[TOOLS["nested"]])
         for arguments in ARGUMENTS
         for empty in EMPTY
-        if _writes_call(render(USER, _call(arguments, empty), _result("c1"), tools=[TOOLS["nested"]]))
     }
-    found = tuple(form for form in ARGUMENTS if any(arguments == form for arguments, _ in written))
+    written = {forms for forms, text in texts.items() if _writes_call(text)}
+    found: tuple[ArgumentForm, ...] = tuple(
+        form for form in ARGUMENTS if any(arguments == form for arguments, _ in written)
+    )
+    if len(found) > 1 and any(texts["object", empty] != texts["string", empty] for empty in EMPTY):
+        found = ("object",)  # a text is passed on as it is, an object is written as the model does
+    if not found:
+        return (), tuple(form for form in EMPTY if any(texts[arguments, form] for arguments in ARGUMENTS))
     return found, tuple(form for form in EMPTY if all((arguments, form) in written for arguments in found))
 
 
@@ -116,17 +142,9 @@ def _writes_parts(text: str) -> bool:
 
 
 def _tools(render: Try) -> Literal["nested", "flat", "none"]:
-    return next((form for form, tool in TOOLS.items() if CALLED in render(USER, tools=[tool])), "none")
-
-
-def _late(program: TemplateProgram, special_tokens: dict[str, str], system: Message) -> bool:
-    """True unless a system message behind others is left out in silence."""
-    messages = [USER, {"role": "assistant", "content": FIRST}, system, USER]
-    values = {"messages": messages, "tools": None, "documents": None, "add_generation_prompt": True}
-    try:
-        return SECOND in program.run({**special_tokens, **values})
-    except Exception:
-        return True
+    if CALLED in render(USER, tools=[TOOLS["nested"]]):
+        return "nested"
+    return "flat" if CALLED in render(USER, tools=[TOOLS["flat"]]) else "none"
 
 
 def _call(arguments: ArgumentForm, empty: EmptyForm, name: str = CALLED, id: str = "c1") -> Message:
@@ -136,7 +154,7 @@ def _call(arguments: ArgumentForm, empty: EmptyForm, name: str = CALLED, id: str
 
 
 def _result(id: str) -> Message:
-    return {"role": "tool", "tool_call_id": _id(id), "content": RESULT}
+    return {"role": "tool", "tool_call_id": _id(id), "name": CALLED, "content": RESULT}
 
 
 def _id(id: str) -> str:

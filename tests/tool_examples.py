@@ -156,7 +156,7 @@ def minimax_m3(_rng: random.Random | None, calls: Calls, _: Say) -> str:
 
 def python_call(rng: random.Random | None, name: str, arguments: dict[str, Any]) -> str:
     def said(value: Any) -> str:
-        return repr(value) if rng is None or rng.random() < 0.5 else json_text(rng, value)
+        return json_text(rng, value) if rng is None or rng.random() < 0.5 else repr(value)
 
     return f"{name}({', '.join(f'{key}={said(value)}' for key, value in arguments.items())})"
 
@@ -246,6 +246,8 @@ TOKENS: dict[str, tuple[str, ...]] = {
     "pythonic": (),
     "xlam": (),
 }
+
+ALWAYS = ("minimax_m3",)  # whose marker is never written as text: it could not be told from the tag behind it
 
 
 def tokens(name: str) -> tuple[str, ...]:

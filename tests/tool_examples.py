@@ -258,3 +258,17 @@ def tokens(name: str) -> tuple[str, ...]:
 def written(name: str, calls: Calls) -> str:
     """Calls as such a model writes them."""
     return WRITERS[name](None, calls, plain)
+
+
+def ends_of(name: str) -> tuple[str, ...]:
+    """What ends a text in a call."""
+    match TOOL_FORMATS[name].shape:
+        case Tagged() as shape:
+            return ("\n" * shape.own_line + shape.close, '"')
+        case InChannels(calls=shape):
+            return (shape.close, '"')
+        case Gemma() as shape:
+            return (shape.quote,)
+        case TagTree() as shape:
+            return (shape.mark + "</",)
+    return ('"',)

@@ -27,10 +27,10 @@ from tailrace.text.tool_parsers.functions import functions_of
 from tailrace.text.tool_parsers.grammar import forced_grammar, optional_grammar
 from tailrace.text.tool_parsers.grammar_writer import GrammarWriter
 from tailrace.wire.messages import Submit
-from tool_examples import ALWAYS, DS, tokens, written
+from tool_examples import ALWAYS, DS, ends_of, tokens, written
 
 EOS = 256
-ENDS = ("\n</parameter>", "</arg_value>", '"')  # of free text; chance alone would hardly find them
+ENDS = ('"',)  # of free text; chance alone would hardly find them
 
 
 def tool(name: Any, parameters: Any = None, **more: Any) -> dict[str, Any]:
@@ -72,6 +72,7 @@ class Vocabulary:
         backend.add_special_tokens(["<eos>"])
         backend.add_tokens([tokenizers.AddedToken(mark, special=special, normalized=False) for mark in marks])
         self.tokenizer = Tokenizer(backend, template)
+        self.ends: tuple[str, ...] = ENDS
         self.spelt = [bytes([i]) for i in range(256)] + [b"<eos>", *(mark.encode() for mark in marks)]
 
         class Plain:
@@ -94,7 +95,7 @@ class Vocabulary:
         assert not matcher.is_error(), matcher.get_error()
         return taken == len(ids) and matcher.is_accepting()
 
-    def walk(self, grammar: str, seed: int, ends: tuple[str, ...] = ENDS) -> str:
+    def walk(self, grammar: str, seed: int, ends: tuple[str, ...] = ()) -> str:
         """A text of the grammar, drawn token by token from its masks; the longer, the more it hurries to an end. ends:
         what it also tries to say."""
         matcher, rng, ids = llguidance.LLMatcher(self.ll, lark(grammar)), random.Random(seed), list[int]()
@@ -103,7 +104,7 @@ class Vocabulary:
             assert not matcher.is_error(), matcher.get_error()
             if matcher.is_stopped() or (len(ids) > 500 and mask[EOS]):
                 return self.text(ids)
-            end = self.tokenizer.encode(rng.choice(ends), add_special_tokens=False)
+            end = self.tokenizer.encode(rng.choice(ends or self.ends), add_special_tokens=False)
             if rng.random() < 0.1 and matcher.validate_tokens(end) == len(end):
                 step = end
             else:
@@ -125,7 +126,9 @@ def vocabulary(form: str, how: str) -> Vocabulary:
     template = {"qwen3_coder": "<tool_call>\n<function=", "glm4": "<tool_call><arg_key>"}.get(
         form, "".join(marks) or TOOL_FORMATS[form].markers[0][0]
     )
-    return Vocabulary(marks if how != "text" or form in ALWAYS else (), how == "special", template)
+    words = Vocabulary(marks if how != "text" or form in ALWAYS else (), how == "special", template)
+    words.ends = ends_of(form)
+    return words
 
 
 HOW = ("text", "token", "special")

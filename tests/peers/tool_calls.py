@@ -17,10 +17,10 @@ sys.path[:0] = [str(ROOT / "tests"), str(Path(__file__).parent)]
 
 import tool_parsers as peers  # noqa: E402, behind the path
 from tool_docs import REASONS, page  # noqa: E402
-from tool_examples import tokens, written  # noqa: E402
 
 from tailrace.text.channel_splitter import ChannelSplitter  # noqa: E402
 from tailrace.text.tool_parsers import TOOL_FORMATS, tool_schemas  # noqa: E402
+from tool_examples import tokens, written  # noqa: E402
 
 PARAMETERS = {
     "type": "object",
@@ -88,7 +88,7 @@ def differences() -> Iterator[tuple[str, str, str, str]]:
                         found = getattr(peers, peer.lower())(
                             parser, form_of(parser, text), TOOLS, tokens(name) or one.marks
                         )
-                    except Exception as error:  # noqa: BLE001, whatever a peer raises is its answer
+                    except Exception as error:
                         yield peer, parser, case, f"{type(error).__name__}"
                         continue
                     if (found[0], found[1].strip()) != (calls, ""):

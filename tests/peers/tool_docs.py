@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tool_examples import STREAMED, TAGGED, TREES, written
-
 from tailrace.text.tool_parsers import TOOL_FORMATS
 from tailrace.text.tool_parsers.formats import ToolFormat
+from tool_examples import STREAMED, TAGGED, TREES, written
 
 CALL = ("NAME", {"a": 1, "b": "x"})
 REFERENCE = "It does not follow the reference in an optional object, so the value stays a text."

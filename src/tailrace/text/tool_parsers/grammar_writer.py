@@ -135,7 +135,7 @@ def quoted(text: str) -> str:
 
 def escaped(text: str) -> str:
     """A pattern that matches this text only, for use between slashes."""
-    return re.sub(r"[!-;=?-@\[-^`{-~]", lambda found: "\\" + found[0], text).replace("\n", "\\n")
+    return re.sub(r"[!-/:;=?@\[-^`{-~]", lambda found: "\\" + found[0], text).replace("\n", "\\n")
 
 
 def text_without(*texts: str) -> str:

@@ -12,7 +12,7 @@ from tailrace.text.tool_parsers.call_parser import CallParser, NotACallError, Pa
 from tailrace.text.tool_parsers.functions import Function
 from tailrace.text.tool_parsers.grammar_writer import CallGrammar, GrammarWriter, quoted
 from tailrace.text.tool_parsers.resolve import Declared, kinds_of, listed, simplified
-from tailrace.text.tool_parsers.unquoted import TIES, is_text, not_expressible, text_terminal
+from tailrace.text.tool_parsers.unquoted import TIES, not_expressible, text_terminal, without_null
 from tailrace.text.tool_parsers.values import json_of, json_string, json_text
 
 BARE = re.compile(r"[^,}\]\[{\"<]*")
@@ -231,6 +231,7 @@ class Tree:
     ) -> None:
         self.writer, self.text, self.whole, self.many, self.tail = writer, text, whole, many, tail
         self._rules: dict[str, str] = {}
+        self._objects = 0
 
     def arguments(self, function: Function) -> str:
         """The arguments of a function."""
@@ -255,11 +256,8 @@ class Tree:
             beside = {key: value for key, value in plain.items() if key == "type"}
             return " | ".join(self.value(choice | beside, root, field) for choice in given)
         if kinds == {"string", "null"}:
-            text = plain | {"type": "string"}
-            if "enum" in plain:
-                text["enum"] = [value for value in plain["enum"] if value is not None]
-            return f'{self.text(text, id, field)} | "null" {self.tail}'
-        if is_text(plain):
+            return f'{self.text(without_null(plain), id, field)} | "null" {self.tail}'
+        if kinds == {"string"}:
             return self.text(plain, id, field)
         if (values := listed(plain)) is not None:
             if any(not isinstance(value, bool | int | float | None) for value in values):
@@ -286,7 +284,8 @@ class Tree:
             if inner is not False:
                 value = self.value(inner if isinstance(inner, Mapping) else {}, root, f"{field}.{name}")
                 fields.append((name, value, name in schema.get("required", ())))
-        id = f"o{len(self._rules)}_{len(fields)}"
+        self._objects += 1
+        id = f"o{self._objects}"
         return self.writer.rule(f"object_{id}", self.whole(fields, id))
 
 

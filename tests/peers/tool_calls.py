@@ -1,5 +1,5 @@
-"""The peers' parsers of tool calls on the same outputs as ours. `make test-peers` runs this; with --write it also writes
-docs/tools.md. It fails where a difference has no reason in REASONS, and where a reason has no difference.
+"""The peers' parsers of tool calls on the same outputs as ours. `make test-peers` runs this; with --write it also
+writes docs/tools.md. It fails where a difference has no reason in REASONS, and where a reason has no difference.
 """
 
 from __future__ import annotations

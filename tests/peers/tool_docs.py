@@ -10,7 +10,7 @@ from tool_examples import STREAMED, TAGGED, TREES, written
 
 CALL = ("NAME", {"a": 1, "b": "x"})
 REFERENCE = "It does not follow the reference in an optional object, so the value stays a text."
-# why a parser reads otherwise than ours; each was seen in its source
+# how a parser reads otherwise than ours, as its results show
 REASONS = {
     ("vLLM", "qwen3_coder"): REFERENCE,
     ("vLLM", "qwen3_xml"): REFERENCE,

@@ -264,9 +264,9 @@ def ends_of(name: str) -> tuple[str, ...]:
     """What ends a text in a call."""
     match TOOL_FORMATS[name].shape:
         case Tagged() as shape:
-            return ("\n" * shape.own_line + shape.close, '"')
+            return ("\n" * shape.own_line + shape.close, '"', *(["\n" + shape.closing] if shape.several else []))
         case InChannels(calls=shape):
-            return (shape.close, '"')
+            return (shape.close, '"', shape.closing)
         case Gemma() as shape:
             return (shape.quote,)
         case TagTree() as shape:

@@ -1,6 +1,8 @@
 """The operator's settings: frozen sections, one per room. Each room gets its own section only.
 
 config_sources.py reads them once, at the edge. Nothing else reads a flag, the environment or a file of settings.
+
+(More than 300 lines: the names of the tool parsers are a long list.)
 """
 
 from __future__ import annotations

@@ -76,9 +76,9 @@ def page(found: Mapping[tuple[str, str], Mapping[str, str]], versions: Mapping[s
     head = f"""
 ## Where the peers' parsers read otherwise
 
-`make test-peers` gives the same outputs, written as the models' templates show, to the parsers of {named} (whole
-answers; all that a parser imports besides other parsers is a stand-in). Every parser that is not listed reads all
-outputs as ours does.
+`make test-peers` gives the same outputs, written as the models' templates show, to the parsers of
+{named} (whole answers; all that a parser imports besides other parsers is a stand-in).
+Every parser that is not listed reads all outputs as ours does.
 
 | parser | outputs | why |
 |---|---|---|

@@ -3,7 +3,7 @@
 A parser reads forward only, so a token costs the same late in a call as early. Text that was read since something was
 last sent is held. If it turns out to be no call, it is given back unchanged.
 
-Longer than other files, since reading, sending and giving back share one state.
+(More than 300 lines: reading, sending and giving back share one state.)
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ markers in the vocabulary and the chat template ([Chat and tools](api/chat.md)).
   converted to JSON.
 - *forced*: what a grammar can express of a tool's schema (`tool_choice`, `strict`). *all*: what JSON can; *separate*:
   parameters one by one, and strings with `enum`, `const`, `pattern`, `format` and lengths; *nested*: as *separate*,
-  and every value must say what type it has.
+  also inside of objects and lists; of a value that may be anything, only one without an inside.
 
 <!-- written by tests/peers/tool_calls.py -->
 

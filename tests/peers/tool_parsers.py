@@ -93,7 +93,7 @@ class Message(Empty):
 class StandIn(types.ModuleType):
     """A module in which every name is there."""
 
-    __path__: Sequence[str] = ()
+    __path__: Any = ()
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

@@ -67,10 +67,14 @@ class Tree:
         if kinds == {"string"}:
             return self.text(plain, id, field)
         if (values := listed(plain)) is not None:
-            if any(not isinstance(value, bool | int | float | None) for value in values):
-                raise not_expressible(field, "an enum of texts and other values")
-            return f"({' | '.join(quoted(in_json(value)) for value in values)}) {self.tail}"
-        if kinds and kinds <= SCALARS:
+            texts = [value for value in values if isinstance(value, str)]
+            if any(isinstance(value, list | dict) for value in values):
+                raise not_expressible(field, "an enum of lists or objects")
+            parts = [f"{quoted(in_json(value))} {self.tail}" for value in values if not isinstance(value, str)]
+            return " | ".join([*parts, *([self.value({"enum": texts}, root, field)] if texts else [])])
+        if not kinds:  # anything: of that the values without an inside
+            kinds = {"string", *SCALARS} - {"integer"}
+        if kinds <= SCALARS:
             return f"{self.writer.json(shared | plain)} {self.tail}"
         if kinds == {"array"}:
             return f"{self.many(self.value(plain.get('items', {}), root, field), plain)} {self.tail}"

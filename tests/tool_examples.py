@@ -264,11 +264,14 @@ def ends_of(name: str) -> tuple[str, ...]:
     """What ends a text in a call."""
     match TOOL_FORMATS[name].shape:
         case Tagged() as shape:
-            return ("\n" * shape.own_line + shape.close, '"', *(["\n" + shape.closing] if shape.several else []))
+            again = ("\n" + shape.closing, "\n" + shape.call.partition("NAME")[0])  # the end, or another call
+            return ("\n" * shape.own_line + shape.close, '"', *(again if shape.several else ()))
         case InChannels(calls=shape):
             return (shape.close, '"', shape.closing)
         case Gemma() as shape:
             return (shape.quote,)
         case TagTree() as shape:
             return (shape.mark + "</",)
+        case JsonCalls(listed=True):
+            return ('"', ", {")  # also another call
     return ('"',)

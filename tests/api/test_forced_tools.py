@@ -110,7 +110,7 @@ class Vocabulary:
             else:
                 allowed = [i for i in range(len(self.spelt)) if mask[i]]
                 hurry = 1 if len(ids) < 30 else 8
-                step = rng.choices(allowed, [hurry if chr(i) in '"}])' or i > EOS else 1 for i in allowed])[:1]
+                step = rng.choices(allowed, [hurry if chr(i) in '"}])/' or i > EOS else 1 for i in allowed])[:1]
             if step == [EOS]:
                 return self.text(ids)
             assert matcher.consume_tokens(step)
@@ -158,7 +158,9 @@ def test_every_text_of_the_grammar_is_read_as_calls_that_fit(form, how):
     """Random texts out of the grammar's own masks."""
     words, most = vocabulary(form, how), 0
     source = forced_grammar(TOOL_FORMATS[form], script_of(form, how))
-    for seed in range(12):
+    for seed in range(60):
+        if seed >= 12 and most > 1:
+            break
         text = words.walk(source, seed)
         calls, said = read(form, text)
         assert calls, text

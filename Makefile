@@ -83,11 +83,13 @@ test-long: install
 test-clients: install $(CLIENTS)/.stamp
 	$(CLIENTS)/bin/python -m pytest tests/clients $(ARGS)
 
-# Our chat templates against transformers', on the templates that packages of others carry. Writes docs/templates.md; about 20 minutes.
+# The peers' own code on the same inputs as ours, from packages that are fetched once: chat templates against
+# transformers (writes docs/templates.md; about 20 minutes), tool calls against vLLM's and SGLang's parsers (docs/tools.md).
 PEERS := .venv-peers
 test-peers: install $(PEERS)/.stamp
 	$(PEERS)/bin/python tests/peers/fetch.py
 	PYTHONPATH=tests $(BIN)/python -m peers.templates $(ARGS)
+	$(BIN)/python tests/peers/tool_calls.py
 
 # What touches the GPU, on one; then, where compute-sanitizer is, the kernels once more under its eyes.
 SANITIZED = compute-sanitizer --error-exitcode 1 --tool $(1) $(BIN)/python -m pytest -m "not long" tests/kernels tests/sampling/test_on_gpu.py -k "not machine_code"

@@ -156,7 +156,7 @@ def minimax_m3(_rng: random.Random | None, calls: Calls, _: Say) -> str:
 
 def python_call(rng: random.Random | None, name: str, arguments: dict[str, Any]) -> str:
     def said(value: Any) -> str:
-        return repr(value) if rng is None or rng.random() < 0.5 else json_text(rng, value)
+        return json_text(rng, value) if rng is None or rng.random() < 0.5 else repr(value)
 
     return f"{name}({', '.join(f'{key}={said(value)}' for key, value in arguments.items())})"
 
@@ -247,6 +247,8 @@ TOKENS: dict[str, tuple[str, ...]] = {
     "xlam": (),
 }
 
+ALWAYS = ("minimax_m3",)  # whose marker is never written as text: it could not be told from the tag behind it
+
 
 def tokens(name: str) -> tuple[str, ...]:
     """The markers that are one token each."""
@@ -256,3 +258,20 @@ def tokens(name: str) -> tuple[str, ...]:
 def written(name: str, calls: Calls) -> str:
     """Calls as such a model writes them."""
     return WRITERS[name](None, calls, plain)
+
+
+def ends_of(name: str) -> tuple[str, ...]:
+    """What ends a text in a call."""
+    match TOOL_FORMATS[name].shape:
+        case Tagged() as shape:
+            again = ("\n" + shape.closing, "\n" + shape.call.partition("NAME")[0])  # the end, or another call
+            return ("\n" * shape.own_line + shape.close, '"', *(again if shape.several else ()))
+        case InChannels(calls=shape):
+            return (shape.close, '"', shape.closing)
+        case Gemma() as shape:
+            return (shape.quote,)
+        case TagTree() as shape:
+            return (shape.mark + "</",)
+        case JsonCalls(listed=True):
+            return ('"', ", {")  # also another call
+    return ('"',)

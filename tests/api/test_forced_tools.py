@@ -27,10 +27,10 @@ from tailrace.text.tool_parsers.functions import functions_of
 from tailrace.text.tool_parsers.grammar import forced_grammar, optional_grammar
 from tailrace.text.tool_parsers.grammar_writer import GrammarWriter
 from tailrace.wire.messages import Submit
-from tool_examples import tokens, written
+from tool_examples import ALWAYS, DS, ends_of, tokens, written
 
 EOS = 256
-ENDS = ("\n</parameter>", "</arg_value>", '"')  # of free text; chance alone would hardly find them
+ENDS = ('"',)  # of free text; chance alone would hardly find them
 
 
 def tool(name: Any, parameters: Any = None, **more: Any) -> dict[str, Any]:
@@ -72,6 +72,7 @@ class Vocabulary:
         backend.add_special_tokens(["<eos>"])
         backend.add_tokens([tokenizers.AddedToken(mark, special=special, normalized=False) for mark in marks])
         self.tokenizer = Tokenizer(backend, template)
+        self.ends: tuple[str, ...] = ENDS
         self.spelt = [bytes([i]) for i in range(256)] + [b"<eos>", *(mark.encode() for mark in marks)]
 
         class Plain:
@@ -94,7 +95,7 @@ class Vocabulary:
         assert not matcher.is_error(), matcher.get_error()
         return taken == len(ids) and matcher.is_accepting()
 
-    def walk(self, grammar: str, seed: int, ends: tuple[str, ...] = ENDS) -> str:
+    def walk(self, grammar: str, seed: int, ends: tuple[str, ...] = ()) -> str:
         """A text of the grammar, drawn token by token from its masks; the longer, the more it hurries to an end. ends:
         what it also tries to say."""
         matcher, rng, ids = llguidance.LLMatcher(self.ll, lark(grammar)), random.Random(seed), list[int]()
@@ -103,13 +104,13 @@ class Vocabulary:
             assert not matcher.is_error(), matcher.get_error()
             if matcher.is_stopped() or (len(ids) > 500 and mask[EOS]):
                 return self.text(ids)
-            end = self.tokenizer.encode(rng.choice(ends), add_special_tokens=False)
+            end = self.tokenizer.encode(rng.choice(ends or self.ends), add_special_tokens=False)
             if rng.random() < 0.1 and matcher.validate_tokens(end) == len(end):
                 step = end
             else:
                 allowed = [i for i in range(len(self.spelt)) if mask[i]]
                 hurry = 1 if len(ids) < 30 else 8
-                step = rng.choices(allowed, [hurry if chr(i) in '"}])' or i > EOS else 1 for i in allowed])[:1]
+                step = rng.choices(allowed, [hurry if chr(i) in '"}])/' or i > EOS else 1 for i in allowed])[:1]
             if step == [EOS]:
                 return self.text(ids)
             assert matcher.consume_tokens(step)
@@ -125,7 +126,9 @@ def vocabulary(form: str, how: str) -> Vocabulary:
     template = {"qwen3_coder": "<tool_call>\n<function=", "glm4": "<tool_call><arg_key>"}.get(
         form, "".join(marks) or TOOL_FORMATS[form].markers[0][0]
     )
-    return Vocabulary(marks if how != "text" else (), how == "special", template)
+    words = Vocabulary(marks if how != "text" or form in ALWAYS else (), how == "special", template)
+    words.ends = ends_of(form)
+    return words
 
 
 HOW = ("text", "token", "special")
@@ -161,7 +164,9 @@ def test_every_text_of_the_grammar_is_read_as_calls_that_fit(form, how):
     """Random texts out of the grammar's own masks."""
     words, most = vocabulary(form, how), 0
     source = forced_grammar(TOOL_FORMATS[form], script_of(form, how))
-    for seed in range(12):
+    for seed in range(60):
+        if seed >= 12 and most > 1:
+            break
         text = words.walk(source, seed)
         calls, said = read(form, text)
         assert calls, text
@@ -196,7 +201,7 @@ def test_a_call_as_a_model_writes_it_and_nothing_else(form, how):
         text.replace("[]", "[{}, {}, {}]"),
         '{"a": 1}',
     ):
-        assert not words.accepts(source, other), other
+        assert other == text or not words.accepts(source, other), other
 
 
 @pytest.mark.parametrize("how", HOW)
@@ -244,7 +249,7 @@ def test_a_mistral_of_before_and_a_fenced_deepseek():
     assert read("mistral", text) == ([("stop", {}), ("stop", {})], "")
     words = Vocabulary((), False, "<｜tool▁calls▁begin｜>function<｜tool▁sep｜>```json")
     source = forced_grammar(TOOL_FORMATS["deepseek_v3"], GrammarWriter(functions_of(ASKED), words.tokenizer))
-    begin, separator, end = TOOL_FORMATS["deepseek_v3"].inner
+    begin, separator, end = DS[1:4]
     one = f"{begin}function{separator}stop\n```json\n{{}}\n```{end}"
     text = f"<｜tool▁calls▁begin｜>{one}\n{one}<｜tool▁calls▁end｜>"
     assert words.accepts(source, text)

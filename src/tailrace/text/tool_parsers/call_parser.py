@@ -2,6 +2,8 @@
 
 A parser reads forward only, so a token costs the same late in a call as early. Text that was read since something was
 last sent is held. If it turns out to be no call, it is given back unchanged.
+
+(More than 300 lines: reading, sending and giving back share one state.)
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 and under which names it is known.
 
 To add a format of a known shape: an entry here, and examples in tests/tool_examples.py. See docs/add/tool-format.md.
+(More than 300 lines: it is one table.)
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tailrace.errors import ParameterError
-from tailrace.text.tool_parsers.grammar_writer import GrammarWriter, text_up_to, text_without
+from tailrace.text.tool_parsers.grammar_writer import GrammarWriter, text_ending, text_up_to, text_without
 
 if TYPE_CHECKING:
     from tailrace.text.tool_parsers.formats import ToolFormat
@@ -40,13 +40,16 @@ def optional_grammar(format: ToolFormat, writer: GrammarWriter, content: Mapping
             )
         writer.rule("start", f"{writer.mark(written.opening)} {written.rest} | {writer.json(content)}")
         return writer.source()
-    text = writer.rule("SAID", text_without(*(opening for opening, _ in format.markers)))
+    openings = tuple(opening for opening, _ in format.markers)
+    text = writer.rule("SAID", text_without(*openings))
     if not written.opening:
         text = writer.rule("OTHER", f"{text} & ~/{written.alike}/")
         writer.rule("start", f"{text} | {written.rest}")
-    elif writer.head_of(written.opening)[1]:
-        writer.rule("start", f"{text} | {text} {writer.mark(written.opening)} {written.rest}")
+    elif (halves := writer.head_of(written.opening))[1]:
+        head, token = halves
+        before = writer.rule("BEFORE", text_ending(head, openings)) if head else text
+        writer.rule("start", f"{text} | {before} {token} {written.rest}")
     else:
-        others = [opening for opening, _ in format.markers if opening != written.opening]
+        others = [opening for opening in openings if opening != written.opening]
         writer.rule("start", f"{text} | {writer.rule('BEFORE', text_up_to(written.opening, *others))} {written.rest}")
     return writer.source()

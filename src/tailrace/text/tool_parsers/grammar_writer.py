@@ -135,12 +135,18 @@ def quoted(text: str) -> str:
 
 def escaped(text: str) -> str:
     """A pattern that matches this text only, for use between slashes."""
-    return re.sub(r"[!-;=?-@\[-^`{-~]", lambda found: "\\" + found[0], text).replace("\n", "\\n")
+    return re.sub(r"[!-/:;=?@\[-^`{-~]", lambda found: "\\" + found[0], text).replace("\n", "\\n")
 
 
 def text_without(*texts: str) -> str:
     """A terminal: any text that contains none of these."""
     return f"/{ANY}/ & ~/{ANY}({'|'.join(map(escaped, texts))}){ANY}/" if texts else f"/{ANY}/"
+
+
+def text_ending(end: str, others: tuple[str, ...]) -> str:
+    """A terminal: any text that ends with `end`, and contains none of the others. Text and its end must be one
+    terminal, because a matcher takes the longest match."""
+    return f"/{ANY}{escaped(end)}/ & ~/{ANY}({'|'.join(map(escaped, others))}){ANY}/"
 
 
 def text_up_to(end: str, *others: str) -> str:

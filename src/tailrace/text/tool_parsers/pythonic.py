@@ -12,7 +12,7 @@ from tailrace.text.tool_parsers.call_parser import CallParser, NotACallError, Pa
 from tailrace.text.tool_parsers.functions import Function
 from tailrace.text.tool_parsers.grammar_writer import CallGrammar, GrammarWriter, quoted
 from tailrace.text.tool_parsers.python_values import ERRORS, in_json_of, syntax_of
-from tailrace.text.tool_parsers.trees import separated
+from tailrace.text.tool_parsers.tree_grammar import separated
 from tailrace.text.tool_parsers.unquoted import not_expressible, parameters
 from tailrace.text.tool_parsers.values import PYTHON, nested
 

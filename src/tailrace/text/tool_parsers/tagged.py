@@ -10,8 +10,14 @@ from typing import Any, NamedTuple
 from tailrace.text.tool_parsers.call_parser import CallParser, NotACallError, Parsing
 from tailrace.text.tool_parsers.functions import Function
 from tailrace.text.tool_parsers.grammar_writer import CallGrammar, GrammarWriter, quoted
-from tailrace.text.tool_parsers.resolve import Declared
-from tailrace.text.tool_parsers.unquoted import is_text, not_expressible, parameter_sequence, text_terminal
+from tailrace.text.tool_parsers.resolve import Declared, kinds_of
+from tailrace.text.tool_parsers.unquoted import (
+    is_text,
+    not_expressible,
+    parameter_sequence,
+    text_terminal,
+    without_null,
+)
 from tailrace.text.tool_parsers.values import is_json, json_of, unquoted
 
 HOLE = re.compile(r"(NAME|KEY|TYPE|INDEX|\n)")
@@ -110,16 +116,25 @@ class Tagged(NamedTuple):
             field, own = key_of(function, name), "\n" if self.own_line else ""
             others = [self.head(other) for other in function.parameters["properties"] if other != name]
             ends = (self.close, self.closing, *(others if self.types is None else ()))
-            if text := is_text(schema):
-                value = text_terminal(writer, schema, id, field, ends, own + self.close)
-            else:
-                value = f"{writer.json(schema)} {writer.mark(own + self.close)}"
-            tag, _, rest = self.head(name).partition("TYPE")
-            head = self.tag(writer, tag)
-            if rest and self.types is not None:
-                kind = quoted(self.types[0]) if text else f"({self.types[1]})"
-                head = f"{head} {kind} {self.tag(writer, rest)}"
-            return f"{head} {quoted(own) if own else ''} {value} {'' if not self.line else self.line}"
+            close, last = own + self.close, self.line or ""
+
+            def pair(value: str, kind: str) -> str:
+                tag, _, rest = self.head(name).partition("TYPE")
+                head = f"{self.tag(writer, tag)} {kind} {self.tag(writer, rest)}" if rest else self.tag(writer, tag)
+                return f"{head} {quoted(own) if own else ''} {value} {last}"
+
+            def text(schema: Mapping[str, Any]) -> str:
+                return text_terminal(writer, schema, id, field, ends, close)
+
+            if self.types is None:
+                value = text(schema) if is_text(schema) else f"{writer.json(schema)} {writer.mark(close)}"
+                return pair(value, "")
+            kinds, (as_text, as_json) = kinds_of(schema), self.types
+            if not is_text(schema) or "string" not in kinds:
+                return pair(f"{writer.json(schema)} {writer.mark(close)}", f"({as_json})")
+            void = f'"null" {writer.mark(close)}'
+            said = pair(text(without_null(schema)), quoted(as_text))
+            return said if "null" not in kinds else f"{said} | {pair(void, f'({as_json})')}"
 
         call = self.call.replace("NAME", function.name)
         head, _, rest = call.partition("INDEX")

@@ -77,6 +77,17 @@ def is_text(schema: Mapping[str, Any]) -> bool:
     return bool(kinds) and kinds <= {"string", "null"}
 
 
+def without_null(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The texts among the values of a schema that allows texts and null."""
+    text = {**schema, "type": "string"}
+    if "enum" in text:
+        text["enum"] = [value for value in text["enum"] if value is not None]
+    for key in ("anyOf", "oneOf"):
+        if key in text:
+            text[key] = [choice for choice in text[key] if not is_text(choice) or "string" in kinds_of(choice)]
+    return text
+
+
 def text_terminal(
     writer: GrammarWriter, schema: Mapping[str, Any], id: str, field: str, ends: tuple[str, ...], end: str
 ) -> str:

@@ -329,7 +329,8 @@ class TransformersRunner:
     def dense(self, ids: torch.Tensor, first: int | None = None) -> torch.Tensor:
         """Logits [T, V] of one sequence without our cache, at positions from `first` on; None: at those that the model
         counts by itself."""
-        options: dict[str, Any] = {}
+        # as in a step: a model may drop tokens that a number would not keep (Gemma 4)
+        options: dict[str, Any] = {"logits_to_keep": torch.arange(len(ids))} if self.picks_logits else {}
         if first is not None and self.takes_positions:
             self.layers.positions = torch.arange(first, first + len(ids)).to(self.device)
             options["position_ids"] = self.layers.positions[None]

@@ -11,7 +11,10 @@ ROPE = {"rope_theta": 10_000.0}
 HALF = ["sliding_attention", "full_attention"] * 2
 
 # Architecture → fields without which its tiny config can't be built.
-OWN: dict[str, dict[str, Any]] = {}
+OWN: dict[str, dict[str, Any]] = {
+    "bailing_hybrid": {"layer_types": ["linear_attention", "full_attention"] * 2, "layer_group_size": 2},
+    "cohere_compass_text": {"rope_parameters": {kind: {**ROPE, "rope_type": "default"} for kind in HALF[:2]}},
+}
 
 # Architecture → variant → fields.
 VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
@@ -79,6 +82,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "attention only": {"layer_types": ["full_attention"] * 4},
         "mamba and attention": {"layer_types": ["mamba", "full_attention"] * 2},
     },
+    "minimax_m3_vl_text": {"sparse": {"layer_types": ["full_attention", "minimax_m3_sparse"] * 2}},
     "llama4_text": {
         "full attention": {"layer_types": ["full_attention"] * 4},
         "no temperature": {"attn_temperature_tuning": False},

@@ -35,6 +35,11 @@ ARCHITECTURES = {
     "phi3": (transformers.Phi3Config, {"pad_token_id": 0}),
     "gpt-neox": (transformers.GPTNeoXConfig, {"num_key_value_heads": None}),
     "gpt2": (transformers.GPT2Config, {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 256}),
+    "phimoe, window in the mask": (transformers.PhimoeConfig, {"sliding_window": 10, "num_local_experts": 4}),
+    "hunyuan, router reads its weight": (
+        transformers.HunYuanMoEV1Config,
+        {"head_dim": 16, "num_experts": 4, "moe_topk": [2] * 3, "pad_token_id": 0},
+    ),
     "opt": (transformers.OPTConfig, {"ffn_dim": 96, "word_embed_proj_dim": 64}),
 }
 FUSED = {"llama", "llama, tied, bias", "mistral, window", "qwen2", "qwen3"}

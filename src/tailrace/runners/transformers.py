@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +34,13 @@ from tailrace.runners.load_checks import (
     pick_device,
     refuse_stateful,
     settle_dtypes,
-    short_windows,
-    spread,
     trial_batch,
     trial_steps,
     usable_cores,
 )
 from tailrace.runners.lora import Adapters
 from tailrace.runners.masks import made_mask
+from tailrace.runners.reproduction import reproduce
 from tailrace.runners.stack import Stack
 
 log = logging.getLogger(__name__)
@@ -235,59 +233,21 @@ class TransformersRunner:
 
     @torch.inference_mode()
     def check(self) -> None:
-        """Find out what every layer asks of attention, and compare our logits with those of the model's own: two
-        sequences in chunks beside each other, the second one at the last positions, over windows and chunks cut short.
+        """Find out what every layer asks of attention, and that the model is reproduced; see runners/reproduction.py.
 
         Raises:
-            ModelLoadError: they differ by more than the model's own rounding, or the model asks for what can't be done.
+            ModelLoadError: it is not.
         """
-        name = type(self.model).__name__
         far = max(0, self.max_model_len - TRIAL_TOKENS)
         ids, batches = trial_steps(self.vocab_size, self.block_size, far)
-        with short_windows(self.model):
-            probed = self.probe(ids[0])
-            self.layers.caches = self.make_caches(-(-2 * TRIAL_TOKENS // self.block_size) + 1)
-            first, second, third = (self.logits(batch) for batch in batches)
+
+        def served() -> list[torch.Tensor]:
+            self.layers.caches = self.make_caches(2 * -(-TRIAL_TOKENS // self.block_size))
+            logits = [self.logits(batch) for batch in batches]
             self.layers.caches = []
-            with self.attending("eager"):
-                theirs = [self.dense(ids[0]), self.dense(ids[1], far)]
-        ours = [
-            torch.cat([first[: TRIAL_TOKENS - 1], third[1:]]),
-            torch.cat([first[TRIAL_TOKENS:], second[:-1], third[:1]]),
-        ]
-        error = max(spread(a, b) for a, b in zip(ours, theirs, strict=True))
-        allowed = max(1e-4 if self.dtype == torch.float32 else 5e-2, 4 * spread(probed, theirs[0]))
-        if not error <= allowed:
-            raise ModelLoadError(
-                f"{name}: paged attention does not reproduce the model (error {error:.1e}, {allowed:.1e} allowed)"
-            )
-        self.probe(ids[0])  # now with the windows that will be served
+            return logits
 
-    def probe(self, ids: torch.Tensor) -> torch.Tensor:
-        """Logits of a dense pass in which every layer notes and compares; see runners/probe.py."""
-        for layer in self.attention:
-            layer.calls = 0
-        with self.attending(probe.NAME):
-            logits = self.dense(ids)
-        if missed := [a.index for a in self.attention if a.calls != 1]:
-            name = type(self.model).__name__
-            raise ModelLoadError(f"{name}: layers {missed} do not call attention once per pass; it can't be served")
-        return logits
-
-    def dense(self, ids: torch.Tensor, first: int | None = None) -> torch.Tensor:
-        """Logits [T, V] of one sequence without our cache, at positions from `first` on; None: at those that the model
-        counts by itself."""
-        options = {} if first is None else {"position_ids": torch.arange(first, first + len(ids))[None].to(self.device)}
-        return self.model(input_ids=ids.to(self.device)[None], use_cache=False, **options).logits[0]
-
-    @contextmanager
-    def attending(self, function: str) -> Iterator[None]:
-        """Inside this context the model attends by another function."""
-        self.model.set_attn_implementation(function)
-        try:
-            yield
-        finally:
-            self.model.set_attn_implementation(NAME)
+        reproduce(self.model, self.attention, ids.to(self.device), far, served)
 
 
 def load_model(folder: Path, dtype: torch.dtype, device: torch.device, trust_remote_code: bool) -> Any:

@@ -14,6 +14,7 @@ import multiprocessing
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,29 +40,36 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def judged(model_type: str, own: dict[str, Any]) -> Outcome:
-    """Build the checkpoint and judge it."""
+def judged(model_type: str, own: dict[str, Any], made: Callable[[], None] = lambda: None) -> Outcome:
+    """Build the checkpoint and judge it. made: called in between."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "checkpoint"
         try:
             write(model_type, own, folder)
         except Exception as error:
             return Outcome("unmade", line(error))
-        return judge(folder)
+        return judge(folder, made)
 
 
 def outcome(model_type: str, own: dict[str, Any]) -> Outcome:
     """What the child says, or how it ended."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
-    child = context.Process(target=lambda: theirs.send(judged(model_type, own)))
+
+    def work() -> None:
+        theirs.send(judged(model_type, own, lambda: theirs.send("made")))
+
+    child = context.Process(target=work)
     child.start()
     theirs.close()
+    late = "unmade"
     try:
-        if not ours.poll(LIMIT_S):
-            child.kill()
-            return Outcome("crashed", f"nothing after {LIMIT_S:.0f} seconds")
-        return ours.recv()
+        while ours.poll(LIMIT_S):
+            if isinstance(said := ours.recv(), Outcome):
+                return said
+            late = "crashed"
+        child.kill()
+        return Outcome(late, f"nothing after {LIMIT_S:.0f} seconds")
     except EOFError:
         child.join()
         return Outcome("crashed", f"the process ended with {child.exitcode}")

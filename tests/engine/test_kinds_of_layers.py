@@ -18,7 +18,7 @@ from tailrace.drafting.ngram import NGram
 from tailrace.engine.kv_cache import BlockCache
 from tailrace.errors import ConfigError
 from tailrace.runners import load_runner
-from tailrace.runners.recurrent import RecurrentState
+from tailrace.runners.states import RecurrentState
 from tailrace.runners.transformers import TransformersRunner
 
 QUICK = ["gpt-oss", "deepseek-v3", "llama4 text", "gemma4 text", "qwen3.5", "lfm2", "granite 4", "mamba"]

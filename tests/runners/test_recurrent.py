@@ -15,7 +15,7 @@ from runners.tiny_models import MODELS, VOCAB, save
 from tailrace.config import ModelConfig
 from tailrace.runners import load_runner
 from tailrace.runners.flat_batch import FlatTokens
-from tailrace.runners.recurrent import Walk
+from tailrace.runners.states import Walk
 from tailrace.runners.transformers import TransformersRunner
 
 SIZE = 16

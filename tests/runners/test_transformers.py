@@ -203,8 +203,8 @@ def test_what_cannot_be_served_is_refused(tmp_path):
     with pytest.raises(ModelLoadError, match="RwkvForCausalLM has neither attention nor states that are known"):
         load(transformers.RwkvConfig(**small))
     # its recurrence is none that we know: what it keeps of the trial's first chunk is missing in the second
+    three = small | {"num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 64}
     with pytest.raises(ModelLoadError, match="does not reproduce the model"):
-        three = small | {"num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 64}
         load(transformers.RecurrentGemmaConfig(**three))
     bloom = transformers.BloomConfig(vocab_size=50, hidden_size=32, n_layer=2, n_head=4)
     with pytest.raises(ModelLoadError):

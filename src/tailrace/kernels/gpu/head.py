@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tailrace.kernels.gpu.attention import product
+from tailrace.kernels.gpu.attention_kernels import product
 from tailrace.kernels.gpu.draw import DRAW
 from tailrace.kernels.gpu.noise import UNFUSED, gumbel_at
 from tailrace.kernels.gpu.order import STATUSES, ordered, status_of

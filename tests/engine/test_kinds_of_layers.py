@@ -46,7 +46,8 @@ class Loaded:
         return out[0, len(prompt) :].tolist()
 
     def harness(self, **options: Any) -> Harness:
-        return Harness(self.runner, **({"num_blocks": 64, "max_num_batched_tokens": 32} | options))
+        given: dict[str, Any] = {"num_blocks": 64, "max_num_batched_tokens": 32} | options
+        return Harness(self.runner, **given)
 
     def check(self, times: int = 1, **options: Any) -> Harness:
         """All prompts, so many times, get what transformers says."""

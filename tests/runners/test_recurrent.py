@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from transformers.utils.quantization_config import Mxfp4Config
 
 from runners.tiny_models import MODELS, VOCAB, save
 from tailrace.config import ModelConfig
@@ -125,7 +126,7 @@ def test_a_checkpoint_in_mxfp4_is_unpacked(tmp_path):
     kept = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
     config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": kept}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    options = transformers.Mxfp4Config(dequantize=True)
+    options = Mxfp4Config(dequantize=True)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(
         tmp_path, dtype=torch.bfloat16, quantization_config=options
     )

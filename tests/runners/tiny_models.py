@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers as t
+import transformers
 
+t: Any = transformers
 VOCAB = 211
 COMMON: dict[str, Any] = {
     "vocab_size": VOCAB,

@@ -1,9 +1,9 @@
 """Judge every causal architecture of the installed transformers and write docs/models.md.
 
-    PYTHONPATH=tests python -m architectures [MODEL_TYPE …] [--part 1/4] [--write]
+    PYTHONPATH=tests python -m architectures [MODEL_TYPE …] [--part 1/4] [--missing] [--new 40]
 
-Each one runs in a process of its own, so that a crash or an endless loop is an outcome too. Results are kept in
-build/architectures.json by version of transformers; --write makes docs/models.md of them.
+Each one runs in a process of its own, so that a crash or an endless loop is an outcome too. Outcomes are kept in
+outcomes.json by version of transformers, and the page is made of them.
 """
 
 from __future__ import annotations
@@ -14,19 +14,20 @@ import multiprocessing
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from filelock import FileLock
 
 from architectures import judge as judging
 from architectures.judge import Outcome, judge, line, quiet
+from architectures.page import OUTCOMES, PAGE, kept, page
 from architectures.tiny import write
 from architectures.variants import variants
 
-ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "build/architectures.json"
 LIMIT_S = 300.0
 
 
@@ -35,33 +36,40 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("types", nargs="*", help="model types; none: all")
     parser.add_argument("--part", default="1/1", help="K/N: every N-th, from the K-th on")
     parser.add_argument("--new", type=int, default=judging.NEW, help="tokens that each prompt is answered with")
-    parser.add_argument("--write", action="store_true", help="write docs/models.md from the results kept so far")
+    parser.add_argument("--missing", action="store_true", help="only those whose outcome is not known yet")
     return parser.parse_args(argv)
 
 
-def judged(model_type: str, own: dict[str, Any]) -> Outcome:
-    """Build the checkpoint and judge it."""
+def judged(model_type: str, own: dict[str, Any], made: Callable[[], None] = lambda: None) -> Outcome:
+    """Build the checkpoint and judge it. made: called in between."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "checkpoint"
         try:
             write(model_type, own, folder)
         except Exception as error:
             return Outcome("unmade", line(error))
-        return judge(folder)
+        return judge(folder, made)
 
 
 def outcome(model_type: str, own: dict[str, Any]) -> Outcome:
     """What the child says, or how it ended."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
-    child = context.Process(target=lambda: theirs.send(judged(model_type, own)))
+
+    def work() -> None:
+        theirs.send(judged(model_type, own, lambda: theirs.send("made")))
+
+    child = context.Process(target=work)
     child.start()
     theirs.close()
+    late = "unmade"
     try:
-        if not ours.poll(LIMIT_S):
-            child.kill()
-            return Outcome("crashed", f"nothing after {LIMIT_S:.0f} seconds")
-        return ours.recv()
+        while ours.poll(LIMIT_S):
+            if isinstance(said := ours.recv(), Outcome):
+                return said
+            late = "crashed"
+        child.kill()
+        return Outcome(late, f"nothing after {LIMIT_S:.0f} seconds")
     except EOFError:
         child.join()
         return Outcome("crashed", f"the process ended with {child.exitcode}")
@@ -70,6 +78,7 @@ def outcome(model_type: str, own: dict[str, Any]) -> Outcome:
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Judge what is asked for; note each outcome at once, so that a run can be cut short."""
     args = arguments(argv)
     judging.NEW = args.new
     version = transformers.__version__
@@ -77,7 +86,9 @@ def main(argv: list[str] | None = None) -> int:
     quiet()
     judged("llama", {})  # imports what every child needs
     part, parts = map(int, args.part.split("/"))
-    for model_type, variant, own in variants(tuple(args.types))[part - 1 :: parts]:
+    known = kept().get(version, {}) if args.missing else {}
+    asked = [each for each in variants(tuple(args.types)) if f"{each[0]}|{each[1]}" not in known]
+    for model_type, variant, own in asked[part - 1 :: parts]:
         begun = time.monotonic()
         found = outcome(model_type, own)
         print(f"{model_type:28} {variant:22} {found.kind:8} {time.monotonic() - begun:4.0f}s {found.why}", flush=True)
@@ -86,11 +97,12 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def keep(version: str, name: str, found: Outcome) -> None:
-    """Note one outcome in RESULTS."""
-    RESULTS.parent.mkdir(exist_ok=True)
-    kept = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
-    kept.setdefault(version, {})[name] = [found.kind, found.why]
-    RESULTS.write_text(json.dumps(kept, indent=1, sort_keys=True))
+    """Note one outcome, and write the page anew. Other parts may do the same at the same time."""
+    with FileLock(OUTCOMES.with_suffix(".lock")):
+        outcomes = kept()
+        outcomes.setdefault(version, {})[name] = [found.kind, found.why]
+        OUTCOMES.write_text(json.dumps(outcomes, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
+        PAGE.write_text(page(outcomes))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,13 +52,14 @@ def prompts(vocab_size: int) -> list[list[int]]:
     return [torch.randint(3, vocab_size, (length,), generator=generator).tolist() for length in LENGTHS]
 
 
-def judge(folder: Path) -> Outcome:
-    """The outcome of the checkpoint in `folder`."""
+def judge(folder: Path, made: Callable[[], None]) -> Outcome:
+    """The outcome of the checkpoint in `folder`. made: called when transformers has run it."""
     try:
         theirs = reference(folder, torch.float32, "eager")
         expected = [generated(theirs, prompt) for prompt in prompts(theirs.config.get_text_config().vocab_size)]
     except Exception as error:
         return Outcome("unmade", line(error))
+    made()
     for dtype in ("float32", "bfloat16"):
         try:
             runner = load_runner(ModelConfig(dtype=dtype, threads=1, device="cpu"), folder, block_size=BLOCK)

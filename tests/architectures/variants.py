@@ -11,7 +11,16 @@ ROPE = {"rope_theta": 10_000.0}
 HALF = ["sliding_attention", "full_attention"] * 2
 
 # Architecture → fields without which its tiny config can't be built.
-OWN: dict[str, dict[str, Any]] = {}
+OWN: dict[str, dict[str, Any]] = {
+    "bamba": {"attn_layer_indices": [1, 3]},
+    "falcon_h1": {"mamba_d_ssm": 128},
+    "gemma3n_text": {"num_kv_shared_layers": 1, "layer_types": HALF},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "kimi_linear": {"layer_types": ["linear_attention", "full_attention"] * 2},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2, "num_dense_layers": 1},
+    "bailing_hybrid": {"layer_types": ["linear_attention", "full_attention"] * 2, "layer_group_size": 2},
+    "cohere_compass_text": {"rope_parameters": {kind: {**ROPE, "rope_type": "default"} for kind in HALF[:2]}},
+}
 
 # Architecture → variant → fields.
 VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
@@ -67,7 +76,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "falcon": {
         "alibi": {"alibi": True},
         "new decoder": {"new_decoder_architecture": True},
-        "sequential, all heads": {"parallel_attn": False, "multi_query": False},
+        "sequential, all heads": {"parallel_attn": False, "multi_query": False, "num_kv_heads": 4},
     },
     "olmo": {"clipped": {"clip_qkv": 0.5}},
     "opt": {"post norm": {"do_layer_norm_before": False}},
@@ -79,6 +88,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "attention only": {"layer_types": ["full_attention"] * 4},
         "mamba and attention": {"layer_types": ["mamba", "full_attention"] * 2},
     },
+    "minimax_m3_vl_text": {"sparse": {"layer_types": ["full_attention", "minimax_m3_sparse"] * 2}},
     "llama4_text": {
         "full attention": {"layer_types": ["full_attention"] * 4},
         "no temperature": {"attn_temperature_tuning": False},

@@ -18,7 +18,7 @@ from tailrace.drafting.ngram import NGram
 from tailrace.engine.kv_cache import BlockCache
 from tailrace.errors import ConfigError
 from tailrace.runners import load_runner
-from tailrace.runners.recurrent import RecurrentState
+from tailrace.runners.states import RecurrentState
 from tailrace.runners.transformers import TransformersRunner
 
 QUICK = ["gpt-oss", "deepseek-v3", "llama4 text", "gemma4 text", "qwen3.5", "lfm2", "granite 4", "mamba"]
@@ -46,7 +46,8 @@ class Loaded:
         return out[0, len(prompt) :].tolist()
 
     def harness(self, **options: Any) -> Harness:
-        return Harness(self.runner, **({"num_blocks": 64, "max_num_batched_tokens": 32} | options))
+        given: dict[str, Any] = {"num_blocks": 64, "max_num_batched_tokens": 32} | options
+        return Harness(self.runner, **given)
 
     def check(self, times: int = 1, **options: Any) -> Harness:
         """All prompts, so many times, get what transformers says."""

@@ -141,7 +141,7 @@ KERNELS: list[tuple[Any, dict[str, str], dict[str, int]]] = [
 
 
 WIDE = (sample.sample_rows, verify.verify_rows, logprobs.logprobs_of_rows)  # a program per row
-FUSED = ("attention", "argmax", "edits")  # rooms whose launches leave the compiler its own way
+FUSED = ("attention_kernels", "argmax", "edits")  # rooms whose launches leave the compiler its own way
 EVEN = ("stride", "vocab", "padded", "plane", "hidden_stride", "weight_stride", "width")  # multiples of 16, in life
 
 

@@ -32,6 +32,18 @@ def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
+def test_an_adapter_folder_says_how_it_is_served(tmp_path: Path):
+    folder = make_folder(tmp_path / "my-adapter", "adapter_model.safetensors", "tokenizer.json")
+    (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "org/base"}))
+    with pytest.raises(ModelLoadError, match=f"--model org/base --lora my-adapter={folder}"):
+        resolve(ModelConfig(model=str(folder)))
+    (folder / "adapter_config.json").write_text("[]")
+    with pytest.raises(ModelLoadError, match=r"is an adapter.* --model BASE --lora"):
+        resolve(ModelConfig(model=str(folder)))
+    make_folder(folder, *WHOLE)  # a model that an adapter lies beside
+    assert resolve(ModelConfig(model=str(folder))).folder == folder
+
+
 def test_a_folder_is_named_by_its_last_part(tmp_path: Path):
     folder = make_folder(tmp_path / "my-model", *WHOLE)
     found = resolve(ModelConfig(model=f"{folder}/"))

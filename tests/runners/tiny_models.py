@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers as t
+import transformers
 
+t: Any = transformers
 VOCAB = 211
 COMMON: dict[str, Any] = {
     "vocab_size": VOCAB,
@@ -89,7 +90,9 @@ MODELS: dict[str, Any] = {
         **COMMON, rope_parameters={"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
     ),
     "llama4 text": _llama4,
-    "gemma3 text": lambda: t.Gemma3TextConfig(**COMMON, head_dim=32, sliding_window=16, layer_types=GEMMA_TYPES),
+    "gemma3 text": lambda: t.Gemma3TextConfig(
+        **COMMON, head_dim=32, sliding_window=16, layer_types=GEMMA_TYPES, tie_word_embeddings=False
+    ),
     "gemma3n text": lambda: t.Gemma3nTextConfig(
         **(COMMON | {"intermediate_size": [96] * 4, "activation_sparsity_pattern": [0.0] * 4}),
         head_dim=32,
@@ -97,6 +100,7 @@ MODELS: dict[str, Any] = {
         layer_types=GEMMA_TYPES,
         num_kv_shared_layers=2,
         hidden_size_per_layer_input=16,
+        tie_word_embeddings=False,
         vocab_size_per_layer_input=VOCAB,
         laurel_rank=8,
     ),
@@ -108,6 +112,7 @@ MODELS: dict[str, Any] = {
         layer_types=GEMMA_TYPES,
         num_kv_shared_layers=2,
         hidden_size_per_layer_input=16,
+        tie_word_embeddings=False,
         vocab_size_per_layer_input=VOCAB,
     ),
     "qwen3-next": lambda: t.Qwen3NextConfig(**COMMON, **DELTA, **MOE, shared_expert_intermediate_size=32),
@@ -178,7 +183,7 @@ def save(name: str, folder: Path) -> Path:
     model = t.AutoModelForCausalLM.from_config(MODELS[name]())
     for part, parameter in model.named_parameters():
         if parameter.dim() > 1 and "A_log" not in part and "conv" not in part:
-            torch.nn.init.normal_(parameter, std=0.08 if name.startswith("gemma4") else 0.2)
+            torch.nn.init.normal_(parameter, std=0.2)
         elif part.endswith("sinks"):
             torch.nn.init.normal_(parameter)
     model.save_pretrained(folder)

@@ -114,6 +114,12 @@ class Offsets:
         return key, value
 
 
+def note_positions(shared: AttentionState, model: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+    """A forward pre-hook of the whole model, for `with_positions`."""
+    ids = kwargs.get("position_ids")
+    shared.positions = None if ids is None else ids[0]
+
+
 def with_positions(shared: AttentionState, module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
     """A forward pre-hook: a module that counts positions by itself gets them from Offsets (Llama 4's temperature
     tuning)."""
@@ -134,6 +140,8 @@ def attach(model: Any, shared: AttentionState) -> list[AttentionLayer]:
         setattr(module, ATTRIBUTE, layer)
         if getattr(module, "attn_temperature_tuning", False):
             module.register_forward_pre_hook(partial(with_positions, shared), with_kwargs=True)
+    if any(getattr(module, "attn_temperature_tuning", False) for module in found.values()):
+        model.register_forward_pre_hook(partial(note_positions, shared), with_kwargs=True)
     return layers
 
 

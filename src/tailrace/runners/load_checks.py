@@ -15,8 +15,6 @@ from tailrace.runners.base import Batch
 from tailrace.runners.flat_batch import FlatTokens
 
 TRIAL_TOKENS = 20
-SHORT = 7  # windows and chunks during the trial
-WINDOWS = ("sliding_window", "sliding_window_size", "window_size", "local_window", "attention_chunk_size")
 
 
 def usable_cores() -> int:
@@ -81,26 +79,6 @@ def trial_steps(vocab_size: int, block_size: int, far: int) -> tuple[torch.Tenso
 
 
 @contextmanager
-def short_windows(model: Any) -> Iterator[None]:
-    """Inside this context every window and chunk of the model is SHORT, in its configs and its modules, so that a trial
-    crosses it."""
-    holders = [model.config, model.config.get_text_config(), *model.modules()]
-    kept = [
-        (holder, name, value)
-        for holder in {id(holder): holder for holder in holders}.values()
-        for name in WINDOWS
-        if isinstance(value := holder.__dict__.get(name), int) and not isinstance(value, bool) and value > SHORT
-    ]
-    for holder, name, _ in kept:
-        setattr(holder, name, SHORT)
-    try:
-        yield
-    finally:
-        for holder, name, value in kept:
-            setattr(holder, name, value)
-
-
-@contextmanager
 def explained(name: str) -> Iterator[None]:
     """Whatever the model's own code raises becomes one sentence.
 
@@ -123,13 +101,6 @@ def settle_dtypes(model: Any, dtype: torch.dtype) -> None:
     for name, parameter in model.named_parameters():
         if parameter.dtype in (torch.float32, torch.bfloat16, torch.float16) and not any(k in name for k in kept):
             parameter.data = parameter.data.to(dtype)
-
-
-def spread(got: torch.Tensor, expected: torch.Tensor) -> float:
-    """The median over positions of the relative error of logits [T, V]. In models of experts, rounding may send single
-    positions to other experts; a wrong formula changes most positions."""
-    error = (got.float() - expected.float()).norm(dim=-1) / expected.float().norm(dim=-1)
-    return error.nan_to_num(float("inf")).median().item()
 
 
 def pick_device(name: str) -> torch.device:

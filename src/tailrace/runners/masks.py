@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-ATTRIBUTE = "tailrace_mask"  # where a mask tensor carries its Mask
+ATTRIBUTE = "tailrace_mask"  # where a mask tensor carries its AttentionMask
 
 
 @dataclass(frozen=True, slots=True)
-class Mask:
+class AttentionMask:
     """Causal, and within it: window: only the last `window` positions, the token's own included; chunk: only positions
     p of the token's own chunk, ⌊p / chunk⌋. 0: no such limit."""
 
@@ -38,24 +38,25 @@ class Mask:
         return self.visible(at[:, None], at[None])
 
 
-def describe(function: Callable[..., torch.Tensor], size: int) -> Mask | None:
-    """The Mask that a mask function (batch, head, query, key) → bool computes, compared around every multiple of its
-    window's or chunk's `size` (0: it has none) up to four; None if it is another."""
-    edges = torch.tensor(sorted({max(0, size * i + j) for i in range(5) for j in (-1, 0, 1, 2)} | {size // 2, 7, 40}))
+def describe(function: Callable[..., torch.Tensor], size: int) -> AttentionMask | None:
+    """The AttentionMask that a mask function (batch, head, query, key) → bool computes, compared at the first
+    positions and around the multiples of its window's or chunk's `size` (0: it has none); None if it is another."""
+    around = {max(0, size * i + j) for i in range(5) for j in (-1, 0, 1, 2)}
+    edges = torch.tensor(sorted({*range(64), *around, size // 2}))
     query, key = edges[:, None], edges[None]
     zero = torch.zeros(1, 1, dtype=torch.long)
     try:
         got = function(zero, zero, query, key).expand(len(edges), len(edges))
     except (IndexError, RuntimeError, TypeError):  # a table of this pass's tokens
         return None
-    kinds = (Mask(), Mask(window=size), Mask(chunk=size)) if size else (Mask(),)
+    kinds = (AttentionMask(), AttentionMask(window=size), AttentionMask(chunk=size)) if size else (AttentionMask(),)
     return next((kind for kind in kinds if torch.equal(kind.visible(query, key), got)), None)
 
 
 def made_mask(
     *args: Any, mask_function: Callable[..., torch.Tensor] | None = None, local_size: int | None = None, **options: Any
 ) -> torch.Tensor:
-    """The mask function to register with transformers: its eager mask, which carries its Mask."""
+    """The mask function to register with transformers: its eager mask, which carries its AttentionMask."""
     from transformers.masking_utils import causal_mask_function, eager_mask
 
     function = causal_mask_function if mask_function is None else mask_function
@@ -65,10 +66,10 @@ def made_mask(
     return mask
 
 
-def mask_of(tensor: torch.Tensor, length: int) -> Mask | None:
-    """The Mask of a mask tensor [1, 1 or H, T, T] in a pass of `length` tokens; None if it is none that Mask can
-    express. A tensor that a model has made itself must be plainly causal."""
-    said: Mask | None = getattr(tensor, ATTRIBUTE, Mask())
+def mask_of(tensor: torch.Tensor, length: int) -> AttentionMask | None:
+    """What a mask tensor [1, 1 or H, T, T] says in a pass of `length` tokens; None if no AttentionMask says that. A
+    tensor that a model has made itself must be plainly causal."""
+    said: AttentionMask | None = getattr(tensor, ATTRIBUTE, AttentionMask())
     if said is None or tensor.dim() != 4 or tensor.shape[-2:] != (length, length):
         return None
     seen = tensor if tensor.dtype == torch.bool else tensor == 0

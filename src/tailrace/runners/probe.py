@@ -15,7 +15,7 @@ import torch
 from tailrace import kernels
 from tailrace.errors import ModelLoadError
 from tailrace.runners.attention import AttentionLayer, AttentionState, AttentionStep, layer_of, sinks_of
-from tailrace.runners.masks import Mask, mask_of
+from tailrace.runners.masks import AttentionMask, mask_of
 
 NAME = "tailrace_probe"  # the name under which the functions are registered
 BLOCK = 16
@@ -55,7 +55,7 @@ def probe(
     if key.shape[-1] % 2 or value.shape[-1] % 2:
         raise ModelLoadError(f"{name} has an odd head size, {key.shape[-1]}, which is not supported")
     if attention_mask is None:
-        mask: Mask | None = Mask(window=int(options.get("sliding_window") or 0))
+        mask: AttentionMask | None = AttentionMask(window=int(options.get("sliding_window") or 0))
     else:
         mask = mask_of(attention_mask, tokens)
     if mask is None:
@@ -86,7 +86,7 @@ def refuse_options(name: str, options: dict[str, Any]) -> None:
         raise ModelLoadError(f"{name} calls attention with {', '.join(sorted(unknown))}, which is not supported")
 
 
-def dense_bias(mask: Mask, tokens: int, like: torch.Tensor) -> torch.Tensor:
+def dense_bias(mask: AttentionMask, tokens: int, like: torch.Tensor) -> torch.Tensor:
     """The mask as transformers' eager functions take it: [1, 1, T, T] in like's dtype, 0 or the lowest number."""
     hidden = ~mask.dense(tokens, like.device)
     return torch.zeros(hidden.shape, dtype=like.dtype, device=like.device).masked_fill(

@@ -2,162 +2,27 @@
 
 A model's own code runs unchanged, except for the functions that walk along a sequence: a causal convolution and a scan.
 Each such module of transformers calls them by name. Here it gets a copy of its `forward` in which these names mean the
-operations below, which know where each sequence of the batch begins and where its state is.
-
-The state of a slot is a ring of `rows` entries: the state after p tokens stands in entry p mod rows. A pass that
-computes the tokens first … end − 1 of a sequence reads entry `first` and leaves the last `rows` states behind, or as
-many as it has tokens. So a sequence can go back by up to rows − 1 positions: rejected drafts, and a token that was
-computed in vain, leave no trace. Position 0 reads zeros: a new owner of a slot meets nothing of the old one.
+operations below, which know where each sequence of the batch begins and where its state is (runners/states.py).
 
 Every scan goes token by token: the result does not depend on how a prompt is cut into chunks, as it would with
-transformers' chunked forms. The arithmetic is fp32.
+transformers' chunked forms. The arithmetic is fp32. What torch computes beside the scans may still differ in the last
+place from batch to batch, as in every module that runners/fuse.py does not replace.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from types import FunctionType, MethodType
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from tailrace.errors import ModelLoadError
-from tailrace.runners.base import Batch
-
-Shape = tuple[tuple[int, ...], torch.dtype]
-
-
-@dataclass(frozen=True, slots=True)
-class Moment:
-    """The j-th token of each sequence that has so many. rows: int64 [n], their places in the batch; the sequences are
-    in the order of `Walk`, the first n of them. kept: int64, which of them leave their state behind; to: int64, where.
-    """
-
-    rows: torch.Tensor
-    kept: torch.Tensor
-    to: torch.Tensor
-
-
-class Walk:
-    """How a pass goes along its sequences: the same for all layers. The longest sequence comes first.
-
-    Args:
-        rows: entries of a slot's ring.
-    """
-
-    def __init__(self, batch: Batch, rows: int, device: torch.device) -> None:
-        self.rows, self.device = rows, device
-        self.starts = batch.query_start.numpy().astype(np.int64)
-        self.counts = np.diff(self.starts)
-        self.first = batch.kv_len.numpy().astype(np.int64) - self.counts
-        slots = np.arange(len(self.counts)) if batch.slots is None else batch.slots.numpy()
-        self.slots = slots.astype(np.int64)
-        order = np.argsort(-self.counts, kind="stable")
-        self.read = self._on_device(self.slots[order] * rows + self.first[order] % rows)
-        self.fresh = self._on_device(self.first[order] == 0)
-        self.moments = [self._moment(order, j) for j in range(int(self.counts.max(initial=0)))]
-        self.windows: dict[int, tuple[torch.Tensor, ...]] = {}
-
-    def _moment(self, order: np.ndarray, j: int) -> Moment:
-        active = order[self.counts[order] > j]
-        kept = np.flatnonzero(j + 1 > self.counts[active] - self.rows)
-        owners = active[kept]
-        to = self.slots[owners] * self.rows + (self.first[owners] + j + 1) % self.rows
-        return Moment(*map(self._on_device, (self.starts[active] + j, kept, to)))
-
-    def window(self, width: int) -> tuple[torch.Tensor, ...]:
-        """Of a convolution over `width` tokens. Rows 0 … T − 1 are the batch's tokens; behind them come the width − 1
-        tokens before each sequence. → int64 [T, width]: what each token sees; int64 [M, width − 1] and [M]: what is
-        left behind, and where; int64 [N], bool [N]: where the tokens before each sequence stand, and if there are none.
-        """
-        if width not in self.windows:
-            back, total = width - 1, int(self.starts[-1])
-            owner = np.repeat(np.arange(len(self.counts)), self.counts)
-            offset = np.arange(total) - self.starts[owner]
-            seen = self._places(owner, offset - back, width, back, total)
-            end = np.concatenate([np.arange(max(1, c - self.rows + 1), c + 1) for c in self.counts] or [[]]).astype(int)
-            owner = np.repeat(np.arange(len(self.counts)), np.minimum(self.counts, self.rows))
-            left = self._places(owner, end - back, back, back, total)
-            to = self.slots[owner] * self.rows + (self.first[owner] + end) % self.rows
-            before = self.slots * self.rows + self.first % self.rows
-            self.windows[width] = tuple(map(self._on_device, (seen, left, to, before, self.first == 0)))
-        return self.windows[width]
-
-    def _places(self, owner: np.ndarray, first: np.ndarray, width: int, back: int, total: int) -> np.ndarray:
-        """Rows of `width` tokens of each owner, from the offset `first` on, which may lie before the batch's tokens."""
-        offset = first[:, None] + np.arange(width)
-        return np.where(
-            offset >= 0, self.starts[owner][:, None] + offset, total + owner[:, None] * back + offset + back
-        )
-
-    def _on_device(self, array: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device, non_blocking=True)
-
-
-@dataclass(slots=True)
-class RecurrentState:
-    """The one mutable state of these layers: the pass being computed, and the memory.
-
-    shapes: of each layer's states, for one entry; known once a pass without memory has run. memory: [slots · rows, …].
-    """
-
-    walk: Walk | None = None
-    shapes: dict[tuple[int, str], Shape] = field(default_factory=dict)
-    memory: dict[tuple[int, str], torch.Tensor] = field(default_factory=dict)
-    slots: int = 0
-    rows: int = 0
-
-    @property
-    def entry_bytes(self) -> int:
-        """Of one entry over all layers."""
-        return sum(int(np.prod(shape)) * dtype.itemsize for shape, dtype in self.shapes.values())
-
-    def allocate(self, slots: int, rows: int, device: torch.device) -> None:
-        """Memory for so many slots, contents undefined."""
-        self.slots, self.rows = slots, rows
-        self.memory = {
-            place: torch.empty((slots * rows, *shape), dtype=dtype, device=device)
-            for place, (shape, dtype) in self.shapes.items()
-        }
-
-    def copy(self, pairs: list[tuple[int, int]]) -> None:
-        """Slot by slot: (source, target)."""
-        for tensor in self.memory.values():
-            rings = tensor.view(self.slots, self.rows, *tensor.shape[1:])
-            for source, target in pairs:
-                rings[target] = rings[source]
-
-
-@dataclass(slots=True)
-class RecurrentLayer:
-    """One module's share of the state. calls: of each operation since the last pass that found the shapes."""
-
-    shared: RecurrentState
-    index: int
-    calls: dict[str, int] = field(default_factory=dict)
-
-    def note(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        """A pass without a step: what an entry of this state is."""
-        self.calls[name] = self.calls.get(name, 0) + 1
-        self.shared.shapes[self.index, name] = (shape, dtype)
-
-    def scan(self, name: str, step: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], out: torch.Tensor) -> None:
-        """Walk along all sequences: step(states [n, …], rows [n]) changes the states in place and returns out[rows]."""
-        walk, memory = self.shared.walk, self.shared.memory[self.index, name]
-        assert walk is not None
-        states = memory[walk.read]
-        states[walk.fresh] = 0.0
-        for moment in walk.moments:
-            active = states[: len(moment.rows)]
-            out[moment.rows] = step(active, moment.rows)
-            if len(moment.kept):
-                memory[moment.to] = active[moment.kept]
+from tailrace.runners.states import RecurrentLayer, RecurrentState
 
 
 def convolve(
@@ -310,6 +175,11 @@ class KeptLinear(nn.Linear):
     """A linear layer whose weights the model's code reads itself: runners/fuse.py leaves it as it is."""
 
 
+def begin(layer: RecurrentLayer, *_: Any) -> None:
+    """A forward pre-hook."""
+    layer.noted.clear()
+
+
 def attach_recurrent(model: Any, shared: RecurrentState) -> list[RecurrentLayer]:
     """Give every module that calls one of the operations its own `forward`, with ours in it.
 
@@ -326,7 +196,7 @@ def attach_recurrent(model: Any, shared: RecurrentState) -> list[RecurrentLayer]
             raise ModelLoadError(
                 f"{type(module).__name__} has the activation {module.activation}, which is not supported"
             )
-        layer = RecurrentLayer(shared, len(layers))
+        layer = RecurrentLayer(shared, len(layers), type(module).__name__)
         layers.append(layer)
         ours = {name: partial(OPERATIONS[name], layer, forward.__globals__[name]) for name in called}
         bound = FunctionType(
@@ -334,6 +204,7 @@ def attach_recurrent(model: Any, shared: RecurrentState) -> list[RecurrentLayer]
         )
         bound.__kwdefaults__ = forward.__kwdefaults__
         module.forward = MethodType(bound, module)
+        module.register_forward_pre_hook(partial(begin, layer))
         if "mamba_selective_scan" in called and isinstance(getattr(module, "dt_proj", None), nn.Linear):
             module.dt_proj.__class__ = KeptLinear
     return layers

@@ -1,17 +1,18 @@
 """Any causal language model of transformers as a ModelRunner: a flat batch of tokens, our attention over our paged
 cache.
 
-The model's own code runs unchanged, except for its attention function (transformers' attention interface) and, on the
-CPU, for modules that runners/fuse.py replaces by faster ones. Models that can't be served correctly are refused at
-load: a trial run compares our logits with those of the model's own eager attention.
+The model's own code runs unchanged, except for its attention function (transformers' attention interface), its scans
+(runners/recurrent.py) and, on the CPU, for modules that runners/fuse.py replaces by faster ones. Models that can't be
+served correctly are refused at load: a trial run compares our logits with those of the model's own eager attention.
+
+(More than 300 lines: one class with three protocols, and how it is loaded.)
 """
 
 from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,6 @@ from tailrace.runners.load_checks import (
     pick_device,
     refuse_encoder_decoder,
     settle_dtypes,
-    short_windows,
-    spread,
     trial_batch,
     trial_steps,
     unpack_mxfp4,
@@ -44,9 +43,11 @@ from tailrace.runners.load_checks import (
 )
 from tailrace.runners.lora import Adapters
 from tailrace.runners.masks import made_mask
-from tailrace.runners.recurrent import RecurrentLayer, RecurrentState, Walk, attach_recurrent
+from tailrace.runners.recurrent import attach_recurrent
+from tailrace.runners.reproduction import reproduce
 from tailrace.runners.rope import settle_long_rope
 from tailrace.runners.stack import Stack
+from tailrace.runners.states import RecurrentLayer, RecurrentState, Walk
 
 log = logging.getLogger(__name__)
 WITHOUT_INTERFACE = "does not go through transformers' attention interface, so its attention can't use the paged cache"
@@ -235,7 +236,6 @@ class TransformersRunner:
         if self.lora is not None:
             self.lora.take(batch.adapted, len(batch.token_ids), self.device)
         self.layers.step = AttentionStep(batch.slot_mapping, batch.query_start, batch.kv_len, batch.block_tables)
-        self.layers.positions = batch.positions
         options: dict[str, Any] = {"logits_to_keep": batch.wanted} if self.picks_logits else {}
         if self.takes_positions:  # a model without attention has no use for them
             options["position_ids"] = batch.positions[None]
@@ -246,7 +246,7 @@ class TransformersRunner:
                 **options,
             ).logits[0]
         finally:
-            self.layers.step = self.layers.positions = None
+            self.layers.step = None
         return logits if self.picks_logits else logits[batch.wanted]
 
     # ---- at load
@@ -281,71 +281,23 @@ class TransformersRunner:
 
     @torch.inference_mode()
     def check(self) -> None:
-        """Find out what every layer asks of attention, and compare our logits with those of the model's own: two
-        sequences in chunks beside each other, the second one at the last positions, over windows and chunks cut short.
+        """Find out what every layer asks of attention, and that the model is reproduced; see runners/reproduction.py.
 
         Raises:
-            ModelLoadError: they differ by more than the model's own rounding, or the model asks for what can't be done.
+            ModelLoadError: it is not.
         """
-        name = type(self.model).__name__
         far = max(0, self.max_model_len - TRIAL_TOKENS)
         ids, batches = trial_steps(self.vocab_size, self.block_size, far)
-        with short_windows(self.model):
-            probed = self.probe(ids[0])
-            self.layers.caches = self.make_caches(-(-2 * TRIAL_TOKENS // self.block_size) + 1)
+
+        def served() -> list[torch.Tensor]:
+            self.layers.caches = self.make_caches(2 * -(-TRIAL_TOKENS // self.block_size))
             self.states.allocate(2, 2, self.device)
-            first, second, third = (self.logits(batch) for batch in batches)
+            logits = [self.logits(batch) for batch in batches]
             self.layers.caches, self.states.memory = [], {}
-            with self.attending("eager"):
-                theirs = [self.dense(ids[0]), self.dense(ids[1], far)]
-        ours = [
-            torch.cat([first[: TRIAL_TOKENS - 1], third[1:]]),
-            torch.cat([first[TRIAL_TOKENS:], second[:-1], third[:1]]),
-        ]
-        error = max(spread(a, b) for a, b in zip(ours, theirs, strict=True))
-        allowed = max(1e-4 if self.dtype == torch.float32 else 5e-2, 4 * spread(probed, theirs[0]))
-        if not error <= allowed:
-            raise ModelLoadError(
-                f"{name}: paged attention does not reproduce the model (error {error:.1e}, {allowed:.1e} allowed)"
-            )
-        self.probe(ids[0])  # now with the windows that will be served
+            return logits
 
-    def probe(self, ids: torch.Tensor) -> torch.Tensor:
-        """Logits of a dense pass in which every layer notes and compares; see runners/probe.py."""
-        for layer in self.attention:
-            layer.calls = 0
-        for walker in self.recurrent:
-            walker.calls.clear()
-        with self.attending(probe.NAME):
-            logits = self.dense(ids)
+        reproduce(self.model, self.attention, ids.to(self.device), far, served)
         self.layers.own_keys.clear()
-        name = type(self.model).__name__
-        if repeated := sorted({op for a in self.recurrent for op, calls in a.calls.items() if calls != 1}):
-            raise ModelLoadError(f"{name}: layers walk along a sequence twice ({', '.join(repeated)}); not served")
-        if missed := [a.index for a in self.attention if a.calls != 1]:
-            raise ModelLoadError(f"{name}: layers {missed} do not call attention once per pass; it can't be served")
-        return logits
-
-    def dense(self, ids: torch.Tensor, first: int | None = None) -> torch.Tensor:
-        """Logits [T, V] of one sequence without our cache, at positions from `first` on; None: at those that the model
-        counts by itself."""
-        options: dict[str, Any] = {}
-        if first is not None and self.takes_positions:
-            self.layers.positions = torch.arange(first, first + len(ids)).to(self.device)
-            options["position_ids"] = self.layers.positions[None]
-        try:
-            return self.model(input_ids=ids.to(self.device)[None], use_cache=False, **options).logits[0]
-        finally:
-            self.layers.positions = None
-
-    @contextmanager
-    def attending(self, function: str) -> Iterator[None]:
-        """Inside this context the model attends by another function."""
-        self.model.set_attn_implementation(function)
-        try:
-            yield
-        finally:
-            self.model.set_attn_implementation(NAME)
 
 
 def load_model(folder: Path, dtype: torch.dtype, device: torch.device, trust_remote_code: bool) -> Any:

@@ -1,0 +1,274 @@
+"""The Triton kernels of paged attention, launched by attention.py, which says when which of them runs."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from tailrace.kernels.gpu.online_softmax import LOG2E, over, tile_of
+
+OCTAVE = tl.constexpr(16)  # of start_of
+MOST = tl.constexpr(256)  # chunks: 2^28 positions
+
+
+@triton.jit
+def store_rows(
+    key,
+    key_t,
+    key_h,
+    value,
+    value_t,
+    value_h,
+    slots,
+    keys,
+    values,
+    capacity,
+    HEADS: tl.constexpr,
+    SIZE: tl.constexpr,
+    DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    HEADS_PAD: tl.constexpr,
+    DIM_PAD: tl.constexpr,
+    VALUE_PAD: tl.constexpr,
+):
+    t = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots + t)
+    if (slot < 0) | (slot >= capacity):
+        return
+    h, d, e = tl.arange(0, HEADS_PAD)[:, None], tl.arange(0, DIM_PAD)[None, :], tl.arange(0, VALUE_PAD)[None, :]
+    place = slot // SIZE * (HEADS * SIZE) + h * SIZE + slot % SIZE
+    inside = (h < HEADS) & (d < DIM)
+    k = tl.load(key + t * key_t + h.to(tl.int64) * key_h + d, mask=inside)
+    tl.store(keys + place * DIM + d, k.to(keys.dtype.element_ty), mask=inside)
+    inside = (h < HEADS) & (e < VALUE_DIM)
+    v = tl.load(value + t * value_t + h.to(tl.int64) * value_h + e, mask=inside)
+    tl.store(values + place * VALUE_DIM + e, v.to(values.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def start_of(chunk):
+    """The first position of a chunk; for the host too, as start_of.fn: hence no constexpr in it."""
+    return (((chunk % 16 + 16) << (chunk // 16)) - 16) * 256
+
+
+@triton.jit
+def chunks_up_to(position):
+    """How many chunks begin at or before it."""
+    return tl.sum((start_of(tl.arange(0, MOST)) <= position).to(tl.int32), 0)
+
+
+@triton.jit(do_not_specialize=["table_stride", "tiles", "most", "place_stride", "chunks", "window", "reach"])
+def attend_chunks(
+    query,
+    query_t,
+    query_h,
+    keys,
+    values,
+    tables,
+    table_stride,
+    query_start,
+    kv_len,
+    tops,
+    masses,
+    mixtures,
+    tiles,
+    most,
+    place_stride,
+    chunks,
+    scale,
+    window,
+    reach,
+    softcap,
+    CAPPED: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEADS: tl.constexpr,
+    SIZE: tl.constexpr,
+    DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    ROWS: tl.constexpr,
+    DIM_PAD: tl.constexpr,
+    VALUE_PAD: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Every parts-th chunk of a tile of a sequence of at most `most` tokens. tops, masses: float32 [places, Hq,
+    chunks]; mixtures: float32 [places, Hq, chunks, D]."""
+    sequence, tile, head = tl.program_id(0) // tiles, tl.program_id(0) % tiles, tl.program_id(1)
+    part, parts = tl.program_id(2), tl.num_programs(2)
+    begin = tl.load(query_start + sequence)
+    count = tl.load(query_start + sequence + 1) - begin
+    TOKENS: tl.constexpr = ROWS // GROUP
+    if (count > most) | (tile * TOKENS >= count):
+        return
+    before = tl.load(kv_len + sequence) - count
+    token, mine, inside, q, oldest, newest = tile_of(
+        query, query_t, query_h, begin, count, tile, head, before, window, reach, GROUP, DIM, ROWS, DIM_PAD, BLOCK
+    )
+    place = tl.where(place_stride == 0, begin, sequence * place_stride) + token
+    row = (place.to(tl.int64) * (HEADS * GROUP) + mine) * chunks
+    for chunk in range(part, chunks_up_to(newest), parts):
+        first, last = tl.maximum(start_of(chunk), oldest), tl.minimum(start_of(chunk + 1), newest + 1)
+        top, mass, mixed = over(
+            q,
+            before + token,
+            first,
+            last,
+            tables + sequence.to(tl.int64) * table_stride,
+            keys,
+            values,
+            head,
+            scale,
+            window,
+            reach,
+            softcap,
+            CAPPED,
+            HEADS,
+            SIZE,
+            DIM,
+            VALUE_DIM,
+            ROWS,
+            DIM_PAD,
+            VALUE_PAD,
+            BLOCK,
+        )
+        tl.store(tops + row + chunk, top, mask=inside)
+        tl.store(masses + row + chunk, mass, mask=inside)
+        some = inside & (top > float("-inf"))
+        e = tl.arange(0, VALUE_PAD)
+        to = mixtures + (row + chunk)[:, None] * VALUE_DIM + e[None, :]
+        tl.store(to, mixed, mask=some[:, None] & (e < VALUE_DIM)[None, :])
+
+
+@triton.jit(do_not_specialize=["most", "place_stride", "chunks"])
+def join(
+    query_start,
+    kv_len,
+    tops,
+    masses,
+    mixtures,
+    sinks,
+    out,
+    most,
+    place_stride,
+    chunks,
+    SINKS: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    VALUE_PAD: tl.constexpr,
+):
+    """One token and head of what attend_chunks has computed."""
+    sequence, token = tl.program_id(0) // most, tl.program_id(0) % most
+    head, heads = tl.program_id(1), tl.num_programs(1)
+    begin = tl.load(query_start + sequence)
+    count = tl.load(query_start + sequence + 1) - begin
+    if (count > most) | (token >= count):
+        return
+    used = chunks_up_to(tl.load(kv_len + sequence) - count + token)
+    place = tl.where(place_stride == 0, begin, sequence * place_stride) + token
+    row = (place.to(tl.int64) * heads + head) * chunks
+    c, d = tl.arange(0, OCTAVE), tl.arange(0, VALUE_PAD)
+
+    top = tl.full((), float("-inf"), tl.float32)
+    for first in range(0, used, OCTAVE):
+        top = tl.maximum(top, tl.max(tl.load(tops + row + first + c, mask=first + c < used, other=float("-inf")), 0))
+    top = tl.where(top == float("-inf"), 0.0, top)
+    mass = tl.full((), 0.0, tl.float32)
+    if SINKS:
+        sink = tl.load(sinks + head) * LOG2E
+        top = tl.maximum(top, sink)
+        mass = tl.exp2(sink - top)
+    mixed = tl.zeros((VALUE_PAD,), tl.float32)
+    for first in range(0, used, OCTAVE):
+        at = row + first + c
+        mine = tl.load(tops + at, mask=first + c < used, other=float("-inf"))
+        weight = tl.exp2(mine - top)
+        mass += tl.sum(weight * tl.load(masses + at, mask=first + c < used, other=0.0), 0)
+        some = (mine > float("-inf"))[:, None] & (d < VALUE_DIM)[None, :]
+        each = tl.load(mixtures + at[:, None] * VALUE_DIM + d[None, :], mask=some, other=0.0)
+        mixed += tl.sum(weight[:, None] * each, 0)
+    mixed = mixed / tl.where(mass == 0.0, 1.0, mass)
+    to = out + ((begin + token).to(tl.int64) * heads + head) * VALUE_DIM + d
+    tl.store(to, mixed.to(out.dtype.element_ty), mask=d < VALUE_DIM)
+
+
+@triton.jit(do_not_specialize=["table_stride", "sequences", "few", "window", "reach"])
+def attend_tiles(
+    query,
+    query_t,
+    query_h,
+    keys,
+    values,
+    tables,
+    table_stride,
+    query_start,
+    kv_len,
+    sinks,
+    out,
+    sequences,
+    few,
+    scale,
+    window,
+    reach,
+    softcap,
+    SINKS: tl.constexpr,
+    CAPPED: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEADS: tl.constexpr,
+    SIZE: tl.constexpr,
+    DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    ROWS: tl.constexpr,
+    DIM_PAD: tl.constexpr,
+    VALUE_PAD: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One tile of a sequence of more than `few` tokens. The tiles of sequence i begin at query_start[i] // TOKENS + i:
+    so their number is bounded without a look at query_start."""
+    number, head = tl.program_id(0), tl.program_id(1)
+    TOKENS: tl.constexpr = ROWS // GROUP
+    low = tl.full((), 0, tl.int32)
+    high = low + sequences - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        before = tl.load(query_start + middle) // TOKENS + middle <= number
+        low = tl.where(before, middle, low)
+        high = tl.where(before, high, middle - 1)
+    begin = tl.load(query_start + low)
+    count = tl.load(query_start + low + 1) - begin
+    tile = number - begin // TOKENS - low
+    if (count <= few) | (tile * TOKENS >= count):
+        return
+    before = tl.load(kv_len + low) - count
+    token, mine, inside, q, oldest, newest = tile_of(
+        query, query_t, query_h, begin, count, tile, head, before, window, reach, GROUP, DIM, ROWS, DIM_PAD, BLOCK
+    )
+    top, mass, mixed = over(
+        q,
+        before + token,
+        oldest,
+        newest + 1,
+        tables + low.to(tl.int64) * table_stride,
+        keys,
+        values,
+        head,
+        scale,
+        window,
+        reach,
+        softcap,
+        CAPPED,
+        HEADS,
+        SIZE,
+        DIM,
+        VALUE_DIM,
+        ROWS,
+        DIM_PAD,
+        VALUE_PAD,
+        BLOCK,
+    )
+    if SINKS:
+        sink = tl.load(sinks + mine, mask=inside, other=0.0) * LOG2E
+        higher = tl.maximum(top, sink)
+        mixed = mixed * tl.exp2(top - higher)[:, None]
+        mass = mass * tl.exp2(top - higher) + tl.exp2(sink - higher)
+    mixed = mixed / tl.where(mass == 0.0, 1.0, mass)[:, None]
+    e = tl.arange(0, VALUE_PAD)
+    to = out + ((begin + token).to(tl.int64) * (HEADS * GROUP) + mine)[:, None] * VALUE_DIM + e[None, :]
+    tl.store(to, mixed.to(out.dtype.element_ty), mask=inside[:, None] & (e < VALUE_DIM)[None, :])

@@ -1,0 +1,156 @@
+"""The memory of layers that keep a state of fixed size per sequence, and how a pass walks along its sequences.
+
+The state of a slot is a ring of `rows` entries: the state after p tokens stands in entry p mod rows. A pass that
+computes the tokens first … end − 1 of a sequence reads entry `first` and leaves the last `rows` states behind, or as
+many as it has tokens. So a sequence can go back by up to rows − 1 positions: rejected drafts, and a token that was
+computed in vain, leave no trace. Position 0 reads zeros: a new owner of a slot meets nothing of the old one.
+
+Knows nothing of models; runners/recurrent.py has the operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from tailrace.errors import ModelLoadError
+from tailrace.runners.base import Batch
+
+Shape = tuple[tuple[int, ...], torch.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """The j-th token of each sequence that has so many. rows: int64 [n], their places in the batch; the sequences are
+    in the order of `Walk`, the first n of them. kept: int64, which of them leave their state behind; to: int64, where.
+    """
+
+    rows: torch.Tensor
+    kept: torch.Tensor
+    to: torch.Tensor
+
+
+class Walk:
+    """How a pass goes along its sequences: the same for all layers. The longest sequence comes first.
+
+    Args:
+        rows: entries of a slot's ring.
+    """
+
+    def __init__(self, batch: Batch, rows: int, device: torch.device) -> None:
+        self.rows, self.device = rows, device
+        self.starts = batch.query_start.numpy().astype(np.int64)
+        self.counts = np.diff(self.starts)
+        self.first = batch.kv_len.numpy().astype(np.int64) - self.counts
+        slots = np.arange(len(self.counts)) if batch.slots is None else batch.slots.numpy()
+        self.slots = slots.astype(np.int64)
+        order = np.argsort(-self.counts, kind="stable")
+        self.read = self._on_device(self.slots[order] * rows + self.first[order] % rows)
+        self.fresh = self._on_device(self.first[order] == 0)
+        self.moments = [self._moment(order, j) for j in range(int(self.counts.max(initial=0)))]
+        self.windows: dict[int, tuple[torch.Tensor, ...]] = {}
+
+    def _moment(self, order: np.ndarray, j: int) -> Moment:
+        active = order[self.counts[order] > j]
+        kept = np.flatnonzero(j + 1 > self.counts[active] - self.rows)
+        owners = active[kept]
+        to = self.slots[owners] * self.rows + (self.first[owners] + j + 1) % self.rows
+        return Moment(*map(self._on_device, (self.starts[active] + j, kept, to)))
+
+    def window(self, width: int) -> tuple[torch.Tensor, ...]:
+        """Of a convolution over `width` tokens. Rows 0 … T − 1 are the batch's tokens; behind them come the width − 1
+        tokens before each sequence. → int64 [T, width]: what each token sees; int64 [M, width − 1] and [M]: what is
+        left behind, and where; int64 [N], bool [N]: where the tokens before each sequence stand, and if there are none.
+        """
+        if width not in self.windows:
+            back, total = width - 1, int(self.starts[-1])
+            owner = np.repeat(np.arange(len(self.counts)), self.counts)
+            offset = np.arange(total) - self.starts[owner]
+            seen = self._places(owner, offset - back, width, back, total)
+            end = np.concatenate([np.arange(max(1, c - self.rows + 1), c + 1) for c in self.counts] or [[]]).astype(int)
+            owner = np.repeat(np.arange(len(self.counts)), np.minimum(self.counts, self.rows))
+            left = self._places(owner, end - back, back, back, total)
+            to = self.slots[owner] * self.rows + (self.first[owner] + end) % self.rows
+            before = self.slots * self.rows + self.first % self.rows
+            self.windows[width] = tuple(map(self._on_device, (seen, left, to, before, self.first == 0)))
+        return self.windows[width]
+
+    def _places(self, owner: np.ndarray, first: np.ndarray, width: int, back: int, total: int) -> np.ndarray:
+        """Rows of `width` tokens of each owner, from the offset `first` on, which may lie before the batch's tokens."""
+        offset = first[:, None] + np.arange(width)
+        return np.where(
+            offset >= 0, self.starts[owner][:, None] + offset, total + owner[:, None] * back + offset + back
+        )
+
+    def _on_device(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device, non_blocking=True)
+
+
+@dataclass(slots=True)
+class RecurrentState:
+    """The one mutable state of these layers: the pass being computed, and the memory.
+
+    shapes: of each layer's states, for one entry; known once a pass without memory has run. memory: [slots · rows, …].
+    """
+
+    walk: Walk | None = None
+    shapes: dict[tuple[int, str], Shape] = field(default_factory=dict)
+    memory: dict[tuple[int, str], torch.Tensor] = field(default_factory=dict)
+    slots: int = 0
+    rows: int = 0
+
+    @property
+    def entry_bytes(self) -> int:
+        """Of one entry over all layers."""
+        return sum(int(np.prod(shape)) * dtype.itemsize for shape, dtype in self.shapes.values())
+
+    def allocate(self, slots: int, rows: int, device: torch.device) -> None:
+        """Memory for so many slots, contents undefined."""
+        self.slots, self.rows = slots, rows
+        self.memory = {
+            place: torch.empty((slots * rows, *shape), dtype=dtype, device=device)
+            for place, (shape, dtype) in self.shapes.items()
+        }
+
+    def copy(self, pairs: list[tuple[int, int]]) -> None:
+        """Slot by slot: (source, target)."""
+        for tensor in self.memory.values():
+            rings = tensor.view(self.slots, self.rows, *tensor.shape[1:])
+            for source, target in pairs:
+                rings[target] = rings[source]
+
+
+@dataclass(slots=True)
+class RecurrentLayer:
+    """One module's share of the state. name: of its class. noted: the states of the dense pass that runs."""
+
+    shared: RecurrentState
+    index: int
+    name: str
+    noted: set[str] = field(default_factory=set)
+
+    def note(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        """A dense pass, at load: what an entry of this state is.
+
+        Raises:
+            ModelLoadError: the module has two states of this name.
+        """
+        if name in self.noted:
+            raise ModelLoadError(f"{self.name} walks along a sequence twice ({name}), which is not supported")
+        self.noted.add(name)
+        self.shared.shapes[self.index, name] = (shape, dtype)
+
+    def scan(self, name: str, step: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], out: torch.Tensor) -> None:
+        """Walk along all sequences: step(states [n, …], rows [n]) changes the states in place and returns out[rows]."""
+        walk, memory = self.shared.walk, self.shared.memory[self.index, name]
+        assert walk is not None
+        states = memory[walk.read]
+        states[walk.fresh] = 0.0
+        for moment in walk.moments:
+            active = states[: len(moment.rows)]
+            out[moment.rows] = step(active, moment.rows)
+            if len(moment.kept):
+                memory[moment.to] = active[moment.kept]

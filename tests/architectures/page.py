@@ -1,0 +1,57 @@
+"""docs/models.md, written from the outcomes that are kept beside this file."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+OUTCOMES = Path(__file__).with_name("outcomes.json")  # version of transformers → "type|variant" → [outcome, why]
+PAGE = ROOT / "docs/models.md"
+
+HEAD = """# Models
+
+What the server does with every causal language model of transformers. `make test-models` writes this page: it
+builds a tiny random checkpoint of each architecture, with windows, chunks and rotary boundaries so short that the
+prompts cross them, and answers three prompts with forty tokens each.
+
+- **equal**: in float32 the greedy tokens are those of transformers' `generate`: alone, prefilled in chunks of seven,
+  and in a batch beside other requests. In bfloat16 the logits are no farther from the float32 ones than twice what
+  transformers' own attentions reach.
+- **refused**: the server does not start, and says the sentence in the last column.
+- **wrong**: tokens or logits differ. **crashed**: an exception that tells the operator nothing.
+- **unmade**: transformers itself can't build or run the tiny model here, so nothing is known.
+
+Every load compares the model with itself too ([decision 0045](decisions/0045-masks-say-the-window.md)): a model that
+is not reproduced is refused, whether it is on this page or not. What is not on the list, such as an architecture in a
+checkpoint's own code, is judged by that check alone.
+"""
+
+
+def kept() -> dict[str, dict[str, list[str]]]:
+    """All outcomes so far."""
+    return json.loads(OUTCOMES.read_text()) if OUTCOMES.is_file() else {}
+
+
+def page(outcomes: dict[str, dict[str, list[str]]]) -> str:
+    """The page's text. Versions are columns, the newest one first."""
+    versions = sorted(outcomes, key=lambda version: [int(part) for part in version.split(".")[:3]], reverse=True)
+    lines = [HEAD]
+    for version in versions:
+        counts = Counter(kind for kind, _ in outcomes[version].values())
+        lines.append(f"transformers {version}: " + ", ".join(f"{n} {kind}" for kind, n in counts.most_common()) + ".\n")
+    lines.append(f"| architecture | variant | {' | '.join(versions)} | why |")
+    lines.append("| --- " * (3 + len(versions)) + "|")
+    for name in sorted({name for of in outcomes.values() for name in of}):
+        model_type, _, variant = name.partition("|")
+        found = [outcomes[version].get(name, ["", ""]) for version in versions]
+        why = next((why for _, why in found if why), "")
+        cells = [f"`{model_type}`", variant, *(kind for kind, _ in found), escaped(why)]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def escaped(text: str) -> str:
+    """As a table's cell."""
+    return text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*").replace("_", "\\_")

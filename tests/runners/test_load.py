@@ -1,0 +1,227 @@
+"""What is found at load: windows in masks, unknown options, wrong formulas, what can't be served, and the sentence that
+says so. Each check is shown to see a planted fault."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from transformers.masking_utils import (
+    and_masks,
+    bidirectional_mask_function,
+    causal_mask_function,
+    chunked_causal_mask_function,
+    eager_mask,
+    sliding_window_causal_mask_function,
+)
+
+from tailrace.config import ModelConfig
+from tailrace.errors import ModelLoadError
+from tailrace.runners import load_runner, probe
+from tailrace.runners.attention import AttentionLayer
+from tailrace.runners.load_checks import TRIAL_TOKENS, trial_ids
+from tailrace.runners.masks import AttentionMask, describe, made_mask, mask_of
+from tailrace.runners.reproduction import short_windows
+from tailrace.runners.transformers import TransformersRunner
+
+SMALL = {
+    "vocab_size": 211,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+}
+
+
+def saved(folder, config):
+    torch.manual_seed(1)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.15) if parameter.dim() > 1 else None
+    model.save_pretrained(folder)
+    return folder
+
+
+def load(folder, dtype="float32"):
+    return load_runner(ModelConfig(dtype=dtype, threads=1, device="cpu"), folder, block_size=16)
+
+
+@pytest.fixture(scope="module")
+def windowed(tmp_path_factory):
+    """A window in the mask only: the model's attention is not told of it."""
+    config = transformers.Qwen2MoeConfig(
+        **SMALL,
+        moe_intermediate_size=32,
+        shared_expert_intermediate_size=32,
+        num_experts=4,
+        num_experts_per_tok=2,
+        use_sliding_window=True,
+        max_window_layers=1,
+        sliding_window=40,
+    )
+    return saved(tmp_path_factory.mktemp("windowed"), config)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    return saved(tmp_path_factory.mktemp("plain"), transformers.LlamaConfig(**SMALL))
+
+
+# ---- masks
+
+
+@pytest.mark.parametrize("size", [1, 2, 8, 4096, 100_000])
+def test_a_mask_function_says_its_window_or_chunk(size):
+    padding = torch.zeros(1, dtype=torch.int64)
+    assert describe(causal_mask_function, 0) == AttentionMask()
+    assert describe(sliding_window_causal_mask_function(size), size) == AttentionMask(window=size)
+    if size > 1:  # a chunk of one is a window of one
+        assert describe(chunked_causal_mask_function(size, padding), size) == AttentionMask(chunk=size)
+    assert describe(sliding_window_causal_mask_function(size), size + 1) is None
+    assert describe(bidirectional_mask_function, 0) is None
+    other = and_masks(causal_mask_function, lambda batch, head, query, key: key != 3)
+    assert describe(other, 0) is None
+
+
+def test_a_mask_tensor_must_be_what_it_says():
+    asked = {"batch_size": 1, "q_length": 20, "kv_length": 20, "dtype": torch.float32}
+    made = made_mask(mask_function=sliding_window_causal_mask_function(7), local_size=7, **asked)
+    assert mask_of(made, 20) == AttentionMask(window=7)
+    assert mask_of(eager_mask(**asked), 20) == AttentionMask()  # a model's own, plainly causal
+    assert mask_of(eager_mask(mask_function=sliding_window_causal_mask_function(7), **asked), 20) is None
+    made[0, 0, 19, 15] = -1.0  # a bias
+    assert mask_of(made, 20) is None
+
+
+def test_windows_are_short_during_the_trial_only(windowed):
+    model = load(windowed).model
+    with short_windows(model):
+        assert model.config.sliding_window < TRIAL_TOKENS / 2
+    assert model.config.sliding_window == 40
+
+
+def test_the_window_of_the_mask_is_the_window_that_is_served(windowed):
+    runner = load(windowed)
+    kinds = runner.model.config.layer_types
+    assert set(kinds) == {"sliding_attention", "full_attention"}
+    assert [layer.window for layer in runner.attention] == [40 * (kind == "sliding_attention") for kind in kinds]
+
+
+# ---- what differs is refused
+
+
+def distorted(change):
+    """AttentionLayer.attend with other settings."""
+    real = AttentionLayer.attend
+
+    def attend(self, query, key, value, sinks=None):
+        return real(replace(self, **change), query, key, value, sinks)
+
+    return attend
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("change", [{"window": 0}, {"window": 6}, {"scale": 0.3}, {"softcap": 1.0}], ids=str)
+def test_a_wrong_formula_is_refused(windowed, monkeypatch, dtype, change):
+    monkeypatch.setattr(AttentionLayer, "attend", distorted(change))
+    with pytest.raises(ModelLoadError, match=r"paged attention differs from the model's own"):
+        load(windowed, dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_model_that_is_another_beside_neighbours_is_refused(plain, monkeypatch, dtype):
+    """Every layer is right, but positions are those of the flat batch."""
+    run = TransformersRunner.run
+    flat = lambda self, batch: run(self, replace(batch, positions=torch.arange(len(batch.positions))))  # noqa: E731
+    monkeypatch.setattr(TransformersRunner, "run", flat)
+    with pytest.raises(ModelLoadError, match="does not reproduce the model"):
+        load(plain, dtype)
+
+
+def test_rounding_is_no_fault(windowed, plain):
+    """Experts that change places make bfloat16 logits err by much more than a fixed bound."""
+    assert load(windowed, "bfloat16").dtype == torch.bfloat16
+    assert load(plain, "bfloat16").dtype == torch.bfloat16
+
+
+def test_options_that_nobody_knows_are_refused():
+    probe.refuse_options("Layer", {"dropout": 0.0, "sliding_window": 8, "head_mask": None, "output_attentions": False})
+    for option in ({"block_indices": torch.ones(1)}, {"position_bias": torch.ones(1)}, {"is_causal": 0.5}):
+        with pytest.raises(ModelLoadError, match=f"Layer calls attention with {next(iter(option))}"):
+            probe.refuse_options("Layer", option)
+    with pytest.raises(ModelLoadError, match="dropout, output_attentions"):
+        probe.refuse_options("Layer", {"dropout": 0.1, "output_attentions": True})
+
+
+# ---- sentences
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        transformers.GPTJConfig(vocab_size=50, n_embd=32, n_layer=2, n_head=4, rotary_dim=4),
+        transformers.GPTNeoConfig(
+            vocab_size=50, hidden_size=32, num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]]
+        ),
+        transformers.FalconConfig(vocab_size=50, hidden_size=32, num_hidden_layers=2, num_attention_heads=4),
+    ],
+    ids=lambda config: config.model_type,
+)
+def test_models_with_attention_of_their_own_say_so(tmp_path, config):
+    with pytest.raises(ModelLoadError, match="does not go through transformers' attention interface"):
+        load(saved(tmp_path, config))
+
+
+def test_what_a_model_raises_becomes_a_sentence(plain, monkeypatch):
+    def broken(self, *args, **options):
+        raise RuntimeError("no such thing")
+
+    monkeypatch.setattr(transformers.models.llama.modeling_llama.LlamaMLP, "forward", broken)
+    with pytest.raises(ModelLoadError, match=r"LlamaForCausalLM does not run .* \(RuntimeError: no such thing\)"):
+        load(plain)
+
+
+# ---- float8 checkpoints
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.filterwarnings("ignore")
+def test_float8_checkpoints_are_served_in_the_dtype_that_was_asked_for(tmp_path, dtype):
+    config = transformers.LlamaConfig(
+        **(SMALL | {"hidden_size": 128, "intermediate_size": 128, "num_key_value_heads": 4})
+    )
+    saved(tmp_path, config)
+    whole = load_file(tmp_path / "model.safetensors")
+    stored = {}
+    for name, weight in whole.items():
+        if "proj" in name:
+            scale = weight.abs().amax() / 448
+            stored[name] = (weight / scale).to(torch.float8_e4m3fn)
+            stored[f"{name}_scale_inv"] = scale.reshape(1, 1)
+            whole[name] = stored[name].float() * scale
+        else:
+            stored[name] = weight
+    save_file(stored, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    written = json.loads((tmp_path / "config.json").read_text())
+    written["quantization_config"] = {
+        "quant_method": "fp8",
+        "weight_block_size": [128, 128],
+        "activation_scheme": "dynamic",
+        "modules_to_not_convert": ["lm_head"],
+    }
+    (tmp_path / "config.json").write_text(json.dumps(written))
+    runner = load(tmp_path, dtype)
+    assert {p.dtype for p in runner.model.parameters()} == {getattr(torch, dtype)}
+    runner.allocate(8)
+    theirs = transformers.LlamaForCausalLM(config).eval()
+    theirs.load_state_dict(whole)
+    with torch.inference_mode():
+        expected = theirs(trial_ids(211)[None]).logits[0]
+    error = (runner.trial().float() - expected).norm() / expected.norm()
+    assert error < (1e-4 if dtype == "float32" else 5e-2)

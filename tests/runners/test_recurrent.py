@@ -1,0 +1,138 @@
+"""States in a flat batch: a sequence's results are the same bits whatever stands beside it, however its prompt is cut,
+and wherever its ring begins; MXFP4 checkpoints."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from transformers.utils.quantization_config import Mxfp4Config
+
+from runners.tiny_models import MODELS, VOCAB, save
+from tailrace.config import ModelConfig
+from tailrace.runners import load_runner
+from tailrace.runners.flat_batch import FlatTokens
+from tailrace.runners.states import Walk
+from tailrace.runners.transformers import TransformersRunner
+
+SIZE = 16
+Part = tuple[int, int, int]  # sequence, first position, end
+
+
+class Sequences:
+    """Three sequences of a model, computed in any parts."""
+
+    def __init__(self, folder: Path) -> None:
+        runner = load_runner(ModelConfig(dtype="float32", threads=1, device="cpu"), folder, block_size=SIZE)
+        assert isinstance(runner, TransformersRunner)
+        self.runner = runner
+        self.ids = torch.randint(1, VOCAB, (3, 60), generator=torch.Generator().manual_seed(5))
+        self.tables = torch.randperm(12, generator=torch.Generator().manual_seed(3)).view(3, 4).to(torch.int32)
+
+    def begin(self, rows: int = 2) -> Sequences:
+        self.runner.allocate_states(5, rows)
+        for memory in self.runner.states.memory.values():
+            memory.fill_(float("nan"))  # what an old owner left must not matter
+        self.runner.allocate(12)
+        return self
+
+    def step(self, *parts: Part) -> list[torch.Tensor]:
+        """Logits of all tokens of each part. Sequence i has slot 4 − i."""
+        flat = FlatTokens()
+        for sequence, first, end in parts:
+            flat.add(self.ids[sequence, first:end].tolist(), end)
+        flat.wanted = list(range(len(flat.token_ids)))
+        owners = [part[0] for part in parts]
+        batch = flat.batch(self.tables[owners].numpy(), SIZE, slots=[4 - owner for owner in owners])
+        return list(self.runner.forward(batch).clone().split([end - first for _, first, end in parts]))
+
+
+@pytest.fixture(scope="module", params=["qwen3.5", "lfm2", "mamba2", "mamba"])
+def sequences(request, tmp_path_factory) -> Sequences:
+    return Sequences(save(request.param, tmp_path_factory.mktemp("model")))
+
+
+def test_neighbours_and_cuts_do_not_matter(sequences):
+    [alone] = sequences.begin().step((0, 0, 50))
+    _, beside = sequences.begin().step((1, 0, 33), (0, 0, 50))
+    torch.testing.assert_close(beside, alone, atol=1e-5, rtol=1e-5)
+    sequences.begin()
+    first, _ = sequences.step((0, 0, 17), (2, 0, 5))
+    _, second = sequences.step((2, 5, 6), (0, 17, 18))
+    _, third, _ = sequences.step((1, 0, 40), (0, 18, 50), (2, 6, 7))
+    torch.testing.assert_close(torch.cat([first, second, third]), alone, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [2, 5])
+def test_going_back_leaves_no_trace(sequences, rows):
+    """By as many tokens as the ring has entries, less one, after other tokens were computed in their place."""
+    [alone] = sequences.begin().step((0, 0, 50))
+    sequences.begin(rows)
+    sequences.step((0, 0, 30))
+    kept, back = sequences.ids[0].clone(), rows - 1
+    sequences.ids[0, 30:] = sequences.ids[0, 30:].flip(0)
+    sequences.step((0, 30, 30 + back))
+    sequences.ids[0] = kept
+    [again] = sequences.step((0, 30, 50))
+    torch.testing.assert_close(again, alone[30:], atol=1e-5, rtol=1e-5)
+    [before] = sequences.step((0, 50 - back, 50))
+    torch.testing.assert_close(before, alone[50 - back :], atol=1e-5, rtol=1e-5)
+
+
+def test_copied_states_go_on_alone(sequences):
+    [alone] = sequences.begin().step((0, 0, 50))
+    sequences.begin()
+    sequences.step((0, 0, 30), (1, 0, 9))
+    sequences.runner.copy_states([(4, 3)])
+    sequences.runner.copy_blocks(
+        [(int(a), int(b)) for a, b in zip(sequences.tables[0], sequences.tables[1], strict=True)]
+    )
+    sequences.step((0, 30, 31))
+    sequences.ids[1] = sequences.ids[0]
+    [copy] = sequences.step((1, 30, 50))
+    torch.testing.assert_close(copy, alone[30:], atol=1e-5, rtol=1e-5)
+
+
+def test_a_walk_keeps_the_last_states_and_reads_the_first():
+    flat = FlatTokens()
+    for first, end in ((0, 7), (20, 21), (9, 12)):
+        flat.add(range(first, end), end)
+    walk = Walk(flat.batch(torch.zeros(3, 2, dtype=torch.int32).numpy(), SIZE, slots=[2, 0, 1]), 3, torch.device("cpu"))
+    assert walk.read.tolist() == [2 * 3, 1 * 3 + 9 % 3, 20 % 3]  # the longest first
+    assert walk.fresh.tolist() == [True, False, False]
+    assert [len(moment.rows) for moment in walk.moments] == [3, 2, 2, 1, 1, 1, 1]
+    left = {int(place) for moment in walk.moments for place in moment.to}
+    assert left == {6 + 5 % 3, 6 + 6 % 3, 6 + 7 % 3, 3 + 10 % 3, 3 + 11 % 3, 3 + 12 % 3, 21 % 3}
+
+
+# ---- MXFP4
+
+
+def test_a_checkpoint_in_mxfp4_is_unpacked(tmp_path):
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(MODELS["gpt-oss"]()).to(torch.bfloat16)
+    model.save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    for name in [name for name in weights if name.endswith(("gate_up_proj", "down_proj"))]:
+        experts, width, outputs = weights.pop(name).shape
+        weights[f"{name}_blocks"] = torch.randint(0, 256, (experts, outputs, width // 32, 16), dtype=torch.uint8)
+        weights[f"{name}_scales"] = torch.randint(120, 124, (experts, outputs, width // 32), dtype=torch.uint8)
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((tmp_path / "config.json").read_text())
+    kept = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
+    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": kept}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    options = Mxfp4Config(dequantize=True)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path, dtype=torch.bfloat16, quantization_config=options
+    )
+    sequences = Sequences(tmp_path)
+    sequences.runner.allocate(12)
+    [ours] = sequences.step((0, 0, 40))
+    with torch.inference_mode():
+        expected = theirs.float()(sequences.ids[:1, :40], use_cache=False).logits[0]
+    torch.testing.assert_close(ours, expected, atol=1e-3, rtol=1e-3)

@@ -21,6 +21,8 @@ ARGS ?=
 MODEL_FLAG := $(if $(MODEL),--model "$(MODEL)")
 WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+# Python keeps what it has compiled, whatever the shell says: each worker and each server that a test starts reads it.
+export PYTHONDONTWRITEBYTECODE :=
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .PHONY: install serve chat test test-long test-clients test-models test-gpu test-oldest wheel bench lint format docs lock lock-clients lock-docs clean help
@@ -59,16 +61,17 @@ serve: install
 chat: install
 	@$(BIN)/tailrace chat $(MODEL_FLAG) $(ARGS)
 
-# docs/testing.md has what is left to test-long, and why. pytest's last line has the time.
+# docs/testing.md has what is left to test-long, and why. The last line has the time of it all.
 test: install
-	$(BIN)/ruff check
-	$(BIN)/ruff format --check
-	$(PYTEST) -m "not long" $(ARGS)
+	@begun=$$(date +%s); $(BIN)/ruff check && $(BIN)/ruff format --check && $(PYTEST) -m "not long" $(ARGS); \
+	status=$$?; echo "make test took $$(($$(date +%s) - begun)) s"; exit $$status
 
 # What make test leaves out, and all examples of hypothesis. PART: the folders, separated by spaces.
+# ARGS=--hypothesis-profile=search: other examples each time.
 PART ?= tests
 test-long: install
-	$(PYTEST) -m "long or hypothesis" --hypothesis-profile=long $(PART) $(ARGS)
+	@begun=$$(date +%s); $(PYTEST) -m "long or hypothesis" --hypothesis-profile=long $(PART) $(ARGS); \
+	status=$$?; echo "make test-long took $$(($$(date +%s) - begun)) s"; exit $$status
 
 # Environments of their own, whose packages would hold back ours: clients of others, and what builds the docs.
 .venv-%/.stamp: requirements-%.lock | $(BIN)/pip

@@ -173,7 +173,7 @@ class Outputs:
                 output.finish_reason = message.reason if isinstance(message, Finished) else "error"
         if self._text.push(output.token_ids):
             output.finish_reason = "stop"
-            self._account.wake = lambda _: None  # nobody needs what comes after it
+            self._open_stream.wake = lambda _: None  # nobody needs what comes after it
         output.text = self._text.take(finished=output.finish_reason is not None)
         if self._waiting is None:
             self._waiting = output

@@ -172,7 +172,9 @@ def passages() -> tuple[list[str], list[str]]:
     library, sorted."""
     prose: set[str] = set()
     for package in metadata.distributions():
-        prose.update(pieces(package.metadata["Description"] or str(package.metadata.get_payload() or "")))
+        prose.update(
+            pieces(package.metadata["Description"] or (package.read_text("METADATA") or "").partition("\n\n")[2])
+        )
         for file in package.files or ():
             if re.match(r"(LICEN|COPYING|README|AUTHORS|NOTICE)", file.name, re.IGNORECASE):
                 prose.update(pieces(text_of(Path(str(file.locate())))))

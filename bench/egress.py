@@ -95,7 +95,9 @@ def usual(
                 shown = baseline.logprobs_of(backend, (id,), (logprobs,))
             if not as_bytes:
                 return shown or new
-            choice = baseline.Choice(index=0, delta=baseline.Delta(content=new), logprobs=shown, finish_reason=None)
+            choice = baseline.BaselineChoice(
+                index=0, delta=baseline.BaselineDelta(content=new), logprobs=shown, finish_reason=None
+            )
             chunk = baseline.Chunk(**HEAD, choices=[choice])
             return f"data: {chunk.model_dump_json(exclude_unset=True)}\n\n".encode()
 

@@ -21,6 +21,7 @@ import jsonschema
 import numpy
 import torch
 from bench.harness import ROOT, machine, percentile, table, write_json
+from jsonschema.validators import validator_for
 
 from tailrace.config import ModelConfig
 from tailrace.errors import ParameterError
@@ -82,7 +83,7 @@ def one(library: GrammarCompiler, schema: dict[str, Any], seed: int, steps: int)
         path += rest
     try:
         value = json.loads(b"".join(words.token_bytes[i] for i in path))
-        jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)(schema).validate(value)
+        validator_for(schema, jsonschema.Draft202012Validator)(schema).validate(value)
     except (ValueError, jsonschema.ValidationError):
         return times, "wrong"
     return times, "correct"

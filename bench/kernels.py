@@ -169,7 +169,7 @@ def argmax_cases() -> Iterator[KernelCase]:
     for rows, vocab, dtype in ((1, VOCAB, torch.bfloat16), (32, VOCAB, torch.bfloat16), (32, 128256, torch.float32)):
         logits = random(rows, vocab, dtype=dtype)
         name = f"argmax, {rows} × {vocab}, {str(dtype).removeprefix('torch.')}"
-        torch_argmax = {"torch": lambda logits=logits: logits.argmax(-1)}
+        torch_argmax: dict[str, Callable[[], object]] = {"torch": lambda logits=logits: logits.argmax(-1)}
         yield KernelCase(name, lambda logits=logits: kernels.argmax(logits), torch_argmax)
 
 

@@ -23,8 +23,8 @@ from tailrace.models import resolve
 from tailrace.sampling import Rows, Sampler, SamplingParams, Slots
 from tailrace.text.tokenizer import Tokenizer
 
-NUCLEUS = {"temperature": 0.8, "top_p": 0.95}
-PENALTIES = {"repetition_penalty": 1.1, "presence_penalty": 0.2, "frequency_penalty": 0.1}
+NUCLEUS: dict[str, Any] = {"temperature": 0.8, "top_p": 0.95}
+PENALTIES: dict[str, Any] = {"repetition_penalty": 1.1, "presence_penalty": 0.2, "frequency_penalty": 0.1}
 # mode → (fields, goal as a share of greedy's throughput)
 MODES: dict[str, tuple[dict[str, Any], float]] = {
     "greedy": ({"temperature": 0.0}, 1.0),

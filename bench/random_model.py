@@ -56,7 +56,7 @@ def main(argv: list[str] | None = None) -> int:
     torch.manual_seed(0)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     with torch.device(device):
-        model = LlamaForCausalLM(config).to(torch.bfloat16)
+        model = LlamaForCausalLM(config).bfloat16()
     # the output of the last norm has a mean square of one
     torch.nn.init.normal_(model.lm_head.weight, std=args.spread / args.hidden**0.5)
     model.save_pretrained(args.folder)

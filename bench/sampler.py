@@ -36,9 +36,9 @@ DISTINCT = 32  # synthetic rows; more are copies of them
 HISTORY = 1000
 DEVICES = ("cpu", "cuda", "interpreter")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-NUCLEUS = {"temperature": 0.8, "top_p": 0.9}
-BOTH = {"temperature": 0.8, "top_k": 50, "top_p": 0.9, "seed": 1}
-PENALTIES = BOTH | {"repetition_penalty": 1.1, "presence_penalty": 0.1, "frequency_penalty": 0.1}
+NUCLEUS: dict[str, Any] = {"temperature": 0.8, "top_p": 0.9}
+BOTH: dict[str, Any] = {"temperature": 0.8, "top_k": 50, "top_p": 0.9, "seed": 1}
+PENALTIES: dict[str, Any] = BOTH | {"repetition_penalty": 1.1, "presence_penalty": 0.1, "frequency_penalty": 0.1}
 # case → (parameters, goal as a multiple of the floor at V = 128,256, float32, one thread)
 CASES: dict[str, tuple[dict[str, Any], float | None]] = {
     "greedy": ({"temperature": 0.0}, 1.2),

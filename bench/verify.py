@@ -55,7 +55,7 @@ def ours(work: VerifyWork, params: dict[str, Any], rule: Rule) -> Callable[[], t
     for slot in range(n):
         slots.add(slot, SamplingParams(**params), key=slot, prompt=[1], handled=("seed",))
     drafts = work.drafts.tolist()
-    rows = Rows.drafted(range(n), [1] * n, drafts, [rule] * n, work.proposals)
+    rows = Rows.drafted(range(n), [1] * n, drafts, rule, work.proposals)
     sampler = Sampler(slots)
     return lambda: sampler(work.targets, rows).num_tokens
 

@@ -37,7 +37,7 @@ struct Tile {
 // What a pass over some positions leaves per row: running maximum, sum of weights, weighted sum of values.
 struct State {
     float max[kTile], sum[kTile];
-    std::vector<float> out;  // [rows, D]
+    std::vector<float> out;  // [rows, Dv]
     State(int rows, int64_t dim) : out(static_cast<size_t>(rows * dim)) { clear(); }
     void clear() {
         std::fill(max, max + kTile, kNone);
@@ -300,24 +300,27 @@ template <typename T> struct Walk {
         scale = c.softcap != 0.0f ? kLog2e : c.scale * kLog2e;
         const int64_t tokens = c.query_start[t.sequence + 1] - first_token;
         for (int r = 0; r < t.rows; ++r) {
-            q[r] = static_cast<const T *>(c.query) + offset(r, c.query_stride);
+            q[r] = static_cast<const T *>(c.query) + offset(r, c.query_stride, c.head_dim);
             const int64_t position = length - tokens + (t.row + r) / group;
             high[r] = position + 1;
             low[r] = c.window > 0 ? std::max<int64_t>(0, position + 1 - c.window) : 0;
+            if (c.chunk > 0) low[r] = std::max(low[r], position - position % c.chunk);
         }
     }
 
-    int64_t offset(int r, int64_t token_stride) const {
-        const int64_t row = tile.row + r;
-        return (first_token + row / group) * token_stride + (tile.head * group + row % group) * c.head_dim;
+    int64_t query_head(int r) const { return tile.head * group + (tile.row + r) % group; }
+
+    int64_t offset(int r, int64_t token_stride, int64_t dim) const {
+        return (first_token + (tile.row + r) / group) * token_stride + query_head(r) * dim;
     }
 
+    // Positions of all heads before this head's part of the block.
     int64_t block_base(int64_t position) const {
         const int64_t block = c.tables[tile.sequence * c.table_width + position / c.block_size];
-        return (block * c.heads_kv + tile.head) * c.block_size * c.head_dim;
+        return (block * c.heads_kv + tile.head) * c.block_size;
     }
 
-    // Positions [base, end) of one chunk for every row of the tile that sees some of them. `spare` holds 2·D values.
+    // Positions [base, end) of one chunk for every row of the tile that sees some of them. `spare` holds 2·Dv values.
     void chunk(int64_t base, int64_t end, T *spare, State &state) const {
         const int count = static_cast<int>(std::min<int64_t>(kChunk, end - base));
         const T *keys[4], *values[kChunk];
@@ -326,14 +329,14 @@ template <typename T> struct Walk {
             // past the end any valid address is fine: those scores are masked
             const int64_t position = base + (16 * i < count ? 16 * i : 0);
             const int64_t at = block_base(position), in = position % c.block_size;
-            keys[i] = static_cast<const T *>(c.keys) + at + in * pair;
-            const T *value = static_cast<const T *>(c.values) + at + in * c.head_dim;
-            for (int j = 16 * i; j < std::min(16 * i + 16, count); j += pair, value += pair * c.head_dim)
+            keys[i] = static_cast<const T *>(c.keys) + at * c.head_dim + in * pair;
+            const T *value = static_cast<const T *>(c.values) + (at + in) * c.value_dim;
+            for (int j = 16 * i; j < std::min(16 * i + 16, count); j += pair, value += pair * c.value_dim)
                 values[units++] = value;
         }
         // the other half of the last pair is not written yet: a zero weight must not be multiplied with its NaN
         if (pair == 2 && count % 2) {
-            for (int64_t d = 0; d < c.head_dim; ++d) {
+            for (int64_t d = 0; d < c.value_dim; ++d) {
                 spare[2 * d] = values[units - 1][2 * d];
                 spare[2 * d + 1] = T{0};
             }
@@ -358,23 +361,30 @@ template <typename T> struct Walk {
             const int to = static_cast<int>(std::clamp<int64_t>(high[r + i] - base, 0, kChunk));
             const float decay =
                 soften(s + i * kChunk, p + i * kChunk, from, to, scale, &state.max[r + i], &state.sum[r + i]);
-            if (decay != 1.0f) multiply(state.out.data() + (r + i) * c.head_dim, c.head_dim, decay);
+            if (decay != 1.0f) multiply(state.out.data() + (r + i) * c.value_dim, c.value_dim, decay);
         }
-        weigh(rows, p, values, units, c.head_dim, state.out.data() + r * c.head_dim);
+        weigh(rows, p, values, units, c.value_dim, state.out.data() + r * c.value_dim);
     }
 
     void part(int64_t index, State &state) const {
         const int64_t seen = high[tile.rows - 1], end = std::min((index + 1) * kPart, seen);
-        std::vector<T> spare(static_cast<size_t>(2 * c.head_dim));
+        std::vector<T> spare(static_cast<size_t>(2 * c.value_dim));
         for (int64_t base = std::max(index * kPart, low[0] / kChunk * kChunk); base < end; base += kChunk)
             chunk(base, seen, spare.data(), state);
     }
 
     void finish(const State &total) const {
         for (int r = 0; r < tile.rows; ++r) {
-            T *out = static_cast<T *>(c.out) + offset(r, c.heads_q * c.head_dim);
-            const float scale = total.sum[r] > 0.0f ? 1.0f / total.sum[r] : total.sum[r];
-            for (int64_t d = 0; d < c.head_dim; ++d) out[d] = from_float<T>(total.out[r * c.head_dim + d] * scale);
+            T *out = static_cast<T *>(c.out) + offset(r, c.heads_q * c.value_dim, c.value_dim);
+            float sum = total.sum[r], part = 1.0f;
+            if (c.sinks != nullptr && total.max[r] != kNone) {  // the sink takes its share of the weights, and has no value
+                const float sink = c.sinks[query_head(r)] * kLog2e, max = std::max(total.max[r], sink);
+                part = fast_exp2(total.max[r] - max);
+                sum = sum * part + fast_exp2(sink - max);
+            }
+            const float scale = sum > 0.0f ? part / sum : sum;
+            const float *from = total.out.data() + r * c.value_dim;
+            for (int64_t d = 0; d < c.value_dim; ++d) out[d] = from_float<T>(from[d] * scale);
         }
     }
 };
@@ -399,11 +409,11 @@ template <typename T> void whole(const Attention &c, const std::vector<Tile> &li
     Pool::instance().run(count, [&](int64_t i) {
         const Tile &tile = list[count - 1 - i];  // a prefill's last tiles are its longest: they go first
         const Walk<T> walk(c, tile);
-        State total(tile.rows, c.head_dim), one(tile.rows, c.head_dim);
+        State total(tile.rows, c.value_dim), one(tile.rows, c.value_dim);
         for (int64_t p = 0; p < tile.parts; ++p) {
             one.clear();
             walk.part(p, one);
-            merge(total, one, tile.rows, c.head_dim);
+            merge(total, one, tile.rows, c.value_dim);
         }
         walk.finish(total);
     });
@@ -416,15 +426,15 @@ template <typename T> void split(const Attention &c, const std::vector<Tile> &li
     for (size_t i = 0; i < list.size(); ++i)
         for (int64_t p = 0; p < list[i].parts; ++p) {
             work.emplace_back(i, p);
-            states.emplace_back(list[i].rows, c.head_dim);
+            states.emplace_back(list[i].rows, c.value_dim);
         }
     Pool::instance().run(static_cast<int64_t>(work.size()), [&](int64_t w) {
         Walk<T>(c, list[work[w].first]).part(work[w].second, states[w]);
     });
     size_t w = 0;
     for (const Tile &tile : list) {
-        State total(tile.rows, c.head_dim);
-        for (int64_t p = 0; p < tile.parts; ++p) merge(total, states[w++], tile.rows, c.head_dim);
+        State total(tile.rows, c.value_dim);
+        for (int64_t p = 0; p < tile.parts; ++p) merge(total, states[w++], tile.rows, c.value_dim);
         Walk<T>(c, tile).finish(total);
     }
 }
@@ -441,16 +451,17 @@ template <typename T> void run(const Attention &c) {
 
 template <typename T>
 void store(const T *key, const T *value, T *keys, T *values, const int64_t *slots, int64_t tokens, int64_t heads,
-           int64_t dim, int64_t size, int64_t key_stride, int64_t value_stride) {
+           int64_t dim, int64_t value_dim, int64_t size, int64_t key_stride, int64_t value_stride) {
     constexpr int64_t pair = sizeof(T) == 2 ? 2 : 1;
     for (int64_t t = 0; t < tokens; ++t) {
         const int64_t block = slots[t] / size, at = slots[t] % size;
         for (int64_t h = 0; h < heads; ++h) {
-            const int64_t base = (block * heads + h) * size * dim;
-            const T *k = key + t * key_stride + h * dim, *v = value + t * value_stride + h * dim;
-            for (int64_t d = 0; d < dim; ++d) keys[base + d / pair * pair * size + at * pair + d % pair] = k[d];
-            T *row = values + base + at / pair * pair * dim + at % pair;
-            for (int64_t d = 0; d < dim; ++d) row[d * pair] = v[d];
+            const int64_t base = (block * heads + h) * size;
+            const T *k = key + t * key_stride + h * dim, *v = value + t * value_stride + h * value_dim;
+            T *to = keys + base * dim + at * pair;
+            for (int64_t d = 0; d < dim; ++d) to[d / pair * pair * size + d % pair] = k[d];
+            T *row = values + base * value_dim + at / pair * pair * value_dim + at % pair;
+            for (int64_t d = 0; d < value_dim; ++d) row[d * pair] = v[d];
         }
     }
 }
@@ -462,16 +473,16 @@ void require(bool holds, const char *what, int64_t got) {
 }  // namespace
 
 void store_kv(const void *key, const void *value, Type type, void *keys, void *values, const int64_t *slots,
-              int64_t tokens, int64_t heads, int64_t dim, int64_t size, int64_t blocks, int64_t key_stride,
-              int64_t value_stride) {
+              int64_t tokens, int64_t heads, int64_t dim, int64_t value_dim, int64_t size, int64_t blocks,
+              int64_t key_stride, int64_t value_stride) {
     for (int64_t t = 0; t < tokens; ++t)
         require(slots[t] >= 0 && slots[t] < blocks * size, "slots must lie within the cache", slots[t]);
     if (type == Type::f32)
         store(static_cast<const float *>(key), static_cast<const float *>(value), static_cast<float *>(keys),
-              static_cast<float *>(values), slots, tokens, heads, dim, size, key_stride, value_stride);
+              static_cast<float *>(values), slots, tokens, heads, dim, value_dim, size, key_stride, value_stride);
     else
         store(static_cast<const bf16 *>(key), static_cast<const bf16 *>(value), static_cast<bf16 *>(keys),
-              static_cast<bf16 *>(values), slots, tokens, heads, dim, size, key_stride, value_stride);
+              static_cast<bf16 *>(values), slots, tokens, heads, dim, value_dim, size, key_stride, value_stride);
 }
 
 void attention(const Attention &call, Type type) {

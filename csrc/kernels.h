@@ -22,19 +22,20 @@ void linear(const void *x, Type type, int64_t m, int64_t k, int64_t x_stride, co
 
 struct Attention {
     const void *query;  // [T, Hq, D]
-    void *out;          // [T, Hq, D]
+    void *out;          // [T, Hq, Dv]
     const void *keys;   // [blocks, Hkv, D/2, block_size, 2] bf16, [blocks, Hkv, D, block_size] f32
-    const void *values; // [blocks, Hkv, block_size/2, D, 2] bf16, [blocks, Hkv, block_size, D] f32
+    const void *values; // [blocks, Hkv, block_size/2, Dv, 2] bf16, [blocks, Hkv, block_size, Dv] f32
     const int32_t *tables;
     const int32_t *query_start;
     const int32_t *kv_len;
-    int64_t tokens, blocks, sequences, table_width, heads_q, heads_kv, head_dim, block_size, query_stride;
+    int64_t tokens, blocks, sequences, table_width, heads_q, heads_kv, head_dim, value_dim, block_size, query_stride;
     float scale, softcap;
-    int64_t window;
+    int64_t window, chunk;  // 0: none
+    const float *sinks;     // [Hq], or null
 };
 // Both throw std::invalid_argument where a table or a slot points outside the cache.
 void store_kv(const void *key, const void *value, Type type, void *keys, void *values, const int64_t *slots,
-              int64_t tokens, int64_t heads, int64_t dim, int64_t block_size, int64_t blocks, int64_t key_stride,
+              int64_t tokens, int64_t heads, int64_t dim, int64_t value_dim, int64_t block_size, int64_t blocks, int64_t key_stride,
               int64_t value_stride);
 void attention(const Attention &call, Type type);
 

@@ -1,15 +1,16 @@
-"""How many examples hypothesis tries: in `make test` a quarter, always the same ones; in `make test-long` all, others
-each time."""
+"""How many examples hypothesis tries: in `make test` a quarter, in `make test-long` all, always the same ones; by the
+profile `search` all, others each time."""
 
 from __future__ import annotations
 
 from hypothesis import settings
 
 settings.register_profile("quick", derandomize=True, deadline=None)
-settings.register_profile("long", deadline=None, print_blob=True)
+settings.register_profile("long", derandomize=True, deadline=None)
+settings.register_profile("search", deadline=None, print_blob=True)
 settings.load_profile("quick")  # --hypothesis-profile=long comes later
 
 
 def examples(most: int) -> int:
     """Of `most` what the profile in force tries, 25 at least."""
-    return most if settings.get_current_profile_name() == "long" else min(most, max(most // 4, 25))
+    return min(most, max(most // 4, 25)) if settings.get_current_profile_name() == "quick" else most

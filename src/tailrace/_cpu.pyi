@@ -11,12 +11,12 @@ def pack_linear(weight: int, type: int, n: int, k: int, packed: int) -> None: ..
 def linear(x: int, type: int, rows: int, k: int, stride: int, packed: int, bias: int, n: int, y: int) -> None: ...
 def store_kv(
     key: int, value: int, type: int, keys: int, values: int, slots: int, tokens: int, heads: int, dim: int,
-    block_size: int, blocks: int, key_stride: int, value_stride: int,
+    value_dim: int, block_size: int, blocks: int, key_stride: int, value_stride: int,
 ) -> None: ...  # fmt: skip
 def attention(
     query: int, out: int, type: int, keys: int, values: int, tables: int, query_start: int, kv_len: int,
-    tokens: int, blocks: int, sequences: int, table_width: int, heads_q: int, heads_kv: int, dim: int, block_size: int, query_stride: int,  # noqa: E501
-    scale: float, softcap: float, window: int,
+    tokens: int, blocks: int, sequences: int, table_width: int, heads_q: int, heads_kv: int, dim: int, value_dim: int, block_size: int, query_stride: int,  # noqa: E501
+    scale: float, softcap: float, window: int, chunk: int, sinks: int,
 ) -> None: ...  # fmt: skip
 def rms_norm(
     x: int, weight: int, type: int, rows: int, dim: int, stride: int, eps: float, plus_one: bool, y: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from importlib.metadata import version
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -70,6 +71,16 @@ async def test_a_dead_engine_is_restarted_where_that_is_asked(tokenizer, monkeyp
         client.die()
         await front.until(front.service.supervisor.dead.is_set)
         assert (await front.chat()).status_code == 503
+
+
+async def test_the_version_and_a_ping(front):
+    assert (await front.http.get("/version")).json() == {"version": version("tailrace")}
+    for method in ("GET", "POST"):
+        answer = await front.http.request(method, "/ping")
+        assert (answer.status_code, answer.content) == (200, b"")
+    front.client.die()
+    await front.until(lambda: front.service.supervisor.state == "dead")
+    assert (await front.http.get("/ping")).status_code == (await front.http.post("/ping")).status_code == 503
 
 
 async def test_request_ids(front):

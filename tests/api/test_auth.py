@@ -36,9 +36,26 @@ async def test_each_key_opens(guarded, key):
     assert answer.status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"x-api-key": "two"}, 200),
+        ({"x-api-key": "two", "authorization": "Bearer three"}, 200),
+        ({"x-api-key": "three", "authorization": "Bearer one"}, 200),
+        ({"x-api-key": "three"}, 401),
+        ({"x-api-key": ""}, 401),
+        ({"x-api-key": "one,two"}, 401),
+        ({"x-api-key": "Bearer one"}, 401),
+    ],
+)
+async def test_anthropics_header_opens_too(guarded, headers, status):
+    assert (await guarded.http.get("/v1/models", headers=headers)).status_code == status
+
+
 async def test_probes_need_no_key(guarded):
-    assert (await guarded.http.get("/health")).status_code == 200
-    assert (await guarded.http.get("/metrics")).status_code == 200
+    for path in ("/health", "/ping", "/version", "/metrics"):
+        assert (await guarded.http.get(path)).status_code == 200
+    assert (await guarded.http.post("/ping")).status_code == 200
 
 
 async def test_pages_of_listed_sites_may_call(guarded):

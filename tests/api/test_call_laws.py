@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -21,10 +21,10 @@ from tailrace.grammar.check import UnsupportedError
 from tailrace.text.channel_splitter import ChannelSplitter
 from tailrace.text.tool_parsers import TOOL_FORMATS, tool_schemas
 from tailrace.text.tool_parsers.grammar import forced_grammar, optional_grammar
+from tool_examples import BARE, TREES, WRITERS, json_text
 
 Schemas = dict[str, dict[str, Any]]
 FORMS = list(TOOL_FORMATS)
-BARE = ("qwen3_coder", "glm4")  # texts stand there without quotes
 HOW = ("text", "token", "special")
 NAMES = ("where", "n", "b_2", "True_", "type", "name", "arguments", "id", "x9")
 FUNCTIONS = ("paint", "f", "a.b", "get_x_2")
@@ -294,7 +294,7 @@ def test_all_that_a_random_grammar_lets_through_is_read_as_calls_that_fit(form, 
         for name, arguments in calls:
             JUDGE(schemas[name], format_checker=CHECKER).validate(arguments)
         walked += 1
-    assert walked > 0.6 * WALKS
+    assert walked > (0.1 if form in TREES else 0.6) * WALKS
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -306,7 +306,11 @@ def test_free_text_may_hold_calls_that_fit_and_nothing_else_is_taken_for_one(for
         how = rng.choice(HOW) if MARKS[form] else "text"
         asked, many = tools_of(rng), rng.random() < 0.5
         schemas = schemas_of(asked)
-        begin = {"llama3_json": '{"name": "', "pythonic": f"[{asked[0]['function']['name']}("}.get(form, opening)
+        begin = {
+            "llama3_json": '{"name": "',
+            "xlam": '[{"name": "',
+            "pythonic": f"[{asked[0]['function']['name']}(",
+        }.get(form, opening)
         try:
             source = optional_grammar(TOOL_FORMATS[form], script_of(form, how, asked, many=many))
             text = vocabulary(form, how).walk(source, seed, ENDS + len(ENDS) // 3 * (begin,))
@@ -318,23 +322,10 @@ def test_free_text_may_hold_calls_that_fit_and_nothing_else_is_taken_for_one(for
         assert many or len(calls) <= 1
         assert text == said if not calls else text.startswith(said.rstrip()), text
         called += bool(calls)
-    assert called > (0 if TOOL_FORMATS[form].bare else 0.3 * WALKS)
+    assert called > (0 if TOOL_FORMATS[form].bare or form in TREES else 0.3 * WALKS)
 
 
 # ---- calls as models write them
-
-
-def json_text(rng: random.Random, value: Any) -> str:
-    spaced = rng.choice([(", ", ": "), (",", ":")])
-    return json.dumps(
-        value,
-        ensure_ascii=rng.random() < 0.5 or any(c in json.dumps(value) for c in ("\\ud", "\\x")),
-        separators=spaced,
-    )
-
-
-def in_object(rng: random.Random, name: str, arguments: dict[str, Any], key: str = "arguments") -> str:
-    return f'{{"name": "{name}", "{key}": {json_text(rng, arguments)}}}'
 
 
 TAGS = ("</parameter>", "</arg_value>", "</tool_call>")  # no bare text can hold those of its format
@@ -375,56 +366,7 @@ def sayable(schema: dict[str, Any], value: Any) -> bool:
     return not nullable and not any(end in value for end in TAGS)
 
 
-Calls = list[tuple[str, dict[str, Any]]]
-Say = Callable[[str, str, Any], str]  # function, parameter, value → as it stands between tags
-WRITERS: dict[str, Callable[[random.Random, Calls, Say], str]] = {
-    "hermes": lambda rng, calls, _: "\n".join(f"<tool_call>\n{in_object(rng, *call)}\n</tool_call>" for call in calls),
-    "qwen3_coder": lambda _, calls, said: "\n".join(
-        f"<tool_call>\n<function={name}>\n"
-        + "".join(f"<parameter={key}>\n{said(name, key, value)}\n</parameter>\n" for key, value in arguments.items())
-        + "</function>\n</tool_call>"
-        for name, arguments in calls
-    ),
-    "glm4": lambda _, calls, said: "\n".join(
-        f"<tool_call>{name}\n"
-        + "".join(
-            f"<arg_key>{key}</arg_key>\n<arg_value>{said(name, key, value)}</arg_value>\n"
-            for key, value in arguments.items()
-        )
-        + "</tool_call>"
-        for name, arguments in calls
-    ),
-    "mistral": lambda rng, calls, _: "".join(f"[TOOL_CALLS]{name}[ARGS]{json_text(rng, args)}" for name, args in calls),
-    "granite": lambda rng, calls, _: f"<|tool_call|>[{', '.join(in_object(rng, *call) for call in calls)}]",
-    "llama3_json": lambda rng, calls, _: "; ".join(in_object(rng, *call, key="parameters") for call in calls),
-    "pythonic": lambda rng, calls, _: (
-        "["
-        + ", ".join(
-            f"{name}({', '.join(f'{key}={rng.choice([repr(value), json_text(rng, value)])}' for key, value in arguments.items())})"  # noqa: E501, one text
-            for name, arguments in calls
-        )
-        + "]"
-    ),
-    "deepseek_v3": lambda rng, calls, _: (
-        "<｜tool▁calls▁begin｜>"
-        + "\n".join(
-            f"<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{json_text(rng, args)}<｜tool▁call▁end｜>"
-            for name, args in calls
-        )
-        + "<｜tool▁calls▁end｜>"
-    ),
-    "kimi_k2": lambda rng, calls, _: (
-        "<|tool_calls_section_begin|>"
-        + "".join(
-            f"<|tool_call_begin|>functions.{name}:{i}<|tool_call_argument_begin|>{json_text(rng, args)}<|tool_call_end|>"  # noqa: E501, one text
-            for i, (name, args) in enumerate(calls)
-        )
-        + "<|tool_calls_section_end|>"
-    ),
-}
-
-
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", [form for form in FORMS if form != "minimax_m3"])  # which has no word for null
 def test_random_calls_are_read_back_to_themselves(form):
     for seed in range(80):
         rng = random.Random(f"{form} {seed}")

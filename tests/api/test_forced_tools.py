@@ -27,6 +27,7 @@ from tailrace.text.tool_parsers.functions import functions_of
 from tailrace.text.tool_parsers.grammar import forced_grammar, optional_grammar
 from tailrace.text.tool_parsers.grammar_writer import GrammarWriter
 from tailrace.wire.messages import Submit
+from tool_examples import tokens, written
 
 EOS = 256
 ENDS = ("\n</parameter>", "</arg_value>", '"')  # of free text; chance alone would hardly find them
@@ -56,17 +57,7 @@ ASKED = [
     tool("code", {"properties": {"id": {"type": "string", "pattern": "^[A-C]{2}/\\d$"}}}),
 ]
 SCHEMAS = {function.name: function.parameters for function in functions_of(ASKED)}
-MARKS = {
-    "hermes": ["<tool_call>", "</tool_call>"],
-    "qwen3_coder": ["<tool_call>", "</tool_call>"],
-    "glm4": ["<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"],
-    "mistral": ["[TOOL_CALLS]", "[ARGS]"],
-    "granite": ["<|tool_call|>"],
-    "llama3_json": ["<|python_tag|>"],
-    "pythonic": [],
-    "deepseek_v3": [*TOOL_FORMATS["deepseek_v3"].marks],
-    "kimi_k2": [*TOOL_FORMATS["kimi_k2"].marks],
-}
+MARKS = {name: list(tokens(name)) for name in TOOL_FORMATS}
 
 
 class Vocabulary:
@@ -131,7 +122,9 @@ def vocabulary(form: str, how: str) -> Vocabulary:
     """The format's markers as text alone, as tokens, or as special tokens. A model with text alone shows some of it in
     its template."""
     marks = tuple(MARKS[form])
-    template = {"qwen3_coder": "<tool_call>\n<function=", "glm4": "<tool_call><arg_key>"}.get(form, "".join(marks))
+    template = {"qwen3_coder": "<tool_call>\n<function=", "glm4": "<tool_call><arg_key>"}.get(
+        form, "".join(marks) or TOOL_FORMATS[form].markers[0][0]
+    )
     return Vocabulary(marks if how != "text" else (), how == "special", template)
 
 
@@ -175,22 +168,8 @@ def test_every_text_of_the_grammar_is_read_as_calls_that_fit(form, how):
     assert {len(read(form, words.walk(single, seed))[0]) for seed in range(6)} == {1}
 
 
-WRITTEN = {
-    "hermes": '<tool_call>\n{"name": "paint", "arguments": {"where": "a", "coats": 2, "rooms": []}}\n</tool_call>',
-    "qwen3_coder": "<tool_call>\n<function=paint>\n<parameter=where>\na\n</parameter>\n<parameter=coats>\n2\n</parameter>\n"  # noqa: E501, one text
-    "<parameter=rooms>\n[]\n</parameter>\n</function>\n</tool_call>",
-    "glm4": "<tool_call>paint\n<arg_key>where</arg_key>\n<arg_value>a</arg_value>\n<arg_key>coats</arg_key>\n<arg_value>2</arg_value>\n"  # noqa: E501, one text
-    "<arg_key>rooms</arg_key>\n<arg_value>[]</arg_value>\n</tool_call>",
-    "mistral": '[TOOL_CALLS]paint[ARGS]{"where": "a", "coats": 2, "rooms": []}',
-    "granite": '<|tool_call|>[{"name": "paint", "arguments": {"where": "a", "coats": 2, "rooms": []}}]',
-    "llama3_json": '{"name": "paint", "parameters": {"where": "a", "coats": 2, "rooms": []}}',
-    "pythonic": '[paint(where="a", coats=2, rooms=[])]',
-    "deepseek_v3": '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>paint<｜tool▁sep｜>{"where": "a", "coats": 2, "rooms": []}'  # noqa: E501, one text
-    "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
-    "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.paint:0<|tool_call_argument_begin|>"
-    '{"where": "a", "coats": 2, "rooms": []}<|tool_call_end|><|tool_calls_section_end|>',
-}
 CALLED = ("paint", {"where": "a", "coats": 2, "rooms": []})
+WRITTEN = {name: written(name, [CALLED]) for name in TOOL_FORMATS}
 
 
 @pytest.mark.parametrize("how", HOW)

@@ -38,12 +38,19 @@ BODIES = {
 }
 
 
+@pytest.fixture(autouse=True)
+def older_objects_rest() -> Iterator[None]:
+    """What other tests have made is not looked at in the collections here: each would take half a second."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @contextlib.contextmanager
 def left_over() -> Iterator[Counter[str]]:
     """What only a collection finds of what is made in this block: types of ours, and how many."""
     found: Counter[str] = Counter()
-    gc.collect()
-    time.sleep(0.2)  # threads of earlier tests end, and let go of what they held
     gc.collect()
     gc.disable()
     gc.set_debug(gc.DEBUG_SAVEALL)

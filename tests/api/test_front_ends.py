@@ -37,7 +37,7 @@ def metric(text: str, name: str) -> float:
     )
 
 
-def ready(server: Process, count: int = FRONT_ENDS, timeout_s: float = 60) -> tuple[int, list[int]]:
+def ready(server: Process, count: int = FRONT_ENDS, timeout_s: float = 300) -> tuple[int, list[int]]:
     """The engine and the further front ends, once so many answer."""
     until = time.monotonic() + timeout_s
     server.until(200)
@@ -131,6 +131,7 @@ def test_a_drain_lets_all_of_them_finish(launch, capfd):
     assert "Fatal" not in capfd.readouterr().err  # they end as a process should
 
 
+@pytest.mark.long
 def test_a_second_signal_does_not_wait_for_the_others(launch):
     with launch(front_ends=2, drain_timeout_s=3600) as server:
         engine, others = ready(server, 2)
@@ -179,12 +180,12 @@ def test_nobody_outlives_the_first(launch):
 
 
 def test_the_engines_death_reaches_every_stream(launch):
-    with launch(front_ends=FRONT_ENDS, on_engine_death="restart") as server:
-        engine, _ = ready(server)
+    with launch(front_ends=2, on_engine_death="restart") as server:
+        engine, _ = ready(server, 2)
         readers = [server.stream() for _ in range(12)]
         os.kill(engine, signal.SIGKILL)
         assert {reader.last()["error"]["code"] for reader in readers} == {"engine_dead"}
-        successor, _ = ready(server)
+        successor, _ = ready(server, 2)
         assert successor != engine
         assert everyone(server, "POST", "/v1/completions", json=ENDLESS | {"stream": False, "max_tokens": 2}) == {200}
 

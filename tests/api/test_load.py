@@ -89,7 +89,7 @@ async def quiet(server: Process) -> list[dict]:
     return [await answer(server, witness(i)) for i in range(WITNESSES)]
 
 
-async def idle(server: Process, timeout_s: float = 30) -> dict[str, float]:
+async def idle(server: Process, timeout_s: float = 300) -> dict[str, float]:
     """Nothing runs, waits or is held any more; all counters."""
     until = time.monotonic() + timeout_s
     while True:
@@ -113,7 +113,8 @@ SLOW: dict[str, Any] = {
     "max_tokens": 2500,
     "n": 4,  # 12 MB: more than the kernel buffers
 }
-SECONDS, SLOW_READERS = 4, 2
+ROUNDS = 5  # of the witnesses, while the slow ones read
+SLOW_READERS = {"cut": 2, "keep": 1}  # whoever is kept is paid for to the last token
 
 
 async def trickle(server: Process) -> tuple[asyncio.Event, asyncio.Task[bytes]]:
@@ -143,18 +144,15 @@ def test_case_24_a_client_that_reads_a_byte_per_second(launch, policy):
     async def story(server: Process) -> None:
         expected = await quiet(server)
         before = server.memory_mib()
-        slow = [await trickle(server) for _ in range(SLOW_READERS)]
-        until = time.monotonic() + SECONDS
-        while time.monotonic() < until:  # nobody else notices
+        slow = [await trickle(server) for _ in range(SLOW_READERS[policy])]
+        for _ in range(ROUNDS):  # nobody else notices
             assert await asyncio.gather(*(answer(server, witness(i)) for i in range(WITNESSES))) == expected
-        metrics = await idle(
-            server, 180
-        )  # also not the engine: it is done with them, though they have read next to nothing
+        metrics = await idle(server)  # also not the engine: it is done with them, though they have read next to nothing
         assert metrics.get('tailrace_request_aborted_total{cause="slow reader"}', 0) == (
-            SLOW_READERS if policy == "cut" else 0
+            SLOW_READERS[policy] if policy == "cut" else 0
         )
         # a few megabytes each in the kernel's buffers are not ours; what we hold is bounded
-        assert server.memory_mib() - before < SLOW_READERS * (8 if policy == "cut" else 60)
+        assert server.memory_mib() - before < SLOW_READERS[policy] * (8 if policy == "cut" else 60)
         for hurry, _ in slow:
             hurry.set()
         for _, task in slow:
@@ -174,10 +172,9 @@ def test_case_24_a_client_that_reads_a_byte_per_second(launch, policy):
 
 # ---- two thousand streams
 
-STREAMS = 2000
 
-
-def test_case_27_two_thousand_open_streams(launch):
+@pytest.mark.parametrize("streams", [500, pytest.param(2000, marks=pytest.mark.long)])
+def test_case_27_two_thousand_open_streams(launch, streams):
     body = {
         "prompt": "many",
         "allowed_token_ids": LETTERS,
@@ -197,9 +194,9 @@ def test_case_27_two_thousand_open_streams(launch):
     async def story(server: Process) -> None:
         expected, [text] = await quiet(server), {await stream(server)}
         assert len(text) == 24
-        opened = [asyncio.create_task(stream(server)) for _ in range(STREAMS)]
+        opened = [asyncio.create_task(stream(server)) for _ in range(streams)]
         until, held = time.monotonic() + 300, 0.0
-        while held < STREAMS / 2:  # so many are open at once that most must wait
+        while held < streams / 2:  # so many are open at once that most must wait
             metrics = await asyncio.to_thread(server.metrics)
             held = metrics["tailrace_num_requests_waiting"] + metrics["tailrace_num_requests_running"]
             assert time.monotonic() < until, held
@@ -207,7 +204,7 @@ def test_case_27_two_thousand_open_streams(launch):
         witnesses = asyncio.gather(*(answer(server, witness(i) | {"priority": -1}) for i in range(WITNESSES)))
         assert set(await asyncio.gather(*opened)) == {text}
         assert await witnesses == expected
-        assert (await idle(server))['tailrace_request_finished_total{finish_reason="length"}'] >= STREAMS
+        assert (await idle(server))['tailrace_request_finished_total{finish_reason="length"}'] >= streams
 
     with launch(**FAST | {"model": "scripted:next:20"}) as server:  # slow enough that they gather
         server.until(200)
@@ -280,7 +277,8 @@ class Storm:
 
 
 @pytest.mark.parametrize(
-    ("front_ends", "count"), [(1, 10_000), (2, 1_000), pytest.param(2, 10_000, marks=pytest.mark.long)]
+    ("front_ends", "count"),
+    [(1, 500), (2, 500), *(pytest.param(front_ends, 10_000, marks=pytest.mark.long) for front_ends in (1, 2))],
 )
 def test_a_storm_of_aborts_leaves_nothing_and_nobody_notices(launch, front_ends, count):
     async def story(server: Process) -> None:

@@ -324,7 +324,7 @@ def folders() -> set[str]:
     return {path.name for path in base.glob("tailrace-*") if (path / "engine").exists()}
 
 
-@pytest.mark.parametrize("front_ends", [1, 2])
+@pytest.mark.parametrize("front_ends", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_whole_servers(launch, front_ends):
     before = folders()
     with launch(front_ends=front_ends, models=BOTH) as server:
@@ -363,9 +363,10 @@ def test_an_engines_lines_name_its_model(form):
         assert (json.loads(line)["model"], json.loads(line)["message"]) == ("a%s", "100% of it")
 
 
-def test_a_stop_leaves_nothing(launch):
+@pytest.mark.parametrize("front_ends", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_a_stop_leaves_nothing(launch, front_ends):
     before = folders()
-    with launch(front_ends=2, models=BOTH) as server:
+    with launch(front_ends=front_ends, models=BOTH) as server:
         server.until(200)
         both = engines(server)
         assert len(folders() - before) == 2

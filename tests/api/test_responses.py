@@ -103,6 +103,144 @@ async def test_stored_continued_deleted(front):
     assert (await front.http.get(f"{PATH}/{unstored['id']}")).status_code == 404
 
 
+def strip(data: list[dict]) -> list[dict]:
+    """Items without what the server adds."""
+    return [{name: value for name, value in item.items() if name not in ("id", "status")} for item in data]
+
+
+async def test_the_items_that_a_response_answers(front):
+    call = {"type": "function_call", "call_id": "c1", "name": "add", "arguments": "{}"}
+    parts = [{"type": "input_text", "text": "1"}, {"type": "input_text", "text": "2"}]
+    result = {"type": "function_call_output", "call_id": "c1", "output": parts}
+    items = [{"role": "user", "content": "add"}, call, result]
+    first = (await post(front, input=items, tools=TOOL, instructions="Be kind.")).json()
+    path = f"{PATH}/{first['id']}/input_items"
+    listed = (await front.http.get(path, params={"order": "asc"})).json()
+    said = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "add"}]}
+    assert strip(listed["data"]) == [said, call, result]
+    assert (listed["object"], listed["has_more"]) == ("list", False)
+    assert listed["first_id"] == listed["data"][0]["id"]
+    assert (await front.http.get(path)).json()["data"] == listed["data"][::-1]
+    got: list[dict] = []
+    for _ in range(3):
+        after = {"after": got[-1]["id"]} if got else {}
+        page = (await front.http.get(path, params={"order": "asc", "limit": 1} | after)).json()
+        got += page["data"]
+        assert page["has_more"] == (len(got) < 3)
+    assert got == listed["data"]
+    second = (await post(front, previous_response_id=first["id"], input="and?")).json()
+    more = (await front.http.get(f"{PATH}/{second['id']}/input_items", params={"order": "asc"})).json()["data"]
+    answer = {"type": "message", "role": "assistant"}
+    answer["content"] = [{"type": "output_text", "annotations": [], "text": "Hello"}]
+    assert strip(more)[3] == answer
+    assert strip(more)[4]["content"][0]["text"] == "and?"
+    for name, value in (("limit", "0"), ("limit", "x"), ("limit", "101"), ("order", "up"), ("after", "x")):
+        refused = await front.http.get(path, params={name: value})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, name)
+    assert (await front.http.get(f"{PATH}/resp_x/input_items")).status_code == 404
+
+
+async def test_parts_of_a_tools_output_reach_the_prompt(front):
+    parts = [{"type": "input_text", "text": "1"}, {"type": "input_text", "text": "2"}]
+    call = {"type": "function_call", "call_id": "c1", "name": "add", "arguments": "{}"}
+    for output, same in ((parts, "1\n2"), ([], "")):
+        counts = [
+            (await front.http.post(f"{PATH}/input_tokens", json={"input": [call, result]})).json()["input_tokens"]
+            for result in (
+                {"type": "function_call_output", "call_id": "c1", "output": output},
+                {"type": "function_call_output", "call_id": "c1", "output": same},
+            )
+        ]
+        assert counts[0] == counts[1]
+    image = [{"type": "function_call_output", "call_id": "c", "output": [{"type": "input_image", "image_url": "x"}]}]
+    refused = await post(front, input=image)
+    assert refused.json()["error"]["param"] == "input[0].output"
+
+
+async def test_tokens_are_counted_as_a_response_counts_them(front):
+    first = (await post(front)).json()
+    for fields in (
+        {"input": "hi"},
+        {"input": "hi", "instructions": "Be kind.", "tools": TOOL},
+        {"input": "hi", "tools": TOOL, "tool_choice": "none"},
+        {"input": "and?", "previous_response_id": first["id"]},
+    ):
+        counted = await front.http.post(f"{PATH}/input_tokens", json=fields)
+        assert counted.json() == {
+            "object": "response.input_tokens",
+            "input_tokens": (await post(front, **fields)).json()["usage"]["input_tokens"],
+        }
+    assert (await front.http.post(f"{PATH}/input_tokens", json={"input": []})).status_code == 400
+
+
+async def test_a_stream_is_read_again_from_any_event(front):
+    text = (await post(front, stream=True)).text
+    frames = text.split("\n\n")[:-1]
+    path = f"{PATH}/{events_of(text)[0]['response']['id']}"
+    assert (await front.http.get(path, params={"stream": "true"})).text == text
+    for place in range(len(frames) - 1):
+        again = await front.http.get(path, params={"stream": "true", "starting_after": place})
+        assert again.text.split("\n\n")[:-1] == frames[place + 1 :]
+    whole = (await post(front)).json()["id"]
+    for name, params, at in (
+        ("starting_after", {"stream": "true", "starting_after": len(frames) - 1}, path),
+        ("starting_after", {"stream": "true", "starting_after": "-1"}, path),
+        ("starting_after", {"starting_after": 1}, path),
+        ("stream", {"stream": "yes"}, path),
+        ("stream", {"stream": "true"}, f"{PATH}/{whole}"),
+    ):
+        refused = await front.http.get(at, params=params)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, name)
+
+
+async def test_a_stream_is_read_by_another_while_it_goes_on(tokenizer):
+    async with front_of(LocalClient(endless, tick_s=0.005), tokenizer) as front:
+        running = asyncio.ensure_future(post(front, stream=True, max_output_tokens=40))
+        await front.until(lambda: len(front.app.state.front.responses) == 1)
+        id = next(iter(front.service.open_requests)).id
+        again = await front.http.get(f"{PATH}/{id}", params={"stream": "true"})
+        assert again.text == (await running).text
+        running = asyncio.ensure_future(post(front, stream=True, max_output_tokens=200))
+        await front.until(lambda: len(front.app.state.front.responses) == 2)
+        id = next(iter(front.service.open_requests)).id
+        reading = asyncio.ensure_future(front.http.get(f"{PATH}/{id}", params={"stream": "true"}))
+        await front.http.post(f"{PATH}/{id}/cancel")
+        assert (await reading).text == (await running).text
+        assert events_of((await reading).text)[-1]["response"]["status"] == "cancelled"
+
+
+async def test_thoughts_are_counted(tokenizer):
+    config = ServerConfig(reasoning_parser="think")
+    async with front_of(LocalClient(saying(b"<think>hm</think>So")), tokenizer, config) as front:
+        usage = (await post(front)).json()["usage"]
+        assert usage["output_tokens_details"] == {"reasoning_tokens": len("<think>hm</think>")}
+        chat = (await front.chat()).json()["usage"]
+        assert chat["completion_tokens_details"]["reasoning_tokens"] == len("<think>hm</think>")
+
+
+@pytest.mark.parametrize("interval", [1, 7, 100])
+@pytest.mark.parametrize(
+    "said",
+    ["<think>h<m</think>So << 1 <", "Hello", "<think>a</think>a", "a<think>a</think> b", f"So <{CALL}", "é€😀<think>x"],
+)
+async def test_the_logprobs_of_text_spell_it(tokenizer, said, interval):
+    """However many tokens come at once, and however the markers lie: no token of thoughts, calls and markers."""
+    config = ServerConfig(reasoning_parser="think", tool_parser="hermes")
+    include = {"include": ["message.output_text.logprobs"], "top_logprobs": 2, "tools": TOOL}
+    async with front_of(LocalClient(saying(said.encode())), tokenizer, config) as front:
+        answer = (await post(front, **include)).json()
+        parts = [part for item in answer["output"] if item["type"] == "message" for part in item["content"]]
+        assert parts
+        for part in parts:
+            assert bytes(byte for entry in part["logprobs"] for byte in entry["bytes"]).decode() == part["text"]
+            assert all(len(entry["top_logprobs"]) == 2 for entry in part["logprobs"])
+        events = events_of((await post(front, stream=True, stream_interval=interval, **include)).text)
+        streamed = [entry for e in events if e["type"] == "response.output_text.delta" for entry in e["logprobs"]]
+        assert streamed == [entry for part in parts for entry in part["logprobs"]]
+        done = [entry for e in events if e["type"] == "response.output_text.done" for entry in e["logprobs"]]
+        assert done == streamed
+
+
 async def test_cancelled_on_the_way(tokenizer):
     async with front_of(LocalClient(endless, tick_s=0.005), tokenizer) as front:
         running = asyncio.ensure_future(post(front, request_id="mine", max_output_tokens=200))
@@ -165,6 +303,10 @@ async def test_an_engine_that_dies_on_the_way_is_a_failed_response(tokenizer):
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"background": True}, "background"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"include": ["everything"]}, "include[0]"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"top_logprobs": 99, "include": ["message.output_text.logprobs"]}, "top_logprobs"),
         ({"truncation": "auto"}, "truncation"),
         ({"temperature": -1}, "temperature"),
     ],

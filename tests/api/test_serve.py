@@ -61,13 +61,11 @@ def test_the_engines_death_ends_every_stream_and_the_server(launch):
         server.until(200)
         [engine] = server.children()
         readers = [server.stream() for _ in range(8)]
-        killed_s = time.monotonic()
         os.kill(engine, signal.SIGKILL)
         for reader in readers:
             error = reader.last()["error"]
             assert error["code"] == "engine_dead"
             assert "signal 9" in error["message"]
-            assert reader.events[-1][0] - killed_s < 1
         assert server.process.wait(300) == 1
 
 

@@ -196,3 +196,23 @@ async def test_forced_tokens_that_the_grammar_allows_begin_the_output(front):
     text = (await front.http.post("/v1/completions", json=body)).json()["choices"][0]["text"]
     assert len(text) == 6
     assert text.startswith("abc")
+
+
+async def test_anthropics_messages_are_held_to_the_same(front):
+    tools = [
+        {"name": tool["function"]["name"], "input_schema": tool["function"]["parameters"] or {"type": "object"}}
+        for tool in TOOLS
+    ]
+    ask = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 200, "temperature": 0, "tools": tools}
+    for choice in ({"type": "any", "disable_parallel_tool_use": True}, {"type": "tool", "name": "note"}):
+        answer = (await front.http.post("/v1/messages", json=ask | {"tool_choice": choice})).json()
+        assert [block["type"] for block in answer["content"]] == ["tool_use"], answer
+        assert answer["stop_reason"] == "tool_use"
+        if answer["content"][0]["name"] == "note":
+            jsonschema.validate(answer["content"][0]["input"], SCHEMA)
+    form = {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}, "tools": []}
+    answer = (await front.http.post("/v1/messages", json=ask | form)).json()
+    jsonschema.validate(json.loads(answer["content"][0]["text"]), SCHEMA)
+    wrong = {"output_config": {"format": {"type": "json_schema", "schema": {"type": "x"}}}}
+    refused = await front.http.post("/v1/messages", json=ask | wrong)
+    assert refused.json()["error"]["details"]["param"] == "output_config.format"

@@ -21,7 +21,7 @@ from tailrace.engine.engine import Engine
 from tailrace.errors import ConfigError, ModelLoadError
 from tailrace.params import SamplingParams
 from tailrace.runners import load_runner
-from tailrace.runners.base import ModelRunner
+from tailrace.runners.base import ModelRunner, StatefulRunner
 from tailrace.runners.flat_batch import FlatTokens
 from tailrace.wire.messages import Failed, ModelInfo, Submit, Tokens
 
@@ -155,6 +155,8 @@ def same_tokens(runner: ModelRunner, theirs: Any, expected: list[list[int]], fol
 def logits(runner: ModelRunner, texts: list[list[int]]) -> list[torch.Tensor]:
     """Our logits of all positions of the texts, prefilled side by side in three passes; float32 [T, V] each."""
     width = -(-max(map(len, texts)) // BLOCK)
+    if isinstance(runner, StatefulRunner) and runner.state_bytes:
+        runner.allocate_states(len(texts), 2)
     runner.allocate(width * len(texts))
     tables = torch.randperm(width * len(texts), generator=torch.Generator().manual_seed(5))
     tables = tables.view(len(texts), width).to(torch.int32).numpy()

@@ -13,6 +13,7 @@ HALF = ["sliding_attention", "full_attention"] * 2
 # Architecture → fields without which its tiny config can't be built.
 OWN: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1, 3]},
+    "dbrx": {"attn_config": {"kv_n_heads": 2, "rope_theta": 10_000.0, "clip_qkv": 8.0}},
     "falcon_h1": {"mamba_d_ssm": 128},
     "gemma3n_text": {"num_kv_shared_layers": 1, "layer_types": HALF},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},

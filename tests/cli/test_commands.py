@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -49,12 +50,20 @@ def test_doctor_finds_everything_in_place(model_folder):
         assert word in done.stdout
 
 
+def flags_of(model_folder: Path) -> list[str]:
+    return ["--model", str(model_folder), "--num-blocks", "500", "--temperature", "0", "--max-tokens", "12"]
+
+
 @pytest.mark.model
-def test_generate_and_chat(model_folder):
-    flags = ["--model", str(model_folder), "--num-blocks", "500", "--temperature", "0", "--max-tokens", "12"]
-    done = tailrace("generate", *flags, "--json", "The capital of France is")
+@pytest.mark.long
+def test_generate(model_folder):
+    done = tailrace("generate", *flags_of(model_folder), "--json", "The capital of France is")
     assert done.returncode == 0, done.stderr
     assert "Paris" in json.dumps([json.loads(line) for line in done.stdout.splitlines()])
-    talk = tailrace("chat", *flags, stdin="What is the capital of France?\n/quit\n")
+
+
+@pytest.mark.model
+def test_chat(model_folder):
+    talk = tailrace("chat", *flags_of(model_folder), stdin="What is the capital of France?\n/quit\n")
     assert talk.returncode == 0, talk.stderr
     assert "Paris" in talk.stdout

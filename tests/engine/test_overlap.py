@@ -3,6 +3,7 @@ overlap."""
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from tailrace.engine.device import Device, overlaps
 from tailrace.engine.in_flight import InFlightStep, LaunchedDraws
 from tailrace.engine.lifecycle import Lifecycle
 from tailrace.engine.outputs import OutputProcessor
+from tailrace.engine.stats import Counters
 from tailrace.engine.step import StepDriver
 from tailrace.errors import EngineError
 from tailrace.grammar.service import Grammars
@@ -42,11 +44,15 @@ def grammars() -> Iterator[Grammars]:
     made.close()
 
 
-def both(grammars: Grammars, seed: int) -> bool:
-    """The crowd is told the same in both modes."""
+def both(grammars: Grammars, seed: int) -> tuple[bool, Counters]:
+    """Whether the crowd is told the same in both modes; what the overlapped one has met."""
     (plain, one), (overlapped, other) = (crowd(seed, grammars, overlap=mode) for mode in ("off", "on"))
     there = [name for name, story in plain.items() if "abort" not in (*story.end, *overlapped[name].end)]
-    return alike(plain, overlapped) and all(one.prompts.get(id) == other.prompts.get(id) for id, *_ in there)
+    same = alike(plain, overlapped) and all(one.prompts.get(id) == other.prompts.get(id) for id, *_ in there)
+    return same, other.engine.counters
+
+
+known = functools.cache(both)  # not where something is patched
 
 
 # ---- token for token
@@ -54,24 +60,24 @@ def both(grammars: Grammars, seed: int) -> bool:
 
 @pytest.mark.parametrize("seed", CROWDS)
 def test_a_crowd_is_told_the_same(grammars, seed):
-    assert both(grammars, seed)
+    assert known(grammars, seed)[0]
 
 
-@pytest.mark.parametrize("seed", CROWDS[::3])
+@pytest.mark.parametrize("seed", CROWDS[::6])
 def test_a_crowd_is_told_the_same_without_a_thread(grammars, seed, monkeypatch):
     monkeypatch.setattr(device, "streams", lambda runner: True)
-    assert both(grammars, seed)
+    assert both(grammars, seed)[0]
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("first", range(100, 3000, 100))
+@pytest.mark.parametrize("first", range(0, 3000, 100))
 def test_many_crowds_are_told_the_same(grammars, first):
-    assert [seed for seed in range(first, first + 100) if not both(grammars, seed)] == []
+    assert [seed for seed in range(first, first + 100) if not both(grammars, seed)[0]] == []
 
 
 def test_crowds_meet_everything(grammars):
     """Else the test above says little."""
-    counters = [crowd(seed, grammars, overlap="on")[1].engine.counters for seed in CROWDS]
+    counters = [known(grammars, seed)[1] for seed in CROWDS]
     for name in ("preemptions", "rewinds", "cached_tokens", "accepted_tokens"):
         assert sum(getattr(c, name) for c in counters) > 5, name
     assert {"stop", "length", "abort"} <= set().union(*(c.finished for c in counters))
@@ -636,7 +642,7 @@ def test_planted_faults_are_seen(grammars, fault, monkeypatch):
 
     def seen(seed: int) -> bool:
         try:
-            return not both(grammars, seed)
+            return not both(grammars, seed)[0]
         except Exception:
             return True
 

@@ -38,7 +38,7 @@ def test_a_stopped_engine_is_stalled_until_it_goes_on(tmp_path, free_port, capfd
         engine = engine_of(server)
         os.kill(engine, signal.SIGSTOP)
         try:
-            server.until(503, 30)
+            server.until(503)
             time.sleep(1.0)
             assert conditions(server) == {(503, "stalled")}
             answer = server.http.get("/health").json()
@@ -49,16 +49,16 @@ def test_a_stopped_engine_is_stalled_until_it_goes_on(tmp_path, free_port, capfd
             assert metrics["tailrace_engine_ready"] == 0
         finally:
             os.kill(engine, signal.SIGCONT)
-        server.until(200, 30)
+        server.until(200)
         assert conditions(server) == {(200, "ready")}
         assert reader.last()["choices"][0]["finish_reason"] == "length"
         # also where it has nothing to do
         os.kill(engine, signal.SIGSTOP)
         try:
-            server.until(503, 30)
+            server.until(503)
         finally:
             os.kill(engine, signal.SIGCONT)
-        server.until(200, 30)
+        server.until(200)
     said = capfd.readouterr().err
     assert "the engine has stalled" in said
     assert "the engine moves again" in said

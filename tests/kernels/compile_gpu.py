@@ -32,7 +32,7 @@ def step_of(kind: str) -> GPUStep:
 STEP = {"step": step_of("*bf16"), "tables": TABLES, "work": WORK, "blocks": I32}
 
 
-def paged(kind: str, dim: int, capped: bool) -> list[tuple[Any, dict[str, str], dict[str, int]]]:
+def paged(kind: str, dim: int, value_dim: int, capped: bool) -> list[tuple[Any, dict[str, str], dict[str, int]]]:
     """The kernels of paged attention: 32 query heads, 8 KV heads, blocks of 16."""
     integers = (
         "query_t",
@@ -49,19 +49,23 @@ def paged(kind: str, dim: int, capped: bool) -> list[tuple[Any, dict[str, str], 
         "sequences",
         "few",
         "window",
+        "reach",
         "capacity",
     )
     types = dict.fromkeys(("query", "key", "value", "keys", "values", "out"), kind) | dict.fromkeys(integers, "i32")
     types |= dict.fromkeys(("tables", "query_start", "kv_len"), "*i32") | {"slots": "*i64"}
-    types |= {"scale": "fp32", "softcap": "fp32"} | dict.fromkeys(("tops", "masses", "mixtures"), "*fp32")
+    types |= {"scale": "fp32", "softcap": "fp32", "sinks": "*fp32"} | dict.fromkeys(
+        ("tops", "masses", "mixtures"), "*fp32"
+    )
     size = 4 if kind == "*fp32" else 2
-    shape = {"HEADS": 8, "SIZE": 16, "DIM": dim, "DIM_PAD": attention.padded(dim)}
+    values = {"VALUE_DIM": value_dim, "VALUE_PAD": attention.padded(value_dim)}
+    shape = {"HEADS": 8, "SIZE": 16, "DIM": dim, "DIM_PAD": attention.padded(dim)} | values
     whole = shape | {"CAPPED": capped, "GROUP": 4, "BLOCK": attention.block_of(dim, size)}
     found = [
         (attention.store_rows, shape | {"HEADS_PAD": 8}),
         (attention.attend_chunks, whole | {"ROWS": attention.FEW_ROWS}),
-        (attention.join, {"DIM": dim, "DIM_PAD": attention.padded(dim)}),
-        (attention.attend_tiles, whole | {"ROWS": attention.ROW_BYTES // size}),
+        (attention.join, values | {"SINKS": capped}),
+        (attention.attend_tiles, whole | {"ROWS": attention.ROW_BYTES // size, "SINKS": capped}),
     ]
     return [(kernel, {k: types[k] for k in kernel.arg_names if k in types}, constants) for kernel, constants in found]
 
@@ -129,8 +133,9 @@ KERNELS: list[tuple[Any, dict[str, str], dict[str, int]]] = [
         {"score": "*fp64", "token": "*i32", "largest": "*i32", "ids": I64, "status": "*i32", "rows": I32, "tiles": I32},
         {"CHUNK": 1024},
     ),
-    *paged("*bf16", 128, False),
-    *paged("*fp32", 20, True),
+    *paged("*bf16", 128, 128, False),
+    *paged("*bf16", 192, 128, True),
+    *paged("*fp32", 20, 20, True),
     (argmax.best_of_parts, {"best": "*i64", "parts": "i32", "ids": "*i64", "status": "*i32"}, {"PARTS": 32}),
 ]
 

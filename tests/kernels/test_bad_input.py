@@ -84,7 +84,7 @@ def test_store_changes_nothing_but_its_slots_in_any_order(step):
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
 def test_a_nan_query_gives_nan_and_only_there(dtype, backend):
     torch.manual_seed(0)
-    cache = find("make_cache", backend)(1, 1, 16, 32, dtype, torch.device("cpu"))
+    cache = find("make_cache", backend)(1, 1, 16, (32, 32), dtype, torch.device("cpu"))
     find("store_kv", backend)(
         cache, torch.randn(16, 1, 32).to(dtype), torch.randn(16, 1, 32).to(dtype), torch.arange(16)
     )
@@ -92,7 +92,7 @@ def test_a_nan_query_gives_nan_and_only_there(dtype, backend):
     query[2] = float("nan")
     start, kv_len = torch.tensor([0, 4], dtype=torch.int32), torch.tensor([16], dtype=torch.int32)
     out = find("paged_attention", backend)(
-        query, cache, torch.zeros(1, 1, dtype=torch.int32), start, kv_len, 0.2, 0, 0.0
+        query, cache, torch.zeros(1, 1, dtype=torch.int32), start, kv_len, kernels.AttentionOptions(0.2)
     )
     assert out.isnan().flatten(1).all(1).tolist() == [False, False, True, False]
     assert not out[[0, 1, 3]].isnan().any()

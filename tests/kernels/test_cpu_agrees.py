@@ -138,20 +138,28 @@ class Scene:
     """A ragged batch over shuffled blocks, written through a backend's own store_kv."""
 
     def __init__(
-        self, backend: str, dtype: torch.dtype, contexts: list[tuple[int, int]], heads=(6, 2), dim=64, size=16
+        self,
+        backend: str,
+        dtype: torch.dtype,
+        contexts: list[tuple[int, int]],
+        heads=(6, 2),
+        dim=64,
+        size=16,
+        value_dim=0,
     ):
         self.backend, self.dtype, self.dim, self.contexts = backend, dtype, dim, contexts
+        dims = (dim, value_dim or dim)
         generator = torch.Generator().manual_seed(7)
         width = max(-(-length // size) for length, _ in contexts)
         order = torch.randperm(width * len(contexts) + 3, generator=generator)
         self.tables = order[: width * len(contexts)].view(len(contexts), width).to(torch.int32)
-        self.cache = find("make_cache", backend)(len(order), heads[1], size, dim, dtype, torch.device("cpu"))
+        self.cache = find("make_cache", backend)(len(order), heads[1], size, dims, dtype, torch.device("cpu"))
         self.cache.keys.fill_(float("nan"))  # what an old owner left must not matter
         self.cache.values.fill_(float("nan"))
         self.query = torch.randn(sum(q for _, q in contexts), heads[0], dim, generator=generator).to(dtype)
         for i, (length, _) in enumerate(contexts):
             key = torch.randn(length, heads[1], dim, generator=generator).to(dtype)
-            value = torch.randn(length, heads[1], dim, generator=generator).to(dtype)
+            value = torch.randn(length, heads[1], dims[1], generator=generator).to(dtype)
             position = torch.arange(length)
             slots = self.tables[i].to(torch.int64)[position // size] * size + position % size
             find("store_kv", backend)(self.cache, key, value, slots)
@@ -168,16 +176,13 @@ class Scene:
             query = query[chosen.start : chosen.stop]
             kv_len = kv_len[only : only + 1] - (count - chosen.stop)
             starts = torch.tensor([0, len(query)])
-        options = {"scale": self.dim**-0.5, "window": 0, "softcap": 0.0} | options
         return find("paged_attention", self.backend)(
             query,
             self.cache,
             tables.contiguous(),
             starts.to(torch.int32),
             kv_len.to(torch.int32),
-            options["scale"],
-            options["window"],
-            options["softcap"],
+            kernels.AttentionOptions(**({"scale": self.dim**-0.5} | options)),
         )
 
 
@@ -185,9 +190,53 @@ CONTEXTS = [(1, 1), (17, 1), (33, 33), (64, 5), (65, 1), (130, 70), (513, 1), (1
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("options", [{}, {"window": 20}, {"window": 600}, {"softcap": 5.0}, {"scale": 1.0}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"window": 20},
+        {"window": 600},
+        {"softcap": 5.0},
+        {"scale": 1.0},
+        {"chunk": 32},
+        {"chunk": 100},
+        {"chunk": 70, "window": 9},
+        {"sinks": torch.tensor([0.0, 3.0, -2.0, 400.0, -400.0, 1.5])},
+        {"sinks": torch.tensor([0.0, 3.0, -2.0, 1.0, -4.0, 1.5]), "window": 20},
+    ],
+    ids=str,
+)
 def test_attention(dtype, options):
     close(Scene("cpu", dtype, CONTEXTS).run(**options), Scene("reference", dtype, CONTEXTS).run(**options), dtype)
+
+
+def test_a_sink_takes_its_share_and_a_chunk_hides_what_is_before_it():
+    """Against the formulas, in float64: a sink is a score without a value; a chunk begins a sequence anew."""
+    scene = Scene("reference", torch.float32, [(9, 9)], heads=(2, 1), dim=16)
+    key, value = (
+        x[scene.tables[0].long()].transpose(1, 2).flatten(0, 1)[:9, 0] for x in (scene.cache.keys, scene.cache.values)
+    )
+    sinks = torch.tensor([0.7, -1.0])
+    scores = torch.einsum("qhd,kd->hqk", scene.query.double(), key.double()) / 4
+    scores = scores.masked_fill(torch.ones(9, 9).triu(1).bool(), float("-inf")).exp()
+    expected = scores / (scores.sum(-1, keepdim=True) + sinks.double().exp()[:, None, None])
+    out = scene.run(sinks=sinks)
+    torch.testing.assert_close(out.double(), torch.einsum("hqk,kd->qhd", expected, value.double()))
+    later = Scene("cpu", torch.float32, [(40, 40)]).run(chunk=32)[32:]
+    fresh = Scene("cpu", torch.float32, [(40, 40)])
+    fresh.tables = fresh.tables[:, 2:]  # blocks of 16: positions 32 … 39 as a sequence of their own
+    fresh.query, fresh.contexts = fresh.query[32:], [(8, 8)]
+    assert torch.equal(fresh.run(), later)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_sinks_that_do_not_fit_are_refused(backend):
+    scene = Scene(backend, torch.float32, [(9, 1)])
+    for sinks in (torch.zeros(5), torch.zeros(6, dtype=torch.float64), torch.zeros(12)[::2]):
+        with pytest.raises(ValueError, match=r"sinks must be contiguous torch.float32 \[6\]"):
+            scene.run(sinks=sinks)
+    with pytest.raises(ValueError, match="chunk must be at least 0, got -1"):
+        scene.run(chunk=-1)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -201,17 +250,30 @@ def test_attention_shapes(dtype, heads, dim, size):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dims", [(192, 128), (64, 128), (36, 20), (576, 512)])
+def test_attention_with_values_of_another_width(dtype, dims):
+    """(192, 128): multi-head latent attention of DeepSeek V3."""
+    shape = [(40, 7), (100, 1), (33, 33)], (4, 4), dims[0], 16, dims[1]
+    scenes = [Scene(backend, dtype, *shape).run() for backend in ("cpu", "reference")]
+    assert scenes[0].shape[-1] == dims[1]
+    close(*scenes, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("threads", [1, 2])
-def test_attention_does_not_depend_on_neighbours_chunks_or_threads(dtype, threads):
-    scene = Scene("cpu", dtype, CONTEXTS)
-    whole = scene.run()
+@pytest.mark.parametrize(
+    "options", [{}, {"chunk": 70, "sinks": torch.linspace(-2, 2, 6)}], ids=["plain", "chunk, sinks"]
+)
+def test_attention_does_not_depend_on_neighbours_chunks_or_threads(dtype, threads, options):
+    scene = Scene("cpu", dtype, CONTEXTS, value_dim=32 if options else 64)
+    whole = scene.run(**options)
     kernels.set_num_threads(threads)
     at = 0
     for i, (_, count) in enumerate(CONTEXTS):
         mine = whole[at : at + count]
-        assert torch.equal(scene.run(only=i), mine)
+        assert torch.equal(scene.run(only=i, **options), mine)
         for cut in (1, count // 2):
-            parts = [scene.run(only=i, tokens=slice(0, cut)), scene.run(only=i, tokens=slice(cut, count))]
+            parts = [scene.run(only=i, tokens=slice(*cuts), **options) for cuts in ((0, cut), (cut, count))]
             assert torch.equal(torch.cat(parts), mine)
         at += count
 

@@ -10,24 +10,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels.backends import DEVICES
+from tailrace.kernels import AttentionOptions
 from tailrace.kernels.dispatch import find
 from tailrace.kernels.gpu import attention as gpu
 
 DEVICE = torch.device(DEVICES["gpu"])
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
-PLAIN = {"scale": 0.3, "window": 0, "softcap": 0.0}
+PLAIN = {"scale": 0.3}
 
 
 class Scene:
     """A ragged batch over shuffled blocks. contexts: (positions, tokens of this step) of each sequence."""
 
-    def __init__(self, contexts, heads=(4, 2), dim=16, size=16, dtype=torch.float32, seed=7):
+    def __init__(self, contexts, heads=(4, 2), dim=16, size=16, dtype=torch.float32, seed=7, value_dim=0):
         generator = torch.Generator().manual_seed(seed)
         width = max(-(-length // size) for length, _ in contexts) + 1
         order = torch.randperm(width * len(contexts) + 2, generator=generator)
         self.contexts, self.size = contexts, size
         self.tables = order[: width * len(contexts)].view(len(contexts), width).to(torch.int32).to(DEVICE)
-        self.cache = find("make_cache", "reference")(len(order), heads[1], size, dim, dtype, DEVICE)
+        self.cache = find("make_cache", "reference")(len(order), heads[1], size, (dim, value_dim or dim), dtype, DEVICE)
         for memory in (self.cache.keys, self.cache.values):
             memory.copy_(torch.randn(memory.shape, generator=generator))
             for i, (length, _) in enumerate(contexts):  # what an old owner left must not matter
@@ -42,7 +43,7 @@ class Scene:
 
     def run(self, backend="gpu", **options) -> torch.Tensor:
         return find("paged_attention", backend)(
-            self.query, self.cache, self.tables, self.starts, self.lengths, *(PLAIN | options).values()
+            self.query, self.cache, self.tables, self.starts, self.lengths, AttentionOptions(**(PLAIN | options))
         )
 
     def row(self, i: int, start: int = 0, end: int | None = None) -> torch.Tensor:
@@ -56,7 +57,7 @@ class Scene:
             self.tables[i : i + 1],
             torch.tensor([0, end - start], dtype=torch.int32, device=DEVICE),
             self.lengths[i : i + 1] - (count - end),
-            *PLAIN.values(),
+            AttentionOptions(**PLAIN),
         )
 
 
@@ -70,16 +71,53 @@ def agree(scene: Scene, **options) -> None:
 CONTEXTS = [(1, 1), (17, 1), (30, 30), (64, 5), (40, 9), (600, 1), (270, 8)]
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("options", [{}, {"window": 20}, {"window": 300}, {"softcap": 2.0}], ids=str)
+OPTIONS = (
+    {},
+    {"window": 20},
+    {"window": 300},
+    {"softcap": 2.0},
+    {"chunk": 33},
+    {"chunk": 256, "window": 40},
+    {"sinks": torch.tensor([0.5, -3.0, 90.0, -90.0], device=DEVICE), "window": 20},
+)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "options"),
+    [
+        pytest.param(dtype, options, marks=[] if i % 3 == j else pytest.mark.long)
+        for i, options in enumerate(OPTIONS)
+        for j, dtype in enumerate(TOLERANCE)
+    ],
+    ids=str,
+)
 def test_a_mixed_batch(dtype, options):
     agree(Scene(CONTEXTS, dtype=dtype), **options)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("dims", [(48, 32), (20, 36)])
+def test_values_of_another_width(dims):
+    sinks = torch.tensor([0.5, -3.0, 1.0, -0.5], device=DEVICE)
+    agree(Scene(CONTEXTS, dim=dims[0], value_dim=dims[1]), sinks=sinks)
+
+
+SHAPES = (
+    ((9, 3), 64, 32),
+    ((20, 1), 80, 16),
+    ((70, 1), 8, 16),
+    ((3, 3), 96, 48),
+    ((2, 1), 128, 5),
+    ((1, 1), 256, 16),
+)
+
+
 @pytest.mark.parametrize(
-    ("heads", "dim", "size"),
-    [((9, 3), 64, 32), ((20, 1), 80, 16), ((70, 1), 8, 16), ((3, 3), 96, 48), ((2, 1), 128, 5), ((1, 1), 256, 16)],
+    ("dtype", "heads", "dim", "size"),
+    [
+        pytest.param(dtype, *shape, marks=[] if i % 2 == j else pytest.mark.long)
+        for i, shape in enumerate(SHAPES)
+        for j, dtype in enumerate((torch.bfloat16, torch.float32))
+    ],
 )
 def test_shapes(dtype, heads, dim, size):
     agree(Scene([(40, 11), (33, 1)], heads, dim, size, dtype))
@@ -180,11 +218,12 @@ def test_a_nan_query_gives_nan_and_only_there(count):
 
 @pytest.mark.parametrize(("dtype", "heads", "dim"), [(torch.bfloat16, 3, 20), (torch.float32, 1, 16)])
 def test_store_writes_its_slots_and_nothing_else(dtype, heads, dim):
-    made = find("make_cache", "gpu")(4, heads, 6, dim, dtype, DEVICE)
+    made = find("make_cache", "gpu")(4, heads, 6, (dim, dim + 4), dtype, DEVICE)
     assert (made.keys.shape, made.dtype, made.keys.device.type) == ((4, heads, 6, dim), dtype, DEVICE.type)
+    assert made.values.shape == (4, heads, 6, dim + 4)
     caches = [replace(made, keys=torch.zeros_like(made.keys), values=torch.zeros_like(made.values)) for _ in range(2)]
     key = torch.randn(heads, 7, dim, device=DEVICE).to(dtype).transpose(0, 1)
-    value = torch.randn(7, 2 * heads, dim, device=DEVICE).to(dtype)[:, ::2]
+    value = torch.randn(7, 2 * heads, dim + 4, device=DEVICE).to(dtype)[:, ::2]
     slots = torch.tensor([5, 23, 0, 6, 13, 12, 11], device=DEVICE)
     given_ = torch.tensor([5, -1, 0, 24, 13, 12, 10**12], device=DEVICE)
     kept = torch.tensor([0, 2, 4, 5], device=DEVICE)

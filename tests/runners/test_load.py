@@ -120,8 +120,8 @@ def distorted(change):
     """AttentionLayer.attend with other settings."""
     real = AttentionLayer.attend
 
-    def attend(self, query, key, value):
-        return real(replace(self, **change), query, key, value)
+    def attend(self, *parts, **options):
+        return real(replace(self, **change), *parts, **options)
 
     return attend
 

@@ -76,8 +76,9 @@ def test_each_depth_has_its_rows_law_in_a_few_draws(rule, dense):
 @pytest.mark.parametrize(
     ("rule", "dense"), [("rejection", True), ("block", True), ("exact", True), ("rejection", False), ("exact", False)]
 )
-def test_each_depth_has_its_rows_law_in_a_million_draws(rule, dense):
-    assert min(p_values(emitted(rule, dense, 2**20))) > ALPHA
+def test_each_depth_has_its_rows_law_in_many_draws(rule, dense):
+    """32 times as many as show the planted faults below."""
+    assert min(p_values(emitted(rule, dense, 2**17))) > ALPHA
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])

@@ -169,7 +169,7 @@ def test_the_same_tokens_whatever_is_asked(seed):
 
 
 @QUIET
-@pytest.mark.parametrize("seed", [*range(2), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 30))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 30))])
 def test_the_same_tokens_on_a_gpu(seed):
     slots, logits, rows = world(seed, [*PARAMS.values(), *RARE.values()])
     assert compare(slots, logits, rows, backend="gpu") > 5
@@ -178,11 +178,11 @@ def test_the_same_tokens_on_a_gpu(seed):
 @QUIET
 @pytest.mark.parametrize("dense", [False, True])
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("step", [2, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.long)])
 def test_every_rule_on_a_gpu(step, rule, dense, monkeypatch):
     """By nobody else's help. step: each so manieth method, others for the next rule."""
     monkeypatch.setattr(DeviceSlots, "falling_back", lambda *_: [])
-    asked = [PARAMS[name] for name in ON_GPU[(RULES.index(rule) + dense) % step :: step]]
+    asked = [PARAMS[name] for name in ON_GPU[(RULES.index(rule) + 2 * dense) % step :: step]]
     slots, logits, rows = world(5, asked)
     proposals = (logits + torch.randn(logits.shape, generator=torch.Generator().manual_seed(1)) * 0.5).softmax(1)
     rows = replace(

@@ -80,18 +80,18 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 
 @QUIET
 def test_history_grows_and_is_taken_back(world):
-    world.steps(4)
+    world.steps(3)
     for slot in range(len(ASKED)):
-        world.slots.rewind(slot, 3)
+        world.slots.rewind(slot, 2)
         world.slots.ban(slot, world.rng.randrange(12))
-        world.length[slot] -= 3
+        world.length[slot] -= 2
     world.steps(2)
 
 
 @QUIET
 def test_slots_change_hands(world):
     names = list(ASKED)
-    for turn in range(3):
+    for turn in range(2):
         world.step()
         for slot in world.rng.sample(range(len(ASKED)), 5):
             world.slots.remove(slot)
@@ -107,7 +107,7 @@ def test_what_is_forced_comes_at_once(world):
     world.step()
     for slot in range(0, len(ASKED), 2):
         world.slots.force(slot, [slot % 5, 7])
-    world.steps(4)
+    world.steps(3)  # the last without
 
 
 @QUIET

@@ -82,7 +82,7 @@ def test_another_parameter_seed_or_position_is_seen():
 
 
 @QUIET
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 4))])
 def test_the_tokens_are_the_samplers_on_a_gpu(seed):
     device = torch.device(DEVICES["gpu"])
     logits, fields, seeds, positions = asked_at_random(seed, 9)

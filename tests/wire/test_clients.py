@@ -346,11 +346,19 @@ def test_drain_finishes_what_runs_and_close_is_idempotent(name):
         made.end()
 
 
+UNKNOWN = ("scripted:nothing", ConfigError, "no scripted model 'nothing'")
+NOWHERE = ("/nowhere/at/all", ModelLoadError, "nowhere")
+
+
 @pytest.mark.parametrize(
-    ("model", "error", "words"),
-    [("scripted:nothing", ConfigError, "no scripted model 'nothing'"), ("/nowhere/at/all", ModelLoadError, "nowhere")],
+    ("name", "model", "error", "words"),
+    [
+        ("blocking", *UNKNOWN),
+        ("asyncio", *UNKNOWN),
+        pytest.param("blocking", *NOWHERE, marks=pytest.mark.long),  # transformers is imported first
+        pytest.param("asyncio", *NOWHERE, marks=pytest.mark.long),
+    ],
 )
-@pytest.mark.parametrize("name", ["blocking", "asyncio"])
 def test_an_engine_that_can_not_start_says_why(name, model, error, words):
     made = SyncClient(config(model)) if name == "blocking" else Blocking(AsyncClient(config(model)))
     with pytest.raises(error, match=words):

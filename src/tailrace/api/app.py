@@ -25,11 +25,18 @@ from tailrace.api.openapi import openapi
 from tailrace.api.request_id import REQUEST_ID, RequestIdMiddleware
 from tailrace.api.routes.chat import create_chat_completion
 from tailrace.api.routes.completions import create_completion
-from tailrace.api.routes.health import health
+from tailrace.api.routes.health import health, ping, version
+from tailrace.api.routes.messages import count_tokens, create_message
 from tailrace.api.routes.metrics import metrics
 from tailrace.api.routes.models import list_models, retrieve_model
 from tailrace.api.routes.requests import cancel_request
-from tailrace.api.routes.responses import cancel_response, create_response, delete_response, retrieve_response
+from tailrace.api.routes.responses import count_input_tokens, create_response
+from tailrace.api.routes.stored_responses import (
+    cancel_response,
+    delete_response,
+    list_input_items,
+    retrieve_response,
+)
 from tailrace.api.routes.tokenize import detokenize, tokenize
 from tailrace.api.trace_exporters import start_tracing
 from tailrace.api.worker_queries import answer
@@ -47,14 +54,21 @@ ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
     ("GET", "/v1/models", list_models),
     ("GET", "/v1/models/{id:path}", retrieve_model),
     ("POST", "/v1/responses", create_response),
-    ("POST", "/v1/responses/{id:path}/cancel", cancel_response),  # before the next, of which it would be an id
+    ("POST", "/v1/responses/input_tokens", count_input_tokens),
+    ("GET", "/v1/responses/{id:path}/input_items", list_input_items),
+    ("POST", "/v1/responses/{id:path}/cancel", cancel_response),  # these before the next, whose ids they would be
     ("GET", "/v1/responses/{id:path}", retrieve_response),
     ("DELETE", "/v1/responses/{id:path}", delete_response),
+    ("POST", "/v1/messages", create_message),
+    ("POST", "/v1/messages/count_tokens", count_tokens),
     ("DELETE", "/v1/requests/{id:path}", cancel_request),
     ("POST", "/tokenize", tokenize),
     ("POST", "/detokenize", detokenize),
     ("GET", "/openapi.json", openapi),
     ("GET", "/health", health),
+    ("GET", "/ping", ping),
+    ("POST", "/ping", ping),
+    ("GET", "/version", version),
     ("GET", "/metrics", metrics),
 )
 

@@ -12,11 +12,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from tailrace.api import error_handlers
 from tailrace.errors import AuthenticationError
 
-OPEN = ("/health", "/metrics", "/openapi.json")  # load balancers, scrapers and tools have no key
+# load balancers, scrapers and tools have no key
+OPEN = ("/health", "/ping", "/version", "/metrics", "/openapi.json")
 
 
 class ApiKeys:
-    """Lets a request through if its `Authorization: Bearer …` is one of the keys; compared in constant time."""
+    """Lets a request through if its `Authorization: Bearer …` or its `x-api-key` is one of the keys; compared in
+    constant time."""
 
     def __init__(self, app: ASGIApp, keys: Iterable[str]) -> None:
         self._app = app
@@ -25,17 +27,20 @@ class ApiKeys:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in OPEN or scope["method"] == "OPTIONS":
             return await self._app(scope, receive, send)
-        scheme, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
+        headers = Headers(scope=scope)
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        bearer = token.strip() if scheme.lower() == "bearer" else ""
+        given = [key.encode() for key in (bearer, headers.get("x-api-key", "").strip()) if key]
         matches = [
-            hmac.compare_digest(given.strip().encode(), key) for key in self._keys
+            hmac.compare_digest(word, key) for word in given for key in self._keys
         ]  # all of them, whatever the first says
-        if scheme.lower() == "bearer" and any(matches):
+        if any(matches):
             return await self._app(scope, receive, send)
         error = AuthenticationError(
-            "an API key is required: Authorization: Bearer …" if not given else "Incorrect API key provided"
+            "Incorrect API key provided" if given or token else "an API key is required: Authorization: Bearer …"
         )
         response = error_handlers.answer(
-            error.status, error_handlers.body(error), {"www-authenticate": "Bearer", "connection": "close"}
+            scope, error.status, error_handlers.body(error), {"www-authenticate": "Bearer", "connection": "close"}
         )
         await response(scope, receive, send)
 
@@ -63,7 +68,7 @@ class Site:
             message = f"pages of {origin[:200]!r} may not call this server; --cors-origins names those that may"
         else:
             return await self._app(scope, receive, send)
-        response = error_handlers.answer(403, error_handlers.of_http(403, message), {"connection": "close"})
+        response = error_handlers.answer(scope, 403, error_handlers.of_http(403, message), {"connection": "close"})
         await response(scope, receive, send)
 
     def _called(self, host: str) -> bool:

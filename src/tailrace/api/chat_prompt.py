@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from starlette.requests import Request
 
+from tailrace.api.body import log_once
 from tailrace.api.prompt_length import check_length
 from tailrace.api.service import service_of
 from tailrace.errors import ParameterError
 
 if TYPE_CHECKING:
-    from tailrace.api.schema.chat import ChatMessage, Conversation
+    from tailrace.api.schema.chat import ChatMessage, ChatRequest, Conversation, Part
+    from tailrace.api.service import Service
 
 # arguments that this server gives to the template, and those that would let a request choose the template
 RESERVED = frozenset(
@@ -20,6 +22,7 @@ RESERVED = frozenset(
         "messages",
         "conversation",
         "tools",
+        "documents",
         "add_generation_prompt",
         "continue_final_message",
         "unfinished",
@@ -31,6 +34,10 @@ RESERVED = frozenset(
         "truncation",
     }
 )
+# the names under which templates ask how much to think, and whether
+EFFORTS = ("reasoning_effort", "reasoning_strength", "thinking_effort")
+SWITCHES = ("enable_thinking", "thinking")
+REFUSED_OF_MESSAGES = {"audio": "only text can be served", "function_call": "not supported; tool_calls has its place"}
 
 
 def check_messages(ask: Conversation) -> None:
@@ -47,9 +54,30 @@ def check_messages(ask: Conversation) -> None:
         )
     if ask.continue_final_message and ask.messages[-1].role != "assistant":
         raise ParameterError("continue_final_message needs a last message of the assistant", "continue_final_message")
-    for name in ask.chat_template_kwargs or ():
+    kwargs = ask.chat_template_kwargs or {}
+    for name in kwargs:
         if name in RESERVED:
             raise ParameterError(f"chat_template_kwargs must not hold {name!r}", "chat_template_kwargs")
+    if ask.reasoning_effort not in (None, kwargs.get("reasoning_effort", ask.reasoning_effort)):
+        raise ParameterError(
+            f"reasoning_effort ({ask.reasoning_effort!r}) and chat_template_kwargs.reasoning_effort "
+            f"({kwargs['reasoning_effort']!r:.100}) differ",
+            "reasoning_effort",
+        )
+
+
+def with_effort(service: Service, ask: ChatRequest) -> ChatRequest:
+    """The request with its reasoning_effort in the variables that the chat template reads. "none" turns thinking off,
+    any other effort turns it on, where the template has a switch; what chat_template_kwargs holds stays."""
+    effort, reads = ask.reasoning_effort, service.tokenizer.template_reads
+    if effort is None:
+        return ask
+    found: dict[str, Any] = {name: effort != "none" for name in SWITCHES if reads(name)}
+    if effort != "none" or not found:
+        found |= {name: effort for name in EFFORTS if reads(name)}
+    if not found:
+        log_once("reasoning_effort (the chat template does not ask for it)")
+    return msgspec.structs.replace(ask, chat_template_kwargs={**found, **(ask.chat_template_kwargs or {})})
 
 
 async def encode_chat(
@@ -65,7 +93,7 @@ async def encode_chat(
             long.
     """
     service = service_of(request)
-    options: dict[str, Any] = dict(ask.chat_template_kwargs or {})
+    options: dict[str, Any] = {**(ask.chat_template_kwargs or {}), "documents": ask.documents or None}
     continued = bool(ask.continue_final_message)
     open_turn = not continued if ask.add_generation_prompt is None else ask.add_generation_prompt
     tools = (ask.tools or None) if with_tools else None
@@ -83,20 +111,63 @@ async def encode_chat(
 
 
 def template_message(i: int, message: ChatMessage) -> dict[str, Any]:
-    """A message as templates expect it: content is one string, text parts joined by line breaks."""
+    """A message as templates may see it: its content is a string, or a list of parts that are text.
+
+    Raises:
+        ParameterError: a part that is not text, a call that is none of a function, or a message without what its role
+            needs.
+    """
+    for name, why in REFUSED_OF_MESSAGES.items():
+        if getattr(message, name) is not None:
+            raise ParameterError(f"messages[{i}].{name}: {why}", f"messages[{i}].{name}")
     fields: dict[str, Any] = msgspec.to_builtins(message)
-    if isinstance(message.content, list):
-        texts = []
-        for j, part in enumerate(message.content):
-            name = f"messages[{i}].content[{j}]"
-            if part.type != "text":
-                raise ParameterError(f'{name}.type must be "text", got {part.type!r}', f"{name}.type")
-            if part.text is None:
-                raise ParameterError(f"{name}.text: required, but missing", f"{name}.text")
-            texts.append(part.text)
-        fields["content"] = "\n".join(texts)
-    elif message.content is None:
-        if message.role in ("system", "developer", "user"):
+    for j, call in enumerate(message.tool_calls or ()):
+        check_call(call, f"messages[{i}].tool_calls[{j}]")
+    refusal, content = fields.pop("refusal", None), message.content
+    if isinstance(content, list):
+        fields["content"] = [text_part(part, f"messages[{i}].content[{j}]") for j, part in enumerate(content)]
+    if refusal:
+        said = [{"type": "text", "text": content}] if isinstance(content, str) and content else fields.get("content")
+        fields["content"] = [*said, {"type": "text", "text": refusal}] if said else refusal
+    if not fields.get("content"):
+        if content is None and message.role in ("system", "developer", "user"):
             raise ParameterError(f"messages[{i}].content: required, but missing", f"messages[{i}].content")
-        fields["content"] = ""
+        if content is not None or not message.tool_calls:  # beside calls the template knows best what stands for none
+            fields["content"] = ""
     return fields
+
+
+def text_part(part: Part, name: str) -> dict[str, Any]:
+    """A part of a content, which must be text.
+
+    Raises:
+        ParameterError: it is not, or has none.
+    """
+    if part.type not in ("text", "refusal"):
+        raise ParameterError(f'{name}.type must be "text" or "refusal", got {part.type!r:.100}', f"{name}.type")
+    text = part.text if part.type == "text" else part.refusal
+    if text is None:
+        raise ParameterError(f"{name}.{part.type}: required, but missing", f"{name}.{part.type}")
+    return {"type": "text", "text": text}
+
+
+def check_call(call: dict[str, Any], name: str) -> None:
+    """Refuse a call of before that no template could write.
+
+    Raises:
+        ParameterError: naming the place.
+    """
+    if call.get("type", "function") != "function":
+        raise ParameterError(f'{name}.type must be "function", got {call["type"]!r:.100}', f"{name}.type")
+    function = call.get("function")
+    if not isinstance(function, dict):
+        raise ParameterError(f"{name}.function must be an object, got {function!r:.100}", f"{name}.function")
+    if not isinstance(function.get("name"), str):
+        got = function.get("name")
+        raise ParameterError(f"{name}.function.name must be a string, got {got!r:.100}", f"{name}.function.name")
+    if not isinstance(function.get("arguments"), str | dict | None):
+        got = function["arguments"]
+        raise ParameterError(
+            f"{name}.function.arguments must be JSON in a string, or an object, got {got!r:.100}",
+            f"{name}.function.arguments",
+        )

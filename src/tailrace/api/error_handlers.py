@@ -1,4 +1,4 @@
-"""Errors → HTTP, in one place: the status, OpenAI's error type, and whose fault it is.
+"""Errors → HTTP, in one place: the status, OpenAI's error type (Anthropic's below /v1/messages), and whose fault it is.
 
 Endpoints raise; `HANDLERS` turn the errors into answers. An error in the middle of a stream becomes an event by
 `of_any`.
@@ -16,10 +16,19 @@ import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.types import Scope
 
 from tailrace import _cpu
+from tailrace.api.anthropic_errors import anthropic_body, is_anthropic
 from tailrace.api.schema.errors import ErrorBody, Problem
-from tailrace.errors import BY_CODE, EngineError, GrammarError, ParameterError, RequestError, TailraceError
+from tailrace.errors import (
+    BY_CODE,
+    EngineError,
+    GrammarError,
+    ParameterError,
+    RequestError,
+    TailraceError,
+)
 from tailrace.wire.messages import Failed
 
 log = logging.getLogger(__name__)
@@ -110,9 +119,12 @@ def of_json(error: Exception, raw: bytes) -> str:
     )
 
 
-def answer(status: int, problem: ErrorBody, headers: Mapping[str, str] | None = None) -> Response:
-    """An error as a response."""
-    return Response(_encode(problem), status, headers, "application/json")
+def answer(scope: Scope, status: int, problem: ErrorBody, headers: Mapping[str, str] | None = None) -> Response:
+    """An error as a response, in the shape of the endpoint that was asked."""
+    shaped: msgspec.Struct = problem
+    if is_anthropic(scope):
+        shaped = anthropic_body(problem, status, scope.get("state", {}).get("request_id"))
+    return Response(_encode(shaped), status, headers, "application/json")
 
 
 def of_http(status: int, message: str) -> ErrorBody:
@@ -141,7 +153,7 @@ async def on_tailrace_error(request: Request, error: Exception) -> Response:
     if error.status >= 500:
         log.error("%s %s: %s", request.method, request.url.path, error)
     headers = {"retry-after": str(RETRY_AFTER_S)} if error.status in (429, 503) else None
-    return answer(error.status, body(error), headers)
+    return answer(request.scope, error.status, body(error), headers)
 
 
 async def on_http_error(request: Request, error: Exception) -> Response:
@@ -152,7 +164,7 @@ async def on_http_error(request: Request, error: Exception) -> Response:
         404: f"there is no {path} here",
         405: f"{path} does not take {request.method}",
     }.get(error.status_code, error.detail)
-    return answer(error.status_code, of_http(error.status_code, message), error.headers)
+    return answer(request.scope, error.status_code, of_http(error.status_code, message), error.headers)
 
 
 async def on_disconnect(request: Request, error: Exception) -> Response:
@@ -162,7 +174,7 @@ async def on_disconnect(request: Request, error: Exception) -> Response:
 
 async def on_bug(request: Request, error: Exception) -> Response:
     """A bug of ours."""
-    return answer(500, of_any(error))
+    return answer(request.scope, 500, of_any(error))
 
 
 HANDLERS: dict[Any, Any] = {

@@ -17,6 +17,7 @@ from tailrace.api import error_handlers
 from tailrace.api.merge_iterators import merge_iterators
 from tailrace.api.request_record import UNKNOWN, RequestOrigin, RequestRecord
 from tailrace.api.schema.common import CompletionTokensDetails, PromptTokensDetails, Usage
+from tailrace.api.thinking_tokens import ThinkingTokens
 from tailrace.api.work_queue import SLICE_S
 from tailrace.errors import EngineError, TailraceError
 from tailrace.params import SamplingParams
@@ -38,7 +39,12 @@ class Generation:
 
     Args:
         origin: how it is to be treated, and for the record of it. grammar_field: what the client calls the grammar.
+
+    Attributes:
+        thinking: what counts the tokens of thoughts, where the model may think.
     """
+
+    thinking: ThinkingTokens | None = None
 
     def __init__(
         self,
@@ -77,7 +83,9 @@ class Generation:
         prompt = sum(map(len, self.prompts))
         completion = sum(text.num_tokens for text in self._texts)
         accepted = min(self._accepted, completion)  # a stop that only the front end finds also cuts accepted drafts
-        details = UNSET if not self._drafted else CompletionTokensDetails(accepted, self._drafted - accepted)
+        thought = 0 if self.thinking is None else min(self.thinking.total, completion)
+        details = CompletionTokensDetails(accepted, self._drafted - accepted, thought)
+        details = details if self._drafted or thought else UNSET
         return Usage(prompt, completion, prompt + completion, PromptTokensDetails(sum(self._cached)), details)
 
     def prompt_logprobs(self, p: int) -> list[TokenLogprobs] | None:
@@ -246,6 +254,8 @@ class Generation:
         match event:
             case Tokens():
                 clock.tick(event.index, len(event.token_ids))
+                if self.thinking is not None:
+                    self.thinking.feed(p * self.params.n + event.index, event.token_ids)
                 return text.feed(event.token_ids, event.logprobs)
             case Finished():
                 return text.flush(event.reason, event.stop_token_id, event.cause)

@@ -13,15 +13,23 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tailrace.api.anthropic_errors import ANTHROPIC
+from tailrace.api.routes.health import Version
 from tailrace.api.schema.chat import ChatCompletion, ChatRequest
 from tailrace.api.schema.completions import Completion, CompletionRequest
-from tailrace.api.schema.errors import ErrorBody
+from tailrace.api.schema.errors import AnthropicError, ErrorBody
+from tailrace.api.schema.messages import CountRequest, InputTokens, MessageObject, MessagesRequest
 from tailrace.api.schema.models import ModelCard, ModelList
 from tailrace.api.schema.requests import Cancelled
-from tailrace.api.schema.responses import Deleted, ResponseObject, ResponsesRequest
+from tailrace.api.schema.responses import Deleted, ItemList, ResponseObject, ResponsesRequest, ResponseTokens
 from tailrace.api.schema.tokenize import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
 from tailrace.params import FIELDS
 
+SCHEMES = {
+    "key": {"type": "http", "scheme": "bearer"},
+    "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+}
+ERRORS = (ErrorBody, AnthropicError)
 REF = "#/components/schemas/{name}"
 
 
@@ -42,10 +50,20 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         "A completion of each prompt", CompletionRequest, Completion, GENERATING, True
     ),
     ("POST", "/v1/responses"): Operation("A response", ResponsesRequest, ResponseObject, GENERATING, True),
+    ("POST", "/v1/responses/input_tokens"): Operation(
+        "Tokens of a response's prompt", ResponsesRequest, ResponseTokens, (400, 401, 404, 413, 415, 503)
+    ),
+    ("GET", "/v1/responses/{id}/input_items"): Operation(
+        "The items that a response answers", None, ItemList, (400, 401, 404)
+    ),
     ("GET", "/v1/responses/{id}"): Operation("A stored response", None, ResponseObject, (400, 401, 404)),
     ("DELETE", "/v1/responses/{id}"): Operation("Forget a stored response", None, Deleted, (400, 401, 404)),
     ("POST", "/v1/responses/{id}/cancel"): Operation(
         "End a response in progress", None, ResponseObject, (400, 401, 404)
+    ),
+    ("POST", "/v1/messages"): Operation("A message", MessagesRequest, MessageObject, GENERATING, True),
+    ("POST", "/v1/messages/count_tokens"): Operation(
+        "Tokens of a message's prompt", CountRequest, InputTokens, (400, 401, 404, 413, 415, 503)
     ),
     ("DELETE", "/v1/requests/{id}"): Operation(
         "End a running request, keeping what it has said", None, Cancelled, (400, 401, 404)
@@ -59,6 +77,9 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         "The text of token ids", DetokenizeRequest, Detokenized, (400, 401, 404, 413, 415, 503)
     ),
     ("GET", "/health"): Operation("200 while requests are accepted", None, None, (503,)),
+    ("GET", "/ping"): Operation("The status of /health alone", None, None, (503,)),
+    ("POST", "/ping"): Operation("The status of /health alone, too", None, None, (503,)),
+    ("GET", "/version"): Operation("The version of tailrace", None, Version),
     ("GET", "/metrics"): Operation("Prometheus' text format", None, None),
 }
 
@@ -74,9 +95,9 @@ def document() -> bytes:
     types = [
         kind for operation in OPERATIONS.values() for kind in (operation.takes, operation.gives) if kind is not None
     ]
-    refs, components = msgspec.json.schema_components([*types, ErrorBody], ref_template=REF)
-    by_type = dict(zip([*types, ErrorBody], refs, strict=True))
-    for kind in (ChatRequest, CompletionRequest, ResponsesRequest):
+    refs, components = msgspec.json.schema_components([*types, *ERRORS], ref_template=REF)
+    by_type = dict(zip([*types, *ERRORS], refs, strict=True))
+    for kind in (ChatRequest, CompletionRequest, ResponsesRequest, MessagesRequest):
         add_declarations(components[kind.__name__]["properties"])
     add_range(
         components[CompletionRequest.__name__]["properties"]["max_tokens"], 0, math.inf
@@ -89,8 +110,8 @@ def document() -> bytes:
             "openapi": "3.1.0",
             "info": {"title": "tailrace", "version": version("tailrace")},
             "paths": paths,
-            "components": {"schemas": components, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
-            "security": [{}, {"key": []}],
+            "components": {"schemas": components, "securitySchemes": SCHEMES},
+            "security": [{}, *({name: []} for name in SCHEMES)],
         }
     )
 
@@ -113,8 +134,9 @@ def described(operation: Operation, path: str, refs: dict[type, dict[str, Any]])
     found["responses"] = {"200": {"description": operation.summary} | ({"content": content} if content else {})}
     for status in operation.statuses:
         found["responses"][str(status)] = {"description": "see error.message"}
-        if path != "/health":
-            found["responses"][str(status)]["content"] = {"application/json": {"schema": refs[ErrorBody]}}
+        if path not in ("/health", "/ping"):
+            shape = refs[AnthropicError if path.startswith(ANTHROPIC) else ErrorBody]
+            found["responses"][str(status)]["content"] = {"application/json": {"schema": shape}}
     return found
 
 

@@ -19,7 +19,7 @@ from tailrace.api.beam_fields import beam_request, check_no_beams
 from tailrace.api.beam_search import BeamRequest
 from tailrace.api.body import BodyReader
 from tailrace.api.channels import Channels, channel_fields, channels_of
-from tailrace.api.chat_prompt import encode_chat
+from tailrace.api.chat_prompt import encode_chat, with_effort
 from tailrace.api.front_end import service_for
 from tailrace.api.generation import Generation
 from tailrace.api.negative_prompt import longest, negative_of_chat
@@ -28,13 +28,15 @@ from tailrace.api.sampling import check_copies, effort, num_logprobs, output_lim
 from tailrace.api.schema.chat import ChatRequest
 from tailrace.api.schema.common import GenerateRequest
 from tailrace.api.schema.completions import CompletionRequest
+from tailrace.api.schema.messages import CountRequest
 from tailrace.api.schema.tokenize import DetokenizeRequest, TokenizeRequest
 from tailrace.api.service import Service
+from tailrace.api.thinking_tokens import ThinkingTokens
 from tailrace.api.tool_choice import ToolChoice, chat_grammar
 from tailrace.errors import ParameterError
 from tailrace.params import SamplingParams
 
-R = TypeVar("R", bound=GenerateRequest | TokenizeRequest | DetokenizeRequest)
+R = TypeVar("R", bound=GenerateRequest | TokenizeRequest | DetokenizeRequest | CountRequest)
 
 # what an endpoint adds to the sampling fields: fields of SamplingParams, and the field of the request that the grammar
 # came in
@@ -53,18 +55,29 @@ class Prompts(NamedTuple):
 
 
 class TokenLimit(NamedTuple):
-    """How many tokens the client allows, and what it calls the limit; None: as many as the context has room for."""
+    """How many tokens the client allows, and what it calls the limit; None: as many as the context has room for.
+
+    ends_with_context: the limit may be more than that.
+    """
 
     max_tokens: int | None
     field: str
+    ends_with_context: bool = False
+
+    def within(self, room: int) -> int | None:
+        """The limit, where the context has room for so many tokens."""
+        asked = self.max_tokens
+        return asked if asked is None or not self.ends_with_context else min(asked, max(room, 1))
 
 
 class PreparedRequest(NamedTuple):
-    """What the engine is given. grammar_field: what the client calls the grammar, for the engine's errors."""
+    """What the engine is given. grammar_field: what the client calls the grammar, for the engine's errors. thinking:
+    what counts the tokens of a chat's thoughts, where they are told apart."""
 
     prompts: list[list[int]]
     params: SamplingParams
     grammar_field: str = "grammar"
+    thinking: ThinkingTokens | None = None
 
 
 class ChatInput(NamedTuple):
@@ -111,9 +124,8 @@ async def prepare(
     """
     service: Service = request.state.service
     num_prompt, prompt_field = longest(max(map(len, prompts.token_ids)), prompts.negative, prompts.field)
-    max_tokens = output_limit(
-        num_prompt, service.client.model.max_model_len, limit.max_tokens, limit.field, prompt_field
-    )
+    most = service.client.model.max_model_len
+    max_tokens = output_limit(num_prompt, most, limit.within(most - num_prompt), limit.field, prompt_field)
     if ask.prompt_logprobs is not None:
         num_logprobs(ask.prompt_logprobs, service.config.max_logprobs, "prompt_logprobs")
 
@@ -137,7 +149,7 @@ async def prepare_chat(
         RequestError: see `prepare`, encode_chat, channel_fields and chat_grammar.
     """
     service: Service = request.state.service
-    ask, with_tools = chat.ask, chat.choice.mode != "none"
+    ask, with_tools = with_effort(service, chat.ask), chat.choice.mode != "none"
     prompt = await encode_chat(request, ask, with_tools, chat.messages_field)
     negative = await negative_of_chat(request, ask, with_tools)
     channels = channels_of(service, ask, prompt)
@@ -148,7 +160,17 @@ async def prepare_chat(
         return {**fields, "grammar": grammar}, field
 
     prompts = Prompts([prompt], chat.messages_field, negative)
-    return await prepare(request, ask, prompts, chat.limit, logprobs, additions), channels
+    prepared = await prepare(request, ask, prompts, chat.limit, logprobs, additions)
+    markers = channels.reasoning
+    thinking = None if markers is None else ThinkingTokens(service.tokenizer, markers, channels.opened)
+    return prepared._replace(thinking=thinking), channels
+
+
+def generate(service: Service, id: str, prepared: PreparedRequest, origin: RequestOrigin) -> Generation:
+    """The generation of a request that is prepared."""
+    made = Generation(service, id, prepared.prompts, prepared.params, origin, prepared.grammar_field)
+    made.thinking = prepared.thinking
+    return made
 
 
 def start(
@@ -161,7 +183,7 @@ def start(
     """
     if not ask.use_beam_search:
         check_no_beams(ask)
-        return Generation(service, id, prepared.prompts, prepared.params, origin, prepared.grammar_field)
+        return generate(service, id, prepared, origin)
     if prepared.params.grammar is not None:
         raise ParameterError(f"{prepared.grammar_field} can't be had with use_beam_search", prepared.grammar_field)
     if len(prepared.prompts) > 1:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
 
 VERSIONS = ("1.0", "1.1")
-ONCE = (b"origin", b"content-type", b"authorization")
+ONCE = (b"origin", b"content-type", b"authorization", b"x-api-key")
 MAX_PORT = 65_535
 TLS = b"\x16\x03"  # how a TLS handshake begins
 

@@ -1,5 +1,5 @@
 """The name of a request: the client's own, from the body or the x-request-id header, else a fresh one; the answer's
-header repeats it."""
+headers repeat it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from tailrace.api.anthropic_errors import is_anthropic
 from tailrace.api.schema.common import GenerateRequest
 
 REQUEST_ID = "x-request-id"
+ANTHROPIC_ID = "request-id"  # where Anthropic's clients look for it
 MAX_REQUEST_ID = 128  # characters
 
 
@@ -29,7 +31,10 @@ class RequestIdMiddleware:
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)[REQUEST_ID] = state["request_id"]
+                headers = MutableHeaders(scope=message)
+                headers[REQUEST_ID] = state["request_id"]
+                if is_anthropic(scope):
+                    headers[ANTHROPIC_ID] = state["request_id"]
             await send(message)
 
         await self._app(scope, receive, send_with_id)

@@ -3,9 +3,12 @@ done."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 from uuid import uuid4
+
+import msgspec
+from msgspec import UNSET
 
 from tailrace.api.schema.responses import Event, Incomplete, OutputItem, OutputPart, ResponseObject, ResponseUsage
 from tailrace.text.channel_splitter import Segment
@@ -21,21 +24,22 @@ ENDS = {"stop": ("completed", None), "length": ("incomplete", "max_output_tokens
 
 
 class ResponseEvents:
-    """One response as it grows. Each method returns the events to send."""
+    """One response as it grows. Each method returns the events to send. note: called with each, as it is made."""
 
-    def __init__(self, response: ResponseObject) -> None:
-        self.response = response
+    def __init__(self, response: ResponseObject, note: Callable[[Event], None]) -> None:
+        self.response, self._note = response, note
         self._count = 0
         self._channel = ""  # of the item that is open, if any
         self._text: list[str] = []
+        self._logprobs: list[msgspec.Raw] = []
 
     def begin(self) -> Iterator[Event]:
         """The response has been created."""
         yield self._event("response.created", response=self.response)
         yield self._event("response.in_progress", response=self.response)
 
-    def add(self, segment: Segment) -> Iterator[Event]:
-        """More text, or a tool call."""
+    def add(self, segment: Segment, logprobs: list[msgspec.Raw]) -> Iterator[Event]:
+        """More text, or a tool call. logprobs: of the tokens of its text, if they are asked for."""
         if segment.call is not None:
             yield from self._call(segment.call)
             return
@@ -53,7 +57,9 @@ class ResponseEvents:
                 "response.content_part.added", **self._place(), content_index=0, part=self._part(part, "")
             )
         self._text.append(segment.text)
-        yield self._event(f"{events}.delta", **self._place(), content_index=0, delta=segment.text, **scores(part))
+        self._logprobs += logprobs
+        scored = scores(part, logprobs)
+        yield self._event(f"{events}.delta", **self._place(), content_index=0, delta=segment.text, **scored)
 
     def end(self, finish_reason: str, stop_reason: Any, usage: ResponseUsage, whole: bool = True) -> Iterator[Event]:
         """The response is over, for this reason. whole: False if its last item is a call that was cut off."""
@@ -110,21 +116,26 @@ class ResponseEvents:
         _, _, kind, events = KINDS[self._channel]
         item, text = self.response.output[-1], "".join(self._text)
         part = self._part(kind, text)
-        yield self._event(f"{events}.done", **self._place(), content_index=0, text=text, **scores(kind))
+        scored = scores(kind, self._logprobs)
+        yield self._event(f"{events}.done", **self._place(), content_index=0, text=text, **scored)
         yield self._event("response.content_part.done", **self._place(), content_index=0, part=part)
         item.content, item.status = [part], status
         yield self._event("response.output_item.done", output_index=self._at, item=item)
         self._channel = ""
-        self._text = []
+        self._text, self._logprobs = [], []
 
     def _part(self, kind: str, text: str) -> OutputPart:
-        return OutputPart(kind, text, []) if kind == "output_text" else OutputPart(kind, text)
+        if kind != "output_text":
+            return OutputPart(kind, text)
+        return OutputPart(kind, text, [], self._logprobs or UNSET)
 
     def _event(self, type: str, **fields: Any) -> Event:
+        event = Event(type=type, sequence_number=self._count, **fields)
         self._count += 1
-        return Event(type=type, sequence_number=self._count - 1, **fields)
+        self._note(event)
+        return event
 
 
-def scores(part: str) -> dict[str, list[Any]]:
-    """The `logprobs` field, which OpenAI's clients expect with output text; always empty."""
-    return {"logprobs": []} if part == "output_text" else {}
+def scores(part: str, logprobs: list[msgspec.Raw]) -> dict[str, Any]:
+    """The `logprobs` field, which OpenAI's clients expect with output text; empty where none are asked for."""
+    return {"logprobs": logprobs} if part == "output_text" else {}

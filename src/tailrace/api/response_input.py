@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 
 from tailrace.api.chat_prompt import check_messages
-from tailrace.api.schema.chat import ChatMessage, ChatRequest
+from tailrace.api.schema.chat import ChatMessage, ChatRequest, Part
 from tailrace.api.schema.common import GenerateRequest
-from tailrace.api.schema.responses import InputItem, OutputItem, ResponsesRequest
+from tailrace.api.schema.responses import InputItem, InputPart, OutputItem, ResponsesRequest
 from tailrace.api.schema.structured import FlatJsonSchemaFormat, JsonSchema, JsonSchemaFormat, ResponseFormat
 from tailrace.errors import ParameterError
 
@@ -44,6 +44,7 @@ def to_chat(ask: ResponsesRequest, before: bytes) -> ChatRequest:
         tools=[tool_of(tool) for tool in ask.tools or ()] or None,
         tool_choice=ask.tool_choice,
         chat_template_kwargs=ask.chat_template_kwargs,
+        reasoning_effort=None if ask.reasoning is None else ask.reasoning.effort,
         separate_reasoning=ask.separate_reasoning,
         stop_scope=ask.stop_scope,
         thinking_token_budget=ask.thinking_token_budget,
@@ -74,15 +75,26 @@ def message_of(item: InputItem, name: str) -> list[ChatMessage]:
     if item.type == "function_call_output":
         if item.output is None:
             raise ParameterError(f"{name}: a function_call_output needs output", name)
-        return [ChatMessage(role="tool", content=item.output, tool_call_id=item.call_id)]
+        output = item.output if isinstance(item.output, str) else texts_of(item.output, f"{name}.output")
+        return [ChatMessage(role="tool", content=output, tool_call_id=item.call_id)]
     if item.role is None or item.content is None:
         raise ParameterError(f"{name}: a message needs role and content", name)
     if isinstance(item.content, str):
         return [ChatMessage(role=item.role, content=item.content)]
-    for part in item.content:
+    parts = texts_of(item.content, f"{name}.content")
+    return [ChatMessage(role=item.role, content="".join(part.text or "" for part in parts))]
+
+
+def texts_of(parts: list[InputPart], name: str) -> list[Part]:
+    """Parts as a chat has them.
+
+    Raises:
+        ParameterError: one of them is no text.
+    """
+    for part in parts:
         if part.type not in ("input_text", "output_text", "text") or part.text is None:
-            raise ParameterError(f"{name}.content: only text can be served, got {part.type!r}", f"{name}.content")
-    return [ChatMessage(role=item.role, content="".join(part.text or "" for part in item.content))]
+            raise ParameterError(f"{name}: only text can be served, got {part.type!r:.100}", name)
+    return [Part("text", part.text) for part in parts]
 
 
 def tool_of(tool: dict[str, Any]) -> dict[str, Any]:
@@ -104,3 +116,29 @@ def to_messages(output: list[OutputItem]) -> list[dict[str, Any]]:
     if not text and not calls:
         return []
     return [{"role": "assistant", "content": text, **({"tool_calls": calls} if calls else {})}]
+
+
+def to_items(messages: list[ChatMessage], id: str) -> list[dict[str, Any]]:
+    """The messages that a response of this id answers, as OpenAI lists them. The ids of items come from theirs."""
+    found: list[dict[str, Any]] = []
+
+    def add(kind: str, prefix: str, **fields: Any) -> None:
+        own = f"{prefix}_{id.removeprefix('resp_')}_{len(found)}"
+        found.append({"id": own, "type": kind, "status": "completed", **fields})
+
+    for message in messages:
+        parts = message.content or []
+        texts = [parts] if isinstance(parts, str) else [part.text or "" for part in parts]
+        if message.role == "tool":
+            content = texts[0] if isinstance(parts, str) else [{"type": "input_text", "text": text} for text in texts]
+            add("function_call_output", "fco", call_id=message.tool_call_id, output=content)
+            continue
+        mine = message.role == "assistant"
+        kind: dict[str, Any] = {"type": "output_text", "annotations": []} if mine else {"type": "input_text"}
+        content = [kind | {"text": text} for text in texts]
+        if any(texts) or not mine:
+            add("message", "msg", role=message.role, content=content)
+        for call in message.tool_calls or ():
+            function = call["function"]
+            add("function_call", "fc", call_id=call["id"], name=function["name"], arguments=function["arguments"])
+    return found

@@ -15,10 +15,19 @@ MAX_BYTES = 64 << 20
 
 
 class Stored(NamedTuple):
-    """body: the response as JSON. messages: the conversation up to it, as the chat template takes it, also as JSON."""
+    """body: the response as JSON. messages: the conversation up to it, as the chat template takes it, also as JSON;
+    inputs: how many of them the response answers. frames: the events of its stream so far, by number; None where it was
+    not streamed."""
 
     body: bytes
     messages: bytes
+    inputs: int
+    frames: list[bytes] | None
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return len(self.body) + len(self.messages) + sum(map(len, self.frames or ()))
 
 
 class ResponseStore:
@@ -35,12 +44,27 @@ class ResponseStore:
     def __contains__(self, id: str) -> bool:
         return id in self._stored
 
-    def put(self, response: ResponseObject, messages: list[dict[str, Any]]) -> None:
-        """Store the response as it is now, in place of an earlier state."""
+    def put(
+        self, response: ResponseObject, messages: list[dict[str, Any]], inputs: int = 0, streamed: bool = False
+    ) -> None:
+        """Store the response as it is now, in place of an earlier state, whose events stay. inputs: see Stored."""
+        before = self._stored.get(response.id)
+        frames = ([] if streamed else None) if before is None else before.frames
         self.discard(response.id)
-        entry = Stored(msgspec.json.encode(response), msgspec.json.encode(messages))
+        entry = Stored(msgspec.json.encode(response), msgspec.json.encode(messages), inputs, frames)
         self._stored[response.id] = entry
-        self.bytes += len(entry.body) + len(entry.messages)
+        self.bytes += entry.size
+        self._trim()
+
+    def record(self, id: str, frame: bytes) -> None:
+        """Add an event, if the response is stored and was streamed."""
+        entry = self._stored.get(id)
+        if entry is not None and entry.frames is not None:
+            entry.frames.append(frame)
+            self.bytes += len(frame)
+            self._trim()
+
+    def _trim(self) -> None:
         while len(self._stored) > self._limits[0] or self.bytes > self._limits[1]:
             self.discard(next(iter(self._stored)))
 
@@ -58,7 +82,7 @@ class ResponseStore:
         """Drop it, if it is stored."""
         entry = self._stored.pop(id, None)
         if entry is not None:
-            self.bytes -= len(entry.body) + len(entry.messages)
+            self.bytes -= entry.size
 
 
 def missing(id: str, param: str | None = None) -> RequestNotFoundError:

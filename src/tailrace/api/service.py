@@ -23,7 +23,7 @@ from tailrace.api.work_queue import WorkQueue
 from tailrace.config import ServerConfig
 from tailrace.errors import NotReadyError, TailraceError
 from tailrace.text.reasoning import REASONING_MARKERS
-from tailrace.text.tool_parsers import TOOL_FORMATS
+from tailrace.text.tool_parsers import ALIASES, TOOL_FORMATS
 from tailrace.wire.async_client import AsyncClient
 
 if TYPE_CHECKING:
@@ -98,7 +98,8 @@ class Service:
         self.reasoning = select_parser(
             config.reasoning_parser, REASONING_MARKERS, lambda markers: (markers,), tokenizer
         )
-        self.tools = select_parser(config.tool_parser, TOOL_FORMATS, lambda form: form.evidence, tokenizer)
+        name = ALIASES.get(config.tool_parser, config.tool_parser)
+        self.tools = select_parser(name, TOOL_FORMATS, lambda form: form.evidence, tokenizer)
         self.metrics = Metrics(
             lambda: client.stats,
             lambda: self.supervisor.condition == "ready",

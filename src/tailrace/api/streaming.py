@@ -3,9 +3,9 @@ what chunks say.
 
 data: {…}\\n\\n                    one per chunk
 data: [DONE]\\n\\n                 only after the last chunk
-event: TYPE\\ndata: {…}\\n\\n       where events have names (/v1/responses); there is no [DONE] then
+event: TYPE\\ndata: {…}\\n\\n       where events have names (/v1/responses, /v1/messages); there is no [DONE] then
 data: {"error":…}\\n\\n            if the request fails on the way; then the answer ends
-: keep-alive\\n\\n                 a comment between frames after a silence, also before the first chunk
+: keep-alive\\n\\n                 a comment (in /v1/messages an event) after a silence, also before the first chunk
 """
 
 from __future__ import annotations
@@ -41,10 +41,11 @@ class Abortable(Protocol):
 
 
 class EventFormat(NamedTuple):
-    """How chunks are framed, and what follows the last one."""
+    """How chunks are framed, what follows the last one, and what is sent into a silence."""
 
     frame: Callable[[msgspec.Struct], bytes]
     done: bytes
+    silence: bytes = COMMENT
 
 
 def json_response(body: msgspec.Struct, status: int = 200) -> Response:
@@ -147,7 +148,7 @@ class EventStream(Response):
         keep_alive = asyncio.create_task(self._keep_alive(write))
         try:
             try:
-                frame, done = self._form
+                frame, done = self._form.frame, self._form.done
                 await write(frame(await self._first))
                 async for chunk in self._rest:
                     await write(frame(chunk))
@@ -164,6 +165,6 @@ class EventStream(Response):
         while True:
             silent_s = time.monotonic() - self._sent_s
             if silent_s >= self._keep_alive_s:
-                await write(COMMENT)
+                await write(self._form.silence)
                 silent_s = 0.0
             await asyncio.sleep(self._keep_alive_s - silent_s)

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from tailrace.api.response_store import missing
 
 if TYPE_CHECKING:
@@ -37,6 +39,24 @@ def conversation(front: FrontEnd, id: str) -> bytes | None:
     return front.responses.get(id).messages if id in front.responses else None
 
 
+def inputs(front: FrontEnd, id: str) -> bytes | None:
+    """The messages that a stored response answers, as JSON."""
+    if id not in front.responses:
+        return None
+    stored = front.responses.get(id)
+    return msgspec.json.encode(msgspec.json.decode(stored.messages, type=list[msgspec.Raw])[: stored.inputs])
+
+
+def events(front: FrontEnd, argument: str) -> bytes | None:
+    """The events of a stored response from a number on, as JSON; null where it was not streamed. argument: the number,
+    a blank, and the id."""
+    number, _, id = argument.partition(" ")
+    if id not in front.responses:
+        return None
+    frames = front.responses.get(id).frames
+    return msgspec.json.encode(None if frames is None else [frame.decode() for frame in frames[int(number) :]])
+
+
 def forget(front: FrontEnd, id: str) -> bytes | None:
     """Forget a stored response."""
     if id not in front.responses:
@@ -54,6 +74,8 @@ QUESTIONS: dict[str, Callable[[FrontEnd, str], bytes | None]] = {
     "cut": cut,
     "response": response,
     "conversation": conversation,
+    "inputs": inputs,
+    "events": events,
     "forget": forget,
     "counts": counts,
 }

@@ -86,12 +86,13 @@ def assemble(
             computed += draft.tokens
             sampling += [member for member in sharing if member is sequence or member.samples_with_prefill]
         flat.add(computed, first + len(computed))
+        sequence.state_end = first + len(computed)
         slots.append(sequence.slot)
         if sequence.request.adapter:
             adapted[sequence.request.adapter] += range(begin, len(tokens))
     table = tables.table[slots, : -(-max(flat.kv_len) // block_size)]
     adapters = tuple((number, torch.tensor(places)) for number, places in sorted(adapted.items()))
-    return Assembled(flat.batch(table, block_size, previous, adapters), rows, sampling, prompt_rows, hidden_rows)
+    return Assembled(flat.batch(table, block_size, previous, adapters, slots), rows, sampling, prompt_rows, hidden_rows)
 
 
 def prompt_part(sequence: Sequence, end: int, row: int) -> PromptRows:

@@ -16,22 +16,31 @@ SHARE = 0.3  # of the memory that is available now
 DEVICE_SHARE = 0.7  # of a GPU's: drafters, sampling, attention and graphs take theirs later
 
 
-def num_blocks(config: CacheConfig, block_bytes: int, wanted: int, device: torch.device | None = None) -> int:
+def num_blocks(
+    config: CacheConfig, block_bytes: int, wanted: int, device: torch.device | None = None, states: int = 0
+) -> int:
     """As configured, or as many as fit config.memory_gib (0: a share of what is free), but no more than `wanted`.
 
     Args:
         block_bytes: of one block over all layers; 0 where the runner needs no memory.
         wanted: blocks with which every slot could reach the full context.
-        device: whose memory it is; None: the machine's.
+        device: whose memory it is; None: the machine's. states: bytes that the states of all sequences take of it.
 
     Raises:
-        ConfigError: not even one block fits.
+        ConfigError: not even one block fits beside the states.
     """
     if config.num_blocks:
         return config.num_blocks
+    if block_bytes == 0 and not states:
+        return wanted
+    budget = (config.memory_gib * 2**30 or room(device)) - states
+    if budget < 0:
+        raise ConfigError(
+            f"scheduler.max_num_seqs: the model keeps a state per sequence; together they take {states / 2**30:.2f} "
+            f"GiB, of {(budget + states) / 2**30:.2f} GiB for the cache (cache.memory_gib)"
+        )
     if block_bytes == 0:
         return wanted
-    budget = config.memory_gib * 2**30 or room(device)
     fitting = int(budget // block_bytes)
     if fitting < 1:
         raise ConfigError(f"cache.memory_gib: {budget / 2**30:.2f} GiB do not hold a block of {block_bytes} bytes")

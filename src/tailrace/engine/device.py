@@ -10,7 +10,7 @@ import torch
 
 from tailrace.config import Overlap
 from tailrace.engine.stats import Counters
-from tailrace.runners.base import Batch, ModelRunner
+from tailrace.runners.base import Batch, ModelRunner, StatefulRunner
 
 
 class Device:
@@ -41,6 +41,12 @@ class Device:
         if copies:
             with self._counters.timed("forward"):
                 self.runner.copy_blocks(copies)
+
+    def copy_states(self, copies: list[tuple[int, int]]) -> None:
+        """Before the pass that goes on from the copies."""
+        if copies and isinstance(self.runner, StatefulRunner):
+            with self._counters.timed("forward"):
+                self.runner.copy_states(copies)
 
     def _forward(self, batch: Batch, begun: threading.Event) -> torch.Tensor:
         begun.set()

@@ -35,7 +35,7 @@ from tailrace.engine.validation import RequestLimits, adapter_number, check_serv
 from tailrace.errors import RequestError, TailraceError
 from tailrace.grammar.service import Grammars
 from tailrace.memory_trim import trim_memory
-from tailrace.runners.base import ModelRunner
+from tailrace.runners.base import ModelRunner, StatefulRunner
 from tailrace.sampling import Sampler, Slots
 from tailrace.sampling.pipeline import beyond_device
 from tailrace.sampling.watermark_transformers import list_s
@@ -73,7 +73,14 @@ class Engine:
         longest = min(x for x in (info.max_model_len, runner.max_model_len, scheduler.max_model_len) if x)
         per_slot = -(-longest // cache.block_size)
         device = getattr(runner, "device", None)
-        blocks = cache_size.num_blocks(cache, runner.block_bytes, scheduler.max_num_seqs * per_slot, device)
+        slots, rows = scheduler.max_num_seqs, 0
+        states = 0
+        if isinstance(runner, StatefulRunner) and runner.state_bytes:
+            # back by the drafts that were rejected, and by a token that was computed in vain
+            rows = 2 + (0 if drafter is None else speculation.max_drafts)
+            states = slots * rows * runner.state_bytes
+            runner.allocate_states(slots, rows)
+        blocks = cache_size.num_blocks(cache, runner.block_bytes, slots * per_slot, device, states)
         runner.allocate(blocks)
         longest = min(longest, blocks * cache.block_size)
         # a tokenizer may know ids that the head does not
@@ -82,7 +89,7 @@ class Engine:
         self.limits = RequestLimits(runner.vocab_size, longest, scheduler, blocks * cache.block_size, cache.block_size)
         self.runner, self.adapters = runner, getattr(runner, "adapters", ())
         self.token_bytes, self.grammars = token_bytes, grammars
-        self.cache = BlockCache(blocks, cache.block_size, cache.prefix_reuse)
+        self.cache = BlockCache(blocks, cache.block_size, cache.prefix_reuse, rows)
         self.slots = Slots(scheduler.max_num_seqs, runner.vocab_size)
         sampler = Sampler(self.slots)
         if device is not None and device.type == "cuda":

@@ -22,10 +22,15 @@ Copies = list[tuple[int, int]]
 
 
 class BlockCache:
-    """`num_blocks` blocks of `block_size` positions. `prefix_reuse` False never publishes a block."""
+    """`num_blocks` blocks of `block_size` positions. `prefix_reuse` False never publishes a block.
 
-    def __init__(self, num_blocks: int, block_size: int, prefix_reuse: bool = True) -> None:
-        self.num_blocks, self.block_size, self.prefix_reuse = num_blocks, block_size, prefix_reuse
+    state_rows: where the model keeps a state per sequence (runners.base.StatefulRunner), entries of a slot's ring: a
+    sequence that goes back further than they reach begins anew. No block is published there: a state is no block's.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, prefix_reuse: bool = True, state_rows: int = 0) -> None:
+        self.num_blocks, self.block_size, self.state_rows = num_blocks, block_size, state_rows
+        self.prefix_reuse = prefix_reuse and not state_rows
         self.pool = BlockPool(num_blocks)
         self.references = self.pool.references
         self.hash_of: dict[int, bytes] = {}
@@ -115,7 +120,9 @@ class BlockCache:
         sequence.num_published = full
 
     def truncate(self, sequence: Sequence, length: int) -> None:
-        """Forget all positions from `length` on, to the token."""
+        """Forget all positions from `length` on, to the token; all positions where no state is left of that length."""
+        if self.state_rows and length < sequence.num_computed and sequence.state_end - length >= self.state_rows:
+            length = 0
         keep = self.blocks_for(length)
         for block in reversed(sequence.blocks[keep:]):
             self._release(block)
@@ -131,14 +138,14 @@ class BlockCache:
             self.pool.refer(block)
         target.blocks = list(source.blocks)
         target.num_computed, target.num_published = source.num_computed, source.num_published
-        target.hashes = list(source.hashes)
+        target.hashes, target.state_end = list(source.hashes), source.state_end
 
     def release(self, sequence: Sequence) -> None:
         """Let go of all blocks; the sequence is as if never computed."""
         for block in reversed(sequence.blocks):  # the end of a prefix is taken again before its start
             self._release(block)
         sequence.blocks = []
-        sequence.num_computed = sequence.num_published = 0
+        sequence.num_computed = sequence.num_published = sequence.state_end = 0
 
     def check(self, sequences: list[Sequence]) -> None:
         """Raise AssertionError unless the books balance. For tests."""

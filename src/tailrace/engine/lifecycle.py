@@ -38,7 +38,7 @@ class Ending:
 
 class Lifecycle:
     """The state of all requests. `waiting` and `running` are sorted by priority and arrival. outbox: messages to each
-    client, in order."""
+    client, in order. state_copies: (slot, slot) of forks, whose states are copied before the next forward pass."""
 
     def __init__(
         self,
@@ -56,6 +56,7 @@ class Lifecycle:
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.outbox: defaultdict[bytes, list[FromEngine]] = defaultdict(list)
+        self.state_copies: list[tuple[int, int]] = []
 
     def add(self, request: Request) -> None:
         """The request waits from here on."""
@@ -118,6 +119,11 @@ class Lifecycle:
             copies += made
         return copies
 
+    def take_state_copies(self) -> list[tuple[int, int]]:
+        """Those that are due."""
+        due, self.state_copies = self.state_copies, []
+        return due
+
     def mark_computed(self, work: Work) -> None:
         """What a step has computed may be reused, and forks that waited for it run."""
         for sequence, tokens in work:
@@ -134,6 +140,8 @@ class Lifecycle:
         for fork in leader.forks:
             for source, member in zip(leader.pair, fork.pair, strict=True):
                 self.cache.fork(source, member)
+                if self.cache.state_rows:
+                    self.state_copies.append((source.slot, member.slot))
                 self.tables.write(member)
             fork.num_cached, fork.prompt_logprobs_sent = leader.num_cached, leader.prompt_logprobs_sent
             fork.advance("fork")

@@ -85,7 +85,11 @@ def build(config: EngineConfig) -> Engine:
     else:
         folder = Path(name)
         runner = load_runner(
-            config.model, folder, block_size=config.cache.block_size, max_num_seqs=config.scheduler.max_num_seqs
+            config.model,
+            folder,
+            block_size=config.cache.block_size,
+            max_num_seqs=config.scheduler.max_num_seqs,
+            max_model_len=config.scheduler.max_model_len,
         )
         info = describe(folder, config.model.name or folder.name, config.scheduler.max_model_len)
         # a tokenizer may know ids that the head does not

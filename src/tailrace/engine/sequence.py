@@ -139,8 +139,8 @@ class Sequence:
     reference to that sample (in_flight.py). num_computed: how many tokens have keys and values in the cache. blocks:
     the cache blocks that hold them.
     num_published: how many of the blocks can be found by their hash; hashes: the chain of these hashes. slot: its place
-    in the sampler and in the block tables, −1 while it has none. sequence_state: what the sampler keeps of it between
-    two slots.
+    in the sampler, in the block tables and among the states, −1 while it has none. state_end: the position behind the
+    last token of its last pass, drafts included. sequence_state: what the sampler keeps of it between two slots.
     """
 
     request: Request
@@ -151,6 +151,7 @@ class Sequence:
     phase: Phase = Phase.WAITING
     slot: int = -1
     num_computed: int = 0
+    state_end: int = 0
     host_s: float = 0.0  # processor time that its last sample took beside the model; before the first one an estimate
     num_cached: int = 0  # prompt tokens found in the prefix cache when it was first admitted
     started: bool = False  # its first tokens have been sent

@@ -53,6 +53,8 @@ class Speculator:
         if config.rule != "auto":
             self.default = config.rule
         self.failures = 0
+        # a sequence with a state can go back by so many drafts; see BlockCache
+        self.most = cache.state_rows - 2 if cache.state_rows else MAX_DRAFTS
         self._cache, self._tables, self._counters, self._host_s = cache, tables, counters, host_s
 
     def draft_counts(self, work: Work) -> DraftCounts:
@@ -127,7 +129,7 @@ class Speculator:
         """For one of these sequences, which sample now, a forced token follows the sampled one, and drafting it
         pays."""
         until = time.thread_time() + LOOK_S
-        return any(
+        return self.most > 0 and any(
             sequence.tokens_left > 2 and not sequence.waits_for_mask and len(self._forced(sequence, 2, until) or ()) > 1
             for sequence in sequences
         )
@@ -197,7 +199,7 @@ class Speculator:
     def _affordable(self, sequence: Sequence) -> int:
         """The most drafts that the time for one request allows, where each row is known to take some."""
         min_host_s = sequence.request.min_host_s
-        return min(MAX_DRAFTS, max(0, int(self._host_s / min_host_s) - 1)) if min_host_s else MAX_DRAFTS
+        return min(self.most, max(0, int(self._host_s / min_host_s) - 1)) if min_host_s else self.most
 
     def _forced(self, sequence: Sequence, count: int, until: float) -> list[int] | None:
         """Forced tokens (jump-forward): what must come next, or can hardly be otherwise, at most `count` of it. They

@@ -77,6 +77,7 @@ class StepDriver:
         if plan.work:
             self.counters.steps += 1
             try:
+                self.device.copy_states(self.lifecycle.take_state_copies())
                 self.device.copy_blocks(copies)  # first: a drafter may read and write the target's cache
                 self.in_flight = self.forward(plan, self.draft(plan, launched, counts), launched)
             except Exception as error:  # a model or kernel that fails must not take the engine down with it

@@ -14,10 +14,12 @@ from typing import Any
 
 import torch
 
+from tailrace.kernels.attention_options import AttentionOptions
 from tailrace.kernels.cache import KVCache
 from tailrace.kernels.dispatch import choose
 
 __all__ = [
+    "AttentionOptions",
     "KVCache",
     "add_rms_norm",
     "argmax",
@@ -62,16 +64,23 @@ def linear(x: torch.Tensor, packed: Any) -> torch.Tensor:
 
 
 def make_cache(
-    num_blocks: int, heads: int, block_size: int, head_dim: int, dtype: torch.dtype, device: torch.device | str = "cpu"
+    num_blocks: int,
+    heads: int,
+    block_size: int,
+    head_dim: int | tuple[int, int],
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
 ) -> KVCache:
     """One layer's KV cache, contents undefined. block_size must be a multiple of 16; the layout is the backend's own
-    business."""
+    business. head_dim: of keys and of values, where they differ."""
     device = torch.device(device)
-    return choose("make_cache", device.type, dtype)(num_blocks, heads, block_size, head_dim, dtype, device)
+    dims = (head_dim, head_dim) if isinstance(head_dim, int) else head_dim
+    return choose("make_cache", device.type, dtype)(num_blocks, heads, block_size, dims, dtype, device)
 
 
 def store_kv(cache: KVCache, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> None:
-    """Write keys and values [T, Hkv, D] where slots int64 [T] (block · block_size + offset) say; nothing else changes.
+    """Write keys [T, Hkv, D] and values [T, Hkv, Dv] where slots int64 [T] (block · block_size + offset) say; nothing
+    else changes.
 
     On a GPU a token whose slot lies outside the cache is skipped: −1 stands for padding.
 
@@ -91,6 +100,8 @@ def paged_attention(
     scale: float,
     window: int = 0,
     softcap: float = 0.0,
+    chunk: int = 0,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Causal attention of a flat bag of query tokens over the paged cache; decodes and prefill chunks in one call.
 
@@ -103,17 +114,20 @@ def paged_attention(
             [N].
         scale: multiplies the scores. window: each token sees so many positions, itself included; 0 is all.
         softcap: scores become softcap · tanh(score / softcap); 0 is off.
+        chunk: a token at position p sees the positions from p − p mod chunk on (Llama 4); 0 is all.
+        sinks: float32 [Hq]: a score per head that has a share of the softmax and no value (gpt-oss, arXiv 2309.17453).
 
     Returns:
-        [T, Hq, D] in query's dtype. Row-invariant on the CPU, also under any chunking of a prefill; on a GPU for up to
+        [T, Hq, Dv] in query's dtype. Row-invariant on the CPU, also under any chunking of a prefill; on a GPU for up to
         8 tokens a sequence.
 
     Raises:
         ValueError: on the CPU, a table names a block outside the cache, kv_len does not fit its table, query_start does
             not run from 0 to T; or shapes and dtypes do not fit.
     """
+    options = AttentionOptions(scale, window, softcap, chunk, sinks)
     return choose("paged_attention", query.device.type, query.dtype)(
-        query, cache, block_tables, query_start, kv_len, scale, window, softcap
+        query, cache, block_tables, query_start, kv_len, options
     )
 
 

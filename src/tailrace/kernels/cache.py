@@ -10,13 +10,14 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class KVCache:
-    """keys, values: [blocks, …]; heads, block_size, head_dim: what a block holds."""
+    """keys, values: [blocks, …]; heads, block_size, head_dim (of keys), value_dim: what a block holds."""
 
     keys: torch.Tensor
     values: torch.Tensor
     heads: int
     block_size: int
     head_dim: int
+    value_dim: int
 
     @property
     def dtype(self) -> torch.dtype:

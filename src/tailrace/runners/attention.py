@@ -8,6 +8,7 @@ Knows nothing of models; runners/transformers.py attaches the layers.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,32 +32,60 @@ class AttentionStep:
 
 @dataclass(slots=True)
 class AttentionState:
-    """The one mutable state of paged attention: the step being computed, and every layer's cache."""
+    """The one mutable state of paged attention: the step being computed, and every layer's cache.
+
+    positions: of the pass's tokens, int64 [T]. own_keys: during the pass that finds the layers' shapes, the layers with
+    keys of their own, and these keys.
+    """
 
     step: AttentionStep | None = None
+    positions: torch.Tensor | None = None
     caches: list[kernels.KVCache] = field(default_factory=list)
+    own_keys: list[tuple[int, torch.Tensor]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class AttentionLayer:
-    """The layer of one attention module: which cache is its own, and what its model asks for
-    (runners/probe.py finds it)."""
+    """The layer of one attention module: which cache it reads, and what its model asks for (runners/probe.py finds it).
+
+    index: the place of its cache. source: of the layer whose keys and values it attends to; its own index, but for
+    models that share them between layers (Gemma 3n). window, softcap, chunk: see kernels.paged_attention.
+    """
 
     shared: AttentionState
     index: int
+    chunk: int = 0
+    source: int = -1
     calls: int = 0
     heads: int = 0
     head_dim: int = 0
+    value_dim: int = 0
     scale: float = 0.0
     window: int = 0
     softcap: float = 0.0
 
-    def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """Store key and value [T, Hkv, D]; return the attention of query [T, Hq, D] → [T, Hq, D]."""
+    @property
+    def width(self) -> int:
+        """Numbers that a position's keys and values take in the cache; 0 where the cache is another layer's."""
+        return self.heads * (self.head_dim + self.value_dim) if self.source == self.index else 0
+
+    def note(self, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Shapes of its keys and values [1, Hkv, T, D], and whether an earlier layer of the pass has the same."""
+        self.heads, self.head_dim, self.value_dim = key.shape[1], key.shape[-1], value.shape[-1]
+        seen = self.shared.own_keys
+        self.source = next((index for index, other in seen if other.data_ptr() == key.data_ptr()), self.index)
+        if self.source == self.index:
+            seen.append((self.index, key))
+
+    def attend(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, sinks: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Store key [T, Hkv, D] and value [T, Hkv, Dv]; return the attention of query [T, Hq, D] → [T, Hq, Dv]."""
         step = self.shared.step
         assert step is not None, "attention outside of a forward pass"
-        cache = self.shared.caches[self.index]
-        kernels.store_kv(cache, key, value, step.slot_mapping)
+        cache = self.shared.caches[self.source]
+        if self.source == self.index:
+            kernels.store_kv(cache, key, value, step.slot_mapping)
         return kernels.paged_attention(
             query,
             cache,
@@ -66,7 +95,46 @@ class AttentionLayer:
             scale=self.scale,
             window=self.window,
             softcap=self.softcap,
+            chunk=self.chunk,
+            sinks=sinks,
         )
+
+
+class Offsets:
+    """Stands for transformers' cache in a module that derives its tokens' positions from it: a token's place in the
+    flat batch plus its offset is its position. Keys and values pass through; `attend` keeps them."""
+
+    def __init__(self, positions: torch.Tensor) -> None:
+        self.offsets = positions - torch.arange(len(positions), device=positions.device)
+
+    def get_seq_length(self, layer_idx: int = 0) -> torch.Tensor:
+        return self.offsets
+
+    def update(self, key: torch.Tensor, value: torch.Tensor, layer_idx: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return key, value
+
+
+def with_positions(shared: AttentionState, module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+    """A forward pre-hook: a module that counts positions by itself gets them from Offsets (Llama 4's temperature
+    tuning)."""
+    if shared.positions is None:
+        return None
+    return args, kwargs | {"past_key_values": Offsets(shared.positions)}
+
+
+def attach(model: Any, shared: AttentionState) -> list[AttentionLayer]:
+    """Give every attention module its AttentionLayer; return them in the order of their layers."""
+    found: dict[int, torch.nn.Module] = {}
+    for module in model.modules():
+        index = getattr(module, "layer_idx", None)
+        if isinstance(index, int) and "Attention" in type(module).__name__ and index not in found:
+            found[index] = module
+    layers = [AttentionLayer(shared, place) for place in range(len(found))]
+    for layer, (_, module) in zip(layers, sorted(found.items()), strict=True):
+        setattr(module, ATTRIBUTE, layer)
+        if getattr(module, "attn_temperature_tuning", False):
+            module.register_forward_pre_hook(partial(with_positions, shared), with_kwargs=True)
+    return layers
 
 
 def layer_of(module: torch.nn.Module) -> AttentionLayer:
@@ -81,6 +149,12 @@ def layer_of(module: torch.nn.Module) -> AttentionLayer:
     return layer
 
 
+def sinks_of(options: dict[str, Any]) -> torch.Tensor | None:
+    """The sinks of an attention call, float32 [Hq]."""
+    sinks = options.get("s_aux")
+    return None if sinks is None else sinks.detach().float().contiguous()
+
+
 def attend(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -88,10 +162,10 @@ def attend(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None = None,
     scaling: float | None = None,
-    **_: Any,
+    **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The attention function that transformers calls: query [1, Hq, T, D], key and value [1, Hkv, T, D] → [1, T, Hq,
-    D]. Scale, window and options are those that runners/probe.py has found at load.
+    """The attention function that transformers calls: query [1, Hq, T, D], key [1, Hkv, T, D], value [1, Hkv, T, Dv] →
+    [1, T, Hq, Dv]. Scale, window and options are those that runners/probe.py has found at load.
 
     Raises:
         ModelLoadError: the model makes a mask of its own (found by the trial run at load).
@@ -99,5 +173,6 @@ def attend(
     layer = layer_of(module)
     if attention_mask is not None:
         raise ModelLoadError(f"{type(module).__name__} makes an attention mask of its own, which is not supported")
-    out = layer.attend(query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1))
+    parts = (x[0].transpose(0, 1) for x in (query, key, value))
+    out = layer.attend(*parts, sinks=sinks_of(options))
     return out[None], None

@@ -29,6 +29,7 @@ class Batch:
     wanted: int64 [L], indices into the T tokens whose next-token logits are wanted
     previous: int64 [P] on the runner's device: tokens that the previous step sampled, unknown to the host when this
     step is launched; −1 where sampling failed. None: nothing refers to it
+    slots: int64 [N], where each sequence's state stands, for runners with states (StatefulRunner); None: 0, 1, 2, …
     adapted: per LoRA adapter in use: its number, and int64 indices into the T tokens. Other tokens use the model's own
     weights
     """
@@ -41,6 +42,7 @@ class Batch:
     block_tables: torch.Tensor
     wanted: torch.Tensor
     previous: torch.Tensor | None = None
+    slots: torch.Tensor | None = None
     adapted: tuple[tuple[int, torch.Tensor], ...] = ()
 
     def input_ids(self, device: torch.device) -> torch.Tensor:
@@ -75,6 +77,29 @@ class ModelRunner(Protocol):
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         """Copy whole blocks (source, destination) in every layer: copy-on-write of a shared, partly filled block."""
+        ...
+
+
+@runtime_checkable
+class StatefulRunner(ModelRunner, Protocol):
+    """A runner with layers that keep a state of fixed size per sequence beside or instead of keys and values.
+
+    The state of a slot is a ring of entries, one per position: a pass begins with the entry of its first position and
+    leaves the entries of its last positions behind. So a sequence can go back by as many positions as the ring has
+    entries, less one. A pass from position 0 on begins with an empty state.
+    """
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of one entry over all layers (0: the model has no such layers)."""
+        ...
+
+    def allocate_states(self, slots: int, rows: int) -> None:
+        """Make rings of `rows` entries, at least 2. Called once, before `allocate`, if state_bytes is not 0."""
+        ...
+
+    def copy_states(self, pairs: list[tuple[int, int]]) -> None:
+        """Copy whole rings: (source slot, target slot)."""
         ...
 
 

@@ -35,9 +35,10 @@ class FlatTokens:
         block_size: int,
         previous: torch.Tensor | None = None,
         adapted: tuple[tuple[int, torch.Tensor], ...] = (),
+        slots: Sequence[int] | None = None,
     ) -> Batch:
-        """The pass as tensors. tables: int32 [N, B], each row covers the positions below kv_len. previous, adapted: see
-        Batch."""
+        """The pass as tensors. tables: int32 [N, B], each row covers the positions below kv_len. previous, adapted,
+        slots: see Batch."""
         starts, ends = np.array(self.query_start), np.array(self.kv_len)
         counts = np.diff(starts)
         owner = np.repeat(np.arange(len(ends)), counts)
@@ -52,6 +53,7 @@ class FlatTokens:
             block_tables=torch.from_numpy(tables),
             wanted=torch.tensor(self.wanted, dtype=torch.int64),
             previous=previous,
+            slots=None if slots is None else torch.tensor(slots, dtype=torch.int64),
             adapted=adapted,
         )
 

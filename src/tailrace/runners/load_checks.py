@@ -15,7 +15,6 @@ from tailrace.runners.base import Batch
 from tailrace.runners.flat_batch import FlatTokens
 
 TRIAL_TOKENS = 20
-STATEFUL = ("linear_attention", "mamba", "recurrent", "conv", "ssm", "chunked_attention")  # layer types we can't serve
 
 
 def usable_cores() -> int:
@@ -72,7 +71,8 @@ def trial_steps(vocab_size: int, block_size: int, far: int) -> tuple[torch.Tenso
         for sequence, first, end in spans:
             flat.add(ids[sequence, first:end].tolist(), end)
         flat.wanted = list(range(len(flat.token_ids)))
-        batch = flat.batch(tables[[span[0] for span in spans]].numpy(), block_size)
+        owners = [span[0] for span in spans]
+        batch = flat.batch(tables[owners].numpy(), block_size, slots=owners)
         moved = torch.cat([torch.full((end - first,), far * sequence) for sequence, first, end in spans])
         batches.append(replace(batch, positions=batch.positions + moved))
     return ids, batches
@@ -120,18 +120,15 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-def refuse_stateful(config: Any) -> None:
-    """Raise ModelLoadError for models whose state is not a KV cache of past positions."""
+def unpack_mxfp4(config: Any) -> None:
+    """Have a checkpoint in MXFP4 (gpt-oss) turned into the model's dtype: its own kernels are no part of transformers,
+    and come from a hub."""
+    settings = getattr(config, "quantization_config", None)
+    if isinstance(settings, dict) and settings.get("quant_method") == "mxfp4":
+        settings["dequantize"] = True
+
+
+def refuse_encoder_decoder(config: Any) -> None:
+    """Raise ModelLoadError for models that are no causal language models."""
     if getattr(config, "is_encoder_decoder", False):
         raise ModelLoadError(f"{config.model_type} is an encoder-decoder model; only causal language models are served")
-    rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
-    kinds = {rope.get("rope_type"), *(part.get("rope_type") for part in rope.values() if isinstance(part, dict))}
-    # transformers derives the scaling from the longest sequence in the batch
-    if bad := kinds & {"dynamic", "longrope"}:
-        raise ModelLoadError(
-            f"{config.model_type} has {bad.pop()} rotary scaling, which depends on the other sequences of a batch; "
-            "it can't be served"
-        )
-    types = set(getattr(config.get_text_config(), "layer_types", None) or ())
-    if bad := [kind for kind in types if any(word in kind for word in STATEFUL)]:
-        raise ModelLoadError(f"{config.model_type} has {', '.join(sorted(bad))} layers, which are not supported")

@@ -14,7 +14,7 @@ import torch
 
 from tailrace import kernels
 from tailrace.errors import ModelLoadError
-from tailrace.runners.attention import AttentionLayer, AttentionState, AttentionStep, layer_of
+from tailrace.runners.attention import AttentionLayer, AttentionState, AttentionStep, layer_of, sinks_of
 from tailrace.runners.masks import AttentionMask, mask_of
 
 NAME = "tailrace_probe"  # the name under which the functions are registered
@@ -28,7 +28,7 @@ NEUTRAL: dict[str, Callable[[Any], bool]] = {
     "dropout": lambda value: value == 0,
     "is_causal": lambda value: value is True,
     **dict.fromkeys(("position_ids", "cache_position", "position_embeddings", "use_cache"), lambda _: True),
-    **dict.fromkeys(("sliding_window", "softcap"), lambda _: True),  # read below
+    **dict.fromkeys(("sliding_window", "softcap", "s_aux"), lambda _: True),  # read below
 }
 
 
@@ -41,7 +41,8 @@ def probe(
     scaling: float | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The attention function of the probing pass: query [1, Hq, T, D], key and value [1, Hkv, T, D] → [1, T, Hq, D].
+    """The attention function of the probing pass: query [1, Hq, T, D], key [1, Hkv, T, D], value [1, Hkv, T, Dv] → [1,
+    T, Hq, Dv].
 
     Raises:
         ModelLoadError: the layer asks for something that the paged kernel can't do, or computes something else.
@@ -51,26 +52,26 @@ def probe(
     tokens = query.shape[2]
     if query.shape[0] != 1 or key.shape[2] != tokens or query.shape[-1] != key.shape[-1]:
         raise ModelLoadError(f"{name} attends to other tokens than its own sequence's, which is not supported")
-    if value.shape[-1] != key.shape[-1]:
-        raise ModelLoadError(f"{name} has values narrower than its keys, which is not supported")
-    if key.shape[-1] % 2:
+    if key.shape[-1] % 2 or value.shape[-1] % 2:
         raise ModelLoadError(f"{name} has an odd head size, {key.shape[-1]}, which is not supported")
     if attention_mask is None:
         mask: AttentionMask | None = AttentionMask(window=int(options.get("sliding_window") or 0))
     else:
         mask = mask_of(attention_mask, tokens)
-    if mask is None or mask.chunk:
-        kind = "chunks" if mask is not None else "a mask that is neither causal nor a sliding window, or a bias in it"
-        raise ModelLoadError(f"{name} attends by {kind}, which is not supported")
+    if mask is None:
+        raise ModelLoadError(
+            f"{name} attends by a mask that is not causal within a sliding window or a chunk, or by a bias in it; this "
+            "is not supported"
+        )
     layer.calls += 1
-    layer.heads, layer.head_dim = key.shape[1], key.shape[-1]
+    layer.note(key, value)
     layer.scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
-    layer.window = mask.window
+    layer.window, layer.chunk = mask.window, mask.chunk
     layer.softcap = float(options.get("softcap") or 0.0)
     if attention_mask is None:
         attention_mask = dense_bias(mask, tokens, query)
     expected = own_attention(module, query, key, value, attention_mask, layer.scale, options)
-    compare(name, alone(layer, query, key, value), expected)
+    compare(name, alone(layer, (query, key, value), sinks_of(options)), expected)
     return expected.to(query.dtype), None
 
 
@@ -114,20 +115,24 @@ def own_attention(
     return function(module, *exact, attention_mask.float(), scaling=scaling, **options)[0]
 
 
-def alone(layer: AttentionLayer, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """The layer's paged attention of one sequence in a cache of its own."""
+def alone(
+    layer: AttentionLayer, parts: tuple[torch.Tensor, torch.Tensor, torch.Tensor], sinks: torch.Tensor | None
+) -> torch.Tensor:
+    """The layer's paged attention of one sequence (its query, key and value) in a cache of its own."""
+    query = parts[0]
     tokens, device = query.shape[2], query.device
     blocks = -(-tokens // BLOCK)
-    cache = kernels.make_cache(blocks, layer.heads, BLOCK, layer.head_dim, query.dtype, device)
+    cache = kernels.make_cache(blocks, layer.heads, BLOCK, (layer.head_dim, layer.value_dim), query.dtype, device)
     places = torch.arange(tokens, device=device)
     bounds = torch.tensor([0, tokens], dtype=torch.int32, device=device)
     tables = torch.arange(blocks, dtype=torch.int32, device=device)[None]
-    state = AttentionState(AttentionStep(places, bounds, bounds[1:], tables), [cache] * (layer.index + 1))
-    own, layer.shared = layer.shared, state
+    state = AttentionState(AttentionStep(places, bounds, bounds[1:], tables), caches=[cache] * (layer.index + 1))
+    own = layer.shared, layer.source
+    layer.shared, layer.source = state, layer.index
     try:
-        return layer.attend(*(x[0].transpose(0, 1) for x in (query, key, value)))[None]
+        return layer.attend(*(x[0].transpose(0, 1) for x in parts), sinks=sinks)[None]
     finally:
-        layer.shared = own
+        layer.shared, layer.source = own
 
 
 def compare(name: str, ours: torch.Tensor, expected: torch.Tensor) -> None:

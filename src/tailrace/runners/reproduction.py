@@ -6,14 +6,12 @@ Decision 0045 says why these comparisons and not others. Knows nothing of checkp
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol
 
 import torch
 
 from tailrace.errors import ModelLoadError
-from tailrace.runners import probe
-from tailrace.runners.attention import NAME, AttentionLayer
 
 SHORT = 7  # windows and chunks during the trial
 WINDOWS = ("sliding_window", "sliding_window_size", "window_size", "local_window", "attention_chunk_size")
@@ -21,9 +19,26 @@ FLOORS = {torch.float32: 1e-4, torch.float16: 5e-2, torch.bfloat16: 5e-2}  # rel
 ROUNDING = 4.0  # how much more than rounding inside attention changes
 
 
-def reproduce(
-    model: Any, attention: list[AttentionLayer], ids: torch.Tensor, far: int, served: Callable[[], list[torch.Tensor]]
-) -> None:
+class Checked(Protocol):
+    """A runner of a transformers model, as it is checked."""
+
+    model: Any
+
+    def probe(self, ids: torch.Tensor) -> torch.Tensor:
+        """Logits [T, V] of a sequence [T] in whose dense pass every layer notes and compares; see runners/probe.py."""
+        ...
+
+    def dense(self, ids: torch.Tensor, first: int | None = None) -> torch.Tensor:
+        """Logits of a sequence without our cache, at positions from `first` on; None: at those that the model counts
+        by itself."""
+        ...
+
+    def attending(self, function: str) -> AbstractContextManager[None]:
+        """Inside this context the model attends by another function."""
+        ...
+
+
+def reproduce(runner: Checked, ids: torch.Tensor, far: int, served: Callable[[], list[torch.Tensor]]) -> None:
     """Let every layer note what it asks of attention, and compare logits while windows and chunks are short.
 
     Args:
@@ -33,11 +48,12 @@ def reproduce(
     Raises:
         ModelLoadError: they differ by more than the model's own rounding, or a layer asks for what can't be done.
     """
+    model = runner.model
     with short_windows(model):
-        exact = probed(model, attention, ids[0])
+        exact = runner.probe(ids[0])
         first, second, third = served()
-        with attending(model, "eager"):
-            near, beyond = dense(model, ids[0]), dense(model, ids[1], far)
+        with runner.attending("eager"):
+            near, beyond = runner.dense(ids[0]), runner.dense(ids[1], far)
     chunk = len(second)
     pieces = [
         (first[: len(near)], near),
@@ -52,38 +68,7 @@ def reproduce(
         raise ModelLoadError(
             f"{name}: paged attention does not reproduce the model (error {error:.1e}, {allowed:.1e} allowed)"
         )
-    probed(model, attention, ids[0])  # now with the windows that will be served
-
-
-def probed(model: Any, attention: list[AttentionLayer], ids: torch.Tensor) -> torch.Tensor:
-    """Logits of a dense pass in which every layer notes and compares; see runners/probe.py."""
-    for layer in attention:
-        layer.calls = 0
-    with attending(model, probe.NAME):
-        logits = dense(model, ids)
-    if missed := [layer.index for layer in attention if layer.calls != 1]:
-        name = type(model).__name__
-        raise ModelLoadError(f"{name}: layers {missed} do not call attention once per pass; it can't be served")
-    return logits
-
-
-def dense(model: Any, ids: torch.Tensor, first: int | None = None) -> torch.Tensor:
-    """Logits [T, V] of one sequence [T] without our cache, at positions from `first` on; None: at those that the model
-    counts by itself."""
-    options = {}
-    if first is not None:
-        options["position_ids"] = torch.arange(first, first + len(ids), device=ids.device)[None]
-    return model(input_ids=ids[None], use_cache=False, **options).logits[0]
-
-
-@contextmanager
-def attending(model: Any, function: str) -> Iterator[None]:
-    """Inside this context the model attends by another function."""
-    model.set_attn_implementation(function)
-    try:
-        yield
-    finally:
-        model.set_attn_implementation(NAME)
+    runner.probe(ids[0])  # now with the windows that will be served
 
 
 @contextmanager

@@ -3,14 +3,16 @@ cache.
 
 The model's own code runs unchanged, except for its attention function (transformers' attention interface) and, on the
 CPU, for modules that runners/fuse.py replaces by faster ones. Models that can't be served correctly are refused at
-load: a trial run compares our logits with those of the model's own eager attention.
+load: a trial run compares our logits with those of the model's own eager attention. (More than 300 lines: one runner,
+whose load, steps and checks share its state.)
 """
 
 from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from tailrace.errors import ConfigError, ModelLoadError
 from tailrace.extras import needs
 from tailrace.kernels.transfer import there
 from tailrace.runners import probe
-from tailrace.runners.attention import ATTRIBUTE, NAME, AttentionLayer, AttentionState, AttentionStep, attend
+from tailrace.runners.attention import NAME, AttentionLayer, AttentionState, AttentionStep, attach, attend
 from tailrace.runners.base import Batch
 from tailrace.runners.fuse import difference, fuse
 from tailrace.runners.graphs import GraphRecorder, Graphs, Launch
@@ -32,15 +34,18 @@ from tailrace.runners.load_checks import (
     decode_trial,
     explained,
     pick_device,
-    refuse_stateful,
+    refuse_encoder_decoder,
     settle_dtypes,
     trial_batch,
     trial_steps,
+    unpack_mxfp4,
     usable_cores,
 )
 from tailrace.runners.lora import Adapters
 from tailrace.runners.masks import made_mask
+from tailrace.runners.recurrent import RecurrentLayer, RecurrentState, Walk, attach_recurrent
 from tailrace.runners.reproduction import reproduce
+from tailrace.runners.rope import settle_long_rope
 from tailrace.runners.stack import Stack
 
 log = logging.getLogger(__name__)
@@ -48,13 +53,11 @@ WITHOUT_INTERFACE = "does not go through transformers' attention interface, so i
 
 
 class TransformersRunner:
-    """See runners.base.ModelRunner. Load with `TransformersRunner.load`."""
+    """See runners.base.ModelRunner and StatefulRunner. Load with `TransformersRunner.load`."""
 
     def __init__(
         self,
         model: Any,
-        layers: AttentionState,
-        attention: list[AttentionLayer],
         block_size: int,
         max_num_seqs: int = 0,
     ) -> None:
@@ -63,19 +66,28 @@ class TransformersRunner:
         self.max_model_len: int = getattr(config, "max_position_embeddings", None) or getattr(
             config, "n_positions", 2048
         )
-        self.model, self.layers, self.attention, self.block_size = model, layers, attention, block_size
+        self.model, self.block_size = model, block_size
+        self.layers, self.states = AttentionState(), RecurrentState()
+        self.attention: list[AttentionLayer] = attach(model, self.layers)
+        self.recurrent: list[RecurrentLayer] = attach_recurrent(model, self.states)
+        if not self.attention and not self.recurrent:
+            raise ModelLoadError(f"{type(model).__name__} has neither attention nor states that are known; not served")
         self.dtype, self.device = model.dtype, model.device
-        self.num_layers, self.hidden_size = len(attention), config.hidden_size
+        self.num_layers, self.hidden_size = len(self.attention), config.hidden_size
         self._stack: Stack | None = None  # made when a drafter asks for hidden states
-        self.max_num_seqs = max_num_seqs  # of the largest CUDA graph; 0: there are none
+        # of the largest CUDA graph; 0: there are none. States have none: the host plans the walk along the sequences
+        self.max_num_seqs = 0 if self.recurrent else max_num_seqs
         self.graphs: Graphs | None = None
         self.lora: Adapters | None = None
-        self.picks_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
+        taken = inspect.signature(model.forward).parameters
+        self.picks_logits, self.takes_positions = "logits_to_keep" in taken, "position_ids" in taken
 
     @classmethod
-    def load(cls, config: ModelConfig, folder: Path, *, block_size: int, max_num_seqs: int = 0) -> TransformersRunner:
+    def load(
+        cls, config: ModelConfig, folder: Path, *, block_size: int, max_num_seqs: int = 0, max_model_len: int = 0
+    ) -> TransformersRunner:
         """Load the model in `folder`, attach its layers to the cache, and swap in faster modules on the CPU.
-        max_num_seqs: see load_runner.
+        max_num_seqs, max_model_len: see load_runner.
 
         Raises:
             ModelLoadError: the folder has no such model, or the model needs what the paged cache can't do.
@@ -90,13 +102,13 @@ class TransformersRunner:
             torch.set_num_threads(threads)
             kernels.set_num_threads(threads)
         model = load_model(folder, dtype, device, config.trust_remote_code)
-        shared = AttentionState()
         recorded = max_num_seqs if config.cuda_graphs and device.type == "cuda" else 0
         with explained(type(model).__name__):
-            runner = cls(model, shared, attach(model, shared), block_size, recorded)
+            runner = cls(model, block_size, recorded)
+            settle_long_rope(model, min(max_model_len or runner.max_model_len, runner.max_model_len))
             runner.check()
         adapters = Adapters({name: Path(path).expanduser() for name, path in config.adapters.items()}, model)
-        shared.caches = runner.make_caches(-(-TRIAL_TOKENS // block_size))
+        runner.make_trial_memory()
         if device.type == "cpu":
             with explained(type(model).__name__):
                 log.info("fused %s", ", ".join(fuse(model, runner.trial, adapters.owners(model))) or "nothing")
@@ -104,9 +116,11 @@ class TransformersRunner:
         if adapters.names:
             runner.lora = adapters
             adapters.attach(
-                model, lambda rows: runner.forward(trial_batch(runner.vocab_size, block_size, rows)), TRIAL_TOKENS
+                model,
+                lambda rows: runner.forward(trial_batch(runner.vocab_size, block_size, rows)),
+                TRIAL_TOKENS,
             )
-        shared.caches = []
+        runner.layers.caches, runner.states.memory = [], {}
         return runner
 
     @property
@@ -116,18 +130,24 @@ class TransformersRunner:
 
     @property
     def block_bytes(self) -> int:
-        return sum(2 * a.heads * a.head_dim * self.block_size * self.dtype.itemsize for a in self.attention)
+        return sum(a.width for a in self.attention) * self.block_size * self.dtype.itemsize
 
     def make_caches(self, num_blocks: int) -> list[kernels.KVCache]:
-        """One cache per layer."""
-        return [
-            kernels.make_cache(num_blocks, a.heads, self.block_size, a.head_dim, self.dtype, self.device)
-            for a in self.attention
-        ]
+        """One cache per attention layer, in their order; layers that share their keys have one cache."""
+        caches: list[kernels.KVCache] = []
+        for a in self.attention:
+            if a.source != a.index:
+                caches.append(caches[a.source])
+                continue
+            dims = (a.head_dim, a.value_dim)
+            caches.append(kernels.make_cache(num_blocks, a.heads, self.block_size, dims, self.dtype, self.device))
+        return caches
 
     def allocate(self, num_blocks: int) -> None:
         if num_blocks * self.block_size < TRIAL_TOKENS:
             raise ConfigError(f"cache.num_blocks must hold at least {TRIAL_TOKENS} positions, got {num_blocks} blocks")
+        if self.states.shapes and not self.states.memory:
+            raise ConfigError(f"{type(self.model).__name__} keeps a state per sequence, so it can't be a draft model")
         self.layers.caches = self.make_caches(num_blocks)
         self.trial()  # the first pass is slow, so it runs before any request
         if self.device.type == "cuda":  # on a GPU decode steps use other kernels
@@ -137,16 +157,31 @@ class TransformersRunner:
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         source, target = there(torch.tensor(pairs), self.device).unbind(1)
-        for cache in self.layers.caches:
-            cache.copy_blocks(source, target)
+        for layer, cache in zip(self.attention, self.layers.caches, strict=True):
+            if layer.source == layer.index:
+                cache.copy_blocks(source, target)
+
+    @property
+    def state_bytes(self) -> int:
+        return self.states.entry_bytes
+
+    def allocate_states(self, slots: int, rows: int) -> None:
+        self.states.allocate(slots, rows, self.device)
+
+    def copy_states(self, pairs: list[tuple[int, int]]) -> None:
+        self.states.copy(pairs)
 
     @property
     def stack(self) -> Stack:
         """The model's layers.
 
         Raises:
-            ModelLoadError: the model has no list of them.
+            ModelLoadError: the model has no list of them, or layers with states.
         """
+        if self.states.shapes:
+            raise ModelLoadError(
+                f"{type(self.model).__name__} keeps a state per sequence: drafters that look into it are not supported"
+            )
         if self._stack is None:
             self._stack = Stack(self.model, self.num_layers)
         return self._stack
@@ -187,26 +222,39 @@ class TransformersRunner:
 
     def logits(self, batch: Batch) -> torch.Tensor:
         """Logits of the wanted tokens, [L, V], through the current layers."""
-        return self.run(moved(batch, self.device))
+        if not self.states.shapes:
+            return self.run(moved(batch, self.device))
+        self.states.walk = Walk(batch, self.states.rows, self.device)
+        try:
+            return self.run(moved(batch, self.device))
+        finally:
+            self.states.walk = None
 
     def run(self, batch: Batch) -> torch.Tensor:
         """As `logits`, for a batch on the device. The host waits for nothing."""
         if self.lora is not None:
             self.lora.take(batch.adapted, len(batch.token_ids), self.device)
         self.layers.step = AttentionStep(batch.slot_mapping, batch.query_start, batch.kv_len, batch.block_tables)
-        options = {"logits_to_keep": batch.wanted} if self.picks_logits else {}
+        self.layers.positions = batch.positions
+        options: dict[str, Any] = {"logits_to_keep": batch.wanted} if self.picks_logits else {}
+        if self.takes_positions:  # a model without attention has no use for them
+            options["position_ids"] = batch.positions[None]
         try:
             logits = self.model(
                 input_ids=batch.input_ids(self.device)[None],
-                position_ids=batch.positions[None],
                 use_cache=False,
                 **options,
             ).logits[0]
         finally:
-            self.layers.step = None
+            self.layers.step = self.layers.positions = None
         return logits if self.picks_logits else logits[batch.wanted]
 
     # ---- at load
+
+    def make_trial_memory(self) -> None:
+        """Caches and states for the trial run."""
+        self.layers.caches = self.make_caches(-(-TRIAL_TOKENS // self.block_size))
+        self.states.allocate(1, 2, self.device)
 
     def trial(self) -> torch.Tensor:
         """Logits of a short fixed prompt through the paged cache, using its first blocks."""
@@ -243,11 +291,49 @@ class TransformersRunner:
 
         def served() -> list[torch.Tensor]:
             self.layers.caches = self.make_caches(2 * -(-TRIAL_TOKENS // self.block_size))
+            self.states.allocate(2, 2, self.device)
             logits = [self.logits(batch) for batch in batches]
-            self.layers.caches = []
+            self.layers.caches, self.states.memory = [], {}
             return logits
 
-        reproduce(self.model, self.attention, ids.to(self.device), far, served)
+        reproduce(self, ids.to(self.device), far, served)
+
+    def probe(self, ids: torch.Tensor) -> torch.Tensor:
+        """Logits of a dense pass in which every layer notes and compares; see runners/probe.py."""
+        for layer in self.attention:
+            layer.calls = 0
+        for walker in self.recurrent:
+            walker.calls.clear()
+        with self.attending(probe.NAME):
+            logits = self.dense(ids)
+        self.layers.own_keys.clear()
+        name = type(self.model).__name__
+        if repeated := sorted({op for a in self.recurrent for op, calls in a.calls.items() if calls != 1}):
+            raise ModelLoadError(f"{name}: layers walk along a sequence twice ({', '.join(repeated)}); not served")
+        if missed := [a.index for a in self.attention if a.calls != 1]:
+            raise ModelLoadError(f"{name}: layers {missed} do not call attention once per pass; it can't be served")
+        return logits
+
+    def dense(self, ids: torch.Tensor, first: int | None = None) -> torch.Tensor:
+        """Logits [T, V] of one sequence without our cache, at positions from `first` on; None: at those that the model
+        counts by itself."""
+        options: dict[str, Any] = {}
+        if first is not None and self.takes_positions:
+            self.layers.positions = torch.arange(first, first + len(ids)).to(self.device)
+            options["position_ids"] = self.layers.positions[None]
+        try:
+            return self.model(input_ids=ids.to(self.device)[None], use_cache=False, **options).logits[0]
+        finally:
+            self.layers.positions = None
+
+    @contextmanager
+    def attending(self, function: str) -> Iterator[None]:
+        """Inside this context the model attends by another function."""
+        self.model.set_attn_implementation(function)
+        try:
+            yield
+        finally:
+            self.model.set_attn_implementation(NAME)
 
 
 def load_model(folder: Path, dtype: torch.dtype, device: torch.device, trust_remote_code: bool) -> Any:
@@ -262,7 +348,8 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device, trust_rem
     AttentionMaskInterface.register(probe.NAME, made_mask)
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
-        refuse_stateful(config)
+        refuse_encoder_decoder(config)
+        unpack_mxfp4(config)
         quantized = getattr(config, "quantization_config", None) is not None  # transformers may delete it
         model = AutoModelForCausalLM.from_pretrained(
             folder, config=config, dtype=dtype, attn_implementation=NAME, trust_remote_code=trust_remote_code
@@ -273,22 +360,7 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device, trust_rem
         raise ModelLoadError(f"{folder}: {error}") from error
     except (OSError, ValueError, ImportError) as error:
         raise ModelLoadError(f"{folder}: {error}") from error
-    if not getattr(model, "_supports_attention_backend", False):
-        raise ModelLoadError(f"{type(model).__name__} {WITHOUT_INTERFACE}")
     torch.nn.Module.to(model, device)
     if quantized:
         settle_dtypes(model, dtype)
     return model.eval()
-
-
-def attach(model: Any, shared: AttentionState) -> list[AttentionLayer]:
-    """Give every attention module its AttentionLayer; return them in the order of their index."""
-    found: dict[int, AttentionLayer] = {}
-    for module in model.modules():
-        index = getattr(module, "layer_idx", None)
-        if isinstance(index, int) and "Attention" in type(module).__name__ and index not in found:
-            found[index] = AttentionLayer(shared, index)
-            setattr(module, ATTRIBUTE, found[index])
-    if sorted(found) != list(range(len(found))) or not found:
-        raise ModelLoadError(f"{type(model).__name__}: its attention layers are not numbered 0, 1, 2, …")
-    return [found[i] for i in sorted(found)]

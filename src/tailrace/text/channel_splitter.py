@@ -55,12 +55,17 @@ class ChannelSplitter:
         self._held = ""
         self._segments: list[Segment] = []
         self.calls = 0
-        self.cut_call = False  # the last call was sent in part: its arguments are incomplete
+        self.cut_call = False  # a call was sent in part: its arguments are incomplete
 
     @property
     def called(self) -> bool:
         """True if there were calls and all are complete."""
         return self.calls > 0 and not self.cut_call
+
+    @property
+    def held_chars(self) -> int:
+        """How many characters at the end of the text may still become a marker."""
+        return len(self._held)
 
     def feed(self, text: str) -> list[Segment]:
         """Add text; return the segments that can be sent."""
@@ -75,7 +80,7 @@ class ChannelSplitter:
     def flush(self) -> list[Segment]:
         """End the text; return the rest. A tool call that was cut before its name was known is unchanged content."""
         if self._block is not None:
-            self.cut_call = self._block.unfinished
+            self.cut_call |= self._block.unfinished
         self._add(self._held if self._block is None else self._block.remainder)
         self._held, self._block = "", None
         found, self._segments = self._segments, []
@@ -135,11 +140,14 @@ class ChannelSplitter:
     def _read(self, block: CallParser, text: str) -> str:
         """Read text inside a block of calls; return the text after the block."""
         for call in block.feed(text):
+            if isinstance(call, str):  # content between calls
+                self._add(call)
+                continue
             self._segments.append(Segment("tool", call=call))
             self.calls += bool(call.name)
         if not block.over:
             return ""
-        self._block, self.cut_call = None, block.unfinished
+        self._block, self.cut_call = None, self.cut_call or block.unfinished
         if block.num_calls:
             self._gap, self._missing_closing = "", block.missing_closing
         self._add(block.held)

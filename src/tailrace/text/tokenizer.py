@@ -15,18 +15,30 @@ from typing import TYPE_CHECKING, Any
 
 from tailrace.errors import MissingExtraError, ModelLoadError, ParameterError, RequestError
 from tailrace.extras import needs
-from tailrace.text.template import ChatTemplate
+from tailrace.text.special_tokens import CONFIG, add_tokens, named_tokens
+from tailrace.text.templates.chat_template import ChatTemplates
+from tailrace.text.templates.sources import DEFAULT, read_object, template_sources
 from tailrace.text.vocabulary import METASPACE, byte_level, decoder_kind, fallback_byte, piece
 
 if TYPE_CHECKING:
     import tokenizers
 
 SHORT = 2048  # characters; encoding them takes less than a millisecond
-NAMED = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
+# files of tokenizers that only libraries of their own can read, and what reads them
+FOREIGN = {
+    "tokenizer.model": "a SentencePiece model",
+    "spiece.model": "a SentencePiece model",
+    "sentencepiece.bpe.model": "a SentencePiece model",
+    "tekken.json": "a vocabulary of mistral-common",
+    "tiktoken.model": "a vocabulary of tiktoken",
+}
 
 
 class Tokenizer:
     """Made by `load`. Immutable after construction, so threads may share it.
+
+    Args:
+        template: the chat template, or several by name; named: the tokens with names, see special_tokens.named_tokens.
 
     Attributes:
         vocab_size: number of ids, added tokens included.
@@ -36,7 +48,10 @@ class Tokenizer:
     """
 
     def __init__(
-        self, backend: tokenizers.Tokenizer, template: str | None = None, named: dict[str, str] | None = None
+        self,
+        backend: tokenizers.Tokenizer,
+        template: str | dict[str, str] | None = None,
+        named: dict[str, str] | None = None,
     ) -> None:
         self.backend = backend
         self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
@@ -51,7 +66,8 @@ class Tokenizer:
         if self.kind == "bytes" and not self._reversible():
             self.kind = "library"
         self.bos_id = backend.token_to_id((named or {}).get("bos_token", ""))
-        self._template = ChatTemplate(template, named or {}) if template else None
+        sources = {DEFAULT: template} if isinstance(template, str) else template
+        self._templates = ChatTemplates(sources, named or {}) if sources else None
         self._widest = self._widest_token()
 
     @classmethod
@@ -65,24 +81,24 @@ class Tokenizer:
         folder = Path(folder)
         with needs("text"):
             import tokenizers
+        config = read_object(folder / CONFIG)
         try:
             if (folder / "tokenizer.json").is_file():
                 backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
                 backend.no_truncation()
                 backend.no_padding()
+                add_tokens(backend, folder, config)
             else:
                 with needs("serve"):
                     from transformers import AutoTokenizer
 
                 slow = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
                 backend = slow.backend_tokenizer
-        except MissingExtraError:
+        except (MissingExtraError, ModelLoadError):
             raise
         except Exception as error:
-            raise ModelLoadError(f"{folder}: no usable tokenizer: {error}") from error
-        config = _read_json(folder / "tokenizer_config.json")
-        named = {name: token for name in NAMED if (token := _content(config.get(name))) is not None}
-        return cls(backend, _template(folder, config), named)
+            raise ModelLoadError(f"{folder}: no usable tokenizer: {_foreign(folder) or error}") from error
+        return cls(backend, template_sources(folder, config), named_tokens(folder, config))
 
     # ---- text → ids
 
@@ -113,11 +129,21 @@ class Tokenizer:
         Raises:
             RequestError: the model has no chat template, or the template refuses these messages.
         """
-        if self._template is None:
+        if self._templates is None:
             raise RequestError("messages: this model has no chat template; use /v1/completions", "messages")
         fixed = {"tools": tools, "add_generation_prompt": add_generation_prompt}
-        render = self._template.unfinished if unfinished else self._template.render
+        template = self._templates.pick(tools, options.get("documents"))
+        render = template.unfinished if unfinished else template.render
         return render(messages, {"documents": None, **options, **fixed})
+
+    @property
+    def template_source(self) -> str:
+        """The chat templates' text; "" if the model has none."""
+        return "" if self._templates is None else self._templates.source
+
+    def template_reads(self, variable: str) -> bool:
+        """True if a chat template of the model reads this variable."""
+        return self._templates is not None and variable in self._templates.variables
 
     def encode_chat(self, messages: list[dict[str, Any]], /, **options: Any) -> list[int]:
         """Token ids of a conversation; see `render_chat`."""
@@ -128,7 +154,7 @@ class Tokenizer:
         contains it."""
         id = self.backend.token_to_id(marker)
         shown = id is not None and id not in self.special_ids
-        return shown or (self._template is not None and marker in self._template.source)
+        return shown or marker in self.template_source
 
     def bad_word_ids(self, word: str) -> tuple[tuple[int, ...], ...]:
         """The canonical spellings of a word as ids: as given, and with a space before it."""
@@ -229,21 +255,13 @@ def whole(data: bytes) -> str | None:
         return None
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text()) if path.is_file() else {}
-
-
-def _content(token: Any) -> str | None:
-    return token.get("content") if isinstance(token, dict) else token
-
-
-def _template(folder: Path, config: dict[str, Any]) -> str | None:
-    """The chat template, from any of the places where folders keep it."""
-    file = folder / "chat_template.jinja"
-    if file.is_file():
-        return file.read_text()
-    template = _read_json(folder / "chat_template.json").get("chat_template") or config.get("chat_template")
-    if isinstance(template, list):  # several templates, by name
-        by_name = {entry["name"]: entry["template"] for entry in template}
-        return by_name.get("default")
-    return template
+def _foreign(folder: Path) -> str | None:
+    """What to do about a folder that has no tokenizer but one that another library must read; None for other
+    folders."""
+    for name, kind in FOREIGN.items():
+        if (folder / name).is_file():
+            return (
+                f"it has only {name} ({kind}); make a tokenizer.json of it where that kind's own package is installed: "
+                "AutoTokenizer.from_pretrained(folder).save_pretrained(folder), of transformers"
+            )
+    return None

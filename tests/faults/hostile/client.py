@@ -109,6 +109,12 @@ def respond(given: Any = "Hello", *, named: str | None = None, **fields: Any) ->
     return post("/v1/responses", {"max_output_tokens": 8, "input": given, "store": False} | fields, field=named)
 
 
+def message(content: Any = "Hello", *, named: str | None = None, **fields: Any) -> Attempt:
+    """A message in Anthropic's form: one turn, or the messages given."""
+    asked = {"max_tokens": 8, "messages": [{"role": "user", "content": content}]} | fields
+    return post("/v1/messages", asked, field=named)
+
+
 # ---- sending them
 
 
@@ -213,19 +219,21 @@ def wrong_success(answer: Answer) -> list[str]:
     failed = [event["error"] for event in events if event.get("error")]
     if any(error.get("type") != "invalid_request_error" for error in failed):
         return [f"failed in the middle: {failed}"]
-    ended = said[-1:] == ["[DONE]"] or any(str(e.get("type", "")).startswith("response.") for e in events[-1:])
+    last = str(events[-1].get("type", "")) if events else ""
+    ended = said[-1:] == ["[DONE]"] or last.startswith("response.") or last == "message_stop"
     return [] if ended or failed else [f"the stream does not end: {said[-1:]}"]
 
 
 def wrong_error(answer: Answer, field: str | None) -> list[str]:
-    """OpenAI's shape, with the field at fault, or the body where it is at fault as a whole. Of a 5xx only the 503 by
-    design is right."""
+    """OpenAI's shape or Anthropic's, with the field at fault, or the body where it is at fault as a whole. Of a 5xx
+    only the 503 by design is right."""
     try:
         problem = json.loads(answer.body)["error"]
-        message, param = problem["message"], problem["param"]
-        code = problem["code"]
+        details = problem.get("details", problem)
+        message, param = problem["message"], details["param"]
+        code = details["error_code" if "details" in problem else "code"]
     except (ValueError, KeyError, TypeError):
-        return [f"{answer.status} without OpenAI's shape: {answer.body[:200]!r}"]
+        return [f"{answer.status} without OpenAI's or Anthropic's shape: {answer.body[:200]!r}"]
     if answer.status >= 500 and code not in UNAVAILABLE:
         return [f"{answer.status} {code}: {message}"]
     if not message or len(message) > 2000:

@@ -287,7 +287,8 @@ def declared_huge(chance: Random, i: int) -> Attempt:
 
 
 def really_huge(chance: Random, i: int) -> Attempt:
-    path = listed(chance, [COMPLETIONS, "/v1/chat/completions", "/v1/responses", "/tokenize"], i % 4)
+    paths = [COMPLETIONS, "/v1/chat/completions", "/v1/responses", "/tokenize", "/v1/messages"]
+    path = listed(chance, paths, i % 5)
     if i % 2:
         piece = b"100000\r\n" + b"x" * (1 << 20) + b"\r\n"
         return raw(head(path, None, "transfer-encoding: chunked"), *[piece] * 20, b"0\r\n\r\n")

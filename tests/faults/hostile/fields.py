@@ -17,6 +17,7 @@ from faults.hostile.client import (
     chat,
     complete,
     listed,
+    message,
     post,
     respond,
     statuses,
@@ -511,6 +512,58 @@ def odd_responses(chance: Random, i: int) -> Attempt:
     return respond(listed(chance, given, i))
 
 
+def odd_messages_of_anthropic(chance: Random, i: int) -> Attempt:
+    deep: Any = {"type": "tool_result", "tool_use_id": "x", "content": "x"}
+    for _ in range(300):
+        deep = {"type": "tool_result", "tool_use_id": "x", "content": [deep]}
+    call = {"type": "tool_use", "id": "x", "name": "f", "input": {}}
+    contents: list[Any] = [
+        [{"type": "image", "source": {"type": "url", "url": "file:///etc/passwd"}}],
+        [deep],
+        [call],
+        [{"type": "text"}],
+        [{"type": "thinking", "thinking": "x"}],
+        [{}],
+        5,
+        [["x"]],
+        [{"type": "document", "source": {"type": "file", "file_id": "x"}}],
+        [{"type": "tool_result", "tool_use_id": 5}],
+    ]
+    return message(listed(chance, contents, i))
+
+
+def odd_fields_of_anthropic(chance: Random, i: int) -> Attempt:
+    tool: dict[str, Any] = {"name": "f", "input_schema": {"type": "object"}}
+    fields: list[tuple[str, dict[str, Any]]] = [
+        ("max_tokens", {"max_tokens": -1}),
+        ("max_tokens", {"max_tokens": 2**70}),
+        ("thinking", {"thinking": {"type": "enabled", "budget_tokens": 2**40}}),
+        ("thinking", {"thinking": {"type": "enabled"}}),
+        ("tool_choice", {"tool_choice": {"type": "any"}}),
+        ("tools", {"tools": [tool | {"type": "web_search_20260209"}]}),
+        ("tools", {"tools": [tool] * 3}),
+        ("system", {"system": [{"type": "image"}]}),
+        ("messages", {"messages": [{"role": "assistant", "content": []}] * 2 + [{"role": "x", "content": ""}]}),
+        ("mcp_servers", {"mcp_servers": [{"url": "http://127.0.0.1"}]}),
+    ]
+    named, given = listed(chance, fields, i)
+    return message(named=named, **given)
+
+
+def counting(chance: Random, i: int) -> Attempt:
+    contents: list[Any] = [
+        "word " * 200_000,
+        [{"type": "text", "text": "x"}] * 50_000,
+        "",
+        [],
+        "\ud800",
+        "😀" * 100_000,
+        None,
+    ]
+    body = {"messages": [{"role": "user", "content": listed(chance, contents, i)}]}
+    return post("/v1/messages/count_tokens", body, field="")
+
+
 KINDS = (
     Kind("no number", no_number, REFUSED, "types that convert in silence"),
     Kind("out of range", out_of_range, REFUSED, "overflows on the wire; clamps in silence"),
@@ -557,5 +610,8 @@ KINDS = (
     Kind("tokenizing a megabyte", tokenizing, EITHER, "an endpoint without a limit of its own"),
     Kind("detokenizing", detokenizing, EITHER, "the same"),
     Kind("large unknown fields", large_unknown, EITHER, "decoded, kept or logged in vain"),
+    Kind("odd content of messages", odd_messages_of_anthropic, REFUSED, "500s; files of the machine"),
+    Kind("odd fields of messages", odd_fields_of_anthropic, REFUSED, "dropped in silence"),
+    Kind("counting", counting, TOO_MUCH | EITHER, "an endpoint without a limit of its own"),
     Kind("odd input of responses", odd_responses, REFUSED, "500s"),
 )

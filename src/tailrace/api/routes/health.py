@@ -1,13 +1,15 @@
 """GET /health: 200 while requests are served, 503 while the engine starts, is stalled, after it died, and during a
-shutdown."""
+shutdown. GET and POST /ping: the same status without a body, as vLLM and SageMaker have it. GET /version."""
 
 from __future__ import annotations
+
+from importlib.metadata import version as installed
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tailrace.api.front_end import front_of
+from tailrace.api.front_end import FrontEnd, front_of
 from tailrace.api.streaming import json_response
 from tailrace.api.supervise import Condition
 
@@ -29,7 +31,33 @@ WORST_FIRST: tuple[Condition, ...] = ("dead", "draining", "starting", "stalled",
 
 async def health(request: Request) -> Response:
     """Whether requests are accepted."""
-    front = front_of(request)
+    found = health_of(front_of(request))
+    return json_response(found, status_of(found))
+
+
+async def ping(request: Request) -> Response:
+    """The status alone."""
+    return Response(status_code=status_of(health_of(front_of(request))))
+
+
+class Version(msgspec.Struct, frozen=True):
+    """Of the package that serves."""
+
+    version: str
+
+
+async def version(request: Request) -> Response:
+    """Which tailrace this is."""
+    return json_response(Version(installed("tailrace")))
+
+
+def status_of(health: Health) -> int:
+    """200 where requests are accepted."""
+    return 200 if health.status == "ready" else 503
+
+
+def health_of(front: FrontEnd) -> Health:
+    """Of the model that is worst off."""
     conditions = {name: service.supervisor.condition for name, service in front.services.items()}
     worst = min(conditions, key=lambda name: WORST_FIRST.index(conditions[name]))
     condition, supervisor = conditions[worst], front.services[worst].supervisor
@@ -37,4 +65,4 @@ async def health(request: Request) -> Response:
     health = Health(condition, error, models=dict(conditions) if front.named else None)
     if condition == "stalled" and stall is not None:
         health = msgspec.structs.replace(health, part=stall.part, seconds=round(stall.seconds, 3))
-    return json_response(health, 200 if condition == "ready" else 503)
+    return health

@@ -1,51 +1,55 @@
-"""POST /v1/responses; GET and DELETE /v1/responses/{id}; POST /v1/responses/{id}/cancel."""
+"""POST /v1/responses and /v1/responses/input_tokens."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from itertools import chain
 from typing import Any, NamedTuple
 from uuid import uuid4
 
 import msgspec
+from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
 from tailrace.api.body import BodyReader, check_items
+from tailrace.api.chat_prompt import encode_chat
 from tailrace.api.chunks import effective
 from tailrace.api.front_end import front_of
 from tailrace.api.generation import Generation
-from tailrace.api.prepare import ChatInput, TokenLimit, prepare_chat, read_request
+from tailrace.api.prepare import ChatInput, TokenLimit, generate, prepare_chat, read_request
 from tailrace.api.request_record import origin_of
 from tailrace.api.response_events import ResponseEvents
 from tailrace.api.response_input import to_chat, to_messages
+from tailrace.api.response_logprobs import ScoredSegments
 from tailrace.api.response_store import ResponseStore
-from tailrace.api.schema.requests import Cancelled
+from tailrace.api.routes.tokenize import check_size
+from tailrace.api.sampling import num_logprobs
+from tailrace.api.schema.chat import ChatRequest
 from tailrace.api.schema.responses import (
+    LOGPROBS,
     RESPONSES_REFUSED,
-    Deleted,
     Event,
     InputDetails,
     OutputDetails,
     ResponseError,
     ResponseObject,
     ResponsesRequest,
+    ResponseTokens,
     ResponseUsage,
     TextOptions,
 )
 from tailrace.api.service import Service
-from tailrace.api.streaming import NAMED, json_response, respond
-from tailrace.api.tool_choice import choice_of
+from tailrace.api.streaming import NAMED, json_response, named_frame, respond
+from tailrace.api.tool_choice import ToolChoice, choice_of
 from tailrace.api.work_queue import JSON_BYTES
-from tailrace.api.worker_queries import ask_all, ask_first, ask_stored
+from tailrace.api.worker_queries import ask_stored
 from tailrace.errors import ParameterError, TailraceError
 from tailrace.text.channel_splitter import ChannelSplitter
 from tailrace.text.tool_parsers.functions import check_tools
 
 READER = BodyReader(ResponsesRequest, RESPONSES_REFUSED)
-JSON = "application/json"
 
 
 async def create_response(request: Request) -> Response:
@@ -60,16 +64,15 @@ async def create_response(request: Request) -> Response:
         return ChatInput(to_chat(ask, before), choice, ask.tools, limit, "input", "text.format")
 
     chat = await service.work_queue.run(request, checked, request.state.size // JSON_BYTES)
-    prepared, channels = await prepare_chat(request, chat)
+    top = logprobs_asked(ask, service.config.max_logprobs)
+    prepared, channels = await prepare_chat(request, chat, top)
     # the id is ours, since responses are stored by it; what a client calls its request may be used by others as well
     origin = origin_of(request, "chat", ask)
-    generation = Generation(
-        service, f"resp_{uuid4().hex}", prepared.prompts, prepared.params, origin, prepared.grammar_field
-    )
+    generation = generate(service, f"resp_{uuid4().hex}", prepared, origin)
     instructions = 0 if ask.instructions is None else 1  # they are for this turn alone
     messages: list[dict[str, Any]] = msgspec.to_builtins(chat.ask.messages[instructions:])
-    stored = StoredResponse(front_of(request).responses, response_of(service, ask, generation), messages)
-    chunks = events(generation, stored, ChannelSplitter(*channels))
+    stored = StoredResponse(front_of(request).responses, response_of(service, ask, generation), messages, ask.streamed)
+    chunks = events(generation, stored, ScoredSegments(ChannelSplitter(*channels), service.labels, top))
     return await respond(request, generation, chunks, last_response, ask.streamed, NAMED)
 
 
@@ -91,6 +94,7 @@ def response_of(service: Service, ask: ResponsesRequest, generation: Generation)
         text=ask.text or TextOptions(),
         parallel_tool_calls=ask.parallel_tool_calls is not False,
         metadata=ask.metadata or {},
+        reasoning=ask.reasoning,
         sampling_params=effective(ask, generation),
     )
 
@@ -101,11 +105,18 @@ class StoredResponse(NamedTuple):
     store: ResponseStore
     response: ResponseObject
     messages: list[dict[str, Any]]
+    streamed: bool
 
     def save(self) -> None:
         """Store the response as it is now, with the conversation that it ends, if it is to be stored."""
         if self.response.store:
-            self.store.put(self.response, [*self.messages, *to_messages(self.response.output)])
+            messages = [*self.messages, *to_messages(self.response.output)]
+            self.store.put(self.response, messages, len(self.messages), self.streamed)
+
+    def note(self, event: Event) -> None:
+        """Keep an event for those who read the stream later."""
+        if self.streamed and self.response.store:
+            self.store.record(self.response.id, named_frame(event))
 
     def update(self) -> None:
         """The same, unless the response was deleted meanwhile."""
@@ -114,14 +125,14 @@ class StoredResponse(NamedTuple):
 
 
 async def events(
-    generation: Generation, stored: StoredResponse, channels: ChannelSplitter
+    generation: Generation, stored: StoredResponse, segments: ScoredSegments
 ) -> AsyncGenerator[Event, None]:
     """The response as it comes.
 
     Raises:
         TailraceError: it failed before its first event. Later it ends with an event that says so.
     """
-    response, writer, begun = stored.response, ResponseEvents(stored.response), False
+    response, writer, begun = stored.response, ResponseEvents(stored.response, stored.note), False
     try:
         async with aclosing(generation.deltas()) as deltas:
             async for _, delta in deltas:
@@ -130,13 +141,11 @@ async def events(
                     stored.save()
                     for event in writer.begin():
                         yield event
-                segments = channels.feed(delta.text)
+                for segment, logprobs in segments.feed(delta):
+                    for event in writer.add(segment, logprobs):
+                        yield event
                 if delta.finish_reason is not None:
-                    segments += channels.flush()
-                for event in chain.from_iterable(map(writer.add, segments)):
-                    yield event
-                if delta.finish_reason is not None:
-                    usage, whole = usage_of(generation), not channels.cut_call
+                    usage, whole = usage_of(generation), not segments.splitter.cut_call
                     final = list(writer.end(delta.finish_reason, delta.stop_reason, usage, whole))
                     stored.update()
                     for event in final:
@@ -165,29 +174,19 @@ async def last_response(stream: AsyncGenerator[Event, None]) -> ResponseObject:
     return response
 
 
-async def retrieve_response(request: Request) -> Response:
-    """A stored response, also while it is in progress."""
-    body = await ask_stored(front_of(request), "response", request.path_params["id"])
-    return Response(body, media_type=JSON)
+async def count_input_tokens(request: Request) -> Response:
+    """The tokens of the prompt that the same response would have."""
+    ask, service = await read_request(request, READER)
+    check_size(request, "input")
+    before = await earlier(request, ask)
 
+    def checked() -> tuple[ChatRequest, ToolChoice]:
+        check_tools(ask.tools, nested=False)
+        return to_chat(ask, before), choice_of(ask.tool_choice, ask.tools, ask.parallel_tool_calls)
 
-async def delete_response(request: Request) -> Response:
-    """Delete a stored response."""
-    id = request.path_params["id"]
-    await ask_stored(front_of(request), "forget", id)
-    return json_response(Deleted(id))
-
-
-async def cancel_response(request: Request) -> Response:
-    """End a response that is in progress; its output so far stays."""
-    front, id = front_of(request), request.path_params["id"]
-    found = await ask_all(front, "cut", id) if id.startswith("resp_") else []
-    if not found:
-        return Response(await ask_stored(front, "response", id), media_type=JSON)
-    body = await ask_first(front, "response", id)
-    if body is None:  # no token has come yet, or the response is not to be stored
-        return json_response(Cancelled(id))
-    return Response(body.replace(b'"status":"in_progress"', b'"status":"cancelled"', 1), media_type=JSON)
+    chat, choice = await service.work_queue.run(request, checked, request.state.size // JSON_BYTES)
+    ids = await encode_chat(request, chat, choice.mode != "none", "input", bound=False)
+    return json_response(ResponseTokens(len(ids)))
 
 
 async def earlier(request: Request, ask: ResponsesRequest) -> bytes:
@@ -211,5 +210,20 @@ async def earlier(request: Request, ask: ResponsesRequest) -> bytes:
 def usage_of(generation: Generation) -> ResponseUsage:
     """The usage so far, under the names of this endpoint."""
     usage = generation.usage
-    details = InputDetails(usage.prompt_tokens_details.cached_tokens)
-    return ResponseUsage(usage.prompt_tokens, details, usage.completion_tokens, OutputDetails(), usage.total_tokens)
+    details, more = InputDetails(usage.prompt_tokens_details.cached_tokens), usage.completion_tokens_details
+    thought = OutputDetails(0 if more is UNSET else more.reasoning_tokens)
+    return ResponseUsage(usage.prompt_tokens, details, usage.completion_tokens, thought, usage.total_tokens)
+
+
+def logprobs_asked(ask: ResponsesRequest, limit: int) -> int | None:
+    """How many alternatives to report per token; None: no logprobs.
+
+    Raises:
+        ParameterError: top_logprobs out of range, or without the logprobs that they belong to.
+    """
+    wanted = LOGPROBS in (ask.include or ())
+    if ask.top_logprobs:
+        num_logprobs(ask.top_logprobs, limit, "top_logprobs")
+        if not wanted:
+            raise ParameterError(f'top_logprobs needs include: ["{LOGPROBS}"]', "top_logprobs")
+    return (ask.top_logprobs or 0) if wanted else None

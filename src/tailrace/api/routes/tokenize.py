@@ -16,7 +16,14 @@ from tailrace.text.tool_parsers.functions import check_tools
 
 TOKENIZE = BodyReader(TokenizeRequest, TOKENIZE_REFUSED)
 DETOKENIZE = BodyReader(DetokenizeRequest, {})
-ONLY_OF_MESSAGES = ("tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs")
+ONLY_OF_MESSAGES = (
+    "tools",
+    "add_generation_prompt",
+    "continue_final_message",
+    "chat_template_kwargs",
+    "reasoning_effort",
+    "documents",
+)
 
 
 async def tokenize(request: Request) -> Response:

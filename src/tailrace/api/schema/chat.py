@@ -14,17 +14,21 @@ Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
 
 StopScope = Literal["all", "content"]
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
-class Part(msgspec.Struct):
-    """One part of a message's content; only type "text" is served."""
+class Part(msgspec.Struct, omit_defaults=True):
+    """One part of a message's content; the types "text" and "refusal" are served."""
 
     type: str
     text: str | None = None
+    refusal: str | None = None
 
 
 class ChatMessage(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """One turn. What the chat template may look at is passed on as it came."""
+    """One turn. What the chat template may look at is passed on as it came. `refusal`: text of an answer, as content.
+    What the model thought may come under any of its three names. `tool_plan`: of Command's. `audio`, `function_call`:
+    refused."""
 
     role: Role
     content: str | list[Part] | None = None
@@ -33,6 +37,11 @@ class ChatMessage(msgspec.Struct, kw_only=True, omit_defaults=True):
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
+    thinking: str | None = None
+    tool_plan: str | None = None
+    refusal: str | None = None
+    audio: dict[str, Any] | None = None
+    function_call: dict[str, Any] | None = None
 
 
 class Conversation(Protocol):
@@ -43,13 +52,16 @@ class Conversation(Protocol):
     add_generation_prompt: bool | None
     continue_final_message: bool | None
     chat_template_kwargs: dict[str, Any] | None
+    reasoning_effort: ReasoningEffort | None
+    documents: list[dict[str, Any]] | None
 
 
 class ChatRequest(GenerateRequest, kw_only=True):
     """`max_completion_tokens` is the newer name of `max_tokens`; giving both with different values is refused.
     `separate_reasoning`: false leaves what the model thinks in the content, markers and all. `stop_scope`: "content"
     looks for stop strings and patterns neither in what it thinks nor in tool calls. `thinking_token_budget`: tokens
-    after which a thought is closed. `negative_prompt`: what guidance leads away from: what the user would say, or a
+    after which a thought is closed. `reasoning_effort`: how much the model should think, where its chat template asks.
+    `documents`: what the answer rests on, for templates that take them. `negative_prompt`: what guidance leads away from: what the user would say, or a
     conversation. `best_of`: beams of a beam search."""
 
     messages: list[ChatMessage]
@@ -64,6 +76,8 @@ class ChatRequest(GenerateRequest, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: ReasoningEffort | None = None
+    documents: list[dict[str, Any]] | None = None
     separate_reasoning: bool | None = None
     stop_scope: StopScope | None = None
     thinking_token_budget: int | None = None
@@ -81,7 +95,6 @@ CHAT_REFUSED: dict[str, tuple[Any, ...]] = REFUSED | {
     "modalities": (None, ["text"]),
     "audio": (None,),
     "chat_template": (None,),
-    "documents": (None, []),
     "web_search_options": (None,),
 }
 

@@ -119,6 +119,13 @@ TOLERATED = frozenset(
         "prompt_cache_key",
         "prompt_cache_retention",
         "prediction",
+        # of Anthropic's
+        "cache_control",
+        "diagnostics",
+        "inference_geo",
+        "speed",
+        "user_profile_id",
+        "workspace_id",
         "parallel_tool_calls",
     }
 )
@@ -152,15 +159,17 @@ class PromptTokensDetails(msgspec.Struct, frozen=True):
 
 
 class CompletionTokensDetails(msgspec.Struct, frozen=True):
-    """Of the tokens that were guessed ahead (speculation): how many stood, and how many did not."""
+    """Of the tokens that were guessed ahead (speculation): how many stood, and how many did not. Tokens of thoughts,
+    with their markers."""
 
-    accepted_prediction_tokens: int
-    rejected_prediction_tokens: int
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
+    reasoning_tokens: int = 0
 
 
 class Usage(msgspec.Struct, frozen=True):
     """Token counts of one request: each prompt once, every choice's tokens, the stopping token included.
-    completion_tokens_details: where tokens were guessed ahead."""
+    completion_tokens_details: where tokens were guessed ahead, or the model has thought."""
 
     prompt_tokens: int
     completion_tokens: int

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from tailrace.api.schema.chat import ChatMessage, Role, StopScope
+from tailrace.api.schema.chat import ChatMessage, ReasoningEffort, Role, StopScope
 from tailrace.api.schema.common import REFUSED, GenerateRequest
 from tailrace.api.schema.structured import ResponsesFormat, TextFormat
 
@@ -29,7 +29,7 @@ class InputItem(msgspec.Struct, kw_only=True):
     call_id: str | None = None
     name: str | None = None
     arguments: str | None = None
-    output: str | None = None
+    output: str | list[InputPart] | None = None
 
 
 class TextOptions(msgspec.Struct):
@@ -38,9 +38,30 @@ class TextOptions(msgspec.Struct):
     format: ResponsesFormat = msgspec.field(default_factory=TextFormat)
 
 
+LOGPROBS = "message.output_text.logprobs"
+# what OpenAI knows; all but the first are of items that no model here writes, or are in the items anyway
+Includable = Literal[
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+]
+
+
+class ReasoningOptions(msgspec.Struct, omit_defaults=True):
+    """How much the model should think. `summary` is accepted: items of reasoning hold the whole of it."""
+
+    effort: ReasoningEffort | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+
+
 class ResponsesRequest(GenerateRequest, kw_only=True):
     """Sampling fields as everywhere; `max_output_tokens` takes the place of `max_tokens`. `store`: keep it for
-    retrieval, true."""
+    retrieval, true. `top_logprobs`: with `include` of "message.output_text.logprobs"."""
 
     input: str | list[InputItem]
     instructions: str | None = None
@@ -54,9 +75,12 @@ class ResponsesRequest(GenerateRequest, kw_only=True):
     text: TextOptions | None = None
     metadata: dict[str, str] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning: ReasoningOptions | None = None
     separate_reasoning: bool | None = None
     stop_scope: StopScope | None = None
     thinking_token_budget: int | None = None
+    include: list[Includable] | None = None
+    top_logprobs: int | None = None
 
 
 RESPONSES_REFUSED: dict[str, tuple[Any, ...]] = REFUSED | {
@@ -67,13 +91,10 @@ RESPONSES_REFUSED: dict[str, tuple[Any, ...]] = REFUSED | {
     "echo": (None, False),
     "messages": (None,),
     "conversation": (None,),
-    "include": (None, []),
     "max_tool_calls": (None,),
     "prompt": (None,),
     "logprobs": (None, False),
-    "top_logprobs": (None, 0),
     "truncation": (None, "disabled"),
-    "reasoning": (None, {}),
     "response_format": (None, {"type": "text"}),
 }
 
@@ -84,6 +105,7 @@ class OutputPart(msgspec.Struct, omit_defaults=True):
     type: str
     text: str
     annotations: list[Any] | UnsetType = UNSET
+    logprobs: list[msgspec.Raw] | UnsetType = UNSET
 
 
 class OutputItem(msgspec.Struct, omit_defaults=True):
@@ -108,7 +130,7 @@ class InputDetails(msgspec.Struct, frozen=True):
 
 
 class OutputDetails(msgspec.Struct, frozen=True):
-    """Always 0 where the tokens of thinking are not counted apart."""
+    """The tokens of the first thought, with its markers."""
 
     reasoning_tokens: int = 0
 
@@ -159,6 +181,7 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     truncation: str = "disabled"
     text: TextOptions
     metadata: dict[str, str]
+    reasoning: ReasoningOptions | None = None
     usage: ResponseUsage | None = None
     sampling_params: dict[str, Any] | UnsetType = UNSET
 
@@ -176,8 +199,25 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     content_index: int | UnsetType = UNSET
     delta: str | UnsetType = UNSET
     text: str | UnsetType = UNSET
-    logprobs: list[Any] | UnsetType = UNSET  # of output_text events; always empty
+    logprobs: list[msgspec.Raw] | UnsetType = UNSET  # of output_text events
     arguments: str | UnsetType = UNSET
+
+
+class ItemList(msgspec.Struct, frozen=True):
+    """A page of the items that a response answers. first_id, last_id: null where it is empty."""
+
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+    object: str = "list"
+
+
+class ResponseTokens(msgspec.Struct, frozen=True):
+    """How many tokens the prompt has."""
+
+    input_tokens: int
+    object: str = "response.input_tokens"
 
 
 class Deleted(msgspec.Struct, frozen=True):

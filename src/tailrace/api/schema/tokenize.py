@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from tailrace.api.schema.chat import ChatMessage
+from tailrace.api.schema.chat import ChatMessage, ReasoningEffort
 from tailrace.api.schema.common import TokenId
 
 
@@ -22,6 +22,8 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: ReasoningEffort | None = None
+    documents: list[dict[str, Any]] | None = None
     return_token_strs: bool | None = None
 
 

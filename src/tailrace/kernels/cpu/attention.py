@@ -5,24 +5,26 @@ from __future__ import annotations
 import torch
 
 from tailrace import _cpu
+from tailrace.kernels.attention_options import AttentionOptions
 from tailrace.kernels.cache import KVCache
 from tailrace.kernels.types import CODES
 
 
 def make_cache(
-    num_blocks: int, heads: int, block_size: int, head_dim: int, dtype: torch.dtype, device: torch.device
+    num_blocks: int, heads: int, block_size: int, dims: tuple[int, int], dtype: torch.dtype, device: torch.device
 ) -> KVCache:
     if block_size % 16:
         raise ValueError(f"block_size must be a multiple of 16, got {block_size}")
-    if head_dim % 2:
-        raise ValueError(f"head_dim must be even, got {head_dim}")
+    head_dim, value_dim = dims
+    if head_dim % 2 or value_dim % 2:
+        raise ValueError(f"head_dim must be even, got {head_dim} of keys and {value_dim} of values")
     pair = 2 if dtype == torch.bfloat16 else 1
     return KVCache(
         torch.empty((num_blocks, heads, head_dim // pair, block_size, pair), dtype=dtype),  # touched when used
-        torch.empty((num_blocks, heads, block_size // pair, head_dim, pair), dtype=dtype),
+        torch.empty((num_blocks, heads, block_size // pair, value_dim, pair), dtype=dtype),
         heads,
         block_size,
-        head_dim,
+        *dims,
     )
 
 
@@ -39,10 +41,11 @@ def integers(x: torch.Tensor, dtype: torch.dtype, name: str) -> None:
 
 def store_kv(cache: KVCache, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> None:
     shape = (slots.shape[0], cache.heads, cache.head_dim)
-    if key.shape != shape or value.shape != shape or key.dtype != cache.dtype or value.dtype != cache.dtype:
+    wide = (*shape[:2], cache.value_dim)
+    if key.shape != shape or value.shape != wide or key.dtype != cache.dtype or value.dtype != cache.dtype:
         raise ValueError(
-            f"key and value must be {shape} of {cache.dtype}, got {key.dtype} {tuple(key.shape)} and {value.dtype} "
-            f"{tuple(value.shape)}"
+            f"key and value must be {shape} and {wide} of {cache.dtype}, got {key.dtype} {tuple(key.shape)} and "
+            f"{value.dtype} {tuple(value.shape)}"
         )
     integers(slots, torch.int64, "slots")
     key, value = rows(key), rows(value)
@@ -56,6 +59,7 @@ def store_kv(cache: KVCache, key: torch.Tensor, value: torch.Tensor, slots: torc
         shape[0],
         cache.heads,
         cache.head_dim,
+        cache.value_dim,
         cache.block_size,
         cache.keys.shape[0],
         key.stride(0),
@@ -69,9 +73,7 @@ def paged_attention(
     block_tables: torch.Tensor,
     query_start: torch.Tensor,
     kv_len: torch.Tensor,
-    scale: float,
-    window: int,
-    softcap: float,
+    options: AttentionOptions,
 ) -> torch.Tensor:
     tokens, heads, dim = query.shape
     if dim != cache.head_dim or heads % cache.heads or query.dtype != cache.dtype:
@@ -85,13 +87,12 @@ def paged_attention(
             f"for kv_len [{sequences}] block_tables must be [{sequences}, B] and query_start [{sequences + 1}], "
             f"got {tuple(block_tables.shape)} and {tuple(query_start.shape)}"
         )
-    if window < 0:
-        raise ValueError(f"window must be at least 0, got {window}")
+    sinks = options.check_sinks(heads, query.device)
     integers(block_tables, torch.int32, "block_tables")
     integers(query_start, torch.int32, "query_start")
     integers(kv_len, torch.int32, "kv_len")
     query = rows(query)
-    out = torch.empty((tokens, heads, dim), dtype=query.dtype)
+    out = torch.empty((tokens, heads, cache.value_dim), dtype=query.dtype)
     _cpu.attention(
         query.data_ptr(),
         out.data_ptr(),
@@ -108,10 +109,13 @@ def paged_attention(
         heads,
         cache.heads,
         dim,
+        cache.value_dim,
         cache.block_size,
         query.stride(0),
-        scale,
-        softcap,
-        window,
+        options.scale,
+        options.softcap,
+        options.window,
+        options.chunk,
+        0 if sinks is None else sinks.data_ptr(),
     )
     return out

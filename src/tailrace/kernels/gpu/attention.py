@@ -21,6 +21,7 @@ import torch
 import triton
 import triton.language as tl
 
+from tailrace.kernels.attention_options import AttentionOptions
 from tailrace.kernels.cache import KVCache
 
 SHORT = 8  # tokens of a sequence
@@ -34,11 +35,10 @@ INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
 def make_cache(
-    num_blocks: int, heads: int, block_size: int, head_dim: int, dtype: torch.dtype, device: torch.device
+    num_blocks: int, heads: int, block_size: int, dims: tuple[int, int], dtype: torch.dtype, device: torch.device
 ) -> KVCache:
-    shape = (num_blocks, heads, block_size, head_dim)
-    keys, values = (torch.empty(shape, dtype=dtype, device=device) for _ in range(2))
-    return KVCache(keys, values, heads, block_size, head_dim)
+    keys, values = (torch.empty((num_blocks, heads, block_size, dim), dtype=dtype, device=device) for dim in dims)
+    return KVCache(keys, values, heads, block_size, *dims)
 
 
 @triton.jit
@@ -56,20 +56,23 @@ def store_rows(
     HEADS: tl.constexpr,
     SIZE: tl.constexpr,
     DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
     HEADS_PAD: tl.constexpr,
     DIM_PAD: tl.constexpr,
+    VALUE_PAD: tl.constexpr,
 ):
     t = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + t)
     if (slot < 0) | (slot >= capacity):
         return
-    h, d = tl.arange(0, HEADS_PAD)[:, None], tl.arange(0, DIM_PAD)[None, :]
+    h, d, e = tl.arange(0, HEADS_PAD)[:, None], tl.arange(0, DIM_PAD)[None, :], tl.arange(0, VALUE_PAD)[None, :]
+    place = slot // SIZE * (HEADS * SIZE) + h * SIZE + slot % SIZE
     inside = (h < HEADS) & (d < DIM)
-    to = slot // SIZE * (HEADS * SIZE * DIM) + h * (SIZE * DIM) + slot % SIZE * DIM + d
     k = tl.load(key + t * key_t + h.to(tl.int64) * key_h + d, mask=inside)
-    v = tl.load(value + t * value_t + h.to(tl.int64) * value_h + d, mask=inside)
-    tl.store(keys + to, k.to(keys.dtype.element_ty), mask=inside)
-    tl.store(values + to, v.to(values.dtype.element_ty), mask=inside)
+    tl.store(keys + place * DIM + d, k.to(keys.dtype.element_ty), mask=inside)
+    inside = (h < HEADS) & (e < VALUE_DIM)
+    v = tl.load(value + t * value_t + h.to(tl.int64) * value_h + e, mask=inside)
+    tl.store(values + place * VALUE_DIM + e, v.to(values.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -104,33 +107,38 @@ def over(
     head,
     scale,
     window,
+    reach,
     softcap,
     CAPPED: tl.constexpr,
     HEADS: tl.constexpr,
     SIZE: tl.constexpr,
     DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
     ROWS: tl.constexpr,
     DIM_PAD: tl.constexpr,
+    VALUE_PAD: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Online softmax of q [ROWS, DIM_PAD], of tokens at positions `at`, over the positions first … last − 1; first is a
     multiple of BLOCK. Returns the largest score in units of log 2, Σ weight, Σ weight · value."""
     top = tl.full((ROWS,), float("-inf"), tl.float32)
     mass = tl.zeros((ROWS,), tl.float32)
-    mixed = tl.zeros((ROWS, DIM_PAD), tl.float32)
-    d = tl.arange(0, DIM_PAD)
+    mixed = tl.zeros((ROWS, VALUE_PAD), tl.float32)
+    d, e = tl.arange(0, DIM_PAD), tl.arange(0, VALUE_PAD)
+    oldest = tl.maximum(at - window + 1, at // reach * reach)
     for start in range(first, last, BLOCK):
         n = start + tl.arange(0, BLOCK)
         there = n < last  # what lies behind is of no one, NaN perhaps
         block = tl.load(table + n // SIZE, mask=there, other=0).to(tl.int64)
-        place = block * (HEADS * SIZE * DIM) + head * (SIZE * DIM) + n % SIZE * DIM
-        k = tl.load(keys + place[None, :] + d[:, None], mask=there[None, :] & (d < DIM)[:, None], other=0.0)
-        v = tl.load(values + place[:, None] + d[None, :], mask=there[:, None] & (d < DIM)[None, :], other=0.0)
+        place = block * (HEADS * SIZE) + head * SIZE + n % SIZE
+        k = tl.load(keys + place[None, :] * DIM + d[:, None], mask=there[None, :] & (d < DIM)[:, None], other=0.0)
+        inside = there[:, None] & (e < VALUE_DIM)[None, :]
+        v = tl.load(values + place[:, None] * VALUE_DIM + e[None, :], mask=inside, other=0.0)
         score = product(q, k, tl.zeros((ROWS, BLOCK), tl.float32)) * scale
         if CAPPED:
-            e = tl.exp2(tl.abs(score / softcap) * LOG2E * -2.0)
-            score = tl.where(score < 0.0, -softcap, softcap) * ((1.0 - e) / (1.0 + e))
-        seen = there[None, :] & (n[None, :] <= at[:, None]) & (n[None, :] > at[:, None] - window)
+            small = tl.exp2(tl.abs(score / softcap) * LOG2E * -2.0)
+            score = tl.where(score < 0.0, -softcap, softcap) * ((1.0 - small) / (1.0 + small))
+        seen = there[None, :] & (n[None, :] <= at[:, None]) & (n[None, :] >= oldest[:, None])
         score = tl.where(seen, score * LOG2E, float("-inf"))
         higher = tl.maximum(top, tl.max(score, 1))
         base = tl.where(higher == float("-inf"), 0.0, higher)  # of a row that sees nothing yet
@@ -142,7 +150,13 @@ def over(
     return top, mass, mixed
 
 
-@triton.jit(do_not_specialize=["table_stride", "tiles", "most", "place_stride", "chunks", "window"])
+@triton.jit
+def first_seen(at, window, reach):
+    """The oldest position that a token at `at` sees."""
+    return tl.maximum(tl.maximum(at - window + 1, at // reach * reach), 0)
+
+
+@triton.jit(do_not_specialize=["table_stride", "tiles", "most", "place_stride", "chunks", "window", "reach"])
 def attend_chunks(
     query,
     query_t,
@@ -162,14 +176,17 @@ def attend_chunks(
     chunks,
     scale,
     window,
+    reach,
     softcap,
     CAPPED: tl.constexpr,
     GROUP: tl.constexpr,
     HEADS: tl.constexpr,
     SIZE: tl.constexpr,
     DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
     ROWS: tl.constexpr,
     DIM_PAD: tl.constexpr,
+    VALUE_PAD: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Every parts-th chunk of a tile of a sequence of at most `most` tokens. tops, masses: float32 [places, Hq,
@@ -189,7 +206,7 @@ def attend_chunks(
 
     before = tl.load(kv_len + sequence) - count
     newest = before + tl.minimum((tile + 1) * TOKENS, count) - 1
-    oldest = tl.maximum(before + tile * TOKENS - window + 1, 0) // BLOCK * BLOCK
+    oldest = first_seen(before + tile * TOKENS, window, reach) // BLOCK * BLOCK
     place = tl.where(place_stride == 0, begin, sequence * place_stride) + token
     row = (place.to(tl.int64) * (HEADS * GROUP) + mine) * chunks
     for chunk in range(part, chunks_up_to(newest), parts):
@@ -205,20 +222,24 @@ def attend_chunks(
             head,
             scale,
             window,
+            reach,
             softcap,
             CAPPED,
             HEADS,
             SIZE,
             DIM,
+            VALUE_DIM,
             ROWS,
             DIM_PAD,
+            VALUE_PAD,
             BLOCK,
         )
         tl.store(tops + row + chunk, top, mask=inside)
         tl.store(masses + row + chunk, mass, mask=inside)
         some = inside & (top > float("-inf"))
-        to = mixtures + (row + chunk)[:, None] * DIM + d[None, :]
-        tl.store(to, mixed, mask=some[:, None] & (d < DIM)[None, :])
+        e = tl.arange(0, VALUE_PAD)
+        to = mixtures + (row + chunk)[:, None] * VALUE_DIM + e[None, :]
+        tl.store(to, mixed, mask=some[:, None] & (e < VALUE_DIM)[None, :])
 
 
 @triton.jit(do_not_specialize=["most", "place_stride", "chunks"])
@@ -228,12 +249,14 @@ def join(
     tops,
     masses,
     mixtures,
+    sinks,
     out,
     most,
     place_stride,
     chunks,
-    DIM: tl.constexpr,
-    DIM_PAD: tl.constexpr,
+    SINKS: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    VALUE_PAD: tl.constexpr,
 ):
     """One token and head of what attend_chunks has computed."""
     sequence, token = tl.program_id(0) // most, tl.program_id(0) % most
@@ -245,27 +268,32 @@ def join(
     used = chunks_up_to(tl.load(kv_len + sequence) - count + token)
     place = tl.where(place_stride == 0, begin, sequence * place_stride) + token
     row = (place.to(tl.int64) * heads + head) * chunks
-    c, d = tl.arange(0, OCTAVE), tl.arange(0, DIM_PAD)
+    c, d = tl.arange(0, OCTAVE), tl.arange(0, VALUE_PAD)
 
     top = tl.full((), float("-inf"), tl.float32)
     for first in range(0, used, OCTAVE):
         top = tl.maximum(top, tl.max(tl.load(tops + row + first + c, mask=first + c < used, other=float("-inf")), 0))
     top = tl.where(top == float("-inf"), 0.0, top)
-    mass, mixed = tl.full((), 0.0, tl.float32), tl.zeros((DIM_PAD,), tl.float32)
+    mass = tl.full((), 0.0, tl.float32)
+    if SINKS:
+        sink = tl.load(sinks + head) * LOG2E
+        top = tl.maximum(top, sink)
+        mass = tl.exp2(sink - top)
+    mixed = tl.zeros((VALUE_PAD,), tl.float32)
     for first in range(0, used, OCTAVE):
         at = row + first + c
         mine = tl.load(tops + at, mask=first + c < used, other=float("-inf"))
         weight = tl.exp2(mine - top)
         mass += tl.sum(weight * tl.load(masses + at, mask=first + c < used, other=0.0), 0)
-        some = (mine > float("-inf"))[:, None] & (d < DIM)[None, :]
-        each = tl.load(mixtures + at[:, None] * DIM + d[None, :], mask=some, other=0.0)
+        some = (mine > float("-inf"))[:, None] & (d < VALUE_DIM)[None, :]
+        each = tl.load(mixtures + at[:, None] * VALUE_DIM + d[None, :], mask=some, other=0.0)
         mixed += tl.sum(weight[:, None] * each, 0)
     mixed = mixed / tl.where(mass == 0.0, 1.0, mass)
-    to = out + ((begin + token).to(tl.int64) * heads + head) * DIM + d
-    tl.store(to, mixed.to(out.dtype.element_ty), mask=d < DIM)
+    to = out + ((begin + token).to(tl.int64) * heads + head) * VALUE_DIM + d
+    tl.store(to, mixed.to(out.dtype.element_ty), mask=d < VALUE_DIM)
 
 
-@triton.jit(do_not_specialize=["table_stride", "sequences", "few", "window"])
+@triton.jit(do_not_specialize=["table_stride", "sequences", "few", "window", "reach"])
 def attend_tiles(
     query,
     query_t,
@@ -276,19 +304,24 @@ def attend_tiles(
     table_stride,
     query_start,
     kv_len,
+    sinks,
     out,
     sequences,
     few,
     scale,
     window,
+    reach,
     softcap,
+    SINKS: tl.constexpr,
     CAPPED: tl.constexpr,
     GROUP: tl.constexpr,
     HEADS: tl.constexpr,
     SIZE: tl.constexpr,
     DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
     ROWS: tl.constexpr,
     DIM_PAD: tl.constexpr,
+    VALUE_PAD: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """One tile of a sequence of more than `few` tokens. The tiles of sequence i begin at query_start[i] // TOKENS + i:
@@ -316,8 +349,8 @@ def attend_tiles(
 
     before = tl.load(kv_len + low) - count
     newest = before + tl.minimum((tile + 1) * TOKENS, count) - 1
-    oldest = tl.maximum(before + tile * TOKENS - window + 1, 0) // BLOCK * BLOCK
-    _, mass, mixed = over(
+    oldest = first_seen(before + tile * TOKENS, window, reach) // BLOCK * BLOCK
+    top, mass, mixed = over(
         q,
         before + token,
         oldest,
@@ -328,18 +361,27 @@ def attend_tiles(
         head,
         scale,
         window,
+        reach,
         softcap,
         CAPPED,
         HEADS,
         SIZE,
         DIM,
+        VALUE_DIM,
         ROWS,
         DIM_PAD,
+        VALUE_PAD,
         BLOCK,
     )
+    if SINKS:
+        sink = tl.load(sinks + mine, mask=inside, other=0.0) * LOG2E
+        higher = tl.maximum(top, sink)
+        mixed = mixed * tl.exp2(top - higher)[:, None]
+        mass = mass * tl.exp2(top - higher) + tl.exp2(sink - higher)
     mixed = mixed / tl.where(mass == 0.0, 1.0, mass)[:, None]
-    to = out + ((begin + token).to(tl.int64) * (HEADS * GROUP) + mine)[:, None] * DIM + d[None, :]
-    tl.store(to, mixed.to(out.dtype.element_ty), mask=wanted)
+    e = tl.arange(0, VALUE_PAD)
+    to = out + ((begin + token).to(tl.int64) * (HEADS * GROUP) + mine)[:, None] * VALUE_DIM + e[None, :]
+    tl.store(to, mixed.to(out.dtype.element_ty), mask=inside[:, None] & (e < VALUE_DIM)[None, :])
 
 
 def rows(x: torch.Tensor) -> torch.Tensor:
@@ -368,8 +410,9 @@ def chunks_of(positions: int) -> int:
 
 def store_kv(cache: KVCache, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> None:
     shape = (slots.shape[0], cache.heads, cache.head_dim)
-    if key.shape != shape or value.shape != shape:
-        raise ValueError(f"key and value must be {shape}, got {tuple(key.shape)} and {tuple(value.shape)}")
+    wide = (*shape[:2], cache.value_dim)
+    if key.shape != shape or value.shape != wide:
+        raise ValueError(f"key and value must be {shape} and {wide}, got {tuple(key.shape)} and {tuple(value.shape)}")
     if shape[0] == 0:
         return
     key, value = rows(key), rows(value)
@@ -388,8 +431,10 @@ def store_kv(cache: KVCache, key: torch.Tensor, value: torch.Tensor, slots: torc
             cache.heads,
             cache.block_size,
             cache.head_dim,
+            cache.value_dim,
             triton.next_power_of_2(cache.heads),
             padded(cache.head_dim),
+            padded(cache.value_dim),
         )
 
 
@@ -399,9 +444,7 @@ def paged_attention(
     block_tables: torch.Tensor,
     query_start: torch.Tensor,
     kv_len: torch.Tensor,
-    scale: float,
-    window: int,
-    softcap: float,
+    options: AttentionOptions,
 ) -> torch.Tensor:
     tokens, heads, dim = query.shape
     sequences = kv_len.shape[0]
@@ -415,40 +458,57 @@ def paged_attention(
             f"for kv_len [{sequences}] block_tables must be [{sequences}, B] and query_start [{sequences + 1}], "
             f"got {tuple(block_tables.shape)} and {tuple(query_start.shape)}"
         )
-    if window < 0 or tokens < sequences:
-        raise ValueError(f"window must be at least 0, and every sequence has a token; got {window}, {tokens} tokens")
-    out = torch.empty((tokens, heads, dim), dtype=query.dtype, device=query.device)
+    if tokens < sequences:
+        raise ValueError(f"every sequence has a token; got {tokens} tokens of {sequences} sequences")
+    sinks = options.check_sinks(heads, query.device)
+    out = torch.empty((tokens, heads, cache.value_dim), dtype=query.dtype, device=query.device)
     if tokens == 0:
         return out
     query, tables = rows(query), block_tables if block_tables.stride(1) == 1 else block_tables.contiguous()
     query_start, kv_len = query_start.contiguous(), kv_len.contiguous()
     group, wide, block = heads // cache.heads, padded(dim), block_of(dim, query.element_size())
+    value_dim, value_wide, has_sinks = cache.value_dim, padded(cache.value_dim), sinks is not None
+    heads_sinks = query if sinks is None else sinks  # not read without sinks
     chunks = chunks_of(tables.shape[1] * cache.block_size)
     longest = tokens - sequences + 1
     most = min(SHORT, longest)
     strides = query.stride(0), query.stride(1)
     where = (query, *strides, cache.keys, cache.values, tables, tables.stride(0), query_start, kv_len)
-    how = (scale, window or 2**30, softcap)
-    shape = (softcap != 0.0, group, cache.heads, cache.block_size, dim)
+    how = (options.scale, options.window or 2**30, options.chunk or 2**30, options.softcap)
+    shape = (options.softcap != 0.0, group, cache.heads, cache.block_size, dim, value_dim)
     with torch.cuda.device_of(query):
         if sequences > 1 or tokens <= SHORT:
             few = max(FEW_ROWS, triton.next_power_of_2(group))
             tiles = triton.cdiv(most, few // group)
             places, place_stride = (tokens, 0) if tokens <= sequences * most else (sequences * most, most)
             size = places * heads * chunks
-            mixtures = torch.empty(size * dim, dtype=torch.float32, device=query.device)
+            mixtures = torch.empty(size * value_dim, dtype=torch.float32, device=query.device)
             # rows of whole 16 bytes: kernels are compiled anew for less aligned addresses
             tops, masses = torch.empty((2, -(-size // 4) * 4), dtype=torch.float32, device=query.device)
             parts = max(1, min(chunks, PROGRAMS // (sequences * tiles * cache.heads)))
             attend_chunks[(sequences * tiles, cache.heads, parts)](
-                *where, tops, masses, mixtures, tiles, most, place_stride, chunks, *how, *shape, few, wide, block
+                *where,
+                tops,
+                masses,
+                mixtures,
+                tiles,
+                most,
+                place_stride,
+                chunks,
+                *how,
+                *shape,
+                few,
+                wide,
+                value_wide,
+                block,
             )
+            partial = (tops, masses, mixtures, heads_sinks)
             join[(sequences * most, heads)](
-                query_start, kv_len, tops, masses, mixtures, out, most, place_stride, chunks, dim, wide
+                query_start, kv_len, *partial, out, most, place_stride, chunks, has_sinks, value_dim, value_wide
             )
         if longest > SHORT:
             many = max(ROW_BYTES // query.element_size(), triton.next_power_of_2(group))
             attend_tiles[(tokens // (many // group) + sequences, cache.heads)](
-                *where, out, sequences, SHORT, *how, *shape, many, wide, block
+                *where, heads_sinks, out, sequences, SHORT, *how, has_sinks, *shape, many, wide, value_wide, block
             )
     return out

@@ -7,16 +7,18 @@ last sent is held. If it turns out to be no call, it is given back unchanged.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 from uuid import uuid4
 
 import msgspec
 
+from tailrace.text.tool_parsers.resolve import ANYTHING, Declared
+
 T = TypeVar("T")
 Parsing: TypeAlias = Generator[None, None, T]  # yields where it needs more text
 Sink: TypeAlias = Callable[[str], object]
-ToolSchemas: TypeAlias = Mapping[str, Mapping[str, Any]]  # function → parameter → its schema
+ToolSchemas: TypeAlias = Mapping[str, Declared]  # function → the schema of its arguments
 
 WHITE = re.compile(r"\s*")
 WORD = re.compile(r"[\w.:/@$-]*")
@@ -58,27 +60,32 @@ class CallParser:
         place: int,
         bare: bool,
     ) -> None:
-        self.closing, self.tools, self.bare = closing, tools, bare
+        self.opening, self.closing, self.tools, self.bare = opening, closing, tools, bare
         self.text, self.at = "", 0  # text before `at` has been read
         self.over = False
         self._held = [opening]
         self.undecided = True  # a call has begun or may have, and its name was not sent
         self.unfinished = False  # a name was sent, and its arguments are incomplete
+        self.passing = False  # the text is content, up to a marker
         self.short_ids = False
         self._first = self._place = place
         self._closed = False
+        self._fresh, self._begun = True, 0  # no call has begun; the place in _held where the last one began
+        self._rejected: list[str] = []  # objects that were no calls, until the name of one that is
         self._arguments: list[str] = []
-        self._out: list[ToolCall] = []
+        self._out: list[ToolCall | str] = []
         self._parser = read(self)
+        self.feed("")  # a marker may be all there is to read
 
-    def feed(self, text: str) -> list[ToolCall]:
-        """Add text; return what can be sent of the calls. Afterwards the block may be `over`: then `held` is content
-        and `unread` comes after the block."""
+    def feed(self, text: str) -> list[ToolCall | str]:
+        """Add text; return what can be sent of the calls, and content between them. Afterwards the block may be `over`:
+        then `held` is content and `unread` comes after the block."""
         self.text, self.at = self.unread + text, 0
         try:
             next(self._parser)
         except (StopIteration, NotACallError):
             self.over = True
+            self._unread_later_opening()
         self._emit_arguments()
         out, self._out = self._out, []
         return out
@@ -97,7 +104,7 @@ class CallParser:
     def remainder(self) -> str:
         """What becomes content if the text ends here: the beginning of a call without a name. The cut wrapper of a call
         that was sent is dropped."""
-        return self.held + self.unread if self.undecided else ""
+        return self.held + self.unread if self.undecided or self.passing else ""
 
     @property
     def num_calls(self) -> int:
@@ -108,6 +115,15 @@ class CallParser:
     def missing_closing(self) -> str | None:
         """The closing marker, if the block had calls and ended without it."""
         return None if self._closed or not self.num_calls else self.closing
+
+    def _unread_later_opening(self) -> None:
+        """What was read may hold another opening marker, which was taken for part of a value. The text from the last
+        one on is unread again. Of the last only, so no text is read more than twice."""
+        held = self.held
+        opening = self.opening.strip()
+        if self.undecided and opening and (again := held.rfind(opening)) > held.find(opening):
+            self.text, self.at = held[again:] + self.unread, 0
+            self._held = [held[:again]]
 
     # ---- for parsers: reading text
 
@@ -124,12 +140,18 @@ class CallParser:
         self._held.append(part)
         return part
 
-    def accept(self, wanted: str) -> Parsing[bool]:
-        """Read the wanted text, if it comes next."""
+    def comes(self, wanted: str) -> Parsing[bool]:
+        """True if the wanted text comes next. Reads nothing."""
         while (rest := self.text[self.at : self.at + len(wanted)]) != wanted:
             if not wanted.startswith(rest):
                 return False
             yield
+        return True
+
+    def accept(self, wanted: str) -> Parsing[bool]:
+        """Read the wanted text, if it comes next."""
+        if not (yield from self.comes(wanted)):
+            return False
         self.take(len(wanted))
         return True
 
@@ -161,19 +183,42 @@ class CallParser:
         return name
 
     def until(self, marker: str) -> Parsing[str]:
-        """Read the text before the marker, and the marker. Raises NotACallError if the block ends before it."""
+        """Read the text before the marker, and the marker. Raises NotACallError if the block ends before it; the text
+        before the end has then been read, however it came."""
+        text, found = yield from self.up_to(marker, *(() if self.closing is None else (self.closing,)))
+        if found != marker:
+            raise NotACallError(marker)
+        self.take(len(marker))
+        return text
+
+    def up_to(self, *marks: str) -> Parsing[tuple[str, str]]:
+        """Read the text before the first of the marks; return it and the mark, which is not read."""
         parts: list[str] = []
-        while (end := self.text.find(marker, self.at)) < 0:
-            if self.closing is not None and self.closing in self.unread:
-                raise NotACallError(marker)
-            keep = max(partial_marker(self.unread, mark) for mark in (marker, self.closing or ""))
+        while True:
+            ends = [(end, mark) for mark in marks if (end := self.text.find(mark, self.at)) >= 0]
+            # a mark that is not all there could begin before one that is
+            keep = max(partial_marker(self.unread, mark) for mark in marks)
+            if ends and (end := min(ends))[0] <= len(self.text) - keep:
+                parts.append(self.take(end[0] - self.at))
+                return "".join(parts), end[1]
             parts.append(self.take(len(self.text) - self.at - keep))
             yield
-        if self.closing is not None and 0 <= self.text.find(self.closing, self.at) < end:
-            raise NotACallError(marker)
-        parts.append(self.take(end - self.at))
-        self.take(len(marker))
-        return "".join(parts)
+
+    def content_up_to(self, closing: str) -> Parsing[None]:
+        """Send the text before a marker as content, as it comes; the block's markers are dropped."""
+        self._held.clear()
+        self.undecided, self.passing = False, True
+        while (end := self.text.find(closing, self.at)) < 0:
+            self.add_content(self.take(len(self.text) - self.at - partial_marker(self.unread, closing)))
+            yield
+        self.add_content(self.take(end - self.at))
+        self.take(len(closing))
+        self.drop()
+
+    def drop(self) -> None:
+        """What was read is no content."""
+        self._held.clear()
+        self.undecided = self.passing = False
 
     def close(self) -> Parsing[bool]:
         """Read the closing marker, if it comes next after white space."""
@@ -189,11 +234,36 @@ class CallParser:
 
     def begin_call(self, first: str) -> Parsing[None]:
         """Start a call, which must begin with this text (else NotACallError). Text since the previous call was its
-        wrapper and is dropped."""
+        wrapper and is dropped. The marker that opened the block may be this text; then it has been read."""
+        if self._fresh and first and self.opened_by(first):
+            self._fresh = False
+            return
+        self._fresh = False
         yield from self.expect(first)
         if not self.undecided:
             self._held = [first]
+        self._begun = len(self._held) - 1
         self.undecided = True
+
+    def opened_by(self, text: str) -> bool:
+        """True if the marker that opened the block ends with this text, which has been read then."""
+        return self.opening.endswith(text)
+
+    def reject(self) -> None:
+        """What was read since `begin_call` is no call. It is content, also if other calls of the block are calls."""
+        text = "".join(self._held[self._begun :])
+        if self.num_calls:
+            self._out.append(text)
+            self._held.clear()
+            self.undecided = False
+        else:
+            self._rejected.append(text)
+
+    def add_content(self, text: str) -> None:
+        """Send text that is content although it stands in the block."""
+        if text:
+            self._out.append(text)
+            self._held.clear()
 
     def require_declared(self, name: str) -> None:
         """Raise NotACallError if there is no name, or if no marker says that this is a call and no declared tool has
@@ -201,10 +271,17 @@ class CallParser:
         if not name or (self.bare and self.tools and name not in self.tools):
             raise NotACallError(name)
 
+    def parameters_of(self, name: str) -> Declared:
+        """What the request declares of a function's arguments."""
+        return self.tools.get(name, ANYTHING)
+
     def start_call(self, name: str, id: str | None = None) -> None:
         """Send the function's name. After this `add_arguments` sends its arguments."""
         if not name:
             raise NotACallError("a name")
+        if self._rejected:
+            self._out.append("".join(self._rejected))
+            self._rejected.clear()
         self._out.append(ToolCall(self._place, name, "", uuid4().hex[:SHORT_ID] if self.short_ids and not id else id))
         self._place += 1
         self._held.clear()
@@ -222,10 +299,10 @@ class CallParser:
         self._held.clear()
         self.unfinished = False
 
-    def add_call(self, name: str, arguments: Mapping[str, str]) -> None:
-        """Send a whole call, each of its arguments in JSON."""
-        self.start_call(name)
-        self.add_arguments("{" + ", ".join(f"{in_json(key)}: {value}" for key, value in arguments.items()) + "}")
+    def add_call(self, name: str, arguments: Iterable[tuple[str, str]], id: str | None = None) -> None:
+        """Send a whole call: each argument's name, and its value in JSON. One that was written twice is sent twice."""
+        self.start_call(name, id)
+        self.add_arguments("{" + ", ".join(f"{in_json(key)}: {value}" for key, value in arguments) + "}")
         self.end_call()
 
     def _emit_arguments(self) -> None:

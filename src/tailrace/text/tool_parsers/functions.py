@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from tailrace.errors import ParameterError
+from tailrace.text.tool_parsers.resolve import all_with_null
 from tailrace.text.tool_parsers.schemas import check_form
 
 NAME = re.compile(r"[\w.:/@$-]+", re.ASCII)  # what every parser reads as one word
@@ -90,6 +91,8 @@ def closed(schema: Any, field: str) -> dict[str, Any]:
     if not isinstance(properties, dict) or not isinstance(schema.get("required", []), list):
         raise ParameterError(f"{field}: properties must be an object, and required a list", "tools")
     check_form(schema, field)
+    schema = all_with_null(schema)
+    properties = schema.get("properties", {})
     whole = {"type": "object"} | schema | {"properties": properties}
     if OPEN & schema.keys():
         return whole

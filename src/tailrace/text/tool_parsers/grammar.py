@@ -10,7 +10,7 @@ from tailrace.errors import ParameterError
 from tailrace.text.tool_parsers.grammar_writer import GrammarWriter, text_up_to, text_without
 
 if TYPE_CHECKING:
-    from tailrace.text.tool_parsers import ToolFormat
+    from tailrace.text.tool_parsers.formats import ToolFormat
 
 
 def forced_grammar(format: ToolFormat, writer: GrammarWriter) -> str:
@@ -44,7 +44,7 @@ def optional_grammar(format: ToolFormat, writer: GrammarWriter, content: Mapping
     if not written.opening:
         text = writer.rule("OTHER", f"{text} & ~/{written.alike}/")
         writer.rule("start", f"{text} | {written.rest}")
-    elif writer.token(written.opening) is not None:
+    elif writer.head_of(written.opening)[1]:
         writer.rule("start", f"{text} | {text} {writer.mark(written.opening)} {written.rest}")
     else:
         others = [opening for opening, _ in format.markers if opening != written.opening]

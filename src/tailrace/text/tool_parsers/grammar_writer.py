@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tailrace.json_schema import subschemas
@@ -79,9 +80,15 @@ class GrammarWriter:
         return self._places[function.name]
 
     def mark(self, marker: str) -> str:
-        """A marker, as a token or as text."""
-        id = self.token(marker)
-        return quoted(marker) if id is None else f"<[{id}]>"
+        """A marker as text, except for what of it is a token of its own."""
+        parts = [part for part in added_tokens(self.tokenizer).split(marker) if part]
+        ids = [self.token(part) if added_tokens(self.tokenizer).fullmatch(part) else None for part in parts]
+        return " ".join(quoted(part) if id is None else f"<[{id}]>" for part, id in zip(parts, ids, strict=True))
+
+    def head_of(self, marker: str) -> tuple[str, str]:
+        """A marker as the text before its first token, and the grammar of the rest."""
+        text = added_tokens(self.tokenizer).split(marker)[0]
+        return text, self.mark(marker[len(text) :])
 
     def token(self, marker: str) -> int | None:
         """The id of a marker that is one token, else None."""
@@ -104,6 +111,13 @@ class GrammarWriter:
     def source(self) -> str:
         """The text of the grammar."""
         return "\n".join(f"{name}: {body}" for name, body in self._lines.items())
+
+
+@lru_cache(maxsize=16)
+def added_tokens(tokenizer: Tokenizer) -> re.Pattern[str]:
+    """A pattern of the tokens that no text is split into, the longest first; in a group, for `split`."""
+    added = {str(one.content) for one in tokenizer.backend.get_added_tokens_decoder().values()} - {""}
+    return re.compile(f"({'|'.join(map(re.escape, sorted(added, key=len, reverse=True))) or '(?!)'})")
 
 
 def without_options(schema: Mapping[str, Any]) -> dict[str, Any]:

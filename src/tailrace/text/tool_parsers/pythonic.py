@@ -3,44 +3,87 @@
 from __future__ import annotations
 
 import ast
-import json
-import math
 import re
-import warnings
 from collections.abc import Iterator
 from keyword import iskeyword
+from typing import NamedTuple
 
-from tailrace.text.tool_parsers.call_parser import CallParser, NotACallError, Parsing, in_json
+from tailrace.text.tool_parsers.call_parser import CallParser, NotACallError, Parsing
 from tailrace.text.tool_parsers.functions import Function
 from tailrace.text.tool_parsers.grammar_writer import CallGrammar, GrammarWriter, quoted
+from tailrace.text.tool_parsers.python_values import ERRORS, in_json_of, syntax_of
+from tailrace.text.tool_parsers.trees import separated
 from tailrace.text.tool_parsers.unquoted import not_expressible, parameters
 from tailrace.text.tool_parsers.values import PYTHON, nested
 
 NAME = re.compile(r"[A-Za-z_][\w.]*")
-NUMBER = re.compile(r"(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")  # of JSON, without the sign
-LINE = re.compile(rb"\r\n|\r|\n")
-SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
-def pythonic(parser: CallParser) -> Parsing[None]:
-    """Parse the list. If no marker opened it, its first name must be a declared function; otherwise the list is
-    content."""
-    yield from parser.whitespace()
-    yield from parser.expect("[")
-    yield from parser.whitespace()
-    name = yield from parser.word()
-    yield from parser.whitespace()
-    if not NAME.fullmatch(name) or (yield from parser.peek()) != "(":
-        raise NotACallError(name)
-    parser.require_declared(name)
-    parts = ["[", name]
-    yield from nested(parser, parts.append, PYTHON, ["]"])
-    calls = calls_of("".join(parts))
-    for name, _ in calls:
+class Pythonic(NamedTuple):
+    """Calls with keywords and literals. pairs: markers around them, of which a grammar takes the first that the model
+    is known to write; none: a list stands alone. listed: in a list; else a call stands on each line."""
+
+    pairs: tuple[tuple[str, str | None], ...] = ()
+    listed: bool = True
+
+    def read(self, parser: CallParser) -> Parsing[None]:
+        """Parse the list. If no marker opened it, its first name must be a declared function; otherwise the list is
+        content."""
+        calls: list[tuple[str, dict[str, str]]] = []
+        yield from parser.whitespace()
+        if self.listed or (yield from parser.comes("[")):
+            yield from parser.expect("[")
+            calls = calls_of("[" + (yield from self.call(parser, "]")))
+        else:
+            while not (yield from parser.close()):
+                calls += calls_of(f"[{yield from self.call(parser, '')}]")
+                yield from parser.whitespace()
+                yield from parser.accept(",")
+        for name, _ in calls:
+            parser.require_declared(name)
+        if not calls:
+            raise NotACallError("a call")
+        for name, arguments in calls:
+            parser.add_call(name, arguments.items())
+        yield from parser.close()
+
+    def call(self, parser: CallParser, closing: str) -> Parsing[str]:
+        """The text of a call; up to the closing bracket if there is one."""
+        yield from parser.whitespace()
+        name = yield from parser.word()
+        yield from parser.whitespace()
+        if not NAME.fullmatch(name) or (yield from parser.peek()) != "(":
+            raise NotACallError(name)
         parser.require_declared(name)
-    for name, arguments in calls:
-        parser.add_call(name, arguments)
-    yield from parser.close()
+        parts = [name]
+        yield from nested(parser, parts.append, PYTHON, closing)
+        return "".join(parts)
+
+    def grammar(self, writer: GrammarWriter) -> CallGrammar:
+        """Values are JSON, which Python reads as literals, except that booleans are written True and False."""
+        if not self.pairs:
+            # One literal up to the parenthesis: until there the text could still be other text, and a matcher takes the
+            # longest match.
+            first = writer.rule("first", " | ".join(form(writer, function, "[") for function in writer.functions))
+            more = f'(", " {one_of(writer)})*' if writer.many else ""
+            return CallGrammar("", f'{first} {more} "]"', r"\s*\[\s*[A-Za-z_][\w.]*\s*\((?s:.*)")
+        known = [pair for pair in self.pairs if writer.model_writes(pair[0])]
+        opening, closing = (known or self.pairs)[0]
+        calls = writer.repeated(one_of(writer), '", "' if self.listed else r'"\n"')
+        body = f'"[" {calls} "]"' if self.listed else calls
+        return CallGrammar(opening, f"{body} {writer.mark(closing) if closing else ''}")
+
+
+def one_of(writer: GrammarWriter) -> str:
+    """A call of one of the functions."""
+    return writer.rule("call", " | ".join(form(writer, function) for function in writer.functions))
+
+
+def form(writer: GrammarWriter, function: Function, before: str = "") -> str:
+    """One call, with text before it."""
+    if not is_python_name(function.name, dotted=True):
+        raise not_expressible(function.name, "a name that is none in Python,")
+    return f'"{before}{function.name}(" {keywords(writer, function)} ")"'
 
 
 def calls_of(text: str) -> list[tuple[str, dict[str, str]]]:
@@ -50,11 +93,9 @@ def calls_of(text: str) -> list[tuple[str, dict[str, str]]]:
         NotACallError: the text is not a list of calls with keywords and literals that JSON knows.
     """
     try:
-        with warnings.catch_warnings(action="ignore"):  # the model's text must not write warnings to our log
-            tree = ast.parse(text, mode="eval").body
-        lines = LINE.split(text.encode())
+        tree, lines = syntax_of(text)
         return [call_of(node, lines) for node in tree.elts] if isinstance(tree, ast.List) else []
-    except (SyntaxError, ValueError, TypeError, OverflowError, RecursionError, MemoryError) as error:
+    except ERRORS as error:
         raise NotACallError(str(error)) from None
 
 
@@ -70,77 +111,13 @@ def call_of(node: ast.expr, lines: list[bytes]) -> tuple[str, dict[str, str]]:
     return name, arguments
 
 
-def in_json_of(node: ast.expr, lines: list[bytes]) -> str:
-    """A literal as JSON. Numbers keep the way they are written, whatever their size. lines: of the text.
-
-    Raises:
-        NotACallError: a value that JSON does not know.
-    """
-    match node:
-        case ast.Constant(value=str(text)):
-            return in_json(text) if not SURROGATE.search(text) else json.dumps(text)
-        case ast.Constant(value=bool() | None):
-            return in_json(node.value)
-        case ast.Constant(value=int() | float() as number):
-            written = lines[node.lineno - 1][node.col_offset : node.end_col_offset].decode()
-            if NUMBER.fullmatch(written):
-                return written
-            if isinstance(number, int) or math.isfinite(number):
-                return str(number)
-        case ast.UnaryOp(op=ast.USub() | ast.UAdd(), operand=ast.Constant(value=int() | float() as value)) if (
-            not isinstance(value, bool)
-        ):
-            return ("-" if isinstance(node.op, ast.USub) else "") + in_json_of(node.operand, lines)
-        case ast.Name(id="true" | "false" | "null"):
-            return node.id
-        case ast.List() | ast.Tuple():
-            return f"[{','.join(in_json_of(one, lines) for one in node.elts)}]"
-        case ast.Dict():
-            pairs = zip(node.keys, node.values, strict=True)
-            fields = (f"{in_json_of(key_of(key), lines)}:{in_json_of(value, lines)}" for key, value in pairs)
-            return f"{{{','.join(fields)}}}"
-    raise NotACallError("a value that JSON does not know")
-
-
-def key_of(node: ast.expr | None) -> ast.expr:
-    """A key of an object, which must be a string."""
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        return node
-    raise NotACallError("a name that is no string")
-
-
 # ---- the grammar
-
-
-def pythonic_grammar(writer: GrammarWriter) -> CallGrammar:
-    """A list without a marker. Values are JSON, which Python reads as literals, except that booleans are written True
-    and False."""
-
-    def form(function: Function, before: str = "") -> str:
-        if not is_python_name(function.name, dotted=True):
-            raise not_expressible(function.name, "a name that is none in Python,")
-        return f'"{before}{function.name}(" {keywords(writer, function)} ")"'
-
-    # One literal up to the parenthesis: until there the text could still be other text, and a matcher takes the longest
-    # match.
-    first = writer.rule("first", " | ".join(form(function, "[") for function in writer.functions))
-    more = f'(", " {writer.rule("call", " | ".join(map(form, writer.functions)))})*' if writer.many else ""
-    return CallGrammar("", f'{first} {more} "]"', r"\s*\[\s*[A-Za-z_][\w.]*\s*\((?s:.*)")
 
 
 def keywords(writer: GrammarWriter, function: Function) -> str:
     """name=value pairs, with a comma before each but the first one written."""
-    rest, place = '""', writer.place(function)
-    for i, (name, value, required) in reversed(list(enumerate(values(writer, function)))):
-        # after_i: what follows if a pair was written before; first_i: if none was
-        one = writer.rule(f"arg_{place}_{i}", f"{quoted(f'{name}=')} {value}")
-        after, first = f"after_{place}_{i}", f"first_{place}_{i}"
-        followed = f"{one} {rest}"
-        alone = rest.replace("after_", "first_")
-        writer.rule(after, f'", " {followed}' + ("" if required else f" | {rest}"))
-        writer.rule(first, followed + ("" if required else f" | {alone}"))
-        rest = after
-    return rest.replace("after_", "first_")
+    parts = [(f"{quoted(f'{name}=')} {value}", required) for name, value, required in values(writer, function)]
+    return separated(writer, parts, str(writer.place(function)), '", "')
 
 
 def values(writer: GrammarWriter, function: Function) -> Iterator[tuple[str, str, bool]]:

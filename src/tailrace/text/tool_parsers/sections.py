@@ -3,94 +3,79 @@
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 from tailrace.text.tool_parsers.call_parser import CallParser, NotACallError, Parsing
 from tailrace.text.tool_parsers.grammar_writer import CallGrammar, GrammarWriter, quoted
 from tailrace.text.tool_parsers.values import json_value
 
-DEEPSEEK = ("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>")
-KIMI = ("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>")
-KIMI_ID = re.compile(r"(?:functions\.)?(?P<name>.+):\d+")
+NUMBERED = re.compile(r"(?:functions\.)?(?P<name>.+):\d+")
 FENCE = ("```json", "```")
 
 
-def deepseek_v3(parser: CallParser) -> Parsing[None]:
-    """V3.1: name, separator, arguments. V3 and R1: the word "function", separator, name, and the arguments in a JSON
-    code block."""
-    begin, separator, end = DEEPSEEK
-    while True:
-        yield from parser.whitespace()
-        yield from parser.begin_call(begin)
+class Sectioned(NamedTuple):
+    """opening, closing: the markers of the section, which may be missing. begin, separator, end: the markers of a call,
+    before its name, before and after its arguments. numbered: the name stands in functions.NAME:NUMBER, which is the
+    call's id, and which the model expects to see again with its result. fence: the arguments may stand in a JSON code
+    block, with the word "function" in the name's place and the name behind the separator."""
+
+    opening: str
+    closing: str
+    begin: str
+    separator: str
+    end: str
+    numbered: bool = False
+    fence: bool = False
+
+    def read(self, parser: CallParser) -> Parsing[None]:
+        """The calls, up to the closing marker."""
+        while True:
+            yield from parser.whitespace()
+            yield from parser.begin_call(self.begin)
+            yield from parser.whitespace()
+            id = yield from parser.word()
+            yield from parser.whitespace()
+            yield from parser.expect(self.separator)
+            yield from parser.whitespace()
+            fenced = self.fence and (yield from parser.peek()) != "{"
+            if fenced:
+                id = yield from self.name_behind(parser, id)
+            numbered = NUMBERED.fullmatch(id) if self.numbered else None
+            name = numbered["name"] if numbered else id.removeprefix("functions.") if self.numbered else id
+            parser.start_call(name, id if numbered else None)
+            yield from json_value(parser, parser.add_arguments)
+            yield from parser.whitespace()
+            if fenced:
+                yield from parser.expect(FENCE[1])
+                yield from parser.whitespace()
+            yield from parser.expect(self.end)
+            parser.end_call()
+            if (yield from parser.close()):
+                return
+
+    def name_behind(self, parser: CallParser, kind: str) -> Parsing[str]:
+        """The name, up to the arguments in their code block."""
+        if kind != "function":
+            raise NotACallError(kind)
         name = yield from parser.word()
-        yield from parser.expect(separator)
         yield from parser.whitespace()
-        fenced = (yield from parser.peek()) != "{"
-        if fenced:
-            if name != "function":
-                raise NotACallError(name)
-            name = yield from parser.word()
-            yield from parser.whitespace()
-            yield from parser.expect(FENCE[0])
+        yield from parser.expect(FENCE[0])
         yield from parser.whitespace()
-        parser.start_call(name)
-        yield from json_value(parser, parser.add_arguments)
-        yield from parser.whitespace()
-        if fenced:
-            yield from parser.expect(FENCE[1])
-            yield from parser.whitespace()
-        yield from parser.expect(end)
-        parser.end_call()
-        if (yield from parser.close()):
-            return
+        return name
 
+    def grammar(self, writer: GrammarWriter) -> CallGrammar:
+        """A JSON code block if the model's template has one. The model chooses the numbers, which continue from earlier
+        calls."""
+        begin, separator, end, closing = map(writer.mark, (self.begin, self.separator, self.end, self.closing))
+        fenced = self.fence and writer.model_writes(FENCE[0])
+        number = writer.rule("NUMBER", "/[0-9]{1,4}/") if self.numbered else ""
 
-def kimi_k2(parser: CallParser) -> Parsing[None]:
-    """functions.NAME:NUMBER is the call's id, which the model expects to see again with its result."""
-    begin, separator, end = KIMI
-    while True:
-        yield from parser.whitespace()
-        yield from parser.begin_call(begin)
-        yield from parser.whitespace()
-        id = yield from parser.word()
-        yield from parser.whitespace()
-        yield from parser.expect(separator)
-        yield from parser.whitespace()
-        numbered = KIMI_ID.fullmatch(id)
-        parser.start_call(numbered["name"] if numbered else id.removeprefix("functions."), id if numbered else None)
-        yield from json_value(parser, parser.add_arguments)
-        yield from parser.whitespace()
-        yield from parser.expect(end)
-        parser.end_call()
-        if (yield from parser.close()):
-            return
+        def call(name: str, arguments: str) -> str:
+            if fenced:
+                return rf'"function" {separator} {quoted(name)} "\n```json\n" {arguments} "\n```"'
+            head = f"{quoted(f'functions.{name}:')} {number}" if self.numbered else quoted(name)
+            return f"{head} {separator} {arguments}"
 
-
-# ---- the grammars
-
-
-def deepseek_grammar(writer: GrammarWriter) -> CallGrammar:
-    """A JSON code block if the model's template has one, else plain JSON."""
-    begin, separator, end = map(writer.mark, DEEPSEEK)
-    closing = writer.mark("<｜tool▁calls▁end｜>")
-    fenced = writer.model_writes(FENCE[0])
-
-    def call(name: str, arguments: str) -> str:
-        if fenced:
-            return rf'"function" {separator} {quoted(name)} "\n```json\n" {arguments} "\n```"'
-        return f"{quoted(name)} {separator} {arguments}"
-
-    calls = writer.calls(
-        lambda f: f"{begin} {call(f.name, writer.arguments(f))} {end}", quoted("\n") if fenced else '""'
-    )
-    return CallGrammar("<｜tool▁calls▁begin｜>", f"{calls} {closing}")
-
-
-def kimi_grammar(writer: GrammarWriter) -> CallGrammar:
-    """The model chooses the numbers, which continue from earlier calls."""
-    begin, separator, end = map(writer.mark, KIMI)
-    closing = writer.mark("<|tool_calls_section_end|>")
-    number = writer.rule("NUMBER", "/[0-9]{1,4}/")
-    calls = writer.calls(
-        lambda f: f"{begin} {quoted(f'functions.{f.name}:')} {number} {separator} {writer.arguments(f)} {end}", '""'
-    )
-    return CallGrammar("<|tool_calls_section_begin|>", f"{calls} {closing}")
+        between = quoted("\n") if fenced else '""'
+        calls = writer.calls(lambda f: f"{begin} {call(f.name, writer.arguments(f))} {end}", between)
+        return CallGrammar(self.opening, f"{calls} {closing}")

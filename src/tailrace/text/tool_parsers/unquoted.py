@@ -16,7 +16,7 @@ from tailrace.grammar.ecma import enclosing
 from tailrace.grammar.formats import LONGEST, PATTERNS, REFUSED
 from tailrace.text.tool_parsers.functions import Function
 from tailrace.text.tool_parsers.grammar_writer import ANY, GrammarWriter, escaped, quoted, text_without
-from tailrace.text.tool_parsers.values import kinds_of
+from tailrace.text.tool_parsers.resolve import SHARED, kinds_of, simplified
 
 # keywords of the arguments object that tie parameters to each other, which a list of separate parameters can't express
 TIES = frozenset(
@@ -48,10 +48,10 @@ def parameters(function: Function) -> Iterator[tuple[str, dict[str, Any], bool]]
     schema = function.parameters
     if ties := TIES & schema.keys():
         raise not_expressible(function.name, sorted(ties)[0])
-    shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    shared = {key: schema[key] for key in SHARED if key in schema}
     properties, required = schema["properties"], schema.get("required", [])
     for name in dict.fromkeys([*properties, *required]):
-        own = properties.get(name, {})
+        own = simplified(properties.get(name, {}), schema)
         if own is not False:
             yield name, shared | (own if isinstance(own, dict) else {}), name in required
         elif name in required:
@@ -80,7 +80,7 @@ def is_text(schema: Mapping[str, Any]) -> bool:
 def text_terminal(
     writer: GrammarWriter, schema: Mapping[str, Any], id: str, field: str, ends: tuple[str, ...], end: str
 ) -> str:
-    """A terminal: bare text that contains none of `ends`, followed by `end` if that is text.
+    """Bare text that contains none of `ends`, and `end` after it.
 
     Raises:
         ParameterError: the schema demands what a terminal can't express.
@@ -88,9 +88,12 @@ def text_terminal(
     texts = writer.rule(f"SAID_{id}", " | ".join(alternatives(schema, field, ends)))
     clean = writer.rule(f"CLEAN_{id}", text_without(*ends))
     whole = writer.rule(f"TEXT_{id}", f"{texts} & {clean}")
-    if not end:
-        return whole
-    ended = writer.rule(f"ENDED_{id}", f"{whole} {quoted(end)}")
+    text, rest = writer.head_of(end)
+    if not text:
+        return f"{whole} {rest}"
+    ended = writer.rule(f"ENDED_{id}", f"{whole} {quoted(text)}")
+    if rest:  # the token behind it ends the text
+        return f"{ended} {rest}"
     return writer.rule(f"VALUE_{id}", f"{ended} & ~/{ANY}({'|'.join(map(escaped, ends))})(?s:.+)/")
 
 

@@ -6,16 +6,23 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from tailrace.text.tool_parsers.call_parser import WHITE, CallParser, NotACallError, Parsing, Sink, in_json
+from tailrace.text.tool_parsers.python_values import literal
+from tailrace.text.tool_parsers.resolve import Declared
 
 INSIDE = {quote: re.compile(rf"[^{quote}\\]+") for quote in ("'", '"')}  # of a string
 PLAIN = re.compile(r'[^"<\\]+')
 SCALAR = re.compile(r"[A-Za-z0-9_.+-]*")
 PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
+KIND_BY_START = {"{": "object", "[": "array", '"': "string", "t": "boolean", "f": "boolean", "n": "null"}
+CONTROL = re.compile(r"[\x00-\x1f]")
+ESCAPABLE = '"\\/bfnrtu'  # what may follow a backslash in JSON
+JSON_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+INTEGER = re.compile(r"-?[0-9]+")
 
 
 class Syntax(NamedTuple):
@@ -41,7 +48,7 @@ def nested(parser: CallParser, sink: Sink, syntax: Syntax, inside: Iterable[str]
     while True:
         char = yield from parser.peek()
         if char in syntax.quotes:
-            yield from string(parser, sink)
+            yield from json_string(parser, sink) if syntax is JSON else python_string(parser, sink)
         elif char in syntax.brackets:
             closings.append(syntax.brackets[char])
             sink(parser.take(1))
@@ -56,7 +63,7 @@ def nested(parser: CallParser, sink: Sink, syntax: Syntax, inside: Iterable[str]
             return
 
 
-def string(parser: CallParser, sink: Sink) -> Parsing[None]:
+def python_string(parser: CallParser, sink: Sink) -> Parsing[None]:
     """Pass on a string in its quotes, as it comes."""
     quote = parser.take(1)
     sink(quote)
@@ -70,6 +77,27 @@ def string(parser: CallParser, sink: Sink) -> Parsing[None]:
     sink(parser.take(1))
 
 
+def json_string(parser: CallParser, sink: Sink) -> Parsing[None]:
+    """Pass on a JSON string as it comes; what JSON doesn't allow in a string is written as JSON writes it: control
+    characters, and a backslash that begins no escape."""
+    sink(parser.take(1))
+    while (char := (yield from parser.peek())) != '"':
+        if char == "\\":
+            sink(parser.take(1))
+            if (yield from parser.peek()) not in ESCAPABLE:
+                sink("\\")
+            elif parser.text[parser.at] in '"\\':
+                sink(parser.take(1))
+        elif run := INSIDE['"'].match(parser.text, parser.at):
+            sink(CONTROL.sub(escape, parser.take(len(run[0]))))
+    sink(parser.take(1))
+
+
+def escape(found: re.Match[str]) -> str:
+    """A control character as JSON writes it."""
+    return in_json(found[0])[1:-1]
+
+
 def json_value(parser: CallParser, sink: Sink) -> Parsing[None]:
     """Pass on any JSON value, as it comes; raise NotACallError if there is none."""
     char = yield from parser.peek()
@@ -81,31 +109,37 @@ def json_value(parser: CallParser, sink: Sink) -> Parsing[None]:
         raise NotACallError(char)
 
 
-def unquoted(parser: CallParser, marker: str, schema: Any, then: tuple[str, ...]) -> Parsing[str]:
-    """Read an unquoted value and the marker after it.
+def unquoted(
+    parser: CallParser, declared: Declared, marker: str, stops: tuple[str, ...], then: tuple[str, ...]
+) -> Parsing[tuple[str, str]]:
+    """Read an unquoted value up to what ends it: the marker, which is read too, or the end of the block or one of
+    `stops`, which are not. Return the value and what ended it.
 
     If the value may be JSON and begins like JSON, a marker inside one of its strings belongs to the value. If it may be
     text as well, a lone quote is possible: then a marker ends the value wherever the call goes on after the marker.
 
     Args:
         then: what may come after the marker and white space, besides the end of the block.
-
-    Raises:
-        NotACallError: the block ends before the marker.
     """
-    kinds, parts = kinds_of(schema), list[str]()
+    kinds, parts = declared.kinds(), list[str]()
+    closing = () if parser.closing is None else (parser.closing,)
     yield from parser.span(WHITE, parts.append)
     if (kinds and kinds <= {"string", "null"}) or (yield from parser.peek()) not in '"[{':
-        return "".join(parts) + (yield from parser.until(marker))
-    ends = () if kinds and "string" not in kinds else tuple(tag for tag in (*then, parser.closing) if tag is not None)
+        text, found = yield from parser.up_to(marker, *closing, *stops)
+        if found == marker:
+            parser.take(len(marker))
+        return "".join(parts) + text, found
+    ends = () if kinds and "string" not in kinds else (*then, *closing)
+    first = {mark[0] for mark in (marker, *closing, *stops)}
     inside = False  # of a string
     while True:
         char = yield from parser.peek()
-        if char == "<" and (not inside or (yield from followed(parser, marker, ends))):
+        if char in first and (not inside or (yield from followed(parser, marker, ends))):
             if (yield from parser.accept(marker)):
-                return "".join(parts)
-            if parser.closing is not None and (yield from parser.accept(parser.closing)):
-                raise NotACallError(parser.closing)
+                return "".join(parts), marker
+            for mark in (*closing, *stops):
+                if (yield from parser.comes(mark)):
+                    return "".join(parts), mark
         if char == "\\" and inside:
             parts.append(parser.take(1))
             if (yield from parser.peek()) in '"\\':
@@ -137,20 +171,39 @@ def json_text(parser: CallParser) -> Parsing[str]:
     parts: list[str] = []
     if (yield from parser.peek()) != '"':
         raise NotACallError("a string")
-    yield from string(parser, parts.append)
+    yield from json_string(parser, parts.append)
     try:
         return msgspec.json.decode("".join(parts), type=str)
     except msgspec.DecodeError as error:
         raise NotACallError(str(error)) from None
 
 
-def json_of(text: str, schema: Any) -> str:
-    """An unquoted value as JSON: a string if the schema wants one or if the text is no other JSON."""
-    kinds = kinds_of(schema)
-    bare = PYTHON_WORDS.get(text.strip(), text.strip())
+def json_of(text: str, declared: Declared) -> str:
+    """An unquoted value as JSON: what is declared, if the text can be that, else a string."""
+    kinds, values = declared.kinds(), declared.values()
+    stripped = text.strip()
+    bare = PYTHON_WORDS.get(stripped, stripped)
     if kinds and kinds <= {"string", "null"}:
-        return "null" if bare == "null" and "null" in kinds and text not in _list(schema.get("enum")) else in_json(text)
-    return bare if is_json(bare) else in_json(text)
+        return "null" if bare == "null" and "null" in kinds and text not in (values or ()) else in_json(text)
+    if kinds == {"boolean"} and bare.lower() in ("true", "false"):
+        return bare.lower()
+    if kinds & {"object", "array"} and bare[:1] in ("{", "[", "(") and not is_json(bare):
+        bare = literal(bare) or bare
+    if not is_json(bare) and bare[:1] in ('"', "[", "{"):
+        bare = JSON_STRING.sub(lambda found: CONTROL.sub(escape, found[0]), bare)
+    if not is_json(bare):
+        return in_json(text)
+    if values is not None and text in values:  # the text, unless the value is listed too
+        return bare if any(in_json(value) == bare for value in values if not isinstance(value, str)) else in_json(text)
+    return in_json(text) if "string" in kinds and not fits(bare, kinds) else bare
+
+
+def fits(text: str, kinds: set[str]) -> bool:
+    """True if the JSON text has one of these types."""
+    kind = KIND_BY_START.get(text[0], "number")
+    if kind == "number" and "number" not in kinds and INTEGER.fullmatch(text):
+        kind = "integer"
+    return kind in kinds
 
 
 def is_json(text: str) -> bool:
@@ -164,24 +217,3 @@ def is_json(text: str) -> bool:
 
 def _no_constant(name: str) -> None:
     raise ValueError(name)
-
-
-def kinds_of(schema: Any) -> set[str]:
-    """The types that a parameter's schema names, also in alternatives, or the types of its listed values; empty if it
-    names none."""
-    if not isinstance(schema, Mapping):
-        return set()
-    named = schema.get("type")
-    values = [schema["const"]] if "const" in schema else _list(schema.get("enum"))
-    if named is None and values and all(value is None or isinstance(value, str) for value in values):
-        return {"null" if value is None else "string" for value in values}
-    kinds = {named} if isinstance(named, str) else {kind for kind in _list(named) if isinstance(kind, str)}
-    for key in ("anyOf", "oneOf"):
-        for choice in _list(schema.get(key)):
-            if isinstance(choice, Mapping) and isinstance(choice.get("type"), str):
-                kinds.add(choice["type"])
-    return kinds
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []

@@ -1,0 +1,47 @@
+"""Errors in Anthropic's shape: those of /v1/messages and of what is below it."""
+
+from __future__ import annotations
+
+from starlette.types import Scope
+
+from tailrace.api.schema.errors import AnthropicError, AnthropicProblem, Details, ErrorBody
+from tailrace.errors import BY_CODE, ContextLengthError, RequestError, TailraceError
+
+ANTHROPIC = "/v1/messages"
+# status → Anthropic's type of error
+TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+# fields of a chat → what they are called here
+NAMES = {
+    "continue_final_message": "messages",
+    "stop": "stop_sequences",
+    "thinking_token_budget": "thinking.budget_tokens",
+}
+TOO_LONG = "prompt is too long: "  # by these words Anthropic's clients know that a conversation must be shortened
+
+
+def is_anthropic(scope: Scope) -> bool:
+    """The endpoint is one of Anthropic's."""
+    return scope["path"] == ANTHROPIC or scope["path"].startswith(f"{ANTHROPIC}/")
+
+
+def anthropic_body(body: ErrorBody, status: int | None = None, request_id: str | None = None) -> AnthropicError:
+    """Anthropic's body for an error. status: None is what the error would have had before anything was sent."""
+    problem = body.error
+    if status is None:
+        status = BY_CODE.get(problem.code or "", TailraceError).status
+    kind = TYPES.get(status, RequestError.type if status < 500 else "api_error")
+    message, field = problem.message, problem.param or ""
+    name = NAMES.get(field, field)
+    if message.startswith(field):
+        message = name + message.removeprefix(field)
+    if problem.code == ContextLengthError.code:
+        message = TOO_LONG + message
+    return AnthropicError(AnthropicProblem(kind, message, Details(problem.code, name or None)), request_id=request_id)

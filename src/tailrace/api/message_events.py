@@ -1,0 +1,180 @@
+"""Chunks of a chat → the blocks and events of a message, in Anthropic's order: a block starts, grows, and stops before
+the next one starts."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+
+from tailrace.api.schema.chat import ChatChunk, ToolCallDelta
+from tailrace.api.schema.common import Usage
+from tailrace.api.schema.messages import (
+    Block,
+    InputJsonDelta,
+    MessageEvent,
+    MessageObject,
+    MessageUsage,
+    OutputTokensDetails,
+    SignatureDelta,
+    StopDelta,
+    TextBlock,
+    TextDelta,
+    ThinkingBlock,
+    ThinkingDelta,
+    ToolUseBlock,
+)
+
+PING = b'event: ping\ndata: {"type":"ping"}\n\n'
+# a chat's finish reason → the stop reason; a stop string is told apart by what stopped it
+REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+INVALID = "INVALID_JSON"
+
+
+class MessageEvents:
+    """One message as it grows. Each method returns the events to send.
+
+    Args:
+        usage: the tokens so far. omit: leave out what the model thinks. capped: the context has room for fewer tokens
+            than the request allows.
+    """
+
+    def __init__(self, usage: Callable[[], Usage], omit: bool, capped: bool) -> None:
+        self.message: MessageObject | None = None
+        self._usage, self._omit, self._capped = usage, omit, capped
+        self._block: Block | None = None  # the open one
+        self._text: list[str] = []
+
+    def add(self, chunk: ChatChunk) -> Iterator[MessageEvent]:
+        """What a chunk brings."""
+        if self.message is None:
+            self.message = MessageObject(
+                id=chunk.id,
+                model=chunk.model,
+                content=[],
+                usage=usage_of(self._usage()),
+                sampling_params=chunk.sampling_params,
+            )
+            yield MessageEvent(type="message_start", message=self.message)
+        for choice in chunk.choices:
+            delta = choice.delta
+            if delta.reasoning_content:
+                yield from self._grow(ThinkingBlock, delta.reasoning_content)
+            if delta.content:
+                yield from self._grow(TextBlock, delta.content)
+            for call in delta.tool_calls or ():
+                yield from self._call(call)
+            if choice.finish_reason is not None:
+                yield from self._close()
+                self._stop(choice.finish_reason, choice.stop_reason)
+
+    def end(self) -> Iterator[MessageEvent]:
+        """All chunks have come."""
+        message = self.message
+        assert message is not None
+        assert message.stop_reason is not None
+        message.usage = usage_of(self._usage())
+        delta = StopDelta(message.stop_reason, message.stop_sequence)
+        yield MessageEvent(type="message_delta", delta=delta, usage=message.usage)
+        yield MessageEvent(type="message_stop")
+
+    def _stop(self, finish_reason: str, stopped_by: Any) -> None:
+        assert self.message is not None
+        reason = REASONS.get(finish_reason, "pause_turn")
+        if reason == "end_turn" and isinstance(stopped_by, str):
+            reason, self.message.stop_sequence = "stop_sequence", stopped_by
+        if reason == "max_tokens" and self._capped:
+            reason = "model_context_window_exceeded"
+        self.message.stop_reason = reason
+
+    @property
+    def _index(self) -> int:
+        assert self.message is not None
+        return len(self.message.content) - 1
+
+    def _open(self, block: Block) -> Iterator[MessageEvent]:
+        yield from self._close()
+        assert self.message is not None
+        self.message.content.append(block)
+        self._block = block
+        yield MessageEvent(type="content_block_start", index=self._index, content_block=block)
+
+    def _grow(self, kind: type[TextBlock] | type[ThinkingBlock], text: str) -> Iterator[MessageEvent]:
+        if not isinstance(self._block, kind):
+            yield from self._open(TextBlock("") if kind is TextBlock else ThinkingBlock("", ""))
+        self._text.append(text)
+        if kind is TextBlock:
+            yield self._delta(TextDelta(text))
+        elif not self._omit:
+            yield self._delta(ThinkingDelta(text))
+
+    def _call(self, call: ToolCallDelta) -> Iterator[MessageEvent]:
+        if call.function.name:
+            yield from self._open(ToolUseBlock(call.id or "", call.function.name, {}))
+        if call.function.arguments:
+            self._text.append(call.function.arguments)
+            yield self._delta(InputJsonDelta(call.function.arguments))
+
+    def _delta(self, delta: TextDelta | ThinkingDelta | SignatureDelta | InputJsonDelta) -> MessageEvent:
+        return MessageEvent(type="content_block_delta", index=self._index, delta=delta)
+
+    def _close(self) -> Iterator[MessageEvent]:
+        block, text = self._block, "".join(self._text)
+        self._block, self._text = None, []
+        match block:
+            case None:
+                return
+            case TextBlock():
+                block.text = text
+            case ThinkingBlock():
+                block.thinking, block.signature = "" if self._omit else text, signature(text)
+                yield self._delta(SignatureDelta(block.signature))
+            case ToolUseBlock():
+                block.input = input_of(text)
+        yield MessageEvent(type="content_block_stop", index=self._index)
+
+
+def signature(thought: str) -> str:
+    """A digest of a thought. Clients want one and hand it back; nothing depends on it."""
+    return hashlib.sha256(thought.encode()).hexdigest()
+
+
+def input_of(arguments: str) -> dict[str, Any]:
+    """A call's input. A call that was cut may have arguments that are no JSON object."""
+    try:
+        return msgspec.json.decode(arguments or "{}", type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError):
+        return {INVALID: arguments}
+
+
+def usage_of(usage: Usage) -> MessageUsage:
+    """The usage so far, under the names of this endpoint."""
+    cached, details = usage.prompt_tokens_details.cached_tokens, usage.completion_tokens_details
+    thought = 0 if details is UNSET else details.reasoning_tokens
+    return MessageUsage(usage.prompt_tokens - cached, usage.completion_tokens, cached, OutputTokensDetails(thought))
+
+
+async def message_events(
+    chunks: AsyncGenerator[ChatChunk, None], writer: MessageEvents
+) -> AsyncGenerator[MessageEvent, None]:
+    """The message as it comes. `chunks` is closed in every case; its errors are passed on."""
+    async with aclosing(chunks):
+        async for chunk in chunks:
+            for event in writer.add(chunk):
+                yield event
+    for event in writer.end():
+        yield event
+
+
+async def whole_message(events: AsyncGenerator[MessageEvent, None]) -> MessageObject:
+    """The message that the events build. `events` is closed in every case."""
+    message: MessageObject | None = None
+    async with aclosing(events):
+        async for event in events:
+            message = event.message or message
+    assert message is not None
+    return message

@@ -1,0 +1,221 @@
+"""The request of /v1/messages as a chat: Anthropic's turns, tools and thinking in the form of /v1/chat/completions.
+Knows no HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from tailrace.api.chat_prompt import check_messages
+from tailrace.api.prepare import ChatInput, TokenLimit
+from tailrace.api.schema.chat import ChatMessage, ChatRequest, Part
+from tailrace.api.schema.common import GenerateRequest
+from tailrace.api.schema.messages import Asked, InputMessage, InputTool, MessageBlock, MessagesRequest
+from tailrace.api.schema.structured import JsonSchema, JsonSchemaFormat
+from tailrace.api.tool_choice import ToolChoice, choice_of
+from tailrace.errors import ParameterError
+from tailrace.text.tool_parsers.functions import check_tools
+
+ERROR = "Error: "  # before the result of a tool that failed; a chat's messages have no field for it
+CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+# fields of all endpoints that mean nothing here, or have another name
+ABSENT = ("prompt_logprobs", "logprob_token_ids", "report_entropy", "return_token_ids", "stream_options")
+
+
+def to_chat(ask: MessagesRequest) -> ChatInput:
+    """The request as a chat.
+
+    Raises:
+        ParameterError: naming the field.
+    """
+    if ask.n not in (None, 1):
+        raise ParameterError(f"n must be 1, got {ask.n}", "n")
+    if ask.stop is not None:
+        raise ParameterError("stop_sequences takes the place of stop here", "stop_sequences")
+    for name in ABSENT:
+        if getattr(ask, name):
+            raise ParameterError(f"{name} can't be had with /v1/messages", name)
+    chat, choice = conversation_of(ask)
+    form = None if ask.output_config is None else ask.output_config.format
+    chat = msgspec.structs.replace(
+        chat,
+        **{name: getattr(ask, name) for name in GenerateRequest.__struct_fields__}
+        | {name: getattr(ask, name) for name in ("negative_prompt", "separate_reasoning", "stop_scope")},
+        thinking_token_budget=None if ask.thinking is None else ask.thinking.budget_tokens,
+        response_format=None if form is None else JsonSchemaFormat(JsonSchema(form.schema)),
+    )
+    chat.stop = ask.stop_sequences
+    limit = TokenLimit(ask.max_tokens, "max_tokens", ends_with_context=True)
+    return ChatInput(chat, choice, chat.tools, limit, format_field="output_config.format")
+
+
+def conversation_of(ask: Asked) -> tuple[ChatRequest, ToolChoice]:
+    """What becomes the prompt, and which tools may be called.
+
+    Raises:
+        ParameterError: naming the field.
+    """
+    if not ask.messages:
+        raise ParameterError("messages must have at least one message, got none", "messages")
+    messages = [] if not ask.system else [ChatMessage(role="system", content=text_of(ask.system, "system"))]
+    for i, message in enumerate(ask.messages):
+        messages += turns_of(message, f"messages[{i}]")
+    continued = ask.messages[-1].role == "assistant"
+    if continued and messages[-1].tool_calls:
+        place = f"messages[{len(ask.messages) - 1}]"
+        raise ParameterError(f"{place}: behind a tool_use must come its tool_result, in a message of the user", place)
+    flat = [tool_of(tool, f"tools[{i}]") for i, tool in enumerate(ask.tools or ())]
+    check_tools(flat, nested=False)
+    chat = ChatRequest(
+        messages=messages,
+        tools=[nested(tool) for tool in flat] or None,
+        chat_template_kwargs=template_options(ask),
+        add_generation_prompt=not continued,
+        continue_final_message=continued,
+    )
+    check_messages(chat)
+    choice = choice_of_tools(ask, flat)
+    chat.tool_choice = "none" if choice.mode == "none" else None
+    return chat, choice
+
+
+def turns_of(message: InputMessage, place: str) -> list[ChatMessage]:
+    """A message as the turns of a chat: a tool's result is a turn of its own."""
+    if isinstance(message.content, str):
+        return [ChatMessage(role=message.role, content=message.content)]
+    if message.role == "assistant":
+        return [assistant_turn(message.content, place)]
+    if message.role == "system":
+        return [ChatMessage(role="system", content=text_of(message.content, f"{place}.content"))]
+    turns: list[ChatMessage] = []
+    said: list[Part] = []
+    for j, block in enumerate(message.content):
+        here = f"{place}.content[{j}]"
+        check_type(block, here, ("text", "tool_result"))
+        if block.type == "text":
+            said.append(Part("text", required(block, "text", here)))
+            continue
+        if said:
+            turns.append(ChatMessage(role="user", content=joined(said)))
+            said = []
+        turns.append(result_turn(block, here))
+    if said or not turns:
+        turns.append(ChatMessage(role="user", content=joined(said)))
+    return turns
+
+
+def assistant_turn(blocks: list[MessageBlock], place: str) -> ChatMessage:
+    """What the model has said, thought and called. Thoughts that are redacted say nothing to a model of ours."""
+    said, thought, calls = [], [], []
+    for j, block in enumerate(blocks):
+        here = f"{place}.content[{j}]"
+        check_type(block, here, ("text", "thinking", "redacted_thinking", "tool_use"))
+        if block.type == "text":
+            said.append(required(block, "text", here))
+        elif block.type == "thinking":
+            thought.append(required(block, "thinking", here))
+        elif block.type == "tool_use":
+            arguments = msgspec.json.encode(required(block, "input", here)).decode()
+            function = {"name": required(block, "name", here), "arguments": arguments}
+            calls.append({"id": required(block, "id", here), "type": "function", "function": function})
+    return ChatMessage(
+        role="assistant", content="".join(said), tool_calls=calls or None, reasoning_content="".join(thought) or None
+    )
+
+
+def result_turn(block: MessageBlock, place: str) -> ChatMessage:
+    """The result of a tool."""
+    content = text_of(block.content or "", f"{place}.content")
+    if block.is_error:
+        parts = [Part("text", content)] if isinstance(content, str) else content
+        content = joined([Part("text", f"{ERROR}{parts[0].text}"), *parts[1:]])
+    return ChatMessage(role="tool", content=content, tool_call_id=required(block, "tool_use_id", place))
+
+
+def text_of(content: str | list[MessageBlock], place: str) -> str | list[Part]:
+    """Content of which only text is served."""
+    if isinstance(content, str):
+        return content
+    for j, block in enumerate(content):
+        check_type(block, f"{place}[{j}]", ("text",))
+    return joined([Part("text", required(block, "text", f"{place}[{j}]")) for j, block in enumerate(content)])
+
+
+def joined(parts: list[Part]) -> str | list[Part]:
+    """Parts as a chat's content; one alone is a string."""
+    return parts if len(parts) > 1 else "".join(part.text or "" for part in parts)
+
+
+def check_type(block: MessageBlock, place: str, served: Sequence[str]) -> None:
+    """Raise ParameterError for a block of a type that can't be here."""
+    if block.type not in served:
+        raise ParameterError(f"{place}.type must be {' or '.join(served)}, got {block.type!r:.100}", f"{place}.type")
+
+
+def required(block: MessageBlock, name: str, place: str) -> Any:
+    """A field that blocks of this type have.
+
+    Raises:
+        ParameterError: it is missing.
+    """
+    if (value := getattr(block, name)) is None:
+        raise ParameterError(f"{place}.{name}: required, but missing", f"{place}.{name}")
+    return value
+
+
+def tool_of(tool: InputTool, place: str) -> dict[str, Any]:
+    """A tool as a function in the form of Responses."""
+    if tool.type not in (None, "custom"):
+        raise ParameterError(
+            f'{place}.type must be "custom": a tool that the client runs, got {tool.type!r:.100}', f"{place}.type"
+        )
+    if tool.input_schema is None:
+        raise ParameterError(f"{place}.input_schema: required, but missing", f"{place}.input_schema")
+    if tool.defer_loading:
+        raise ParameterError(f"{place}.defer_loading: not supported; leave it out (or false)", f"{place}.defer_loading")
+    found: dict[str, Any] = {"type": "function", "name": tool.name}
+    if tool.description is not None:
+        found["description"] = tool.description
+    found["parameters"] = tool.input_schema
+    if tool.strict is not None:
+        found["strict"] = tool.strict
+    return found | ({"input_examples": tool.input_examples} if tool.input_examples else {})
+
+
+def nested(tool: dict[str, Any]) -> dict[str, Any]:
+    """A flat function in the form of Chat, which is that of templates."""
+    return {"type": "function", "function": {name: value for name, value in tool.items() if name != "type"}}
+
+
+def choice_of_tools(ask: Asked, tools: list[dict[str, Any]]) -> ToolChoice:
+    """Which tools may be called.
+
+    Raises:
+        ParameterError: naming the field.
+    """
+    asked = ask.tool_choice
+    if asked is None:
+        return choice_of(None, tools, None)
+    many = not asked.disable_parallel_tool_use
+    if asked.type != "tool":
+        return choice_of(CHOICES[asked.type], tools, many)
+    if asked.name is None:
+        raise ParameterError("tool_choice.name: required, but missing", "tool_choice.name")
+    return choice_of({"type": "function", "name": asked.name}, tools, many)
+
+
+def template_options(ask: Asked) -> dict[str, Any] | None:
+    """Arguments of the template: the request's own, and those that follow from its thinking and its effort."""
+    options: dict[str, Any] = {}
+    if ask.thinking is not None:
+        thinks = ask.thinking.type != "disabled"
+        if ask.thinking.type == "enabled" and ask.thinking.budget_tokens is None:
+            raise ParameterError("thinking.budget_tokens: required, but missing", "thinking.budget_tokens")
+        if ask.thinking.type != "enabled" and ask.thinking.budget_tokens is not None:
+            raise ParameterError('thinking.budget_tokens needs the type "enabled"', "thinking.budget_tokens")
+        options = {"enable_thinking": thinks, "thinking": thinks}
+    if ask.output_config is not None and ask.output_config.effort is not None:
+        options["reasoning_effort"] = ask.output_config.effort
+    return options | (ask.chat_template_kwargs or {}) or None

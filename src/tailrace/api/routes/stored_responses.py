@@ -1,0 +1,164 @@
+"""What becomes of a response that is stored: GET and DELETE /v1/responses/{id}, GET /v1/responses/{id}/input_items and
+POST /v1/responses/{id}/cancel."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tailrace.api.front_end import FrontEnd, front_of
+from tailrace.api.response_input import to_items
+from tailrace.api.schema.chat import ChatMessage
+from tailrace.api.schema.requests import Cancelled
+from tailrace.api.schema.responses import Deleted, ItemList
+from tailrace.api.streaming import EventFormat, json_response, named_frame, respond
+from tailrace.api.work_queue import JSON_BYTES
+from tailrace.api.worker_queries import ask_all, ask_first, ask_stored
+from tailrace.errors import ParameterError
+
+JSON = "application/json"
+# the last event of a stream is one of these
+LAST = tuple(f"event: response.{name}\n" for name in ("completed", "incomplete", "failed"))
+POLL_S = 0.02  # between two looks at a stream that goes on; it may be another front end's
+
+
+async def retrieve_response(request: Request) -> Response:
+    """A stored response, also while it is in progress; or its stream, from the event behind `starting_after` on.
+
+    Raises:
+        ParameterError: naming the query's parameter. RequestNotFoundError: it is not stored.
+    """
+    front, id = front_of(request), request.path_params["id"]
+    streamed = one_of(request, "stream", ("false", "true")) == "true"
+    after = whole_number(request, "starting_after", -1, 0, 2**31 - 1)
+    if not streamed:
+        if after >= 0:
+            raise ParameterError("starting_after needs stream to be true", "starting_after")
+        return Response(await ask_stored(front, "response", id), media_type=JSON)
+    so_far = await frames_from(front, id, 0)
+    if so_far is None:
+        raise ParameterError("stream: only a response that was created with stream can be streamed again", "stream")
+    if after >= 0 and (after >= len(so_far) or so_far[after].startswith(LAST)):
+        raise ParameterError(f"starting_after: there is no event behind {after} so far", "starting_after")
+    return await respond(request, SecondReader(), replay(front, id, after + 1), last_frame, True, FRAMES)
+
+
+class Frame(msgspec.Struct):
+    """An event that is written already."""
+
+    data: bytes
+
+
+class SecondReader:
+    """Who reads a stream a second time: nothing ends with it."""
+
+    def abort(self, cause: str) -> None:
+        """See streaming.Abortable."""
+
+
+def frame(event: msgspec.Struct) -> bytes:
+    """An event's bytes."""
+    return event.data if isinstance(event, Frame) else named_frame(event)
+
+
+FRAMES = EventFormat(frame, b"")
+
+
+async def frames_from(front: FrontEnd, id: str, number: int) -> list[str] | None:
+    """The events so far from a number on; None where the response was not streamed."""
+    return msgspec.json.decode(await ask_stored(front, "events", f"{number} {id}"), type=list[str] | None)
+
+
+async def replay(front: FrontEnd, id: str, number: int) -> AsyncGenerator[Frame, None]:
+    """The events of a stored response from a number on, until its last.
+
+    Raises:
+        RequestNotFoundError: it is stored no longer.
+    """
+    ended = False
+    while not ended:
+        ended = any(text.startswith(LAST) for text in await frames_from(front, id, -1) or ())
+        new = await frames_from(front, id, number) or []
+        for text in new:
+            yield Frame(text.encode())
+        number += len(new)
+        if not new:
+            await asyncio.sleep(POLL_S)
+
+
+async def last_frame(frames: AsyncGenerator[Frame, None]) -> Frame:
+    """The last event alone."""
+    return [event async for event in frames][-1]
+
+
+async def list_input_items(request: Request) -> Response:
+    """The items that a stored response answers, page by page: `limit`, `order`, `after`.
+
+    Raises:
+        ParameterError: naming the query's parameter. RequestNotFoundError: it is not stored.
+    """
+    front, id = front_of(request), request.path_params["id"]
+    limit = whole_number(request, "limit", 20, 1, 100)
+    order, after = one_of(request, "order", ("desc", "asc")), request.query_params.get("after")
+    raw = await ask_stored(front, "inputs", id)
+
+    def page() -> ItemList:
+        items = to_items(msgspec.json.decode(raw, type=list[ChatMessage]), id)
+        items = items if order == "asc" else items[::-1]
+        names = [item["id"] for item in items]
+        if after is not None and after not in names:
+            raise ParameterError(f"after: there is no item {after!r:.100}", "after")
+        begin = 0 if after is None else names.index(after) + 1
+        shown, ids = items[begin : begin + limit], names[begin : begin + limit]
+        return ItemList(shown, ids[0] if ids else None, ids[-1] if ids else None, begin + limit < len(items))
+
+    return json_response(await front.work_queue.run(request, page, len(raw) // JSON_BYTES))
+
+
+def one_of(request: Request, name: str, values: tuple[str, ...]) -> str:
+    """A parameter of the query; the first value where it is not given.
+
+    Raises:
+        ParameterError: it is none of the values.
+    """
+    given = request.query_params.get(name, values[0])
+    if given not in values:
+        raise ParameterError(f"{name} must be {' or '.join(values)}, got {given!r:.100}", name)
+    return given
+
+
+def whole_number(request: Request, name: str, default: int, low: int, high: int) -> int:
+    """A parameter of the query.
+
+    Raises:
+        ParameterError: it is no whole number, or out of range.
+    """
+    given = request.query_params.get(name)
+    if given is None:
+        return default
+    if not (given.isascii() and given.isdecimal() and len(given) < 12 and low <= int(given) <= high):
+        raise ParameterError(f"{name} must be an integer in [{low}, {high}], got {given!r:.100}", name)
+    return int(given)
+
+
+async def delete_response(request: Request) -> Response:
+    """Delete a stored response."""
+    id = request.path_params["id"]
+    await ask_stored(front_of(request), "forget", id)
+    return json_response(Deleted(id))
+
+
+async def cancel_response(request: Request) -> Response:
+    """End a response that is in progress; its output so far stays."""
+    front, id = front_of(request), request.path_params["id"]
+    found = await ask_all(front, "cut", id) if id.startswith("resp_") else []
+    if not found:
+        return Response(await ask_stored(front, "response", id), media_type=JSON)
+    body = await ask_first(front, "response", id)
+    if body is None:  # no token has come yet, or the response is not to be stored
+        return json_response(Cancelled(id))
+    return Response(body.replace(b'"status":"in_progress"', b'"status":"cancelled"', 1), media_type=JSON)

@@ -1,0 +1,255 @@
+"""POST /v1/messages and /v1/messages/count_tokens, in Anthropic's shapes: requests, the message, its blocks, the
+events."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Protocol
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from tailrace.api.schema.chat import ChatMessage, StopScope
+from tailrace.api.schema.common import REFUSED, GenerateRequest
+
+Budget = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+
+# ---- requests
+
+
+class MessageBlock(msgspec.Struct, kw_only=True):
+    """A part of a message or of a tool's result. Which fields it has depends on its type: `text` (text), `thinking`
+    (thinking, signature), `redacted_thinking` (data), `tool_use` (id, name, input), `tool_result` (tool_use_id,
+    content, is_error)."""
+
+    type: str
+    text: str | None = None
+    thinking: str | None = None
+    id: str | None = None
+    name: str | None = None
+    input: dict[str, Any] | None = None
+    tool_use_id: str | None = None
+    content: str | list[MessageBlock] | None = None
+    is_error: bool | None = None
+
+
+class InputMessage(msgspec.Struct):
+    """One turn. If the last is the assistant's, the answer continues it."""
+
+    role: Literal["user", "assistant", "system"]
+    content: str | list[MessageBlock]
+
+
+class InputTool(msgspec.Struct, kw_only=True):
+    """A tool that the client runs. `input_examples` go to the chat template as they are."""
+
+    name: str
+    type: str | None = None
+    input_schema: dict[str, Any] | None = None
+    description: str | None = None
+    strict: bool | None = None
+    input_examples: list[dict[str, Any]] | None = None
+    defer_loading: bool | None = None
+
+
+class ToolUse(msgspec.Struct, kw_only=True):
+    """Whether the model may call tools: `auto`, `any`, `tool` (the one of this name) or `none`."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(msgspec.Struct, kw_only=True):
+    """Whether the model thinks, and for how many tokens at most. `display`: "omitted" leaves out what it thinks."""
+
+    type: Literal["enabled", "adaptive", "disabled"]
+    budget_tokens: Budget | None = None
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class OutputFormat(msgspec.Struct):
+    """The JSON schema of the text."""
+
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
+class OutputConfig(msgspec.Struct, kw_only=True):
+    """`effort`: for templates that know a `reasoning_effort`."""
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: OutputFormat | None = None
+
+
+class Asked(Protocol):
+    """What becomes a prompt, of both endpoints."""
+
+    messages: list[InputMessage]
+    system: str | list[MessageBlock] | None
+    tools: list[InputTool] | None
+    tool_choice: ToolUse | None
+    thinking: Thinking | None
+    output_config: OutputConfig | None
+    chat_template_kwargs: dict[str, Any] | None
+
+
+class MessagesRequest(GenerateRequest, kw_only=True):
+    """Sampling fields as everywhere; `stop_sequences` takes the place of `stop`. `max_tokens` may be more than the
+    context has room for: the answer then ends with the context."""
+
+    messages: list[InputMessage]
+    max_tokens: int  # pyright: ignore[reportGeneralTypeIssues, reportIncompatibleVariableOverride]
+    system: str | list[MessageBlock] | None = None
+    stop_sequences: list[str] | None = None
+    tools: list[InputTool] | None = None
+    tool_choice: ToolUse | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    negative_prompt: str | list[ChatMessage] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    separate_reasoning: bool | None = None
+    stop_scope: StopScope | None = None
+
+
+class CountRequest(msgspec.Struct, kw_only=True):
+    """A conversation whose tokens are to be counted."""
+
+    messages: list[InputMessage]
+    model: str | None = None
+    system: str | list[MessageBlock] | None = None
+    tools: list[InputTool] | None = None
+    tool_choice: ToolUse | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+NOT_SERVED: dict[str, tuple[Any, ...]] = {
+    "container": (None,),
+    "mcp_servers": (None, []),
+    "output_format": (None,),
+    "chat_template": (None,),
+}
+MESSAGES_REFUSED: dict[str, tuple[Any, ...]] = (
+    REFUSED
+    | NOT_SERVED
+    | {
+        "best_of": (None, 1),
+        "use_beam_search": (None, False),
+        "length_penalty": (None, 1.0),
+        "echo": (None, False),
+        "logprobs": (None, False),
+        "top_logprobs": (None, 0),
+        "prompt": (None,),
+        "response_format": (None, {"type": "text"}),
+        "max_completion_tokens": (None,),
+        "thinking_token_budget": (None,),
+    }
+)
+
+# ---- the answer
+
+
+class TextBlock(msgspec.Struct, tag_field="type", tag="text"):
+    """What the model says."""
+
+    text: str
+    citations: None = None
+
+
+class ThinkingBlock(msgspec.Struct, tag_field="type", tag="thinking"):
+    """What the model thinks. signature: a digest of it."""
+
+    thinking: str
+    signature: str
+
+
+class ToolUseBlock(msgspec.Struct, tag_field="type", tag="tool_use"):
+    """A call. Where what the model wrote is no JSON object, the input is that text under the name INVALID_JSON."""
+
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+Block = TextBlock | ThinkingBlock | ToolUseBlock
+
+
+class OutputTokensDetails(msgspec.Struct, frozen=True):
+    """Tokens of thoughts, with their markers."""
+
+    thinking_tokens: int
+
+
+class MessageUsage(msgspec.Struct, frozen=True):
+    """Token counts. The prompt is input_tokens and cache_read_input_tokens together."""
+
+    input_tokens: int
+    output_tokens: int
+    cache_read_input_tokens: int
+    output_tokens_details: OutputTokensDetails
+    cache_creation_input_tokens: int = 0
+    service_tier: str = "standard"
+
+
+class MessageObject(msgspec.Struct, kw_only=True):
+    """The answer. stop_reason: end_turn, max_tokens, stop_sequence, tool_use, model_context_window_exceeded, or
+    pause_turn where the server ended it: given back, the model goes on."""
+
+    id: str
+    type: str = "message"
+    role: str = "assistant"
+    model: str
+    content: list[Block]
+    stop_reason: str | None = None
+    stop_sequence: str | None = None
+    usage: MessageUsage
+    sampling_params: dict[str, Any] | UnsetType = UNSET
+
+
+class StopDelta(msgspec.Struct, frozen=True):
+    """How the message ends."""
+
+    stop_reason: str
+    stop_sequence: str | None
+
+
+class TextDelta(msgspec.Struct, frozen=True, tag_field="type", tag="text_delta"):
+    """More text."""
+
+    text: str
+
+
+class ThinkingDelta(msgspec.Struct, frozen=True, tag_field="type", tag="thinking_delta"):
+    """More of a thought."""
+
+    thinking: str
+
+
+class SignatureDelta(msgspec.Struct, frozen=True, tag_field="type", tag="signature_delta"):
+    """The signature of a thought that is complete."""
+
+    signature: str
+
+
+class InputJsonDelta(msgspec.Struct, frozen=True, tag_field="type", tag="input_json_delta"):
+    """More of a call's input, as JSON."""
+
+    partial_json: str
+
+
+class MessageEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One event of the stream; which fields it has depends on its type."""
+
+    type: str
+    message: MessageObject | UnsetType = UNSET
+    index: int | UnsetType = UNSET
+    content_block: Block | UnsetType = UNSET
+    delta: StopDelta | TextDelta | ThinkingDelta | SignatureDelta | InputJsonDelta | UnsetType = UNSET
+    usage: MessageUsage | UnsetType = UNSET
+
+
+class InputTokens(msgspec.Struct, frozen=True):
+    """How many tokens the prompt has."""
+
+    input_tokens: int

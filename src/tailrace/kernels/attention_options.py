@@ -1,0 +1,43 @@
+"""How one layer's attention makes its weights: what `kernels.paged_attention` is told beside tensors and lengths."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionOptions:
+    """See `kernels.paged_attention`, which has the same names.
+
+    Raises:
+        ValueError: window or chunk is negative.
+    """
+
+    scale: float
+    window: int = 0
+    softcap: float = 0.0
+    chunk: int = 0
+    sinks: torch.Tensor | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("window", "chunk"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+
+    def check_sinks(self, heads: int, device: torch.device) -> torch.Tensor | None:
+        """The sinks as the kernels read them.
+
+        Raises:
+            ValueError: they are not float32 [heads], contiguous, on this device.
+        """
+        sinks = self.sinks
+        if sinks is None:
+            return None
+        if sinks.shape != (heads,) or sinks.dtype != torch.float32 or sinks.device != device or sinks.stride(0) != 1:
+            raise ValueError(
+                f"sinks must be contiguous torch.float32 [{heads}] on {device}, got {sinks.dtype} "
+                f"{list(sinks.shape)} on {sinks.device}"
+            )
+        return sinks

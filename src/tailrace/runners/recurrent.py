@@ -1,0 +1,339 @@
+"""Layers with a state of fixed size per sequence (state spaces, gated delta nets, short convolutions) in a flat batch.
+
+A model's own code runs unchanged, except for the functions that walk along a sequence: a causal convolution and a scan.
+Each such module of transformers calls them by name. Here it gets a copy of its `forward` in which these names mean the
+operations below, which know where each sequence of the batch begins and where its state is.
+
+The state of a slot is a ring of `rows` entries: the state after p tokens stands in entry p mod rows. A pass that
+computes the tokens first … end − 1 of a sequence reads entry `first` and leaves the last `rows` states behind, or as
+many as it has tokens. So a sequence can go back by up to rows − 1 positions: rejected drafts, and a token that was
+computed in vain, leave no trace. Position 0 reads zeros: a new owner of a slot meets nothing of the old one.
+
+Every scan goes token by token: the result does not depend on how a prompt is cut into chunks, as it would with
+transformers' chunked forms. The arithmetic is fp32.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from types import FunctionType, MethodType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from tailrace.errors import ModelLoadError
+from tailrace.runners.base import Batch
+
+Shape = tuple[tuple[int, ...], torch.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """The j-th token of each sequence that has so many. rows: int64 [n], their places in the batch; the sequences are
+    in the order of `Walk`, the first n of them. kept: int64, which of them leave their state behind; to: int64, where.
+    """
+
+    rows: torch.Tensor
+    kept: torch.Tensor
+    to: torch.Tensor
+
+
+class Walk:
+    """How a pass goes along its sequences: the same for all layers. The longest sequence comes first.
+
+    Args:
+        rows: entries of a slot's ring.
+    """
+
+    def __init__(self, batch: Batch, rows: int, device: torch.device) -> None:
+        self.rows, self.device = rows, device
+        self.starts = batch.query_start.numpy().astype(np.int64)
+        self.counts = np.diff(self.starts)
+        self.first = batch.kv_len.numpy().astype(np.int64) - self.counts
+        slots = np.arange(len(self.counts)) if batch.slots is None else batch.slots.numpy()
+        self.slots = slots.astype(np.int64)
+        order = np.argsort(-self.counts, kind="stable")
+        self.read = self._on_device(self.slots[order] * rows + self.first[order] % rows)
+        self.fresh = self._on_device(self.first[order] == 0)
+        self.moments = [self._moment(order, j) for j in range(int(self.counts.max(initial=0)))]
+        self.windows: dict[int, tuple[torch.Tensor, ...]] = {}
+
+    def _moment(self, order: np.ndarray, j: int) -> Moment:
+        active = order[self.counts[order] > j]
+        kept = np.flatnonzero(j + 1 > self.counts[active] - self.rows)
+        owners = active[kept]
+        to = self.slots[owners] * self.rows + (self.first[owners] + j + 1) % self.rows
+        return Moment(*map(self._on_device, (self.starts[active] + j, kept, to)))
+
+    def window(self, width: int) -> tuple[torch.Tensor, ...]:
+        """Of a convolution over `width` tokens. Rows 0 … T − 1 are the batch's tokens; behind them come the width − 1
+        tokens before each sequence. → int64 [T, width]: what each token sees; int64 [M, width − 1] and [M]: what is
+        left behind, and where; int64 [N], bool [N]: where the tokens before each sequence stand, and if there are none.
+        """
+        if width not in self.windows:
+            back, total = width - 1, int(self.starts[-1])
+            owner = np.repeat(np.arange(len(self.counts)), self.counts)
+            offset = np.arange(total) - self.starts[owner]
+            seen = self._places(owner, offset - back, width, back, total)
+            end = np.concatenate([np.arange(max(1, c - self.rows + 1), c + 1) for c in self.counts] or [[]]).astype(int)
+            owner = np.repeat(np.arange(len(self.counts)), np.minimum(self.counts, self.rows))
+            left = self._places(owner, end - back, back, back, total)
+            to = self.slots[owner] * self.rows + (self.first[owner] + end) % self.rows
+            before = self.slots * self.rows + self.first % self.rows
+            self.windows[width] = tuple(map(self._on_device, (seen, left, to, before, self.first == 0)))
+        return self.windows[width]
+
+    def _places(self, owner: np.ndarray, first: np.ndarray, width: int, back: int, total: int) -> np.ndarray:
+        """Rows of `width` tokens of each owner, from the offset `first` on, which may lie before the batch's tokens."""
+        offset = first[:, None] + np.arange(width)
+        return np.where(
+            offset >= 0, self.starts[owner][:, None] + offset, total + owner[:, None] * back + offset + back
+        )
+
+    def _on_device(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device, non_blocking=True)
+
+
+@dataclass(slots=True)
+class RecurrentState:
+    """The one mutable state of these layers: the pass being computed, and the memory.
+
+    shapes: of each layer's states, for one entry; known once a pass without memory has run. memory: [slots · rows, …].
+    """
+
+    walk: Walk | None = None
+    shapes: dict[tuple[int, str], Shape] = field(default_factory=dict)
+    memory: dict[tuple[int, str], torch.Tensor] = field(default_factory=dict)
+    slots: int = 0
+    rows: int = 0
+
+    @property
+    def entry_bytes(self) -> int:
+        """Of one entry over all layers."""
+        return sum(int(np.prod(shape)) * dtype.itemsize for shape, dtype in self.shapes.values())
+
+    def allocate(self, slots: int, rows: int, device: torch.device) -> None:
+        """Memory for so many slots, contents undefined."""
+        self.slots, self.rows = slots, rows
+        self.memory = {
+            place: torch.empty((slots * rows, *shape), dtype=dtype, device=device)
+            for place, (shape, dtype) in self.shapes.items()
+        }
+
+    def copy(self, pairs: list[tuple[int, int]]) -> None:
+        """Slot by slot: (source, target)."""
+        for tensor in self.memory.values():
+            rings = tensor.view(self.slots, self.rows, *tensor.shape[1:])
+            for source, target in pairs:
+                rings[target] = rings[source]
+
+
+@dataclass(slots=True)
+class RecurrentLayer:
+    """One module's share of the state. calls: of each operation since the last pass that found the shapes."""
+
+    shared: RecurrentState
+    index: int
+    calls: dict[str, int] = field(default_factory=dict)
+
+    def note(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        """A pass without a step: what an entry of this state is."""
+        self.calls[name] = self.calls.get(name, 0) + 1
+        self.shared.shapes[self.index, name] = (shape, dtype)
+
+    def scan(self, name: str, step: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], out: torch.Tensor) -> None:
+        """Walk along all sequences: step(states [n, …], rows [n]) changes the states in place and returns out[rows]."""
+        walk, memory = self.shared.walk, self.shared.memory[self.index, name]
+        assert walk is not None
+        states = memory[walk.read]
+        states[walk.fresh] = 0.0
+        for moment in walk.moments:
+            active = states[: len(moment.rows)]
+            out[moment.rows] = step(active, moment.rows)
+            if len(moment.kept):
+                memory[moment.to] = active[moment.kept]
+
+
+def convolve(
+    layer: RecurrentLayer,
+    original: Callable[..., torch.Tensor],
+    hidden_states: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    activation: str | None = None,
+    **options: Any,
+) -> torch.Tensor:
+    """A causal convolution per channel: [1, C, T], weight [C, K] → [1, C, T]. State: the K − 1 inputs before."""
+    channels, width = weight.shape
+    walk = layer.shared.walk
+    if walk is None:
+        layer.note("convolution", (width - 1, channels), hidden_states.dtype)
+        return original(hidden_states, weight, bias, activation=activation, **options)
+    memory = layer.shared.memory[layer.index, "convolution"]
+    seen, left, to, before, fresh = walk.window(width)
+    earlier = memory[before]
+    earlier[fresh] = 0
+    inputs = torch.cat([hidden_states[0].T, earlier.flatten(0, 1)])
+    memory[to] = inputs[left]
+    wide, taps = inputs.float(), weight.float()
+    out = wide[seen[:, 0]] * taps[:, 0]
+    for k in range(1, width):
+        out += wide[seen[:, k]] * taps[:, k]
+    if bias is not None:
+        out += bias.float()
+    out = ACTIVATIONS[activation](out.to(hidden_states.dtype))
+    return out.T[None]
+
+
+def gated_delta(
+    layer: RecurrentLayer,
+    original: Callable[..., Any],
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    **options: Any,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The gated delta rule (arXiv 2412.06464): query, key [1, T, Hk, Dk], value [1, T, Hv, Dv] → [1, T, Hv, Dv]. State:
+    [Hv, Dk, Dv]."""
+    heads, value_dim = value.shape[2:]
+    if layer.shared.walk is None:
+        layer.note("delta", (heads, key.shape[-1], value_dim), torch.float32)
+        return original(query, key, value, **options)
+    group = heads // key.shape[2]
+    q, k = (x[0].repeat_interleave(group, 1).float() for x in (query, key))
+    if options.get("use_qk_l2norm_in_kernel"):
+        q, k = (x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6) for x in (q, k))
+    q = q / q.shape[-1] ** 0.5
+    v, beta, decay = value[0].float(), options["beta"][0].float(), options["g"][0].float().exp()
+    out = torch.empty_like(v)
+
+    def step(state: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        now = k[rows].unsqueeze(-1)
+        state *= decay[rows][..., None, None]
+        delta = (v[rows] - (state * now).sum(-2)) * beta[rows].unsqueeze(-1)
+        state += now * delta.unsqueeze(-2)
+        return (state * q[rows].unsqueeze(-1)).sum(-2)
+
+    layer.scan("delta", step, out)
+    return out[None].to(value.dtype), None
+
+
+def mamba2(
+    layer: RecurrentLayer,
+    original: Callable[..., Any],
+    hidden_states: torch.Tensor,
+    dt: torch.Tensor,
+    A: torch.Tensor,  # noqa: N803, the paper's names, which transformers' modules use
+    B: torch.Tensor,  # noqa: N803
+    C: torch.Tensor,  # noqa: N803
+    **options: Any,
+) -> torch.Tensor:
+    """Mamba 2's scan (arXiv 2405.21060): [1, T, H, P], dt [1, T, H], A [H], B and C [1, T, G, N] → [1, T, H, P]. State:
+    [H, P, N]."""
+    heads, width = hidden_states.shape[2:]
+    if layer.shared.walk is None:
+        layer.note("scan", (heads, width, B.shape[-1]), torch.float32)
+        return original(hidden_states, dt, A, B, C, **options)
+    x, bias, skip = hidden_states[0].float(), options.get("dt_bias"), options.get("D")
+    delta = dt[0] if bias is None else dt[0] + bias.to(dt.dtype)
+    delta = F.softplus(delta) if options.get("dt_softplus") else delta
+    delta = delta.clamp(*options.get("dt_limit", (0.0, float("inf")))).float()
+    group = heads // B.shape[2]
+    b, c = (part[0].float().repeat_interleave(group, 1) for part in (B, C))
+    decay, inner = (A.float() * delta).exp(), x * delta[..., None]
+    out = torch.empty_like(x)
+
+    def step(state: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        state *= decay[rows][..., None, None]
+        state += inner[rows].unsqueeze(-1) * b[rows].unsqueeze(-2)
+        return (state * c[rows].unsqueeze(-2)).sum(-1)
+
+    layer.scan("scan", step, out)
+    return (out if skip is None else out + x * skip[..., None].float())[None]
+
+
+def mamba(
+    layer: RecurrentLayer,
+    original: Callable[..., Any],
+    hidden_states: torch.Tensor,
+    dt: torch.Tensor,
+    A: torch.Tensor,  # noqa: N803, the paper's names, which transformers' modules use
+    B: torch.Tensor,  # noqa: N803
+    C: torch.Tensor,  # noqa: N803
+    **options: Any,
+) -> torch.Tensor:
+    """Mamba's selective scan (arXiv 2312.00752): [1, I, T], dt [1, I, T], A [I, N], B and C [1, N, T] → [1, I, T].
+    State: [I, N]."""
+    if layer.shared.walk is None:
+        layer.note("scan", tuple(A.shape), torch.float32)
+        return original(hidden_states, dt, A, B, C, **options)
+    x, bias, skip, gate = hidden_states[0].T, options.get("delta_bias"), options.get("D"), options.get("z")
+    delta = dt[0].T if bias is None else dt[0].T + bias.to(dt.dtype)
+    delta = F.softplus(delta) if options.get("delta_softplus") else delta
+    delta, b, c, a = delta.float(), B[0].T.float(), C[0].T.float(), A.float()
+    inner = delta * x.float()
+    out = torch.empty_like(inner)
+
+    def step(state: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        state *= (a * delta[rows].unsqueeze(-1)).exp()
+        state += inner[rows].unsqueeze(-1) * b[rows].unsqueeze(-2)
+        return (state * c[rows].unsqueeze(-2)).sum(-1)
+
+    layer.scan("scan", step, out)
+    out = out.to(x.dtype)
+    out = out if skip is None else out + x * skip
+    return (out if gate is None else out * F.silu(gate[0].T)).T[None]
+
+
+ACTIVATIONS: dict[str | None, Callable[[torch.Tensor], torch.Tensor]] = {
+    None: lambda x: x,
+    "silu": F.silu,
+    "swish": F.silu,
+}
+
+# The name in transformers → ours. Scans come in two forms there; a module that is given no cache calls this one.
+OPERATIONS: dict[str, Callable[..., Any]] = {
+    "causal_conv1d_fn": convolve,
+    "torch_chunk_gated_delta_rule": gated_delta,
+    "mamba2_chunk_scan": mamba2,
+    "mamba_selective_scan": mamba,
+}
+
+
+class KeptLinear(nn.Linear):
+    """A linear layer whose weights the model's code reads itself: runners/fuse.py leaves it as it is."""
+
+
+def attach_recurrent(model: Any, shared: RecurrentState) -> list[RecurrentLayer]:
+    """Give every module that calls one of the operations its own `forward`, with ours in it.
+
+    Raises:
+        ModelLoadError: a module has an activation that we don't have.
+    """
+    layers: list[RecurrentLayer] = []
+    for module in model.modules():
+        forward = inspect.unwrap(type(module).forward)
+        called = set(OPERATIONS) & set(getattr(forward, "__code__", attach_recurrent.__code__).co_names)
+        if not called:
+            continue
+        if getattr(module, "activation", None) not in ACTIVATIONS:
+            raise ModelLoadError(
+                f"{type(module).__name__} has the activation {module.activation}, which is not supported"
+            )
+        layer = RecurrentLayer(shared, len(layers))
+        layers.append(layer)
+        ours = {name: partial(OPERATIONS[name], layer, forward.__globals__[name]) for name in called}
+        bound = FunctionType(
+            forward.__code__, forward.__globals__ | ours, forward.__name__, forward.__defaults__, forward.__closure__
+        )
+        bound.__kwdefaults__ = forward.__kwdefaults__
+        module.forward = MethodType(bound, module)
+        if "mamba_selective_scan" in called and isinstance(getattr(module, "dt_proj", None), nn.Linear):
+            module.dt_proj.__class__ = KeptLinear
+    return layers

@@ -1,0 +1,84 @@
+"""How much one rendering of a template may do. A template is a program that comes with a model; nobody has read it.
+
+Loops are counted by the items that they go over, calls one by one. Values are measured where they can grow: at
+operators, and where they are given a name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+MAX_STEPS = 20_000_000  # a few seconds; a conversation of 4000 messages whose template goes over all of them at each
+CALL = 100  # steps: what a call of a macro takes, in turns of a loop
+MAX_LENGTH = 1 << 26  # characters of a text, or items of a list
+MAX_BITS = 1 << 16  # of a whole number
+WIDTH = re.compile(r"\*|\d{7,}")  # in a format: a width from the arguments, or one of a million and more
+
+
+class TemplateLimitError(Exception):
+    """A template does more than a rendering may."""
+
+
+class Budget:
+    """The steps that one rendering has taken."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def spend(self, steps: int) -> None:
+        """Count steps.
+
+        Raises:
+            TemplateLimitError: there were too many.
+        """
+        self.steps += steps
+        if self.steps > MAX_STEPS:
+            raise TemplateLimitError(f"it takes more than {MAX_STEPS} steps")
+
+    def counted(self, items: Any) -> Any:
+        """What a loop goes over, counted: at once where its length is known, else item by item."""
+        if hasattr(items, "__len__"):
+            self.spend(len(items))
+            return items
+        return self._each(items)
+
+    def _each(self, items: Iterable[Any]) -> Iterator[Any]:
+        for item in items:
+            self.spend(1)
+            yield item
+
+
+def checked(value: Any) -> Any:
+    """The value.
+
+    Raises:
+        TemplateLimitError: a text or a list is too long.
+    """
+    if isinstance(value, str | list | tuple) and len(value) > MAX_LENGTH:
+        raise TemplateLimitError(f"it makes a value of more than {MAX_LENGTH} characters or items")
+    return value
+
+
+def check_operands(operator: str, left: Any, right: Any) -> None:
+    """Refuse what would take too long or too much memory to work out.
+
+    Raises:
+        TemplateLimitError: the result would be too large.
+    """
+    sizes = [len(value) for value in (left, right) if isinstance(value, str | list | tuple)]
+    numbers = [value for value in (left, right) if isinstance(value, int)]
+    large = False
+    if operator == "+" and len(sizes) == 2:
+        large = sum(sizes) > MAX_LENGTH
+    elif operator == "*" and sizes and numbers:
+        large = sizes[0] * numbers[0] > MAX_LENGTH
+    elif operator == "*" and len(numbers) == 2:
+        large = left.bit_length() + right.bit_length() > MAX_BITS
+    elif operator == "**" and len(numbers) == 2:
+        large = left.bit_length() * abs(right) > MAX_BITS
+    elif operator == "%" and isinstance(left, str):
+        large = WIDTH.search(left) is not None
+    if large:
+        raise TemplateLimitError(f"the result of its operator {operator} would be too large")

@@ -1,0 +1,72 @@
+"""Where a model's folder keeps its chat templates. A model may have several, by name: `default`, `tool_use`, `rag`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tailrace.errors import ModelLoadError
+
+DEFAULT, WITH_TOOLS, WITH_DOCUMENTS = "default", "tool_use", "rag"
+FILE, FOLDER, LEGACY = "chat_template.jinja", "additional_chat_templates", "chat_template.json"
+
+
+def template_sources(folder: Path, config: dict[str, Any]) -> dict[str, str]:
+    """A folder's templates by name; {} if it has none. As in transformers, files of their own go before what
+    tokenizer_config.json holds. config: the latter.
+
+    Raises:
+        ModelLoadError: a template is no text, or can't be read.
+    """
+    found: dict[str, str] = {}
+    if (folder / FILE).is_file():
+        found[DEFAULT] = read_text(folder / FILE)
+    for path in sorted((folder / FOLDER).glob("*.jinja")):
+        found[path.stem] = read_text(path)
+    if found:
+        return found
+    for name, held in ((LEGACY, read_object(folder / LEGACY)), ("tokenizer_config.json", config)):
+        if given := held.get("chat_template"):
+            return _named(given, f"{folder / name}: chat_template")
+    return {}
+
+
+def _named(given: Any, where: str) -> dict[str, str]:
+    """One template, or several: {name: template}, or [{"name": …, "template": …}]."""
+    if isinstance(given, str):
+        return {DEFAULT: given}
+    if isinstance(given, list) and all(isinstance(entry, dict) for entry in given):
+        given = {entry.get("name"): entry.get("template") for entry in given}
+    if isinstance(given, dict) and all(isinstance(text, str) for pair in given.items() for text in pair):
+        return given
+    raise ModelLoadError(f"{where} should be a text, or a list of templates with name and template")
+
+
+def read_text(path: Path) -> str:
+    """A file's text, line ends as they are.
+
+    Raises:
+        ModelLoadError: it can't be read, or is not UTF-8.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelLoadError(f"{path} can't be read: {error}") from error
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """A file's JSON object; {} if there is no such file.
+
+    Raises:
+        ModelLoadError: it can't be read, or holds something else.
+    """
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(read_text(path))
+    except ValueError as error:
+        raise ModelLoadError(f"{path} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelLoadError(f"{path} should hold a JSON object, but holds a {type(value).__name__}")
+    return value

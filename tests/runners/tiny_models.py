@@ -1,0 +1,185 @@
+"""Tiny random checkpoints with head shapes of real models, one per kind of layer that is not plain attention."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers as t
+
+VOCAB = 211
+COMMON: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": None,
+}
+MOE: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+MLA: dict[str, Any] = {
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "kv_lora_rank": 64,
+    "q_lora_rank": 48,
+    "num_key_value_heads": 4,
+    "moe_intermediate_size": 32,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "n_group": 2,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+}
+DELTA: dict[str, Any] = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 48,
+    "head_dim": 32,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+}
+SSM2: dict[str, Any] = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_d_state": 16,
+    "mamba_n_groups": 2,
+    "mamba_chunk_size": 8,
+}
+LONG: dict[str, Any] = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "long_factor": [1.0 + 0.7 * i for i in range(8)],
+    "short_factor": [1.0 + 0.1 * i for i in range(8)],
+    "original_max_position_embeddings": 48,
+}
+GEMMA_TYPES = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
+
+
+def _llama4() -> Any:
+    return t.Llama4TextConfig(
+        **COMMON,
+        head_dim=32,
+        attention_chunk_size=24,
+        no_rope_layers=[1, 1, 1, 0],
+        layer_types=["chunked_attention"] * 3 + ["full_attention"],
+        attn_temperature_tuning=True,
+        floor_scale=16,
+        attn_scale=0.5,
+        num_local_experts=2,
+        interleave_moe_layer_step=2,
+        intermediate_size_mlp=96,
+    )
+
+
+MODELS: dict[str, Any] = {
+    "gpt-oss": lambda: t.GptOssConfig(
+        **COMMON, head_dim=64, sliding_window=16, num_local_experts=4, num_experts_per_tok=2
+    ),
+    "deepseek-v2": lambda: t.DeepseekV2Config(**(COMMON | MLA)),
+    "deepseek-v3": lambda: t.DeepseekV3Config(**(COMMON | MLA)),
+    "glm-4.7-flash": lambda: t.Glm4MoeLiteConfig(**(COMMON | MLA | {"qk_nope_head_dim": 192, "v_head_dim": 256})),
+    "phi3, long rope": lambda: t.Phi3Config(**COMMON, rope_parameters=LONG),
+    "llama, dynamic rope": lambda: t.LlamaConfig(
+        **COMMON, rope_parameters={"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
+    ),
+    "llama4 text": _llama4,
+    "gemma3 text": lambda: t.Gemma3TextConfig(**COMMON, head_dim=32, sliding_window=16, layer_types=GEMMA_TYPES),
+    "gemma3n text": lambda: t.Gemma3nTextConfig(
+        **(COMMON | {"intermediate_size": [96] * 4, "activation_sparsity_pattern": [0.0] * 4}),
+        head_dim=32,
+        sliding_window=16,
+        layer_types=GEMMA_TYPES,
+        num_kv_shared_layers=2,
+        hidden_size_per_layer_input=16,
+        vocab_size_per_layer_input=VOCAB,
+        laurel_rank=8,
+    ),
+    "gemma4 text": lambda: t.Gemma4TextConfig(
+        **COMMON,
+        head_dim=32,
+        global_head_dim=64,
+        sliding_window=16,
+        layer_types=GEMMA_TYPES,
+        num_kv_shared_layers=2,
+        hidden_size_per_layer_input=16,
+        vocab_size_per_layer_input=VOCAB,
+    ),
+    "qwen3-next": lambda: t.Qwen3NextConfig(**COMMON, **DELTA, **MOE, shared_expert_intermediate_size=32),
+    "qwen3.5": lambda: t.Qwen3_5TextConfig(**COMMON, **DELTA),
+    "olmo hybrid": lambda: t.OlmoHybridConfig(**COMMON, **DELTA),
+    "lfm2": lambda: t.Lfm2Config(**COMMON, layer_types=["conv", "full_attention", "conv", "full_attention"]),
+    "granite 4": lambda: t.GraniteMoeHybridConfig(
+        **COMMON,
+        **SSM2,
+        layer_types=["mamba", "attention", "mamba", "mamba"],
+        shared_intermediate_size=32,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        position_embedding_type="nope",
+    ),
+    "bamba": lambda: t.BambaConfig(**COMMON, **SSM2, attn_layer_indices=[1]),
+    "falcon h1": lambda: t.FalconH1Config(**COMMON, **SSM2, mamba_d_ssm=128, head_dim=16),
+    "nemotron h": lambda: t.NemotronHConfig(
+        **COMMON,
+        layers_block_type=["mamba", "attention", "moe", "mamba"],
+        mamba_num_heads=8,
+        mamba_head_dim=16,
+        ssm_state_size=16,
+        n_groups=2,
+        chunk_size=8,
+        head_dim=16,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        moe_shared_expert_intermediate_size=32,
+        n_group=1,
+        topk_group=1,
+    ),
+    "mamba": lambda: t.MambaConfig(
+        vocab_size=VOCAB, hidden_size=32, state_size=8, num_hidden_layers=2, pad_token_id=0, eos_token_id=None
+    ),
+    "falcon mamba": lambda: t.FalconMambaConfig(
+        vocab_size=VOCAB, hidden_size=32, state_size=8, num_hidden_layers=2, pad_token_id=0, eos_token_id=None
+    ),
+    "mamba2": lambda: t.Mamba2Config(
+        vocab_size=VOCAB,
+        hidden_size=64,
+        num_heads=8,
+        head_dim=16,
+        state_size=16,
+        n_groups=2,
+        num_hidden_layers=2,
+        chunk_size=8,
+        pad_token_id=0,
+        eos_token_id=None,
+    ),
+    "jamba": lambda: t.JambaConfig(
+        **COMMON,
+        attn_layer_period=2,
+        attn_layer_offset=1,
+        expert_layer_period=2,
+        num_experts=2,
+        use_mamba_kernels=False,
+        mamba_d_state=8,
+        mamba_dt_rank=8,
+    ),
+}
+
+
+def save(name: str, folder: Path) -> Path:
+    """A random model of the kind."""
+    torch.manual_seed(1)
+    model = t.AutoModelForCausalLM.from_config(MODELS[name]())
+    for part, parameter in model.named_parameters():
+        if parameter.dim() > 1 and "A_log" not in part and "conv" not in part:
+            torch.nn.init.normal_(parameter, std=0.08 if name.startswith("gemma4") else 0.2)
+        elif part.endswith("sinks"):
+            torch.nn.init.normal_(parameter)
+    model.save_pretrained(folder)
+    return folder

@@ -102,7 +102,7 @@ def keep(version: str, name: str, found: Outcome) -> None:
     """Note one outcome, and write the page anew. Other parts may do the same at the same time."""
     with FileLock(OUTCOMES.with_suffix(".lock")):
         outcomes = kept()
-        outcomes.setdefault(version, {})[name] = [found.kind, found.why]
+        outcomes.setdefault(version, {})[name] = [found.kind, found.why, judging.NEW]
         OUTCOMES.write_text(json.dumps(outcomes, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
         PAGE.write_text(page(outcomes))
 

@@ -87,8 +87,10 @@ def main(argv: list[str] | None = None) -> int:
     judged("llama", {})  # imports what every child needs
     part, parts = map(int, args.part.split("/"))
     known = kept().get(version, {}) if args.missing else {}
-    asked = [each for each in variants(tuple(args.types)) if f"{each[0]}|{each[1]}" not in known]
-    for model_type, variant, own in asked[part - 1 :: parts]:
+    asked = variants(tuple(args.types))[part - 1 :: parts]
+    for model_type, variant, own in asked:
+        if f"{model_type}|{variant}" in known:
+            continue
         begun = time.monotonic()
         found = outcome(model_type, own)
         print(f"{model_type:28} {variant:22} {found.kind:8} {time.monotonic() - begun:4.0f}s {found.why}", flush=True)
@@ -100,7 +102,7 @@ def keep(version: str, name: str, found: Outcome) -> None:
     """Note one outcome, and write the page anew. Other parts may do the same at the same time."""
     with FileLock(OUTCOMES.with_suffix(".lock")):
         outcomes = kept()
-        outcomes.setdefault(version, {})[name] = [found.kind, found.why]
+        outcomes.setdefault(version, {})[name] = [found.kind, found.why, judging.NEW]
         OUTCOMES.write_text(json.dumps(outcomes, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
         PAGE.write_text(page(outcomes))
 

@@ -16,12 +16,13 @@ from typing import Any
 
 import torch
 
+from architectures.tiny import ROPE_BOUNDARY
 from tailrace.config import CacheConfig, ModelConfig, SchedulerConfig
 from tailrace.engine.engine import Engine
 from tailrace.errors import ConfigError, ModelLoadError
 from tailrace.params import SamplingParams
 from tailrace.runners import load_runner
-from tailrace.runners.base import ModelRunner
+from tailrace.runners.base import ModelRunner, StatefulRunner
 from tailrace.runners.flat_batch import FlatTokens
 from tailrace.wire.messages import Failed, ModelInfo, Submit, Tokens
 
@@ -38,6 +39,9 @@ WAYS: dict[str, dict[str, Any]] = {  # how the same requests are served
 }
 
 
+Answered = list[tuple[list[int], list[int]]]  # prompts, and what transformers answers
+
+
 @dataclass(frozen=True)
 class Outcome:
     """kind: equal, refused, wrong, crashed or unmade. why: one line."""
@@ -46,17 +50,20 @@ class Outcome:
     why: str = ""
 
 
-def prompts(vocab_size: int) -> list[list[int]]:
-    """Ids from 3 on: lower ones are special."""
+def prompts(config: Any) -> list[list[int]]:
+    """Ids from 3 on: lower ones are special. A model with LongRoPE gets only those beyond the boundary: it is served
+    with the long factors throughout, and transformers' generate begins with the short ones (runners/rope.py)."""
     generator = torch.Generator().manual_seed(11)
-    return [torch.randint(3, vocab_size, (length,), generator=generator).tolist() for length in LENGTHS]
+    texts = [torch.randint(3, config.vocab_size, (length,), generator=generator).tolist() for length in LENGTHS]
+    long = "longrope" in str(getattr(config, "rope_parameters", None))
+    return [text for text in texts if not long or len(text) > ROPE_BOUNDARY]
 
 
 def judge(folder: Path, made: Callable[[], None]) -> Outcome:
     """The outcome of the checkpoint in `folder`. made: called when transformers has run it."""
     try:
         theirs = reference(folder, torch.float32, "eager")
-        expected = [generated(theirs, prompt) for prompt in prompts(theirs.config.get_text_config().vocab_size)]
+        expected = [(prompt, generated(theirs, prompt)) for prompt in prompts(theirs.config.get_text_config())]
     except Exception as error:
         return Outcome("unmade", line(error))
     made()
@@ -117,13 +124,12 @@ def whole(model: Any, ids: list[int]) -> torch.Tensor:
     return model(torch.tensor([ids]), use_cache=False).logits[0].float()
 
 
-def served(runner: ModelRunner, limits: dict[str, Any]) -> list[list[int]]:
+def served(runner: ModelRunner, limits: dict[str, Any], asked: list[list[int]]) -> list[list[int]]:
     """The engine's greedy tokens for the prompts, with other requests beside them where there is room."""
     info = ModelInfo("tiny", runner.vocab_size, 256, [])
     cache = CacheConfig(num_blocks=64, block_size=BLOCK, prefix_reuse=False)
     engine = Engine(runner, info, cache, SchedulerConfig(**limits))
-    asked = prompts(runner.vocab_size)
-    beside = [list(reversed(asked[2]))[:23], asked[1][5:9]] if limits["max_num_seqs"] > 1 else []
+    beside = [list(reversed(asked[-1]))[:23], asked[-1][5:9]] if limits["max_num_seqs"] > 1 else []
     for i, prompt in enumerate([*asked, *beside]):
         engine.submit(Submit(str(i), 0, prompt, SamplingParams(temperature=0.0, max_tokens=NEW, ignore_eos=True)))
     said: dict[str, list[int]] = {str(i): [] for i in range(len(asked) + len(beside))}
@@ -137,10 +143,11 @@ def served(runner: ModelRunner, limits: dict[str, Any]) -> list[list[int]]:
     return [said[str(i)] for i in range(len(asked))]
 
 
-def same_tokens(runner: ModelRunner, theirs: Any, expected: list[list[int]], folder: Path) -> str:
+def same_tokens(runner: ModelRunner, theirs: Any, expected: Answered, folder: Path) -> str:
     """How the engine's tokens differ from generate's, other than by a tie; "" if they don't."""
     for way, limits in WAYS.items():
-        for prompt, ours, wanted in zip(prompts(runner.vocab_size), served(runner, limits), expected, strict=True):
+        answers = served(runner, limits, [prompt for prompt, _ in expected])
+        for ours, (prompt, wanted) in zip(answers, expected, strict=True):
             if ours == wanted:
                 continue
             at = next(i for i, (a, b) in enumerate(zip(ours, wanted, strict=True)) if a != b)
@@ -155,6 +162,8 @@ def same_tokens(runner: ModelRunner, theirs: Any, expected: list[list[int]], fol
 def logits(runner: ModelRunner, texts: list[list[int]]) -> list[torch.Tensor]:
     """Our logits of all positions of the texts, prefilled side by side in three passes; float32 [T, V] each."""
     width = -(-max(map(len, texts)) // BLOCK)
+    if isinstance(runner, StatefulRunner) and runner.state_bytes:
+        runner.allocate_states(len(texts), 2)
     runner.allocate(width * len(texts))
     tables = torch.randperm(width * len(texts), generator=torch.Generator().manual_seed(5))
     tables = tables.view(len(texts), width).to(torch.int32).numpy()
@@ -171,11 +180,11 @@ def logits(runner: ModelRunner, texts: list[list[int]]) -> list[torch.Tensor]:
     return [torch.cat(part) for part in parts]
 
 
-def small_error(runner: ModelRunner, theirs: Any, expected: list[list[int]], folder: Path) -> str:
+def small_error(runner: ModelRunner, theirs: Any, expected: Answered, folder: Path) -> str:
     """How far bfloat16 logits are from those of the same weights in float32, where that is more than FACTOR times what
     transformers' own attentions reach; "" if it is not. By position, since experts that change places make single
     positions err by much; the medians and the ninth deciles are compared."""
-    texts = [p + e for p, e in zip(prompts(runner.vocab_size), expected, strict=True)]
+    texts = [prompt + answer for prompt, answer in expected]
     exact = reference(folder, torch.bfloat16, "eager").float()
     rounded = [whole(exact, ids) for ids in texts]
     own = []

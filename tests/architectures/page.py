@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
-OUTCOMES = Path(__file__).with_name("outcomes.json")  # version of transformers → "type|variant" → [outcome, why]
+OUTCOMES = Path(__file__).with_name(
+    "outcomes.json"
+)  # version of transformers → "type|variant" → [outcome, why, tokens per answer]
 PAGE = ROOT / "docs/models.md"
 
 HEAD = """# Models
 
 What the server does with every causal language model of transformers. `make test-models` writes this page: it
 builds a tiny random checkpoint of each architecture, with windows, chunks and rotary boundaries so short that the
-prompts cross them, and answers three prompts with forty tokens each.
+prompts cross them, and answers three prompts with forty tokens each (`ARGS="--new 10"`: with ten).
 
 - **equal**: in float32 the greedy tokens are those of transformers' `generate`: alone, prefilled in chunks of seven,
   and in a batch beside other requests. In bfloat16 the logits are no farther from the float32 ones than twice what
@@ -29,25 +32,27 @@ checkpoint's own code, is judged by that check alone.
 """
 
 
-def kept() -> dict[str, dict[str, list[str]]]:
+def kept() -> dict[str, dict[str, list[Any]]]:
     """All outcomes so far."""
     return json.loads(OUTCOMES.read_text()) if OUTCOMES.is_file() else {}
 
 
-def page(outcomes: dict[str, dict[str, list[str]]]) -> str:
+def page(outcomes: dict[str, dict[str, list[Any]]]) -> str:
     """The page's text. Versions are columns, the newest one first."""
     versions = sorted(outcomes, key=lambda version: [int(part) for part in version.split(".")[:3]], reverse=True)
     lines = [HEAD]
     for version in versions:
-        counts = Counter(kind for kind, _ in outcomes[version].values())
-        lines.append(f"transformers {version}: " + ", ".join(f"{n} {kind}" for kind, n in counts.most_common()) + ".\n")
+        counts = Counter(kind for kind, *_ in outcomes[version].values())
+        tokens = min(tokens for *_, tokens in outcomes[version].values())
+        said = ", ".join(f"{n} {kind}" for kind, n in counts.most_common())
+        lines.append(f"transformers {version}: {said}; at least {tokens} tokens each.\n")
     lines.append(f"| architecture | variant | {' | '.join(versions)} | why |")
     lines.append("| --- " * (3 + len(versions)) + "|")
     for name in sorted({name for of in outcomes.values() for name in of}):
         model_type, _, variant = name.partition("|")
-        found = [outcomes[version].get(name, ["", ""]) for version in versions]
-        why = next((why for _, why in found if why), "")
-        cells = [f"`{model_type}`", variant, *(kind for kind, _ in found), escaped(why)]
+        found = [outcomes[version].get(name, ["", "", 0]) for version in versions]
+        why = next((why for _, why, _ in found if why), "")
+        cells = [f"`{model_type}`", variant, *(kind for kind, *_ in found), escaped(why)]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 

@@ -13,8 +13,10 @@ HALF = ["sliding_attention", "full_attention"] * 2
 # Architecture → fields without which its tiny config can't be built.
 OWN: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1, 3]},
+    "dbrx": {"attn_config": {"kv_n_heads": 2, "rope_theta": 10_000.0, "clip_qkv": 8.0}},
     "falcon_h1": {"mamba_d_ssm": 128},
     "gemma3n_text": {"num_kv_shared_layers": 1, "layer_types": HALF},
+    "granitemoehybrid": {"layer_types": ["mamba", "full_attention"] * 2},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "kimi_linear": {"layer_types": ["linear_attention", "full_attention"] * 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2, "num_dense_layers": 1},
@@ -86,7 +88,6 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "gemma3_text": {"half windows": {"layer_types": HALF}},
     "granitemoehybrid": {
         "attention only": {"layer_types": ["full_attention"] * 4},
-        "mamba and attention": {"layer_types": ["mamba", "full_attention"] * 2},
     },
     "minimax_m3_vl_text": {"sparse": {"layer_types": ["full_attention", "minimax_m3_sparse"] * 2}},
     "llama4_text": {

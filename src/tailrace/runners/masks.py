@@ -59,7 +59,7 @@ def made_mask(
     """The mask function to register with transformers: its eager mask, which carries its AttentionMask."""
     from transformers.masking_utils import causal_mask_function, eager_mask
 
-    function = causal_mask_function if mask_function is None else mask_function
+    function: Any = causal_mask_function if mask_function is None else mask_function
     options["allow_is_bidirectional_skip"] = False
     mask = eager_mask(*args, mask_function=function, local_size=local_size, **options)
     setattr(mask, ATTRIBUTE, describe(function, int(local_size or 0)))

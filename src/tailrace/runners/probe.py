@@ -28,6 +28,7 @@ NEUTRAL: dict[str, Callable[[Any], bool]] = {
     "dropout": lambda value: value == 0,
     "is_causal": lambda value: value is True,
     **dict.fromkeys(("position_ids", "cache_position", "position_embeddings", "use_cache"), lambda _: True),
+    "logits_to_keep": lambda _: True,  # wrappers pass it on to every layer
     **dict.fromkeys(("sliding_window", "softcap", "s_aux"), lambda _: True),  # read below
 }
 

@@ -50,8 +50,8 @@ class StateRecorder:
             int, tuple[list[int], list[torch.Tensor]]
         ] = {}  # slot → its tokens, and the states of its positions from 0 on
 
-    def draft(self, asks: Sequence[DraftRequest]) -> list[Draft]:
-        return [Draft([]) for _ in asks]
+    def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        return [Draft([]) for _ in requests]
 
     def observe(self, seen: TargetStates) -> None:
         for slot, tokens, first, count, row in zip(

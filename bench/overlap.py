@@ -114,14 +114,14 @@ class Guesser:
     def __init__(self, accept: float) -> None:
         self.accept, self.rng = accept, random.Random(1)
 
-    def draft(self, asks: Sequence[DraftRequest]) -> list[Draft]:
-        return [Draft(self.guess(ask)) for ask in asks]
+    def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        return [Draft(self.guess(request)) for request in requests]
 
-    def guess(self, ask: DraftRequest) -> list[int]:
-        last = ask.tokens[-1]
+    def guess(self, request: DraftRequest) -> list[int]:
+        last = request.tokens[-1]
         if last < 0:  # a reference: what it will be is a guess, too
-            last = (ask.tokens[-2] + (1 if self.rng.random() < self.accept else 8)) % VOCAB
-        right = [(last + 1 + i) % VOCAB for i in range(ask.count)] if self.accept else []
+            last = (request.tokens[-2] + (1 if self.rng.random() < self.accept else 8)) % VOCAB
+        right = [(last + 1 + i) % VOCAB for i in range(request.count)] if self.accept else []
         return [token if self.rng.random() < self.accept else (token + 7) % VOCAB for token in right]
 
     def observe(self, seen: TargetStates) -> None:

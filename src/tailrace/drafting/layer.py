@@ -132,8 +132,6 @@ def configuration(checkpoint: Checkpoint) -> Any:
         from huggingface_hub.errors import StrictDataclassError
         from transformers import CONFIG_MAPPING
 
-    from tailrace.runners.load_checks import refuse_stateful
-
     section = checkpoint.config.get("transformer_layer_config") or checkpoint.config
     kind = section.get("model_type", "llama")
     if kind not in FAMILIES:
@@ -142,7 +140,9 @@ def configuration(checkpoint: Checkpoint) -> Any:
         config = CONFIG_MAPPING[kind](**{k: v for k, v in section.items() if k != "model_type"})
     except (TypeError, ValueError, KeyError, StrictDataclassError) as error:
         raise ModelLoadError(f"{checkpoint.folder}: config.json: {error}") from error
-    refuse_stateful(config)
+    rope = config.rope_parameters or {}
+    if (kind := rope.get("rope_type")) in ("dynamic", "longrope"):  # its frequencies depend on a sequence's length
+        raise ModelLoadError(f"{checkpoint.folder}: {kind} rotary scaling is not supported in a drafting layer")
     config.head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return config
 

@@ -73,15 +73,9 @@ class Engine:
     ) -> None:
         longest = min(x for x in (info.max_model_len, runner.max_model_len, scheduler.max_model_len) if x)
         per_slot = -(-longest // cache.block_size)
-        device = getattr(runner, "device", None)
-        slots, rows = scheduler.max_num_seqs, 0
-        states = 0
-        if isinstance(runner, StatefulRunner) and runner.state_bytes:
-            # back by the drafts that were rejected, and by a token that was computed in vain
-            rows = 2 + (0 if drafter is None else speculation.max_drafts)
-            states = slots * rows * runner.state_bytes
-            runner.allocate_states(slots, rows)
-        blocks = cache_size.num_blocks(cache, runner.block_bytes, slots * per_slot, device, states)
+        rows, states = allocate_states(runner, scheduler.max_num_seqs, 0 if drafter is None else speculation.max_drafts)
+        wanted, device = scheduler.max_num_seqs * per_slot, getattr(runner, "device", None)
+        blocks = cache_size.num_blocks(cache, runner.block_bytes, wanted, device, states)
         runner.allocate(blocks)
         longest = min(longest, blocks * cache.block_size)
         # a tokenizer may know ids that the head does not
@@ -94,8 +88,7 @@ class Engine:
         self.slots = Slots(scheduler.max_num_seqs, runner.vocab_size)
         sampler = warmed_up(Sampler(self.slots), runner)
         self.counters = Counters()
-        tables = BlockTables(scheduler.max_num_seqs, per_slot)
-        made = None if drafter is None else drafter(sampler)
+        tables, made = BlockTables(scheduler.max_num_seqs, per_slot), None if drafter is None else drafter(sampler)
         self.speculator = Speculator(made, speculation, self.cache, tables, self.counters, scheduler.host_ms / 1e3)
         self.lifecycle = Lifecycle(self.cache, tables, self.slots, self.speculator, self.counters, grammars)
         held = blocks * runner.block_bytes if device is None or device.type == "cpu" else 0
@@ -241,3 +234,12 @@ def warmed_up(sampler: Sampler, runner: ModelRunner) -> Sampler:
         # guided logits are float32
         sampler.warm_up({getattr(runner, "dtype", torch.float32), torch.float32}, device)
     return sampler
+
+
+def allocate_states(runner: ModelRunner, slots: int, max_drafts: int) -> tuple[int, int]:
+    """(entries of each slot's ring, bytes of all of them), where the model keeps a state per sequence; else 0."""
+    if not isinstance(runner, StatefulRunner) or not runner.state_bytes:
+        return 0, 0
+    rows = 2 + max_drafts  # back by the drafts that were rejected, and by a token that was computed in vain
+    runner.allocate_states(slots, rows)
+    return rows, slots * rows * runner.state_bytes

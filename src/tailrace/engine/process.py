@@ -82,9 +82,9 @@ def build(config: EngineConfig) -> Engine:
         runner = load_runner(model, None, block_size=config.cache.block_size, vocab_size=SCRIPTED_VOCAB)
         info = ModelInfo(config.model.name or script, runner.vocab_size, runner.max_model_len, [2])
         folder = Path(tokenizer_folder) if tokenizer_folder else None
-        token_bytes = (
-            token_bytes_of(folder, config.model.trust_remote_code, info.vocab_size) if folder else TokenBytes()
-        )
+        token_bytes = TokenBytes()
+        if folder is not None:
+            token_bytes = token_bytes_of(folder, config.model.trust_remote_code, info.vocab_size)
     else:
         folder = Path(name)
         runner = load_runner(
@@ -95,10 +95,8 @@ def build(config: EngineConfig) -> Engine:
             max_model_len=config.scheduler.max_model_len,
         )
         info = describe(folder, config.model.name or folder.name, config.scheduler.max_model_len)
-        # a tokenizer may know ids that the head does not
-        info = msgspec.structs.replace(
-            info, eos_token_ids=[i for i in info.eos_token_ids if 0 <= i < runner.vocab_size]
-        )
+        eos = [i for i in info.eos_token_ids if 0 <= i < runner.vocab_size]  # a tokenizer may know more ids
+        info = msgspec.structs.replace(info, eos_token_ids=eos)
         token_bytes = token_bytes_of(folder, config.model.trust_remote_code, info.vocab_size)
     grammars = None
     if token_bytes.token_bytes and info.eos_token_ids:

@@ -100,7 +100,7 @@ def mamba2(
     **options: Any,
 ) -> torch.Tensor:
     """Mamba 2's scan (arXiv 2405.21060): [1, T, H, P], dt [1, T, H], A [H], B and C [1, T, G, N] → [1, T, H, P]. State:
-    [H, P, N]."""
+    [H, P, N]. (More than six parameters: those of transformers' function.)"""
     heads, width = hidden_states.shape[2:]
     if layer.shared.walk is None:
         layer.note("scan", (heads, width, B.shape[-1]), torch.float32)
@@ -134,7 +134,7 @@ def mamba(
     **options: Any,
 ) -> torch.Tensor:
     """Mamba's selective scan (arXiv 2312.00752): [1, I, T], dt [1, I, T], A [I, N], B and C [1, N, T] → [1, I, T].
-    State: [I, N]."""
+    State: [I, N]. (More than six parameters: those of transformers' function.)"""
     if layer.shared.walk is None:
         layer.note("scan", tuple(A.shape), torch.float32)
         return original(hidden_states, dt, A, B, C, **options)

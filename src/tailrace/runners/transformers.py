@@ -310,6 +310,7 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device, trust_rem
     AttentionInterface.register(NAME, attend)
     AttentionInterface.register(probe.NAME, probe.probe)
     AttentionMaskInterface.register(probe.NAME, made_mask)
+    config: Any = None
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
         refuse_encoder_decoder(config)

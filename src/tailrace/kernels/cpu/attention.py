@@ -75,6 +75,7 @@ def paged_attention(
     kv_len: torch.Tensor,
     options: AttentionOptions,
 ) -> torch.Tensor:
+    """(More than 40 lines: the C++ function's arguments.)"""
     check_attention(query, cache, block_tables, query_start, kv_len)
     tokens, heads, dim = query.shape
     sinks = options.check_sinks(heads, query.device)

@@ -83,6 +83,7 @@ def reason(error: Exception) -> str:
 
 @cache
 def _environment() -> ImmutableSandboxedEnvironment:
+    """The sandbox, made once. (More than 40 lines: Jinja is an extra, so its subclasses are made here.)"""
     from jinja2 import nodes, pass_context
     from jinja2.exceptions import SecurityError
     from jinja2.ext import Extension, loopcontrols

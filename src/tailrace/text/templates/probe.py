@@ -43,7 +43,8 @@ PRINTED_ARGUMENTS = re.compile(rf"""'{KEY}': '{VALUE}'|\\+"{KEY}\\+":""")
 
 
 def probe(program: TemplateProgram, special_tokens: dict[str, str]) -> TemplateForms:
-    """See the module's text. special_tokens: the template's variables of this kind.
+    """See the module's text. special_tokens: the template's variables of this kind. (More than 40 lines: a list of
+    questions to one template.)
 
     Raises:
         TemplateLimitError: a conversation of a few words is too much for the template.

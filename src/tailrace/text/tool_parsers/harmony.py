@@ -15,10 +15,15 @@ from tailrace.text.tool_parsers.grammar_writer import CallGrammar, GrammarWriter
 START, CHANNEL, CONSTRAIN, MESSAGE, END, CALL, RETURN = HARMONY_MARKS
 
 
-def no_calls(parser: CallParser) -> Parsing[None]:
-    """Outside of messages there are none."""
-    raise NotACallError(parser.text)
-    yield
+class Messages:
+    """Calls as messages to a recipient. Outside of messages there are none to read."""
+
+    def read(self, parser: CallParser, /) -> Parsing[None]:
+        raise NotACallError(parser.text)
+        yield
+
+    def grammar(self, writer: GrammarWriter, /) -> CallGrammar:
+        return harmony_calls(writer)
 
 
 def harmony_calls(writer: GrammarWriter) -> CallGrammar:
@@ -60,6 +65,4 @@ def harmony_grammar(writer: GrammarWriter, must: bool, content: Mapping[str, Any
     return writer.source()
 
 
-HARMONY = ToolFormat(
-    no_calls, harmony_calls, ((" to=functions.", CALL),), ((CHANNEL, CALL),), inner=tuple(HARMONY_MARKS)
-)
+HARMONY = ToolFormat(Messages(), ((" to=functions.", CALL),), ((CHANNEL, CALL),), "gpt-oss", inner=tuple(HARMONY_MARKS))

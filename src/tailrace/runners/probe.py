@@ -104,8 +104,8 @@ def own_attention(
     scaling: float,
     options: dict[str, Any],
 ) -> torch.Tensor:
-    """The output [1, T, Hq, D] of the eager function that stands beside the module's class, in float32. (More than
-    six parameters: those of transformers' attention functions.)
+    """The output [1, T, Hq, D] of the eager function that stands beside the module's class, in float32.
+    (More than six parameters: those of transformers' attention functions.)
 
     Raises:
         ModelLoadError: there is none.

@@ -23,10 +23,11 @@ log = logging.getLogger(__name__)
 
 
 class PackedLinear(nn.Module):
-    """nn.Linear with packed weights."""
+    """nn.Linear with packed weights. weight: has the dtype, which a model's code may ask for, and no entries."""
 
     def __init__(self, original: nn.Linear) -> None:
         super().__init__()
+        self.weight = original.weight.new_empty((0, original.in_features))
         self.packed = kernels.pack_linear(original.weight.detach(), _detached(original.bias))
         self.in_features, self.out_features = original.in_features, original.out_features
 

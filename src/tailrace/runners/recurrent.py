@@ -5,8 +5,7 @@ Each such module of transformers calls them by name. Here it gets a copy of its 
 operations below, which know where each sequence of the batch begins and where its state is (runners/states.py).
 
 Every scan goes token by token: the result does not depend on how a prompt is cut into chunks, as it would with
-transformers' chunked forms. The arithmetic is fp32. What torch computes beside the scans may still differ in the last
-place from batch to batch, as in every module that runners/fuse.py does not replace.
+transformers' chunked forms. The arithmetic is fp32.
 """
 
 from __future__ import annotations

@@ -138,8 +138,16 @@ def test_a_method_that_learns_must_be_declared_so():
 @pytest.mark.parametrize(
     ("change", "module", "message"),
     [
-        ("p.STAGES['more'] = p.StageInfo('depth')", "cpu.program", "program.py differ: None, ('more', 'depth')"),
-        ("p.STAGES['eta'] = p.StageInfo('mass')", "cpu.program", "('eta', 'moments'), ('eta', 'mass')"),
+        (
+            "p.STAGES['more'] = p.StageInfo('depth')",
+            "cpu.program",
+            "number 20 is missing in csrc/program.h and ('more', 'depth') in kernels/program.py",
+        ),
+        (
+            "p.STAGES['eta'] = p.StageInfo('mass')",
+            "cpu.program",
+            "number 9 is ('eta', 'moments') in csrc/program.h and ('eta', 'mass') in kernels/program.py",
+        ),
         ("p.STAGES['top_h'] = p.StageInfo('depth')", "gpu.refine", "differ about these stages: top_h"),
     ],
 )

@@ -213,14 +213,14 @@ CHATS = [
 
 @pytest.fixture
 async def telling(tokenizer, monkeypatch):
-    """A front end, and what its template is given."""
+    """A front end, and what its template says."""
     async with front_of(LocalClient(endless), tokenizer) as front:
         seen: list[Any] = []
         render = front.service.tokenizer.render_chat
 
         def noted(messages: Any, **options: Any) -> str:
-            seen.append((messages, options))
-            return render(messages, **options)
+            seen.append((render(messages, **options), options))
+            return seen[-1][0]
 
         monkeypatch.setattr(front.service.tokenizer, "render_chat", noted)
         yield front, seen

@@ -255,7 +255,7 @@ def test_guesses_that_do_not_come_keep_nobody_waiting():
 
 # ---- laws
 
-DRAWN = {"all": 600, "grammar": 1500}  # sequences
+DRAWN = {"all": 600, "grammar": 2000}  # sequences
 FEWEST = 1000  # of the others; test_planted_faults_of_laws_are_seen shows that so many tell
 QUICK = [
     ("late", "dense", "block", "nothing"),

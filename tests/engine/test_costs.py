@@ -109,7 +109,7 @@ def test_who_waits_for_a_mask_sits_out_and_nobody_waits_with_it(both_modes, monk
 
 
 def test_of_one_call_only_one_job_is_filled_among_strangers():
-    kind = type("Kind", (), {"fill_together": None, "joins": lambda self, drafts: True})
+    kind = type("Kind", (), {"fill_together": None, "can_batch": lambda self, drafts: True})
     jobs = [BitmaskJob(kind(), [], torch.zeros(1), owner) for owner in ("a", "b", "a", "c", "a", "b", None, None)]
     assert bitmasks.groups(jobs) == [[0, 1, 3, 6, 7], [2, 4], [5]]
 

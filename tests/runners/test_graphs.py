@@ -70,13 +70,13 @@ def test_a_batch_is_moved_whole():
     there = moved(batch, DEVICE if CUDA else torch.device("meta"))
     assert there.adapted == batch.adapted  # moved by whoever adds them (runners/lora.py)
     for field in fields(Batch):
-        if field.name == "adapted":
+        if field.name in ("adapted", "slots"):
             continue
         before, after = getattr(batch, field.name), getattr(there, field.name)
         assert (before.shape, before.dtype) == (after.shape, after.dtype)
         assert after.device.type == (DEVICE.type if CUDA or field.name not in FIELDS else "meta")
         assert not CUDA or torch.equal(before.cpu(), after.cpu())
-    assert {field.name for field in fields(Batch)} == {*FIELDS, "previous", "adapted"}
+    assert {field.name for field in fields(Batch)} == {*FIELDS, "previous", "adapted", "slots"}
 
 
 # ---- a model

@@ -166,8 +166,8 @@ def test_a_vocabulary_that_is_too_large_is_refused():
 
 @QUIET
 def test_warming_up_runs_every_kernel(monkeypatch):
-    ran: list[tuple[bool, bool]] = []
-    monkeypatch.setattr("tailrace.sampling.backends.gpu.run", lambda *args, **how: ran.append((args[5], how["top"])))
+    ran: list[tuple[tuple[int, int], int | None]] = []
+    monkeypatch.setattr("tailrace.sampling.backends.gpu.run", lambda launch: ran.append((launch.shape, launch.top)))
     Sampler(Slots(1, V), "gpu").warm_up({torch.float32}, torch.device(DEVICES["gpu"]))
     assert ran == [((2, 1), 1), ((2, 2), 1)]
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from tailrace.extras import needs
+
 ATTRIBUTE = "tailrace_mask"  # where a mask tensor carries its AttentionMask
 
 
@@ -57,7 +59,8 @@ def made_mask(
     *args: Any, mask_function: Callable[..., torch.Tensor] | None = None, local_size: int | None = None, **options: Any
 ) -> torch.Tensor:
     """The mask function to register with transformers: its eager mask, which carries its AttentionMask."""
-    from transformers.masking_utils import causal_mask_function, eager_mask
+    with needs("serve"):
+        from transformers.masking_utils import causal_mask_function, eager_mask
 
     function: Any = causal_mask_function if mask_function is None else mask_function
     options["allow_is_bidirectional_skip"] = False

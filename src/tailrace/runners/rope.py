@@ -13,6 +13,7 @@ from typing import Any
 from torch import nn
 
 from tailrace.errors import ModelLoadError
+from tailrace.extras import needs
 
 
 def settle_long_rope(model: nn.Module, longest: int) -> None:
@@ -32,7 +33,8 @@ def settle_long_rope(model: nn.Module, longest: int) -> None:
 
 
 def _settle(module: Any, layer_type: str | None, longest: int) -> None:
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+    with needs("serve"):
+        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     prefix = "" if layer_type is None else f"{layer_type}_"
     settings = module.config.rope_parameters

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tailrace.errors import ModelLoadError
+from tailrace.extras import needs
 from tailrace.text.templates.sources import read_object
 
 if TYPE_CHECKING:
@@ -38,7 +39,8 @@ def add_tokens(backend: tokenizers.Tokenizer, folder: Path, config: dict[str, An
     Raises:
         ModelLoadError: a token's id is one that the tokenizer would not give it.
     """
-    from tokenizers import AddedToken
+    with needs("text"):
+        from tokenizers import AddedToken
 
     listed = config.get("added_tokens_decoder") or {}
     if not listed:

@@ -84,12 +84,13 @@ def reason(error: Exception) -> str:
 @cache
 def _environment() -> ImmutableSandboxedEnvironment:
     """The sandbox, made once. (More than 40 lines: Jinja is an extra, so its subclasses are made here.)"""
-    from jinja2 import nodes, pass_context
-    from jinja2.exceptions import SecurityError
-    from jinja2.ext import Extension, loopcontrols
-    from jinja2.runtime import LoopContext
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-    from jinja2.utils import Namespace
+    with needs("text"):
+        from jinja2 import nodes, pass_context
+        from jinja2.exceptions import SecurityError
+        from jinja2.ext import Extension, loopcontrols
+        from jinja2.runtime import LoopContext
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+        from jinja2.utils import Namespace
 
     class GenerationTag(Extension):
         """`{% generation %}` marks what the model wrote, for training. Here its body stands for itself."""
@@ -148,7 +149,8 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 def _bounded(tree: Any) -> None:
     """Count what loops go over, and measure what is given a name."""
-    from jinja2 import nodes
+    with needs("text"):
+        from jinja2 import nodes
 
     for loop in list(tree.find_all(nodes.For)):
         loop.iter = _filtered(loop.iter, COUNTED)
@@ -157,7 +159,8 @@ def _bounded(tree: Any) -> None:
 
 
 def _filtered(node: Any, name: str) -> Any:
-    from jinja2 import nodes
+    with needs("text"):
+        from jinja2 import nodes
 
     return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno, environment=node.environment)
 

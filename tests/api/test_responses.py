@@ -12,6 +12,7 @@ from tailrace.api.response_store import ResponseStore
 from tailrace.api.schema.responses import ResponseObject, TextOptions
 from tailrace.config import ServerConfig
 from tailrace.errors import RequestNotFoundError
+from tailrace.text.tokenizer import Tokenizer
 
 PATH = "/v1/responses"
 TOOL = [{"type": "function", "name": "add", "parameters": {}}]
@@ -238,6 +239,19 @@ async def test_the_logprobs_of_text_spell_it(tokenizer, said, interval):
         assert streamed == [entry for part in parts for entry in part["logprobs"]]
         done = [entry for e in events if e["type"] == "response.output_text.done" for entry in e["logprobs"]]
         assert done == streamed
+
+
+async def test_the_logprobs_of_text_behind_a_marker_that_no_token_wrote(tokenizer):
+    """The template has opened the thought, and the format leaves it in the content, behind its marker."""
+    opened = Tokenizer(tokenizer.backend, f"{tokenizer.template_source}<think>")
+    config = ServerConfig(reasoning_parser="minimax_m2_append_think")
+    # the script counts the template's marker to the answer
+    async with front_of(LocalClient(saying(b"<think>hm</think>So it is")), opened, config) as front:
+        answer = (await post(front, include=["message.output_text.logprobs"])).json()
+        [part] = answer["output"][0]["content"]
+        assert part["text"] == "<think>hm</think>So it is"
+        spelt = bytes(byte for entry in part["logprobs"] for byte in entry["bytes"]).decode()
+        assert spelt == part["text"].removeprefix("<think>")
 
 
 async def test_cancelled_on_the_way(tokenizer):

@@ -157,6 +157,28 @@ async def test_parts_of_a_tools_output_reach_the_prompt(front):
     assert refused.json()["error"]["param"] == "input[0].output"
 
 
+async def test_parallel_calls_are_one_turn(front, monkeypatch):
+    """Given back as items, they reach the template as they do behind previous_response_id."""
+    seen: list[list[dict]] = []
+    render = front.service.tokenizer.render_chat
+
+    def noted(messages, **options):
+        seen.append(messages)
+        return render(messages, **options)
+
+    monkeypatch.setattr(front.service.tokenizer, "render_chat", noted)
+    calls = [{"type": "function_call", "call_id": id, "name": "add", "arguments": "{}"} for id in ("c1", "c2")]
+    results = [{"type": "function_call_output", "call_id": id, "output": id} for id in ("c1", "c2")]
+    said = [{"role": "assistant", "content": "So"}]
+    thought = [{"type": "reasoning", "summary": []}]
+    for own, content in ((calls, ""), ([*said, *calls], "So"), ([calls[0], *thought, calls[1]], "")):
+        asked = {"input": [{"role": "user", "content": "hi"}, *own, *results, {"role": "user", "content": "and?"}]}
+        assert (await front.http.post(f"{PATH}/input_tokens", json=asked)).status_code == 200
+        assert [message["role"] for message in seen[-1]] == ["user", "assistant", "tool", "tool", "user"]
+        turn = seen[-1][1]
+        assert (turn["content"], [call["id"] for call in turn["tool_calls"]]) == (content, ["c1", "c2"])
+
+
 async def test_tokens_are_counted_as_a_response_counts_them(front):
     first = (await post(front)).json()
     for fields in (

@@ -176,7 +176,7 @@ Block = TextBlock | ThinkingBlock | ToolUseBlock
 
 
 class OutputTokensDetails(msgspec.Struct, frozen=True):
-    """Tokens of thoughts, with their markers."""
+    """Tokens of thoughts, without their markers."""
 
     thinking_tokens: int
 

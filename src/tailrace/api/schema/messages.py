@@ -75,7 +75,7 @@ class OutputFormat(msgspec.Struct):
 
 
 class OutputConfig(msgspec.Struct, kw_only=True):
-    """`effort`: for templates that know a `reasoning_effort`."""
+    """`effort`: as `reasoning_effort` of a chat."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: OutputFormat | None = None

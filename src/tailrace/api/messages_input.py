@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from tailrace.api.chat_prompt import check_messages
+from tailrace.api.chat_prompt import SWITCHES, check_messages
 from tailrace.api.prepare import ChatInput, TokenLimit
 from tailrace.api.schema.chat import ChatMessage, ChatRequest, Part, ReasoningEffort
 from tailrace.api.schema.common import GenerateRequest
@@ -216,7 +216,7 @@ def template_options(ask: Asked) -> dict[str, Any] | None:
             raise ParameterError("thinking.budget_tokens: required, but missing", "thinking.budget_tokens")
         if ask.thinking.type != "enabled" and ask.thinking.budget_tokens is not None:
             raise ParameterError('thinking.budget_tokens needs the type "enabled"', "thinking.budget_tokens")
-        options = {"enable_thinking": thinks, "thinking": thinks}
+        options = dict.fromkeys(SWITCHES, thinks)
     return options | (ask.chat_template_kwargs or {}) or None
 
 

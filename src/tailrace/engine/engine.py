@@ -76,9 +76,7 @@ class Engine:
         rows, states = state_rings(runner, scheduler.max_num_seqs, 0 if drafter is None else speculation.max_drafts)
         wanted, device = scheduler.max_num_seqs * per_slot, getattr(runner, "device", None)
         blocks = cache_size.num_blocks(cache, runner.block_bytes, wanted, device, states)
-        if rows and isinstance(runner, StatefulRunner):  # only now: what they take is a part of what was free
-            runner.allocate_states(scheduler.max_num_seqs, rows)
-        runner.allocate(blocks)
+        allocate(runner, blocks, scheduler.max_num_seqs, rows)
         longest = min(longest, blocks * cache.block_size)
         # a tokenizer may know ids that the head does not
         eos = [i for i in info.eos_token_ids if 0 <= i < runner.vocab_size]
@@ -244,3 +242,10 @@ def state_rings(runner: ModelRunner, slots: int, max_drafts: int) -> tuple[int, 
         return 0, 0
     rows = 2 + max_drafts  # back by the drafts that were rejected, and by a token that was computed in vain
     return rows, slots * rows * runner.state_bytes
+
+
+def allocate(runner: ModelRunner, blocks: int, slots: int, rows: int) -> None:
+    """Its memory. Only after all of it was counted, since it is counted as a share of what is free."""
+    if rows and isinstance(runner, StatefulRunner):
+        runner.allocate_states(slots, rows)
+    runner.allocate(blocks)

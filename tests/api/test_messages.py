@@ -136,7 +136,12 @@ CHATS = [
                 {"type": "text", "text": "brief"},
             ],
         },
-        {"messages": [{"role": "system", "content": "Be\nbrief"}, *HI]},
+        {
+            "messages": [
+                {"role": "system", "content": [{"type": "text", "text": "Be"}, {"type": "text", "text": "brief"}]},
+                *HI,
+            ]
+        },
     ),
     (
         {
@@ -181,7 +186,11 @@ CHATS = [
                     ],
                 },
                 {"role": "tool", "tool_call_id": "t1", "content": "3"},
-                {"role": "tool", "tool_call_id": "t2", "content": "Error: no\nway"},
+                {
+                    "role": "tool",
+                    "tool_call_id": "t2",
+                    "content": [{"type": "text", "text": "Error: no"}, {"type": "text", "text": "way"}],
+                },
                 {"role": "user", "content": "and?"},
             ],
             "tools": [
@@ -239,11 +248,13 @@ async def test_the_prompt_is_that_of_the_chat_which_says_the_same(telling, asked
     assert usage["input_tokens"] + usage["cache_read_input_tokens"] == theirs.json()["count"]
 
 
-async def test_thinking_and_effort_are_arguments_of_the_template(telling):
+async def test_thinking_and_effort_are_arguments_of_the_template(telling, monkeypatch):
+    """The effort under the name that the template reads, as in chats."""
     front, seen = telling
+    monkeypatch.setattr(front.service.tokenizer, "template_reads", lambda name: name == "thinking_effort")
     for thinking, effort, options in (
         ({"type": "disabled"}, None, {"enable_thinking": False, "thinking": False}),
-        ({"type": "adaptive"}, "low", {"enable_thinking": True, "thinking": True, "reasoning_effort": "low"}),
+        ({"type": "adaptive"}, "low", {"enable_thinking": True, "thinking": True, "thinking_effort": "low"}),
     ):
         asked = {"messages": HI, "thinking": thinking, "output_config": {"effort": effort}}
         assert (await front.http.post(COUNT, json=asked)).status_code == 200
@@ -252,6 +263,9 @@ async def test_thinking_and_effort_are_arguments_of_the_template(telling):
     own = {"messages": HI, "thinking": {"type": "disabled"}, "chat_template_kwargs": {"enable_thinking": True}}
     await front.http.post(COUNT, json=own)
     assert seen[-1][1]["enable_thinking"] is True
+    own = {"messages": HI, "output_config": {"effort": "low"}, "chat_template_kwargs": {"reasoning_effort": "odd"}}
+    await front.http.post(COUNT, json=own)
+    assert (seen[-1][1]["reasoning_effort"], seen[-1][1].get("thinking_effort")) == ("odd", None)
 
 
 async def test_stop_sequences(front):

@@ -12,6 +12,7 @@ from tailrace.api.response_store import ResponseStore
 from tailrace.api.schema.responses import ResponseObject, TextOptions
 from tailrace.config import ServerConfig
 from tailrace.errors import RequestNotFoundError
+from tailrace.text.tokenizer import Tokenizer
 
 PATH = "/v1/responses"
 TOOL = [{"type": "function", "name": "add", "parameters": {}}]
@@ -156,6 +157,28 @@ async def test_parts_of_a_tools_output_reach_the_prompt(front):
     assert refused.json()["error"]["param"] == "input[0].output"
 
 
+async def test_parallel_calls_are_one_turn(front, monkeypatch):
+    """Given back as items, they reach the template as they do behind previous_response_id."""
+    seen: list[list[dict]] = []
+    render = front.service.tokenizer.render_chat
+
+    def noted(messages, **options):
+        seen.append(messages)
+        return render(messages, **options)
+
+    monkeypatch.setattr(front.service.tokenizer, "render_chat", noted)
+    calls = [{"type": "function_call", "call_id": id, "name": "add", "arguments": "{}"} for id in ("c1", "c2")]
+    results = [{"type": "function_call_output", "call_id": id, "output": id} for id in ("c1", "c2")]
+    said = [{"role": "assistant", "content": "So"}]
+    thought = [{"type": "reasoning", "summary": []}]
+    for own, content in ((calls, ""), ([*said, *calls], "So"), ([calls[0], *thought, calls[1]], "")):
+        asked = {"input": [{"role": "user", "content": "hi"}, *own, *results, {"role": "user", "content": "and?"}]}
+        assert (await front.http.post(f"{PATH}/input_tokens", json=asked)).status_code == 200
+        assert [message["role"] for message in seen[-1]] == ["user", "assistant", "tool", "tool", "user"]
+        turn = seen[-1][1]
+        assert (turn["content"], [call["id"] for call in turn["tool_calls"]]) == (content, ["c1", "c2"])
+
+
 async def test_tokens_are_counted_as_a_response_counts_them(front):
     first = (await post(front)).json()
     for fields in (
@@ -238,6 +261,19 @@ async def test_the_logprobs_of_text_spell_it(tokenizer, said, interval):
         assert streamed == [entry for part in parts for entry in part["logprobs"]]
         done = [entry for e in events if e["type"] == "response.output_text.done" for entry in e["logprobs"]]
         assert done == streamed
+
+
+async def test_the_logprobs_of_text_behind_a_marker_that_no_token_wrote(tokenizer):
+    """The template has opened the thought, and the format leaves it in the content, behind its marker."""
+    opened = Tokenizer(tokenizer.backend, f"{tokenizer.template_source}<think>")
+    config = ServerConfig(reasoning_parser="minimax_m2_append_think")
+    # the script counts the template's marker to the answer
+    async with front_of(LocalClient(saying(b"<think>hm</think>So it is")), opened, config) as front:
+        answer = (await post(front, include=["message.output_text.logprobs"])).json()
+        [part] = answer["output"][0]["content"]
+        assert part["text"] == "<think>hm</think>So it is"
+        spelt = bytes(byte for entry in part["logprobs"] for byte in entry["bytes"]).decode()
+        assert spelt == part["text"].removeprefix("<think>")
 
 
 async def test_cancelled_on_the_way(tokenizer):

@@ -178,12 +178,13 @@ def test_faults_are_seen(loaded, monkeypatch, fault):
         tried()
 
 
-def test_states_that_do_not_fit_are_refused(loaded):
+def test_states_that_do_not_fit_are_refused(loaded, monkeypatch):
     from tailrace.config import CacheConfig, SchedulerConfig
     from tailrace.engine.engine import Engine
     from tailrace.wire.messages import ModelInfo
 
     runner = loaded("qwen3.5").runner
+    monkeypatch.setattr(runner, "allocate_states", lambda *_: pytest.fail("allocated before they were counted"))
     with pytest.raises(ConfigError, match=r"scheduler.max_num_seqs: the model keeps a state per sequence; together"):
         Engine(runner, ModelInfo("a", VOCAB, 512, [0]), CacheConfig(memory_gib=0.001), SchedulerConfig(max_num_seqs=64))
 

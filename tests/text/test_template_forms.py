@@ -69,7 +69,7 @@ def test_the_text_of_arguments_stays_where_the_template_writes_texts():
     assert '{"city":"Zürich"}' in written(either, call('{"city":"Zürich"}'))
 
 
-@pytest.mark.parametrize("arguments", ["{", "[1]", "3", '"x"'])
+@pytest.mark.parametrize("arguments", ["{", "[1]", "3", '"x"', '{"a": ' + "[" * 100_000], ids=range(5))
 def test_arguments_that_are_no_object_stay_as_the_model_wrote_them(arguments):
     user = {"role": "user", "content": ""}
     with pytest.raises(RequestError, match=r"messages\[1\].tool_calls\[0\].function.arguments is no JSON object"):

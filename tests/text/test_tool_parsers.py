@@ -16,7 +16,7 @@ from tailrace.config import ServerConfig
 from tailrace.text.channel_splitter import ChannelSplitter
 from tailrace.text.reasoning import REASONING_FORMATS
 from tailrace.text.splitter import Segment
-from tailrace.text.tool_parsers import ALIASES, TOOL_FORMATS, CallParser, tool_schemas
+from tailrace.text.tool_parsers import ALIASES, TOOL_FORMATS, CallParser, resolve, tool_schemas
 from tailrace.text.tool_parsers.call_parser import NotACallError, partial_marker
 from tailrace.text.tool_parsers.pythonic import Pythonic, calls_of
 from tailrace.text.tool_parsers.resolve import Declared
@@ -592,6 +592,18 @@ def test_thoughts_before_an_answer_that_is_a_call():
 )
 def test_bare_text_becomes_the_value_that_is_declared(text, schema, value):
     assert json.loads(json_of(text, Declared(schema))) == value
+
+
+@pytest.mark.parametrize("key", ["anyOf", "allOf", "oneOf"])
+def test_references_that_fork_are_followed_so_far_and_no_further(key, monkeypatch):
+    """Each of twenty schemas refers to the next one twice: followed apart, these would be a million paths."""
+    followed: list[str] = []
+    pointed = resolve.pointed
+    monkeypatch.setattr(resolve, "pointed", lambda root, ref: followed.append(ref) or pointed(root, ref))
+    defs = {f"d{i}": {key: [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(20)} | {"d20": {"type": "string"}}
+    for schema in ({"$defs": defs, "$ref": "#/$defs/d0"}, {"$ref": "#", key: [{"$ref": "#"}] * 2}):
+        assert json.loads(json_of("5", Declared(schema))) in (5, "5")
+    assert len(followed) <= 4 * resolve.MAX_STEPS  # two schemas, each asked for its types and its values
 
 
 def test_odd_declarations_are_no_trouble():

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tailrace.api.chat_prompt import SWITCHES
 from tailrace.errors import ParameterError
 from tailrace.options import MarkedSpan, ThinkingBudget
 from tailrace.text.channel_splitter import ChannelSplitter
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     from tailrace.api.service import Service
 
 PROMPT_END = 64  # tokens that tell whether the template has opened the reasoning
-# names of the switch in the templates of reasoning models
-THINKING_SWITCHES = ("enable_thinking", "thinking")
 
 
 class Channels(NamedTuple):
@@ -97,7 +96,7 @@ def start_in(form: ReasoningFormat, ask: ChatRequest, end: str) -> Start:
         return start_within(last if isinstance(last, str) else end, form)
     if (start := start_of(end, form)) != "unknown":
         return start
-    if any((ask.chat_template_kwargs or {}).get(name) is False for name in THINKING_SWITCHES):
+    if any((ask.chat_template_kwargs or {}).get(name) is False for name in SWITCHES):
         return "closed"
     return "opened" if form.starts_inside else "unknown"
 

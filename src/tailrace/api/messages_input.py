@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from tailrace.api.chat_prompt import check_messages
+from tailrace.api.chat_prompt import SWITCHES, check_messages
 from tailrace.api.prepare import ChatInput, TokenLimit
-from tailrace.api.schema.chat import ChatMessage, ChatRequest, Part
+from tailrace.api.schema.chat import ChatMessage, ChatRequest, Part, ReasoningEffort
 from tailrace.api.schema.common import GenerateRequest
 from tailrace.api.schema.messages import Asked, InputMessage, InputTool, MessageBlock, MessagesRequest
 from tailrace.api.schema.structured import JsonSchema, JsonSchemaFormat
@@ -72,6 +72,7 @@ def conversation_of(ask: Asked) -> tuple[ChatRequest, ToolChoice]:
         messages=messages,
         tools=[nested(tool) for tool in flat] or None,
         chat_template_kwargs=template_options(ask),
+        reasoning_effort=effort_of(ask),
         add_generation_prompt=not continued,
         continue_final_message=continued,
     )
@@ -207,7 +208,7 @@ def choice_of_tools(ask: Asked, tools: list[dict[str, Any]]) -> ToolChoice:
 
 
 def template_options(ask: Asked) -> dict[str, Any] | None:
-    """Arguments of the template: the request's own, and those that follow from its thinking and its effort."""
+    """Arguments of the template: the request's own, and those that follow from its thinking."""
     options: dict[str, Any] = {}
     if ask.thinking is not None:
         thinks = ask.thinking.type != "disabled"
@@ -215,7 +216,12 @@ def template_options(ask: Asked) -> dict[str, Any] | None:
             raise ParameterError("thinking.budget_tokens: required, but missing", "thinking.budget_tokens")
         if ask.thinking.type != "enabled" and ask.thinking.budget_tokens is not None:
             raise ParameterError('thinking.budget_tokens needs the type "enabled"', "thinking.budget_tokens")
-        options = {"enable_thinking": thinks, "thinking": thinks}
-    if ask.output_config is not None and ask.output_config.effort is not None:
-        options["reasoning_effort"] = ask.output_config.effort
+        options = dict.fromkeys(SWITCHES, thinks)
     return options | (ask.chat_template_kwargs or {}) or None
+
+
+def effort_of(ask: Asked) -> ReasoningEffort | None:
+    """The effort, unless the template's own variable says it."""
+    if ask.output_config is None or "reasoning_effort" in (ask.chat_template_kwargs or {}):
+        return None
+    return ask.output_config.effort

@@ -33,8 +33,7 @@ def to_chat(ask: ResponsesRequest, before: bytes) -> ChatRequest:
     if before:
         messages += msgspec.json.decode(before, type=list[ChatMessage])
     items = [InputItem(role="user", content=ask.input)] if isinstance(ask.input, str) else ask.input
-    for place, item in enumerate(items):
-        messages += message_of(item, f"input[{place}]")
+    messages += turns_of(items)
     if not items or not messages:
         raise ParameterError("input must hold a message", "input")
     shared = {name: getattr(ask, name) for name in GenerateRequest.__struct_fields__}
@@ -53,6 +52,21 @@ def to_chat(ask: ResponsesRequest, before: bytes) -> ChatRequest:
     )
     check_messages(chat)
     return chat
+
+
+def turns_of(items: list[InputItem]) -> list[ChatMessage]:
+    """Input items as the turns of a chat. What the model said and the calls behind it are one turn, as in the stored
+    output of a response (`to_messages`): templates write calls of one turn as parallel ones."""
+    turns: list[ChatMessage] = []
+    for place, item in enumerate(items):
+        for message in message_of(item, f"input[{place}]"):
+            last = turns[-1] if turns else None
+            if message.tool_calls and last is not None and last.role == "assistant":
+                last.tool_calls = last.tool_calls or []
+                last.tool_calls += message.tool_calls
+            else:
+                turns.append(message)
+    return turns
 
 
 def response_format(ask: ResponsesRequest) -> ResponseFormat | None:

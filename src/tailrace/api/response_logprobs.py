@@ -53,14 +53,16 @@ class ScoredSegments:
 
     def _scored(self, segments: list[Segment]) -> list[Scored]:
         """Each segment with the tokens that begin in it. Segments are found from the last one backwards: what lies
-        between them are markers and calls."""
+        between them are markers and calls. One that is not found is none of the tokens' (an opening marker that the
+        prompt has written)."""
         found: list[Scored] = []
         spans: list[tuple[int, int]] = []
         end = len(self._text) - self.splitter.undecided
         for segment in reversed(segments):
-            if (at := self._text.rfind(segment.text, self._seen, end)) >= 0 and segment.text:
-                end = at
-            spans.append((end, end + len(segment.text)))
+            until = end
+            if segment.text and (at := self._text.rfind(segment.text, self._seen, end)) >= 0:
+                end, until = at, at + len(segment.text)
+            spans.append((end, until))
         for segment, (at, until) in zip(segments, reversed(spans), strict=True):
             entries: list[msgspec.Raw] = []
             while segment.text and self._tokens and self._tokens[0][0] < until:

@@ -73,10 +73,10 @@ class Engine:
     ) -> None:
         longest = min(x for x in (info.max_model_len, runner.max_model_len, scheduler.max_model_len) if x)
         per_slot = -(-longest // cache.block_size)
-        rows, states = allocate_states(runner, scheduler.max_num_seqs, 0 if drafter is None else speculation.max_drafts)
+        rows, states = state_rings(runner, scheduler.max_num_seqs, 0 if drafter is None else speculation.max_drafts)
         wanted, device = scheduler.max_num_seqs * per_slot, getattr(runner, "device", None)
         blocks = cache_size.num_blocks(cache, runner.block_bytes, wanted, device, states)
-        runner.allocate(blocks)
+        allocate(runner, blocks, scheduler.max_num_seqs, rows)
         longest = min(longest, blocks * cache.block_size)
         # a tokenizer may know ids that the head does not
         eos = [i for i in info.eos_token_ids if 0 <= i < runner.vocab_size]
@@ -236,10 +236,16 @@ def warmed_up(sampler: Sampler, runner: ModelRunner) -> Sampler:
     return sampler
 
 
-def allocate_states(runner: ModelRunner, slots: int, max_drafts: int) -> tuple[int, int]:
+def state_rings(runner: ModelRunner, slots: int, max_drafts: int) -> tuple[int, int]:
     """(entries of each slot's ring, bytes of all of them), where the model keeps a state per sequence; else 0."""
     if not isinstance(runner, StatefulRunner) or not runner.state_bytes:
         return 0, 0
     rows = 2 + max_drafts  # back by the drafts that were rejected, and by a token that was computed in vain
-    runner.allocate_states(slots, rows)
     return rows, slots * rows * runner.state_bytes
+
+
+def allocate(runner: ModelRunner, blocks: int, slots: int, rows: int) -> None:
+    """Its memory. Only after all of it was counted, since it is counted as a share of what is free."""
+    if rows and isinstance(runner, StatefulRunner):
+        runner.allocate_states(slots, rows)
+    runner.allocate(blocks)

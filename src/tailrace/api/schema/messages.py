@@ -75,7 +75,7 @@ class OutputFormat(msgspec.Struct):
 
 
 class OutputConfig(msgspec.Struct, kw_only=True):
-    """`effort`: for templates that know a `reasoning_effort`."""
+    """`effort`: as `reasoning_effort` of a chat."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: OutputFormat | None = None
@@ -176,7 +176,7 @@ Block = TextBlock | ThinkingBlock | ToolUseBlock
 
 
 class OutputTokensDetails(msgspec.Struct, frozen=True):
-    """Tokens of thoughts, with their markers."""
+    """Tokens of thoughts, without their markers."""
 
     thinking_tokens: int
 

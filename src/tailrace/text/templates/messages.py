@@ -94,7 +94,7 @@ def fit_arguments(arguments: Any, forms: TemplateForms) -> Any:
     if isinstance(arguments, str) and "string" not in forms.arguments and forms.arguments:
         try:
             parsed = json.loads(arguments)
-        except ValueError:
+        except (ValueError, RecursionError):
             return arguments
         return parsed if isinstance(parsed, dict) else arguments
     if not isinstance(arguments, str) and "object" not in forms.arguments and forms.arguments:

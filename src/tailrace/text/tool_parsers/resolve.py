@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from tailrace.json_schema import pointed, subschemas
 
-MAX_STEPS = 64  # references and alternatives that are followed for one value; a schema may refer to itself
+MAX_STEPS = 256  # references and alternatives that are followed for one value; a schema may refer to itself
 NOTES = frozenset({"title", "description", "default", "examples", "deprecated", "$comment", "readOnly", "writeOnly"})
 SHARED = ("$defs", "definitions")
 VALUES = ("enum", "const", "default", "examples")  # hold values, not schemas
@@ -62,25 +62,40 @@ class Declared(NamedTuple):
 ANYTHING = Declared({})
 
 
-def simplified(schema: Any, root: Any, steps: int = MAX_STEPS) -> Any:
+class Steps:
+    """The references and alternatives that are followed for one value, all paths together: paths that fork at every
+    reference would be too many, each of them short."""
+
+    def __init__(self) -> None:
+        self.left = MAX_STEPS
+
+    def take(self, number: int) -> bool:
+        """Take so many of them. False if there were none left."""
+        there = self.left > 0
+        self.left -= number
+        return there
+
+
+def simplified(schema: Any, root: Any, steps: Steps | None = None) -> Any:
     """The same schema, with its $ref and allOf put in their places as far as keywords don't collide, the same in each
-    of its alternatives, and `nullable` as a type. Nested values keep their references."""
+    of its alternatives, and `nullable` as a type. Nested values keep their references, and so does what comes behind
+    MAX_STEPS. steps: those that are left."""
     if not isinstance(schema, Mapping):
         return schema
+    steps = Steps() if steps is None else steps
     parts, rest = [], dict(schema)
-    if isinstance(ref := rest.get("$ref"), str) and ref.startswith("#") and steps > 0:
+    if isinstance(ref := rest.get("$ref"), str) and ref.startswith("#") and steps.take(1):
         target = root if ref == "#" else pointed(root, ref)
         if isinstance(target, Mapping | bool):
             parts.append(target)
             del rest["$ref"]
-    if isinstance(rest.get("allOf"), list):
+    if isinstance(given := rest.get("allOf"), list) and steps.take(len(given)):
         parts += rest.pop("allOf")
     if parts:
-        steps -= len(parts)
         return together([simplified(part, root, steps) for part in [*parts, rest]])
     for key in ("anyOf", "oneOf"):
-        if isinstance(given := rest.get(key), list):
-            rest[key] = [simplified(choice, root, steps - len(given)) if steps > 0 else choice for choice in given]
+        if isinstance(given := rest.get(key), list) and steps.take(len(given)):
+            rest[key] = [simplified(choice, root, steps) for choice in given]
     return with_null(flat(rest))
 
 

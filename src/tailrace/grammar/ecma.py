@@ -230,8 +230,8 @@ class Reader:
 
 
 def writable(members: str) -> str:
-    """A class, without the characters that can't be written in JSON."""
-    return f"[{'[' + members + ']' if '&&' in members else members}&&[^{CONTROL}]]"
+    """A class, without the characters that can't be written in JSON. A "^" would negate the whole intersection."""
+    return f"[{'[' + members + ']' if '&&' in members or members.startswith('^') else members}&&[^{CONTROL}]]"
 
 
 def literal(character: str) -> str:

@@ -10,7 +10,7 @@ from api.harness import LocalClient, events, front_of, make_tokenizer, saying
 from tailrace.api.channels import channel_fields, channels_of
 from tailrace.api.front_end import FrontEnd
 from tailrace.api.schema.chat import ChatRequest
-from tailrace.api.service import select_parser
+from tailrace.api.service import tools_of
 from tailrace.config import ServerConfig
 from tailrace.engine.token_bytes import TokenBytes, TokenText
 from tailrace.params import SamplingParams
@@ -296,10 +296,8 @@ TEMPLATES = {
 def test_auto_chooses_by_what_the_template_writes(tokenizer, template):
     writer = Tokenizer(tokenizer.backend, template)
     name = TEMPLATES[template]
-    assert select_parser("auto", TOOL_FORMATS, lambda form: form.evidence, writer) is (
-        None if name is None else TOOL_FORMATS[name]
-    )
-    assert select_parser("none", TOOL_FORMATS, lambda form: form.evidence, writer) is None
+    assert tools_of("auto", None, writer) is (None if name is None else TOOL_FORMATS[name])
+    assert tools_of("none", None, writer) is None
 
 
 async def test_marks_that_are_special_tokens_are_seen(tmp_path):

@@ -26,6 +26,10 @@ prompts cross them, and answers three prompts with forty tokens each (`ARGS="--n
 - **wrong**: tokens or logits differ. **crashed**: an exception that tells the operator nothing.
 - **unmade**: transformers itself can't build or run the tiny model here, so nothing is known.
 
+LongRoPE (Phi-3): transformers takes the short factors for short prompts and the long ones behind the original context.
+The server takes one set at load for all, as vLLM does ([decision 0046](decisions/0046-state-per-slot.md)); the row
+compares prompts beyond the original context.
+
 Every load compares the model with itself too ([decision 0045](decisions/0045-masks-say-the-window.md)): a model that
 is not reproduced is refused, whether it is on this page or not. What is not on the list, such as an architecture in a
 checkpoint's own code, is judged by that check alone.

@@ -65,8 +65,9 @@ What models write beside their templates is read where nothing else can be meant
   again from there.
 
 Not read: `kimi_k3` beside a strict tool with `tool_choice: auto` (its answer has markers of its own, which that grammar
-does not write). Nemotron 3 and Step 3.5 write `qwen3_coder`; Granite 4 writes `hermes`. gpt-oss has no name here: its
-calls are messages of harmony, which come with its [thinking format](reasoning.md); `none` leaves them in the content.
+does not write). Nemotron 3 and Step 3.5 write `qwen3_coder`; Granite 4 writes `hermes`. gpt-oss (`harmony`,
+`openai`, `gpt-oss`): its calls are messages, which come with its [thinking format](reasoning.md); `none` leaves their
+arguments in the content.
 """
 
 

@@ -18,6 +18,7 @@ from tailrace.text.reasoning import REASONING_FORMATS
 from tailrace.text.splitter import Segment
 from tailrace.text.tool_parsers import ALIASES, TOOL_FORMATS, CallParser, resolve, tool_schemas
 from tailrace.text.tool_parsers.call_parser import NotACallError, partial_marker
+from tailrace.text.tool_parsers.harmony import NAMES
 from tailrace.text.tool_parsers.pythonic import Pythonic, calls_of
 from tailrace.text.tool_parsers.resolve import Declared
 from tailrace.text.tool_parsers.values import json_of
@@ -324,7 +325,7 @@ def cut(text: str, places: list[int]) -> list[str]:
 
 def test_every_format_can_be_chosen_and_has_cases():
     names = typing.get_args(typing.get_type_hints(ServerConfig)["tool_parser"])
-    assert set(names) == {"auto", "none", *TOOL_FORMATS, *ALIASES}
+    assert set(names) == {"auto", "none", *TOOL_FORMATS, *ALIASES, *NAMES}
     assert set(WRITERS) == set(TOOL_FORMATS)
 
 

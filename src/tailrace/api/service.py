@@ -8,7 +8,7 @@ import contextlib
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from copy import copy
 from functools import cache
 from importlib.metadata import version
@@ -25,10 +25,10 @@ from tailrace.api.supervise import Supervisor
 from tailrace.api.work_queue import WorkQueue
 from tailrace.config import ServerConfig
 from tailrace.errors import NotReadyError, TailraceError
-from tailrace.text.reasoning import format_of
+from tailrace.text.reasoning import ReasoningFormat, format_of
 from tailrace.text.reasoning_probe import find_reasoning
-from tailrace.text.tool_parsers import ALIASES, TOOL_FORMATS
-from tailrace.text.tool_parsers.harmony import HARMONY
+from tailrace.text.tool_parsers import ALIASES, TOOL_FORMATS, ToolFormat
+from tailrace.text.tool_parsers.harmony import HARMONY, NAMES
 from tailrace.wire.async_client import AsyncClient
 
 if TYPE_CHECKING:
@@ -107,10 +107,7 @@ class Service:
         self.labels = Labels(tokenizer)
         chosen = config.reasoning_parser
         self.reasoning = find_reasoning(tokenizer) if chosen == "auto" else format_of(chosen)
-        name = ALIASES.get(config.tool_parser, config.tool_parser)
-        self.tools = select_parser(name, TOOL_FORMATS, lambda form: form.evidence, tokenizer)
-        if self.reasoning is not None and self.reasoning.harmony and config.tool_parser != "none":
-            self.tools = HARMONY  # calls are messages beside the thoughts
+        self.tools = tools_of(config.tool_parser, self.reasoning, tokenizer)
         self.metrics = Metrics(
             lambda: client.stats,
             lambda: self.supervisor.condition == "ready",
@@ -176,14 +173,20 @@ class Service:
             generation.fail(NotReadyError("the server is shutting down"), "shutdown")
 
 
-def select_parser(
-    name: str, known: Mapping[str, T], evidence: Callable[[T], Sequence[tuple[str, ...]]], tokenizer: Tokenizer
-) -> T | None:
-    """The parser of this name. "auto": the first parser for which the model's template or vocabulary shows all of some
-    evidence."""
-    if name == "auto":
-        return next((it for it in known.values() if any(all(map(tokenizer.writes, e)) for e in evidence(it))), None)
-    return known.get(name)
+def tools_of(chosen: str, reasoning: ReasoningFormat | None, tokenizer: Tokenizer) -> ToolFormat | None:
+    """The tool format of this name. "auto": the first for which the model's template or vocabulary shows all of some
+    evidence. With harmony, calls are messages beside the thoughts."""
+    harmony = reasoning is not None and reasoning.harmony
+    if chosen not in ("auto", "none") and harmony != (chosen in NAMES):
+        log.warning(
+            "tool_parser %s has no effect: the reasoning parser is %sharmony", chosen, "" if harmony else "not "
+        )
+    if harmony:
+        return None if chosen == "none" else HARMONY
+    if chosen != "auto":
+        return TOOL_FORMATS.get(ALIASES.get(chosen, chosen))
+    shown = (form for form in TOOL_FORMATS.values() if any(all(map(tokenizer.writes, e)) for e in form.evidence))
+    return next(shown, None)
 
 
 def service_of(request: Request) -> Service:

@@ -8,12 +8,15 @@ by the longest sequence that is served, as vLLM does: the long factors if it is 
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from torch import nn
 
 from tailrace.errors import ModelLoadError
 from tailrace.extras import needs
+
+log = logging.getLogger(__name__)
 
 
 def settle_long_rope(model: nn.Module, longest: int) -> None:
@@ -42,6 +45,12 @@ def _settle(module: Any, layer_type: str | None, longest: int) -> None:
     original = settings.get("original_max_position_embeddings")
     if original is None or not hasattr(module, f"{prefix}original_inv_freq"):
         raise ModelLoadError(f"{type(module).__name__} has LongRoPE in a form that is not supported")
+    log.info(
+        "LongRoPE: the %s factors for all sequences (up to %d tokens are served, the original context is %d)",
+        "long" if longest > original else "short",
+        longest,
+        original,
+    )
     options = {} if layer_type is None else {"layer_type": layer_type}
     short = getattr(module, f"{prefix}original_inv_freq")
     frequencies, _ = ROPE_INIT_FUNCTIONS["longrope"](

@@ -65,4 +65,5 @@ def harmony_grammar(writer: GrammarWriter, must: bool, content: Mapping[str, Any
     return writer.source()
 
 
+NAMES = ("harmony", "openai", "gpt-oss")  # as --tool-parser has it; vLLM's name and SGLang's
 HARMONY = ToolFormat(Messages(), ((" to=functions.", CALL),), ((CHANNEL, CALL),), "gpt-oss", inner=tuple(HARMONY_MARKS))

@@ -159,18 +159,24 @@ async def test_a_template_that_opens_or_closes_the_thought(tmp_path):
     for tail, kwargs, said, thought, content in (
         ("<think>\n", {}, "hm</think>yes", "hm", "yes"),
         ("<think>\n\n</think>\n\n", {}, "<think> is a tag", None, "<think> is a tag"),
-        ("", {"enable_thinking": False}, "<think> is a tag", None, "<think> is a tag"),
+        (SWITCH, {"enable_thinking": False}, "<think> is a tag", None, "<think> is a tag"),
+        (SWITCH, {"thinking": False}, "<think>hm</think>yes", "hm", "yes"),  # the template reads another name
+        ("", {"enable_thinking": False}, "<think>hm</think>yes", "hm", "yes"),  # it has no switch: the model thinks on
         ("", {}, "<think>hm</think>yes", "hm", "yes"),
     ):
-        async with fronting(opening(tmp_path, tail), tail + said) as front:
+        written = "" if tail == SWITCH else tail
+        async with fronting(opening(tmp_path, tail), written + said) as front:
             whole, _ = await both(front, chat_template_kwargs=kwargs)
             assert (whole["message"].get("reasoning_content"), whole["message"]["content"]) == (thought, content)
+
+
+SWITCH = "{% if enable_thinking %}{% endif %}"  # reads the switch, writes nothing
 
 
 def opening(folder, tail: str) -> Tokenizer:
     """A tokenizer whose template ends every prompt so. The scripts of these tests count it to the answer."""
     plain = make_tokenizer(folder)
-    return Tokenizer(plain.backend, f"{plain.template_source}{{{{ {tail!r} }}}}")
+    return Tokenizer(plain.backend, plain.template_source + (tail if tail == SWITCH else f"{{{{ {tail!r} }}}}"))
 
 
 FORMATS = {

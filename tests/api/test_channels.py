@@ -12,9 +12,11 @@ from tailrace.api.front_end import FrontEnd
 from tailrace.api.schema.chat import ChatRequest
 from tailrace.api.service import select_parser
 from tailrace.config import ServerConfig
+from tailrace.engine.checks.thinking_budget import splitter_of
 from tailrace.engine.token_bytes import TokenBytes, TokenText
 from tailrace.params import SamplingParams
 from tailrace.text.detokenize import detokenizer
+from tailrace.text.reasoning import REASONING_FORMATS
 from tailrace.text.tokenizer import Tokenizer
 from tailrace.text.tool_parsers import TOOL_FORMATS
 
@@ -322,6 +324,24 @@ async def test_marks_that_are_special_tokens_are_seen(tmp_path):
         assert "".join(map(shown.feed, ids)) == wanted
         engine = TokenText(TokenBytes.of(tokenizer, tokenizer.vocab_size), params.hidden(tokenizer.special_ids))
         assert "".join(map(engine.push, ids)) == wanted
+
+
+@pytest.mark.parametrize("name", [name for name, form in REASONING_FORMATS.items() if form.split and not form.harmony])
+def test_the_engine_finds_the_thoughts_that_the_front_end_finds(tokenizer, name):
+    config = ServerConfig(reasoning_parser=name, tool_parser="hermes")
+    service = FrontEnd(config).add(LocalClient(saying(b"")), tokenizer, "m")
+    form = REASONING_FORMATS[name]
+    for tools in ([{"function": {"name": "add"}}], None):
+        ask = ChatRequest(messages=[], tools=tools, thinking_token_budget=9)
+        channels = channels_of(service, ask, [])
+        thinking = channel_fields(service, ask, channels)["thinking"]
+        for opening, closing in ((form.opening, form.closing), *form.also):
+            for text in (f"{opening}a{CALL}b{closing}c", f"{opening}a{closing}b{opening}c", f"{opening}<tool_call>x"):
+                front, engine = channels.splitter(), splitter_of(thinking)
+                for char in text:
+                    front.feed(char)
+                    engine.feed(char)
+                    assert front.thinking == engine.thinking
 
 
 async def test_a_user_who_writes_the_marker_has_not_opened_it(tokenizer):

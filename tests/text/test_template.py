@@ -65,7 +65,7 @@ def test_a_template_that_writes_the_last_message_twice_is_said(first):
     template = ChatTemplate(f"{{% for m in messages %}}{{{{ {first} }}}}/{{{{ m.content }}}}<|e|>{{% endfor %}}", {})
     for content in ("ans", [{"type": "text", "text": "ans"}]):
         messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": content}]
-        with pytest.raises(RequestError, match="^continue_final_message: .* more than once") as caught:
+        with pytest.raises(RequestError, match=r"^continue_final_message: .* more than once") as caught:
             template.unfinished(messages, {})
         assert caught.value.param == "continue_final_message"
 

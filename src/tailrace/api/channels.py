@@ -162,5 +162,7 @@ def channel_fields(service: Service, ask: ChatRequest, channels: Channels) -> di
                 span=span,
                 closing_token_ids=tuple(tokenizer.encode(form.closing, add_special_tokens=False)),
                 tool_format=names[0] if names else "",
+                calls=form.calls,
+                also=form.also,
             )
     return {"shown_token_ids": shown, "stop_outside": outside, "thinking": thinking}

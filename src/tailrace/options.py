@@ -123,13 +123,17 @@ class ThinkingBudget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         max_tokens: of one thought, the markers not counted; ≥ 0. span: how the model marks it. closing_token_ids: what
             is forced.
         tool_format: how the model writes tool calls (a key of text.tool_parsers.TOOL_FORMATS), "" if it writes none. In
-            them the markers mean nothing. A call ends the thought if `span.until` says so.
+            them the markers mean nothing.
+        calls: what a call within a thought is: "text" of it, its "end", or "inside", a call after which the thought
+            goes on (the call is not counted). also: other spellings of the span's two markers.
     """
 
     max_tokens: int
     span: MarkedSpan
     closing_token_ids: tuple[int, ...]
     tool_format: str = ""
+    calls: Literal["text", "end", "inside"] = "text"
+    also: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         conform(self, "thinking_token_budget")

@@ -12,9 +12,11 @@ from tailrace.api.front_end import FrontEnd
 from tailrace.api.schema.chat import ChatRequest
 from tailrace.api.service import tools_of
 from tailrace.config import ServerConfig
+from tailrace.engine.checks.thinking_budget import splitter_of
 from tailrace.engine.token_bytes import TokenBytes, TokenText
 from tailrace.params import SamplingParams
 from tailrace.text.detokenize import detokenizer
+from tailrace.text.reasoning import REASONING_FORMATS
 from tailrace.text.tokenizer import Tokenizer
 from tailrace.text.tool_parsers import TOOL_FORMATS
 
@@ -159,18 +161,24 @@ async def test_a_template_that_opens_or_closes_the_thought(tmp_path):
     for tail, kwargs, said, thought, content in (
         ("<think>\n", {}, "hm</think>yes", "hm", "yes"),
         ("<think>\n\n</think>\n\n", {}, "<think> is a tag", None, "<think> is a tag"),
-        ("", {"enable_thinking": False}, "<think> is a tag", None, "<think> is a tag"),
+        (SWITCH, {"enable_thinking": False}, "<think> is a tag", None, "<think> is a tag"),
+        (SWITCH, {"thinking": False}, "<think>hm</think>yes", "hm", "yes"),  # the template reads another name
+        ("", {"enable_thinking": False}, "<think>hm</think>yes", "hm", "yes"),  # it has no switch: the model thinks on
         ("", {}, "<think>hm</think>yes", "hm", "yes"),
     ):
-        async with fronting(opening(tmp_path, tail), tail + said) as front:
+        written = "" if tail == SWITCH else tail
+        async with fronting(opening(tmp_path, tail), written + said) as front:
             whole, _ = await both(front, chat_template_kwargs=kwargs)
             assert (whole["message"].get("reasoning_content"), whole["message"]["content"]) == (thought, content)
+
+
+SWITCH = "{% if enable_thinking %}{% endif %}"  # reads the switch, writes nothing
 
 
 def opening(folder, tail: str) -> Tokenizer:
     """A tokenizer whose template ends every prompt so. The scripts of these tests count it to the answer."""
     plain = make_tokenizer(folder)
-    return Tokenizer(plain.backend, f"{plain.template_source}{{{{ {tail!r} }}}}")
+    return Tokenizer(plain.backend, plain.template_source + (tail if tail == SWITCH else f"{{{{ {tail!r} }}}}"))
 
 
 FORMATS = {
@@ -314,6 +322,24 @@ async def test_marks_that_are_special_tokens_are_seen(tmp_path):
         assert "".join(map(shown.feed, ids)) == wanted
         engine = TokenText(TokenBytes.of(tokenizer, tokenizer.vocab_size), params.hidden(tokenizer.special_ids))
         assert "".join(map(engine.push, ids)) == wanted
+
+
+@pytest.mark.parametrize("name", [name for name, form in REASONING_FORMATS.items() if form.split and not form.harmony])
+def test_the_engine_finds_the_thoughts_that_the_front_end_finds(tokenizer, name):
+    config = ServerConfig(reasoning_parser=name, tool_parser="hermes")
+    service = FrontEnd(config).add(LocalClient(saying(b"")), tokenizer, "m")
+    form = REASONING_FORMATS[name]
+    for tools in ([{"function": {"name": "add"}}], None):
+        ask = ChatRequest(messages=[], tools=tools, thinking_token_budget=9)
+        channels = channels_of(service, ask, [])
+        thinking = channel_fields(service, ask, channels)["thinking"]
+        for opening, closing in ((form.opening, form.closing), *form.also):
+            for text in (f"{opening}a{CALL}b{closing}c", f"{opening}a{closing}b{opening}c", f"{opening}<tool_call>x"):
+                front, engine = channels.splitter(), splitter_of(thinking)
+                for char in text:
+                    front.feed(char)
+                    engine.feed(char)
+                    assert front.thinking == engine.thinking
 
 
 async def test_a_user_who_writes_the_marker_has_not_opened_it(tokenizer):

@@ -207,7 +207,7 @@ def test_which_language_a_grammar_is_in():
 # ---- thinking is free
 
 
-TAIL = TEMPLATE + "{{ tail }}"
+TAIL = TEMPLATE + "{% if enable_thinking %}{% endif %}{{ tail }}"
 
 
 def thinking(folder, mark: bool) -> Tokenizer:
@@ -227,7 +227,7 @@ def thinking(folder, mark: bool) -> Tokenizer:
         ("<think>\n\n</think>\n\n", {}, (None, False)),  # how templates say that there is to be none
         ("", {"enable_thinking": False}, (None, False)),
         ("", {"enable_thinking": True}, (MarkedSpan("<think>", "</think>"), True)),
-        ("", {"thinking": False}, (None, False)),
+        ("", {"thinking": False}, (MarkedSpan("<think>", "</think>"), True)),  # the template has no such switch
     ],
 )
 async def test_a_grammar_begins_after_the_thinking(tmp_path, tail, kwargs, wanted):

@@ -25,10 +25,19 @@ def ids(text: str) -> list[int]:
 CLOSING = tuple(ids("</t>"))
 
 
-def played(script: str, budget: int, opened: bool = False, calls: str = "") -> str:
+def played(
+    script: str, budget: int, opened: bool = False, calls: str = "", within: str = "end", also: tuple = ()
+) -> str:
     """What comes out if the model says `script`, goes on with it after what is forced, and is never asked twice."""
-    span = MarkedSpan("<t>", "</t>", opened, bool(calls), ("<tool_call>",) if calls else ())
-    budgeted = ThinkingBudget(max_tokens=budget, span=span, closing_token_ids=CLOSING, tool_format=calls)
+    once = bool(calls) and within == "end"
+    budgeted = ThinkingBudget(
+        max_tokens=budget,
+        span=MarkedSpan("<t>", "</t>", opened, once, ("<tool_call>",) if calls else ()),
+        closing_token_ids=CLOSING,
+        tool_format=calls,
+        calls=within,
+        also=also,
+    )
     watch = ThinkingBudgetCheck(budgeted, TokenText(TOKEN_BYTES))
     forced, said = list(watch.begin()), ""
     wanted = ids(script)
@@ -74,6 +83,25 @@ HERMES = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
 )
 def test_a_call_in_a_thought(script, budget, out):
     assert played(script, budget, opened=True, calls="hermes") == out
+
+
+@pytest.mark.parametrize(
+    ("script", "budget", "out"),
+    [
+        (f"ab{HERMES}cdef", 3, f"ab{HERMES}c</t>def"),  # the thought goes on, and the call is not counted
+        (f"{HERMES}a{HERMES}bcdef", 3, f"{HERMES}a{HERMES}bc</t>def"),
+        (f"{HERMES}<a</t>c<t>defgh", 3, f"{HERMES}<a</t>c<t>def</t>gh"),  # each thought has its own
+        ("a<tool_call>bcdef", 3, "a<tool_call>b</t>cdef"),  # the thought only names the marker
+    ],
+)
+def test_a_call_after_which_the_thought_goes_on(script, budget, out):
+    assert played(script, budget, True, "hermes", within="inside") == out
+
+
+def test_other_spellings_of_the_markers():
+    assert played("<u>abcdef", 3) == "<u>abcdef"
+    assert played("<u>abcdef", 3, also=(("<u>", "</u>"),)) == "<u>abc</t>def"
+    assert played("<u>ab</u>cdef", 3, also=(("<u>", "</u>"),)) == "<u>ab</u>cdef"
 
 
 def test_an_unknown_tool_format_is_refused():

@@ -60,6 +60,16 @@ def test_a_template_that_leaves_the_last_message_out_is_said(tmp_path):
         )
 
 
+@pytest.mark.parametrize("first", ["m.content", "m.content | upper", "m.content | tojson"])
+def test_a_template_that_writes_the_last_message_twice_is_said(first):
+    template = ChatTemplate(f"{{% for m in messages %}}{{{{ {first} }}}}/{{{{ m.content }}}}<|e|>{{% endfor %}}", {})
+    for content in ("ans", [{"type": "text", "text": "ans"}]):
+        messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": content}]
+        with pytest.raises(RequestError, match=r"^continue_final_message: .* more than once") as caught:
+            template.unfinished(messages, {})
+        assert caught.value.param == "continue_final_message"
+
+
 VALUE = {"b": ["é", 1, None, True], "a": {"<": "'"}}
 SAME = [
     "{{ v | tojson }}",

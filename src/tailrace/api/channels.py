@@ -3,6 +3,7 @@ them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tailrace.api.chat_prompt import SWITCHES
@@ -82,12 +83,13 @@ def channels_of(service: Service, ask: ChatRequest, prompt: list[int]) -> Channe
     """The channels of one chat."""
     form, tools = service.reasoning, service.tools if ask.tools and ask.tool_choice != "none" else None
     end = service.tokenizer.decode(prompt if ask.continue_final_message else prompt[-PROMPT_END:])
-    start = "unknown" if form is None else start_in(form, ask, end)
+    start = "unknown" if form is None else start_in(form, ask, end, service.tokenizer.template_reads)
     return Channels(form, tools, start, tool_schemas(ask.tools), ask.separate_reasoning is not False, end)
 
 
-def start_in(form: ReasoningFormat, ask: ChatRequest, end: str) -> Start:
-    """Where the answer begins. A request may turn thinking off, and the prompt may not show it. end: of the prompt."""
+def start_in(form: ReasoningFormat, ask: ChatRequest, end: str, reads: Callable[[str], bool]) -> Start:
+    """Where the answer begins. A request may turn thinking off, and the prompt may not show it. end: of the prompt.
+    reads: tells which variables the template reads; a switch that it does not read turns nothing off."""
     if form.harmony:
         thought = end.rpartition(START)[2].partition(MESSAGE)[0] + MESSAGE == f"assistant{form.opening}"
         return "opened" if thought else "unknown"
@@ -96,7 +98,7 @@ def start_in(form: ReasoningFormat, ask: ChatRequest, end: str) -> Start:
         return start_within(last if isinstance(last, str) else end, form)
     if (start := start_of(end, form)) != "unknown":
         return start
-    if any((ask.chat_template_kwargs or {}).get(name) is False for name in SWITCHES):
+    if any((ask.chat_template_kwargs or {}).get(name) is False and reads(name) for name in SWITCHES):
         return "closed"
     return "opened" if form.starts_inside else "unknown"
 
@@ -160,5 +162,7 @@ def channel_fields(service: Service, ask: ChatRequest, channels: Channels) -> di
                 span=span,
                 closing_token_ids=tuple(tokenizer.encode(form.closing, add_special_tokens=False)),
                 tool_format=names[0] if names else "",
+                calls=form.calls,
+                also=form.also,
             )
     return {"shown_token_ids": shown, "stop_outside": outside, "thinking": thinking}

@@ -22,6 +22,7 @@ class ThinkingBudgetCheck:
         self._splitter = splitter_of(budget)
         self._patience = max(len(budget.closing_token_ids), *map(len, ("", *budget.span.until))) - 1  # tokens
         self._spent = 0
+        self._before_call, self._calls = 0, 0  # what was spent before the last call within the thought; the calls
         self._forced = 0  # tokens still to come that close the span
 
     def begin(self) -> Sequence[int]:
@@ -38,9 +39,11 @@ class ThinkingBudgetCheck:
             self._forced -= 1
             return ()
         if not self._thinks:
-            self._spent = 0
+            self._spent = self._before_call = 0
+            self._calls = self._splitter.calls
             return ()
         self._spent += thought
+        self._leave_calls_out()
         over = self._spent - self._budget.max_tokens
         # a marker that has begun may finish by itself, unless it takes longer than the marker is; so may a call
         midway = self._splitter.undecided > 0 and over < self._patience
@@ -48,12 +51,22 @@ class ThinkingBudgetCheck:
             return ()
         return self._close()
 
+    def _leave_calls_out(self) -> None:
+        """The tokens of a call after which the thought goes on are none of the thought."""
+        splitter = self._splitter
+        if splitter.calling:
+            return
+        if splitter.calls > self._calls:
+            self._spent, self._calls = self._before_call, splitter.calls
+        if not splitter.undecided:
+            self._before_call = self._spent
+
     @property
     def _thinks(self) -> bool:
         return self._splitter.thinking
 
     def _close(self) -> Sequence[int]:
-        self._spent, self._forced = 0, len(self._budget.closing_token_ids)
+        self._spent, self._before_call, self._forced = 0, 0, len(self._budget.closing_token_ids)
         return self._budget.closing_token_ids
 
 
@@ -61,5 +74,5 @@ def splitter_of(budget: ThinkingBudget) -> ChannelSplitter:
     """What finds the thoughts."""
     span = budget.span
     assert span.closing is not None
-    form = ReasoningFormat(span.opening, span.closing, "", calls="end" if span.until else "text", again=not span.once)
+    form = ReasoningFormat(span.opening, span.closing, "", calls=budget.calls, also=budget.also, again=not span.once)
     return ChannelSplitter(form, TOOL_FORMATS.get(budget.tool_format), "opened" if span.opened else "unknown")

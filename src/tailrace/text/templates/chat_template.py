@@ -49,10 +49,12 @@ class ChatTemplate:
         where the template puts it (as transformers does it).
 
         Raises:
-            RequestError: as `render`, or the last message has no text, or the template does not write all of it.
+            RequestError: as `render`, or the last message has no text, or the template does not write all of it, or
+                writes it more than once: then it has no one end.
         """
         *before, last = fit_messages(messages, self.forms)
-        mark = f"<{uuid4().hex}>"
+        name = uuid4().hex
+        mark = f"<{name}>"
         text, marked = _marked(last.get("content"), f"{mark} ")
         if text is None:
             raise RequestError("continue_final_message: the last message has no text", "continue_final_message")
@@ -60,6 +62,11 @@ class ChatTemplate:
         if not found or text.strip() not in whole:
             raise RequestError(
                 "continue_final_message: the model's chat template does not write all of the last message's text",
+                "continue_final_message",
+            )
+        if name in whole.lower():  # also where the template has changed the text, as an escape does
+            raise RequestError(
+                "continue_final_message: the model's chat template writes the last message's text more than once",
                 "continue_final_message",
             )
         return whole if behind.startswith(" ") else whole.rstrip()  # a template that trims would have trimmed this end

@@ -393,6 +393,11 @@ async def test_the_stream_has_the_input_of_the_whole_message(tokenizer, argument
         ({"temperature": -1}, "temperature"),
         ({"stop": ["x"]}, "stop_sequences"),
         ({"stop_sequences": [""]}, "stop_sequences"),
+        ({"thinking_token_budget": 3}, "thinking.budget_tokens"),
+        ({"thinking_token_budget": "x"}, "thinking.budget_tokens"),
+        ({"thinking_token_budget": 3, "thinking": {"type": "enabled", "budget_tokens": 3}}, "thinking.budget_tokens"),
+        ({"documents": [{"text": "x"}]}, "documents"),
+        ({"documents": "x"}, "documents"),
         ({"n": 2}, "n"),
         ({"logprobs": True}, "logprobs"),
         ({"container": "c"}, "container"),
@@ -409,6 +414,22 @@ async def test_what_is_refused(front, fields, param):
     assert problem["error"]["details"]["param"] == param, problem
     assert param.partition(".")[0].partition("[")[0] in problem["error"]["message"]
     assert problem["request_id"] == answer.headers["request-id"] == answer.headers["x-request-id"]
+
+
+async def test_a_schema_is_named_as_the_client_sent_it(tokenizer):
+    broken = TOOL | {"strict": True, "input_schema": {"type": "object", "properties": {"a": {"type": 3}}}}
+    for tool in (broken, broken | {"input_schema": {"type": "string"}}):
+        async with front_of(LocalClient(saying(b"Hello")), tokenizer, PARSERS) as front:
+            answer = await post(front, tools=[TOOL | {"name": "sub"}, tool])
+            problem = answer.json()["error"]
+            assert (answer.status_code, problem["details"]["param"]) == (400, "tools[1].input_schema")
+            assert problem["message"].startswith("tools[1].input_schema")
+            assert "parameters" not in problem["message"]
+
+
+async def test_a_budget_under_a_chats_name_is_told_where_it_goes(front):
+    answer = await post(front, thinking_token_budget=3)
+    assert "thinking_token_budget" in answer.json()["error"]["message"]
 
 
 async def test_errors_have_anthropics_shape(tokenizer):

@@ -301,7 +301,9 @@ async def test_sampling_fields_are_ours(tokenizer):
         assert fields.items() <= answer["sampling_params"].items()
 
 
-@pytest.mark.parametrize(("text", "found"), [("", {}), ('{"a": 1}', {"a": 1}), ('{"a": ', None), ("[1]", None)])
+@pytest.mark.parametrize(
+    ("text", "found"), [("{}", {}), ("", None), ('{"a": 1}', {"a": 1}), ('{"a": ', None), ("[1]", None)]
+)
 def test_the_input_of_a_call_is_an_object(text, found):
     assert input_of(text) == ({"INVALID_JSON": text} if found is None else found)
 
@@ -311,6 +313,29 @@ async def test_a_call_that_is_cut(tokenizer):
         answer = (await post(front, tools=[TOOL], max_tokens=46)).json()
         assert (answer["stop_reason"], answer["content"][0]["type"]) == ("max_tokens", "tool_use")
         assert "INVALID_JSON" in answer["content"][0]["input"]
+
+
+BROKEN = ['{"a":True}', "null", "[1]", "3", '"x"', r'{"a":"\ud800"}', '{"a":NaN}', '{"a":1e999}', '{"a":' * 20]
+
+
+@pytest.mark.parametrize("arguments", ["{}", '{"a":1,"b":[null,"é"]}', '{"a":18446744073709551617}', *BROKEN])
+async def test_the_stream_has_the_input_of_the_whole_message(tokenizer, arguments):
+    """Each completed block's deltas are a JSON object, which is the whole answer's, broken or cut anywhere."""
+    text = f'<tool_call>{{"name": "add", "arguments": {arguments}}}</tool_call>'
+    first = text.index(arguments)
+    async with front_of(LocalClient(saying(text.encode())), tokenizer, PARSERS) as front:
+        inputs = []
+        for limit in (first - 1, first, first + 1, first + len(arguments) // 2, first + len(arguments), 170):
+            whole = (await post(front, tools=[TOOL], max_tokens=limit)).json()
+            events = events_of((await post(front, tools=[TOOL], max_tokens=limit, stream=True)).text)
+            assert alike(folded(events)) == alike(whole)
+            parts = [e["delta"]["partial_json"] for e in events if e.get("delta", {}).get("type") == "input_json_delta"]
+            inputs = [block["input"] for block in whole["content"] if block["type"] == "tool_use"]
+            assert [json.loads(part) for part in parts] == inputs
+            assert all(isinstance(input, dict) for input in inputs)
+            if limit <= first + len(arguments) // 2 and inputs and arguments != "{}":
+                assert list(inputs[0]) == ["INVALID_JSON"]
+        assert ("INVALID_JSON" in inputs[0]) == (arguments in BROKEN)
 
 
 @pytest.mark.parametrize(
@@ -368,6 +393,11 @@ async def test_a_call_that_is_cut(tokenizer):
         ({"temperature": -1}, "temperature"),
         ({"stop": ["x"]}, "stop_sequences"),
         ({"stop_sequences": [""]}, "stop_sequences"),
+        ({"thinking_token_budget": 3}, "thinking.budget_tokens"),
+        ({"thinking_token_budget": "x"}, "thinking.budget_tokens"),
+        ({"thinking_token_budget": 3, "thinking": {"type": "enabled", "budget_tokens": 3}}, "thinking.budget_tokens"),
+        ({"documents": [{"text": "x"}]}, "documents"),
+        ({"documents": "x"}, "documents"),
         ({"n": 2}, "n"),
         ({"logprobs": True}, "logprobs"),
         ({"container": "c"}, "container"),
@@ -384,6 +414,22 @@ async def test_what_is_refused(front, fields, param):
     assert problem["error"]["details"]["param"] == param, problem
     assert param.partition(".")[0].partition("[")[0] in problem["error"]["message"]
     assert problem["request_id"] == answer.headers["request-id"] == answer.headers["x-request-id"]
+
+
+async def test_a_schema_is_named_as_the_client_sent_it(tokenizer):
+    broken = TOOL | {"strict": True, "input_schema": {"type": "object", "properties": {"a": {"type": 3}}}}
+    for tool in (broken, broken | {"input_schema": {"type": "string"}}):
+        async with front_of(LocalClient(saying(b"Hello")), tokenizer, PARSERS) as front:
+            answer = await post(front, tools=[TOOL | {"name": "sub"}, tool])
+            problem = answer.json()["error"]
+            assert (answer.status_code, problem["details"]["param"]) == (400, "tools[1].input_schema")
+            assert problem["message"].startswith("tools[1].input_schema")
+            assert "parameters" not in problem["message"]
+
+
+async def test_a_budget_under_a_chats_name_is_told_where_it_goes(front):
+    answer = await post(front, thinking_token_budget=3)
+    assert "thinking_token_budget" in answer.json()["error"]["message"]
 
 
 async def test_errors_have_anthropics_shape(tokenizer):

@@ -195,6 +195,13 @@ async def test_tokens_are_counted_as_a_response_counts_them(front):
     assert (await front.http.post(f"{PATH}/input_tokens", json={"input": []})).status_code == 400
 
 
+async def test_a_response_that_is_not_stored_is_named_alike(front):
+    plain = await front.http.get(f"{PATH}/resp_nope")
+    again = await front.http.get(f"{PATH}/resp_nope", params={"stream": "true"})
+    assert (plain.status_code, again.status_code) == (404, 404)
+    assert again.json()["error"]["message"] == plain.json()["error"]["message"] == "no response 'resp_nope' is stored"
+
+
 async def test_a_stream_is_read_again_from_any_event(front):
     text = (await post(front, stream=True)).text
     frames = text.split("\n\n")[:-1]

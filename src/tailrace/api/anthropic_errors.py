@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from starlette.types import Scope
 
 from tailrace.api.schema.errors import AnthropicError, AnthropicProblem, Details, ErrorBody
@@ -24,6 +26,7 @@ NAMES = {
     "stop": "stop_sequences",
     "thinking_token_budget": "thinking.budget_tokens",
 }
+SCHEMA = re.compile(r"(tools\[\d+\])(\.function)?\.parameters")  # a tool's schema, as a chat or a response names it
 TOO_LONG = "prompt is too long: "  # by these words Anthropic's clients know that a conversation must be shortened
 
 
@@ -42,6 +45,9 @@ def anthropic_body(body: ErrorBody, status: int | None = None, request_id: str |
     name = NAMES.get(field, field)
     if message.startswith(field):
         message = name + message.removeprefix(field)
+    if found := SCHEMA.match(message):
+        message = name = f"{found[1]}.input_schema"
+        message += problem.message[found.end() :]
     if problem.code == ContextLengthError.code:
         message = TOO_LONG + message
     return AnthropicError(AnthropicProblem(kind, message, Details(problem.code, name or None)), request_id=request_id)

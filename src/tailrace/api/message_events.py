@@ -115,9 +115,9 @@ class MessageEvents:
     def _call(self, call: ToolCallDelta) -> Iterator[MessageEvent]:
         if call.function.name:
             yield from self._open(ToolUseBlock(call.id or "", call.function.name, {}))
-        if call.function.arguments:
-            self._text.append(call.function.arguments)
-            yield self._delta(InputJsonDelta(call.function.arguments))
+        # held until the call ends: only then is it known whether the arguments are an object, and clients read them as
+        # JSON while they come
+        self._text.append(call.function.arguments or "")
 
     def _delta(self, delta: TextDelta | ThinkingDelta | SignatureDelta | InputJsonDelta) -> MessageEvent:
         return MessageEvent(type="content_block_delta", index=self._index, delta=delta)
@@ -135,6 +135,7 @@ class MessageEvents:
                 yield self._delta(SignatureDelta(block.signature))
             case ToolUseBlock():
                 block.input = input_of(text)
+                yield self._delta(InputJsonDelta(msgspec.json.encode(block.input).decode()))
         yield MessageEvent(type="content_block_stop", index=self._index)
 
 
@@ -144,9 +145,10 @@ def signature(thought: str) -> str:
 
 
 def input_of(arguments: str) -> dict[str, Any]:
-    """A call's input. A call that was cut may have arguments that are no JSON object."""
+    """A call's input. A call that was cut may have arguments that are no JSON object, or none: a complete call without
+    arguments has "{}" from every format."""
     try:
-        return msgspec.json.decode(arguments or "{}", type=dict[str, Any])
+        return msgspec.json.decode(arguments, type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError):
         return {INVALID: arguments}
 

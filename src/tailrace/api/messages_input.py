@@ -34,6 +34,10 @@ def to_chat(ask: MessagesRequest) -> ChatInput:
         raise ParameterError(f"n must be 1, got {ask.n}", "n")
     if ask.stop is not None:
         raise ParameterError("stop_sequences takes the place of stop here", "stop_sequences")
+    if ask.thinking_token_budget is not None:
+        raise ParameterError(
+            "thinking.budget_tokens takes the place of thinking_token_budget here", "thinking.budget_tokens"
+        )
     for name in ABSENT:
         if getattr(ask, name):
             raise ParameterError(f"{name} can't be had with /v1/messages", name)

@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from tailrace.api.front_end import FrontEnd, front_of
 from tailrace.api.response_input import to_items
+from tailrace.api.response_store import missing
 from tailrace.api.schema.chat import ChatMessage
 from tailrace.api.schema.requests import Cancelled
 from tailrace.api.schema.responses import Deleted, ItemList
@@ -69,8 +70,15 @@ FRAMES = EventFormat(frame, b"")
 
 
 async def frames_from(front: FrontEnd, id: str, number: int) -> list[str] | None:
-    """The events so far from a number on; None where the response was not streamed."""
-    return msgspec.json.decode(await ask_stored(front, "events", f"{number} {id}"), type=list[str] | None)
+    """The events so far from a number on; None where the response was not streamed.
+
+    Raises:
+        RequestNotFoundError: it is not stored (any more).
+    """
+    found = await ask_first(front, "events", f"{number} {id}")
+    if found is None:
+        raise missing(id)
+    return msgspec.json.decode(found, type=list[str] | None)
 
 
 async def replay(front: FrontEnd, id: str, number: int) -> AsyncGenerator[Frame, None]:

@@ -94,8 +94,9 @@ class Asked(Protocol):
 
 
 class MessagesRequest(GenerateRequest, kw_only=True):
-    """Sampling fields as everywhere; `stop_sequences` takes the place of `stop`. `max_tokens` may be more than the
-    context has room for: the answer then ends with the context."""
+    """Sampling fields as everywhere; `stop_sequences` takes the place of `stop`, and `thinking.budget_tokens` that of
+    `thinking_token_budget`: these are refused. `max_tokens` may be more than the context has room for: the answer then
+    ends with the context."""
 
     messages: list[InputMessage]
     max_tokens: int  # pyright: ignore[reportGeneralTypeIssues, reportIncompatibleVariableOverride]
@@ -109,6 +110,7 @@ class MessagesRequest(GenerateRequest, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     separate_reasoning: bool | None = None
     stop_scope: StopScope | None = None
+    thinking_token_budget: Any = None
 
 
 class CountRequest(msgspec.Struct, kw_only=True):
@@ -129,6 +131,7 @@ NOT_SERVED: dict[str, tuple[Any, ...]] = {
     "mcp_servers": (None, []),
     "output_format": (None,),
     "chat_template": (None,),
+    "documents": (None, []),
 }
 MESSAGES_REFUSED: dict[str, tuple[Any, ...]] = (
     REFUSED
@@ -143,7 +146,6 @@ MESSAGES_REFUSED: dict[str, tuple[Any, ...]] = (
         "prompt": (None,),
         "response_format": (None, {"type": "text"}),
         "max_completion_tokens": (None,),
-        "thinking_token_budget": (None,),
     }
 )
 

@@ -142,6 +142,8 @@ class ThinkingBudget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             raise ParameterError(
                 "thinking_token_budget needs a marker that closes the thinking", "thinking_token_budget"
             )
+        if not all(marker for pair in ((self.span.opening, self.span.closing), *self.also) for marker in pair):
+            raise ParameterError("thinking_token_budget: a marker must not be empty", "thinking_token_budget")
 
 
 GrammarKind = Literal["json_object", "json_schema", "regex", "choice", "ebnf", "lark", "structural_tag"]

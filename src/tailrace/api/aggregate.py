@@ -26,6 +26,8 @@ from tailrace.api.schema.common import PromptLogprobEntries, Usage
 from tailrace.api.schema.completions import Completion, CompletionChoice, CompletionLogprobs
 
 ChunkT = TypeVar("ChunkT", ChatChunk, Completion)
+E = TypeVar("E")
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -105,6 +107,16 @@ async def fold(
     assert chunk is not None
     assert usage is not None, "a stream to be folded ends with its usage"
     return Folded(chunk, usage, dict(sorted(choices.items())), sampling_params)
+
+
+async def last_seen(events: AsyncGenerator[E, None], of: Callable[[E], T | UnsetType | None]) -> T:
+    """The last thing that the events bring, where each may bring one. `events` is closed in every case."""
+    last: T | None = None
+    async with contextlib.aclosing(events):
+        async for event in events:
+            last = of(event) or last
+    assert last is not None
+    return last
 
 
 async def fold_chat(chunks: AsyncGenerator[ChatChunk, None]) -> ChatCompletion:

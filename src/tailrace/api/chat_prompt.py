@@ -68,8 +68,8 @@ def check_messages(ask: Conversation) -> None:
 
 
 def with_effort(service: Service, ask: C) -> C:
-    """The request with its reasoning_effort in the variables that the chat template reads. "none" turns thinking off,
-    any other effort turns it on, where the template has a switch; what chat_template_kwargs holds stays."""
+    """The request with its reasoning_effort moved to the variables that the chat template reads. "none" turns thinking
+    off, any other effort turns it on, where the template has a switch; what chat_template_kwargs holds stays."""
     effort, reads = ask.reasoning_effort, service.tokenizer.template_reads
     if effort is None:
         return ask
@@ -79,7 +79,7 @@ def with_effort(service: Service, ask: C) -> C:
     if not found:
         log_once("reasoning_effort (the chat template does not ask for it)")
     kwargs = {**found, **(ask.chat_template_kwargs or {})}
-    return msgspec.structs.replace(ask, chat_template_kwargs=kwargs)  # type: ignore[arg-type, return-value]
+    return msgspec.structs.replace(ask, chat_template_kwargs=kwargs, reasoning_effort=None)  # type: ignore[arg-type, return-value]
 
 
 async def encode_chat(

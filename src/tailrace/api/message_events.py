@@ -9,8 +9,8 @@ from contextlib import aclosing
 from typing import Any
 
 import msgspec
-from msgspec import UNSET, UnsetType
 
+from tailrace.api.aggregate import last_seen
 from tailrace.api.schema.chat import ChatChunk, ToolCallDelta
 from tailrace.api.schema.common import Usage
 from tailrace.api.schema.messages import (
@@ -155,10 +155,8 @@ def input_of(arguments: str) -> dict[str, Any]:
 
 def usage_of(usage: Usage) -> MessageUsage:
     """The usage so far, under the names of this endpoint."""
-    cached, details = usage.prompt_tokens_details.cached_tokens, usage.completion_tokens_details
-    counted = UNSET if isinstance(details, UnsetType) else details.reasoning_tokens
-    thought = 0 if isinstance(counted, UnsetType) else counted
-    return MessageUsage(usage.prompt_tokens - cached, usage.completion_tokens, cached, OutputTokensDetails(thought))
+    cached, thoughts = usage.prompt_tokens_details.cached_tokens, OutputTokensDetails(usage.reasoning_tokens)
+    return MessageUsage(usage.prompt_tokens - cached, usage.completion_tokens, cached, thoughts)
 
 
 async def message_events(
@@ -175,9 +173,4 @@ async def message_events(
 
 async def whole_message(events: AsyncGenerator[MessageEvent, None]) -> MessageObject:
     """The message that the events build. `events` is closed in every case."""
-    message: MessageObject | None = None
-    async with aclosing(events):
-        async for event in events:
-            message = event.message or message
-    assert message is not None
-    return message
+    return await last_seen(events, lambda event: event.message)

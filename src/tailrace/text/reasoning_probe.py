@@ -70,7 +70,7 @@ def tells(text: str, form: ReasoningFormat) -> bool:
 
 
 def rendered(tokenizer: Tokenizer, chats: list[list[dict[str, Any]]], open_turn: bool) -> Iterator[str]:
-    """The conversations as the template writes them, with each switch that it takes."""
+    """The conversations as the template writes them, with each switch."""
     for messages in chats:
         for options in SWITCHES:
             try:

@@ -96,13 +96,15 @@ class ChatChunks:
                 if index not in splitters:
                     first = {} if splitters else await self._only_once()
                     splitters[index] = self._channels.splitter()
-                    counters[index] = ReasoningTokens(splitters[index])
-                    generation.thoughts = list(counters.values()) if self._channels.counts else None
+                    if self._channels.counts:
+                        counters[index] = ReasoningTokens(splitters[index])
+                        generation.thoughts = list(counters.values())
                     ids = [] if self._with_ids else UNSET
                     choice = ChatChunkChoice(index, ChatDelta("assistant", ""), token_ids=ids)
                     yield ChatChunk(**shared, choices=[choice], usage=usage.so_far(), **first)
                 splitter = splitters[index]
-                counters[index].add(delta.offsets)
+                if index in counters:
+                    counters[index].add(delta.offsets)
                 for piece in pieces(delta, self._with_ids):
                     for choice in choices_of(self._service, index, piece, splitter, top, self._with_ids):
                         if choice.finish_reason == "stop" and splitter.called:

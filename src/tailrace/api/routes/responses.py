@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 from uuid import uuid4
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tailrace.api.aggregate import last_seen
 from tailrace.api.body import BodyReader, check_items
 from tailrace.api.chat_prompt import encode_chat
 from tailrace.api.chunks import effective
@@ -170,12 +171,7 @@ async def events(
 
 async def last_response(stream: AsyncGenerator[Event, None]) -> ResponseObject:
     """The response that the stream ends with."""
-    response: ResponseObject | None = None
-    async with aclosing(stream):
-        async for event in stream:
-            response = event.response or response
-    assert response is not None
-    return response
+    return await last_seen(stream, lambda event: event.response)
 
 
 async def count_input_tokens(request: Request) -> Response:
@@ -215,10 +211,8 @@ def usage_of(generation: Generation) -> ResponseUsage:
     """The usage so far, under the names of this endpoint."""
     usage = generation.usage
     details = InputDetails(usage.prompt_tokens_details.cached_tokens)
-    more = usage.completion_tokens_details
-    thoughts = UNSET if isinstance(more, UnsetType) else more.reasoning_tokens
-    of_output = OutputDetails(0 if isinstance(thoughts, UnsetType) else thoughts)
-    return ResponseUsage(usage.prompt_tokens, details, usage.completion_tokens, of_output, usage.total_tokens)
+    thoughts = OutputDetails(usage.reasoning_tokens)
+    return ResponseUsage(usage.prompt_tokens, details, usage.completion_tokens, thoughts, usage.total_tokens)
 
 
 def logprobs_asked(ask: ResponsesRequest, limit: int) -> int | None:

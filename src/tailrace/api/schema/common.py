@@ -178,6 +178,13 @@ class Usage(msgspec.Struct, frozen=True):
     completion_tokens_details: CompletionTokensDetails | msgspec.UnsetType = msgspec.UNSET
 
     @property
+    def reasoning_tokens(self) -> int:
+        """Tokens of thoughts; 0 where they are not counted."""
+        details = self.completion_tokens_details
+        counted = msgspec.UNSET if details is msgspec.UNSET else details.reasoning_tokens
+        return 0 if counted is msgspec.UNSET else counted
+
+    @property
     def drafts(self) -> tuple[int, int]:
         """Tokens guessed ahead, and those of them that stood."""
         details = self.completion_tokens_details

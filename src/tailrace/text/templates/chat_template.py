@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 from uuid import uuid4
 
@@ -96,12 +97,12 @@ class ChatTemplates:
             for name, source in sources.items()
         }
 
-    @property
+    @cached_property
     def variables(self) -> frozenset[str]:
         """The variables that any of the templates reads."""
         return frozenset().union(*(template.program.variables for template in self.by_name.values()))
 
-    @property
+    @cached_property
     def source(self) -> str:
         """The text of all templates."""
         return "\n".join(template.program.source for template in self.by_name.values())

@@ -2,6 +2,13 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
+
+#if defined(__linux__)
+#include <dirent.h>
+#include <pthread.h>
+#include <sched.h>
+#endif
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -18,6 +25,36 @@ namespace {
 // Long enough to bridge the Python between two kernels of a decode step, short enough not to steal a core from others.
 constexpr auto kSpin = std::chrono::microseconds(50);
 constexpr int kSpinsBeforeYield = 2000;
+
+#if defined(__linux__)
+// Wherever any thread of this process may run.
+cpu_set_t anywhere() {
+    cpu_set_t together;
+    CPU_ZERO(&together);
+    DIR *tasks = opendir("/proc/self/task");
+    if (tasks == nullptr) return together;
+    while (const dirent *task = readdir(tasks)) {
+        cpu_set_t one;
+        CPU_ZERO(&one);
+        const int id = atoi(task->d_name);  // 0 of "." and "..", which would be the calling thread itself
+        if (id > 0 && sched_getaffinity(id, sizeof one, &one) == 0) CPU_OR(&together, &together, &one);
+    }
+    closedir(tasks);
+    return together;
+}
+#endif
+
+// A thread begins where its maker may run, which may be a single core: OMP_PROC_BIND pins the main thread, and all
+// workers would share its core with it. They may run wherever any thread may; where that fails they stay.
+void release(std::vector<std::thread> &workers) {
+#if defined(__linux__)
+    if (workers.empty()) return;
+    const cpu_set_t places = anywhere();
+    for (auto &worker : workers) pthread_setaffinity_np(worker.native_handle(), sizeof places, &places);
+#else
+    (void)workers;
+#endif
+}
 }  // namespace
 
 Pool &Pool::instance() {
@@ -40,6 +77,7 @@ void Pool::resize(int threads) {
     stop_ = false;
     const uint64_t now = generation_.load();
     for (int i = 1; i < threads; ++i) workers_.emplace_back([this, now] { work(now); });
+    release(workers_);
 }
 
 void Pool::drain() {

@@ -209,8 +209,8 @@ def sample_head(
 
 def set_num_threads(threads: int) -> None:
     """Threads of the C++ kernels, the calling one included."""
-    from tailrace import _cpu
+    from tailrace.kernels import cpu
 
     if threads < 1:
         raise ValueError(f"threads must be at least 1, got {threads}")
-    _cpu.set_num_threads(threads)
+    cpu.set_num_threads(threads)

@@ -179,6 +179,13 @@ class Slots(SlotStore):
                 entry.sequence_state.forget(entry.num_output)
             self.advance(index, moves)
 
+    def reads_output(self, slot: int) -> bool:
+        """What the slot draws depends on its output tokens, or on their number: it must be told of them by `commit` or
+        `adopt` before the next draw. Another slot need not be, where each row's position is given.
+        """
+        entry = self[slot]
+        return entry.history is not None or bool(entry.state) or entry.moves
+
     def rewind(self, slot: int, count: int) -> None:
         """Take back the last `count` output tokens.
 

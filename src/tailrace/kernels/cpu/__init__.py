@@ -3,8 +3,18 @@
 Starts with torch's number of threads (OMP_NUM_THREADS, torch.set_num_threads); kernels.set_num_threads changes it.
 """
 
+import os
+
 import torch
 
 from tailrace import _cpu
 
-_cpu.set_num_threads(torch.get_num_threads())
+
+def set_num_threads(threads: int) -> None:
+    """Threads of the kernels, the calling one included. They run wherever any thread of the process may."""
+    if threads > 1 and os.environ.get("OMP_PROC_BIND", "false").lower() != "false":
+        torch.zeros(1 << 17).add_(1)  # starts OpenMP's threads: with OMP_PROC_BIND each of them knows one core only
+    _cpu.set_num_threads(threads)
+
+
+set_num_threads(torch.get_num_threads())

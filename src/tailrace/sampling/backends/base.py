@@ -5,18 +5,21 @@ reference sampler, request by request (backends/reference.py).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
 from tailrace.errors import ParameterError
+from tailrace.kernels.output import LogprobArrays
 from tailrace.kernels.rows import Rows
 from tailrace.logprobs import TokenLogprobs
 from tailrace.sampling.request_slot import RequestSlot
 from tailrace.sampling.slot_store import SlotObserver
 from tailrace.sampling.slots import Slots
+
+RequestLogprobs = list[list[TokenLogprobs] | None]
 
 
 @dataclass(slots=True)
@@ -24,13 +27,26 @@ class Sampled:
     """The tokens of a step.
 
     token_ids: int64 [N, K + 1], −1 where there is none. num_tokens: int64 [N], 0 where status is not OK. status: int32
-    [N], kernels/status.py. logprobs: per request one entry per token, or None where it did not ask.
+    [N], kernels/status.py. logprob_arrays: as the kernels leave them, where a request asked; undefined for requests
+    that did not, and for `fell_back`, those that the reference sampler drew. make_logprobs: makes `logprobs` when they
+    are first read; None: nobody asked.
     """
 
     token_ids: torch.Tensor
     num_tokens: torch.Tensor
     status: torch.Tensor
-    logprobs: list[list[TokenLogprobs] | None]
+    logprob_arrays: LogprobArrays | None = None
+    make_logprobs: Callable[[], RequestLogprobs] | None = None
+    fell_back: Sequence[int] = ()
+    _logprobs: RequestLogprobs | None = None
+
+    @property
+    def logprobs(self) -> RequestLogprobs:
+        """Per request one entry per token, or None where it did not ask."""
+        if self._logprobs is None:
+            make = self.make_logprobs
+            self._logprobs = [None] * len(self.num_tokens) if make is None else make()
+        return self._logprobs
 
     def tokens(self) -> list[list[int]]:
         """What was drawn or accepted, request by request: what `Slots.commit` takes. Nothing where status is not OK."""

@@ -58,11 +58,12 @@ class CPUBackend:
             self._keep_updates(output, rows)
         if flags & COSTLY:
             self._keep_seconds(output, rows)
-        sampled = Sampled(output.token_ids, output.num_tokens, output.status, [None] * rows.num_requests)
+        sampled = Sampled(output.token_ids, output.num_tokens, output.status, output.logprobs)
         if flags & REPORTED:
             self._report(logits, rows, output, sampled)
         if flags & UNSUPPORTED:
             requests = (output.status == FALLS_BACK).nonzero().squeeze(1).tolist()
+            sampled.fell_back = requests
             fall_back(self.slots, logits, rows, requests, sampled)
         return Pending(sampled.token_ids, lambda: sampled)
 
@@ -98,10 +99,10 @@ class CPUBackend:
     def _report(self, logits: torch.Tensor, rows: Rows, output: KernelOutput, sampled: Sampled) -> None:
         """Logprobs of those that asked; of the tokens that they named, where they did."""
         owners = [self.slots[owner] for owner in rows.owners.tolist()]
-        sampled.logprobs = entries_of(output, [slot.params if slot.reported else None for slot in owners])
+        asked = [slot.params if slot.reported else None for slot in owners]
+        sampled.make_logprobs = lambda: entries_of(output, asked)
         for i, slot in enumerate(owners):
-            ids, entries = slot.params.logprob_token_ids, sampled.logprobs[i]
-            if ids and entries and not slot.unsupported:
+            if (ids := slot.params.logprob_token_ids) and not slot.unsupported and (entries := sampled.logprobs[i]):
                 first, drawn = int(rows.start[i]), sampled.token_ids[i].tolist()
                 sampled.logprobs[i] = [
                     naming(entry, drawn[j], raw_row(logits, rows, first + j), ids) for j, entry in enumerate(entries)

@@ -80,11 +80,13 @@ class GPUBackend:
 
         def finish() -> Sampled:
             output = arriving()
-            sampled = Sampled(output.token_ids, output.num_tokens, output.status, [None] * rows.num_requests)
+            sampled = Sampled(output.token_ids, output.num_tokens, output.status, output.logprobs)
             if output.logprobs is not None:
                 owners = [self.slots[owner] for owner in rows.owners.tolist()]
-                sampled.logprobs = entries_of(output, [slot.params if slot.reported else None for slot in owners])
+                asked = [slot.params if slot.reported else None for slot in owners]
+                sampled.make_logprobs = lambda: entries_of(output, asked)
             if again is not None:
+                sampled.fell_back = falling
                 replace_requests(sampled, again, falling)
             return sampled
 

@@ -52,7 +52,7 @@ class ReferenceBackend:
 
 def unfilled(rows: Rows) -> Sampled:
     """Room for the tokens of these rows, contents undefined."""
-    return Sampled(*KernelOutput.empty(rows.num_requests, rows.width)[:3], [None] * rows.num_requests)
+    return Sampled(*KernelOutput.empty(rows.num_requests, rows.width)[:3])
 
 
 def fall_back(slots: Slots, logits: torch.Tensor, rows: Rows, requests: Iterable[int], sampled: Sampled) -> None:

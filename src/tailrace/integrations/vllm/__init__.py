@@ -1,0 +1,30 @@
+"""tailrace as the sampler of vLLM (V1 runner). Installed beside vLLM it is on; `TAILRACE_VLLM=0` turns it off.
+
+vLLM calls `register` in each of its processes (entry point of the group vllm.general_plugins). What it replaces:
+`Sampler.forward` and `RejectionSampler.forward` sample by tailrace's kernels; `build_logitsprocs` adds the follower of
+the batch (requests.py), which is told of each request that joins, leaves or moves; `SamplingParams._verify_args` checks
+tailrace's own fields, so that a wrong one is a 400. Where vLLM is built differently (layout.py), nothing is replaced.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+
+OFF = ("0", "off", "false", "no")
+log = logging.getLogger("vllm.tailrace")  # below vLLM's own logger, whose handlers print it
+
+
+def register() -> None:
+    """Replace vLLM's sampler in this process; called again it does nothing."""
+    if os.environ.get("TAILRACE_VLLM", "").lower() in OFF:
+        log.info("tailrace is off: TAILRACE_VLLM=%s", os.environ["TAILRACE_VLLM"])
+        return
+    from tailrace.integrations.vllm import layout
+
+    if problem := layout.problem():
+        log.error("tailrace is off, vLLM samples by itself: %s", problem)
+        return
+    from tailrace.integrations.vllm import patches
+
+    patches.install()

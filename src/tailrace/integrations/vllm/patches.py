@@ -1,0 +1,245 @@
+"""What of vLLM is replaced, and by what."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from vllm import SamplingParams
+from vllm.exceptions import VLLMValidationError
+from vllm.v1.outputs import LogprobsTensors, SamplerOutput
+from vllm.v1.sample import logits_processor
+from vllm.v1.sample.logits_processor import BUILTIN_LOGITS_PROCESSORS, LogitsProcessors
+from vllm.v1.sample.metadata import SamplingMetadata
+from vllm.v1.sample.rejection_sampler import RejectionSampler
+from vllm.v1.sample.sampler import Sampler
+from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
+from vllm.v1.worker import gpu_model_runner
+
+import tailrace
+from tailrace.errors import ParameterError
+from tailrace.integrations.vllm.requests import Batch, BatchFollower, NotKnownYetError
+from tailrace.integrations.vllm.translate import own_fields, translated
+from tailrace.kernels.status import OK
+from tailrace.sampling import Rows, Sampled
+
+log = logging.getLogger("vllm.tailrace")
+fallbacks: Counter[str] = Counter()  # what vLLM's own sampler has served, by reason
+BUILT_IN = (*BUILTIN_LOGITS_PROCESSORS, BatchFollower)
+
+
+def install() -> None:
+    """Replace them, once."""
+    if hasattr(Sampler.forward, "theirs"):
+        return
+    Sampler.forward = around(Sampler.forward, sample)
+    RejectionSampler.forward = around(RejectionSampler.forward, verify)
+    SamplingParams._verify_args = around(SamplingParams._verify_args, check_arguments)
+    build = around(logits_processor.build_logitsprocs, build_logitsprocs)
+    logits_processor.build_logitsprocs = gpu_model_runner.build_logitsprocs = build
+
+
+def around(theirs: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
+    """`ours`, which is given theirs first."""
+
+    @functools.wraps(theirs)
+    def replaced(*args: Any, **more: Any) -> Any:
+        return ours(theirs, *args, **more)
+
+    replaced.theirs = theirs  # type: ignore[attr-defined]
+    return replaced
+
+
+def check_arguments(theirs: Callable[..., None], params: SamplingParams) -> None:
+    """vLLM's checks; then tailrace's of its own fields.
+
+    Raises:
+        VLLMValidationError: over HTTP a 400.
+    """
+    theirs(params)
+    try:
+        if own_fields(params.extra_args):
+            translated(params)
+    except ParameterError as error:
+        raise VLLMValidationError(str(error), parameter=error.param) from error
+
+
+def build_logitsprocs(theirs: Callable[..., LogitsProcessors], vllm_config: Any, *args: Any, **more: Any) -> Any:
+    """vLLM's logits processors, and one that follows the batch."""
+    processors = theirs(vllm_config, *args, **more)
+    if vllm_config.model_config.runner_type != "pooling":
+        device, pinned = (*args, *more.values())[:2]
+        processors.argmax_invariant.append(BatchFollower(vllm_config, device, pinned))
+        log.info("tailrace %s samples for vLLM in this process, on %s", tailrace.__version__, device)
+    return processors
+
+
+def follower_of(metadata: SamplingMetadata) -> BatchFollower | None:
+    """Who follows this batch; None in vLLM's warm-up, which has no requests."""
+    return next((one for one in metadata.logitsprocs.argmax_invariant if isinstance(one, BatchFollower)), None)
+
+
+def fall_back(reason: str) -> None:
+    """Count a draw of vLLM's own sampler, and log the first of its kind."""
+    fallbacks[reason] += 1
+    if fallbacks[reason] == 1:
+        log.warning("tailrace leaves these draws to vLLM's own sampler: %s", reason)
+
+
+def why_not(metadata: SamplingMetadata, mode: str) -> str:
+    """Why vLLM's own sampler must serve the whole batch; "" if it need not."""
+    processors = metadata.logitsprocs
+    for one in (*processors.argmax_invariant, *processors.non_argmax_invariant):
+        if not isinstance(one, BUILT_IN):
+            return f"a custom logits processor ({type(one).__name__})"
+    thinking = getattr(metadata, "thinking_budget_state_holder", None)
+    if thinking is not None and thinking.has_tracked_requests():
+        return "thinking_token_budget"
+    if metadata.max_num_logprobs is not None and mode not in ("raw_logprobs", "processed_logprobs"):
+        return f"logprobs_mode {mode}"
+    return ""
+
+
+def prepared(metadata: SamplingMetadata, mode: str, vocab_size: int) -> tuple[BatchFollower, Batch] | None:
+    """The follower of the batch, and the batch as it stands; None where vLLM's own sampler serves it all."""
+    follower = follower_of(metadata)
+    if follower is None:
+        return None
+    if reason := why_not(metadata, mode):
+        fall_back(reason)
+        return None
+    try:
+        batch = follower.ready(vocab_size)
+    except NotKnownYetError:
+        fall_back("tokens that vLLM has not read yet (asynchronous scheduling)")
+        return None
+    for reason in batch.refusals:
+        fall_back(reason)
+    return (follower, batch) if batch.served else None
+
+
+# ---- Sampler.forward
+
+
+def sample(
+    theirs: Callable[..., SamplerOutput],
+    sampler: Sampler,
+    logits: torch.Tensor,
+    sampling_metadata: SamplingMetadata,
+    *args: Any,
+    **more: Any,
+) -> SamplerOutput:
+    """A token of each row."""
+    if args or more:  # a bonus token, for its own verification of drafts
+        return theirs(sampler, logits, sampling_metadata, *args, **more)
+    found = prepared(sampling_metadata, sampler.logprobs_mode, logits.shape[-1])
+    if found is None:
+        return theirs(sampler, logits, sampling_metadata)
+    follower, batch = found
+    assert follower.sampler is not None
+    own = theirs(sampler, logits.clone(), sampling_metadata) if batch.refusals else None
+    sampled = follower.sampler(logits, follower.plain_rows(batch))
+    ids = with_a_token_each(sampled, logits, batch.served)[:, 0]
+    reports = logprobs_of(sampled, ids[:, None], sampling_metadata.max_num_logprobs)
+    if own is None:
+        return SamplerOutput(ids.to(torch.int32)[:, None], reports)
+    return merged(own, batch.served, ids, reports)
+
+
+def with_a_token_each(sampled: Sampled, logits: torch.Tensor, source: list[int]) -> torch.Tensor:
+    """int64 [N, W] where the logits are. vLLM must have a token of each request, also of one whose row has none (NaN,
+    +inf, all of it masked): there the largest number of the row. source: of each request its first row of logits."""
+    ids = sampled.token_ids
+    if bool((sampled.status != OK).any()):
+        for i in (sampled.status != OK).nonzero().squeeze(1).tolist():
+            fall_back("a row of logits without any token (NaN, infinity, or all of it masked)")
+            ids[i, 0] = int(torch.nan_to_num(logits[source[i]].float(), nan=-torch.inf).argmax())
+    return ids.to(logits.device)
+
+
+def logprobs_of(sampled: Sampled, ids: torch.Tensor, top: int | None) -> LogprobsTensors | None:
+    """As vLLM has them, of all places of all requests one after the other: the sampled token first, then the likeliest.
+    Rows that nobody asked for hold anything.
+
+    Args:
+        ids: int64 [N, W]. top: how many of the likeliest the batch reports at most; None: nobody asks.
+    """
+    if top is None:
+        return None
+    count, width = ids.shape
+    shown = torch.zeros(count, width, top + 1, dtype=torch.int32)
+    values = torch.zeros(count, width, top + 1, dtype=torch.float32)
+    ranks = torch.zeros(count, width, dtype=torch.int64)
+    shown[:, :, 0] = ids
+    arrays = sampled.logprob_arrays
+    if arrays is not None:
+        found = min(top, arrays.ranks.shape[2] - 1)
+        values[:, :, 0], ranks[:] = arrays.numbers[:, :, 0], arrays.ranks[:, :, 0]
+        values[:, :, 1 : found + 1] = arrays.numbers[:, :, 3 : 3 + found]
+        shown[:, :, 1 : found + 1] = arrays.ranks[:, :, 1 : found + 1]
+    if sampled.fell_back:
+        for i in sampled.fell_back:
+            for j, entry in enumerate(sampled.logprobs[i] or ()):
+                listed = len(entry.top_ids)
+                values[i, j, 0], ranks[i, j] = entry.logprob, entry.rank
+                values[i, j, 1 : listed + 1] = torch.tensor(entry.top_logprobs)
+                shown[i, j, 1 : listed + 1] = torch.tensor(entry.top_ids, dtype=torch.int32)
+    return LogprobsTensors(shown.flatten(0, 1), values.flatten(0, 1), ranks.flatten())
+
+
+def merged(own: SamplerOutput, served: list[int], ids: torch.Tensor, reports: LogprobsTensors | None) -> SamplerOutput:
+    """vLLM's output, with these rows replaced by tailrace's."""
+    own.sampled_token_ids[served, 0] = ids.to(own.sampled_token_ids.dtype)
+    theirs = own.logprobs_tensors
+    if theirs is not None and reports is not None and theirs.logprobs.dim() == 2 and theirs.logprob_token_ids.numel():
+        width = min(theirs.logprobs.shape[1], reports.logprobs.shape[1])
+        theirs.logprob_token_ids[served, :width] = reports.logprob_token_ids[:, :width]
+        theirs.logprobs[served, :width] = reports.logprobs[:, :width]
+        theirs.selected_token_ranks[served] = reports.selected_token_ranks.to(theirs.selected_token_ranks.dtype)
+    return own
+
+
+# ---- RejectionSampler.forward
+
+
+def verify(
+    theirs: Callable[..., SamplerOutput],
+    verifier: RejectionSampler,
+    metadata: SpecDecodeMetadata,
+    draft_probs: torch.Tensor | None,
+    logits: torch.Tensor,
+    sampling_metadata: SamplingMetadata,
+) -> SamplerOutput:
+    """Which drafts stand, and the token after them. Requests with a seed are verified by rule exact: they get the
+    tokens that they would have got without drafts. The others, where the drafts come with distributions, by rejection:
+    more drafts stand, and the distribution is the same."""
+    found = None
+    if not getattr(verifier, "synthetic_mode", False):
+        found = prepared(sampling_metadata, verifier.sampler.logprobs_mode, logits.shape[-1])
+    if found is None or found[1].refusals:
+        return theirs(verifier, metadata, draft_probs, logits, sampling_metadata)
+    follower, batch = found
+    assert follower.sampler is not None
+    counts, drafts = metadata.num_draft_tokens, metadata.draft_token_ids.tolist()
+    ends = torch.tensor(counts).cumsum(0).tolist()
+    begins = [end - count for end, count in zip(ends, counts, strict=True)]
+    source = [begin + i for i, begin in enumerate(begins)]  # each request before has a row more than drafts
+    dense = draft_probs is not None
+    seeded = [request.params.seed is not None for request in batch.requests]
+    rows = Rows.drafted(
+        batch.slots,
+        follower.positions(batch),
+        [drafts[begin:end] for begin, end in zip(begins, ends, strict=True)],
+        ["exact" if known or not dense else "rejection" for known in seeded],
+        None if draft_probs is None else [draft_probs[begin:end] for begin, end in zip(begins, ends, strict=True)],
+        source=source,
+        trusted=True,  # vLLM's drafter makes them by softmax
+    )
+    sampled = follower.sampler(logits, rows)
+    ids = with_a_token_each(sampled, logits, source)
+    reports = logprobs_of(sampled, ids.clamp(min=0), sampling_metadata.max_num_logprobs)
+    return SamplerOutput(ids.to(torch.int32), reports)

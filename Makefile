@@ -2,7 +2,7 @@
 #
 #   make serve [PORT=8000] [HOST=127.0.0.1] [MODEL=…] [ARGS="--dtype float32"]
 #   make chat  [MODEL=…] [ARGS=…]
-#   make test | test-long [PART="tests/sampling tests/engine"] | test-clients | test-peers | test-models | test-gpu | test-oldest | lint | docs | bench [BENCH="serve sampler knobs kernels"] [ARGS=…]
+#   make test | test-long [PART="tests/sampling tests/engine"] | test-clients | test-peers | test-models | test-vllm | test-gpu | test-oldest | lint | docs | bench [BENCH="serve sampler knobs kernels"] [ARGS=…]
 #   make wheel [PYTHONS="python3.11 python3.12"]
 
 VENV := .venv
@@ -25,7 +25,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 export PYTHONDONTWRITEBYTECODE :=
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: install serve chat test test-long test-clients test-peers test-models test-gpu test-oldest wheel bench lint format docs lock lock-clients lock-docs clean help
+.PHONY: install serve chat test test-long test-clients test-peers test-models test-vllm test-gpu test-oldest wheel bench lint format docs lock lock-clients lock-docs clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -90,6 +90,20 @@ test-peers: install $(PEERS)/.stamp
 	$(PEERS)/bin/python tests/peers/fetch.py
 	PYTHONPATH=tests $(BIN)/python -m peers.templates $(ARGS)
 	$(BIN)/python tests/peers/tool_calls.py
+
+# tailrace as vLLM's sampler, beside the real package (docs/integrations/vllm.md). VLLM_VERSION: another release.
+VLLM := .venv-vllm
+VLLM_VERSION ?= 0.32.0
+$(VLLM)/.stamp: tests/vllm_plugin/environment.py | $(BIN)/pip
+	@rm -rf $(VLLM); $(BIN)/python -m venv $(VLLM)
+	$(BIN)/python tests/vllm_plugin/environment.py $(VLLM) $(VLLM_VERSION)
+	@touch $@
+
+test-vllm: install $(VLLM)/.stamp
+	@rm -rf build/vllm
+	$(PIP) wheel --quiet --no-deps --no-build-isolation --wheel-dir build/vllm .
+	$(VLLM)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --force-reinstall build/vllm/*.whl
+	cd tests/vllm_plugin && ../../$(VLLM)/bin/python -m pytest -W ignore $(ARGS)
 
 # A tiny model of every causal architecture in the installed transformers, against transformers; writes docs/models.md. Cut short it goes on
 # with ARGS=--missing; ARGS="llama mistral" judges these, ARGS="--part 1/4" a quarter.
@@ -179,4 +193,4 @@ lock-clients lock-docs lock-peers: lock-%: $(BIN)/pip
 	cp "$$work/lock" requirements-$*.lock; echo "requirements-$*.lock renewed; run make $(if $(filter docs,$*),docs,test-$*)"
 
 clean:
-	rm -rf $(VENV) $(CLIENTS) $(PEERS) $(OLDEST) $(DOCS) build dist
+	rm -rf $(VENV) $(CLIENTS) $(PEERS) $(VLLM) $(OLDEST) $(DOCS) build dist

@@ -82,6 +82,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     # of grammar only what the texts of a schema may be
     "text": {"wire.messages", "grammar.check", "grammar.ecma", "grammar.formats"},
     "api": {"text", "wire"},
+    # parts for engines that people already run: the library, and nothing of our own engine
+    "integrations": {"kernels", "sampling"},
     "cli": {"kernels", "sampling", "runners", "drafting", "grammar", "models", "engine", "wire", "text", "api"},
 }
 LIGHT = (

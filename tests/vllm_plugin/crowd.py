@@ -14,10 +14,9 @@ from vllm.v1.sample.sampler import Sampler
 from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
 
 from tailrace.integrations import vllm as plugin
+from tailrace.integrations.vllm.requests import BatchFollower
 
 plugin.register()
-
-from tailrace.integrations.vllm.requests import BatchFollower  # imports vLLM's own
 
 VOCAB, ROWS, CPU = 300, 8, torch.device("cpu")
 THEIRS = Sampler.forward.theirs  # type: ignore[attr-defined]
@@ -99,5 +98,3 @@ class Crowd:
 
     def order(self) -> list[str]:
         return list(self.batch.req_ids[: len(self.live)])
-
-

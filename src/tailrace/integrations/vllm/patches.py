@@ -22,7 +22,7 @@ from vllm.v1.worker import gpu_model_runner
 
 import tailrace
 from tailrace.errors import ParameterError
-from tailrace.integrations.vllm.requests import Batch, BatchFollower, NotKnownYetError
+from tailrace.integrations.vllm.requests import BatchFollower, FollowedBatch, NotKnownYetError
 from tailrace.integrations.vllm.translate import own_fields, translated
 from tailrace.kernels.status import OK
 from tailrace.sampling import Rows, Sampled
@@ -104,7 +104,7 @@ def why_not(metadata: SamplingMetadata, mode: str) -> str:
     return ""
 
 
-def prepared(metadata: SamplingMetadata, mode: str, vocab_size: int) -> tuple[BatchFollower, Batch] | None:
+def prepared(metadata: SamplingMetadata, mode: str, vocab_size: int) -> tuple[BatchFollower, FollowedBatch] | None:
     """The follower of the batch, and the batch as it stands; None where vLLM's own sampler serves it all."""
     follower = follower_of(metadata)
     if follower is None:

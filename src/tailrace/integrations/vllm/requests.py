@@ -147,7 +147,7 @@ class BatchFollower(LogitsProcessor):
                 batch.readers.append(request)
         return batch
 
-    def _join(self, request: Request) -> None:
+    def _join(self, request: FollowedRequest) -> None:
         """Give the request a slot, or a reason why it has none."""
         assert self.slots is not None
         params = request.params
@@ -172,7 +172,7 @@ class BatchFollower(LogitsProcessor):
         request.slot, request.known = self.free.pop(), len(request.output)
         request.reads = self.slots.reads_output(request.slot)
 
-    def _tell(self, request: Request) -> None:
+    def _tell(self, request: FollowedRequest) -> None:
         """The slot's output is vLLM's list from now on."""
         assert self.slots is not None
         new = request.output[request.known :]

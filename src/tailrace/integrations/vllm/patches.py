@@ -144,7 +144,7 @@ def sample(
     own = theirs(sampler, logits.clone(), sampling_metadata) if batch.refusals else None
     sampled = follower.sampler(logits, follower.plain_rows(batch))
     ids = with_a_token_each(sampled, logits, batch.served)[:, 0]
-    reports = logprobs_of(sampled, ids[:, None], sampling_metadata.max_num_logprobs)
+    reports = logprobs_of(sampled, ids[:, None], batch, sampling_metadata.max_num_logprobs)
     if own is None:
         return SamplerOutput(ids.to(torch.int32)[:, None], reports)
     return merged(own, batch.served, ids, reports)
@@ -161,12 +161,12 @@ def with_a_token_each(sampled: Sampled, logits: torch.Tensor, source: list[int])
     return ids.to(logits.device)
 
 
-def logprobs_of(sampled: Sampled, ids: torch.Tensor, top: int | None) -> LogprobsTensors | None:
+def logprobs_of(sampled: Sampled, ids: torch.Tensor, batch: FollowedBatch, top: int | None) -> LogprobsTensors | None:
     """As vLLM has them, of all places of all requests one after the other: the sampled token first, then the likeliest.
-    Rows that nobody asked for hold anything.
+    Zeros follow where a request asked for fewer than another: vLLM looks up all ids of a row.
 
     Args:
-        ids: int64 [N, W]. top: how many of the likeliest the batch reports at most; None: nobody asks.
+        ids: int64 [N, W], of tokens. top: how many of the likeliest the batch reports at most; None: nobody asks.
     """
     if top is None:
         return None
@@ -174,20 +174,23 @@ def logprobs_of(sampled: Sampled, ids: torch.Tensor, top: int | None) -> Logprob
     shown = torch.zeros(count, width, top + 1, dtype=torch.int32)
     values = torch.zeros(count, width, top + 1, dtype=torch.float32)
     ranks = torch.zeros(count, width, dtype=torch.int64)
-    shown[:, :, 0] = ids
     arrays = sampled.logprob_arrays
     if arrays is not None:
-        found = min(top, arrays.ranks.shape[2] - 1)
-        values[:, :, 0], ranks[:] = arrays.numbers[:, :, 0], arrays.ranks[:, :, 0]
-        values[:, :, 1 : found + 1] = arrays.numbers[:, :, 3 : 3 + found]
-        shown[:, :, 1 : found + 1] = arrays.ranks[:, :, 1 : found + 1]
-    if sampled.fell_back:
-        for i in sampled.fell_back:
-            for j, entry in enumerate(sampled.logprobs[i] or ()):
-                listed = len(entry.top_ids)
-                values[i, j, 0], ranks[i, j] = entry.logprob, entry.rank
-                values[i, j, 1 : listed + 1] = torch.tensor(entry.top_logprobs)
-                shown[i, j, 1 : listed + 1] = torch.tensor(entry.top_ids, dtype=torch.int32)
+        own = arrays.ranks.shape[2]  # fewer than top + 1 where who asks most fell back
+        asked = torch.tensor([-1 if (n := one.params.logprobs) is None else n for one in batch.requests])
+        there = torch.arange(width) < sampled.num_tokens[:, None]
+        wanted = there[:, :, None] & (torch.arange(own) <= asked[:, None])[:, None]
+        shown[:, :, :own] = arrays.ranks.where(wanted, 0)
+        values[:, :, 1:own] = arrays.numbers[:, :, 3:].where(wanted[:, :, 1:], 0.0)
+        values[:, :, 0] = arrays.numbers[:, :, 0].where(wanted[:, :, 0], 0.0)
+        ranks[:] = shown[:, :, 0]
+    for i in sampled.fell_back:
+        for j, entry in enumerate(sampled.logprobs[i] or ()):
+            listed = len(entry.top_ids)
+            values[i, j, 0], ranks[i, j] = entry.logprob, entry.rank
+            values[i, j, 1 : listed + 1] = torch.tensor(entry.top_logprobs)
+            shown[i, j, 1 : listed + 1] = torch.tensor(entry.top_ids, dtype=torch.int32)
+    shown[:, :, 0] = ids
     return LogprobsTensors(shown.flatten(0, 1), values.flatten(0, 1), ranks.flatten())
 
 
@@ -241,5 +244,5 @@ def verify(
     )
     sampled = follower.sampler(logits, rows)
     ids = with_a_token_each(sampled, logits, source)
-    reports = logprobs_of(sampled, ids.clamp(min=0), sampling_metadata.max_num_logprobs)
+    reports = logprobs_of(sampled, ids.clamp(min=0), batch, sampling_metadata.max_num_logprobs)
     return SamplerOutput(ids.to(torch.int32), reports)

@@ -27,10 +27,10 @@ from tailrace.kernels.transfer import there
 from tailrace.runners import probe
 from tailrace.runners.attention import NAME, AttentionLayer, AttentionState, AttentionStep, attach, attend
 from tailrace.runners.base import Batch
-from tailrace.runners.elementwise import needed
 from tailrace.runners.fuse import difference, fuse
 from tailrace.runners.graphs import GraphRecorder, Graphs, Launch
 from tailrace.runners.inputs import moved
+from tailrace.runners.invariant import needed
 from tailrace.runners.load_checks import (
     TRIAL_TOKENS,
     decode_trial,
@@ -81,7 +81,7 @@ class TransformersRunner:
         # of the largest CUDA graph; 0: there are none. States have none: the host plans the walk along the sequences
         self.max_num_seqs = 0 if self.recurrent else max_num_seqs
         self.graphs: Graphs | None = None
-        self.elementwise: Callable[[], AbstractContextManager[Any]] = nullcontext  # what a pass runs in
+        self.invariant: Callable[[], AbstractContextManager[Any]] = nullcontext  # what a pass runs in
         self.lora: Adapters | None = None
         taken = inspect.signature(model.forward).parameters
         self.picks_logits, self.takes_positions = "logits_to_keep" in taken, "position_ids" in taken
@@ -116,7 +116,7 @@ class TransformersRunner:
         if device.type == "cpu":
             with explained(type(model).__name__):
                 log.info("fused %s", ", ".join(fuse(model, runner.trial, adapters.owners(model))) or "nothing")
-                runner.elementwise = needed(runner.trial)
+                runner.invariant = needed(runner.trial)
         if adapters.names:
             runner.lora = adapters
             adapters.attach(
@@ -243,7 +243,7 @@ class TransformersRunner:
         if self.takes_positions:  # a model without attention has no use for them
             options["position_ids"] = batch.positions[None]
         try:
-            with self.elementwise():
+            with self.invariant():
                 logits = self.model(input_ids=batch.input_ids(self.device)[None], use_cache=False, **options).logits[0]
         finally:
             self.layers.step = None

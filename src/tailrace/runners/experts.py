@@ -1,0 +1,117 @@
+"""Mixtures of experts for the CPU: the projections of every expert packed, and a token's result the same bits however
+many tokens have chosen its experts.
+
+transformers gives an expert's rows to one matrix product, whose way of adding depends on how many rows there are. The
+packed linear kernel adds every row's products in one order (csrc/linear.cpp).
+"""
+
+from __future__ import annotations
+
+from copy import copy
+from typing import Any
+
+import torch
+from torch import nn
+
+from tailrace import kernels
+
+# of the modules that transformers' use_experts_implementation decorates
+DECORATED = ("has_gate", "has_bias", "is_transposed", "has_post_expert_norm")
+
+
+class GroupedLinear:
+    """One linear layer per expert, packed. weight: [E, N, K]; bias: [E, N] or None."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        biases = [None] * len(weight) if bias is None else list(bias.detach())
+        pairs = zip(weight.detach(), biases, strict=True)
+        self.packed = [kernels.pack_linear(own, own_bias) for own, own_bias in pairs]
+        self.width = weight.shape[1]
+
+    def __call__(self, rows: torch.Tensor, counts: list[int]) -> torch.Tensor:
+        """rows [S, K], sorted by expert; counts: how many rows each expert has. Rows behind those become 0. → [S, N]"""
+        ours = [*counts, len(rows) - sum(counts)]
+        *parts, rest = rows.split(ours)
+        done = [kernels.linear(part, packed) for part, packed in zip(parts, self.packed, strict=True) if len(part)]
+        return torch.cat([*done, rest.new_zeros(len(rest), self.width)])
+
+
+class PackedExperts(nn.Module):
+    """The experts of a layer, as transformers' experts_implementation has them.
+
+    own: the original without its projections; it has the gate, the activation and the norm.
+    """
+
+    def __init__(self, original: Any) -> None:
+        super().__init__()
+        name = "gate_up_proj" if original.has_gate else "up_proj"
+        self.up = grouped(original, name)
+        self.down = grouped(original, "down_proj")
+        self.own = copy(original)
+        self.own._parameters = {}
+        self.num_experts = original.num_experts
+        self.dtype = original.down_proj.dtype
+
+    def forward(
+        self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+    ) -> torch.Tensor:
+        """hidden_states [T, H], top_k_index and top_k_weights [T, k] → [T, H]. An index of num_experts is no expert."""
+        own, chosen = self.own, top_k_index.shape[-1]
+        experts, order = top_k_index.reshape(-1).sort(stable=True)
+        counts = torch.bincount(experts, minlength=self.num_experts)[: self.num_experts].tolist()
+        rows = self.up(hidden_states.to(self.dtype)[order // chosen], counts)
+        rows = self.down(own._apply_gate(rows) if own.has_gate else own.act_fn(rows), counts)
+        if own.has_post_expert_norm:
+            rows = own.post_expert_norm(rows)
+        rows = rows * top_k_weights.reshape(-1)[order, None]
+        back = torch.empty_like(rows)
+        back[order] = rows
+        return added(back.unflatten(0, (-1, chosen))).to(hidden_states.dtype)
+
+
+class Llama4Experts(nn.Module):
+    """All experts of Llama 4 on all tokens: [E · T, H] → [E · T, H], sorted by expert."""
+
+    def __init__(self, original: Any) -> None:
+        super().__init__()
+        self.up = GroupedLinear(original.gate_up_proj.mT)
+        self.down = GroupedLinear(original.down_proj.mT)
+        self.act_fn = original.act_fn
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        counts = [len(hidden_states) // len(self.up.packed)] * len(self.up.packed)
+        gate, up = self.up(hidden_states, counts).chunk(2, -1)
+        return self.down(up * self.act_fn(gate), counts)
+
+
+class JetMoeExperts(nn.Module):
+    """One projection of JetMoe's experts: inputs [S, K], sorted by expert, and how many each has → [S, N]."""
+
+    def __init__(self, original: Any) -> None:
+        super().__init__()
+        self.linear = GroupedLinear(original.weight)
+
+    def forward(self, inputs: torch.Tensor, expert_size: list[int]) -> torch.Tensor:
+        return self.linear(inputs, list(expert_size))
+
+
+def grouped(original: Any, name: str) -> GroupedLinear:
+    """A projection of decorated experts."""
+    weight = getattr(original, name)
+    return GroupedLinear(
+        weight.mT if original.is_transposed else weight,
+        getattr(original, f"{name}_bias") if original.has_bias else None,
+    )
+
+
+def added(parts: torch.Tensor) -> torch.Tensor:
+    """The sum of [T, k, H] over k in float32, in one order."""
+    total, *rest = parts.float().unbind(1)
+    for part in rest:
+        total = total + part
+    return total
+
+
+def are_experts(module: nn.Module) -> bool:
+    """True for modules that transformers' use_experts_implementation decorates."""
+    return all(hasattr(module, name) for name in DECORATED)

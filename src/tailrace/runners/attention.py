@@ -129,9 +129,11 @@ def with_positions(shared: AttentionState, module: torch.nn.Module, args: Any, k
 
 
 def attach(model: Any, shared: AttentionState) -> list[AttentionLayer]:
-    """Give every attention module its AttentionLayer; return them in the order of their layers."""
+    """Give every attention module its AttentionLayer; return them in the order of their layers. Of a model that also
+    sees or hears, those that read text."""
     found: dict[int, torch.nn.Module] = {}
-    for module in model.modules():
+    composite = model.config.get_text_config() is not model.config
+    for module in (model.get_decoder() if composite else model).modules():
         index = getattr(module, "layer_idx", None)
         if isinstance(index, int) and "Attention" in type(module).__name__ and index not in found:
             found[index] = module

@@ -19,6 +19,7 @@ from tailrace.runners.attention import NAME, AttentionLayer
 SHORT = 7  # windows and chunks during the trial
 WINDOWS = ("sliding_window", "sliding_window_size", "window_size", "local_window", "attention_chunk_size")
 FLOORS = {torch.float32: 1e-4, torch.float16: 5e-2, torch.bfloat16: 5e-2}  # relative errors that are never refused
+WITHOUT_INTERFACE = "does not go through transformers' attention interface, so its attention can't use the paged cache"
 ROUNDING = 4.0  # how much more than rounding inside attention changes
 
 
@@ -49,11 +50,24 @@ def reproduce(
     error = max(spread(ours, theirs) for ours, theirs in pieces)
     allowed = max(FLOORS[model.dtype], ROUNDING * spread(exact, near))
     if not error <= allowed:
-        name = type(model).__name__
         raise ModelLoadError(
-            f"{name}: paged attention does not reproduce the model (error {error:.1e}, {allowed:.1e} allowed)"
+            f"{type(model).__name__}: paged attention does not reproduce the model (error {error:.1e}, {allowed:.1e} "
+            f"allowed){cause(model, ids[0], spread(*pieces[0]) <= allowed, allowed)}"
         )
     probed(model, attention, ids[0])  # now with the windows that will be served
+
+
+def cause(model: Any, ids: torch.Tensor, first: bool, allowed: float) -> str:
+    """Why the model is not reproduced, as the rest of a sentence; "" if that is not known. first: the sequence that
+    stands at the beginning of the batch, from position 0 on, is reproduced."""
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        return ": it takes no positions and counts tokens by itself, so sequences can't stand side by side"
+    if first:
+        return ": it keeps more from token to token than keys and values, in a way that is not known"
+    with attending(model, "eager"):
+        if spread(dense(model, ids, 0), dense(model, ids)) > allowed:
+            return ": its first position is not 0 (RoBERTa's models count from their padding id on)"
+    return ""
 
 
 def probed(model: Any, attention: list[AttentionLayer], ids: torch.Tensor) -> torch.Tensor:
@@ -62,8 +76,10 @@ def probed(model: Any, attention: list[AttentionLayer], ids: torch.Tensor) -> to
         layer.calls = 0
     with attending(model, probe.NAME):
         logits = dense(model, ids)
+    name = type(model).__name__
+    if attention and not any(layer.calls for layer in attention):
+        raise ModelLoadError(f"{name} {WITHOUT_INTERFACE}")
     if missed := [layer.index for layer in attention if layer.calls != 1]:
-        name = type(model).__name__
         raise ModelLoadError(f"{name}: layers {missed} do not call attention once per pass; it can't be served")
     return logits
 

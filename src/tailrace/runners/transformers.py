@@ -46,13 +46,12 @@ from tailrace.runners.load_checks import (
 from tailrace.runners.lora import Adapters
 from tailrace.runners.masks import made_mask
 from tailrace.runners.recurrent import attach_recurrent
-from tailrace.runners.reproduction import reproduce
+from tailrace.runners.reproduction import WITHOUT_INTERFACE, reproduce
 from tailrace.runners.rope import settle_long_rope
 from tailrace.runners.stack import Stack
 from tailrace.runners.states import RecurrentLayer, RecurrentState, Walk
 
 log = logging.getLogger(__name__)
-WITHOUT_INTERFACE = "does not go through transformers' attention interface, so its attention can't use the paged cache"
 
 
 class TransformersRunner:

@@ -65,7 +65,7 @@ def judge(folder: Path, made: Callable[[], None]) -> Outcome:
         theirs = reference(folder, torch.float32, "eager")
         expected = [(prompt, generated(theirs, prompt)) for prompt in prompts(theirs.config.get_text_config())]
     except Exception as error:
-        return Outcome("unmade", line(error))
+        return refused(folder) or Outcome("unmade", line(error))
     made()
     apart = 0.0
     for dtype in ("float32", "bfloat16"):
@@ -84,6 +84,17 @@ def judge(folder: Path, made: Callable[[], None]) -> Outcome:
         if problem:
             return Outcome("wrong", f"{dtype}, {problem}")
     return Outcome("equal", f"beside others the logits differ by {apart:.0e}" if apart else "")
+
+
+def refused(folder: Path) -> Outcome | None:
+    """The outcome where transformers itself can't run the checkpoint, and the server says why it doesn't."""
+    try:
+        load_runner(ModelConfig(dtype="float32", threads=1, device="cpu"), folder, block_size=BLOCK)
+    except ModelLoadError as error:
+        return Outcome("refused", line(error))
+    except Exception:
+        return None
+    return None
 
 
 def quiet() -> None:

@@ -85,11 +85,13 @@ def shrunk(kind: type[Any], own: dict[str, Any]) -> dict[str, Any]:
         "qk_rope_head_dim" in fields
     ):  # latent attention: the head size is that of the part that turns, and no heads share
         values |= {name: value for name, value in LATENT.items() if name in fields}
-    for name, part in kind.sub_configs_defaults.items():
-        auto = part.config_class is AutoConfig
-        sub: Any = CONFIG_MAPPING[part.model_type] if auto else part.config_class
-        if name in fields and dataclasses.is_dataclass(sub):
-            values[name] = ({"model_type": part.model_type} if auto else {}) | shrunk(sub, own.get(name, {}))
+    for name, part in getattr(kind, "sub_configs", {}).items():
+        said: dict[str, Any] = {}
+        if part is AutoConfig:
+            said["model_type"] = kind.sub_configs_defaults[name].model_type
+            part = CONFIG_MAPPING[said["model_type"]]
+        if name in fields and dataclasses.is_dataclass(part):
+            values[name] = said | shrunk(part, own.get(name, {}))
     return values | {name: value for name, value in own.items() if name not in getattr(kind, "sub_configs", {})}
 
 

@@ -18,7 +18,15 @@ QSA = {
     "indexer_budget": 16,
     "indexer_compress_ratio": 4,
 }
-DRAFTER = {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0, "num_kv_shared_layers": 4}
+AUDIO = {"adapter_input_size": 64}
+DRAFTER = "a drafter: it reads the keys of its Gemma 4 and answers nothing alone"
+
+# Architectures that can't be built here, and why.
+UNMADE = {
+    "gemma3n": "its vision tower is timm's, a package that the lock has not (gemma3n_text is judged)",
+    "gemma4_assistant": DRAFTER,
+    "gemma4_unified_assistant": DRAFTER,
+}
 
 # Architecture → fields without which its tiny config can't be built.
 OWN: dict[str, dict[str, Any]] = {
@@ -33,9 +41,8 @@ OWN: dict[str, dict[str, Any]] = {
     "reformer": {"axial_pos_embds_dim": [32, 32], "axial_pos_shape": [16, 32], "attn_layers": ["local", "lsh"] * 2},
     "xlstm": {"chunkwise_kernel": "chunkwise--native_autograd", "qk_dim_factor": 1.0},
     "xmod": {"languages": ["en_XX"], "default_language": "en_XX"},
-    "dots3_note": {"vision_config": {"mlp_layer_types": ["dense"] * 4, "adapter_in_dim": 64}},
-    "gemma4_assistant": {"text_config": DRAFTER},
-    "gemma4_unified_assistant": {"text_config": DRAFTER},
+    "dots3_note": {"vision_config": {"mlp_layer_types": ["dense"] * 4, "adapter_in_dim": 64}, "audio_config": AUDIO},
+    "blt": {"encoder_hash_byte_group_vocab": 501},
     "dbrx": {"attn_config": {"kv_n_heads": 2, "rope_theta": 10_000.0, "clip_qkv": 8.0}},
     "falcon_h1": {"mamba_d_ssm": 128},
     "gemma3n_text": {"num_kv_shared_layers": 1, "layer_types": HALF},
@@ -132,4 +139,4 @@ def variants(only: tuple[str, ...] = ()) -> list[tuple[str, str, dict[str, Any]]
     return found
 
 
-__all__ = ["DROP", "OWN", "VARIANTS", "WINDOW", "variants"]
+__all__ = ["DROP", "OWN", "UNMADE", "VARIANTS", "WINDOW", "variants"]

@@ -10,13 +10,22 @@ import torch
 import transformers
 from torch import nn
 from torch.nn import functional as F
+from transformers.models.dbrx.modeling_dbrx import DbrxExperts as DbrxTransformersExperts
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 from transformers.models.jetmoe.modeling_jetmoe import JetMoeParallelExperts
 from transformers.models.llama4.modeling_llama4 import Llama4TextExperts
 from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHExperts
 
-from tailrace.runners.experts import GroupedLinear, JetMoeExperts, Llama4Experts, PackedExperts, added, are_experts
+from tailrace.runners.experts import (
+    DbrxExperts,
+    GroupedLinear,
+    JetMoeExperts,
+    Llama4Experts,
+    PackedExperts,
+    added,
+    are_experts,
+)
 from tailrace.runners.fuse import kind_of
 from tailrace.runners.invariant import PlaceIndependent
 
@@ -132,11 +141,25 @@ def test_experts_of_llama4_and_of_jetmoe():
     torch.testing.assert_close(JetMoeExperts(jet)(states, counts), jet(states, counts), atol=1e-5, rtol=1e-5)
 
 
+@torch.inference_mode()
+def test_experts_of_dbrx():
+    torch.manual_seed(0)
+    config = t.DbrxConfig(
+        d_model=HIDDEN, ffn_config={"hidden_size": HIDDEN, "ffn_hidden_size": INNER, "moe_num_experts": EXPERTS}
+    )
+    dbrx: Any = DbrxTransformersExperts(config.ffn_config)
+    for parameter in dbrx.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    states, index, weights = routed()
+    got = DbrxExperts(dbrx)(states[None], index, weights)
+    torch.testing.assert_close(got, dbrx(states[None], index, weights), atol=1e-4, rtol=1e-5)
+
+
 def test_each_expert_has_its_own_rows():
     torch.manual_seed(0)
     weight, bias = torch.randn(3, 5, 8), torch.randn(3, 5)
     rows = torch.randn(7, 8)
-    got = GroupedLinear(weight, bias)(rows, [2, 0, 4])
+    got = GroupedLinear(weight, bias)(rows, [2, 0, 4, 0, 1])
     expected = [F.linear(rows[:2], weight[0], bias[0]), F.linear(rows[2:6], weight[2], bias[2]), torch.zeros(1, 5)]
     torch.testing.assert_close(got, torch.cat(expected))
 

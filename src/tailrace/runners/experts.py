@@ -7,6 +7,7 @@ packed linear kernel adds every row's products in one order (csrc/linear.cpp).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import copy
 from typing import Any
 
@@ -29,11 +30,12 @@ class GroupedLinear:
         self.width = weight.shape[1]
 
     def __call__(self, rows: torch.Tensor, counts: list[int]) -> torch.Tensor:
-        """rows [S, K], sorted by expert; counts: how many rows each expert has. Rows behind those become 0. → [S, N]"""
-        ours = [*counts, len(rows) - sum(counts)]
-        *parts, rest = rows.split(ours)
-        done = [kernels.linear(part, packed) for part, packed in zip(parts, self.packed, strict=True) if len(part)]
-        return torch.cat([*done, rest.new_zeros(len(rest), self.width)])
+        """rows [S, K], sorted by expert; counts: how many rows each one has, to the last that has any. Rows of numbers
+        that are no expert's become 0. → [S, N]"""
+        pairs = zip(rows.split(counts), self.packed, strict=False)
+        done = [kernels.linear(part, packed) for part, packed in pairs if len(part)]
+        none = sum(counts[len(self.packed) :])
+        return torch.cat([*done, rows.new_zeros(none, self.width)])
 
 
 class PackedExperts(nn.Module):
@@ -49,24 +51,48 @@ class PackedExperts(nn.Module):
         self.down = grouped(original, "down_proj")
         self.own = copy(original)
         self.own._parameters = {}
-        self.num_experts = original.num_experts
         self.dtype = original.down_proj.dtype
 
     def forward(
         self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
     ) -> torch.Tensor:
         """hidden_states [T, H], top_k_index and top_k_weights [T, k] → [T, H]. An index of num_experts is no expert."""
-        own, chosen = self.own, top_k_index.shape[-1]
-        experts, order = top_k_index.reshape(-1).sort(stable=True)
-        counts = torch.bincount(experts, minlength=self.num_experts)[: self.num_experts].tolist()
-        rows = self.up(hidden_states.to(self.dtype)[order // chosen], counts)
+        return mixed(hidden_states, top_k_index, top_k_weights, self.each)
+
+    def each(self, rows: torch.Tensor, counts: list[int]) -> torch.Tensor:
+        """What every expert makes of its rows."""
+        own = self.own
+        rows = self.up(rows.to(self.dtype), counts)
         rows = self.down(own._apply_gate(rows) if own.has_gate else own.act_fn(rows), counts)
-        if own.has_post_expert_norm:
-            rows = own.post_expert_norm(rows)
-        rows = rows * top_k_weights.reshape(-1)[order, None]
-        back = torch.empty_like(rows)
-        back[order] = rows
-        return added(back.unflatten(0, (-1, chosen))).to(hidden_states.dtype)
+        return own.post_expert_norm(rows) if own.has_post_expert_norm else rows
+
+
+class DbrxExperts(nn.Module):
+    """The experts of a layer of DBRX."""
+
+    def __init__(self, original: Any) -> None:
+        super().__init__()
+        mlp = original.mlp
+        gate, up, down = (
+            weight.unflatten(0, (original.num_experts, original.ffn_hidden_size)) for weight in (mlp.w1, mlp.v1, mlp.w2)
+        )
+        self.up, self.down, self.act_fn = (
+            GroupedLinear(torch.cat([gate, up], 1)),
+            GroupedLinear(down.mT),
+            mlp.activation_fn,
+        )
+
+    def forward(
+        self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+    ) -> torch.Tensor:
+        """As PackedExperts, but hidden_states [B, T, H] → [B, T, H]."""
+        flat = hidden_states.flatten(0, -2)
+        return mixed(flat, top_k_index, top_k_weights, self.each).view_as(hidden_states)
+
+    def each(self, rows: torch.Tensor, counts: list[int]) -> torch.Tensor:
+        """What every expert makes of its rows."""
+        gate, up = self.up(rows, counts).chunk(2, -1)
+        return self.down(self.act_fn(gate) * up, counts)
 
 
 class Llama4Experts(nn.Module):
@@ -102,6 +128,25 @@ def grouped(original: Any, name: str) -> GroupedLinear:
         weight.mT if original.is_transposed else weight,
         getattr(original, f"{name}_bias") if original.has_bias else None,
     )
+
+
+def mixed(
+    states: torch.Tensor,
+    index: torch.Tensor,
+    weights: torch.Tensor,
+    each: Callable[[torch.Tensor, list[int]], torch.Tensor],
+) -> torch.Tensor:
+    """The weighted sum over the experts that each token chose: states [T, H], index and weights [T, k] → [T, H].
+
+    each: rows sorted by expert, and how many each expert has → what the experts make of them.
+    """
+    chosen = index.shape[-1]
+    experts, order = index.reshape(-1).sort(stable=True)
+    rows = each(states[order // chosen], torch.bincount(experts).tolist())
+    rows = rows * weights.reshape(-1)[order, None]
+    back = torch.empty_like(rows)
+    back[order] = rows
+    return added(back.unflatten(0, (-1, chosen))).to(states.dtype)
 
 
 def added(parts: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,7 @@ from torch import nn
 
 from tailrace import kernels
 from tailrace.runners.attention import ATTRIBUTE, AttentionLayer
-from tailrace.runners.experts import JetMoeExperts, Llama4Experts, PackedExperts, are_experts
+from tailrace.runners.experts import DbrxExperts, JetMoeExperts, Llama4Experts, PackedExperts, are_experts
 
 log = logging.getLogger(__name__)
 DECORATED = "experts"  # of any class that transformers' use_experts_implementation decorates
@@ -141,6 +141,7 @@ MODULES: dict[str, Callable[[Any], nn.Module]] = {
     **dict.fromkeys(("GemmaRMSNorm", "Gemma2RMSNorm", "Gemma3RMSNorm"), _gemma_norm),
     DECORATED: PackedExperts,
     "Llama4TextExperts": Llama4Experts,
+    "DbrxExperts": DbrxExperts,
     "JetMoeParallelExperts": JetMoeExperts,
     "Linear": _linear,
     "Conv1D": _conv1d,

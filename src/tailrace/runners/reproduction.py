@@ -60,7 +60,7 @@ def reproduce(
 def cause(model: Any, ids: torch.Tensor, first: bool, allowed: float) -> str:
     """Why the model is not reproduced, as the rest of a sentence; "" if that is not known. first: the sequence that
     stands at the beginning of the batch, from position 0 on, is reproduced."""
-    if "position_ids" not in inspect.signature(model.forward).parameters:
+    if not takes_positions(model):
         return ": it takes no positions and counts tokens by itself, so sequences can't stand side by side"
     if first:
         return ": it keeps more from token to token than keys and values, in a way that is not known"
@@ -74,9 +74,11 @@ def probed(model: Any, attention: list[AttentionLayer], ids: torch.Tensor) -> to
     """Logits of a dense pass in which every layer notes and compares; see runners/probe.py."""
     for layer in attention:
         layer.calls = 0
-    with attending(model, probe.NAME):
-        logits = dense(model, ids)
     name = type(model).__name__
+    with attending(model, probe.NAME):
+        if model.config.get_text_config()._attn_implementation != probe.NAME:
+            raise ModelLoadError(f"{name} {WITHOUT_INTERFACE}")
+        logits = dense(model, ids)
     if attention and not any(layer.calls for layer in attention):
         raise ModelLoadError(f"{name} {WITHOUT_INTERFACE}")
     if missed := [layer.index for layer in attention if layer.calls != 1]:
@@ -90,9 +92,16 @@ def dense(model: Any, ids: torch.Tensor, first: int | None = None) -> torch.Tens
     taken, options = inspect.signature(model.forward).parameters, {}
     if "logits_to_keep" in taken:  # as in a step: a model may drop tokens that a number would not keep (Gemma 4)
         options["logits_to_keep"] = torch.arange(len(ids), device=ids.device)
-    if first is not None and "position_ids" in taken:
+    if first is not None and takes_positions(model):
         options["position_ids"] = torch.arange(first, first + len(ids), device=ids.device)[None]
     return model(input_ids=ids[None], use_cache=False, **options).logits[0]
+
+
+def takes_positions(model: Any) -> bool:
+    """The model can be told the positions of tokens: by name, or, where it also sees or hears, by what it passes on."""
+    taken = inspect.signature(model.forward).parameters
+    composite = model.config.get_text_config() is not model.config
+    return "position_ids" in taken or (composite and any(each.kind is each.VAR_KEYWORD for each in taken.values()))
 
 
 @contextmanager

@@ -46,7 +46,7 @@ from tailrace.runners.load_checks import (
 from tailrace.runners.lora import Adapters
 from tailrace.runners.masks import made_mask
 from tailrace.runners.recurrent import attach_recurrent
-from tailrace.runners.reproduction import WITHOUT_INTERFACE, reproduce
+from tailrace.runners.reproduction import WITHOUT_INTERFACE, reproduce, takes_positions
 from tailrace.runners.rope import settle_long_rope
 from tailrace.runners.stack import Stack
 from tailrace.runners.states import RecurrentLayer, RecurrentState, Walk
@@ -83,7 +83,7 @@ class TransformersRunner:
         self.invariant: Callable[[], AbstractContextManager[Any]] = nullcontext  # what a pass runs in
         self.lora: Adapters | None = None
         taken = inspect.signature(model.forward).parameters
-        self.picks_logits, self.takes_positions = "logits_to_keep" in taken, "position_ids" in taken
+        self.picks_logits, self.takes_positions = "logits_to_keep" in taken, takes_positions(model)
 
     @classmethod
     def load(

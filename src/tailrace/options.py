@@ -106,6 +106,7 @@ class MarkedSpan(msgspec.Struct, frozen=True, omit_defaults=True, array_like=Tru
     Attributes:
         opening, closing: the markers, as text; without a closing one it lasts to the end. opened: the prompt has opened
             it already. once: behind it the markers mean nothing. until: opening markers of other spans, which end it.
+        resumes: behind such a span it goes on.
     """
 
     opening: str
@@ -113,6 +114,7 @@ class MarkedSpan(msgspec.Struct, frozen=True, omit_defaults=True, array_like=Tru
     opened: bool = False
     once: bool = False
     until: tuple[str, ...] = ()
+    resumes: bool = False
 
 
 class ThinkingBudget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):

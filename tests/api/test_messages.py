@@ -362,6 +362,16 @@ async def test_the_stream_has_the_input_of_the_whole_message(tokenizer, argument
             "messages[1]",
         ),
         (
+            {
+                "messages": [
+                    *HI,
+                    {"role": "assistant", "content": [{"type": "tool_use", "id": "i", "name": "n", "input": {}}]},
+                    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "j", "content": "x"}]},
+                ]
+            },
+            "messages",
+        ),
+        (
             {"messages": [{"role": "user", "content": [{"type": "tool_result", "content": "x"}]}]},
             "messages[0].content[0].tool_use_id",
         ),

@@ -202,6 +202,37 @@ async def test_a_response_that_is_not_stored_is_named_alike(front):
     assert again.json()["error"]["message"] == plain.json()["error"]["message"] == "no response 'resp_nope' is stored"
 
 
+async def test_an_output_belongs_to_a_call(front):
+    """To one of this request, or of the conversation that it goes on with."""
+    call = {"type": "function_call", "call_id": "c1", "name": "add", "arguments": "{}"}
+    output = {"type": "function_call_output", "call_id": "c1", "output": "3"}
+    made = await post(front, input=[{"role": "user", "content": "hi"}, call, output])
+    assert made.status_code == 200
+    again = await post(front, input=[output], previous_response_id=made.json()["id"])
+    assert again.status_code == 200
+    for items in ([output], [output, call], [call, output | {"call_id": "c2"}], [call, output | {"call_id": None}]):
+        refused = (await post(front, input=[{"role": "user", "content": "hi"}, *items])).json()["error"]
+        assert refused["param"] == "input"
+        assert "no tool call found for function call output with call_id" in refused["message"]
+
+
+async def test_who_waits_for_events_is_woken():
+    """By each event, and where the response is forgotten; nobody looks again by the clock."""
+    store = ResponseStore()
+    store.put(response("r"), [], streamed=True)
+    store.record("r", b"one")
+    await asyncio.wait_for(store.beyond("r", 0), 60)
+    await asyncio.wait_for(store.beyond("absent", 0), 60)
+    for change in (lambda: store.record("r", b"two"), lambda: store.discard("r")):
+        first, second = (asyncio.ensure_future(store.beyond("r", len(store.get("r").frames or ()))) for _ in range(2))
+        await asyncio.sleep(0)
+        assert not first.done()
+        second.cancel()
+        change()
+        await asyncio.wait_for(first, 60)
+    assert not any(store._waiting.values())  # pyright: ignore[reportPrivateUsage]
+
+
 async def test_a_stream_is_read_again_from_any_event(front):
     text = (await post(front, stream=True)).text
     frames = text.split("\n\n")[:-1]

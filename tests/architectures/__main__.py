@@ -21,12 +21,14 @@ from typing import Any
 import torch
 import transformers
 from filelock import FileLock
+from transformers import CONFIG_MAPPING
 
 from architectures import judge as judging
 from architectures.judge import Outcome, judge, line, quiet
 from architectures.page import OUTCOMES, PAGE, kept, page
 from architectures.tiny import write
-from architectures.variants import variants
+from architectures.variants import UNMADE, variants
+from tailrace.runners.load_checks import NOT_CAUSAL
 
 LIMIT_S = 300.0
 
@@ -47,7 +49,9 @@ def judged(model_type: str, own: dict[str, Any], made: Callable[[], None] = lamb
         try:
             write(model_type, own, folder)
         except Exception as error:
-            return Outcome("unmade", line(error))
+            if CONFIG_MAPPING[model_type]().is_encoder_decoder:
+                return Outcome("refused", f"{model_type} {NOT_CAUSAL}")
+            return Outcome("unmade", UNMADE.get(model_type, line(error)))
         return judge(folder, made)
 
 

@@ -65,8 +65,9 @@ def judge(folder: Path, made: Callable[[], None]) -> Outcome:
         theirs = reference(folder, torch.float32, "eager")
         expected = [(prompt, generated(theirs, prompt)) for prompt in prompts(theirs.config.get_text_config())]
     except Exception as error:
-        return Outcome("unmade", line(error))
+        return refused(folder) or Outcome("unmade", line(error))
     made()
+    apart = 0.0
     for dtype in ("float32", "bfloat16"):
         try:
             runner = load_runner(ModelConfig(dtype=dtype, threads=1, device="cpu"), folder, block_size=BLOCK)
@@ -76,11 +77,24 @@ def judge(folder: Path, made: Callable[[], None]) -> Outcome:
             return Outcome("crashed", f"{dtype}, at load: {line(error)}")
         try:
             problem = judged[dtype](runner, theirs, expected, folder)
+            if dtype == "float32":
+                apart = between_neighbours(runner, [prompt + answer for prompt, answer in expected])
         except Exception as error:
             return Outcome("crashed", f"{dtype}, served: {line(error)}")
         if problem:
             return Outcome("wrong", f"{dtype}, {problem}")
-    return Outcome("equal")
+    return Outcome("equal", f"beside others the logits differ by {apart:.0e}" if apart else "")
+
+
+def refused(folder: Path) -> Outcome | None:
+    """The outcome where transformers itself can't run the checkpoint, and the server says why it doesn't."""
+    try:
+        load_runner(ModelConfig(dtype="float32", threads=1, device="cpu"), folder, block_size=BLOCK)
+    except ModelLoadError as error:
+        return Outcome("refused", line(error))
+    except Exception:
+        return None
+    return None
 
 
 def quiet() -> None:
@@ -159,19 +173,19 @@ def same_tokens(runner: ModelRunner, theirs: Any, expected: Answered, folder: Pa
 
 
 @torch.inference_mode()
-def logits(runner: ModelRunner, texts: list[list[int]]) -> list[torch.Tensor]:
-    """Our logits of all positions of the texts, prefilled side by side in three passes; float32 [T, V] each."""
-    width = -(-max(map(len, texts)) // BLOCK)
+def logits(runner: ModelRunner, texts: list[list[int]], passes: int = 3) -> list[torch.Tensor]:
+    """Our logits of all positions of the texts, prefilled side by side in so many passes; float32 [T, V] each."""
+    width = -(-max(map(len, texts)) // BLOCK) + 1  # a block more: the trial needs two
     if isinstance(runner, StatefulRunner) and runner.state_bytes:
         runner.allocate_states(len(texts), 2)
     runner.allocate(width * len(texts))
     tables = torch.randperm(width * len(texts), generator=torch.Generator().manual_seed(5))
     tables = tables.view(len(texts), width).to(torch.int32).numpy()
     parts: list[list[torch.Tensor]] = [[] for _ in texts]
-    for third in range(3):
+    for each in range(passes):
         flat = FlatTokens()
         for ids in texts:
-            first, end = (len(ids) * third // 3, len(ids) * (third + 1) // 3)
+            first, end = (len(ids) * each // passes, len(ids) * (each + 1) // passes)
             flat.add(ids[first:end], end)
         flat.wanted = list(range(len(flat.token_ids)))
         rows = runner.forward(flat.batch(tables, BLOCK)).float()
@@ -201,6 +215,17 @@ def small_error(runner: ModelRunner, theirs: Any, expected: Answered, folder: Pa
         if not got <= FACTOR * allowed + FLOOR:
             return f"{name} of the relative errors {got:.2g}, transformers' own {allowed:.2g}"
     return ""
+
+
+def between_neighbours(runner: ModelRunner, texts: list[list[int]]) -> float:
+    """The largest difference between the logits of a text alone in one pass, and beside others in three passes or token
+    by token; 0: all
+    bits are the same."""
+    together = logits(runner, texts)
+    alone = [logits(runner, [ids], passes=1)[0] for ids in texts]
+    single = [logits(runner, [ids[:4]], passes=4)[0] for ids in texts]  # token by token
+    alone += [rows[:4] for rows in alone]
+    return max(float((a - b).abs().max()) for a, b in zip(together + single, alone, strict=True))
 
 
 def errors(got: list[torch.Tensor], exact: list[torch.Tensor]) -> torch.Tensor:

@@ -22,6 +22,8 @@ prompts cross them, and answers three prompts with forty tokens each (`ARGS="--n
 - **equal**: in float32 the greedy tokens are those of transformers' `generate`: alone, prefilled in chunks of seven,
   and in a batch beside other requests. In bfloat16 the logits are no farther from the float32 ones than twice what
   transformers' own attentions reach.
+  A difference that is named behind it is that between a token's logits alone and beside others, in float32; where none
+  is named they are the same bits.
 - **refused**: the server does not start, and says the sentence in the last column.
 - **wrong**: tokens or logits differ. **crashed**: an exception that tells the operator nothing.
 - **unmade**: transformers itself can't build or run the tiny model here, so nothing is known.

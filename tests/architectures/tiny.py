@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 VOCAB = 300
@@ -86,8 +86,12 @@ def shrunk(kind: type[Any], own: dict[str, Any]) -> dict[str, Any]:
     ):  # latent attention: the head size is that of the part that turns, and no heads share
         values |= {name: value for name, value in LATENT.items() if name in fields}
     for name, part in getattr(kind, "sub_configs", {}).items():
+        said: dict[str, Any] = {}
+        if part is AutoConfig:
+            said["model_type"] = kind.sub_configs_defaults[name].model_type
+            part = CONFIG_MAPPING[said["model_type"]]
         if name in fields and dataclasses.is_dataclass(part):
-            values[name] = shrunk(part, own.get(name, {}))
+            values[name] = said | shrunk(part, own.get(name, {}))
     return values | {name: value for name, value in own.items() if name not in getattr(kind, "sub_configs", {})}
 
 
@@ -120,3 +124,5 @@ def write(model_type: str, own: dict[str, Any], folder: Path, std: float = STD) 
     randomise(model, std)
     model.generation_config.eos_token_id = None
     model.save_pretrained(folder)
+    if model.config.model_type not in architectures():  # the text part of a model that sees: as in its checkpoints
+        config.save_pretrained(folder)

@@ -16,6 +16,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -58,9 +59,31 @@ class Server:
             return False
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test that takes `form` runs for every format of tool calls that the server knows."""
+    if "form" in metafunc.fixturenames:
+        metafunc.parametrize("form", tool_formats())
+
+
+@cache
+def tool_formats() -> list[str]:
+    """Names of the formats; harmony (gpt-oss) is beside the table."""
+    code = "from tailrace.text.tool_parsers import TOOL_FORMATS as T; print(*T, 'harmony')"
+    answer = subprocess.run(
+        [find_command().parent / "python", "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
+    names = answer.stdout.split()
+    assert len(names) > 20
+    return names
+
+
 @pytest.fixture(scope="session")
 def command() -> Path:
     """`tailrace` of the project's own environment."""
+    return find_command()
+
+
+def find_command() -> Path:
     found = Path(os.environ.get("TAILRACE") or Path(__file__).resolve().parents[2] / ".venv" / "bin" / "tailrace")
     assert found.exists(), f"{found} is missing; run make install, or name the command in TAILRACE"
     return found

@@ -2,11 +2,10 @@
 the weather it says so, or gives it to the tool `final_result` where there is one. Run by the project's own Python, with
 tests/ on its path; the first argument is the port.
 
-    POST /format/NAME    how the model writes its calls from now on
-    GET /formats         the names there are: those of TOOL_FORMATS
+    POST /format/NAME    how the model writes its calls from now on: one of TOOL_FORMATS, or harmony
 
-The call is a text of the format's own grammar, in which nothing is free, so a format needs nothing here but its entry
-in the table. A user who says "think" makes the model think first.
+It writes calls as tests/tool_examples.py does, so a format needs nothing here but its entry there. A user who says
+"think" makes the model think first.
 """
 
 from __future__ import annotations
@@ -16,8 +15,9 @@ import json
 import re
 import sys
 import tempfile
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from starlette.requests import Request
@@ -28,13 +28,15 @@ from api.harness import EOS, START, VOCAB, LocalClient, make_tokenizer
 from api.test_forced_tools import vocabulary
 from tailrace.api.app import create_app
 from tailrace.api.serve import Server, uvicorn_config
+from tailrace.api.service import Service
 from tailrace.config import GrammarConfig, ServerConfig
 from tailrace.engine.token_bytes import TokenBytes
 from tailrace.grammar.service import Grammars
+from tailrace.text.reasoning import HARMONY_MARKS, REASONING_FORMATS
+from tailrace.text.tokenizer import Tokenizer
 from tailrace.text.tool_parsers import TOOL_FORMATS
-from tailrace.text.tool_parsers.functions import functions_of
-from tailrace.text.tool_parsers.grammar import forced_grammar
-from tailrace.text.tool_parsers.grammar_writer import GrammarWriter
+from tailrace.text.tool_parsers.harmony import HARMONY
+from tool_examples import written
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -44,33 +46,42 @@ TEMPLATE = (
 CITY = "Paris"
 
 
-@cache
-def call_text(form: str, name: str, arguments: str) -> bytes:
-    """A call of the function with these arguments, as the format writes it."""
-    values: dict[str, str] = json.loads(arguments)
-    parameters = {
-        "type": "object",
-        "properties": {key: {"type": "string", "enum": [value]} for key, value in values.items()},
-        "required": list(values),
-    }
-    tools = [{"type": "function", "function": {"name": name, "parameters": parameters}}]
-    words = vocabulary(form, "text")
-    writer = GrammarWriter(functions_of(tools), words.tokenizer, many=False, whitespace=0)
-    return words.walk(forced_grammar(TOOL_FORMATS[form], writer), 0, ends=("",)).encode()
+def call_text(form: str, name: str, arguments: dict[str, Any]) -> str:
+    """A call, as such a model writes it. Behind a call gpt-oss stops."""
+    if form == "harmony":
+        return f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{json.dumps(arguments)}"
+    return written(form, [(name, arguments)])
 
 
+def thought_text(form: str) -> str:
+    return "<|channel|>analysis<|message|>hm<|end|><|start|>assistant" if form == "harmony" else "<think>hm</think>"
+
+
+def said_text(form: str, text: str) -> str:
+    return f"<|channel|>final<|message|>{text}" if form == "harmony" else text
+
+
+@lru_cache(maxsize=4)
 def answer_to(form: str, prompt: bytes) -> bytes:
     """What the model says behind a prompt. `<|im_start|>` is left out of it."""
     *turns, last = prompt.split(b"<|im_end|>\n")
-    role, _, content = turns[-1].partition(b"\n")
+    role, _, told = turns[-1].partition(b"\n")
     tools = re.search(rb"<tools>(.*)</tools>", last, re.DOTALL)
     names = [tool["function"]["name"] for tool in json.loads(tools[1])] if tools else []
-    thought = b"<think>hm</think>" if b"think" in turns[-1] else b""
+    thought = thought_text(form) if b"think" in turns[-1] else ""
     if role == b"tool" and "final_result" in names:
-        return call_text(form, "final_result", json.dumps({"city": CITY, "weather": content.decode()}))
-    if role == b"tool":
-        return b"They say: " + content
-    return thought + (call_text(form, "get_weather", json.dumps({"city": CITY})) if names else b"Hello")
+        answer = call_text(form, "final_result", {"city": CITY, "weather": told.decode()})
+    elif role == b"tool":
+        answer = said_text(form, f"They say: {told.decode()}")
+    else:
+        answer = thought + (call_text(form, "get_weather", {"city": CITY}) if names else said_text(form, "Hello"))
+    return answer.encode()
+
+
+def tokenizer_of(form: str) -> Tokenizer:
+    """Bytes, and a template that shows the markers: by them the server knows which of a format's ways its model has."""
+    shown = "".join(HARMONY_MARKS) if form == "harmony" else vocabulary(form, "text").tokenizer.template_source
+    return make_tokenizer(Path(tempfile.mkdtemp()), f"{TEMPLATE}{{# {shown} #}}")
 
 
 class Agent:
@@ -88,11 +99,17 @@ class Agent:
         logits[answer[said] if said < len(answer) else EOS] = 50.0
         return logits
 
+    def becomes(self, form: str, service: Service) -> None:
+        """Another model, in the same process: another way to write, another template."""
+        self.form, harmony = form, form == "harmony"
+        service.tokenizer = tokenizer_of(form)
+        service.reasoning = REASONING_FORMATS["harmony" if harmony else "think"]
+        service.tools = HARMONY if harmony else TOOL_FORMATS[form]
+
 
 async def main(port: int) -> None:
     """Serve until the process is told to end."""
-    tokenizer = make_tokenizer(Path(tempfile.mkdtemp()), TEMPLATE)
-    agent = Agent()
+    agent, tokenizer = Agent(), tokenizer_of("hermes")
     client = LocalClient(agent)
     client.context, client.token_bytes = 16_384, TokenBytes.of(tokenizer, VOCAB)
     spelt = [tokenizer.bytes_of(id) for id in range(VOCAB)]
@@ -101,19 +118,12 @@ async def main(port: int) -> None:
     app = create_app(client, tokenizer, config, "small")
 
     async def write_as(request: Request) -> Response:
-        agent.form = request.path_params["name"]
-        app.state.front.default.tools = TOOL_FORMATS[agent.form]
+        agent.becomes(request.path_params["name"], app.state.front.default)
         return Response(status_code=204)
 
     app.router.routes.append(Route("/format/{name}", write_as, methods=["POST"]))
-    app.router.routes.append(Route("/formats", formats))
     await Server(app.state.front, uvicorn_config(app, config)).until_end()
     client.grammars.close()
-
-
-async def formats(request: Request) -> Response:
-    """The names of the table."""
-    return Response(json.dumps(list(TOOL_FORMATS)), media_type="application/json")
 
 
 if __name__ == "__main__":

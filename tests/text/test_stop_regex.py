@@ -268,6 +268,26 @@ def test_a_thought_that_a_call_ends_and_that_comes_once(text, opened, found, cut
     assert (out, match is not None) == (found, True)
 
 
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("<t>a<c>stop</c>stop</t>bstop", "<t>a<c>stop</c>stop</t>b"),  # behind the call the thought goes on
+        ("<t><c>x</c><c>y</c>stop</t>stop", "<t><c>x</c><c>y</c>stop</t>"),
+        ("<t><c>stop</t>stop", "<t><c>stop</t>"),  # the thought has only named the call's marker
+        ("<c>stop</c>stop", "<c>stop</c>"),
+        ("<t>stop</t><t>stop</t>stop", "<t>stop</t><t>stop</t>"),
+    ],
+)
+@pytest.mark.parametrize("cuts", [[], [1, 5, 9], list(range(30))])
+def test_a_thought_that_goes_on_behind_a_call(text, found, cuts):
+    """Apertus."""
+    thought, call = MarkedSpan("<t>", "</t>", until=("<c>",), resumes=True), MarkedSpan("<c>", "</c>")
+    assert run(SamplingParams(stop=("stop",), stop_outside=(thought, call)), text, cuts) == (
+        found,
+        Match("stop", "stop"),
+    )
+
+
 def test_nothing_is_searched_where_nothing_is_asked():
     assert isinstance(stop_search(SamplingParams()), StringSearch)
     assert isinstance(stop_search(SamplingParams(stop=("a",))), StringSearch)

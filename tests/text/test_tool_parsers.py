@@ -21,7 +21,7 @@ from tailrace.text.tool_parsers.call_parser import NotACallError, partial_marker
 from tailrace.text.tool_parsers.harmony import NAMES
 from tailrace.text.tool_parsers.pythonic import Pythonic, calls_of
 from tailrace.text.tool_parsers.resolve import Declared
-from tailrace.text.tool_parsers.values import json_of
+from tailrace.text.tool_parsers.values import is_json, json_of
 from tool_examples import ALONE, DS, KIMI, STREAMED, WRITERS, written
 
 THINK = REASONING_FORMATS["think"]
@@ -545,6 +545,22 @@ def test_a_later_call_of_a_block_that_is_cut_is_content_from_its_own_beginning()
     text = '[TOOL_CALLS][{"name": "add", "arguments": {}}, {"na'
     assert told(split("mistral", list(text))) == ([("add", "{}")], [], '{"na', "")
     assert told(split("mistral", list(text[:-4]))) == ([("add", "{}")], [], "", "")
+
+
+@pytest.mark.parametrize("name", STREAMED)
+@pytest.mark.parametrize(("depth", "whole"), [(490, True), (510, False), (5000, False)])
+def test_arguments_nested_too_deep_are_a_call_that_was_cut(name, depth, whole):
+    """At one depth for all, below where Python's own readers give up."""
+    shallow = "[" * 9 + "]" * 9
+    text = written(name, [("f", {"a": json.loads(shallow)})])
+    assert shallow in text
+    text = text.replace(shallow, "[" * depth + "]" * depth)
+    for pieces in ([text], list(text)):
+        splitter = ChannelSplitter(None, TOOL_FORMATS[name], "unknown", {})
+        segments = [segment for piece in pieces for segment in splitter.feed(piece)] + splitter.flush()
+        (called, arguments), *_ = calls_in(segments)
+        assert (called, splitter.cut_call) == ("f", not whole)
+        assert is_json(arguments) == whole
 
 
 def test_ids_that_the_model_writes_and_those_its_template_wants():

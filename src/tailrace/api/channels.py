@@ -58,7 +58,9 @@ class Channels(NamedTuple):
         if form is None or (self.start == "closed" and not form.again):
             return None
         until = tuple(span.opening for span in self.tool_spans) if form.calls != "text" and not form.harmony else ()
-        return MarkedSpan(form.opening, form.closing, self.start == "opened", not form.again, until)
+        return MarkedSpan(
+            form.opening, form.closing, self.start == "opened", not form.again, until, form.calls == "inside"
+        )
 
     @property
     def spans(self) -> tuple[MarkedSpan, ...]:

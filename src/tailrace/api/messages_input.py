@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from tailrace.api.chat_prompt import SWITCHES, check_messages
+from tailrace.api.chat_prompt import SWITCHES, check_messages, stray_result
 from tailrace.api.prepare import ChatInput, TokenLimit
 from tailrace.api.schema.chat import ChatMessage, ChatRequest, Part, ReasoningEffort
 from tailrace.api.schema.common import GenerateRequest
@@ -66,6 +66,9 @@ def conversation_of(ask: Asked) -> tuple[ChatRequest, ToolChoice]:
     messages = [] if not ask.system else [ChatMessage(role="system", content=text_of(ask.system, "system"))]
     for i, message in enumerate(ask.messages):
         messages += turns_of(message, f"messages[{i}]")
+    if (stray := stray_result(messages)) is not None:
+        id = f"{stray.tool_call_id!r:.100}"
+        raise ParameterError(f"messages: no tool_use of the id {id} comes before its tool_result", "messages")
     continued = ask.messages[-1].role == "assistant"
     if continued and messages[-1].tool_calls:
         place = f"messages[{len(ask.messages) - 1}]"

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from tailrace.api.chat_prompt import check_messages
+from tailrace.api.chat_prompt import check_messages, stray_result
 from tailrace.api.schema.chat import ChatMessage, ChatRequest, Part
 from tailrace.api.schema.common import GenerateRequest
 from tailrace.api.schema.responses import InputItem, InputPart, OutputItem, ResponsesRequest
@@ -36,6 +36,9 @@ def to_chat(ask: ResponsesRequest, before: bytes) -> ChatRequest:
     messages += turns_of(items)
     if not items or not messages:
         raise ParameterError("input must hold a message", "input")
+    if (stray := stray_result(messages)) is not None:  # as OpenAI says it
+        id = f"{stray.tool_call_id!r:.100}"
+        raise ParameterError(f"input: no tool call found for function call output with call_id {id}", "input")
     shared = {name: getattr(ask, name) for name in GenerateRequest.__struct_fields__}
     chat = ChatRequest(
         **shared,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from typing import Any, NamedTuple
 
@@ -36,6 +37,7 @@ class ResponseStore:
     def __init__(self, max_responses: int = MAX_RESPONSES, max_bytes: int = MAX_BYTES) -> None:
         self._stored: OrderedDict[str, Stored] = OrderedDict()
         self._limits = (max_responses, max_bytes)
+        self._waiting: dict[str, set[asyncio.Future[None]]] = {}
         self.bytes = 0
 
     def __len__(self) -> int:
@@ -63,6 +65,23 @@ class ResponseStore:
             entry.frames.append(frame)
             self.bytes += len(frame)
             self._trim()
+            self._wake(id)
+
+    async def beyond(self, id: str, number: int) -> None:
+        """Wait until the stream of the response has more than `number` events, or it is not stored (any more)."""
+        while (entry := self._stored.get(id)) is not None and len(entry.frames or ()) <= number:
+            change: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            waiting = self._waiting.setdefault(id, set())
+            waiting.add(change)
+            try:
+                await change
+            finally:
+                waiting.discard(change)
+
+    def _wake(self, id: str) -> None:
+        for change in self._waiting.pop(id, ()):
+            if not change.done():
+                change.set_result(None)
 
     def _trim(self) -> None:
         while len(self._stored) > self._limits[0] or self.bytes > self._limits[1]:
@@ -83,6 +102,7 @@ class ResponseStore:
         entry = self._stored.pop(id, None)
         if entry is not None:
             self.bytes -= entry.size
+            self._wake(id)
 
 
 def missing(id: str, param: str | None = None) -> RequestNotFoundError:

@@ -129,11 +129,16 @@ def with_positions(shared: AttentionState, module: torch.nn.Module, args: Any, k
 
 
 def attach(model: Any, shared: AttentionState) -> list[AttentionLayer]:
-    """Give every attention module its AttentionLayer; return them in the order of their layers."""
+    """Give every attention module its AttentionLayer; return them in the order of their layers. Of a model that also
+    sees or hears, those that read text, and not those that look at the rest."""
     found: dict[int, torch.nn.Module] = {}
-    for module in model.modules():
+    composite = model.config.get_text_config() is not model.config
+    for module in (model.get_decoder() if composite else model).modules():
         index = getattr(module, "layer_idx", None)
-        if isinstance(index, int) and "Attention" in type(module).__name__ and index not in found:
+        name = type(module).__name__
+        if not isinstance(index, int) or "Attention" not in name or "CrossAttention" in name:
+            continue
+        if index not in found or any(module is inner for inner in found[index].modules()):  # the innermost
             found[index] = module
     layers = [AttentionLayer(shared, place) for place in range(len(found))]
     for layer, (_, module) in zip(layers, sorted(found.items()), strict=True):
@@ -153,7 +158,10 @@ def layer_of(module: torch.nn.Module) -> AttentionLayer:
     """
     layer: AttentionLayer | None = getattr(module, ATTRIBUTE, None)
     if layer is None:
-        raise ModelLoadError(f"{type(module).__name__} calls attention but is not one of the model's decoder layers")
+        raise ModelLoadError(
+            f"{type(module).__name__} calls attention but belongs to no single decoder layer (several may share it), "
+            "which is not supported"
+        )
     return layer
 
 

@@ -1,5 +1,5 @@
 """Faster modules for the CPU, swapped in at load: packed linear layers for every model; for modules of the Llama family
-merged projections, fused norms, rotary embedding and gate.
+merged projections, fused norms, rotary embedding and gate; packed experts (runners/experts.py).
 
 A table from class name to builder. The first replacement of each kind and place is tested by a trial pass; if the
 logits differ, the modules stay as they are and the log says so. Weights are packed once and the originals are freed, so
@@ -18,18 +18,20 @@ from torch import nn
 
 from tailrace import kernels
 from tailrace.runners.attention import ATTRIBUTE, AttentionLayer
+from tailrace.runners.experts import DbrxExperts, JetMoeExperts, Llama4Experts, PackedExperts, are_experts
 
 log = logging.getLogger(__name__)
+DECORATED = "experts"  # of any class that transformers' use_experts_implementation decorates
 
 
 class PackedLinear(nn.Module):
     """nn.Linear with packed weights. weight: has the dtype, which a model's code may ask for, and no entries."""
 
-    def __init__(self, original: nn.Linear) -> None:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__()
-        self.weight = original.weight.new_empty((0, original.in_features))
-        self.packed = kernels.pack_linear(original.weight.detach(), _detached(original.bias))
-        self.in_features, self.out_features = original.in_features, original.out_features
+        self.out_features, self.in_features = weight.shape
+        self.weight = weight.new_empty((0, self.in_features))
+        self.packed = kernels.pack_linear(weight.detach(), _detached(bias))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return kernels.linear(x, self.packed)
@@ -122,14 +124,33 @@ def _mlp(original: Any) -> nn.Module:
     return FusedMLP(original)
 
 
+def _linear(original: nn.Linear) -> nn.Module:
+    return PackedLinear(original.weight, original.bias)
+
+
+def _conv1d(original: Any) -> nn.Module:
+    """GPT-2's linear layer, whose weight is [K, N]."""
+    return PackedLinear(original.weight.T, original.bias)
+
+
 # Class name → builder. Order matters: whole modules first, then the norms and linear layers that are left over.
 MODULES: dict[str, Callable[[Any], nn.Module]] = {
     **dict.fromkeys(("LlamaAttention", "MistralAttention", "Qwen2Attention", "Qwen3Attention"), FusedAttention),
     **dict.fromkeys(("LlamaMLP", "MistralMLP", "Qwen2MLP", "Qwen3MLP"), _mlp),
     **dict.fromkeys(("LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm"), _norm),
     **dict.fromkeys(("GemmaRMSNorm", "Gemma2RMSNorm", "Gemma3RMSNorm"), _gemma_norm),
-    "Linear": PackedLinear,
+    DECORATED: PackedExperts,
+    "Llama4TextExperts": Llama4Experts,
+    "DbrxExperts": DbrxExperts,
+    "JetMoeParallelExperts": JetMoeExperts,
+    "Linear": _linear,
+    "Conv1D": _conv1d,
 }
+
+
+def kind_of(module: nn.Module) -> str:
+    """The module's key in MODULES: its class's name."""
+    return DECORATED if are_experts(module) else type(module).__name__
 
 
 Places = list[tuple[nn.Module, str]]  # (parent, name of the child)
@@ -164,7 +185,7 @@ def places(model: nn.Module, name: str) -> dict[str, Places]:
     found: dict[str, Places] = {}
     for path, parent in model.named_modules():
         for child, module in parent.named_children():
-            if type(module).__name__ == name:
+            if kind_of(module) == name:
                 where = f"{type(parent).__name__} {re.sub(r'[0-9]+', 'N', f'{path}.{child}')}"
                 found.setdefault(where, []).append((parent, child))
     return found

@@ -15,6 +15,7 @@ from tailrace.runners.base import Batch
 from tailrace.runners.flat_batch import FlatTokens
 
 TRIAL_TOKENS = 20
+NOT_CAUSAL = "is an encoder-decoder model; only causal language models are served"
 
 
 def usable_cores() -> int:
@@ -131,4 +132,4 @@ def unpack_mxfp4(config: Any) -> None:
 def refuse_encoder_decoder(config: Any) -> None:
     """Raise ModelLoadError for models that are no causal language models."""
     if getattr(config, "is_encoder_decoder", False):
-        raise ModelLoadError(f"{config.model_type} is an encoder-decoder model; only causal language models are served")
+        raise ModelLoadError(f"{config.model_type} {NOT_CAUSAL}")

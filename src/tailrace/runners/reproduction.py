@@ -19,6 +19,7 @@ from tailrace.runners.attention import NAME, AttentionLayer
 SHORT = 7  # windows and chunks during the trial
 WINDOWS = ("sliding_window", "sliding_window_size", "window_size", "local_window", "attention_chunk_size")
 FLOORS = {torch.float32: 1e-4, torch.float16: 5e-2, torch.bfloat16: 5e-2}  # relative errors that are never refused
+WITHOUT_INTERFACE = "does not go through transformers' attention interface, so its attention can't use the paged cache"
 ROUNDING = 4.0  # how much more than rounding inside attention changes
 
 
@@ -49,21 +50,38 @@ def reproduce(
     error = max(spread(ours, theirs) for ours, theirs in pieces)
     allowed = max(FLOORS[model.dtype], ROUNDING * spread(exact, near))
     if not error <= allowed:
-        name = type(model).__name__
         raise ModelLoadError(
-            f"{name}: paged attention does not reproduce the model (error {error:.1e}, {allowed:.1e} allowed)"
+            f"{type(model).__name__}: paged attention does not reproduce the model (error {error:.1e}, {allowed:.1e} "
+            f"allowed){cause(model, ids[0], spread(*pieces[0]) <= allowed, allowed)}"
         )
     probed(model, attention, ids[0])  # now with the windows that will be served
+
+
+def cause(model: Any, ids: torch.Tensor, first: bool, allowed: float) -> str:
+    """Why the model is not reproduced, as the rest of a sentence; "" if that is not known. first: the sequence that
+    stands at the beginning of the batch, from position 0 on, is reproduced."""
+    if not takes_positions(model):
+        return ": it takes no positions and counts tokens by itself, so sequences can't stand side by side"
+    if first:
+        return ": it keeps more from token to token than keys and values, in a way that is not known"
+    with attending(model, "eager"):
+        if spread(dense(model, ids, 0), dense(model, ids)) > allowed:
+            return ": its first position is not 0 (RoBERTa's models count from their padding id on)"
+    return ""
 
 
 def probed(model: Any, attention: list[AttentionLayer], ids: torch.Tensor) -> torch.Tensor:
     """Logits of a dense pass in which every layer notes and compares; see runners/probe.py."""
     for layer in attention:
         layer.calls = 0
+    name = type(model).__name__
     with attending(model, probe.NAME):
+        if model.config.get_text_config()._attn_implementation != probe.NAME:
+            raise ModelLoadError(f"{name} {WITHOUT_INTERFACE}")
         logits = dense(model, ids)
+    if attention and not any(layer.calls for layer in attention):
+        raise ModelLoadError(f"{name} {WITHOUT_INTERFACE}")
     if missed := [layer.index for layer in attention if layer.calls != 1]:
-        name = type(model).__name__
         raise ModelLoadError(f"{name}: layers {missed} do not call attention once per pass; it can't be served")
     return logits
 
@@ -74,9 +92,16 @@ def dense(model: Any, ids: torch.Tensor, first: int | None = None) -> torch.Tens
     taken, options = inspect.signature(model.forward).parameters, {}
     if "logits_to_keep" in taken:  # as in a step: a model may drop tokens that a number would not keep (Gemma 4)
         options["logits_to_keep"] = torch.arange(len(ids), device=ids.device)
-    if first is not None and "position_ids" in taken:
+    if first is not None and takes_positions(model):
         options["position_ids"] = torch.arange(first, first + len(ids), device=ids.device)[None]
     return model(input_ids=ids[None], use_cache=False, **options).logits[0]
+
+
+def takes_positions(model: Any) -> bool:
+    """The model can be told the positions of tokens: by name, or, where it also sees or hears, by what it passes on."""
+    taken = inspect.signature(model.forward).parameters
+    composite = model.config.get_text_config() is not model.config
+    return "position_ids" in taken or (composite and any(each.kind is each.VAR_KEYWORD for each in taken.values()))
 
 
 @contextmanager

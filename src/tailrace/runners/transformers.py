@@ -27,10 +27,10 @@ from tailrace.kernels.transfer import there
 from tailrace.runners import probe
 from tailrace.runners.attention import NAME, AttentionLayer, AttentionState, AttentionStep, attach, attend
 from tailrace.runners.base import Batch
-from tailrace.runners.elementwise import needed
 from tailrace.runners.fuse import difference, fuse
 from tailrace.runners.graphs import GraphRecorder, Graphs, Launch
 from tailrace.runners.inputs import moved
+from tailrace.runners.invariant import needed
 from tailrace.runners.load_checks import (
     TRIAL_TOKENS,
     decode_trial,
@@ -46,13 +46,12 @@ from tailrace.runners.load_checks import (
 from tailrace.runners.lora import Adapters
 from tailrace.runners.masks import made_mask
 from tailrace.runners.recurrent import attach_recurrent
-from tailrace.runners.reproduction import reproduce
+from tailrace.runners.reproduction import WITHOUT_INTERFACE, reproduce, takes_positions
 from tailrace.runners.rope import settle_long_rope
 from tailrace.runners.stack import Stack
 from tailrace.runners.states import RecurrentLayer, RecurrentState, Walk
 
 log = logging.getLogger(__name__)
-WITHOUT_INTERFACE = "does not go through transformers' attention interface, so its attention can't use the paged cache"
 
 
 class TransformersRunner:
@@ -81,10 +80,10 @@ class TransformersRunner:
         # of the largest CUDA graph; 0: there are none. States have none: the host plans the walk along the sequences
         self.max_num_seqs = 0 if self.recurrent else max_num_seqs
         self.graphs: Graphs | None = None
-        self.elementwise: Callable[[], AbstractContextManager[Any]] = nullcontext  # what a pass runs in
+        self.invariant: Callable[[], AbstractContextManager[Any]] = nullcontext  # what a pass runs in
         self.lora: Adapters | None = None
         taken = inspect.signature(model.forward).parameters
-        self.picks_logits, self.takes_positions = "logits_to_keep" in taken, "position_ids" in taken
+        self.picks_logits, self.takes_positions = "logits_to_keep" in taken, takes_positions(model)
 
     @classmethod
     def load(
@@ -116,7 +115,7 @@ class TransformersRunner:
         if device.type == "cpu":
             with explained(type(model).__name__):
                 log.info("fused %s", ", ".join(fuse(model, runner.trial, adapters.owners(model))) or "nothing")
-                runner.elementwise = needed(runner.trial)
+                runner.invariant = needed(runner.trial)
         if adapters.names:
             runner.lora = adapters
             adapters.attach(
@@ -243,7 +242,7 @@ class TransformersRunner:
         if self.takes_positions:  # a model without attention has no use for them
             options["position_ids"] = batch.positions[None]
         try:
-            with self.elementwise():
+            with self.invariant():
                 logits = self.model(input_ids=batch.input_ids(self.device)[None], use_cache=False, **options).logits[0]
         finally:
             self.layers.step = None

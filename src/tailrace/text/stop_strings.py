@@ -205,7 +205,7 @@ class SpanTracker:
     def __init__(self, spans: tuple[MarkedSpan, ...]) -> None:
         self._spans = spans  # those that may still open
         self._inside = next((span for span in spans if span.opened), None)
-        # the span that the one inside has interrupted, if what interrupts it is not sure to end it
+        # the span that the one inside has interrupted: it may go on behind it, and its closing marker still ends it
         self._outer: MarkedSpan | None = None
         self._longest = max((len(m) for s in spans for m in (s.opening, s.closing or "")), default=0)
         self._tail = ""  # the last characters, which may be part of a marker
@@ -224,7 +224,10 @@ class SpanTracker:
         if inside is None:
             self._inside = self._opened(self._spans)
             return self._inside is not None
-        if any(span is not None and self._ends(span) for span in (inside, self._outer)):
+        if self._outer is not None and self._outer.resumes and self._ends(inside):
+            self._inside, self._outer = self._outer, None
+            self._tail = ""
+        elif any(span is not None and self._ends(span) for span in (inside, self._outer)):
             gone = [span for span in (inside, self._outer) if span is not None and span.once]
             self._spans = tuple(span for span in self._spans if span not in gone)
             self._inside = self._outer = None

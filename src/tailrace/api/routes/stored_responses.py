@@ -24,7 +24,7 @@ from tailrace.errors import ParameterError
 JSON = "application/json"
 # the last event of a stream is one of these
 LAST = tuple(f"event: response.{name}\n" for name in ("completed", "incomplete", "failed"))
-POLL_S = 0.02  # between two looks at a stream that goes on; it may be another front end's
+POLL_S = 0.02  # between two looks at a stream of another front end
 
 
 async def retrieve_response(request: Request) -> Response:
@@ -87,15 +87,14 @@ async def replay(front: FrontEnd, id: str, number: int) -> AsyncGenerator[Frame,
     Raises:
         RequestNotFoundError: it is stored no longer.
     """
-    ended = False
-    while not ended:
-        ended = any(text.startswith(LAST) for text in await frames_from(front, id, -1) or ())
+    while True:
         new = await frames_from(front, id, number) or []
         for text in new:
             yield Frame(text.encode())
         number += len(new)
-        if not new:
-            await asyncio.sleep(POLL_S)
+        if new and new[-1].startswith(LAST):
+            return
+        await (front.responses.beyond(id, number) if id in front.responses else asyncio.sleep(POLL_S))
 
 
 async def last_frame(frames: AsyncGenerator[Frame, None]) -> Frame:

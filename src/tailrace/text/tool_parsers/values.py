@@ -22,6 +22,7 @@ KIND_BY_START = {"{": "object", "[": "array", '"': "string", "t": "boolean", "f"
 CONTROL = re.compile(r"[\x00-\x1f]")
 ESCAPABLE = '"\\/bfnrtu'  # what may follow a backslash in JSON
 JSON_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+MAX_NESTING = 500  # of brackets; readers of JSON give up at about 1,000, less what else is on the stack
 INTEGER = re.compile(r"-?[0-9]+")
 
 
@@ -42,14 +43,15 @@ def nested(parser: CallParser, sink: Sink, syntax: Syntax, inside: Iterable[str]
     already open.
 
     Raises:
-        NotACallError: a character that can't stand there. The text before it was passed on.
+        NotACallError: a character that can't stand there, or a bracket deeper than MAX_NESTING. The text before it was
+            passed on.
     """
     closings = list(inside)
     while True:
         char = yield from parser.peek()
         if char in syntax.quotes:
             yield from json_string(parser, sink) if syntax is JSON else python_string(parser, sink)
-        elif char in syntax.brackets:
+        elif char in syntax.brackets and len(closings) < MAX_NESTING:
             closings.append(syntax.brackets[char])
             sink(parser.take(1))
         elif closings and char == closings[-1]:

@@ -1,0 +1,162 @@
+"""Mixtures of experts for the CPU: the projections of every expert packed, and a token's result the same bits however
+many tokens have chosen its experts.
+
+transformers gives an expert's rows to one matrix product, whose way of adding depends on how many rows there are. The
+packed linear kernel adds every row's products in one order (csrc/linear.cpp).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import copy
+from typing import Any
+
+import torch
+from torch import nn
+
+from tailrace import kernels
+
+# of the modules that transformers' use_experts_implementation decorates
+DECORATED = ("has_gate", "has_bias", "is_transposed", "has_post_expert_norm")
+
+
+class GroupedLinear:
+    """One linear layer per expert, packed. weight: [E, N, K]; bias: [E, N] or None."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        biases = [None] * len(weight) if bias is None else list(bias.detach())
+        pairs = zip(weight.detach(), biases, strict=True)
+        self.packed = [kernels.pack_linear(own, own_bias) for own, own_bias in pairs]
+        self.width = weight.shape[1]
+
+    def __call__(self, rows: torch.Tensor, counts: list[int]) -> torch.Tensor:
+        """rows [S, K], sorted by expert; counts: how many rows each one has, to the last that has any. Rows of numbers
+        that are no expert's become 0. → [S, N]"""
+        pairs = zip(rows.split(counts), self.packed, strict=False)
+        done = [kernels.linear(part, packed) for part, packed in pairs if len(part)]
+        none = sum(counts[len(self.packed) :])
+        return torch.cat([*done, rows.new_zeros(none, self.width)])
+
+
+class PackedExperts(nn.Module):
+    """The experts of a layer, as transformers' experts_implementation has them.
+
+    own: the original without its projections; it has the gate, the activation and the norm.
+    """
+
+    def __init__(self, original: Any) -> None:
+        super().__init__()
+        name = "gate_up_proj" if original.has_gate else "up_proj"
+        self.up = grouped(original, name)
+        self.down = grouped(original, "down_proj")
+        self.own = copy(original)
+        self.own._parameters = {}
+        self.dtype = original.down_proj.dtype
+
+    def forward(
+        self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+    ) -> torch.Tensor:
+        """hidden_states [T, H], top_k_index and top_k_weights [T, k] → [T, H]. An index of num_experts is no expert."""
+        return mixed(hidden_states, top_k_index, top_k_weights, self.each)
+
+    def each(self, rows: torch.Tensor, counts: list[int]) -> torch.Tensor:
+        """What every expert makes of its rows."""
+        own = self.own
+        rows = self.up(rows.to(self.dtype), counts)
+        rows = self.down(own._apply_gate(rows) if own.has_gate else own.act_fn(rows), counts)
+        return own.post_expert_norm(rows) if own.has_post_expert_norm else rows
+
+
+class DbrxExperts(nn.Module):
+    """The experts of a layer of DBRX."""
+
+    def __init__(self, original: Any) -> None:
+        super().__init__()
+        mlp = original.mlp
+        gate, up, down = (
+            weight.unflatten(0, (original.num_experts, original.ffn_hidden_size)) for weight in (mlp.w1, mlp.v1, mlp.w2)
+        )
+        self.up, self.down, self.act_fn = (
+            GroupedLinear(torch.cat([gate, up], 1)),
+            GroupedLinear(down.mT),
+            mlp.activation_fn,
+        )
+
+    def forward(
+        self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+    ) -> torch.Tensor:
+        """As PackedExperts, but hidden_states [B, T, H] → [B, T, H]."""
+        flat = hidden_states.flatten(0, -2)
+        return mixed(flat, top_k_index, top_k_weights, self.each).view_as(hidden_states)
+
+    def each(self, rows: torch.Tensor, counts: list[int]) -> torch.Tensor:
+        """What every expert makes of its rows."""
+        gate, up = self.up(rows, counts).chunk(2, -1)
+        return self.down(self.act_fn(gate) * up, counts)
+
+
+class Llama4Experts(nn.Module):
+    """All experts of Llama 4 on all tokens: [E · T, H] → [E · T, H], sorted by expert."""
+
+    def __init__(self, original: Any) -> None:
+        super().__init__()
+        self.up = GroupedLinear(original.gate_up_proj.mT)
+        self.down = GroupedLinear(original.down_proj.mT)
+        self.act_fn = original.act_fn
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        counts = [len(hidden_states) // len(self.up.packed)] * len(self.up.packed)
+        gate, up = self.up(hidden_states, counts).chunk(2, -1)
+        return self.down(up * self.act_fn(gate), counts)
+
+
+class JetMoeExperts(nn.Module):
+    """One projection of JetMoe's experts: inputs [S, K], sorted by expert, and how many each has → [S, N]."""
+
+    def __init__(self, original: Any) -> None:
+        super().__init__()
+        self.linear = GroupedLinear(original.weight)
+
+    def forward(self, inputs: torch.Tensor, expert_size: list[int]) -> torch.Tensor:
+        return self.linear(inputs, list(expert_size))
+
+
+def grouped(original: Any, name: str) -> GroupedLinear:
+    """A projection of decorated experts."""
+    weight = getattr(original, name)
+    return GroupedLinear(
+        weight.mT if original.is_transposed else weight,
+        getattr(original, f"{name}_bias") if original.has_bias else None,
+    )
+
+
+def mixed(
+    states: torch.Tensor,
+    index: torch.Tensor,
+    weights: torch.Tensor,
+    each: Callable[[torch.Tensor, list[int]], torch.Tensor],
+) -> torch.Tensor:
+    """The weighted sum over the experts that each token chose: states [T, H], index and weights [T, k] → [T, H].
+
+    each: rows sorted by expert, and how many each expert has → what the experts make of them.
+    """
+    chosen = index.shape[-1]
+    experts, order = index.reshape(-1).sort(stable=True)
+    rows = each(states[order // chosen], torch.bincount(experts).tolist())
+    rows = rows * weights.reshape(-1)[order, None]
+    back = torch.empty_like(rows)
+    back[order] = rows
+    return added(back.unflatten(0, (-1, chosen))).to(states.dtype)
+
+
+def added(parts: torch.Tensor) -> torch.Tensor:
+    """The sum of [T, k, H] over k in float32, in one order."""
+    total, *rest = parts.float().unbind(1)
+    for part in rest:
+        total = total + part
+    return total
+
+
+def are_experts(module: nn.Module) -> bool:
+    """True for modules that transformers' use_experts_implementation decorates."""
+    return all(hasattr(module, name) for name in DECORATED)

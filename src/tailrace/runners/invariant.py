@@ -1,0 +1,122 @@
+"""Functions of torch whose bits, on a CPU, don't depend on where an element lies or what stands beside it.
+
+torch computes sigmoid, SiLU, softplus and GELU in vectors, and the last elements of a tensor, or of a thread's share of
+it, which fill no vector, by another routine. A matrix product adds in an order that depends on the number of rows. So a
+token's bits would depend on how many tokens stand beside it. exp, log1p, erf, tanh and plain arithmetic go one way for
+all elements: what is made of them is the same everywhere (tests/runners/test_invariant.py). So is a packed linear
+layer. Modules that runners/fuse.py replaces need none of this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from tailrace import kernels
+
+PACKED = "tailrace_packed"  # where a parameter carries its packed forms
+
+
+def sigmoid(x: torch.Tensor) -> torch.Tensor:
+    """1 / (1 + e⁻ˣ)."""
+    return (1 / (1 + torch.exp(-x.float()))).to(x.dtype)
+
+
+def silu(x: torch.Tensor, inplace: bool = False) -> torch.Tensor:
+    """x · sigmoid(x). inplace is not needed: nobody else sees x."""
+    wide = x.float()
+    return (wide / (1 + torch.exp(-wide))).to(x.dtype)
+
+
+def softplus(x: torch.Tensor, beta: float = 1.0, threshold: float = 20.0) -> torch.Tensor:
+    """log(1 + e^(βx)) / β; x itself beyond the threshold of βx."""
+    scaled = x.float() * beta
+    return torch.where(scaled > threshold, x.float(), torch.log1p(torch.exp(scaled)) / beta).to(x.dtype)
+
+
+def gelu(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
+    """x · Φ(x), or its approximation by tanh (arXiv 1606.08415)."""
+    wide = x.float()
+    if approximate == "tanh":
+        inner = torch.tanh((2 / torch.pi) ** 0.5 * (wide + 0.044715 * wide * wide * wide))
+    else:
+        inner = torch.erf(wide * 0.5**0.5)
+    return (0.5 * wide * (1 + inner)).to(x.dtype)
+
+
+def packable(*tensors: torch.Tensor | None) -> bool:
+    """True if the CPU's packed linear layer takes tensors of these dtypes together."""
+    dtypes = {tensor.dtype for tensor in tensors if tensor is not None}
+    return dtypes in ({torch.float32}, {torch.bfloat16})
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """x Wᵀ + b of a weight [N, K] that is no packed module's, such as a router's."""
+    if weight.dim() != 2 or not packable(x, weight, bias):
+        return F.linear(x, weight, bias)
+    return kernels.linear(x, packed(weight, lambda: kernels.pack_linear(weight, bias)))
+
+
+def matmul(a: torch.Tensor, b: torch.Tensor, **options: Any) -> torch.Tensor:
+    """A product with a parameter: W X of W [N, K] and X [..., K, T], or X W of X [..., T, K] and W [K, N]. Others are
+    torch's."""
+    if options or not packable(a, b) or a.dim() < 2 or b.dim() < 2:
+        return torch.matmul(a, b, **options)
+    if isinstance(a, nn.Parameter) and a.dim() == 2:
+        return kernels.linear(b.mT, packed(a, lambda: kernels.pack_linear(a))).mT
+    if isinstance(b, nn.Parameter) and b.dim() == 2:
+        return kernels.linear(a, packed(b, lambda: kernels.pack_linear(b.mT), "transposed"))
+    return torch.matmul(a, b)
+
+
+def packed(weight: torch.Tensor, pack: Callable[[], Any], how: str = "") -> Any:
+    """The packed weight: a parameter's is kept, any other tensor's is made for this call."""
+    if not isinstance(weight, nn.Parameter):
+        return pack()
+    kept: dict[str, Any] | None = getattr(weight, PACKED, None)
+    if kept is None:
+        kept = {}
+        setattr(weight, PACKED, kept)
+    if how not in kept:
+        kept[how] = pack()
+    return kept[how]
+
+
+PRODUCTS = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__)
+REPLACED: Mapping[Any, Callable[..., torch.Tensor]] = {
+    torch.sigmoid: sigmoid,
+    torch.Tensor.sigmoid: sigmoid,
+    F.silu: silu,
+    F.softplus: softplus,
+    F.gelu: gelu,
+    F.linear: linear,
+    **dict.fromkeys(PRODUCTS, matmul),
+}
+
+
+class PlaceIndependent(TorchFunctionMode):
+    """While it is on, a model's code calls the functions above in place of torch's. used: it did."""
+
+    used = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        ours = REPLACED.get(func)
+        if ours is None or (func in PRODUCTS and not any(isinstance(each, nn.Parameter) for each in args)):
+            return func(*args, **(kwargs or {}))
+        self.used = True
+        return ours(*args, **(kwargs or {}))
+
+
+def needed(run: Callable[[], object]) -> Callable[[], AbstractContextManager[Any]]:
+    """What a pass must run in: the replacement, if `run`, a pass, calls one of these functions. Otherwise nothing: a
+    replacement costs a microsecond per call of torch."""
+    mode = PlaceIndependent()
+    with mode:
+        run()
+    return PlaceIndependent if mode.used else nullcontext

@@ -69,7 +69,7 @@ int32_t Target::prepare(Asked asked) {
     scan(row_, wants, scan_);
     if (scan_.status != 0) return scan_.status;
     mass_temperature_ = wants.mass ? wants.temperature : 0;
-    if (!greedy()) select(!asked.masses && !(described && processed));
+    if (!greedy()) select(!asked.masses && !(described && processed) && !wants_survivors());
     return greedy() || untruncated_ || flat_ || candidates_.n > 0 ? kOk : kEmpty;
 }
 
@@ -153,6 +153,16 @@ double Target::subtract(const float *q, double scale) {
 
 double Target::update_of(int64_t token) const {
     return program_.forced >= 0 ? std::numeric_limits<double>::quiet_NaN() : tailrace::update_of(space_.basis, static_cast<uint32_t>(token));
+}
+
+void Target::survivors(int64_t token, std::vector<int32_t> &out) {
+    if (!wants_survivors()) {
+        out.assign(1, static_cast<int32_t>(token));
+        return;
+    }
+    restore();
+    everything();
+    out.assign(candidates_.ids, candidates_.ids + candidates_.n);
 }
 
 void Target::describe(int64_t token, const Report &report, double *entropy) {

@@ -187,3 +187,12 @@ def logprobs_of(row: Target, slot: RequestSlot, token: int) -> TokenLogprobs | N
     return describe(
         basis, token, params.logprobs or 0, row.raw.numel(), params.report_entropy, params.logprob_token_ids
     )
+
+
+def survivors_of(row: Target, slot: RequestSlot, token: int) -> list[torch.Tensor]:
+    """One tensor, int64: the ids that the token was drawn from, ascending; the token alone where there was no choice: a
+    greedy row's, or a forced one. None where nobody wants to know."""
+    if not slot.params.return_sampling_mask:
+        return []
+    alone = slot.params.greedy or slot.forced is not None
+    return [torch.tensor([token]) if alone else row.candidates.ids]

@@ -35,7 +35,7 @@ from tailrace.kernels.rows import Rule
 from tailrace.kernels.status import FAILED, OK
 from tailrace.logprobs import TokenLogprobs
 from tailrace.sampling.candidates import Candidates
-from tailrace.sampling.reference import BadRowError, Target, choose, draw, logprobs_of, target
+from tailrace.sampling.reference import BadRowError, Target, choose, draw, logprobs_of, survivors_of, target
 from tailrace.sampling.request_slot import RequestSlot
 from tailrace.sampling.slot import PendingUpdate
 
@@ -73,6 +73,7 @@ class DraftRows:
         self.logits, self.slot, self.drafts = logits, slot, drafts
         self.masks = masks or [None] * len(logits)
         self.updates: list[PendingUpdate] = []  # of the tokens so far
+        self.survivors: list[torch.Tensor] = []  # the same, int64, where they are asked for
         self._state, self._walked = dict(slot.state), 0
 
     def at(self, j: int) -> Target:
@@ -104,10 +105,15 @@ def verify(rows: DraftRows) -> tuple[list[int], list[TokenLogprobs | None], int]
     status, slot = OK, rows.slot
     try:
         for row, token in walk(rows):
-            described, update = logprobs_of(row, slot, token), slot.update_of(token)
+            described, update, survivors = (
+                logprobs_of(row, slot, token),
+                slot.update_of(token),
+                survivors_of(row, slot, token),
+            )
             tokens.append(token)
             logprobs.append(described)
             rows.updates.append(update)
+            rows.survivors += survivors
     except BadRowError as error:
         status = error.status
     except (KeyboardInterrupt, SystemExit):

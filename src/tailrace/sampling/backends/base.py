@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 
 from tailrace.errors import ParameterError
+from tailrace.kernels.output import SamplingMask
 from tailrace.kernels.rows import Rows
 from tailrace.logprobs import TokenLogprobs
 from tailrace.sampling.request_slot import RequestSlot
@@ -24,13 +25,15 @@ class Sampled:
     """The tokens of a step.
 
     token_ids: int64 [N, K + 1], −1 where there is none. num_tokens: int64 [N], 0 where status is not OK. status: int32
-    [N], kernels/status.py. logprobs: per request one entry per token, or None where it did not ask.
+    [N], kernels/status.py. logprobs: per request one entry per token, or None where it did not ask. sampling_mask: the
+    ids that survived, by token; None: nobody asked.
     """
 
     token_ids: torch.Tensor
     num_tokens: torch.Tensor
     status: torch.Tensor
     logprobs: list[list[TokenLogprobs] | None]
+    sampling_mask: SamplingMask | None = None
 
     def tokens(self) -> list[list[int]]:
         """What was drawn or accepted, request by request: what `Slots.commit` takes. Nothing where status is not OK."""

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import torch
 
 from tailrace.kernels.needs import SlotNeeds, check_rows
-from tailrace.kernels.output import KernelOutput
+from tailrace.kernels.output import KernelOutput, SamplingMask
 from tailrace.kernels.program import Mask
 from tailrace.kernels.rows import Rows
 from tailrace.kernels.types import readable
@@ -57,6 +57,8 @@ def unfilled(rows: Rows) -> Sampled:
 
 def fall_back(slots: Slots, logits: torch.Tensor, rows: Rows, requests: Iterable[int], sampled: Sampled) -> None:
     """Fill in these requests."""
+    survived: dict[int, torch.Tensor] = {}
+    asked = False
     for i in requests:
         first, last = int(rows.start[i]), int(rows.start[i + 1]) - 1
         slot = slots[int(rows.slot[first])]
@@ -65,13 +67,18 @@ def fall_back(slots: Slots, logits: torch.Tensor, rows: Rows, requests: Iterable
         drafts = Drafts(position, draft_tokens, rows.proposals_of(i), rows.rule_of(i))
         raw = [raw_row(logits, rows, row) for row in range(first, last + 1)]
         masks = [mask_of_row(rows, row) for row in range(first, last + 1)]
-        tokens, logprobs, status = verify(DraftRows(raw, slot, drafts, masks))
+        tokens, logprobs, status = verify(walked := DraftRows(raw, slot, drafts, masks))
         sampled.token_ids[i] = -1
         sampled.token_ids[i, : len(tokens)] = torch.tensor(tokens, dtype=torch.int64)
         sampled.num_tokens[i], sampled.status[i] = len(tokens), status
         if slot.reported:
             sampled.logprobs[i] = [entry for entry in logprobs if entry is not None]
+        asked |= slot.params.return_sampling_mask
+        survived |= dict(enumerate(walked.survivors, i * rows.width))
         slot.took_s = time.thread_time() - begun_s
+    if asked:
+        mask = sampled.sampling_mask or SamplingMask.empty(rows.num_requests * rows.width)
+        sampled.sampling_mask = mask.replaced(survived)
 
 
 def mask_of_row(rows: Rows, row: int) -> Mask | None:

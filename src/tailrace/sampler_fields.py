@@ -379,6 +379,7 @@ class SamplerFields(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
             "Report, of each token, the ids that survived everything that removes some: what it was drawn from",
             kind="report",
             needs=CUTS,
+            flag="",
         ),
     ] = False
 

@@ -231,7 +231,7 @@ class Generation:
         match event:
             case Tokens():
                 clock.tick(event.index, len(event.token_ids))
-                return text.feed(event.token_ids, event.logprobs, event.explanations)
+                return text.feed(event.token_ids, event.logprobs, event.explanations, event.survivors)
             case Finished():
                 return text.flush(event.reason, event.stop_token_id, event.cause)
             case Failed():

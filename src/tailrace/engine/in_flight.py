@@ -74,7 +74,7 @@ class SampledTokens:
     """What one sequence has sampled: the tokens that verification kept, the first `accepted` of them drafts. status:
     kernels/status.py.
     error: its grammar could not be matched, so the tokens do not count. kept: the rows that the tokens were drawn from,
-    where the request asks why they came."""
+    where the request asks why they came. survivors: of each token, where the request asks for them."""
 
     sequence: Sequence
     draft: DraftTokens
@@ -84,6 +84,7 @@ class SampledTokens:
     logprobs: list[TokenLogprobs] | None
     error: Exception | None
     kept: KeptRows | None = None
+    survivors: list[bytes] | None = None
 
     def must_be_processed_first(self, slots: Slots, drafter: Drafter | None) -> bool:
         """More than the tokens decides how the sequence goes on: it may end or fail with them, its grammar must be told
@@ -155,14 +156,20 @@ class LaunchedDraws:
 
 
 def read_samples(
-    launched: LaunchedDraws, sampled: list[tuple[list[Sequence], Sampled]], speculator: Speculator
+    launched: LaunchedDraws,
+    sampled: list[tuple[list[Sequence], Sampled]],
+    speculator: Speculator,
+    most_survivors: int,
 ) -> list[SampledTokens]:
-    """What each sequence has sampled. The speculator hears how many drafts were accepted."""
+    """What each sequence has sampled. The speculator hears how many drafts were accepted. Survivors of a token that are
+    more than `most_survivors` are not told."""
     found: list[SampledTokens] = []
     drafts, errors, kept = launched.step.drafts, launched.errors, launched.kept
     for sequences, samples in sampled:
         columns = (samples.num_tokens.tolist(), samples.status.tolist(), samples.token_ids.tolist(), samples.logprobs)
-        for sequence, count, status, row, logprobs in zip(sequences, *columns, strict=True):
+        packed = None if samples.sampling_mask is None else samples.sampling_mask.packed(most_survivors)
+        width = samples.token_ids.shape[1]
+        for place, (sequence, count, status, row, logprobs) in enumerate(zip(sequences, *columns, strict=True)):
             if sequence.phase is not Phase.RUNNING:
                 continue
             error, draft, accepted = errors.get(sequence.slot), drafts.get(sequence.slot, NO_DRAFTS), 0
@@ -171,5 +178,8 @@ def read_samples(
                 accepted = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
                 speculator.record_acceptance(sequence, draft, accepted)
             rows = kept.get(sequence) if kept else None
-            found.append(SampledTokens(sequence, draft, row[:count], accepted, status, logprobs, error, rows))
+            asks = packed and sequence.request.params.return_sampling_mask
+            survivors = packed[place * width : place * width + count] if packed and asks else None
+            made = SampledTokens(sequence, draft, row[:count], accepted, status, logprobs, error, rows, survivors)
+            found.append(made)
     return found

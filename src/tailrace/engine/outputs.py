@@ -164,8 +164,8 @@ class OutputProcessor:
         for place, token in enumerate(tokens):
             outcome = TokenOutcome()
             with Isolated("the token could not be processed", sequence.request.id) as attempt:
-                reported = one.logprobs[place] if one.logprobs else None, records[place] if records else None
-                new = NewToken(token, *reported)
+                reports = (one.logprobs, records, one.survivors)
+                new = NewToken(token, *(part[place] if part else None for part in reports))
                 outcome = self.append_token(sequence, new, after_draft=place > 0)
             ending = outcome.ending if attempt.error is None else Ending(error=attempt.error)
             out += outcome.out if outcome.ends is None else ended(outcome.out, outcome.ends)
@@ -285,12 +285,14 @@ class OutputProcessor:
         request = sequence.request
         logprobs = [new.logprobs for new in out if new.logprobs is not None] or None
         records = [new.explanation for new in out if new.explanation is not None] or None
+        survivors = [new.survivors for new in out if new.survivors is not None] or None
         first = (0, 0.0) if sequence.started else (sequence.num_cached, request.queued_s or 0.0)
         key = None if sequence.started else sequence.key
         sequence.started = True
         counts, sequence.draft_counts = sequence.draft_counts, []
         ids = [new.id for new in out]
-        message = Tokens(request.id, request.epoch, sequence.index, ids, logprobs, *first, counts, key, records)
+        reports = (key, records, survivors)
+        message = Tokens(request.id, request.epoch, sequence.index, ids, logprobs, *first, counts, *reports)
         self.lifecycle.send(sequence, message)
 
 

@@ -276,7 +276,7 @@ class StepDriver:
             self.in_flight.since = launched.arrived_s
         with self.counters.timed("commit"):
             self.outputs.begin_step()
-            launched.samples = read_samples(launched, sampled, self.speculator)
+            launched.samples = read_samples(launched, sampled, self.speculator, self.limits.max_sampling_mask)
         return True
 
     def _is_in_flight(self, sequence: Sequence) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -49,6 +50,11 @@ class SamplingMask(NamedTuple):
     def parts(self) -> list[torch.Tensor]:
         """Those of each token, int32: views."""
         return list(self.token_ids.split(self.offsets.diff().tolist()))
+
+    def packed(self, limit: int) -> list[bytes]:
+        """Those of each token as int32, little-endian; b"" where there are none, or more than `limit`."""
+        data, offsets = memoryview(self.token_ids.numpy().astype("<i4", copy=False)), self.offsets.tolist()
+        return [bytes(data[low:high]) if high - low <= limit else b"" for low, high in pairwise(offsets)]
 
     def replaced(self, parts: Mapping[int, torch.Tensor]) -> SamplingMask:
         """The same with other survivors of some tokens, by place."""

@@ -18,8 +18,8 @@ OWN: Mapping[int, bytes | None] = MappingProxyType({})  # the text has all bytes
 class Delta(msgspec.Struct, frozen=True):
     """What is new (for the cumulative kind: everything so far).
 
-    text, token_ids: new text and its tokens. logprobs, explanations: one per token, or None. offsets: one per token:
-    where it begins in the text, in characters.
+    text, token_ids: new text and its tokens. logprobs, explanations, survivors: one per token, or None. offsets: one
+    per token: where it begins in the text, in characters.
     finish_reason: set on the last delta. stop_reason: the stop string, pattern or stop token id that ended the text, or
     the cause named by the engine or the server. None for EOS and the length.
     spelt: place in token_ids → the bytes that the text has of this token, where they differ from the token's own bytes.
@@ -34,6 +34,7 @@ class Delta(msgspec.Struct, frozen=True):
     offsets: tuple[int, ...] = ()
     spelt: Mapping[int, bytes | None] = OWN
     explanations: tuple[Explanation, ...] | None = None
+    survivors: tuple[bytes, ...] | None = None
 
 
 class ReportedToken(NamedTuple):
@@ -42,6 +43,7 @@ class ReportedToken(NamedTuple):
     id: int
     logprobs: TokenLogprobs | None
     explanation: Explanation | None
+    survivors: bytes | None
 
 
 class HeldToken(msgspec.Struct, frozen=True):

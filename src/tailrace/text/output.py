@@ -40,7 +40,7 @@ class TextStream:
     ) -> None:
         self._params = params
         self._check, self._bytes_of, self._texts = tokenizer.check, tokenizer.bytes_of, tokenizer.texts
-        self._scored = params.logprobs is not None or params.explain is not None
+        self._scored = params.logprobs is not None or params.explain is not None or params.return_sampling_mask
         self._by_library = tokenizer.kind == "library"
         self._hidden = params.hidden(tokenizer.special_ids)
         self._detokenizer = detokenizer(tokenizer, self._hidden, prompt)
@@ -55,8 +55,9 @@ class TextStream:
         self._ending: ReportedToken | None = None
         self._decoded = 0  # characters that the detokenizer has returned
         self._shown = 0  # characters that were sent
-        nothing = (() if params.logprobs is not None else None, () if params.explain is not None else None)
-        self._whole = Delta(logprobs=nothing[0], explanations=nothing[1])
+        asked = (params.logprobs is not None, params.explain is not None, params.return_sampling_mask)
+        logprobs, explanations, survivors = (() if one else None for one in asked)
+        self._whole = Delta(logprobs=logprobs, explanations=explanations, survivors=survivors)
         self.num_tokens = 0
         self.finished = False
 
@@ -65,13 +66,13 @@ class TextStream:
         token_ids: Sequence[int],
         logprobs: Sequence[TokenLogprobs] | None = None,
         explanations: Sequence[Explanation] | None = None,
+        survivors: Sequence[bytes] | None = None,
     ) -> Delta:
         """Add tokens. If a stop string ends in them, the delta says so and is the last one; tokens after the stop are
         dropped.
 
         Raises:
-            ParameterError: an id is outside the vocabulary, or the number of logprobs or explanations differs from the
-                number of tokens.
+            ParameterError: an id is outside the vocabulary, or there are not as many reports of a kind as tokens.
             RuntimeError: the stream has ended (our bug).
         """
         if self.finished:
@@ -81,7 +82,10 @@ class TextStream:
                 raise counted_wrong("logprobs", len(token_ids), len(logprobs))
             if explanations is not None and len(explanations) != len(token_ids):
                 raise counted_wrong("explanations", len(token_ids), len(explanations))
-            if self._straight and not self._held and (plain := self._plain(token_ids, logprobs, explanations)):
+            if survivors is not None and len(survivors) != len(token_ids):
+                raise counted_wrong("survivors", len(token_ids), len(survivors))
+            straight = self._straight and not self._held
+            if straight and (plain := self._plain(token_ids, logprobs, explanations, survivors)):
                 return plain
         except TypeError as error:
             self._check(token_ids)
@@ -90,7 +94,8 @@ class TextStream:
         text: list[str] = []
         for i, id in enumerate(token_ids):
             entry = None if logprobs is None else logprobs[i]
-            reported = ReportedToken(id, entry, None if explanations is None else explanations[i])
+            record = None if explanations is None else explanations[i]
+            reported = ReportedToken(id, entry, record, None if survivors is None else survivors[i])
             self.num_tokens += 1
             if id in self._ending_ids and self.num_tokens > self._min_tokens:
                 self._ending = reported  # the engine will report the end
@@ -131,6 +136,7 @@ class TextStream:
         token_ids: Sequence[int],
         logprobs: Sequence[TokenLogprobs] | None,
         explanations: Sequence[Explanation] | None,
+        survivors: Sequence[bytes] | None,
     ) -> Delta | None:
         """The fast path for nearly all tokens: each is text by itself, and no stop can begin in it. None for any other
         token."""
@@ -147,7 +153,8 @@ class TextStream:
         self._shown += len(text)
         entries = None if logprobs is None else tuple(logprobs)
         records = None if explanations is None else tuple(explanations)
-        return Delta(text, tuple(token_ids), entries, None, None, tuple(offsets), explanations=records)
+        kept = None if survivors is None else tuple(survivors)
+        return Delta(text, tuple(token_ids), entries, None, None, tuple(offsets), explanations=records, survivors=kept)
 
     def _take(self, reported: ReportedToken) -> tuple[str, Match | None]:
         """Add one token; return the text that can be sent, and the stop that ended in the token."""
@@ -201,6 +208,7 @@ class TextStream:
             spelt |= cut
         logprobs = tuple(report.logprobs for report in reports if report.logprobs is not None)
         records = tuple(report.explanation for report in reports if report.explanation is not None)
+        survivors = tuple(report.survivors for report in reports if report.survivors is not None)
         whole = self._whole  # says what is asked for
         return self._by_kind(
             Delta(
@@ -210,6 +218,7 @@ class TextStream:
                 offsets=tuple(offsets),
                 spelt=spelt,
                 explanations=None if whole.explanations is None else records,
+                survivors=None if whole.survivors is None else survivors,
             )
         )
 
@@ -256,6 +265,7 @@ class TextStream:
             before.token_ids + delta.token_ids,
             None if before.logprobs is None else before.logprobs + (delta.logprobs or ()),
             explanations=None if before.explanations is None else before.explanations + (delta.explanations or ()),
+            survivors=None if before.survivors is None else before.survivors + (delta.survivors or ()),
             offsets=before.offsets + delta.offsets,
             spelt={**before.spelt, **{len(before.token_ids) + place: data for place, data in delta.spelt.items()}},
         )

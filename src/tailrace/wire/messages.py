@@ -81,10 +81,11 @@ class Ready(Message, frozen=True):
 
 
 class Tokens(Message, frozen=True):
-    """New tokens of one sequence, in order. `logprobs` and `explanations` have one entry per token if the request asked
-    for them. The sequence's first message says how many prompt tokens came from the prefix cache, how many seconds its
-    request had waited, and the key of its noise. drafts: two numbers per step since the last message that verified
-    drafts: how many were proposed, and how many accepted."""
+    """New tokens of one sequence, in order. `logprobs`, `explanations` and `survivors` have one entry per token if the
+    request asked for them. An entry of `survivors` holds the ids that the token was drawn from, ascending int32,
+    little-endian; b"" where there were too many. The sequence's first message says how many prompt tokens came from the
+    prefix cache, how many seconds its request had waited, and the key of its noise. drafts: two numbers per step since
+    the last message that verified drafts: how many were proposed, and how many accepted."""
 
     id: str
     epoch: int
@@ -96,6 +97,7 @@ class Tokens(Message, frozen=True):
     drafts: list[int] = []
     key: int | None = None
     explanations: list[Explanation] | None = None
+    survivors: list[bytes] | None = None
 
 
 class PromptLogprobs(Message, frozen=True):

@@ -65,6 +65,7 @@ class OpenStream:
         entries = event.logprobs
         each = ID_BYTES if entries is None else ID_BYTES + ENTRY_BYTES + ALTERNATIVE_BYTES * len(entries[0].top_ids)
         self.held += len(event.token_ids) * each + sum(map(record_bytes, event.explanations or ()))
+        self.held += sum(map(len, event.survivors or ()))
         before = self.waiting.get(event.index)
         if before is None:
             self.waiting[event.index] = event
@@ -75,6 +76,8 @@ class OpenStream:
             before.logprobs.extend(entries or ())
         if before.explanations is not None:
             before.explanations.extend(event.explanations or ())
+        if before.survivors is not None:
+            before.survivors.extend(event.survivors or ())
         before.drafts.extend(event.drafts)
 
     def notify(self) -> None:

@@ -23,6 +23,7 @@ from tailrace.api.logprobs import chat_logprobs, prompt_logprobs
 from tailrace.api.prepare import ChatInput, TokenLimit, prepare_chat, read_request, start
 from tailrace.api.request_record import origin_of
 from tailrace.api.sampling import check_scores, num_logprobs
+from tailrace.api.sampling_masks import mask_size, written_masks
 from tailrace.api.schema.chat import (
     CHAT_REFUSED,
     ChatChunk,
@@ -123,9 +124,12 @@ class ChatChunks:
         logprobs = None
         if top is not None and piece.logprobs is not None:
             logprobs = chat_logprobs(labels, piece, top)
-        if not piece.explanations:
-            return ChatReports(logprobs, ids)
-        return ChatReports(logprobs, ids, await self._generation.run(partial(written, labels, piece), size_of(piece)))
+        records, mask, run = UNSET, UNSET, self._generation.run
+        if piece.explanations:
+            records = await run(partial(written, labels, piece), size_of(piece))
+        if piece.survivors:
+            mask = await run(partial(written_masks, piece), mask_size(piece))
+        return ChatReports(logprobs, ids, records, mask)
 
     async def _only_once(self) -> dict[str, Any]:
         """Further fields of the first chunk, if asked for: the prompt's ids and logprobs, and the parameters."""
@@ -146,6 +150,7 @@ class ChatReports(NamedTuple):
     logprobs: ChatLogprobs | None
     token_ids: list[int] | UnsetType
     explanations: list[msgspec.Raw] | UnsetType = UNSET
+    sampling_mask: list[msgspec.Raw] | UnsetType = UNSET
 
     @property
     def rest(self) -> ChatReports:
@@ -164,8 +169,8 @@ def choices_of(index: int, piece: Delta, channels: Splitter, reports: ChatReport
     if not deltas and reports != NOTHING:
         deltas = [ChatDelta(content="")]  # the text is held back, or was a marker
     for delta in deltas:
-        logprobs, ids, explanations = reports
-        yield ChatChunkChoice(index, delta, logprobs, token_ids=ids, explanations=explanations)
+        logprobs, ids, records, mask = reports
+        yield ChatChunkChoice(index, delta, logprobs, token_ids=ids, explanations=records, sampling_mask=mask)
         reports = reports.rest
 
 

@@ -23,6 +23,7 @@ from tailrace.api.prepare import Additions, PreparedRequest, Prompts, TokenLimit
 from tailrace.api.prompt_length import check_length
 from tailrace.api.request_record import origin_of
 from tailrace.api.sampling import check_scores, num_logprobs
+from tailrace.api.sampling_masks import mask_size, written_masks
 from tailrace.api.schema.common import PromptLogprobEntries
 from tailrace.api.schema.completions import COMPLETION_REFUSED, Completion, CompletionChoice, CompletionRequest
 from tailrace.api.service import Service, service_of
@@ -149,10 +150,14 @@ class CompletionChunks:
         stop_reason = UNSET if piece.finish_reason is None else piece.stop_reason
         ids = list(piece.token_ids) if self._with_ids else UNSET
         choice = CompletionChoice(index, piece.text, logprobs, piece.finish_reason, stop_reason, ids)
-        if not piece.explanations:
-            return choice
-        records = await self._generation.run(partial(written, self._service.labels, piece), size_of(piece))
-        return msgspec.structs.replace(choice, explanations=records)
+        run = self._generation.run
+        if piece.explanations:
+            records = await run(partial(written, self._service.labels, piece), size_of(piece))
+            choice = msgspec.structs.replace(choice, explanations=records)
+        if piece.survivors:
+            mask = await run(partial(written_masks, piece), mask_size(piece))
+            choice = msgspec.structs.replace(choice, sampling_mask=mask)
+        return choice
 
 
 def check_size(ask: CompletionRequest, prepared: PreparedRequest) -> None:
@@ -248,7 +253,7 @@ def only_echo(ask: CompletionRequest) -> bool:
 
 def check_only_echo(ask: CompletionRequest) -> None:
     """Raise ParameterError for fields that need an output."""
-    for name in ("min_tokens", "best_of", "use_beam_search", "logprob_token_ids", "explain"):
+    for name in ("min_tokens", "best_of", "use_beam_search", "logprob_token_ids", "explain", "return_sampling_mask"):
         if getattr(ask, name):
             raise ParameterError(f"{name} can't be had with max_tokens 0", name)
 

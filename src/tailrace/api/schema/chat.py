@@ -7,7 +7,14 @@ from typing import Any, Literal, Protocol
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from tailrace.api.schema.common import REFUSED, EarlyStopping, GenerateRequest, PromptLogprobEntries, Usage
+from tailrace.api.schema.common import (
+    REFUSED,
+    EarlyStopping,
+    GenerateRequest,
+    PromptLogprobEntries,
+    SamplingMaskJson,
+    Usage,
+)
 from tailrace.api.schema.explain import ExplanationJson
 from tailrace.api.schema.structured import ResponseFormat
 
@@ -175,6 +182,7 @@ class ChatChunkChoice(msgspec.Struct, frozen=True):
     stop_reason: str | int | UnsetType | None = UNSET
     token_ids: list[int] | UnsetType = UNSET
     explanations: list[ExplanationJson] | UnsetType = UNSET
+    sampling_mask: list[SamplingMaskJson] | UnsetType = UNSET
 
 
 class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
@@ -213,6 +221,7 @@ class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
     stop_reason: str | int | None
     token_ids: list[int] | UnsetType = UNSET
     explanations: list[ExplanationJson] | UnsetType = UNSET
+    sampling_mask: list[SamplingMaskJson] | UnsetType = UNSET
 
 
 class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):

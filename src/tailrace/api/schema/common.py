@@ -153,6 +153,11 @@ class PromptLogprob(msgspec.Struct, frozen=True):
 # as JSON
 PromptLogprobEntries = list[msgspec.Raw | None]
 
+# the ids that a token was drawn from, ascending; null: more than the server tells. Written already
+SamplingMaskJson = Annotated[
+    msgspec.Raw, msgspec.Meta(extra_json_schema={"type": ["array", "null"], "items": {"type": "integer"}})
+]
+
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
     """How much of the prompt came from the prefix cache."""

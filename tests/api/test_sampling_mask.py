@@ -50,7 +50,7 @@ async def test_chat_has_a_list_per_token_streamed_or_not(tokenizer, case, k):
         for choice in whole["choices"]:
             assert choice["sampling_mask"] == [rivals(token, k) for token in choice["token_ids"]]
             mine = [c for chunk in chunks for c in chunk["choices"] if c["index"] == choice["index"]]
-            assert sum((c.get("sampling_mask", []) for c in mine), []) == choice["sampling_mask"]
+            assert [ids for c in mine for ids in c.get("sampling_mask", [])] == choice["sampling_mask"]
             for c in mine:
                 assert len(c.get("sampling_mask", [])) == len(c["token_ids"])
 
@@ -64,7 +64,7 @@ async def test_completions_have_a_list_per_token_streamed_or_not(tokenizer, case
         for choice in whole["choices"]:
             assert choice["sampling_mask"] == [rivals(token, 2) for token in choice["token_ids"]]
             mine = [c for chunk in chunks for c in chunk["choices"] if c["index"] == choice["index"]]
-            assert sum((c.get("sampling_mask", []) for c in mine), []) == choice["sampling_mask"]
+            assert [ids for c in mine for ids in c.get("sampling_mask", [])] == choice["sampling_mask"]
 
 
 async def test_without_ids_the_masks_come_all_the_same(front):

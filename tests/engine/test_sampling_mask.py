@@ -107,7 +107,5 @@ def test_masks_of_other_tokens_are_seen(monkeypatch):
         return (before[-2] * 8)[: len(before[-1])]
 
     monkeypatch.setattr(SamplingMask, "packed", late)
-    fields = ASKED["sampled"]
     with pytest.raises(AssertionError):
-        for (id, _, index), story in stories(fields, None).items():
-            assert lists(story) == expected(fields, PROMPTS[int(id[1:])], index, story.tokens)
+        test_masks_are_those_of_plain_sampling("sampled", None)

@@ -62,7 +62,7 @@ class Work(NamedTuple):
     count: torch.Tensor
 
 
-class Reports(NamedTuple):
+class StepReports(NamedTuple):
     """What is reported of a step's tokens. top: alternatives at most; None: nobody asks for logprobs. words: ⌈V / 32⌉
     where survivors are asked for, else 0."""
 
@@ -83,13 +83,13 @@ class Out(NamedTuple):
     survivors: torch.Tensor
 
     @staticmethod
-    def empty(shape: tuple[int, int], reports: Reports, device: torch.device) -> Out:
+    def empty(shape: tuple[int, int], reports: StepReports, device: torch.device) -> Out:
         """For so many requests, and tokens of each at most."""
         size = sum(even(part) for part in sizes(shape, reports))
         return Out.over(torch.empty(size, dtype=torch.int64, device=device), shape, reports)
 
     @staticmethod
-    def over(all: torch.Tensor, shape: tuple[int, int], reports: Reports) -> Out:
+    def over(all: torch.Tensor, shape: tuple[int, int], reports: StepReports) -> Out:
         """Views of a buffer, here or on the host."""
         parts, at = [], 0
         for size in sizes(shape, reports):
@@ -98,7 +98,7 @@ class Out(NamedTuple):
         return Out(all, *parts[:4], parts[4].view(torch.float64), parts[5].view(torch.int32))
 
 
-def sizes(shape: tuple[int, int], reports: Reports) -> list[int]:
+def sizes(shape: tuple[int, int], reports: StepReports) -> list[int]:
     """Of the parts of Out, int64."""
     requests, tokens = shape[0], shape[0] * shape[1]
     ranks, numbers = (0, 0) if reports.top is None else (1 + reports.top, 3 + reports.top)
@@ -169,7 +169,7 @@ class Launch(NamedTuple):
     rows: int
     shape: tuple[int, int]
     scans: frozenset[bool]
-    reports: Reports
+    reports: StepReports
 
 
 def run(launch: Launch) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from tailrace import _cpu
 from tailrace.kernels.gpu.state import Tables
-from tailrace.kernels.gpu.step import GPUStep, Launch, Out, Reports, Workspace, run
+from tailrace.kernels.gpu.step import GPUStep, Launch, Out, StepReports, Workspace, run
 from tailrace.kernels.needs import REPORTED, SURVIVORS, SlotNeeds, check_rows
 from tailrace.kernels.output import KernelOutput, LogprobArrays, SamplingMask
 from tailrace.kernels.proposals import side_by_side
@@ -71,7 +71,7 @@ class GPUBackend:
             logits, rows = combined(logits, rows)
         falling = self.falling_back(rows, reports=bool(asked.flags & REPORTED))
         words = -(-logits.shape[1] // 32) if asked.flags & SURVIVORS else 0
-        launch = self.prepare(logits, rows, Reports(asked.top if asked.flags & REPORTED else None, words))
+        launch = self.prepare(logits, rows, StepReports(asked.top if asked.flags & REPORTED else None, words))
         self.draw(launch)
         ids, again = launch.out.token_ids.view(launch.shape), None
         if falling:
@@ -103,7 +103,7 @@ class GPUBackend:
         owners = rows.owners.tolist()
         return sorted({*found, *(i for i, owner in enumerate(owners) if self.slots[owner].params.logprob_token_ids)})
 
-    def prepare(self, logits: torch.Tensor, rows: Rows, reports: Reports) -> Launch:
+    def prepare(self, logits: torch.Tensor, rows: Rows, reports: StepReports) -> Launch:
         """Bring the step's numbers to the device, and what has changed of its slots. Nothing is checked."""
         logits, stride = aligned(logits)
         owners = rows.slot.tolist()
@@ -160,7 +160,7 @@ def launch_of(
     *,
     tables: Tables,
     scans: frozenset[bool],
-    reports: Reports,
+    reports: StepReports,
     q: torch.Tensor | None = None,
 ) -> Launch:
     """A step of these rows, whose numbers are there. (More than six parameters: two callers make these parts
@@ -258,7 +258,7 @@ def compile_all(vocab: int, dtype: torch.dtype, device: torch.device) -> None:
     slots.add(1, SamplingParams(top_p=0.9, return_sampling_mask=True), key=2, prompt=[0])
     logits = torch.zeros((3, vocab), dtype=dtype, device=device)
     for rows in (Rows.plain([0, 1], [0, 1], [1, 1]), Rows.drafted([0, 1], [1, 1], [[0], []])):
-        launch = gpu.prepare(logits, rows, Reports(1, -(-vocab // 32)))
+        launch = gpu.prepare(logits, rows, StepReports(1, -(-vocab // 32)))
         gpu.draw(launch)
         gpu.copies.fetch(launch)()
     guide_rows(logits, torch.tensor([0]), torch.tensor([1]), torch.tensor([2.0]), kernel=True)

@@ -69,7 +69,7 @@ int32_t Target::prepare(Asked asked) {
     scan(row_, wants, scan_);
     if (scan_.status != 0) return scan_.status;
     mass_temperature_ = wants.mass ? wants.temperature : 0;
-    if (!greedy()) select(!asked.masses && !(described && processed) && !wants_survivors());
+    if (!greedy()) select(!asked.masses && !(described && processed));
     return greedy() || untruncated_ || flat_ || candidates_.n > 0 ? kOk : kEmpty;
 }
 
@@ -93,7 +93,7 @@ int64_t Target::token() {
 int64_t Target::winner(uint32_t stream, int64_t excluded) {
     if (greedy()) return likeliest();
     if (flat_) {
-        const int64_t found = draw_flat_row(row_, context(), noise(stream));
+        const int64_t found = draw_flat_row(row_, context(), noise(stream), &boundary_);
         if (found != kNobody) return found;
         select(false);
     }
@@ -160,6 +160,7 @@ void Target::survivors(int64_t token, std::vector<int32_t> &out) {
         out.assign(1, static_cast<int32_t>(token));
         return;
     }
+    if (flat_) return survivors_of_flat_row(row_, context(), boundary_, out);
     restore();
     everything();
     out.assign(candidates_.ids, candidates_.ids + candidates_.n);

@@ -83,6 +83,7 @@ class Target {
     bool untruncated_ = false;           // only a temperature: nothing is removed
     bool spent_ = false;                 // the candidates have been made into something else
     bool flat_ = false;                 // there are so many candidates that they were not collected
+    Boundary boundary_{};                // then, once a token has been drawn: where they end
 };
 
 }  // namespace tailrace

@@ -12,6 +12,7 @@ from field_examples import FIELDS
 from kernels.backends import DEVICES, QUIET
 from sampling import test_backends, test_mixed
 from sampling.test_backends import GPU, meets, rows_of, sampled, slots_for
+from tailrace import _cpu
 from tailrace.errors import ParameterError
 from tailrace.kernels.output import SamplingMask
 from tailrace.kernels.rows import RULES, Guidance, Rows
@@ -87,6 +88,18 @@ def test_survivors_are_the_candidates(name, vocab):
         assert token in ids
         slot = slots[i]
         assert ids == ([token] if slot.params.greedy else distribution(logits[i], slot, 9).ids.tolist())
+
+
+@pytest.mark.parametrize("vocab", [4097, 33_000])
+@pytest.mark.parametrize("fields", [{"top_p": 0.9}, {"top_p": 0.6, "temperature": 1.7}, {"typical_p": 0.6}])
+def test_of_rows_so_flat_that_candidates_are_not_collected(fields, vocab):
+    """There the boundary alone is known (csrc/flat_rows.h), and the ids are looked for once more."""
+    kinds = rows_of(vocab)
+    logits = torch.stack([kinds[kind] for kind in ("normal", "flat", "two values", "steps")]) * 0.7
+    slots, before = slots_for(asking(fields), vocab, len(logits)), _cpu.flat_draws()
+    found = agree(slots, logits, Rows.plain(range(4), range(4), [9] * 4))
+    assert _cpu.flat_draws() > before + 1
+    assert all(len(ids) > vocab / 8 for ids in found)
 
 
 @QUIET

@@ -164,8 +164,8 @@ class OutputProcessor:
         for place, token in enumerate(tokens):
             outcome = TokenOutcome()
             with Isolated("the token could not be processed", sequence.request.id) as attempt:
-                reports = (one.logprobs, records, one.survivors)
-                new = NewToken(token, *(part[place] if part else None for part in reports))
+                reported = one.logprobs[place] if one.logprobs else None, records[place] if records else None
+                new = NewToken(token, *reported, one.survivors[place] if one.survivors else None)
                 outcome = self.append_token(sequence, new, after_draft=place > 0)
             ending = outcome.ending if attempt.error is None else Ending(error=attempt.error)
             out += outcome.out if outcome.ends is None else ended(outcome.out, outcome.ends)

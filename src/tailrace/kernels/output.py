@@ -53,8 +53,8 @@ class SamplingMask(NamedTuple):
 
     def packed(self, limit: int) -> list[bytes]:
         """Those of each token as int32, little-endian; b"" where there are none, or more than `limit`."""
-        data, offsets = memoryview(self.token_ids.numpy().astype("<i4", copy=False)), self.offsets.tolist()
-        return [bytes(data[low:high]) if high - low <= limit else b"" for low, high in pairwise(offsets)]
+        ids, offsets = self.token_ids.numpy().astype("<i4", copy=False), self.offsets.tolist()
+        return [ids[low:high].tobytes() if high - low <= limit else b"" for low, high in pairwise(offsets)]
 
     def replaced(self, parts: Mapping[int, torch.Tensor]) -> SamplingMask:
         """The same with other survivors of some tokens, by place."""

@@ -11,12 +11,14 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
+import msgspec
 import torch
 
-from tailrace.engine.draws import Draws
+from tailrace.engine.draws import DraftTokens, Draws
 from tailrace.engine.sequence import Sequence
 from tailrace.explanation import Explanation
 from tailrace.kernels.rows import Rows
+from tailrace.params import SamplingParams
 from tailrace.sampling import Sampler
 
 Kept = dict[Sequence, "KeptRows"]
@@ -31,12 +33,23 @@ class KeptRows:
     rows: Rows
     took_s: float
 
-    def explain(self, sampler: Sampler, sequence: Sequence) -> list[Explanation]:
-        """One record per token that the step has drawn, in order. The sequence's slot is that of the draw."""
-        options = sequence.request.params.explain
-        assert options is not None
-        [records] = sampler.explain(self.arrived(), self.rows, options)
-        return records
+    def explain(self, sampler: Sampler, params: SamplingParams, draft: DraftTokens, drafter: str) -> list[Explanation]:
+        """One record per token that the step has drawn, in order. The slot is still that of the draw. drafter: who made
+        the draft."""
+        assert params.explain is not None
+        [records] = sampler.explain(self.arrived(), self.rows, params.explain)
+        return [drafted(record, params, draft, drafter) for record in records] if draft.tokens else records
+
+
+def drafted(record: Explanation, params: SamplingParams, draft: DraftTokens, drafter: str) -> Explanation:
+    """The record with the drafter's name. What must come next is drafted so that it takes no step of its own: there,
+    nobody has guessed."""
+    if record.draft is None:
+        return record
+    if not draft.forced:
+        return msgspec.structs.replace(record, draft=msgspec.structs.replace(record.draft, drafter=drafter))
+    plain = "greedy" if params.greedy else "drawn"
+    return msgspec.structs.replace(record, draft=None, origin="forced" if record.origin == "forced" else plain)
 
 
 def keep_rows(draws: list[Draws], logits: torch.Tensor, asking: Collection[Sequence]) -> Kept:

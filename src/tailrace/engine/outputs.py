@@ -155,7 +155,8 @@ class OutputProcessor:
         records: list[Explanation] = []
         if one.kept is not None:
             with Isolated("the tokens could not be explained", sequence.request.id) as explaining:
-                records = one.kept.explain(self.sampler, sequence)
+                drafter = self.lifecycle.speculator.config.drafter
+                records = one.kept.explain(self.sampler, sequence.request.params, one.draft, drafter)
             if explaining.error is not None:
                 self.lifecycle.end(sequence, Ending(error=explaining.error))
                 return

@@ -113,7 +113,9 @@ class Record:
     def _shown(self, model: Candidates, options: ExplainOptions) -> Pair:
         """Ids, int64 [n], by the model's rank, and the ranks."""
         outcome = self.outcome
-        named = {outcome.token, *self.best, *options.ids, *([outcome.draft.token] if outcome.draft else [])}
+        # rule exact draws as if there were no draft, and shows what is shown without one
+        refused = [] if outcome.draft is None or outcome.draft.rule == "exact" else [outcome.draft.token]
+        named = {outcome.token, *self.best, *options.ids, *refused}
         likeliest = (side.ids[side.likeliest(options.top)].tolist() for side in (model, self.final))
         ids = torch.tensor(sorted(named.union(*likeliest)))
         ranks = ranks_of(self.walked.raw, ids)

@@ -141,7 +141,7 @@ def test_searches_for_a_way_out_of_one_call_share_the_time(both_modes, monkeypat
     ranked = completion.CompletionSearch.ranked
     grammars = Grammars(GrammarConfig(), None, TOKEN_BYTES.token_bytes, TOKEN_BYTES.special, [EOS], VOCAB)
     harness = Harness(ScriptedRunner(VOCAB, lambda tokens: A, 512), grammars=grammars, token_bytes=TOKEN_BYTES, eos=EOS)
-    monkeypatch.setattr(outputs, "SEARCH_S", 0.0)
+    monkeypatch.setattr(appending, "SEARCH_S", 0.0)
     monkeypatch.setattr(
         completion.CompletionSearch,
         "ranked",

@@ -131,6 +131,7 @@ class Engine:
             eos_token_ids=tuple(self.info.eos_token_ids),
             adapter=adapter_number(self.adapters, message.adapter),
             min_host_s=list_s(message.params.watermark, self.limits.vocab_size),
+            replay=message.replay,
         )
         falls_back = beyond_device(message.params, getattr(self.runner, "device", None))
         add_sequences(request, message, self.token_bytes, FALLBACK_S if falls_back else request.min_host_s)

@@ -39,7 +39,7 @@ from tailrace.wire.messages import Difference, Replay, Replayed, Why
 
 
 @dataclass(slots=True)
-class Walk:
+class ReplayWalk:
     """One output on its way. sequence: the one that is computed; walker: as far as the walk has come. places: indexes
     in the output that are looked at, ascending; at: how many have been. wanted: those that are explained. what_if: a
     slot of other parameters, which only explains. unsure: tokens that are not what is drawn, and may have come from
@@ -88,7 +88,7 @@ class Replays:
         self.lifecycle, self.slots, self.sampler = outputs.lifecycle, outputs.slots, sampler
         self.appender: TokenAppender = outputs.appender
         self._host_s, self._new_masks = outputs.limits.host_ms / 1e3, new_masks
-        self._walks: dict[Sequence, Walk] = {}
+        self._walks: dict[Sequence, ReplayWalk] = {}
 
     def step(self) -> None:
         """Go on with each of them. What has been found is sent; one that is through ends."""
@@ -101,7 +101,7 @@ class Replays:
             if attempt.error is not None:
                 self.lifecycle.fail([(sequence, attempt.error)])
 
-    def _begin(self, sequence: Sequence) -> Walk:
+    def _begin(self, sequence: Sequence) -> ReplayWalk:
         walker, replay = sequence.walker, sequence.request.replay
         assert walker is not None
         assert replay is not None
@@ -118,10 +118,12 @@ class Replays:
                 sequence_state=SequenceState(forced=walker.sequence_state.forced),  # the same, also later on
                 handled_by_caller=(*CALLER_FIELDS, "seed"),
             )
-        walk = self._walks[sequence] = Walk(sequence, walker, replay, places, frozenset(replay.positions), what_if)
+        walk = self._walks[sequence] = ReplayWalk(
+            sequence, walker, replay, places, frozenset(replay.positions), what_if
+        )
         return walk
 
-    def _go_on(self, walk: Walk) -> None:
+    def _go_on(self, walk: ReplayWalk) -> None:
         """As far as the rows and the time of a step reach; one place at least."""
         begun_s, sequence = time.thread_time(), walk.sequence
         while walk.ready and self._look(walk) and time.thread_time() - begun_s < self._host_s:
@@ -138,7 +140,7 @@ class Replays:
         if over:
             self.lifecycle.end(sequence, Ending("stop"))
 
-    def _look(self, walk: Walk) -> bool:
+    def _look(self, walk: ReplayWalk) -> bool:
         """At the next place. False: not now; the row stays."""
         index = walk.places[walk.at]
         while walk.walker.num_output < index:
@@ -162,7 +164,7 @@ class Replays:
         walk.at += 1
         return True
 
-    def _draw(self, walk: Walk) -> Drawn | None:
+    def _draw(self, walk: ReplayWalk) -> Drawn | None:
         """What the sampler draws here, by all that the walker knows; once more where the text must be closed now. None:
         that is not known yet.
 
@@ -196,7 +198,7 @@ class Replays:
             if instead is None or instead.ending is not None:
                 return Drawn(logits, rows, token if instead is None else None)
 
-    def _explained(self, walk: Walk, drawn: Drawn, slot: RequestSlot | None) -> Explanation:
+    def _explained(self, walk: ReplayWalk, drawn: Drawn, slot: RequestSlot | None) -> Explanation:
         """The record of the output's token. slot: of other parameters."""
         raw, token = raw_row(drawn.logits, drawn.rows, 0).float().cpu(), walk.replay.output[walk.places[walk.at]]
         allowed, guided = mask_of_row(drawn.rows, 0), guided_pair(drawn.logits, drawn.rows, 0)
@@ -216,7 +218,7 @@ class Replays:
             raise ParameterError(f"what_if: at output token {index}: {error}", "what_if") from error
         return record
 
-    def _note(self, walk: Walk, drawn: Drawn, record: Explanation) -> None:
+    def _note(self, walk: ReplayWalk, drawn: Drawn, record: Explanation) -> None:
         """The output's token is not what is drawn: can it have come otherwise?"""
         index, place = walk.places[walk.at], record.ids.index(record.token_id)
         if drawn.token is None:
@@ -236,7 +238,7 @@ class Replays:
         asked = params.speculation is None or params.speculation.max_drafts != 0
         return speculator.drafter is not None and asked and not params.greedy and speculator.rule(walker) != "exact"
 
-    def _commit(self, walk: Walk, drawn: Drawn | None = None) -> str | None:
+    def _commit(self, walk: ReplayWalk, drawn: Drawn | None = None) -> str | None:
         """The output's next token becomes history. Returns what it ends, if anything. drawn: at its place, where it was
         looked at."""
         walker, index = walk.walker, walk.walker.num_output

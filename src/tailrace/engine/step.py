@@ -12,7 +12,8 @@ a call of `run`, and no sequence loses its slot or its blocks while there are an
 
 Everything that decides on a token (history, grammar, bans, forced tokens) is up to date when the token is sampled, so
 both depths sample the same tokens. A sequence that did not get the token it was planned on is invalid in the step in
-flight: nothing is sampled for it, and what the step has computed for it does not count.
+flight: nothing is sampled for it, and what the step has computed for it does not count. (More than 300 lines: one
+driver, and what becomes of a step that fails.)
 """
 
 from __future__ import annotations

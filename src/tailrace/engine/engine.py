@@ -18,6 +18,7 @@ import torch
 from tailrace.config import CacheConfig, SchedulerConfig, SpeculationConfig
 from tailrace.drafting.base import Drafter
 from tailrace.engine import cache_size
+from tailrace.engine.appending import TokenAppender
 from tailrace.engine.device import Device, overlaps
 from tailrace.engine.draws import Masks, wait_for_late_mask
 from tailrace.engine.isolation import Isolated
@@ -94,7 +95,8 @@ class Engine:
         held = blocks * runner.block_bytes if device is None or device.type == "cpu" else 0
         self.memory_limit = MemoryLimit(int(cache.memory_growth_gib * 2**30), held)
         grammar_step_s = None if grammars is None else grammars.step_s
-        outputs = OutputProcessor(self.lifecycle, scheduler, self.memory_limit, grammar_step_s)
+        appender = TokenAppender(self.slots, self.lifecycle.rewind, scheduler.redraws_per_token, grammar_step_s)
+        outputs = OutputProcessor(self.lifecycle, scheduler, appender, sampler, self.memory_limit)
         depth = int(overlaps(scheduler.overlap, runner))
         masks = partial(Masks, runner.vocab_size, frozenset(eos), grammars)
         self.steps = StepDriver(Device(runner, self.counters, depth), sampler, outputs, masks)

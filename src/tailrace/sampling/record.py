@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from tailrace import kernels
 from tailrace.explanation import (
     DraftView,
     Draw,
@@ -115,7 +116,9 @@ class Record:
     def _shown(self, options: ExplainOptions) -> Pair:
         """Ids, int64 [n], by the model's rank, and the ranks."""
         outcome, raw = self.outcome, self.walked.raw
-        named = {outcome.token, *self.best, *options.ids, *([outcome.draft.token] if outcome.draft else [])}
+        # rule exact draws as if there were no draft, and shows what is shown without one
+        refused = [] if outcome.draft is None or outcome.draft.rule == "exact" else [outcome.draft.token]
+        named = {outcome.token, *self.best, *options.ids, *refused}
         model = Candidates(torch.arange(raw.numel()), raw, raw).likeliest(options.top)
         likeliest = self.final.ids[self.final.likeliest(options.top)]
         ids = torch.tensor(sorted(named.union(model[raw[model] != NEGATIVE_INFINITY].tolist(), likeliest.tolist())))
@@ -133,9 +136,15 @@ class Record:
             noise = [None if score is None else 0.0 for score in scores]
         else:
             probabilities = where_in(final, logp.exp(), shown)
-            noise = where_in(final, self.scores - logp, shown)
+            noise = self._noise(shown)
         runner_up = self.best[1] if len(self.best) > 1 else None
         return Draw(probabilities, noise, scores, winner, runner_up, self.margin, greedy)
+
+    def _noise(self, shown: torch.Tensor) -> list[float | None]:
+        """Of those that can be drawn."""
+        alive = shown[places_in(self.final.ids, shown)[1]].sort().values
+        noise = kernels.gumbel(self.slot.key, self.walked.position, alive, self.outcome.choice.stream)
+        return where_in(Candidates(alive, noise, noise), noise, shown)
 
     def _removed_by(self, shown: torch.Tensor) -> list[str]:
         """The first step after which each is gone."""

@@ -16,7 +16,7 @@ from engine.harness import VOCAB as HARNESS_VOCAB
 from engine.harness import Harness, alone
 from engine.test_structured_output import EOS, TOKEN_BYTES, VOCAB, ids
 from tailrace.config import GrammarConfig
-from tailrace.engine import draws
+from tailrace.engine import appending, draws
 from tailrace.engine.scheduler import resting_sequences
 from tailrace.errors import GrammarLimitError, ParameterError
 from tailrace.field_checks import MAX_PHRASE

@@ -11,15 +11,24 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
+import msgspec
 import torch
 
-from tailrace.engine.draws import Draws
+from tailrace.engine.draws import DraftTokens, Draws
 from tailrace.engine.sequence import Sequence
+from tailrace.errors import EngineError
 from tailrace.explanation import Explanation
 from tailrace.kernels.rows import Rows
+from tailrace.params import SamplingParams
 from tailrace.sampling import Sampler
 
 Kept = dict[Sequence, "KeptRows"]
+RECORD_S, ENTRY_S = 2e-3, 1.7e-7  # of processor time that a record takes, about, and each entry of its row
+
+
+def record_s(params: SamplingParams, vocab_size: int) -> float:
+    """Of processor time, about, that each token's record takes; 0 where none is made."""
+    return 0.0 if params.explain is None else RECORD_S + ENTRY_S * vocab_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +40,28 @@ class KeptRows:
     rows: Rows
     took_s: float
 
-    def explain(self, sampler: Sampler, sequence: Sequence) -> list[Explanation]:
-        """One record per token that the step has drawn, in order. The sequence's slot is that of the draw."""
-        options = sequence.request.params.explain
-        assert options is not None
-        [records] = sampler.explain(self.arrived(), self.rows, options)
+    def explain(self, sampler: Sampler, params: SamplingParams, tokens: list[int]) -> list[Explanation]:
+        """One record per token that the step has drawn, in order. The slot is still that of the draw.
+
+        Raises:
+            EngineError: the records are of other tokens.
+        """
+        assert params.explain is not None
+        [records] = sampler.explain(self.arrived(), self.rows, params.explain)
+        if (walked := [record.token_id for record in records]) != tokens:
+            raise EngineError(f"explain: the kernels have drawn {tokens!r:.200}, and the reference {walked!r:.200}")
         return records
+
+
+def drafted(record: Explanation, draft: DraftTokens, drafter: str, greedy: bool) -> Explanation:
+    """The record with the drafter's name. What must come next is drafted so that it takes no step of its own: there,
+    nobody has guessed."""
+    if record.draft is None:
+        return record
+    if not draft.forced:
+        return msgspec.structs.replace(record, draft=msgspec.structs.replace(record.draft, drafter=drafter))
+    plain = "greedy" if greedy else "drawn"
+    return msgspec.structs.replace(record, draft=None, origin="forced" if record.origin == "forced" else plain)
 
 
 def keep_rows(draws: list[Draws], logits: torch.Tensor, asking: Collection[Sequence]) -> Kept:

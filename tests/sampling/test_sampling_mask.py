@@ -190,6 +190,23 @@ def test_guided_rows_have_the_survivors_of_the_combined_row():
     assert guided[0] != apart[0]
 
 
+def test_a_trainer_finds_the_samplers_own_probability():
+    """By the temperature and the softmax over the survivors alone; over the whole vocabulary it would be another."""
+    fields = {"temperature": 0.7, "top_p": 0.8, "top_k": 40, "logprobs": 0, "logprobs_mode": "processed"}
+    slots = Slots(20, V)
+    for slot in range(20):
+        slots.add(slot, SamplingParams(**fields, return_sampling_mask=True), key=slot, prompt=[1])
+    logits = torch.randn(20, V, generator=torch.Generator().manual_seed(5)) * 2
+    drawn = Sampler(slots)(logits, Rows.plain(range(20), range(20)))
+    whole = []
+    for i, ids in enumerate(drawn.sampling_mask.parts() if drawn.sampling_mask else ()):
+        token, [entry] = drawn.token_ids[i, 0], drawn.logprobs[i] or []
+        mine = (logits[i, ids].double() / 0.7).log_softmax(0)[ids == token]
+        assert float(mine) == pytest.approx(entry.logprob, abs=1e-5)
+        whole.append(float((logits[i].double() / 0.7).log_softmax(0)[token]) - entry.logprob)
+    assert max(whole) < -0.1
+
+
 # ---- what the comparison would see
 
 

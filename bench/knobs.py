@@ -32,6 +32,7 @@ MODES: dict[str, tuple[dict[str, Any], float]] = {
     "… with all penalties": (NUCLEUS | PENALTIES, 0.96),
     "… with seeds": (NUCLEUS | {"seed": 7}, 0.97),
     "… with 5 logprobs": (NUCLEUS | {"logprobs": 5}, 0.93),
+    "… with a sampling mask": (NUCLEUS | {"return_sampling_mask": True}, 0.93),
 }
 PAIRS = "two plain streams each"  # the streams that a guided stream computes
 GUIDED, GUIDED_GOAL = "guidance, top-p 0.95", 0.97

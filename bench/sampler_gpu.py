@@ -26,6 +26,7 @@ from bench.gpu_timing import Run, Stopwatch, Time, host_times
 from bench.harness import machine, table, write_json
 from bench.sampler import DEVICES, distinct
 
+from tailrace.kernels.gpu.step import StepReports
 from tailrace.sampling.backends import backend_of
 
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
@@ -104,7 +105,7 @@ def drawing(step: GpuWork) -> Run:
     """
     gpu: Any = backend_of(step.slots, "gpu", step.logits.device)
     assert not gpu.falling_back(step.rows)
-    prepared = gpu.prepare(step.logits, step.rows, step.top)
+    prepared = gpu.prepare(step.logits, step.rows, StepReports(step.top))
     return lambda: gpu.draw(prepared)
 
 

@@ -23,8 +23,11 @@ KINDS: dict[str, dict[str, Any]] = {
     "top-p": {"top_p": 0.9},
     "top-k + top-p": {"top_k": 50, "top_p": 0.9},
     "top-k + top-p + penalties": {
-        "top_k": 50, "top_p": 0.9, "presence_penalty": 0.5,
-        "frequency_penalty": 0.3, "repetition_penalty": 1.1,
+        "top_k": 50,
+        "top_p": 0.9,
+        "presence_penalty": 0.5,
+        "frequency_penalty": 0.3,
+        "repetition_penalty": 1.1,
     },
     "seeds": {"seed": 1},
     "5 logprobs": {"logprobs": 5},

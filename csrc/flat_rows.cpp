@@ -117,6 +117,12 @@ bool find_boundary(const Row &row, const Context &context, const Order &order, d
     return (bracket.high == 0.0 || out->x < bracket.high - slack) && out->x > bracket.low + slack;
 }
 
+Order order_of(const Context &context) {
+    const Scan &scan = context.scan;
+    const bool typical = context.program.stages[context.program.num_stages - 1].kind == StageKind::typical;
+    return {typical, context.mass_temperature, std::log(scan.mass.total), typical ? scan.mass.entropy() : 0.0, scan.max};
+}
+
 }  // namespace
 
 bool is_flat(const Context &context) {
@@ -134,15 +140,13 @@ bool is_flat(const Context &context) {
     return reaching > context.scan.blocks / 2;
 }
 
-int64_t draw_flat_row(const Row &row, const Context &context, const Noise &noise) {
+int64_t draw_flat_row(const Row &row, const Context &context, const Noise &noise, Boundary *boundary) {
     Workspace &space = context.space;
     const Scan &scan = context.scan;
-    const Stage &stage = context.program.stages[context.program.num_stages - 1];
-    const bool typical = stage.kind == StageKind::typical;
-    const Order order{typical, context.mass_temperature, std::log(scan.mass.total), typical ? scan.mass.entropy() : 0.0, scan.max};
+    const Order order = order_of(context);
     Candidates some{space.ids.data(), space.x.data(), space.weights.data(), nullptr};
-    Boundary last;
-    if (!find_boundary(row, context, order, stage.a, some, &last)) return kNobody;
+    Boundary &last = *boundary;
+    if (!find_boundary(row, context, order, context.program.stages[context.program.num_stages - 1].a, some, &last)) return kNobody;
     Hot hot = space.hot();
     hot_groups(noise, 0, scan.blocks * kBlockGroups, hot);
     uint32_t *ids = space.other_ids.data();
@@ -164,6 +168,38 @@ int64_t draw_flat_row(const Row &row, const Context &context, const Noise &noise
     if (!(best.score > kCold)) return kNobody;
     flat_draws.fetch_add(1, std::memory_order_relaxed);
     return best.id;  // no other can reach that: its x is at most 0
+}
+
+void survivors_of_flat_row(const Row &row, const Context &context, Boundary last, std::vector<int32_t> &out) {
+    const Order order = order_of(context);
+    Candidates some{context.space.ids.data(), context.space.x.data(), context.space.weights.data(), nullptr};
+    alignas(64) float buffer[kBlock], keys[kBlock];
+    const double slack = order.slack(last.x);
+    const float high = order.rough(last.x + 2.0 * slack), low = order.rough(last.x - 2.0 * slack);
+    for (int64_t b = 0; b < row.blocks(); ++b) {
+        const int64_t from = some.n;
+        const uint32_t first = static_cast<uint32_t>(b * kBlock);
+        const float *l = load(row, b, buffer), *key = l;
+        if (order.typical) {
+            minus_distance(l, order.centre(), keys);
+            key = keys;
+        }
+        take_block(key, l, low, high, order.max, first, some);
+        const bool doubtful = some.n > from;
+        some.n = from;
+        take_block(key, l, low, -kNone, order.max, first, some);
+        if (!doubtful) continue;
+        float *x = some.x + from;  // rough keys don't tell: exactly then
+        const int64_t n = some.n - from;
+        divide(x, n, order.temperature);
+        order.of(x, n, keys);
+        some.n = from;
+        for (int64_t i = 0; i < n; ++i) {
+            some.ids[some.n] = some.ids[from + i];
+            some.n += keys[i] > last.x || (keys[i] == last.x && some.ids[from + i] <= last.id);
+        }
+    }
+    out.assign(some.ids, some.ids + some.n);
 }
 
 }  // namespace tailrace

@@ -15,7 +15,9 @@ inline std::atomic<int64_t> flat_draws = 0;
 // Whether a draw may go this way, by what is asked and by what the pass found.
 bool is_flat(const Context &context);
 // The token; kNobody where the sample misled or other than hot tokens may win: then the candidates must be collected
-// after all.
-int64_t draw_flat_row(const Row &row, const Context &context, const Noise &noise);
+// after all. `boundary`: of the truncation, where there is a token.
+int64_t draw_flat_row(const Row &row, const Context &context, const Noise &noise, Boundary *boundary);
+// The ids up to that boundary, ascending.
+void survivors_of_flat_row(const Row &row, const Context &context, Boundary last, std::vector<int32_t> &out);
 
 }  // namespace tailrace

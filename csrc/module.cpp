@@ -113,6 +113,13 @@ NB_MODULE(_cpu, m) {
         .def("lists", [](const Counts &c) { return std::make_tuple(c.ids, c.repeated, c.counted); })
         .def("of", [](const Counts &c, uint32_t id) { return c.of(id); })
         .def_prop_ro("address", [](const Counts &c) { return reinterpret_cast<Address>(&c); });
+    nb::class_<Survivors>(m, "Survivors")
+        .def("__init__", [](Survivors *s, int64_t tokens) { new (s) Survivors{std::vector<std::vector<int32_t>>(static_cast<size_t>(tokens))}; })
+        // bits [tokens, words]: of each token, the ids that survived as 32 bits per word
+        .def("read", [](Survivors &s, Address bits, int64_t words) { s.read(at<uint32_t>(bits), words); })
+        .def("total", &Survivors::total)
+        .def("write", [](const Survivors &s, Address ids, Address offsets) { s.write(at<int32_t>(ids), at<int64_t>(offsets)); })
+        .def_prop_ro("address", [](const Survivors &s) { return reinterpret_cast<Address>(&s); });
     nb::class_<Said>(m, "Said")
         .def(nb::init<>())
         .def(nb::init<const Said &>())

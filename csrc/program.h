@@ -97,8 +97,9 @@ constexpr int kMaxEdits = 16;
 constexpr int kMaxStages = 32;
 // Of a program: greedy; logprobs of the processed distribution; entropies; the slot is taken; it asks for what the
 // kernels don't have; logprobs or entropies are reported; a stage has a state that follows what is drawn; its stages
-// may take long, so the time is noted. src/tailrace/kernels/needs.py has the same numbers.
-constexpr int32_t kGreedy = 1, kProcessed = 2, kEntropy = 4, kTaken = 8, kUnsupported = 16, kReported = 32, kStateful = 64, kCostly = 128;
+// may take long, so the time is noted; the survivors are reported. src/tailrace/kernels/needs.py has the same numbers.
+constexpr int32_t kGreedy = 1, kProcessed = 2, kEntropy = 4, kTaken = 8, kUnsupported = 16, kReported = 32, kStateful = 64, kCostly = 128,
+                  kSurvivors = 256;
 constexpr int32_t kFallsBack = -1;  // the status of a request that was left to the reference sampler
 
 struct Program {

@@ -1,6 +1,7 @@
 #include "sample.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <ctime>
 #include <stdexcept>
@@ -129,7 +130,7 @@ class Request {
         forget();
         for (int64_t j = 0; j <= accepted; ++j) {
             const int64_t token = j < accepted ? step_.draft[first + j] : follower;
-            if (!reported(program_)) {
+            if (!reported(program_) && !(program_.flags & kSurvivors)) {
                 put(token);
                 continue;
             }
@@ -147,6 +148,7 @@ class Request {
 
     void emit(Target &target, int64_t token) {
         const int64_t place = index_ * step_.width + accepted_;
+        if (program_.flags & kSurvivors) target.survivors(token, step_.survivors->of[static_cast<size_t>(place)]);
         if (reported(program_)) {
             double *numbers = step_.numbers + place * (3 + step_.top);
             int64_t *ranks = step_.ranks + place * (1 + step_.top);
@@ -182,6 +184,31 @@ class Request {
 };
 
 }  // namespace
+
+void Survivors::read(const uint32_t *bits, int64_t words) {
+    for (auto &ids : of) {
+        ids.clear();
+        for (int64_t w = 0; w < words; ++w)
+            for (uint32_t word = bits[w]; word; word &= word - 1) ids.push_back(static_cast<int32_t>(w * 32 + std::countr_zero(word)));
+        bits += words;
+    }
+}
+
+int64_t Survivors::total() const {
+    int64_t n = 0;
+    for (const auto &ids : of) n += static_cast<int64_t>(ids.size());
+    return n;
+}
+
+void Survivors::write(int32_t *ids, int64_t *offsets) const {
+    int64_t n = 0;
+    for (const auto &mine : of) {
+        *offsets++ = n;
+        std::copy(mine.begin(), mine.end(), ids + n);
+        n += static_cast<int64_t>(mine.size());
+    }
+    *offsets = n;
+}
 
 void check(StepRows &step) {
     const auto inside = [](const char *name, int64_t value, int64_t low, int64_t high) {

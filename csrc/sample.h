@@ -1,10 +1,23 @@
 // The sampler for rows of logits: edit, prune, refine, draw, report; and the verification of drafts. Contracts:
 // kernels/__init__.py.
 #pragma once
+#include <vector>
+
 #include "kernels.h"
 #include "program.h"
 
 namespace tailrace {
+
+// The ids that survived, ascending, of each token of a step: it is known only afterwards how many there are.
+struct Survivors {
+    std::vector<std::vector<int32_t>> of;
+
+    // From bits [of.size(), words], 32 ids in a word.
+    void read(const uint32_t *bits, int64_t words);
+    int64_t total() const;
+    // ids [total], one token's behind the other's; offsets [of.size() + 1]: where each one's begin, and the end.
+    void write(int32_t *ids, int64_t *offsets) const;
+};
 
 enum class Rule : int32_t { exact = 0, rejection = 1, block = 2, typical = 3 };
 
@@ -47,6 +60,7 @@ struct Step : StepRows {
     int64_t *ranks;           // [N, width, 1 + top], where a program asks: rank, the top ids
     double *seconds;          // [N], where a program is costly: of processor time
     double *updates;          // [N, width], where a program has a state: what updates it, see Target; NaN: nothing
+    Survivors *survivors;     // [N · width], where a program asks
 
     const Program &program_of(int64_t row) const { return programs[program ? program[row] : slot[row]]; }
 };

@@ -93,7 +93,7 @@ int64_t Target::token() {
 int64_t Target::winner(uint32_t stream, int64_t excluded) {
     if (greedy()) return likeliest();
     if (flat_) {
-        const int64_t found = draw_flat_row(row_, context(), noise(stream));
+        const int64_t found = draw_flat_row(row_, context(), noise(stream), &boundary_);
         if (found != kNobody) return found;
         select(false);
     }
@@ -153,6 +153,17 @@ double Target::subtract(const float *q, double scale) {
 
 double Target::update_of(int64_t token) const {
     return program_.forced >= 0 ? std::numeric_limits<double>::quiet_NaN() : tailrace::update_of(space_.basis, static_cast<uint32_t>(token));
+}
+
+void Target::survivors(int64_t token, std::vector<int32_t> &out) {
+    if (!wants_survivors()) {
+        out.assign(1, static_cast<int32_t>(token));
+        return;
+    }
+    if (flat_) return survivors_of_flat_row(row_, context(), boundary_, out);
+    restore();
+    everything();
+    out.assign(candidates_.ids, candidates_.ids + candidates_.n);
 }
 
 void Target::describe(int64_t token, const Report &report, double *entropy) {

@@ -49,10 +49,15 @@ class Target {
     // What the state of the program is updated with if the token stands: ln of its probability among those that its
     // method looks at; NaN: nothing.
     double update_of(int64_t token) const;
+    // The ids that have survived, ascending; the token alone where there was no choice. Before `describe`, which may
+    // need their memory.
+    void survivors(int64_t token, std::vector<int32_t> &out);
     void describe(int64_t token, const Report &report, double *entropy);
 
   private:
     bool greedy() const { return program_.flags & kGreedy; }
+    // They are to be told, and there are more than the token.
+    bool wants_survivors() const { return (program_.flags & kSurvivors) && !greedy() && program_.forced < 0; }
     int64_t likeliest() const;
     Noise noise(uint32_t stream) const {
         return {static_cast<uint64_t>(program_.key), static_cast<uint64_t>(position_), stream};
@@ -78,6 +83,7 @@ class Target {
     bool untruncated_ = false;           // only a temperature: nothing is removed
     bool spent_ = false;                 // the candidates have been made into something else
     bool flat_ = false;                 // there are so many candidates that they were not collected
+    Boundary boundary_{};                // then, once a token has been drawn: where they end
 };
 
 }  // namespace tailrace

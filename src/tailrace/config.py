@@ -96,6 +96,7 @@ class SchedulerConfig(Section, frozen=True):
     stall_s: a step that takes longer is reported as a stall (/health, log, metrics); 0: never.
     redraws_per_token: tokens that a sequence with banned strings or patterns may discard per delivered token before it
     ends; 16 count as delivered at its start.
+    max_sampling_mask: ids that a token's sampling mask may have; one with more is null.
     host_ms: processor time per step that the sequences of one request may take besides the model; beyond it they take
     turns.
     """
@@ -105,6 +106,7 @@ class SchedulerConfig(Section, frozen=True):
     max_model_len: Natural = 0
     max_waiting: Natural = 10_000
     redraws_per_token: Positive = 16
+    max_sampling_mask: Positive = 4096
     overlap: Overlap = "auto"
     stall_s: Amount = 10.0
     host_ms: Positive = 25

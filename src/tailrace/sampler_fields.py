@@ -35,6 +35,11 @@ FACTOR = Range(1e-6, 1e6)
 PENALTY = Range(-100.0, 100.0)
 WINDOW = Range(-1, 2**31 - 1)
 DRY_BREAKERS = ("\n", ":", '"', "*")  # as strings, what every implementation has by default
+# What leaves less than nearly all of a vocabulary to draw from.
+CUTS = (
+    *("top_k", "top_p", "min_p", "top_a", "typical_p", "tfs_z", "epsilon_cutoff", "eta_cutoff", "top_n_sigma", "top_h"),
+    *("p_less", "p_less_norm", "min_k", "xtc_probability", "mirostat", "allowed_token_ids", "grammar"),
+)
 PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 
 
@@ -365,6 +370,15 @@ class SamplerFields(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
             "Report entropy and varentropy with the logprobs, of the distribution that logprobs_mode names",
             kind="report",
             needs=("logprobs",),
+            flag="",
+        ),
+    ] = False
+    return_sampling_mask: Annotated[
+        bool,
+        Field(
+            "Report, of each token, the ids that survived everything that removes some: what it was drawn from",
+            kind="report",
+            needs=CUTS,
             flag="",
         ),
     ] = False

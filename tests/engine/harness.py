@@ -36,6 +36,7 @@ class Story:
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list = field(default_factory=list)
+    survivors: list[bytes] = field(default_factory=list)
     cached: int = 0
     end: Finished | Failed | None = None
 
@@ -102,6 +103,7 @@ class Harness:
             story.tokens += message.token_ids
             story.cached += message.cached_tokens
             story.logprobs += message.logprobs or []
+            story.survivors += message.survivors or []
         else:
             story.end = message
 

@@ -10,7 +10,19 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from tailrace.kernels.gpu import argmax, attention, edits, guidance, head, logprobs, noise, sample, scan, verify
+from tailrace.kernels.gpu import (
+    argmax,
+    attention,
+    edits,
+    guidance,
+    head,
+    logprobs,
+    noise,
+    sample,
+    scan,
+    survivors,
+    verify,
+)
 from tailrace.kernels.gpu.noise import UNFUSED
 from tailrace.kernels.gpu.state import Tables
 from tailrace.kernels.gpu.step import SCANS, WARPS, GPUStep, Out, Work
@@ -21,7 +33,7 @@ NOISE = {"key": "i64", "position": "i64", "stream": "i32", "ids_ptr": "*i64", "n
 I32, I64, F32 = "i32", "*i64", "*fp32"
 TABLES = Tables(I64, I32, "*i32", "*i32", I64, F32)
 WORK = Work("*i32", "*i32", F32, I32, F32, "*i32", "*i32", I64, I64, I64, "*i32")
-OUT = Out(I64, I64, I64, I64, I64, "*fp64")
+OUT = Out(I64, I64, I64, I64, I64, "*fp64", "*i32")
 
 
 def step_of(kind: str) -> GPUStep:
@@ -103,6 +115,7 @@ KERNELS: list[tuple[Any, dict[str, str], dict[str, int]]] = [
     ),
     (sample.sample_rows, STEP, {}),
     (verify.verify_rows, {**STEP, "out": OUT, "width": I32}, {}),
+    (survivors.survivors_of_rows, {**STEP, "out": OUT, "width": I32}, {}),
     (logprobs.logprobs_of_rows, {**STEP, "out": OUT, "width": I32, "top": I32}, {}),
     (
         guidance.combine,
@@ -150,7 +163,7 @@ def options(kernel: Any, constants: dict[str, int]) -> dict[str, Any]:
     found: dict[str, Any] = {} if kernel.__module__.rpartition(".")[2] in FUSED else dict(UNFUSED)
     if kernel is scan.scan_rows:
         found["num_warps"] = SCANS[bool(constants["MORE"])][1]
-    elif kernel in WIDE:
+    elif kernel in WIDE or kernel is survivors.survivors_of_rows:
         found["num_warps"] = WARPS
     return found
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from kernels.backends import DEVICES, QUIET
+from tailrace.kernels.gpu.step import StepReports
 from tailrace.params import SamplingParams
 from tailrace.sampling import Rows, Sampler, Slots
 from tailrace.sampling.backends import backend_of
@@ -166,10 +167,11 @@ def test_a_vocabulary_that_is_too_large_is_refused():
 
 @QUIET
 def test_warming_up_runs_every_kernel(monkeypatch):
-    ran: list[tuple[tuple[int, int], int | None]] = []
-    monkeypatch.setattr("tailrace.sampling.backends.gpu.run", lambda launch: ran.append((launch.shape, launch.top)))
+    ran: list[tuple[tuple[int, int], StepReports]] = []
+    monkeypatch.setattr("tailrace.sampling.backends.gpu.run", lambda launch: ran.append((launch.shape, launch.reports)))
     Sampler(Slots(1, V), "gpu").warm_up({torch.float32}, torch.device(DEVICES["gpu"]))
-    assert ran == [((2, 1), 1), ((2, 2), 1)]
+    reports = StepReports(1, -(-V // 32))
+    assert ran == [((2, 1), reports), ((2, 2), reports)]
 
 
 def both(row: torch.Tensor, fields: dict, *, prompt=(1, 2), eos=(0,), backend="reference"):
@@ -237,7 +239,7 @@ def test_rows_that_are_part_of_wider_ones_are_drawn_by_the_same_code():
     gpu = backend_of(slots, "gpu", torch.device(DEVICES["gpu"]))
     wide = torch.randn(2, 67, generator=torch.Generator().manual_seed(5)).to(DEVICES["gpu"])
     rows = Rows.plain([0, 1], [0, 1], [1, 1])
-    prepared = [gpu.prepare(logits, rows, None).step for logits in (wide[:, :64], wide[:, :64].contiguous())]
+    prepared = [gpu.prepare(logits, rows, StepReports()).step for logits in (wide[:, :64], wide[:, :64].contiguous())]
     assert prepared[0].compiled_for == prepared[1].compiled_for
     assert torch.equal(*(step.logits for step in prepared))
 
@@ -262,7 +264,7 @@ def test_a_thousand_times_the_same_bits():
     logits[1::3, 100:] = -math.inf
     gpu = backend_of(slots, "gpu", torch.device("cuda"))
     rows = Rows.plain(range(len(asked)), range(len(asked)), [3] * len(asked))
-    prepared = gpu.prepare(logits.cuda(), rows, 3)
+    prepared = gpu.prepare(logits.cuda(), rows, StepReports(3))
     prepared.out.all.fill_(-7)
     gpu.draw(prepared)
     first = prepared.out.all.clone()

@@ -24,7 +24,7 @@ def to_chat(ask: ResponsesRequest, before: bytes) -> ChatRequest:
         raise ParameterError("max_tokens: here it is max_output_tokens", "max_tokens")
     if ask.n not in (None, 1):
         raise ParameterError(f"n must be 1, got {ask.n}", "n")
-    for name in ("prompt_logprobs", "logprob_token_ids", "report_entropy", "return_token_ids"):
+    for name in ("prompt_logprobs", "logprob_token_ids", "report_entropy", "return_token_ids", "return_sampling_mask"):
         if getattr(ask, name):
             raise ParameterError(f"{name} can't be had with /v1/responses", name)
     messages: list[ChatMessage] = []

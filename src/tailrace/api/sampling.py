@@ -5,8 +5,10 @@ Ranges are params.py's; here are only those that are narrower over HTTP.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from tailrace.api.negative_prompt import guidance_scale
 from tailrace.api.presets import PRESETS
@@ -14,7 +16,8 @@ from tailrace.api.prompt_length import too_long
 from tailrace.api.schema.common import PLAIN, GenerateRequest
 from tailrace.api.token_fields import bad_words, breakers, logit_bias, sequence_bias
 from tailrace.errors import ParameterError
-from tailrace.params import REPLACED_BY_MIROSTAT, SamplingParams, check_range
+from tailrace.explanation import ExplainOptions
+from tailrace.params import FIELDS, REPLACED_BY_MIROSTAT, SamplingParams, check_range
 from tailrace.text.stop_regex import patterns
 from tailrace.text.stop_strings import stop_search
 from tailrace.wire.messages import encoder
@@ -56,6 +59,38 @@ def sampling_params(
     return params
 
 
+# fields that may be others when an output is explained: those that the sampler acts on, but what the noise depends on
+CHANGEABLE = frozenset(
+    name
+    for name, field in FIELDS.items()
+    if field.kind in ("edit", "reshape", "truncation", "draw") and not field.instead and field.http
+) - {"seed", "forced_token_ids"}
+
+
+def changed(
+    params: SamplingParams, request: GenerateRequest, names: Iterable[str], tokenizer: Tokenizer
+) -> SamplingParams:
+    """The parameters with the fields of these names as the request has them.
+
+    Raises:
+        ParameterError: naming the field.
+    """
+    for name in names:
+        if name not in CHANGEABLE and name != "preset":
+            raise ParameterError(f"{name} can't be another: only preset and {', '.join(sorted(CHANGEABLE))} can", name)
+    given = given_fields(request, {})
+    biases, sequences = logit_bias(request.logit_bias or {}, tokenizer)
+    if request.logit_bias is not None:
+        given["logit_bias"] = biases
+    if sequences or request.sequence_bias is not None:
+        given["sequence_bias"] = sequences + sequence_bias(request.sequence_bias or (), tokenizer)
+    if request.bad_words is not None:
+        given["bad_words"] = bad_words(request.bad_words, tokenizer)
+    if request.dry_sequence_breakers is not None or given.get("dry_multiplier"):
+        given["dry_sequence_breakers"] = breakers(request, tokenizer, bool(given.get("dry_multiplier")))
+    return msgspec.structs.replace(params, **given)
+
+
 def given_fields(request: GenerateRequest, defaults: Mapping[str, float | int]) -> dict[str, Any]:
     """The fields that need no tokenizer: what the request gives, and where it gives nothing, its preset or the model's
     defaults.
@@ -67,6 +102,8 @@ def given_fields(request: GenerateRequest, defaults: Mapping[str, float | int]) 
     given |= {name: several(value) for name in TEXTS if (value := getattr(request, name)) is not None}
     if (scale := guidance_scale(request)) is not None:
         given["guidance_scale"] = scale
+    if request.explain:
+        given["explain"] = ExplainOptions() if request.explain is True else request.explain
     return starting_point(request.preset, defaults, given) | given
 
 

@@ -52,6 +52,7 @@ HELP: dict[str, str] = {
     "scheduler.overlap": "plan a step while the one before runs; auto: on a GPU",
     "scheduler.host_ms": "milliseconds of a step, beside the model, that one request's sequences may take; "
     "beyond they take turns",
+    "scheduler.max_sampling_mask": "ids that the sampling mask of a token may have; one with more is null",
     "scheduler.stall_s": "seconds after which a step counts as stalled: /health says 503, the log where it is; "
     "0: never",
     "speculation.drafter": "who guesses tokens ahead",

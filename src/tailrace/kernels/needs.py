@@ -17,7 +17,7 @@ from tailrace.kernels.proposals import shown
 from tailrace.kernels.rows import Rows
 
 # of a program: csrc/program.h
-GREEDY, PROCESSED, ENTROPY, TAKEN, UNSUPPORTED, REPORTED, STATEFUL, COSTLY = (1 << bit for bit in range(8))
+GREEDY, PROCESSED, ENTROPY, TAKEN, UNSUPPORTED, REPORTED, STATEFUL, COSTLY, SURVIVORS = (1 << bit for bit in range(9))
 FIELD = re.compile(r"(?:the )?(\w+)")  # that a complaint of csrc/sample.cpp begins with
 
 
@@ -32,6 +32,7 @@ def flags_of(program: Program) -> int:
         | REPORTED * (program.logprobs is not None or program.entropy)
         | STATEFUL * program.stateful
         | COSTLY * any(STAGES[stage.kind].slow for stage in program.stages)
+        | SURVIVORS * program.survivors
     )
 
 

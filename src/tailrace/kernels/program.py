@@ -167,7 +167,8 @@ class Program:
     reported; None: no logprobs. processed: of the distribution really drawn from. entropy: it is reported. unsupported:
     no kernels have all that the request asks for: its rows fall back to the reference sampler. stateful: a stage has a
     state (`Programs.write_state`), which follows what is drawn. counts: gets
-    (repeated, counted) for each draft while the drafts after it are verified. said: gets the draft itself.
+    (repeated, counted) for each draft while the drafts after it are verified. said: gets the draft itself. survivors:
+    the ids that are left at the end are reported.
     """
 
     key: int
@@ -182,6 +183,7 @@ class Program:
     counts: Counts | None
     weights: tuple[int, int]
     said: Said | None = None
+    survivors: bool = False
 
 
 def ascending(ids: Iterable[int] | np.ndarray) -> np.ndarray:

@@ -25,7 +25,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 
@@ -35,7 +35,7 @@ from tailrace.kernels.rows import Rule
 from tailrace.kernels.status import FAILED, OK
 from tailrace.logprobs import TokenLogprobs
 from tailrace.sampling.candidates import Candidates
-from tailrace.sampling.reference import BadRowError, Target, choose, draw, logprobs_of, target
+from tailrace.sampling.reference import BadRowError, Choice, Target, choose, drawn, logprobs_of, survivors_of, target
 from tailrace.sampling.request_slot import RequestSlot
 from tailrace.sampling.slot import PendingUpdate
 
@@ -43,7 +43,9 @@ ACCEPT_STREAM, RESIDUAL_STREAM, BLOCK_STREAM = 1, 2, 64  # csrc/draw.h
 EPSILON, DELTA = 0.09, 0.3  # of rule typical, as Medusa has them; csrc/sample.cpp
 LEAST = 2.0**-126  # less of a remainder than the least normal float is nothing, in every backend
 
-Walk = Iterator[tuple[Target, int]]
+Look = Callable[[torch.Tensor, RequestSlot, int, Mask | None], Target]
+Walk = Iterator[tuple[Target, Choice]]
+Seen = TypeVar("Seen")
 log = logging.getLogger(__name__)
 
 
@@ -71,8 +73,10 @@ class DraftRows:
         self, logits: Sequence[torch.Tensor], slot: RequestSlot, drafts: Drafts, masks: Sequence[Mask | None] = ()
     ) -> None:
         self.logits, self.slot, self.drafts = logits, slot, drafts
+        self.look: Look = target  # or what also keeps the steps
         self.masks = masks or [None] * len(logits)
         self.updates: list[PendingUpdate] = []  # of the tokens so far
+        self.survivors: list[torch.Tensor] = []  # the same, int64, where they are asked for
         self._state, self._walked = dict(slot.state), 0
 
     def at(self, j: int) -> Target:
@@ -85,7 +89,7 @@ class DraftRows:
         while self._walked < j:
             self._walked += 1  # first: one that fails half-way is taken back too
             self.slot.extend([self.drafts.tokens[self._walked - 1]])
-        return target(self.logits[j].float().cpu(), self.slot, self.drafts.position + j, self.masks[j])
+        return self.look(self.logits[j].float().cpu(), self.slot, self.drafts.position + j, self.masks[j])
 
     def restore_slot(self) -> None:
         """Make the slot what it was before row 0. Its pending updates are those of the tokens."""
@@ -97,16 +101,27 @@ class DraftRows:
 
 
 def verify(rows: DraftRows) -> tuple[list[int], list[TokenLogprobs | None], int]:
-    """Tokens, their logprobs, and the status (kernels/status.py): whatever goes wrong is this request's alone, and what
-    was accepted before stands. The slot is the same afterwards, but for its pending updates."""
-    tokens: list[int] = []
-    logprobs: list[TokenLogprobs | None] = []
-    status, slot = OK, rows.slot
+    """Tokens, their logprobs, and the status (see `follow`). The survivors are left in `rows`."""
+
+    def see(row: Target, choice: Choice) -> tuple[int, TokenLogprobs | None]:
+        described = logprobs_of(row, rows.slot, choice.token)
+        rows.survivors += survivors_of(row, rows.slot, choice.token)
+        return choice.token, described
+
+    found, status = follow(rows, see)
+    return [token for token, _ in found], [logprobs for _, logprobs in found], status
+
+
+def follow(rows: DraftRows, see: Callable[[Target, Choice], Seen]) -> tuple[list[Seen], int]:
+    """What `see` makes of each row and of how it came to its token, and the status (kernels/status.py): whatever goes
+    wrong is this request's alone, and what was accepted before stands. The slot is the same afterwards, but for its
+    pending updates."""
+    found: list[Seen] = []
+    status = OK
     try:
-        for row, token in walk(rows):
-            described, update = logprobs_of(row, slot, token), slot.update_of(token)
-            tokens.append(token)
-            logprobs.append(described)
+        for row, choice in walk(rows):
+            seen, update = see(row, choice), rows.slot.update_of(choice.token)
+            found.append(seen)
             rows.updates.append(update)
     except BadRowError as error:
         status = error.status
@@ -116,61 +131,67 @@ def verify(rows: DraftRows) -> tuple[list[int], list[TokenLogprobs | None], int]
         log.exception("a request could not be sampled")
         status = FAILED
     rows.restore_slot()
-    return tokens, logprobs, OK if tokens else status
+    return found, OK if found else status
 
 
 def walk(rows: DraftRows) -> Walk:
-    """Rows and tokens by the rule, until a token is not its row's draft."""
+    """Rows and how they came to their tokens by the rule, until a token is not its row's draft."""
+    rule, q = rule_of(rows), rows.drafts.q
+    return by_block(rows, q) if rule == "block" and q is not None else one_by_one(rows, rule)
+
+
+def rule_of(rows: DraftRows) -> Rule:
+    """How these drafts are verified."""
     slot, drafts = rows.slot, rows.drafts
     if slot.params.greedy:
-        return one_by_one(rows, "exact")
+        return "exact"
+    if drafts.rule != "block":
+        return drafts.rule
     forced = any(slot.num_output + j in slot.sequence_state.forced for j in range(len(rows.logits)))
     # block verification decides on all drafts together: not where a row depends on more than the drafts before it
-    if drafts.rule == "block" and drafts.q is not None and drafts.tokens and not slot.state and not forced:
-        return by_block(rows, drafts.q)
-    return one_by_one(rows, drafts.rule)
+    return "rejection" if drafts.q is None or not drafts.tokens or slot.state or forced else "block"
 
 
 def one_by_one(rows: DraftRows, rule: Rule) -> Walk:
-    """Rows and tokens, until one is not its draft."""
+    """Rows and how they came to their tokens, until one is not its draft."""
     position, drafts, q, _ = rows.drafts
     for j in range(len(drafts) + 1):
         row = rows.at(j)
         if j == len(drafts) or rows.slot.forced is not None or (decide := BY_RULE[rule]) is None:
-            token = choose(row, rows.slot, position + j)
+            choice = choose(row, rows.slot, position + j)
         else:
-            token = decide(row, rows.slot, position + j, drafts[j], None if q is None else q[j].double())
-        yield row, token
-        if j == len(drafts) or token != drafts[j]:
+            choice = decide(row, rows.slot, position + j, drafts[j], None if q is None else q[j].double())
+        yield row, choice
+        if j == len(drafts) or choice.token != drafts[j]:
             return
 
 
-def accept_or_replace(row: Target, slot: RequestSlot, position: int, draft: int, q: torch.Tensor | None) -> int:
+def accept_or_replace(row: Target, slot: RequestSlot, position: int, draft: int, q: torch.Tensor | None) -> Choice:
     """The draft with probability min(1, p / q), else a token of the residual."""
     q = one_hot(draft, row.p) if q is None else q
-    u = kernels.uniform(slot.key, position, ACCEPT_STREAM)
-    if u * float(q[draft]) < float(row.p[draft]):
-        return draft
-    return replacement(row, remainder(row.p, q, 1.0), slot, position)
+    bound = kernels.uniform(slot.key, position, ACCEPT_STREAM) * float(q[draft])
+    if bound < float(row.p[draft]):
+        return Choice(draft, bound=bound)
+    return replacement(row, remainder(row.p, q, 1.0), slot, position)._replace(bound=bound)
 
 
-def replacement(row: Target, rest: Candidates, slot: RequestSlot, position: int) -> int:
+def replacement(row: Target, rest: Candidates, slot: RequestSlot, position: int) -> Choice:
     """Drawn from what is left; where rounding has left nothing, p and q are the same, so from p."""
-    return draw(rest if rest.ids.numel() else row.candidates, slot, position, RESIDUAL_STREAM)
+    return drawn(rest if rest.ids.numel() else row.candidates, slot, position, RESIDUAL_STREAM)
 
 
-def accept_or_draw(row: Target, slot: RequestSlot, position: int, draft: int, q: torch.Tensor | None) -> int:
+def accept_or_draw(row: Target, slot: RequestSlot, position: int, draft: int, q: torch.Tensor | None) -> Choice:
     """The draft if it is likely enough for so uncertain a distribution, else what plain sampling draws."""
-    if float(row.p[draft]) > min(EPSILON, DELTA * math.exp(-row.candidates.entropy())):
-        return draft
-    return draw(row.candidates, slot, position)
+    bound = min(EPSILON, DELTA * math.exp(-row.candidates.entropy()))
+    if float(row.p[draft]) > bound:
+        return Choice(draft, bound=bound)
+    return drawn(row.candidates, slot, position)._replace(bound=bound)
 
 
 # rule → how a row that has a draft comes to its token; None: as a row without one
-BY_RULE: dict[Rule, Callable[[Target, RequestSlot, int, int, torch.Tensor | None], int] | None] = {
+BY_RULE: dict[Rule, Callable[[Target, RequestSlot, int, int, torch.Tensor | None], Choice] | None] = {
     "exact": None,
     "rejection": accept_or_replace,
-    "block": accept_or_replace,
     "typical": accept_or_draw,
 }
 
@@ -211,7 +232,7 @@ def by_block(rows: DraftRows, q: torch.Tensor) -> Walk:
             mine, next_p = float(proposal[drafts[j]]), float(row.p[drafts[j]])
             p = min(p * next_p / mine, 1.0) if mine > 0 else float(next_p > 0)
     last = replacement(seen[accepted], rests[accepted], slot, position + accepted)
-    yield from zip(seen[: accepted + 1], [*drafts[:accepted], last], strict=True)
+    yield from zip(seen[: accepted + 1], [*map(Choice, drafts[:accepted]), last], strict=True)
 
 
 def one_hot(token: int, like: torch.Tensor) -> torch.Tensor:

@@ -93,6 +93,7 @@ SWITCHES = (
     "include_stop_str_in_output",
     "echo",
     "return_token_ids",
+    "return_sampling_mask",
     "report_entropy",
     "use_beam_search",
 )

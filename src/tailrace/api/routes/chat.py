@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -18,20 +18,23 @@ from tailrace.api.body import BodyReader
 from tailrace.api.channels import Channels
 from tailrace.api.chat_prompt import check_messages
 from tailrace.api.chunks import UsageReporter, Work, effective, head, pieces
+from tailrace.api.explanations import size_of, written
 from tailrace.api.logprobs import chat_logprobs, prompt_logprobs
-from tailrace.api.prepare import ChatInput, TokenLimit, prepare_chat, read_request, start
+from tailrace.api.prepare import ChatInput, PreparedRequest, TokenLimit, prepare_chat, read_request, start
 from tailrace.api.request_record import origin_of
 from tailrace.api.sampling import check_scores, num_logprobs
+from tailrace.api.sampling_masks import mask_size, written_masks
 from tailrace.api.schema.chat import (
     CHAT_REFUSED,
     ChatChunk,
     ChatChunkChoice,
     ChatDelta,
+    ChatLogprobs,
     ChatRequest,
     FunctionDelta,
     ToolCallDelta,
 )
-from tailrace.api.service import Service
+from tailrace.api.service import Service, service_of
 from tailrace.api.streaming import respond
 from tailrace.api.tool_choice import ToolChoice, choice_of
 from tailrace.api.work_queue import JSON_BYTES
@@ -46,6 +49,21 @@ READER = BodyReader(ChatRequest, CHAT_REFUSED)
 async def create_chat_completion(request: Request) -> Response:
     """A chat completion, streamed or whole."""
     ask, service = await read_request(request, READER)
+    prepared, channels, choice = await prepare_completion(request, ask)
+    origin = origin_of(request, "chat", ask)
+    generation = start(service, ask, f"chatcmpl-{origin.request_id}", prepared, origin)
+    called = "stop" if choice.mode == "named" else "tool_calls"
+    chunks = ChatChunks(service, ask, generation, channels, called).stream()
+    return await respond(request, generation, chunks, fold_chat, ask.streamed)
+
+
+async def prepare_completion(request: Request, ask: ChatRequest) -> tuple[PreparedRequest, Channels, ToolChoice]:
+    """The request as the engine takes it, the channels of the answer, and which tools may be called.
+
+    Raises:
+        RequestError: naming the field.
+    """
+    service = service_of(request)
 
     def checked() -> ToolChoice:
         check_messages(ask)
@@ -59,11 +77,7 @@ async def create_chat_completion(request: Request) -> Response:
         check_scores(len(prepared.prompts[0]) * (ask.prompt_logprobs + 1), "prompt_logprobs")
     if not ask.use_beam_search and ask.best_of not in (None, 1):
         raise ParameterError("best_of is for use_beam_search here; leave it out (or 1)", "best_of")
-    origin = origin_of(request, "chat", ask)
-    generation = start(service, ask, f"chatcmpl-{origin.request_id}", prepared, origin)
-    called = "stop" if choice.mode == "named" else "tool_calls"
-    chunks = ChatChunks(service, ask, generation, channels, called).stream()
-    return await respond(request, generation, chunks, fold_chat, ask.streamed)
+    return prepared, channels, choice
 
 
 class ChatChunks:
@@ -106,12 +120,27 @@ class ChatChunks:
                 if index in counters:
                     counters[index].add(delta.offsets)
                 for piece in pieces(delta, self._with_ids):
-                    for choice in choices_of(self._service, index, piece, splitter, top, self._with_ids):
+                    reports = await self._reports(piece, top)
+                    for choice in choices_of(index, piece, splitter, reports):
                         if choice.finish_reason == "stop" and splitter.called:
                             choice = msgspec.structs.replace(choice, finish_reason=self._called)
                         yield ChatChunk(**shared, choices=[choice], usage=usage.so_far())
         if self._ask.reports_usage:
             yield ChatChunk(**shared, choices=[], usage=generation.usage)
+
+    async def _reports(self, piece: Delta, top: int | None) -> ChatReports:
+        """What is reported of a piece's tokens."""
+        labels = self._service.labels
+        ids = list(piece.token_ids) if self._with_ids else UNSET
+        logprobs = None
+        if top is not None and piece.logprobs is not None:
+            logprobs = chat_logprobs(labels, piece, top)
+        records, mask, run = UNSET, UNSET, self._generation.run
+        if piece.explanations:
+            records = await run(partial(written, labels, piece), size_of(piece))
+        if piece.survivors:
+            mask = await run(partial(written_masks, piece), mask_size(piece))
+        return ChatReports(logprobs, ids, records, mask)
 
     async def _only_once(self) -> dict[str, Any]:
         """Further fields of the first chunk, if asked for: the prompt's ids and logprobs, and the parameters."""
@@ -126,25 +155,37 @@ class ChatChunks:
         return found
 
 
-def choices_of(
-    service: Service, index: int, piece: Delta, channels: Splitter, top: int | None, with_ids: bool
-) -> Iterator[ChatChunkChoice]:
-    """The choices for one piece: its text by channels, with ids and logprobs in the first; or its end."""
-    ids = list(piece.token_ids) if with_ids else UNSET
+class ChatReports(NamedTuple):
+    """What is reported of a piece's tokens, where it is asked for."""
+
+    logprobs: ChatLogprobs | None
+    token_ids: list[int] | UnsetType
+    explanations: list[msgspec.Raw] | UnsetType = UNSET
+    sampling_mask: list[msgspec.Raw] | UnsetType = UNSET
+
+    @property
+    def rest(self) -> ChatReports:
+        """What further chunks of the piece say."""
+        return ChatReports(None, UNSET if self.token_ids is UNSET else [])
+
+
+def choices_of(index: int, piece: Delta, channels: Splitter, reports: ChatReports) -> Iterator[ChatChunkChoice]:
+    """The choices for one piece: its text by channels, with the reports in the first; or its end."""
     if piece.finish_reason is not None:
         for segment in channels.flush():
-            yield ChatChunkChoice(index, delta_of(segment), token_ids=[] if with_ids else UNSET)
-        yield ChatChunkChoice(index, ChatDelta(), None, piece.finish_reason, piece.stop_reason, ids)
+            yield ChatChunkChoice(index, delta_of(segment), token_ids=reports.rest.token_ids)
+        yield ChatChunkChoice(index, ChatDelta(), None, piece.finish_reason, piece.stop_reason, reports.token_ids)
         return
-    logprobs = None
-    if top is not None and piece.logprobs is not None:
-        logprobs = chat_logprobs(service.labels, piece, top)
     deltas = [delta_of(segment) for segment in channels.feed(piece.text)]
-    if not deltas and (logprobs is not None or with_ids):
+    if not deltas and reports != NOTHING:
         deltas = [ChatDelta(content="")]  # the text is held back, or was a marker
     for delta in deltas:
-        yield ChatChunkChoice(index, delta, logprobs, token_ids=ids)
-        logprobs, ids = None, [] if with_ids else UNSET
+        logprobs, ids, records, mask = reports
+        yield ChatChunkChoice(index, delta, logprobs, token_ids=ids, explanations=records, sampling_mask=mask)
+        reports = reports.rest
+
+
+NOTHING = ChatReports(None, UNSET)
 
 
 def delta_of(segment: Segment) -> ChatDelta:

@@ -16,12 +16,14 @@ from tailrace.api.aggregate import fold_completion
 from tailrace.api.best_of import best_of
 from tailrace.api.body import BodyReader
 from tailrace.api.chunks import UsageReporter, Work, effective, head, pieces
+from tailrace.api.explanations import size_of, written
 from tailrace.api.logprobs import CompletionLogprobsWriter, prompt_logprobs
 from tailrace.api.negative_prompt import negative_of_text
 from tailrace.api.prepare import Additions, PreparedRequest, Prompts, TokenLimit, prepare, read_request, start
 from tailrace.api.prompt_length import check_length
 from tailrace.api.request_record import origin_of
 from tailrace.api.sampling import check_scores, num_logprobs
+from tailrace.api.sampling_masks import mask_size, written_masks
 from tailrace.api.schema.common import PromptLogprobEntries
 from tailrace.api.schema.completions import COMPLETION_REFUSED, Completion, CompletionChoice, CompletionRequest
 from tailrace.api.service import Service, service_of
@@ -43,12 +45,8 @@ async def create_completion(request: Request) -> Response:
     """A completion of each prompt, streamed or whole."""
     ask, service = await read_request(request, READER)
     prompts = prompts_of(ask.prompt)
-    ids = await encode(request, ask, prompts)
-    negative = await negative_of_text(request, ask.negative_prompt, ask.add_special_tokens is not False)
-    limit = TokenLimit(1 if only_echo(ask) else ask.max_tokens, "max_tokens")
-    top = None if ask.logprobs is None else num_logprobs(ask.logprobs, service.config.max_logprobs, "logprobs")
-    prepared = await prepare(request, ask, Prompts(ids, "prompt", negative), limit, top, lambda: additions(ask))
-    fold = fold_completion
+    prepared = await prepare_texts(request, ask, prompts)
+    fold, top = fold_completion, ask.logprobs
     if ask.best_of is not None and not ask.use_beam_search and ask.best_of != prepared.params.n:
         n = prepared.params.n
         check_best_of(ask, ask.best_of, n)
@@ -61,6 +59,19 @@ async def create_completion(request: Request) -> Response:
     echoes = await echoed(request, prompts) if ask.echo else None
     chunks = CompletionChunks(service, ask, generation, echoes).stream()
     return await respond(request, generation, chunks, fold, ask.streamed)
+
+
+async def prepare_texts(request: Request, ask: CompletionRequest, prompts: list[Prompt]) -> PreparedRequest:
+    """The request as the engine takes it.
+
+    Raises:
+        RequestError: naming the field.
+    """
+    ids = await encode(request, ask, prompts)
+    negative = await negative_of_text(request, ask.negative_prompt, ask.add_special_tokens is not False)
+    limit, most = TokenLimit(1 if only_echo(ask) else ask.max_tokens, "max_tokens"), service_of(request).config
+    top = None if ask.logprobs is None else num_logprobs(ask.logprobs, most.max_logprobs, "logprobs")
+    return await prepare(request, ask, Prompts(ids, "prompt", negative), limit, top, lambda: additions(ask))
 
 
 def additions(ask: CompletionRequest) -> Additions:
@@ -115,7 +126,8 @@ class CompletionChunks:
                         choices = [choice or CompletionChoice(index, "")]
                         yield Completion(**shared, choices=choices, usage=usage.so_far(), sampling_params=params_used)
                 for piece in pieces(only_end(delta) if only_echo(ask) else delta, self._with_ids):
-                    yield Completion(**shared, choices=[self._choice(index, piece)], usage=usage.so_far())
+                    choice = await self._choice(index, piece)
+                    yield Completion(**shared, choices=[choice], usage=usage.so_far())
         if ask.reports_usage:
             yield Completion(**shared, choices=[], usage=usage.whole())
 
@@ -141,12 +153,20 @@ class CompletionChunks:
             return None
         return CompletionChoice(index, "" if self._echoes is None else self._echoes[p], **fields)
 
-    def _choice(self, index: int, piece: Delta) -> CompletionChoice:
+    async def _choice(self, index: int, piece: Delta) -> CompletionChoice:
         """One piece of a choice's text, or its end."""
         logprobs = self._writers[index].write(piece) if piece.logprobs and index in self._writers else None
         stop_reason = UNSET if piece.finish_reason is None else piece.stop_reason
         ids = list(piece.token_ids) if self._with_ids else UNSET
-        return CompletionChoice(index, piece.text, logprobs, piece.finish_reason, stop_reason, ids)
+        choice = CompletionChoice(index, piece.text, logprobs, piece.finish_reason, stop_reason, ids)
+        run = self._generation.run
+        if piece.explanations:
+            records = await run(partial(written, self._service.labels, piece), size_of(piece))
+            choice = msgspec.structs.replace(choice, explanations=records)
+        if piece.survivors:
+            mask = await run(partial(written_masks, piece), mask_size(piece))
+            choice = msgspec.structs.replace(choice, sampling_mask=mask)
+        return choice
 
 
 def check_size(ask: CompletionRequest, prepared: PreparedRequest) -> None:
@@ -242,7 +262,7 @@ def only_echo(ask: CompletionRequest) -> bool:
 
 def check_only_echo(ask: CompletionRequest) -> None:
     """Raise ParameterError for fields that need an output."""
-    for name in ("min_tokens", "best_of", "use_beam_search", "logprob_token_ids"):
+    for name in ("min_tokens", "best_of", "use_beam_search", "logprob_token_ids", "explain", "return_sampling_mask"):
         if getattr(ask, name):
             raise ParameterError(f"{name} can't be had with max_tokens 0", name)
 

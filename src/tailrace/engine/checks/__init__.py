@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from tailrace.explanation import Explanation
 from tailrace.logprobs import TokenLogprobs
 
 
 class NewToken(NamedTuple):
-    """A token of the output, with its logprobs where they are asked for."""
+    """A token of the output, with its logprobs, why it came, and the ids that survived (as wire/messages.py has them),
+    where they are asked for."""
 
     id: int
     logprobs: TokenLogprobs | None
+    explanation: Explanation | None = None
+    survivors: bytes | None = None

@@ -195,6 +195,7 @@ class StepRecord(RowsRecord):
             for name in (
                 *("programs", "proposals", "masks", "program"),
                 *("token_ids", "num_tokens", "status", "numbers", "ranks", "seconds", "updates"),
+                "survivors",
             )
         ),
     ]

@@ -14,8 +14,8 @@ from tailrace import _cpu
 from tailrace.errors import ParameterError
 from tailrace.kernels.cpu.program import StepRecord
 from tailrace.kernels.cpu.proposal_buffers import ProposalBuffer
-from tailrace.kernels.needs import COSTLY, REPORTED, STATEFUL, SlotNeeds, filled
-from tailrace.kernels.output import KernelOutput, LogprobArrays
+from tailrace.kernels.needs import COSTLY, REPORTED, STATEFUL, SURVIVORS, SlotNeeds, filled
+from tailrace.kernels.output import KernelOutput, LogprobArrays, SamplingMask
 from tailrace.kernels.proposals import addresses
 from tailrace.kernels.rows import Rows, tensor
 from tailrace.kernels.types import CODES, readable
@@ -89,6 +89,12 @@ class CPUStep:
         if self.flags & STATEFUL:
             updates = torch.empty(self.shape, dtype=torch.float64)
             out, record.updates = out._replace(updates=updates), updates.data_ptr()
+        if self.flags & SURVIVORS:
+            tokens = self.shape[0] * self.shape[1]
+            survivors = _cpu.Survivors(tokens)
+            record.survivors = survivors.address
+            _cpu.sample(self.address)
+            return out._replace(sampling_mask=SamplingMask.of(survivors, tokens))
         _cpu.sample(self.address)
         return out
 

@@ -39,6 +39,7 @@ PENALISED = tl.constexpr(16)  # some have a tally
 PROCESSED = tl.constexpr(32)  # what is reported is the distribution drawn from
 ENTROPY = tl.constexpr(64)
 NUCLEUS = tl.constexpr(128)  # temperatures, and behind them top-p alone
+SURVIVORS = tl.constexpr(256)  # the ids that are left at the end are reported
 TOUCHED = tl.constexpr(8 | 16)
 EDITED = tl.constexpr(4 | 8 | 16)
 
@@ -79,6 +80,7 @@ def record(program: Program, edits: int, penalty: Penalty | None) -> list[int]:
         | edits
         | PROCESSED.value * program.processed
         | ENTROPY.value * program.entropy
+        | SURVIVORS.value * program.survivors
     )
     strength = (1.0, 0.0, 0.0) if penalty is None else (penalty.repetition, penalty.frequency, penalty.presence)
     exempt = [*program.exempt.tolist(), *[-1] * (MAX_EXEMPT - program.exempt.size)]

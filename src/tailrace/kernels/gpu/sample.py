@@ -25,6 +25,7 @@ from tailrace.kernels.gpu.program import (
     PROCESSED,
     SIGMA,
     SQUARES,
+    SURVIVORS,
     WANTS,
     number,
 )
@@ -67,7 +68,8 @@ def sample_rows(step, tables, work, blocks):
         greedy = (flags & GREEDY) != 0
         # a draft may be let stand, or what is left without it be drawn from: then all that survives must be there
         settled = (greedy == 0) & ((rule == BLOCKWISE) | ((rule != EXACT) & (draft >= 0)))
-        listed = settled | (reported & ((flags & PROCESSED) != 0))
+        told = ((flags & SURVIVORS) != 0) & (greedy == 0) & (forced < 0)
+        listed = settled | told | (reported & ((flags & PROCESSED) != 0))
         if greedy:
             stages = stages * 0
         # what is not listed: the likeliest, or the winner of the whole row

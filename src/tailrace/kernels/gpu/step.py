@@ -1,5 +1,6 @@
-"""One step of the sampler on a GPU: scan, sample_rows, with drafts verify_rows, with reports logprobs_of_rows. Nothing
-waits for the host; what is launched follows from what the host knows, grids from shapes alone."""
+"""One step of the sampler on a GPU: scan, sample_rows, with drafts verify_rows, with reports survivors_of_rows and
+logprobs_of_rows. Nothing waits for the host; what is launched follows from what the host knows, grids from shapes
+alone."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from tailrace.kernels.gpu.order import splits
 from tailrace.kernels.gpu.sample import sample_rows
 from tailrace.kernels.gpu.scan import BLOCK, CHUNK, PLANES, scan_rows
 from tailrace.kernels.gpu.state import Tables
+from tailrace.kernels.gpu.survivors import survivors_of_rows
 from tailrace.kernels.gpu.verify import verify_rows
 
 WARPS = CHUNK.value // 32  # of the kernels with a program per row
@@ -60,9 +62,17 @@ class Work(NamedTuple):
     count: torch.Tensor
 
 
+class StepReports(NamedTuple):
+    """What is reported of a step's tokens. top: alternatives at most; None: nobody asks for logprobs. words: ⌈V / 32⌉
+    where survivors are asked for, else 0."""
+
+    top: int | None = None
+    words: int = 0
+
+
 class Out(NamedTuple):
     """token_ids int64 [N · W]; num_tokens, status int64 [N]; ranks int64 [N · W · (1 + top)], numbers float64 [N · W ·
-    (3 + top)]. All lie in `all`, int64, so that one copy takes them to the host."""
+    (3 + top)]; survivors int32 [N · W · words]. All lie in `all`, int64, so that one copy takes them to the host."""
 
     all: torch.Tensor
     token_ids: torch.Tensor
@@ -70,27 +80,29 @@ class Out(NamedTuple):
     status: torch.Tensor
     ranks: torch.Tensor
     numbers: torch.Tensor
+    survivors: torch.Tensor
 
     @staticmethod
-    def empty(requests: int, width: int, top: int | None, device: torch.device) -> Out:
-        """For so many; top: alternatives at most, None: nobody reports."""
-        size = sum(even(part) for part in sizes(requests, width, top))
-        return Out.over(torch.empty(size, dtype=torch.int64, device=device), requests, width, top)
+    def empty(shape: tuple[int, int], reports: StepReports, device: torch.device) -> Out:
+        """For so many requests, and tokens of each at most."""
+        size = sum(even(part) for part in sizes(shape, reports))
+        return Out.over(torch.empty(size, dtype=torch.int64, device=device), shape, reports)
 
     @staticmethod
-    def over(all: torch.Tensor, requests: int, width: int, top: int | None) -> Out:
+    def over(all: torch.Tensor, shape: tuple[int, int], reports: StepReports) -> Out:
         """Views of a buffer, here or on the host."""
         parts, at = [], 0
-        for size in sizes(requests, width, top):
+        for size in sizes(shape, reports):
             parts.append(all[at : at + size])
             at += even(size)
-        return Out(all, *parts[:4], parts[4].view(torch.float64))
+        return Out(all, *parts[:4], parts[4].view(torch.float64), parts[5].view(torch.int32))
 
 
-def sizes(requests: int, width: int, top: int | None) -> list[int]:
+def sizes(shape: tuple[int, int], reports: StepReports) -> list[int]:
     """Of the parts of Out, int64."""
-    ranks, numbers = (0, 0) if top is None else (1 + top, 3 + top)
-    return [requests * width, requests, requests, requests * width * ranks, requests * width * numbers]
+    requests, tokens = shape[0], shape[0] * shape[1]
+    ranks, numbers = (0, 0) if reports.top is None else (1 + reports.top, 3 + reports.top)
+    return [tokens, requests, requests, tokens * ranks, tokens * numbers, -(-tokens * reports.words // 2)]
 
 
 def even(count: int) -> int:
@@ -139,14 +151,15 @@ class Launcher:
 
 
 SCAN = {more: Launcher(scan_rows, warps) for more, (_, warps) in SCANS.items()}
-SAMPLE, VERIFY, LOGPROBS = (Launcher(kernel, WARPS) for kernel in (sample_rows, verify_rows, logprobs_of_rows))
+SAMPLE, VERIFY, SURVIVORS, LOGPROBS = (
+    Launcher(kernel, WARPS) for kernel in (sample_rows, verify_rows, survivors_of_rows, logprobs_of_rows)
+)
 
 
 class Launch(NamedTuple):
     """A step whose numbers are on the device, and all that its kernels write to.
 
-    rows: how many. shape: requests, and tokens of each at most. scans: which of SCANS have rows to do. top:
-    alternatives that are reported at most; None: nobody asks for reports.
+    rows: how many. shape: requests, and tokens of each at most. scans: which of SCANS have rows to do.
     """
 
     step: GPUStep
@@ -156,12 +169,12 @@ class Launch(NamedTuple):
     rows: int
     shape: tuple[int, int]
     scans: frozenset[bool]
-    top: int | None
+    reports: StepReports
 
 
 def run(launch: Launch) -> None:
     """Launch the step's kernels."""
-    step, tables, work, out, rows, (requests, width), scans, top = launch
+    step, tables, work, out, rows, (requests, width), scans, (top, words) = launch
     blocks, key = work.keys.shape[1], step.compiled_for
     if width == 1:
         work = work._replace(token=out.token_ids, drawn=out.num_tokens, status=out.status)
@@ -172,5 +185,7 @@ def run(launch: Launch) -> None:
     SAMPLE.launch((rows, 1), key, step, tables, work, blocks)
     if width > 1:
         VERIFY.launch((requests, 1), key, step, tables, work, out, width)
+    if words:
+        SURVIVORS.launch((requests, width), key, step, tables, work, out, width)
     if top is not None:
         LOGPROBS.launch((requests, width), key, step, tables, work, out, blocks, width, top)

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 
 from tailrace.errors import ParameterError
-from tailrace.kernels.output import LogprobArrays
+from tailrace.kernels.output import LogprobArrays, SamplingMask
 from tailrace.kernels.rows import Rows
 from tailrace.logprobs import TokenLogprobs
 from tailrace.sampling.request_slot import RequestSlot
@@ -29,7 +29,7 @@ class Sampled:
     token_ids: int64 [N, K + 1], −1 where there is none. num_tokens: int64 [N], 0 where status is not OK. status: int32
     [N], kernels/status.py. logprob_arrays: as the kernels leave them, where a request asked; undefined for requests
     that did not, and for `fell_back`, those that the reference sampler drew. make_logprobs: makes `logprobs` when they
-    are first read; None: nobody asked.
+    are first read; None: nobody asked. sampling_mask: the ids that survived, by token; None: nobody asked.
     """
 
     token_ids: torch.Tensor
@@ -38,6 +38,7 @@ class Sampled:
     logprob_arrays: LogprobArrays | None = None
     make_logprobs: Callable[[], RequestLogprobs] | None = None
     fell_back: Sequence[int] = ()
+    sampling_mask: SamplingMask | None = None
     _logprobs: RequestLogprobs | None = None
 
     @property

@@ -58,7 +58,9 @@ class CPUBackend:
             self._keep_updates(output, rows)
         if flags & COSTLY:
             self._keep_seconds(output, rows)
-        sampled = Sampled(output.token_ids, output.num_tokens, output.status, output.logprobs)
+        sampled = Sampled(
+            output.token_ids, output.num_tokens, output.status, output.logprobs, sampling_mask=output.sampling_mask
+        )
         if flags & REPORTED:
             self._report(logits, rows, output, sampled)
         if flags & UNSUPPORTED:

@@ -9,10 +9,11 @@ from collections.abc import Callable
 
 import torch
 
+from tailrace import _cpu
 from tailrace.kernels.gpu.state import Tables
-from tailrace.kernels.gpu.step import GPUStep, Launch, Out, Workspace, run
-from tailrace.kernels.needs import REPORTED, SlotNeeds, check_rows
-from tailrace.kernels.output import KernelOutput, LogprobArrays
+from tailrace.kernels.gpu.step import GPUStep, Launch, Out, StepReports, Workspace, run
+from tailrace.kernels.needs import REPORTED, SURVIVORS, SlotNeeds, check_rows
+from tailrace.kernels.output import KernelOutput, LogprobArrays, SamplingMask
 from tailrace.kernels.proposals import side_by_side
 from tailrace.kernels.rows import Rows
 from tailrace.kernels.transfer import there
@@ -69,7 +70,8 @@ class GPUBackend:
         if rows.guidance is not None:
             logits, rows = combined(logits, rows)
         falling = self.falling_back(rows, reports=bool(asked.flags & REPORTED))
-        launch = self.prepare(logits, rows, asked.top if asked.flags & REPORTED else None)
+        words = -(-logits.shape[1] // 32) if asked.flags & SURVIVORS else 0
+        launch = self.prepare(logits, rows, StepReports(asked.top if asked.flags & REPORTED else None, words))
         self.draw(launch)
         ids, again = launch.out.token_ids.view(launch.shape), None
         if falling:
@@ -80,7 +82,9 @@ class GPUBackend:
 
         def finish() -> Sampled:
             output = arriving()
-            sampled = Sampled(output.token_ids, output.num_tokens, output.status, output.logprobs)
+            sampled = Sampled(
+                output.token_ids, output.num_tokens, output.status, output.logprobs, sampling_mask=output.sampling_mask
+            )
             if output.logprobs is not None:
                 owners = [self.slots[owner] for owner in rows.owners.tolist()]
                 asked = [slot.params if slot.reported else None for slot in owners]
@@ -101,12 +105,8 @@ class GPUBackend:
         owners = rows.owners.tolist()
         return sorted({*found, *(i for i, owner in enumerate(owners) if self.slots[owner].params.logprob_token_ids)})
 
-    def prepare(self, logits: torch.Tensor, rows: Rows, top: int | None) -> Launch:
-        """Bring the step's numbers to the device, and what has changed of its slots. Nothing is checked.
-
-        Args:
-            top: alternatives to report at most; None: nobody asks for a report.
-        """
+    def prepare(self, logits: torch.Tensor, rows: Rows, reports: StepReports) -> Launch:
+        """Bring the step's numbers to the device, and what has changed of its slots. Nothing is checked."""
         logits, stride = aligned(logits)
         owners = rows.slot.tolist()
         elsewhere = {owners[int(rows.start[i])] for i in self.there.falling_back(rows)}
@@ -135,7 +135,7 @@ class GPUBackend:
             tables=self.there.state.tables,
             q=q,
             scans=frozenset(rich),
-            top=top,
+            reports=reports,
         )
 
     def draw(self, launch: Launch) -> None:
@@ -162,7 +162,7 @@ def launch_of(
     *,
     tables: Tables,
     scans: frozenset[bool],
-    top: int | None,
+    reports: StepReports,
     q: torch.Tensor | None = None,
 ) -> Launch:
     """A step of these rows, whose numbers are there. (More than six parameters: two callers make these parts
@@ -176,8 +176,8 @@ def launch_of(
     masks = tables.touched if rows.masks is None else there(rows.masks, device)
     proposals = work.x if q is None else there(q, device)
     step = GPUStep(logits[0], logits[1], logits[0].shape[1], numbers.words, numbers.padded, masks, proposals)
-    out = Out.empty(rows.num_requests, rows.width, top, device)
-    return Launch(step, tables, work, out, rows.num_rows, (rows.num_requests, rows.width), scans, top)
+    shape = (rows.num_requests, rows.width)
+    return Launch(step, tables, work, Out.empty(shape, reports, device), rows.num_rows, shape, scans, reports)
 
 
 def draw(launch: Launch) -> None:
@@ -194,6 +194,12 @@ def replace_requests(sampled: Sampled, again: Sampled, requests: list[int]) -> N
     sampled.status[requests] = again.status[requests]
     for i in requests:
         sampled.logprobs[i] = again.logprobs[i]
+    if again.sampling_mask is not None:
+        width, parts = sampled.token_ids.shape[1], again.sampling_mask.parts()
+        mask = sampled.sampling_mask or SamplingMask.empty(len(parts))
+        sampled.sampling_mask = mask.replaced(
+            {p: parts[p] for i in requests for p in range(i * width, (i + 1) * width)}
+        )
 
 
 class HostCopies:
@@ -207,7 +213,7 @@ class HostCopies:
 
     def fetch(self, launch: Launch) -> Callable[[], KernelOutput]:
         """Begin to copy what came out of a step; what is returned waits for it."""
-        out, (requests, width), top = launch.out, launch.shape, launch.top
+        out, (requests, width), reports = launch.out, launch.shape, launch.reports
         if self.stream is None:
             arrived, done = out.all.clone(), None
         else:
@@ -225,11 +231,21 @@ class HostCopies:
         def finish() -> KernelOutput:
             if done is not None:
                 done.synchronize()
-            here, shape = Out.over(arrived, requests, width, top), (requests, width, -1)
-            made = None if top is None else LogprobArrays(here.numbers.view(shape), here.ranks.view(shape))
-            return KernelOutput(here.token_ids.view(requests, width), here.num_tokens, here.status.int(), made)
+            here, shape = Out.over(arrived, launch.shape, reports), (requests, width, -1)
+            made = None if reports.top is None else LogprobArrays(here.numbers.view(shape), here.ranks.view(shape))
+            output = KernelOutput(here.token_ids.view(requests, width), here.num_tokens, here.status.int(), made)
+            return output._replace(sampling_mask=read_bits(here.survivors, requests * width, reports.words))
 
         return finish
+
+
+def read_bits(bits: torch.Tensor, tokens: int, words: int) -> SamplingMask | None:
+    """int32 [tokens · words], on the host, as ids; None where nobody asked."""
+    if not words:
+        return None
+    survivors = _cpu.Survivors(tokens)
+    survivors.read(bits.data_ptr(), words)
+    return SamplingMask.of(survivors, tokens)
 
 
 def compile_all(vocab: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -241,10 +257,10 @@ def compile_all(vocab: int, dtype: torch.dtype, device: torch.device) -> None:
     slots = Slots(2, vocab)
     gpu = slots.observer("gpu", lambda slots: GPUBackend(slots, device))
     slots.add(0, SamplingParams(logprobs=1, presence_penalty=0.5, logit_bias={0: 1.0}), key=1, prompt=[0])
-    slots.add(1, SamplingParams(top_p=0.9), key=2, prompt=[0])
+    slots.add(1, SamplingParams(top_p=0.9, return_sampling_mask=True), key=2, prompt=[0])
     logits = torch.zeros((3, vocab), dtype=dtype, device=device)
     for rows in (Rows.plain([0, 1], [0, 1], [1, 1]), Rows.drafted([0, 1], [1, 1], [[0], []])):
-        launch = gpu.prepare(logits, rows, 1)
+        launch = gpu.prepare(logits, rows, StepReports(1, -(-vocab // 32)))
         gpu.draw(launch)
         gpu.copies.fetch(launch)()
     guide_rows(logits, torch.tensor([0]), torch.tensor([1]), torch.tensor([2.0]), kernel=True)

@@ -10,7 +10,7 @@ import torch
 from tailrace.kernels.gpu.program import FIELDS, KEY, is_lean, record
 from tailrace.kernels.gpu.program import check as check_vocabulary
 from tailrace.kernels.gpu.state import Tables
-from tailrace.kernels.gpu.step import Workspace
+from tailrace.kernels.gpu.step import StepReports, Workspace
 from tailrace.kernels.rows import Rows
 from tailrace.kernels.types import readable
 from tailrace.sampling.backends.gpu import aligned, draw, launch_of
@@ -45,7 +45,7 @@ def sample_rows(
     behind = numbers.words[numbers.appended :]
     unread = torch.empty(1, dtype=torch.int32, device=logits.device)  # no row has edits of its own
     tables = Tables(behind, FIELDS, unread, unread, behind, unread.view(torch.float32))
-    launch = launch_of((logits, stride), rows, numbers, space, tables=tables, scans=scans, top=top)
+    launch = launch_of((logits, stride), rows, numbers, space, tables=tables, scans=scans, reports=StepReports(top))
     draw(launch)
     count, out = rows.num_rows, launch.out
     return out.token_ids, out.numbers.view(count, -1), out.ranks.view(count, -1)

@@ -1,0 +1,299 @@
+"""A row that was walked through its steps → the record of why its token came (explanation.py)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from tailrace import kernels
+from tailrace.explanation import (
+    DraftView,
+    Draw,
+    EditStep,
+    ExplainOptions,
+    Explanation,
+    ModelView,
+    Origin,
+    RefinementStep,
+)
+from tailrace.options import Watermark
+from tailrace.params import FIELDS, SamplingParams
+from tailrace.sampling.candidates import Candidates
+from tailrace.sampling.reference import Choice, scores_of
+from tailrace.sampling.request_slot import RequestSlot
+
+NEGATIVE_INFINITY = float("-inf")
+LEAST = -1e9  # a logarithm below that of any float64
+MOST_CUT = 5  # of the likeliest that a refinement cut, so many are named
+MOST_ENTRIES = 8  # of a field's value
+MASK64 = 2**64 - 1
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+@dataclass(slots=True)
+class Walked:
+    """One row, and what each step left of it.
+
+    index, position: of the token that it decides, in the output and in the sequence. forced: the token that must come.
+    raw, row: float32 [V], before and after the edits. start: the candidates that the edits left. edits: methods, and
+    the row after each. refinements: methods, and the candidates after each.
+    """
+
+    index: int
+    position: int
+    forced: int | None
+    raw: torch.Tensor
+    row: torch.Tensor
+    start: Candidates
+    edits: list[tuple[str, torch.Tensor]] = field(default_factory=list)
+    refinements: list[tuple[str, Candidates]] = field(default_factory=list)
+
+    @property
+    def candidates(self) -> Candidates:
+        """What may be drawn."""
+        return self.refinements[-1][1] if self.refinements else self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a row's token came. token: what came. choice: how the sampler decides."""
+
+    token: int
+    origin: Origin
+    choice: Choice
+    draft: DraftView | None = None
+
+
+class Record:
+    """A walked row on its way to the record."""
+
+    def __init__(self, walked: Walked, slot: RequestSlot, outcome: Outcome) -> None:
+        self.walked, self.slot, self.outcome = walked, slot, outcome
+        self.refinements = list(walked.refinements)
+        final = outcome.choice.drawn_from
+        if final is None:
+            final = walked.candidates
+        elif final is not walked.candidates and outcome.draft is not None:
+            self.refinements.append(("draft", final))
+        self.final = final
+        self.scores = self._scores()
+        best = Candidates(final.ids, self.scores, self.scores).likeliest(2)
+        self.best = final.ids[best].tolist()
+        self.margin = float(self.scores[best[0]] - self.scores[best[1]]) if best.numel() > 1 else None
+
+    def made(self, options: ExplainOptions, guided: Pair | None) -> Explanation:
+        """The record. Its parts are in the order of the pipeline."""
+        walked, outcome = self.walked, self.outcome
+        shown, ranks = self._shown(options)
+        return Explanation(
+            index=walked.index,
+            position=walked.position,
+            key=f"{self.slot.key & MASK64:016x}",
+            token_id=outcome.token,
+            origin=outcome.origin,
+            ids=shown.tolist(),
+            model=model_view(walked.raw, shown, ranks, guided),
+            edits=list(edit_steps(walked, shown, self.slot.params)),
+            refinements=list(refinement_steps(walked.start, self.refinements, shown, self.slot.params)),
+            draw=self._draw(shown),
+            removed_by=self._removed_by(shown),
+            draft=outcome.draft,
+        )
+
+    def _scores(self) -> torch.Tensor:
+        """float64 [n], of the final candidates: the numbers that the draw compares, less a constant."""
+        stream, final = self.outcome.choice.stream, self.final
+        if self.slot.params.greedy:
+            return self.walked.row[final.ids].double()
+        return scores_of(final, self.slot, self.walked.position, stream).double() - final.logits.double().logsumexp(0)
+
+    def _shown(self, options: ExplainOptions) -> Pair:
+        """Ids, int64 [n], by the model's rank, and the ranks."""
+        outcome, raw = self.outcome, self.walked.raw
+        # rule exact draws as if there were no draft, and shows what is shown without one
+        refused = [] if outcome.draft is None or outcome.draft.rule == "exact" else [outcome.draft.token]
+        named = {outcome.token, *self.best, *options.ids, *refused}
+        model = Candidates(torch.arange(raw.numel()), raw, raw).likeliest(options.top)
+        likeliest = self.final.ids[self.final.likeliest(options.top)]
+        ids = torch.tensor(sorted(named.union(model[raw[model] != NEGATIVE_INFINITY].tolist(), likeliest.tolist())))
+        ranks = ranks_of(raw, ids)
+        order = ranks.argsort()
+        return ids[order], ranks[order]
+
+    def _draw(self, shown: torch.Tensor) -> Draw:
+        final, greedy = self.final, self.slot.params.greedy
+        logp = final.logits.double() - final.logits.double().logsumexp(0)
+        scores = where_in(final, self.scores, shown)
+        winner = self.best[0]
+        if greedy:
+            probabilities = [None if score is None else float(id == winner) for id, score in pairs(shown, scores)]
+            noise = [None if score is None else 0.0 for score in scores]
+        else:
+            probabilities = where_in(final, logp.exp(), shown)
+            noise = self._noise(shown)
+        runner_up = self.best[1] if len(self.best) > 1 else None
+        return Draw(probabilities, noise, scores, winner, runner_up, self.margin, greedy)
+
+    def _noise(self, shown: torch.Tensor) -> list[float | None]:
+        """Of those that can be drawn."""
+        alive = shown[places_in(self.final.ids, shown)[1]].sort().values
+        noise = kernels.gumbel(self.slot.key, self.walked.position, alive, self.outcome.choice.stream)
+        return where_in(Candidates(alive, noise, noise), noise, shown)
+
+    def _removed_by(self, shown: torch.Tensor) -> list[str]:
+        """The first step after which each is gone."""
+        walked, found = self.walked, [""] * shown.numel()
+        stages = [("model", walked.raw[shown] != NEGATIVE_INFINITY)]
+        stages += [(method, row[shown] != NEGATIVE_INFINITY) for method, row in walked.edits]
+        stages += [("model", places_in(walked.start.ids, shown)[1])]
+        stages += [(method, places_in(candidates.ids, shown)[1]) for method, candidates in self.refinements]
+        for method, there in stages:
+            for i in (~there).nonzero().squeeze(1).tolist():
+                found[i] = found[i] or method
+        return found
+
+
+def model_view(raw: torch.Tensor, shown: torch.Tensor, ranks: torch.Tensor, guided: Pair | None) -> ModelView:
+    """What the model says."""
+    logp = raw.double().log_softmax(0)
+    p = logp.exp()
+    finite = logp.clamp_(min=LEAST)  # where p is 0, whatever is multiplied by it
+    entropy = -(p * finite).sum()
+    conditional, unconditional = (None, None) if guided is None else (numbers(row.float()[shown]) for row in guided)
+    return ModelView(
+        logits=numbers(raw[shown]),
+        probabilities=p[shown].tolist(),
+        ranks=ranks.tolist(),
+        entropy=float(entropy),
+        varentropy=float((p * (finite + entropy) ** 2).sum()),
+        conditional=conditional,
+        unconditional=unconditional,
+    )
+
+
+def edit_steps(walked: Walked, shown: torch.Tensor, params: SamplingParams) -> Iterator[EditStep]:
+    """Of the edits that did something."""
+    before = walked.raw
+    for method, after in walked.edits:
+        banned = (after == NEGATIVE_INFINITY) & (before != NEGATIVE_INFINITY)
+        changed = (after != before) & ~banned
+        counts = int(changed.sum()), int(banned.sum()), int((after != NEGATIVE_INFINITY).sum())
+        if any(counts[:2]):
+            p = (after[shown].double() - after.double().logsumexp(0)).exp().tolist()
+            yield EditStep(method, fields_of(params, method), *counts, numbers(after[shown]), p)
+        before = after
+
+
+def refinement_steps(
+    before: Candidates, refinements: Sequence[tuple[str, Candidates]], shown: torch.Tensor, params: SamplingParams
+) -> Iterator[RefinementStep]:
+    """Of all refinements, in their order."""
+    p = before.probabilities()
+    for method, after in refinements:
+        logp, cut = after.logits.double().log_softmax(0), cut_from(before, p, after)
+        p = logp.exp()
+        yield RefinementStep(
+            method,
+            fields_of(params, method),
+            before=before.ids.numel(),
+            kept=after.ids.numel(),
+            mass=cut.mass,
+            entropy=float(-(p * logp).sum()),
+            probabilities=where_in(after, p, shown),
+            boundary=cut.boundary,
+            cut_ids=cut.ids,
+            cut_probabilities=cut.probabilities,
+        )
+        before = after
+
+
+class Cut(NamedTuple):
+    """What a refinement cut: mass of what stayed, boundary, and the likeliest that went, as `RefinementStep` has
+    them."""
+
+    mass: float
+    boundary: float | None
+    ids: list[int]
+    probabilities: list[float]
+
+
+def cut_from(before: Candidates, p: torch.Tensor, after: Candidates) -> Cut:
+    """p: float64 [n], the probabilities of those before."""
+    count = before.ids.numel() - after.ids.numel()
+    if count == 0:
+        return Cut(1.0, None, [], [])
+    kept = among(before.ids, after.ids)
+    others = torch.where(kept, NEGATIVE_INFINITY, before.logits)
+    likeliest = Candidates(before.ids, others, others).likeliest(min(MOST_CUT, count))
+    least = torch.where(kept, before.logits, math.inf).argmin()
+    from_below = bool(others.max() <= before.logits[least])
+    return Cut(
+        min(1.0, float(p[kept].sum())),
+        float(p[least]) if from_below else None,
+        before.ids[likeliest].tolist(),
+        p[likeliest].tolist(),
+    )
+
+
+def ranks_of(row: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """int64 [n]: 1 is the largest; ties go to the smaller id."""
+    values, ascending = row.numpy() + 0.0, np.sort(row.numpy() + 0.0)  # −0 equals 0
+    mine = values[ids.numpy()]
+    first, last = (np.searchsorted(ascending, mine, side) for side in ("left", "right"))
+    ranks = values.size - last + 1
+    for i in np.flatnonzero(last - first > 1):
+        ranks[i] += np.count_nonzero(values[: int(ids[i])] == mine[i])
+    return torch.from_numpy(ranks)
+
+
+def among(ids: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+    """bool [n]: which of the ids are among the others, all of which are among the ids; both ascend."""
+    table = torch.zeros(int(ids[-1]) + 1, dtype=torch.bool)
+    table[others] = True
+    return table[ids]
+
+
+def places_in(ids: torch.Tensor, shown: torch.Tensor) -> Pair:
+    """Where each shown token stands among the ids, which ascend, and whether it does."""
+    places = torch.searchsorted(ids, shown).clamp(max=ids.numel() - 1)
+    return places, ids[places] == shown
+
+
+def where_in(candidates: Candidates, values: torch.Tensor, shown: torch.Tensor) -> list[float | None]:
+    """Of each shown token the value that stands beside it among the candidates; None: it is not among them."""
+    places, inside = places_in(candidates.ids, shown)
+    return [value if there else None for value, there in zip(values[places].tolist(), inside.tolist(), strict=True)]
+
+
+def pairs(shown: torch.Tensor, values: list[float | None]) -> Iterator[tuple[int, float | None]]:
+    """Ids and values."""
+    return zip(shown.tolist(), values, strict=True)
+
+
+def numbers(values: torch.Tensor) -> list[float | None]:
+    """None: −inf."""
+    return [None if value == NEGATIVE_INFINITY else value for value in values.tolist()]
+
+
+def fields_of(params: SamplingParams, method: str) -> dict[str, Any]:
+    """The request's fields that belong to a method and are not at their default."""
+    return {
+        name: entry(getattr(params, name))
+        for name, declared in FIELDS.items()
+        if method in (declared.edit, declared.refinement) and getattr(params, name) != declared.default
+    }
+
+
+def entry(value: Any) -> Any:
+    """A field's value as a record has it: of large ones their size, of a watermark not its keys."""
+    if isinstance(value, Watermark):
+        return {"kind": value.kind, "scheme": value.scheme}
+    if isinstance(value, Mapping | tuple) and len(value) > MOST_ENTRIES:
+        return f"{len(value)} entries"
+    return value

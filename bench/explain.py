@@ -47,8 +47,8 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
 def runs(vocab: int, fields: dict[str, Any]) -> dict[str, Callable[[], Any]]:
     """What takes turns."""
     slots, reported = Slots(1, vocab), Slots(1, vocab)
-    for held, more in ((slots, {}), (reported, {"logprobs": 5})):
-        held.add(0, SamplingParams(**fields, **more), key=3, prompt=range(200))
+    slots.add(0, SamplingParams(**fields), key=3, prompt=range(200))
+    reported.add(0, SamplingParams(**fields, logprobs=5), key=3, prompt=range(200))
     logits = distinct("peaked", vocab)[:1]
     row, rows, sampler = logits[0], Rows.plain([0], [0], [200]), Sampler(reported)
     explained = {f"top {top}": lambda top=top: explain_row(row, slots[0], 200, ExplainOptions(top)) for top in TOPS}

@@ -4,8 +4,10 @@ keep the laws of record_laws.py."""
 from __future__ import annotations
 
 import math
+import re
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -323,6 +325,10 @@ def test_a_state_that_does_not_follow_the_drafts_is_seen(monkeypatch):
     slots, logits, rows = test_mixed.world(5, [params] * 20)
     explained(slots, logits, rows, "cpu", ExplainOptions(3))
     drawn = Sampler(slots)(logits, rows).tokens()
+    for slot in filter(None, slots.slots):
+        slot.updates.clear()  # as if nothing had been drawn
+    records = Sampler(slots).explain(logits, rows, ExplainOptions(3))
+    assert [[record.token_id for record in one] for one in records] == drawn
     monkeypatch.setattr(RequestSlot, "update_of", lambda slot, token: (token, None))
     records = Sampler(slots).explain(logits, rows, ExplainOptions(3))
     assert [[record.token_id for record in one] for one in records] != drawn
@@ -407,6 +413,15 @@ def test_random_rows_and_parameters(params, seed, vocab, scale, kind):
     drafts = torch.randint(0, vocab, (2,), generator=rng).tolist()
     rows = Rows.drafted([0], [12], [drafts], RULES[seed % 4]) if seed % 3 == 0 else Rows.plain(range(3), range(3))
     explained(slots, logits, rows, "cpu", ExplainOptions(4 if seed % 2 else 100))
+
+
+def test_the_pages_own_example_runs(capsys):
+    page = (Path(__file__).resolve().parents[2] / "docs" / "explain.md").read_text()
+    [block] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    exec(compile(block, "explain.md", "exec"), {})
+    draw, winner = capsys.readouterr().out.splitlines()
+    assert draw.startswith("p was ")
+    assert 0 <= int(winner) < 1000
 
 
 def test_rows_without_slots_are_explained_by_a_slot_of_their_own():

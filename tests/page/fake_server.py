@@ -15,7 +15,6 @@ import json
 import secrets
 import time
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -26,20 +25,10 @@ from starlette.routing import Route
 
 from page.fake_model import SIZE, Script, script_for, tokenize
 from page.fake_records import Place, explain
-
-PAGE = Path(__file__).resolve().parents[2] / "src" / "tailrace" / "page"
-CSP = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
-TYPES = {
-    ".js": "text/javascript",
-    ".css": "text/css",
-    ".html": "text/html",
-    ".svg": "image/svg+xml",
-    ".json": "application/json",
-}
-CHUNK = 4  # records of an event at most
+from tailrace.api.page_fields import page_fields
+from tailrace.api.routes.page import FOLDER as PAGE
+from tailrace.api.routes.page import HEADERS, TYPES
+from tailrace.api.streaming import json_response
 
 
 def refused(message: str, param: str | None = None, status: int = 400) -> JSONResponse:
@@ -51,8 +40,7 @@ def file_of(name: str) -> Response:
     path = (PAGE / name).resolve()
     if not path.is_relative_to(PAGE) or not path.is_file():
         return Response("not found", 404)
-    headers = {"content-security-policy": CSP, "x-content-type-options": "nosniff", "cache-control": "no-cache"}
-    return Response(path.read_bytes(), media_type=TYPES.get(path.suffix, "text/plain"), headers=headers)
+    return Response(path.read_bytes(), media_type=TYPES.get(path.suffix, "text/plain"), headers=HEADERS)
 
 
 async def index(request: Request) -> Response:
@@ -64,12 +52,7 @@ async def page(request: Request) -> Response:
 
 
 async def fields(request: Request) -> Response:
-    """As tailrace.api.routes.page makes it, where that is there."""
-    try:
-        from tailrace.api.routes.page import declared_fields_json  # pyright: ignore[reportMissingImports]
-    except ImportError:
-        return JSONResponse({})
-    return Response(declared_fields_json(), media_type="application/json")
+    return json_response(page_fields({"fake": {}}))
 
 
 async def models(request: Request) -> Response:
@@ -229,6 +212,12 @@ async def explain_again(request: Request) -> Response:
     )
 
 
+async def tokenized(request: Request) -> Response:
+    """POST /tokenize, of a prompt."""
+    ids = tokenize((await request.json())["prompt"])
+    return JSONResponse({"count": len(ids), "max_model_len": 100_000, "tokens": ids})
+
+
 class Keys:
     """Refuses calls without the key; the page's files are open."""
 
@@ -252,6 +241,7 @@ def create(key: str = "") -> Any:
             Route("/v1/models", models),
             Route("/v1/chat/completions", generate, methods=["POST"]),
             Route("/v1/completions", generate, methods=["POST"]),
+            Route("/tokenize", tokenized, methods=["POST"]),
             Route("/v1/explain", explain_again, methods=["POST"]),
         ]
     )

@@ -5,8 +5,9 @@ that ask for what the kernels don't have fall back to it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -99,20 +100,46 @@ APPLY: dict[type[Edit], Callable[[torch.Tensor, Edit], None]] = {
 }  # type: ignore[dict-item]
 
 
+class Step(NamedTuple):
+    """One method's work on a row.
+
+    method: its name in sampling/pipeline.py, "grammar" for the mask, "" where the edits end. row: float32 [V], edited
+    so far; the next edit goes on in it. candidates: once the edits are done.
+    """
+
+    method: str
+    row: torch.Tensor
+    candidates: Candidates | None = None
+
+
+def edits(raw: torch.Tensor, slot: RequestSlot, allowed: Mask | None = None) -> Iterator[Step]:
+    """A row's edits, one method after the other, and the row that they leave, as a last step without a name.
+
+    Raises:
+        BadRowError: the row, or what the edits make of it, has no distribution.
+    """
+    check(raw)
+    row = raw
+    for name, program in slot.named_edits if allowed is None else [("grammar", [allowed]), *slot.named_edits]:
+        if program:
+            row = raw.clone() if row is raw else row
+            for edit in program:
+                APPLY[type(edit)](row, edit)
+            yield Step(name, row)
+    if row is not raw:
+        check(row)
+    yield Step("", row)
+
+
 def edited(raw: torch.Tensor, slot: RequestSlot, allowed: Mask | None = None) -> torch.Tensor:
     """The row [V] (float32, not modified) after its grammar mask and its slot's edits.
 
     Raises:
         BadRowError: it, or what the edits make of it, has no distribution.
     """
-    check(raw)
-    program = slot.program if allowed is None else [allowed, *slot.program]
-    if not program:
-        return raw
-    row = raw.clone()
-    for edit in program:
-        APPLY[type(edit)](row, edit)
-    check(row)
+    row = raw
+    for step in edits(raw, slot, allowed):
+        row = step.row
     return row
 
 
@@ -121,6 +148,22 @@ def check(row: torch.Tensor) -> None:
     status = int(kernels.argmax(row[None])[1])
     if status != OK:
         raise BadRowError(status)
+
+
+def steps(raw: torch.Tensor, slot: RequestSlot, position: int = 0, allowed: Mask | None = None) -> Iterator[Step]:
+    """All that happens to a row before the draw: its edits, the candidates that they leave, and, unless greedy, its
+    refinements. Arguments and errors as of `distribution`."""
+    slot.basis = None  # of another row
+    row = raw
+    for step in edits(raw, slot, allowed):
+        row = step.row
+        if step.method:
+            yield step
+    candidates, context = Candidates.of(row), Context(slot, position, row)
+    yield Step("", row, candidates)
+    for name in slot.refinements:
+        candidates = REFINEMENTS[name].apply(candidates, context)
+        yield Step(name, row, candidates)
 
 
 def distribution(raw: torch.Tensor, slot: RequestSlot, position: int = 0, allowed: Mask | None = None) -> Candidates:
@@ -133,19 +176,23 @@ def distribution(raw: torch.Tensor, slot: RequestSlot, position: int = 0, allowe
     Raises:
         BadRowError: every token is masked, or an edit made a logit overflow.
     """
-    slot.basis = None  # of another row
-    row = edited(raw, slot, allowed)
-    candidates, context = Candidates.of(row), Context(slot, position, row)
-    for name in slot.refinements:
-        candidates = REFINEMENTS[name].apply(candidates, context)
+    candidates = None
+    for step in steps(raw, slot, position, allowed):
+        candidates = step.candidates
+    assert candidates is not None
     return candidates
+
+
+def scores_of(candidates: Candidates, slot: RequestSlot, position: int, stream: int = DRAW_STREAM) -> torch.Tensor:
+    """float32 [n]; the largest wins. The logits if greedy, else with Gumbel noise."""
+    if slot.params.greedy:
+        return candidates.logits
+    return candidates.logits + kernels.gumbel(slot.key, position, candidates.ids, stream)
 
 
 def draw(candidates: Candidates, slot: RequestSlot, position: int, stream: int = DRAW_STREAM) -> int:
     """The token: the largest logit if greedy, else Gumbel-max. Ties to the smaller id."""
-    scores = candidates.logits
-    if not slot.params.greedy:
-        scores = scores + kernels.gumbel(slot.key, position, candidates.ids, stream)
+    scores = scores_of(candidates, slot, position, stream)
     return int(candidates.ids[int((scores == scores.max()).nonzero()[0])])
 
 
@@ -164,7 +211,11 @@ def target(raw: torch.Tensor, slot: RequestSlot, position: int, allowed: Mask | 
     Raises:
         BadRowError: see `distribution`.
     """
-    candidates = distribution(raw, slot, position, allowed)
+    return target_of(raw, distribution(raw, slot, position, allowed), slot, position)
+
+
+def target_of(raw: torch.Tensor, candidates: Candidates, slot: RequestSlot, position: int) -> Target:
+    """The same of a row's candidates."""
     p = torch.zeros(raw.numel(), dtype=torch.float64)
     if slot.params.greedy:
         p[draw(candidates, slot, position)] = 1.0
@@ -173,9 +224,25 @@ def target(raw: torch.Tensor, slot: RequestSlot, position: int, allowed: Mask | 
     return Target(raw, candidates, p)
 
 
-def choose(row: Target, slot: RequestSlot, position: int) -> int:
+class Choice(NamedTuple):
+    """How a row came to its token. drawn_from: what it was drawn from, with the noise of this stream; None: it was not
+    drawn, but forced, or a draft that was accepted. bound: where a draft is accepted if its probability is above
+    something, that."""
+
+    token: int
+    drawn_from: Candidates | None = None
+    stream: int = DRAW_STREAM
+    bound: float | None = None
+
+
+def drawn(candidates: Candidates, slot: RequestSlot, position: int, stream: int = DRAW_STREAM) -> Choice:
+    """What `draw` says."""
+    return Choice(draw(candidates, slot, position, stream), candidates, stream)
+
+
+def choose(row: Target, slot: RequestSlot, position: int) -> Choice:
     """The token of a row without a draft: the forced one, or the drawn one."""
-    return slot.forced if slot.forced is not None else draw(row.candidates, slot, position)
+    return Choice(slot.forced) if slot.forced is not None else drawn(row.candidates, slot, position)
 
 
 def logprobs_of(row: Target, slot: RequestSlot, token: int) -> TokenLogprobs | None:

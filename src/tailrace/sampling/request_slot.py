@@ -3,7 +3,7 @@ on."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,9 +21,14 @@ class RequestSlot(Slot):
         self.begin_edit()
 
     @property
+    def named_edits(self) -> Iterator[tuple[str, Sequence[Edit]]]:
+        """What each of its edits does at the next position."""
+        return ((name, EDITS[name].edits(self)) for name in self.edits)
+
+    @property
     def program(self) -> list[Edit]:
         """What the edits do at the next position."""
-        return [edit for name in self.edits for edit in EDITS[name].edits(self)]
+        return [edit for _, edits in self.named_edits for edit in edits]
 
     @property
     def kernel_program(self) -> list[Edit]:

@@ -35,7 +35,7 @@ from tailrace.kernels.rows import Rule
 from tailrace.kernels.status import FAILED, OK
 from tailrace.logprobs import TokenLogprobs
 from tailrace.sampling.candidates import Candidates
-from tailrace.sampling.reference import BadRowError, Target, choose, draw, logprobs_of, target
+from tailrace.sampling.reference import BadRowError, Choice, Target, choose, drawn, logprobs_of, target
 from tailrace.sampling.request_slot import RequestSlot
 from tailrace.sampling.slot import PendingUpdate
 
@@ -43,7 +43,8 @@ ACCEPT_STREAM, RESIDUAL_STREAM, BLOCK_STREAM = 1, 2, 64  # csrc/draw.h
 EPSILON, DELTA = 0.09, 0.3  # of rule typical, as Medusa has them; csrc/sample.cpp
 LEAST = 2.0**-126  # less of a remainder than the least normal float is nothing, in every backend
 
-Walk = Iterator[tuple[Target, int]]
+Look = Callable[[torch.Tensor, RequestSlot, int, Mask | None], Target]
+Walk = Iterator[tuple[Target, Choice]]
 log = logging.getLogger(__name__)
 
 
@@ -64,13 +65,19 @@ class DraftRows:
     """The rows of one request's drafts. While row j is looked at, the slot includes the drafts before it.
 
     Args:
-        logits: k + 1 rows [V] of any float dtype. masks: the grammar's, of each row; (): none.
+        logits: k + 1 rows [V] of any float dtype. masks: the grammar's, of each row; (): none. look: `target`, or what
+            also keeps how it came to be.
     """
 
     def __init__(
-        self, logits: Sequence[torch.Tensor], slot: RequestSlot, drafts: Drafts, masks: Sequence[Mask | None] = ()
+        self,
+        logits: Sequence[torch.Tensor],
+        slot: RequestSlot,
+        drafts: Drafts,
+        masks: Sequence[Mask | None] = (),
+        look: Look = target,
     ) -> None:
-        self.logits, self.slot, self.drafts = logits, slot, drafts
+        self.logits, self.slot, self.drafts, self.look = logits, slot, drafts, look
         self.masks = masks or [None] * len(logits)
         self.updates: list[PendingUpdate] = []  # of the tokens so far
         self._state, self._walked = dict(slot.state), 0
@@ -85,7 +92,7 @@ class DraftRows:
         while self._walked < j:
             self._walked += 1  # first: one that fails half-way is taken back too
             self.slot.extend([self.drafts.tokens[self._walked - 1]])
-        return target(self.logits[j].float().cpu(), self.slot, self.drafts.position + j, self.masks[j])
+        return self.look(self.logits[j].float().cpu(), self.slot, self.drafts.position + j, self.masks[j])
 
     def restore_slot(self) -> None:
         """Make the slot what it was before row 0. Its pending updates are those of the tokens."""
@@ -103,7 +110,8 @@ def verify(rows: DraftRows) -> tuple[list[int], list[TokenLogprobs | None], int]
     logprobs: list[TokenLogprobs | None] = []
     status, slot = OK, rows.slot
     try:
-        for row, token in walk(rows):
+        for row, choice in walk(rows):
+            token = choice.token
             described, update = logprobs_of(row, slot, token), slot.update_of(token)
             tokens.append(token)
             logprobs.append(described)
@@ -120,7 +128,7 @@ def verify(rows: DraftRows) -> tuple[list[int], list[TokenLogprobs | None], int]
 
 
 def walk(rows: DraftRows) -> Walk:
-    """Rows and tokens by the rule, until a token is not its row's draft."""
+    """Rows and how they came to their tokens by the rule, until a token is not its row's draft."""
     slot, drafts = rows.slot, rows.drafts
     if slot.params.greedy:
         return one_by_one(rows, "exact")
@@ -132,42 +140,43 @@ def walk(rows: DraftRows) -> Walk:
 
 
 def one_by_one(rows: DraftRows, rule: Rule) -> Walk:
-    """Rows and tokens, until one is not its draft."""
+    """Rows and how they came to their tokens, until one is not its draft."""
     position, drafts, q, _ = rows.drafts
     for j in range(len(drafts) + 1):
         row = rows.at(j)
         if j == len(drafts) or rows.slot.forced is not None or (decide := BY_RULE[rule]) is None:
-            token = choose(row, rows.slot, position + j)
+            choice = choose(row, rows.slot, position + j)
         else:
-            token = decide(row, rows.slot, position + j, drafts[j], None if q is None else q[j].double())
-        yield row, token
-        if j == len(drafts) or token != drafts[j]:
+            choice = decide(row, rows.slot, position + j, drafts[j], None if q is None else q[j].double())
+        yield row, choice
+        if j == len(drafts) or choice.token != drafts[j]:
             return
 
 
-def accept_or_replace(row: Target, slot: RequestSlot, position: int, draft: int, q: torch.Tensor | None) -> int:
+def accept_or_replace(row: Target, slot: RequestSlot, position: int, draft: int, q: torch.Tensor | None) -> Choice:
     """The draft with probability min(1, p / q), else a token of the residual."""
     q = one_hot(draft, row.p) if q is None else q
-    u = kernels.uniform(slot.key, position, ACCEPT_STREAM)
-    if u * float(q[draft]) < float(row.p[draft]):
-        return draft
-    return replacement(row, remainder(row.p, q, 1.0), slot, position)
+    bound = kernels.uniform(slot.key, position, ACCEPT_STREAM) * float(q[draft])
+    if bound < float(row.p[draft]):
+        return Choice(draft, bound=bound)
+    return replacement(row, remainder(row.p, q, 1.0), slot, position)._replace(bound=bound)
 
 
-def replacement(row: Target, rest: Candidates, slot: RequestSlot, position: int) -> int:
+def replacement(row: Target, rest: Candidates, slot: RequestSlot, position: int) -> Choice:
     """Drawn from what is left; where rounding has left nothing, p and q are the same, so from p."""
-    return draw(rest if rest.ids.numel() else row.candidates, slot, position, RESIDUAL_STREAM)
+    return drawn(rest if rest.ids.numel() else row.candidates, slot, position, RESIDUAL_STREAM)
 
 
-def accept_or_draw(row: Target, slot: RequestSlot, position: int, draft: int, q: torch.Tensor | None) -> int:
+def accept_or_draw(row: Target, slot: RequestSlot, position: int, draft: int, q: torch.Tensor | None) -> Choice:
     """The draft if it is likely enough for so uncertain a distribution, else what plain sampling draws."""
-    if float(row.p[draft]) > min(EPSILON, DELTA * math.exp(-row.candidates.entropy())):
-        return draft
-    return draw(row.candidates, slot, position)
+    bound = min(EPSILON, DELTA * math.exp(-row.candidates.entropy()))
+    if float(row.p[draft]) > bound:
+        return Choice(draft, bound=bound)
+    return drawn(row.candidates, slot, position)._replace(bound=bound)
 
 
 # rule → how a row that has a draft comes to its token; None: as a row without one
-BY_RULE: dict[Rule, Callable[[Target, RequestSlot, int, int, torch.Tensor | None], int] | None] = {
+BY_RULE: dict[Rule, Callable[[Target, RequestSlot, int, int, torch.Tensor | None], Choice] | None] = {
     "exact": None,
     "rejection": accept_or_replace,
     "block": accept_or_replace,
@@ -211,7 +220,7 @@ def by_block(rows: DraftRows, q: torch.Tensor) -> Walk:
             mine, next_p = float(proposal[drafts[j]]), float(row.p[drafts[j]])
             p = min(p * next_p / mine, 1.0) if mine > 0 else float(next_p > 0)
     last = replacement(seen[accepted], rests[accepted], slot, position + accepted)
-    yield from zip(seen[: accepted + 1], [*drafts[:accepted], last], strict=True)
+    yield from zip(seen[: accepted + 1], [*map(Choice, drafts[:accepted]), last], strict=True)
 
 
 def one_hot(token: int, like: torch.Tensor) -> torch.Tensor:

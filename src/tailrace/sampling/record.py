@@ -1,0 +1,245 @@
+"""A row that was walked through its steps → the record of why its token came (explanation.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from tailrace.explanation import (
+    DraftView,
+    Draw,
+    EditStep,
+    ExplainOptions,
+    Explanation,
+    ModelView,
+    Origin,
+    RefinementStep,
+)
+from tailrace.options import Watermark
+from tailrace.params import FIELDS, SamplingParams
+from tailrace.sampling.candidates import Candidates
+from tailrace.sampling.reference import Choice, scores_of
+from tailrace.sampling.request_slot import RequestSlot
+
+NEGATIVE_INFINITY = float("-inf")
+MOST_CUT = 5  # of the likeliest that a refinement cut, so many are named
+MOST_ENTRIES = 8  # of a field's value
+MASK64 = 2**64 - 1
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+@dataclass(slots=True)
+class Walked:
+    """One row, and what each step left of it.
+
+    raw: float32 [V]. edits: methods, and the row after each. start: the candidates that the edits left. refinements:
+    methods, and the candidates after each.
+    """
+
+    raw: torch.Tensor
+    row: torch.Tensor
+    start: Candidates
+    edits: list[tuple[str, torch.Tensor]] = field(default_factory=list)
+    refinements: list[tuple[str, Candidates]] = field(default_factory=list)
+
+    @property
+    def candidates(self) -> Candidates:
+        """What may be drawn."""
+        return self.refinements[-1][1] if self.refinements else self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a row's token came. token: what came; choice: how the sampler decides."""
+
+    token: int
+    origin: Origin
+    choice: Choice
+    draft: DraftView | None = None
+
+
+class Record:
+    """A walked row on its way to the record."""
+
+    def __init__(self, walked: Walked, slot: RequestSlot, position: int, outcome: Outcome) -> None:
+        self.walked, self.slot, self.position, self.outcome = walked, slot, position, outcome
+        self.refinements = list(walked.refinements)
+        final = outcome.choice.drawn_from
+        if final is None:
+            final = walked.candidates
+        elif final is not walked.candidates:
+            self.refinements.append(("draft", final))
+        self.final = final
+        self.scores = self._scores()
+        best = Candidates(final.ids, self.scores, self.scores).likeliest(2)
+        self.best = final.ids[best].tolist()
+        self.margin = float(self.scores[best[0]] - self.scores[best[1]]) if best.numel() > 1 else None
+
+    def made(self, options: ExplainOptions, guided: Pair | None) -> Explanation:
+        """The record. Its parts are in the order of the pipeline."""
+        walked, outcome = self.walked, self.outcome
+        model = Candidates.of(walked.raw)
+        shown, ranks = self._shown(model, options)
+        return Explanation(
+            index=self.slot.num_output,
+            position=self.position,
+            key=f"{self.slot.key & MASK64:016x}",
+            token_id=outcome.token,
+            origin=outcome.origin,
+            ids=shown.tolist(),
+            model=model_view(walked.raw, shown, ranks, guided),
+            edits=list(edit_steps(walked, shown, self.slot.params)),
+            refinements=list(refinement_steps(walked.start, self.refinements, shown, self.slot.params)),
+            draw=self._draw(shown),
+            removed_by=self._removed_by(model, shown),
+            draft=outcome.draft,
+        )
+
+    def _scores(self) -> torch.Tensor:
+        """float64 [n], of the final candidates: the numbers that the draw compares, less a constant."""
+        stream, final = self.outcome.choice.stream, self.final
+        if self.slot.params.greedy:
+            return self.walked.row[final.ids].double()
+        return scores_of(final, self.slot, self.position, stream).double() - final.logits.double().logsumexp(0)
+
+    def _shown(self, model: Candidates, options: ExplainOptions) -> Pair:
+        """Ids, int64 [n], by the model's rank, and the ranks."""
+        outcome = self.outcome
+        named = {outcome.token, *self.best, *options.ids, *([outcome.draft.token] if outcome.draft else [])}
+        likeliest = (side.ids[side.likeliest(options.top)].tolist() for side in (model, self.final))
+        ids = torch.tensor(sorted(named.union(*likeliest)))
+        ranks = ranks_of(self.walked.raw, ids)
+        order = ranks.argsort()
+        return ids[order], ranks[order]
+
+    def _draw(self, shown: torch.Tensor) -> Draw:
+        final, greedy = self.final, self.slot.params.greedy
+        logp = final.logits.double() - final.logits.double().logsumexp(0)
+        scores = where_in(final, self.scores, shown)
+        winner = self.best[0]
+        if greedy:
+            probabilities = [None if score is None else float(id == winner) for id, score in pairs(shown, scores)]
+            noise = [None if score is None else 0.0 for score in scores]
+        else:
+            probabilities = where_in(final, logp.exp(), shown)
+            noise = where_in(final, self.scores - logp, shown)
+        runner_up = self.best[1] if len(self.best) > 1 else None
+        return Draw(probabilities, noise, scores, winner, runner_up, self.margin, greedy)
+
+    def _removed_by(self, model: Candidates, shown: torch.Tensor) -> list[str]:
+        """The first step after which each is gone."""
+        found = [""] * shown.numel()
+        left = [("model", model.ids)]
+        left += [(method, row.isfinite().nonzero().squeeze(1)) for method, row in self.walked.edits]
+        left += [("model", self.walked.start.ids)]
+        left += [(method, candidates.ids) for method, candidates in self.refinements]
+        for method, ids in left:
+            for i, inside in enumerate(torch.isin(shown, ids, assume_unique=True).tolist()):
+                if not inside and not found[i]:
+                    found[i] = method
+        return found
+
+
+def model_view(raw: torch.Tensor, shown: torch.Tensor, ranks: torch.Tensor, guided: Pair | None) -> ModelView:
+    """What the model says."""
+    logp = raw[raw.isfinite()].double().log_softmax(0)
+    norm = raw.double().logsumexp(0)
+    p = logp.exp()
+    entropy = -(p * logp).sum()
+    conditional, unconditional = (None, None) if guided is None else (numbers(row.float()[shown]) for row in guided)
+    return ModelView(
+        logits=numbers(raw[shown]),
+        probabilities=(raw[shown].double() - norm).exp().tolist(),
+        ranks=ranks.tolist(),
+        entropy=float(entropy),
+        varentropy=float((p * (logp + entropy) ** 2).sum()),
+        conditional=conditional,
+        unconditional=unconditional,
+    )
+
+
+def edit_steps(walked: Walked, shown: torch.Tensor, params: SamplingParams) -> Iterator[EditStep]:
+    """Of the edits that did something."""
+    before = walked.raw
+    for method, after in walked.edits:
+        banned = (after == NEGATIVE_INFINITY) & (before != NEGATIVE_INFINITY)
+        changed = (after != before) & ~banned
+        counts = int(changed.sum()), int(banned.sum()), int((after != NEGATIVE_INFINITY).sum())
+        if any(counts[:2]):
+            p = (after[shown].double() - after.double().logsumexp(0)).exp().tolist()
+            yield EditStep(method, fields_of(params, method), *counts, numbers(after[shown]), p)
+        before = after
+
+
+def refinement_steps(
+    before: Candidates, refinements: Sequence[tuple[str, Candidates]], shown: torch.Tensor, params: SamplingParams
+) -> Iterator[RefinementStep]:
+    """Of all refinements, in their order."""
+    for method, after in refinements:
+        p, logp = before.probabilities(), after.logits.double().log_softmax(0)
+        kept = torch.zeros(before.ids.numel(), dtype=torch.bool)
+        kept[torch.searchsorted(before.ids, after.ids)] = True
+        cut = before.keep(~kept)
+        five = cut.likeliest(MOST_CUT) if cut.ids.numel() else cut.ids
+        least = before.logits[kept].min()
+        from_below = cut.ids.numel() > 0 and bool(cut.logits.max() <= least)
+        yield RefinementStep(
+            method,
+            fields_of(params, method),
+            before=before.ids.numel(),
+            kept=after.ids.numel(),
+            mass=min(1.0, float(p[kept].sum())) if cut.ids.numel() else 1.0,
+            entropy=after.entropy(),
+            probabilities=where_in(after, logp.exp(), shown),
+            boundary=float(p[kept].min()) if from_below else None,
+            cut_ids=cut.ids[five].tolist(),
+            cut_probabilities=p[~kept][five].tolist(),
+        )
+        before = after
+
+
+def ranks_of(row: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """int64 [n]: 1 is the largest; ties go to the smaller id."""
+    order = torch.sort(row, descending=True, stable=True).indices
+    ranks = torch.empty_like(order)
+    ranks[order] = torch.arange(1, row.numel() + 1)
+    return ranks[ids]
+
+
+def where_in(candidates: Candidates, values: torch.Tensor, shown: torch.Tensor) -> list[float | None]:
+    """Of each shown token the value that stands beside it among the candidates; None: it is not among them."""
+    places = torch.searchsorted(candidates.ids, shown).clamp(max=candidates.ids.numel() - 1)
+    inside = (candidates.ids[places] == shown).tolist()
+    return [value if there else None for value, there in zip(values[places].tolist(), inside, strict=True)]
+
+
+def pairs(shown: torch.Tensor, values: list[float | None]) -> Iterator[tuple[int, float | None]]:
+    """Ids and values."""
+    return zip(shown.tolist(), values, strict=True)
+
+
+def numbers(values: torch.Tensor) -> list[float | None]:
+    """None: −inf."""
+    return [None if value == NEGATIVE_INFINITY else value for value in values.tolist()]
+
+
+def fields_of(params: SamplingParams, method: str) -> dict[str, Any]:
+    """The request's fields that belong to a method and are not at their default."""
+    return {
+        name: entry(getattr(params, name))
+        for name, declared in FIELDS.items()
+        if method in (declared.edit, declared.refinement) and getattr(params, name) != declared.default
+    }
+
+
+def entry(value: Any) -> Any:
+    """A field's value as a record has it: of large ones their size, of a watermark not its keys."""
+    if isinstance(value, Watermark):
+        return {"kind": value.kind, "scheme": value.scheme}
+    if isinstance(value, Mapping | tuple) and len(value) > MOST_ENTRIES:
+        return f"{len(value)} entries"
+    return value

@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -26,12 +27,10 @@ from starlette.routing import Route
 
 from page.fake_model import SIZE, Script, script_for, tokenize
 from page.fake_records import Place, explain
+from tailrace.api.page_fields import page_fields
+from tailrace.api.routes.page import HEADERS
 
 PAGE = Path(__file__).resolve().parents[2] / "src" / "tailrace" / "page"
-CSP = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
 TYPES = {
     ".js": "text/javascript",
     ".css": "text/css",
@@ -51,8 +50,7 @@ def file_of(name: str) -> Response:
     path = (PAGE / name).resolve()
     if not path.is_relative_to(PAGE) or not path.is_file():
         return Response("not found", 404)
-    headers = {"content-security-policy": CSP, "x-content-type-options": "nosniff", "cache-control": "no-cache"}
-    return Response(path.read_bytes(), media_type=TYPES.get(path.suffix, "text/plain"), headers=headers)
+    return Response(path.read_bytes(), media_type=TYPES.get(path.suffix, "text/plain"), headers=HEADERS)
 
 
 async def index(request: Request) -> Response:
@@ -64,12 +62,39 @@ async def page(request: Request) -> Response:
 
 
 async def fields(request: Request) -> Response:
-    """As tailrace.api.routes.page makes it, where that is there."""
-    try:
-        from tailrace.api.routes.page import declared_fields_json  # pyright: ignore[reportMissingImports]
-    except ImportError:
-        return JSONResponse({})
-    return Response(declared_fields_json(), media_type="application/json")
+    """The declarations, as the real server gives them."""
+    shown = page_fields({"fake": {}})
+    return Response(msgspec.json.encode(shown), media_type="application/json")
+
+
+async def status(request: Request) -> Response:
+    """A server that is ready."""
+    health = {"status": "ready", "error": None}
+    return JSONResponse({"version": "0", "health": health, "models": ["fake"], "keys": False})
+
+
+LOAD = """tailrace_engine_ready 1.0
+tailrace_num_requests_running {running}
+tailrace_num_requests_waiting 2.0
+tailrace_num_slots 64.0
+tailrace_num_slots_used {running}
+tailrace_kv_cache_usage_ratio 0.25
+tailrace_prompt_tokens_total {prompt}
+tailrace_prompt_tokens_cached_total {cached}
+tailrace_generation_tokens_total {generated}
+tailrace_engine_steps_total {steps}
+tailrace_spec_draft_tokens_total 0.0
+tailrace_engine_step_seconds_total{{part="forward"}} {forward}
+tailrace_engine_step_seconds_total{{part="sample"}} {sample}
+"""
+
+
+async def metrics(request: Request) -> Response:
+    """A server that has been computing 100 tokens in 50 steps a second since it began."""
+    seconds = time.monotonic()
+    numbers = {"running": 3, "prompt": 300 * seconds, "cached": 150 * seconds, "generated": 100 * seconds}
+    numbers |= {"steps": 50 * seconds, "forward": 0.6 * seconds, "sample": 0.2 * seconds}
+    return Response(LOAD.format(**numbers), media_type="text/plain")
 
 
 async def models(request: Request) -> Response:
@@ -247,7 +272,9 @@ def create(key: str = "") -> Any:
     app = Starlette(
         routes=[
             Route("/", index),
+            Route("/metrics", metrics),
             Route("/page/fields.json", fields),
+            Route("/page/status", status),
             Route("/page/{path:path}", page),
             Route("/v1/models", models),
             Route("/v1/chat/completions", generate, methods=["POST"]),

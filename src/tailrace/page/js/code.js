@@ -1,7 +1,7 @@
 // A request as curl, Python and JSON, ready to copy, and what it was really computed with.
 import { html, useState } from "./lib.js";
 import { hasKey } from "./api.js";
-import { model as pageModel } from "./state.js";
+import * as state from "./state.js";
 import { NO_FIELDS, used } from "./fields.js";
 
 const INDENT = "  ";
@@ -104,10 +104,10 @@ export async function copy(text) {
 }
 
 /**
- * The request of the answer that is shown, as code. request: a signal of {path, body}. fields: a signal of the
- * declarations; with it, what the request was computed with is listed.
+ * The request of the answer that is shown, as code, and what it was computed with. request: a signal of {path, body}.
+ * fields: a signal of the declarations.
  */
-export function CodeView({ request, fields = null, model = pageModel.value }) {
+export function CodeView({ request = state.request, fields = state.fields }) {
   const [form, setForm] = useState("curl");
   const [options, setOptions] = useState({ stream: true, explain: false });
   const [said, setSaid] = useState("");
@@ -132,7 +132,7 @@ export function CodeView({ request, fields = null, model = pageModel.value }) {
       <span role="status" class="said">${said}</span>
     </div>
     <pre tabindex="0" aria-label=${`The request as ${form}`}><code>${text}</code></pre>
-    ${fields && html`<${Used} body=${body} fields=${fields} model=${body.model || model} />`}
+    <${Used} body=${body} fields=${fields} model=${body.model || state.model.value} />
   </section>`;
 }
 

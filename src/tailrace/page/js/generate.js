@@ -8,7 +8,7 @@ import { Joiner } from "./text.js";
 const LATEST_MS = 250; // an update waits for a frame, but in a hidden tab, where none comes, no longer than this
 
 /** Runs `update` once in the next frame, however often it is asked for. */
-function perFrame(update) {
+export function perFrame(update) {
   let frame = 0;
   let timer = 0;
   const run = () => {
@@ -103,7 +103,7 @@ async function receive(id, run) {
 }
 
 /** Collects the events of a stream. The list of tokens is one and grows; what holds it is new each time. */
-class Fold {
+export class Fold {
   finish = null;
   #tokens = [];
   #joiner = new Joiner();

@@ -2,8 +2,10 @@
 import { computed, effect, html, signal, useEffect, useMemo } from "./lib.js";
 import { ApiError, post, stream } from "./api.js";
 import { Fold, perFrame } from "./generate.js";
+import { NO_FIELDS } from "./fields.js";
 import { Knobs } from "./knobs.js";
 import { firstDifference, reason } from "./parting.js";
+import { Presets, applied, presets } from "./presets.js";
 import * as state from "./state.js";
 import { label as visible } from "./text.js";
 import { TokenSpans } from "./tokens.js";
@@ -25,7 +27,7 @@ export const comparison = {
 
 let abort = null;
 
-/** Begins with what is on the page: its last prompt, its parameters on both sides. */
+/** Begins with what is on the page: its last prompt, its parameters on the left, and a preset on the right. */
 export function takeOver() {
   const asked = state.shownPath.value.findLast((node) => node.kind === "user" || node.kind === "prompt");
   if (asked) {
@@ -36,7 +38,9 @@ export function takeOver() {
   if (seed !== undefined) comparison.seed.value = seed;
   if (max_tokens !== undefined) comparison.length.value = max_tokens;
   comparison.params.left.value = params;
-  comparison.params.right.value = params;
+  const declared = state.fields.value?.fields ? state.fields.value : NO_FIELDS;
+  const other = presets(declared).find(({ name }) => name === "precise");
+  comparison.params.right.value = other ? applied(params, other, declared, state.model.value) : params;
 }
 
 /** The request of one side. */
@@ -180,9 +184,10 @@ function Side({ side, onOpen }) {
   const { tokens, error, request, finish } = run.value;
   return html`<article class="side" aria-label=${side === "left" ? "Left" : "Right"}>
     <h3>${side === "left" ? "Left" : "Right"}</h3>
+    <${Presets} params=${params} declared=${state.fields.value?.fields ? state.fields.value : NO_FIELDS} model=${state.model.value} />
     <p class="chips">${given.length ? given.map(([name, value]) => html`<code key=${name} class="chip">${name} ${JSON.stringify(value)}</code>`) : "nothing changed"}</p>
     <details class="side-knobs"><summary>Change its knobs</summary>
-      <${Knobs} params=${params} fields=${state.fields} record=${record} mode=${comparison.kind.value} />
+      <${Knobs} params=${params} fields=${state.fields} record=${record} mode=${comparison.kind.value} presets=${false} />
     </details>
     ${error && html`<p class="knob-error" role="alert">${error.message}</p>`}
     ${request && html`<${TokenSpans} run=${run} selected=${selected} onSelect=${pick} marks=${marks} title=${side === "left" ? "Left answer" : "Right answer"} />`}

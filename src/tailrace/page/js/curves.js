@@ -45,19 +45,8 @@ function boundOf(record, probabilities) {
   return least.length ? Math.min(...least) : 1;
 }
 
-/** Probabilities after the edits, of the shown tokens; what the edits did to others is left out. */
-function edited(record) {
-  const { logits, probabilities } = record.model;
-  const last = record.edits.at(-1);
-  if (!last) return probabilities;
-  const at = logits.findIndex((logit, i) => logit !== null && probabilities[i] > 0);
-  if (at < 0) return [];
-  const log_z = logits[at] - Math.log(probabilities[at]);
-  const weights = last.logits.map((logit) => (logit === null ? null : Math.exp(logit - log_z)));
-  const unseen = Math.max(0, 1 - probabilities.reduce((a, b) => a + b, 0));
-  const z = weights.reduce((sum, w) => sum + (w ?? 0), 0) + unseen;
-  return weights.map((w) => (w === null ? null : w / z));
-}
+/** Probabilities after the edits, of the shown tokens. */
+const edited = (record) => record.edits.at(-1)?.probabilities ?? record.model.probabilities;
 
 /** The n likeliest that are shown: {kept, mass, exact}. exact: no token that is not shown can be among them. */
 function likeliest({ p, bound }, n) {
@@ -199,7 +188,7 @@ function SurvivalCurve({ curve, value, field }) {
   const known = curve.exact.every(Boolean);
   const words = now ? saying(now) : "";
   return html`<figure class="curve">
-    <svg viewBox=${`0 0 ${WIDTH} ${HEIGHT}`} role="img" aria-label=${`${field.name} on this token. ${words}`}>
+    <svg viewBox=${`0 0 ${WIDTH} ${HEIGHT}`} preserveAspectRatio="none" role="img" aria-label=${`${field.name} on this token. ${words}`}>
       <path class="curve-mass" d=${path(x, mass, near)} />
       <path class="curve-mass unsure" d=${path(x, mass, (i) => !curve.exact[i])} />
       <path class="curve-kept" d=${path(x, kept, near)} />
@@ -207,15 +196,16 @@ function SurvivalCurve({ curve, value, field }) {
       ${now && inside && html`<line class="curve-now" x1=${sx(value)} x2=${sx(value)} y1="0" y2=${HEIGHT} />`}
     </svg>
     <figcaption>${words}${" "}
-      <span class="curve-legend"><i class="key-kept"></i>survivors <i class="key-mass"></i>mass</span>
-      ${known ? null : html` <span class="unsure-note">dashed: only the ${curve.shown} likeliest are known here</span>`}
+      <span class="curve-legend"><i class="key-kept"></i> survivors <i class="key-mass"></i> mass</span>${" "}
+      ${known ? null : html`<span class="unsure-note">Dashed: at least so many; the record shows ${curve.shown}.</span>`}
     </figcaption>
   </figure>`;
 }
 
 function saying({ kept, mass, exact, all: everything }) {
   if (everything) return "Cuts nothing here.";
-  return `Keeps ${exact ? "" : "at least "}${kept} ${kept === 1 ? "token" : "tokens"}, ${percent(Math.min(1, mass))} of the mass.`;
+  const atLeast = exact ? "" : "at least ";
+  return `Keeps ${atLeast}${kept.toLocaleString("en")} ${kept === 1 ? "token" : "tokens"}, ${atLeast}${percent(Math.min(1, mass))} of the mass.`;
 }
 
 function WarmthCurve({ curve, value, record }) {
@@ -225,7 +215,7 @@ function WarmthCurve({ curve, value, record }) {
   const inside = value >= curve.x[0] && value <= curve.x.at(-1);
   const first = percent(curve.at(value ?? 1)[0]);
   return html`<figure class="curve">
-    <svg viewBox=${`0 0 ${WIDTH} ${HEIGHT}`} role="img" aria-label=${`temperature on this token: the likeliest has ${first}`}>
+    <svg viewBox=${`0 0 ${WIDTH} ${HEIGHT}`} preserveAspectRatio="none" role="img" aria-label=${`temperature on this token: the likeliest has ${first}`}>
       ${curve.lines.map((line, i) => html`<path key=${i} class=${`curve-share share-${i}`} d=${path(x, line.map(sy), () => true)} />`)}
       ${inside && html`<line class="curve-now" x1=${sx(value)} x2=${sx(value)} y1="0" y2=${HEIGHT} />`}
     </svg>

@@ -80,14 +80,15 @@ export function grouped(declared, mode) {
   return [["common", "Most used", "", common], ...groups].filter(([, , , fields]) => fields.length);
 }
 
-const shownNumber = (value) => String(value).replace("-", "−");
+const shownNumber = (value) => (Math.abs(value) >= 1e4 ? value.toLocaleString("en") : String(value)).replace("-", "−");
 
 /** The range in words: "a number in [0, 1]"; "" without one. */
 export function rangeOf(field) {
   if (field.low === undefined) return "";
   const [open, close] = [field.low_in === false ? "(" : "[", field.high_in === false ? ")" : "]"];
   const kind = isWhole(field) ? "an integer" : "a number";
-  if (field.high >= 2 ** 31 - 1) return `${kind} from ${shownNumber(field.low)} on`.replace(/an? integer from −9.*/, kind);
+  if (field.low < -Number.MAX_SAFE_INTEGER) return kind;
+  if (field.high >= 2 ** 31 - 1) return `${kind} from ${shownNumber(field.low)} on`;
   return `${kind} in ${open}${shownNumber(field.low)}, ${shownNumber(field.high)}${close}`;
 }
 

@@ -71,7 +71,7 @@ const PLOTS = [
   { name: "surprise", title: "Surprise and entropy", unit: "nats", columns: ["surprise", "entropy"],
     series: () => [line("surprise", "--plot-1"), line("entropy", "--plot-2")] },
   { name: "survivors", title: "Survivors", unit: "tokens that could come", columns: ["survivors"], log: true,
-    series: () => [line("survivors", "--plot-3")] },
+    series: () => [line("survivors", "--plot-3")], only: (series) => series.survivors.some((count) => count !== null) },
   { name: "speed", title: "Speed", unit: "tokens per second", columns: ["speed"], series: () => [line("tokens/s", "--plot-1")] },
   { name: "gap", title: "Time between tokens", unit: "ms", columns: ["gap"], series: () => [line("ms", "--plot-4")] },
   { name: "guesses", title: "Guesses", unit: "accepted 1, refused 0, and the share so far", columns: ["accepted", "refused", "share"],

@@ -215,7 +215,14 @@ def explain(
             "entropy": entropy_of(model),
             "varentropy": float((model * (np.log(model) + entropy_of(model)) ** 2).sum()),
         },
-        "edits": [{**{k: v for k, v in step.items() if k != "row"}, "logits": of(step["row"])} for step in made.edits],
+        "edits": [
+            {
+                **{k: v for k, v in step.items() if k != "row"},
+                "logits": of(step["row"]),
+                "probabilities": softmax(step["row"])[ids].tolist(),
+            }
+            for step in made.edits
+        ],
         "refinements": [
             {
                 **{k: v for k, v in step.items() if k != "row"},

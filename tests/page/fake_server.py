@@ -15,10 +15,8 @@ import json
 import secrets
 import time
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 from typing import Any
 
-import msgspec
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -28,17 +26,9 @@ from starlette.routing import Route
 from page.fake_model import SIZE, Script, script_for, tokenize
 from page.fake_records import Place, explain
 from tailrace.api.page_fields import page_fields
-from tailrace.api.routes.page import HEADERS
-
-PAGE = Path(__file__).resolve().parents[2] / "src" / "tailrace" / "page"
-TYPES = {
-    ".js": "text/javascript",
-    ".css": "text/css",
-    ".html": "text/html",
-    ".svg": "image/svg+xml",
-    ".json": "application/json",
-}
-CHUNK = 4  # records of an event at most
+from tailrace.api.routes.page import FOLDER as PAGE
+from tailrace.api.routes.page import HEADERS, TYPES
+from tailrace.api.streaming import json_response
 
 
 def refused(message: str, param: str | None = None, status: int = 400) -> JSONResponse:
@@ -62,9 +52,7 @@ async def page(request: Request) -> Response:
 
 
 async def fields(request: Request) -> Response:
-    """The declarations, as the real server gives them."""
-    shown = page_fields({"fake": {}})
-    return Response(msgspec.json.encode(shown), media_type="application/json")
+    return json_response(page_fields({"fake": {}}))
 
 
 async def status(request: Request) -> Response:
@@ -254,6 +242,12 @@ async def explain_again(request: Request) -> Response:
     )
 
 
+async def tokenized(request: Request) -> Response:
+    """POST /tokenize, of a prompt."""
+    ids = tokenize((await request.json())["prompt"])
+    return JSONResponse({"count": len(ids), "max_model_len": 100_000, "tokens": ids})
+
+
 class Keys:
     """Refuses calls without the key; the page's files are open."""
 
@@ -279,6 +273,7 @@ def create(key: str = "") -> Any:
             Route("/v1/models", models),
             Route("/v1/chat/completions", generate, methods=["POST"]),
             Route("/v1/completions", generate, methods=["POST"]),
+            Route("/tokenize", tokenized, methods=["POST"]),
             Route("/v1/explain", explain_again, methods=["POST"]),
         ]
     )

@@ -33,7 +33,7 @@ const PANELS = {
   ladder: ["Why", () => html`<${Ladder} />`],
   plots: ["Plots", () => html`<${Plots} run=${state.run} selected=${state.selectedIndex} onSelect=${state.selectInCurrent} />`],
   branches: ["Branches", () => html`<${Branches} />`],
-  code: ["Code", () => html`<${CodeView} request=${state.request} run=${state.run} />`],
+  code: ["Code", () => html`<${CodeView} request=${state.request} fields=${state.fields} />`],
 };
 
 const VIEWS = { talk: "Conversation", compare: "Side by side", server: "Server" };

@@ -1,0 +1,153 @@
+// The server, live: what runs and waits, the KV cache, tokens per second, where a step's time goes. Read from /metrics
+// about once a second while somebody looks.
+import { html, signal, useEffect } from "./lib.js";
+import { get } from "./api.js";
+import { modelsIn, ofModel, parse, rates, reading } from "./metrics.js";
+import { fixed } from "./text.js";
+
+const EVERY_MS = 1000;
+const KEPT = 120; // readings
+const SPAN = 3; // readings between which a rate is taken: the engine sends its counters about once a second
+
+/** Readings so far, the last one last: {now, rate}. */
+const history = signal([]);
+const status = signal(null);
+const problem = signal("");
+const model = signal("");
+const models = signal([]);
+
+/** Asks once. */
+async function scrape() {
+  try {
+    const [text, said] = await Promise.all([get("/metrics"), get("/page/status").catch(() => null)]);
+    const samples = parse(text);
+    models.value = modelsIn(samples);
+    const now = reading(ofModel(samples, model.value), performance.now() / 1000);
+    const before = history.value.at(-SPAN)?.now ?? history.value[0]?.now;
+    history.value = [...history.value, { now, rate: before ? rates(before, now) : null }].slice(-KEPT);
+    status.value = said;
+    problem.value = "";
+  } catch (error) {
+    problem.value = error.message;
+  }
+}
+
+/** Asks again and again while the tab is seen; returns how to stop. */
+function watch() {
+  let timer = 0;
+  let stopped = false;
+  const turn = async () => {
+    if (!document.hidden) await scrape();
+    if (!stopped) timer = setTimeout(turn, EVERY_MS);
+  };
+  turn();
+  return () => {
+    stopped = true;
+    clearTimeout(timer);
+  };
+}
+
+const WORDS = {
+  starting: "is loading",
+  ready: "is ready",
+  stalled: "has stalled",
+  dead: "has ended",
+  draining: "is shutting down",
+};
+
+/** The live view. */
+export function ServerView() {
+  useEffect(watch, []);
+  const last = history.value.at(-1);
+  return html`<section class="server" aria-label="The server">
+    <${Health} status=${status.value} />
+    ${problem.value && html`<p class="knob-error" role="alert">${problem.value}</p>`}
+    ${models.value.length > 1 && html`<label class="server-model">model
+      <select value=${model.value} onChange=${(event) => ((model.value = event.target.value), (history.value = []))}>
+        <option value="">all</option>${models.value.map((name) => html`<option key=${name} value=${name}>${name}</option>`)}
+      </select></label>`}
+    ${last ? html`<${Tiles} last=${last} /><${StepParts} rate=${last.rate} />` : html`<p class="empty">Reading the metrics …</p>`}
+  </section>`;
+}
+
+/** What /health says, in words; nothing before it has answered. */
+export function Health({ status: said }) {
+  if (!said) return null;
+  const { status: condition, error, part, seconds, stage, share } = said.health;
+  const which = said.models.length === 1 ? said.models[0] : `${said.models.length} models`;
+  return html`<div class=${`health ${condition}`} role="status">
+    <p><i class="lamp"></i> <strong>${which}</strong> ${WORDS[condition] ?? condition}${part ? `: ${fixed(seconds, 1)} s in ${part}` : ""}.
+      <span class="quiet"> tailrace ${said.version}</span></p>
+    ${condition === "starting" && html`<${Loading} stage=${stage} share=${share} />`}
+    ${error && html`<p class="knob-error">${error}</p>`}
+  </div>`;
+}
+
+/** How far a model is loaded, as far as that is known. */
+function Loading({ stage, share }) {
+  return html`<div class="loading"><progress max="1" value=${share ?? undefined} aria-label="Loading"></progress> <span class="quiet">${stage ?? ""}</span></div>`;
+}
+
+const column = (of) => history.value.map(of);
+const whole = (value) => (value === null || value === undefined ? "–" : value < 10 && value % 1 ? fixed(value, 1) : String(Math.round(value)));
+const percentage = (value) => (value === null || value === undefined ? "–" : `${fixed(100 * value, value < 0.1 ? 1 : 0)} %`);
+const duration = (seconds) => (seconds === null || seconds === undefined ? "–" : seconds < 1 ? `${fixed(seconds * 1000, seconds < 0.01 ? 1 : 0)} ms` : `${fixed(seconds, 1)} s`);
+
+function Tiles({ last: { now, rate } }) {
+  const tiles = [
+    ["Tokens per second", whole(rate?.generated), "generated", column(({ rate: r }) => r?.generated)],
+    ["Running", whole(now.running), now.slots === null ? "" : `of ${now.slots} slots`, column(({ now: n }) => n.running), now.slots],
+    ["Waiting", whole(now.waiting), "for a slot", column(({ now: n }) => n.waiting)],
+    ["KV cache", percentage(now.cache), "of its blocks in use", column(({ now: n }) => n.cache), 1],
+    ["Prompt tokens per second", whole(rate?.prompt), now.counters.prompt ? `${percentage(now.counters.cached / now.counters.prompt)} from the prefix cache so far` : "", column(({ rate: r }) => r?.prompt)],
+    ["A step", duration(rate?.step_ms === null || !rate ? null : rate.step_ms / 1000), rate?.steps ? `${whole(rate.steps)} steps per second` : "", column(({ rate: r }) => r?.step_ms)],
+    ["First token", duration(rate?.first_s), "median of the last seconds", column(({ rate: r }) => r?.first_s)],
+    ["Between tokens", duration(rate?.between_s), "median of the last seconds", column(({ rate: r }) => r?.between_s)],
+  ];
+  if (now.counters.drafted) tiles.push(["Guesses accepted", percentage(rate?.accepted ?? now.counters.accepted / now.counters.drafted), rate?.accepted === null ? "so far" : "of the last seconds", column(({ rate: r }) => r?.accepted), 1]);
+  return html`<dl class="tiles">${tiles.map(([name, value, note, values, top]) => html`<div class="tile" key=${name}>
+    <dt>${name}</dt><dd><span class="figure">${value}</span> <span class="quiet">${note}</span></dd>
+    <${Spark} values=${values} top=${top} />
+  </div>`)}</dl>`;
+}
+
+const WIDTH = 120;
+const HEIGHT = 28;
+
+/** A line without axes: the last two minutes. top: the scale's end; without it the largest value. */
+export function Spark({ values, top = null }) {
+  const most = top || Math.max(...values.map((value) => value ?? 0), 1e-9);
+  const x = (i) => WIDTH - ((values.length - 1 - i) * WIDTH) / (KEPT - 1);
+  const y = (value) => HEIGHT - 2 - (Math.min(value, most) / most) * (HEIGHT - 4);
+  let [drawn, pen] = ["", "M"];
+  values.forEach((value, i) => {
+    if (value === null || value === undefined) pen = "M";
+    else [drawn, pen] = [`${drawn}${pen}${x(i).toFixed(1)} ${y(value).toFixed(1)}`, "L"];
+  });
+  return html`<svg class="spark" viewBox=${`0 0 ${WIDTH} ${HEIGHT}`} preserveAspectRatio="none" aria-hidden="true"><path d=${drawn} /></svg>`;
+}
+
+const PART_WORDS = {
+  plan: "plan", draft: "guess", forward: "the model", wait: "wait for the device", mask: "grammar masks", sample: "sample",
+  verify: "verify guesses", commit: "commit", observe: "drafter looks on",
+};
+
+/** Where the time of the last steps went. */
+function StepParts({ rate }) {
+  const parts = Object.entries(rate?.parts ?? {}).sort(([, a], [, b]) => b - a);
+  const sum = parts.reduce((all, [, value]) => all + value, 0);
+  if (!sum) return html`<p class="quiet">No step was made in the last seconds: send something.</p>`;
+  let at = 0;
+  const placed = parts.map(([part, value], i) => {
+    const from = at;
+    at += value / sum;
+    return { part, share: value / sum, from, i };
+  });
+  return html`<section class="step-parts">
+    <h3>Where a step's time goes</h3>
+    <svg viewBox="0 0 100 6" preserveAspectRatio="none" aria-hidden="true">
+      ${placed.map(({ part, share, from, i }) => html`<rect key=${part} class=${`part-${i % 6}`} x=${100 * from} width=${100 * share} y="0" height="6" />`)}
+    </svg>
+    <ul>${placed.map(({ part, share, i }) => html`<li key=${part}><i class=${`part-${i % 6}`}></i> ${PART_WORDS[part] ?? part} <span class="figure">${percentage(share)}</span></li>`)}</ul>
+  </section>`;
+}

@@ -68,32 +68,59 @@ export function fewOf(record) {
   return wanted.slice(0, FEW).sort((a, b) => a - b);
 }
 
-function Row({ record, step, i, open, onOpen, log }) {
+/** What stands right of a candidate's name: bars of before and after, and the cut's boundary. */
+function Bars({ step, before, after, log }) {
+  const moved = after !== null && before !== null && step.key !== "model" && Math.abs(along(before, log) - along(after, log)) > 0.004;
+  return html`<span class="track">
+    <span class="bar" style=${{ width: `${100 * along(after ?? before, log)}%` }}></span>
+    ${moved && html`<span class="was" style=${{ left: `${100 * along(before, log)}%` }}></span>`}
+    ${step.boundary !== null && html`<span class="boundary" style=${{ left: `${100 * along(step.boundary, log)}%` }}></span>`}
+  </span>`;
+}
+
+/** The race: from ln p, where a candidate starts, its noise carries it to its score. scale: score → 0 to 1. */
+function Race({ record, i, scale }) {
+  const [noise, score] = [record.draw.noise[i], record.draw.scores[i]];
+  const [from, to] = [scale(score - noise), scale(score)];
+  return html`<span class="track race">
+    <span class="start" style=${{ left: `${100 * from}%` }}></span>
+    <span class=${`run ${to < from ? "back" : ""}`} style=${{ left: `${100 * Math.min(from, to)}%`, width: `${100 * Math.abs(to - from)}%` }}></span>
+    <span class="dot" style=${{ left: `${100 * to}%` }}></span>
+  </span>`;
+}
+
+/** From the least start or score to the largest, with some room. */
+function scaleOf(record, shown) {
+  const ends = shown.flatMap((i) => (record.draw.scores[i] === null ? [] : [record.draw.scores[i], record.draw.scores[i] - record.draw.noise[i]]));
+  const [low, high] = [Math.min(...ends), Math.max(...ends)];
+  const span = high - low || 1;
+  return (score) => 0.02 + (0.96 * (score - low)) / span;
+}
+
+/** What became of a candidate in a step: "" if it can still come, "cut" here, or "gone" before. */
+const fateOf = (before, after) => (after !== null ? "" : before !== null ? "cut" : "gone");
+
+function Row({ record, step, i, open, onOpen, log, scale }) {
   const id = record.ids[i];
   const [before, after] = [step.before[i] ?? null, step.after[i] ?? null];
-  const state = after !== null ? "" : before !== null ? "cut" : "gone";
+  const fate = fateOf(before, after);
   const draw = step.key === "draw";
-  const roles = [id === record.token_id && "came", draw && id === record.draw.winner && "winner", draw && id === record.draw.runner_up && "runner-up"].filter(Boolean);
+  const { winner, runner_up: second } = record.draw;
+  const roles = [id === record.token_id && "came", draw && id === winner && "winner", draw && id === second && "runner-up"].filter(Boolean);
   const text = record.tokens?.[i] ?? `#${id}`;
-  const value = state === "gone" ? (draw ? "cut" : "") : percent(after ?? before);
-  const said = `${label(text)}: ${state === "cut" ? `${percent(before)}, cut here` : state === "gone" ? `cut by ${titleOf(record.removed_by[i] || "an earlier step")}` : percent(after)}${roles.length ? `, ${roles.join(", ")}` : ""}`;
-  const moved = state === "" && step.key !== "model" && !draw && before !== null && Math.abs(along(before, log) - along(after, log)) > 0.004;
-  return html`<li class=${`candidate ${state} ${roles.join(" ")}${open ? " open" : ""}`}>
+  const chance = fate === "gone" ? "" : percent(after ?? before);
+  const value = !draw ? chance : fate ? "cut" : fixed(record.draw.scores[i]);
+  const by = fate === "gone" ? `, cut by ${titleOf(record.removed_by[i] || "an earlier step")}` : fate ? ", cut here" : "";
+  const said = `${label(text)}: ${draw && !fate ? `score ${value}` : chance}${by}${roles.length ? `, ${roles.join(", ")}` : ""}`;
+  return html`<li class=${`candidate ${fate} ${roles.join(" ")}${open ? " open" : ""}`}>
     <button type="button" class="candidate-button" aria-label=${said} aria-expanded=${open ? "true" : "false"} onClick=${() => onOpen(open ? null : i)}>
       <span class="candidate-name"><${Token} text=${text} /></span>
-      <span class="track">
-        <span class="bar" style=${{ width: `${100 * along(after ?? before, log)}%` }}></span>
-        ${moved && html`<span class="was" style=${{ left: `${100 * along(before, log)}%` }}></span>`}
-        ${step.boundary !== null && html`<span class="boundary" style=${{ left: `${100 * along(step.boundary, log)}%` }}></span>`}
-      </span>
+      ${draw && !fate ? html`<${Race} record=${record} i=${i} scale=${scale} />` : draw ? html`<span class="track race"></span>` : html`<${Bars} step=${step} before=${before} after=${after} log=${log} />`}
       <span class="candidate-value">${value}</span>
-      ${draw && html`<span class="score">${state === "" && !record.draw.greedy ? signed(record.draw.noise[i]) : ""}</span><span class="score">${state === "" ? fixed(record.draw.scores[i]) : ""}</span>`}
     </button>
     ${open && html`<${Why} record=${record} i=${i} text=${text} />`}
   </li>`;
 }
-
-const signed = (value) => (value === null ? "" : `${value < 0 ? "" : "+"}${fixed(value)}`);
 
 let actions = {};
 
@@ -106,9 +133,11 @@ function Why({ record, i, text }) {
   const { conditional, unconditional } = record.model;
   const facts = [`token ${id}`, `rank ${record.model.ranks[i]}`, `logit ${fixed(record.model.logits[i])}`,
     ...(conditional && unconditional ? [`with the prompt ${fixed(conditional[i])}, without ${fixed(unconditional[i])}`] : [])];
+  const score = record.draw.scores[i];
+  const sum = score === null || score === undefined || record.draw.greedy ? "" : `ln ${percent(record.draw.probabilities[i])} = ${fixed(score - record.draw.noise[i])}, noise ${fixed(record.draw.noise[i])}, score ${fixed(score)}`;
   return html`<div class="why">
     <p>${came ? html`<b>Why this one?</b> ${record.sentences?.draw}` : html`<b>Why not this one?</b> ${record.sentences?.why_not?.[i]}`}</p>
-    <p class="quiet">${facts.join(" · ")}</p>
+    <p class="quiet">${facts.join(" · ")}${sum && html`<br />${sum}`}</p>
     ${!came && actions.onBranch && html`<button type="button" class="primary small" onClick=${() => actions.onBranch(id)}>Continue with <${Token} text=${text} /> instead</button>`}
   </div>`;
 }
@@ -117,15 +146,16 @@ function Why({ record, i, text }) {
 export function Rung({ record, step, shown, opened, onOpen }) {
   const log = settings.log.value;
   const draw = step.key === "draw";
+  const scale = draw ? scaleOf(record, shown) : null;
   const fields = Object.entries(step.fields ?? {});
   return html`<section class=${`rung ${draw ? "draw" : ""}`} aria-label=${titleOf(step.method)}>
     <div class="rung-head"><h3>${titleOf(step.method)}</h3>
       ${fields.map(([name, value]) => html`<code key=${name} title=${name}>${fields.length > 1 || name !== step.method ? `${name.replaceAll("_", " ")} ` : ""}<b>${worded(value)}</b></code>`)}
       <span class="quiet facts">${step.facts}</span></div>
     ${step.sentence && html`<p class="sentence">${step.sentence}</p>`}
-    ${draw && html`<div class="score-heads" aria-hidden="true"><span>chance</span><span>${record.draw.greedy ? "" : "noise"}</span><span>${record.draw.greedy ? "logit" : "score"}</span></div>`}
+    ${draw && html`<div class="score-heads" aria-hidden="true">${record.draw.greedy ? "the largest logit wins" : "score = ln chance (│) + noise; the largest wins"}</div>`}
     <ul class=${`candidates ${log ? "log" : ""}`}>
-      ${shown.map((i) => html`<${Row} key=${record.ids[i]} record=${record} step=${step} i=${i} log=${log}
+      ${shown.map((i) => html`<${Row} key=${record.ids[i]} record=${record} step=${step} i=${i} log=${log} scale=${scale}
         open=${opened?.[0] === step.key && opened[1] === i} onOpen=${(at) => onOpen(at === null ? null : [step.key, at])} />`)}
     </ul>
   </section>`;

@@ -90,7 +90,7 @@ function Answer({ node }) {
   return html`<article class="turn answer" aria-label="Answer">
     <div class="turn-head"><span class="speaker">Answer</span><${Siblings} node=${node} />
       ${run.fork && html`<${Forked} fork=${run.fork} />`}
-      <span class="quiet facts">${run.tokens.length > 0 && `${run.tokens.length} tokens`}${run.done ? "" : " …"} <span>${run.done && pace(run)}</span></span>
+      <span class="quiet facts">${run.tokens.length > 0 && `${run.tokens.length} tokens`}${run.done ? pace(run) && ` · ${pace(run)}` : " …"}</span>
       ${run.done && html`<button type="button" class="quiet-button" onClick=${() => generate.again(node)} title="The same turn once more, with the parameters as they stand now">Again</button>`}
     </div>
     ${waits && html`<div class="waiting" aria-hidden="true"><i></i><i></i><i></i></div>`}
@@ -188,7 +188,8 @@ export function Conversation() {
   useFollowing(scroller, version);
   return html`<div class="scroller" ref=${scroller}>
       <div class="thread">
-        <${System} />
+        <div class="thread-head"><${System} />
+          ${turns.length > 0 && html`<button type="button" class="quiet-button" onClick=${state.begin}>New conversation</button>`}</div>
         ${turns.length ? null : html`<${Welcome} />`}
         ${turns.map((node) => (node.kind === "answer" ? html`<${Answer} key=${node.id} node=${node} />` : html`<${Said} key=${node.id} node=${node} />`))}
       </div>
@@ -196,7 +197,7 @@ export function Conversation() {
     <${Herald} />
     <div class="foot">
       ${state.trouble.value && html`<p class="error" role="alert">${state.trouble} Trying again…</p>`}
-      ${turns.length > 0 && html`<div class="foot-row"><${Legend} run=${state.run} /><button type="button" class="quiet-button" onClick=${state.begin}>New conversation</button></div>`}
+      ${turns.length > 0 && html`<div class="foot-row"><${Legend} run=${state.run} /></div>`}
       <${Composer} />
     </div>`;
 }

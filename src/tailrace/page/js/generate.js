@@ -158,7 +158,7 @@ export function explainBody(node, index, explain = state.LARGE, whatIf = null) {
   const { request, tokens } = node.run.value;
   return {
     ...request.body,
-    output_token_ids: tokens.map((token) => token.record.token_id),
+    output_token_ids: tokens.slice(0, index + 1).map((token) => token.record.token_id),
     positions: [index],
     explain,
     ...(request.body.seed === undefined || request.body.seed === null ? { key: tokens[index].record.key } : {}),
@@ -168,8 +168,7 @@ export function explainBody(node, index, explain = state.LARGE, whatIf = null) {
 
 /** Asks for a token's record with more candidates, or under other parameters. Raises ApiError. */
 export async function explain(node, index, { top = state.LARGE.top, ids = [], whatIf = null } = {}) {
-  const length = node.run.value.done ? "" : node.run.value.tokens.length;
-  const name = JSON.stringify([node.id, index, top, ids, whatIf, length]);
+  const name = JSON.stringify([node.id, index, top, ids, whatIf]);
   if (!asked.has(name)) {
     if (asked.size >= MOST_KEPT) asked.delete(asked.keys().next().value);
     const answered = post("/v1/explain", explainBody(node, index, ids.length ? { top, ids } : { top }, whatIf));

@@ -50,6 +50,9 @@ export const knobsOpen = signal(matchMedia("(min-width: 1200px)").matches);
 /** Why the server could not be asked; "" if it could. */
 export const trouble = signal("");
 
+/** Candidates that somebody asked for by name, at the selected token. */
+export const extraIds = signal([]);
+
 /** A run that has not begun: what an answer's signal holds. */
 export const newRun = (request, fork = null) => ({
   tokens: [], done: false, usage: null, finish: null, error: null, content: "", calls: [], request, fork,

@@ -31,6 +31,12 @@ const HIDDEN = new RegExp(
     "\\u{e0000}-\\u{e007f}\\u{e0100}-\\u{e01ef}]",
   "u",
 );
+// A text of these alone takes no room of its own.
+const THIN = /^(?:[\u00ad\u034f\u061c\u180e\u200b-\u200f\u2060-\u2065\ufe00-\ufe0f\ufeff\u{e0000}-\u{e01ef}]|\p{M})+$/u;
+
+/** Whether a text takes no room of its own, so that nobody could point at it. */
+export const isThin = (text) => THIN.test(text);
+
 const GRAPHIC = { 0x20: "·", 0x0a: "↵", 0x09: "⇥" };
 
 /** A character's short name: "ZWSP", "U+0007". */
@@ -62,6 +68,9 @@ export function shown(text, all) {
 export function label(text) {
   return pieces(text, true).map(([piece, name]) => name || piece).join("");
 }
+
+/** A text in one line, as it reads: only what would act on its surroundings is named. */
+export const plain = (text) => pieces(text.replace(/\s+/g, " "), false).map(([piece, name]) => name || piece).join("");
 
 /** The bytes as hexadecimal digits. */
 export const hex = (bytes) => bytes.map((byte) => byte.toString(16).padStart(2, "0")).join(" ");

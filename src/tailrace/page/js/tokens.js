@@ -2,7 +2,7 @@
 import { Memo, html, useEffect, useRef, useSignal } from "./lib.js";
 import { ORIGINS, SCHEMES, drawProbability, level, surprise } from "./colour.js";
 import { settings } from "./state.js";
-import { fixed, hex, label, percent, shown } from "./text.js";
+import { fixed, hex, isThin, label, percent, shown } from "./text.js";
 
 const PIECE = 64; // tokens that are drawn together
 
@@ -37,7 +37,7 @@ class Piece extends Memo {
     const spans = [];
     for (let i = start; i < end; i++) {
       const { record, text, special } = tokens[i];
-      const kind = special ? " special" : text ? "" : " part";
+      const kind = special ? " special" : !text ? " part" : isThin(text) ? " thin" : "";
       const mark = marks.get(i);
       const state = `${i === sel ? " sel" : ""}${mark ? ` mark ${mark}` : ""}`;
       const name = `t l${level(scheme, record)} o-${record.origin}${kind}${state}`;
@@ -186,6 +186,7 @@ export function Legend({ run }) {
       <span>${ends[1]}</span>
     </div>
     ${kinds.length > 0 && html`<div class="kinds">${kinds.map((origin) => html`<span key=${origin} class=${`t o-${origin}`} title=${ORIGINS[origin][1]}>${KINDS[origin]}</span>`)}</div>`}
-    <label class="check"><input type="checkbox" checked=${settings.invisible.value} onChange=${(event) => (settings.invisible.value = event.target.checked)} /><span>Show spaces and hidden characters</span></label>
+    <button type="button" class="quiet-button mark-toggle" aria-pressed=${settings.invisible.value ? "true" : "false"} title="Show spaces and hidden characters"
+      aria-label="Show spaces and hidden characters" onClick=${() => (settings.invisible.value = !settings.invisible.value)}>¶</button>
   </div>`;
 }

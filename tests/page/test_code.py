@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import json
 import shlex
 import subprocess
@@ -15,6 +16,7 @@ from unittest.mock import patch
 import pytest
 
 from page.conftest import say
+from tailrace.api.routes.page import FOLDER
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -22,7 +24,8 @@ if TYPE_CHECKING:
 WRITE = """async ([request, key]) => {
   const { asCurl, asJson, asPython } = await import("./page/js/code.js");
   const where = { base: document.baseURI, key };
-  return { curl: asCurl(request, where), python: asPython(request, where), json: asJson(request.body), base: document.baseURI };
+  const [curl, python, json] = [asCurl(request, where), asPython(request, where), asJson(request.body)];
+  return { curl, python, json, base: document.baseURI };
 }"""
 TEXTS = (
     'it\'s "quoted" `twice` $HOME \\ $(rm -rf /) %s !! ${x}',
@@ -45,11 +48,11 @@ FIELDS = {
 
 @pytest.mark.parametrize("key", [False, True])
 @pytest.mark.parametrize("text", TEXTS)
-def test_what_is_copied_is_what_would_be_sent(page: Page, text: str, key: bool):
+def test_what_is_copied_is_what_would_be_sent(modules: Page, text: str, key: bool):
     chat = {"path": "/v1/chat/completions", "body": {**FIELDS, "messages": [{"role": "user", "content": text}]}}
     completion = {"path": "/v1/completions", "body": {**PLAIN, "stream": False, "top_k": 3, "prompt": text}}
     for request in (chat, completion):
-        made = page.evaluate(WRITE, [request, key])
+        made = modules.evaluate(WRITE, [request, key])
         assert json.loads(made["json"]) == request["body"]
         words = shlex.split(made["curl"])
         assert words[0] == "curl"
@@ -104,8 +107,8 @@ def called(program: str, key: bool) -> tuple[str, dict[str, Any]]:
 
 def test_the_openai_package_takes_these_fields():
     """Each that the program gives to its method, and not as extra_body, is one of the method's own."""
-    inspect, openai = pytest.importorskip("inspect"), pytest.importorskip("openai")
-    source = (__import__("pathlib").Path(__file__).parents[2] / "src/tailrace/page/js/code.js").read_text()
+    openai = pytest.importorskip("openai")
+    source = (FOLDER / "js" / "code.js").read_text()
     table = source[source.index("const TAKEN") : source.index("};", source.index("const TAKEN"))]
     chat, completion = (set(ast.literal_eval(f"[{part.split(']')[0]}]")) for part in table.split("new Set([")[1:])
     client = openai.OpenAI(api_key="none")

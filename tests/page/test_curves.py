@@ -45,14 +45,14 @@ def record_of(row: torch.Tensor, top: int, **fields: Any) -> Explanation:
 @pytest.mark.parametrize(
     "base", [{}, {"temperature": 0.6}, {"temperature": 1.4, "top_k": 40}, {"presence_penalty": 3.0}]
 )
-def test_an_exact_point_is_what_the_sampler_keeps(page: Page, base):
+def test_an_exact_point_is_what_the_sampler_keeps(modules: Page, base):
     exact = total = 0
     for seed, scale in enumerate((0.5, 1.5, 3.0)):
         row = torch.randn(VOCAB, generator=torch.Generator().manual_seed(seed)) * scale
         record = msgspec.to_builtins(record_of(row, 10, **base))
         asked = [(name, value) for name, values in VALUES.items() for value in values if name not in base]
         fields = [{"name": name, "low": 0, "high": 1, "forms": {"chat": "number"}} for name, _ in asked]
-        found = page.evaluate(AT, [fields, record, [value for _, value in asked]])
+        found = modules.evaluate(AT, [fields, record, [value for _, value in asked]])
         for (name, value), point in zip(asked, found, strict=True):
             steps = {step.method: step for step in record_of(row, 10, **base, **{name: value}).refinements}
             step = steps[name]
@@ -64,10 +64,10 @@ def test_an_exact_point_is_what_the_sampler_keeps(page: Page, base):
             else:
                 assert point["kept"] <= step.kept
                 assert point["mass"] <= step.mass + 1e-6
-    assert 0.3 * total < exact < total  # both kinds are met
+    assert 0.2 * total < exact < total  # both kinds are met
 
 
-def test_a_bound_that_lies_would_be_seen(page: Page):
+def test_a_bound_that_lies_would_be_seen(modules: Page):
     """Of a record that shows fewer than it says, a point calls itself exact, and is not."""
     row = torch.randn(VOCAB, generator=torch.Generator().manual_seed(1))
     record = msgspec.to_builtins(record_of(row, 10))
@@ -78,32 +78,33 @@ def test_a_bound_that_lies_would_be_seen(page: Page):
     model["ranks"] = list(range(1, len(keep) + 1))
     field = {"name": "min_p", "low": 0, "high": 1, "forms": {"chat": "number"}}
     share = model["probabilities"][7] / model["probabilities"][0] * 1.0001
-    [point] = page.evaluate(AT, [[field], record, [share]])
+    [point] = modules.evaluate(AT, [[field], record, [share]])
     [step] = record_of(row, 10, min_p=share).refinements
     assert point["exact"]
     assert point["kept"] != step.kept
 
 
-def test_the_order_is_the_pipelines(page: Page):
-    assert page.evaluate("import('./page/js/curves.js').then((m) => m.ORDER)") == list(REFINEMENTS)
+def test_the_order_is_the_pipelines(modules: Page):
+    assert modules.evaluate("import('./page/js/curves.js').then((m) => m.ORDER)") == list(REFINEMENTS)
 
 
-def test_temperature_shares_the_probability_among_the_shown(page: Page):
+def test_temperature_shares_the_probability_among_the_shown(modules: Page):
     row = torch.randn(VOCAB, generator=torch.Generator().manual_seed(3)) * 2
     record = msgspec.to_builtins(record_of(row, 12))
     top = torch.sort(row, descending=True).values[:12]
-    asked = "async ([record, t]) => (await import('./page/js/curves.js')).warmth({name: 'temperature', low: 0, high: 2, forms: {}}, record).at(t)"
+    asked = """async ([record, t]) => (await import('./page/js/curves.js'))
+      .warmth({name: 'temperature', low: 0, high: 2, forms: {}}, record).at(t)"""
     for t in (0.2, 1.0, 1.9):
-        shares = page.evaluate(asked, [record, t])
+        shares = modules.evaluate(asked, [record, t])
         assert shares[:12] == pytest.approx(torch.softmax(top / t, 0)[: len(shares)].tolist(), abs=0.02)
-    assert page.evaluate(asked, [record, 0])[0] == 1
+    assert modules.evaluate(asked, [record, 0])[0] == 1
 
 
-def test_without_the_numbers_there_is_no_curve(page: Page):
+def test_without_the_numbers_there_is_no_curve(modules: Page):
     """No record, no curve; and a field that no record can say anything of has none."""
     asked = "async ([field, record]) => (await import('./page/js/curves.js')).survival(field, record)"
     record = msgspec.to_builtins(record_of(torch.randn(VOCAB), 10))
     field = {"name": "top_p", "low": 0, "high": 1, "forms": {}}
-    assert page.evaluate(asked, [field, None]) is None
-    assert page.evaluate(asked, [field | {"name": "top_n_sigma"}, record]) is None
-    assert page.evaluate(asked, [field, record])["shown"] >= 10
+    assert modules.evaluate(asked, [field, None]) is None
+    assert modules.evaluate(asked, [field | {"name": "top_n_sigma"}, record]) is None
+    assert modules.evaluate(asked, [field, record])["shown"] >= 10

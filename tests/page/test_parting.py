@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 VOCAB = 200
-REASON = """async ([left, right]) => (await import("./page/js/parting.js")).reason(left, right, ["the left one", "the right one"])"""
+REASON = """async ([left, right]) =>
+  (await import("./page/js/parting.js")).reason(left, right, ["the left one", "the right one"])"""
 
 
 def records(row: torch.Tensor, key: int, left: dict[str, Any], right: dict[str, Any]) -> list[dict[str, Any]] | None:
@@ -51,7 +52,7 @@ def records(row: torch.Tensor, key: int, left: dict[str, Any], right: dict[str, 
         ({"temperature": 0.7, "min_p": 0.3}, {"temperature": 0.7}, "min_p", "min-p 0.3 cut"),
     ],
 )
-def test_the_stage_is_the_one_that_differs(page: Page, left, right, stage, words):
+def test_the_stage_is_the_one_that_differs(modules: Page, left, right, stage, words):
     met = 0
     for key in range(60):
         row = torch.randn(VOCAB, generator=torch.Generator().manual_seed(key)) * 2
@@ -59,7 +60,7 @@ def test_the_stage_is_the_one_that_differs(page: Page, left, right, stage, words
         if pair is None:
             continue
         met += 1
-        found = page.evaluate(REASON, pair)
+        found = modules.evaluate(REASON, pair)
         assert found["stage"] == stage
         assert words.replace("5.0", "5") in found["sentence"]
         if met == 4:
@@ -67,33 +68,33 @@ def test_the_stage_is_the_one_that_differs(page: Page, left, right, stage, words
     assert stage is None or met > 0
 
 
-def test_a_bias_a_seed_and_a_forced_token_are_named(page: Page):
+def test_a_bias_a_seed_and_a_forced_token_are_named(modules: Page):
     row = torch.zeros(VOCAB)
     row[10], row[11] = 9.0, 8.9
     pair = records(row, 1, {"temperature": 0.001}, {"temperature": 0.001, "logit_bias": {11: 1.0}})
     assert pair is not None
-    found = page.evaluate(REASON, pair)
+    found = modules.evaluate(REASON, pair)
     assert (found["stage"], found["side"]) == ("logit_bias", 1)
     assert "which only the right one has" in found["sentence"]
     other = [pair[0], pair[1] | {"key": "00000000000000ff"}]
-    assert page.evaluate(REASON, other)["sentence"] == "The seeds differ, so the noise does."
+    assert modules.evaluate(REASON, other)["sentence"] == "The seeds differ, so the noise does."
     forced = [pair[0], pair[1] | {"origin": "forced"}]
-    assert page.evaluate(REASON, forced)["sentence"] == "In the right one the token was forced."
+    assert modules.evaluate(REASON, forced)["sentence"] == "In the right one the token was forced."
 
 
-def test_a_banned_token_names_the_edit(page: Page):
+def test_a_banned_token_names_the_edit(modules: Page):
     row = torch.zeros(VOCAB)
     row[10], row[11] = 9.0, 5.0
     pair = records(row, 1, {"temperature": 0.01}, {"temperature": 0.01, "bad_words": ((10,),)})
     assert pair is not None
-    found = page.evaluate(REASON, pair)
+    found = modules.evaluate(REASON, pair)
     assert found["stage"] == "bad_words"
     assert found["sentence"].startswith("In the right one bad-words")
     assert "“t10”, which the left one drew" in found["sentence"]
 
 
-def test_where_two_runs_part(page: Page):
+def test_where_two_runs_part(modules: Page):
     asked = """async ([left, right]) => (await import("./page/js/parting.js")).firstDifference(
       ...[left, right].map((ids) => ids.map((token_id) => ({record: {token_id}}))))"""
     for left, right, at in (([1, 2, 3], [1, 5, 3], 1), ([1, 2], [1, 2, 3], None), ([], [1], None), ([2], [1], 0)):
-        assert page.evaluate(asked, [left, right]) == at
+        assert modules.evaluate(asked, [left, right]) == at

@@ -94,7 +94,7 @@ class Engine:
         held = blocks * runner.block_bytes if device is None or device.type == "cpu" else 0
         self.memory_limit = MemoryLimit(int(cache.memory_growth_gib * 2**30), held)
         grammar_step_s = None if grammars is None else grammars.step_s
-        outputs = OutputProcessor(self.lifecycle, scheduler, self.memory_limit, grammar_step_s)
+        outputs = OutputProcessor(self.lifecycle, scheduler, sampler, self.memory_limit, grammar_step_s)
         depth = int(overlaps(scheduler.overlap, runner))
         masks = partial(Masks, runner.vocab_size, frozenset(eos), grammars)
         self.steps = StepDriver(Device(runner, self.counters, depth), sampler, outputs, masks)

@@ -38,7 +38,8 @@ class Ending:
 
 class Lifecycle:
     """The state of all requests. `waiting` and `running` are sorted by priority and arrival. outbox: messages to each
-    client, in order. state_copies: (slot, slot) of forks, whose states are copied before the next forward pass."""
+    client, in order. state_copies: (slot, slot) of forks, whose states are copied before the next forward pass.
+    explained: those of the sequences with a slot that ask why their tokens came."""
 
     def __init__(
         self,
@@ -57,6 +58,7 @@ class Lifecycle:
         self.running: list[Sequence] = []
         self.outbox: defaultdict[bytes, list[FromEngine]] = defaultdict(list)
         self.state_copies: list[tuple[int, int]] = []
+        self.explained: set[Sequence] = set()
 
     def add(self, request: Request) -> None:
         """The request waits from here on."""
@@ -93,6 +95,8 @@ class Lifecycle:
         )
         for fork in sequence.forks:
             self.slots.fork(sequence.slot, fork.slot, key=fork.key, sequence_state=fork.sequence_state)
+        if request.params.explain is not None:
+            self.explained.update((sequence, *sequence.forks))
 
     def schedule(self, limits: SchedulerConfig) -> Plan:
         """The next step, without sequences that end with the token they are about to get."""
@@ -231,6 +235,7 @@ class Lifecycle:
         self.fail([(sequence, error) for sequence in sequences if sequence.is_conditional])
 
     def _release(self, sequence: Sequence) -> None:
+        self.explained.discard(sequence)
         if sequence.slot >= 0 and self.slots.slots[sequence.slot] is not None:  # else it could not be added
             self.slots.remove(sequence.slot)
             self.speculator.remove(sequence.slot)

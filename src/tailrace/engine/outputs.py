@@ -11,6 +11,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+import msgspec
+
 from tailrace.config import SchedulerConfig
 from tailrace.engine.checks import NewToken
 from tailrace.engine.checks.banned_strings import GRACE
@@ -22,8 +24,10 @@ from tailrace.engine.lifecycle import Ending, Lifecycle
 from tailrace.engine.memory import MemoryLimit
 from tailrace.engine.sequence import Phase, Sequence
 from tailrace.errors import NothingLeftError, RowError, TailraceError
+from tailrace.explanation import Explanation
 from tailrace.grammar.bitmasks import in_time
 from tailrace.kernels.status import EMPTY, MESSAGES, NAMES, OK
+from tailrace.sampling import Sampler
 from tailrace.wire.messages import Tokens
 
 # Processor time in a step for one call's searches for the shortest completion. A search goes on in the next step.
@@ -43,11 +47,12 @@ class HostTime:
 @dataclass(slots=True)
 class TokenOutcome:
     """What a token leads to. out: the tokens that can be sent now. invalidated: the tokens sampled after it do not
-    count. ending: the sequence ends with it."""
+    count. ending: the sequence ends with it. ends: what it ends, as Explanation.ended has it."""
 
     out: list[NewToken] = field(default_factory=list)
     invalidated: bool = False
     ending: Ending | None = None
+    ends: str | None = None
 
     @property
     def over(self) -> bool:
@@ -59,15 +64,20 @@ class OutputProcessor:
     """Samples → history and messages.
 
     Args:
-        memory_limit: adds up the memory that outputs take. grammar_step_s: processor time of one token in a
-            grammar; None: there are no grammars.
+        sampler: explains its draws. memory_limit: adds up the memory that outputs take. grammar_step_s: processor time
+            of one token in a grammar; None: there are no grammars.
     """
 
     def __init__(
-        self, lifecycle: Lifecycle, limits: SchedulerConfig, memory_limit: MemoryLimit, grammar_step_s: float | None
+        self,
+        lifecycle: Lifecycle,
+        limits: SchedulerConfig,
+        sampler: Sampler,
+        memory_limit: MemoryLimit,
+        grammar_step_s: float | None,
     ) -> None:
         self.lifecycle, self.slots, self.counters = lifecycle, lifecycle.slots, lifecycle.counters
-        self.limits, self.memory_limit = limits, memory_limit
+        self.limits, self.sampler, self.memory_limit = limits, sampler, memory_limit
         self._grammar_step_s = grammar_step_s
         self._spent = HostTime()
 
@@ -108,6 +118,8 @@ class OutputProcessor:
         sequence.host_s = spent.last_s[request.shared_name] + sampling_s
         if sequence.constraint is not None:
             sequence.host_s += sequence.constraint.mask_s * one.draft.num_rows
+        if one.kept is not None:
+            sequence.host_s += one.kept.took_s
         sequence.host_s = max(sequence.host_s, request.min_host_s * one.draft.num_rows)
         request.estimate_costs(sequence.host_s)
 
@@ -140,15 +152,24 @@ class OutputProcessor:
         send what can be sent, and end the sequence if a token says so."""
         sequence = one.sequence
         tokens = one.tokens if sequence.constraint is None else one.tokens[: sequence.constraint.known]
+        records: list[Explanation] = []
+        if one.kept is not None:
+            with Isolated("the tokens could not be explained", sequence.request.id) as explaining:
+                drafter = self.lifecycle.speculator.config.drafter
+                records = one.kept.explain(self.sampler, sequence.request.params, one.draft, drafter)
+            if explaining.error is not None:
+                self.lifecycle.end(sequence, Ending(error=explaining.error))
+                return
         out: list[NewToken] = []
         before, ending = len(sequence.tokens), None
         for place, token in enumerate(tokens):
             outcome = TokenOutcome()
             with Isolated("the token could not be processed", sequence.request.id) as attempt:
-                new = NewToken(token, one.logprobs[place] if one.logprobs else None)
+                reported = one.logprobs[place] if one.logprobs else None, records[place] if records else None
+                new = NewToken(token, *reported)
                 outcome = self.append_token(sequence, new, after_draft=place > 0)
             ending = outcome.ending if attempt.error is None else Ending(error=attempt.error)
-            out += outcome.out
+            out += outcome.out if outcome.ends is None else ended(outcome.out, outcome.ends)
             if outcome.over or attempt.error is not None:
                 break
         if one.draft.tokens and not one.draft.forced:  # the client is told of accepted drafts that became output
@@ -189,16 +210,16 @@ class OutputProcessor:
             if not self._check_bans(sequence, outcome, silent, last=stops or full or complete):
                 return outcome
         if stops:
-            outcome.ending = Ending("stop", new.id)
+            outcome.ending, outcome.ends = Ending("stop", new.id), "stop"
         elif check := next((c for c in sequence.stop_checks if any(c.push(sent.id) for sent in outcome.out)), None):
-            outcome.ending = Ending("stop", cause=check.stop_reason)
+            outcome.ending, outcome.ends = Ending("stop", cause=check.stop_reason), check.stop_reason or "stop"
         elif complete:
-            outcome.ending = Ending("stop")
+            outcome.ending, outcome.ends = Ending("stop"), "grammar"
         elif full:
-            outcome.ending = Ending("length")
+            outcome.ending, outcome.ends = Ending("length"), "length"
         elif sequence.thinking is not None and (forced := sequence.thinking.push(new.id)):
             self.slots.force(sequence.slot, forced)
-            outcome.invalidated = True
+            outcome.invalidated, outcome.ends = True, "thinking_token_budget"
         return outcome
 
     def _closing(self, sequence: Sequence, constraint: StructuredOutput, token: int) -> TokenOutcome | None:
@@ -260,12 +281,22 @@ class OutputProcessor:
         return False
 
     def _send(self, sequence: Sequence, out: list[NewToken]) -> None:
-        """Tokens go out. The first ones say how much of the prompt was cached, and how long the request waited."""
+        """Tokens go out. The first ones say how much of the prompt was cached, how long the request waited, and the key
+        of its noise."""
         request = sequence.request
         logprobs = [new.logprobs for new in out if new.logprobs is not None] or None
+        records = [new.explanation for new in out if new.explanation is not None] or None
         first = (0, 0.0) if sequence.started else (sequence.num_cached, request.queued_s or 0.0)
+        key = None if sequence.started else sequence.key
         sequence.started = True
         counts, sequence.draft_counts = sequence.draft_counts, []
         ids = [new.id for new in out]
-        message = Tokens(request.id, request.epoch, sequence.index, ids, logprobs, *first, counts)
+        message = Tokens(request.id, request.epoch, sequence.index, ids, logprobs, *first, counts, key, records)
         self.lifecycle.send(sequence, message)
+
+
+def ended(out: list[NewToken], what: str) -> list[NewToken]:
+    """The same tokens; the record of the last one, if there is one, says what the token ended."""
+    if not out or (record := out[-1].explanation) is None:
+        return out
+    return [*out[:-1], out[-1]._replace(explanation=msgspec.structs.replace(record, ended=what))]

@@ -26,6 +26,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from tailrace.engine.batch import assemble
 from tailrace.engine.device import Device
 from tailrace.engine.draws import Masks, begin_draws, build_draws
+from tailrace.engine.explanations import keep_rows
 from tailrace.engine.in_flight import Drafted, InFlightStep, LaunchedDraws, PreparedDraws, SampledTokens, read_samples
 from tailrace.engine.outputs import OutputProcessor
 from tailrace.engine.prompt_scores import send_prompt_logprobs
@@ -199,6 +200,8 @@ class StepDriver:
             with timed("verify" if step.drafts else "sample"):
                 begun, failures = begin_draws(self.sampler, prepared.draws, logits)
                 self.lifecycle.fail(failures)
+                asking = self.lifecycle.explained
+                kept = keep_rows(prepared.draws, logits, asking) if asking else {}
                 if self.device.depth == 0:  # there is nothing to do meanwhile
                     for _, pending in begun:
                         pending.wait()
@@ -211,7 +214,7 @@ class StepDriver:
             raise
         with timed("commit"):
             self.lifecycle.mark_computed(valid)
-        return LaunchedDraws(step, begun, prepared.masks.errors)
+        return LaunchedDraws(step, begun, prepared.masks.errors, kept)
 
     def prepare(self, step: InFlightStep) -> PreparedDraws:
         """The draws of the step's valid sequences, by all that is known now. Their masks begin to be filled."""
@@ -273,7 +276,7 @@ class StepDriver:
             self.in_flight.since = launched.arrived_s
         with self.counters.timed("commit"):
             self.outputs.begin_step()
-            launched.samples = read_samples(step.drafts, sampled, launched.errors, self.speculator)
+            launched.samples = read_samples(launched, sampled, self.speculator)
         return True
 
     def _is_in_flight(self, sequence: Sequence) -> bool:

@@ -36,10 +36,14 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 class Walked:
     """One row, and what each step left of it.
 
-    raw: float32 [V]. edits: methods, and the row after each. start: the candidates that the edits left. refinements:
-    methods, and the candidates after each.
+    index, position: of the token that it decides, in the output and in the sequence. forced: the token that must come.
+    raw, row: float32 [V], before and after the edits. start: the candidates that the edits left. edits: methods, and
+    the row after each. refinements: methods, and the candidates after each.
     """
 
+    index: int
+    position: int
+    forced: int | None
     raw: torch.Tensor
     row: torch.Tensor
     start: Candidates
@@ -54,7 +58,7 @@ class Walked:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a row's token came. token: what came; choice: how the sampler decides."""
+    """How a row's token came. token: what came. choice: how the sampler decides."""
 
     token: int
     origin: Origin
@@ -65,13 +69,13 @@ class Outcome:
 class Record:
     """A walked row on its way to the record."""
 
-    def __init__(self, walked: Walked, slot: RequestSlot, position: int, outcome: Outcome) -> None:
-        self.walked, self.slot, self.position, self.outcome = walked, slot, position, outcome
+    def __init__(self, walked: Walked, slot: RequestSlot, outcome: Outcome) -> None:
+        self.walked, self.slot, self.outcome = walked, slot, outcome
         self.refinements = list(walked.refinements)
         final = outcome.choice.drawn_from
         if final is None:
             final = walked.candidates
-        elif final is not walked.candidates:
+        elif final is not walked.candidates and outcome.draft is not None:
             self.refinements.append(("draft", final))
         self.final = final
         self.scores = self._scores()
@@ -85,8 +89,8 @@ class Record:
         model = Candidates.of(walked.raw)
         shown, ranks = self._shown(model, options)
         return Explanation(
-            index=self.slot.num_output,
-            position=self.position,
+            index=walked.index,
+            position=walked.position,
             key=f"{self.slot.key & MASK64:016x}",
             token_id=outcome.token,
             origin=outcome.origin,
@@ -104,12 +108,14 @@ class Record:
         stream, final = self.outcome.choice.stream, self.final
         if self.slot.params.greedy:
             return self.walked.row[final.ids].double()
-        return scores_of(final, self.slot, self.position, stream).double() - final.logits.double().logsumexp(0)
+        return scores_of(final, self.slot, self.walked.position, stream).double() - final.logits.double().logsumexp(0)
 
     def _shown(self, model: Candidates, options: ExplainOptions) -> Pair:
         """Ids, int64 [n], by the model's rank, and the ranks."""
         outcome = self.outcome
-        named = {outcome.token, *self.best, *options.ids, *([outcome.draft.token] if outcome.draft else [])}
+        # rule exact draws as if there were no draft, and shows what is shown without one
+        refused = [] if outcome.draft is None or outcome.draft.rule == "exact" else [outcome.draft.token]
+        named = {outcome.token, *self.best, *options.ids, *refused}
         likeliest = (side.ids[side.likeliest(options.top)].tolist() for side in (model, self.final))
         ids = torch.tensor(sorted(named.union(*likeliest)))
         ranks = ranks_of(self.walked.raw, ids)

@@ -18,6 +18,7 @@ from typing import Literal
 
 import msgspec
 
+from tailrace.explanation import Explanation
 from tailrace.logprobs import TokenLogprobs
 from tailrace.params import SamplingParams
 
@@ -80,10 +81,10 @@ class Ready(Message, frozen=True):
 
 
 class Tokens(Message, frozen=True):
-    """New tokens of one sequence, in order. `logprobs` has one entry per token if the request asked for them. The
-    sequence's first message says how many prompt tokens came from the prefix cache, and how many seconds its request
-    had waited. drafts: two numbers per step since the last message that verified drafts: how many were proposed, and
-    how many accepted."""
+    """New tokens of one sequence, in order. `logprobs` and `explanations` have one entry per token if the request asked
+    for them. The sequence's first message says how many prompt tokens came from the prefix cache, how many seconds its
+    request had waited, and the key of its noise. drafts: two numbers per step since the last message that verified
+    drafts: how many were proposed, and how many accepted."""
 
     id: str
     epoch: int
@@ -93,6 +94,8 @@ class Tokens(Message, frozen=True):
     cached_tokens: int = 0
     queued_s: float = 0.0
     drafts: list[int] = []
+    key: int | None = None
+    explanations: list[Explanation] | None = None
 
 
 class PromptLogprobs(Message, frozen=True):

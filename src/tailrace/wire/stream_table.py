@@ -14,6 +14,7 @@ from itertools import count
 from uuid import uuid4
 
 from tailrace.errors import TailraceError
+from tailrace.explanation import Explanation
 from tailrace.params import SamplingParams
 from tailrace.wire.messages import (
     Aborted,
@@ -33,8 +34,9 @@ from tailrace.wire.messages import (
     Tokens,
 )
 
-# What unread tokens take in memory, about: an id in a list; its logprobs; each alternative in them
-ID_BYTES, ENTRY_BYTES, ALTERNATIVE_BYTES = 40, 200, 70
+# What unread tokens take in memory, about: an id in a list; its logprobs; each alternative in them; each token that a
+# record of why it came shows, in each of its steps
+ID_BYTES, ENTRY_BYTES, ALTERNATIVE_BYTES, SHOWN_BYTES = 40, 200, 70, 32
 
 
 @dataclass(eq=False, slots=True)
@@ -62,7 +64,7 @@ class OpenStream:
             return
         entries = event.logprobs
         each = ID_BYTES if entries is None else ID_BYTES + ENTRY_BYTES + ALTERNATIVE_BYTES * len(entries[0].top_ids)
-        self.held += len(event.token_ids) * each
+        self.held += len(event.token_ids) * each + sum(map(record_bytes, event.explanations or ()))
         before = self.waiting.get(event.index)
         if before is None:
             self.waiting[event.index] = event
@@ -71,6 +73,8 @@ class OpenStream:
         before.token_ids.extend(event.token_ids)
         if before.logprobs is not None:
             before.logprobs.extend(entries or ())
+        if before.explanations is not None:
+            before.explanations.extend(event.explanations or ())
         before.drafts.extend(event.drafts)
 
     def notify(self) -> None:
@@ -190,6 +194,12 @@ class StreamTable:
         self.unacknowledged.clear()
         self.stopped.clear()
         self.stats = Stats()
+
+
+def record_bytes(record: Explanation) -> int:
+    """What a record takes in memory, about."""
+    steps = len(record.edits) + len(record.refinements)
+    return ENTRY_BYTES * (4 + steps) + SHOWN_BYTES * len(record.ids) * (8 + steps)
 
 
 def ignore(message: PeerQuery | PeerCount | PeerReply) -> None:

@@ -3,6 +3,7 @@ import { effect, html, render, useEffect, useSignal } from "./lib.js";
 import { hasKey, keyWanted, setKey } from "./api.js";
 import { Conversation } from "./chat.js";
 import { Ladder } from "./ladder.js";
+import { Starting } from "./server.js";
 import * as state from "./state.js";
 import { Branches } from "./tree.js";
 
@@ -110,6 +111,7 @@ function Talk() {
 function App() {
   return html`<div class="app">
     <${Bar} />
+    <${Starting} />
     ${view.value === "talk" && html`<${Talk} />`}
     ${view.value === "compare" && html`<main class="view" id="view-panel"><${Compare} params=${state.params} fields=${state.fields} models=${state.models} /></main>`}
     ${view.value === "server" && html`<main class="view" id="view-panel"><${ServerView} /></main>`}

@@ -1,4 +1,4 @@
-"""The live view of the server: Prometheus' text is read, rates and quantiles are right, and a server that loads says so."""
+"""The live view of the server: Prometheus' text is read, rates and quantiles are right; a server that loads says so."""
 
 from __future__ import annotations
 
@@ -102,5 +102,5 @@ def test_a_server_that_loads_says_which_part_it_is_in(browser, served):
     page.get_by_text("is loading").wait_for()
     assert page.locator(".loading [aria-current=step]").inner_text() == "starting what compiles grammars"
     assert page.locator(".loading .over").count() == 1
-    page.locator(".starting").wait_for(state="detached")
+    page.locator(".app > .starting").wait_for(state="detached")
     page.close()

@@ -87,24 +87,44 @@ function AskKey() {
   </form></div>`;
 }
 
-function Talk() {
+/** Closes the panel; the keyboard goes back to the tokens. */
+function closePanel() {
+  panel.value = "";
+  state.select(null);
+  document.querySelector(".turn.answer:last-of-type .tokens, .tokens")?.focus({ preventScroll: true });
+}
+
+const onEscape = (event) => {
+  if (event.key !== "Escape" || !panel.value || event.defaultPrevented) return;
+  event.preventDefault();
+  closePanel();
+};
+
+function SidePanel() {
   const names = Object.fromEntries(Object.entries(PANELS).map(([name, [title]]) => [name, title]));
-  const close = () => {
-    panel.value = "";
-    if (!state.selection.value) return;
-    state.select(null);
-  };
-  return html`<div class=${`talk${panel.value ? " with-panel" : ""}${knobsOpen.value ? " with-knobs" : ""}`}>
+  return html`<aside class="side-panel" aria-label="Explanation" hidden=${!panel.value}>
+    <div class="panel-head"><${Tabs} names=${names} chosen=${panel} title="Explanation" id="panel" />
+      <button type="button" class="icon" aria-label="Close the panel" onClick=${closePanel}>✕</button></div>
+    ${panel.value && html`<div class="panel-body" role="tabpanel" id="panel-panel" aria-labelledby=${`panel-${panel.value}`} tabindex="0">${PANELS[panel.value][1]()}</div>`}
+  </aside>`;
+}
+
+function Talk() {
+  return html`<div class=${`talk${panel.value ? " with-panel" : ""}${knobsOpen.value ? " with-knobs" : ""}`} onKeyDown=${onEscape}>
     <aside class="knobs-panel" aria-label="Parameters" hidden=${!knobsOpen.value}>
       <div class="panel-head"><h2>Parameters</h2><button type="button" class="icon" aria-label="Close the parameters" onClick=${() => (knobsOpen.value = false)}>✕</button></div>
       ${knobsOpen.value && html`<${Knobs} params=${state.params} fields=${state.fields} record=${state.record} />`}
     </aside>
-    <main class="conversation-column" id="view-panel"><${Conversation} /></main>
-    <aside class="side-panel" aria-label="Explanation" hidden=${!panel.value}>
-      <div class="panel-head"><${Tabs} names=${names} chosen=${panel} title="Explanation" id="panel" />
-        <button type="button" class="icon" aria-label="Close the panel" onClick=${close}>✕</button></div>
-      <div class="panel-body" role="tabpanel" id="panel-panel" aria-labelledby=${`panel-${panel.value}`} tabindex="-1">${PANELS[panel.value]?.[1]()}</div>
-    </aside>
+    <main class="conversation-column"><${Conversation} /></main>
+    <${SidePanel} />
+  </div>`;
+}
+
+function Sides() {
+  const onOpen = ({ index, request, tokens }) => state.visit({ request, tokens }, index);
+  return html`<div class=${`talk${panel.value ? " with-panel" : ""}`} onKeyDown=${onEscape}>
+    <main class="view"><${Compare} onOpen=${onOpen} /></main>
+    <${SidePanel} />
   </div>`;
 }
 
@@ -112,9 +132,11 @@ function App() {
   return html`<div class="app">
     <${Bar} />
     <${Starting} />
-    ${view.value === "talk" && html`<${Talk} />`}
-    ${view.value === "compare" && html`<main class="view" id="view-panel"><${Compare} params=${state.params} fields=${state.fields} models=${state.models} /></main>`}
-    ${view.value === "server" && html`<main class="view" id="view-panel"><${ServerView} /></main>`}
+    <div class="view-body" role="tabpanel" id="view-panel" aria-labelledby=${`view-${view.value}`}>
+      ${view.value === "talk" && html`<${Talk} />`}
+      ${view.value === "compare" && html`<${Sides} />`}
+      ${view.value === "server" && html`<main class="view"><${ServerView} /></main>`}
+    </div>
     <${AskKey} />
   </div>`;
 }

@@ -1,5 +1,5 @@
 // The panel of the selected token: where it stands, how it came, its ladder, what if, and the way to branch.
-import { effect, html, signal, useSignal } from "./lib.js";
+import { debounced, effect, html, signal, useSignal } from "./lib.js";
 import { post } from "./api.js";
 import { ORIGINS, drawProbability, surprise } from "./colour.js";
 import { branch, explain } from "./generate.js";
@@ -12,17 +12,23 @@ const opened = signal(null); // [step's key, index among the candidates] whose r
 const all = signal(false);
 const trouble = signal("");
 
+const WAIT_MS = 80; // who walks along the tokens passes by most of them
+
+const askMore = debounced((at, ids) => {
+  const still = () => state.selection.peek() === at && state.extraIds.peek() === ids;
+  explain(state.current.peek(), at.index, { ids }).then(
+    ({ record, consistent, verdict }) => still() && (state.detail.value = { ...at, record, verdict: consistent === false ? verdict : "" }),
+    (error) => still() && (trouble.value = error.message),
+  );
+}, WAIT_MS);
+
 /** Asks for more candidates than the live record has, whenever another token is selected. */
 effect(() => {
   const at = state.selection.value;
   const ids = state.extraIds.value;
-  if (!at || state.panel.value !== "ladder") return;
-  const node = state.current.peek();
   trouble.value = "";
-  explain(node, at.index, { ids }).then(
-    ({ record }) => state.selection.peek() === at && (state.detail.value = { ...at, record }),
-    (error) => state.selection.peek() === at && (trouble.value = error.message),
-  );
+  askMore.cancel();
+  if (at && state.panel.value === "ladder") askMore(at, ids);
 });
 
 /** Another token begins without changes, extra candidates and open reasons. */
@@ -37,7 +43,8 @@ function takeBranch(tokenId, more = {}) {
   const { index } = state.selection.value;
   branch(state.current.value, index, tokenId, more);
 }
-setActions({ onBranch: (id) => takeBranch(id, changes.value) });
+const canBranch = () => state.current.value !== state.visitor.value;
+setActions({ onBranch: (id) => takeBranch(id, changes.value), canBranch });
 
 function Head({ token, record, index, count }) {
   const [origin, meaning] = ORIGINS[record.origin];
@@ -109,7 +116,8 @@ export function Ladder() {
     <${Head} token=${tokens[at.index]} record=${live} index=${at.index} count=${tokens.length} />
     <${Draft} record=${live} />
     ${trouble.value && html`<p class="error" role="alert">More candidates can't be had: ${trouble}</p>`}
-    <${WhatIf} record=${live} onBranch=${takeBranch} />
+    ${state.detail.value?.verdict && html`<p class="error" role="status">${state.detail.value.verdict}</p>`}
+    <${WhatIf} record=${live} onBranch=${canBranch() ? takeBranch : null} />
     <div class="ladder-tools">
       <div class="segments" role="radiogroup" aria-label="Axis">
         ${[[false, "linear"], [true, "log"]].map(([log, title]) => html`<label key=${title}><input type="radio" name="axis" checked=${state.settings.log.value === log}

@@ -124,7 +124,7 @@ function Row({ record, step, i, open, onOpen, log, scale }) {
 
 let actions = {};
 
-/** What can be done with a candidate: onBranch(token id). Set once by the ladder. */
+/** What can be done with a candidate: onBranch(token id), if canBranch(). Set once by the ladder. */
 export const setActions = (given) => (actions = given);
 
 function Why({ record, i, text }) {
@@ -138,7 +138,7 @@ function Why({ record, i, text }) {
   return html`<div class="why">
     <p>${came ? html`<b>Why this one?</b> ${record.sentences?.draw}` : html`<b>Why not this one?</b> ${record.sentences?.why_not?.[i]}`}</p>
     <p class="quiet">${facts.join(" · ")}${sum && html`<br />${sum}`}</p>
-    ${!came && actions.onBranch && html`<button type="button" class="primary small" onClick=${() => actions.onBranch(id)}>Continue with <${Token} text=${text} /> instead</button>`}
+    ${!came && actions.canBranch?.() && html`<button type="button" class="primary small" onClick=${() => actions.onBranch(id)}>Continue with <${Token} text=${text} /> instead</button>`}
   </div>`;
 }
 

@@ -40,6 +40,8 @@ export const fields = signal({});
 export const tree = signal(branches.EMPTY);
 /** {node, index} of the selected token, or null. */
 export const selection = signal(null);
+/** An answer outside the tree whose token is looked at ({id, run}): one of a comparison. Or null. */
+export const visitor = signal(null);
 /** The record of the selected token with more candidates, once it is there: {node, index, record}. */
 export const detail = signal(null);
 
@@ -62,7 +64,9 @@ export const newRun = (request, fork = null) => ({
 export const shownPath = computed(() => branches.path(tree.value));
 /** The last answer on the path, or that of the selected token. */
 export const current = computed(() => {
-  if (selection.value && tree.value.nodes[selection.value.node]) return tree.value.nodes[selection.value.node];
+  const at = selection.value;
+  if (at && visitor.value?.id === at.node) return visitor.value;
+  if (at && tree.value.nodes[at.node]) return tree.value.nodes[at.node];
   return shownPath.value.findLast((node) => node.kind === "answer") ?? null;
 });
 const idle = newRun(null);
@@ -101,6 +105,16 @@ export function select(node, index) {
   batch(() => {
     selection.value = node === null ? null : { node, index };
     detail.value = null;
+  });
+}
+
+/** Looks at a token of an answer that is not in the tree. */
+export function visit({ request, tokens }, index) {
+  const run = signal({ ...newRun(request), tokens, done: true });
+  batch(() => {
+    visitor.value = { id: freshId("visitor"), kind: "answer", run };
+    select(visitor.value.id, index);
+    panel.value = "ladder";
   });
 }
 

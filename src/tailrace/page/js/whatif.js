@@ -84,7 +84,7 @@ function Verdict({ record, onBranch }) {
   return html`<div class=${`verdict-box ${other ? "other" : ""}`} role="status">
     <p>${other ? html`<${Token} text=${would.tokens[at]} /> would have come instead` : html`<${Token} text=${would.token} /> would still have come`}${" "}
     (${percent(would.draw.probabilities[at])}${count ? `; ${count} could be drawn` : ""}).</p>
-    ${other && html`<button type="button" class="primary small" onClick=${() => onBranch(id)}>Go on from there</button>`}
+    ${other && onBranch && html`<button type="button" class="primary small" onClick=${() => onBranch(id)}>Go on from there</button>`}
   </div>`;
 }
 
@@ -101,7 +101,7 @@ export function WhatIf({ record, onBranch }) {
   if (!shown.length) return null;
   return html`<details class="whatif" open=${open}>
     <summary><b>What if …</b> <span class="quiet">other knobs, the same noise</span></summary>
-    <${Verdict} record=${record} onBranch=${(id) => onBranch(id, changes.value)} />
+    <${Verdict} record=${record} onBranch=${onBranch && ((id) => onBranch(id, changes.value))} />
     ${shown.map((field) => html`<${Knob} key=${field.name} field=${field} base=${body[field.name] ?? startOf(field, state.fields.value, state.model.value)} />`)}
     <div class="row">
       ${more.length > 0 && html`<select aria-label="Another knob" value="" onChange=${(event) => { added.value = [...added.value, event.target.value]; event.target.value = ""; }}>

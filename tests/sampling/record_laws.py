@@ -68,7 +68,7 @@ def check_edits(record: Explanation, raw: torch.Tensor) -> None:
         if len(record.ids) == raw.numel():
             assert (sum(gone), sum(moved)) == (step.banned, step.changed)
             assert close(sum(step.probabilities), 1.0)
-        assert all((p == 0.0) for p, l in zip(step.probabilities, step.logits, strict=True) if l is None)
+        assert all((p == 0.0) for p, logit in zip(step.probabilities, step.logits, strict=True) if logit is None)
         left, before = step.left, step.logits
 
 

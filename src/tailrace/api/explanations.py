@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import msgspec
 
 from tailrace.api.logprobs import Labels, named
-from tailrace.api.schema.explain import Sentences, TokenExplanation
+from tailrace.api.schema.explain import TokenExplanation
 from tailrace.explanation import Explanation
+from tailrace.sentences import sentences_of
 from tailrace.text.output import Delta
 
 CHARS = 16  # writing one shown token of a record costs as much as tokenizing so many characters
@@ -42,15 +43,10 @@ def write(labels: Labels, record: Explanation, data: bytes | None = None) -> msg
                 token=token,
                 bytes=spelt,
                 tokens=[labels.names[id][0] for id in record.ids],
-                sentences=sentences_of(labels, record),
+                sentences=sentences_of(record, lambda id: labels.names[id][0]),
             )
         )
     )
-
-
-def sentences_of(labels: Labels, record: Explanation) -> Sentences:
-    """The record in words."""
-    return Sentences("", [""] * len(record.edits), [""] * len(record.refinements), "", [""] * len(record.ids))
 
 
 def size_of(piece: Delta) -> int:

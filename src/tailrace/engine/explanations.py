@@ -16,6 +16,7 @@ import torch
 
 from tailrace.engine.draws import DraftTokens, Draws
 from tailrace.engine.sequence import Sequence
+from tailrace.errors import EngineError
 from tailrace.explanation import Explanation
 from tailrace.kernels.rows import Rows
 from tailrace.params import SamplingParams
@@ -33,22 +34,27 @@ class KeptRows:
     rows: Rows
     took_s: float
 
-    def explain(self, sampler: Sampler, params: SamplingParams, draft: DraftTokens, drafter: str) -> list[Explanation]:
-        """One record per token that the step has drawn, in order. The slot is still that of the draw. drafter: who made
-        the draft."""
+    def explain(self, sampler: Sampler, params: SamplingParams, tokens: list[int]) -> list[Explanation]:
+        """One record per token that the step has drawn, in order. The slot is still that of the draw.
+
+        Raises:
+            EngineError: the records are of other tokens.
+        """
         assert params.explain is not None
         [records] = sampler.explain(self.arrived(), self.rows, params.explain)
-        return [drafted(record, params, draft, drafter) for record in records] if draft.tokens else records
+        if (walked := [record.token_id for record in records]) != tokens:
+            raise EngineError(f"explain: the kernels have drawn {tokens!r:.200}, and the reference {walked!r:.200}")
+        return records
 
 
-def drafted(record: Explanation, params: SamplingParams, draft: DraftTokens, drafter: str) -> Explanation:
+def drafted(record: Explanation, draft: DraftTokens, drafter: str, greedy: bool) -> Explanation:
     """The record with the drafter's name. What must come next is drafted so that it takes no step of its own: there,
     nobody has guessed."""
     if record.draft is None:
         return record
     if not draft.forced:
         return msgspec.structs.replace(record, draft=msgspec.structs.replace(record.draft, drafter=drafter))
-    plain = "greedy" if params.greedy else "drawn"
+    plain = "greedy" if greedy else "drawn"
     return msgspec.structs.replace(record, draft=None, origin="forced" if record.origin == "forced" else plain)
 
 

@@ -18,13 +18,15 @@ from tailrace.kernels.needs import SlotNeeds, check_rows
 from tailrace.kernels.program import Mask
 from tailrace.kernels.rows import Rows
 from tailrace.kernels.types import readable
+from tailrace.params import SamplingParams
 from tailrace.sampling.backends.base import drafted_requests
 from tailrace.sampling.backends.reference import draft_rows_of
 from tailrace.sampling.record import Outcome, Pair, Record, Walked
 from tailrace.sampling.reference import DRAW_STREAM, Choice, Target, drawn, steps, target_of
 from tailrace.sampling.request_slot import RequestSlot
+from tailrace.sampling.sequence_state import SequenceState
 from tailrace.sampling.slots import Slots
-from tailrace.sampling.validation import check_kind
+from tailrace.sampling.validation import CALLER_FIELDS, check_kind
 from tailrace.sampling.verify import DraftRows, follow, rule_of
 
 
@@ -57,6 +59,40 @@ def explain_row(
     choice = Choice(slot.forced) if slot.forced is not None else drawn(walked.candidates, slot, position)
     outcome = Outcome(choice.token if token is None else token, origin_of(walked, slot), choice)
     return Record(walked, slot, outcome).made(options, guided)
+
+
+def what_if(slot: RequestSlot, params: SamplingParams, tokens: Sequence[int] | None = None) -> RequestSlot:
+    """The slot as it would stand with other parameters, for `explain_row`: the same sequence, key and forced tokens.
+
+    Args:
+        slot: not modified. tokens: prompt and output, where the slot has not kept them because none of its own methods
+            looks at them. The state of methods that learn is what the slot's own have learnt, else where they begin.
+
+    Raises:
+        ParameterError: the parameters name a token outside the vocabulary, a processor that is not there; or they look
+            at tokens, and nobody has them.
+    """
+    known = slot.history.tokens if slot.history is not None else tokens
+    count = slot.num_prompt + slot.num_output
+    if known is not None and len(known) != count:
+        raise ParameterError(f"tokens must be the {count} ids of prompt and output, got {len(known)}", "tokens")
+    spoken = [0] * count if known is None else known
+    sequence_state = SequenceState()
+    sequence_state.copy_from(slot.sequence_state)
+    slots = Slots(1, slot.vocab_size)
+    slots.add(
+        0,
+        params,
+        prompt=spoken[: slot.num_prompt],
+        key=slot.key,
+        output=spoken[slot.num_prompt :],
+        eos_token_ids=slot.eos_token_ids,
+        sequence_state=sequence_state,
+        handled_by_caller=("seed", *CALLER_FIELDS),
+    )
+    if known is None and slots[0].history is not None:
+        raise ParameterError("tokens must be given: these parameters look at them, and the slot's own don't", "tokens")
+    return slots[0]
 
 
 def explain_rows(

@@ -23,6 +23,7 @@ from tailrace.wire.messages import (
     PeerCount,
     PeerQuery,
     PeerReply,
+    Replay,
     Stats,
 )
 from tailrace.wire.peer_queries import PendingQuery
@@ -169,10 +170,17 @@ class AsyncClient:
         return len(self._streams.unacknowledged)
 
     def submit(
-        self, prompt: list[int], params: SamplingParams, *, id: str | None = None, priority: int = 0, adapter: str = ""
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        *,
+        id: str | None = None,
+        priority: int = 0,
+        adapter: str = "",
+        replay: Replay | None = None,
     ) -> AsyncStream:
-        """Ask for a generation."""
-        open_stream, message = self._streams.open(prompt, params, id, priority, time.time(), adapter)
+        """Ask for a generation, or for the explanation of one. (More than six parameters: those of a Submit.)"""
+        open_stream, message = self._streams.open(prompt, params, id, priority, time.time(), adapter, replay)
         if self.error is not None:
             self._streams.fail_all(EngineDeadError(str(self.error)))
         else:

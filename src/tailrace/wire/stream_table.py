@@ -28,6 +28,8 @@ from tailrace.wire.messages import (
     PeerReply,
     PromptLogprobs,
     Ready,
+    Replay,
+    Replayed,
     SequenceEvent,
     Stats,
     Submit,
@@ -60,6 +62,8 @@ class OpenStream:
     def add(self, event: SequenceEvent) -> None:
         """An event has arrived. The order within each sequence is kept."""
         if not isinstance(event, Tokens):
+            if isinstance(event, Replayed):
+                self.held += sum(map(record_bytes, event.records))
             self.events.append(event)
             return
         entries = event.logprobs
@@ -114,11 +118,13 @@ class StreamTable:
         priority: int,
         arrival_s: float,
         adapter: str = "",
+        replay: Replay | None = None,
     ) -> tuple[OpenStream, Submit]:
-        """A new stream and the message that asks for it."""
+        """A new stream and the message that asks for it. (More than six parameters: those of a Submit.)"""
         open_stream = OpenStream(id or uuid4().hex, next(self.epochs), set(range(params.n)))
         self.open_streams[open_stream.id, open_stream.epoch] = open_stream
-        return open_stream, Submit(open_stream.id, open_stream.epoch, prompt, params, priority, arrival_s, adapter)
+        name = open_stream.id, open_stream.epoch
+        return open_stream, Submit(*name, prompt, params, priority, arrival_s, adapter, replay)
 
     def close(self, open_stream: OpenStream, keep: bool = False) -> bool:
         """Close the stream; without `keep`, its unread events are dropped. True if sequences were still open, so that
@@ -164,7 +170,7 @@ class StreamTable:
                     if not isinstance(message, Tokens):
                         open_stream.open.discard(message.index)
                     woken[open_stream] = None
-                case PromptLogprobs():
+                case PromptLogprobs() | Replayed():
                     open_stream = self.open_streams.get((message.id, message.epoch))
                     if open_stream is not None:
                         open_stream.add(message)

@@ -7,17 +7,7 @@ from typing import Annotated
 import msgspec
 
 from tailrace.explanation import Explanation
-
-
-class Sentences(msgspec.Struct, frozen=True):
-    """The record in words. model: what the model thought. edits, refinements: of each step. draw: how the token was
-    drawn. why_not: per shown token why it did not come, "" for the token itself."""
-
-    model: str
-    edits: list[str]
-    refinements: list[str]
-    draw: str
-    why_not: list[str]
+from tailrace.sentences import Sentences
 
 
 class TokenExplanation(Explanation, frozen=True, kw_only=True):

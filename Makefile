@@ -25,7 +25,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 export PYTHONDONTWRITEBYTECODE :=
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: install serve chat test test-long test-page test-clients test-peers test-models test-gpu test-oldest wheel bench lint format docs lock lock-clients lock-docs clean help
+.PHONY: install serve chat test test-long test-page test-clients test-peers test-models test-gpu test-oldest wheel bench lint format docs screenshots lock lock-clients lock-docs clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -83,6 +83,10 @@ test-long: install
 test-page: install
 	$(BIN)/python tests/page/axe.py
 	$(BIN)/python -m pytest tests/page $(ARGS)
+
+# Pictures of the page for docs/, from a server with the default model.
+screenshots: install
+	PYTHONPATH=tests $(BIN)/python -m page.screenshots $(ARGS)
 
 # Clients of others against the server.
 test-clients: install $(CLIENTS)/.stamp

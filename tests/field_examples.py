@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, get_args, get_origin
 
+from tailrace.explanation import ExplainOptions
 from tailrace.fields import Field
 from tailrace.options import Grammar, MarkedSpan, RepetitionDetection, Speculation, ThinkingBudget, Watermark
 from tailrace.params import FIELDS, voids_of
@@ -34,6 +35,7 @@ EXAMPLES: dict[str, Any] = {
     "negative_prompt": (1,),
     "speculation": Speculation(max_drafts=2),
     "shown_token_ids": (1,),
+    "explain": ExplainOptions(top=3, ids=(5,)),
 }
 # the fields that the sampler acts on and that change what is drawn
 DRAWN = {

@@ -9,6 +9,7 @@ from __future__ import annotations
 from operator import attrgetter
 from typing import Annotated, Any, Literal
 
+from tailrace.explanation import ExplainOptions
 from tailrace.field_checks import check_texts
 from tailrace.fields import COUNT, Field, Kind, Range, TokenId
 from tailrace.options import Grammar, MarkedSpan, RepetitionDetection, Speculation, ThinkingBudget
@@ -182,6 +183,17 @@ class EngineFields(SamplerFields, frozen=True, kw_only=True, omit_defaults=True,
             kind="report",
             flag="",
             instead="tailrace.sampling.prompt_logprobs.replay",
+        ),
+    ] = None
+    explain: Annotated[
+        ExplainOptions | None,
+        Field(
+            "Report why each token came: what the model thought of it, what each method did, how it was drawn",
+            kind="report",
+            token_ids=attrgetter("ids"),
+            http="converted",
+            flag="",
+            instead="Sampler.explain",
         ),
     ] = None
     include_stop_str_in_output: Annotated[

@@ -176,10 +176,12 @@ async def test_the_status_is_there_while_a_model_loads(tokenizer, folder):
     async with front_of(client, tokenizer, wait=False) as front:
         early = (await front.http.get("/page/status")).json()
         assert early["health"]["status"] in ("starting", "ready")
+        assert early["loading"] == ({NAME: ""} if early["health"]["status"] == "starting" else {})
         assert (await front.http.get("/")).status_code == 200
         await front.until(lambda: front.service.supervisor.state == "ready")
         ready = (await front.http.get("/page/status")).json()
         assert (ready["health"]["status"], ready["models"], ready["keys"]) == ("ready", [NAME], False)
+        assert ready["loading"] == {}
         client.die()
         await front.until(lambda: front.service.supervisor.state == "dead")
         dead = await front.http.get("/page/status")

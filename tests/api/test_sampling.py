@@ -12,6 +12,7 @@ from tailrace.api.schema.common import PLAIN, GenerateRequest, over_http
 from tailrace.api.schema.completions import CompletionRequest
 from tailrace.api.structured import FIELDS as GRAMMARS
 from tailrace.errors import ContextLengthError, ParameterError
+from tailrace.explanation import ExplainOptions
 from tailrace.params import FIELDS, SamplingParams
 
 # field of another type over HTTP → what is sent, and what arrives
@@ -20,6 +21,7 @@ CONVERTED = {
     "stop_regex": ("[0-9]+x", ("[0-9]+x",)),
     "banned_regex": ("x[0-9]", ("x[0-9]",)),
     "logit_bias": ({"7": -3.5}, {7: -3.5}),
+    "explain": ({"top": 3, "ids": [5]}, ExplainOptions(top=3, ids=(5,))),
     "bad_words": (["no"], ((32, 110, 111), (110, 111))),
     "dry_sequence_breakers": (["a"], (97, 256)),
     "sequence_bias": ([["ab", 1.5], [[4, 5], -2.0]], (((4, 5), -2.0), ((32, 97, 98), 1.5), ((97, 98), 1.5))),

@@ -39,9 +39,10 @@ from tailrace.config import GrammarConfig
 from tailrace.drafting import draft_sampler
 from tailrace.drafting.base import Draft
 from tailrace.engine import draws, speculation, step
+from tailrace.engine.appending import TokenAppender, TokenOutcome
 from tailrace.engine.checks.structured_output import StructuredOutput
 from tailrace.engine.lifecycle import Lifecycle
-from tailrace.engine.outputs import OutputProcessor, TokenOutcome
+from tailrace.engine.outputs import OutputProcessor
 from tailrace.grammar import bitmasks
 from tailrace.grammar.service import Grammars
 from tailrace.kernels.rows import Rows
@@ -343,7 +344,7 @@ def stale_programs(patch) -> None:
 
 
 def forgetful_unconditional(patch) -> None:
-    real = OutputProcessor.append_token
+    real = TokenAppender.append_token
 
     def append(self, sequence, new, after_draft):
         outcome = real(self, sequence, new, after_draft)
@@ -351,11 +352,11 @@ def forgetful_unconditional(patch) -> None:
             sequence.unconditional.tokens[-1] = 0
         return outcome
 
-    patch.setattr(OutputProcessor, "append_token", append)
+    patch.setattr(TokenAppender, "append_token", append)
 
 
 def grammar_stands_still(patch) -> None:
-    real = OutputProcessor.append_token
+    real = TokenAppender.append_token
 
     def append(self, sequence, new, after_draft):
         with pytest.MonkeyPatch.context() as inner:
@@ -363,7 +364,7 @@ def grammar_stands_still(patch) -> None:
                 inner.setattr(StructuredOutput, "push", lambda self, token: False)
             return real(self, sequence, new, after_draft)
 
-    patch.setattr(OutputProcessor, "append_token", append)
+    patch.setattr(TokenAppender, "append_token", append)
 
 
 def grammar_stays_ahead(patch) -> None:

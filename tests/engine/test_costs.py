@@ -16,7 +16,7 @@ from engine.harness import VOCAB as HARNESS_VOCAB
 from engine.harness import Harness, alone
 from engine.test_structured_output import EOS, TOKEN_BYTES, VOCAB, ids
 from tailrace.config import GrammarConfig
-from tailrace.engine import draws, outputs
+from tailrace.engine import appending, draws
 from tailrace.engine.scheduler import resting_sequences
 from tailrace.errors import GrammarLimitError, ParameterError
 from tailrace.field_checks import MAX_PHRASE
@@ -141,7 +141,7 @@ def test_searches_for_a_way_out_of_one_call_share_the_time(both_modes, monkeypat
     ranked = completion.CompletionSearch.ranked
     grammars = Grammars(GrammarConfig(), None, TOKEN_BYTES.token_bytes, TOKEN_BYTES.special, [EOS], VOCAB)
     harness = Harness(ScriptedRunner(VOCAB, lambda tokens: A, 512), grammars=grammars, token_bytes=TOKEN_BYTES, eos=EOS)
-    monkeypatch.setattr(outputs, "SEARCH_S", 0.0)
+    monkeypatch.setattr(appending, "SEARCH_S", 0.0)
     monkeypatch.setattr(
         completion.CompletionSearch,
         "ranked",

@@ -14,7 +14,7 @@ import torch
 
 from engine.harness import Fickle, Harness
 from tailrace.config import GrammarConfig
-from tailrace.engine import outputs as commit_room
+from tailrace.engine import appending
 from tailrace.engine.token_bytes import TokenBytes
 from tailrace.grammar import bitmasks
 from tailrace.grammar.base import DraftMaskError
@@ -271,7 +271,7 @@ def test_a_search_that_takes_many_steps_finds_the_same(grammars, monkeypatch):
     asked = Grammar(kind="json_schema", source=json.dumps({"type": "array", "items": SCHEMA}), close_in_time=True)
 
     def told(seconds: float) -> tuple[dict, int]:
-        monkeypatch.setattr(commit_room, "SEARCH_S", seconds)
+        monkeypatch.setattr(appending, "SEARCH_S", seconds)
         harness = world(grammars)
         for seed in range(2):
             harness.submit(f"a{seed}", ids("abc"), grammar=asked, temperature=1.0, seed=seed, max_tokens=45)

@@ -96,6 +96,15 @@ def open_page(browser: Browser) -> Iterator[Callable[..., Page]]:
     assert not trouble
 
 
+@pytest.fixture(scope="module")
+def modules(browser: Browser, served: Served) -> Iterator[Page]:
+    """A page that several tests share, for modules without markup: import("./page/js/….js") in it."""
+    page = browser.new_page()
+    page.goto(served.url)
+    yield page
+    page.close()
+
+
 @pytest.fixture
 def page(open_page: Callable[..., Page], served: Served) -> Page:
     return open_page(served.url)

@@ -63,6 +63,7 @@ class AggregatedChoice:
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobEntries | UnsetType = UNSET
+    explanations: list[msgspec.Raw] | UnsetType = UNSET
 
     def end(self, finish_reason: str | None, stop_reason: str | int | UnsetType | None) -> None:
         """Note the end, if this chunk brings it."""
@@ -76,6 +77,13 @@ class AggregatedChoice:
             if isinstance(self.token_ids, UnsetType):
                 self.token_ids = []
             self.token_ids.extend(token_ids)
+
+    def add_records(self, records: list[msgspec.Raw] | UnsetType) -> None:
+        """Note why tokens came, if that is reported."""
+        if not isinstance(records, UnsetType):
+            if isinstance(self.explanations, UnsetType):
+                self.explanations = []
+            self.explanations.extend(records)
 
 
 class Folded(NamedTuple, Generic[ChunkT]):
@@ -140,6 +148,7 @@ async def fold_chat(chunks: AsyncGenerator[ChatChunk, None]) -> ChatCompletion:
                 so_far.chat_logprobs.extend(choice.logprobs.content)
             so_far.end(choice.finish_reason, choice.stop_reason)
             so_far.add_ids(choice.token_ids)
+            so_far.add_records(choice.explanations)
 
     whole = await fold(chunks, add)
     return ChatCompletion(
@@ -167,6 +176,7 @@ def _chat_choice(index: int, whole: AggregatedChoice) -> ChatChoice:
         finish_reason=whole.finish_reason,
         stop_reason=whole.stop_reason,
         token_ids=whole.token_ids,
+        explanations=whole.explanations,
     )
 
 
@@ -180,6 +190,7 @@ async def fold_completion(chunks: AsyncGenerator[Completion, None]) -> Completio
             so_far.logprobs = _joined(so_far.logprobs, choice.logprobs)
             so_far.end(choice.finish_reason, choice.stop_reason)
             so_far.add_ids(choice.token_ids)
+            so_far.add_records(choice.explanations)
             so_far.prompt_token_ids = choice.prompt_token_ids or so_far.prompt_token_ids
             so_far.prompt_logprobs = choice.prompt_logprobs or so_far.prompt_logprobs
 
@@ -205,6 +216,7 @@ def _completion_choice(index: int, whole: AggregatedChoice) -> CompletionChoice:
         whole.token_ids,
         whole.prompt_token_ids,
         whole.prompt_logprobs,
+        whole.explanations,
     )
 
 

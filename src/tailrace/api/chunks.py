@@ -69,7 +69,7 @@ class UsageReporter:
 def pieces(delta: Delta, with_ids: bool) -> Iterator[Delta]:
     """The delta as one or two pieces, none if it shows nothing. Text and end are separate: some clients read no text
     from the chunk with the finish reason."""
-    has_content = bool(delta.text or delta.logprobs or (with_ids and delta.token_ids))
+    has_content = bool(delta.text or delta.logprobs or delta.explanations or (with_ids and delta.token_ids))
     if delta.finish_reason is None:
         if has_content:
             yield delta

@@ -231,7 +231,7 @@ class Generation:
         match event:
             case Tokens():
                 clock.tick(event.index, len(event.token_ids))
-                return text.feed(event.token_ids, event.logprobs)
+                return text.feed(event.token_ids, event.logprobs, event.explanations)
             case Finished():
                 return text.flush(event.reason, event.stop_token_id, event.cause)
             case Failed():

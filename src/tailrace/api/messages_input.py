@@ -21,7 +21,7 @@ from tailrace.text.tool_parsers.functions import check_tools
 ERROR = "Error: "  # before the result of a tool that failed; a chat's messages have no field for it
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 # fields of all endpoints that mean nothing here, or have another name
-ABSENT = ("prompt_logprobs", "logprob_token_ids", "report_entropy", "return_token_ids", "stream_options")
+ABSENT = ("prompt_logprobs", "logprob_token_ids", "report_entropy", "return_token_ids", "explain", "stream_options")
 
 
 def to_chat(ask: MessagesRequest) -> ChatInput:

@@ -18,6 +18,7 @@ from tailrace.api.routes.health import Version
 from tailrace.api.schema.chat import ChatCompletion, ChatRequest
 from tailrace.api.schema.completions import Completion, CompletionRequest
 from tailrace.api.schema.errors import AnthropicError, ErrorBody
+from tailrace.api.schema.explain import TokenExplanation
 from tailrace.api.schema.messages import CountRequest, InputTokens, MessageObject, MessagesRequest
 from tailrace.api.schema.models import ModelCard, ModelList
 from tailrace.api.schema.requests import Cancelled
@@ -30,6 +31,7 @@ SCHEMES = {
     "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
 }
 ERRORS = (ErrorBody, AnthropicError)
+WRITTEN = (TokenExplanation,)  # of which answers hold the JSON
 REF = "#/components/schemas/{name}"
 
 
@@ -95,8 +97,8 @@ def document() -> bytes:
     types = [
         kind for operation in OPERATIONS.values() for kind in (operation.takes, operation.gives) if kind is not None
     ]
-    refs, components = msgspec.json.schema_components([*types, *ERRORS], ref_template=REF)
-    by_type = dict(zip([*types, *ERRORS], refs, strict=True))
+    refs, components = msgspec.json.schema_components([*types, *ERRORS, *WRITTEN], ref_template=REF)
+    by_type = dict(zip([*types, *ERRORS, *WRITTEN], refs, strict=True))
     for kind in (ChatRequest, CompletionRequest, ResponsesRequest, MessagesRequest):
         add_declarations(components[kind.__name__]["properties"])
     add_range(

@@ -10,6 +10,7 @@ from uuid import uuid4
 import msgspec
 from msgspec import UNSET
 
+from tailrace.api.response_logprobs import Reports
 from tailrace.api.schema.responses import Event, Incomplete, OutputItem, OutputPart, ResponseObject, ResponseUsage
 from tailrace.text.splitter import Segment
 from tailrace.text.tool_parsers import ToolCall
@@ -31,15 +32,15 @@ class ResponseEvents:
         self._count = 0
         self._channel = ""  # of the item that is open, if any
         self._text: list[str] = []
-        self._logprobs: list[msgspec.Raw] = []
+        self._reports = Reports([], [])
 
     def begin(self) -> Iterator[Event]:
         """The response has been created."""
         yield self._event("response.created", response=self.response)
         yield self._event("response.in_progress", response=self.response)
 
-    def add(self, segment: Segment, logprobs: list[msgspec.Raw]) -> Iterator[Event]:
-        """More text, or a tool call. logprobs: of the tokens of its text, if they are asked for."""
+    def add(self, segment: Segment, reports: Reports) -> Iterator[Event]:
+        """More text, or a tool call. reports: of the tokens of its text."""
         if segment.call is not None:
             yield from self._call(segment.call)
             return
@@ -57,8 +58,9 @@ class ResponseEvents:
                 "response.content_part.added", **self._place(), content_index=0, part=self._part(part, "")
             )
         self._text.append(segment.text)
-        self._logprobs += logprobs
-        scored = scores(part, logprobs)
+        self._reports.logprobs.extend(reports.logprobs)
+        self._reports.explanations.extend(reports.explanations)
+        scored = scores(part, reports.logprobs) | records(reports.explanations)
         yield self._event(f"{events}.delta", **self._place(), content_index=0, delta=segment.text, **scored)
 
     def end(self, finish_reason: str, stop_reason: Any, usage: ResponseUsage, whole: bool = True) -> Iterator[Event]:
@@ -116,18 +118,19 @@ class ResponseEvents:
         _, _, kind, events = KINDS[self._channel]
         item, text = self.response.output[-1], "".join(self._text)
         part = self._part(kind, text)
-        scored = scores(kind, self._logprobs)
+        scored = scores(kind, self._reports.logprobs) | records(self._reports.explanations)
         yield self._event(f"{events}.done", **self._place(), content_index=0, text=text, **scored)
         yield self._event("response.content_part.done", **self._place(), content_index=0, part=part)
         item.content, item.status = [part], status
         yield self._event("response.output_item.done", output_index=self._at, item=item)
         self._channel = ""
-        self._text, self._logprobs = [], []
+        self._text, self._reports = [], Reports([], [])
 
     def _part(self, kind: str, text: str) -> OutputPart:
+        found = records(self._reports.explanations)
         if kind != "output_text":
-            return OutputPart(kind, text)
-        return OutputPart(kind, text, [], self._logprobs or UNSET)
+            return OutputPart(kind, text, **found)
+        return OutputPart(kind, text, [], self._reports.logprobs or UNSET, **found)
 
     def _event(self, type: str, **fields: Any) -> Event:
         event = Event(type=type, sequence_number=self._count, **fields)
@@ -139,3 +142,8 @@ class ResponseEvents:
 def scores(part: str, logprobs: list[msgspec.Raw]) -> dict[str, Any]:
     """The `logprobs` field, which OpenAI's clients expect with output text; empty where none are asked for."""
     return {"logprobs": logprobs} if part == "output_text" else {}
+
+
+def records(explanations: list[msgspec.Raw]) -> dict[str, Any]:
+    """The `explanations` field, where they are asked for."""
+    return {"explanations": explanations} if explanations else {}

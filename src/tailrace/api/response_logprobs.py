@@ -1,54 +1,77 @@
-"""Which tokens the text of a response's messages is made of: their logprobs, beside the segments of the text.
+"""Which tokens the text of a response is made of: their logprobs, and why they came, beside the segments of the text.
 
 Deltas are split at their tokens before they are split into channels, so the tokens of a message spell its text, however
-many came at once. Tokens of thoughts, calls and markers are left out, and so is the end token.
+many came at once. Tokens of calls and markers are left out, and so is the end token; those of thoughts have no
+logprobs.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import msgspec
 
+from tailrace.api.explanations import records_of, write
 from tailrace.api.logprobs import Labels, chat_logprobs, delivered
 from tailrace.text.output import Delta
 from tailrace.text.splitter import Segment, Splitter
 
-Scored = tuple[Segment, list[msgspec.Raw]]
+
+class Reports(NamedTuple):
+    """Of the tokens of a segment: their logprobs, and why they came; empty where that is not asked for."""
+
+    logprobs: list[msgspec.Raw]
+    explanations: list[msgspec.Raw]
+
+
+Scored = tuple[Segment, Reports]
+
+
+class TokenReport(NamedTuple):
+    """A token that has not come out: where it begins, and what is reported of it."""
+
+    begin: int
+    logprobs: msgspec.Raw | None
+    explanation: msgspec.Raw | None
 
 
 class ScoredSegments:
-    """The segments of one answer's text, those of content with the logprobs of their tokens.
+    """The segments of one answer's text, with what is reported of their tokens.
 
     Args:
-        top: alternatives per token; None: no logprobs.
+        top: alternatives per token; None: no logprobs. explains: why tokens came is asked for.
     """
 
-    def __init__(self, splitter: Splitter, labels: Labels, top: int | None) -> None:
-        self.splitter, self._labels, self._top = splitter, labels, top
+    def __init__(self, splitter: Splitter, labels: Labels, top: int | None, explains: bool = False) -> None:
+        self.splitter, self._labels, self._top, self._explains = splitter, labels, top, explains
         self._text = ""  # all of it
         self._seen = 0  # so much of it has come out, or was left out
-        self._tokens = deque[tuple[int, msgspec.Raw]]()  # (where it begins, its entry) of tokens that have not come out
+        self._tokens = deque[TokenReport]()
 
     def feed(self, delta: Delta) -> Iterator[Scored]:
         """The segments that a delta completes; all that is held, where it ends the answer."""
-        if self._top is None:
-            yield from ((segment, []) for segment in self.splitter.feed(delta.text))
+        if self._top is None and not self._explains:
+            yield from ((segment, Reports([], [])) for segment in self.splitter.feed(delta.text))
         else:
-            for piece in self._pieces(delta, self._top):
+            for piece in self._pieces(delta):
                 self._text += piece
                 yield from self._scored(self.splitter.feed(piece))
         if delta.finish_reason is not None:
             yield from self._scored(self.splitter.flush())
 
-    def _pieces(self, delta: Delta, top: int) -> list[str]:
+    def _pieces(self, delta: Delta) -> list[str]:
         """The delta's text, cut before each token."""
-        begin, tokens = len(self._text), list(delivered(delta)) if delta.logprobs else []
-        if tokens:
-            entries = chat_logprobs(self._labels, delta, top).content
-            self._tokens += zip((offset for _, _, offset, _ in tokens), entries, strict=True)
-        cuts = [min(max(offset - begin, 0), len(delta.text)) for _, _, offset, _ in tokens]
+        begin, offsets = len(self._text), shown_offsets(delta)
+        entries: list[msgspec.Raw | None] = [None] * len(offsets)
+        records: list[msgspec.Raw | None] = [None] * len(offsets)
+        if self._top is not None and delta.logprobs:
+            entries[:] = chat_logprobs(self._labels, delta, self._top).content
+        if delta.explanations:
+            records[:] = [write(self._labels, record, data) for record, data in records_of(delta)]
+        self._tokens += map(TokenReport, offsets, entries, records)
+        cuts = [min(max(offset - begin, 0), len(delta.text)) for offset in offsets]
         return [delta.text[i:j] for i, j in zip([0, *cuts], [*cuts, len(delta.text)], strict=True) if i < j]
 
     def _scored(self, segments: list[Segment]) -> list[Scored]:
@@ -64,11 +87,23 @@ class ScoredSegments:
                 end, until = at, at + len(segment.text)
             spans.append((end, until))
         for segment, (at, until) in zip(segments, reversed(spans), strict=True):
-            entries: list[msgspec.Raw] = []
-            while segment.text and self._tokens and self._tokens[0][0] < until:
-                start, entry = self._tokens.popleft()
-                if segment.channel == "content" and start >= at:
-                    entries.append(entry)
+            reports = Reports([], [])
+            while segment.text and self._tokens and self._tokens[0].begin < until:
+                token = self._tokens.popleft()
+                if token.begin < at:
+                    continue
+                if segment.channel == "content" and token.logprobs is not None:
+                    reports.logprobs.append(token.logprobs)
+                if token.explanation is not None:
+                    reports.explanations.append(token.explanation)
             self._seen = max(self._seen, until)
-            found.append((segment, entries))
+            found.append((segment, reports))
         return found
+
+
+def shown_offsets(delta: Delta) -> list[int]:
+    """Where the delta's tokens begin, of those that are reported."""
+    if delta.logprobs:
+        return [offset for _, _, offset, _ in delivered(delta)]
+    shown = zip(delta.offsets, range(len(delta.explanations or ())), strict=False)
+    return [offset for offset, place in shown if place not in delta.spelt or delta.spelt[place] is not None]

@@ -14,6 +14,7 @@ from tailrace.api.prompt_length import too_long
 from tailrace.api.schema.common import PLAIN, GenerateRequest
 from tailrace.api.token_fields import bad_words, breakers, logit_bias, sequence_bias
 from tailrace.errors import ParameterError
+from tailrace.explanation import ExplainOptions
 from tailrace.params import REPLACED_BY_MIROSTAT, SamplingParams, check_range
 from tailrace.text.stop_regex import patterns
 from tailrace.text.stop_strings import stop_search
@@ -67,6 +68,8 @@ def given_fields(request: GenerateRequest, defaults: Mapping[str, float | int]) 
     given |= {name: several(value) for name in TEXTS if (value := getattr(request, name)) is not None}
     if (scale := guidance_scale(request)) is not None:
         given["guidance_scale"] = scale
+    if request.explain:
+        given["explain"] = ExplainOptions() if request.explain is True else request.explain
     return starting_point(request.preset, defaults, given) | given
 
 

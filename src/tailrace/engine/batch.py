@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence as List
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,13 +18,13 @@ from tailrace.runners.flat_batch import FlatTokens
 
 
 @dataclass(frozen=True, slots=True)
-class PromptRows:
-    """Logits rows row … row + count − 1: the prompt's tokens start … start + count − 1 follow from them."""
+class ScoredRows:
+    """Logits rows from `row` on, that nothing is sampled from: the tokens at these places of the sequence follow from
+    them."""
 
     sequence: Sequence
     row: int
-    start: int
-    count: int
+    places: List[int]
 
 
 class HiddenRows(NamedTuple):
@@ -40,12 +41,12 @@ class HiddenRows(NamedTuple):
 class Assembled:
     """batch: for the runner. rows: slot → the first of its rows of logits. sampling: the sequences that sample from
     these rows.
-    prompt_rows: of the prompts whose logprobs are asked for. hidden_rows: of everybody in the batch."""
+    scored: rows that nothing is sampled from. hidden_rows: of everybody in the batch."""
 
     batch: Batch
     rows: dict[int, int]
     sampling: list[Sequence]
-    prompt_rows: list[PromptRows]
+    scored: list[ScoredRows]
     hidden_rows: list[HiddenRows]
 
 
@@ -65,7 +66,7 @@ def assemble(
     tokens, wanted, slots = flat.token_ids, flat.wanted, []
     rows: dict[int, int] = {}
     sampling: list[Sequence] = []
-    prompt_rows: list[PromptRows] = []
+    scored: list[ScoredRows] = []
     hidden_rows: list[HiddenRows] = []
     adapted: defaultdict[int, list[int]] = defaultdict(list)
     draft = NO_DRAFTS
@@ -75,12 +76,11 @@ def assemble(
         hidden_rows += [HiddenRows(member, sequence, first, begin) for member in sharing]
         if sequence.is_conditional:  # its unconditional sequence, if it has one, comes next and has the same drafts
             draft = drafts.get(sequence.slot, NO_DRAFTS)
-        if sequence.wants_prompt_logprobs:
-            part = prompt_part(sequence, end, len(wanted))
-            prompt_rows.append(part)
-            wanted += range(begin + part.start - 1 - first, begin + part.start - 1 - first + part.count)
+        if sequence.wanted is not None and (places := sequence.wanted.upto(end)):
+            scored.append(ScoredRows(sequence, len(wanted), places))
+            wanted += [begin + place - 1 - first for place in places]
         computed = sequence.tokens[first:end]
-        if end == len(sequence.tokens):
+        if end == len(sequence.tokens) and sequence.request.replay is None:
             rows[sequence.slot] = len(wanted)
             wanted += range(begin + count - 1, begin + count + len(draft.tokens))
             computed += draft.tokens
@@ -92,10 +92,4 @@ def assemble(
             adapted[sequence.request.adapter] += range(begin, len(tokens))
     table = tables.table[slots, : -(-max(flat.kv_len) // block_size)]
     adapters = tuple((number, torch.tensor(places)) for number, places in sorted(adapted.items()))
-    return Assembled(flat.batch(table, block_size, previous, adapters, slots), rows, sampling, prompt_rows, hidden_rows)
-
-
-def prompt_part(sequence: Sequence, end: int, row: int) -> PromptRows:
-    """The prompt's tokens whose logprobs come from computing it up to position `end`. row: of the first one."""
-    start = max(sequence.num_computed + 1, sequence.prompt_logprobs_sent)
-    return PromptRows(sequence, row, start, max(0, min(end + 1, sequence.num_prompt) - start))
+    return Assembled(flat.batch(table, block_size, previous, adapters, slots), rows, sampling, scored, hidden_rows)

@@ -18,6 +18,7 @@ import torch
 from tailrace.config import CacheConfig, SchedulerConfig, SpeculationConfig
 from tailrace.drafting.base import Drafter
 from tailrace.engine import cache_size
+from tailrace.engine.appending import TokenAppender
 from tailrace.engine.device import Device, overlaps
 from tailrace.engine.draws import Masks, wait_for_late_mask
 from tailrace.engine.isolation import Isolated
@@ -94,10 +95,10 @@ class Engine:
         held = blocks * runner.block_bytes if device is None or device.type == "cpu" else 0
         self.memory_limit = MemoryLimit(int(cache.memory_growth_gib * 2**30), held)
         grammar_step_s = None if grammars is None else grammars.step_s
-        outputs = OutputProcessor(self.lifecycle, scheduler, self.memory_limit, grammar_step_s)
-        depth = int(overlaps(scheduler.overlap, runner))
+        appender = TokenAppender(self.slots, self.lifecycle.rewind, scheduler.redraws_per_token, grammar_step_s)
+        outputs = OutputProcessor(self.lifecycle, scheduler, appender, sampler, self.memory_limit)
         masks = partial(Masks, runner.vocab_size, frozenset(eos), grammars)
-        self.steps = StepDriver(Device(runner, self.counters, depth), sampler, outputs, masks)
+        self.steps = StepDriver(device_of(runner, scheduler, self.counters), sampler, outputs, masks)
         self.compilations = Compilations(runner.vocab_size, grammars)
         self.arrivals = count()
 
@@ -129,6 +130,7 @@ class Engine:
             eos_token_ids=tuple(self.info.eos_token_ids),
             adapter=adapter_number(self.adapters, message.adapter),
             min_host_s=list_s(message.params.watermark, self.limits.vocab_size),
+            replay=message.replay,
         )
         falls_back = beyond_device(message.params, getattr(self.runner, "device", None))
         add_sequences(request, message, self.token_bytes, FALLBACK_S if falls_back else request.min_host_s)
@@ -234,6 +236,11 @@ def warmed_up(sampler: Sampler, runner: ModelRunner) -> Sampler:
         # guided logits are float32
         sampler.warm_up({getattr(runner, "dtype", torch.float32), torch.float32}, device)
     return sampler
+
+
+def device_of(runner: ModelRunner, scheduler: SchedulerConfig, counters: Counters) -> Device:
+    """Where the runner computes; steps overlap where the operator, or the device, has it so."""
+    return Device(runner, counters, int(overlaps(scheduler.overlap, runner)))
 
 
 def state_rings(runner: ModelRunner, slots: int, max_drafts: int) -> tuple[int, int]:

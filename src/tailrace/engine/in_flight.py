@@ -19,6 +19,7 @@ from tailrace.drafting.adaptive import StepCost
 from tailrace.drafting.base import Drafter
 from tailrace.engine.batch import Assembled
 from tailrace.engine.draws import NO_DRAFTS, Begun, Drafts, DraftTokens, Draws, Masks
+from tailrace.engine.explanations import Kept, KeptRows
 from tailrace.engine.scheduler import Work
 from tailrace.engine.sequence import Phase, Sequence
 from tailrace.engine.speculation import Speculator
@@ -72,7 +73,8 @@ class InFlightStep:
 class SampledTokens:
     """What one sequence has sampled: the tokens that verification kept, the first `accepted` of them drafts. status:
     kernels/status.py.
-    error: its grammar could not be matched, so the tokens do not count."""
+    error: its grammar could not be matched, so the tokens do not count. kept: the rows that the tokens were drawn from,
+    where the request asks why they came."""
 
     sequence: Sequence
     draft: DraftTokens
@@ -81,6 +83,7 @@ class SampledTokens:
     status: int
     logprobs: list[TokenLogprobs] | None
     error: Exception | None
+    kept: KeptRows | None = None
 
     def must_be_processed_first(self, slots: Slots, drafter: Drafter | None) -> bool:
         """More than the tokens decides how the sequence goes on: it may end or fail with them, its grammar must be told
@@ -98,13 +101,15 @@ class SampledTokens:
 class LaunchedDraws:
     """A step whose samples are on their way to the host.
 
-    errors: by slot, of masks. samples: what has arrived and is not processed yet. arrived_s: time.perf_counter at which
-    it did. assumed: the sequences that hold assumed tokens, and how many.
+    errors: by slot, of masks. kept: rows of those that ask why their tokens came. samples: what has arrived and is not
+    processed yet. arrived_s: time.perf_counter at which it did. assumed: the sequences that hold assumed tokens, and
+    how many.
     """
 
     step: InFlightStep
     pending: Begun
     errors: dict[int, Exception]
+    kept: Kept = field(default_factory=dict)
     samples: list[SampledTokens] | None = None
     arrived_s: float = 0.0
     assumed: list[tuple[Sequence, int]] = field(default_factory=list)
@@ -150,13 +155,11 @@ class LaunchedDraws:
 
 
 def read_samples(
-    drafts: Drafts,
-    sampled: list[tuple[list[Sequence], Sampled]],
-    errors: dict[int, Exception],
-    speculator: Speculator,
+    launched: LaunchedDraws, sampled: list[tuple[list[Sequence], Sampled]], speculator: Speculator
 ) -> list[SampledTokens]:
-    """What each sequence has sampled. The speculator hears how many drafts were accepted. errors: by slot, of masks."""
+    """What each sequence has sampled. The speculator hears how many drafts were accepted."""
     found: list[SampledTokens] = []
+    drafts, errors, kept = launched.step.drafts, launched.errors, launched.kept
     for sequences, samples in sampled:
         columns = (samples.num_tokens.tolist(), samples.status.tolist(), samples.token_ids.tolist(), samples.logprobs)
         for sequence, count, status, row, logprobs in zip(sequences, *columns, strict=True):
@@ -167,5 +170,6 @@ def read_samples(
                 pairs = zip(row, draft.tokens, strict=False)
                 accepted = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
                 speculator.record_acceptance(sequence, draft, accepted)
-            found.append(SampledTokens(sequence, draft, row[:count], accepted, status, logprobs, error))
+            rows = kept.get(sequence) if kept else None
+            found.append(SampledTokens(sequence, draft, row[:count], accepted, status, logprobs, error, rows))
     return found

@@ -53,12 +53,12 @@ class BlockCache:
     # ---- planning: reads only
 
     def match(self, sequence: Sequence) -> list[int]:
-        """Published blocks that hold the longest prefix of the sequence; the last token is never among it, because its
-        logits must be computed."""
+        """Published blocks that hold the longest prefix of the sequence; a token whose logits are wanted is never among
+        it."""
         found: list[int] = []
         if not self.prefix_reuse:
             return found
-        for digest in self._chain(sequence, (len(sequence.tokens) - 1) // self.block_size):
+        for digest in self._chain(sequence, sequence.reusable // self.block_size):
             block = self.by_hash.get(digest)
             if block is None:
                 break

@@ -38,7 +38,8 @@ class Ending:
 
 class Lifecycle:
     """The state of all requests. `waiting` and `running` are sorted by priority and arrival. outbox: messages to each
-    client, in order. state_copies: (slot, slot) of forks, whose states are copied before the next forward pass."""
+    client, in order. state_copies: (slot, slot) of forks, whose states are copied before the next forward pass.
+    explained, replays: those of the sequences with a slot that ask why their tokens came, or why they had come."""
 
     def __init__(
         self,
@@ -57,6 +58,8 @@ class Lifecycle:
         self.running: list[Sequence] = []
         self.outbox: defaultdict[bytes, list[FromEngine]] = defaultdict(list)
         self.state_copies: list[tuple[int, int]] = []
+        self.explained: set[Sequence] = set()
+        self.replays: set[Sequence] = set()
 
     def add(self, request: Request) -> None:
         """The request waits from here on."""
@@ -81,18 +84,24 @@ class Lifecycle:
             member.slot = self.free_slots.pop()
             self.tables.clear(member.slot)
             self.tables.write(member)
+        said = sequence if sequence.walker is None else sequence.walker
+        said.slot = sequence.slot
         self.slots.add(
             sequence.slot,
             request.params,
-            key=sequence.key,
-            prompt=sequence.tokens[: sequence.num_prompt],
-            output=sequence.tokens[sequence.num_prompt :],
+            key=said.key,
+            prompt=said.tokens[: said.num_prompt],
+            output=said.tokens[said.num_prompt :],
             eos_token_ids=request.eos_token_ids,
-            sequence_state=sequence.sequence_state,
+            sequence_state=said.sequence_state,
             handled_by_caller=(*CALLER_FIELDS, "seed"),
         )
         for fork in sequence.forks:
             self.slots.fork(sequence.slot, fork.slot, key=fork.key, sequence_state=fork.sequence_state)
+        if sequence.walker is not None:
+            self.replays.add(sequence)
+        elif request.params.explain is not None:
+            self.explained.update((sequence, *sequence.forks))
 
     def schedule(self, limits: SchedulerConfig) -> Plan:
         """The next step, without sequences that end with the token they are about to get."""
@@ -143,7 +152,7 @@ class Lifecycle:
                 if self.cache.state_rows:
                     self.state_copies.append((source.slot, member.slot))
                 self.tables.write(member)
-            fork.num_cached, fork.prompt_logprobs_sent = leader.num_cached, leader.prompt_logprobs_sent
+            fork.num_cached = leader.num_cached
             fork.advance("fork")
             insort(self.running, fork, key=order)
             if not fork.samples_with_prefill:
@@ -231,6 +240,8 @@ class Lifecycle:
         self.fail([(sequence, error) for sequence in sequences if sequence.is_conditional])
 
     def _release(self, sequence: Sequence) -> None:
+        self.explained.discard(sequence)
+        self.replays.discard(sequence)
         if sequence.slot >= 0 and self.slots.slots[sequence.slot] is not None:  # else it could not be added
             self.slots.remove(sequence.slot)
             self.speculator.remove(sequence.slot)

@@ -1,7 +1,5 @@
-"""Process a step's outputs: append sampled tokens one by one, check stop conditions, queue messages. Tokens sampled
-after a stop are discarded.
-
-`append_token` decides whether a sequence goes on, and returns the decision. `process_output` applies it.
+"""Process a step's outputs: append sampled tokens one by one, queue messages, end sequences. Tokens sampled after a
+stop are discarded. What a token leads to is decided in appending.py.
 """
 
 from __future__ import annotations
@@ -11,69 +9,57 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+import msgspec
+
 from tailrace.config import SchedulerConfig
+from tailrace.engine.appending import TokenAppender, TokenOutcome
 from tailrace.engine.checks import NewToken
-from tailrace.engine.checks.banned_strings import GRACE
-from tailrace.engine.checks.structured_output import RESTS, StructuredOutput
 from tailrace.engine.draws import SampleSkippedError
+from tailrace.engine.explanations import KeptRows, drafted
 from tailrace.engine.in_flight import SampledTokens
 from tailrace.engine.isolation import Isolated
 from tailrace.engine.lifecycle import Ending, Lifecycle
 from tailrace.engine.memory import MemoryLimit
 from tailrace.engine.sequence import Phase, Sequence
 from tailrace.errors import NothingLeftError, RowError, TailraceError
-from tailrace.grammar.bitmasks import in_time
+from tailrace.explanation import Explanation
 from tailrace.kernels.status import EMPTY, MESSAGES, NAMES, OK
+from tailrace.sampling import Sampler
 from tailrace.wire.messages import Tokens
-
-# Processor time in a step for one call's searches for the shortest completion. A search goes on in the next step.
-SEARCH_S = 0.01
 
 
 @dataclass(slots=True)
 class HostTime:
-    """Processor time in one step, by call: taken_s: of all its outputs. last_s: of its last one. searched_s: of
-    searches for the shortest completion."""
+    """Processor time in one step, by call: taken_s: of all its outputs. last_s: of its last one."""
 
     taken_s: defaultdict[tuple[bytes, str], float] = field(default_factory=lambda: defaultdict(float))
     last_s: dict[tuple[bytes, str], float] = field(default_factory=dict)
-    searched_s: defaultdict[tuple[bytes, str], float] = field(default_factory=lambda: defaultdict(float))
-
-
-@dataclass(slots=True)
-class TokenOutcome:
-    """What a token leads to. out: the tokens that can be sent now. invalidated: the tokens sampled after it do not
-    count. ending: the sequence ends with it."""
-
-    out: list[NewToken] = field(default_factory=list)
-    invalidated: bool = False
-    ending: Ending | None = None
-
-    @property
-    def over(self) -> bool:
-        """No further token of this step counts."""
-        return self.invalidated or self.ending is not None
 
 
 class OutputProcessor:
     """Samples → history and messages.
 
     Args:
-        memory_limit: adds up the memory that outputs take. grammar_step_s: processor time of one token in a
-            grammar; None: there are no grammars.
+        appender: decides what a token leads to. sampler: explains its draws. memory_limit: adds up the memory that
+            outputs take.
     """
 
     def __init__(
-        self, lifecycle: Lifecycle, limits: SchedulerConfig, memory_limit: MemoryLimit, grammar_step_s: float | None
+        self,
+        lifecycle: Lifecycle,
+        limits: SchedulerConfig,
+        appender: TokenAppender,
+        sampler: Sampler,
+        memory_limit: MemoryLimit,
     ) -> None:
         self.lifecycle, self.slots, self.counters = lifecycle, lifecycle.slots, lifecycle.counters
-        self.limits, self.memory_limit = limits, memory_limit
-        self._grammar_step_s = grammar_step_s
+        self.limits, self.appender, self.sampler, self.memory_limit = limits, appender, sampler, memory_limit
         self._spent = HostTime()
 
     def begin_step(self) -> None:
         """The outputs of another step come next."""
         self._spent = HostTime()
+        self.appender.begin_step()
 
     def process(self, samples: Iterable[SampledTokens], in_flight: Callable[[Sequence], bool]) -> None:
         """All samples of a step, or a part of them. in_flight: whether a sequence is in a step whose forward pass has
@@ -108,6 +94,8 @@ class OutputProcessor:
         sequence.host_s = spent.last_s[request.shared_name] + sampling_s
         if sequence.constraint is not None:
             sequence.host_s += sequence.constraint.mask_s * one.draft.num_rows
+        if one.kept is not None:
+            sequence.host_s += one.kept.took_s
         sequence.host_s = max(sequence.host_s, request.min_host_s * one.draft.num_rows)
         request.estimate_costs(sequence.host_s)
 
@@ -140,15 +128,24 @@ class OutputProcessor:
         send what can be sent, and end the sequence if a token says so."""
         sequence = one.sequence
         tokens = one.tokens if sequence.constraint is None else one.tokens[: sequence.constraint.known]
+        records: list[Explanation] = []
+        if one.kept is not None:
+            with Isolated("the tokens could not be explained", sequence.request.id) as explaining:
+                records = self._records(one, one.kept)
+            if explaining.error is not None:
+                self.lifecycle.end(sequence, Ending(error=explaining.error))
+                return
         out: list[NewToken] = []
         before, ending = len(sequence.tokens), None
         for place, token in enumerate(tokens):
             outcome = TokenOutcome()
             with Isolated("the token could not be processed", sequence.request.id) as attempt:
-                new = NewToken(token, one.logprobs[place] if one.logprobs else None)
-                outcome = self.append_token(sequence, new, after_draft=place > 0)
+                reported = one.logprobs[place] if one.logprobs else None, records[place] if records else None
+                new = NewToken(token, *reported)
+                outcome = self.appender.append_token(sequence, new, after_draft=place > 0)
+            self.counters.generated_tokens += outcome.appended
             ending = outcome.ending if attempt.error is None else Ending(error=attempt.error)
-            out += outcome.out
+            out += outcome.out if outcome.ends is None else ended(outcome.out, outcome.ends)
             if outcome.over or attempt.error is not None:
                 break
         if one.draft.tokens and not one.draft.forced:  # the client is told of accepted drafts that became output
@@ -159,113 +156,29 @@ class OutputProcessor:
         if ending is not None:
             self.lifecycle.end(sequence, ending)
 
-    def append_token(self, sequence: Sequence, new: NewToken, after_draft: bool) -> TokenOutcome:
-        """One token becomes history. Says whether it ends the sequence, or invalidates what was sampled after it.
-
-        EOS is looked at first, then the stop ids, then stop strings and patterns, then repetition, then the end of the
-        grammar, then the length. Where several apply, the first gives the reason.
-
-        Args:
-            after_draft: the token before it was a draft, whose keys and values are in the cache.
-
-        Raises:
-            RowError: the grammar does not allow the token, which was forced.
-        """
-        assert sequence.phase is Phase.RUNNING
-        request, params, constraint = sequence.request, sequence.request.params, sequence.constraint
-        if constraint is not None and (instead := self._closing(sequence, constraint, new.id)) is not None:
-            return instead
-        self.slots.commit([sequence.slot], [[new.id]])
-        sequence.append(new.id, after_draft)
-        self.counters.generated_tokens += 1
-        stops = request.ends_output(new.id) and sequence.num_output > params.min_tokens
-        full = len(sequence.tokens) >= request.max_len
-        outcome = TokenOutcome([new])
-        if constraint is not None and not stops:
-            outcome.invalidated = self._push_to_grammar(constraint, new.id)
-        complete = constraint is not None and constraint.finished
-        if sequence.bans is not None:
-            silent = stops and not params.include_stop_str_in_output
-            if not self._check_bans(sequence, outcome, silent, last=stops or full or complete):
-                return outcome
-        if stops:
-            outcome.ending = Ending("stop", new.id)
-        elif check := next((c for c in sequence.stop_checks if any(c.push(sent.id) for sent in outcome.out)), None):
-            outcome.ending = Ending("stop", cause=check.stop_reason)
-        elif complete:
-            outcome.ending = Ending("stop")
-        elif full:
-            outcome.ending = Ending("length")
-        elif sequence.thinking is not None and (forced := sequence.thinking.push(new.id)):
-            self.slots.force(sequence.slot, forced)
-            outcome.invalidated = True
-        return outcome
-
-    def _closing(self, sequence: Sequence, constraint: StructuredOutput, token: int) -> TokenOutcome | None:
-        """Where the text of a grammar must be closed now, what happens instead of the token; None: the token may be
-        appended."""
-        begun_s, name = time.thread_time(), sequence.request.shared_name
-        spent_s = self._spent.searched_s[name]
-        until = RESTS if spent_s > SEARCH_S else begun_s + SEARCH_S - spent_s
-        completion = constraint.forced_completion(token, sequence.tokens_left, until)
-        self._spent.searched_s[name] += time.thread_time() - begun_s
-        if constraint.searching:
-            return TokenOutcome(invalidated=True)  # the same token is sampled again, until it is known what it leads to
-        if completion is None:
-            return None
-        if not completion:  # the text is complete as it is
-            held = [] if sequence.bans is None else sequence.bans.release(everything=True)
-            return TokenOutcome(held, ending=Ending("stop"))
-        self.slots.force(sequence.slot, completion)
-        return TokenOutcome(invalidated=True)
-
-    def _push_to_grammar(self, constraint: StructuredOutput, token: int) -> bool:
-        """True if the grammar begins, or ends, with this token.
-
-        Raises:
-            RowError: the grammar does not allow the token, so the token was forced. GrammarLimitError: it takes too
-                long, and would again.
-        """
-        begun_s = time.thread_time()
-        try:
-            invalidated = constraint.push(token)
-        except ValueError as error:
-            raise RowError(f"grammar: {error}") from error
-        if self._grammar_step_s is not None:
-            in_time(begun_s + self._grammar_step_s, self._grammar_step_s)
-        return invalidated
-
-    def _check_bans(self, sequence: Sequence, outcome: TokenOutcome, silent: bool, last: bool) -> bool:
-        """Leave in `outcome.out` what can't become anything banned any more. False if something banned is complete: the
-        sequence has been rewound, or ends because too many of its tokens were taken back.
-
-        Args:
-            silent: the token leaves no text. last: it ends the sequence.
-        """
-        bans = sequence.bans
-        assert bans is not None
-        [new] = outcome.out
-        outcome.out = []
-        if (position := bans.push(new.id, silent, last)) is None:
-            bans.held.append(new)
-            outcome.out = bans.release(everything=last)
-            return True
-        taken_back = bans.taken_back + sequence.num_output - position
-        if taken_back <= self.limits.redraws_per_token * (bans.sent + GRACE):
-            self.lifecycle.rewind(sequence, position)
-            outcome.invalidated = True
-        else:
-            bans.back_to(position)
-            outcome.out, outcome.ending = bans.rest(), Ending("abort", cause=bans.field)
-        return False
+    def _records(self, one: SampledTokens, kept: KeptRows) -> list[Explanation]:
+        """Why the tokens came."""
+        params, drafter = one.sequence.request.params, self.lifecycle.speculator.config.drafter
+        records = kept.explain(self.sampler, params, one.tokens)
+        return [drafted(record, one.draft, drafter, params.greedy) for record in records]
 
     def _send(self, sequence: Sequence, out: list[NewToken]) -> None:
-        """Tokens go out. The first ones say how much of the prompt was cached, and how long the request waited."""
+        """Tokens go out. The first ones say how much of the prompt was cached, how long the request waited, and the key
+        of its noise."""
         request = sequence.request
         logprobs = [new.logprobs for new in out if new.logprobs is not None] or None
+        records = [new.explanation for new in out if new.explanation is not None] or None
         first = (0, 0.0) if sequence.started else (sequence.num_cached, request.queued_s or 0.0)
+        key = None if sequence.started else sequence.key
         sequence.started = True
         counts, sequence.draft_counts = sequence.draft_counts, []
         ids = [new.id for new in out]
-        message = Tokens(request.id, request.epoch, sequence.index, ids, logprobs, *first, counts)
+        message = Tokens(request.id, request.epoch, sequence.index, ids, logprobs, *first, counts, key, records)
         self.lifecycle.send(sequence, message)
+
+
+def ended(out: list[NewToken], what: str) -> list[NewToken]:
+    """The same tokens; the record of the last one, if there is one, says what the token ended."""
+    if not out or (record := out[-1].explanation) is None:
+        return out
+    return [*out[:-1], out[-1]._replace(explanation=msgspec.structs.replace(record, ended=what))]

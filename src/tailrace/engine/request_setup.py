@@ -15,27 +15,59 @@ from tailrace.engine.isolation import Isolated
 from tailrace.engine.sequence import Phase, Request, Sequence, StopCheck
 from tailrace.engine.token_bytes import TokenBytes, TokenText
 from tailrace.engine.validation import negative_prompt
+from tailrace.engine.wanted_rows import MAX_REPLAYED, MAX_SCORED, WantedRows
 from tailrace.errors import ParameterError, TailraceError
 from tailrace.grammar.service import Grammars
+from tailrace.params import STATEFUL, SamplingParams
 from tailrace.sampling import request_key
 from tailrace.text.detokenize import LOOK_BACK, unfinished
-from tailrace.wire.messages import Submit
+from tailrace.wire.messages import Replay, Submit
 
 
 def add_sequences(request: Request, message: Submit, token_bytes: TokenBytes, host_s: float) -> None:
     """Give the request its sequences: the first waits, the others are forks of it. host_s: what a sample is expected to
     cost."""
+    if message.replay is not None:
+        add_replay(request, message, message.replay, token_bytes)
+        return
     for index in range(message.params.n):
         key = request_key(message.params.seed, index)
         phase = Phase.FORK if index else Phase.WAITING
         sequence = Sequence(request, index, key, len(message.prompt), list(message.prompt), phase, host_s=host_s)
         if message.params.guided:
             other = negative_prompt(message)
-            sequence.unconditional = Sequence(
-                request, index, key, len(other), other, Phase.UNCONDITIONAL, prompt_logprobs_sent=len(other)
-            )
+            sequence.unconditional = Sequence(request, index, key, len(other), other, Phase.UNCONDITIONAL)
+        if index == 0 and message.params.prompt_logprobs is not None:
+            sequence.wanted = WantedRows(range(1, sequence.num_prompt), MAX_SCORED)
         add_checks(sequence, token_bytes)
         request.sequences.append(sequence)
+
+
+def add_replay(request: Request, message: Submit, replay: Replay, token_bytes: TokenBytes) -> None:
+    """Give the request its one sequence, which computes prompt and output as a prompt, and the walker along them."""
+    key = request_key(message.params.seed, replay.index) if replay.key is None else replay.key
+    places = looked_at(message.params, replay.positions)
+    said = replay.output[: places[-1]]
+
+    def computed(prompt: list[int], phase: Phase) -> Sequence:
+        tokens = [*prompt, *said]
+        wanted = WantedRows([len(prompt) + place for place in places], MAX_REPLAYED)
+        return Sequence(request, 0, key, len(tokens), tokens, phase, wanted=wanted)
+
+    sequence = computed(message.prompt, Phase.WAITING)
+    sequence.walker = Sequence(request, 0, key, len(message.prompt), list(message.prompt), Phase.RUNNING)
+    if message.params.guided:
+        sequence.unconditional = computed(negative_prompt(message), Phase.UNCONDITIONAL)
+    add_checks(sequence.walker, token_bytes)
+    request.sequences.append(sequence)
+
+
+def looked_at(params: SamplingParams, positions: List[int]) -> List[int]:
+    """The places of an output whose logits must be known for these to be explained: all of them where a state follows
+    what was drawn, or where a grammar may close the text."""
+    closes = params.grammar is not None and params.grammar.close_in_time
+    learns = not all(params.neutral(name) for name in STATEFUL)
+    return range(positions[-1] + 1) if closes or learns else positions
 
 
 def add_checks(sequence: Sequence, token_bytes: TokenBytes) -> None:
@@ -62,8 +94,9 @@ def constrain(request: Request, token_bytes: TokenBytes) -> None:
     for sequence in request.sequences:
         if compiled is not None:
             assert request.params.grammar is not None
-            sequence.constraint = StructuredOutput(request.params.grammar, compiled, token_bytes)
-            check_forced(sequence.constraint, request.params.forced_token_ids)
+            said = sequence if sequence.walker is None else sequence.walker
+            said.constraint = StructuredOutput(request.params.grammar, compiled, token_bytes)
+            check_forced(said.constraint, request.params.forced_token_ids)
         if bans is not None:
             begun = unfinished(bans.bytes_of(token) for token in reversed(sequence.tokens[-LOOK_BACK:]))
             sequence.bans = BannedStringCheck(bans, sequence.sequence_state.banned, begun)

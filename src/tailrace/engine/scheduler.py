@@ -21,9 +21,9 @@ from itertools import accumulate, islice
 from tailrace.config import SchedulerConfig
 from tailrace.engine.kv_cache import BlockCache
 from tailrace.engine.sequence import Sequence
+from tailrace.engine.wanted_rows import MAX_SCORED
 
 Work = list[tuple[Sequence, int]]  # how many tokens of whom
-MAX_SCORED = 128  # rows of logits in one step for prompt logprobs: 128 MiB at a vocabulary of 256 thousand in float32
 
 
 @dataclass(slots=True)
@@ -67,7 +67,7 @@ def schedule(
             need = demand(sequence, parts, cache)
         plan.work += work(sequence, parts)
         budget -= sum(parts)
-        rows -= parts[0] if sequence.wants_prompt_logprobs else 0
+        rows -= rows_made(sequence, parts)
         free -= need
     left = Left(budget, rows, free, free_slots)
     if not plan.preempt:
@@ -109,17 +109,42 @@ def admissible(running: List[Sequence], waiting: List[Sequence], budget_s: float
 
 
 def share(sequence: Sequence, budget: int, rows: int) -> list[int]:
-    """How many tokens of this budget each sequence of the pair computes. rows: rows of logits that prompt logprobs may
-    take."""
-    return split(
-        [member.num_uncomputed for member in sequence.pair], budget, rows if sequence.wants_prompt_logprobs else None
+    """How many tokens of this budget each sequence of the pair computes. rows: of logits that nothing is sampled from,
+    the most that may be made."""
+    return share_from(sequence, [member.num_computed for member in sequence.pair], budget, rows)
+
+
+def share_from(sequence: Sequence, computed: list[int], budget: int, rows: int) -> list[int]:
+    """The same where so many tokens of each are computed already."""
+    remaining = [len(member.tokens) - done for member, done in zip(sequence.pair, computed, strict=True)]
+    if sequence.walker is None:
+        return split(remaining, budget, most_tokens(sequence, computed[0], rows))
+    parts: list[int] = []  # in a replay the rows of a pair wait for each other
+    for member, left, done in zip(sequence.pair, remaining, computed, strict=True):
+        most = most_tokens(member, done, rows)
+        parts.append(min(left, budget) if most is None else min(left, budget, most))
+        budget -= parts[-1]
+    return parts
+
+
+def most_tokens(member: Sequence, computed: int, rows: int) -> int | None:
+    """The most that it may compute, by the rows of logits that it wants; None: all."""
+    return None if member.wanted is None else member.wanted.tokens(computed, rows)
+
+
+def rows_made(sequence: Sequence, parts: list[int]) -> int:
+    """Rows of logits that nothing is sampled from, where each computes so many tokens more."""
+    return sum(
+        len(member.wanted.upto(member.num_computed + part))
+        for member, part in zip(sequence.pair, parts, strict=True)
+        if member.wanted is not None and part
     )
 
 
-def split(remaining: list[int], budget: int, rows: int | None) -> list[int]:
-    """All uncomputed tokens, or as many as keep each pair's last tokens in one step. rows: the most that the first
-    sequence may compute."""
-    first = remaining[0] if rows is None else min(remaining[0], rows)
+def split(remaining: list[int], budget: int, most: int | None) -> list[int]:
+    """All uncomputed tokens, or as many as keep each pair's last tokens in one step. most: that the first sequence may
+    compute."""
+    first = remaining[0] if most is None else min(remaining[0], most)
     if len(remaining) == 1:
         return [min(first, budget)]
     if first == remaining[0] and sum(remaining) <= budget:
@@ -179,10 +204,9 @@ def _admit(plan: Plan, waiting: Iterable[Sequence], cache: BlockCache, left: Lef
             continue
         members = sequence.pair
         slots = (1 + len(sequence.forks)) * len(members)
-        if left.budget == 0 or slots > left.slots or (sequence.wants_prompt_logprobs and left.rows == 0):
+        if left.budget == 0 or slots > left.slots or (sequence.wants_rows and left.rows == 0):
             return
-        # of cached positions there are no logits
-        cached = [[] if member.wants_prompt_logprobs else cache.match(member) for member in members]
+        cached = [cache.match(member) for member in members]
         revived = sum(
             cache.references[block] == 0 for blocks in cached for block in blocks
         )  # free now, not once attached
@@ -190,9 +214,9 @@ def _admit(plan: Plan, waiting: Iterable[Sequence], cache: BlockCache, left: Lef
         need = whole - sum(map(len, cached)) + revived
         if need > left.free:
             return
-        remaining = [len(m.tokens) - len(found) * cache.block_size for m, found in zip(members, cached, strict=True)]
-        parts = split(remaining, left.budget, left.rows if sequence.wants_prompt_logprobs else None)
-        left.rows -= parts[0] if sequence.wants_prompt_logprobs else 0
+        computed = [len(found) * cache.block_size for found in cached]
+        parts = share_from(sequence, computed, left.budget, left.rows)
+        left.rows -= rows_made(sequence, [done + part for done, part in zip(computed, parts, strict=True)])
         plan.admit.append((sequence, cached))
         plan.work += work(sequence, parts)
         left.budget -= sum(parts)

@@ -19,10 +19,12 @@ from typing import Any, Protocol
 from tailrace.engine.checks.banned_strings import BannedStringCheck, Bans
 from tailrace.engine.checks.structured_output import StructuredOutput
 from tailrace.engine.checks.thinking_budget import ThinkingBudgetCheck
+from tailrace.engine.wanted_rows import WantedRows
 from tailrace.errors import TailraceError
 from tailrace.grammar.base import Compiled
 from tailrace.params import SamplingParams
 from tailrace.sampling import SequenceState
+from tailrace.wire.messages import Replay
 
 FORKS_WITH_PREFILL = (
     16  # forks that sample in the step that computes their prompt; one where a sample is known to take long
@@ -90,6 +92,7 @@ class Request:
         0  # by which the process grew while its outputs were processed, where that was measured (memory.py)
     )
     sequences: list[Sequence] = field(default_factory=list)
+    replay: Replay | None = None  # nothing is generated: the output is there already
     cost_unknown: bool = True  # nothing has been sampled: the cost of a sample is an estimate
 
     @property
@@ -157,7 +160,9 @@ class Sequence:
     started: bool = False  # its first tokens have been sent
     # not sent yet: of each step, how many drafts there were and how many were accepted
     draft_counts: list[int] = field(default_factory=list)
-    prompt_logprobs_sent: int = 1  # prompt tokens whose logprobs have been sent, or need not be; the first has none
+    wanted: WantedRows | None = None  # where logits are wanted that nothing is sampled from
+    # where the output is there already, and a part of `tokens`: the sequence as far as it has been walked along again
+    walker: Sequence | None = None
     blocks: list[int] = field(default_factory=list)
     hashes: list[bytes] = field(default_factory=list)
     num_published: int = 0
@@ -202,9 +207,16 @@ class Sequence:
         return len(self.tokens) - self.num_computed
 
     @property
-    def wants_prompt_logprobs(self) -> bool:
-        """Logprobs of its prompt are asked for and not all sent: every token of a chunk gets logits."""
-        return self.request.params.prompt_logprobs is not None and self.prompt_logprobs_sent < self.num_prompt
+    def wants_rows(self) -> bool:
+        """Logits are wanted that nothing is sampled from, and not all have been had."""
+        return self.wanted is not None and self.wanted.next is not None
+
+    @property
+    def reusable(self) -> int:
+        """So many tokens, from the first on, may be found in the prefix cache: of cached positions there are no
+        logits."""
+        last = len(self.tokens) if self.wanted is None or self.wanted.next is None else self.wanted.next
+        return last - 1
 
     @property
     def tokens_left(self) -> int:

@@ -108,7 +108,7 @@ class Speculator:
         for sequence, count in counts.items():
             if count := self._reserve(sequence, min(count, sequence.tokens_left - 1), spare):
                 spare -= count * len(sequence.pair)
-                rule, blocks, computed = self._rule(sequence), sequence.blocks, sequence.num_computed
+                rule, blocks, computed = self.rule(sequence), sequence.blocks, sequence.num_computed
                 request = DraftRequest(sequence.slot, sequence.tokens, count, rule, blocks, computed)
                 asked.append((sequence, request))
         start = time.perf_counter()
@@ -229,7 +229,7 @@ class Speculator:
         limit = min(limit, self.config.max_drafts, sequence.tokens_left - 1)
         return limit if sequence.constraint is None else min(limit, sequence.constraint.affordable)
 
-    def _rule(self, sequence: Sequence) -> Rule:
+    def rule(self, sequence: Sequence) -> Rule:
         """The request's rule. If it names none: "exact" where it gives a seed, since the number of drafts depends on
         clocks, and with the other rules the tokens depend on that number; else the operator's rule."""
         params = sequence.request.params

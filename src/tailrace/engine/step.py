@@ -12,7 +12,8 @@ a call of `run`, and no sequence loses its slot or its blocks while there are an
 
 Everything that decides on a token (history, grammar, bans, forced tokens) is up to date when the token is sampled, so
 both depths sample the same tokens. A sequence that did not get the token it was planned on is invalid in the step in
-flight: nothing is sampled for it, and what the step has computed for it does not count.
+flight: nothing is sampled for it, and what the step has computed for it does not count. (More than 300 lines: one
+driver, and what becomes of a step that fails.)
 """
 
 from __future__ import annotations
@@ -26,10 +27,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from tailrace.engine.batch import assemble
 from tailrace.engine.device import Device
 from tailrace.engine.draws import Masks, begin_draws, build_draws
+from tailrace.engine.explanations import keep_rows
 from tailrace.engine.in_flight import Drafted, InFlightStep, LaunchedDraws, PreparedDraws, SampledTokens, read_samples
 from tailrace.engine.outputs import OutputProcessor
-from tailrace.engine.prompt_scores import send_prompt_logprobs
+from tailrace.engine.replay import Replays
 from tailrace.engine.scheduler import Plan
+from tailrace.engine.scored_rows import take_rows
 from tailrace.engine.sequence import Sequence
 from tailrace.engine.speculation import DraftCounts
 from tailrace.errors import EngineError
@@ -51,6 +54,7 @@ class StepDriver:
         self.device, self.sampler, self.outputs, self._new_masks = device, sampler, outputs, new_masks
         self.lifecycle, self.counters, self.limits = outputs.lifecycle, outputs.counters, outputs.limits
         self.speculator = outputs.lifecycle.speculator
+        self.replays = Replays(outputs, sampler, new_masks)
         self.in_flight: InFlightStep | None = None
 
     def run(self) -> None:
@@ -60,6 +64,7 @@ class StepDriver:
             with self._abandoned(launched):
                 self._launch_next(launched)
             self._prepare_ahead()
+            self._replay()
             return
         if self.in_flight is None:  # else an interrupt has left it
             self._launch_next(None)
@@ -67,6 +72,13 @@ class StepDriver:
         with self._abandoned(launched):
             if launched is not None and self.collect(launched):
                 self.speculator.observe(launched.step.assembled.hidden_rows, self.device.runner)
+        self._replay()
+
+    def _replay(self) -> None:
+        """Go on with the outputs that are walked along again."""
+        if self.lifecycle.replays:
+            with self.counters.timed("sample"):
+                self.replays.step()
 
     def _launch_next(self, launched: LaunchedDraws | None) -> None:
         """Plan, draft, launch; then collect the step before, if it has not been yet."""
@@ -190,15 +202,17 @@ class StepDriver:
             with self._waiting():
                 logits = step.logits.result()
             valid = [(sequence, tokens) for sequence, tokens in step.work if step.is_valid(sequence)]
-            if step.assembled.prompt_rows:
+            if step.assembled.scored:
                 with timed("sample"):
-                    scored = [rows for rows in step.assembled.prompt_rows if step.is_valid(rows.sequence)]
-                    self.lifecycle.fail(send_prompt_logprobs(self.lifecycle, scored, logits))
+                    scored = [rows for rows in step.assembled.scored if step.is_valid(rows.sequence)]
+                    self.lifecycle.fail(take_rows(self.lifecycle, scored, logits))
             with timed("mask"):
                 prepared = self._ready(step)
             with timed("verify" if step.drafts else "sample"):
                 begun, failures = begin_draws(self.sampler, prepared.draws, logits)
                 self.lifecycle.fail(failures)
+                asking = self.lifecycle.explained
+                kept = keep_rows(prepared.draws, logits, asking) if asking else {}
                 if self.device.depth == 0:  # there is nothing to do meanwhile
                     for _, pending in begun:
                         pending.wait()
@@ -211,7 +225,7 @@ class StepDriver:
             raise
         with timed("commit"):
             self.lifecycle.mark_computed(valid)
-        return LaunchedDraws(step, begun, prepared.masks.errors)
+        return LaunchedDraws(step, begun, prepared.masks.errors, kept)
 
     def prepare(self, step: InFlightStep) -> PreparedDraws:
         """The draws of the step's valid sequences, by all that is known now. Their masks begin to be filled."""
@@ -273,7 +287,7 @@ class StepDriver:
             self.in_flight.since = launched.arrived_s
         with self.counters.timed("commit"):
             self.outputs.begin_step()
-            launched.samples = read_samples(step.drafts, sampled, launched.errors, self.speculator)
+            launched.samples = read_samples(launched, sampled, self.speculator)
         return True
 
     def _is_in_flight(self, sequence: Sequence) -> bool:

@@ -13,7 +13,9 @@ from tailrace.grammar.service import Grammars
 from tailrace.params import SamplingParams
 from tailrace.sampling import processors
 from tailrace.text.tool_parsers import TOOL_FORMATS
-from tailrace.wire.messages import Submit
+from tailrace.wire.messages import Replay, Submit
+
+OUTPUT = "output_token_ids"  # as the endpoint calls it
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +53,38 @@ class RequestLimits:
             )
         if submit.params.guided:
             self._check_guided(submit)
+        if submit.replay is not None:
+            self._check_replay(submit, submit.replay)
         if waiting >= self.scheduler.max_waiting:
             raise OverloadedError(f"{waiting} requests are waiting; try again later")
+
+    def _check_replay(self, submit: Submit, replay: Replay) -> None:
+        """Raise for an output that can't be explained."""
+        if submit.params.bans:
+            name = "banned_strings" if submit.params.banned_strings else "banned_regex"
+            raise ParameterError(
+                f"{name}: what was taken back before a token came is not known afterwards; ask with explain while it "
+                f"is generated",
+                name,
+            )
+        if bad := next((t for t in replay.output if not 0 <= t < self.vocab_size), None):
+            raise ParameterError(f"output_token_ids: token id {bad} is not in 0 … {self.vocab_size - 1}", OUTPUT)
+        if len(submit.prompt) + len(replay.output) > self.max_len:
+            raise ContextLengthError(
+                f"the prompt has {len(submit.prompt)} tokens and the output {len(replay.output)}: together they must "
+                f"fit {self.max_len}",
+                OUTPUT,
+            )
+        for place in replay.positions:
+            if not 0 <= place < len(replay.output):
+                raise ParameterError(
+                    f"positions must be integers in [0, {len(replay.output) - 1}], got {place}", "positions"
+                )
+        if not replay.positions:
+            raise ParameterError("positions must not be empty", "positions")
+        replay.options.check_vocab(self.vocab_size)
+        if replay.what_if is not None:
+            replay.what_if.check_vocab(self.vocab_size)
 
     def _check_guided(self, submit: Submit) -> None:
         """Raise for a pair that can never be computed."""

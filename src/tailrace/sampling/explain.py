@@ -6,16 +6,28 @@ draw by. The slot is the same afterwards. record.py makes the record.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import count
 
 import torch
 
-from tailrace.explanation import ExplainOptions, Explanation, Origin
+from tailrace.errors import ParameterError
+from tailrace.explanation import DraftView, ExplainOptions, Explanation, Origin
+from tailrace.kernels.needs import SlotNeeds, check_rows
 from tailrace.kernels.program import Mask
+from tailrace.kernels.rows import Rows
+from tailrace.kernels.types import readable
+from tailrace.params import SamplingParams
+from tailrace.sampling.backends.base import drafted_requests
+from tailrace.sampling.backends.reference import draft_rows_of
 from tailrace.sampling.record import Outcome, Pair, Record, Walked
-from tailrace.sampling.reference import Choice, drawn, steps
+from tailrace.sampling.reference import DRAW_STREAM, Choice, Target, drawn, steps, target_of
 from tailrace.sampling.request_slot import RequestSlot
+from tailrace.sampling.sequence_state import SequenceState
+from tailrace.sampling.slots import Slots
+from tailrace.sampling.validation import CALLER_FIELDS, check_kind
+from tailrace.sampling.verify import DraftRows, follow, rule_of
 
 
 def explain_row(
@@ -44,10 +56,120 @@ def explain_row(
     options.check_vocab(raw.numel())
     with unchanged(slot):
         walked = walk(raw, slot, position, allowed)
-        choice = drawn(walked.candidates, slot, position) if slot.forced is None else Choice(slot.forced)
-    origin: Origin = "forced" if slot.forced is not None else "greedy" if slot.params.greedy else "drawn"
-    outcome = Outcome(choice.token if token is None else token, origin, choice)
-    return Record(walked, slot, position, outcome).made(options, guided)
+    choice = Choice(slot.forced) if slot.forced is not None else drawn(walked.candidates, slot, position)
+    outcome = Outcome(choice.token if token is None else token, origin_of(walked, slot), choice)
+    return Record(walked, slot, outcome).made(options, guided)
+
+
+def what_if(slot: RequestSlot, params: SamplingParams, tokens: Sequence[int] | None = None) -> RequestSlot:
+    """The slot as it would stand with other parameters, for `explain_row`: the same sequence, key and forced tokens.
+
+    Args:
+        slot: not modified. tokens: prompt and output, where the slot has not kept them because none of its own methods
+            looks at them. The state of methods that learn is what the slot's own have learnt, else where they begin.
+
+    Raises:
+        ParameterError: the parameters name a token outside the vocabulary, a processor that is not there; or they look
+            at tokens, and nobody has them.
+    """
+    known = slot.history.tokens if slot.history is not None else tokens
+    count = slot.num_prompt + slot.num_output
+    if known is not None and len(known) != count:
+        raise ParameterError(f"tokens must be the {count} ids of prompt and output, got {len(known)}", "tokens")
+    spoken = [0] * count if known is None else known
+    sequence_state = SequenceState()
+    sequence_state.copy_from(slot.sequence_state)
+    slots = Slots(1, slot.vocab_size)
+    slots.add(
+        0,
+        params,
+        prompt=spoken[: slot.num_prompt],
+        key=slot.key,
+        output=spoken[slot.num_prompt :],
+        eos_token_ids=slot.eos_token_ids,
+        sequence_state=sequence_state,
+        handled_by_caller=("seed", *CALLER_FIELDS),
+    )
+    if known is None and slots[0].history is not None:
+        raise ParameterError("tokens must be given: these parameters look at them, and the slot's own don't", "tokens")
+    return slots[0]
+
+
+def explain_rows(
+    slots: Slots, logits: torch.Tensor, rows: Rows, options: Sequence[ExplainOptions | None]
+) -> list[list[Explanation]]:
+    """Of each request of a step why its tokens came; nothing where it has no options, or could not be drawn. See
+    `Sampler.explain`."""
+    explained: list[list[Explanation]] = [[] for _ in options]
+    for i, wanted in enumerate(options):
+        if wanted is not None:
+            draft_rows = draft_rows_of(slots, logits, rows, i)
+            guided = [guided_pair(logits, rows, row) for row in range(int(rows.start[i]), int(rows.start[i + 1]))]
+            with unchanged(draft_rows.slot):
+                explained[i] = explain_drafts(draft_rows, wanted, guided)
+    return explained
+
+
+def check_options(options: Sequence[ExplainOptions | None], count: int, vocab_size: int) -> None:
+    """Raise ParameterError unless there are as many as requests, and their tokens are of this vocabulary."""
+    if not isinstance(options, Sequence) or len(options) != count:
+        raise ParameterError(
+            f"options must be ExplainOptions, or a list of them for {count} requests, got {options!r:.100}", "options"
+        )
+    for one in options:
+        if one is not None:
+            check_kind("options", one, ExplainOptions)
+            one.check_vocab(vocab_size)
+
+
+def check_step(slots: Slots, logits: torch.Tensor, rows: Rows) -> None:
+    """What every backend checks of a step before it draws.
+
+    Raises:
+        ParameterError: see `Backend.sample`.
+    """
+    needs = SlotNeeds.of(len(slots.slots))
+    for owner in set(rows.slot.tolist()).intersection(range(len(slots.slots))):
+        if (program := slots.programs[owner]) is not None:
+            needs.write(owner, program)
+    check_rows(readable(logits), rows, needs)
+    drafted_requests(slots, rows)
+
+
+def explain_drafts(rows: DraftRows, options: ExplainOptions, guided: Sequence[Pair | None]) -> list[Explanation]:
+    """Why the tokens came that these rows decide. The slot's pending updates are then those of the tokens."""
+    slot, drafts, walked = rows.slot, rows.drafts, list[Walked]()
+    rule = rule_of(rows)
+
+    def look(raw: torch.Tensor, slot: RequestSlot, position: int, allowed: Mask | None) -> Target:
+        walked.append(walk(raw, slot, position, allowed))
+        return target_of(raw, walked[-1].candidates, slot, position)
+
+    def see(row: Target, choice: Choice) -> Explanation:
+        j = next(places)
+        draft, origin = None, origin_of(walked[j], slot)
+        if j < len(drafts.tokens):
+            token = drafts.tokens[j]
+            q = None if drafts.q is None else float(drafts.q[j, token])
+            draft = DraftView(rule, j, token, float(row.p[token]), q, choice.bound)
+            taken = choice.token == token and choice.stream == DRAW_STREAM
+            origin = origin if origin == "forced" else "accepted" if taken else "replaced"
+        return Record(walked[j], slot, Outcome(choice.token, origin, choice, draft)).made(options, guided[j])
+
+    places, rows.look = count(), look
+    return follow(rows, see)[0]
+
+
+def origin_of(walked: Walked, slot: RequestSlot) -> Origin:
+    """How the token of a row without a draft comes."""
+    return "forced" if walked.forced is not None else "greedy" if slot.params.greedy else "drawn"
+
+
+def guided_pair(logits: torch.Tensor, rows: Rows, row: int) -> Pair | None:
+    """The conditional and the unconditional logits of a guided row."""
+    if rows.guidance is None or (companion := int(rows.guidance.companion[row])) < 0:
+        return None
+    return logits[int(rows.source[row])].float().cpu(), logits[companion].float().cpu()
 
 
 @contextmanager
@@ -72,7 +194,7 @@ def walk(raw: torch.Tensor, slot: RequestSlot, position: int, allowed: Mask | No
         if candidates is None:
             edits.append((method, row.clone()))
         elif walked is None:
-            walked = Walked(raw, row, candidates, edits)
+            walked = Walked(slot.num_output, position, slot.forced, raw, row, candidates, edits)
         else:
             walked.refinements.append((method, candidates))
     assert walked is not None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 from tailrace.explanation import (
@@ -25,6 +27,7 @@ from tailrace.sampling.reference import Choice, scores_of
 from tailrace.sampling.request_slot import RequestSlot
 
 NEGATIVE_INFINITY = float("-inf")
+LEAST = -1e9  # a logarithm below that of any float64
 MOST_CUT = 5  # of the likeliest that a refinement cut, so many are named
 MOST_ENTRIES = 8  # of a field's value
 MASK64 = 2**64 - 1
@@ -36,10 +39,14 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 class Walked:
     """One row, and what each step left of it.
 
-    raw: float32 [V]. edits: methods, and the row after each. start: the candidates that the edits left. refinements:
-    methods, and the candidates after each.
+    index, position: of the token that it decides, in the output and in the sequence. forced: the token that must come.
+    raw, row: float32 [V], before and after the edits. start: the candidates that the edits left. edits: methods, and
+    the row after each. refinements: methods, and the candidates after each.
     """
 
+    index: int
+    position: int
+    forced: int | None
     raw: torch.Tensor
     row: torch.Tensor
     start: Candidates
@@ -54,7 +61,7 @@ class Walked:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a row's token came. token: what came; choice: how the sampler decides."""
+    """How a row's token came. token: what came. choice: how the sampler decides."""
 
     token: int
     origin: Origin
@@ -65,13 +72,13 @@ class Outcome:
 class Record:
     """A walked row on its way to the record."""
 
-    def __init__(self, walked: Walked, slot: RequestSlot, position: int, outcome: Outcome) -> None:
-        self.walked, self.slot, self.position, self.outcome = walked, slot, position, outcome
+    def __init__(self, walked: Walked, slot: RequestSlot, outcome: Outcome) -> None:
+        self.walked, self.slot, self.outcome = walked, slot, outcome
         self.refinements = list(walked.refinements)
         final = outcome.choice.drawn_from
         if final is None:
             final = walked.candidates
-        elif final is not walked.candidates:
+        elif final is not walked.candidates and outcome.draft is not None:
             self.refinements.append(("draft", final))
         self.final = final
         self.scores = self._scores()
@@ -82,11 +89,10 @@ class Record:
     def made(self, options: ExplainOptions, guided: Pair | None) -> Explanation:
         """The record. Its parts are in the order of the pipeline."""
         walked, outcome = self.walked, self.outcome
-        model = Candidates.of(walked.raw)
-        shown, ranks = self._shown(model, options)
+        shown, ranks = self._shown(options)
         return Explanation(
-            index=self.slot.num_output,
-            position=self.position,
+            index=walked.index,
+            position=walked.position,
             key=f"{self.slot.key & MASK64:016x}",
             token_id=outcome.token,
             origin=outcome.origin,
@@ -95,7 +101,7 @@ class Record:
             edits=list(edit_steps(walked, shown, self.slot.params)),
             refinements=list(refinement_steps(walked.start, self.refinements, shown, self.slot.params)),
             draw=self._draw(shown),
-            removed_by=self._removed_by(model, shown),
+            removed_by=self._removed_by(shown),
             draft=outcome.draft,
         )
 
@@ -104,15 +110,18 @@ class Record:
         stream, final = self.outcome.choice.stream, self.final
         if self.slot.params.greedy:
             return self.walked.row[final.ids].double()
-        return scores_of(final, self.slot, self.position, stream).double() - final.logits.double().logsumexp(0)
+        return scores_of(final, self.slot, self.walked.position, stream).double() - final.logits.double().logsumexp(0)
 
-    def _shown(self, model: Candidates, options: ExplainOptions) -> Pair:
+    def _shown(self, options: ExplainOptions) -> Pair:
         """Ids, int64 [n], by the model's rank, and the ranks."""
-        outcome = self.outcome
-        named = {outcome.token, *self.best, *options.ids, *([outcome.draft.token] if outcome.draft else [])}
-        likeliest = (side.ids[side.likeliest(options.top)].tolist() for side in (model, self.final))
-        ids = torch.tensor(sorted(named.union(*likeliest)))
-        ranks = ranks_of(self.walked.raw, ids)
+        outcome, raw = self.outcome, self.walked.raw
+        # rule exact draws as if there were no draft, and shows what is shown without one
+        refused = [] if outcome.draft is None or outcome.draft.rule == "exact" else [outcome.draft.token]
+        named = {outcome.token, *self.best, *options.ids, *refused}
+        model = Candidates(torch.arange(raw.numel()), raw, raw).likeliest(options.top)
+        likeliest = self.final.ids[self.final.likeliest(options.top)]
+        ids = torch.tensor(sorted(named.union(model[raw[model] != NEGATIVE_INFINITY].tolist(), likeliest.tolist())))
+        ranks = ranks_of(raw, ids)
         order = ranks.argsort()
         return ids[order], ranks[order]
 
@@ -130,33 +139,32 @@ class Record:
         runner_up = self.best[1] if len(self.best) > 1 else None
         return Draw(probabilities, noise, scores, winner, runner_up, self.margin, greedy)
 
-    def _removed_by(self, model: Candidates, shown: torch.Tensor) -> list[str]:
+    def _removed_by(self, shown: torch.Tensor) -> list[str]:
         """The first step after which each is gone."""
-        found = [""] * shown.numel()
-        left = [("model", model.ids)]
-        left += [(method, row.isfinite().nonzero().squeeze(1)) for method, row in self.walked.edits]
-        left += [("model", self.walked.start.ids)]
-        left += [(method, candidates.ids) for method, candidates in self.refinements]
-        for method, ids in left:
-            for i, inside in enumerate(torch.isin(shown, ids, assume_unique=True).tolist()):
-                if not inside and not found[i]:
-                    found[i] = method
+        walked, found = self.walked, [""] * shown.numel()
+        stages = [("model", walked.raw[shown] != NEGATIVE_INFINITY)]
+        stages += [(method, row[shown] != NEGATIVE_INFINITY) for method, row in walked.edits]
+        stages += [("model", places_in(walked.start.ids, shown)[1])]
+        stages += [(method, places_in(candidates.ids, shown)[1]) for method, candidates in self.refinements]
+        for method, there in stages:
+            for i in (~there).nonzero().squeeze(1).tolist():
+                found[i] = found[i] or method
         return found
 
 
 def model_view(raw: torch.Tensor, shown: torch.Tensor, ranks: torch.Tensor, guided: Pair | None) -> ModelView:
     """What the model says."""
-    logp = raw[raw.isfinite()].double().log_softmax(0)
-    norm = raw.double().logsumexp(0)
+    logp = raw.double().log_softmax(0)
     p = logp.exp()
-    entropy = -(p * logp).sum()
+    finite = logp.clamp_(min=LEAST)  # where p is 0, whatever is multiplied by it
+    entropy = -(p * finite).sum()
     conditional, unconditional = (None, None) if guided is None else (numbers(row.float()[shown]) for row in guided)
     return ModelView(
         logits=numbers(raw[shown]),
-        probabilities=(raw[shown].double() - norm).exp().tolist(),
+        probabilities=p[shown].tolist(),
         ranks=ranks.tolist(),
         entropy=float(entropy),
-        varentropy=float((p * (logp + entropy) ** 2).sum()),
+        varentropy=float((p * (finite + entropy) ** 2).sum()),
         conditional=conditional,
         unconditional=unconditional,
     )
@@ -179,42 +187,57 @@ def refinement_steps(
     before: Candidates, refinements: Sequence[tuple[str, Candidates]], shown: torch.Tensor, params: SamplingParams
 ) -> Iterator[RefinementStep]:
     """Of all refinements, in their order."""
+    p = before.probabilities()
     for method, after in refinements:
-        p, logp = before.probabilities(), after.logits.double().log_softmax(0)
-        kept = torch.zeros(before.ids.numel(), dtype=torch.bool)
-        kept[torch.searchsorted(before.ids, after.ids)] = True
-        cut = before.keep(~kept)
-        five = cut.likeliest(MOST_CUT) if cut.ids.numel() else cut.ids
-        least = before.logits[kept].min()
-        from_below = cut.ids.numel() > 0 and bool(cut.logits.max() <= least)
+        logp, kept, p_before = after.logits.double().log_softmax(0), among(before.ids, after.ids), p
+        p = logp.exp()
+        cut = before.ids.numel() - after.ids.numel()
+        others = torch.where(kept, NEGATIVE_INFINITY, before.logits)
+        likeliest = Candidates(before.ids, others, others).likeliest(min(MOST_CUT, cut)) if cut else before.ids[:0]
+        least = torch.where(kept, before.logits, math.inf).argmin()
         yield RefinementStep(
             method,
             fields_of(params, method),
             before=before.ids.numel(),
             kept=after.ids.numel(),
-            mass=min(1.0, float(p[kept].sum())) if cut.ids.numel() else 1.0,
-            entropy=after.entropy(),
-            probabilities=where_in(after, logp.exp(), shown),
-            boundary=float(p[kept].min()) if from_below else None,
-            cut_ids=cut.ids[five].tolist(),
-            cut_probabilities=p[~kept][five].tolist(),
+            mass=min(1.0, float(p_before[kept].sum())) if cut else 1.0,
+            entropy=float(-(p * logp).sum()),
+            probabilities=where_in(after, p, shown),
+            boundary=float(p_before[least]) if cut and bool(others.max() <= before.logits[least]) else None,
+            cut_ids=before.ids[likeliest].tolist(),
+            cut_probabilities=p_before[likeliest].tolist(),
         )
         before = after
 
 
 def ranks_of(row: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     """int64 [n]: 1 is the largest; ties go to the smaller id."""
-    order = torch.sort(row, descending=True, stable=True).indices
-    ranks = torch.empty_like(order)
-    ranks[order] = torch.arange(1, row.numel() + 1)
-    return ranks[ids]
+    values, ascending = row.numpy() + 0.0, np.sort(row.numpy() + 0.0)  # −0 equals 0
+    mine = values[ids.numpy()]
+    first, last = (np.searchsorted(ascending, mine, side) for side in ("left", "right"))
+    ranks = values.size - last + 1
+    for i in np.flatnonzero(last - first > 1):
+        ranks[i] += np.count_nonzero(values[: int(ids[i])] == mine[i])
+    return torch.from_numpy(ranks)
+
+
+def among(ids: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+    """bool [n]: which of the ids are among the others, all of which are among the ids; both ascend."""
+    table = torch.zeros(int(ids[-1]) + 1, dtype=torch.bool)
+    table[others] = True
+    return table[ids]
+
+
+def places_in(ids: torch.Tensor, shown: torch.Tensor) -> Pair:
+    """Where each shown token stands among the ids, which ascend, and whether it does."""
+    places = torch.searchsorted(ids, shown).clamp(max=ids.numel() - 1)
+    return places, ids[places] == shown
 
 
 def where_in(candidates: Candidates, values: torch.Tensor, shown: torch.Tensor) -> list[float | None]:
     """Of each shown token the value that stands beside it among the candidates; None: it is not among them."""
-    places = torch.searchsorted(candidates.ids, shown).clamp(max=candidates.ids.numel() - 1)
-    inside = (candidates.ids[places] == shown).tolist()
-    return [value if there else None for value, there in zip(values[places].tolist(), inside, strict=True)]
+    places, inside = places_in(candidates.ids, shown)
+    return [value if there else None for value, there in zip(values[places].tolist(), inside.tolist(), strict=True)]
 
 
 def pairs(shown: torch.Tensor, values: list[float | None]) -> Iterator[tuple[int, float | None]]:

@@ -8,14 +8,17 @@ what the kernels don't have fall back to the reference sampler. All draw by Gumb
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 
 from tailrace.errors import ParameterError
+from tailrace.explanation import ExplainOptions, Explanation
 from tailrace.kernels.rows import Rows
 from tailrace.sampling.backends import BackendName, backend_of, name_for
 from tailrace.sampling.backends.base import Backend, Pending, Sampled
+from tailrace.sampling.explain import check_options, check_step, explain_rows
 from tailrace.sampling.slots import Slots
 from tailrace.sampling.validation import check_kind
 
@@ -51,6 +54,38 @@ class Sampler:
         Raises:
             ParameterError: the vocabulary or the dtype differs, a slot is empty, or a number of `rows` is out of range.
         """
+        rows = self._checked(logits, rows)
+        return self.backend_for(logits.device).sample(logits, rows)
+
+    def explain(
+        self,
+        logits: torch.Tensor,
+        rows: Rows,
+        options: ExplainOptions | Sequence[ExplainOptions | None] = ExplainOptions(),  # noqa: B008, frozen
+    ) -> list[list[Explanation]]:
+        """Why the tokens come that are drawn from these rows, whatever the backend: a record for each token that
+        `Sampled.tokens` has, request by request. Before they are committed; nothing changes by it.
+
+        The reference pipeline is walked, row by row, with logits copied to the host: milliseconds per token
+        (docs/explain.md).
+
+        Args:
+            logits, rows: those of the draw.
+            options: what to show (tailrace/explanation.py): for all requests, or for each; None: it is not explained,
+                and its list is empty, as that of a request that can't be drawn.
+
+        Raises:
+            ParameterError: as from `begin`; or there are not as many options as requests, or they name a token outside
+                the vocabulary.
+        """
+        rows = self._checked(logits, rows)
+        each = [options] * rows.num_requests if isinstance(options, ExplainOptions) else options
+        check_options(each, rows.num_requests, self.slots.vocab_size)
+        check_step(self.slots, logits, rows)
+        return explain_rows(self.slots, logits, rows, each)
+
+    def _checked(self, logits: torch.Tensor, rows: Rows) -> Rows:
+        """The rows with their positions, after the checks that all backends have in common."""
         check_kind("rows", rows, Rows)
         check_kind("logits", logits, torch.Tensor)
         if logits.dim() != 2 or logits.shape[1] != self.slots.vocab_size:
@@ -60,7 +95,7 @@ class Sampler:
         if rows.counted is not False:
             check_kind("counted", rows.counted, bool)
             rows = replace(rows, position=self.slots.positions(rows), counted=False)
-        return self.backend_for(logits.device).sample(logits, rows)
+        return rows
 
     def backend_for(self, device: torch.device) -> Backend:
         """What samples logits of this device.

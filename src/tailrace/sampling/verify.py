@@ -25,7 +25,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 
@@ -45,6 +45,7 @@ LEAST = 2.0**-126  # less of a remainder than the least normal float is nothing,
 
 Look = Callable[[torch.Tensor, RequestSlot, int, Mask | None], Target]
 Walk = Iterator[tuple[Target, Choice]]
+Seen = TypeVar("Seen")
 log = logging.getLogger(__name__)
 
 
@@ -65,19 +66,14 @@ class DraftRows:
     """The rows of one request's drafts. While row j is looked at, the slot includes the drafts before it.
 
     Args:
-        logits: k + 1 rows [V] of any float dtype. masks: the grammar's, of each row; (): none. look: `target`, or what
-            also keeps how it came to be.
+        logits: k + 1 rows [V] of any float dtype. masks: the grammar's, of each row; (): none.
     """
 
     def __init__(
-        self,
-        logits: Sequence[torch.Tensor],
-        slot: RequestSlot,
-        drafts: Drafts,
-        masks: Sequence[Mask | None] = (),
-        look: Look = target,
+        self, logits: Sequence[torch.Tensor], slot: RequestSlot, drafts: Drafts, masks: Sequence[Mask | None] = ()
     ) -> None:
-        self.logits, self.slot, self.drafts, self.look = logits, slot, drafts, look
+        self.logits, self.slot, self.drafts = logits, slot, drafts
+        self.look: Look = target  # or what also keeps the steps
         self.masks = masks or [None] * len(logits)
         self.updates: list[PendingUpdate] = []  # of the tokens so far
         self._state, self._walked = dict(slot.state), 0
@@ -104,17 +100,21 @@ class DraftRows:
 
 
 def verify(rows: DraftRows) -> tuple[list[int], list[TokenLogprobs | None], int]:
-    """Tokens, their logprobs, and the status (kernels/status.py): whatever goes wrong is this request's alone, and what
-    was accepted before stands. The slot is the same afterwards, but for its pending updates."""
-    tokens: list[int] = []
-    logprobs: list[TokenLogprobs | None] = []
-    status, slot = OK, rows.slot
+    """Tokens, their logprobs, and the status (see `follow`)."""
+    found, status = follow(rows, lambda row, choice: (choice.token, logprobs_of(row, rows.slot, choice.token)))
+    return [token for token, _ in found], [logprobs for _, logprobs in found], status
+
+
+def follow(rows: DraftRows, see: Callable[[Target, Choice], Seen]) -> tuple[list[Seen], int]:
+    """What `see` makes of each row and of how it came to its token, and the status (kernels/status.py): whatever goes
+    wrong is this request's alone, and what was accepted before stands. The slot is the same afterwards, but for its
+    pending updates."""
+    found: list[Seen] = []
+    status = OK
     try:
         for row, choice in walk(rows):
-            token = choice.token
-            described, update = logprobs_of(row, slot, token), slot.update_of(token)
-            tokens.append(token)
-            logprobs.append(described)
+            seen, update = see(row, choice), rows.slot.update_of(choice.token)
+            found.append(seen)
             rows.updates.append(update)
     except BadRowError as error:
         status = error.status
@@ -124,19 +124,25 @@ def verify(rows: DraftRows) -> tuple[list[int], list[TokenLogprobs | None], int]
         log.exception("a request could not be sampled")
         status = FAILED
     rows.restore_slot()
-    return tokens, logprobs, OK if tokens else status
+    return found, OK if found else status
 
 
 def walk(rows: DraftRows) -> Walk:
     """Rows and how they came to their tokens by the rule, until a token is not its row's draft."""
+    rule, q = rule_of(rows), rows.drafts.q
+    return by_block(rows, q) if rule == "block" and q is not None else one_by_one(rows, rule)
+
+
+def rule_of(rows: DraftRows) -> Rule:
+    """How these drafts are verified."""
     slot, drafts = rows.slot, rows.drafts
     if slot.params.greedy:
-        return one_by_one(rows, "exact")
+        return "exact"
+    if drafts.rule != "block":
+        return drafts.rule
     forced = any(slot.num_output + j in slot.sequence_state.forced for j in range(len(rows.logits)))
     # block verification decides on all drafts together: not where a row depends on more than the drafts before it
-    if drafts.rule == "block" and drafts.q is not None and drafts.tokens and not slot.state and not forced:
-        return by_block(rows, drafts.q)
-    return one_by_one(rows, drafts.rule)
+    return "rejection" if drafts.q is None or not drafts.tokens or slot.state or forced else "block"
 
 
 def one_by_one(rows: DraftRows, rule: Rule) -> Walk:
@@ -179,7 +185,6 @@ def accept_or_draw(row: Target, slot: RequestSlot, position: int, draft: int, q:
 BY_RULE: dict[Rule, Callable[[Target, RequestSlot, int, int, torch.Tensor | None], Choice] | None] = {
     "exact": None,
     "rejection": accept_or_replace,
-    "block": accept_or_replace,
     "typical": accept_or_draw,
 }
 

@@ -7,51 +7,19 @@ nothing of sockets or HTTP. When a stop string is found, the caller tells the en
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 
 import msgspec
 
 from tailrace.errors import ParameterError
+from tailrace.explanation import Explanation
 from tailrace.params import SamplingParams
+from tailrace.text.delta import Delta, HeldToken, ReportedToken, counted_wrong
 from tailrace.text.detokenize import detokenizer
 from tailrace.text.stop_strings import Match, stop_search
 from tailrace.text.tokenizer import Tokenizer
 from tailrace.text.utf8 import decoded
 from tailrace.wire.messages import FinishReason, TokenLogprobs
-
-OWN: Mapping[int, bytes | None] = MappingProxyType({})  # the text has all bytes of all tokens
-
-
-class Delta(msgspec.Struct, frozen=True):
-    """What is new (for the cumulative kind: everything so far).
-
-    text, token_ids: new text and its tokens. logprobs: one per token, or None. offsets: one per token: where it begins
-    in the text, in characters.
-    finish_reason: set on the last delta. stop_reason: the stop string, pattern or stop token id that ended the text, or
-    the cause named by the engine or the server. None for EOS and the length.
-    spelt: place in token_ids → the bytes that the text has of this token, where they differ from the token's own bytes.
-    b"" for EOS and for hidden tokens, None for tokens after a stop.
-    """
-
-    text: str = ""
-    token_ids: tuple[int, ...] = ()
-    logprobs: tuple[TokenLogprobs, ...] | None = None
-    finish_reason: FinishReason | None = None
-    stop_reason: str | int | None = None
-    offsets: tuple[int, ...] = ()
-    spelt: Mapping[int, bytes | None] = OWN
-
-
-class HeldToken(msgspec.Struct, frozen=True):
-    """A token whose text may not have been sent yet. It begins after `begin` characters and is sent once `end`
-    characters are out. spelt: see Delta; None: all its bytes."""
-
-    id: int
-    logprobs: TokenLogprobs | None
-    begin: int
-    end: int
-    spelt: bytes | None
 
 
 class TextStream:
@@ -72,7 +40,7 @@ class TextStream:
     ) -> None:
         self._params = params
         self._check, self._bytes_of, self._texts = tokenizer.check, tokenizer.bytes_of, tokenizer.texts
-        self._scored = params.logprobs is not None
+        self._scored = params.logprobs is not None or params.explain is not None
         self._by_library = tokenizer.kind == "library"
         self._hidden = params.hidden(tokenizer.special_ids)
         self._detokenizer = detokenizer(tokenizer, self._hidden, prompt)
@@ -84,43 +52,50 @@ class TextStream:
         self._straight = params.output_kind == "delta"
         self._min_tokens = params.min_tokens  # a stop string counts only if it ends in the text of a later token
         self._held: deque[HeldToken] = deque()
-        self._ending: tuple[int, TokenLogprobs | None] | None = None
+        self._ending: ReportedToken | None = None
         self._decoded = 0  # characters that the detokenizer has returned
         self._shown = 0  # characters that were sent
-        self._whole = Delta(logprobs=None if params.logprobs is None else ())
+        nothing = (() if params.logprobs is not None else None, () if params.explain is not None else None)
+        self._whole = Delta(logprobs=nothing[0], explanations=nothing[1])
         self.num_tokens = 0
         self.finished = False
 
-    def feed(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] | None = None) -> Delta:
+    def feed(
+        self,
+        token_ids: Sequence[int],
+        logprobs: Sequence[TokenLogprobs] | None = None,
+        explanations: Sequence[Explanation] | None = None,
+    ) -> Delta:
         """Add tokens. If a stop string ends in them, the delta says so and is the last one; tokens after the stop are
         dropped.
 
         Raises:
-            ParameterError: an id is outside the vocabulary, or the number of logprobs differs from the number of
-                tokens.
+            ParameterError: an id is outside the vocabulary, or the number of logprobs or explanations differs from the
+                number of tokens.
             RuntimeError: the stream has ended (our bug).
         """
         if self.finished:
             raise RuntimeError("feed was called after the end of the stream")
         try:
             if logprobs is not None and len(logprobs) != len(token_ids):
-                raise ParameterError(
-                    f"logprobs must be one per token, {len(token_ids)}; got {len(logprobs)}", "logprobs"
-                )
-            if self._straight and not self._held and (delta := self._plain(token_ids, logprobs)) is not None:
-                return delta
+                raise counted_wrong("logprobs", len(token_ids), len(logprobs))
+            if explanations is not None and len(explanations) != len(token_ids):
+                raise counted_wrong("explanations", len(token_ids), len(explanations))
+            if self._straight and not self._held and (plain := self._plain(token_ids, logprobs, explanations)):
+                return plain
         except TypeError as error:
             self._check(token_ids)
             raise ParameterError(f"logprobs must be one per token: {error}", "logprobs") from error
         self._check(token_ids)
         text: list[str] = []
         for i, id in enumerate(token_ids):
-            entry = logprobs[i] if logprobs is not None else None
+            entry = None if logprobs is None else logprobs[i]
+            reported = ReportedToken(id, entry, None if explanations is None else explanations[i])
             self.num_tokens += 1
             if id in self._ending_ids and self.num_tokens > self._min_tokens:
-                self._ending = (id, entry)  # the engine will report the end
+                self._ending = reported  # the engine will report the end
                 break
-            safe, match = self._take(id, entry)
+            safe, match = self._take(reported)
             text.append(safe)
             if match is not None:
                 return self._stop("".join(text), match)
@@ -137,11 +112,10 @@ class TextStream:
             raise RuntimeError("flush was called after the end of the stream")
         text, match = "", None
         if self._ending is not None:
-            id, entry = self._ending
             if reason == "stop" and not self._params.include_stop_str_in_output:
-                self._held.append(HeldToken(id, entry, self._decoded, self._decoded, b""))
+                self._held.append(HeldToken(self._ending, self._decoded, self._decoded, b""))
             else:
-                text, match = self._take(id, entry)
+                text, match = self._take(self._ending)
         if match is None:
             rest = self._detokenizer.flush()
             self._decoded += len(rest)
@@ -152,7 +126,12 @@ class TextStream:
         named = stop_token_id if stop_token_id in self._params.stop_token_ids else cause
         return self._end(text + self._stops.flush(), reason, named)
 
-    def _plain(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] | None) -> Delta | None:
+    def _plain(
+        self,
+        token_ids: Sequence[int],
+        logprobs: Sequence[TokenLogprobs] | None,
+        explanations: Sequence[Explanation] | None,
+    ) -> Delta | None:
         """The fast path for nearly all tokens: each is text by itself, and no stop can begin in it. None for any other
         token."""
         text, begin = "", self._decoded
@@ -167,18 +146,19 @@ class TextStream:
         self._decoded += len(text)
         self._shown += len(text)
         entries = None if logprobs is None else tuple(logprobs)
-        return Delta(text, tuple(token_ids), entries, None, None, tuple(offsets))
+        records = None if explanations is None else tuple(explanations)
+        return Delta(text, tuple(token_ids), entries, None, None, tuple(offsets), explanations=records)
 
-    def _take(self, id: int, logprobs: TokenLogprobs | None) -> tuple[str, Match | None]:
+    def _take(self, reported: ReportedToken) -> tuple[str, Match | None]:
         """Add one token; return the text that can be sent, and the stop that ended in the token."""
-        detokenizer = self._detokenizer
+        detokenizer, id = self._detokenizer, reported.id
         text = detokenizer.feed(id)
         begin = self._decoded + detokenizer.lead
         end = self._decoded = self._decoded + len(text)
         if detokenizer.unfinished:
             end = max(begin, end) + 1
         spelt = self._spelt(id, text[detokenizer.lead :]) if self._scored else None
-        self._held.append(HeldToken(id, logprobs, begin, end, spelt))
+        self._held.append(HeldToken(reported, begin, end, spelt))
         return self._stops.feed(text, self.num_tokens > self._min_tokens)
 
     def _spelt(self, id: int, own: str) -> bytes | None:
@@ -204,15 +184,14 @@ class TextStream:
         shown = self._shown = self._shown + len(text)
         pending, scored = self._held, self._scored
         ids: list[int] = []
-        logprobs: list[TokenLogprobs] = []
+        reports: list[ReportedToken] = []
         offsets: list[int] = []
         spelt: dict[int, bytes | None] = {}
         while pending and (everything or pending[0].end <= shown):
             token = pending.popleft()
             offsets.append(token.begin)
             if scored:
-                if token.logprobs is not None:
-                    logprobs.append(token.logprobs)
+                reports.append(token.reported)
                 if token.spelt is not None:
                     spelt[len(ids)] = token.spelt
             ids.append(token.id)
@@ -220,7 +199,19 @@ class TextStream:
             return self._by_kind(Delta(text, tuple(ids), offsets=tuple(offsets)))
         if cut is not None:
             spelt |= cut
-        return self._by_kind(Delta(text, tuple(ids), tuple(logprobs), None, None, tuple(offsets), spelt))
+        logprobs = tuple(report.logprobs for report in reports if report.logprobs is not None)
+        records = tuple(report.explanation for report in reports if report.explanation is not None)
+        whole = self._whole  # says what is asked for
+        return self._by_kind(
+            Delta(
+                text,
+                tuple(ids),
+                None if whole.logprobs is None else logprobs,
+                offsets=tuple(offsets),
+                spelt=spelt,
+                explanations=None if whole.explanations is None else records,
+            )
+        )
 
     def _cut(self, tokens: list[HeldToken], limit: int) -> dict[int, bytes | None]:
         """For text that ends after `limit` characters, within these tokens: place → the bytes that are left, as in
@@ -264,6 +255,7 @@ class TextStream:
             before.text + delta.text,
             before.token_ids + delta.token_ids,
             None if before.logprobs is None else before.logprobs + (delta.logprobs or ()),
+            explanations=None if before.explanations is None else before.explanations + (delta.explanations or ()),
             offsets=before.offsets + delta.offsets,
             spelt={**before.spelt, **{len(before.token_ids) + place: data for place, data in delta.spelt.items()}},
         )

@@ -23,6 +23,7 @@ from tailrace.wire.messages import (
     PeerCount,
     PeerQuery,
     PeerReply,
+    Replay,
     Stats,
 )
 from tailrace.wire.peer_queries import PendingQuery
@@ -132,6 +133,12 @@ class AsyncClient:
         return self._pulse.stall() if self.ready and self._pulse is not None else None
 
     @property
+    def loading(self) -> str:
+        """The part of its start that the engine is in (wire/pulse.py); "" once it can serve, or where nothing is
+        known."""
+        return "" if self.ready or self._pulse is None else self._pulse.loading()
+
+    @property
     def open_ids(self) -> list[str]:
         """Ids of the requests that have not ended."""
         return [id for id, _ in self._streams.open_streams]
@@ -163,10 +170,17 @@ class AsyncClient:
         return len(self._streams.unacknowledged)
 
     def submit(
-        self, prompt: list[int], params: SamplingParams, *, id: str | None = None, priority: int = 0, adapter: str = ""
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        *,
+        id: str | None = None,
+        priority: int = 0,
+        adapter: str = "",
+        replay: Replay | None = None,
     ) -> AsyncStream:
-        """Ask for a generation."""
-        open_stream, message = self._streams.open(prompt, params, id, priority, time.time(), adapter)
+        """Ask for a generation, or for the explanation of one. (More than six parameters: those of a Submit.)"""
+        open_stream, message = self._streams.open(prompt, params, id, priority, time.time(), adapter, replay)
         if self.error is not None:
             self._streams.fail_all(EngineDeadError(str(self.error)))
         else:

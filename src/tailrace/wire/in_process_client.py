@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from tailrace.params import SamplingParams
-from tailrace.wire.messages import Abort, FromEngine, ModelInfo, Stats, Submit
+from tailrace.wire.messages import Abort, FromEngine, ModelInfo, Replay, Stats, Submit
 from tailrace.wire.stream import PulledStream
 from tailrace.wire.stream_table import StreamTable
 
@@ -47,10 +47,16 @@ class InProcessClient:
         return self._engine.stats()
 
     def submit(
-        self, prompt: list[int], params: SamplingParams, *, id: str | None = None, priority: int = 0
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        *,
+        id: str | None = None,
+        priority: int = 0,
+        replay: Replay | None = None,
     ) -> PulledStream:
-        """Ask for a generation."""
-        open_stream, message = self._streams.open(prompt, params, id, priority, time.time())
+        """Ask for a generation, or for the explanation of one."""
+        open_stream, message = self._streams.open(prompt, params, id, priority, time.time(), replay=replay)
         with self._working():
             self._engine.submit(message)
         return PulledStream(open_stream, self._streams, self._cancel, self.step)

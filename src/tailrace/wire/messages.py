@@ -6,10 +6,11 @@ an old output. A request has n sequences, 0 … n−1; each ends in exactly one 
 acknowledgement of an `Abort`, always sent, even for a request that the engine does not know (any more).
 
     front end → engine   Hello, Submit, Abort, Drain, PeerQuery, PeerReply
-    engine → front end   Ready, PromptLogprobs, Tokens, Finished, Failed, Aborted, Stats, Drained, PeerCount, PeerQuery,
-    PeerReply
+    engine → front end   Ready, PromptLogprobs, Tokens, Replayed, Finished, Failed, Aborted, Stats, Drained, PeerCount,
+    PeerQuery, PeerReply
 
-Where there are several front ends, the engine also passes on what they ask each other, without looking at it.
+Where there are several front ends, the engine also passes on what they ask each other, without looking at it. (More
+than 300 lines: all messages in one file.)
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Literal
 
 import msgspec
 
+from tailrace.explanation import ExplainOptions, Explanation
 from tailrace.logprobs import TokenLogprobs
 from tailrace.params import SamplingParams
 
@@ -36,9 +38,24 @@ class Hello(Message, frozen=True):
     version: int = VERSION
 
 
+class Replay(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An output that was given once, to be explained afterwards.
+
+    output: its token ids. positions: which of them, ascending. key: of its noise; None: that of the seed, for sequence
+    `index` of the request. what_if: these parameters instead, in the records alone.
+    """
+
+    output: list[int]
+    positions: list[int]
+    options: ExplainOptions
+    index: int = 0
+    key: int | None = None
+    what_if: SamplingParams | None = None
+
+
 class Submit(Message, frozen=True):
     """Generate. `priority`: smaller runs first; equal ones first come, first served. `arrival_s`: Unix time. `adapter`:
-    its name; "" is none."""
+    its name; "" is none. `replay`: nothing is generated, the output is there already."""
 
     id: str
     epoch: int
@@ -47,6 +64,7 @@ class Submit(Message, frozen=True):
     priority: int = 0
     arrival_s: float = 0.0
     adapter: str = ""
+    replay: Replay | None = None
 
 
 class Abort(Message, frozen=True):
@@ -80,10 +98,10 @@ class Ready(Message, frozen=True):
 
 
 class Tokens(Message, frozen=True):
-    """New tokens of one sequence, in order. `logprobs` has one entry per token if the request asked for them. The
-    sequence's first message says how many prompt tokens came from the prefix cache, and how many seconds its request
-    had waited. drafts: two numbers per step since the last message that verified drafts: how many were proposed, and
-    how many accepted."""
+    """New tokens of one sequence, in order. `logprobs` and `explanations` have one entry per token if the request asked
+    for them. The sequence's first message says how many prompt tokens came from the prefix cache, how many seconds its
+    request had waited, and the key of its noise. drafts: two numbers per step since the last message that verified
+    drafts: how many were proposed, and how many accepted."""
 
     id: str
     epoch: int
@@ -93,6 +111,8 @@ class Tokens(Message, frozen=True):
     cached_tokens: int = 0
     queued_s: float = 0.0
     drafts: list[int] = []
+    key: int | None = None
+    explanations: list[Explanation] | None = None
 
 
 class PromptLogprobs(Message, frozen=True):
@@ -103,6 +123,31 @@ class PromptLogprobs(Message, frozen=True):
     epoch: int
     start: int
     entries: list[TokenLogprobs]
+    index: int = 0
+
+
+Why = Literal["drawn", "forced", "grammar", "ended"]
+
+
+class Difference(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A token of an output that can't have come there: why, and which one does, if any. "drawn", "forced": another one
+    is; "grammar": it is not allowed; "ended": the output was over."""
+
+    position: int
+    why: Why
+    token: int | None = None
+
+
+class Replayed(Message, frozen=True):
+    """More records of a replay, in order. difference: the first one, once it is known. unsure: tokens so far that are
+    not what is drawn, but may have come from drafts. cached_tokens: in the first one, as in Tokens."""
+
+    id: str
+    epoch: int
+    records: list[Explanation]
+    difference: Difference | None = None
+    unsure: int = 0
+    cached_tokens: int = 0
     index: int = 0
 
 
@@ -237,9 +282,20 @@ class PeerReply(Message, frozen=True):
 
 ToEngine = Hello | Submit | Abort | Drain | PeerQuery | PeerReply
 FromEngine = (
-    Ready | PromptLogprobs | Tokens | Finished | Failed | Aborted | Stats | Drained | PeerCount | PeerQuery | PeerReply
+    Ready
+    | PromptLogprobs
+    | Tokens
+    | Replayed
+    | Finished
+    | Failed
+    | Aborted
+    | Stats
+    | Drained
+    | PeerCount
+    | PeerQuery
+    | PeerReply
 )
-SequenceEvent = PromptLogprobs | Tokens | Finished | Failed
+SequenceEvent = PromptLogprobs | Tokens | Replayed | Finished | Failed
 
 to_engine = msgspec.msgpack.Decoder(list[ToEngine])  # messages travel in lists: one frame per step
 from_engine = msgspec.msgpack.Decoder(list[FromEngine])

@@ -14,6 +14,7 @@ from itertools import count
 from uuid import uuid4
 
 from tailrace.errors import TailraceError
+from tailrace.explanation import Explanation
 from tailrace.params import SamplingParams
 from tailrace.wire.messages import (
     Aborted,
@@ -27,14 +28,17 @@ from tailrace.wire.messages import (
     PeerReply,
     PromptLogprobs,
     Ready,
+    Replay,
+    Replayed,
     SequenceEvent,
     Stats,
     Submit,
     Tokens,
 )
 
-# What unread tokens take in memory, about: an id in a list; its logprobs; each alternative in them
-ID_BYTES, ENTRY_BYTES, ALTERNATIVE_BYTES = 40, 200, 70
+# What unread tokens take in memory, about: an id in a list; its logprobs; each alternative in them; each token that a
+# record of why it came shows, in each of its steps
+ID_BYTES, ENTRY_BYTES, ALTERNATIVE_BYTES, SHOWN_BYTES = 40, 200, 70, 32
 
 
 @dataclass(eq=False, slots=True)
@@ -58,11 +62,13 @@ class OpenStream:
     def add(self, event: SequenceEvent) -> None:
         """An event has arrived. The order within each sequence is kept."""
         if not isinstance(event, Tokens):
+            if isinstance(event, Replayed):
+                self.held += sum(map(record_bytes, event.records))
             self.events.append(event)
             return
         entries = event.logprobs
         each = ID_BYTES if entries is None else ID_BYTES + ENTRY_BYTES + ALTERNATIVE_BYTES * len(entries[0].top_ids)
-        self.held += len(event.token_ids) * each
+        self.held += len(event.token_ids) * each + sum(map(record_bytes, event.explanations or ()))
         before = self.waiting.get(event.index)
         if before is None:
             self.waiting[event.index] = event
@@ -71,6 +77,8 @@ class OpenStream:
         before.token_ids.extend(event.token_ids)
         if before.logprobs is not None:
             before.logprobs.extend(entries or ())
+        if before.explanations is not None:
+            before.explanations.extend(event.explanations or ())
         before.drafts.extend(event.drafts)
 
     def notify(self) -> None:
@@ -110,11 +118,13 @@ class StreamTable:
         priority: int,
         arrival_s: float,
         adapter: str = "",
+        replay: Replay | None = None,
     ) -> tuple[OpenStream, Submit]:
-        """A new stream and the message that asks for it."""
+        """A new stream and the message that asks for it. (More than six parameters: those of a Submit.)"""
         open_stream = OpenStream(id or uuid4().hex, next(self.epochs), set(range(params.n)))
         self.open_streams[open_stream.id, open_stream.epoch] = open_stream
-        return open_stream, Submit(open_stream.id, open_stream.epoch, prompt, params, priority, arrival_s, adapter)
+        name = open_stream.id, open_stream.epoch
+        return open_stream, Submit(*name, prompt, params, priority, arrival_s, adapter, replay)
 
     def close(self, open_stream: OpenStream, keep: bool = False) -> bool:
         """Close the stream; without `keep`, its unread events are dropped. True if sequences were still open, so that
@@ -160,7 +170,7 @@ class StreamTable:
                     if not isinstance(message, Tokens):
                         open_stream.open.discard(message.index)
                     woken[open_stream] = None
-                case PromptLogprobs():
+                case PromptLogprobs() | Replayed():
                     open_stream = self.open_streams.get((message.id, message.epoch))
                     if open_stream is not None:
                         open_stream.add(message)
@@ -190,6 +200,12 @@ class StreamTable:
         self.unacknowledged.clear()
         self.stopped.clear()
         self.stats = Stats()
+
+
+def record_bytes(record: Explanation) -> int:
+    """What a record takes in memory, about."""
+    steps = len(record.edits) + len(record.refinements)
+    return ENTRY_BYTES * (4 + steps) + SHOWN_BYTES * len(record.ids) * (8 + steps)
 
 
 def ignore(message: PeerQuery | PeerCount | PeerReply) -> None:

@@ -21,7 +21,7 @@ from tailrace.config import EngineConfig
 from tailrace.errors import EngineDeadError, EngineError, TailraceError
 from tailrace.params import SamplingParams
 from tailrace.wire.engine_process import EngineProcess
-from tailrace.wire.messages import VERSION, Drain, Hello, ModelInfo, Stats, ToEngine
+from tailrace.wire.messages import VERSION, Drain, Hello, ModelInfo, Replay, Stats, ToEngine
 from tailrace.wire.sockets import FrontSocket
 from tailrace.wire.stream import PulledStream
 from tailrace.wire.stream_table import StreamTable
@@ -99,10 +99,17 @@ class SyncClient:
                 self._busy = False
 
     def submit(
-        self, prompt: list[int], params: SamplingParams, *, id: str | None = None, priority: int = 0, adapter: str = ""
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        *,
+        id: str | None = None,
+        priority: int = 0,
+        adapter: str = "",
+        replay: Replay | None = None,
     ) -> PulledStream:
-        """Ask for a generation."""
-        open_stream, message = self._streams.open(prompt, params, id, priority, time.time(), adapter)
+        """Ask for a generation, or for the explanation of one. (More than six parameters: those of a Submit.)"""
+        open_stream, message = self._streams.open(prompt, params, id, priority, time.time(), adapter, replay)
         if self.error is not None:
             self._streams.fail_all(EngineDeadError(str(self.error)))
         else:

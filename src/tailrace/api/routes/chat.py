@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -18,6 +18,7 @@ from tailrace.api.body import BodyReader
 from tailrace.api.channels import Channels
 from tailrace.api.chat_prompt import check_messages
 from tailrace.api.chunks import UsageReporter, Work, effective, head, pieces
+from tailrace.api.explanations import size_of, written
 from tailrace.api.logprobs import chat_logprobs, prompt_logprobs
 from tailrace.api.prepare import ChatInput, TokenLimit, prepare_chat, read_request, start
 from tailrace.api.request_record import origin_of
@@ -27,6 +28,7 @@ from tailrace.api.schema.chat import (
     ChatChunk,
     ChatChunkChoice,
     ChatDelta,
+    ChatLogprobs,
     ChatRequest,
     FunctionDelta,
     ToolCallDelta,
@@ -106,12 +108,24 @@ class ChatChunks:
                 if index in counters:
                     counters[index].add(delta.offsets)
                 for piece in pieces(delta, self._with_ids):
-                    for choice in choices_of(self._service, index, piece, splitter, top, self._with_ids):
+                    reports = await self._reports(piece, top)
+                    for choice in choices_of(index, piece, splitter, reports):
                         if choice.finish_reason == "stop" and splitter.called:
                             choice = msgspec.structs.replace(choice, finish_reason=self._called)
                         yield ChatChunk(**shared, choices=[choice], usage=usage.so_far())
         if self._ask.reports_usage:
             yield ChatChunk(**shared, choices=[], usage=generation.usage)
+
+    async def _reports(self, piece: Delta, top: int | None) -> ChatReports:
+        """What is reported of a piece's tokens."""
+        labels = self._service.labels
+        ids = list(piece.token_ids) if self._with_ids else UNSET
+        logprobs = None
+        if top is not None and piece.logprobs is not None:
+            logprobs = chat_logprobs(labels, piece, top)
+        if not piece.explanations:
+            return ChatReports(logprobs, ids)
+        return ChatReports(logprobs, ids, await self._generation.run(partial(written, labels, piece), size_of(piece)))
 
     async def _only_once(self) -> dict[str, Any]:
         """Further fields of the first chunk, if asked for: the prompt's ids and logprobs, and the parameters."""
@@ -126,25 +140,36 @@ class ChatChunks:
         return found
 
 
-def choices_of(
-    service: Service, index: int, piece: Delta, channels: Splitter, top: int | None, with_ids: bool
-) -> Iterator[ChatChunkChoice]:
-    """The choices for one piece: its text by channels, with ids and logprobs in the first; or its end."""
-    ids = list(piece.token_ids) if with_ids else UNSET
+class ChatReports(NamedTuple):
+    """What is reported of a piece's tokens, where it is asked for."""
+
+    logprobs: ChatLogprobs | None
+    token_ids: list[int] | UnsetType
+    explanations: list[msgspec.Raw] | UnsetType = UNSET
+
+    @property
+    def rest(self) -> ChatReports:
+        """What further chunks of the piece say."""
+        return ChatReports(None, UNSET if self.token_ids is UNSET else [])
+
+
+def choices_of(index: int, piece: Delta, channels: Splitter, reports: ChatReports) -> Iterator[ChatChunkChoice]:
+    """The choices for one piece: its text by channels, with the reports in the first; or its end."""
     if piece.finish_reason is not None:
         for segment in channels.flush():
-            yield ChatChunkChoice(index, delta_of(segment), token_ids=[] if with_ids else UNSET)
-        yield ChatChunkChoice(index, ChatDelta(), None, piece.finish_reason, piece.stop_reason, ids)
+            yield ChatChunkChoice(index, delta_of(segment), token_ids=reports.rest.token_ids)
+        yield ChatChunkChoice(index, ChatDelta(), None, piece.finish_reason, piece.stop_reason, reports.token_ids)
         return
-    logprobs = None
-    if top is not None and piece.logprobs is not None:
-        logprobs = chat_logprobs(service.labels, piece, top)
     deltas = [delta_of(segment) for segment in channels.feed(piece.text)]
-    if not deltas and (logprobs is not None or with_ids):
+    if not deltas and reports != NOTHING:
         deltas = [ChatDelta(content="")]  # the text is held back, or was a marker
     for delta in deltas:
-        yield ChatChunkChoice(index, delta, logprobs, token_ids=ids)
-        logprobs, ids = None, [] if with_ids else UNSET
+        logprobs, ids, explanations = reports
+        yield ChatChunkChoice(index, delta, logprobs, token_ids=ids, explanations=explanations)
+        reports = reports.rest
+
+
+NOTHING = ChatReports(None, UNSET)
 
 
 def delta_of(segment: Segment) -> ChatDelta:

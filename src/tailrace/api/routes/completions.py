@@ -16,6 +16,7 @@ from tailrace.api.aggregate import fold_completion
 from tailrace.api.best_of import best_of
 from tailrace.api.body import BodyReader
 from tailrace.api.chunks import UsageReporter, Work, effective, head, pieces
+from tailrace.api.explanations import size_of, written
 from tailrace.api.logprobs import CompletionLogprobsWriter, prompt_logprobs
 from tailrace.api.negative_prompt import negative_of_text
 from tailrace.api.prepare import Additions, PreparedRequest, Prompts, TokenLimit, prepare, read_request, start
@@ -115,7 +116,8 @@ class CompletionChunks:
                         choices = [choice or CompletionChoice(index, "")]
                         yield Completion(**shared, choices=choices, usage=usage.so_far(), sampling_params=params_used)
                 for piece in pieces(only_end(delta) if only_echo(ask) else delta, self._with_ids):
-                    yield Completion(**shared, choices=[self._choice(index, piece)], usage=usage.so_far())
+                    choice = await self._choice(index, piece)
+                    yield Completion(**shared, choices=[choice], usage=usage.so_far())
         if ask.reports_usage:
             yield Completion(**shared, choices=[], usage=usage.whole())
 
@@ -141,12 +143,16 @@ class CompletionChunks:
             return None
         return CompletionChoice(index, "" if self._echoes is None else self._echoes[p], **fields)
 
-    def _choice(self, index: int, piece: Delta) -> CompletionChoice:
+    async def _choice(self, index: int, piece: Delta) -> CompletionChoice:
         """One piece of a choice's text, or its end."""
         logprobs = self._writers[index].write(piece) if piece.logprobs and index in self._writers else None
         stop_reason = UNSET if piece.finish_reason is None else piece.stop_reason
         ids = list(piece.token_ids) if self._with_ids else UNSET
-        return CompletionChoice(index, piece.text, logprobs, piece.finish_reason, stop_reason, ids)
+        choice = CompletionChoice(index, piece.text, logprobs, piece.finish_reason, stop_reason, ids)
+        if not piece.explanations:
+            return choice
+        records = await self._generation.run(partial(written, self._service.labels, piece), size_of(piece))
+        return msgspec.structs.replace(choice, explanations=records)
 
 
 def check_size(ask: CompletionRequest, prepared: PreparedRequest) -> None:
@@ -242,7 +248,7 @@ def only_echo(ask: CompletionRequest) -> bool:
 
 def check_only_echo(ask: CompletionRequest) -> None:
     """Raise ParameterError for fields that need an output."""
-    for name in ("min_tokens", "best_of", "use_beam_search", "logprob_token_ids"):
+    for name in ("min_tokens", "best_of", "use_beam_search", "logprob_token_ids", "explain"):
         if getattr(ask, name):
             raise ParameterError(f"{name} can't be had with max_tokens 0", name)
 

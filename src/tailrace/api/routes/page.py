@@ -74,12 +74,14 @@ class Asset(NamedTuple):
 
 class PageStatus(msgspec.Struct, frozen=True):
     """What a page that is open shows before it can ask anything. `health`: as GET /health says. `models`: every name
-    that a request may give. `keys`: requests need one."""
+    that a request may give. `keys`: requests need one. `loading`: the model that still loads → the part of its start
+    (wire/pulse.py), "" where that is not known."""
 
     version: str
     health: Health
     models: list[str]
     keys: bool
+    loading: dict[str, str]
 
 
 async def index(request: Request) -> Response:
@@ -107,7 +109,8 @@ async def status(request: Request) -> Response:
 def status_of(front: FrontEnd) -> PageStatus:
     """Of all models."""
     keys = bool(front.config.api_keys.strip(", "))
-    return PageStatus(version("tailrace"), health_of(front), list(front.served), keys)
+    starting = {name: s.client.loading for name, s in front.services.items() if s.supervisor.state == "starting"}
+    return PageStatus(version("tailrace"), health_of(front), list(front.served), keys, starting)
 
 
 def found(request: Request, path: str) -> Response:

@@ -75,7 +75,8 @@ async def create_response(request: Request) -> Response:
     stored = StoredResponse(front_of(request).responses, response_of(service, ask, generation), messages, ask.streamed)
     splitter = channels.splitter()
     generation.thoughts = [ReasoningTokens(splitter)] if channels.counts else None
-    chunks = events(generation, stored, ScoredSegments(splitter, service.labels, top))
+    segments = ScoredSegments(splitter, service.labels, top, explains=generation.params.explain is not None)
+    chunks = events(generation, stored, segments)
     return await respond(request, generation, chunks, last_response, ask.streamed, NAMED)
 
 
@@ -146,8 +147,8 @@ async def events(
                         yield event
                 for counter in generation.thoughts or ():
                     counter.add(delta.offsets)
-                for segment, logprobs in segments.feed(delta):
-                    for event in writer.add(segment, logprobs):
+                for segment, reports in segments.feed(delta):
+                    for event in writer.add(segment, reports):
                         yield event
                 if delta.finish_reason is not None:
                     usage, whole = usage_of(generation), not segments.splitter.cut_call

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from tailrace.api.schema.common import REFUSED, EarlyStopping, GenerateRequest, PromptLogprobEntries, Usage
+from tailrace.api.schema.explain import ExplanationJson
 from tailrace.api.schema.structured import ResponseFormat
 
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
@@ -173,6 +174,7 @@ class ChatChunkChoice(msgspec.Struct, frozen=True):
     finish_reason: str | None = None
     stop_reason: str | int | UnsetType | None = UNSET
     token_ids: list[int] | UnsetType = UNSET
+    explanations: list[ExplanationJson] | UnsetType = UNSET
 
 
 class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
@@ -210,6 +212,7 @@ class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: str | None
     stop_reason: str | int | None
     token_ids: list[int] | UnsetType = UNSET
+    explanations: list[ExplanationJson] | UnsetType = UNSET
 
 
 class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):

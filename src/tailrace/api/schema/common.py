@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from tailrace.api.schema.structured import JsonText, StructuredOutputs
+from tailrace.explanation import ExplainOptions
 from tailrace.fields import Field, TokenId
 from tailrace.params import FIELDS
 
@@ -90,6 +91,7 @@ class GenerateRequest(PlainFields, kw_only=True):
     stream_interval: StreamInterval | None = None
     stream_interval_ms: StreamIntervalMs | None = None
     return_token_ids: bool | None = None
+    explain: bool | ExplainOptions | None = None
     request_id: RequestId | None = None
 
     @property

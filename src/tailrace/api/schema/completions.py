@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from tailrace.api.schema.common import REFUSED, EarlyStopping, GenerateRequest, PromptLogprobEntries, TokenId, Usage
+from tailrace.api.schema.explain import ExplanationJson
 from tailrace.api.schema.structured import ResponseFormat
 
 
@@ -59,6 +60,7 @@ class CompletionChoice(msgspec.Struct, frozen=True):
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobEntries | UnsetType = UNSET
+    explanations: list[ExplanationJson] | UnsetType = UNSET
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,6 +9,7 @@ from msgspec import UNSET, UnsetType
 
 from tailrace.api.schema.chat import ChatMessage, ReasoningEffort, Role, StopScope
 from tailrace.api.schema.common import REFUSED, GenerateRequest
+from tailrace.api.schema.explain import ExplanationJson
 from tailrace.api.schema.structured import ResponsesFormat, TextFormat
 
 
@@ -106,6 +107,7 @@ class OutputPart(msgspec.Struct, omit_defaults=True):
     text: str
     annotations: list[Any] | UnsetType = UNSET
     logprobs: list[msgspec.Raw] | UnsetType = UNSET
+    explanations: list[ExplanationJson] | UnsetType = UNSET
 
 
 class OutputItem(msgspec.Struct, omit_defaults=True):
@@ -200,6 +202,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     delta: str | UnsetType = UNSET
     text: str | UnsetType = UNSET
     logprobs: list[msgspec.Raw] | UnsetType = UNSET  # of output_text events
+    explanations: list[ExplanationJson] | UnsetType = UNSET  # of output_text and reasoning_text events
     arguments: str | UnsetType = UNSET
 
 

@@ -3,6 +3,7 @@ import { effect, html, render, useEffect, useSignal } from "./lib.js";
 import { hasKey, keyWanted, setKey } from "./api.js";
 import { Conversation } from "./chat.js";
 import { Ladder } from "./ladder.js";
+import { Starting } from "./server.js";
 import * as state from "./state.js";
 import { Branches } from "./tree.js";
 
@@ -130,6 +131,7 @@ function Sides() {
 function App() {
   return html`<div class="app">
     <${Bar} />
+    <${Starting} />
     <div class="view-body" role="tabpanel" id="view-panel" aria-labelledby=${`view-${view.value}`}>
       ${view.value === "talk" && html`<${Talk} />`}
       ${view.value === "compare" && html`<${Sides} />`}

@@ -139,8 +139,8 @@ function Composer() {
         <button type="button" class="quiet-button" aria-pressed=${state.knobsOpen.value ? "true" : "false"} onClick=${() => (state.knobsOpen.value = !state.knobsOpen.value)}>Parameters</button>
         <span class="grow"></span>
         ${busy
-          ? html`<button type="button" class="primary stop" onClick=${generate.stopAll}>Stop</button>`
-          : html`<button class="primary" disabled=${!text.value.trim()}>${raw ? "Continue" : "Send"}</button>`}
+          ? html`<button key="stop" type="button" class="primary stop" onClick=${generate.stopAll}>Stop</button>`
+          : html`<button key="send" class="primary" disabled=${!text.value.trim()}>${raw ? "Continue" : "Send"}</button>`}
       </div>
     </div>
   </form>`;

@@ -1,5 +1,5 @@
 // Side by side: one prompt and one seed, two sets of parameters, streamed together; where they part, and why.
-import { computed, effect, html, signal, useEffect, useMemo } from "./lib.js";
+import { Memo, computed, effect, html, signal, useEffect } from "./lib.js";
 import { ApiError, post, stream } from "./api.js";
 import { Fold, perFrame } from "./generate.js";
 import { NO_FIELDS } from "./fields.js";
@@ -38,9 +38,8 @@ export function takeOver() {
   if (seed !== undefined) comparison.seed.value = seed;
   if (max_tokens !== undefined) comparison.length.value = max_tokens;
   comparison.params.left.value = params;
-  const declared = state.fields.value?.fields ? state.fields.value : NO_FIELDS;
-  const other = presets(declared).find(({ name }) => name === "precise");
-  comparison.params.right.value = other ? applied(params, other, declared, state.model.value) : params;
+  const other = presets(declared()).find(({ name }) => name === "precise");
+  comparison.params.right.value = other ? applied(params, other, declared(), state.model.value) : params;
 }
 
 /** The request of one side. */
@@ -81,6 +80,9 @@ async function receive(side, stopped) {
   frame.now();
   run.value = { ...run.value, done: true, error: error && { message: error.message } };
 }
+
+/** Whether a side still comes. */
+const busy = computed(() => SIDES.some((side) => comparison.runs[side].value.request && !comparison.runs[side].value.done));
 
 /** Where the two part: an index, or null. */
 const parted = computed(() => firstDifference(comparison.runs.left.value.tokens, comparison.runs.right.value.tokens));
@@ -123,8 +125,7 @@ export function Compare({ onOpen = null }) {
       if (index !== null && comparison.why.peek()?.index !== index) explainParting(index);
     });
   }, []);
-  const { kind, text, seed, length, runs } = comparison;
-  const busy = SIDES.some((side) => runs[side].value.request && !runs[side].value.done);
+  const { kind, text, seed, length } = comparison;
   const send = (event) => (event.preventDefault(), runBoth());
   const swap = () => {
     const { left, right } = comparison.params;
@@ -145,22 +146,23 @@ export function Compare({ onOpen = null }) {
       </div>
       <textarea rows="2" value=${text.value} aria-label="Prompt for both" placeholder="One prompt for both"
         onInput=${(event) => (text.value = event.target.value)} />
-      ${busy ? html`<button type="button" onClick=${stopBoth}>Stop</button>` : html`<button type="submit" class="primary" disabled=${!text.value}>Run both</button>`}
+      ${/* two buttons by their keys: one that became the other while it is pressed would send the form */ ""}
+      ${busy.value ? html`<button key="stop" type="button" onClick=${stopBoth}>Stop</button>` : html`<button key="run" type="submit" class="primary" disabled=${!text.value}>Run both</button>`}
     </form>
-    <${Verdict} busy=${busy} />
+    <${Verdict} />
     <div class="sides">${SIDES.map((side) => html`<${Side} key=${side} side=${side} onOpen=${onOpen} />`)}</div>
   </section>`;
 }
 
 const whole = (text, otherwise) => (/^-?\d{1,15}$/.test(text.trim()) ? Number(text) : otherwise);
 
-function Verdict({ busy }) {
+function Verdict() {
   const { runs, why } = comparison;
   const index = parted.value;
   const [left, right] = SIDES.map((side) => runs[side].value);
   if (!left.request) return html`<p class="verdict">Both sides get the same prompt, the same seed and so the same noise: what differs comes from the knobs.</p>`;
   if (index === null) {
-    const said = busy ? "The same so far." : left.tokens.length === right.tokens.length ? "The same, token for token." : "The same, as far as the shorter one goes.";
+    const said = busy.value ? "The same so far." : left.tokens.length === right.tokens.length ? "The same, token for token." : "The same, as far as the shorter one goes.";
     return html`<p class="verdict" role="status">${said}</p>`;
   }
   const [a, b] = [left, right].map((run) => visible(run.tokens[index].text) || visible(run.tokens[index].record.token));
@@ -171,26 +173,52 @@ function Verdict({ busy }) {
   </div>`;
 }
 
+const declared = () => (state.fields.value?.fields ? state.fields.value : NO_FIELDS);
+
+/** What one side is computed with. Not drawn again while its answer streams. */
+class SideParams extends Memo {
+  state = { open: false };
+
+  render({ side }, { open }) {
+    const params = comparison.params[side];
+    const given = Object.entries(params.value);
+    return html`<div class="side-params">
+      <${Presets} params=${params} declared=${declared()} model=${state.model.value} />
+      <p class="chips">${given.length ? given.map(([name, value]) => html`<code key=${name} class="chip">${name} ${JSON.stringify(value)}</code>`) : "nothing changed"}</p>
+      <details class="side-knobs" onToggle=${(event) => this.setState({ open: event.currentTarget.open })}><summary>Change its knobs</summary>
+        ${open && html`<${Knobs} params=${params} fields=${state.fields} record=${records[side]} mode=${comparison.kind.value} presets=${false} />`}
+      </details>
+    </div>`;
+  }
+
+  shouldComponentUpdate(props, next) {
+    return next !== this.state || super.shouldComponentUpdate(props);
+  }
+}
+
+/** The record of the token that is selected on a side, for the curves of its knobs. */
+const records = Object.fromEntries(SIDES.map((side) => [side, computed(() => {
+  const index = comparison.selected[side].value;
+  return index === null ? null : comparison.runs[side].value.tokens[index]?.record ?? null;
+})]));
+
+function pick(side, index, open, onOpen) {
+  const together = index === null || parted.value === null || index <= parted.value;
+  for (const each of SIDES) comparison.selected[each].value = together || each === side ? index : null;
+  const { request, tokens } = comparison.runs[side].value;
+  if (open && onOpen && index !== null) onOpen({ side, index, request, tokens });
+}
+
 function Side({ side, onOpen }) {
   const run = comparison.runs[side];
-  const params = comparison.params[side];
-  const selected = comparison.selected[side];
-  const record = useMemo(() => computed(() => (selected.value === null ? null : run.value.tokens[selected.value]?.record ?? null)), []);
-  const pick = (index, open) => {
-    for (const each of SIDES) comparison.selected[each].value = index === null || parted.value === null || index <= parted.value ? index : each === side ? index : null;
-    if (open && onOpen && index !== null) onOpen({ side, index, request: run.value.request, tokens: run.value.tokens });
-  };
-  const given = Object.entries(params.value);
   const { tokens, error, request, finish } = run.value;
-  return html`<article class="side" aria-label=${side === "left" ? "Left" : "Right"}>
-    <h3>${side === "left" ? "Left" : "Right"}</h3>
-    <${Presets} params=${params} declared=${state.fields.value?.fields ? state.fields.value : NO_FIELDS} model=${state.model.value} />
-    <p class="chips">${given.length ? given.map(([name, value]) => html`<code key=${name} class="chip">${name} ${JSON.stringify(value)}</code>`) : "nothing changed"}</p>
-    <details class="side-knobs"><summary>Change its knobs</summary>
-      <${Knobs} params=${params} fields=${state.fields} record=${record} mode=${comparison.kind.value} presets=${false} />
-    </details>
+  const title = side === "left" ? "Left" : "Right";
+  return html`<article class="side" aria-label=${title}>
+    <h3>${title}</h3>
+    <${SideParams} side=${side} />
     ${error && html`<p class="knob-error" role="alert">${error.message}</p>`}
-    ${request && html`<${TokenSpans} run=${run} selected=${selected} onSelect=${pick} marks=${marks} title=${side === "left" ? "Left answer" : "Right answer"} />`}
+    ${request && html`<${TokenSpans} run=${run} selected=${comparison.selected[side]} marks=${marks} title=${`${title} answer`}
+      onSelect=${(index, open) => pick(side, index, open, onOpen)} />`}
     ${request && html`<p class="quiet">${tokens.length} tokens${finish ? `, ended by ${finish}` : ""}</p>`}
   </article>`;
 }

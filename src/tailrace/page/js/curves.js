@@ -82,9 +82,9 @@ export const CUTS = {
     const unseen = d.rest ? -Math.log(d.bound) - entropy : Infinity; // what is not shown is not nearer than this
     let mass = 0;
     for (let i = 0; i < sorted.length; i++) {
+      if (far(sorted[i]) > unseen) return { kept: Math.max(1, i), mass, exact: false };
       mass += sorted[i];
-      const exact = far(sorted[i]) <= unseen;
-      if (!exact || mass >= share - 1e-9) return { kept: i + 1, mass, exact };
+      if (mass >= share - 1e-9) return { kept: i + 1, mass, exact: true };
     }
     return { kept: sorted.length, mass, exact: !d.rest };
   },

@@ -1,6 +1,6 @@
 // The server, live: what runs and waits, the KV cache, tokens per second, where a step's time goes. Read from /metrics
 // about once a second while somebody looks.
-import { html, signal, useEffect } from "./lib.js";
+import { html, signal, useEffect, useSignal } from "./lib.js";
 import { get } from "./api.js";
 import { modelsIn, ofModel, parse, rates, reading } from "./metrics.js";
 import { fixed } from "./text.js";
@@ -73,19 +73,42 @@ export function ServerView() {
 /** What /health says, in words; nothing before it has answered. */
 export function Health({ status: said }) {
   if (!said) return null;
-  const { status: condition, error, part, seconds, stage, share } = said.health;
+  const { status: condition, error, part, seconds } = said.health;
   const which = said.models.length === 1 ? said.models[0] : `${said.models.length} models`;
   return html`<div class=${`health ${condition}`} role="status">
     <p><i class="lamp"></i> <strong>${which}</strong> ${WORDS[condition] ?? condition}${part ? `: ${fixed(seconds, 1)} s in ${part}` : ""}.
       <span class="quiet"> tailrace ${said.version}</span></p>
-    ${condition === "starting" && html`<${Loading} stage=${stage} share=${share} />`}
+    ${Object.entries(said.loading ?? {}).map(([name, stage]) => html`<${Loading} key=${name} name=${name} stage=${stage} />`)}
     ${error && html`<p class="knob-error">${error}</p>`}
   </div>`;
 }
 
-/** How far a model is loaded, as far as that is known. */
-function Loading({ stage, share }) {
-  return html`<div class="loading"><progress max="1" value=${share ?? undefined} aria-label="Loading"></progress> <span class="quiet">${stage ?? ""}</span></div>`;
+// The parts of an engine's start (wire/pulse.py), in order.
+const STAGES = { weights: "reading and packing the weights, and a trial run", grammars: "starting what compiles grammars", cache: "making the KV cache" };
+
+/** Which part of its start a model is in. Parts take very different times, so there is no share. */
+function Loading({ name, stage }) {
+  const at = Object.keys(STAGES).indexOf(stage);
+  return html`<ol class="loading" aria-label=${`${name} is loading`}>
+    ${Object.entries(STAGES).map(([part, words], i) => html`<li key=${part} class=${i < at ? "over" : i === at ? "now" : ""}
+      aria-current=${i === at ? "step" : undefined}>${words}</li>`)}
+  </ol>`;
+}
+
+/** The state of a server that is not ready, until it is; then nothing. */
+export function Starting() {
+  const said = useSignal(null);
+  useEffect(() => {
+    let timer = 0;
+    const ask = async () => {
+      said.value = await get("/page/status").catch(() => null);
+      if (said.value?.health.status !== "ready") timer = setTimeout(ask, EVERY_MS);
+    };
+    ask();
+    return () => clearTimeout(timer);
+  }, []);
+  if (!said.value || said.value.health.status === "ready") return null;
+  return html`<div class="starting"><${Health} status=${said.value} /></div>`;
 }
 
 const column = (of) => history.value.map(of);

@@ -58,20 +58,26 @@ def unfilled(rows: Rows) -> Sampled:
 def fall_back(slots: Slots, logits: torch.Tensor, rows: Rows, requests: Iterable[int], sampled: Sampled) -> None:
     """Fill in these requests."""
     for i in requests:
-        first, last = int(rows.start[i]), int(rows.start[i + 1]) - 1
-        slot = slots[int(rows.slot[first])]
         begun_s = time.thread_time()
-        position, draft_tokens = int(rows.position[first]), rows.draft[first:last].tolist()
-        drafts = Drafts(position, draft_tokens, rows.proposals_of(i), rows.rule_of(i))
-        raw = [raw_row(logits, rows, row) for row in range(first, last + 1)]
-        masks = [mask_of_row(rows, row) for row in range(first, last + 1)]
-        tokens, logprobs, status = verify(DraftRows(raw, slot, drafts, masks))
+        draft_rows = draft_rows_of(slots, logits, rows, i)
+        tokens, logprobs, status = verify(draft_rows)
         sampled.token_ids[i] = -1
         sampled.token_ids[i, : len(tokens)] = torch.tensor(tokens, dtype=torch.int64)
         sampled.num_tokens[i], sampled.status[i] = len(tokens), status
+        slot = draft_rows.slot
         if slot.reported:
             sampled.logprobs[i] = [entry for entry in logprobs if entry is not None]
         slot.took_s = time.thread_time() - begun_s
+
+
+def draft_rows_of(slots: Slots, logits: torch.Tensor, rows: Rows, request: int) -> DraftRows:
+    """The rows of a request as they are verified."""
+    first, last = int(rows.start[request]), int(rows.start[request + 1]) - 1
+    position, draft_tokens = int(rows.position[first]), rows.draft[first:last].tolist()
+    drafts = Drafts(position, draft_tokens, rows.proposals_of(request), rows.rule_of(request))
+    raw = [raw_row(logits, rows, row) for row in range(first, last + 1)]
+    masks = [mask_of_row(rows, row) for row in range(first, last + 1)]
+    return DraftRows(raw, slots[int(rows.slot[first])], drafts, masks)
 
 
 def mask_of_row(rows: Rows, row: int) -> Mask | None:

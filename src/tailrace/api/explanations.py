@@ -1,0 +1,54 @@
+"""Records of why tokens came, with the text of their tokens, as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from tailrace.api.logprobs import Labels, named
+from tailrace.api.schema.explain import TokenExplanation
+from tailrace.explanation import Explanation
+from tailrace.sentences import sentences_of
+from tailrace.text.output import Delta
+
+CHARS = 16  # writing one shown token of a record costs as much as tokenizing so many characters
+
+_encode = msgspec.json.Encoder().encode
+
+
+def written(labels: Labels, piece: Delta) -> list[msgspec.Raw]:
+    """The records of a piece's tokens, without those behind a stop: one per entry of its logprobs, were they asked
+    for."""
+    return [write(labels, record, data) for record, data in records_of(piece)]
+
+
+def records_of(piece: Delta) -> Iterator[tuple[Explanation, bytes | None]]:
+    """Each delivered token's, and the bytes that the text has of the token; None: all of them."""
+    for place, record in enumerate(piece.explanations or ()):
+        if place not in piece.spelt:
+            yield record, None
+        elif (data := piece.spelt[place]) is not None:
+            yield record, data
+
+
+def write(labels: Labels, record: Explanation, data: bytes | None = None) -> msgspec.Raw:
+    """A TokenExplanation. data: as in `records_of`."""
+    label, own, _ = labels.names[record.token_id]
+    token, spelt = (named(data)[0] if data else label), (own if data is None else list(data))
+    return msgspec.Raw(
+        _encode(
+            TokenExplanation(
+                *msgspec.structs.astuple(record),
+                token=token,
+                bytes=spelt,
+                tokens=[labels.names[id][0] for id in record.ids],
+                sentences=sentences_of(record, lambda id: labels.names[id][0]),
+            )
+        )
+    )
+
+
+def size_of(piece: Delta) -> int:
+    """What it costs to write a piece's records, in characters."""
+    return CHARS * sum(len(record.ids) * (1 + len(record.refinements)) for record in piece.explanations or ())

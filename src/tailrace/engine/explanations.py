@@ -1,0 +1,95 @@
+"""Why tokens came, for the requests that ask: the rows of logits that a step drew from, kept until its tokens become
+history, and the records made of them.
+
+A row is copied when its draw begins. Its record is made just before its token is committed: the slot still is what it
+was when the row was drawn from, and a token that does not count has no record.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+
+import msgspec
+import torch
+
+from tailrace.engine.draws import DraftTokens, Draws
+from tailrace.engine.sequence import Sequence
+from tailrace.errors import EngineError
+from tailrace.explanation import Explanation
+from tailrace.kernels.rows import Rows
+from tailrace.params import SamplingParams
+from tailrace.sampling import Sampler
+
+Kept = dict[Sequence, "KeptRows"]
+
+
+@dataclass(frozen=True, slots=True)
+class KeptRows:
+    """What a sequence's tokens of one step are drawn from. rows: of this request alone; their logits are those of
+    `arrived()`, [L, V] on the CPU. took_s: processor time of the copy."""
+
+    arrived: Callable[[], torch.Tensor]
+    rows: Rows
+    took_s: float
+
+    def explain(self, sampler: Sampler, params: SamplingParams, tokens: list[int]) -> list[Explanation]:
+        """One record per token that the step has drawn, in order. The slot is still that of the draw.
+
+        Raises:
+            EngineError: the records are of other tokens.
+        """
+        assert params.explain is not None
+        [records] = sampler.explain(self.arrived(), self.rows, params.explain)
+        if (walked := [record.token_id for record in records]) != tokens:
+            raise EngineError(f"explain: the kernels have drawn {tokens!r:.200}, and the reference {walked!r:.200}")
+        return records
+
+
+def drafted(record: Explanation, draft: DraftTokens, drafter: str, greedy: bool) -> Explanation:
+    """The record with the drafter's name. What must come next is drafted so that it takes no step of its own: there,
+    nobody has guessed."""
+    if record.draft is None:
+        return record
+    if not draft.forced:
+        return msgspec.structs.replace(record, draft=msgspec.structs.replace(record.draft, drafter=drafter))
+    plain = "greedy" if greedy else "drawn"
+    return msgspec.structs.replace(record, draft=None, origin="forced" if record.origin == "forced" else plain)
+
+
+def keep_rows(draws: list[Draws], logits: torch.Tensor, asking: Collection[Sequence]) -> Kept:
+    """Copies of the rows of those that ask. logits: [L, V], of the whole step."""
+    found: Kept = {}
+    for part in draws:
+        for place, sequence in enumerate(part.sequences):
+            if sequence in asking:
+                begun_s = time.thread_time()
+                arrived, rows = copied(logits, part.rows.of(place))
+                found[sequence] = KeptRows(arrived, rows, time.thread_time() - begun_s)
+    return found
+
+
+def copied(logits: torch.Tensor, rows: Rows) -> tuple[Callable[[], torch.Tensor], Rows]:
+    """The logits that these rows are made of, [L, V] on the CPU, once they are there, and the rows on them. From a GPU
+    they are copied behind what it does now, and nothing waits."""
+    guidance = rows.guidance
+    used = rows.source if guidance is None else torch.cat([rows.source, guidance.companion])
+    needed, places = used.clamp(min=0).unique(return_inverse=True)
+    source = places[: rows.num_rows].contiguous()
+    if guidance is not None:
+        companion = torch.where(guidance.companion < 0, -1, places[rows.num_rows :])
+        guidance = replace(guidance, companion=companion.contiguous())
+    rows = replace(rows, source=source, guidance=guidance)
+    if not logits.is_cuda:
+        here = logits[needed]
+        return lambda: here, rows
+    pinned = torch.empty((needed.numel(), logits.shape[1]), dtype=logits.dtype, pin_memory=True)
+    pinned.copy_(logits[needed.to(logits.device)], non_blocking=True)
+    done = torch.cuda.current_stream(logits.device).record_event()
+
+    def arrived() -> torch.Tensor:
+        done.synchronize()
+        return pinned
+
+    return arrived, rows

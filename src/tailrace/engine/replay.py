@@ -1,0 +1,264 @@
+"""Outputs that were given once, explained afterwards: why their tokens came, and whether they can have come at all.
+
+The prompt and the output are computed as a prompt. Behind the computation a walker goes along the output: at each place
+that is looked at, the sampler draws from the row with the slot as it was then, and the token of the output is committed
+whatever was drawn. History, states, forced tokens, grammars and budgets are those of the live request, because the same
+code moves them. Rows wait for the walker, which takes no more time of a step than any request may.
+
+Tokens that came from drafts by a rule other than exact can't be drawn again: how many drafts there were is not known.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+import torch
+
+from tailrace.engine.appending import TokenAppender
+from tailrace.engine.checks import NewToken
+from tailrace.engine.draws import NO_DRAFTS, Masks, SampleSkippedError
+from tailrace.engine.isolation import Isolated
+from tailrace.engine.lifecycle import Ending
+from tailrace.engine.outputs import OutputProcessor
+from tailrace.engine.sequence import LIVING, Sequence
+from tailrace.errors import EngineError, ParameterError, RowError, TailraceError
+from tailrace.explanation import Explanation
+from tailrace.kernels.rows import Guidance, Rows
+from tailrace.kernels.status import EMPTY, MESSAGES, OK
+from tailrace.sampling import Sampler, SequenceState, Slots
+from tailrace.sampling.backends.reference import mask_of_row
+from tailrace.sampling.explain import explain_row, guided_pair
+from tailrace.sampling.guidance import raw_row
+from tailrace.sampling.reference import BadRowError, target
+from tailrace.sampling.request_slot import RequestSlot
+from tailrace.sampling.validation import CALLER_FIELDS
+from tailrace.wire.messages import Difference, Replay, Replayed, Why
+
+
+@dataclass(slots=True)
+class ReplayWalk:
+    """One output on its way. sequence: the one that is computed; walker: as far as the walk has come. places: indexes
+    in the output that are looked at, ascending; at: how many have been. wanted: those that are explained. what_if: a
+    slot of other parameters, which only explains. unsure: tokens that are not what is drawn, and may have come from
+    drafts."""
+
+    sequence: Sequence
+    walker: Sequence
+    replay: Replay
+    places: list[int]
+    wanted: frozenset[int]
+    what_if: Slots | None
+    at: int = 0
+    difference: Difference | None = None
+    unsure: int = 0
+    records: list[Explanation] = field(default_factory=list)
+
+    @property
+    def ready(self) -> bool:
+        """The rows of the next place are there."""
+        members = self.sequence.pair
+        return self.at < len(self.places) and all(m.wanted is not None and m.wanted.waiting for m in members)
+
+    def differs(self, position: int, why: Why, token: int | None = None) -> None:
+        """A token of the output can't have come. The first one counts."""
+        if self.difference is None and position < len(self.replay.output):
+            self.difference = Difference(position, why, token)
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """What is drawn at a place. logits: [1, V], with guidance [2, V]. token: None: the output ends before it."""
+
+    logits: torch.Tensor
+    rows: Rows
+    token: int | None
+
+
+class Replays:
+    """All outputs that are walked along.
+
+    Args:
+        new_masks: makes the masks of a row.
+    """
+
+    def __init__(self, outputs: OutputProcessor, sampler: Sampler, new_masks: Callable[[], Masks]) -> None:
+        self.lifecycle, self.slots, self.sampler = outputs.lifecycle, outputs.slots, sampler
+        self.appender: TokenAppender = outputs.appender
+        self._host_s, self._new_masks = outputs.limits.host_ms / 1e3, new_masks
+        self._walks: dict[Sequence, ReplayWalk] = {}
+
+    def step(self) -> None:
+        """Go on with each of them. What has been found is sent; one that is through ends."""
+        self.appender.begin_step()
+        self._walks = {sequence: walk for sequence, walk in self._walks.items() if sequence.phase in LIVING}
+        for sequence in sorted(self.lifecycle.replays, key=lambda s: s.request.order):
+            with Isolated("the output could not be explained", sequence.request.id) as attempt:
+                walk = self._walks.get(sequence) or self._begin(sequence)
+                self._go_on(walk)
+            if attempt.error is not None:
+                self.lifecycle.fail([(sequence, attempt.error)])
+
+    def _begin(self, sequence: Sequence) -> ReplayWalk:
+        walker, replay = sequence.walker, sequence.request.replay
+        assert walker is not None
+        assert replay is not None
+        assert sequence.wanted is not None
+        places, what_if = [place - walker.num_prompt for place in sequence.wanted.places], None
+        if replay.what_if is not None:
+            what_if = Slots(1, self.slots.vocab_size)
+            what_if.add(
+                0,
+                replay.what_if,
+                key=walker.key,
+                prompt=walker.tokens,
+                eos_token_ids=sequence.request.eos_token_ids,
+                sequence_state=SequenceState(forced=walker.sequence_state.forced),  # the same, also later on
+                handled_by_caller=(*CALLER_FIELDS, "seed"),
+            )
+        walk = self._walks[sequence] = ReplayWalk(
+            sequence, walker, replay, places, frozenset(replay.positions), what_if
+        )
+        return walk
+
+    def _go_on(self, walk: ReplayWalk) -> None:
+        """As far as the rows and the time of a step reach; one place at least."""
+        begun_s, sequence = time.thread_time(), walk.sequence
+        while walk.ready and self._look(walk) and time.thread_time() - begun_s < self._host_s:
+            pass
+        over = walk.at == len(walk.places)
+        if not walk.records and not over:
+            return
+        request, records = sequence.request, walk.records
+        walk.records = []
+        cached = 0 if sequence.started else sequence.num_cached
+        sequence.started = True
+        message = Replayed(request.id, request.epoch, records, walk.difference, walk.unsure, cached)
+        self.lifecycle.send(sequence, message)
+        if over:
+            self.lifecycle.end(sequence, Ending("stop"))
+
+    def _look(self, walk: ReplayWalk) -> bool:
+        """At the next place. False: not now; the row stays."""
+        index = walk.places[walk.at]
+        while walk.walker.num_output < index:
+            self._commit(walk)
+        drawn = self._draw(walk)
+        if drawn is None:
+            return False
+        record, other, wanted = None, drawn.token != walk.replay.output[index], index in walk.wanted
+        if other or (wanted and walk.what_if is None):
+            record = self._explained(walk, drawn, None)
+            if other:
+                self._note(walk, drawn, record)
+        if walk.what_if is not None and (wanted or walk.what_if[0].state):
+            record = self._explained(walk, drawn, walk.what_if[0])
+        ended = self._commit(walk, drawn)
+        if wanted and record is not None:
+            walk.records.append(record if ended is None else msgspec.structs.replace(record, ended=ended))
+        for member in walk.sequence.pair:
+            assert member.wanted is not None
+            member.wanted.waiting.popleft()
+        walk.at += 1
+        return True
+
+    def _draw(self, walk: ReplayWalk) -> Drawn | None:
+        """What the sampler draws here, by all that the walker knows; once more where the text must be closed now. None:
+        that is not known yet.
+
+        Raises:
+            TailraceError: nothing can be drawn, or the grammar fails.
+        """
+        walker = walk.walker
+        logits = torch.stack([m.wanted.waiting[0] for m in walk.sequence.pair if m.wanted is not None])
+        scale = [walker.request.params.guidance_scale]
+        guidance = Guidance.of([1], scale) if logits.shape[0] > 1 else None
+        while True:
+            masks = self._new_masks()
+            place, filled = masks.of([walker], [NO_DRAFTS])
+            masks.start()
+            masks.wait()
+            if (error := masks.errors.get(walker.slot)) is not None:
+                if isinstance(error, SampleSkippedError):
+                    return None
+                raise error if isinstance(error, TailraceError) else RowError(f"grammar: {error}")
+            at = len(walker.tokens)
+            rows = Rows.plain([walker.slot], [0], [at], mask=place, masks=filled, guidance=guidance)
+            sampled = self.sampler(logits, rows)
+            if (status := int(sampled.status[0])) != OK:
+                raise undrawable(walker, status)
+            token = int(sampled.token_ids[0, 0])
+            if walker.constraint is None:
+                return Drawn(logits, rows, token)
+            instead = self.appender.closing(walker, walker.constraint, token)
+            if walker.constraint.searching:
+                return None
+            if instead is None or instead.ending is not None:
+                return Drawn(logits, rows, token if instead is None else None)
+
+    def _explained(self, walk: ReplayWalk, drawn: Drawn, slot: RequestSlot | None) -> Explanation:
+        """The record of the output's token. slot: of other parameters."""
+        raw, token = raw_row(drawn.logits, drawn.rows, 0).float().cpu(), walk.replay.output[walk.places[walk.at]]
+        allowed, guided = mask_of_row(drawn.rows, 0), guided_pair(drawn.logits, drawn.rows, 0)
+        position, options = len(walk.walker.tokens), walk.replay.options
+        own = self.slots[walk.walker.slot] if slot is None else slot
+        try:
+            record = explain_row(raw, own, position, options, allowed, guided, token)
+            if slot is not None and slot.state:  # it learns from the tokens that came
+                target(raw, slot, position, allowed)
+                slot.updates[:] = [slot.update_of(token)]
+        except BadRowError as error:
+            index = walk.places[walk.at]
+            if slot is None:
+                raise EngineError(
+                    f"explain: the row of output token {index} was drawn from, and now: {error}"
+                ) from error
+            raise ParameterError(f"what_if: at output token {index}: {error}", "what_if") from error
+        return record
+
+    def _note(self, walk: ReplayWalk, drawn: Drawn, record: Explanation) -> None:
+        """The output's token is not what is drawn: can it have come otherwise?"""
+        index, place = walk.places[walk.at], record.ids.index(record.token_id)
+        if drawn.token is None:
+            walk.differs(index, "ended")
+        elif record.origin == "forced":
+            walk.differs(index, "forced", drawn.token)
+        elif record.removed_by[place] == "grammar":
+            walk.differs(index, "grammar", drawn.token)
+        elif self._guessed(walk.walker) and record.draw.probabilities[place] is not None:
+            walk.unsure += 1
+        else:
+            walk.differs(index, "drawn", drawn.token)
+
+    def _guessed(self, walker: Sequence) -> bool:
+        """Its tokens may have come from drafts, by a rule under which they are not what is drawn."""
+        speculator, params = self.lifecycle.speculator, walker.request.params
+        asked = params.speculation is None or params.speculation.max_drafts != 0
+        return speculator.drafter is not None and asked and not params.greedy and speculator.rule(walker) != "exact"
+
+    def _commit(self, walk: ReplayWalk, drawn: Drawn | None = None) -> str | None:
+        """The output's next token becomes history. Returns what it ends, if anything. drawn: at its place, where it was
+        looked at."""
+        walker, index = walk.walker, walk.walker.num_output
+        token, ends = walk.replay.output[index], None
+        if walk.what_if is not None:
+            walk.what_if.commit([0], [[token]])
+        try:
+            outcome = self.appender.append(walker, NewToken(token, None))
+            ends = outcome.ends
+            if outcome.ending is not None:
+                walk.differs(index + 1, "ended")
+        except RowError:  # the grammar does not allow it: from here on it rules nothing
+            walk.differs(index, "grammar", None if drawn is None else drawn.token)
+            walker.constraint = None
+        return ends
+
+
+def undrawable(walker: Sequence, status: int) -> TailraceError:
+    """The error of a row from which nothing can be drawn."""
+    at, excluding = f"at output token {walker.num_output}", walker.request.params.excluding
+    if status == EMPTY and excluding:
+        return ParameterError(f"{', '.join(excluding)}: no token is left {at}", excluding[0])
+    return RowError(f"{MESSAGES[status]} {at}")

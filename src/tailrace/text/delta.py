@@ -1,0 +1,64 @@
+"""What is new of a sequence: its text, and the tokens that it is made of with what is reported of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+import msgspec
+
+from tailrace.errors import ParameterError
+from tailrace.explanation import Explanation
+from tailrace.wire.messages import FinishReason, TokenLogprobs
+
+OWN: Mapping[int, bytes | None] = MappingProxyType({})  # the text has all bytes of all tokens
+
+
+class Delta(msgspec.Struct, frozen=True):
+    """What is new (for the cumulative kind: everything so far).
+
+    text, token_ids: new text and its tokens. logprobs, explanations: one per token, or None. offsets: one per token:
+    where it begins in the text, in characters.
+    finish_reason: set on the last delta. stop_reason: the stop string, pattern or stop token id that ended the text, or
+    the cause named by the engine or the server. None for EOS and the length.
+    spelt: place in token_ids → the bytes that the text has of this token, where they differ from the token's own bytes.
+    b"" for EOS and for hidden tokens, None for tokens after a stop.
+    """
+
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    offsets: tuple[int, ...] = ()
+    spelt: Mapping[int, bytes | None] = OWN
+    explanations: tuple[Explanation, ...] | None = None
+
+
+class ReportedToken(NamedTuple):
+    """A token with what is reported of it, where that is asked for."""
+
+    id: int
+    logprobs: TokenLogprobs | None
+    explanation: Explanation | None
+
+
+class HeldToken(msgspec.Struct, frozen=True):
+    """A token whose text may not have been sent yet. It begins after `begin` characters and is sent once `end`
+    characters are out. spelt: see Delta; None: all its bytes."""
+
+    reported: ReportedToken
+    begin: int
+    end: int
+    spelt: bytes | None
+
+    @property
+    def id(self) -> int:
+        """Its token id."""
+        return self.reported.id
+
+
+def counted_wrong(name: str, tokens: int, given: int) -> ParameterError:
+    """The error for reports that are not one per token."""
+    return ParameterError(f"{name} must be one per token, {tokens}; got {given}", name)

@@ -15,7 +15,7 @@ import uvicorn
 from page import fake_server
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Page, Request
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
 DESK, PHONE = {"width": 1440, "height": 900}, {"width": 390, "height": 844}
@@ -110,8 +110,30 @@ def page(open_page: Callable[..., Page], served: Served) -> Page:
     return open_page(served.url)
 
 
-def say(page: Page, text: str) -> None:
-    """Sends a text and waits until the whole answer is there."""
+def answered(page: Page) -> None:
+    """Waits until the last answer has ended."""
+    page.wait_for_selector(".turn.answer:last-of-type .tokens[aria-busy=false]")
+
+
+def say(page: Page, text: str, whole: bool = True) -> None:
+    """Sends a text and waits until the answer to it is there; whole=False: or has failed."""
+    before = page.locator(".turn.answer").count()
     page.fill(".composer textarea", text)
     page.keyboard.press("Enter")
-    page.wait_for_selector(".turn.answer:last-of-type .tokens[aria-busy=false]")
+    page.locator(".turn.answer").nth(before).wait_for()
+    if whole:
+        answered(page)
+    else:
+        page.wait_for_selector(".turn.answer:last-of-type .error")
+
+
+def sent(page: Page) -> list[tuple[str, Any]]:
+    """A list to which each POST of the page is added: (path, body)."""
+    found: list[tuple[str, Any]] = []
+
+    def note(request: Request) -> None:
+        if request.method == "POST":
+            found.append(("/" + request.url.split("/", 3)[3], request.post_data_json))
+
+    page.on("request", note)
+    return found

@@ -25,9 +25,9 @@ def raw_logits(script: Script, history: list[int], index: int) -> np.ndarray:
     logits[len(VOCAB) :] -= 6
     logits[UNASKED] -= 6
     if index < len(script.tokens):
-        id = script.tokens[index][1]
+        channel, id = script.tokens[index]
         logits[id] = logits.max() + rng.choice([1.5, 3.0, 4.0, 6.0, 9.0])
-        if id in UNASKED or id >= len(VOCAB):
+        if id in UNASKED or id >= len(VOCAB) or channel == "tool":
             logits[id] += 30
     return logits
 

@@ -25,6 +25,7 @@ from tailrace.api.openapi import openapi
 from tailrace.api.request_id import REQUEST_ID, RequestIdMiddleware
 from tailrace.api.routes.chat import create_chat_completion
 from tailrace.api.routes.completions import create_completion
+from tailrace.api.routes.explain import explain_output
 from tailrace.api.routes.health import health, ping, version
 from tailrace.api.routes.messages import count_tokens, create_message
 from tailrace.api.routes.metrics import metrics
@@ -62,6 +63,7 @@ ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
     ("DELETE", "/v1/responses/{id:path}", delete_response),
     ("POST", "/v1/messages", create_message),
     ("POST", "/v1/messages/count_tokens", count_tokens),
+    ("POST", "/v1/explain", explain_output),
     ("DELETE", "/v1/requests/{id:path}", cancel_request),
     ("POST", "/tokenize", tokenize),
     ("POST", "/detokenize", detokenize),

@@ -43,13 +43,16 @@ _giving_back: asyncio.TimerHandle | None = None
 
 
 class BodyReader(Generic[T]):
-    """Reads bodies of one schema. `refused`: field → values at which it asks for nothing."""
+    """Reads bodies of one schema. `refused`: field → values at which it asks for nothing. others: fields that are read
+    elsewhere."""
 
-    def __init__(self, schema: type[T], refused: Mapping[str, tuple[Any, ...]]) -> None:
+    def __init__(
+        self, schema: type[T], refused: Mapping[str, tuple[Any, ...]], others: frozenset[str] = frozenset()
+    ) -> None:
         self._decode = msgspec.json.Decoder(schema).decode
-        self._known = frozenset(schema.__struct_fields__) | TOLERATED
+        self._known = frozenset(schema.__struct_fields__) | TOLERATED | others
         self._refused = refused
-        self._unserved = sorted((TOLERATED | refused.keys()) - set(schema.__struct_fields__))
+        self._unserved = sorted((TOLERATED | others | refused.keys()) - set(schema.__struct_fields__))
         # The schema and the fields that are known but not served: nearly every body is read by this alone, in one pass.
         fields = [(name, msgspec.Raw, None) for name in self._unserved]
         strict = msgspec.defstruct(schema.__name__, fields, bases=(schema,), kw_only=True, forbid_unknown_fields=True)
@@ -63,12 +66,11 @@ class BodyReader(Generic[T]):
             ParameterError: naming the field.
             RequestError: it is no JSON object.
         """
-        check_content_type(request)
+        return await self.decode(request, await read_raw(request))
+
+    async def decode(self, request: Request, raw: bytes) -> T:
+        """The same of a body that has been read."""
         front = request.app.state.front
-        raw = await read_bytes(request, front.config.max_body_mib << 20)
-        if len(raw) > LARGE:
-            give_back_later()
-        request.state.size = len(raw)
         return await front.work_queue.run(
             request, lambda: self.decoded(raw, front.config.max_body_items), len(raw) // JSON_BYTES
         )
@@ -107,6 +109,20 @@ class BodyReader(Generic[T]):
         if len(text := bytes(value)) > MAX_NEUTRAL or msgspec.json.decode(text) not in self._refused[name]:
             neutral = " or ".join(msgspec.json.encode(value).decode() for value in self._refused[name])
             raise ParameterError(f"{name}: not supported; leave it out (or {neutral})", name)
+
+
+async def read_raw(request: Request) -> bytes:
+    """The bytes of the body.
+
+    Raises:
+        HTTPException: 413, 415.
+    """
+    check_content_type(request)
+    raw = await read_bytes(request, request.app.state.front.config.max_body_mib << 20)
+    if len(raw) > LARGE:
+        give_back_later()
+    request.state.size = len(raw)
+    return raw
 
 
 def give_back_later() -> None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from tailrace.api.logprobs import Labels, named
 from tailrace.api.schema.explain import TokenExplanation
-from tailrace.explanation import Explanation
+from tailrace.explanation import ExplainOptions, Explanation
 from tailrace.sentences import sentences_of
-from tailrace.text.output import Delta
+from tailrace.text.output import Delta, TextStream
+
+if TYPE_CHECKING:
+    from tailrace.api.response_store import OutputOrigin
+    from tailrace.text.tokenizer import Tokenizer
 
 CHARS = 16  # writing one shown token of a record costs as much as tokenizing so many characters
 
@@ -47,6 +52,18 @@ def write(labels: Labels, record: Explanation, data: bytes | None = None) -> msg
             )
         )
     )
+
+
+def spelling(tokenizer: Tokenizer, output: OutputOrigin, eos_token_ids: Sequence[int]) -> Mapping[int, bytes | None]:
+    """Place in a whole output → the bytes that its text has of that token, where they are not the token's own: as the
+    answer has it."""
+    params = msgspec.structs.replace(output.params, explain=ExplainOptions(), output_kind="cumulative")
+    stream = TextStream(tokenizer, params, eos_token_ids, output.prompt)
+    whole = stream.feed(output.output)
+    if not stream.finished:
+        ends = (*eos_token_ids, *params.stop_token_ids)
+        whole = stream.flush("stop" if output.output[-1] in ends else "length", output.output[-1])
+    return whole.spelt
 
 
 def size_of(piece: Delta) -> int:

@@ -16,13 +16,14 @@ from msgspec import UNSET, UnsetType
 from tailrace.api import error_handlers
 from tailrace.api.merge_iterators import merge_iterators
 from tailrace.api.request_record import UNKNOWN, RequestOrigin, RequestRecord
+from tailrace.api.response_store import OutputOrigin
 from tailrace.api.schema.common import CompletionTokensDetails, PromptTokensDetails, Usage
 from tailrace.api.work_queue import SLICE_S
 from tailrace.errors import EngineError, TailraceError
 from tailrace.params import SamplingParams
 from tailrace.text.output import Delta, TextStream
 from tailrace.text.splitter import ReasoningTokens
-from tailrace.wire.messages import Failed, Finished, PromptLogprobs, SequenceEvent, TokenLogprobs, Tokens
+from tailrace.wire.messages import Failed, Finished, PromptLogprobs, Replayed, SequenceEvent, TokenLogprobs, Tokens
 
 if TYPE_CHECKING:
     from tailrace.api.service import Service
@@ -59,6 +60,7 @@ class Generation:
         self._texts: list[TextStream] = []
         self._cached = [0] * len(prompts)
         self._drafted = self._accepted = 0  # draft tokens
+        self._keys: dict[int, int] = {}  # of each choice's noise
         self._prompt_logprobs: list[list[TokenLogprobs]] = [[] for _ in prompts]  # per prompt
         self._open = 0
         self._failure: TailraceError | None = None
@@ -81,6 +83,13 @@ class Generation:
         accepted = min(self._accepted, completion)  # a stop that only the front end finds also cuts accepted drafts
         details = details_of(accepted, self._drafted, self.thoughts)
         return Usage(prompt, completion, prompt + completion, PromptTokensDetails(sum(self._cached)), details)
+
+    def origin_of(self, choice: int, output: list[int]) -> OutputOrigin | None:
+        """What the output of a choice came from; None where nothing has come."""
+        if (key := self._keys.get(choice)) is None:
+            return None
+        prompt = self.prompts[choice // self.params.n]
+        return OutputOrigin(self._service.model_name, prompt, self.params, key, output)
 
     def prompt_logprobs(self, p: int) -> list[TokenLogprobs] | None:
         """Logprobs of all tokens of prompt p but the first, from its first delta on; None if not asked for, or
@@ -159,9 +168,7 @@ class Generation:
                 until_s = time.perf_counter() + SLICE_S
             if self._aborted:
                 raise self._failure or asyncio.CancelledError
-            stream = service.client.submit(
-                prompt, self.params, id=self.id, priority=self._origin.priority, adapter=service.adapter
-            )
+            stream = self._submit(prompt)
             stream.set_limit(service.config.stream_buffer_kib << 10, self._on_backlog)
             if self._origin.streamed:
                 stream.set_interval(*self._interval())
@@ -170,6 +177,10 @@ class Generation:
             self._open += n
             if self._cut is not None:
                 stream.abort(self._cut, keep=True)
+
+    def _submit(self, prompt: list[int]) -> AsyncStream:
+        service, priority = self._service, self._origin.priority
+        return service.client.submit(prompt, self.params, id=self.id, priority=priority, adapter=service.adapter)
 
     def _on_backlog(self) -> None:
         """Called when the unread buffer exceeds its limit. If the client has been slow for a second, the request
@@ -185,10 +196,12 @@ class Generation:
         clock = TokenClock(self._service, self._arrival_s, self._record)
         async with stream:
             while events := await stream.next():
-                for event in self._take_prompt_logprobs(p, events):
+                for event in self._kept(p, events):
                     if isinstance(event, Tokens):
                         self._cached[p] = max(self._cached[p], event.cached_tokens)
                         clock.admitted(event.queued_s)
+                        if event.key is not None:
+                            self._keys[p * n + event.index] = event.key
                     if isinstance(event, (Tokens, Finished)):
                         self._drafted += sum(event.drafts[::2])
                         self._accepted += sum(event.drafts[1::2])
@@ -217,8 +230,8 @@ class Generation:
                 raise asyncio.CancelledError
             raise self._failure or EngineError("the engine's stream ended before its sequences did")
 
-    def _take_prompt_logprobs(self, p: int, events: list[SequenceEvent]) -> list[SequenceEvent]:
-        """Keep the logprobs of the prompt; return the other events."""
+    def _kept(self, p: int, events: list[SequenceEvent]) -> list[SequenceEvent]:
+        """Keep what is no delta, the logprobs of the prompt; return the other events."""
         if self.params.prompt_logprobs is None:
             return events
         for event in events:
@@ -236,8 +249,8 @@ class Generation:
                 return text.flush(event.reason, event.stop_token_id, event.cause)
             case Failed():
                 raise error_handlers.of_failed(event, self._grammar_field)
-            case PromptLogprobs():
-                raise AssertionError("_take_prompt_logprobs has kept these")
+            case PromptLogprobs() | Replayed():
+                raise AssertionError("_kept has kept these")
 
 
 def details_of(

@@ -18,7 +18,7 @@ from tailrace.api.routes.health import Version
 from tailrace.api.schema.chat import ChatCompletion, ChatRequest
 from tailrace.api.schema.completions import Completion, CompletionRequest
 from tailrace.api.schema.errors import AnthropicError, ErrorBody
-from tailrace.api.schema.explain import TokenExplanation
+from tailrace.api.schema.explain import ExplainAnswer, ExplainRequest, TokenExplanation
 from tailrace.api.schema.messages import CountRequest, InputTokens, MessageObject, MessagesRequest
 from tailrace.api.schema.models import ModelCard, ModelList
 from tailrace.api.schema.requests import Cancelled
@@ -67,6 +67,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("POST", "/v1/messages/count_tokens"): Operation(
         "Tokens of a message's prompt", CountRequest, InputTokens, (400, 401, 404, 413, 415, 503)
     ),
+    ("POST", "/v1/explain"): Operation("Why the tokens of an output came", ExplainRequest, ExplainAnswer, GENERATING),
     ("DELETE", "/v1/requests/{id}"): Operation(
         "End a running request, keeping what it has said", None, Cancelled, (400, 401, 404)
     ),

@@ -9,25 +9,41 @@ import msgspec
 
 from tailrace.api.schema.responses import ResponseObject
 from tailrace.errors import RequestNotFoundError
+from tailrace.params import SamplingParams
 
 MAX_RESPONSES = 1000
 MAX_BYTES = 64 << 20
 
 
+class OutputOrigin(msgspec.Struct, frozen=True):
+    """What an output came from, so that it can be explained: the model's name, the prompt, the parameters, and the key
+    of the noise; and the output's token ids. key: None: it comes from the seed."""
+
+    model: str
+    prompt: list[int]
+    params: SamplingParams
+    key: int | None
+    output: list[int]
+
+
+origins = msgspec.msgpack.Decoder(OutputOrigin)
+
+
 class Stored(NamedTuple):
     """body: the response as JSON. messages: the conversation up to it, as the chat template takes it, also as JSON;
     inputs: how many of them the response answers. frames: the events of its stream so far, by number; None where it was
-    not streamed."""
+    not streamed. origin: an OutputOrigin in msgpack; b"" until the response is over."""
 
     body: bytes
     messages: bytes
     inputs: int
     frames: list[bytes] | None
+    origin: bytes
 
     @property
     def size(self) -> int:
         """Bytes."""
-        return len(self.body) + len(self.messages) + sum(map(len, self.frames or ()))
+        return len(self.body) + len(self.messages) + len(self.origin) + sum(map(len, self.frames or ()))
 
 
 class ResponseStore:
@@ -45,13 +61,19 @@ class ResponseStore:
         return id in self._stored
 
     def put(
-        self, response: ResponseObject, messages: list[dict[str, Any]], inputs: int = 0, streamed: bool = False
+        self,
+        response: ResponseObject,
+        messages: list[dict[str, Any]],
+        inputs: int = 0,
+        streamed: bool = False,
+        origin: OutputOrigin | None = None,
     ) -> None:
         """Store the response as it is now, in place of an earlier state, whose events stay. inputs: see Stored."""
         before = self._stored.get(response.id)
         frames = ([] if streamed else None) if before is None else before.frames
         self.discard(response.id)
-        entry = Stored(msgspec.json.encode(response), msgspec.json.encode(messages), inputs, frames)
+        made = b"" if origin is None else msgspec.msgpack.encode(origin)
+        entry = Stored(msgspec.json.encode(response), msgspec.json.encode(messages), inputs, frames, made)
         self._stored[response.id] = entry
         self.bytes += entry.size
         self._trim()

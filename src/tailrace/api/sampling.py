@@ -5,8 +5,10 @@ Ranges are params.py's; here are only those that are narrower over HTTP.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from tailrace.api.negative_prompt import guidance_scale
 from tailrace.api.presets import PRESETS
@@ -15,7 +17,7 @@ from tailrace.api.schema.common import PLAIN, GenerateRequest
 from tailrace.api.token_fields import bad_words, breakers, logit_bias, sequence_bias
 from tailrace.errors import ParameterError
 from tailrace.explanation import ExplainOptions
-from tailrace.params import REPLACED_BY_MIROSTAT, SamplingParams, check_range
+from tailrace.params import FIELDS, REPLACED_BY_MIROSTAT, SamplingParams, check_range
 from tailrace.text.stop_regex import patterns
 from tailrace.text.stop_strings import stop_search
 from tailrace.wire.messages import encoder
@@ -55,6 +57,38 @@ def sampling_params(
     if patterns("banned_regex", params.banned_regex, params.n).any_character:
         raise ParameterError("banned_regex matches every character: nothing could be written", "banned_regex")
     return params
+
+
+# fields that may be others when an output is explained: those that the sampler acts on, but what the noise depends on
+CHANGEABLE = frozenset(
+    name
+    for name, field in FIELDS.items()
+    if field.kind in ("edit", "reshape", "truncation", "draw") and not field.instead and field.http
+) - {"seed", "forced_token_ids"}
+
+
+def changed(
+    params: SamplingParams, request: GenerateRequest, names: Iterable[str], tokenizer: Tokenizer
+) -> SamplingParams:
+    """The parameters with the fields of these names as the request has them.
+
+    Raises:
+        ParameterError: naming the field.
+    """
+    for name in names:
+        if name not in CHANGEABLE and name != "preset":
+            raise ParameterError(f"{name} can't be another: only preset and {', '.join(sorted(CHANGEABLE))} can", name)
+    given = given_fields(request, {})
+    biases, sequences = logit_bias(request.logit_bias or {}, tokenizer)
+    if request.logit_bias is not None:
+        given["logit_bias"] = biases
+    if sequences or request.sequence_bias is not None:
+        given["sequence_bias"] = sequences + sequence_bias(request.sequence_bias or (), tokenizer)
+    if request.bad_words is not None:
+        given["bad_words"] = bad_words(request.bad_words, tokenizer)
+    if request.dry_sequence_breakers is not None or given.get("dry_multiplier"):
+        given["dry_sequence_breakers"] = breakers(request, tokenizer, bool(given.get("dry_multiplier")))
+    return msgspec.structs.replace(params, **given)
 
 
 def given_fields(request: GenerateRequest, defaults: Mapping[str, float | int]) -> dict[str, Any]:

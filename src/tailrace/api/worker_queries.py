@@ -47,6 +47,11 @@ def inputs(front: FrontEnd, id: str) -> bytes | None:
     return msgspec.json.encode(msgspec.json.decode(stored.messages, type=list[msgspec.Raw])[: stored.inputs])
 
 
+def origin(front: FrontEnd, id: str) -> bytes | None:
+    """What a stored response came from, in msgpack; b"" while it is in progress."""
+    return front.responses.get(id).origin if id in front.responses else None
+
+
 def events(front: FrontEnd, argument: str) -> bytes | None:
     """The events of a stored response from a number on, as JSON; null where it was not streamed. argument: the number,
     a blank, and the id."""
@@ -75,6 +80,7 @@ QUESTIONS: dict[str, Callable[[FrontEnd, str], bytes | None]] = {
     "response": response,
     "conversation": conversation,
     "inputs": inputs,
+    "origin": origin,
     "events": events,
     "forget": forget,
     "counts": counts,

@@ -18,7 +18,7 @@ from tailrace.models import LocalModel, resolve
 from tailrace.models.hub import fetch_head
 from tailrace.text.output import Delta, TextStream
 from tailrace.text.tokenizer import Tokenizer
-from tailrace.wire.messages import Failed, Finished, PromptLogprobs, SequenceEvent, Tokens
+from tailrace.wire.messages import Failed, Finished, PromptLogprobs, Replayed, SequenceEvent, Tokens
 from tailrace.wire.sync_client import SyncClient
 
 SCRIPTED = "scripted:"  # a model without weights, for tests and egress benchmarks; it borrows the default's tokenizer
@@ -135,5 +135,5 @@ def delta_of(text: TextStream, event: SequenceEvent) -> Delta | None:
             return text.flush(event.reason, event.stop_token_id)
         case Failed():
             raise BY_CODE.get(event.code, EngineError)(event.message)
-        case PromptLogprobs():
+        case PromptLogprobs() | Replayed():
             return None

@@ -9,8 +9,8 @@ acknowledgement of an `Abort`, always sent, even for a request that the engine d
     engine → front end   Ready, PromptLogprobs, Tokens, Replayed, Finished, Failed, Aborted, Stats, Drained, PeerCount,
     PeerQuery, PeerReply
 
-Where there are several front ends, the engine also passes on what they ask each other, without looking at it. (More
-than 300 lines: all messages in one file.)
+Where there are several front ends, the engine also passes on what they ask each other, without looking at it.
+(More than 300 lines: all messages in one file.)
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from tailrace.api.chat_prompt import check_messages
 from tailrace.api.chunks import UsageReporter, Work, effective, head, pieces
 from tailrace.api.explanations import size_of, written
 from tailrace.api.logprobs import chat_logprobs, prompt_logprobs
-from tailrace.api.prepare import ChatInput, TokenLimit, prepare_chat, read_request, start
+from tailrace.api.prepare import ChatInput, PreparedRequest, TokenLimit, prepare_chat, read_request, start
 from tailrace.api.request_record import origin_of
 from tailrace.api.sampling import check_scores, num_logprobs
 from tailrace.api.schema.chat import (
@@ -33,7 +33,7 @@ from tailrace.api.schema.chat import (
     FunctionDelta,
     ToolCallDelta,
 )
-from tailrace.api.service import Service
+from tailrace.api.service import Service, service_of
 from tailrace.api.streaming import respond
 from tailrace.api.tool_choice import ToolChoice, choice_of
 from tailrace.api.work_queue import JSON_BYTES
@@ -48,6 +48,21 @@ READER = BodyReader(ChatRequest, CHAT_REFUSED)
 async def create_chat_completion(request: Request) -> Response:
     """A chat completion, streamed or whole."""
     ask, service = await read_request(request, READER)
+    prepared, channels, choice = await prepare_completion(request, ask)
+    origin = origin_of(request, "chat", ask)
+    generation = start(service, ask, f"chatcmpl-{origin.request_id}", prepared, origin)
+    called = "stop" if choice.mode == "named" else "tool_calls"
+    chunks = ChatChunks(service, ask, generation, channels, called).stream()
+    return await respond(request, generation, chunks, fold_chat, ask.streamed)
+
+
+async def prepare_completion(request: Request, ask: ChatRequest) -> tuple[PreparedRequest, Channels, ToolChoice]:
+    """The request as the engine takes it, the channels of the answer, and which tools may be called.
+
+    Raises:
+        RequestError: naming the field.
+    """
+    service = service_of(request)
 
     def checked() -> ToolChoice:
         check_messages(ask)
@@ -61,11 +76,7 @@ async def create_chat_completion(request: Request) -> Response:
         check_scores(len(prepared.prompts[0]) * (ask.prompt_logprobs + 1), "prompt_logprobs")
     if not ask.use_beam_search and ask.best_of not in (None, 1):
         raise ParameterError("best_of is for use_beam_search here; leave it out (or 1)", "best_of")
-    origin = origin_of(request, "chat", ask)
-    generation = start(service, ask, f"chatcmpl-{origin.request_id}", prepared, origin)
-    called = "stop" if choice.mode == "named" else "tool_calls"
-    chunks = ChatChunks(service, ask, generation, channels, called).stream()
-    return await respond(request, generation, chunks, fold_chat, ask.streamed)
+    return prepared, channels, choice
 
 
 class ChatChunks:

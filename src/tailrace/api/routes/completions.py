@@ -44,12 +44,8 @@ async def create_completion(request: Request) -> Response:
     """A completion of each prompt, streamed or whole."""
     ask, service = await read_request(request, READER)
     prompts = prompts_of(ask.prompt)
-    ids = await encode(request, ask, prompts)
-    negative = await negative_of_text(request, ask.negative_prompt, ask.add_special_tokens is not False)
-    limit = TokenLimit(1 if only_echo(ask) else ask.max_tokens, "max_tokens")
-    top = None if ask.logprobs is None else num_logprobs(ask.logprobs, service.config.max_logprobs, "logprobs")
-    prepared = await prepare(request, ask, Prompts(ids, "prompt", negative), limit, top, lambda: additions(ask))
-    fold = fold_completion
+    prepared = await prepare_texts(request, ask, prompts)
+    fold, top = fold_completion, ask.logprobs
     if ask.best_of is not None and not ask.use_beam_search and ask.best_of != prepared.params.n:
         n = prepared.params.n
         check_best_of(ask, ask.best_of, n)
@@ -62,6 +58,19 @@ async def create_completion(request: Request) -> Response:
     echoes = await echoed(request, prompts) if ask.echo else None
     chunks = CompletionChunks(service, ask, generation, echoes).stream()
     return await respond(request, generation, chunks, fold, ask.streamed)
+
+
+async def prepare_texts(request: Request, ask: CompletionRequest, prompts: list[Prompt]) -> PreparedRequest:
+    """The request as the engine takes it.
+
+    Raises:
+        RequestError: naming the field.
+    """
+    ids = await encode(request, ask, prompts)
+    negative = await negative_of_text(request, ask.negative_prompt, ask.add_special_tokens is not False)
+    limit, most = TokenLimit(1 if only_echo(ask) else ask.max_tokens, "max_tokens"), service_of(request).config
+    top = None if ask.logprobs is None else num_logprobs(ask.logprobs, most.max_logprobs, "logprobs")
+    return await prepare(request, ask, Prompts(ids, "prompt", negative), limit, top, lambda: additions(ask))
 
 
 def additions(ask: CompletionRequest) -> Additions:

@@ -15,16 +15,17 @@ from starlette.responses import Response
 
 from tailrace.api.aggregate import last_seen
 from tailrace.api.body import BodyReader, check_items
+from tailrace.api.channels import Channels
 from tailrace.api.chat_prompt import encode_chat
 from tailrace.api.chunks import effective
 from tailrace.api.front_end import front_of
 from tailrace.api.generation import Generation
-from tailrace.api.prepare import ChatInput, TokenLimit, generate, prepare_chat, read_request
+from tailrace.api.prepare import ChatInput, PreparedRequest, TokenLimit, generate, prepare_chat, read_request
 from tailrace.api.request_record import origin_of
 from tailrace.api.response_events import ResponseEvents
 from tailrace.api.response_input import to_chat, to_messages
 from tailrace.api.response_logprobs import ScoredSegments
-from tailrace.api.response_store import ResponseStore
+from tailrace.api.response_store import OutputOrigin, ResponseStore
 from tailrace.api.routes.tokenize import check_size
 from tailrace.api.sampling import num_logprobs
 from tailrace.api.schema.chat import ChatRequest
@@ -41,7 +42,7 @@ from tailrace.api.schema.responses import (
     ResponseUsage,
     TextOptions,
 )
-from tailrace.api.service import Service
+from tailrace.api.service import Service, service_of
 from tailrace.api.streaming import NAMED, json_response, named_frame, respond
 from tailrace.api.tool_choice import ToolChoice, choice_of
 from tailrace.api.work_queue import JSON_BYTES
@@ -56,17 +57,8 @@ READER = BodyReader(ResponsesRequest, RESPONSES_REFUSED)
 async def create_response(request: Request) -> Response:
     """A response, streamed or whole."""
     ask, service = await read_request(request, READER)
-    before = await earlier(request, ask)
-
-    def checked() -> ChatInput:
-        check_tools(ask.tools, nested=False)
-        choice = choice_of(ask.tool_choice, ask.tools, ask.parallel_tool_calls)
-        limit = TokenLimit(ask.max_output_tokens, "max_output_tokens")
-        return ChatInput(to_chat(ask, before), choice, ask.tools, limit, "input", "text.format")
-
-    chat = await service.work_queue.run(request, checked, request.state.size // JSON_BYTES)
-    top = logprobs_asked(ask, service.config.max_logprobs)
-    prepared, channels = await prepare_chat(request, chat, top)
+    prepared, channels, chat = await prepare_response(request, ask)
+    top = prepared.params.logprobs
     # the id is ours, since responses are stored by it; what a client calls its request may be used by others as well
     origin = origin_of(request, "chat", ask)
     generation = generate(service, f"resp_{uuid4().hex}", prepared, origin)
@@ -78,6 +70,25 @@ async def create_response(request: Request) -> Response:
     segments = ScoredSegments(splitter, service.labels, top, explains=generation.params.explain is not None)
     chunks = events(generation, stored, segments)
     return await respond(request, generation, chunks, last_response, ask.streamed, NAMED)
+
+
+async def prepare_response(request: Request, ask: ResponsesRequest) -> tuple[PreparedRequest, Channels, ChatInput]:
+    """The request as the engine takes it, the channels of the answer, and the chat that it is.
+
+    Raises:
+        RequestError: naming the field.
+    """
+    service, before = service_of(request), await earlier(request, ask)
+
+    def checked() -> ChatInput:
+        check_tools(ask.tools, nested=False)
+        choice = choice_of(ask.tool_choice, ask.tools, ask.parallel_tool_calls)
+        limit = TokenLimit(ask.max_output_tokens, "max_output_tokens")
+        return ChatInput(to_chat(ask, before), choice, ask.tools, limit, "input", "text.format")
+
+    chat = await service.work_queue.run(request, checked, request.state.size // JSON_BYTES)
+    top = logprobs_asked(ask, service.config.max_logprobs)
+    return *await prepare_chat(request, chat, top), chat
 
 
 def response_of(service: Service, ask: ResponsesRequest, generation: Generation) -> ResponseObject:
@@ -104,28 +115,28 @@ def response_of(service: Service, ask: ResponsesRequest, generation: Generation)
 
 
 class StoredResponse(NamedTuple):
-    """A response, where it is stored, and the messages that it answers."""
+    """A response, where it is stored, and the messages that it answers. origin: what made it, once it is over."""
 
     store: ResponseStore
     response: ResponseObject
     messages: list[dict[str, Any]]
     streamed: bool
 
-    def save(self) -> None:
+    def save(self, origin: OutputOrigin | None = None) -> None:
         """Store the response as it is now, with the conversation that it ends, if it is to be stored."""
         if self.response.store:
             messages = [*self.messages, *to_messages(self.response.output)]
-            self.store.put(self.response, messages, len(self.messages), self.streamed)
+            self.store.put(self.response, messages, len(self.messages), self.streamed, origin)
 
     def note(self, event: Event) -> None:
         """Keep an event for those who read the stream later."""
         if self.streamed and self.response.store:
             self.store.record(self.response.id, named_frame(event))
 
-    def update(self) -> None:
+    def update(self, origin: OutputOrigin | None = None) -> None:
         """The same, unless the response was deleted meanwhile."""
         if self.response.id in self.store:
-            self.save()
+            self.save(origin)
 
 
 async def events(
@@ -137,6 +148,7 @@ async def events(
         TailraceError: it failed before its first event. Later it ends with an event that says so.
     """
     response, writer, begun = stored.response, ResponseEvents(stored.response, stored.note), False
+    ids: list[int] = []
     try:
         async with aclosing(generation.deltas()) as deltas:
             async for _, delta in deltas:
@@ -145,6 +157,7 @@ async def events(
                     stored.save()
                     for event in writer.begin():
                         yield event
+                ids += delta.token_ids
                 for counter in generation.thoughts or ():
                     counter.add(delta.offsets)
                 for segment, reports in segments.feed(delta):
@@ -153,7 +166,7 @@ async def events(
                 if delta.finish_reason is not None:
                     usage, whole = usage_of(generation), not segments.splitter.cut_call
                     final = list(writer.end(delta.finish_reason, delta.stop_reason, usage, whole))
-                    stored.update()
+                    stored.update(generation.origin_of(0, ids))
                     for event in final:
                         yield event
     except TailraceError as error:

@@ -1,7 +1,7 @@
 // The rungs of the ladder: the model, each edit, each refinement, the draw; bars of the same candidates on one axis.
 import { html } from "./lib.js";
 import { settings } from "./state.js";
-import { Token, fixed, label, percent } from "./text.js";
+import { Token, fixed, percent } from "./text.js";
 
 const LEAST = 1e-6; // where the logarithmic axis begins
 const FEW = 8; // candidates that are shown until more are asked for
@@ -110,13 +110,13 @@ function Row({ record, step, i, open, onOpen, log, scale }) {
   const text = record.tokens?.[i] ?? `#${id}`;
   const chance = fate === "gone" ? "" : percent(after ?? before);
   const value = !draw ? chance : fate ? "cut" : fixed(record.draw.scores[i]);
-  const by = fate === "gone" ? `, cut by ${titleOf(record.removed_by[i] || "an earlier step")}` : fate ? ", cut here" : "";
-  const said = `${label(text)}: ${draw && !fate ? `score ${value}` : chance}${by}${roles.length ? `, ${roles.join(", ")}` : ""}`;
+  const by = fate === "gone" ? `cut by ${titleOf(record.removed_by[i] || "an earlier step")}` : fate && "cut here";
+  const said = [by, ...roles].filter(Boolean).map((each) => `, ${each}`).join("");
   return html`<li class=${`candidate ${fate} ${roles.join(" ")}${open ? " open" : ""}`}>
-    <button type="button" class="candidate-button" aria-label=${said} aria-expanded=${open ? "true" : "false"} onClick=${() => onOpen(open ? null : i)}>
+    <button type="button" class="candidate-button" aria-expanded=${open ? "true" : "false"} onClick=${() => onOpen(open ? null : i)}>
       <span class="candidate-name"><${Token} text=${text} /></span>
       ${draw && !fate ? html`<${Race} record=${record} i=${i} scale=${scale} />` : draw ? html`<span class="track race"></span>` : html`<${Bars} step=${step} before=${before} after=${after} log=${log} />`}
-      <span class="candidate-value">${value}</span>
+      <span class="candidate-value">${value}</span>${said && html`<span class="heard">${said}</span>`}
     </button>
     ${open && html`<${Why} record=${record} i=${i} text=${text} />`}
   </li>`;

@@ -89,7 +89,7 @@ function useSteady(marks) {
 
 /** The token in the line above (−1) or below (1) that lies closest to this one. */
 function beside(root, index, direction) {
-  const box = (span) => span.getBoundingClientRect();
+  const box = (span) => [...span.getClientRects()].at(-1) ?? span.getBoundingClientRect(); // its space may end the line before
   const here = root.querySelector(`[data-i="${index}"]`);
   if (!here) return index;
   const from = box(here);

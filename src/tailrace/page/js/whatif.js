@@ -20,6 +20,8 @@ const endpoint = computed(() => (state.current.value?.run.value.request?.path.in
 /** Whether a field can be tried here: a number that changes what may come. */
 const tried = (field) => KINDS.has(field.kind) && ["number", "integer"].includes(field.forms[endpoint.value]);
 
+const unfolded = signal(false);
+
 let latest = 0;
 const ask = debounced(async (node, index, whatIf, extra) => {
   const mine = ++latest;
@@ -97,16 +99,16 @@ export function WhatIf({ record, onBranch }) {
   const all = declared.value;
   const shown = names.map((name) => all.get(name)).filter((field) => field && tried(field));
   const more = [...all.values()].filter((field) => tried(field) && !names.includes(field.name));
-  const open = Object.keys(changes.value).length > 0;
+  const changed = Object.keys(changes.value).length > 0;
   if (!shown.length) return null;
-  return html`<details class="whatif" open=${open}>
+  return html`<details class="whatif" open=${unfolded.value} onToggle=${(event) => (unfolded.value = event.currentTarget.open)}>
     <summary><b>What if …</b> <span class="quiet">other knobs, the same noise</span></summary>
     <${Verdict} record=${record} onBranch=${onBranch && ((id) => onBranch(id, changes.value))} />
     ${shown.map((field) => html`<${Knob} key=${field.name} field=${field} base=${body[field.name] ?? startOf(field, state.fields.value, state.model.value)} />`)}
     <div class="row">
       ${more.length > 0 && html`<select aria-label="Another knob" value="" onChange=${(event) => { added.value = [...added.value, event.target.value]; event.target.value = ""; }}>
         <option value="">another knob …</option>${more.map((field) => html`<option key=${field.name} value=${field.name}>${field.name}</option>`)}</select>`}
-      ${open && html`<button type="button" onClick=${() => (changes.value = {})}>All as it was</button>`}
+      ${changed && html`<button type="button" onClick=${() => (changes.value = {})}>All as it was</button>`}
     </div>
   </details>`;
 }

@@ -1,0 +1,68 @@
+"""An output that was given once, explained by the engine. Knows no HTTP."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from tailrace.api.generation import Generation
+from tailrace.api.request_record import RequestOrigin
+from tailrace.api.response_store import OutputOrigin
+from tailrace.api.schema.common import PromptTokensDetails, Usage
+from tailrace.errors import EngineError
+from tailrace.explanation import Explanation
+from tailrace.wire.messages import Difference, Replay, Replayed, SequenceEvent
+
+if TYPE_CHECKING:
+    from tailrace.api.service import Service
+    from tailrace.wire.async_stream import AsyncStream
+
+# what a generation reports of tokens that are drawn: here none is
+REPORTS = {"logprobs": None, "logprob_token_ids": (), "report_entropy": False, "prompt_logprobs": None, "explain": None}
+
+
+class ExplainedOutput(Generation):
+    """A generation whose output is there already. `finished` once it is over.
+
+    Attributes:
+        records: so far. difference, unsure: see wire.messages.Replayed.
+    """
+
+    def __init__(self, service: Service, id: str, output: OutputOrigin, replay: Replay, origin: RequestOrigin) -> None:
+        params = msgspec.structs.replace(output.params, n=1, **REPORTS)
+        super().__init__(service, id, [output.prompt], params, origin)
+        self._replay = replay
+        self.records: list[Explanation] = []
+        self.difference: Difference | None = None
+        self.unsure = 0
+
+    async def finished(self) -> None:
+        """Until all records have come.
+
+        Raises:
+            TailraceError: it failed, or was cut.
+        """
+        cut = ""
+        async for _, delta in self.deltas():
+            cut = delta.stop_reason if delta.finish_reason == "abort" else ""
+        if cut:
+            raise EngineError(f"the explanation was cut off: {cut}")
+
+    @property
+    def usage(self) -> Usage:
+        """The prompt's tokens; nothing is generated."""
+        prompt = len(self.prompts[0])
+        return Usage(prompt, 0, prompt, PromptTokensDetails(min(self._cached[0], prompt)))
+
+    def _submit(self, prompt: list[int]) -> AsyncStream:
+        service, options = self._service, {"id": self.id, "priority": self._origin.priority}
+        return service.client.submit(prompt, self.params, adapter=service.adapter, replay=self._replay, **options)
+
+    def _kept(self, p: int, events: list[SequenceEvent]) -> list[SequenceEvent]:
+        for event in events:
+            if isinstance(event, Replayed):
+                self.records += event.records
+                self.difference, self.unsure = event.difference, event.unsure
+                self._cached[p] += event.cached_tokens
+        return [event for event in events if not isinstance(event, Replayed)]

@@ -21,6 +21,7 @@ from typing import Any
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from page.conftest import CHROMIUM, PHONE, say
+from page.palette import reduced
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "screenshots"
 SIZE = {"width": 1360, "height": 850}
@@ -164,7 +165,10 @@ def main() -> int:
                 continue
             page = opened(browser, url, scheme == "dark", size)
             view(page)
-            content = page.screenshot(path=FOLDER / f"{name}.png", animations="disabled", caret="hide")
+            whole = page.screenshot(animations="disabled", caret="hide")
+            page.goto("about:blank")
+            content = reduced(whole, page)
+            (FOLDER / f"{name}.png").write_bytes(content)
             large += [name] if len(content) > LIMIT else []
             page.context.close()
             print(f"docs/screenshots/{name}.png: {len(content) / 1000:.0f} kB", flush=True)

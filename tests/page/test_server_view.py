@@ -101,6 +101,6 @@ def test_a_server_that_loads_says_which_part_it_is_in(browser, served):
     page.goto(served.url)
     page.get_by_text("is loading").wait_for()
     assert page.locator(".loading [aria-current=step]").inner_text() == "starting what compiles grammars"
-    assert page.locator(".loading .over").count() == 1
+    assert page.locator(".loading .over").count() == 2
     page.locator(".app > .starting").wait_for(state="detached")
     page.close()

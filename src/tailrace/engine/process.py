@@ -146,6 +146,7 @@ class Loop:
 
     def run(self) -> None:
         """Until drained."""
+        self.pulse.enter("between")
         busy = False
         while True:
             self.pulse.beat(self.engine.counters.steps)
@@ -252,7 +253,6 @@ def main() -> int:
         socket = EngineSocket(start.url)
         pulse = Pulse(start.url, start.config.scheduler.stall_s)
         loop = Loop(build(start.config, pulse.enter), socket, pulse)
-        pulse.enter("between")
     except Exception as error:
         code = error.code if isinstance(error, TailraceError) else "engine_error"
         os.write(status, json.dumps({"code": code, "message": str(error)}).encode() + b"\n")

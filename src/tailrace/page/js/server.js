@@ -84,7 +84,12 @@ export function Health({ status: said }) {
 }
 
 // The parts of an engine's start (wire/pulse.py), in order.
-const STAGES = { weights: "reading and packing the weights, and a trial run", grammars: "starting what compiles grammars", cache: "making the KV cache" };
+const STAGES = {
+  "": "starting the engine's process",
+  weights: "reading and packing the weights, and a trial run",
+  grammars: "starting what compiles grammars",
+  cache: "making the KV cache",
+};
 
 /** Which part of its start a model is in. Parts take very different times, so there is no share. */
 function Loading({ name, stage }) {
@@ -113,7 +118,7 @@ export function Starting() {
 
 const column = (of) => history.value.map(of);
 const whole = (value) => (value === null || value === undefined ? "–" : value < 10 && value % 1 ? fixed(value, 1) : String(Math.round(value)));
-const percentage = (value) => (value === null || value === undefined ? "–" : `${fixed(100 * value, value < 0.1 ? 1 : 0)} %`);
+const percentage = (value) => (value === null || value === undefined ? "–" : `${value > 0 && value < 0.0005 ? "< 0.1" : fixed(100 * value, value > 0 && value < 0.1 ? 1 : 0)} %`);
 const duration = (seconds) => (seconds === null || seconds === undefined ? "–" : seconds < 1 ? `${fixed(seconds * 1000, seconds < 0.01 ? 1 : 0)} ms` : `${fixed(seconds, 1)} s`);
 
 function Tiles({ last: { now, rate } }) {
@@ -137,10 +142,11 @@ function Tiles({ last: { now, rate } }) {
 const WIDTH = 120;
 const HEIGHT = 28;
 
-/** A line without axes: the last two minutes. top: the scale's end; without it the largest value. */
+/** A line without axes: the last two minutes, or half of one until there is more. top: the scale's end; without it the
+ * largest value. */
 export function Spark({ values, top = null }) {
   const most = top || Math.max(...values.map((value) => value ?? 0), 1e-9);
-  const x = (i) => WIDTH - ((values.length - 1 - i) * WIDTH) / (KEPT - 1);
+  const x = (i) => WIDTH - ((values.length - 1 - i) * WIDTH) / (Math.max(values.length, KEPT / 4) - 1);
   const y = (value) => HEIGHT - 2 - (Math.min(value, most) / most) * (HEIGHT - 4);
   let [drawn, pen] = ["", "M"];
   values.forEach((value, i) => {

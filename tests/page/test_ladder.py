@@ -177,6 +177,7 @@ def test_a_refused_guess_is_told(page: Page):
     page.locator(".tokens .o-replaced").first.click()
     page.get_by_role("button", name=MORE).wait_for()
     record = page.evaluate(RECORD)
+    assert record["origin"] == "replaced"
     text = page.locator(".draft").inner_text()
     assert "ngram guessed" in text
     assert "refused it" in text

@@ -11,6 +11,7 @@ from page.fake_model import name_of
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
+MORE = re.compile("^all .* candidates")  # there as soon as there are more than the few that came with the token
 RECORD = """async () => { const state = await import('/page/js/state.js'); return state.record.value; }"""
 WOULD = """async () => { const page = await import('/page/js/whatif.js'); return page.outcome.value?.record; }"""
 
@@ -22,9 +23,7 @@ def opened(page: Page, words: str, index: int, **params: Any) -> dict[str, Any]:
     )
     say(page, words)
     page.locator(f"[data-i='{index}']").click()
-    page.wait_for_function(
-        "async () => (await import('/page/js/state.js')).detail.value?.record.ids.length > 10", timeout=10_000
-    )
+    page.get_by_role("button", name=MORE).wait_for()
     return page.evaluate(RECORD)
 
 
@@ -49,7 +48,7 @@ def test_each_step_is_a_rung_with_its_sentence_and_what_it_cut(page: Page):
     said = record["sentences"]
     expected = [said["model"], *said["edits"], *said["refinements"], said["draw"]]
     assert rungs.locator(".sentence").all_inner_texts() == expected
-    page.get_by_role("button", name=re.compile("^all .* candidates")).click()
+    page.get_by_role("button", name=MORE).click()
     top_p = page.get_by_role("region", name="Top-p")
     step = record["refinements"][-1]
     before = record["refinements"][-2]["probabilities"]
@@ -78,7 +77,7 @@ def widths(page: Page, rung: str, selector: str) -> list[float]:
 
 def test_bars_are_the_probabilities_and_the_boundary_lies_between_kept_and_cut(page: Page):
     record = opened(page, "hello 40", 12, temperature=1.3, top_p=0.9, seed=3)
-    page.get_by_role("button", name=re.compile("^all .* candidates")).click()
+    page.get_by_role("button", name=MORE).click()
     for bar, p in zip(widths(page, "The model", ".bar"), record["model"]["probabilities"], strict=True):
         assert abs(bar - p) < 0.012
     step, before = record["refinements"][1], record["refinements"][0]["probabilities"]
@@ -94,7 +93,7 @@ def test_bars_are_the_probabilities_and_the_boundary_lies_between_kept_and_cut(p
 
 def test_why_not_this_one(page: Page):
     record = opened(page, "hello 40", 12, top_p=0.9, seed=3)
-    page.get_by_role("button", name=re.compile("^all .* candidates")).click()
+    page.get_by_role("button", name=MORE).click()
     reasons = record["sentences"]["why_not"]
     for i in [i for i, reason in enumerate(reasons) if reason][:3]:
         page.get_by_role("region", name="The draw").locator(".candidate-button").nth(i).click()
@@ -176,7 +175,7 @@ def other_when_cold(page: Page, index: int) -> bool:
 def test_a_refused_guess_is_told(page: Page):
     say(page, "draft 60")
     page.locator(".tokens .o-replaced").first.click()
-    page.wait_for_function("async () => (await import('/page/js/state.js')).detail.value")
+    page.get_by_role("button", name=MORE).wait_for()
     record = page.evaluate(RECORD)
     text = page.locator(".draft").inner_text()
     assert "ngram guessed" in text

@@ -17,6 +17,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("tailrace.cli.serve", "serve a model over HTTP, OpenAI-compatible"),
     "chat": ("tailrace.cli.chat", "talk to a model in the terminal"),
     "generate": ("tailrace.cli.generate", "complete prompts without a server"),
+    "explain": ("tailrace.cli.explain", "complete a prompt and say why each token came"),
     "doctor": ("tailrace.cli.doctor", "say what is installed, what is present and what is missing"),
     "bench": ("tailrace.cli.bench", "run a benchmark of the repository"),
 }

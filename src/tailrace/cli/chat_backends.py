@@ -64,19 +64,49 @@ def local_answer(
 @contextmanager
 def remote_backend(args: argparse.Namespace) -> Iterator[ChatBackend]:
     """Answers of the server at args.url."""
-    url = args.url.rstrip("/").removesuffix("/v1") + "/v1/chat/completions"
-    if not url.startswith(("http://", "https://")):
-        raise ConfigError(f"--url must begin with http:// or https://, got {args.url!r}")
+    url = address(args.url, "/v1/chat/completions")
     params = read_sampling(args, {}, None)
     check_single_answer(params)
     given = {field: getattr(params, field) for field in given_sampling(args)}  # the server has its own defaults
     body = msgspec.to_builtins(given, str_keys=True)
     if args.__dict__.get("model.model"):
         body["model"] = args.__dict__["model.model"]
-    headers = {"authorization": f"Bearer {args.api_key}"} if args.api_key else {}
-    timeout = httpx.Timeout(None, connect=CONNECT_TIMEOUT_S)
-    with httpx.Client(headers=headers, timeout=timeout) as http:
+    with calling(args.api_key) as http:
         yield lambda messages: remote_answer(http, url, {**body, "messages": messages, "stream": True})
+
+
+def address(url: str, path: str) -> str:
+    """Of an endpoint.
+
+    Raises:
+        ConfigError: the server's own is none.
+    """
+    if not url.startswith(("http://", "https://")):
+        raise ConfigError(f"--url must begin with http:// or https://, got {url!r}")
+    return url.rstrip("/").removesuffix("/v1") + path
+
+
+def calling(api_key: str | None) -> httpx.Client:
+    """Waits for an answer as long as it takes."""
+    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+    return httpx.Client(headers=headers, timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S))
+
+
+def post(args: argparse.Namespace, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    """A whole answer of the server at args.url.
+
+    Raises:
+        RequestError: the server refused the request. EngineDeadError: it can't be reached, or broke off.
+    """
+    url = address(args.url, path)
+    try:
+        with calling(args.api_key) as http:
+            response = http.post(url, json=body)
+    except httpx.HTTPError as error:
+        raise EngineDeadError(f"{url}: {error or type(error).__name__}") from error
+    if response.status_code != 200:
+        raise RequestError(f"the server answers {response.status_code}: {problem(response)}")
+    return response.json()
 
 
 def remote_answer(http: httpx.Client, url: str, body: dict[str, Any]) -> Generator[str, None, None]:

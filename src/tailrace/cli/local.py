@@ -130,7 +130,7 @@ def delta_of(text: TextStream, event: SequenceEvent) -> Delta | None:
     """
     match event:
         case Tokens():
-            return text.feed(event.token_ids, event.logprobs)
+            return text.feed(event.token_ids, event.logprobs, event.explanations)
         case Finished():
             return text.flush(event.reason, event.stop_token_id)
         case Failed():

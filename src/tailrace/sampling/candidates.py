@@ -54,7 +54,8 @@ class Candidates:
         """The same tokens with other logits (float64 or float32), relative to the largest; those that became −inf are
         gone."""
         moved = (logits.double() - logits.double().max()).float()
-        return Candidates(self.ids, self.raw, moved).keep(moved.isfinite())
+        made, there = Candidates(self.ids, self.raw, moved), moved.isfinite()
+        return made if bool(there.all()) else made.keep(there)
 
     def probabilities(self) -> torch.Tensor:
         """Softmax over the candidates, float64 [n]."""

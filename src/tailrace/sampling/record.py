@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from tailrace import kernels
 from tailrace.explanation import (
     DraftView,
     Draw,
@@ -135,9 +136,15 @@ class Record:
             noise = [None if score is None else 0.0 for score in scores]
         else:
             probabilities = where_in(final, logp.exp(), shown)
-            noise = where_in(final, self.scores - logp, shown)
+            noise = self._noise(shown)
         runner_up = self.best[1] if len(self.best) > 1 else None
         return Draw(probabilities, noise, scores, winner, runner_up, self.margin, greedy)
+
+    def _noise(self, shown: torch.Tensor) -> list[float | None]:
+        """Of those that can be drawn."""
+        alive = shown[places_in(self.final.ids, shown)[1]].sort().values
+        noise = kernels.gumbel(self.slot.key, self.walked.position, alive, self.outcome.choice.stream)
+        return where_in(Candidates(alive, noise, noise), noise, shown)
 
     def _removed_by(self, shown: torch.Tensor) -> list[str]:
         """The first step after which each is gone."""
@@ -189,25 +196,49 @@ def refinement_steps(
     """Of all refinements, in their order."""
     p = before.probabilities()
     for method, after in refinements:
-        logp, kept, p_before = after.logits.double().log_softmax(0), among(before.ids, after.ids), p
+        logp, cut = after.logits.double().log_softmax(0), cut_from(before, p, after)
         p = logp.exp()
-        cut = before.ids.numel() - after.ids.numel()
-        others = torch.where(kept, NEGATIVE_INFINITY, before.logits)
-        likeliest = Candidates(before.ids, others, others).likeliest(min(MOST_CUT, cut)) if cut else before.ids[:0]
-        least = torch.where(kept, before.logits, math.inf).argmin()
         yield RefinementStep(
             method,
             fields_of(params, method),
             before=before.ids.numel(),
             kept=after.ids.numel(),
-            mass=min(1.0, float(p_before[kept].sum())) if cut else 1.0,
+            mass=cut.mass,
             entropy=float(-(p * logp).sum()),
             probabilities=where_in(after, p, shown),
-            boundary=float(p_before[least]) if cut and bool(others.max() <= before.logits[least]) else None,
-            cut_ids=before.ids[likeliest].tolist(),
-            cut_probabilities=p_before[likeliest].tolist(),
+            boundary=cut.boundary,
+            cut_ids=cut.ids,
+            cut_probabilities=cut.probabilities,
         )
         before = after
+
+
+class Cut(NamedTuple):
+    """What a refinement cut: mass of what stayed, boundary, and the likeliest that went, as `RefinementStep` has
+    them."""
+
+    mass: float
+    boundary: float | None
+    ids: list[int]
+    probabilities: list[float]
+
+
+def cut_from(before: Candidates, p: torch.Tensor, after: Candidates) -> Cut:
+    """p: float64 [n], the probabilities of those before."""
+    count = before.ids.numel() - after.ids.numel()
+    if count == 0:
+        return Cut(1.0, None, [], [])
+    kept = among(before.ids, after.ids)
+    others = torch.where(kept, NEGATIVE_INFINITY, before.logits)
+    likeliest = Candidates(before.ids, others, others).likeliest(min(MOST_CUT, count))
+    least = torch.where(kept, before.logits, math.inf).argmin()
+    from_below = bool(others.max() <= before.logits[least])
+    return Cut(
+        min(1.0, float(p[kept].sum())),
+        float(p[least]) if from_below else None,
+        before.ids[likeliest].tolist(),
+        p[likeliest].tolist(),
+    )
 
 
 def ranks_of(row: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:

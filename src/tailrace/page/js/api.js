@@ -25,7 +25,10 @@ export const hasKey = () => sessionStorage.getItem(KEPT) !== null;
 
 async function call(path, init = {}) {
   const key = sessionStorage.getItem(KEPT);
-  const headers = { ...(init.body ? { "content-type": "application/json" } : {}), ...(key ? { authorization: `Bearer ${key}` } : {}) };
+  const headers = {
+    ...(init.body ? { "content-type": "application/json" } : {}),
+    ...(key ? { authorization: `Bearer ${key}` } : {}),
+  };
   let response;
   try {
     response = await fetch(path.replace(/^\//, ""), { ...init, headers });
@@ -45,7 +48,11 @@ function refusal(text, status) {
   } catch {
     // not JSON: a proxy's answer
   }
-  return new ApiError(error.message ?? `The server answered with status ${status}.`, { status, ...error, message: undefined });
+  return new ApiError(error.message ?? `The server answered with status ${status}.`, {
+    status,
+    ...error,
+    message: undefined,
+  });
 }
 
 /** The JSON, or the text, of a GET. Raises ApiError. */
@@ -64,7 +71,12 @@ export function events(text) {
   const parts = text.split(/\r?\n\r?\n/);
   const rest = parts.pop();
   const found = parts.map((part) =>
-    part.split(/\r?\n/).filter((line) => line.startsWith("data:")).map((line) => line.slice(5).replace(/^ /, "")).join("\n"));
+    part
+      .split(/\r?\n/)
+      .filter((line) => line.startsWith("data:"))
+      .map((line) => line.slice(5).replace(/^ /, ""))
+      .join("\n"),
+  );
   return [found.filter(Boolean), rest];
 }
 

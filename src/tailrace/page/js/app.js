@@ -16,7 +16,10 @@ function lazy(path, name) {
     const found = useSignal(null);
     const failed = useSignal(false);
     useEffect(() => {
-      import(path).then((module) => (found.value = { Made: module[name] }), () => (failed.value = true));
+      import(path).then(
+        (module) => (found.value = { Made: module[name] }),
+        () => (failed.value = true),
+      );
     }, []);
     if (failed.value) return html`<p class="quiet pad">This part could not be loaded.</p>`;
     if (!found.value) return html`<p class="quiet pad">Loading…</p>`;
@@ -32,7 +35,10 @@ const ServerView = lazy("./server.js", "ServerView");
 
 const PANELS = {
   ladder: ["Why", () => html`<${Ladder} />`],
-  plots: ["Plots", () => html`<${Plots} run=${state.run} selected=${state.selectedIndex} onSelect=${state.selectInCurrent} />`],
+  plots: [
+    "Plots",
+    () => html`<${Plots} run=${state.run} selected=${state.selectedIndex} onSelect=${state.selectInCurrent} />`,
+  ],
   branches: ["Branches", () => html`<${Branches} />`],
   code: ["Code", () => html`<${CodeView} request=${state.request} fields=${state.fields} />`],
 };
@@ -50,8 +56,14 @@ function Tabs({ names, chosen, title, id }) {
     event.currentTarget.children[list.indexOf(chosen.value)].focus();
   };
   return html`<div class="tabs" role="tablist" aria-label=${title} onKeyDown=${onKeyDown}>
-    ${list.map((name) => html`<button key=${name} role="tab" type="button" id=${`${id}-${name}`} aria-selected=${chosen.value === name ? "true" : "false"}
-      aria-controls=${chosen.value === name ? `${id}-panel` : undefined} tabindex=${chosen.value === name ? 0 : -1} onClick=${() => (chosen.value = name)}>${names[name]}</button>`)}
+    ${list.map(
+      (
+        name,
+      ) => html`<button key=${name} role="tab" type="button" id=${`${id}-${name}`}
+        aria-selected=${chosen.value === name ? "true" : "false"}
+      aria-controls=${chosen.value === name ? `${id}-panel` : undefined} tabindex=${chosen.value === name ? 0 : -1}
+        onClick=${() => (chosen.value = name)}>${names[name]}</button>`,
+    )}
   </div>`;
 }
 
@@ -62,12 +74,16 @@ function Bar() {
   const next = { auto: "light", light: "dark", dark: "auto" }[theme];
   return html`<header class="bar">
     <div class="brand"><img src="page/icon.svg" alt="" width="24" height="24" /><h1>tailrace</h1></div>
-    ${state.models.value.length > 1
-      ? html`<select class="model" aria-label="Model" value=${state.model.value} onChange=${(event) => (state.model.value = event.target.value)}>
+    ${
+      state.models.value.length > 1
+        ? html`<select class="model" aria-label="Model" value=${state.model.value}
+          onChange=${(event) => (state.model.value = event.target.value)}>
           ${state.models.value.map((name) => html`<option key=${name} value=${name}>${name}</option>`)}</select>`
-      : html`<span class="model" title="Model">${state.model}</span>`}
+        : html`<span class="model" title="Model">${state.model}</span>`
+    }
     <nav aria-label="Views"><${Tabs} names=${VIEWS} chosen=${view} title="Views" id="view" /></nav>
-    <button type="button" class="icon" aria-label=${THEMES[theme][1]} title=${THEMES[theme][1]} onClick=${() => (state.settings.theme.value = next)}>${THEMES[theme][0]}</button>
+    <button type="button" class="icon" aria-label=${THEMES[theme][1]} title=${THEMES[theme][1]}
+      onClick=${() => (state.settings.theme.value = next)}>${THEMES[theme][0]}</button>
   </header>`;
 }
 
@@ -79,10 +95,13 @@ function AskKey() {
     setKey(typed.value.trim());
     start();
   };
-  return html`<div class="veil"><form class="ask-key" role="dialog" aria-modal="true" aria-labelledby="key-title" onSubmit=${onSubmit}>
+  return html`<div class="veil"><form class="ask-key" role="dialog" aria-modal="true" aria-labelledby="key-title"
+    onSubmit=${onSubmit}>
     <h2 id="key-title">API key</h2>
-    <p>${hasKey() ? "The server did not take this key." : "This server asks for an API key."} The key stays in this tab and is gone when you close it.</p>
-    <input type="password" aria-label="API key" autocomplete="off" autofocus value=${typed} onInput=${(event) => (typed.value = event.target.value)} />
+    <p>${hasKey() ? "The server did not take this key." : "This server asks for an API key."} The key stays in this
+      tab and is gone when you close it.</p>
+    <input type="password" aria-label="API key" autocomplete="off" autofocus value=${typed}
+      onInput=${(event) => (typed.value = event.target.value)} />
     <button class="primary" disabled=${!typed.value.trim()}>Use this key</button>
   </form></div>`;
 }
@@ -105,14 +124,17 @@ function SidePanel() {
   return html`<aside class="side-panel" aria-label="Explanation" hidden=${!panel.value}>
     <div class="panel-head"><${Tabs} names=${names} chosen=${panel} title="Explanation" id="panel" />
       <button type="button" class="icon" aria-label="Close the panel" onClick=${closePanel}>✕</button></div>
-    ${panel.value && html`<div class="panel-body" role="tabpanel" id="panel-panel" aria-labelledby=${`panel-${panel.value}`} tabindex="0">${PANELS[panel.value][1]()}</div>`}
+    ${panel.value && html`<div class="panel-body" role="tabpanel" id="panel-panel"
+      aria-labelledby=${`panel-${panel.value}`} tabindex="0">${PANELS[panel.value][1]()}</div>`}
   </aside>`;
 }
 
 function Talk() {
-  return html`<div class=${`talk${panel.value ? " with-panel" : ""}${knobsOpen.value ? " with-knobs" : ""}`} onKeyDown=${onEscape}>
+  return html`<div class=${`talk${panel.value ? " with-panel" : ""}${knobsOpen.value ? " with-knobs" : ""}`}
+    onKeyDown=${onEscape}>
     <aside class="knobs-panel" aria-label="Parameters" hidden=${!knobsOpen.value}>
-      <div class="panel-head"><h2>Parameters</h2><button type="button" class="icon" aria-label="Close the parameters" onClick=${() => (knobsOpen.value = false)}>✕</button></div>
+      <div class="panel-head"><h2>Parameters</h2><button type="button" class="icon" aria-label="Close the parameters"
+        onClick=${() => (knobsOpen.value = false)}>✕</button></div>
       ${knobsOpen.value && html`<${Knobs} params=${state.params} fields=${state.fields} record=${state.record} />`}
     </aside>
     <main class="conversation-column"><${Conversation} /></main>

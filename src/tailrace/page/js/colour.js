@@ -14,13 +14,27 @@ export const surprise = (record) => {
 
 /** title; value(record); the bounds between the seven steps, and what the legend calls the ends. */
 export const SCHEMES = {
-  surprise: { title: "Surprise", unit: "nats", value: surprise, bounds: [0.1, 0.5, 1, 2, 4, 7], ends: ["expected", "surprising"] },
+  surprise: {
+    title: "Surprise",
+    unit: "nats",
+    value: surprise,
+    bounds: [0.2, 0.7, 1.5, 3, 5, 7.5],
+    ends: ["expected", "surprising"],
+  },
   probability: {
-    title: "Probability", unit: "", value: (record) => 1 - (drawProbability(record) ?? 0), bounds: [0.1, 0.3, 0.5, 0.75, 0.9, 0.98],
-    ends: ["certain", "unlikely"], shown: ["90 %", "70 %", "50 %", "25 %", "10 %", "2 %"],
+    title: "Probability",
+    unit: "",
+    value: (record) => 1 - (drawProbability(record) ?? 0),
+    bounds: [0.1, 0.3, 0.5, 0.75, 0.9, 0.98],
+    ends: ["certain", "unlikely"],
+    shown: ["90 %", "70 %", "50 %", "25 %", "10 %", "2 %"],
   },
   entropy: {
-    title: "Entropy", unit: "nats", value: (record) => record.model.entropy, bounds: [0.1, 0.5, 1, 1.5, 2.5, 4], ends: ["one choice", "many choices"],
+    title: "Entropy",
+    unit: "nats",
+    value: (record) => record.model.entropy,
+    bounds: [0.1, 0.5, 1, 1.5, 2.5, 4],
+    ends: ["one choice", "many choices"],
   },
 };
 
@@ -37,7 +51,7 @@ export function level(scheme, record) {
 export const ORIGINS = {
   drawn: ["drawn", "Drawn from what could be drawn."],
   greedy: ["greedy", "The largest logit: nothing was drawn."],
-  forced: ["forced", "Nothing else was allowed to come here."],
+  forced: ["forced", "Nothing else was allowed to come here, or the request itself began the answer with it."],
   accepted: ["guessed", "A drafter guessed it, and the rule of verification took it."],
   replaced: ["replaced", "A drafter guessed another token, which was refused; this one came in its place."],
 };

@@ -75,7 +75,11 @@ export function branch(node, at, tokenId, changes = {}) {
   const { forced_token_ids: _, ...body } = request.body;
   const ids = [...tokens.slice(0, at).map((token) => token.record.token_id), tokenId];
   state.select(null);
-  return answer(node.parent, { ...request, body: { ...body, ...changes, forced_token_ids: ids } }, { node: node.id, at, token: tokenId });
+  return answer(
+    node.parent,
+    { ...request, body: { ...body, ...changes, forced_token_ids: ids } },
+    { node: node.id, at, token: tokenId },
+  );
 }
 
 /** The same request with another seed or other parameters. */
@@ -116,7 +120,8 @@ export class Fold {
 
   add(event) {
     if (event.usage) this.#usage = event.usage;
-    if (event.prompt_token_ids ?? event.choices?.[0]?.prompt_token_ids) this.#said.promptIds = event.prompt_token_ids ?? event.choices[0].prompt_token_ids;
+    if (event.prompt_token_ids ?? event.choices?.[0]?.prompt_token_ids)
+      this.#said.promptIds = event.prompt_token_ids ?? event.choices[0].prompt_token_ids;
     const [choice] = event.choices ?? [];
     if (!choice) return;
     const { content, reasoning_content: thought, tool_calls: calls } = choice.delta ?? { content: choice.text };
@@ -146,7 +151,14 @@ export class Fold {
   }
 
   seen() {
-    return { tokens: this.#tokens, usage: this.#usage, finish: this.finish, content: this.#content, calls: this.#calls, ...this.#said };
+    return {
+      tokens: this.#tokens,
+      usage: this.#usage,
+      finish: this.finish,
+      content: this.#content,
+      calls: this.#calls,
+      ...this.#said,
+    };
   }
 }
 

@@ -17,7 +17,8 @@ const WAIT_MS = 80; // who walks along the tokens passes by most of them
 const askMore = debounced((at, ids) => {
   const still = () => state.selection.peek() === at && state.extraIds.peek() === ids;
   explain(state.current.peek(), at.index, { ids }).then(
-    ({ record, consistent, verdict }) => still() && (state.detail.value = { ...at, record, verdict: consistent === false ? verdict : "" }),
+    ({ record, consistent, verdict }) =>
+      still() && (state.detail.value = { ...at, record, verdict: consistent === false ? verdict : "" }),
     (error) => still() && (trouble.value = error.message),
   );
 }, WAIT_MS);
@@ -49,11 +50,14 @@ setActions({ onBranch: (id) => takeBranch(id, changes.value), canBranch });
 function Head({ token, record, index, count }) {
   const [origin, meaning] = ORIGINS[record.origin];
   const step = (by) => state.selectInCurrent(index + by);
+  const end = record.ended ? `; it ended the answer (${record.ended})` : "";
   return html`<div class="ladder-head">
     <div class="ladder-title">
-      <button type="button" class="icon" aria-label="Token before" disabled=${index === 0} onClick=${() => step(-1)}>‹</button>
+      <button type="button" class="icon" aria-label="Token before" disabled=${index === 0}
+        onClick=${() => step(-1)}>‹</button>
       <h2><${Token} text=${token.special ? record.token : token.text || record.token} kind="big" /></h2>
-      <button type="button" class="icon" aria-label="Next token" disabled=${index === count - 1} onClick=${() => step(1)}>›</button>
+      <button type="button" class="icon" aria-label="Next token" disabled=${index === count - 1}
+        onClick=${() => step(1)}>›</button>
     </div>
     <dl class="numbers">
       <div><dt>chance</dt><dd>${percent(drawProbability(record))}</dd></div>
@@ -62,7 +66,7 @@ function Head({ token, record, index, count }) {
       <div><dt>margin</dt><dd>${fixed(record.draw.margin)}</dd></div>
       <div><dt>came</dt><dd title=${meaning}>${origin}</dd></div>
     </dl>
-    <p class="quiet place">Token ${index + 1} of ${count}, position ${record.position}, key ${record.key}${record.ended ? `; it ended the answer (${record.ended})` : ""}.</p>
+    <p class="quiet place">Token ${index + 1} of ${count}, position ${record.position}, key ${record.key}${end}.</p>
   </div>`;
 }
 
@@ -71,9 +75,13 @@ function Draft({ record }) {
   if (!draft) return null;
   const at = record.ids.indexOf(draft.token);
   const guess = at < 0 ? `token ${draft.token}` : html`<${Token} text=${record.tokens[at]} />`;
-  const numbers = [`p ${percent(draft.p)}`, ...(draft.q === undefined || draft.q === null ? [] : [`q ${percent(draft.q)}`]),
-    ...(draft.bound === undefined || draft.bound === null ? [] : [`needed p above ${percent(draft.bound)}`])].join(", ");
-  return html`<p class=${`draft ${record.origin}`}>${draft.drafter || "The drafter"} guessed ${guess}, the ${ordinal(draft.place)} of its draft.
+  const numbers = [
+    `p ${percent(draft.p)}`,
+    ...(draft.q === undefined || draft.q === null ? [] : [`q ${percent(draft.q)}`]),
+    ...(draft.bound === undefined || draft.bound === null ? [] : [`needed p above ${percent(draft.bound)}`]),
+  ].join(", ");
+  return html`<p class=${`draft ${record.origin}`}>
+    ${draft.drafter || "The drafter"} guessed ${guess}, the ${ordinal(draft.place)} of its draft.
     The rule “${draft.rule}” ${record.origin === "accepted" ? "took it" : "refused it"} (${numbers}).</p>`;
 }
 
@@ -87,17 +95,25 @@ function Another() {
     event.preventDefault();
     if (!text.value) return;
     try {
-      const { tokens } = await post("/tokenize", { model: state.current.value.run.value.request.body.model, prompt: text.value, add_special_tokens: false });
+      const { tokens } = await post("/tokenize", {
+        model: state.current.value.run.value.request.body.model,
+        prompt: text.value,
+        add_special_tokens: false,
+      });
       if (!tokens.length) throw new Error("No token spells this.");
       state.extraIds.value = [...state.extraIds.value.slice(-50), tokens[0]];
       all.value = true;
-      said.value = tokens.length > 1 ? `These are ${tokens.length} tokens; the first is among the candidates.` : "It is among the candidates.";
+      said.value =
+        tokens.length > 1
+          ? `These are ${tokens.length} tokens; the first is among the candidates.`
+          : "It is among the candidates.";
     } catch (error) {
       said.value = error.message;
     }
   };
   return html`<form class="another" onSubmit=${find}>
-    <input type="text" aria-label="Another token" placeholder="another token, with its space" value=${text} onInput=${(event) => (text.value = event.target.value)} />
+    <input type="text" aria-label="Another token" placeholder="another token, with its space" value=${text}
+      onInput=${(event) => (text.value = event.target.value)} />
     <button>Why not?</button><span class="quiet" role="status">${said}</span></form>`;
 }
 
@@ -105,12 +121,16 @@ function Another() {
 export function Ladder() {
   const at = state.selection.value;
   const live = state.record.value;
-  if (!at || !live) return html`<div class="pad quiet"><p>Click a token, or walk to one with the arrow keys and press Enter. Here you see how it came: what the model thought, what each step changed and cut, and how the draw went.</p></div>`;
+  if (!at || !live)
+    return html`<div class="pad quiet">
+      <p>Click a token, or walk to one with the arrow keys and press Enter. Here you see how it came: what the model
+        thought, what each step changed and cut, and how the draw went.</p></div>`;
   const { tokens } = state.run.value;
   const would = outcome.value?.record;
   const record = would ?? live;
   const steps = stepsOf(record);
   const few = fewOf(record);
+  const other = all.value ? "fewer candidates" : `all ${record.ids.length} candidates`;
   const shown = all.value ? record.ids.map((_, i) => i) : few;
   return html`<div class="ladder">
     <${Head} token=${tokens[at.index]} record=${live} index=${at.index} count=${tokens.length} />
@@ -120,15 +140,26 @@ export function Ladder() {
     <${WhatIf} record=${live} onBranch=${canBranch() ? takeBranch : null} />
     <div class="ladder-tools">
       <div class="segments" role="radiogroup" aria-label="Axis">
-        ${[[false, "linear"], [true, "log"]].map(([log, title]) => html`<label key=${title}><input type="radio" name="axis" checked=${state.settings.log.value === log}
-          onChange=${() => (state.settings.log.value = log)} /><span>${title}</span></label>`)}
+        ${[
+          [false, "linear"],
+          [true, "log"],
+        ].map(
+          ([
+            log,
+            title,
+          ]) => html`<label key=${title}><input type="radio" name="axis" checked=${state.settings.log.value === log}
+          onChange=${() => (state.settings.log.value = log)} /><span>${title}</span></label>`,
+        )}
       </div>
-      ${record.ids.length > few.length && html`<button type="button" class="quiet-button" aria-pressed=${all.value ? "true" : "false"} onClick=${() => (all.value = !all.value)}>${all.value ? "fewer candidates" : `all ${record.ids.length} candidates`}</button>`}
+      ${record.ids.length > few.length && html`<button type="button" class="quiet-button"
+        aria-pressed=${all.value ? "true" : "false"}
+        onClick=${() => (all.value = !all.value)}>${other}</button>`}
       ${would && html`<span class="tag">what if</span>`}
     </div>
     <${Axis} />
     <div class="rungs">
-      ${steps.map((step) => html`<${Rung} key=${step.key} record=${record} step=${step} shown=${shown} opened=${opened.value} onOpen=${(place) => (opened.value = place)} />`)}
+      ${steps.map((step) => html`<${Rung} key=${step.key} record=${record} step=${step} shown=${shown}
+        opened=${opened.value} onOpen=${(place) => (opened.value = place)} />`)}
     </div>
     <${Another} />
   </div>`;

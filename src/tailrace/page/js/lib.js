@@ -1,7 +1,16 @@
 // What every module takes from vendor/, in one place.
 import { Component, Fragment, createRef, h, render } from "../vendor/preact.js";
 import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "../vendor/preact-hooks.js";
-import { batch, computed, effect, signal, untracked, useComputed, useSignal, useSignalEffect } from "../vendor/signals.js";
+import {
+  batch,
+  computed,
+  effect,
+  signal,
+  untracked,
+  useComputed,
+  useSignal,
+  useSignalEffect,
+} from "../vendor/signals.js";
 import htm from "../vendor/htm.js";
 import uPlot from "../vendor/uplot.js";
 

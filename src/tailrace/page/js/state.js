@@ -57,7 +57,15 @@ export const extraIds = signal([]);
 
 /** A run that has not begun: what an answer's signal holds. */
 export const newRun = (request, fork = null) => ({
-  tokens: [], done: false, usage: null, finish: null, error: null, content: "", calls: [], request, fork,
+  tokens: [],
+  done: false,
+  usage: null,
+  finish: null,
+  error: null,
+  content: "",
+  calls: [],
+  request,
+  fork,
 });
 
 /** The turns that are shown. */
@@ -82,10 +90,13 @@ export const record = computed(() => {
 
 /** The index of the selected token in the current answer, or null. */
 export const selectedIndex = computed(() => selection.value?.index ?? null);
-export const selectInCurrent = (index) => (index === null || !current.value ? select(null) : select(current.value.id, index));
+export const selectInCurrent = (index) =>
+  index === null || !current.value ? select(null) : select(current.value.id, index);
 
 /** Any answer that still comes. */
-export const busy = computed(() => Object.values(tree.value.nodes).some((node) => node.kind === "answer" && !node.run.value.done));
+export const busy = computed(() =>
+  Object.values(tree.value.nodes).some((node) => node.kind === "answer" && !node.run.value.done),
+);
 
 /** Tokens that `node`'s parent's other children drew differently: a map of index → why, for the marks. */
 export function partings(node) {
@@ -149,7 +160,10 @@ export const request = computed(() => {
   if (answer) return answer.run.value.request;
   const body = { model: model.value, ...params.value };
   return mode.value === "chat"
-    ? { path: "/v1/chat/completions", body: { ...body, messages: system.value ? [{ role: "system", content: system.value }] : [] } }
+    ? {
+        path: "/v1/chat/completions",
+        body: { ...body, messages: system.value ? [{ role: "system", content: system.value }] : [] },
+      }
     : { path: "/v1/completions", body: { ...body, prompt: "" } };
 });
 

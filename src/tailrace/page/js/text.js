@@ -17,11 +17,38 @@ export class Joiner {
 }
 
 const NAMES = {
-  0x00a0: "NBSP", 0x00ad: "SHY", 0x034f: "CGJ", 0x061c: "ALM", 0x115f: "HCF", 0x1160: "HJF", 0x17b4: "KIVAQ",
-  0x17b5: "KIVAA", 0x180e: "MVS", 0x200b: "ZWSP", 0x200c: "ZWNJ", 0x200d: "ZWJ", 0x200e: "LRM", 0x200f: "RLM",
-  0x2028: "LSEP", 0x2029: "PSEP", 0x202a: "LRE", 0x202b: "RLE", 0x202c: "PDF", 0x202d: "LRO", 0x202e: "RLO",
-  0x202f: "NNBSP", 0x2060: "WJ", 0x2066: "LRI", 0x2067: "RLI", 0x2068: "FSI", 0x2069: "PDI", 0x3000: "IDSP",
-  0x3164: "HF", 0xfeff: "BOM", 0xffa0: "HHF", 0x007f: "DEL",
+  0x00a0: "NBSP",
+  0x00ad: "SHY",
+  0x034f: "CGJ",
+  0x061c: "ALM",
+  0x115f: "HCF",
+  0x1160: "HJF",
+  0x17b4: "KIVAQ",
+  0x17b5: "KIVAA",
+  0x180e: "MVS",
+  0x200b: "ZWSP",
+  0x200c: "ZWNJ",
+  0x200d: "ZWJ",
+  0x200e: "LRM",
+  0x200f: "RLM",
+  0x2028: "LSEP",
+  0x2029: "PSEP",
+  0x202a: "LRE",
+  0x202b: "RLE",
+  0x202c: "PDF",
+  0x202d: "LRO",
+  0x202e: "RLO",
+  0x202f: "NNBSP",
+  0x2060: "WJ",
+  0x2066: "LRI",
+  0x2067: "RLI",
+  0x2068: "FSI",
+  0x2069: "PDI",
+  0x3000: "IDSP",
+  0x3164: "HF",
+  0xfeff: "BOM",
+  0xffa0: "HHF",
+  0x007f: "DEL",
 };
 // What would reorder or silence what stands around it: always shown by name, in its own isolate.
 const ACTING = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u2028-\u202e\u2066-\u2069]/;
@@ -61,16 +88,23 @@ export function pieces(text, all) {
 /** Nodes for a text. A copy of them has the true characters: a name is drawn by the style sheet. */
 export function shown(text, all) {
   if (!(all ? HIDDEN : ACTING).test(text)) return text;
-  return pieces(text, all).map(([piece, name]) => (name ? html`<bdi class="char" data-name=${name}>${piece}</bdi>` : piece));
+  return pieces(text, all).map(([piece, name]) =>
+    name ? html`<bdi class="char" data-name=${name}>${piece}</bdi>` : piece,
+  );
 }
 
 /** A token's text in one line, with everything visible: for labels and for people who hear it. */
 export function label(text) {
-  return pieces(text, true).map(([piece, name]) => name || piece).join("");
+  return pieces(text, true)
+    .map(([piece, name]) => name || piece)
+    .join("");
 }
 
 /** A text in one line, as it reads: only what would act on its surroundings is named. */
-export const plain = (text) => pieces(text.replace(/\s+/g, " "), false).map(([piece, name]) => name || piece).join("");
+export const plain = (text) =>
+  pieces(text.replace(/\s+/g, " "), false)
+    .map(([piece, name]) => name || piece)
+    .join("");
 
 /** The bytes as hexadecimal digits. */
 export const hex = (bytes) => bytes.map((byte) => byte.toString(16).padStart(2, "0")).join(" ");
@@ -80,7 +114,10 @@ export function Token({ text, kind = "" }) {
   return html`<bdi class=${`token-label ${kind}`}>${shown(text, true)}</bdi>`;
 }
 
-const PERCENT = [new Intl.NumberFormat("en", { maximumFractionDigits: 0 }), new Intl.NumberFormat("en", { maximumSignificantDigits: 2 })];
+const PERCENT = [
+  new Intl.NumberFormat("en", { maximumFractionDigits: 0 }),
+  new Intl.NumberFormat("en", { maximumSignificantDigits: 2 }),
+];
 
 /** A probability as people read it: "31 %", "0.42 %", "3e-7". */
 export function percent(p) {
@@ -93,4 +130,5 @@ export function percent(p) {
 }
 
 /** A number with so many digits behind the point; "–" for none. */
-export const fixed = (value, digits = 2) => (value === null || value === undefined ? "–" : value.toFixed(digits).replace("-", "−"));
+export const fixed = (value, digits = 2) =>
+  value === null || value === undefined ? "–" : value.toFixed(digits).replace("-", "−");

@@ -16,7 +16,8 @@ export function blocksOf(tokens) {
   for (; layout.count < tokens.length; layout.count++) {
     const { channel, text } = tokens[layout.count];
     let last = blocks.at(-1);
-    if (!last || last.closed || last.channel !== channel) blocks.push((last = { start: layout.count, channel, closed: false }));
+    if (!last || last.closed || last.channel !== channel)
+      blocks.push((last = { start: layout.count, channel, closed: false }));
     last.end = layout.count + 1;
     last.closed = text.endsWith("\n");
   }
@@ -26,10 +27,22 @@ export function blocksOf(tokens) {
 /** A token in words: for its tip, and for those who hear it. */
 export function describe(token, index, count) {
   const { record, text } = token;
-  const name = token.special ? `the token ${text}` : text ? `“${label(text)}”` : `bytes ${hex(record.bytes)}, part of a character`;
+  const name = token.special
+    ? `the token ${text}`
+    : text
+      ? `“${label(text)}”`
+      : `bytes ${hex(record.bytes)}, part of a character`;
   const [origin] = ORIGINS[record.origin];
   const channel = { thought: ", in a thought", tool: ", in a tool call" }[token.channel] ?? "";
-  return `${name}: ${percent(drawProbability(record))}, surprise ${fixed(surprise(record))}, ${origin}${channel}. Token ${index + 1} of ${count}.`;
+  const numbers = `${percent(drawProbability(record))}, surprise ${fixed(surprise(record))}`;
+  return `${name}: ${numbers}, ${origin}${channel}. Token ${index + 1} of ${count}.`;
+}
+
+/** A class for texts that nobody could see or point at: no whole character, one without width, line breaks. */
+function shapeOf(text) {
+  if (!text) return " part";
+  if (isThin(text)) return " thin";
+  return /^\n+$/.test(text) ? " break" : "";
 }
 
 class Piece extends Memo {
@@ -37,7 +50,7 @@ class Piece extends Memo {
     const spans = [];
     for (let i = start; i < end; i++) {
       const { record, text, special } = tokens[i];
-      const kind = special ? " special" : !text ? " part" : isThin(text) ? " thin" : "";
+      const kind = special ? " special" : shapeOf(text);
       const mark = marks.get(i);
       const state = `${i === sel ? " sel" : ""}${mark ? ` mark ${mark}` : ""}`;
       const name = `t l${level(scheme, record)} o-${record.origin}${kind}${state}`;
@@ -53,7 +66,9 @@ class Block extends Memo {
     const pieces = [];
     for (let from = start; from < end; from += PIECE) {
       const to = Math.min(from + PIECE, end);
-      pieces.push(html`<${Piece} key=${from} start=${from} end=${to} sel=${sel >= from && sel < to ? sel : -1} ...${rest} />`);
+      pieces.push(
+        html`<${Piece} key=${from} start=${from} end=${to} sel=${sel >= from && sel < to ? sel : -1} ...${rest} />`,
+      );
     }
     return html`<div class="block" dir="auto">${pieces}</div>`;
   }
@@ -70,7 +85,8 @@ function sectionsOf(blocks) {
 
 function Section({ channel, count, children }) {
   if (channel === "thought") {
-    return html`<details class="section thought" open><summary>Thought <span class="quiet">${count} tokens</span></summary>${children}</details>`;
+    return html`<details class="section thought" open><summary>Thought <span class="quiet">${count} tokens</span>
+      </summary>${children}</details>`;
   }
   if (channel === "tool") return html`<div class="section tool"><div class="caption">Tool call</div>${children}</div>`;
   return html`<div class="section">${children}</div>`;
@@ -82,14 +98,16 @@ const NO_MARKS = new Map();
 function useSteady(marks) {
   const kept = useRef(NO_MARKS);
   const wanted = marks?.value ?? marks ?? NO_MARKS;
-  const same = wanted.size === kept.current.size && [...wanted].every(([index, mark]) => kept.current.get(index) === mark);
+  const same =
+    wanted.size === kept.current.size && [...wanted].every(([index, mark]) => kept.current.get(index) === mark);
   if (!same) kept.current = wanted;
   return kept.current;
 }
 
 /** The token in the line above (−1) or below (1) that lies closest to this one. */
 function beside(root, index, direction) {
-  const box = (span) => [...span.getClientRects()].at(-1) ?? span.getBoundingClientRect(); // its space may end the line before
+  // the last of its boxes: the space that it begins with may have stayed in the line before
+  const box = (span) => [...span.getClientRects()].at(-1) ?? span.getBoundingClientRect();
   const here = root.querySelector(`[data-i="${index}"]`);
   if (!here) return index;
   const from = box(here);
@@ -108,9 +126,9 @@ function beside(root, index, direction) {
 }
 
 /**
- * An answer's tokens. run: signal of {tokens: [{record, time_ms, text, channel, special}], done}. selected: signal of an
- * index or null. onSelect(index or null, open): a token was walked to, opened (clicked, Enter) or left (Escape). marks:
- * map, or signal of one, of index → class name ("parts": others differ here).
+ * An answer's tokens. run: signal of {tokens: [{record, time_ms, text, channel, special}], done}. selected: signal of
+ * an index or null. onSelect(index or null, open): a token was walked to, opened (clicked, Enter) or left (Escape).
+ * marks: map, or signal of one, of index → class name ("parts": others differ here).
  */
 export function TokenSpans({ run, selected, onSelect, marks, title = "Answer" }) {
   const root = useRef(null);
@@ -134,9 +152,14 @@ export function TokenSpans({ run, selected, onSelect, marks, title = "Answer" })
     if (event.ctrlKey || event.metaKey || event.altKey || !tokens.length || event.target.closest("summary")) return;
     const here = sel < 0 ? 0 : sel;
     const moves = {
-      ArrowRight: () => go(sel + 1, false), ArrowLeft: () => go(here - 1, false),
-      ArrowUp: () => go(beside(root.current, here, -1), false), ArrowDown: () => go(beside(root.current, here, 1), false),
-      Home: () => go(0, false), End: () => go(tokens.length - 1, false), Enter: () => go(here, true), Escape: () => onSelect(null, false),
+      ArrowRight: () => go(sel + 1, false),
+      ArrowLeft: () => go(here - 1, false),
+      ArrowUp: () => go(beside(root.current, here, -1), false),
+      ArrowDown: () => go(beside(root.current, here, 1), false),
+      Home: () => go(0, false),
+      End: () => go(tokens.length - 1, false),
+      Enter: () => go(here, true),
+      Escape: () => onSelect(null, false),
     };
     if (!moves[event.key]) return;
     event.preventDefault();
@@ -149,18 +172,24 @@ export function TokenSpans({ run, selected, onSelect, marks, title = "Answer" })
   };
   const onPointerOver = (event) => {
     const index = indexAt(event);
-    if (index >= 0 && tokens[index]) event.target.closest("[data-i]").title = describe(tokens[index], index, tokens.length);
+    if (index >= 0 && tokens[index])
+      event.target.closest("[data-i]").title = describe(tokens[index], index, tokens.length);
   };
 
   return html`<div class="tokens-frame">
-    <div class=${`tokens s-${scheme}${invisible ? " invisible" : ""}`} ref=${root} tabindex="0" role="group" aria-busy=${!done}
+    <div class=${`tokens s-${scheme}${invisible ? " invisible" : ""}`} ref=${root} tabindex="0" role="group"
+      aria-busy=${!done}
       aria-label=${`${title}: ${tokens.length} tokens. Arrow keys walk them, Enter explains one.`}
       onKeyDown=${onKeyDown} onClick=${onClick} onPointerOver=${onPointerOver}>
-      ${sectionsOf(blocksOf(tokens)).map(({ channel, blocks }) => html`
+      ${sectionsOf(blocksOf(tokens)).map(
+        ({ channel, blocks }) => html`
         <${Section} key=${blocks[0].start} channel=${channel} count=${blocks.at(-1).end - blocks[0].start}>
-          ${blocks.map(({ start, end }) => html`<${Block} key=${start} start=${start} end=${end} ...${draw}
-            sel=${sel >= start && sel < end ? sel : -1} done=${done || end < tokens.length} />`)}
-        <//>`)}
+          ${blocks.map(
+            ({ start, end }) => html`<${Block} key=${start} start=${start} end=${end} ...${draw}
+            sel=${sel >= start && sel < end ? sel : -1} done=${done || end < tokens.length} />`,
+          )}
+        <//>`,
+      )}
     </div>
     <div class="heard" aria-live="polite">${heard}</div>
   </div>`;
@@ -176,17 +205,24 @@ export function Legend({ run }) {
   const kinds = Object.keys(KINDS).filter((origin) => tokens.some((token) => token.record.origin === origin));
   return html`<div class="legend">
     <div class="segments" role="radiogroup" aria-label="Colour tokens by">
-      ${Object.entries(SCHEMES).map(([name, { title }]) => html`<label key=${name}>
-        <input type="radio" name="scheme" checked=${scheme === name} onChange=${() => (settings.scheme.value = name)} /><span>${title}</span>
-      </label>`)}
+      ${Object.entries(SCHEMES).map(
+        ([name, { title }]) => html`<label key=${name}>
+        <input type="radio" name="scheme" checked=${scheme === name} onChange=${() => (settings.scheme.value = name)} />
+          <span>${title}</span>
+      </label>`,
+      )}
     </div>
     <div class=${`ramp s-${scheme}`}>
       <span>${ends[0]}</span>
-      ${[0, ...bounds].map((bound, i) => html`<i key=${i} class=${`t l${i}`} title=${i ? `${names?.[i - 1] ?? `from ${bound}`} ${unit}` : `below ${names?.[0] ?? bounds[0]} ${unit}`}></i>`)}
+      ${[0, ...bounds].map((bound, i) => html`<i key=${i} class=${`t l${i}`}
+        title=${i ? `${names?.[i - 1] ?? `from ${bound}`} ${unit}` : `below ${names?.[0] ?? bounds[0]} ${unit}`}></i>`)}
       <span>${ends[1]}</span>
     </div>
-    ${kinds.length > 0 && html`<div class="kinds">${kinds.map((origin) => html`<span key=${origin} class=${`t o-${origin}`} title=${ORIGINS[origin][1]}>${KINDS[origin]}</span>`)}</div>`}
-    <button type="button" class="quiet-button mark-toggle" aria-pressed=${settings.invisible.value ? "true" : "false"} title="Show spaces and hidden characters"
-      aria-label="Show spaces and hidden characters" onClick=${() => (settings.invisible.value = !settings.invisible.value)}>¶</button>
+    <button type="button" class="quiet-button mark-toggle" aria-pressed=${settings.invisible.value ? "true" : "false"}
+      title="Show spaces and hidden characters"
+      aria-label="Show spaces and hidden characters"
+        onClick=${() => (settings.invisible.value = !settings.invisible.value)}>¶</button>
+    ${kinds.length > 0 && html`<div class="kinds">${kinds.map((origin) => html`<span key=${origin}
+      class=${`t o-${origin}`} title=${ORIGINS[origin][1]}>${KINDS[origin]}</span>`)}</div>`}
   </div>`;
 }

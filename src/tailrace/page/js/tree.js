@@ -5,7 +5,7 @@ import { exported, imported } from "./files.js";
 import * as state from "./state.js";
 import { Token, percent, plain } from "./text.js";
 import { TokenSpans } from "./tokens.js";
-import { drawProbability } from "./colour.js";
+import { modelProbability } from "./colour.js";
 
 const chosen = signal([]); // ids of at most two answers that are compared
 const trouble = signal("");
@@ -19,14 +19,20 @@ function excerpt(node) {
   const { tokens, fork, error } = node.run.value;
   if (error) return "failed";
   const from = fork ? fork.at : 0;
-  const text = tokens.slice(from, from + 24).filter((token) => !token.special).map((token) => token.text).join("");
+  const text = tokens
+    .slice(from, from + 24)
+    .filter((token) => !token.special)
+    .map((token) => token.text)
+    .join("");
   return `${fork ? "… " : ""}${text.slice(0, EXCERPT)}`;
 }
 
 function Compared({ node }) {
   const at = chosen.value.indexOf(node.id);
-  const toggle = () => (chosen.value = at >= 0 ? chosen.value.filter((id) => id !== node.id) : [...chosen.value.slice(-1), node.id]);
-  return html`<label class="check compare-mark"><input type="checkbox" checked=${at >= 0} onChange=${toggle} aria-label=${`Compare: ${plain(excerpt(node))}`} /></label>`;
+  const toggle = () =>
+    (chosen.value = at >= 0 ? chosen.value.filter((id) => id !== node.id) : [...chosen.value.slice(-1), node.id]);
+  return html`<label class="check compare-mark"><input type="checkbox" checked=${at >= 0} onChange=${toggle}
+    aria-label=${`Compare: ${plain(excerpt(node))}`} /></label>`;
 }
 
 function Node({ id }) {
@@ -36,14 +42,16 @@ function Node({ id }) {
   return html`<li class=${shown ? "shown" : ""}>
     <div class="branch">
       ${node.kind === "answer" && html`<${Compared} node=${node} />`}
-      <button type="button" class="branch-button" aria-current=${shown ? "true" : undefined} onClick=${() => state.walk(id)}>
+      <button type="button" class="branch-button" aria-current=${shown ? "true" : undefined}
+        onClick=${() => state.walk(id)}>
         <span class="speaker">${NAMES[node.kind]}</span>
         ${fork && html`<span class="fork">↳ ${fork.at + 1}</span>`}
         <bdi class="excerpt">${plain(excerpt(node))}</bdi>
         ${tokens && html`<span class="quiet">${tokens.length}</span>`}
       </button>
     </div>
-    ${node.children.length > 0 && html`<ul>${node.children.map((child) => html`<${Node} key=${child} id=${child} />`)}</ul>`}
+    ${node.children.length > 0 && html`<ul>${node.children.map((child) => html`<${Node} key=${child}
+      id=${child} />`)}</ul>`}
   </li>`;
 }
 
@@ -57,24 +65,34 @@ function Side({ node, marks, title }) {
   const root = useRef(null);
   useEffect(() => {
     const [list, mark] = [root.current.querySelector(".tokens"), root.current.querySelector(".mark")];
-    if (mark) list.scrollTop += mark.getBoundingClientRect().top - list.getBoundingClientRect().top - list.clientHeight / 3;
+    if (mark)
+      list.scrollTop += mark.getBoundingClientRect().top - list.getBoundingClientRect().top - list.clientHeight / 3;
   }, [node.id, marks.keys().next().value]);
-  return html`<div class="compared" ref=${root}><h3>${title}</h3><${TokenSpans} run=${node.run} selected=${selected} onSelect=${onSelect} marks=${marks} title=${title} /></div>`;
+  return html`<div class="compared" ref=${root}><h3>${title}</h3><${TokenSpans} run=${node.run} selected=${selected}
+    onSelect=${onSelect} marks=${marks} title=${title} /></div>`;
 }
 
 /** Two answers under each other, with the first token that differs. */
 function Comparison() {
   const { nodes } = state.tree.value;
   const two = chosen.value.map((id) => nodes[id]).filter(Boolean);
-  if (two.length < 2) return html`<p class="quiet hint">Tick two answers to compare them. To branch, click a token, then a candidate that you would have liked better.</p>`;
+  if (two.length < 2)
+    return html`<p class="quiet hint">Tick two answers to compare them. To branch, click a token, then a candidate that
+      you would have liked better.</p>`;
   const [left, right] = two.map((node) => node.run.value.tokens);
   const at = firstDifference(left, right);
   const [a, b] = [left[at], right[at]];
   const marks = at === null ? new Map() : new Map([[at, "parts"]]);
   return html`<section class="comparison" aria-label="Two answers compared">
-    <p role="status">${at === null ? "They are the same, token for token." : a && b
-      ? html`They part at token ${at + 1}: <${Token} text=${a.record.token} /> (${percent(drawProbability(a.record))}) and <${Token} text=${b.record.token} /> (${percent(drawProbability(b.record))}).`
-      : `They are the same up to token ${at}, where one ends.`}</p>
+    <p role="status">${
+      at === null
+        ? "They are the same, token for token."
+        : a && b
+          ? html`They part at token ${at + 1}: <${Token}
+            text=${a.record.token} /> (${percent(modelProbability(a.record))} to the model) and <${Token}
+            text=${b.record.token} /> (${percent(modelProbability(b.record))}).`
+          : `They are the same up to token ${at}, where one ends.`
+    }</p>
     <${Side} node=${two[0]} marks=${marks} title="First" /><${Side} node=${two[1]} marks=${marks} title="Second" />
   </section>`;
 }
@@ -104,10 +122,12 @@ async function load(event) {
 export function Branches() {
   const { roots } = state.tree.value;
   return html`<div class="branches">
-    ${roots.length ? html`<ul class="tree">${roots.map((id) => html`<${Node} key=${id} id=${id} />`)}</ul><${Comparison} />` : html`<p class="quiet">Nothing has been said yet.</p>`}
+    ${roots.length ? html`<ul class="tree">${roots.map((id) => html`<${Node} key=${id} id=${id} />`)}</ul>
+      <${Comparison} />` : html`<p class="quiet">Nothing has been said yet.</p>`}
     <div class="row files">
       <button type="button" disabled=${!roots.length || state.busy.value} onClick=${save}>Export as JSON</button>
-      <label class="file"><span>Import</span><input type="file" accept="application/json,.json" onChange=${load} /></label>
+      <label class="file"><span>Import</span><input type="file" accept="application/json,.json" onChange=${load} />
+        </label>
     </div>
     ${trouble.value && html`<p class="error" role="alert">${trouble}</p>`}
   </div>`;

@@ -1,0 +1,96 @@
+"""Why tokens came, for a terminal: a line for each token, or one token's ladder with its sentences.
+
+What a model says is text, never a terminal's command: every character that can't be printed is escaped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tailrace.api.schema.explain import TokenExplanation
+from tailrace.figures import chance, percent, significant
+
+WIDTH = 18  # of a token in a table
+COLUMN = 12
+COLUMNS = ("#", "token", "came", "model", "rank", "left", "p", "won by", "over")
+WIDTHS = (5, WIDTH, 9, 8, 6, 7, 8, 7, WIDTH)
+
+LEGEND = "left: tokens that could be drawn; p: with which this one was. --token N shows one token's ladder."
+
+
+def printable(text: str) -> str:
+    """The text with every character escaped that can't be printed: control, format and private ones, line ends, blanks
+    but the space."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def shown(token: str, width: int = WIDTH) -> str:
+    """In quotation marks, cut to a width."""
+    text = f"“{printable(token)}”"
+    return text if len(text) <= width else f"{text[: width - 1]}…"
+
+
+def table(records: Sequence[TokenExplanation]) -> list[str]:
+    """A line for each token, below a line of headings."""
+    lines = [columns(COLUMNS)]
+    for record in records:
+        at, draw = record.ids.index(record.token_id), record.draw
+        names = dict(zip(record.ids, record.tokens, strict=True))
+        p, left = draw.probabilities[at], record.refinements[-1].kept if record.refinements else None
+        left = left or (record.edits[-1].left if record.edits else None)
+        lines.append(
+            columns(
+                (
+                    str(record.index),
+                    shown(record.token),
+                    record.origin,
+                    percent(record.model.probabilities[at]),
+                    f"{record.model.ranks[at]:,}",
+                    "all" if left is None else f"{left:,}",
+                    "–" if p is None else chance(p),
+                    "–" if draw.margin is None or draw.winner != record.token_id else significant(draw.margin),
+                    "" if draw.runner_up is None else shown(names[draw.runner_up]),
+                )
+            )
+        )
+    return [*lines, "", LEGEND]
+
+
+def columns(cells: Sequence[str]) -> str:
+    """Cells side by side: tokens and words to the left, numbers to the right."""
+    aligned = (
+        cell.ljust(width) if name in ("token", "came", "over") else cell.rjust(width)
+        for name, cell, width in zip(COLUMNS, cells, WIDTHS, strict=True)
+    )
+    return "  ".join(aligned).rstrip()
+
+
+def ladder(record: TokenExplanation) -> list[str]:
+    """One token's steps in sentences, and the probabilities of its candidates after each."""
+    said = record.sentences
+    lines = [
+        f"Token {record.index}, {shown(record.token, 60)}: {record.origin}, at position {record.position} with key "
+        f"{record.key}.",
+        "",
+        *map(printable, (said.model, *said.edits, *said.refinements, said.draw)),
+        "",
+    ]
+    steps = [("model", record.model.probabilities)]
+    steps += [(step.method, step.probabilities) for step in record.edits]
+    steps += [(step.method, step.probabilities) for step in record.refinements]
+    lines.append("token".ljust(WIDTH) + "".join(f"{name[: COLUMN - 1]:>{COLUMN}}" for name, _ in steps))
+    for i, token in enumerate(record.tokens):
+        cells = "".join(f"{cell(values[i]):>{COLUMN}}" for _, values in steps)
+        came = "  ← came" if record.ids[i] == record.token_id else ""
+        lines.append(f"{shown(token, WIDTH):<{WIDTH}}{cells}{came}")
+    answers = [
+        f"Why not {shown(token, 60)}? {printable(why)}"
+        for token, why in zip(record.tokens, said.why_not, strict=True)
+        if why
+    ]
+    return [*lines, "", *answers]
+
+
+def cell(p: float | None) -> str:
+    """A probability; what can't come is a dot."""
+    return "·" if not p else percent(p)

@@ -71,14 +71,25 @@ def opened(browser: Browser, url: str, dark: bool, size: dict[str, int] = SIZE, 
     page = context.new_page()
     page.set_default_timeout(120_000)
     page.goto(url)
-    page.wait_for_selector("[data-field=top_p]", state="attached")
+    page.wait_for_selector(".composer")
+    if size == PHONE:
+        page.get_by_role("button", name="Parameters").click()
+    page.wait_for_selector("[data-field=top_p]")
     return page
+
+
+def put(page: Page, **values: str) -> None:
+    """Types into knobs; where they cover the conversation they are closed again."""
+    for name, value in values.items():
+        page.locator(f"[data-field={name}] input[type=text]").fill(value)
+    page.evaluate("document.querySelector('.knobs-panel').scrollTop = 0")
+    if page.viewport_size == PHONE:
+        page.get_by_label("Close the parameters").click()
 
 
 def talk(page: Page) -> None:
     """An answer with some cuts, and a token of it that had rivals."""
-    for name, value in (("temperature", "0.9"), ("top_p", "0.92"), ("max_tokens", "70"), ("seed", "11")):
-        page.locator(f"[data-field={name}] input[type=text]").fill(value)
+    put(page, temperature="0.9", top_p="0.92", max_tokens="70", seed="11")
     say(page, PROMPT)
 
 
@@ -98,10 +109,7 @@ def ladder(page: Page) -> None:
 
 
 def plots(page: Page) -> None:
-    page.locator("[data-field=max_tokens] input[type=text]").fill("260")
-    page.locator("[data-field=temperature] input[type=text]").fill("0.9")
-    page.locator("[data-field=min_p] input[type=text]").fill("0.02")
-    page.locator("[data-field=seed] input[type=text]").fill("5")
+    put(page, max_tokens="260", temperature="0.9", min_p="0.02", seed="5")
     say(page, "Tell a story about a boat that drifts to the sea.")
     choose(page)
     page.get_by_role("tab", name="Plots").click()
@@ -119,8 +127,8 @@ def compare(page: Page) -> None:
     page.get_by_role("tab", name="Side by side").click()
     page.get_by_label("Prompt for both").fill(PROMPT)
     page.get_by_label("tokens", exact=True).fill("60")
-    page.get_by_label("seed").fill("11")
-    for name, preset in (("Left", "creative"), ("Right", "balanced")):
+    page.get_by_label("seed").fill("4")
+    for name, preset in (("Left", "min-p"), ("Right", "balanced")):
         page.get_by_role("article", name=name).locator(".presets select").select_option(preset)
     page.get_by_role("button", name="Run both").click()
     page.locator(".side .tokens[aria-busy=false]").nth(1).wait_for()
@@ -150,7 +158,7 @@ VIEWS: dict[str, Callable[[Page], None]] = {
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--url", help="of a server that runs; none: one is started with the default model")
-    parser.add_argument("--only", action="append", choices=VIEWS, help="these views")
+    parser.add_argument("--only", action="append", choices=[*VIEWS, "phone"], help="these views")
     told = parser.parse_args()
     FOLDER.mkdir(parents=True, exist_ok=True)
     large = []

@@ -21,6 +21,7 @@ from tailrace.engine import cache_size
 from tailrace.engine.appending import TokenAppender
 from tailrace.engine.device import Device, overlaps
 from tailrace.engine.draws import Masks, wait_for_late_mask
+from tailrace.engine.explanations import record_s
 from tailrace.engine.isolation import Isolated
 from tailrace.engine.kv_cache import BlockCache, BlockTables
 from tailrace.engine.lifecycle import Ending, Lifecycle, failed
@@ -120,6 +121,7 @@ class Engine:
 
     def _accept(self, message: Submit, client: bytes) -> None:
         """The request waits from here on, or nothing has changed and an error is raised."""
+        vocab_size = self.limits.vocab_size
         request = Request(
             client,
             message.id,
@@ -129,7 +131,7 @@ class Engine:
             self.limits.length(message),
             eos_token_ids=tuple(self.info.eos_token_ids),
             adapter=adapter_number(self.adapters, message.adapter),
-            min_host_s=list_s(message.params.watermark, self.limits.vocab_size),
+            min_host_s=list_s(message.params.watermark, vocab_size) + record_s(message.params, vocab_size),
             replay=message.replay,
         )
         falls_back = beyond_device(message.params, getattr(self.runner, "device", None))

@@ -101,17 +101,23 @@ def build(config: EngineConfig, enter: Callable[[str], object] = lambda part: No
         info = msgspec.structs.replace(info, eos_token_ids=eos)
         token_bytes = token_bytes_of(folder, config.model.trust_remote_code, info.vocab_size)
     enter("grammars")
-    grammars = None
-    if token_bytes.token_bytes and info.eos_token_ids:
-        grammars = Grammars(
-            config.grammar, folder, token_bytes.token_bytes, token_bytes.special, info.eos_token_ids, runner.vocab_size
-        )
-        grammars.warm_up()
+    grammars = grammars_of(config, folder, token_bytes, info.eos_token_ids, runner.vocab_size)
     enter("cache")
     drafter = None
     if config.speculation.drafter != "none":
         drafter = partial(load_drafter, config.speculation, config.model, runner, block_size=config.cache.block_size)
     return Engine(runner, info, config.cache, config.scheduler, token_bytes, grammars, config.speculation, drafter)
+
+
+def grammars_of(
+    config: EngineConfig, folder: Path | None, token_bytes: TokenBytes, eos_token_ids: list[int], vocab_size: int
+) -> Grammars | None:
+    """What compiles grammars; None where it is not known what tokens spell, or which of them ends."""
+    if not token_bytes.token_bytes or not eos_token_ids:
+        return None
+    grammars = Grammars(config.grammar, folder, token_bytes.token_bytes, token_bytes.special, eos_token_ids, vocab_size)
+    grammars.warm_up()
+    return grammars
 
 
 def token_bytes_of(folder: Path, trust_remote_code: bool, vocab_size: int) -> TokenBytes:

@@ -53,6 +53,12 @@ class RequestLimits:
             )
         if submit.params.guided:
             self._check_guided(submit)
+        room, forced = self.length(submit) - len(submit.prompt), len(submit.params.forced_token_ids)
+        if forced > room:
+            raise ParameterError(
+                f"forced_token_ids must have at most {room} entries, the room for output, got {forced}",
+                "forced_token_ids",
+            )
         if submit.replay is not None:
             self._check_replay(submit, submit.replay)
         if waiting >= self.scheduler.max_waiting:

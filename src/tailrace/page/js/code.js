@@ -127,8 +127,8 @@ export function CodeView({ request = state.request, fields = state.fields }) {
         ${FORMS.map(([name]) => html`<label key=${name}>
           <input type="radio" name="code-form" checked=${name === form} onChange=${() => setForm(name)} /><span>${name}</span></label>`)}
       </div>
-      ${option("stream", "streamed")} ${option("explain", "with explanations")}
       <button type="button" onClick=${take}>Copy</button>
+      ${option("stream", "streamed")} ${option("explain", "with explanations")}
       <span role="status" class="said">${said}</span>
     </div>
     <pre tabindex="0" aria-label=${`The request as ${form}`}><code>${text}</code></pre>

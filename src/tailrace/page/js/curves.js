@@ -116,8 +116,8 @@ function values(field) {
 }
 
 /**
- * The curve of a truncation's field: {x, kept, mass, exact} lists, shown: how many candidates are known; null where the
- * field has no curve or the record none of its numbers.
+ * The curve of a truncation's field: {x, kept, mass, exact, off (it cuts nothing there)} lists, shown: how many candidates
+ * are known, at(value): one point; null where the field has no curve or the record none of its numbers.
  */
 export function survival(field, record) {
   const method = TURNS[field.name];
@@ -128,7 +128,7 @@ export function survival(field, record) {
   const x = values(field);
   const points = x.map((value) => CUTS[method](d, value, entropy));
   return {
-    x, kept: points.map((p) => p.kept), mass: points.map((p) => p.mass), exact: points.map((p) => p.exact),
+    x, kept: points.map((p) => p.kept), mass: points.map((p) => p.mass), exact: points.map((p) => p.exact), off: points.map((p) => p.all ?? false),
     shown: d.p.length, at: (value) => CUTS[method](d, value, entropy),
   };
 }
@@ -178,11 +178,12 @@ export function Curve({ field, record, value }) {
 
 function SurvivalCurve({ curve, value, field }) {
   const sx = scaler(curve.x[0], curve.x.at(-1), WIDTH, PAD);
-  const most = Math.max(...curve.kept.filter(Number.isFinite), 2);
+  const most = Math.max(...curve.kept.filter((_, i) => !curve.off[i]), 2);
   const sy = (kept) => HEIGHT - PAD - (Math.log(Math.max(1, kept)) / Math.log(most)) * (HEIGHT - 2 * PAD);
   const sm = (mass) => HEIGHT - PAD - mass * (HEIGHT - 2 * PAD);
   const [x, kept, mass] = [curve.x.map(sx), curve.kept.map(sy), curve.mass.map(sm)];
-  const near = (i) => curve.exact[i] || curve.exact[i - 1] || curve.exact[i + 1];
+  const near = (i) => !curve.off[i] && (curve.exact[i] || (curve.exact[i - 1] && !curve.off[i - 1]));
+  const unsure = (i) => !curve.off[i] && !curve.exact[i];
   const now = value === null || value === undefined ? null : curve.at(value);
   const inside = value >= curve.x[0] && value <= curve.x.at(-1);
   const known = curve.exact.every(Boolean);
@@ -190,9 +191,9 @@ function SurvivalCurve({ curve, value, field }) {
   return html`<figure class="curve">
     <svg viewBox=${`0 0 ${WIDTH} ${HEIGHT}`} preserveAspectRatio="none" role="img" aria-label=${`${field.name} on this token. ${words}`}>
       <path class="curve-mass" d=${path(x, mass, near)} />
-      <path class="curve-mass unsure" d=${path(x, mass, (i) => !curve.exact[i])} />
+      <path class="curve-mass unsure" d=${path(x, mass, unsure)} />
       <path class="curve-kept" d=${path(x, kept, near)} />
-      <path class="curve-kept unsure" d=${path(x, kept, (i) => !curve.exact[i])} />
+      <path class="curve-kept unsure" d=${path(x, kept, unsure)} />
       ${now && inside && html`<line class="curve-now" x1=${sx(value)} x2=${sx(value)} y1="0" y2=${HEIGHT} />`}
     </svg>
     <figcaption>${words}${" "}

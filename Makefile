@@ -2,7 +2,7 @@
 #
 #   make serve [PORT=8000] [HOST=127.0.0.1] [MODEL=…] [ARGS="--dtype float32"]
 #   make chat  [MODEL=…] [ARGS=…]
-#   make test | test-long [PART="tests/sampling tests/engine"] | test-clients | test-peers | test-models | test-vllm | test-gpu | test-oldest | lint | docs | bench [BENCH="serve sampler knobs kernels"] [ARGS=…]
+#   make test | test-long [PART="tests/sampling tests/engine"] | test-clients | test-page | test-peers | test-models | test-vllm | test-gpu | test-oldest | lint | docs | bench [BENCH="serve sampler knobs kernels"] [ARGS=…]
 #   make wheel [PYTHONS="python3.11 python3.12"]
 
 VENV := .venv
@@ -25,7 +25,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 export PYTHONDONTWRITEBYTECODE :=
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: install serve chat test test-long test-clients test-peers test-models test-vllm test-gpu test-oldest wheel bench lint format docs lock lock-clients lock-docs clean help
+.PHONY: install serve chat test test-long test-page test-clients test-peers test-models test-vllm test-gpu test-oldest wheel bench lint format docs screenshots lock lock-clients lock-docs clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -78,6 +78,15 @@ test-long: install
 	@rm -rf .venv-$*; $(BIN)/python -m venv .venv-$*
 	.venv-$*/bin/python -m pip --disable-pip-version-check install --quiet -r requirements-$*.lock
 	@touch $@
+
+# The page in Chromium (Debian and Ubuntu: the package chromium; CHROMIUM names another). make test runs them too, where one is there.
+test-page: install
+	$(BIN)/python tests/page/axe.py
+	$(BIN)/python -m pytest tests/page $(ARGS)
+
+# Pictures of the page for docs/, from a server with the default model.
+screenshots: install
+	PYTHONPATH=tests $(BIN)/python -m page.screenshots $(ARGS)
 
 # Clients of others against the server.
 test-clients: install $(CLIENTS)/.stamp

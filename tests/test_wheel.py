@@ -78,6 +78,9 @@ def test_the_wheels_are_for_other_machines(wheels: list[Path]):
         assert "-manylinux_" in wheel.name or sys.platform != "linux", wheel
         names = zipfile.ZipFile(wheel).namelist()
         assert {"tailrace/py.typed", "tailrace/_cpu.pyi"} <= set(names)
+        page = [path for path in (ROOT / "src/tailrace/page").rglob("*") if path.is_file()]
+        assert page
+        assert {path.relative_to(ROOT / "src").as_posix() for path in page} <= set(names)
         assert len([name for name in names if name.startswith("tailrace/_cpu.") and name.endswith(".so")]) == 1
         assert not [name for name in names if not name.startswith("tailrace")], "something else is in it"
 

@@ -169,6 +169,7 @@ class ServerConfig(Section, frozen=True):
     model_defaults: fields that a request leaves out come from the model's generation config, if it has them.
     api_keys, cors_origins: separated by commas; none: everybody may call, but pages of other sites may not.
     log_requests: a log line for each request that has ended.
+    page: serve the page on which one sees why each token came, at /.
     max_request_s: a longer request ends with what it has; 0: no limit. keep_alive_s: a silent stream gets a comment
     after this time.
     max_body_mib: of a request, compressed or not. max_headers, max_header_line_bytes, max_header_bytes, max_url_bytes:
@@ -218,6 +219,7 @@ class ServerConfig(Section, frozen=True):
     stream_buffer_kib: Positive = 1024
     slow_readers: Literal["cut", "keep"] = "cut"
     log_requests: bool = True
+    page: bool = True
     reasoning_parser: Literal[
         "auto",
         "none",

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from api.processes import Process, launched
-from tailrace.wire.pulse import Pulse, PulseReader
+from tailrace.wire.pulse import LOADING, Pulse, PulseReader
 
 
 def engine_of(server: Process) -> int:
@@ -86,8 +86,14 @@ def test_a_pulse_is_seen_from_outside(tmp_path):
     url = f"ipc://{tmp_path}/engine"
     reader = PulseReader(url)
     assert reader.stall() is None, "there is no engine yet"
+    assert reader.loading() == ""
     pulse = Pulse(url, 0.05)
     assert reader.stall() is None, "it has not begun"
+    for part in LOADING:
+        pulse.enter(part)
+        assert reader.loading() == part
+    pulse.enter("between")
+    assert reader.loading() == ""
     pulse.beat(7)
     assert reader.stall() is None
     before = pulse.enter("mask")

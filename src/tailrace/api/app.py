@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING
@@ -30,6 +30,7 @@ from tailrace.api.routes.health import health, ping, version
 from tailrace.api.routes.messages import count_tokens, create_message
 from tailrace.api.routes.metrics import metrics
 from tailrace.api.routes.models import list_models, retrieve_model
+from tailrace.api.routes.page import asset, fields, index, status
 from tailrace.api.routes.requests import cancel_request
 from tailrace.api.routes.responses import count_input_tokens, create_response
 from tailrace.api.routes.stored_responses import (
@@ -72,6 +73,12 @@ ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
     ("POST", "/ping", ping),
     ("GET", "/version", version),
     ("GET", "/metrics", metrics),
+)
+PAGE: tuple[tuple[str, str, Endpoint], ...] = (
+    ("GET", "/", index),
+    ("GET", "/page/fields.json", fields),
+    ("GET", "/page/status", status),
+    ("GET", "/page/{path:path}", asset),
 )
 
 
@@ -121,7 +128,7 @@ def app_of(front: FrontEnd, listens_when_ready: bool = False) -> Starlette:
             await front.observer.close()
 
     app = Starlette(
-        routes=routes(),
+        routes=routes(ROUTES + PAGE if front.config.page else ROUTES),
         middleware=middleware(front.config),
         exception_handlers=HANDLERS,
         lifespan=lifespan,
@@ -130,10 +137,10 @@ def app_of(front: FrontEnd, listens_when_ready: bool = False) -> Starlette:
     return app
 
 
-def routes() -> list[Route]:
+def routes(table: Iterable[tuple[str, str, Endpoint]]) -> list[Route]:
     """One route per path, so that a 405 lists all methods of the path."""
     by_path: dict[str, dict[str, Endpoint]] = {}
-    for method, path, endpoint in ROUTES:
+    for method, path, endpoint in table:
         by_path.setdefault(path, {})[method] = endpoint
     return [Route(path, by_method(endpoints), methods=list(endpoints)) for path, endpoints in by_path.items()]
 
@@ -166,7 +173,7 @@ def middleware(config: ServerConfig) -> list[Middleware]:
             )
         )
     if keys := listed(config.api_keys):
-        found.append(Middleware(ApiKeys, keys=keys))
+        found.append(Middleware(ApiKeys, keys=keys, page=config.page))
     return found
 
 

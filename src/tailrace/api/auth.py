@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import re
 from collections.abc import Collection, Iterable
 
 from starlette.datastructures import Headers
@@ -14,18 +15,19 @@ from tailrace.errors import AuthenticationError
 
 # load balancers, scrapers and tools have no key
 OPEN = ("/health", "/ping", "/version", "/metrics", "/openapi.json")
+PAGE = re.compile(r"/|/page/.*", re.DOTALL)  # a browser that opens the page has none yet
 
 
 class ApiKeys:
     """Lets a request through if its `Authorization: Bearer …` or its `x-api-key` is one of the keys; compared in
-    constant time."""
+    constant time. page: the files of the page are open to all."""
 
-    def __init__(self, app: ASGIApp, keys: Iterable[str]) -> None:
-        self._app = app
+    def __init__(self, app: ASGIApp, keys: Iterable[str], page: bool = False) -> None:
+        self._app, self._page = app, page
         self._keys = [key.encode() for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN or scope["method"] == "OPTIONS":
+        if scope["type"] != "http" or self._open(scope["path"]) or scope["method"] == "OPTIONS":
             return await self._app(scope, receive, send)
         headers = Headers(scope=scope)
         scheme, _, token = headers.get("authorization", "").partition(" ")
@@ -43,6 +45,9 @@ class ApiKeys:
             scope, error.status, error_handlers.body(error), {"www-authenticate": "Bearer", "connection": "close"}
         )
         await response(scope, receive, send)
+
+    def _open(self, path: str) -> bool:
+        return path in OPEN or (self._page and PAGE.fullmatch(path) is not None)
 
 
 class Site:

@@ -97,6 +97,7 @@ HELP: dict[str, str] = {
     "server.allowed_hosts": "names of the server that requests may use, by commas; * for any; none: on loopback "
     "its own, else any",
     "server.log_requests": "a line in the log for every request that has ended",
+    "server.page": "serve the page on which one sees why each token came, at /",
     "server.stream_interval": "tokens of a sequence that its stream sends together",
     "server.stream_interval_ms": "milliseconds after which a stream sends what there is; 0: the number of "
     "tokens decides",

@@ -79,6 +79,8 @@ def announce(server: ServerConfig, names: str, start_s: float) -> None:
     verb, seconds = "are" if ", " in names else "is", time.monotonic() - start_s
     print(f"tailrace: {names} {verb} ready at {url} after {seconds:.1f} s; try:")
     print(f"  curl -N {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'")
+    if server.page:
+        print(f"  {url} in a browser")
     sys.stdout.flush()
 
 

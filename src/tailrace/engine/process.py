@@ -60,10 +60,11 @@ class EngineStart(msgspec.Struct):
     config: EngineConfig
 
 
-def build(config: EngineConfig) -> Engine:
+def build(config: EngineConfig, enter: Callable[[str], object] = lambda part: None) -> Engine:
     """The engine for a resolved model.
 
     Args:
+        enter: is told each part of the start (wire/pulse.py).
         config: its model is a folder, or `scripted:…`. A script may name a folder with a tokenizer, which says what its
             tokens spell: `scripted:next:1@FOLDER`.
 
@@ -75,6 +76,7 @@ def build(config: EngineConfig) -> Engine:
     from tailrace.runners import load_runner
 
     processors.load(config.model.processors)
+    enter("weights")
     name = config.model.model or ""
     if name.startswith("scripted:"):
         script, _, tokenizer_folder = name.partition("@")
@@ -98,16 +100,24 @@ def build(config: EngineConfig) -> Engine:
         eos = [i for i in info.eos_token_ids if 0 <= i < runner.vocab_size]  # a tokenizer may know more ids
         info = msgspec.structs.replace(info, eos_token_ids=eos)
         token_bytes = token_bytes_of(folder, config.model.trust_remote_code, info.vocab_size)
-    grammars = None
-    if token_bytes.token_bytes and info.eos_token_ids:
-        grammars = Grammars(
-            config.grammar, folder, token_bytes.token_bytes, token_bytes.special, info.eos_token_ids, runner.vocab_size
-        )
-        grammars.warm_up()
+    enter("grammars")
+    grammars = grammars_of(config, folder, token_bytes, info.eos_token_ids, runner.vocab_size)
+    enter("cache")
     drafter = None
     if config.speculation.drafter != "none":
         drafter = partial(load_drafter, config.speculation, config.model, runner, block_size=config.cache.block_size)
     return Engine(runner, info, config.cache, config.scheduler, token_bytes, grammars, config.speculation, drafter)
+
+
+def grammars_of(
+    config: EngineConfig, folder: Path | None, token_bytes: TokenBytes, eos_token_ids: list[int], vocab_size: int
+) -> Grammars | None:
+    """What compiles grammars; None where it is not known what tokens spell, or which of them ends."""
+    if not token_bytes.token_bytes or not eos_token_ids:
+        return None
+    grammars = Grammars(config.grammar, folder, token_bytes.token_bytes, token_bytes.special, eos_token_ids, vocab_size)
+    grammars.warm_up()
+    return grammars
 
 
 def token_bytes_of(folder: Path, trust_remote_code: bool, vocab_size: int) -> TokenBytes:
@@ -142,6 +152,7 @@ class Loop:
 
     def run(self) -> None:
         """Until drained."""
+        self.pulse.enter("between")
         busy = False
         while True:
             self.pulse.beat(self.engine.counters.steps)
@@ -247,7 +258,7 @@ def main() -> int:
     try:
         socket = EngineSocket(start.url)
         pulse = Pulse(start.url, start.config.scheduler.stall_s)
-        loop = Loop(build(start.config), socket, pulse)
+        loop = Loop(build(start.config, pulse.enter), socket, pulse)
     except Exception as error:
         code = error.code if isinstance(error, TailraceError) else "engine_error"
         os.write(status, json.dumps({"code": code, "message": str(error)}).encode() + b"\n")

@@ -133,6 +133,12 @@ class AsyncClient:
         return self._pulse.stall() if self.ready and self._pulse is not None else None
 
     @property
+    def loading(self) -> str:
+        """The part of its start that the engine is in (wire/pulse.py); "" once it can serve, or where nothing is
+        known."""
+        return "" if self.ready or self._pulse is None else self._pulse.loading()
+
+    @property
     def open_ids(self) -> list[str]:
         """Ids of the requests that have not ended."""
         return [id for id, _ in self._streams.open_streams]

@@ -26,7 +26,11 @@ PARTS = (
     "commit",
     "observe",
     "send",
+    "weights",
+    "grammars",
+    "cache",
 )
+LOADING = PARTS[-3:]  # while the engine starts, before its loop begins
 BEAT, PART, STEP, LIMIT = range(4)  # float64 each
 SIZE = 8 * 4
 WAITING = 2  # the parts before this one are outside a step
@@ -80,17 +84,27 @@ class PulseReader:
 
     def __init__(self, url: str) -> None:
         self._path = place(url)
-        self._numbers: memoryview[float] | None = None
+        self._mapped: memoryview[float] | None = None
 
     def stall(self) -> Stall | None:
         """Set if the engine's turn takes too long."""
-        if self._numbers is None:
+        numbers = self._numbers()
+        return None if numbers is None else stall_of(numbers)
+
+    def loading(self) -> str:
+        """The part of its start that the engine is in; "" where that is not known."""
+        numbers = self._numbers()
+        part = "" if numbers is None else PARTS[int(numbers[PART])]
+        return part if part in LOADING else ""
+
+    def _numbers(self) -> memoryview[float] | None:
+        if self._mapped is None:
             try:
                 with self._path.open("rb") as file:
-                    self._numbers = memoryview(mmap.mmap(file.fileno(), SIZE, access=mmap.ACCESS_READ)).cast("d")
+                    self._mapped = memoryview(mmap.mmap(file.fileno(), SIZE, access=mmap.ACCESS_READ)).cast("d")
             except (OSError, ValueError):  # not there yet, or not at its size yet
                 return None
-        return stall_of(self._numbers)
+        return self._mapped
 
 
 def stall_of(numbers: memoryview[float]) -> Stall | None:

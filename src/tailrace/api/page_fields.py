@@ -1,0 +1,147 @@
+"""What the page knows of the fields of a request, made from their declarations: GET /page/fields.json. Knows no field
+by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from tailrace.api.presets import PRESETS
+from tailrace.api.schema.chat import ChatRequest
+from tailrace.api.schema.completions import CompletionRequest
+from tailrace.fields import KINDS, Field
+from tailrace.params import FIELDS, VOIDS, voids_of
+
+# What a person gives: a switch, a number, one of several words, texts, token ids, text → number, or JSON.
+Form = Literal["switch", "integer", "number", "choice", "text", "texts", "ids", "map", "json"]
+PLAIN_FORMS: dict[Any, Form] = {bool: "switch", int: "integer", float: "number", str: "text"}
+ENDPOINTS = {"chat": ChatRequest, "completion": CompletionRequest}
+
+
+class PageField(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One field, as a request over HTTP has it.
+
+    Attributes:
+        doc: one sentence. kind: a key of PageFields.kinds. method: of the sampler, by the name that a record has.
+        forms: endpoint → what a person gives; an endpoint without the field is left out. choices: of a "choice".
+        neutral: the value at which it does nothing; None: not giving it. off: how that is said where other values are
+            off too.
+        low, high: the least and the largest number. low_in, high_in: whether they are allowed themselves.
+        needs: fields without one of which it has no effect. voided_by: fields that take its effect away.
+    """
+
+    name: str
+    doc: str
+    kind: str
+    forms: dict[str, Form]
+    method: str = ""
+    choices: tuple[str, ...] = ()
+    neutral: Any = None
+    off: str = ""
+    low: float | None = None
+    high: float | None = None
+    low_in: bool = True
+    high_in: bool = True
+    entries: int | None = None
+    needs: tuple[str, ...] = ()
+    voided_by: tuple[str, ...] = ()
+
+
+class PageFields(msgspec.Struct, frozen=True):
+    """fields: in the order of docs/sampling.md. kinds: kind → what such fields do. presets: name → fields. defaults:
+    model → fields that a request may leave out. voids: what takes an effect away → in words."""
+
+    fields: list[PageField]
+    kinds: dict[str, str]
+    presets: dict[str, dict[str, Any]]
+    defaults: dict[str, dict[str, float | int]]
+    voids: dict[str, str]
+
+
+def page_fields(defaults: dict[str, dict[str, float | int]]) -> PageFields:
+    """All fields that a request may give. defaults: by model."""
+    voids = {name: words for name, (_, words) in VOIDS.items()}
+    return PageFields(shown_fields(), dict(KINDS), PRESETS, defaults, voids)
+
+
+@cache
+def shown_fields() -> list[PageField]:
+    """By kind, in the order of the declarations."""
+    types = {endpoint: get_type_hints(kind, include_extras=True) for endpoint, kind in ENDPOINTS.items()}
+    return [
+        found
+        for kind in KINDS
+        for field in FIELDS.values()
+        if field.kind == kind and (found := shown_field(field, types)) is not None
+    ]
+
+
+def shown_field(field: Field, types: Mapping[str, Mapping[str, Any]]) -> PageField | None:
+    """One field; None if no endpoint has it. types: endpoint → the types of its fields."""
+    name = field.http_name or field.name
+    here = {endpoint: fields[name] for endpoint, fields in types.items() if name in fields}
+    if not here:
+        return None
+    forms = {endpoint: form_of(kind) for endpoint, kind in here.items()}
+    words = get_args(without_none(next(iter(here.values())))) if "choice" in forms.values() else ()
+    numeric = field.range is not None and set(forms.values()) <= {"integer", "number"}
+    limits = field.range if numeric else None
+    return PageField(
+        name=name,
+        doc=field.doc,
+        kind=field.kind,
+        forms=forms,
+        method=field.edit or field.refinement,
+        choices=words,
+        neutral=neutral(field, numeric or not field.http_name),
+        off=field.off,
+        low=None if limits is None else limits.low,
+        high=None if limits is None else limits.high,
+        low_in=limits is None or limits.low_in,
+        high_in=limits is None or limits.high_in,
+        entries=field.entries,
+        needs=field.needs,
+        voided_by=voids_of(field),
+    )
+
+
+def neutral(field: Field, same: bool) -> Any:
+    """The value at which the field does nothing, as JSON has it; None: leave it out. same: it has the same name over
+    HTTP."""
+    if not same or field.default in ((), {}):
+        return None
+    return field.default
+
+
+def form_of(kind: Any) -> Form:
+    """What a person gives for a field of this type."""
+    kind = without_none(kind)
+    origin, parts = get_origin(kind), [part for part in get_args(kind) if part is not Ellipsis]
+    if origin is Literal:
+        return "choice"
+    if origin in (Union, UnionType):
+        return "texts" if set(parts) == {str, list[str]} else "text" if str in parts else "json"
+    if origin in (list, tuple) and len(parts) == 1:
+        inner = without_notes(parts[0])
+        return "texts" if inner is str else "ids" if inner is int else "json"
+    if origin is dict and parts == [str, float]:
+        return "map"
+    return PLAIN_FORMS.get(kind, "json")
+
+
+def without_none(kind: Any) -> Any:
+    """A type without None and without what is written beside it."""
+    kind = without_notes(kind)
+    if get_origin(kind) in (Union, UnionType):
+        rest = [part for part in get_args(kind) if part is not type(None)]
+        return without_notes(Union[tuple(rest)])  # noqa: UP007 — of a list
+    return kind
+
+
+def without_notes(kind: Any) -> Any:
+    """A type without what is written beside it."""
+    return get_args(kind)[0] if get_origin(kind) is Annotated else kind

@@ -1,0 +1,47 @@
+// The tree of turns, without signals: pure functions. A node is a turn of the user ("user"), a raw prompt ("prompt"),
+// the result of a tool ("tool") or an answer ("answer"). Below each node one child is chosen: so one path is shown.
+// {nodes: {id: {id, parent, kind, children: [ids], …}}, roots: [ids], chosen: {parent id or "": child id}}
+
+export const EMPTY = { nodes: {}, roots: [], chosen: {} };
+
+/** The tree with a node more, below `parent` (null: a root), chosen. */
+export function added(tree, node, parent) {
+  const nodes = { ...tree.nodes, [node.id]: { ...node, parent, children: [] } };
+  if (parent !== null) nodes[parent] = { ...nodes[parent], children: [...nodes[parent].children, node.id] };
+  const roots = parent === null ? [...tree.roots, node.id] : tree.roots;
+  return { nodes, roots, chosen: { ...tree.chosen, [parent ?? ""]: node.id } };
+}
+
+/** The nodes that are shown, from the root on. */
+export function path(tree) {
+  const found = [];
+  for (let id = tree.chosen[""]; id; id = tree.chosen[id]) found.push(tree.nodes[id]);
+  return found;
+}
+
+/** The nodes from the root to this one. */
+export function above(tree, id) {
+  const found = [];
+  for (; id; id = tree.nodes[id].parent) found.unshift(tree.nodes[id]);
+  return found;
+}
+
+/** A node with those that share its parent, itself among them. */
+export const siblings = (tree, id) => {
+  const { parent } = tree.nodes[id];
+  return parent === null ? tree.roots : tree.nodes[parent].children;
+};
+
+/** The tree with the path through this node. */
+export function through(tree, id) {
+  const chosen = { ...tree.chosen };
+  for (const node of above(tree, id)) chosen[node.parent ?? ""] = node.id;
+  return { ...tree, chosen };
+}
+
+/** Where two answers part: the first index at which their tokens differ, or null if they don't. */
+export function firstDifference(left, right) {
+  const most = Math.min(left.length, right.length);
+  for (let i = 0; i < most; i++) if (left[i].record.token_id !== right[i].record.token_id) return i;
+  return left.length === right.length ? null : most;
+}

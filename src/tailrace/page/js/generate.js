@@ -1,0 +1,206 @@
+// From a turn to an answer: requests, their streams, branches, and records asked for afterwards.
+import { batch, effect, signal } from "./lib.js";
+import { ApiError, post, stream } from "./api.js";
+import { above } from "./branches.js";
+import * as state from "./state.js";
+import { Joiner } from "./text.js";
+
+const LATEST_MS = 250; // an update waits for a frame, but in a hidden tab, where none comes, no longer than this
+
+/** Runs `update` once in the next frame, however often it is asked for. */
+export function perFrame(update) {
+  let frame = 0;
+  let timer = 0;
+  const run = () => {
+    cancelAnimationFrame(frame);
+    clearTimeout(timer);
+    frame = timer = 0;
+    update();
+  };
+  const ask = () => {
+    if (frame) return;
+    frame = requestAnimationFrame(run);
+    timer = setTimeout(run, LATEST_MS);
+  };
+  return { ask, now: run };
+}
+
+const stops = new Map(); // node id → AbortController
+
+export const stop = (id) => stops.get(id)?.abort();
+export const stopAll = () => stops.forEach((each) => each.abort());
+
+function messageOf(node) {
+  if (node.kind === "user") return { role: "user", content: node.text };
+  if (node.kind === "tool") return { role: "tool", tool_call_id: node.call, content: node.text };
+  const { content, calls } = node.run.value;
+  return { role: "assistant", content: content || null, ...(calls.length ? { tool_calls: calls } : {}) };
+}
+
+/** The request that answers the last of these turns. */
+function requestFor(turns) {
+  const { seed = Math.floor(Math.random() * 2 ** 31), ...params } = state.params.value;
+  const body = { model: state.model.value, ...params, seed };
+  if (turns.at(-1).kind === "prompt") return { path: "/v1/completions", body: { ...body, prompt: turns.at(-1).text } };
+  const system = state.system.value ? [{ role: "system", content: state.system.value }] : [];
+  return { path: "/v1/chat/completions", body: { ...body, messages: [...system, ...turns.map(messageOf)] } };
+}
+
+/** What somebody says below `parent` (null: a new conversation), and the answer to it. */
+export function say(kind, text, parent, more = {}) {
+  const id = batch(() => state.grow({ kind, text, ...more }, parent));
+  if (kind === "tool" && openCalls(id).length) return Promise.resolve();
+  return answer(id);
+}
+
+/** Calls of the last answer above a node that no result has been given for. */
+export function openCalls(id) {
+  const turns = above(state.tree.value, id);
+  const last = turns.findLastIndex((node) => node.kind === "answer");
+  if (last < 0) return [];
+  const given = turns.slice(last + 1).map((node) => node.call);
+  return turns[last].run.value.calls.filter((call) => !given.includes(call.id));
+}
+
+/** An answer to a turn; with `fork` = {node, at, ids}, one that begins with these ids of another. */
+export function answer(parent, request = requestFor(above(state.tree.value, parent)), fork = null) {
+  const run = signal(state.newRun(request, fork));
+  const id = state.grow({ kind: "answer", run }, parent);
+  return receive(id, run);
+}
+
+/** Another candidate at one place of an answer, and what follows it: the same request and seed, forced up to there. */
+export function branch(node, at, tokenId, changes = {}) {
+  const { request, tokens } = node.run.value;
+  const { forced_token_ids: _, ...body } = request.body;
+  const ids = [...tokens.slice(0, at).map((token) => token.record.token_id), tokenId];
+  state.select(null);
+  const forced = { ...request, body: { ...body, ...changes, forced_token_ids: ids } };
+  const ended = answer(node.parent, forced, { node: node.id, at, token: tokenId });
+  selectWhenThere(state.tree.value.chosen[node.parent], at);
+  return ended;
+}
+
+/** Selects the token with which a branch begins, once it is there, unless another has been selected. */
+function selectWhenThere(id, index) {
+  const { run } = state.tree.value.nodes[id];
+  const dispose = effect(() => {
+    const { tokens, done } = run.value;
+    const there = tokens.length > index;
+    if (!there && !done) return;
+    queueMicrotask(() => {
+      dispose();
+      const shown = state.shownPath.peek().some((node) => node.id === id);
+      if (there && shown && !state.selection.peek()) state.select(id, index);
+    });
+  });
+}
+
+/** The same request with another seed or other parameters. */
+export const again = (node) => answer(node.parent);
+
+async function receive(id, run) {
+  const { path, body } = run.value.request;
+  const fold = new Fold();
+  const frame = perFrame(() => (run.value = { ...run.value, ...fold.seen() }));
+  const abort = new AbortController();
+  stops.set(id, abort);
+  let error = null;
+  try {
+    const asked = { ...body, stream_options: { include_usage: true }, explain: state.SMALL, return_token_ids: true };
+    await stream(path, asked, { signal: abort.signal, onEvent: (event) => (fold.add(event), frame.ask()) });
+    if (!fold.finish) error = new ApiError("The answer was cut off: the connection ended before it did.");
+  } catch (caught) {
+    if (caught.name === "AbortError") fold.finish = "stopped";
+    else error = caught;
+  }
+  stops.delete(id);
+  fold.end();
+  frame.now();
+  run.value = { ...run.value, done: true, error: error && { message: error.message, param: error.param } };
+}
+
+/** Collects the events of a stream. The list of tokens is one and grows; what holds it is new each time. */
+export class Fold {
+  finish = null;
+  #tokens = [];
+  #joiner = new Joiner();
+  #content = "";
+  #usage = null;
+  #calls = [];
+  #channel = "content";
+  #begun = performance.now();
+  #said = {};
+
+  add(event) {
+    if (event.usage) this.#usage = event.usage;
+    if (event.prompt_token_ids ?? event.choices?.[0]?.prompt_token_ids)
+      this.#said.promptIds = event.prompt_token_ids ?? event.choices[0].prompt_token_ids;
+    const [choice] = event.choices ?? [];
+    if (!choice) return;
+    const { content, reasoning_content: thought, tool_calls: calls } = choice.delta ?? { content: choice.text };
+    if (content) [this.#content, this.#channel] = [this.#content + content, "content"];
+    if (thought) this.#channel = "thought";
+    if (calls) [this.#channel] = ["tool", calls.forEach((call) => this.#call(call))];
+    const time = performance.now() - this.#begun;
+    for (const record of choice.explanations ?? []) this.#token(record, time);
+    if (choice.finish_reason) this.finish = choice.finish_reason;
+  }
+
+  #call({ index = 0, id, function: { name, arguments: more = "" } = {} }) {
+    const call = (this.#calls[index] ??= { id, type: "function", function: { name: "", arguments: "" } });
+    if (name) call.function.name += name;
+    call.function.arguments += more;
+  }
+
+  #token(record, time_ms) {
+    const special = record.bytes.length === 0;
+    const text = special ? record.token : this.#joiner.push(record.bytes);
+    this.#tokens.push({ record, time_ms, text, channel: this.#channel, special });
+  }
+
+  end() {
+    const rest = this.#joiner.end();
+    if (rest) this.#tokens.push({ ...this.#tokens.pop(), text: rest });
+  }
+
+  seen() {
+    return {
+      tokens: this.#tokens,
+      usage: this.#usage,
+      finish: this.finish,
+      content: this.#content,
+      calls: this.#calls,
+      ...this.#said,
+    };
+  }
+}
+
+const asked = new Map(); // what has been asked → the answer's promise
+const MOST_KEPT = 300;
+
+/** The body of POST /v1/explain for one token of an answer. */
+export function explainBody(node, index, explain = state.LARGE, whatIf = null) {
+  const { request, tokens } = node.run.value;
+  return {
+    ...request.body,
+    output_token_ids: tokens.slice(0, index + 1).map((token) => token.record.token_id),
+    positions: [index],
+    explain,
+    ...(request.body.seed === undefined || request.body.seed === null ? { key: tokens[index].record.key } : {}),
+    ...(whatIf ? { what_if: whatIf } : {}),
+  };
+}
+
+/** Asks for a token's record with more candidates, or under other parameters. Raises ApiError. */
+export async function explain(node, index, { top = state.LARGE.top, ids = [], whatIf = null } = {}) {
+  const name = JSON.stringify([node.id, index, top, ids, whatIf]);
+  if (!asked.has(name)) {
+    if (asked.size >= MOST_KEPT) asked.delete(asked.keys().next().value);
+    const answered = post("/v1/explain", explainBody(node, index, ids.length ? { top, ids } : { top }, whatIf));
+    answered.catch(() => asked.delete(name));
+    asked.set(name, answered);
+  }
+  const { explanations, consistent, verdict } = await asked.get(name);
+  return { record: explanations[0], consistent, verdict };
+}

@@ -1,0 +1,45 @@
+// What every module takes from vendor/, in one place.
+import { Component, Fragment, createRef, h, render } from "../vendor/preact.js";
+import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "../vendor/preact-hooks.js";
+import {
+  batch,
+  computed,
+  effect,
+  signal,
+  untracked,
+  useComputed,
+  useSignal,
+  useSignalEffect,
+} from "../vendor/signals.js";
+import htm from "../vendor/htm.js";
+import uPlot from "../vendor/uplot.js";
+
+export const html = htm.bind(h);
+export { Component, Fragment, createRef, h, render };
+export { useEffect, useLayoutEffect, useMemo, useRef, useState };
+export { batch, computed, effect, signal, untracked, useComputed, useSignal, useSignalEffect };
+export { uPlot };
+
+/** A component that is drawn again only if one of its properties is another object or number. */
+export class Memo extends Component {
+  shouldComponentUpdate(next) {
+    for (const name in next) if (next[name] !== this.props[name]) return true;
+    return false;
+  }
+}
+
+let lastId = 0;
+
+/** An id that nothing else on the page has. */
+export const freshId = (prefix) => `${prefix}-${++lastId}`;
+
+/** The last of several calls, `wait` milliseconds after it. */
+export function debounced(call, wait) {
+  let timer = 0;
+  const later = (...args) => {
+    clearTimeout(timer);
+    timer = setTimeout(() => call(...args), wait);
+  };
+  later.cancel = () => clearTimeout(timer);
+  return later;
+}

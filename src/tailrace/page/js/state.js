@@ -1,0 +1,187 @@
+// What the page knows: settings, the next request, the tree of branches, the selected token. All of it in signals.
+import { batch, computed, freshId, signal } from "./lib.js";
+import { get } from "./api.js";
+import * as branches from "./branches.js";
+
+const stored = (() => {
+  try {
+    return JSON.parse(localStorage.getItem("tailrace-settings")) ?? {};
+  } catch {
+    return {};
+  }
+})();
+
+/** How things are shown; kept by the browser. scheme: what colours tokens; invisible: spaces and the like are drawn. */
+export const settings = {
+  scheme: signal(stored.scheme ?? "surprise"),
+  invisible: signal(stored.invisible ?? false),
+  theme: signal(stored.theme ?? "auto"),
+  log: signal(stored.log ?? false),
+};
+
+/** Keeps the settings; called in an effect. */
+export function keepSettings() {
+  const values = Object.fromEntries(Object.entries(settings).map(([name, each]) => [name, each.value]));
+  localStorage.setItem("tailrace-settings", JSON.stringify(values));
+}
+
+export const SMALL = { top: 3 }; // what a streamed record shows
+export const LARGE = { top: 20 }; // what the ladder asks for
+
+/** "chat" or "completion". */
+export const mode = signal("chat");
+export const system = signal("");
+/** Fields of the next request, without messages, prompt and what the page adds itself. */
+export const params = signal({});
+export const models = signal([]);
+export const model = signal("");
+/** Declarations of all fields, by name; {} until they are there. */
+export const fields = signal({});
+export const tree = signal(branches.EMPTY);
+/** {node, index} of the selected token, or null. */
+export const selection = signal(null);
+/** An answer outside the tree whose token is looked at ({id, run}): one of a comparison. Or null. */
+export const visitor = signal(null);
+/** The record of the selected token with more candidates, once it is there: {node, index, record}. */
+export const detail = signal(null);
+
+/** Which view and which panel beside the conversation is shown ("": none), and whether the parameters are. */
+export const view = signal("talk");
+export const panel = signal("");
+export const knobsOpen = signal(matchMedia("(min-width: 1200px)").matches);
+/** Why the server could not be asked; "" if it could. */
+export const trouble = signal("");
+
+/** Candidates that somebody asked for by name, at the selected token. */
+export const extraIds = signal([]);
+
+/** A run that has not begun: what an answer's signal holds. */
+export const newRun = (request, fork = null) => ({
+  tokens: [],
+  done: false,
+  usage: null,
+  finish: null,
+  error: null,
+  content: "",
+  calls: [],
+  request,
+  fork,
+});
+
+/** The turns that are shown. */
+export const shownPath = computed(() => branches.path(tree.value));
+/** The last answer on the path, or that of the selected token. */
+export const current = computed(() => {
+  const at = selection.value;
+  if (at && visitor.value?.id === at.node) return visitor.value;
+  if (at && tree.value.nodes[at.node]) return tree.value.nodes[at.node];
+  return shownPath.value.findLast((node) => node.kind === "answer") ?? null;
+});
+const idle = newRun(null);
+/** {tokens: [{record, time_ms, text, channel}], done, usage, …} of the current answer. */
+export const run = computed(() => current.value?.run.value ?? idle);
+/** The record of the selected token, or null. */
+export const record = computed(() => {
+  const at = selection.value;
+  const own = at && run.value.tokens[at.index]?.record;
+  if (!own) return null;
+  if (detail.value?.node !== at.node || detail.value.index !== at.index) return own;
+  return completed(own, detail.value.record);
+});
+
+/**
+ * The record that came with a token, with the candidates of one that was asked for afterwards. What drafts had to do
+ * with it only the first knows; where a rule took or replaced the token by chances of its own, only the first is true.
+ */
+function completed(own, later) {
+  if (own.draft && own.draft.rule !== "exact") return own;
+  return { ...later, origin: own.origin, draft: own.draft, ended: own.ended };
+}
+
+/** The index of the selected token in the current answer, or null. */
+export const selectedIndex = computed(() => selection.value?.index ?? null);
+export const selectInCurrent = (index) =>
+  index === null || !current.value ? select(null) : select(current.value.id, index);
+
+/** Any answer that still comes. */
+export const busy = computed(() =>
+  Object.values(tree.value.nodes).some((node) => node.kind === "answer" && !node.run.value.done),
+);
+
+/** Tokens that `node`'s parent's other children drew differently: a map of index → why, for the marks. */
+export function partings(node) {
+  const found = new Map();
+  const nodes = tree.value.nodes;
+  for (const id of branches.siblings(tree.value, node.id)) {
+    if (id === node.id || nodes[id].kind !== "answer") continue;
+    const at = branches.firstDifference(node.run.value.tokens, nodes[id].run.value.tokens);
+    const bothThere = at !== null && at < node.run.value.tokens.length && at < nodes[id].run.value.tokens.length;
+    if (bothThere) found.set(at, "parts");
+  }
+  return found;
+}
+
+/** Selects a token, or none. */
+export function select(node, index) {
+  batch(() => {
+    selection.value = node === null ? null : { node, index };
+    detail.value = null;
+  });
+}
+
+/** Looks at a token of an answer that is not in the tree. */
+export function visit({ request, tokens }, index) {
+  const run = signal({ ...newRun(request), tokens, done: true });
+  batch(() => {
+    visitor.value = { id: freshId("visitor"), kind: "answer", run };
+    select(visitor.value.id, index);
+    panel.value = "ladder";
+  });
+}
+
+/** A node more below `parent`, on the path. Returns its id. */
+export function grow(node, parent) {
+  const id = freshId("n");
+  tree.value = branches.added(tree.value, { ...node, id }, parent);
+  return id;
+}
+
+/** The path through a node. */
+export function walk(id) {
+  batch(() => {
+    tree.value = branches.through(tree.value, id);
+    const at = selection.value;
+    if (at && !shownPath.value.some((node) => node.id === at.node)) select(null);
+  });
+}
+
+/** A new conversation beside those that are there. */
+export function begin() {
+  batch(() => {
+    const { "": _, ...chosen } = tree.value.chosen;
+    tree.value = { ...tree.value, chosen };
+    select(null);
+  });
+}
+
+/** The request that would be sent with nothing more to say: for the view of its code. */
+export const request = computed(() => {
+  const answer = current.value;
+  if (answer) return answer.run.value.request;
+  const body = { model: model.value, ...params.value };
+  return mode.value === "chat"
+    ? {
+        path: "/v1/chat/completions",
+        body: { ...body, messages: system.value ? [{ role: "system", content: system.value }] : [] },
+      }
+    : { path: "/v1/completions", body: { ...body, prompt: "" } };
+});
+
+/** Asks the server what it serves. Raises ApiError. */
+export async function load() {
+  const listed = await get("/v1/models");
+  models.value = listed.data.map((each) => each.id);
+  if (!models.value.includes(model.value)) model.value = models.value[0] ?? "";
+  const declared = await get("/page/fields.json").catch(() => ({}));
+  fields.value = declared;
+}

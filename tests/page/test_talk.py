@@ -1,0 +1,137 @@
+"""A conversation on the page: what is sent, how it streams and ends, what happens when it fails."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from page import fake_server
+from page.conftest import Served, a_port, answered, say, sent
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+
+def test_an_answer_streams_and_each_token_is_a_span(page: Page):
+    say(page, "hello 40")
+    assert page.locator(".tokens .t").count() == 41
+    assert page.locator(".tokens .t.special").last.inner_text() == "<|end|>"
+    spans = page.locator(".tokens .t").evaluate_all("spans => spans.map(span => span.className)")
+    assert len({name for names in spans for name in names.split() if name[0] == "l"}) > 2
+
+
+def test_what_is_sent(page: Page):
+    asked = sent(page)
+    page.locator(".system summary").click()
+    page.get_by_label("System prompt").last.fill("Be brief.")
+    say(page, "hello 5")
+    say(page, "again 4")
+    first, second = [body for path, body in asked if path == "/v1/chat/completions"]
+    assert first["messages"] == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello 5"}]
+    assert first["stream"] is True
+    assert first["explain"]["top"] >= 1
+    assert isinstance(first["seed"], int)
+    answer = second["messages"][2]
+    shown = page.locator(".tokens").first.evaluate(
+        "root => [...root.querySelectorAll('.t:not(.special)')].map(span => span.textContent).join('')"
+    )
+    assert answer == {"role": "assistant", "content": shown}
+    assert second["messages"][3] == {"role": "user", "content": "again 4"}
+
+
+def test_raw_text_is_continued(page: Page):
+    asked = sent(page)
+    page.get_by_label("Raw text").check(force=True)
+    page.fill(".composer textarea", "Once 12")
+    page.get_by_role("button", name="Continue").click()
+    answered(page)
+    [(path, body)] = [each for each in asked if "completions" in each[0]]
+    assert path == "/v1/completions"
+    assert body["prompt"] == "Once 12"
+    assert "messages" not in body
+    assert page.locator(".tokens .t").count() == 13
+
+
+def test_stop_ends_it_and_keeps_what_came(page: Page):
+    page.fill(".composer textarea", "hello 4000 rate 100")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".tokens [data-i='20']")
+    page.get_by_role("button", name="Stop").click()
+    answered(page)
+    count = page.locator(".tokens .t").count()
+    assert 20 < count < 4000
+    assert page.get_by_text("Stopped by you.").is_visible()
+    say(page, "and on 3")
+    assert page.locator(".turn.answer").count() == 2
+
+
+def test_an_edited_turn_is_a_branch_beside_the_old_one(page: Page):
+    say(page, "first 6")
+    page.get_by_role("button", name="Edit").click()
+    page.get_by_label("Edit what was said").fill("second 8")
+    page.get_by_role("button", name="Send again").click()
+    answered(page)
+    assert page.locator(".said-text").inner_text() == "second 8"
+    assert page.locator(".tokens .t").count() == 9
+    page.get_by_role("button", name="Branch before").click()
+    assert page.locator(".said-text").inner_text() == "first 6"
+    assert page.locator(".tokens .t").count() == 7
+
+
+def test_again_answers_the_same_turn_with_another_seed(page: Page):
+    asked = sent(page)
+    say(page, "first 6")
+    page.get_by_role("button", name="Again").click()
+    page.wait_for_selector(".siblings:has-text('2/2')")
+    answered(page)
+    one, two = [body for path, body in asked if path == "/v1/chat/completions"]
+    assert one["messages"] == two["messages"]
+    assert one["seed"] != two["seed"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [("hello fail", "The engine is gone."), ("hello refuse", "temperature must lie between 0 and 1000000, got -1.0")],
+)
+def test_what_fails_is_said(page: Page, words: str, message: str):
+    say(page, words, whole=False)
+    assert page.locator(".error").inner_text() == message
+    say(page, "and now 4")
+    assert page.locator(".turn.answer").last.locator(".t").count() == 5
+
+
+def test_a_tool_is_called_and_its_result_goes_back(page: Page):
+    asked = sent(page)
+    say(page, "tool")
+    assert page.get_by_text("Calls a tool.").is_visible()
+    assert page.locator(".section.tool .t").count() > 2
+    page.fill(".composer textarea", "20 degrees 5")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".turn.answer >> nth=1")
+    answered(page)
+    messages = [body for path, body in asked if path == "/v1/chat/completions"][1]["messages"]
+    assert messages[1]["tool_calls"][0]["function"]["name"] == "get_weather"
+    assert json.loads(messages[1]["tool_calls"][0]["function"]["arguments"]) == {"city": "Paris", "unit": "celsius"}
+    assert messages[2] == {"role": "tool", "tool_call_id": "call_1", "content": "20 degrees 5"}
+
+
+def test_a_key_is_asked_for_and_stays_in_the_tab(open_page: Callable[..., Page]):
+    with Served(fake_server.create("secret"), a_port()) as served:
+        page = open_page(served.url)
+        asked: list[Any] = []
+        page.on("request", lambda request: asked.append(request.headers.get("authorization")))
+        page.get_by_role("dialog").get_by_label("API key").fill("wrong")
+        page.get_by_role("button", name="Use this key").click()
+        page.wait_for_selector("text=The server did not take this key.")
+        page.get_by_role("dialog").get_by_label("API key").fill("secret")
+        page.get_by_role("button", name="Use this key").click()
+        page.get_by_role("dialog").wait_for(state="detached")
+        page.wait_for_selector(".model:has-text('fake')")
+        say(page, "hello 5")
+        assert asked[-1] == "Bearer secret"
+        assert page.evaluate("() => JSON.stringify(localStorage)").count("secret") == 0
+        assert page.evaluate("() => document.cookie") == ""
+        assert "secret" not in page.url

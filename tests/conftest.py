@@ -19,7 +19,7 @@ from tailrace import kernels
 from tailrace.config import ModelConfig
 from tailrace.models import resolve
 
-pytest_plugins = ["cpu_seconds", "examples"]
+pytest_plugins = ["budget", "cpu_seconds", "examples", "few"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

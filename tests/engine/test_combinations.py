@@ -130,6 +130,7 @@ def name_of(case: Case) -> str:
 # ---- token for token
 
 
+@pytest.mark.few(24)
 @pytest.mark.parametrize("case", covering(2), ids=name_of)
 def test_any_two_together(lab, case):
     lab.compare(case)
@@ -179,6 +180,7 @@ def test_all_of_them_together(lab, rule, drafter):
 # ---- aborts
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("world", ["roomy", "tight"])
 @pytest.mark.parametrize("drafter", FACTORS["drafter"])
 def test_aborts_at_every_step_leave_nothing_and_disturb_nobody(lab, drafter, world):
@@ -286,6 +288,7 @@ def p_value(count: int, world: str, drafter: str, rule: str, asked: str, grammar
     return laws.p_value(list(laws.drawn(made, count, drafter, rule, asked, grammars, seed)), laws.law_of(made, asked))
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("world", "drafter", "rule", "asked"), QUICK)
 def test_the_law_over_several_steps(small_grammars, world, drafter, rule, asked):
     assert p_value(DRAWN.get(asked, FEWEST), world, drafter, rule, asked, small_grammars) > ALPHA
@@ -500,6 +503,7 @@ def noise_that_serves_twice(patch) -> None:
     patch.setattr(verify, "kernels", SimpleNamespace(uniform=uniform))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("fault", "law"),
     [

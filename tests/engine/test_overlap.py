@@ -83,6 +83,7 @@ def test_crowds_meet_everything(grammars):
     assert {"stop", "length", "abort"} <= set().union(*(c.finished for c in counters))
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("ruled", [False, True])
 @pytest.mark.parametrize("guided", [False, True])
@@ -132,6 +133,7 @@ def test_steps_overlap_when_the_drafter_is_given_up():
 # ---- aborts and ends
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("kind", ["nothing", "n", "guided", "grammar", "banned", "thinking", "forced"])
 def test_an_abort_between_any_two_steps(grammars, kind):
     case = Case()

@@ -88,6 +88,7 @@ def test_crowds_meet_everything(grammars, name):
     assert sum(c.drafted_tokens - c.accepted_tokens for c in found) > 20
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("name", NAMES)
 def test_combinations_are_told_the_same(grammars, name, world, monkeypatch):
@@ -101,6 +102,7 @@ def test_combinations_are_told_the_same(grammars, name, world, monkeypatch):
         assert found.told == expected.told
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("drafter", ["oracle", "draft model"])
 @pytest.mark.parametrize("kind", ["nothing", "n", "guided", "grammar", "banned", "thinking", "forced"])
 def test_an_abort_between_any_two_steps(grammars, kind, drafter):
@@ -338,6 +340,7 @@ def assumptions_stay(patch) -> None:
     patch.setattr(LaunchedDraws, "undo_assumptions", lambda self: None)
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     "fault",
     [

@@ -141,6 +141,7 @@ def stories(grammars, name, drafter=None, **asked):
     return {key: (s.tokens, s.logprobs, s.end) for key, s in found.items()}, harness
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(
     ("name", "asked"),
     [

@@ -159,7 +159,7 @@ WALKED = [  # each form in one of the ways, others for the next; the rest with t
 ]
 
 
-@pytest.mark.few
+@pytest.mark.few(9)
 @pytest.mark.parametrize(("form", "how"), WALKED)
 def test_every_text_of_the_grammar_is_read_as_calls_that_fit(form, how):
     """Random texts out of the grammar's own masks."""

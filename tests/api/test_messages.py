@@ -339,6 +339,7 @@ async def test_the_stream_has_the_input_of_the_whole_message(tokenizer, argument
         assert ("INVALID_JSON" in inputs[0]) == (arguments in BROKEN)
 
 
+@pytest.mark.few(20)
 @pytest.mark.parametrize(
     ("fields", "param"),
     [

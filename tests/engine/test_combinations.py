@@ -136,6 +136,7 @@ def test_any_two_together(lab, case):
     lab.compare(case)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("ruled", [False, True])
 @pytest.mark.parametrize("guided", [False, True])
 @pytest.mark.parametrize("drafter", DRAFTERS)

@@ -105,6 +105,7 @@ def wrong_match(monkeypatch):
     )
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("fault", [faulty_copy, no_copy_on_write, wrong_match])
 def test_planted_faults_are_seen(fault, monkeypatch):
     """With tokens drawn apart (seeded, n = 3), siblings that write into one block disturb each other."""

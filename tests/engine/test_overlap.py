@@ -33,7 +33,7 @@ from tailrace.runners.scripted import ScriptedRunner, SuccessorRunner
 from tailrace.sampling.sampler import Pending, Sampler
 from tailrace.wire.messages import Abort, Failed, Finished
 
-CROWDS = range(60)
+CROWDS = range(24)
 PATIENCE_S = 20.0
 
 

@@ -88,6 +88,7 @@ def test_history_grows_and_is_taken_back(world):
     world.steps(2)
 
 
+@pytest.mark.long
 @QUIET
 def test_slots_change_hands(world):
     names = list(ASKED)
@@ -132,6 +133,7 @@ def test_a_row_is_the_same_bits_alone_and_in_company():
     assert repr(company.logprobs[2]) == repr(alone.logprobs[0])
 
 
+@pytest.mark.few(3)
 @QUIET
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("vocab", [V, 5])

@@ -22,8 +22,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before -m picks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("lf", False):
-        return  # what failed runs again, all of it
+    if config.getoption("lf", False) and config.cache.get("cache/lastfailed", {}):
+        config.option.markexpr = ""  # what failed runs again, whichever of its test's cases it is
+        return
     crowds: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
         if item.get_closest_marker("few") and not item.get_closest_marker("long"):

@@ -65,8 +65,15 @@ def test_the_rest_is_long(pytester, picked, passed, failed):
     pytester.runpytest("-p", "few", "-m", picked).assert_outcomes(
         passed=passed, failed=failed, deselected=15 - passed - failed
     )
-    if picked == "":  # both fail again, of which few keeps one
-        pytester.runpytest("-p", "few", "-m", "not long", "--last-failed").assert_outcomes(failed=2)
+    again = pytester.runpytest("-p", "few", "-m", picked, "--last-failed")  # also those of which few keeps one
+    again.assert_outcomes(failed=failed)
+
+
+def test_what_failed_runs_again_whatever_is_asked_for(pytester):
+    pytester.makepyfile(CROSSED)
+    pytester.runpytest("-p", "few").assert_outcomes(passed=13, failed=2)
+    for picked in ("long", "not long"):
+        pytester.runpytest("-p", "few", "-m", picked, "--last-failed").assert_outcomes(failed=2)
 
 
 def test_what_comes_too_late_is_left_out_loudly(pytester):

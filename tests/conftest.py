@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 from collections.abc import Callable
@@ -29,6 +30,12 @@ pytest_plugins = ["budget", "cpu_seconds", "examples", "few"]
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--golden-update", action="store_true", help="write tests/api/golden anew instead of comparing")
+
+
+def pytest_collection_finish() -> None:
+    """What is imported and collected stays: the garbage collector need not walk through it again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

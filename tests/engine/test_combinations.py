@@ -266,7 +266,7 @@ QUICK = [
     ("late", "draft model", "block", "penalties"),
     ("random", "dense", "rejection", "all"),
     ("random", "dense", "block", "guidance"),
-    ("random", "dense", "rejection", "grammar"),
+    pytest.param("random", "dense", "rejection", "grammar", marks=pytest.mark.long),
     ("random", "dense", "block", "min_tokens"),
     ("random", "draft model", "rejection", "penalties"),
     ("random", "one-hot", "rejection", "min_p, bias"),
@@ -289,7 +289,7 @@ def p_value(count: int, world: str, drafter: str, rule: str, asked: str, grammar
     return laws.p_value(list(laws.drawn(made, count, drafter, rule, asked, grammars, seed)), laws.law_of(made, asked))
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("world", "drafter", "rule", "asked"), QUICK)
 def test_the_law_over_several_steps(small_grammars, world, drafter, rule, asked):
     assert p_value(DRAWN.get(asked, FEWEST), world, drafter, rule, asked, small_grammars) > ALPHA

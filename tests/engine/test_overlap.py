@@ -33,7 +33,8 @@ from tailrace.runners.scripted import ScriptedRunner, SuccessorRunner
 from tailrace.sampling.sampler import Pending, Sampler
 from tailrace.wire.messages import Abort, Failed, Finished
 
-CROWDS = range(24)
+# of 0 … 59, those that meet preemption, rewinds, reuse or guesses that stand, and two that don't
+CROWDS = (0, 1, 3, 4, 5, 14, 17, 18, 21, 29, 31, 32, 39, 42, 43, 46, 49, 51, 54, 57)
 PATIENCE_S = 20.0
 
 

@@ -33,7 +33,7 @@ from tailrace.sampling.sampler import Pending
 from tailrace.wire.messages import Abort
 
 NAMES = [name for name in DRAFTERS if name not in ("none", "dense")]
-CROWDS = range(10)
+CROWDS = (0, 1, 2, 3, 4, 14, 18)  # in which each drafter meets what test_crowds_meet_everything counts
 OFF = Speculation(max_drafts=0)
 ALPHA = 1e-4
 
@@ -74,7 +74,7 @@ def test_a_crowd_is_told_the_same_whoever_drafts(grammars, seed, name):
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("first", range(100, 600, 50))
+@pytest.mark.parametrize("first", range(0, 600, 50))
 def test_many_crowds_are_told_the_same_whoever_drafts(grammars, first, name):
     assert [seed for seed in range(first, first + 50) if not both(grammars, seed, name)[0]] == []
 

@@ -149,6 +149,7 @@ def test_malformed_frames_do_no_harm():
     client.close()
 
 
+@pytest.mark.long
 def test_the_address_is_private_and_removed():
     client = SyncClient(SLOW)
     client.start()

@@ -417,7 +417,7 @@ MODES = ("raw", "processed")
 RAW = ("greedy", "temperature", "allowed")
 
 
-@pytest.mark.few(50)
+@pytest.mark.few(30)
 @QUIET
 @pytest.mark.parametrize(
     ("name", "mode", "backend", "vocab", "kinds"),

@@ -103,6 +103,7 @@ def test_slots_change_hands(world):
     world.steps(2)
 
 
+@pytest.mark.long
 @QUIET
 def test_what_is_forced_comes_at_once(world):
     world.step()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported; servers that tests start inherit it
 
@@ -19,11 +22,20 @@ from tailrace import kernels
 from tailrace.config import ModelConfig
 from tailrace.models import resolve
 
-pytest_plugins = ["cpu_seconds", "examples"]
+if TYPE_CHECKING:
+    from tailrace.runners.base import ModelRunner
+
+pytest_plugins = ["budget", "cpu_seconds", "examples", "few"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--golden-update", action="store_true", help="write tests/api/golden anew instead of comparing")
+
+
+def pytest_collection_finish() -> None:
+    """What is imported and collected stays: the garbage collector need not walk through it again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -37,6 +49,22 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def model_folder() -> Path:
     """The default model's folder in the user's own cache: fetched and converted by the first test that asks."""
     return resolve(ModelConfig(), progress=False).folder
+
+
+@pytest.fixture(scope="session")
+def reference_of(model_folder: Path) -> Callable[[str], Any]:
+    """transformers' default model in a dtype, loaded once."""
+    from transformers import AutoModelForCausalLM
+
+    return cache(lambda dtype: AutoModelForCausalLM.from_pretrained(model_folder, dtype=getattr(torch, dtype)).eval())
+
+
+@pytest.fixture(scope="session")
+def runner_of(model_folder: Path) -> Callable[[str], ModelRunner]:
+    """Our runner of the default model in a dtype, loaded once. Who makes an engine of it ends the one before."""
+    from tailrace.runners import load_runner
+
+    return cache(lambda dtype: load_runner(ModelConfig(dtype=dtype, threads=1), model_folder, block_size=16))
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""How many examples hypothesis tries: in `make test` a quarter, in `make test-long` all, always the same ones; by the
+"""How many examples hypothesis tries: in `make test` an eighth, in `make test-long` all, always the same ones; by the
 profile `search` all, others each time."""
 
 from __future__ import annotations
@@ -12,5 +12,5 @@ settings.load_profile("quick")  # --hypothesis-profile=long comes later
 
 
 def examples(most: int) -> int:
-    """Of `most` what the profile in force tries, 25 at least."""
-    return min(most, max(most // 4, 25)) if settings.get_current_profile_name() == "quick" else most
+    """Of `most` what the profile in force tries, 12 at least."""
+    return min(most, max(most // 8, 12)) if settings.get_current_profile_name() == "quick" else most

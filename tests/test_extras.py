@@ -10,6 +10,8 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Mapping
+from functools import cache
 from importlib.metadata import packages_distributions, requires
 from pathlib import Path
 
@@ -72,13 +74,19 @@ def closure(names: set[str]) -> set[str]:
     return found
 
 
+@cache
+def installed() -> Mapping[str, list[str]]:
+    """Each top-level module, and the distributions that it may come from: read once, it takes half a second."""
+    return packages_distributions()
+
+
+@cache
 def core_modules() -> list[str]:
     """The top-level modules of an environment in which the core's dependencies are installed, and nothing else."""
     there = closure(CORE)
-    owners = packages_distributions()
     return sorted(
         {"tailrace", "__main__", "torchgen", "functorch"}
-        | {module for module, owned in owners.items() if any(canonicalize_name(name) in there for name in owned)}
+        | {module for module, owned in installed().items() if any(canonicalize_name(name) in there for name in owned)}
     )
 
 
@@ -185,7 +193,7 @@ def brought(extra: str) -> set[str]:
 
 def owners(module: str) -> set[str]:
     """The distributions that a module may come from."""
-    return {canonicalize_name(name) for name in packages_distributions().get(module.partition(".")[0], ())}
+    return {canonicalize_name(name) for name in installed().get(module.partition(".")[0], ())}
 
 
 @pytest.mark.parametrize("extra", EXTRAS)

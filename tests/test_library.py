@@ -47,6 +47,7 @@ def test_the_greedy_row_is_what_transformers_generates(page):
     assert theirs[0, batch.input_ids.shape[1] :].tolist()[: len(mine)] == mine
 
 
+@pytest.mark.long
 @pytest.mark.model
 def test_the_batch_is_four_texts_and_seeds_say_the_same_again(page):
     again = [[] for _ in page["prompts"]]
@@ -71,6 +72,7 @@ def test_texts_end_before_their_stops(page):
     assert texts[3] == page["tokenizer"].decode(ids, skip_special_tokens=True)
 
 
+@pytest.mark.long
 @pytest.mark.model
 def test_drafts_change_speed_alone(page):
     prompt = "The cat sat on the mat. The cat sat on the mat. The cat sat on"

@@ -135,6 +135,7 @@ def test_a_method_that_learns_must_be_declared_so():
         check_state({"mirostat": REFINEMENTS["top_p"]})
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("change", "module", "message"),
     [

@@ -36,6 +36,7 @@ def small_model() -> LlamaForCausalLM:
     return LlamaForCausalLM(config).eval()
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("early", "penalty", "width"),
     [

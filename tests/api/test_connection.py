@@ -186,6 +186,7 @@ MALFORMED = {
 }
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("case", MALFORMED)
 @pytest.mark.parametrize("pieces", [False, True], ids=["at once", "in pieces"])
 def test_what_is_no_request_is_refused_in_our_shape(door, case, pieces):

@@ -87,8 +87,10 @@ def test_case_25_200_disconnects_leave_nothing(tokenizer, free_port):
             async with gate:
                 path, body = bodies(rng)
                 asks = rng.choice([1, 1, 1, rng.random()])  # some leave before they have asked
-                how = Leaving(rng.uniform(0, 0.4), rng.choice([1, 300, math.inf]), asks, reset=rng.random() < 0.5)
-                return await leave(port, path, body, how)
+                after_s, after_bytes = rng.uniform(0, 0.4), rng.choice([1, 300, math.inf])
+                if body["stream"] and asks == 1 and after_bytes < math.inf:
+                    after_s = 300.0  # a third of them waits for what it came for, however busy the machine is
+                return await leave(port, path, body, Leaving(after_s, after_bytes, asks, reset=rng.random() < 0.5))
 
         return await asyncio.gather(*(one() for _ in range(DISCONNECTS)))
 
@@ -96,8 +98,8 @@ def test_case_25_200_disconnects_leave_nothing(tokenizer, free_port):
         got = asyncio.run(storm())
         wait_until_idle(client, app.state.front.default.open_requests)
         assert client.engine.stats().finished.keys() <= {"abort"}  # none of them ended otherwise
-        assert client.engine.stats().finished["abort"] > DISCONNECTS / 2
-        assert 20 < sum(1 for n in got if n) < DISCONNECTS  # some left before, some after the first byte
+        assert client.engine.stats().finished["abort"] > DISCONNECTS / 5
+        assert DISCONNECTS / 5 < sum(1 for n in got if n) < DISCONNECTS  # some left before, some after the first byte
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -113,6 +113,7 @@ def test_one_that_dies_is_replaced_and_its_requests_end(launch):
         assert server.http.post("/v1/completions", json=ENDLESS | {"stream": False, "max_tokens": 3}).status_code == 200
 
 
+@pytest.mark.long
 def test_a_drain_lets_all_of_them_finish(launch, capfd):
     with launch(front_ends=FRONT_ENDS, drain_timeout_s=20) as server:
         engine, others = ready(server)

@@ -327,7 +327,8 @@ def folders(tmp_path, monkeypatch) -> Callable[[], set[str]]:
     return lambda: {path.name for path in base.glob("tailrace-*") if (path / "engine").exists()}
 
 
-@pytest.mark.parametrize("front_ends", [pytest.param(1, marks=pytest.mark.long), 2])
+@pytest.mark.long
+@pytest.mark.parametrize("front_ends", [1, 2])
 def test_whole_servers(launch, folders, front_ends):
     with launch(front_ends=front_ends, models=BOTH) as server:
         server.until(200)
@@ -379,6 +380,7 @@ def test_a_stop_leaves_nothing(launch, folders):
         assert not folders()
 
 
+@pytest.mark.long
 def test_one_that_fails_at_start_stops_the_server(launch, capfd):
     with launch(models={"one": "scripted:count:5", "bad": "scripted:nothing"}) as server:
         assert server.process.wait(300) == 1

@@ -40,6 +40,7 @@ def test_drain_lets_finish_what_can_and_ends_the_rest(launch):
         assert server.health() == 0
 
 
+@pytest.mark.long
 def test_a_second_signal_does_not_wait(launch):
     with launch(drain_timeout_s=3600) as server:
         server.until(200)

@@ -170,6 +170,7 @@ ODD: dict[str, tuple[Any, list[Any]]] = {
 }
 
 
+@pytest.mark.few(54)
 @pytest.mark.parametrize("how", ["text", "token", "special"])
 @pytest.mark.parametrize("form", [form for form in TOOL_FORMATS if form not in (*TREES, "kimi_k3")])
 @pytest.mark.parametrize("kind", ODD)
@@ -338,6 +339,7 @@ AROUND = {
 }
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize("form", AROUND)
 @pytest.mark.parametrize(
     ("fields", "value", "forced"),
@@ -374,6 +376,7 @@ def test_schemas_as_pydantic_writes_them(form, fields, value, forced):
             Asked.model_validate_json(arguments)
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize("form", TOOL_FORMATS)
 def test_an_optional_model_can_be_forced(form):
     asked = [tool("f", Asked.model_json_schema())]

@@ -7,10 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from cli.test_commands import tailrace
 from tailrace.cli.bench import BENCHES
 
 
+@pytest.mark.long
 def test_every_case_of_the_sampler_on_a_gpu_runs(tmp_path):
     found = tmp_path / "found.json"
     done = tailrace(
@@ -46,6 +49,7 @@ def test_without_a_gpu_it_says_so():
     assert "sees no GPU" in done.stderr
 
 
+@pytest.mark.long
 def test_the_abuse_bench_names_what_each_input_costs(tmp_path):
     found = tmp_path / "found.json"
     done = tailrace("bench", "abuse", "--only", "orders", "--peace-s", "1", "--json", str(found))

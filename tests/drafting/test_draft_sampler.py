@@ -216,11 +216,13 @@ def law_of_verified(rule: str, count: int) -> float:
     return float(stats.chi2.sf(sum((found[pair] - e) ** 2 / e for pair, e in law.items()), len(law) - 1))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 def test_verified_drafts_have_the_targets_law(rule):
     assert law_of_verified(rule, 8000) > ALPHA
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("stream", [ACCEPT_STREAM, ACCEPT_STREAM - 1])
 def test_noise_shared_with_verification_is_seen(stream, monkeypatch):
     """The first or the second draft's noise is the acceptance's own."""

@@ -100,6 +100,7 @@ def by_kernels_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---- q
 
 
+@pytest.mark.few(28)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", FIELDS)
 def test_q_is_the_references_distribution(name, dtype, monkeypatch):
@@ -207,6 +208,7 @@ def p_value(tokens: list[int], q: torch.Tensor) -> float:
 
 
 # one block of candidates, some, and the whole row
+@pytest.mark.few(1)
 @pytest.mark.parametrize("fields", [{"top_k": 40}, {"top_p": 0.98}, {"temperature": 0.8}])
 def test_tokens_follow_q(fields):
     tokens, q = drafts_at_once(fields, 6000)

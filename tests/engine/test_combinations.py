@@ -131,11 +131,13 @@ def name_of(case: Case) -> str:
 # ---- token for token
 
 
+@pytest.mark.few(24)
 @pytest.mark.parametrize("case", covering(2), ids=name_of)
 def test_any_two_together(lab, case):
     lab.compare(case)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("ruled", [False, True])
 @pytest.mark.parametrize("guided", [False, True])
 @pytest.mark.parametrize("drafter", DRAFTERS)
@@ -180,6 +182,7 @@ def test_all_of_them_together(lab, rule, drafter):
 # ---- aborts
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("world", ["roomy", "tight"])
 @pytest.mark.parametrize("drafter", FACTORS["drafter"])
 def test_aborts_at_every_step_leave_nothing_and_disturb_nobody(lab, drafter, world):
@@ -264,7 +267,7 @@ QUICK = [
     ("late", "draft model", "block", "penalties"),
     ("random", "dense", "rejection", "all"),
     ("random", "dense", "block", "guidance"),
-    ("random", "dense", "rejection", "grammar"),
+    pytest.param("random", "dense", "rejection", "grammar", marks=pytest.mark.long),
     ("random", "dense", "block", "min_tokens"),
     ("random", "draft model", "rejection", "penalties"),
     ("random", "one-hot", "rejection", "min_p, bias"),
@@ -287,6 +290,7 @@ def p_value(count: int, world: str, drafter: str, rule: str, asked: str, grammar
     return laws.p_value(list(laws.drawn(made, count, drafter, rule, asked, grammars, seed)), laws.law_of(made, asked))
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("world", "drafter", "rule", "asked"), QUICK)
 def test_the_law_over_several_steps(small_grammars, world, drafter, rule, asked):
     assert p_value(DRAWN.get(asked, FEWEST), world, drafter, rule, asked, small_grammars) > ALPHA
@@ -501,6 +505,7 @@ def noise_that_serves_twice(patch) -> None:
     patch.setattr(verify, "kernels", SimpleNamespace(uniform=uniform))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("fault", "law"),
     [

@@ -32,6 +32,7 @@ WORLDS = {
 }
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("world", WORLDS)
 def test_outputs_are_those_of_running_alone(world):
     harness = Harness(**WORLDS[world])
@@ -49,6 +50,7 @@ def test_outputs_are_those_of_running_alone(world):
     assert (stats.cached_tokens > 0) == (world not in ("no prefix reuse",))
 
 
+@pytest.mark.few(1)
 @settings(max_examples=examples(60), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_random_lives(data):
@@ -103,6 +105,7 @@ def wrong_match(monkeypatch):
     )
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("fault", [faulty_copy, no_copy_on_write, wrong_match])
 def test_planted_faults_are_seen(fault, monkeypatch):
     """With tokens drawn apart (seeded, n = 3), siblings that write into one block disturb each other."""

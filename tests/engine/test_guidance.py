@@ -37,6 +37,7 @@ def guided(prompt: list[int], negative: list[int], scale: float, count: int) -> 
     return output
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("scale", [0.0, 0.5, 1.5, 4.0])
 @pytest.mark.parametrize("budget", [3, 17, 64])
 def test_it_is_the_two_pass_computation(scale, budget):

@@ -33,7 +33,8 @@ from tailrace.runners.scripted import ScriptedRunner, SuccessorRunner
 from tailrace.sampling.sampler import Pending, Sampler
 from tailrace.wire.messages import Abort, Failed, Finished
 
-CROWDS = range(60)
+# of 0 … 59, those that meet preemption, rewinds, reuse or guesses that stand, and two that don't
+CROWDS = (0, 1, 3, 4, 5, 14, 17, 18, 21, 29, 31, 32, 39, 42, 43, 46, 49, 51, 54, 57)
 PATIENCE_S = 20.0
 
 
@@ -83,6 +84,7 @@ def test_crowds_meet_everything(grammars):
     assert {"stop", "length", "abort"} <= set().union(*(c.finished for c in counters))
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("ruled", [False, True])
 @pytest.mark.parametrize("guided", [False, True])
@@ -132,6 +134,7 @@ def test_steps_overlap_when_the_drafter_is_given_up():
 # ---- aborts and ends
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("kind", ["nothing", "n", "guided", "grammar", "banned", "thinking", "forced"])
 def test_an_abort_between_any_two_steps(grammars, kind):
     case = Case()

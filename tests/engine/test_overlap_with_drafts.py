@@ -33,7 +33,7 @@ from tailrace.sampling.sampler import Pending
 from tailrace.wire.messages import Abort
 
 NAMES = [name for name in DRAFTERS if name not in ("none", "dense")]
-CROWDS = range(19)
+CROWDS = (0, 1, 2, 3, 4, 14, 18)  # in which each drafter meets what test_crowds_meet_everything counts
 OFF = Speculation(max_drafts=0)
 ALPHA = 1e-4
 
@@ -74,7 +74,7 @@ def test_a_crowd_is_told_the_same_whoever_drafts(grammars, seed, name):
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("first", range(100, 600, 50))
+@pytest.mark.parametrize("first", range(0, 600, 50))
 def test_many_crowds_are_told_the_same_whoever_drafts(grammars, first, name):
     assert [seed for seed in range(first, first + 50) if not both(grammars, seed, name)[0]] == []
 
@@ -88,6 +88,7 @@ def test_crowds_meet_everything(grammars, name):
     assert sum(c.drafted_tokens - c.accepted_tokens for c in found) > 20
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("name", NAMES)
 def test_combinations_are_told_the_same(grammars, name, world, monkeypatch):
@@ -101,6 +102,7 @@ def test_combinations_are_told_the_same(grammars, name, world, monkeypatch):
         assert found.told == expected.told
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("drafter", ["oracle", "draft model"])
 @pytest.mark.parametrize("kind", ["nothing", "n", "guided", "grammar", "banned", "thinking", "forced"])
 def test_an_abort_between_any_two_steps(grammars, kind, drafter):
@@ -132,7 +134,7 @@ def test_an_abort_between_any_two_steps(grammars, kind, drafter):
     ("world", "drafter", "rule", "asked"),
     [
         ("late", "dense", "block", "nothing"),
-        ("random", "dense", "rejection", "grammar"),
+        pytest.param("random", "dense", "rejection", "grammar", marks=pytest.mark.long),
         ("random", "draft model", "rejection", "penalties"),
         pytest.param("random", "one-hot", "rejection", "min_tokens", marks=pytest.mark.long),
         pytest.param("random", "draft model", "block", "all", marks=pytest.mark.long),
@@ -338,6 +340,7 @@ def assumptions_stay(patch) -> None:
     patch.setattr(LaunchedDraws, "undo_assumptions", lambda self: None)
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     "fault",
     [

@@ -24,6 +24,7 @@ def ends_at(push, tokens: list[int]) -> int | None:
     return next((i for i, token in enumerate(tokens) if push(token)), None)
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("name", ALL)
 @settings(max_examples=examples(100), deadline=None)
 @given(st.data())

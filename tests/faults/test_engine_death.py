@@ -11,6 +11,8 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 from tailrace.config import CacheConfig, EngineConfig, ModelConfig
 from tailrace.params import SamplingParams
 from tailrace.wire.async_client import AsyncClient
@@ -63,6 +65,7 @@ async def test_kill_9_under_load_ends_every_stream():
     assert not alive(pid)
 
 
+@pytest.mark.long
 async def test_a_restarted_engine_serves_again():
     client = AsyncClient(SLOW)
     await client.start()
@@ -146,6 +149,7 @@ def test_malformed_frames_do_no_harm():
     client.close()
 
 
+@pytest.mark.long
 def test_the_address_is_private_and_removed():
     client = SyncClient(SLOW)
     client.start()

@@ -83,7 +83,8 @@ def test_the_corpus_is_large_and_diverse():
     assert {record["source"] for record in RECORDS} == {"bfcl-eval", "schemastore", "check-jsonschema"}
 
 
-def test_what_is_written_validates(model_folder: Path):
-    accepted, unclosed = run(library_of(model_folder), RECORDS)
-    assert accepted >= 210
+@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.long)])
+def test_what_is_written_validates(model_folder: Path, every: int):
+    accepted, unclosed = run(library_of(model_folder), RECORDS[::every])
+    assert accepted >= 210 // every
     assert unclosed <= 0.02 * accepted

@@ -15,6 +15,7 @@ SHORT = {"\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 ODD = [*map(chr, range(1, 32)), "\x7f", "\u2028", "\u2029", "\x85", "\ufeff", '"', "\\", "/", "é", "😀", "\ud800"]
 
 
+@pytest.mark.few(70)
 @pytest.mark.parametrize("odd", ODD, ids=lambda odd: f"{ord(odd):04X}")
 @pytest.mark.parametrize("kind", ["const", "enum", "deep", "pattern", "class"])
 def test_an_odd_character_is_written_as_json_requires_or_refused(odd: str, kind: str):

@@ -139,6 +139,7 @@ def test_fifty_at_once_and_equal_ones_together(service: Grammars):
     assert not any(future.cancel() for future in futures)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_bomb_is_refused_and_costs_this_process_nothing(service: Grammars, name: str):
     service.compile(number(99)).result(120)  # the library is there before memory is measured

@@ -82,6 +82,7 @@ OPTIONS = (
 )
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("dtype", "options"),
     [
@@ -95,6 +96,7 @@ def test_a_mixed_batch(dtype, options):
     agree(Scene(CONTEXTS, dtype=dtype), **options)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dims", [(48, 32), (20, 36)])
 def test_values_of_another_width(dims):
     sinks = torch.tensor([0.5, -3.0, 1.0, -0.5], device=DEVICE)
@@ -111,6 +113,7 @@ SHAPES = (
 )
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("dtype", "heads", "dim", "size"),
     [

@@ -35,6 +35,7 @@ def test_philox_known_answers(backend, counter, key, expected):
     assert tuple(int(word) for word in out) == expected
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("key", [0, 1, -1, 2**63 - 1, -(2**63), 123456789012345])
 @pytest.mark.parametrize("position", [0, 1, 2**31, 2**40 + 5])
 def test_backends_agree(key, position):

@@ -127,6 +127,7 @@ def test_the_key_follows_content_time_and_dtype(tmp_path: Path):
     assert converted_folder(moved, tmp_path, "bfloat16", "a") == key()
 
 
+@pytest.mark.long
 def test_killed_half_way_then_made_by_two_at_once(tiny: Path, tmp_path: Path):
     """One test, as conversions take seconds: killed half-way, repeated by two processes at once, found again."""
     cache = tmp_path / "cache"

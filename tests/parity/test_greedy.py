@@ -1,9 +1,9 @@
 """Greedy tokens equal transformers' `generate`, however the engine schedules the work.
 
-Twenty prompts of different lengths (in `make test` five, and four in bfloat16); alone, batched together, with chunked
-prefill, with prefix reuse, with preemption forced by a tiny cache, and with n = 3. In float32 the tokens must be equal;
-in bfloat16 two arithmetic orders may part at a near-tie, so a divergence is allowed only where transformers' own logits
-put the two tokens closer than BF16_MARGIN, and every one is printed with its margin.
+Twenty prompts of different lengths (in `make test` five, in float32 and half as far); alone, batched together, with
+chunked prefill, with prefix reuse, with preemption forced by a tiny cache, and with n = 3. In float32 the tokens must
+be equal; in bfloat16 two arithmetic orders may part at a near-tie, so a divergence is allowed only where transformers'
+own logits put the two tokens closer than BF16_MARGIN, and every one is printed with its margin.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from tailrace.config import CacheConfig, ModelConfig, SchedulerConfig
+from tailrace.config import CacheConfig, SchedulerConfig
 from tailrace.engine.engine import Engine
 from tailrace.models import describe
 from tailrace.params import SamplingParams
-from tailrace.runners import load_runner
 from tailrace.wire.in_process_client import InProcessClient
 from tailrace.wire.messages import Failed, Finished, Tokens
 
@@ -56,17 +55,30 @@ WORLDS = {
 
 
 LENGTHS = (1, 2, 3, 5, 7, 11, 15, 16, 17, 23, 31, 32, 33, 47, 48, 64, 80, 100, 128, 200)
-# dtype, lengths of prompts
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What is asked."""
+
+    dtype: str
+    lengths: tuple[int, ...] = LENGTHS  # of prompts
+    num_tokens: int = NUM_TOKENS
+
+    def greedy(self, n: int = 1) -> SamplingParams:
+        """min_tokens = max_tokens bans EOS throughout, as generate's min_new_tokens does."""
+        return SamplingParams(temperature=0.0, n=n, max_tokens=self.num_tokens, min_tokens=self.num_tokens)
+
+
 SCENES = [
-    pytest.param(("float32", (1, 15, 16, 33, 100)), id="float32, few"),
-    pytest.param(("bfloat16", (15, 31, 33, 100)), id="bfloat16, few"),
-    pytest.param(("float32", LENGTHS), id="float32", marks=pytest.mark.long),
-    pytest.param(("bfloat16", LENGTHS), id="bfloat16", marks=pytest.mark.long),
+    pytest.param(Scene("float32", (1, 15, 16, 33, 100), 8), id="float32, few"),
+    pytest.param(Scene("float32"), id="float32", marks=pytest.mark.long),
+    pytest.param(Scene("bfloat16"), id="bfloat16", marks=pytest.mark.long),
 ]
 
 
 @pytest.fixture(scope="module", params=SCENES)
-def scene(request: pytest.FixtureRequest) -> tuple[str, tuple[int, ...]]:
+def scene(request: pytest.FixtureRequest) -> Scene:
     return request.param
 
 
@@ -75,23 +87,21 @@ def prompts(model_folder: Path, scene) -> list[list[int]]:
     from tailrace.text.tokenizer import Tokenizer
 
     ids = Tokenizer.load(model_folder).encode(SEED_TEXT * 3)
-    return [ids[i * 3 : i * 3 + length] for i, length in enumerate(scene[1])]
+    return [ids[i * 3 : i * 3 + length] for i, length in enumerate(scene.lengths)]
 
 
 @pytest.fixture(scope="module")
-def dtype(scene) -> str:
-    return scene[0]
+def dtype(scene: Scene) -> str:
+    return scene.dtype
 
 
 @pytest.fixture(scope="module")
-def reference(model_folder: Path, dtype: str):
-    from transformers import AutoModelForCausalLM
-
-    return AutoModelForCausalLM.from_pretrained(model_folder, dtype=getattr(torch, dtype)).eval()
+def reference(reference_of, dtype: str):
+    return reference_of(dtype)
 
 
 @pytest.fixture(scope="module")
-def expected(reference, prompts: list[list[int]]) -> list[list[int]]:
+def expected(reference, prompts: list[list[int]], scene: Scene) -> list[list[int]]:
     outputs = []
     for prompt in prompts:
         ids = torch.tensor([prompt])
@@ -99,8 +109,8 @@ def expected(reference, prompts: list[list[int]]) -> list[list[int]]:
             out = reference.generate(
                 ids,
                 attention_mask=torch.ones_like(ids),
-                max_new_tokens=NUM_TOKENS,
-                min_new_tokens=NUM_TOKENS,
+                max_new_tokens=scene.num_tokens,
+                min_new_tokens=scene.num_tokens,
                 do_sample=False,
                 pad_token_id=0,
             )
@@ -109,14 +119,13 @@ def expected(reference, prompts: list[list[int]]) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def engine_parts(model_folder: Path, dtype: str, scene):
+def engine_parts(model_folder: Path, runner_of, scene: Scene):
     """Engines over one loaded runner: loading is the slow part."""
-    runner = load_runner(ModelConfig(dtype=dtype, threads=1), model_folder, block_size=16)
 
     def engine(world: World) -> Engine:
-        blocks = world.num_blocks if scene[1] == LENGTHS else world.few_blocks
+        blocks = world.num_blocks if scene.lengths == LENGTHS else world.few_blocks
         return Engine(
-            runner,
+            runner_of(scene.dtype),
             describe(model_folder, "smollm2"),
             CacheConfig(num_blocks=blocks, prefix_reuse=world.prefix_reuse),
             SchedulerConfig(max_num_seqs=world.max_num_seqs, max_num_batched_tokens=world.max_num_batched_tokens),
@@ -140,11 +149,6 @@ def collect(stream: Iterable) -> dict[int, list[int]]:
     return tokens
 
 
-def greedy(n: int = 1) -> SamplingParams:
-    # min_tokens = max_tokens bans EOS throughout, as generate's min_new_tokens does
-    return SamplingParams(temperature=0.0, n=n, max_tokens=NUM_TOKENS, min_tokens=NUM_TOKENS)
-
-
 def margin(reference, prompt: list[int], theirs: list[int], ours: list[int]) -> float:
     """By how much transformers prefers its token to ours where the two first part; 0 where they don't."""
     at = next((i for i, (a, b) in enumerate(zip(theirs, ours, strict=True)) if a != b), None)
@@ -165,12 +169,14 @@ def check(reference, dtype: str, prompts, expected, outputs: list[list[int]]) ->
             assert abs(margin(reference, prompt, theirs, ours)) <= BF16_MARGIN
 
 
-@pytest.mark.parametrize("name", WORLDS)
-def test_greedy_equals_generate(name, engine_parts, reference, dtype, prompts, expected):
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long if name == "alone" else ()) for name in WORLDS]
+)
+def test_greedy_equals_generate(name, engine_parts, reference, dtype, prompts, expected, scene):
     engine = engine_parts(WORLDS[name])
     client = InProcessClient(engine)
     client.start()
-    streams = [client.submit(prompt, greedy()) for prompt in prompts]
+    streams = [client.submit(prompt, scene.greedy()) for prompt in prompts]
     outputs = [collect(stream)[0] for stream in streams]
     check(reference, dtype, prompts, expected, outputs)
     stats = engine.stats()
@@ -178,16 +184,16 @@ def test_greedy_equals_generate(name, engine_parts, reference, dtype, prompts, e
     if name == "preempted":
         assert stats.preemptions > 0
     if name == "prefix reuse":
-        again = [collect(client.submit(prompt, greedy()))[0] for prompt in prompts]
+        again = [collect(client.submit(prompt, scene.greedy()))[0] for prompt in prompts]
         check(reference, dtype, prompts, expected, again)
         assert engine.stats().cached_tokens > stats.cached_tokens
 
 
-def test_n_3_shares_the_prompt_and_gives_the_same_tokens(engine_parts, reference, dtype, prompts, expected):
+def test_n_3_shares_the_prompt_and_gives_the_same_tokens(engine_parts, reference, dtype, prompts, expected, scene):
     engine = engine_parts(WORLDS["batched"])
     client = InProcessClient(engine)
     client.start()
-    streams = [client.submit(prompt, greedy(n=3)) for prompt in prompts[::4]]
+    streams = [client.submit(prompt, scene.greedy(n=3)) for prompt in prompts[::4]]
     for prompt, theirs, stream in zip(prompts[::4], expected[::4], streams, strict=True):
         tokens = collect(stream)
         assert sorted(tokens) == [0, 1, 2]

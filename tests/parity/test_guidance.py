@@ -13,14 +13,13 @@ import transformers
 from transformers import LogitsProcessorList, UnbatchedClassifierFreeGuidanceLogitsProcessor
 
 from drafting import tiny
-from tailrace.config import CacheConfig, ModelConfig, SchedulerConfig, SpeculationConfig
+from tailrace.config import CacheConfig, SchedulerConfig, SpeculationConfig
 from tailrace.drafting.draft_sampler import DraftSampler
 from tailrace.drafting.model import DraftModel
 from tailrace.drafting.ngram import NGram
 from tailrace.engine.engine import Engine
 from tailrace.kernels.rows import Rows
 from tailrace.params import SamplingParams
-from tailrace.runners import load_runner
 from tailrace.runners.base import Batch, ModelRunner
 from tailrace.sampling import Sampled, Sampler
 from tailrace.sampling.backends.base import Pending
@@ -172,6 +171,7 @@ def both(
     return found
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("scale", [0.0, 0.6, 1.5, 3.0])
 def test_guided_logits_are_those_of_two_passes(runner, folder, reference, prompts, scale, world):
@@ -183,14 +183,12 @@ def test_guided_logits_are_those_of_two_passes(runner, folder, reference, prompt
 
 
 @pytest.mark.model
-def test_guided_logits_of_the_default_model(model_folder):
+def test_guided_logits_of_the_default_model(model_folder, reference_of, runner_of):
     """Its logits reach 40, and thirty layers in float32 add up rounding of their own, without guidance too: the bound
     is relative."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32).eval()
-    runner = load_runner(ModelConfig(dtype="float32", threads=1), model_folder, block_size=16)
     encode = Tokenizer.load(model_folder).encode
     prompts = [(encode(text), tuple(encode(other)) if other else ()) for text, other in TEXTS]
-    for ours, theirs in both(runner, model, prompts, 1.5):
+    for ours, theirs in both(runner_of("float32"), reference_of("float32"), prompts, 1.5):
         assert float((ours - theirs).abs().max()) < BOUND * float(theirs.abs().max())
 
 

@@ -144,6 +144,7 @@ def cache(runner) -> Cache:
     return cache
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "which",
     [[0], [3, 1], [4, 2, 1, 0], *(pytest.param(more, marks=pytest.mark.long) for more in ([0, 1, 2], [0, 1, 2, 3, 4]))],
@@ -252,6 +253,7 @@ class NobodyWaits(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_no_model_waits_for_the_device(name, tmp_path, plain_kernels):
     made = load_runner(ModelConfig(dtype="float32", device=DEVICE.type), save(name, tmp_path), block_size=SIZE)

@@ -51,6 +51,7 @@ def shortened(model, layers: int):
     return short
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_hidden_states_are_those_of_transformers(name, loaded):
     """Two sequences, one in two chunks: what is left after each pass belongs to that pass's tokens."""

@@ -71,6 +71,7 @@ def test_neighbours_and_cuts_do_not_matter(sequences):
     torch.testing.assert_close(torch.cat([first, second, third]), alone, atol=0, rtol=0)
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("rows", [2, 5])
 def test_going_back_leaves_no_trace(sequences, rows):
     """By as many tokens as the ring has entries, less one, after other tokens were computed in their place."""

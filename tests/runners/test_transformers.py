@@ -227,10 +227,10 @@ def test_devices_and_dtypes_that_are_not_there(tmp_path):
 
 
 @pytest.mark.model
-def test_the_default_model_in_bfloat16(model_folder):
+def test_the_default_model_in_bfloat16(model_folder, reference_of):
     ours = load_runner(ModelConfig(threads=1, device="cpu"), model_folder, block_size=SIZE)
     ours.allocate(16)
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.bfloat16).eval()
+    theirs = reference_of("bfloat16")
     prompt = torch.randint(0, 49000, (60,), generator=torch.Generator().manual_seed(1)).tolist()
     with torch.inference_mode():
         expected = theirs(torch.tensor([prompt])).logits[0].float()

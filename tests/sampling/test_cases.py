@@ -111,6 +111,7 @@ def test_case_10_ids_outside_the_vocabulary_are_refused_by_name(name, token):
         Slots(1, V).add(0, SamplingParams(**{name: value}), key=1, prompt=[1])
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "name", ["logit_bias", "stop_token_ids", "allowed_token_ids", "bad_words", "sequence_bias", "stop"]
 )

@@ -81,6 +81,7 @@ def test_each_depth_has_its_rows_law_in_many_draws(rule, dense):
     assert min(p_values(emitted(rule, dense, 2**17))) > ALPHA
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 def test_proposals_of_another_position_are_seen(rule):
     assert min(p_values(emitted(rule, True, 2**12, q_shift=1))) < ALPHA

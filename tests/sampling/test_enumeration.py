@@ -129,6 +129,7 @@ LOSSLESS = [
 ]
 
 
+@pytest.mark.few(20)
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("name", PARAMS)
 @pytest.mark.parametrize(("rule", "dense"), LOSSLESS)

@@ -35,8 +35,9 @@ TINY = 1e-320  # less than the least normal double
 
 
 # What is left out: masses nearer to 1 than sums of floats can tell (top_p 1 − 1e-16), or that a number of equals has
-# exactly (a half of them), denormal logits under a temperature above 1, an entropy below all floats where the unlikely
-# is favoured for it.
+# exactly (a half of them, XTC's threshold of 0.5 among two), denormal logits under a temperature above 1, an entropy
+# below all floats where the unlikely is favoured for it; on a GPU, which of those is nearest to the entropy that lie
+# 1e-29 from one another: its doubles tell them apart where those of the others do not.
 def ends_of(field: Field) -> list:
     """The ends of a range that belong to it and are not neutral."""
     if field.range is None:
@@ -57,7 +58,7 @@ ENDS: dict[str, list[dict]] = {
     "top_a": [{"top_a": a} for a in (TINY, 0.3, 1.0)],
     "epsilon_cutoff": [{"epsilon_cutoff": e} for e in (TINY, 1e-4, 0.4, 0.999999)],
     "eta_cutoff": [{"eta_cutoff": e} for e in (TINY, 1e-4, 0.4, 0.999999)],
-    "xtc": [{"xtc_probability": 1.0, "xtc_threshold": t} for t in (TINY, 0.1, 0.5)],
+    "xtc": [{"xtc_probability": 1.0, "xtc_threshold": t} for t in (TINY, 0.1, 0.45)],
     "tfs_z": [{"tfs_z": z} for z in (0.0, TINY, 0.3, 0.95)],
     "top_h": [{"top_h": h} for h in (TINY, 0.4, 1.0)],
     "min_k": [{"min_k": True, "min_k_tau": t} for t in (0.0, 3.0, 1e3)],
@@ -69,6 +70,9 @@ for name in REFINEMENTS.keys() - ENDS.keys() - {"p_less"}:  # whose bound may be
     ENDS[name] = [
         company(of) | {of: end} for of in switches(name) for end in (*ends_of(FIELDS[of]), example(FIELDS[of]))
     ]
+
+
+NARROW = 4  # the row whose logits lie 1e-29 from one another
 
 
 def rows_of(vocab: int, seed: int) -> torch.Tensor:
@@ -122,8 +126,13 @@ def differing(seed: int, backend: str, tries: int, sizes: tuple[int, ...]) -> li
             Sampler(slots, "reference")(logits, rows),
         )  # pyright: ignore
         assert wanted.status.tolist() == [OK] * (n - 1) + [EMPTY]
+        unsure = backend == "gpu" and params.typical_p < 1e-9
         pairs = zip(found.status.tolist(), found.tokens(), wanted.status.tolist(), wanted.tokens(), strict=True)
-        out += [(vocab, fields, row, *pair) for row, pair in enumerate(pairs) if pair[:2] != pair[2:]]
+        out += [
+            (vocab, fields, row, *pair)
+            for row, pair in enumerate(pairs)
+            if pair[:2] != pair[2:] and not (unsure and row == NARROW)
+        ]
     return out
 
 

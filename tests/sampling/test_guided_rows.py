@@ -54,6 +54,7 @@ def the_same(slots: Slots, backend: str, logits: torch.Tensor, rows: Rows) -> No
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
+@pytest.mark.few(90)
 @QUIET
 @pytest.mark.parametrize(
     ("backend", "name", "vocab", "dtype"),

@@ -36,6 +36,7 @@ PROPOSALS = {
 }
 
 
+@pytest.mark.few(4)
 @QUIET
 @pytest.mark.parametrize(
     ("backend", "step"), [("cpu", 1), ("gpu", 101), pytest.param("gpu", 29, marks=pytest.mark.long)]

@@ -175,6 +175,7 @@ def test_the_same_tokens_on_a_gpu(seed):
     assert compare(slots, logits, rows, backend="gpu") > 5
 
 
+@pytest.mark.few(4)
 @QUIET
 @pytest.mark.parametrize("dense", [False, True])
 @pytest.mark.parametrize("rule", RULES)
@@ -344,6 +345,7 @@ def test_a_mask_is_its_rows_alone(backend):
     assert Sampler(slots, backend)(logits, rows).status.tolist() == [EMPTY]
 
 
+@pytest.mark.few(8)
 @QUIET
 @pytest.mark.parametrize("backend", ["cpu", "reference", "gpu"])
 @pytest.mark.parametrize(

@@ -89,6 +89,7 @@ def test_history_grows_and_is_taken_back(world):
     world.steps(2)
 
 
+@pytest.mark.long
 @QUIET
 def test_slots_change_hands(world):
     names = list(ASKED)
@@ -103,6 +104,7 @@ def test_slots_change_hands(world):
     world.steps(2)
 
 
+@pytest.mark.long
 @QUIET
 def test_what_is_forced_comes_at_once(world):
     world.step()
@@ -133,6 +135,7 @@ def test_a_row_is_the_same_bits_alone_and_in_company():
     assert repr(company.logprobs[2]) == repr(alone.logprobs[0])
 
 
+@pytest.mark.few(3)
 @QUIET
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("vocab", [V, 5])

@@ -29,6 +29,7 @@ def world():
     return slots, logits, drafts, proposals
 
 
+@pytest.mark.few(2)
 @QUIET
 @pytest.mark.parametrize(
     ("backend", "rule"),

@@ -76,6 +76,7 @@ def continued(found: list[tuple[int, ...]], seed: int = 2) -> list[tuple[int, ..
 SIZES = {"cpu": 2**15, "reference": 2000}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("backend", SIZES)
 @pytest.mark.parametrize("dense", [True, False])
 def test_rejection_has_the_law_of_its_formula(backend, dense):
@@ -84,6 +85,7 @@ def test_rejection_has_the_law_of_its_formula(backend, dense):
     assert p_value(found, brute.rejection_law(TARGETS, q)) > ALPHA
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("backend", SIZES)
 @pytest.mark.parametrize("dense", [True, False])
 @pytest.mark.parametrize("rule", ["exact", "rejection", "block"])
@@ -97,6 +99,7 @@ def test_block_verification_accepts_at_least_as_many():
     assert lengths["block"] >= lengths["rejection"]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("rule", ["exact", "rejection", "block", "typical"])
 @pytest.mark.parametrize("dense", [True, False])
 def test_backends_agree(rule, dense):

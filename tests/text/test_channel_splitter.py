@@ -102,7 +102,7 @@ def told(text: str, start: str, form: ReasoningFormat) -> tuple[str, str]:
             start = "closed"
     thought = ""
     if start == "opened":
-        again = re.match(rf"(?:\s|{opening})*", rest)
+        again = re.match(rf"(?:{opening}|\s)*", rest)
         assert again is not None
         thought = re.sub(opening, "", again[0])
         more, ended, rest = next(
@@ -112,7 +112,7 @@ def told(text: str, start: str, form: ReasoningFormat) -> tuple[str, str]:
         thought += more
         if not ended:
             return thought, head
-    doubled = re.match(rf"(?:\s|{closing}|{frame})*", rest)
+    doubled = re.match(rf"(?:{closing}|{frame}|\s)*", rest)  # a mark may begin with a line break
     assert doubled is not None
     lead = re.sub(f"{closing}|{frame}", "", doubled[0])
     return thought, head + lead + re.sub(frame, "", rest[doubled.end() :])

@@ -8,7 +8,7 @@ import typing
 import warnings
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from examples import examples
@@ -338,6 +338,7 @@ def test_what_a_model_writes_is_what_it_calls(name, text, calls, content):
         assert (said, thought) == (content, "")
 
 
+@pytest.mark.few(14)
 @pytest.mark.parametrize("name", TOOL_FORMATS)
 @settings(max_examples=examples(100), deadline=None)
 @given(data=st.data(), places=st.lists(st.integers(0, 10**6), max_size=8))
@@ -410,6 +411,7 @@ def check_witnesses(name: str, text: str) -> None:
     assert sorted(re.findall("⟦\\d+⟧", seen)) == sorted(re.findall("⟦\\d+⟧", text)), seen
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("name", TOOL_FORMATS)
 @settings(max_examples=examples(400), deadline=None)
 @given(data=st.data(), places=st.lists(st.integers(0, 10**6), max_size=8))
@@ -429,7 +431,7 @@ def test_the_laws_of_damaged_outputs_can_fail(monkeypatch):
     """A parser that reads what has come at once, and one that loses a character."""
 
     def seen(law: typing.Callable[[str], None]) -> bool:
-        @settings(max_examples=1000, deadline=None, database=None)
+        @settings(max_examples=1000, deadline=None, database=None, phases=[Phase.generate])  # none is made smaller
         @given(text=damaged("glm4"))
         def run(text: str) -> None:
             law(text)
@@ -475,6 +477,7 @@ WRAPPERS = {
 }
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize("name", TOOL_FORMATS)
 @settings(max_examples=examples(100), deadline=None)
 @given(data=st.data())

@@ -55,7 +55,7 @@ class Kind(NamedTuple):
     right: frozenset[int]
     why: str
     bound_ms: float = 50.0
-    limit_s: float = 30.0
+    limit_s: float = 300.0
 
 
 @dataclass

@@ -44,10 +44,11 @@ class Sampled:
     @property
     def logprobs(self) -> RequestLogprobs:
         """Per request one entry per token, or None where it did not ask."""
-        if self._logprobs is None:
-            make = self.make_logprobs
-            self._logprobs = [None] * len(self.num_tokens) if make is None else make()
-        return self._logprobs
+        made = self._logprobs
+        if made is None:
+            nobody: RequestLogprobs = [None] * len(self.num_tokens)
+            made = self._logprobs = nobody if self.make_logprobs is None else self.make_logprobs()
+        return made
 
     def tokens(self) -> list[list[int]]:
         """What was drawn or accepted, request by request: what `Slots.commit` takes. Nothing where status is not OK."""

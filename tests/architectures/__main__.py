@@ -49,9 +49,11 @@ def judged(model_type: str, own: dict[str, Any], made: Callable[[], None] = lamb
         try:
             write(model_type, own, folder)
         except Exception as error:
+            if model_type in UNMADE:
+                return Outcome("unmade", UNMADE[model_type])
             if CONFIG_MAPPING[model_type]().is_encoder_decoder:
                 return Outcome("refused", f"{model_type} {NOT_CAUSAL}")
-            return Outcome("unmade", UNMADE.get(model_type, line(error)))
+            return Outcome("unmade", line(error))
         return judge(folder, made)
 
 

@@ -19,6 +19,8 @@ from transformers.masking_utils import (
     sliding_window_causal_mask_function,
 )
 
+from architectures.tiny import write
+from architectures.variants import OWN
 from tailrace.config import ModelConfig
 from tailrace.errors import ModelLoadError
 from tailrace.runners import load_runner, probe
@@ -50,6 +52,29 @@ def saved(folder, config):
 
 def load(folder, dtype="float32"):
     return load_runner(ModelConfig(dtype=dtype, threads=1, device="cpu"), folder, block_size=16)
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("roberta", "its first position is not 0"),
+        ("bart", "takes no positions and counts tokens by itself"),
+        ("recurrent_gemma", "keeps more from token to token than keys and values"),
+        ("mpt", "does not go through transformers' attention interface"),
+        ("zamba2", "several may share it"),
+    ],
+)
+def test_why_a_model_is_not_reproduced(kind, why, tmp_path):
+    write(kind, OWN.get(kind, {}), tmp_path)
+    with pytest.raises(ModelLoadError, match=why):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["gemma4", "mllama"])
+def test_of_a_model_that_sees_the_text_is_served(kind, tmp_path):
+    """Its vision tower has layers with the same numbers, and cross attention does nothing without an image."""
+    write(kind, OWN.get(kind, {}), tmp_path)
+    assert load(tmp_path).num_layers in (3, 4)  # type: ignore[attr-defined]
 
 
 @pytest.fixture(scope="module")

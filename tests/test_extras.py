@@ -204,7 +204,7 @@ def test_each_module_of_an_extra_comes_with_it(extra):
 
 def test_the_oldest_versions_are_the_bounds():
     oldest, newest = wanted("oldest"), wanted("newest")
-    assert "msgspec==0.20" in oldest
+    assert "msgspec==0.21" in oldest
     assert all("==" in line or "platform_system" in line for line in oldest)
     assert {canonicalize_name(Requirement(line).name) for line in oldest} >= brought("all") | CORE
     assert any(line.startswith("pyright>=") for line in newest)

@@ -278,6 +278,7 @@ def test_one_that_takes_long_keeps_no_other_waiting():
     made.close()
 
 
+@pytest.mark.long
 def test_a_process_that_was_lost_has_a_successor_before_anybody_asks(service: Grammars):
     service.compile(number(20)).result(120)
     (lost,) = service.pids
@@ -523,6 +524,7 @@ def test_the_line_of_grammars_is_bounded_and_can_be_left(service: Grammars, monk
     service.forget(running)
 
 
+@pytest.mark.long
 def test_a_bomb_that_comes_again_is_refused_at_once(monkeypatch: pytest.MonkeyPatch):
     made = grammars(GrammarConfig(timeout_s=0.3, memory_mib=1024))
     bomb = BOMBS["patterns that all must match"]

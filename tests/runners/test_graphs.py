@@ -144,7 +144,7 @@ def cache(runner) -> Cache:
     return cache
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "which",
     [[0], [3, 1], [4, 2, 1, 0], *(pytest.param(more, marks=pytest.mark.long) for more in ([0, 1, 2], [0, 1, 2, 3, 4]))],

@@ -7,6 +7,8 @@ from __future__ import annotations
 import json
 
 import pytest
+import transformers
+from packaging.version import Version
 from transformers import PreTrainedTokenizerFast
 
 from api.harness import make_tokenizer
@@ -96,6 +98,7 @@ SAME = [
 ]
 
 
+@pytest.mark.skipif(Version(transformers.__version__) < Version("5.20"), reason="passes thoughts by fewer names")
 @pytest.mark.parametrize("source", SAME)
 def test_a_template_renders_as_in_transformers(tmp_path, source):
     make_tokenizer(tmp_path)

@@ -287,6 +287,7 @@ ABANDONED = [
 ]
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("leave", ABANDONED, ids=lambda leave: leave.__name__)
 def test_an_abandoned_stream_gives_back_its_slots_and_blocks(client, leave):
     """Fewer steps than its 3,000 tokens would take say that nobody waited for its end."""

@@ -20,6 +20,7 @@ from sampling import record_laws, test_cases, test_guided_rows, test_mixed
 from tailrace.errors import ParameterError
 from tailrace.explanation import ExplainOptions, Explanation
 from tailrace.kernels.rows import RULES
+from tailrace.options import Watermark
 from tailrace.sampling import Guidance, Rows, Sampler, SamplingParams, Slots, explain, processors, sample
 from tailrace.sampling.backends import BackendName
 from tailrace.sampling.explain import explain_row, what_if
@@ -433,3 +434,21 @@ def test_rows_without_slots_are_explained_by_a_slot_of_their_own():
         slots.add(0, SamplingParams(temperature=0.8, top_p=0.9), key=row, prompt=[])
         [[record]] = Sampler(slots).explain(logits, Rows.plain([0], [row], [5 + row]))
         assert (record.token_id, record.position) == (ids[row], 5 + row)
+
+
+@pytest.mark.parametrize(
+    "mark",
+    [
+        {"kind": "kgw", "key": 987654321, "context": 1},
+        {"kind": "synthid", "key": 987654321, "context": 1},
+        {"kind": "synthid", "scheme": "transformers", "keys": (987654321, 987654322), "context": 1},
+    ],
+)
+def test_a_watermarks_keys_and_long_lists_are_in_no_record(mark):
+    slots = Slots(1, 40)
+    bias = dict.fromkeys(range(30), 0.5)
+    slots.add(0, SamplingParams(watermark=Watermark(**mark), logit_bias=bias), key=1, prompt=[1, 2], output=[3, 4, 5])
+    record = explain_row(torch.linspace(4.0, -4.0, 40), slots[0], 5, ExplainOptions(2))
+    assert {"green_list", "synthid"} & {step.method for step in (*record.edits, *record.refinements)}
+    assert record.edits[0].fields == {"logit_bias": "30 entries"}
+    assert b"98765432" not in msgspec.json.encode(record)

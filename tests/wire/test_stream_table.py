@@ -5,9 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tailrace.explanation import Draw, Explanation, ModelView
 from tailrace.params import SamplingParams
-from tailrace.wire.messages import Failed, Finished, TokenLogprobs, Tokens
-from tailrace.wire.stream_table import ALTERNATIVE_BYTES, ENTRY_BYTES, ID_BYTES, StreamTable
+from tailrace.wire.messages import Failed, Finished, TokenLogprobs, Tokens, encoder, from_engine
+from tailrace.wire.stream_table import ALTERNATIVE_BYTES, ENTRY_BYTES, ID_BYTES, StreamTable, record_bytes
 
 
 def one(index: int, token: int, with_logprobs: bool) -> Tokens:
@@ -66,3 +67,15 @@ def test_closing_may_keep_what_has_arrived():
         assert streams.close(open_stream, keep)
         streams.deliver([Tokens("id", open_stream.epoch, 0, [8])])  # too late
         assert [event.token_ids for event in open_stream.take()] == ([[7]] if keep else [])
+
+
+def test_records_of_why_tokens_came_are_joined_and_counted():
+    model, draw = ModelView([1.0], [1.0], [1], 0.0, 0.0), Draw([1.0], [0.0], [1.0], 5)
+    records = [Explanation(i, 3 + i, "0" * 16, 5, "drawn", [5], model, [], [], draw, [""]) for i in range(3)]
+    open_stream, _ = StreamTable().open([1], SamplingParams(), "id", 0, 0.0)
+    for record in records:
+        open_stream.add(Tokens("id", 1, 0, [5], explanations=[record]))
+    assert open_stream.held == 3 * (ID_BYTES + record_bytes(records[0]))
+    [event] = open_stream.take()
+    assert event.explanations == records
+    assert from_engine.decode(encoder.encode([event])) == [event]

@@ -80,7 +80,8 @@ def test_the_wheels_are_for_other_machines(wheels: list[Path]):
         names = zipfile.ZipFile(wheel).namelist()
         assert {"tailrace/py.typed", "tailrace/_cpu.pyi"} <= set(names)
         page = {path.relative_to(ROOT / "src").as_posix() for path in PAGE.rglob("*") if path.is_file()}
-        assert page <= set(names), "the page is not whole"
+        assert page
+        assert page <= set(names)
         assert len([name for name in names if name.startswith("tailrace/_cpu.") and name.endswith(".so")]) == 1
         assert not [name for name in names if not name.startswith("tailrace")], "something else is in it"
 

@@ -180,7 +180,7 @@ def explain(
     if came is not None:
         token = came
     draft = None
-    if script.drafts and index % 3 and index >= len(forced):
+    if came is None and script.drafts and index % 3 and index >= len(forced):
         guess = token if index % 7 else (token + 1) % len(VOCAB)
         draft = {"rule": "exact", "place": index % 3 - 1, "token": guess, "p": float(p[guess]), "drafter": "ngram"}
         origin = "accepted" if guess == token else "replaced"

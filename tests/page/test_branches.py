@@ -46,6 +46,8 @@ def test_another_candidate_is_followed_under_the_same_seed(page: Page):
     }
     assert page.locator(".tokens .mark.parts").get_attribute("data-i") == "15"
     assert page.locator(".tokens .o-forced").count() == 16
+    assert page.locator(".tokens .t.sel").get_attribute("data-i") == "15"  # the ladder goes on with it
+    page.wait_for_selector(".place:has-text('Token 16 of 41')")
     page.get_by_role("button", name="Branch before").click()
     assert page.locator(".tokens .mark.parts").get_attribute("data-i") == "15"
     assert page.locator(".tokens .o-forced").count() == 0

@@ -177,7 +177,24 @@ def test_a_refused_guess_is_told(page: Page):
     page.locator(".tokens .o-replaced").first.click()
     page.get_by_role("button", name=MORE).wait_for()
     record = page.evaluate(RECORD)
+    assert record["origin"] == "replaced"
     text = page.locator(".draft").inner_text()
     assert "ngram guessed" in text
     assert "refused it" in text
-    assert name_of(record["draft"]["token"]).strip() in text or str(record["draft"]["token"]) in text
+    assert name_of(record["draft"]["token"]).strip() in text
+
+
+def test_a_token_of_a_comparison_has_its_ladder_too(page: Page):
+    """Without the way to branch: a comparison is no part of the conversation."""
+    page.get_by_role("tab", name="Side by side").click()
+    page.get_by_label("Prompt for both").fill("hello 40")
+    page.get_by_role("button", name="Run both").click()
+    page.wait_for_function("() => document.querySelectorAll('.side .tokens[aria-busy=false]').length === 2")
+    page.locator(".side .t[data-i='3']").last.click()
+    page.get_by_role("button", name=MORE).wait_for()
+    assert "Token 4 of" in page.locator(".place").inner_text()
+    page.locator(".rung").first.locator(".candidate:not(.came) .candidate-button").first.click()
+    assert page.locator(".why").is_visible()
+    assert page.get_by_role("button", name="instead").count() == 0
+    page.get_by_role("tab", name="Conversation").click()
+    assert page.locator(".ladder").count() == 0

@@ -15,11 +15,12 @@ import pytest
 from tailrace.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from tailrace.engine.engine import Engine
 from tailrace.errors import ConfigError, EngineDeadError, ModelLoadError
+from tailrace.explanation import ExplainOptions, Explanation
 from tailrace.params import SamplingParams
 from tailrace.runners.scripted import named
 from tailrace.wire.async_client import AsyncClient
 from tailrace.wire.in_process_client import InProcessClient
-from tailrace.wire.messages import Failed, Finished, ModelInfo, Tokens
+from tailrace.wire.messages import Failed, Finished, ModelInfo, Replay, Tokens
 from tailrace.wire.sync_client import SyncClient
 
 VOCAB = 49152
@@ -166,6 +167,20 @@ def test_a_request_gets_its_tokens_and_one_end(client):
     tokens, ends = tell(client.submit([10], greedy()))
     assert tokens == {0: [11, 12, 13, 14, 15]}
     assert ends[0].reason == "length"
+
+
+def test_records_of_why_tokens_came_arrive_with_them_and_afterwards(client):
+    params = greedy(explain=ExplainOptions(top=2))
+    events = [event for batch in client.submit([10], params) for event in batch]
+    live = [record for event in events if isinstance(event, Tokens) for record in event.explanations or ()]
+    assert [record.token_id for record in live] == [11, 12, 13, 14, 15]
+    assert all(isinstance(record, Explanation) for record in live)
+    [key] = {event.key for event in events if isinstance(event, Tokens) and event.key is not None}
+    replay = Replay([11, 12, 13, 14, 15], [0, 4], ExplainOptions(top=2), key=key)
+    found = [event for batch in client.submit([10], greedy(), replay=replay) for event in batch]
+    assert [record for event in found[:-1] for record in event.records] == [live[0], live[4]]
+    assert all(event.difference is None for event in found[:-1])
+    assert isinstance(found[-1], Finished)
 
 
 def test_several_sequences_each_end_once(client):

@@ -177,6 +177,11 @@ function start() {
   );
 }
 
+/** A comparison's token is looked at only beside the comparison. */
+effect(() => {
+  if (view.value !== "compare" && state.visitor.peek() && state.selection.peek()?.node === state.visitor.peek().id)
+    state.select(null);
+});
 effect(() => {
   document.documentElement.dataset.theme = state.settings.theme.value;
   state.keepSettings();

@@ -1,5 +1,5 @@
 // From a turn to an answer: requests, their streams, branches, and records asked for afterwards.
-import { batch, signal } from "./lib.js";
+import { batch, effect, signal } from "./lib.js";
 import { ApiError, post, stream } from "./api.js";
 import { above } from "./branches.js";
 import * as state from "./state.js";
@@ -75,11 +75,25 @@ export function branch(node, at, tokenId, changes = {}) {
   const { forced_token_ids: _, ...body } = request.body;
   const ids = [...tokens.slice(0, at).map((token) => token.record.token_id), tokenId];
   state.select(null);
-  return answer(
-    node.parent,
-    { ...request, body: { ...body, ...changes, forced_token_ids: ids } },
-    { node: node.id, at, token: tokenId },
-  );
+  const forced = { ...request, body: { ...body, ...changes, forced_token_ids: ids } };
+  const ended = answer(node.parent, forced, { node: node.id, at, token: tokenId });
+  selectWhenThere(state.tree.value.chosen[node.parent], at);
+  return ended;
+}
+
+/** Selects the token with which a branch begins, once it is there, unless another has been selected. */
+function selectWhenThere(id, index) {
+  const { run } = state.tree.value.nodes[id];
+  const dispose = effect(() => {
+    const { tokens, done } = run.value;
+    const there = tokens.length > index;
+    if (!there && !done) return;
+    queueMicrotask(() => {
+      dispose();
+      const shown = state.shownPath.peek().some((node) => node.id === id);
+      if (there && shown && !state.selection.peek()) state.select(id, index);
+    });
+  });
 }
 
 /** The same request with another seed or other parameters. */

@@ -16,7 +16,9 @@ const WAIT_MS = 80; // who walks along the tokens passes by most of them
 
 const askMore = debounced((at, ids) => {
   const still = () => state.selection.peek() === at && state.extraIds.peek() === ids;
-  explain(state.current.peek(), at.index, { ids }).then(
+  const node = state.current.peek();
+  const guess = node.run.peek().tokens[at.index]?.record.draft?.token;
+  explain(node, at.index, { ids: guess === undefined ? ids : [...ids, guess] }).then(
     ({ record, consistent, verdict }) =>
       still() && (state.detail.value = { ...at, record, verdict: consistent === false ? verdict : "" }),
     (error) => still() && (trouble.value = error.message),

@@ -83,10 +83,20 @@ export const run = computed(() => current.value?.run.value ?? idle);
 /** The record of the selected token, or null. */
 export const record = computed(() => {
   const at = selection.value;
-  if (!at) return null;
-  if (detail.value?.node === at.node && detail.value.index === at.index) return detail.value.record;
-  return run.value.tokens[at.index]?.record ?? null;
+  const own = at && run.value.tokens[at.index]?.record;
+  if (!own) return null;
+  if (detail.value?.node !== at.node || detail.value.index !== at.index) return own;
+  return completed(own, detail.value.record);
 });
+
+/**
+ * The record that came with a token, with the candidates of one that was asked for afterwards. What drafts had to do
+ * with it only the first knows; where a rule took or replaced the token by chances of its own, only the first is true.
+ */
+function completed(own, later) {
+  if (own.draft && own.draft.rule !== "exact") return own;
+  return { ...later, origin: own.origin, draft: own.draft, ended: own.ended };
+}
 
 /** The index of the selected token in the current answer, or null. */
 export const selectedIndex = computed(() => selection.value?.index ?? null);

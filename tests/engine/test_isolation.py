@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from engine.harness import Fickle, Harness, alone
-from tailrace.engine import draws, prompt_scores
+from tailrace.engine import draws, scored_rows
 from tailrace.engine import engine as engine_room
 from tailrace.kernels.rows import Rows
 from tailrace.wire.messages import Failed, Finished
@@ -86,7 +86,7 @@ def test_a_prompt_whose_logprobs_fail(harness: Harness, monkeypatch):
     def planted(rows, tokens, top):
         raise IndexError("planted")
 
-    monkeypatch.setattr(prompt_scores, "replay", planted)
+    monkeypatch.setattr(scored_rows, "replay", planted)
     served(harness, prompt_logprobs=0)
 
 

@@ -19,7 +19,7 @@ from tailrace.grammar.service import Grammars
 from tailrace.options import Speculation
 from tailrace.params import SamplingParams
 from tailrace.runners.scripted import ScriptedRunner
-from tailrace.wire.messages import Replay, Replayed, Submit, Tokens
+from tailrace.wire.messages import Abort, Replay, Replayed, Submit, Tokens
 
 SHOWN = ExplainOptions(top=3, ids=(1,))
 Name = tuple[str, int, int]
@@ -313,6 +313,57 @@ def test_a_request_that_does_not_ask_has_no_records(monkeypatch):
     world.run()
     assert not kept
     assert not world.live["a", 0, 0]
+
+
+def test_sequences_of_a_call_take_turns_and_have_the_same_records():
+    params = {"max_tokens": 6, "temperature": 0.9, "seed": 3, "ignore_eos": True, "n": 4, "explain": SHOWN}
+    found = []
+    for host_ms in (1000.0, 1e-6):
+        world = Explained(host_ms=host_ms)
+        world.submit("a", PROMPTS[0], **params)
+        world.submit("b", PROMPTS[1], max_tokens=6, ignore_eos=True)
+        steps = 0
+        while ("b", 0, 0) not in world.stories or world.stories["b", 0, 0].end is None:
+            world.step()
+            steps += 1
+        assert steps < 12, "a neighbour does not wait for them"
+        world.run()
+        found.append((world.live, world.engine.counters.steps))
+    assert found[0][0] == found[1][0]
+    assert found[1][1] > found[0][1], "one of them per step"
+
+
+@pytest.mark.parametrize("overlap", ["off", "on"])
+def test_an_abort_leaves_nothing_behind(overlap):
+    world = Explained(overlap=overlap, host_ms=1e-6)
+    params = {"max_tokens": 20, "temperature": 0.9, "seed": 3, "ignore_eos": True}
+    world.submit("a", PROMPTS[0], **params)
+    [story] = world.run().values()
+    for steps in range(12):
+        world.replay(f"b{steps}", PROMPTS[0], story.tokens, params | {"guidance_scale": 2.0})
+        for _ in range(steps):
+            world.step()
+        world.engine.abort(Abort(f"b{steps}", 0))
+    world.run()
+    assert not world.engine.lifecycle.replays
+
+
+def test_records_that_cannot_be_made_fail_their_request_alone(monkeypatch):
+    def broken(*given):
+        raise ZeroDivisionError("no record")
+
+    world = Explained()
+    world.submit("a", PROMPTS[0], max_tokens=5, ignore_eos=True)
+    [before] = [list(story.tokens) for story in world.run().values()]
+    monkeypatch.setattr(world.engine.steps.sampler, "explain", broken)
+    monkeypatch.setattr(replays, "explain_row", broken)
+    for name, more in (("b", {"explain": SHOWN}), ("c", {})):
+        world.submit(name, PROMPTS[0], max_tokens=5, ignore_eos=True, **more)
+    world.replay("d", PROMPTS[0], before, {"temperature": 0.0, "seed": 1, "ignore_eos": True})
+    stories = world.run()
+    for name in ("b", "d"):
+        assert stories[name, 0, 0].end.message.endswith("ZeroDivisionError: no record")
+    assert stories["c", 0, 0].tokens == before
 
 
 # ---- planted faults

@@ -12,11 +12,10 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 from playwright.sync_api import Browser, Page, sync_playwright
 
@@ -64,10 +63,9 @@ def wait_for(url: str, process: subprocess.Popen[bytes]) -> None:
     raise RuntimeError("the server did not become ready")
 
 
-def opened(browser: Browser, url: str, dark: bool, size: dict[str, int] = SIZE, **more: Any) -> Page:
-    """The page, with knobs that cut."""
-    scheme = "dark" if dark else "light"
-    context = browser.new_context(viewport=size, color_scheme=scheme, reduced_motion="reduce", **more)  # type: ignore[arg-type]
+def opened(browser: Browser, url: str, size: dict[str, int]) -> Page:
+    """The page, with its knobs."""
+    context = browser.new_context(viewport=size, reduced_motion="reduce")  # type: ignore[arg-type]
     page = context.new_page()
     page.set_default_timeout(120_000)
     page.goto(url)
@@ -89,7 +87,7 @@ def put(page: Page, **values: str) -> None:
 
 def talk(page: Page) -> None:
     """An answer with some cuts, and a token of it that had rivals."""
-    put(page, temperature="0.9", top_p="0.92", max_tokens="70", seed="11")
+    put(page, temperature="0.9", top_p="0.92", max_tokens="60", seed="11")
     say(page, PROMPT)
 
 
@@ -109,7 +107,7 @@ def ladder(page: Page) -> None:
 
 
 def plots(page: Page) -> None:
-    put(page, max_tokens="260", temperature="0.9", min_p="0.02", seed="5")
+    put(page, max_tokens="200", temperature="0.9", min_p="0.02", seed="5")
     say(page, "Tell a story about a boat that drifts to the sea.")
     choose(page)
     page.get_by_role("tab", name="Plots").click()
@@ -146,6 +144,19 @@ def live(page: Page) -> None:
     page.wait_for_timeout(16_000)
 
 
+def take(page: Page, name: str, scheme: Literal["light", "dark"]) -> list[str]:
+    """Writes the picture; its name if it is too large."""
+    page.emulate_media(color_scheme=scheme)
+    page.wait_for_timeout(500)  # plots are drawn anew
+    whole = page.screenshot(animations="disabled", caret="hide")
+    decoder = page.context.new_page()
+    content = reduced(whole, decoder)
+    decoder.close()
+    (FOLDER / f"{name}.png").write_bytes(content)
+    print(f"docs/screenshots/{name}.png: {len(content) / 1000:.0f} kB", flush=True)
+    return [name] if len(content) > LIMIT else []
+
+
 VIEWS: dict[str, Callable[[Page], None]] = {
     "ladder": ladder,
     "plots": plots,
@@ -164,22 +175,15 @@ def main() -> int:
     large = []
     with server(told.url) as url, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        shots = [
-            (f"{name}-{scheme}", view, scheme, SIZE) for name, view in VIEWS.items() for scheme in ("light", "dark")
-        ]
-        shots.append(("phone-light", ladder, "light", PHONE))
-        for name, view, scheme, size in shots:
-            if told.only and name.rsplit("-", 1)[0] not in told.only:
+        shots = [*((name, view, SIZE) for name, view in VIEWS.items()), ("phone", ladder, PHONE)]
+        for name, view, size in shots:
+            if told.only and name not in told.only:
                 continue
-            page = opened(browser, url, scheme == "dark", size)
+            page = opened(browser, url, size)
             view(page)
-            whole = page.screenshot(animations="disabled", caret="hide")
-            page.goto("about:blank")
-            content = reduced(whole, page)
-            (FOLDER / f"{name}.png").write_bytes(content)
-            large += [name] if len(content) > LIMIT else []
+            for scheme in ("light", "dark"):
+                large += take(page, f"{name}-{scheme}", scheme)
             page.context.close()
-            print(f"docs/screenshots/{name}.png: {len(content) / 1000:.0f} kB", flush=True)
         browser.close()
     if large:
         print(f"larger than {LIMIT // 1000} kB: {', '.join(large)}", file=sys.stderr)

@@ -13,7 +13,7 @@ import msgspec
 from tailrace.api.presets import PRESETS
 from tailrace.api.schema.chat import ChatRequest
 from tailrace.api.schema.completions import CompletionRequest
-from tailrace.fields import KINDS, Field
+from tailrace.fields import KINDS, Field, Kind
 from tailrace.params import FIELDS, VOIDS, voids_of
 
 # What a person gives: a switch, a number, one of several words, texts, token ids, text → number, or JSON.
@@ -56,7 +56,7 @@ class PageFields(msgspec.Struct, frozen=True):
     model → fields that a request may leave out. voids: what takes an effect away → in words."""
 
     fields: list[PageField]
-    kinds: dict[str, str]
+    kinds: Mapping[Kind, str]
     presets: dict[str, dict[str, Any]]
     defaults: dict[str, dict[str, float | int]]
     voids: dict[str, str]
@@ -65,7 +65,7 @@ class PageFields(msgspec.Struct, frozen=True):
 def page_fields(defaults: dict[str, dict[str, float | int]]) -> PageFields:
     """All fields that a request may give. defaults: by model."""
     voids = {name: words for name, (_, words) in VOIDS.items()}
-    return PageFields(shown_fields(), dict(KINDS), PRESETS, defaults, voids)
+    return PageFields(shown_fields(), KINDS, PRESETS, defaults, voids)
 
 
 @cache
@@ -86,7 +86,7 @@ def shown_field(field: Field, types: Mapping[str, Mapping[str, Any]]) -> PageFie
     here = {endpoint: fields[name] for endpoint, fields in types.items() if name in fields}
     if not here:
         return None
-    forms = {endpoint: form_of(kind) for endpoint, kind in here.items()}
+    forms: dict[str, Form] = {endpoint: form_of(kind) for endpoint, kind in here.items()}
     words = get_args(without_none(next(iter(here.values())))) if "choice" in forms.values() else ()
     numeric = field.range is not None and set(forms.values()) <= {"integer", "number"}
     limits = field.range if numeric else None

@@ -132,7 +132,7 @@ test-gpu: install
 # Wheels for other machines in dist/, of each interpreter in PYTHONS that is there: one for 3.11, and one for 3.12 and all that come after
 # (nanobind needs 3.12's stable ABI). Their manylinux tags are as the compiler and the C library of this machine are.
 PYTHONS ?= $(BIN)/python python3.12
-PACKAGE := $(shell find src/tailrace -name '*.py' -o -name '*.pyi')
+PACKAGE := $(shell find src/tailrace -name '*.py' -o -name '*.pyi' -o -path 'src/tailrace/page/*' -type f)
 wheel: dist/.stamp
 dist/.stamp: $(PACKAGE) $(SOURCES) CMakeLists.txt pyproject.toml README.md | $(DEPS)
 	@rm -rf build/wheel dist; mkdir -p dist

@@ -21,6 +21,7 @@ from tailrace import _cpu
 from tailrace.sampling import Rows, Sampler, SamplingParams, Slots
 
 ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "src" / "tailrace" / "page"
 pytestmark = pytest.mark.long
 
 SAMPLE = """
@@ -78,9 +79,9 @@ def test_the_wheels_are_for_other_machines(wheels: list[Path]):
         assert "-manylinux_" in wheel.name or sys.platform != "linux", wheel
         names = zipfile.ZipFile(wheel).namelist()
         assert {"tailrace/py.typed", "tailrace/_cpu.pyi"} <= set(names)
-        page = [path for path in (ROOT / "src/tailrace/page").rglob("*") if path.is_file()]
+        page = {path.relative_to(ROOT / "src").as_posix() for path in PAGE.rglob("*") if path.is_file()}
         assert page
-        assert {path.relative_to(ROOT / "src").as_posix() for path in page} <= set(names)
+        assert page <= set(names)
         assert len([name for name in names if name.startswith("tailrace/_cpu.") and name.endswith(".so")]) == 1
         assert not [name for name in names if not name.startswith("tailrace")], "something else is in it"
 
@@ -129,6 +130,8 @@ def test_with_serve_it_serves(empty: Path, mine: Path, model_folder: Path, free_
         wait_for(f"http://127.0.0.1:{port}/health", server)
         with urllib.request.urlopen(request, timeout=120) as response:
             assert "Paris" in json.load(response)["choices"][0]["text"]
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=120) as response:
+            assert response.read() == (PAGE / "index.html").read_bytes()
     finally:
         server.terminate()
         assert server.wait(60) == 0

@@ -131,6 +131,13 @@ def ruin(*names: str | int, value: Any) -> Callable[[Any], Any]:
     return apply
 
 
+def orphaned(kept: Any) -> Any:
+    """With a turn that says where it belongs, where nobody knows of it."""
+    nodes = kept["tree"]["nodes"]
+    nodes["lost"] = {"id": "lost", "kind": "user", "text": "", "parent": next(iter(nodes)), "children": []}
+    return kept
+
+
 @pytest.mark.parametrize(
     ("ruined", "message"),
     [
@@ -141,6 +148,7 @@ def ruin(*names: str | int, value: Any) -> Callable[[Any], Any]:
         (ruin("tree", "nodes", "*", "kind", value="robot"), "no known kind"),
         (ruin("tree", "nodes", "*", "children", value=["gone"]), "children"),
         (ruin("tree", "roots", value=["gone"]), "begins below"),
+        (orphaned, "hang on no conversation"),
         (ruin("tree", "nodes", "*", "text", value={"__html": "<b>"}), "no text"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -87,6 +88,7 @@ def test_bars_are_the_probabilities_and_the_boundary_lies_between_kept_and_cut(p
     assert abs(boundary - step["boundary"]) < 0.012
     page.get_by_label("log", exact=True).check(force=True)
     lines = widths(page, "Top-p", ".boundary")
+    assert abs(lines[0] - (1 + math.log10(step["boundary"]) / 6)) < 0.012  # the axis begins at 1e-6
     for line, bar, after in zip(lines, widths(page, "Top-p", ".bar"), step["probabilities"], strict=True):
         assert after is not None or bar < line + 0.01  # what was cut does not reach the line
 

@@ -23,6 +23,7 @@ from tailrace.sampling.backends import BackendName
 from tailrace.sampling.explain import explain_row, what_if
 from tailrace.sampling.guidance import raw_row
 from tailrace.sampling.reference import BadRowError
+from tailrace.sampling.request_slot import RequestSlot
 
 BACKENDS: tuple[BackendName, ...] = ("reference", "cpu")
 EVERYTHING = {**test_mixed.PARAMS, **test_mixed.RARE}
@@ -316,14 +317,12 @@ def test_planted_faults_are_seen(fault, monkeypatch):
         explained(slots, both, rows, "cpu", ExplainOptions(3))
 
 
-def test_a_state_that_does_not_follow_the_drafts_is_seen():
+def test_a_state_that_does_not_follow_the_drafts_is_seen(monkeypatch):
     params = {"mirostat": 2, "mirostat_tau": 1.0, "mirostat_eta": 5.0}
     slots, logits, rows = test_mixed.world(5, [params] * 20)
     explained(slots, logits, rows, "cpu", ExplainOptions(3))
     drawn = Sampler(slots)(logits, rows).tokens()
-    for slot in slots.slots:
-        if slot is not None:  # what the kernels have left for the state to learn
-            slot.updates[:] = [(token, None) for token, _ in slot.updates]
+    monkeypatch.setattr(RequestSlot, "update_of", lambda slot, token: (token, None))
     records = Sampler(slots).explain(logits, rows, ExplainOptions(3))
     assert [[record.token_id for record in one] for one in records] != drawn
 

@@ -138,12 +138,14 @@ def test_the_core_is_as_large_as_it_is_said_to_be(bare):
         "config",
         "extras",
         "logprobs",
+        "explanation",
+        "sentences",
+        "figures",
         "cli",
     )
     kernels = [name for name in rooms(modules(), "kernels") if not name.startswith("tailrace.kernels.gpu")]
-    of_the_server = {
-        f"tailrace.cli.{name}" for name in ("chat", "chat_backends", "generate", "local", "memory_fit", "serve")
-    }
+    commands = ("chat", "chat_backends", "explain", "explain_html", "explain_table", "generate", "local", "memory_fit")
+    of_the_server = {f"tailrace.cli.{name}" for name in (*commands, "serve")}
     assert {*library, *kernels, "tailrace.wire.messages"} - gpu - of_the_server <= core
 
 
@@ -155,7 +157,7 @@ def test_every_other_module_names_its_extra(bare):
         assert "pip install 'tailrace[" in how, (name, how)
 
 
-@pytest.mark.parametrize("command", ["serve", "chat", "generate"])
+@pytest.mark.parametrize("command", ["serve", "chat", "generate", "explain"])
 def test_a_command_that_lacks_its_extra_says_so_in_a_line(command):
     code = PROBE.partition("import torch")[0] + f"from tailrace.cli import main; sys.exit(main([{command!r}]))"
     allowed = json.dumps([core_modules(), []])

@@ -4,8 +4,10 @@ keep the laws of record_laws.py."""
 from __future__ import annotations
 
 import math
+import re
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -18,7 +20,8 @@ from sampling import record_laws, test_cases, test_guided_rows, test_mixed
 from tailrace.errors import ParameterError
 from tailrace.explanation import ExplainOptions, Explanation
 from tailrace.kernels.rows import RULES
-from tailrace.sampling import Guidance, Rows, Sampler, SamplingParams, Slots, explain, processors
+from tailrace.options import Watermark
+from tailrace.sampling import Guidance, Rows, Sampler, SamplingParams, Slots, explain, processors, sample
 from tailrace.sampling.backends import BackendName
 from tailrace.sampling.explain import explain_row, what_if
 from tailrace.sampling.guidance import raw_row
@@ -181,9 +184,10 @@ def test_every_field_over_a_small_vocabulary_all_of_which_is_shown(name):
 
 def test_what_if_keeps_sequence_key_and_noise():
     slots = Slots(2, 40)
-    fields = {"temperature": 0.8, "presence_penalty": 1.0}
-    for slot, asked in enumerate((fields, fields | {"top_p": 0.5, "dry_multiplier": 1.0})):
-        slots.add(slot, SamplingParams(**asked), key=7, prompt=[1, 2, 3, 1, 2], output=[3, 1], eos_token_ids=[39])
+    fields: dict = {"temperature": 0.8, "presence_penalty": 1.0}
+    both: list[dict] = [fields, fields | {"top_p": 0.5, "dry_multiplier": 1.0}]
+    for slot, own in enumerate(both):
+        slots.add(slot, SamplingParams(**own), key=7, prompt=[1, 2, 3, 1, 2], output=[3, 1], eos_token_ids=[39])
     slots.force(0, [5, 6])
     slots.force(1, [5, 6])
     raw, before = torch.linspace(4.0, -4.0, 40), state_of(slots)
@@ -318,10 +322,14 @@ def test_planted_faults_are_seen(fault, monkeypatch):
 
 
 def test_a_state_that_does_not_follow_the_drafts_is_seen(monkeypatch):
-    params = {"mirostat": 2, "mirostat_tau": 1.0, "mirostat_eta": 5.0}
+    params: dict = {"mirostat": 2, "mirostat_tau": 1.0, "mirostat_eta": 5.0}
     slots, logits, rows = test_mixed.world(5, [params] * 20)
     explained(slots, logits, rows, "cpu", ExplainOptions(3))
     drawn = Sampler(slots)(logits, rows).tokens()
+    for slot in filter(None, slots.slots):
+        slot.updates.clear()  # as if nothing had been drawn
+    records = Sampler(slots).explain(logits, rows, ExplainOptions(3))
+    assert [[record.token_id for record in one] for one in records] == drawn
     monkeypatch.setattr(RequestSlot, "update_of", lambda slot, token: (token, None))
     records = Sampler(slots).explain(logits, rows, ExplainOptions(3))
     assert [[record.token_id for record in one] for one in records] != drawn
@@ -406,3 +414,41 @@ def test_random_rows_and_parameters(params, seed, vocab, scale, kind):
     drafts = torch.randint(0, vocab, (2,), generator=rng).tolist()
     rows = Rows.drafted([0], [12], [drafts], RULES[seed % 4]) if seed % 3 == 0 else Rows.plain(range(3), range(3))
     explained(slots, logits, rows, "cpu", ExplainOptions(4 if seed % 2 else 100))
+
+
+def test_the_pages_own_example_runs(capsys):
+    page = (Path(__file__).resolve().parents[2] / "docs" / "explain.md").read_text()
+    [block] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    exec(compile(block, "explain.md", "exec"), {})
+    draw, winner = capsys.readouterr().out.splitlines()
+    assert draw.startswith("p was ")
+    assert 0 <= int(winner) < 1000
+
+
+def test_rows_without_slots_are_explained_by_a_slot_of_their_own():
+    """What docs/explain.md says of `sample`."""
+    logits = torch.randn(6, 300, generator=torch.Generator().manual_seed(1)) * 3
+    ids = sample(logits, temperature=0.8, top_p=0.9, seed=[*range(6)], position=[*range(5, 11)])
+    for row in range(6):
+        slots = Slots(1, 300)
+        slots.add(0, SamplingParams(temperature=0.8, top_p=0.9), key=row, prompt=[])
+        [[record]] = Sampler(slots).explain(logits, Rows.plain([0], [row], [5 + row]))
+        assert (record.token_id, record.position) == (ids[row], 5 + row)
+
+
+@pytest.mark.parametrize(
+    "mark",
+    [
+        {"kind": "kgw", "key": 987654321, "context": 1},
+        {"kind": "synthid", "key": 987654321, "context": 1},
+        {"kind": "synthid", "scheme": "transformers", "keys": (987654321, 987654322), "context": 1},
+    ],
+)
+def test_a_watermarks_keys_and_long_lists_are_in_no_record(mark):
+    slots = Slots(1, 40)
+    bias = dict.fromkeys(range(30), 0.5)
+    slots.add(0, SamplingParams(watermark=Watermark(**mark), logit_bias=bias), key=1, prompt=[1, 2], output=[3, 4, 5])
+    record = explain_row(torch.linspace(4.0, -4.0, 40), slots[0], 5, ExplainOptions(2))
+    assert {"green_list", "synthid"} & {step.method for step in (*record.edits, *record.refinements)}
+    assert record.edits[0].fields == {"logit_bias": "30 entries"}
+    assert b"98765432" not in msgspec.json.encode(record)

@@ -15,6 +15,7 @@ BENCHES: dict[str, str] = {
     "sampler": "every case of sampling in µs per row, against one read of the row and others; --device cuda: on a GPU",
     "egress": "from token ids to the bytes of events, per token, against what servers usually do",
     "knobs": "a server's throughput with sampling knobs on, against greedy",
+    "explain": "records of why a token came, in ms, against the walk that they are made of",
     "spec": "a server that guesses ahead against one that does not, on text that repeats itself and on free text",
     "structured": "what grammars and guidance cost the streams that have them, and those beside them",
     "verify": "verification of drafts, against one read of the logits and against the same in vectorised torch",

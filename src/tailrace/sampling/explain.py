@@ -104,9 +104,8 @@ def explain_rows(
     for i, wanted in enumerate(options):
         if wanted is not None:
             draft_rows = draft_rows_of(slots, logits, rows, i)
-            draft_rows.updates.extend(
-                draft_rows.slot.updates
-            )  # once it has drawn: what states are updated with, to the bit
+            # where the step has been drawn: what states are updated with, to the bit
+            draft_rows.updates.extend(draft_rows.slot.updates)
             guided = [guided_pair(logits, rows, row) for row in range(int(rows.start[i]), int(rows.start[i + 1]))]
             with unchanged(draft_rows.slot):
                 explained[i] = explain_drafts(draft_rows, wanted, guided)

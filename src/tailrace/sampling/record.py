@@ -24,16 +24,25 @@ from tailrace.explanation import (
 from tailrace.options import Watermark
 from tailrace.params import FIELDS, SamplingParams
 from tailrace.sampling.candidates import Candidates
+from tailrace.sampling.lookup import (
+    NEGATIVE_INFINITY,
+    Pair,
+    among,
+    best_two,
+    likeliest_of,
+    numbers,
+    pairs,
+    places_in,
+    ranks_of,
+    where_in,
+)
 from tailrace.sampling.reference import Choice, scores_of
 from tailrace.sampling.request_slot import RequestSlot
 
-NEGATIVE_INFINITY = float("-inf")
 LEAST = -1e9  # a logarithm below that of any float64
 MOST_CUT = 5  # of the likeliest that a refinement cut, so many are named
 MOST_ENTRIES = 8  # of a field's value
 MASK64 = 2**64 - 1
-
-Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 @dataclass(slots=True)
@@ -83,9 +92,9 @@ class Record:
             self.refinements.append(("draft", final))
         self.final = final
         self.scores = self._scores()
-        best = Candidates(final.ids, self.scores, self.scores).likeliest(2)
+        best = best_two(self.scores.numpy())
         self.best = final.ids[best].tolist()
-        self.margin = float(self.scores[best[0]] - self.scores[best[1]]) if best.numel() > 1 else None
+        self.margin = float(self.scores[best[0]] - self.scores[best[1]]) if len(best) > 1 else None
 
     def made(self, options: ExplainOptions, guided: Pair | None) -> Explanation:
         """The record. Its parts are in the order of the pipeline."""
@@ -119,10 +128,10 @@ class Record:
         # rule exact draws as if there were no draft, and shows what is shown without one
         refused = [] if outcome.draft is None or outcome.draft.rule == "exact" else [outcome.draft.token]
         named = {outcome.token, *self.best, *options.ids, *refused}
-        model = Candidates(torch.arange(raw.numel()), raw, raw).likeliest(options.top)
-        likeliest = self.final.ids[self.final.likeliest(options.top)]
-        ids = torch.tensor(sorted(named.union(model[raw[model] != NEGATIVE_INFINITY].tolist(), likeliest.tolist())))
-        ranks = ranks_of(raw, ids)
+        ascending = np.sort(raw.numpy() + 0.0)  # −0 equals 0
+        likeliest = self.final.ids[self.final.likeliest(options.top)].tolist()
+        ids = torch.tensor(sorted(named.union(likeliest_of(raw, ascending, options.top), likeliest)))
+        ranks = ranks_of(raw, ascending, ids)
         order = ranks.argsort()
         return ids[order], ranks[order]
 
@@ -239,46 +248,6 @@ def cut_from(before: Candidates, p: torch.Tensor, after: Candidates) -> Cut:
         before.ids[likeliest].tolist(),
         p[likeliest].tolist(),
     )
-
-
-def ranks_of(row: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """int64 [n]: 1 is the largest; ties go to the smaller id."""
-    values, ascending = row.numpy() + 0.0, np.sort(row.numpy() + 0.0)  # −0 equals 0
-    mine = values[ids.numpy()]
-    first, last = (np.searchsorted(ascending, mine, side) for side in ("left", "right"))
-    ranks = values.size - last + 1
-    for i in np.flatnonzero(last - first > 1):
-        ranks[i] += np.count_nonzero(values[: int(ids[i])] == mine[i])
-    return torch.from_numpy(ranks)
-
-
-def among(ids: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-    """bool [n]: which of the ids are among the others, all of which are among the ids; both ascend."""
-    table = torch.zeros(int(ids[-1]) + 1, dtype=torch.bool)
-    table[others] = True
-    return table[ids]
-
-
-def places_in(ids: torch.Tensor, shown: torch.Tensor) -> Pair:
-    """Where each shown token stands among the ids, which ascend, and whether it does."""
-    places = torch.searchsorted(ids, shown).clamp(max=ids.numel() - 1)
-    return places, ids[places] == shown
-
-
-def where_in(candidates: Candidates, values: torch.Tensor, shown: torch.Tensor) -> list[float | None]:
-    """Of each shown token the value that stands beside it among the candidates; None: it is not among them."""
-    places, inside = places_in(candidates.ids, shown)
-    return [value if there else None for value, there in zip(values[places].tolist(), inside.tolist(), strict=True)]
-
-
-def pairs(shown: torch.Tensor, values: list[float | None]) -> Iterator[tuple[int, float | None]]:
-    """Ids and values."""
-    return zip(shown.tolist(), values, strict=True)
-
-
-def numbers(values: torch.Tensor) -> list[float | None]:
-    """None: −inf."""
-    return [None if value == NEGATIVE_INFINITY else value for value in values.tolist()]
 
 
 def fields_of(params: SamplingParams, method: str) -> dict[str, Any]:

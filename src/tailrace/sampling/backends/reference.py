@@ -74,7 +74,8 @@ def draft_rows_of(slots: Slots, logits: torch.Tensor, rows: Rows, request: int) 
     """The rows of a request as they are verified."""
     first, last = int(rows.start[request]), int(rows.start[request + 1]) - 1
     position, draft_tokens = int(rows.position[first]), rows.draft[first:last].tolist()
-    drafts = Drafts(position, draft_tokens, rows.proposals_of(request), rows.rule_of(request))
+    q = rows.proposals_of(request)
+    drafts = Drafts(position, draft_tokens, None if q is None else q.cpu(), rows.rule_of(request))
     raw = [raw_row(logits, rows, row) for row in range(first, last + 1)]
     masks = [mask_of_row(rows, row) for row in range(first, last + 1)]
     return DraftRows(raw, slots[int(rows.slot[first])], drafts, masks)

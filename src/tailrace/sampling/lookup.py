@@ -1,0 +1,69 @@
+"""What of a row or of its candidates stands where: ranks, the largest, the values of a few tokens that are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from tailrace.sampling.candidates import Candidates
+
+NEGATIVE_INFINITY = float("-inf")
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+def best_two(scores: np.ndarray) -> list[int]:
+    """Where the two largest stand, or the one; ties go to the first."""
+    first = int(scores.argmax())
+    others = scores.copy()
+    others[first] = NEGATIVE_INFINITY
+    return [first, int(others.argmax())] if scores.size > 1 else [first]
+
+
+def likeliest_of(row: torch.Tensor, ascending: np.ndarray, count: int) -> list[int]:
+    """The ids of the largest entries, of equal ones the smaller ids; none that are −inf. ascending: all, sorted."""
+    values = row.numpy()
+    near = np.flatnonzero((values >= ascending[-min(count, values.size)]) & (values != NEGATIVE_INFINITY))
+    return near[np.argsort(-values[near], kind="stable")][:count].tolist()
+
+
+def ranks_of(row: torch.Tensor, ascending: np.ndarray, ids: torch.Tensor) -> torch.Tensor:
+    """int64 [n]: 1 is the largest; ties go to the smaller id. ascending: all entries, sorted."""
+    values = row.numpy()
+    mine = values[ids.numpy()]
+    first, last = (np.searchsorted(ascending, mine, side) for side in ("left", "right"))
+    ranks = values.size - last + 1
+    for i in np.flatnonzero(last - first > 1):
+        ranks[i] += np.count_nonzero(values[: int(ids[i])] == mine[i])
+    return torch.from_numpy(ranks)
+
+
+def among(ids: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+    """bool [n]: which of the ids are among the others, all of which are among the ids; both ascend."""
+    table = torch.zeros(int(ids[-1]) + 1, dtype=torch.bool)
+    table[others] = True
+    return table[ids]
+
+
+def places_in(ids: torch.Tensor, shown: torch.Tensor) -> Pair:
+    """Where each shown token stands among the ids, which ascend, and whether it does."""
+    places = torch.searchsorted(ids, shown).clamp(max=ids.numel() - 1)
+    return places, ids[places] == shown
+
+
+def where_in(candidates: Candidates, values: torch.Tensor, shown: torch.Tensor) -> list[float | None]:
+    """Of each shown token the value that stands beside it among the candidates; None: it is not among them."""
+    places, inside = places_in(candidates.ids, shown)
+    return [value if there else None for value, there in zip(values[places].tolist(), inside.tolist(), strict=True)]
+
+
+def pairs(shown: torch.Tensor, values: list[float | None]) -> Iterator[tuple[int, float | None]]:
+    """Ids and values."""
+    return zip(shown.tolist(), values, strict=True)
+
+
+def numbers(values: torch.Tensor) -> list[float | None]:
+    """None: −inf."""
+    return [None if value == NEGATIVE_INFINITY else value for value in values.tolist()]

@@ -43,7 +43,7 @@ class Served:
         self._thread.join(20)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # while Playwright is there its event loop runs, and asynchronous tests can't
 def browser() -> Iterator[Browser]:
     sync_api = pytest.importorskip("playwright.sync_api", reason="needs the package playwright: make install")
     if CHROMIUM is None:

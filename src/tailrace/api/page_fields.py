@@ -104,7 +104,7 @@ def shown_field(field: Field, types: Mapping[str, Mapping[str, Any]]) -> PageFie
         low_in=limits is None or limits.low_in,
         high_in=limits is None or limits.high_in,
         entries=field.entries,
-        needs=field.needs,
+        needs=tuple(FIELDS[needed].http_name or needed for needed in field.needs if FIELDS[needed].http != ""),
         voided_by=voids_of(field),
     )
 

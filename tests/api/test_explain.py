@@ -212,7 +212,8 @@ async def test_a_stored_response_is_explained_by_its_id(babbling):
     whole = await post(babbling, "/v1/responses", input="hi", explain={"top": 2}, max_output_tokens=9, ignore_eos=True)
     found = await post(babbling, "/v1/explain", response_id=whole["id"], explain={"top": 2})
     records = [record for item in whole["output"] for record in item["content"][0]["explanations"]]
-    assert records == [record for record in found["explanations"] if record["bytes"]], "without hidden tokens"
+    records, found["explanations"] = ([r for r in some if r["bytes"]] for some in (records, found["explanations"]))
+    assert records == found["explanations"], "all that have text"
     assert found["consistent"]
     assert (await babbling.http.delete(f"/v1/responses/{whole['id']}")).status_code == 200
     gone = await babbling.http.post("/v1/explain", json={"response_id": whole["id"]})
@@ -267,6 +268,13 @@ BAD = {
     "what if: a type": (OUTPUT | {"what_if": {"top_p": "much"}}, "what_if"),
     "what if: nothing left": (OUTPUT | {"what_if": {"allowed_token_ids": [70], "logit_bias": {"70": -1e9}}}, "what_if"),
     "an output for a response": ({"response_id": "resp_1", "output_token_ids": [65]}, "output_token_ids"),
+    **{
+        f"{name} for a response": ({"response_id": "resp_1", name: value}, name)
+        for name, value in [
+            *(("temperature", 0.5), ("top_p", 0.5), ("seed", 1), ("model", "x"), ("stream", False), ("tools", [])),
+            *(("max_output_tokens", 5), ("instructions", "hi"), ("priority", 1), ("choice", 0), ("key", "0" * 16)),
+        ]
+    },
 }
 
 
@@ -280,5 +288,5 @@ async def test_bad_input_is_named(babbling, name):
 
 
 async def test_a_response_that_is_gone(babbling):
-    answer = await babbling.http.post("/v1/explain", json={"response_id": "resp_1"})
+    answer = await babbling.http.post("/v1/explain", json={"response_id": "resp_1", "seed": None, "user": "me"})
     assert (answer.status_code, answer.json()["error"]["param"]) == (404, "response_id")

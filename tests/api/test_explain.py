@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from api.harness import CONTEXT, VOCAB, Front, LocalClient, events, front_of, saying
+from tailrace.api import sampling
 from tailrace.config import ServerConfig
 from tailrace.sentences import Sentences
 
@@ -140,6 +141,7 @@ REFUSED = {
     "too many ids": ({"explain": {"ids": [1] * 101}}, "explain"),
     "no number": ({"explain": 5}, "explain"),
     "another field": ({"explain": {"tops": 5}}, "explain"),
+    "too many records": ({"explain": {"top": 100}, "n": 128, "max_tokens": 80}, "explain"),
     "beams": ({"explain": True, "use_beam_search": True, "best_of": 2}, "explain"),
     "no output": ({"explain": True, "echo": True, "max_tokens": 0}, "explain"),
     "forced beyond the room": ({"forced_token_ids": [65] * 9, "max_tokens": 8}, "forced_token_ids"),
@@ -160,6 +162,29 @@ async def test_messages_do_not_take_it(babbling):
     answer = await babbling.http.post("/v1/messages", json=body)
     assert answer.status_code == 400
     assert "explain" in answer.json()["error"]["message"]
+
+
+async def test_too_many_records_are_refused_where_they_would_be_gathered(babbling, monkeypatch):
+    """Streams of chats and completions hold none of them."""
+    monkeypatch.setattr(sampling, "MAX_SHOWN_TOKENS", 12 * 7)
+    body = {"seed": 5} | FIELDS
+    [choice] = (await post(babbling, "/v1/completions", prompt="x=", **body))["choices"]
+    output = {"prompt": "x=", "output_token_ids": choice["token_ids"]}
+    await post(babbling, "/v1/explain", **body | output)
+    monkeypatch.setattr(sampling, "MAX_SHOWN_TOKENS", 12 * 7 - 1)
+    text, chat = {"prompt": "x="}, {"messages": HI}
+    of_response = {"input": "hi", "explain": {"top": 2}, "max_output_tokens": 12}
+    for path, asks, param in (
+        ("/v1/completions", text | body, "explain"),
+        ("/v1/chat/completions", chat | body, "explain"),
+        ("/v1/responses", of_response, "explain"),
+        ("/v1/responses", of_response | {"stream": True}, "explain"),
+        ("/v1/explain", body | output, "positions"),
+    ):
+        answer = await babbling.http.post(path, json=asks)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), path
+    assert len(records_of(await streamed(babbling, "/v1/completions", **text | body))) == 12
+    await post(babbling, "/v1/explain", **body | output, positions=[*range(11)])
 
 
 # ---- forced tokens, and branches

@@ -24,7 +24,7 @@ from tailrace.api.response_store import OutputOrigin, origins
 from tailrace.api.routes.chat import prepare_completion
 from tailrace.api.routes.completions import prepare_texts, prompts_of
 from tailrace.api.routes.responses import prepare_response
-from tailrace.api.sampling import changed, effort
+from tailrace.api.sampling import changed, check_records, effort
 from tailrace.api.schema.chat import CHAT_REFUSED, ChatRequest
 from tailrace.api.schema.common import TOLERATED, GenerateRequest
 from tailrace.api.schema.completions import COMPLETION_REFUSED, CompletionRequest
@@ -103,10 +103,13 @@ async def explain_output(request: Request) -> Response:
         service_for(request, ask.model).supervisor.check()
         index, output = await given_output(request, ask, asked, given[0])
     service = service_of(request)
+    positions = sorted({*(range(len(output.output)) if asked.positions is None else asked.positions)})
+    options = asked.explain if isinstance(asked.explain, ExplainOptions) else ExplainOptions()
+    check_records(options, len(positions), "positions")
     replay = Replay(
         output=output.output,
-        positions=sorted({*(range(len(output.output)) if asked.positions is None else asked.positions)}),
-        options=asked.explain if isinstance(asked.explain, ExplainOptions) else ExplainOptions(),
+        positions=positions,
+        options=options,
         index=index,
         key=output.key,
         what_if=None if asked.what_if is None else await other_parameters(request, output, asked.what_if),

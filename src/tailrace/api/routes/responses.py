@@ -20,7 +20,15 @@ from tailrace.api.chat_prompt import encode_chat
 from tailrace.api.chunks import effective
 from tailrace.api.front_end import front_of
 from tailrace.api.generation import Generation
-from tailrace.api.prepare import ChatInput, PreparedRequest, TokenLimit, generate, prepare_chat, read_request
+from tailrace.api.prepare import (
+    ChatInput,
+    PreparedRequest,
+    TokenLimit,
+    check_gathered,
+    generate,
+    prepare_chat,
+    read_request,
+)
 from tailrace.api.request_record import origin_of
 from tailrace.api.response_events import ResponseEvents
 from tailrace.api.response_input import to_chat, to_messages
@@ -58,6 +66,7 @@ async def create_response(request: Request) -> Response:
     """A response, streamed or whole."""
     ask, service = await read_request(request, READER)
     prepared, channels, chat = await prepare_response(request, ask)
+    check_gathered(prepared)  # the last events have the whole response
     top = prepared.params.logprobs
     # the id is ours, since responses are stored by it; what a client calls its request may be used by others as well
     origin = origin_of(request, "chat", ask)

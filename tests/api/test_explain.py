@@ -245,6 +245,27 @@ async def test_a_stored_response_is_explained_by_its_id(babbling):
     assert (gone.status_code, gone.json()["error"]["param"]) == (404, "response_id")
 
 
+async def test_a_stored_response_holds_no_records(babbling):
+    """Neither its body nor the events of its stream: else a few of them would drop everybody else's."""
+    body = {"input": "hi", "seed": 5, "max_output_tokens": 9, "ignore_eos": True, "explain": {"top": 2}}
+    sizes = {}
+    for explained in (body, body | {"explain": None}):
+        answer = await babbling.http.post("/v1/responses", json=explained | {"stream": True})
+        live = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: ")]
+        asks = explained["explain"] is not None
+        assert [bool(event.get("explanations")) for event in live if event["type"].endswith("_text.done")] == [asks]
+        id = live[0]["response"]["id"]
+        again = await babbling.http.get(f"/v1/responses/{id}")
+        kept = await babbling.http.get(f"/v1/responses/{id}?stream=true")
+        assert "explanations" not in again.text + kept.text
+        assert again.json()["output"][0]["content"][0]["text"]
+        assert kept.text.count("\ndata: ") == len(live)
+        sizes[asks] = babbling.app.state.front.responses.get(id).size
+        found = await post(babbling, "/v1/explain", response_id=id)
+        assert len(found["explanations"]) == 9
+    assert sizes[True] < 2 * sizes[False], "its deltas are cut at tokens"
+
+
 async def test_a_changed_token_is_named(babbling):
     body = {"prompt": "x=", "seed": 5} | FIELDS
     [choice] = (await post(babbling, "/v1/completions", **body))["choices"]

@@ -33,7 +33,7 @@ from tailrace.api.request_record import origin_of
 from tailrace.api.response_events import ResponseEvents
 from tailrace.api.response_input import to_chat, to_messages
 from tailrace.api.response_logprobs import ScoredSegments
-from tailrace.api.response_store import OutputOrigin, ResponseStore
+from tailrace.api.response_store import OutputOrigin, ResponseStore, without_records
 from tailrace.api.routes.tokenize import check_size
 from tailrace.api.sampling import num_logprobs
 from tailrace.api.schema.chat import ChatRequest
@@ -140,7 +140,7 @@ class StoredResponse(NamedTuple):
     def note(self, event: Event) -> None:
         """Keep an event for those who read the stream later."""
         if self.streamed and self.response.store:
-            self.store.record(self.response.id, named_frame(event))
+            self.store.record(self.response.id, named_frame(without_records(event)))
 
     def update(self, origin: OutputOrigin | None = None) -> None:
         """The same, unless the response was deleted meanwhile."""

@@ -4,6 +4,7 @@ whatever is guessed; and an output that can't have come is noticed."""
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
 import msgspec
 import pytest
@@ -14,6 +15,7 @@ from engine.harness import Fickle, Harness
 from tailrace.config import GrammarConfig
 from tailrace.engine import replay as replays
 from tailrace.engine.appending import TokenAppender
+from tailrace.engine.wanted_rows import MAX_SCORED
 from tailrace.explanation import ExplainOptions, Explanation
 from tailrace.grammar.service import Grammars
 from tailrace.options import Speculation
@@ -300,6 +302,44 @@ def test_a_replay_takes_no_more_of_a_step_than_a_request_may(monkeypatch):
     world.run()
     assert [len(message.records) for message in world.replayed["b"]] == [1] * 20
     assert len(world.stories["c", 0, 0].tokens) == 20
+
+
+def test_replays_share_the_time_of_a_step_and_take_turns():
+    """Not one budget each: neighbours would wait for all of them."""
+    world = Explained(host_ms=1e-6)
+    params = {"max_tokens": 20, "temperature": 0.9, "seed": 3, "ignore_eos": True}
+    world.submit("a", PROMPTS[0], **params)
+    [story] = world.run().values()
+    for name in "bcd":
+        world.replay(name, PROMPTS[0], story.tokens, params)
+    counts = [0]
+    while counts[-1] < 60:
+        world.step()
+        found = [len(world.records(name)) if name in world.replayed else 0 for name in "bcd"]
+        assert max(found) - min(found) <= 1, "in turns"
+        counts.append(sum(found))
+    assert {after - before for before, after in pairwise(counts)} <= {0, 1}
+    world.run()
+    assert [world.replayed[name][-1].difference for name in "bcd"] == [None] * 3
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0])
+def test_all_replays_together_keep_so_many_rows(scale):
+    world = Explained(host_ms=1e-6, max_num_batched_tokens=4096)
+    params = {"max_tokens": 40, "temperature": 0.9, "seed": 3, "ignore_eos": True, "guidance_scale": scale}
+    world.submit("a", PROMPTS[0], **params)
+    [story] = world.run().values()
+    for name in range(12):
+        world.replay(f"b{name}", PROMPTS[0], story.tokens, params)
+    world.submit("c", PROMPTS[1], **params)
+    most = 0
+    while len(world.replayed) < 12 or sum(len(m.records) for found in world.replayed.values() for m in found) < 480:
+        world.step()
+        held = [len(m.wanted.waiting) for s in world.engine.lifecycle.running for m in s.pair if m.wanted is not None]
+        most = max(most, sum(held))
+    assert MAX_SCORED // 2 < most <= MAX_SCORED
+    world.run()
+    assert len(world.stories["c", 0, 0].tokens) == 40
 
 
 def test_a_request_that_does_not_ask_has_no_records(monkeypatch):

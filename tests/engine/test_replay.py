@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import msgspec
 import pytest
+import torch
 
 from engine import mixes
 from engine.combinations import BLOCK, EOS, PROMPTS, TOKEN_BYTES, VOCAB, target
@@ -18,7 +19,7 @@ from tailrace.engine.appending import TokenAppender
 from tailrace.engine.wanted_rows import MAX_SCORED
 from tailrace.explanation import ExplainOptions, Explanation
 from tailrace.grammar.service import Grammars
-from tailrace.options import Speculation
+from tailrace.options import RepetitionDetection, Speculation
 from tailrace.params import SamplingParams
 from tailrace.runners.scripted import ScriptedRunner
 from tailrace.wire.messages import Abort, Replay, Replayed, Submit, Tokens
@@ -340,6 +341,16 @@ def test_all_replays_together_keep_so_many_rows(scale):
     assert MAX_SCORED // 2 < most <= MAX_SCORED
     world.run()
     assert len(world.stories["c", 0, 0].tokens) == 40
+
+
+def test_the_token_that_ends_the_output_says_so_also_where_bans_held_it_back(monkeypatch):
+    """Five tokens come out at once, and the third is a repetition."""
+    monkeypatch.setitem(globals(), "target", lambda ids: 9.0 * torch.eye(VOCAB)[1 if len(ids) == 8 else 0])
+    world, loops = Explained(overlap="off"), RepetitionDetection(max_pattern_size=1, min_count=3)
+    world.submit("a", [2] * 4, explain=SHOWN, max_tokens=9, banned_strings=("aaaaz",), repetition_detection=loops)
+    [story] = world.run().values()
+    assert story.tokens == [0, 0, 0, 0, 1]
+    assert [record.ended for record in world.live["a", 0, 0]] == [None, None, "repetition", None, None]
 
 
 def test_a_request_that_does_not_ask_has_no_records(monkeypatch):

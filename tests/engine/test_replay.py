@@ -22,6 +22,7 @@ from tailrace.grammar.service import Grammars
 from tailrace.options import RepetitionDetection, Speculation
 from tailrace.params import SamplingParams
 from tailrace.runners.scripted import ScriptedRunner
+from tailrace.sampling import reference
 from tailrace.wire.messages import Abort, Replay, Replayed, Submit, Tokens
 
 SHOWN = ExplainOptions(top=3, ids=(1,))
@@ -219,6 +220,27 @@ def test_a_token_that_the_grammar_forbids_is_named(grammars):
     difference = world.replayed["b"][-1].difference
     assert (difference.position, difference.why) == (2, "grammar")
     assert [record.token_id for record in world.records("b")] == output
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_records_that_say_otherwise_than_the_kernels_are_errors(monkeypatch, live):
+    """Rivals within rounding of each other: nobody is told that a token is what is drawn beside a record that it is
+    not."""
+    world = Explained(overlap="off")
+    params = {"max_tokens": 6, "temperature": 0.9, "seed": 3, "ignore_eos": True}
+    world.submit("a", PROMPTS[0], **params)
+    [story] = world.run().values()
+    real = reference.scores_of
+    monkeypatch.setattr(reference, "scores_of", lambda *given: -real(*given))
+    monkeypatch.setattr("tailrace.sampling.record.scores_of", lambda *given: -real(*given))
+    if live:
+        world.submit("b", PROMPTS[0], explain=SHOWN, **params)
+    else:
+        world.replay("b", PROMPTS[0], story.tokens, params)
+    world.run()
+    assert world.stories["b", 0, 0].end.message.startswith("explain: the kernels have drawn [")
+    assert not world.live.get(("b", 0, 0))
+    assert "b" not in world.replayed
 
 
 def test_other_parameters_are_tried_on_the_same_history_and_noise():

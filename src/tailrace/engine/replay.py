@@ -21,6 +21,7 @@ import torch
 from tailrace.engine.appending import TokenAppender
 from tailrace.engine.checks import NewToken
 from tailrace.engine.draws import NO_DRAFTS, Masks, SampleSkippedError
+from tailrace.engine.explanations import disagreement
 from tailrace.engine.isolation import Isolated
 from tailrace.engine.lifecycle import Ending
 from tailrace.engine.outputs import OutputProcessor
@@ -160,6 +161,8 @@ class Replays:
         record, other, wanted = None, drawn.token != walk.replay.output[index], index in walk.wanted
         if other or (wanted and walk.what_if is None):
             record = self._explained(walk, drawn, None)
+            if record.origin != "forced" and drawn.token not in (None, winner := record.draw.winner):
+                raise disagreement([drawn.token], [winner])
             if other:
                 self._note(walk, drawn, record)
         if walk.what_if is not None and (wanted or walk.what_if[0].state):

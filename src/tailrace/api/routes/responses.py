@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 from typing import Any, NamedTuple
 from uuid import uuid4
 
@@ -18,6 +19,7 @@ from tailrace.api.body import BodyReader, check_items
 from tailrace.api.channels import Channels
 from tailrace.api.chat_prompt import encode_chat
 from tailrace.api.chunks import effective
+from tailrace.api.explanations import size_of, written
 from tailrace.api.front_end import front_of
 from tailrace.api.generation import Generation
 from tailrace.api.prepare import (
@@ -151,7 +153,7 @@ class StoredResponse(NamedTuple):
 async def events(
     generation: Generation, stored: StoredResponse, segments: ScoredSegments
 ) -> AsyncGenerator[Event, None]:
-    """The response as it comes.
+    """The response as it comes. (Longer than most: events, and what is stored, must follow each other just so.)
 
     Raises:
         TailraceError: it failed before its first event. Later it ends with an event that says so.
@@ -169,7 +171,10 @@ async def events(
                 ids += delta.token_ids
                 for counter in generation.thoughts or ():
                     counter.add(delta.offsets)
-                for segment, reports in segments.feed(delta):
+                found: list[msgspec.Raw] = []
+                if delta.explanations:
+                    found = await generation.run(partial(written, segments.labels, delta), size_of(delta))
+                for segment, reports in segments.feed(delta, found):
                     for event in writer.add(segment, reports):
                         yield event
                 if delta.finish_reason is not None:

@@ -153,7 +153,7 @@ class StoredResponse(NamedTuple):
 async def events(
     generation: Generation, stored: StoredResponse, segments: ScoredSegments
 ) -> AsyncGenerator[Event, None]:
-    """The response as it comes. (Longer than most: events, and what is stored, must follow each other just so.)
+    """The response as it comes.
 
     Raises:
         TailraceError: it failed before its first event. Later it ends with an event that says so.

@@ -26,6 +26,7 @@ def below_one(p: float, whole: int) -> str:
 
 def significant(value: float, digits: int = 3) -> str:
     """So many digits that count; none of a whole number is lost."""
+    value += 0.0  # −0 is 0
     if value in (0.0, 100.0):
         return f"{value:.0f}"
     if 1e-4 <= abs(value) < 1e6:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from api.harness import CONTEXT, VOCAB, Front, LocalClient, events, front_of, saying
+from tailrace.api import sampling
 from tailrace.config import ServerConfig
 from tailrace.sentences import Sentences
 
@@ -140,6 +141,7 @@ REFUSED = {
     "too many ids": ({"explain": {"ids": [1] * 101}}, "explain"),
     "no number": ({"explain": 5}, "explain"),
     "another field": ({"explain": {"tops": 5}}, "explain"),
+    "too many records": ({"explain": {"top": 100}, "n": 128, "max_tokens": 80}, "explain"),
     "beams": ({"explain": True, "use_beam_search": True, "best_of": 2}, "explain"),
     "no output": ({"explain": True, "echo": True, "max_tokens": 0}, "explain"),
     "forced beyond the room": ({"forced_token_ids": [65] * 9, "max_tokens": 8}, "forced_token_ids"),
@@ -160,6 +162,29 @@ async def test_messages_do_not_take_it(babbling):
     answer = await babbling.http.post("/v1/messages", json=body)
     assert answer.status_code == 400
     assert "explain" in answer.json()["error"]["message"]
+
+
+async def test_too_many_records_are_refused_where_they_would_be_gathered(babbling, monkeypatch):
+    """Streams of chats and completions hold none of them."""
+    monkeypatch.setattr(sampling, "MAX_SHOWN_TOKENS", 12 * 7)
+    body = {"seed": 5} | FIELDS
+    [choice] = (await post(babbling, "/v1/completions", prompt="x=", **body))["choices"]
+    output = {"prompt": "x=", "output_token_ids": choice["token_ids"]}
+    await post(babbling, "/v1/explain", **body | output)
+    monkeypatch.setattr(sampling, "MAX_SHOWN_TOKENS", 12 * 7 - 1)
+    text, chat = {"prompt": "x="}, {"messages": HI}
+    of_response = {"input": "hi", "explain": {"top": 2}, "max_output_tokens": 12}
+    for path, asks, param in (
+        ("/v1/completions", text | body, "explain"),
+        ("/v1/chat/completions", chat | body, "explain"),
+        ("/v1/responses", of_response, "explain"),
+        ("/v1/responses", of_response | {"stream": True}, "explain"),
+        ("/v1/explain", body | output, "positions"),
+    ):
+        answer = await babbling.http.post(path, json=asks)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), path
+    assert len(records_of(await streamed(babbling, "/v1/completions", **text | body))) == 12
+    await post(babbling, "/v1/explain", **body | output, positions=[*range(11)])
 
 
 # ---- forced tokens, and branches
@@ -212,11 +237,33 @@ async def test_a_stored_response_is_explained_by_its_id(babbling):
     whole = await post(babbling, "/v1/responses", input="hi", explain={"top": 2}, max_output_tokens=9, ignore_eos=True)
     found = await post(babbling, "/v1/explain", response_id=whole["id"], explain={"top": 2})
     records = [record for item in whole["output"] for record in item["content"][0]["explanations"]]
-    assert records == [record for record in found["explanations"] if record["bytes"]], "without hidden tokens"
+    records, found["explanations"] = ([r for r in some if r["bytes"]] for some in (records, found["explanations"]))
+    assert records == found["explanations"], "all that have text"
     assert found["consistent"]
     assert (await babbling.http.delete(f"/v1/responses/{whole['id']}")).status_code == 200
     gone = await babbling.http.post("/v1/explain", json={"response_id": whole["id"]})
     assert (gone.status_code, gone.json()["error"]["param"]) == (404, "response_id")
+
+
+async def test_a_stored_response_holds_no_records(babbling):
+    """Neither its body nor the events of its stream: else a few of them would drop everybody else's."""
+    body = {"input": "hi", "seed": 5, "max_output_tokens": 9, "ignore_eos": True, "explain": {"top": 2}}
+    sizes = {}
+    for explained in (body, body | {"explain": None}):
+        answer = await babbling.http.post("/v1/responses", json=explained | {"stream": True})
+        live = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: ")]
+        asks = explained["explain"] is not None
+        assert [bool(event.get("explanations")) for event in live if event["type"].endswith("_text.done")] == [asks]
+        id = live[0]["response"]["id"]
+        again = await babbling.http.get(f"/v1/responses/{id}")
+        kept = await babbling.http.get(f"/v1/responses/{id}?stream=true")
+        assert "explanations" not in again.text + kept.text
+        assert again.json()["output"][0]["content"][0]["text"]
+        assert kept.text.count("\ndata: ") == len(live)
+        sizes[asks] = babbling.app.state.front.responses.get(id).size
+        found = await post(babbling, "/v1/explain", response_id=id)
+        assert len(found["explanations"]) == 9
+    assert sizes[True] < 2 * sizes[False], "its deltas are cut at tokens"
 
 
 async def test_a_changed_token_is_named(babbling):
@@ -267,6 +314,13 @@ BAD = {
     "what if: a type": (OUTPUT | {"what_if": {"top_p": "much"}}, "what_if"),
     "what if: nothing left": (OUTPUT | {"what_if": {"allowed_token_ids": [70], "logit_bias": {"70": -1e9}}}, "what_if"),
     "an output for a response": ({"response_id": "resp_1", "output_token_ids": [65]}, "output_token_ids"),
+    **{
+        f"{name} for a response": ({"response_id": "resp_1", name: value}, name)
+        for name, value in [
+            *(("temperature", 0.5), ("top_p", 0.5), ("seed", 1), ("model", "x"), ("stream", False), ("tools", [])),
+            *(("max_output_tokens", 5), ("instructions", "hi"), ("priority", 1), ("choice", 0), ("key", "0" * 16)),
+        ]
+    },
 }
 
 
@@ -280,5 +334,5 @@ async def test_bad_input_is_named(babbling, name):
 
 
 async def test_a_response_that_is_gone(babbling):
-    answer = await babbling.http.post("/v1/explain", json={"response_id": "resp_1"})
+    answer = await babbling.http.post("/v1/explain", json={"response_id": "resp_1", "seed": None, "user": "me"})
     assert (answer.status_code, answer.json()["error"]["param"]) == (404, "response_id")

@@ -83,7 +83,24 @@ class Tags(HTMLParser):
         self.text += data
 
 
-STRUCTURE = {"html", "head", "meta", "title", "style", "body", "h1", "h2", "p", "pre", "a", "span", "b", "small", "i"}
+STRUCTURE = {
+    "html",
+    "head",
+    "meta",
+    "title",
+    "style",
+    "body",
+    "h1",
+    "h2",
+    "p",
+    "pre",
+    "a",
+    "span",
+    "b",
+    "small",
+    "i",
+    "bdi",
+}
 OURS = STRUCTURE | {"details", "summary", "ol", "li", "div", "table", "tr", "th", "td"}
 
 
@@ -94,11 +111,47 @@ def test_a_page_has_our_tags_alone_and_every_character_is_text():
     tags.feed(page("".join(HOSTILE), {"stop": HOSTILE}, shown))
     assert tags.open == []
     assert tags.tags <= OURS
-    assert tags.attributes <= {"lang", "charset", "http-equiv", "content", "name", "class", "href", "id", "style"}
+    assert tags.attributes <= {
+        "lang",
+        "charset",
+        "http-equiv",
+        "content",
+        "name",
+        "class",
+        "href",
+        "id",
+        "style",
+        "dir",
+    }
     for text in ("<script>alert(1)</script>", "</details><img src=x onerror=alert(1)>", "{format} %s"):
         assert text in tags.text
     assert not [char for char in tags.text if not char.isprintable() and char not in "\n\t"]
     assert "http" not in page("p", {}, shown).replace("http-equiv", "")
+
+
+def test_what_a_token_ended_is_said_everywhere():
+    first, second = records(count=2)
+    shown = [
+        msgspec.structs.replace(first, ended="thinking_token_budget"),
+        msgspec.structs.replace(second, ended="stop"),
+    ]
+    assert [line.endswith(f"  {record.ended}") for line, record in zip(table(shown)[1:], shown, strict=False)] == [
+        True
+    ] * 2
+    assert "With it the thinking budget was used up." in ladder(shown[0])
+    assert "The output ended with it: stop." in ladder(shown[1])
+    made = page("p", {}, shown)
+    assert made.count("The output ended with it: stop.") == 1
+    assert not any("ended" in text for record in (first, second) for text in ladder(record))
+
+
+def test_a_page_keeps_the_order_of_tokens_whatever_their_direction():
+    [record] = records(count=1)
+    for token, direction in (("abc", "ltr"), (" 1 שלום", "rtl"), ("مرحبا", "rtl"), ("12", "ltr")):
+        made = page("p", {}, [msgspec.structs.replace(record, token=token)])
+        assert f'<p class="text" dir="{direction}">' in made
+        assert f"<bdi>{token}</bdi></a>" in made
+        assert f"“<bdi>{token}</bdi>”" in made
 
 
 def test_markup_that_is_not_escaped_is_seen(monkeypatch):

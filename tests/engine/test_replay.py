@@ -4,9 +4,11 @@ whatever is guessed; and an output that can't have come is noticed."""
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
 import msgspec
 import pytest
+import torch
 
 from engine import mixes
 from engine.combinations import BLOCK, EOS, PROMPTS, TOKEN_BYTES, VOCAB, target
@@ -14,11 +16,13 @@ from engine.harness import Fickle, Harness
 from tailrace.config import GrammarConfig
 from tailrace.engine import replay as replays
 from tailrace.engine.appending import TokenAppender
+from tailrace.engine.wanted_rows import MAX_SCORED
 from tailrace.explanation import ExplainOptions, Explanation
 from tailrace.grammar.service import Grammars
-from tailrace.options import Speculation
+from tailrace.options import RepetitionDetection, Speculation
 from tailrace.params import SamplingParams
 from tailrace.runners.scripted import ScriptedRunner
+from tailrace.sampling import reference
 from tailrace.wire.messages import Abort, Replay, Replayed, Submit, Tokens
 
 SHOWN = ExplainOptions(top=3, ids=(1,))
@@ -218,6 +222,27 @@ def test_a_token_that_the_grammar_forbids_is_named(grammars):
     assert [record.token_id for record in world.records("b")] == output
 
 
+@pytest.mark.parametrize("live", [True, False])
+def test_records_that_say_otherwise_than_the_kernels_are_errors(monkeypatch, live):
+    """Rivals within rounding of each other: nobody is told that a token is what is drawn beside a record that it is
+    not."""
+    world = Explained(overlap="off")
+    params = {"max_tokens": 6, "temperature": 0.9, "seed": 3, "ignore_eos": True}
+    world.submit("a", PROMPTS[0], **params)
+    [story] = world.run().values()
+    real = reference.scores_of
+    monkeypatch.setattr(reference, "scores_of", lambda *given: -real(*given))
+    monkeypatch.setattr("tailrace.sampling.record.scores_of", lambda *given: -real(*given))
+    if live:
+        world.submit("b", PROMPTS[0], explain=SHOWN, **params)
+    else:
+        world.replay("b", PROMPTS[0], story.tokens, params)
+    world.run()
+    assert world.stories["b", 0, 0].end.message.startswith("explain: the kernels have drawn [")
+    assert not world.live.get(("b", 0, 0))
+    assert "b" not in world.replayed
+
+
 def test_other_parameters_are_tried_on_the_same_history_and_noise():
     world = Explained()
     params = {"max_tokens": 12, "temperature": 1.5, "seed": 3, "ignore_eos": True, "frequency_penalty": 0.3}
@@ -300,6 +325,54 @@ def test_a_replay_takes_no_more_of_a_step_than_a_request_may(monkeypatch):
     world.run()
     assert [len(message.records) for message in world.replayed["b"]] == [1] * 20
     assert len(world.stories["c", 0, 0].tokens) == 20
+
+
+def test_replays_share_the_time_of_a_step_and_take_turns():
+    """Not one budget each: neighbours would wait for all of them."""
+    world = Explained(host_ms=1e-6)
+    params = {"max_tokens": 20, "temperature": 0.9, "seed": 3, "ignore_eos": True}
+    world.submit("a", PROMPTS[0], **params)
+    [story] = world.run().values()
+    for name in "bcd":
+        world.replay(name, PROMPTS[0], story.tokens, params)
+    counts = [0]
+    while counts[-1] < 60:
+        world.step()
+        found = [len(world.records(name)) if name in world.replayed else 0 for name in "bcd"]
+        assert max(found) - min(found) <= 1, "in turns"
+        counts.append(sum(found))
+    assert {after - before for before, after in pairwise(counts)} <= {0, 1}
+    world.run()
+    assert [world.replayed[name][-1].difference for name in "bcd"] == [None] * 3
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0])
+def test_all_replays_together_keep_so_many_rows(scale):
+    world = Explained(host_ms=1e-6, max_num_batched_tokens=4096)
+    params = {"max_tokens": 40, "temperature": 0.9, "seed": 3, "ignore_eos": True, "guidance_scale": scale}
+    world.submit("a", PROMPTS[0], **params)
+    [story] = world.run().values()
+    for name in range(12):
+        world.replay(f"b{name}", PROMPTS[0], story.tokens, params)
+    world.submit("c", PROMPTS[1], **params)
+    most = 0
+    while len(world.replayed) < 12 or sum(len(m.records) for found in world.replayed.values() for m in found) < 480:
+        world.step()
+        held = [len(m.wanted.waiting) for s in world.engine.lifecycle.running for m in s.pair if m.wanted is not None]
+        most = max(most, sum(held))
+    assert MAX_SCORED // 2 < most <= MAX_SCORED
+    world.run()
+    assert len(world.stories["c", 0, 0].tokens) == 40
+
+
+def test_the_token_that_ends_the_output_says_so_also_where_bans_held_it_back(monkeypatch):
+    """Five tokens come out at once, and the third is a repetition."""
+    monkeypatch.setitem(globals(), "target", lambda ids: 9.0 * torch.eye(VOCAB)[1 if len(ids) == 8 else 0])
+    world, loops = Explained(overlap="off"), RepetitionDetection(max_pattern_size=1, min_count=3)
+    world.submit("a", [2] * 4, explain=SHOWN, max_tokens=9, banned_strings=("aaaaz",), repetition_detection=loops)
+    [story] = world.run().values()
+    assert story.tokens == [0, 0, 0, 0, 1]
+    assert [record.ended for record in world.live["a", 0, 0]] == [None, None, "repetition", None, None]
 
 
 def test_a_request_that_does_not_ask_has_no_records(monkeypatch):

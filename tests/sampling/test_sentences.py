@@ -125,3 +125,15 @@ def test_numbers():
         "in 1 of 238 seeds",
         "never",
     ]
+
+
+def test_no_figure_is_less_than_nothing():
+    assert figures.significant(-0.0) == "0"
+
+
+def test_a_certain_token_has_no_negative_entropy():
+    record = record_of({"temperature": 0.5, "top_k": 1}, [0.0, 2000.0, 0.0, 0.0])
+    entropies = [record.model.entropy, *(step.entropy for step in record.refinements)]
+    assert [str(entropy) for entropy in entropies] == ["0.0"] * len(entropies)
+    assert "0 nats" in sentences.sentences_of(record, str).model
+    assert "−0" not in sentences.sentences_of(record, str).model

@@ -24,7 +24,7 @@ from tailrace.api.front_end import service_for
 from tailrace.api.generation import Generation
 from tailrace.api.negative_prompt import longest, negative_of_chat
 from tailrace.api.request_record import RequestOrigin
-from tailrace.api.sampling import check_copies, effort, num_logprobs, output_limit, sampling_params
+from tailrace.api.sampling import check_copies, check_records, effort, num_logprobs, output_limit, sampling_params
 from tailrace.api.schema.chat import ChatRequest
 from tailrace.api.schema.common import GenerateRequest
 from tailrace.api.schema.completions import CompletionRequest
@@ -160,8 +160,20 @@ async def prepare_chat(
     return await prepare(request, ask, prompts, chat.limit, logprobs, additions), channels
 
 
+def check_gathered(prepared: PreparedRequest) -> None:
+    """Raise ParameterError if an answer that is gathered would have too many records of why its tokens came."""
+    params = prepared.params
+    check_records(params.explain, len(prepared.prompts) * params.n * (params.max_tokens or 0), "explain")
+
+
 def generate(service: Service, id: str, prepared: PreparedRequest, origin: RequestOrigin) -> Generation:
-    """The generation of a request that is prepared."""
+    """The generation of a request that is prepared.
+
+    Raises:
+        ParameterError: a whole answer would have too many records of why its tokens came.
+    """
+    if not origin.streamed:
+        check_gathered(prepared)
     return Generation(service, id, prepared.prompts, prepared.params, origin, prepared.grammar_field)
 
 

@@ -19,7 +19,14 @@ if TYPE_CHECKING:
     from tailrace.wire.async_stream import AsyncStream
 
 # what a generation reports of tokens that are drawn: here none is
-REPORTS = {"logprobs": None, "logprob_token_ids": (), "report_entropy": False, "prompt_logprobs": None, "explain": None}
+REPORTS = {
+    "logprobs": None,
+    "logprob_token_ids": (),
+    "report_entropy": False,
+    "prompt_logprobs": None,
+    "explain": None,
+    "return_sampling_mask": False,
+}
 
 
 class ExplainedOutput(Generation):

@@ -8,12 +8,11 @@ logprobs.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
 
-from tailrace.api.explanations import records_of, write
 from tailrace.api.logprobs import Labels, chat_logprobs, delivered
 from tailrace.text.output import Delta
 from tailrace.text.splitter import Segment, Splitter
@@ -45,32 +44,30 @@ class ScoredSegments:
     """
 
     def __init__(self, splitter: Splitter, labels: Labels, top: int | None, explains: bool = False) -> None:
-        self.splitter, self._labels, self._top, self._explains = splitter, labels, top, explains
+        self.splitter, self.labels, self._top, self._explains = splitter, labels, top, explains
         self._text = ""  # all of it
         self._seen = 0  # so much of it has come out, or was left out
         self._tokens = deque[TokenReport]()
 
-    def feed(self, delta: Delta) -> Iterator[Scored]:
-        """The segments that a delta completes; all that is held, where it ends the answer."""
+    def feed(self, delta: Delta, records: Sequence[msgspec.Raw] = ()) -> Iterator[Scored]:
+        """The segments that a delta completes; all that is held, where it ends the answer. records: `written` of the
+        delta, where that is asked for."""
         if self._top is None and not self._explains:
             yield from ((segment, Reports([], [])) for segment in self.splitter.feed(delta.text))
         else:
-            for piece in self._pieces(delta):
+            for piece in self._pieces(delta, records):
                 self._text += piece
                 yield from self._scored(self.splitter.feed(piece))
         if delta.finish_reason is not None:
             yield from self._scored(self.splitter.flush())
 
-    def _pieces(self, delta: Delta) -> list[str]:
+    def _pieces(self, delta: Delta, records: Sequence[msgspec.Raw]) -> list[str]:
         """The delta's text, cut before each token."""
         begin, offsets = len(self._text), shown_offsets(delta)
         entries: list[msgspec.Raw | None] = [None] * len(offsets)
-        records: list[msgspec.Raw | None] = [None] * len(offsets)
         if self._top is not None and delta.logprobs:
-            entries[:] = chat_logprobs(self._labels, delta, self._top).content
-        if delta.explanations:
-            records[:] = [write(self._labels, record, data) for record, data in records_of(delta)]
-        self._tokens += map(TokenReport, offsets, entries, records)
+            entries[:] = chat_logprobs(self.labels, delta, self._top).content
+        self._tokens += map(TokenReport, offsets, entries, records or [None] * len(offsets))
         cuts = [min(max(offset - begin, 0), len(delta.text)) for offset in offsets]
         return [delta.text[i:j] for i, j in zip([0, *cuts], [*cuts, len(delta.text)], strict=True) if i < j]
 

@@ -7,8 +7,9 @@ from collections import OrderedDict
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec import UNSET
 
-from tailrace.api.schema.responses import ResponseObject
+from tailrace.api.schema.responses import Event, OutputItem, OutputPart, ResponseObject
 from tailrace.errors import RequestNotFoundError
 from tailrace.params import SamplingParams
 
@@ -47,6 +48,35 @@ class Stored(NamedTuple):
         return len(self.body) + len(self.messages) + len(self.origin) + sum(map(len, self.frames or ()))
 
 
+def without_records(event: Event) -> Event:
+    """The event as it is stored: records of why tokens came are large, an event after the other repeats them, and they
+    can be made again (POST /v1/explain)."""
+    if event.explanations is UNSET and event.part is UNSET and event.item is UNSET and event.response is UNSET:
+        return event
+    return msgspec.structs.replace(
+        event,
+        explanations=UNSET,
+        part=event.part if event.part is UNSET else plain_part(event.part),
+        item=event.item if event.item is UNSET else plain_item(event.item),
+        response=event.response if event.response is UNSET else plain_response(event.response),
+    )
+
+
+def plain_response(response: ResponseObject) -> ResponseObject:
+    """Without records."""
+    return msgspec.structs.replace(response, output=[plain_item(item) for item in response.output])
+
+
+def plain_item(item: OutputItem) -> OutputItem:
+    """Without records."""
+    return msgspec.structs.replace(item, content=[plain_part(part) for part in item.content]) if item.content else item
+
+
+def plain_part(part: OutputPart) -> OutputPart:
+    """Without records."""
+    return part if part.explanations is UNSET else msgspec.structs.replace(part, explanations=UNSET)
+
+
 class ResponseStore:
     """One per front end."""
 
@@ -70,12 +100,14 @@ class ResponseStore:
         streamed: bool = False,
         origin: OutputOrigin | None = None,
     ) -> None:
-        """Store the response as it is now, in place of an earlier state, whose events stay. inputs: see Stored."""
+        """Store the response as it is now without its records, in place of an earlier state, whose events stay. inputs:
+        see Stored."""
         before = self._stored.get(response.id)
         frames = ([] if streamed else None) if before is None else before.frames
         self.discard(response.id)
         made = b"" if origin is None else msgspec.msgpack.encode(origin)
-        entry = Stored(msgspec.json.encode(response), msgspec.json.encode(messages), inputs, frames, made)
+        body = msgspec.json.encode(plain_response(response))
+        entry = Stored(body, msgspec.json.encode(messages), inputs, frames, made)
         self._stored[response.id] = entry
         self.bytes += entry.size
         self._trim()

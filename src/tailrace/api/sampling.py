@@ -177,6 +177,23 @@ def check_scores(count: int, field: str) -> None:
         raise ParameterError(f"{field}: {count} entries over all prompts and choices are more than {MAX_SCORES}", field)
 
 
+MAX_SHOWN_TOKENS = 2_000_000  # of all records of an answer that is gathered; each takes about 170 bytes of JSON
+
+
+def check_records(options: ExplainOptions | None, tokens: int, field: str) -> None:
+    """Raise ParameterError, naming the field, if the records of so many tokens would be too large an answer."""
+    if options is None:
+        return
+    each = 2 * options.top + len(options.ids) + 3  # at most: the model's, those that may be drawn; token and rivals
+    if tokens * each > MAX_SHOWN_TOKENS:
+        less = "fewer positions" if field == "positions" else "fewer output tokens or choices, or streamed"
+        raise ParameterError(
+            f"{field}: records of {tokens:,} tokens that show up to {each} each are {tokens * each:,} entries in one "
+            f"answer, more than {MAX_SHOWN_TOKENS:,}: ask for a smaller explain.top, {less}",
+            field,
+        )
+
+
 MAX_COPIES = (
     16 << 20
 )  # bytes of parameters in one request: each of its prompts carries them to the engine, between two steps

@@ -9,9 +9,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
+from unicodedata import bidirectional
 
 from tailrace.api.schema.explain import TokenExplanation
-from tailrace.cli.explain_table import printable
+from tailrace.cli.explain_table import ending, printable
 from tailrace.figures import percent
 
 LEVELS = 6  # of surprise: 0, 1, 2 … bits, of the model's own probability
@@ -57,9 +58,9 @@ def page(prompt: str, params: Mapping[str, Any], records: Sequence[TokenExplanat
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             f"<style>{STYLE}</style></head><body>",
             "<h1>Why these tokens</h1>",
-            f"<h2>Prompt</h2><pre>{text_of(prompt, LINES)}</pre>",
+            f'<h2>Prompt</h2><pre dir="auto">{text_of(prompt, LINES)}</pre>',
             f"<h2>Parameters</h2><p>{text_of(asked)}</p>",
-            f'<h2>Answer</h2><p class="text">{"".join(map(span, records))}</p>',
+            f'<h2>Answer</h2><p class="text" dir="{direction(records)}">{"".join(map(span, records))}</p>',
             legend(),
             "<h2>Tokens</h2>",
             *map(token_details, records),
@@ -74,6 +75,18 @@ def text_of(text: str, keep: str = "") -> str:
     return escape("".join(char if char in keep else printable(char) for char in text))
 
 
+def isolated(token: str) -> str:
+    """A token whose own direction of writing moves nothing around it."""
+    return f"<bdi>{text_of(token)}</bdi>"
+
+
+def direction(records: Iterable[TokenExplanation]) -> str:
+    """In which the answer's tokens follow each other: that of its first letter. (dir="auto" does not look into
+    isolated parts.)"""
+    kinds = (bidirectional(char) for record in records for char in record.token)
+    return "rtl" if next((kind for kind in kinds if kind in ("L", "R", "AL")), "L") != "L" else "ltr"
+
+
 def level(record: TokenExplanation) -> int:
     """How surprising the token was to the model: 0 … LEVELS − 1."""
     p = record.model.probabilities[record.ids.index(record.token_id)]
@@ -84,7 +97,7 @@ def span(record: TokenExplanation) -> str:
     """A token within the answer, coloured; it leads to its details."""
     # a line end is seen, and breaks the line
     shown = "".join(text_of(char) + ("\n" if char == "\n" else "") for char in record.token)
-    return f'<a class="s{level(record)} {record.origin}" href="#t{record.index}">{shown}</a>'
+    return f'<a class="s{level(record)} {record.origin}" href="#t{record.index}"><bdi>{shown}</bdi></a>'
 
 
 def legend() -> str:
@@ -99,9 +112,9 @@ def token_details(record: TokenExplanation) -> str:
     said = record.sentences
     p = record.model.probabilities[record.ids.index(record.token_id)]
     facts = f"{record.origin}, {percent(p)} by the model, position {record.position}, key {record.key}"
-    sentences = items((said.model, *said.edits, *said.refinements, said.draw))
+    sentences = items((said.model, *said.edits, *said.refinements, said.draw, *ending(record)))
     return (
-        f"<details><summary><b>{record.index} “{text_of(record.token)}”</b> <small>{facts}</small></summary>\n"
+        f"<details><summary><b>{record.index} “{isolated(record.token)}”</b> <small>{facts}</small></summary>\n"
         f'<ol id="t{record.index}">{sentences}</ol>\n{candidates(record)}</details>'
     )
 
@@ -122,7 +135,7 @@ def candidates(record: TokenExplanation) -> str:
         came = ' class="came"' if record.ids[i] == record.token_id else ""
         cells = "".join(bar(values[i]) for _, values in steps)
         why = text_of(record.sentences.why_not[i])
-        rows.append(f'<tr{came}><td>“{text_of(token)}”</td>{cells}<td class="why">{why}</td></tr>')
+        rows.append(f'<tr{came}><td>“{isolated(token)}”</td>{cells}<td class="why">{why}</td></tr>')
     return f'<div class="wide"><table><tr>{heads}</tr>{"".join(rows)}</table></div>'
 
 

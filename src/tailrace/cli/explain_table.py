@@ -12,8 +12,8 @@ from tailrace.figures import chance, percent, significant
 
 WIDTH = 18  # of a token in a table
 COLUMN = 12
-COLUMNS = ("#", "token", "came", "model", "rank", "left", "p", "won by", "over")
-WIDTHS = (5, WIDTH, 9, 8, 6, 7, 8, 7, WIDTH)
+COLUMNS = ("#", "token", "came", "model", "rank", "left", "p", "won by", "over", "ended")
+WIDTHS = (5, WIDTH, 9, 8, 6, 7, 8, 7, WIDTH, 9)
 
 LEGEND = "left: tokens that could be drawn; p: with which this one was. --token N shows one token's ladder."
 
@@ -50,6 +50,7 @@ def table(records: Sequence[TokenExplanation]) -> list[str]:
                     "–" if p is None else chance(p),
                     "–" if draw.margin is None or draw.winner != record.token_id else significant(draw.margin),
                     "" if draw.runner_up is None else shown(names[draw.runner_up]),
+                    record.ended or "",
                 )
             )
         )
@@ -59,7 +60,7 @@ def table(records: Sequence[TokenExplanation]) -> list[str]:
 def columns(cells: Sequence[str]) -> str:
     """Cells side by side: tokens and words to the left, numbers to the right."""
     aligned = (
-        cell.ljust(width) if name in ("token", "came", "over") else cell.rjust(width)
+        cell.ljust(width) if name in ("token", "came", "over", "ended") else cell.rjust(width)
         for name, cell, width in zip(COLUMNS, cells, WIDTHS, strict=True)
     )
     return "  ".join(aligned).rstrip()
@@ -72,7 +73,7 @@ def ladder(record: TokenExplanation) -> list[str]:
         f"Token {record.index}, {shown(record.token, 60)}: {record.origin}, at position {record.position} with key "
         f"{record.key}.",
         "",
-        *map(printable, (said.model, *said.edits, *said.refinements, said.draw)),
+        *map(printable, (said.model, *said.edits, *said.refinements, said.draw, *ending(record))),
         "",
     ]
     steps = [("model", record.model.probabilities)]
@@ -89,6 +90,15 @@ def ladder(record: TokenExplanation) -> list[str]:
         if why
     ]
     return [*lines, "", *answers]
+
+
+def ending(record: TokenExplanation) -> list[str]:
+    """What the token ended, in a sentence, if anything."""
+    if record.ended is None:
+        return []
+    if record.ended == "thinking_token_budget":
+        return ["With it the thinking budget was used up."]
+    return [f"The output ended with it: {record.ended}."]
 
 
 def cell(p: float | None) -> str:

@@ -9,11 +9,13 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import msgspec
+
 from tailrace.engine.checks import NewToken
 from tailrace.engine.checks.banned_strings import GRACE
 from tailrace.engine.checks.structured_output import RESTS, StructuredOutput
 from tailrace.engine.lifecycle import Ending
-from tailrace.engine.sequence import Phase, Sequence
+from tailrace.engine.sequence import Phase, Sequence, StopCheck
 from tailrace.errors import RowError
 from tailrace.grammar.bitmasks import in_time
 from tailrace.sampling import Slots
@@ -95,9 +97,11 @@ class TokenAppender:
             silent = stops and not params.include_stop_str_in_output
             if not self._check_bans(sequence, outcome, silent, last=stops or full or complete):
                 return outcome
+        by = new  # where it ends something, bans hold nothing back; a stop check is told of tokens as they are sent
         if stops:
             outcome.ending, outcome.ends = Ending("stop", new.id), "stop"
-        elif check := next((c for c in sequence.stop_checks if any(c.push(sent.id) for sent in outcome.out)), None):
+        elif found := first_stop(sequence, outcome.out):
+            check, by = found
             outcome.ending, outcome.ends = Ending("stop", cause=check.stop_reason), check.stop_reason or "stop"
         elif complete:
             outcome.ending, outcome.ends = Ending("stop"), "grammar"
@@ -106,6 +110,8 @@ class TokenAppender:
         elif sequence.thinking is not None and (forced := sequence.thinking.push(new.id)):
             self.slots.force(sequence.slot, forced)
             outcome.invalidated, outcome.ends = True, "thinking_token_budget"
+        if outcome.ends is not None and by.explanation is not None:
+            outcome.out = [ended(sent, outcome.ends) if sent is by else sent for sent in outcome.out]
         return outcome
 
     def closing(self, sequence: Sequence, constraint: StructuredOutput, token: int) -> TokenOutcome | None:
@@ -165,3 +171,15 @@ class TokenAppender:
             bans.back_to(position)
             outcome.out, outcome.ending = bans.rest(), Ending("abort", cause=bans.field)
         return False
+
+
+def first_stop(sequence: Sequence, out: list[NewToken]) -> tuple[StopCheck, NewToken] | None:
+    """The first stop check that one of these tokens completes, and the token."""
+    return next(((check, sent) for check in sequence.stop_checks for sent in out if check.push(sent.id)), None)
+
+
+def ended(new: NewToken, what: str) -> NewToken:
+    """The token; its record, if there is one, says what it ended."""
+    if new.explanation is None:
+        return new
+    return new._replace(explanation=msgspec.structs.replace(new.explanation, ended=what))

@@ -19,6 +19,7 @@ from tailrace.engine.sequence import Sequence
 from tailrace.errors import EngineError
 from tailrace.explanation import Explanation
 from tailrace.kernels.rows import Rows
+from tailrace.kernels.transfer import there
 from tailrace.params import SamplingParams
 from tailrace.sampling import Sampler
 
@@ -49,8 +50,14 @@ class KeptRows:
         assert params.explain is not None
         [records] = sampler.explain(self.arrived(), self.rows, params.explain)
         if (walked := [record.token_id for record in records]) != tokens:
-            raise EngineError(f"explain: the kernels have drawn {tokens!r:.200}, and the reference {walked!r:.200}")
+            raise disagreement(tokens, walked)
         return records
+
+
+def disagreement(tokens: list[int], walked: list[int]) -> EngineError:
+    """The kernels have drawn these tokens, and the reference, which records are made by, draws others: rivals within
+    rounding of each other."""
+    return EngineError(f"explain: the kernels have drawn {tokens!r:.200}, and the reference {walked!r:.200}")
 
 
 def drafted(record: Explanation, draft: DraftTokens, drafter: str, greedy: bool) -> Explanation:
@@ -91,7 +98,7 @@ def copied(logits: torch.Tensor, rows: Rows) -> tuple[Callable[[], torch.Tensor]
         here = logits[needed]
         return lambda: here, rows
     pinned = torch.empty((needed.numel(), logits.shape[1]), dtype=logits.dtype, pin_memory=True)
-    pinned.copy_(logits[needed.to(logits.device)], non_blocking=True)
+    pinned.copy_(logits[there(needed, logits.device)], non_blocking=True)
     done = torch.cuda.current_stream(logits.device).record_event()
 
     def arrived() -> torch.Tensor:

@@ -9,8 +9,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-import msgspec
-
 from tailrace.config import SchedulerConfig
 from tailrace.engine.appending import TokenAppender, TokenOutcome
 from tailrace.engine.checks import NewToken
@@ -145,7 +143,7 @@ class OutputProcessor:
                 outcome = self.appender.append_token(sequence, new, after_draft=place > 0)
             self.counters.generated_tokens += outcome.appended
             ending = outcome.ending if attempt.error is None else Ending(error=attempt.error)
-            out += outcome.out if outcome.ends is None else ended(outcome.out, outcome.ends)
+            out += outcome.out
             if outcome.over or attempt.error is not None:
                 break
         if one.draft.tokens and not one.draft.forced:  # the client is told of accepted drafts that became output
@@ -177,10 +175,3 @@ class OutputProcessor:
         reports = (key, records, survivors)
         message = Tokens(request.id, request.epoch, sequence.index, ids, logprobs, *first, counts, *reports)
         self.lifecycle.send(sequence, message)
-
-
-def ended(out: list[NewToken], what: str) -> list[NewToken]:
-    """The same tokens; the record of the last one, if there is one, says what the token ended."""
-    if not out or (record := out[-1].explanation) is None:
-        return out
-    return [*out[:-1], out[-1]._replace(explanation=msgspec.structs.replace(record, ended=what))]

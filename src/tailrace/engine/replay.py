@@ -3,7 +3,7 @@
 The prompt and the output are computed as a prompt. Behind the computation a walker goes along the output: at each place
 that is looked at, the sampler draws from the row with the slot as it was then, and the token of the output is committed
 whatever was drawn. History, states, forced tokens, grammars and budgets are those of the live request, because the same
-code moves them. Rows wait for the walker, which takes no more time of a step than any request may.
+code moves them. Rows wait for the walker. All walkers together take no more time of a step than any request may.
 
 Tokens that came from drafts by a rule other than exact can't be drawn again: how many drafts there were is not known.
 """
@@ -11,6 +11,7 @@ Tokens that came from drafts by a rule other than exact can't be drawn again: ho
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -20,6 +21,7 @@ import torch
 from tailrace.engine.appending import TokenAppender
 from tailrace.engine.checks import NewToken
 from tailrace.engine.draws import NO_DRAFTS, Masks, SampleSkippedError
+from tailrace.engine.explanations import disagreement
 from tailrace.engine.isolation import Isolated
 from tailrace.engine.lifecycle import Ending
 from tailrace.engine.outputs import OutputProcessor
@@ -89,17 +91,28 @@ class Replays:
         self.appender: TokenAppender = outputs.appender
         self._host_s, self._new_masks = outputs.limits.host_ms / 1e3, new_masks
         self._walks: dict[Sequence, ReplayWalk] = {}
+        self._last: tuple[int, int] = (0, 0)  # Request.order of the one that was looked at last; turns begin behind it
 
     def step(self) -> None:
-        """Go on with each of them. What has been found is sent; one that is through ends."""
+        """Go on with them, one place after the other in turns, until the time of a step is used up; one place at least.
+        What has been found is sent; one that is through ends."""
         self.appender.begin_step()
         self._walks = {sequence: walk for sequence, walk in self._walks.items() if sequence.phase in LIVING}
-        for sequence in sorted(self.lifecycle.replays, key=lambda s: s.request.order):
+        turns = deque(sorted(self.lifecycle.replays, key=lambda s: (s.request.order <= self._last, s.request.order)))
+        begun_s, looked = time.thread_time(), False
+        while turns and not (looked and time.thread_time() - begun_s >= self._host_s):
+            sequence = turns.popleft()
             with Isolated("the output could not be explained", sequence.request.id) as attempt:
                 walk = self._walks.get(sequence) or self._begin(sequence)
-                self._go_on(walk)
+                if walk.ready:
+                    looked, self._last = True, sequence.request.order
+                    if self._look(walk):
+                        turns.append(sequence)
             if attempt.error is not None:
+                self._walks.pop(sequence, None)
                 self.lifecycle.fail([(sequence, attempt.error)])
+        for walk in list(self._walks.values()):
+            self._send(walk)
 
     def _begin(self, sequence: Sequence) -> ReplayWalk:
         walker, replay = sequence.walker, sequence.request.replay
@@ -123,12 +136,9 @@ class Replays:
         )
         return walk
 
-    def _go_on(self, walk: ReplayWalk) -> None:
-        """As far as the rows and the time of a step reach; one place at least."""
-        begun_s, sequence = time.thread_time(), walk.sequence
-        while walk.ready and self._look(walk) and time.thread_time() - begun_s < self._host_s:
-            pass
-        over = walk.at == len(walk.places)
+    def _send(self, walk: ReplayWalk) -> None:
+        """What this step has found."""
+        sequence, over = walk.sequence, walk.at == len(walk.places)
         if not walk.records and not over:
             return
         request, records = sequence.request, walk.records
@@ -151,6 +161,8 @@ class Replays:
         record, other, wanted = None, drawn.token != walk.replay.output[index], index in walk.wanted
         if other or (wanted and walk.what_if is None):
             record = self._explained(walk, drawn, None)
+            if record.origin != "forced" and drawn.token not in (None, winner := record.draw.winner):
+                raise disagreement([drawn.token], [winner])
             if other:
                 self._note(walk, drawn, record)
         if walk.what_if is not None and (wanted or walk.what_if[0].state):

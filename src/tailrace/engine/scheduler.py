@@ -4,7 +4,7 @@ Rules, in order: running sequences before waiting ones, decodes before prefills,
 prefill is cut to what is left of the token budget. If blocks run out, the last running sequence is preempted: it gives
 back its blocks and waits, to be recomputed. No sequence before it in order is, so the first one always moves. A waiting
 request is admitted when its slots and the blocks of its whole prompt are free. No request overtakes it, unless its
-grammar is still being compiled.
+grammar is still being compiled, or it is a replay and enough of them run.
 
 A conditional sequence and its unconditional one (guidance) are admitted, computed and preempted together. Their last
 tokens are computed in one step, because their logits are wanted together.
@@ -21,7 +21,7 @@ from itertools import accumulate, islice
 from tailrace.config import SchedulerConfig
 from tailrace.engine.kv_cache import BlockCache
 from tailrace.engine.sequence import Sequence
-from tailrace.engine.wanted_rows import MAX_SCORED
+from tailrace.engine.wanted_rows import MAX_REPLAYS, MAX_SCORED
 
 Work = list[tuple[Sequence, int]]  # how many tokens of whom
 
@@ -94,8 +94,10 @@ def resting_sequences(running: List[Sequence], budget_s: float) -> set[Sequence]
 
 
 def admissible(running: List[Sequence], waiting: List[Sequence], budget_s: float) -> Iterator[Sequence]:
-    """The waiting sequences, without those that may be dear while others of their call take all of `budget_s`."""
+    """The waiting sequences, without those that may be dear while others of their call take all of `budget_s`, and
+    without replays while there are MAX_REPLAYS."""
     taken: dict[tuple[bytes, str], float] = {}
+    replays = sum(len(sequence.pair) for sequence in running if sequence.walker is not None)
     for sequence in running:
         name = sequence.request.shared_name
         taken[name] = taken.get(name, 0.0) + sequence.host_s
@@ -104,6 +106,10 @@ def admissible(running: List[Sequence], waiting: List[Sequence], budget_s: float
         before = taken.get(name, 0.0)
         if sequence.waits_for_mask or (before and sequence.host_s and before + sequence.host_s > budget_s):
             continue
+        if sequence.walker is not None:
+            if replays and replays + len(sequence.pair) > MAX_REPLAYS:
+                continue
+            replays += len(sequence.pair)
         taken[name] = before + sequence.host_s
         yield sequence
 

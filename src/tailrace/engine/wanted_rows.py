@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 import torch
 
 MAX_SCORED = 128  # rows of one step for prompt logprobs: 128 MiB at a vocabulary of 256 thousand in float32
-MAX_REPLAYED = 32  # rows of one replay that wait to be looked at
+MAX_REPLAYED = 32  # rows of one sequence of a replay that wait to be looked at
+MAX_REPLAYS = MAX_SCORED // MAX_REPLAYED  # sequences of replays that run at once, so no more rows wait in all
 
 
 @dataclass(eq=False, slots=True)

@@ -179,7 +179,7 @@ def model_view(raw: torch.Tensor, shown: torch.Tensor, ranks: torch.Tensor, guid
         logits=numbers(raw[shown]),
         probabilities=p[shown].tolist(),
         ranks=ranks.tolist(),
-        entropy=float(entropy),
+        entropy=float(entropy) + 0.0,  # −0 of a certain token is 0
         varentropy=float((p * (finite + entropy) ** 2).sum()),
         conditional=conditional,
         unconditional=unconditional,
@@ -213,7 +213,7 @@ def refinement_steps(
             before=before.ids.numel(),
             kept=after.ids.numel(),
             mass=cut.mass,
-            entropy=float(-(p * logp).sum()),
+            entropy=float(-(p * logp).sum()) + 0.0,
             probabilities=where_in(after, p, shown),
             boundary=cut.boundary,
             cut_ids=cut.ids,

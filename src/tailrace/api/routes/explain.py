@@ -24,15 +24,16 @@ from tailrace.api.response_store import OutputOrigin, origins
 from tailrace.api.routes.chat import prepare_completion
 from tailrace.api.routes.completions import prepare_texts, prompts_of
 from tailrace.api.routes.responses import prepare_response
-from tailrace.api.sampling import changed, effort
+from tailrace.api.sampling import changed, check_records, effort
 from tailrace.api.schema.chat import CHAT_REFUSED, ChatRequest
-from tailrace.api.schema.common import GenerateRequest
+from tailrace.api.schema.common import TOLERATED, GenerateRequest
 from tailrace.api.schema.completions import COMPLETION_REFUSED, CompletionRequest
 from tailrace.api.schema.explain import OF_EXPLANATIONS, ExplainAnswer, ExplainRequest
 from tailrace.api.schema.responses import RESPONSES_REFUSED, ResponsesRequest
 from tailrace.api.service import Service, service_of
 from tailrace.api.streaming import json_response
 from tailrace.api.verdict import verdict
+from tailrace.api.work_queue import JSON_BYTES
 from tailrace.api.worker_queries import ask_stored
 from tailrace.errors import ParameterError
 from tailrace.explanation import ExplainOptions
@@ -78,6 +79,10 @@ THEIRS = frozenset(
     for name in (*schema.__struct_fields__, *refused)
 )
 READER = BodyReader(ExplainRequest, {}, THEIRS)
+KNOWN = THEIRS.union(ExplainRequest.__struct_fields__)
+# what says nothing of a stored response's request: that is stored as it was
+WITH_RESPONSE_ID = frozenset({"response_id", "positions", "explain", "what_if"}) | TOLERATED
+_decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 async def explain_output(request: Request) -> Response:
@@ -90,17 +95,21 @@ async def explain_output(request: Request) -> Response:
             "messages: one of messages, prompt, input and response_id must be given: the request that was answered",
             "messages",
         )
-    if given == ["response_id"]:
-        ask, index, output = GenerateRequest(), 0, await stored_output(request, asked)
+    if asked.response_id is not None:
+        await front_of(request).work_queue.run(request, partial(check_stored, raw), len(raw) // JSON_BYTES)
+        ask, index, output = GenerateRequest(), 0, await stored_output(request, asked.response_id)
     else:
         ask = await ENDPOINTS[given[0]].reader.decode(request, raw)
         service_for(request, ask.model).supervisor.check()
         index, output = await given_output(request, ask, asked, given[0])
     service = service_of(request)
+    positions = sorted({*(range(len(output.output)) if asked.positions is None else asked.positions)})
+    options = asked.explain if isinstance(asked.explain, ExplainOptions) else ExplainOptions()
+    check_records(options, len(positions), "positions")
     replay = Replay(
         output=output.output,
-        positions=sorted({*(range(len(output.output)) if asked.positions is None else asked.positions)}),
-        options=asked.explain if isinstance(asked.explain, ExplainOptions) else ExplainOptions(),
+        positions=positions,
+        options=options,
         index=index,
         key=output.key,
         what_if=None if asked.what_if is None else await other_parameters(request, output, asked.what_if),
@@ -138,17 +147,25 @@ async def answered(service: Service, explained: ExplainedOutput, output: OutputO
     )
 
 
-async def stored_output(request: Request, asked: ExplainRequest) -> OutputOrigin:
+def check_stored(raw: bytes) -> None:
+    """Raise ParameterError if a body with `response_id` has fields of the request, or of its output, which are
+    stored."""
+    for name, value in _decode_fields(raw).items():
+        if name not in WITH_RESPONSE_ID and name in KNOWN and bytes(value).strip() != b"null":
+            raise ParameterError(
+                f"{name} has no effect with response_id: request and output are stored; what_if takes other fields to "
+                f"explain with",
+                name,
+            )
+
+
+async def stored_output(request: Request, id: str) -> OutputOrigin:
     """That of a stored response.
 
     Raises:
-        RequestNotFoundError: it is not stored (any more). ParameterError: it is not over, or another output is given.
+        RequestNotFoundError: it is not stored (any more). ParameterError: it is not over.
     """
-    for name in ("output_token_ids", "choice", "key"):
-        if getattr(asked, name) is not None:
-            raise ParameterError(f"{name} has no effect with response_id, which says it", name)
-    assert asked.response_id is not None
-    found = await ask_stored(front_of(request), "origin", asked.response_id, "response_id")
+    found = await ask_stored(front_of(request), "origin", id, "response_id")
     if not found:
         raise ParameterError("response_id: the response is not over, or has no output", "response_id")
     output = origins.decode(found)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 from typing import Any, NamedTuple
 from uuid import uuid4
 
@@ -18,14 +19,23 @@ from tailrace.api.body import BodyReader, check_items
 from tailrace.api.channels import Channels
 from tailrace.api.chat_prompt import encode_chat
 from tailrace.api.chunks import effective
+from tailrace.api.explanations import size_of, written
 from tailrace.api.front_end import front_of
 from tailrace.api.generation import Generation
-from tailrace.api.prepare import ChatInput, PreparedRequest, TokenLimit, generate, prepare_chat, read_request
+from tailrace.api.prepare import (
+    ChatInput,
+    PreparedRequest,
+    TokenLimit,
+    check_gathered,
+    generate,
+    prepare_chat,
+    read_request,
+)
 from tailrace.api.request_record import origin_of
 from tailrace.api.response_events import ResponseEvents
 from tailrace.api.response_input import to_chat, to_messages
 from tailrace.api.response_logprobs import ScoredSegments
-from tailrace.api.response_store import OutputOrigin, ResponseStore
+from tailrace.api.response_store import OutputOrigin, ResponseStore, without_records
 from tailrace.api.routes.tokenize import check_size
 from tailrace.api.sampling import num_logprobs
 from tailrace.api.schema.chat import ChatRequest
@@ -58,6 +68,7 @@ async def create_response(request: Request) -> Response:
     """A response, streamed or whole."""
     ask, service = await read_request(request, READER)
     prepared, channels, chat = await prepare_response(request, ask)
+    check_gathered(prepared)  # the last events have the whole response
     top = prepared.params.logprobs
     # the id is ours, since responses are stored by it; what a client calls its request may be used by others as well
     origin = origin_of(request, "chat", ask)
@@ -131,7 +142,7 @@ class StoredResponse(NamedTuple):
     def note(self, event: Event) -> None:
         """Keep an event for those who read the stream later."""
         if self.streamed and self.response.store:
-            self.store.record(self.response.id, named_frame(event))
+            self.store.record(self.response.id, named_frame(without_records(event)))
 
     def update(self, origin: OutputOrigin | None = None) -> None:
         """The same, unless the response was deleted meanwhile."""
@@ -160,7 +171,10 @@ async def events(
                 ids += delta.token_ids
                 for counter in generation.thoughts or ():
                     counter.add(delta.offsets)
-                for segment, reports in segments.feed(delta):
+                found: list[msgspec.Raw] = []
+                if delta.explanations:
+                    found = await generation.run(partial(written, segments.labels, delta), size_of(delta))
+                for segment, reports in segments.feed(delta, found):
                     for event in writer.add(segment, reports):
                         yield event
                 if delta.finish_reason is not None:

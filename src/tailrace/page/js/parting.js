@@ -62,9 +62,11 @@ const capital = (text) => text[0].toUpperCase() + text.slice(1);
 
 function removal(record, id, by) {
   const place = at(record, id);
+  if (by === "model") return `the model itself gave ${quoted(record, id)} no chance`;
   const step = record.refinements.find((each) => each.method === by);
   if (!step) return `${named(by, record.edits.find((each) => each.method === by)?.fields)} took out ${quoted(record, id)}`;
-  const before = record.refinements[record.refinements.indexOf(step) - 1]?.probabilities ?? record.model.probabilities;
+  const { probabilities } = record.edits.at(-1) ?? record.model;
+  const before = record.refinements[record.refinements.indexOf(step) - 1]?.probabilities ?? probabilities;
   return `${named(by, step.fields)} cut ${quoted(record, id)} (it had ${percent(before[place])})`;
 }
 

@@ -118,7 +118,7 @@ def test_a_token_that_the_model_itself_rules_out_is_told(modules: Page):
 
 
 def test_where_two_runs_part(modules: Page):
-    asked = """async ([left, right]) => (await import("./page/js/parting.js")).firstDifference(
+    asked = """async ([left, right]) => (await import("./page/js/branches.js")).firstDifference(
       ...[left, right].map((ids) => ids.map((token_id) => ({record: {token_id}}))))"""
     for left, right, at in (([1, 2, 3], [1, 5, 3], 1), ([1, 2], [1, 2, 3], None), ([], [1], None), ([2], [1], 0)):
         assert modules.evaluate(asked, [left, right]) == at

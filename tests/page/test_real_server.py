@@ -13,9 +13,10 @@ import msgspec
 import pytest
 import torch
 
-from api.harness import EOS, NAME, START, VOCAB, LocalClient, events, make_tokenizer, served
+from api.harness import EOS, NAME, START, VOCAB, LocalClient, events, make_tokenizer
+from api.harness import served as serving
 from page import fake_server
-from page.conftest import a_port, say, sent
+from page.conftest import Served, a_port, say, sent
 from page.test_branches import EXPORTED, IDS, IMPORT, branch
 from page.test_compare import compare
 from tailrace.api.app import create_app
@@ -47,12 +48,12 @@ def known(said: dict[str, Any], *types: type[msgspec.Struct]) -> None:
 
 @pytest.mark.parametrize("params", PARAMS, ids=str)
 @pytest.mark.parametrize("text", PROMPTS)
-async def test_the_tests_server_speaks_as_the_real_one(text: str, params: dict[str, Any]):
-    transport = httpx.ASGITransport(fake_server.create())
-    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
-        chat = {"messages": [{"role": "user", "content": text}], **params}
+def test_the_tests_server_speaks_as_the_real_one(served: Served, text: str, params: dict[str, Any]):
+    with httpx.Client(base_url=served.url) as http:
+        shown = {"explain": True, "return_sampling_params": True, "stream": True}
+        chat = {"messages": [{"role": "user", "content": text}], **shown, **params}
         output = []
-        for event in events((await http.post("/v1/chat/completions", json=chat)).text)[:-1]:
+        for event in events(http.post("/v1/chat/completions", json=chat).text)[:-1]:
             known(event, ChatChunk)
             for choice in event["choices"]:
                 known(choice, ChatChunkChoice)
@@ -60,12 +61,12 @@ async def test_the_tests_server_speaks_as_the_real_one(text: str, params: dict[s
                 for record in choice.get("explanations", []):
                     of_the_servers_type(record)
                     output.append(record["token_id"])
-        for event in events((await http.post("/v1/completions", json={"prompt": text, **params})).text)[:-1]:
+        for event in events(http.post("/v1/completions", json={"prompt": text, **shown, **params}).text)[:-1]:
             known(event, Completion)
             for choice in event["choices"]:
                 known(choice, CompletionChoice)
         asked = {**chat, "output_token_ids": output, "positions": [0, 5], "explain": {"top": 20, "ids": [1]}}
-        answer = (await http.post("/v1/explain", json={**asked, "what_if": {"top_p": 0.5}})).json()
+        answer = http.post("/v1/explain", json={**asked, "what_if": {"top_p": 0.5}}).json()
         assert answer.keys() == set(ExplainAnswer.__struct_fields__)
         assert len(answer["explanations"]) == 2
         for record in answer["explanations"]:
@@ -106,7 +107,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of the real server, its engine's model being a script."""
     tokenizer, port = make_tokenizer(tmp_path_factory.mktemp("bytes")), a_port()
     app = create_app(RoomyClient(rambling), tokenizer, ServerConfig(port=port), NAME)
-    with served(app, port) as url:
+    with serving(app, port) as url:
         yield f"{url}/"
 
 
@@ -151,6 +152,15 @@ def test_from_a_prompt_to_a_comparison(open_page: Callable[..., Page], real: str
     for box in page.locator(".compare-mark input").all():
         box.check()
     assert "They part at token 13" in page.locator(".comparison [role=status]").inner_text()
+
+    page.get_by_role("tab", name="Code").click()
+    page.locator(".used tbody tr").first.wait_for()
+    rows = [row.inner_text().split("\t") for row in page.locator(".used tbody tr").all()]
+    assert [row for row in rows if row[0] in ("min_p", "max_tokens", "temperature", "explain")] == [
+        ["min_p", "0.02", "the request"],
+        ["max_tokens", "40", "the request"],
+        ["explain", '{"top":3}', "this page"],
+    ]
 
     kept = page.evaluate(EXPORTED)
     assert page.evaluate(IMPORT, json.dumps(kept)) is None

@@ -1,5 +1,5 @@
 // A request as curl, Python and JSON, ready to copy, and what it was really computed with.
-import { html, useState } from "./lib.js";
+import { html, useComputed, useState } from "./lib.js";
 import { hasKey } from "./api.js";
 import * as state from "./state.js";
 import { NO_FIELDS, used } from "./fields.js";
@@ -105,9 +105,10 @@ export async function copy(text) {
 
 /**
  * The request of the answer that is shown, as code, and what it was computed with. request: a signal of {path, body}.
- * fields: a signal of the declarations.
+ * fields: a signal of the declarations. run: a signal of the answer's run.
  */
-export function CodeView({ request = state.request, fields = state.fields }) {
+export function CodeView({ request = state.request, fields = state.fields, run = state.run }) {
+  const params = useComputed(() => run.value.params); // not drawn again for each token
   const [form, setForm] = useState("curl");
   const [options, setOptions] = useState({ stream: true, explain: false });
   const [said, setSaid] = useState("");
@@ -132,23 +133,25 @@ export function CodeView({ request = state.request, fields = state.fields }) {
       <span role="status" class="said">${said}</span>
     </div>
     <pre tabindex="0" aria-label=${`The request as ${form}`}><code>${text}</code></pre>
-    <${Used} body=${body} fields=${fields} model=${body.model || state.model.value} />
+    <${Used} params=${params.value} body=${body} fields=${fields} model=${body.model || state.model.value} />
   </section>`;
 }
 
-/** What a request is really computed with, and whose choice each value is. */
-export function Used({ body, fields, model }) {
+/** What an answer is really computed with, as the server says it, and whose choice each value is. */
+export function Used({ params, body, fields, model }) {
   const declared = fields.value?.fields ? fields.value : NO_FIELDS;
-  const list = used(body, declared, model);
+  const list = params ? used(params, body, declared, model) : [];
+  const row = ({ name, value, from }) => html`<tr key=${name}>
+    <th scope="row">${name}</th><td><code>${JSON.stringify(value)}</code></td><td>${from}</td></tr>`;
   return html`<section class="used">
     <h3>What it is really computed with</h3>
-    ${list.length
-      ? html`<table>
-          <thead><tr><th scope="col">field</th><th scope="col">value</th><th scope="col">from</th></tr></thead>
-          <tbody>${list.map(({ name, value, from }) => html`<tr key=${name}>
-            <th scope="row">${name}</th><td><code>${JSON.stringify(value)}</code></td><td>${from}</td></tr>`)}</tbody>
-        </table>`
-      : null}
-    <p>Every other field is neutral: its method is not run.</p>
+    ${
+      list.length > 0 &&
+      html`<table>
+        <thead><tr><th scope="col">field</th><th scope="col">value</th><th scope="col">from</th></tr></thead>
+        <tbody>${list.map(row)}</tbody>
+      </table>`
+    }
+    <p>${params ? "Every other field is neutral: its method is not run." : "The server says it with an answer."}</p>
   </section>`;
 }

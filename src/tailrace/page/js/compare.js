@@ -1,10 +1,11 @@
 // Side by side: one prompt and one seed, two sets of parameters, streamed together; where they part, and why.
 import { Memo, computed, effect, html, signal, useEffect } from "./lib.js";
-import { ApiError, post, stream } from "./api.js";
-import { Fold, perFrame } from "./generate.js";
+import { post } from "./api.js";
+import { firstDifference } from "./branches.js";
+import { explainBody, fill } from "./generate.js";
 import { NO_FIELDS } from "./fields.js";
 import { Knobs } from "./knobs.js";
-import { firstDifference, reason } from "./parting.js";
+import { reason } from "./parting.js";
 import { Presets, applied, presets } from "./presets.js";
 import * as state from "./state.js";
 import { label as visible } from "./text.js";
@@ -56,30 +57,14 @@ export async function runBoth() {
   stopBoth();
   abort = new AbortController();
   comparison.why.value = null;
-  for (const side of SIDES) comparison.selected[side].value = null;
-  await Promise.all(SIDES.map((side) => receive(side, abort.signal)));
+  for (const side of SIDES) {
+    comparison.selected[side].value = null;
+    comparison.runs[side].value = state.newRun(requestOf(side));
+  }
+  await Promise.all(SIDES.map((side) => fill(comparison.runs[side], abort.signal)));
 }
 
 export const stopBoth = () => abort?.abort();
-
-async function receive(side, stopped) {
-  const run = comparison.runs[side];
-  const request = requestOf(side);
-  const fold = new Fold();
-  run.value = state.newRun(request);
-  const frame = perFrame(() => (run.value = { ...run.value, ...fold.seen() }));
-  let error = null;
-  try {
-    const asked = { ...request.body, stream_options: { include_usage: true }, explain: state.SMALL };
-    await stream(request.path, asked, { signal: stopped, onEvent: (event) => (fold.add(event), frame.ask()) });
-    if (!fold.finish) error = new ApiError("The answer was cut off: the connection ended before it did.");
-  } catch (caught) {
-    if (caught.name !== "AbortError") error = caught;
-  }
-  fold.end();
-  frame.now();
-  run.value = { ...run.value, done: true, error: error && { message: error.message } };
-}
 
 /** Whether a side still comes. */
 const busy = computed(() => SIDES.some((side) => comparison.runs[side].value.request && !comparison.runs[side].value.done));
@@ -91,14 +76,8 @@ const marks = computed(() => (parted.value === null ? new Map() : new Map([[part
 
 /** A token's record on one side, with both tokens in it. Raises ApiError. */
 async function recordOf(side, index, ids) {
-  const { tokens, request } = comparison.runs[side].value;
-  const answer = await post("/v1/explain", {
-    ...request.body,
-    output_token_ids: tokens.slice(0, index + 1).map((token) => token.record.token_id),
-    positions: [index],
-    explain: { top: 20, ids },
-  });
-  return answer.explanations[0];
+  const body = explainBody({ run: comparison.runs[side] }, index, { ...state.LARGE, ids });
+  return (await post("/v1/explain", body)).explanations[0];
 }
 
 /** Asks why they part at this index. */
@@ -205,9 +184,10 @@ const records = Object.fromEntries(SIDES.map((side) => [side, computed(() => {
 function pick(side, index, open, onOpen) {
   const together = index === null || parted.value === null || index <= parted.value;
   for (const each of SIDES) comparison.selected[each].value = together || each === side ? index : null;
-  const { request, tokens } = comparison.runs[side].value;
-  if (open && onOpen && index !== null) onOpen({ side, index, request, tokens });
+  if (open && onOpen && index !== null) onOpen({ side, index, run: comparison.runs[side].value });
 }
+
+const ending = (finish) => (finish === "stopped" ? ", stopped by you" : finish ? `, ended by ${finish}` : "");
 
 function Side({ side, onOpen }) {
   const run = comparison.runs[side];
@@ -219,6 +199,6 @@ function Side({ side, onOpen }) {
     ${error && html`<p class="knob-error" role="alert">${error.message}</p>`}
     ${request && html`<${TokenSpans} run=${run} selected=${comparison.selected[side]} marks=${marks} title=${`${title} answer`}
       onSelect=${(index, open) => pick(side, index, open, onOpen)} />`}
-    ${request && html`<p class="quiet">${tokens.length} tokens${finish ? `, ended by ${finish}` : ""}</p>`}
+    ${request && html`<p class="quiet">${tokens.length} tokens${ending(finish)}</p>`}
   </article>`;
 }

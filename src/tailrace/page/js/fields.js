@@ -20,8 +20,17 @@ export const GROUPS = [
 export const COMMON = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed"];
 
 /** Fields that the page gives by itself, or that would change what it can show: n, a whole output's beginning, …. */
-export const OWN = new Set(["n", "forced_token_ids", "prompt_logprobs", "logprobs", "logprob_token_ids", "report_entropy",
-  "logprobs_mode"]);
+export const OWN = new Set([
+  "n",
+  "explain",
+  "forced_token_ids",
+  "prompt_logprobs",
+  "logprobs",
+  "logprob_token_ids",
+  "logprobs_mode",
+  "report_entropy",
+  "return_sampling_mask",
+]);
 
 // The part of a range that people use, for sliders: [low, high, step].
 const USUAL = {
@@ -176,10 +185,12 @@ export function idle(field, params, declared, model) {
   const at = (name) => params[name] ?? startOf(byName.get(name) ?? { name }, declared, model);
   const on = (name) => byName.has(name) && !isNeutral(byName.get(name), at(name));
   if (field.needs?.length && !field.needs.some(on)) return `does nothing without ${field.needs.join(" or ")}`;
-  const voided = { temperature: at("temperature") === 0, mirostat: at("mirostat") > 0, p_less: at("p_less") === true };
-  const by = (field.voided_by ?? []).find((name) => voided[name]);
+  const by = (field.voided_by ?? []).find((name) => byName.has(name) && voids(byName.get(name), at(name)));
   return by ? `has no effect with ${declared.voids?.[by] ?? by}` : "";
 }
+
+/** Whether a field takes away the effect of others at this value: as soon as it acts; temperature only where it is 0. */
+const voids = (field, value) => (field.name === "temperature" ? value === 0 : !isNeutral(field, value));
 
 /** Whether a field does nothing at this value. */
 export function isNeutral(field, value) {
@@ -189,18 +200,16 @@ export function isNeutral(field, value) {
   return JSON.stringify(value) === JSON.stringify(field.neutral ?? null);
 }
 
-/** What a request was really computed with: [{name, value, from}], of fields that are not neutral or were given. */
-export function used(body, declared, model) {
-  const own = declared.defaults?.[model] ?? {};
-  const preset = (body.preset && declared.presets?.[body.preset]) || null;
-  const found = [];
-  for (const field of declared.fields ?? []) {
-    const { name } = field;
-    if (body[name] !== undefined && body[name] !== null) found.push({ name, value: body[name], from: "the request" });
-    else if (preset) name in preset && found.push({ name, value: preset[name], from: `the preset ${body.preset}` });
-    else if (name in own && !(body.mirostat && field.voided_by?.includes("mirostat"))) {
-      found.push({ name, value: own[name], from: "the model's own defaults" });
-    }
-  }
-  return found;
+/**
+ * Whose choice each field is that an answer was computed with: [{name, value, from}]. params: as the server says them,
+ * with its own names; neutral fields are not among them.
+ */
+export function used(params, body, declared, model) {
+  const from = (name) => {
+    if (OWN.has(name) && !(name in body)) return "this page";
+    if (body[name] !== undefined && body[name] !== null) return "the request";
+    if (name in (declared.presets?.[body.preset] ?? {})) return `the preset ${body.preset}`;
+    return name in (declared.defaults?.[model] ?? {}) ? "the model's own defaults" : "the server";
+  };
+  return Object.entries(params).map(([name, value]) => ({ name, value, from: from(name) }));
 }

@@ -7,13 +7,6 @@ const at = (record, id) => record.ids.indexOf(id);
 const textOf = (record, id) => label(record.tokens?.[at(record, id)] ?? `#${id}`) || "nothing";
 const quoted = (record, id) => `“${textOf(record, id)}”`;
 
-/** Index of the first token that differs; null if one run is the beginning of the other, or both are the same. */
-export function firstDifference(left, right) {
-  const most = Math.min(left.length, right.length);
-  for (let i = 0; i < most; i++) if (left[i].record.token_id !== right[i].record.token_id) return i;
-  return null;
-}
-
 /** The stages of a record in order: {name, fields, gap}. gap: ln of how far token a is ahead of token b behind it. */
 function stages(record, a, b) {
   const [i, j] = [at(record, a), at(record, b)];

@@ -101,6 +101,7 @@ export const isRun = having({
   content: isText,
   calls: listOf(having({ id: absentOr(isText), function: having({ name: isText, arguments: isText }) })),
   finish: absentOr(isText),
+  params: absentOr(isObject),
   error: absentOr(having({ message: isText })),
   fork: absentOr(having({ node: isText, at: isCount, token: isCount })),
 });

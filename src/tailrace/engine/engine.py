@@ -138,7 +138,9 @@ class Engine:
         add_sequences(request, message, self.token_bytes, FALLBACK_S if falls_back else request.min_host_s)
         self.compilations.begin(request, self.token_bytes)
         self.lifecycle.add(request)
-        self.counters.prompt_tokens += len(message.prompt)
+        self.counters.prompt_tokens += len(
+            request.sequences[0].tokens
+        )  # with a replay's output, computed like a prompt
 
     def refuse(self, message: Submit, error: TailraceError, client: bytes = b"") -> None:
         """Answer every sequence of a request with Failed, without having accepted it."""

@@ -1,5 +1,5 @@
-// The fields of a request, as the server declares them (page/fields.json): how one reads and checks what a person gives.
-// No markup here.
+// The fields of a request, as the server declares them (page/fields.json): how one reads and checks what a person
+// gives. No markup here.
 
 /** What stands in the declarations' place until they are there. */
 export const NO_FIELDS = { fields: [], kinds: {}, presets: {}, defaults: {}, voids: {} };
@@ -85,7 +85,12 @@ export function grouped(declared, mode) {
   const known = (declared.fields ?? []).filter((field) => formOf(field, mode) && !OWN.has(field.name));
   const common = COMMON.map((name) => known.find((field) => field.name === name)).filter(Boolean);
   const rest = known.filter((field) => !COMMON.includes(field.name));
-  const groups = GROUPS.map(([kind, heading]) => [kind, heading, declared.kinds?.[kind] ?? "", rest.filter((f) => f.kind === kind)]);
+  const groups = GROUPS.map(([kind, heading]) => [
+    kind,
+    heading,
+    declared.kinds?.[kind] ?? "",
+    rest.filter((f) => f.kind === kind),
+  ]);
   return [["common", "Most used", "", common], ...groups].filter(([, , , fields]) => fields.length);
 }
 
@@ -161,14 +166,18 @@ function listed(field, value) {
 const lines = (text) => text.split("\n").filter((line) => line !== "");
 const ESCAPES = { "\\n": "\n", "\\t": "\t", "\\r": "\r", "\\\\": "\\" };
 const unescaped = (text) => text.replace(/\\[ntr\\]/g, (found) => ESCAPES[found]);
-const escaped = (text) => text.replace(/[\\\n\t\r]/g, (found) => Object.entries(ESCAPES).find(([, to]) => to === found)[0]);
+const escaped = (text) =>
+  text.replace(/[\\\n\t\r]/g, (found) => Object.entries(ESCAPES).find(([, to]) => to === found)[0]);
 
 /** A value as a person would type it. */
 export function shownValue(form, value) {
   if (value === null || value === undefined) return "";
   if (form === "texts") return [].concat(value).map(escaped).join("\n");
   if (form === "ids") return value.join(", ");
-  if (form === "map") return Object.entries(value).map(([key, bias]) => `${escaped(key)}=${bias}`).join("\n");
+  if (form === "map")
+    return Object.entries(value)
+      .map(([key, bias]) => `${escaped(key)}=${bias}`)
+      .join("\n");
   return typeof value === "object" ? JSON.stringify(value) : String(value);
 }
 
@@ -189,7 +198,7 @@ export function idle(field, params, declared, model) {
   return by ? `has no effect with ${declared.voids?.[by] ?? by}` : "";
 }
 
-/** Whether a field takes away the effect of others at this value: as soon as it acts; temperature only where it is 0. */
+/** Whether a field takes away the effect of others at this value: as soon as it acts; temperature only at 0. */
 const voids = (field, value) => (field.name === "temperature" ? value === 0 : !isNeutral(field, value));
 
 /** Whether a field does nothing at this value. */

@@ -83,12 +83,19 @@ class Walk:
                 "mass": float(before[kept].sum()),
                 "entropy": entropy_of(after),
                 "row": after,
-                "boundary": float(before[kept].min()) if len(cut) else None,
-                "cut_ids": likeliest,
-                "cut_probabilities": [float(before[id]) for id in likeliest],
+                **(cut_of(before, kept, likeliest) if len(cut) else {}),
             }
         )
         self.logits = logits
+
+
+def cut_of(before: np.ndarray, kept: np.ndarray, likeliest: list[int]) -> dict[str, Any]:
+    """What a step that cuts says of it."""
+    return {
+        "boundary": float(before[kept].min()),
+        "cut_ids": likeliest,
+        "cut_probabilities": [float(before[id]) for id in likeliest],
+    }
 
 
 def walk(raw: np.ndarray, params: dict[str, Any], history: list[int], only: int | None) -> Walk:
@@ -235,6 +242,7 @@ def explain(
             "noise": possible(noise),
             "scores": possible(scores),
             "winner": winner,
+            **({"greedy": True} if greedy else {}),
             **(
                 {}
                 if runner_up is None

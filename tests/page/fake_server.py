@@ -26,8 +26,10 @@ from starlette.routing import Route
 from page.fake_model import SIZE, Script, script_for, tokenize
 from page.fake_records import Place, explain
 from tailrace.api.page_fields import page_fields
+from tailrace.api.presets import PRESETS
 from tailrace.api.routes.page import FOLDER as PAGE
 from tailrace.api.routes.page import HEADERS, TYPES
+from tailrace.api.schema.common import PLAIN
 from tailrace.api.streaming import json_response
 
 
@@ -120,6 +122,13 @@ def records_of(
             return
 
 
+def params_of(body: dict[str, Any]) -> dict[str, Any]:
+    """What the answer is computed with: what is given, else the preset's, and the room that is left."""
+    given = {name: body[name] for name in PLAIN if body.get(name) is not None}
+    room = {"max_tokens": body.get("max_completion_tokens") or body.get("max_tokens") or 10_000}
+    return PRESETS.get(body.get("preset", ""), {}) | given | room | {"explain": body["explain"]}
+
+
 def channel_at(script: Script, index: int) -> str:
     return script.tokens[index][0] if index < len(script.tokens) else "content"
 
@@ -146,16 +155,8 @@ class Texts:
     def call(self, text: str) -> dict[str, Any]:
         if not self.called:
             self.called = True
-            return {
-                "tool_calls": [
-                    {
-                        "index": 0,
-                        "id": "call_1",
-                        "type": "function",
-                        "function": {"name": "get_weather", "arguments": ""},
-                    }
-                ]
-            }
+            function = {"name": "get_weather", "arguments": ""}
+            return {"tool_calls": [{"index": 0, "id": "call_1", "type": "function", "function": function}]}
         if "tool_call" in text:
             return {}
         return {"tool_calls": [{"index": 0, "function": {"arguments": text}}]}
@@ -182,6 +183,8 @@ async def generate(request: Request) -> Response:
         "model": "fake",
     }
 
+    first = {"sampling_params": params_of(body)} if body.get("return_sampling_params") else {}
+
     async def events() -> AsyncIterator[str]:
         texts, begun, count = Texts(script, chat), time.monotonic(), 0
         finish = "stop"
@@ -195,7 +198,8 @@ async def generate(request: Request) -> Response:
             delta = texts.delta(record)
             said = {"delta": delta} if chat else {"text": delta.get("content", "")}
             choice = {"index": 0, **said, "explanations": [record], "finish_reason": None}
-            yield f"data: {json.dumps({**head, 'choices': [choice]})}\n\n"
+            said = {**head, "choices": [choice], **(first if count == 1 else {})}
+            yield f"data: {json.dumps(said)}\n\n"
             wait = begun + count / rate - time.monotonic() if rate else 0
             await asyncio.sleep(max(wait, 0))
         end = {"delta": {}} if chat else {"text": ""}

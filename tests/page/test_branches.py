@@ -120,15 +120,57 @@ def test_what_was_exported_is_imported_whole(page: Page, open_page: Callable[...
     say(other, "more 5")
 
 
+@pytest.fixture(scope="module")
+def talk(modules: Page) -> Any:
+    """What the page exports after a conversation with thoughts, guesses, a cut, an edit, a call and its result."""
+    modules.evaluate(
+        """async () => {
+          const { say } = await import("/page/js/generate.js");
+          const state = await import("/page/js/state.js");
+          state.params.value = { seed: 3, top_k: 20, frequency_penalty: 0.1 };
+          await say("user", "think draft tool", null);
+          const last = state.shownPath.value.at(-1);
+          await say("tool", "9 degrees, 20", last.id, { call: last.run.value.calls[0].id });
+        }"""
+    )
+    return modules.evaluate(EXPORTED)
+
+
+EXPORTED = """async () => JSON.parse(JSON.stringify((await import("/page/js/files.js")).exported()))"""
+IMPORT = """async (text) => {
+  try {
+    (await import("/page/js/files.js")).imported(JSON.parse(text));
+    return null;
+  } catch (error) {
+    return error.message;
+  }
+}"""
+
+
 def ruin(*names: str | int, value: Any) -> Callable[[Any], Any]:
+    """Puts a value at a place: "*" is the first there, "answer" the first answer among the turns, "record" the first
+    token's that has edits, refinements and a draft."""
+
+    def key_of(at: Any, name: str | int) -> str | int:
+        if name == "*":
+            return next(iter(at))
+        if name == "answer":
+            return next(id for id, node in at.items() if node["kind"] == "answer")
+        return name
+
     def apply(kept: Any) -> Any:
         at = kept
         for name in names[:-1]:
-            at = at[next(iter(at))] if name == "*" else at[name]
-        at[names[-1]] = value
+            at = whole_record(at) if name == "record" else at[key_of(at, name)]
+        at[key_of(at, names[-1])] = value
         return kept
 
     return apply
+
+
+def whole_record(tokens: list[Any]) -> Any:
+    records = (token["record"] for token in tokens)
+    return next(record for record in records if record["edits"] and record["refinements"] and "draft" in record)
 
 
 def orphaned(kept: Any) -> Any:
@@ -138,29 +180,82 @@ def orphaned(kept: Any) -> Any:
     return kept
 
 
-@pytest.mark.parametrize(
-    ("ruined", "message"),
-    [
-        (lambda kept: [], "no export"),
-        (ruin("format", value="other"), "no export"),
-        (ruin("version", value=2), "version 2"),
-        (ruin("tree", value=None), "no turns"),
-        (ruin("tree", "nodes", "*", "kind", value="robot"), "no known kind"),
-        (ruin("tree", "nodes", "*", "children", value=["gone"]), "children"),
-        (ruin("tree", "roots", value=["gone"]), "begins below"),
-        (orphaned, "hang on no conversation"),
-        (ruin("tree", "nodes", "*", "text", value={"__html": "<b>"}), "no text"),
-    ],
-)
-def test_a_file_that_is_none_of_ours_is_refused_whole(page: Page, tmp_path: Path, ruined: Any, message: str):
+def circular(kept: Any) -> Any:
+    """The shown path runs in a circle."""
+    first, second = list(kept["tree"]["nodes"])[:2]
+    kept["tree"]["chosen"] |= {first: second, second: first}
+    return kept
+
+
+def in_run(*names: str | int, value: Any) -> Callable[[Any], Any]:
+    return ruin("tree", "nodes", "answer", "run", *names, value=value)
+
+
+def in_record(*names: str | int, value: Any) -> Callable[[Any], Any]:
+    return in_run("tokens", "record", *names, value=value)
+
+
+RUINED: list[tuple[Callable[[Any], Any], str]] = [
+    (lambda kept: [], "no export"),
+    (ruin("format", value="other"), "no export"),
+    (ruin("version", value=2), "version 2"),
+    (ruin("tree", value=None), "no turns"),
+    (ruin("tree", "nodes", "*", "kind", value="robot"), "no known kind"),
+    (ruin("tree", "nodes", "*", "children", value=["gone"]), "children"),
+    (ruin("tree", "roots", value=["gone"]), "begins below"),
+    (orphaned, "hang on no conversation"),
+    (circular, "does not stand there"),
+    (ruin("tree", "chosen", "", value="gone"), "does not stand there"),
+    (ruin("tree", "chosen", "gone", value="gone"), "does not stand there"),
+    (ruin("tree", "nodes", "*", "text", value={"__html": "<b>"}), "no text"),
+    (in_run("request", "path", value="//other.example/v1/completions"), "its request goes to"),
+    (in_run("request", "body", value=[]), "no run"),
+    (in_run("calls", value=[{"id": "a"}]), "no content"),
+    (in_run("calls", value=[None]), "no content"),
+    (in_run("error", value={"message": {}}), "no content"),
+    (in_run("fork", value={"node": "a", "at": -1, "token": 3}), "no content"),
+    (in_run("tokens", 0, value=None), "token 1 is none"),
+    (in_run("tokens", 0, "time_ms", value="1"), "token 1 is none"),
+    (in_record("ids", value=[]), "no whole record"),
+    (in_record("ids", 0, value="x"), "no whole record"),
+    (in_record("tokens", 0, value={"__html": "<b>"}), "no whole record"),
+    (in_record("bytes", value=[256]), "no whole record"),
+    (in_record("origin", value="toString"), "no whole record"),
+    (in_record("removed_by", value=[]), "no whole record"),
+    (in_record("model", "ranks", 0, value=None), "no whole record"),
+    (in_record("model", "entropy", value="1"), "no whole record"),
+    (in_record("edits", 0, value=None), "no whole record"),
+    (in_record("edits", 0, "logits", value=None), "no whole record"),
+    (in_record("edits", 0, "probabilities", value={}), "no whole record"),
+    (in_record("edits", 0, "fields", value=None), "no whole record"),
+    (in_record("refinements", 0, "probabilities", value=None), "no whole record"),
+    (in_record("refinements", 0, "fields", value=None), "no whole record"),
+    (in_record("refinements", 0, "boundary", value="x"), "no whole record"),
+    (in_record("draw", "noise", value=[]), "no whole record"),
+    (in_record("draw", "margin", value="x"), "no whole record"),
+    (in_record("draft", value={"rule": "exact"}), "no whole record"),
+    (in_record("sentences", "why_not", value=None), "no whole record"),
+]
+
+
+def test_a_file_that_is_none_of_ours_is_refused_whole(modules: Page, talk: Any):
+    text = json.dumps(talk)
+    for ruined, message in RUINED:
+        assert message in (modules.evaluate(IMPORT, json.dumps(ruined(json.loads(text)))) or "it was taken")
+    assert modules.evaluate(EXPORTED) == talk
+    assert modules.evaluate(IMPORT, text) is None
+    assert len(modules.evaluate(EXPORTED)["tree"]["nodes"]) == 2 * len(talk["tree"]["nodes"])
+
+
+def test_why_a_file_was_refused_is_said(page: Page, tmp_path: Path):
     say(page, "hello 5")
     page.locator(".tokens .t").first.click()
     kept = json.loads(saved(page, tmp_path).read_text())
-    (tmp_path / "bad.json").write_text(json.dumps(ruined(kept)))
-    page.set_input_files(".file input", tmp_path / "bad.json")
-    page.wait_for_selector(".branches .error")
-    assert message in page.locator(".branches .error").inner_text()
+    bad = tmp_path / "bad.json"
+    bad.write_text(json.dumps(circular(kept)))
+    page.set_input_files(".file input", bad)
+    page.wait_for_selector(".branches .error:has-text('bad.json: What is shown')")
+    bad.write_text("{")
+    page.set_input_files(".file input", bad)
+    page.wait_for_selector(".branches .error:has-text('JSON')")
     assert len(page.evaluate(IDS)) == 1
-    (tmp_path / "bad.json").write_text("{")
-    page.set_input_files(".file input", tmp_path / "bad.json")
-    page.wait_for_function("text => document.querySelector('.branches .error').innerText !== text", arg=message)

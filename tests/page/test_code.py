@@ -129,6 +129,8 @@ def test_the_panel_shows_the_request_of_the_answer(page: Page):
     assert called(code.inner_text(), False)[1]["explain"] is True
     row = page.locator(".used tr", has_text="top_p")
     assert row.inner_text().split() == ["top_p", "0.9", "the", "request"]
+    row = page.locator(".used tr", has_text="max_tokens")
+    assert row.inner_text().split() == ["max_tokens", "10000", "the", "server"]
 
 
 def test_copying_works_with_and_without_the_clipboard(open_page, served):

@@ -89,3 +89,24 @@ def test_stopping_ends_both(page: Page):
 def test_hostile_text_is_text(page: Page):
     compare(page, "hostile", {}, {"top_k": "1"})
     assert page.locator(".compare script, .compare img, .compare b").count() == 0
+
+
+def test_an_aborted_run_does_not_write_over_the_next(modules: Page):
+    found = modules.evaluate(
+        """async () => {
+          const { comparison, runBoth } = await import("/page/js/compare.js");
+          comparison.text.value = "hello 2000 rate 20";
+          const first = runBoth();
+          const { left } = comparison.runs;
+          while (!left.value.tokens.length) await new Promise((resolve) => setTimeout(resolve, 20));
+          comparison.text.value = "hello 30";
+          comparison.length.value = 7;
+          const second = runBoth();
+          await first;
+          const early = left.value.done;
+          await second;
+          const { request, tokens, done, error, finish } = left.value;
+          return { early, text: request.body.messages.at(-1).content, count: tokens.length, done, error, finish };
+        }"""
+    )
+    assert found == {"early": False, "text": "hello 30", "count": 7, "done": True, "error": None, "finish": "length"}

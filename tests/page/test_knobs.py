@@ -10,12 +10,14 @@ import pytest
 from page.conftest import say
 from tailrace.api.page_fields import shown_fields
 from tailrace.api.presets import PRESETS
-from tailrace.params import FIELDS
+from tailrace.errors import ParameterError
+from tailrace.params import FIELDS, SamplingParams
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 OWN = {"n", "forced_token_ids", "prompt_logprobs", "logprobs", "logprob_token_ids", "report_entropy", "logprobs_mode"}
+OWN |= {"explain", "return_sampling_mask"}
 PARSE = """async ([field, form, text]) => (await import("./page/js/fields.js")).parse(field, form, text)"""
 
 
@@ -68,7 +70,16 @@ def test_only_what_differs_is_sent_and_a_reset_takes_it_back(page: Page):
     body = sent(page)
     assert not {"top_p", "top_k", "p_less", "stop"} & body.keys()
     page.get_by_role("button", name="Reset 4").click()
-    assert set(sent(page)) <= {"model", "messages", "seed", "stream", "stream_options", "explain", "return_token_ids"}
+    assert set(sent(page)) <= {
+        "model",
+        "messages",
+        "seed",
+        "stream",
+        "stream_options",
+        "explain",
+        "return_token_ids",
+        "return_sampling_params",
+    }
 
 
 @pytest.mark.parametrize(
@@ -137,6 +148,32 @@ def test_a_knob_without_effect_says_so(page: Page):
     assert "has no effect with mirostat, which replaces it" in knob(page, "min_p").inner_text()
 
 
+def test_what_takes_the_effect_of_a_field_away_is_the_declarations(modules: Page):
+    """In the browser a field is idle exactly where the sampler's own parameters are refused for it."""
+    asked = """async ([name, params]) => {
+      const { idle } = await import("./page/js/fields.js");
+      const declared = await (await fetch("page/fields.json")).json();
+      return idle(declared.fields.find((field) => field.name === name), params, declared, "fake");
+    }"""
+    acting = {"temperature": (0.0, 1.0, 0.5), "mirostat": (0, 1, 2), "p_less": (False, True)}
+    samples = {"dynatemp_range": 0.3, "smoothing_factor": 0.2, "xtc_probability": 0.5, "adaptive_target": 0.5}
+    samples |= {"top_p": 0.9, "p_less_norm": True, "top_k": 3}
+    idle = 0
+    for name, value in samples.items():
+        for other, values in acting.items():
+            for at in values:
+                params = {name: value, other: at}
+                try:
+                    SamplingParams(**params)
+                    refused = ""
+                except ParameterError as error:
+                    refused = str(error)
+                said = modules.evaluate(asked, [name, params])
+                assert (said != "" and f"{name} {said}" == refused) or said == refused == "", params
+                idle += said != ""
+    assert idle > 10
+
+
 def test_presets_replace_what_bends_and_cuts_and_leave_the_rest(page: Page):
     knob(page, "max_tokens").locator("input[type=text]").fill("5")
     knob(page, "top_k").locator("input[type=text]").fill("7")
@@ -181,8 +218,10 @@ def test_a_models_own_defaults_are_where_a_knob_begins(modules: Page):
         neutral: withField({}, field("top_p"), 1.0, startOf(field("top_p"), declared, "m")),
         back: withField({ top_p: 1.0 }, field("top_p"), 0.8, startOf(field("top_p"), declared, "m")),
         applied: applied({ top_k: 3, seed: 1 }, preset, declared, "m"),
-        used: used({ min_p: 0.1 }, declared, "m"),
-        mirostat: used({ mirostat: 2 }, declared, "m"),
+        used: used(
+          { min_p: 0.1, temperature: 0.6, top_p: 0.8, max_tokens: 9, explain: {} }, { min_p: 0.1 }, declared, "m"
+        ),
+        preset: used({ temperature: 0, max_tokens: 9 }, { preset: "greedy", max_tokens: 9 }, declared, "m"),
       };
     }"""
     found = modules.evaluate(asked, {"m": {"temperature": 0.6, "top_p": 0.8}})
@@ -192,11 +231,13 @@ def test_a_models_own_defaults_are_where_a_knob_begins(modules: Page):
     assert found["applied"] == {"seed": 1, "top_p": 1.0, "min_p": 0.1}
     model = "the model's own defaults"
     assert sorted((one["name"], one["value"], one["from"]) for one in found["used"]) == [
+        ("explain", {}, "this page"),
+        ("max_tokens", 9, "the server"),
         ("min_p", 0.1, "the request"),
         ("temperature", 0.6, model),
         ("top_p", 0.8, model),
     ]
-    assert {one["name"] for one in found["mirostat"]} == {"mirostat", "temperature"}
+    assert [one["from"] for one in found["preset"]] == ["the preset greedy", "the request"]
 
 
 def test_a_curve_comes_with_a_selected_token(page: Page):

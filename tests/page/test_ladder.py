@@ -103,6 +103,19 @@ def test_why_not_this_one(page: Page):
         assert page.get_by_role("button", name="instead").is_visible()
 
 
+def test_what_a_token_ended_is_said_in_words(page: Page):
+    opened(page, "hello 40", 4, max_tokens=5)
+    assert page.locator(".place").inner_text().endswith("the answer was cut after it: the limit of tokens.")
+    page.evaluate(
+        """async () => { const { run } = (await import('/page/js/state.js')).current.value;
+          run.value.tokens[2].record.ended = 'thinking_token_budget'; }"""
+    )
+    page.locator("[data-i='2']").click()
+    page.wait_for_selector(".place:has-text('Token 3 of 5')")
+    assert "the thought has used up its budget" in page.locator(".place").inner_text()
+    assert "the answer" not in page.locator(".place").inner_text()
+
+
 def test_a_token_of_ones_own_is_looked_up(page: Page):
     record = opened(page, "hello 40", 12, top_p=0.9, seed=3)
     names = [name_of(id) for id in record["ids"]]

@@ -93,8 +93,32 @@ def test_a_banned_token_names_the_edit(modules: Page):
     assert "“t10”, which the left one drew" in found["sentence"]
 
 
+def test_what_a_token_had_before_it_was_cut_is_after_the_edits(modules: Page):
+    row = torch.zeros(VOCAB)
+    row[10], row[11] = 9.0, 9.0
+    biased = {"temperature": 1.0, "logit_bias": {11: -2.0}}
+    pair = records(row, 1, {"logit_bias": {11: 8.0}}, biased | {"min_p": 0.5})
+    assert pair is not None
+    right = pair[1]
+    place = right["ids"].index(11)
+    had, model = (of["probabilities"][place] for of in (right["edits"][-1], right["model"]))
+    sentence = modules.evaluate(REASON, pair)["sentence"]
+    assert f"min-p 0.5 cut “t11” (it had {100 * had:.0f} %), which the left one drew." in sentence
+    assert round(100 * had) != round(100 * model)
+
+
+def test_a_token_that_the_model_itself_rules_out_is_told(modules: Page):
+    row = torch.zeros(VOCAB)
+    row[10], row[11] = 9.0, 8.9
+    pair = records(row, 1, {"temperature": 0.001}, {"temperature": 0.001, "logit_bias": {11: 1.0}})
+    assert pair is not None
+    removed = ["model" if id == 11 else by for id, by in zip(pair[0]["ids"], pair[0]["removed_by"], strict=True)]
+    found = modules.evaluate(REASON, [pair[0] | {"removed_by": removed}, pair[1]])
+    assert found["sentence"] == "In the left one the model itself gave “t11” no chance, which the right one drew."
+
+
 def test_where_two_runs_part(modules: Page):
-    asked = """async ([left, right]) => (await import("./page/js/parting.js")).firstDifference(
+    asked = """async ([left, right]) => (await import("./page/js/branches.js")).firstDifference(
       ...[left, right].map((ids) => ids.map((token_id) => ({record: {token_id}}))))"""
     for left, right, at in (([1, 2, 3], [1, 5, 3], 1), ([1, 2], [1, 2, 3], None), ([], [1], None), ([2], [1], 0)):
         assert modules.evaluate(asked, [left, right]) == at

@@ -40,7 +40,7 @@ const PANELS = {
     () => html`<${Plots} run=${state.run} selected=${state.selectedIndex} onSelect=${state.selectInCurrent} />`,
   ],
   branches: ["Branches", () => html`<${Branches} />`],
-  code: ["Code", () => html`<${CodeView} request=${state.request} fields=${state.fields} />`],
+  code: ["Code", () => html`<${CodeView} />`],
 };
 
 const VIEWS = { talk: "Conversation", compare: "Side by side", server: "Server" };
@@ -143,7 +143,7 @@ function Talk() {
 }
 
 function Sides() {
-  const onOpen = ({ index, request, tokens }) => state.visit({ request, tokens }, index);
+  const onOpen = ({ index, run }) => state.visit(run, index);
   return html`<div class=${`talk${panel.value ? " with-panel" : ""}`} onKeyDown=${onEscape}>
     <main class="view"><${Compare} onOpen=${onOpen} /></main>
     <${SidePanel} />

@@ -39,9 +39,9 @@ export function through(tree, id) {
   return { ...tree, chosen };
 }
 
-/** Where two answers part: the first index at which their tokens differ, or null if they don't. */
+/** Where two lists of tokens part: the first index at which they differ; null if one is the beginning of the other. */
 export function firstDifference(left, right) {
   const most = Math.min(left.length, right.length);
   for (let i = 0; i < most; i++) if (left[i].record.token_id !== right[i].record.token_id) return i;
-  return left.length === right.length ? null : most;
+  return null;
 }

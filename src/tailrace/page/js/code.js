@@ -1,16 +1,17 @@
 // A request as curl, Python and JSON, ready to copy, and what it was really computed with.
-import { html, useState } from "./lib.js";
+import { html, useComputed, useState } from "./lib.js";
 import { hasKey } from "./api.js";
 import * as state from "./state.js";
 import { NO_FIELDS, used } from "./fields.js";
 
 const INDENT = "  ";
 // Characters that nobody sees, or that reorder what is seen: a copied command must not hide anything.
-const UNSEEN = /[\u007f-\u009f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff9-\ufffb\ud800-\udfff]|[\u{e0000}-\u{e0fff}]/gu;
+const UNSEEN = /[\p{Default_Ignorable_Code_Point}\p{Cf}\p{Cs}\u007f-\u009f\u2028\u2029]/gu;
 
 const unit = (code) => `\\u${code.toString(16).padStart(4, "0")}`;
 const jsonEscape = (found) => Array.from({ length: found.length }, (_, i) => unit(found.charCodeAt(i))).join("");
-const pythonEscape = (found) => (found.length > 1 ? `\\U${found.codePointAt(0).toString(16).padStart(8, "0")}` : unit(found.charCodeAt(0)));
+const pythonEscape = (found) =>
+  found.length > 1 ? `\\U${found.codePointAt(0).toString(16).padStart(8, "0")}` : unit(found.charCodeAt(0));
 
 /** The body as JSON, over several lines. */
 export const asJson = (body) => JSON.stringify(body, null, INDENT).replace(UNSEEN, jsonEscape);
@@ -32,11 +33,48 @@ export function asCurl({ path, body }, { base, key = false }) {
 
 // What the openai package's own methods take; everything else goes into extra_body.
 const TAKEN = {
-  chat: new Set(["frequency_penalty", "logit_bias", "logprobs", "max_completion_tokens", "max_tokens", "messages", "metadata", "model",
-    "n", "parallel_tool_calls", "presence_penalty", "reasoning_effort", "response_format", "seed", "stop", "stream", "stream_options",
-    "temperature", "tool_choice", "tools", "top_logprobs", "top_p"]),
-  completion: new Set(["best_of", "echo", "frequency_penalty", "logit_bias", "logprobs", "max_tokens", "model", "n", "presence_penalty",
-    "prompt", "seed", "stop", "stream", "stream_options", "temperature", "top_p"]),
+  chat: new Set([
+    "frequency_penalty",
+    "logit_bias",
+    "logprobs",
+    "max_completion_tokens",
+    "max_tokens",
+    "messages",
+    "metadata",
+    "model",
+    "n",
+    "parallel_tool_calls",
+    "presence_penalty",
+    "reasoning_effort",
+    "response_format",
+    "seed",
+    "stop",
+    "stream",
+    "stream_options",
+    "temperature",
+    "tool_choice",
+    "tools",
+    "top_logprobs",
+    "top_p",
+  ]),
+  completion: new Set([
+    "best_of",
+    "echo",
+    "frequency_penalty",
+    "logit_bias",
+    "logprobs",
+    "max_tokens",
+    "model",
+    "n",
+    "presence_penalty",
+    "prompt",
+    "seed",
+    "stop",
+    "stream",
+    "stream_options",
+    "temperature",
+    "top_p",
+  ]),
 };
 
 /** A value as a Python literal. */
@@ -48,7 +86,8 @@ export function pythonLiteral(value, indent = "") {
   if (typeof value === "string") return JSON.stringify(value).replace(UNSEEN, pythonEscape);
   const deeper = `${indent}    `;
   const list = Array.isArray(value);
-  const entries = list ? value.map((each) => pythonLiteral(each, deeper))
+  const entries = list
+    ? value.map((each) => pythonLiteral(each, deeper))
     : Object.entries(value).map(([name, each]) => `${pythonLiteral(name)}: ${pythonLiteral(each, deeper)}`);
   const [open, close] = list ? "[]" : "{}";
   const line = `${open}${entries.join(", ")}${close}`;
@@ -78,13 +117,21 @@ export function asPython({ path, body }, { base, key = false }) {
     `answer = client.${chat ? "chat.completions" : "completions"}.create(`,
     `${words.join("")})`,
     ...(body.stream
-      ? ["for chunk in answer:", "    if chunk.choices:", `        print(chunk.choices[0]${text} or "", end="", flush=True)`]
+      ? [
+          "for chunk in answer:",
+          "    if chunk.choices:",
+          `        print(chunk.choices[0]${text} or "", end="", flush=True)`,
+        ]
       : [`print(answer.choices[0]${text})`]),
   ];
   return `${lines.join("\n")}\n`;
 }
 
-const FORMS = [["curl", asCurl], ["Python", asPython], ["JSON", ({ body }) => asJson(body)]];
+const FORMS = [
+  ["curl", asCurl],
+  ["Python", asPython],
+  ["JSON", ({ body }) => asJson(body)],
+];
 
 /** Puts text on the clipboard; true if it is there. Off localhost a page without TLS has to go the old way. */
 export async function copy(text) {
@@ -105,9 +152,10 @@ export async function copy(text) {
 
 /**
  * The request of the answer that is shown, as code, and what it was computed with. request: a signal of {path, body}.
- * fields: a signal of the declarations.
+ * fields: a signal of the declarations. run: a signal of the answer's run.
  */
-export function CodeView({ request = state.request, fields = state.fields }) {
+export function CodeView({ request = state.request, fields = state.fields, run = state.run }) {
+  const params = useComputed(() => run.value.params); // not drawn again for each token
   const [form, setForm] = useState("curl");
   const [options, setOptions] = useState({ stream: true, explain: false });
   const [said, setSaid] = useState("");
@@ -124,31 +172,36 @@ export function CodeView({ request = state.request, fields = state.fields }) {
   return html`<section class="code" aria-label="The request as code">
     <div class="code-tools">
       <div class="segments" role="radiogroup" aria-label="Language">
-        ${FORMS.map(([name]) => html`<label key=${name}>
-          <input type="radio" name="code-form" checked=${name === form} onChange=${() => setForm(name)} /><span>${name}</span></label>`)}
+        ${FORMS.map(
+          ([name]) => html`<label key=${name}>
+          <input type="radio" name="code-form" checked=${name === form} onChange=${() => setForm(name)} />
+          <span>${name}</span></label>`,
+        )}
       </div>
       <button type="button" onClick=${take}>Copy</button>
       ${option("stream", "streamed")} ${option("explain", "with explanations")}
       <span role="status" class="said">${said}</span>
     </div>
     <pre tabindex="0" aria-label=${`The request as ${form}`}><code>${text}</code></pre>
-    <${Used} body=${body} fields=${fields} model=${body.model || state.model.value} />
+    <${Used} params=${params.value} body=${body} fields=${fields} model=${body.model || state.model.value} />
   </section>`;
 }
 
-/** What a request is really computed with, and whose choice each value is. */
-export function Used({ body, fields, model }) {
+/** What an answer is really computed with, as the server says it, and whose choice each value is. */
+export function Used({ params, body, fields, model }) {
   const declared = fields.value?.fields ? fields.value : NO_FIELDS;
-  const list = used(body, declared, model);
+  const list = params ? used(params, body, declared, model) : [];
+  const row = ({ name, value, from }) => html`<tr key=${name}>
+    <th scope="row">${name}</th><td><code>${JSON.stringify(value)}</code></td><td>${from}</td></tr>`;
   return html`<section class="used">
     <h3>What it is really computed with</h3>
-    ${list.length
-      ? html`<table>
-          <thead><tr><th scope="col">field</th><th scope="col">value</th><th scope="col">from</th></tr></thead>
-          <tbody>${list.map(({ name, value, from }) => html`<tr key=${name}>
-            <th scope="row">${name}</th><td><code>${JSON.stringify(value)}</code></td><td>${from}</td></tr>`)}</tbody>
-        </table>`
-      : null}
-    <p>Every other field is neutral: its method is not run.</p>
+    ${
+      list.length > 0 &&
+      html`<table>
+        <thead><tr><th scope="col">field</th><th scope="col">value</th><th scope="col">from</th></tr></thead>
+        <tbody>${list.map(row)}</tbody>
+      </table>`
+    }
+    <p>${params ? "Every other field is neutral: its method is not run." : "The server says it with an answer."}</p>
   </section>`;
 }

@@ -1,10 +1,11 @@
 // Side by side: one prompt and one seed, two sets of parameters, streamed together; where they part, and why.
 import { Memo, computed, effect, html, signal, useEffect } from "./lib.js";
-import { ApiError, post, stream } from "./api.js";
-import { Fold, perFrame } from "./generate.js";
+import { post } from "./api.js";
+import { firstDifference } from "./branches.js";
+import { explainBody, fill } from "./generate.js";
 import { NO_FIELDS } from "./fields.js";
 import { Knobs } from "./knobs.js";
-import { firstDifference, reason } from "./parting.js";
+import { reason } from "./parting.js";
 import { Presets, applied, presets } from "./presets.js";
 import * as state from "./state.js";
 import { label as visible } from "./text.js";
@@ -45,10 +46,18 @@ export function takeOver() {
 /** The request of one side. */
 export function requestOf(side) {
   const { kind, text, seed, length, params } = comparison;
-  const body = { ...(state.model.value ? { model: state.model.value } : {}), ...params[side].value, seed: seed.value, max_tokens: length.value };
+  const body = {
+    ...(state.model.value ? { model: state.model.value } : {}),
+    ...params[side].value,
+    seed: seed.value,
+    max_tokens: length.value,
+  };
   if (kind.value === "completion") return { path: "/v1/completions", body: { ...body, prompt: text.value } };
   const system = state.system.value ? [{ role: "system", content: state.system.value }] : [];
-  return { path: "/v1/chat/completions", body: { ...body, messages: [...system, { role: "user", content: text.value }] } };
+  return {
+    path: "/v1/chat/completions",
+    body: { ...body, messages: [...system, { role: "user", content: text.value }] },
+  };
 }
 
 /** Runs both sides at once; resolves when both have ended. */
@@ -56,33 +65,19 @@ export async function runBoth() {
   stopBoth();
   abort = new AbortController();
   comparison.why.value = null;
-  for (const side of SIDES) comparison.selected[side].value = null;
-  await Promise.all(SIDES.map((side) => receive(side, abort.signal)));
+  for (const side of SIDES) {
+    comparison.selected[side].value = null;
+    comparison.runs[side].value = state.newRun(requestOf(side));
+  }
+  await Promise.all(SIDES.map((side) => fill(comparison.runs[side], abort.signal)));
 }
 
 export const stopBoth = () => abort?.abort();
 
-async function receive(side, stopped) {
-  const run = comparison.runs[side];
-  const request = requestOf(side);
-  const fold = new Fold();
-  run.value = state.newRun(request);
-  const frame = perFrame(() => (run.value = { ...run.value, ...fold.seen() }));
-  let error = null;
-  try {
-    const asked = { ...request.body, stream_options: { include_usage: true }, explain: state.SMALL };
-    await stream(request.path, asked, { signal: stopped, onEvent: (event) => (fold.add(event), frame.ask()) });
-    if (!fold.finish) error = new ApiError("The answer was cut off: the connection ended before it did.");
-  } catch (caught) {
-    if (caught.name !== "AbortError") error = caught;
-  }
-  fold.end();
-  frame.now();
-  run.value = { ...run.value, done: true, error: error && { message: error.message } };
-}
-
 /** Whether a side still comes. */
-const busy = computed(() => SIDES.some((side) => comparison.runs[side].value.request && !comparison.runs[side].value.done));
+const busy = computed(() =>
+  SIDES.some((side) => comparison.runs[side].value.request && !comparison.runs[side].value.done),
+);
 
 /** Where the two part: an index, or null. */
 const parted = computed(() => firstDifference(comparison.runs.left.value.tokens, comparison.runs.right.value.tokens));
@@ -91,14 +86,8 @@ const marks = computed(() => (parted.value === null ? new Map() : new Map([[part
 
 /** A token's record on one side, with both tokens in it. Raises ApiError. */
 async function recordOf(side, index, ids) {
-  const { tokens, request } = comparison.runs[side].value;
-  const answer = await post("/v1/explain", {
-    ...request.body,
-    output_token_ids: tokens.slice(0, index + 1).map((token) => token.record.token_id),
-    positions: [index],
-    explain: { top: 20, ids },
-  });
-  return answer.explanations[0];
+  const body = explainBody({ run: comparison.runs[side] }, index, { ...state.LARGE, ids });
+  return (await post("/v1/explain", body)).explanations[0];
 }
 
 /** Asks why they part at this index. */
@@ -109,11 +98,16 @@ async function explainParting(index) {
   let found;
   try {
     const [left, right] = await Promise.all(SIDES.map((side) => recordOf(side, index, ids)));
-    found = reason(left, right, SIDES.map((side) => NAMES[side]));
+    found = reason(
+      left,
+      right,
+      SIDES.map((side) => NAMES[side]),
+    );
   } catch (error) {
     found = { stage: "", sentence: "", error: error.message };
   }
-  if (comparison.why.value?.index === index && comparison.why.value.ids === asked.ids) comparison.why.value = { ...asked, ...found };
+  if (comparison.why.value?.index === index && comparison.why.value.ids === asked.ids)
+    comparison.why.value = { ...asked, ...found };
 }
 
 /** The view. onOpen(side's record): where a token was opened, if the page shows its ladder. */
@@ -135,8 +129,14 @@ export function Compare({ onOpen = null }) {
     <form class="compare-ask" onSubmit=${send}>
       <div class="compare-row">
         <div class="segments" role="radiogroup" aria-label="Kind">
-          ${[["chat", "Chat"], ["completion", "Completion"]].map(([name, title]) => html`<label key=${name}>
-            <input type="radio" name="compare-kind" checked=${kind.value === name} onChange=${() => (kind.value = name)} /><span>${title}</span></label>`)}
+          ${[
+            ["chat", "Chat"],
+            ["completion", "Completion"],
+          ].map(
+            ([name, title]) => html`<label key=${name}>
+            <input type="radio" name="compare-kind" checked=${kind.value === name}
+              onChange=${() => (kind.value = name)} /><span>${title}</span></label>`,
+          )}
         </div>
         <label>seed <input type="text" inputmode="numeric" size="8" value=${seed.value}
           onInput=${(event) => (seed.value = whole(event.target.value, seed.value))} /></label>
@@ -147,7 +147,11 @@ export function Compare({ onOpen = null }) {
       <textarea rows="2" value=${text.value} aria-label="Prompt for both" placeholder="One prompt for both"
         onInput=${(event) => (text.value = event.target.value)} />
       ${/* two buttons by their keys: one that became the other while it is pressed would send the form */ ""}
-      ${busy.value ? html`<button key="stop" type="button" onClick=${stopBoth}>Stop</button>` : html`<button key="run" type="submit" class="primary" disabled=${!text.value}>Run both</button>`}
+      ${
+        busy.value
+          ? html`<button key="stop" type="button" onClick=${stopBoth}>Stop</button>`
+          : html`<button key="run" type="submit" class="primary" disabled=${!text.value}>Run both</button>`
+      }
     </form>
     <${Verdict} />
     <div class="sides">${SIDES.map((side) => html`<${Side} key=${side} side=${side} onOpen=${onOpen} />`)}</div>
@@ -156,24 +160,35 @@ export function Compare({ onOpen = null }) {
 
 const whole = (text, otherwise) => (/^-?\d{1,15}$/.test(text.trim()) ? Number(text) : otherwise);
 
+const LOOKING = "Looking for the stage at which the ladders differ …";
+
 function Verdict() {
   const { runs, why } = comparison;
   const index = parted.value;
   const [left, right] = SIDES.map((side) => runs[side].value);
-  if (!left.request) return html`<p class="verdict">Both sides get the same prompt, the same seed and so the same noise: what differs comes from the knobs.</p>`;
+  if (!left.request)
+    return html`<p class="verdict">Both sides get the same prompt, the same seed and so the same noise: what differs
+      comes from the knobs.</p>`;
   if (index === null) {
-    const said = busy.value ? "The same so far." : left.tokens.length === right.tokens.length ? "The same, token for token." : "The same, as far as the shorter one goes.";
+    const said = busy.value
+      ? "The same so far."
+      : left.tokens.length === right.tokens.length
+        ? "The same, token for token."
+        : "The same, as far as the shorter one goes.";
     return html`<p class="verdict" role="status">${said}</p>`;
   }
   const [a, b] = [left, right].map((run) => visible(run.tokens[index].text) || visible(run.tokens[index].record.token));
   return html`<div class="verdict parted" role="status">
-    <p><strong>They part at token ${index + 1}</strong>: <bdi class="token-label">${a}</bdi> on the left, <bdi class="token-label">${b}</bdi> on the right.</p>
-    <p>${why.value?.sentence || (why.value?.error ? `The reason can't be had: ${why.value.error}` : "Looking for the stage at which the ladders differ …")}</p>
+    <p><strong>They part at token ${index + 1}</strong>: <bdi class="token-label">${a}</bdi> on the left,
+      <bdi class="token-label">${b}</bdi> on the right.</p>
+    <p>${why.value?.sentence || (why.value?.error ? `The reason can't be had: ${why.value.error}` : LOOKING)}</p>
     <p class="quiet">From there on the histories differ: later tokens can't be compared one by one.</p>
   </div>`;
 }
 
 const declared = () => (state.fields.value?.fields ? state.fields.value : NO_FIELDS);
+
+const chip = ([name, value]) => html`<code key=${name} class="chip">${name} ${JSON.stringify(value)}</code>`;
 
 /** What one side is computed with. Not drawn again while its answer streams. */
 class SideParams extends Memo {
@@ -184,9 +199,11 @@ class SideParams extends Memo {
     const given = Object.entries(params.value);
     return html`<div class="side-params">
       <${Presets} params=${params} declared=${declared()} model=${state.model.value} />
-      <p class="chips">${given.length ? given.map(([name, value]) => html`<code key=${name} class="chip">${name} ${JSON.stringify(value)}</code>`) : "nothing changed"}</p>
-      <details class="side-knobs" onToggle=${(event) => this.setState({ open: event.currentTarget.open })}><summary>Change its knobs</summary>
-        ${open && html`<${Knobs} params=${params} fields=${state.fields} record=${records[side]} mode=${comparison.kind.value} presets=${false} />`}
+      <p class="chips">${given.length ? given.map(chip) : "nothing changed"}</p>
+      <details class="side-knobs" onToggle=${(event) => this.setState({ open: event.currentTarget.open })}>
+        <summary>Change its knobs</summary>
+        ${open && html`<${Knobs} params=${params} fields=${state.fields} record=${records[side]}
+          mode=${comparison.kind.value} presets=${false} />`}
       </details>
     </div>`;
   }
@@ -197,17 +214,23 @@ class SideParams extends Memo {
 }
 
 /** The record of the token that is selected on a side, for the curves of its knobs. */
-const records = Object.fromEntries(SIDES.map((side) => [side, computed(() => {
-  const index = comparison.selected[side].value;
-  return index === null ? null : comparison.runs[side].value.tokens[index]?.record ?? null;
-})]));
+const records = Object.fromEntries(
+  SIDES.map((side) => [
+    side,
+    computed(() => {
+      const index = comparison.selected[side].value;
+      return index === null ? null : (comparison.runs[side].value.tokens[index]?.record ?? null);
+    }),
+  ]),
+);
 
 function pick(side, index, open, onOpen) {
   const together = index === null || parted.value === null || index <= parted.value;
   for (const each of SIDES) comparison.selected[each].value = together || each === side ? index : null;
-  const { request, tokens } = comparison.runs[side].value;
-  if (open && onOpen && index !== null) onOpen({ side, index, request, tokens });
+  if (open && onOpen && index !== null) onOpen({ side, index, run: comparison.runs[side].value });
 }
+
+const ending = (finish) => (finish === "stopped" ? ", stopped by you" : finish ? `, ended by ${finish}` : "");
 
 function Side({ side, onOpen }) {
   const run = comparison.runs[side];
@@ -217,8 +240,11 @@ function Side({ side, onOpen }) {
     <h3>${title}</h3>
     <${SideParams} side=${side} />
     ${error && html`<p class="knob-error" role="alert">${error.message}</p>`}
-    ${request && html`<${TokenSpans} run=${run} selected=${comparison.selected[side]} marks=${marks} title=${`${title} answer`}
-      onSelect=${(index, open) => pick(side, index, open, onOpen)} />`}
-    ${request && html`<p class="quiet">${tokens.length} tokens${finish ? `, ended by ${finish}` : ""}</p>`}
+    ${
+      request &&
+      html`<${TokenSpans} run=${run} selected=${comparison.selected[side]} marks=${marks} title=${`${title} answer`}
+      onSelect=${(index, open) => pick(side, index, open, onOpen)} />`
+    }
+    ${request && html`<p class="quiet">${tokens.length} tokens${ending(finish)}</p>`}
   </article>`;
 }

@@ -1,22 +1,43 @@
-// What a knob does on one token, as a curve: how many candidates survive, and how much of the probability, for every value
-// of the knob. Computed in the browser from the token's record, which shows some of the candidates only. A point is exact
-// where these suffice; where they don't, the curve is dashed and says so.
+// What a knob does on one token, as a curve: how many candidates survive, and how much of the probability, for every
+// value of the knob. Computed in the browser from the token's record, which shows some of the candidates only. A point
+// is exact where these suffice; where they don't, the curve is dashed and says so.
 import { html } from "./lib.js";
 import { percent } from "./text.js";
 import { slider } from "./fields.js";
 
 /** Refinements in the order in which they run where the request names no other (sampling/pipeline.py). */
-export const ORDER = ["temperature", "dynatemp", "smoothing", "min_p", "top_k", "top_p", "top_n_sigma", "typical_p", "tfs_z",
-  "top_a", "epsilon_cutoff", "eta_cutoff", "top_h", "p_less", "min_k", "mirostat", "xtc", "adaptive_p", "synthid"];
+export const ORDER = [
+  "temperature",
+  "dynatemp",
+  "smoothing",
+  "min_p",
+  "top_k",
+  "top_p",
+  "top_n_sigma",
+  "typical_p",
+  "tfs_z",
+  "top_a",
+  "epsilon_cutoff",
+  "eta_cutoff",
+  "top_h",
+  "p_less",
+  "min_k",
+  "mirostat",
+  "xtc",
+  "adaptive_p",
+  "synthid",
+];
 
 /**
- * The distribution that a refinement sees: {p: the shown probabilities, descending; rest: what all others have together;
- * total: how many tokens have any; bound: no other has more than this}. Null if nothing is known of it.
+ * The distribution that a refinement sees: {p: the shown probabilities, descending; rest: what all others have
+ * together; total: how many tokens have any; bound: no other has more than this}. Null if nothing is known of it.
  */
 export function before(record, method) {
   const earlier = stepsBefore(record, method);
   const last = earlier.at(-1);
-  const found = last ? known(record, last.probabilities, last.kept) : known(record, edited(record), record.edits.at(-1)?.left ?? Infinity);
+  const found = last
+    ? known(record, last.probabilities, last.kept)
+    : known(record, edited(record), record.edits.at(-1)?.left ?? Infinity);
   return found.p.length ? found : null;
 }
 
@@ -103,8 +124,16 @@ function all(d) {
 }
 
 // field → the method whose cut it turns
-const TURNS = { top_k: "top_k", top_p: "top_p", min_p: "min_p", top_a: "top_a", epsilon_cutoff: "epsilon_cutoff",
-  eta_cutoff: "eta_cutoff", typical_p: "typical_p", xtc_threshold: "xtc" };
+const TURNS = {
+  top_k: "top_k",
+  top_p: "top_p",
+  min_p: "min_p",
+  top_a: "top_a",
+  epsilon_cutoff: "epsilon_cutoff",
+  eta_cutoff: "eta_cutoff",
+  typical_p: "typical_p",
+  xtc_threshold: "xtc",
+};
 const POINTS = 80;
 
 /** Values of a field for a curve, over its slider. */
@@ -116,8 +145,8 @@ function values(field) {
 }
 
 /**
- * The curve of a truncation's field: {x, kept, mass, exact, off (it cuts nothing there)} lists, shown: how many candidates
- * are known, at(value): one point; null where the field has no curve or the record none of its numbers.
+ * The curve of a truncation's field: {x, kept, mass, exact, off (it cuts nothing there)} lists, shown: how many
+ * candidates are known, at(value): one point; null where the field has no curve or the record none of its numbers.
  */
 export function survival(field, record) {
   const method = TURNS[field.name];
@@ -128,8 +157,13 @@ export function survival(field, record) {
   const x = values(field);
   const points = x.map((value) => CUTS[method](d, value, entropy));
   return {
-    x, kept: points.map((p) => p.kept), mass: points.map((p) => p.mass), exact: points.map((p) => p.exact), off: points.map((p) => p.all ?? false),
-    shown: d.p.length, at: (value) => CUTS[method](d, value, entropy),
+    x,
+    kept: points.map((p) => p.kept),
+    mass: points.map((p) => p.mass),
+    exact: points.map((p) => p.exact),
+    off: points.map((p) => p.all ?? false),
+    shown: d.p.length,
+    at: (value) => CUTS[method](d, value, entropy),
   };
 }
 
@@ -137,18 +171,29 @@ export function survival(field, record) {
 export function warmth(field, record, most = 5) {
   if (field.name !== "temperature" || !record) return null;
   const p = edited(record);
-  const known = p.map((each, i) => [each, i]).filter(([each]) => each !== null && each > 0).sort((a, b) => b[0] - a[0]);
+  const known = p
+    .map((each, i) => [each, i])
+    .filter(([each]) => each !== null && each > 0)
+    .sort((a, b) => b[0] - a[0]);
   if (known.length < 2) return null;
   const at = (t) => {
     const top = Math.log(known[0][0]);
-    const weights = known.map(([each]) => (t <= 0 ? (each === known[0][0] ? 1 : 0) : Math.exp((Math.log(each) - top) / t)));
+    const weights = known.map(([each]) =>
+      t <= 0 ? (each === known[0][0] ? 1 : 0) : Math.exp((Math.log(each) - top) / t),
+    );
     const sum = weights.reduce((a, b) => a + b, 0);
     return weights.map((w) => w / sum);
   };
   const x = values(field);
   const shares = x.map(at);
   const shown = known.slice(0, most);
-  return { x, lines: shown.map((_, i) => shares.map((each) => each[i])), places: shown.map(([, i]) => i), shown: known.length, at };
+  return {
+    x,
+    lines: shown.map((_, i) => shares.map((each) => each[i])),
+    places: shown.map(([, i]) => i),
+    shown: known.length,
+    at,
+  };
 }
 
 const WIDTH = 260;
@@ -189,7 +234,8 @@ function SurvivalCurve({ curve, value, field }) {
   const known = curve.exact.every(Boolean);
   const words = now ? saying(now) : "";
   return html`<figure class="curve">
-    <svg viewBox=${`0 0 ${WIDTH} ${HEIGHT}`} preserveAspectRatio="none" role="img" aria-label=${`${field.name} on this token. ${words}`}>
+    <svg viewBox=${`0 0 ${WIDTH} ${HEIGHT}`} preserveAspectRatio="none" role="img"
+      aria-label=${`${field.name} on this token. ${words}`}>
       <path class="curve-mass" d=${path(x, mass, near)} />
       <path class="curve-mass unsure" d=${path(x, mass, unsure)} />
       <path class="curve-kept" d=${path(x, kept, near)} />
@@ -198,7 +244,8 @@ function SurvivalCurve({ curve, value, field }) {
     </svg>
     <figcaption>${words}${" "}
       <span class="curve-legend"><i class="key-kept"></i> survivors <i class="key-mass"></i> mass</span>${" "}
-      ${known ? null : html`<span class="unsure-note">Dashed: at least so many; the record shows ${curve.shown}.</span>`}
+      ${known ? null : html`<span
+        class="unsure-note">Dashed: at least so many; the record shows ${curve.shown}.</span>`}
     </figcaption>
   </figure>`;
 }
@@ -206,7 +253,8 @@ function SurvivalCurve({ curve, value, field }) {
 function saying({ kept, mass, exact, all: everything }) {
   if (everything) return "Cuts nothing here.";
   const atLeast = exact ? "" : "at least ";
-  return `Keeps ${atLeast}${kept.toLocaleString("en")} ${kept === 1 ? "token" : "tokens"}, ${atLeast}${percent(Math.min(1, mass))} of the mass.`;
+  const tokens = `${kept.toLocaleString("en")} ${kept === 1 ? "token" : "tokens"}`;
+  return `Keeps ${atLeast}${tokens}, ${atLeast}${percent(Math.min(1, mass))} of the mass.`;
 }
 
 function WarmthCurve({ curve, value, record }) {
@@ -216,8 +264,10 @@ function WarmthCurve({ curve, value, record }) {
   const inside = value >= curve.x[0] && value <= curve.x.at(-1);
   const first = percent(curve.at(value ?? 1)[0]);
   return html`<figure class="curve">
-    <svg viewBox=${`0 0 ${WIDTH} ${HEIGHT}`} preserveAspectRatio="none" role="img" aria-label=${`temperature on this token: the likeliest has ${first}`}>
-      ${curve.lines.map((line, i) => html`<path key=${i} class=${`curve-share share-${i}`} d=${path(x, line.map(sy), () => true)} />`)}
+    <svg viewBox=${`0 0 ${WIDTH} ${HEIGHT}`} preserveAspectRatio="none" role="img"
+      aria-label=${`temperature on this token: the likeliest has ${first}`}>
+      ${curve.lines.map((line, i) => html`<path key=${i} class=${`curve-share share-${i}`}
+        d=${path(x, line.map(sy), () => true)} />`)}
       ${inside && html`<line class="curve-now" x1=${sx(value)} x2=${sx(value)} y1="0" y2=${HEIGHT} />`}
     </svg>
     <figcaption>The likeliest has ${first}, <bdi class="token-label">${record.tokens?.[curve.places[0]] ?? ""}</bdi>.

@@ -1,5 +1,5 @@
-// The fields of a request, as the server declares them (page/fields.json): how one reads and checks what a person gives.
-// No markup here.
+// The fields of a request, as the server declares them (page/fields.json): how one reads and checks what a person
+// gives. No markup here.
 
 /** What stands in the declarations' place until they are there. */
 export const NO_FIELDS = { fields: [], kinds: {}, presets: {}, defaults: {}, voids: {} };
@@ -20,8 +20,17 @@ export const GROUPS = [
 export const COMMON = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed"];
 
 /** Fields that the page gives by itself, or that would change what it can show: n, a whole output's beginning, …. */
-export const OWN = new Set(["n", "forced_token_ids", "prompt_logprobs", "logprobs", "logprob_token_ids", "report_entropy",
-  "logprobs_mode"]);
+export const OWN = new Set([
+  "n",
+  "explain",
+  "forced_token_ids",
+  "prompt_logprobs",
+  "logprobs",
+  "logprob_token_ids",
+  "logprobs_mode",
+  "report_entropy",
+  "return_sampling_mask",
+]);
 
 // The part of a range that people use, for sliders: [low, high, step].
 const USUAL = {
@@ -76,7 +85,12 @@ export function grouped(declared, mode) {
   const known = (declared.fields ?? []).filter((field) => formOf(field, mode) && !OWN.has(field.name));
   const common = COMMON.map((name) => known.find((field) => field.name === name)).filter(Boolean);
   const rest = known.filter((field) => !COMMON.includes(field.name));
-  const groups = GROUPS.map(([kind, heading]) => [kind, heading, declared.kinds?.[kind] ?? "", rest.filter((f) => f.kind === kind)]);
+  const groups = GROUPS.map(([kind, heading]) => [
+    kind,
+    heading,
+    declared.kinds?.[kind] ?? "",
+    rest.filter((f) => f.kind === kind),
+  ]);
   return [["common", "Most used", "", common], ...groups].filter(([, , , fields]) => fields.length);
 }
 
@@ -152,14 +166,18 @@ function listed(field, value) {
 const lines = (text) => text.split("\n").filter((line) => line !== "");
 const ESCAPES = { "\\n": "\n", "\\t": "\t", "\\r": "\r", "\\\\": "\\" };
 const unescaped = (text) => text.replace(/\\[ntr\\]/g, (found) => ESCAPES[found]);
-const escaped = (text) => text.replace(/[\\\n\t\r]/g, (found) => Object.entries(ESCAPES).find(([, to]) => to === found)[0]);
+const escaped = (text) =>
+  text.replace(/[\\\n\t\r]/g, (found) => Object.entries(ESCAPES).find(([, to]) => to === found)[0]);
 
 /** A value as a person would type it. */
 export function shownValue(form, value) {
   if (value === null || value === undefined) return "";
   if (form === "texts") return [].concat(value).map(escaped).join("\n");
   if (form === "ids") return value.join(", ");
-  if (form === "map") return Object.entries(value).map(([key, bias]) => `${escaped(key)}=${bias}`).join("\n");
+  if (form === "map")
+    return Object.entries(value)
+      .map(([key, bias]) => `${escaped(key)}=${bias}`)
+      .join("\n");
   return typeof value === "object" ? JSON.stringify(value) : String(value);
 }
 
@@ -176,10 +194,12 @@ export function idle(field, params, declared, model) {
   const at = (name) => params[name] ?? startOf(byName.get(name) ?? { name }, declared, model);
   const on = (name) => byName.has(name) && !isNeutral(byName.get(name), at(name));
   if (field.needs?.length && !field.needs.some(on)) return `does nothing without ${field.needs.join(" or ")}`;
-  const voided = { temperature: at("temperature") === 0, mirostat: at("mirostat") > 0, p_less: at("p_less") === true };
-  const by = (field.voided_by ?? []).find((name) => voided[name]);
+  const by = (field.voided_by ?? []).find((name) => byName.has(name) && voids(byName.get(name), at(name)));
   return by ? `has no effect with ${declared.voids?.[by] ?? by}` : "";
 }
+
+/** Whether a field takes away the effect of others at this value: as soon as it acts; temperature only at 0. */
+const voids = (field, value) => (field.name === "temperature" ? value === 0 : !isNeutral(field, value));
 
 /** Whether a field does nothing at this value. */
 export function isNeutral(field, value) {
@@ -189,18 +209,16 @@ export function isNeutral(field, value) {
   return JSON.stringify(value) === JSON.stringify(field.neutral ?? null);
 }
 
-/** What a request was really computed with: [{name, value, from}], of fields that are not neutral or were given. */
-export function used(body, declared, model) {
-  const own = declared.defaults?.[model] ?? {};
-  const preset = (body.preset && declared.presets?.[body.preset]) || null;
-  const found = [];
-  for (const field of declared.fields ?? []) {
-    const { name } = field;
-    if (body[name] !== undefined && body[name] !== null) found.push({ name, value: body[name], from: "the request" });
-    else if (preset) name in preset && found.push({ name, value: preset[name], from: `the preset ${body.preset}` });
-    else if (name in own && !(body.mirostat && field.voided_by?.includes("mirostat"))) {
-      found.push({ name, value: own[name], from: "the model's own defaults" });
-    }
-  }
-  return found;
+/**
+ * Whose choice each field is that an answer was computed with: [{name, value, from}]. params: as the server says them,
+ * with its own names; neutral fields are not among them.
+ */
+export function used(params, body, declared, model) {
+  const from = (name) => {
+    if (OWN.has(name) && !(name in body)) return "this page";
+    if (body[name] !== undefined && body[name] !== null) return "the request";
+    if (name in (declared.presets?.[body.preset] ?? {})) return `the preset ${body.preset}`;
+    return name in (declared.defaults?.[model] ?? {}) ? "the model's own defaults" : "the server";
+  };
+  return Object.entries(params).map(([name, value]) => ({ name, value, from: from(name) }));
 }

@@ -1,5 +1,6 @@
 // All conversations with their branches as one JSON object, and back. What a file has is checked before it is kept.
 import { batch, freshId, signal } from "./lib.js";
+import { isObject, isRecord, isRequest, isRun, isText, isToken } from "./shapes.js";
 import * as state from "./state.js";
 
 const FORMAT = "tailrace-conversations";
@@ -29,55 +30,13 @@ function demand(holds, message) {
   if (!holds) throw new Error(message);
 }
 
-const isObject = (value) => value !== null && typeof value === "object" && !Array.isArray(value);
-const isText = (value) => typeof value === "string";
-const isList = Array.isArray;
-const numbersOrNull = (list) => isList(list) && list.every((each) => each === null || typeof each === "number");
-
-/** Raises Error unless the page can show this record. */
-function checkRecord(record, where) {
-  const n = record?.ids?.length;
-  const wellFormed =
-    isObject(record) &&
-    isList(record.ids) &&
-    Number.isInteger(record.token_id) &&
-    isText(record.token) &&
-    isList(record.bytes) &&
-    isText(record.origin) &&
-    isObject(record.model) &&
-    numbersOrNull(record.model.probabilities) &&
-    record.model.probabilities.length === n &&
-    typeof record.model.entropy === "number" &&
-    isObject(record.draw) &&
-    numbersOrNull(record.draw.probabilities) &&
-    record.draw.probabilities.length === n &&
-    isList(record.draw.scores) &&
-    isList(record.draw.noise) &&
-    isList(record.edits) &&
-    isList(record.refinements) &&
-    isList(record.removed_by) &&
-    numbersOrNull(record.model.ranks) &&
-    numbersOrNull(record.model.logits);
-  demand(wellFormed, `${where} has no whole record.`);
-}
-
 function checkRun(run, where) {
-  demand(
-    isObject(run) &&
-      isList(run.tokens) &&
-      isObject(run.request) &&
-      isText(run.request.path) &&
-      isObject(run.request.body),
-    `${where} has no run.`,
-  );
+  demand(isObject(run) && isRequest(run.request), `${where} has no run.`);
   demand(/^\/v1\/(chat\/)?completions$/.test(run.request.path), `${where}: its request goes to ${run.request.path}.`);
-  demand(isText(run.content) && isList(run.calls), `${where} has no content.`);
+  demand(isRun(run), `${where} has no content.`);
   run.tokens.forEach((token, i) => {
-    demand(
-      isObject(token) && isText(token.text) && isText(token.channel) && typeof token.time_ms === "number",
-      `${where}: token ${i + 1} is none.`,
-    );
-    checkRecord(token.record, `${where}: token ${i + 1}`);
+    demand(isToken(token), `${where}: token ${i + 1} is none.`);
+    demand(isRecord(token.record), `${where}: token ${i + 1} has no whole record.`);
   });
 }
 
@@ -85,16 +44,20 @@ function checkNode(node, id, nodes) {
   const where = `The turn ${id}`;
   demand(isObject(node) && KINDS.includes(node.kind), `${where} is of no known kind.`);
   demand(
-    isList(node.children) && node.children.every((child) => nodes[child]?.parent === id),
+    Array.isArray(node.children) && node.children.every((child) => nodes[child]?.parent === id),
     `${where}: its children are not those of a tree.`,
   );
   demand(node.parent === null || isObject(nodes[node.parent]), `${where} stands below nothing.`);
-  if (node.kind === "answer") checkRun(node.run, where);
-  else demand(isText(node.text), `${where} has no text.`);
+  if (node.kind !== "answer") {
+    demand(isText(node.text) && (node.kind !== "tool" || isText(node.call)), `${where} has no text.`);
+    return;
+  }
+  demand(node.parent !== null, `${where} answers nothing.`);
+  checkRun(node.run, where);
 }
 
-/** Every node is reached from a root, once. */
-function checkShape({ nodes, roots }) {
+/** Every node is reached from a root, once; what is chosen below a node is a child of it. */
+function checkShape({ nodes, roots, chosen }) {
   const seen = new Set();
   const waiting = [...roots];
   while (waiting.length) {
@@ -104,6 +67,10 @@ function checkShape({ nodes, roots }) {
     waiting.push(...nodes[id].children);
   }
   demand(seen.size === Object.keys(nodes).length, "Some turns hang on no conversation.");
+  for (const [id, child] of Object.entries(chosen)) {
+    const among = id === "" ? roots : Object.hasOwn(nodes, id) ? nodes[id].children : [];
+    demand(among.includes(child), `What is shown below the turn ${id || "that begins"} does not stand there.`);
+  }
 }
 
 /** Adds what a file has to what is there, and shows it. Raises Error, with what is wrong with it. */
@@ -112,7 +79,11 @@ export function imported(file) {
   demand(file.version === VERSION, `This export is of version ${file.version}; the page reads version ${VERSION}.`);
   const { tree } = file;
   demand(
-    isObject(tree) && isObject(tree.nodes) && isList(tree.roots) && isObject(tree.chosen) && tree.roots.length > 0,
+    isObject(tree) &&
+      isObject(tree.nodes) &&
+      Array.isArray(tree.roots) &&
+      isObject(tree.chosen) &&
+      tree.roots.length > 0,
     "It has no turns.",
   );
   for (const [id, node] of Object.entries(tree.nodes)) checkNode(node, id, tree.nodes);
@@ -129,7 +100,8 @@ function add(tree, system) {
   const fresh = Object.fromEntries(Object.keys(tree.nodes).map((id) => [id, freshId("n")]));
   const nodes = {};
   for (const [id, node] of Object.entries(tree.nodes)) {
-    const { run, ...rest } = node;
+    const { run: kept, ...rest } = node;
+    const run = node.kind === "answer" ? kept : null;
     const fork = run?.fork && fresh[run.fork.node] ? { ...run.fork, node: fresh[run.fork.node] } : null;
     nodes[fresh[id]] = {
       ...rest,
@@ -139,11 +111,7 @@ function add(tree, system) {
       ...(run ? { run: signal({ ...run, done: true, fork }) } : {}),
     };
   }
-  const chosen = Object.fromEntries(
-    Object.entries(tree.chosen)
-      .filter(([id, child]) => fresh[child] && (id === "" || fresh[id]))
-      .map(([id, child]) => [id && fresh[id], fresh[child]]),
-  );
+  const chosen = Object.fromEntries(Object.entries(tree.chosen).map(([id, child]) => [id && fresh[id], fresh[child]]));
   batch(() => {
     const now = state.tree.value;
     state.tree.value = {

@@ -100,24 +100,40 @@ function selectWhenThere(id, index) {
 export const again = (node) => answer(node.parent);
 
 async function receive(id, run) {
-  const { path, body } = run.value.request;
-  const fold = new Fold();
-  const frame = perFrame(() => (run.value = { ...run.value, ...fold.seen() }));
   const abort = new AbortController();
   stops.set(id, abort);
+  await fill(run, abort.signal);
+  stops.delete(id);
+}
+
+/** What the page asks for with every request. Its own fields, not those of the knobs (fields.js: OWN). */
+const ASKED = {
+  stream_options: { include_usage: true },
+  explain: state.SMALL,
+  return_token_ids: true,
+  return_sampling_params: true,
+};
+
+/** Streams the answer to a run's request into its signal, until another request is in it. Raises nothing. */
+export async function fill(run, stopped) {
+  const { request } = run.value;
+  const fold = new Fold();
+  const write = (more) => {
+    if (run.value.request === request) run.value = { ...run.value, ...more };
+  };
+  const frame = perFrame(() => write(fold.seen()));
   let error = null;
   try {
-    const asked = { ...body, stream_options: { include_usage: true }, explain: state.SMALL, return_token_ids: true };
-    await stream(path, asked, { signal: abort.signal, onEvent: (event) => (fold.add(event), frame.ask()) });
+    const onEvent = (event) => (fold.add(event), frame.ask());
+    await stream(request.path, { ...request.body, ...ASKED }, { signal: stopped, onEvent });
     if (!fold.finish) error = new ApiError("The answer was cut off: the connection ended before it did.");
   } catch (caught) {
     if (caught.name === "AbortError") fold.finish = "stopped";
     else error = caught;
   }
-  stops.delete(id);
   fold.end();
   frame.now();
-  run.value = { ...run.value, done: true, error: error && { message: error.message, param: error.param } };
+  write({ done: true, error: error && { message: error.message, param: error.param } });
 }
 
 /** Collects the events of a stream. The list of tokens is one and grows; what holds it is new each time. */
@@ -134,6 +150,7 @@ export class Fold {
 
   add(event) {
     if (event.usage) this.#usage = event.usage;
+    if (event.sampling_params) this.#said.params = event.sampling_params;
     if (event.prompt_token_ids ?? event.choices?.[0]?.prompt_token_ids)
       this.#said.promptIds = event.prompt_token_ids ?? event.choices[0].prompt_token_ids;
     const [choice] = event.choices ?? [];

@@ -1,9 +1,21 @@
-// Every knob of a request, in groups: a number with a slider, a choice, a list, …; what it does, where it is neutral, and
-// its curve on the selected token. `params` holds only what differs from where the request would start by itself.
+// Every knob of a request, in groups: a number with a slider, a choice, a list, …; what it does, where it is neutral,
+// and its curve on the selected token. `params` holds only what differs from where the request would start by itself.
 import { freshId, html, useEffect, useMemo, useRef, useState } from "./lib.js";
 import { mode as pageMode, model as pageModel } from "./state.js";
 import { Curve } from "./curves.js";
-import { formOf, grouped, idle, neutralOf, NO_FIELDS, parse, rangeOf, shownValue, slider, startOf, withField } from "./fields.js";
+import {
+  formOf,
+  grouped,
+  idle,
+  neutralOf,
+  NO_FIELDS,
+  parse,
+  rangeOf,
+  shownValue,
+  slider,
+  startOf,
+  withField,
+} from "./fields.js";
 import { Presets } from "./presets.js";
 
 /**
@@ -18,17 +30,23 @@ export function Knobs({ params, fields, record, mode = pageMode.value, model = p
   const groups = useMemo(() => grouped(declared, mode), [declared, mode]);
   const given = Object.keys(params.value).length;
   const words = wanted.trim().toLowerCase();
-  const matches = (field) => !words || `${field.name} ${field.name.replaceAll("_", "-")} ${field.doc}`.toLowerCase().includes(words);
-  const shown = groups.map(([kind, heading, doc, list]) => [kind, heading, doc, list.filter(matches)]).filter(([, , , list]) => list.length);
+  const matches = (field) =>
+    !words || `${field.name} ${field.name.replaceAll("_", "-")} ${field.doc}`.toLowerCase().includes(words);
+  const shown = groups
+    .map(([kind, heading, doc, list]) => [kind, heading, doc, list.filter(matches)])
+    .filter(([, , , list]) => list.length);
   return html`<div class="knobs">
     ${presets && html`<${Presets} params=${params} declared=${declared} model=${model} />`}
     <div class="knob-tools">
       <input type="search" value=${wanted} onInput=${(event) => setWanted(event.target.value)}
         placeholder="find a knob" aria-label="Find a knob" />
-      <button type="button" class="quiet" disabled=${!given} onClick=${() => (params.value = {})}>Reset ${given || "all"}</button>
+      <button type="button" class="quiet" disabled=${!given}
+        onClick=${() => (params.value = {})}>Reset ${given || "all"}</button>
     </div>
-    ${shown.map(([kind, heading, doc, list]) => html`<${Group} key=${kind} heading=${heading} doc=${doc} list=${list}
-      open=${kind === "common" || words !== ""} context=${{ params, declared, record, mode, model }} />`)}
+    ${shown.map(
+      ([kind, heading, doc, list]) => html`<${Group} key=${kind} heading=${heading} doc=${doc} list=${list}
+      open=${kind === "common" || words !== ""} context=${{ params, declared, record, mode, model }} />`,
+    )}
     ${declared.fields.length && !shown.length ? html`<p class="empty">No knob of that name.</p>` : null}
     ${declared.fields.length ? null : html`<p class="empty">The knobs come as soon as the server answers.</p>`}
   </div>`;
@@ -37,7 +55,8 @@ export function Knobs({ params, fields, record, mode = pageMode.value, model = p
 function Group({ heading, doc, list, open, context }) {
   const given = list.filter((field) => field.name in context.params.value).length;
   return html`<details class="knob-group" open=${open || given > 0}>
-    <summary>${heading}${given ? html` <span class="count" aria-label=${`${given} changed`}>${given}</span>` : null}</summary>
+    <summary>${heading}${given ? html` <span class="count"
+      aria-label=${`${given} changed`}>${given}</span>` : null}</summary>
     ${doc && html`<p class="group-doc">${doc}</p>`}
     ${list.map((field) => html`<${Knob} key=${field.name} field=${field} ...${context} />`)}
   </details>`;
@@ -60,9 +79,11 @@ function Knob({ field, params, declared, record, mode, model }) {
   return html`<div class=${`knob ${given ? "given" : ""}`} data-field=${field.name}>
     <div class="knob-head">
       <label for=${id}>${field.name}</label>
-      ${given && html`<button type="button" class="reset" onClick=${() => set({})} aria-label=${`Reset ${field.name}`} title="reset">↺</button>`}
+      ${given && html`<button type="button" class="reset" onClick=${() => set({})}
+        aria-label=${`Reset ${field.name}`} title="reset">↺</button>`}
     </div>
-    <${Input} id=${id} field=${field} form=${form} value=${value} start=${start} given=${given} set=${set} described=${`${id}-doc`} bad=${error !== ""} />
+    <${Input} id=${id} field=${field} form=${form} value=${value} start=${start} given=${given}
+      set=${set} described=${`${id}-doc`} bad=${error !== ""} />
     <p class="knob-doc" id=${`${id}-doc`}>${sentence(field.doc)} <span class="fact">${fact}</span></p>
     ${error && html`<p class="knob-error" role="alert">${error}</p>`}
     ${why && html`<p class="knob-idle">It ${why}.</p>`}
@@ -89,18 +110,23 @@ function NumberInput({ id, field, form, value, set, described, bad }) {
   const step = span ? span[2] : form === "integer" ? 1 : "any";
   const give = (text) => (type(text), set(parse(field, form, text)));
   return html`<div class="number">
-    ${span && html`<input type="range" min=${span[0]} max=${span[1]} step=${step} value=${value ?? span[0]}
+    ${
+      span &&
+      html`<input type="range" min=${span[0]} max=${span[1]} step=${step} value=${value ?? span[0]}
       aria-label=${`${field.name}, slider`} aria-describedby=${described}
-      onInput=${(event) => (leave(), set({ value: Number(event.target.value) }))} />`}
-    <input id=${id} type="text" inputmode=${form === "integer" ? "numeric" : "decimal"} value=${draft} autocomplete="off"
-      placeholder=${field.neutral === undefined || field.neutral === null ? "–" : ""} aria-describedby=${described} aria-invalid=${bad}
+      onInput=${(event) => (leave(), set({ value: Number(event.target.value) }))} />`
+    }
+    <input id=${id} type="text" inputmode=${form === "integer" ? "numeric" : "decimal"} value=${draft}
+      autocomplete="off"
+      placeholder=${field.neutral === undefined || field.neutral === null ? "–" : ""}
+      aria-describedby=${described} aria-invalid=${bad}
       onInput=${(event) => give(event.target.value)} onBlur=${leave} />
   </div>`;
 }
 
 function Switch({ id, field, value, set, described }) {
   return html`<input id=${id} type="checkbox" role="switch" checked=${value === true} aria-describedby=${described}
-    onChange=${(event) => set(event.target.checked || field.neutral === true ? { value: event.target.checked } : {})} />`;
+    onChange=${({ target }) => set(target.checked || field.neutral === true ? { value: target.checked } : {})} />`;
 }
 
 function Choice({ id, field, value, set, described }) {
@@ -138,8 +164,19 @@ function Area({ id, field, form, value, set, described, bad }) {
     const empty = found.value && typeof found.value === "object" && !Object.keys(found.value).length;
     set(empty && form !== "json" ? {} : found);
   };
-  return html`<textarea id=${id} rows=${rows} value=${draft} placeholder=${EXAMPLES[field.name] ?? HINTS[form]} spellcheck=${false}
-    aria-describedby=${described} aria-invalid=${bad} onInput=${(event) => give(event.target.value)} onBlur=${leave} />`;
+  return html`<textarea id=${id} rows=${rows} value=${draft} placeholder=${EXAMPLES[field.name] ?? HINTS[form]}
+    spellcheck=${false} aria-describedby=${described} aria-invalid=${bad}
+    onInput=${(event) => give(event.target.value)} onBlur=${leave} />`;
 }
 
-const INPUTS = { number: NumberInput, integer: NumberInput, switch: Switch, choice: Choice, text: Area, texts: Area, ids: Area, map: Area, json: Area };
+const INPUTS = {
+  number: NumberInput,
+  integer: NumberInput,
+  switch: Switch,
+  choice: Choice,
+  text: Area,
+  texts: Area,
+  ids: Area,
+  map: Area,
+  json: Area,
+};

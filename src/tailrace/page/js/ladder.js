@@ -49,10 +49,19 @@ function takeBranch(tokenId, more = {}) {
 const canBranch = () => state.current.value !== state.visitor.value;
 setActions({ onBranch: (id) => takeBranch(id, changes.value), canBranch });
 
+/** What a token ended, in words. */
+const ENDED = {
+  stop: "it ended the answer",
+  length: "the answer was cut after it: the limit of tokens",
+  grammar: "it completed what the grammar asks for, and so the answer",
+  repetition: "the answer was ended after it: it repeated itself",
+  thinking_token_budget: "the thought has used up its budget with it; what ends the thought is forced",
+};
+
 function Head({ token, record, index, count }) {
   const [origin, meaning] = ORIGINS[record.origin];
   const step = (by) => state.selectInCurrent(index + by);
-  const end = record.ended ? `; it ended the answer (${record.ended})` : "";
+  const end = record.ended ? `; ${ENDED[record.ended] ?? `it ended something (${record.ended})`}` : "";
   return html`<div class="ladder-head">
     <div class="ladder-title">
       <button type="button" class="icon" aria-label="Token before" disabled=${index === 0}

@@ -11,7 +11,8 @@ export function parse(text) {
     const parts = line[0] === "#" ? null : LINE.exec(line);
     if (!parts) continue;
     const labels = {};
-    for (const [, name, value] of (parts[2] ?? "").matchAll(LABEL)) labels[name] = value.replace(/\\[n"\\]/g, (each) => ESCAPED[each]);
+    for (const [, name, value] of (parts[2] ?? "").matchAll(LABEL))
+      labels[name] = value.replace(/\\[n"\\]/g, (each) => ESCAPED[each]);
     found.push({ name: parts[1], labels, value: numberOf(parts[3]) });
   }
   return found;
@@ -20,7 +21,8 @@ export function parse(text) {
 const numberOf = (text) => ({ "+Inf": Infinity, "-Inf": -Infinity, NaN: NaN })[text] ?? Number(text);
 
 /** The samples of one model; those without a name belong to all. "" takes every model. */
-export const ofModel = (samples, model) => samples.filter(({ labels }) => !model || !labels.model_name || labels.model_name === model);
+export const ofModel = (samples, model) =>
+  samples.filter(({ labels }) => !model || !labels.model_name || labels.model_name === model);
 
 /** Names of the models in the samples. */
 export const modelsIn = (samples) => [...new Set(samples.map(({ labels }) => labels.model_name).filter(Boolean))];
@@ -34,14 +36,17 @@ export function total(samples, name) {
 /** label value → sum, of a metric. */
 export function byLabel(samples, name, label) {
   const found = {};
-  for (const sample of samples) if (sample.name === name && sample.labels[label] !== undefined) found[sample.labels[label]] = (found[sample.labels[label]] ?? 0) + sample.value;
+  for (const sample of samples)
+    if (sample.name === name && sample.labels[label] !== undefined)
+      found[sample.labels[label]] = (found[sample.labels[label]] ?? 0) + sample.value;
   return found;
 }
 
 /** bound → count, of a histogram's buckets, over all its samples. */
 export function buckets(samples, name) {
   const found = new Map();
-  for (const { name: each, labels, value } of samples) if (each === `${name}_bucket`) found.set(numberOf(labels.le), (found.get(numberOf(labels.le)) ?? 0) + value);
+  for (const { name: each, labels, value } of samples)
+    if (each === `${name}_bucket`) found.set(numberOf(labels.le), (found.get(numberOf(labels.le)) ?? 0) + value);
   return [...found].sort(([a], [b]) => a - b);
 }
 
@@ -53,7 +58,8 @@ export function quantile(before, now, share) {
   if (!(all > 0)) return null;
   let [low, below] = [0, 0];
   for (const [bound, count] of counts) {
-    if (count >= share * all) return Number.isFinite(bound) ? low + ((bound - low) * (share * all - below)) / (count - below || 1) : low;
+    if (count >= share * all)
+      return Number.isFinite(bound) ? low + ((bound - low) * (share * all - below)) / (count - below || 1) : low;
     [low, below] = [bound, count];
   }
   return low;
@@ -101,13 +107,18 @@ export function rates(before, now) {
     return a === null || b === null || b < a || !(seconds > 0) ? null : (b - a) / seconds;
   };
   const steps = per("steps");
-  const parts = Object.fromEntries(Object.entries(now.parts)
-    .map(([part, value]) => [part, Math.max(0, value - (before.parts[part] ?? 0))])
-    .filter(([part, value]) => value > 0 && !WAITED.includes(part)));
+  const parts = Object.fromEntries(
+    Object.entries(now.parts)
+      .map(([part, value]) => [part, Math.max(0, value - (before.parts[part] ?? 0))])
+      .filter(([part, value]) => value > 0 && !WAITED.includes(part)),
+  );
   const busy = Object.values(parts).reduce((a, b) => a + b, 0);
   const drafted = per("drafted");
   return {
-    generated: per("generated"), prompt: per("prompt"), steps, parts,
+    generated: per("generated"),
+    prompt: per("prompt"),
+    steps,
+    parts,
     step_ms: steps ? (busy / (steps * seconds)) * 1000 : null,
     accepted: drafted ? per("accepted") / drafted : null,
     first_s: quantile(before.first, now.first, 0.5),

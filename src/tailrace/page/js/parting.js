@@ -7,13 +7,6 @@ const at = (record, id) => record.ids.indexOf(id);
 const textOf = (record, id) => label(record.tokens?.[at(record, id)] ?? `#${id}`) || "nothing";
 const quoted = (record, id) => `“${textOf(record, id)}”`;
 
-/** Index of the first token that differs; null if one run is the beginning of the other, or both are the same. */
-export function firstDifference(left, right) {
-  const most = Math.min(left.length, right.length);
-  for (let i = 0; i < most; i++) if (left[i].record.token_id !== right[i].record.token_id) return i;
-  return null;
-}
-
 /** The stages of a record in order: {name, fields, gap}. gap: ln of how far token a is ahead of token b behind it. */
 function stages(record, a, b) {
   const [i, j] = [at(record, a), at(record, b)];
@@ -45,26 +38,47 @@ export function reason(left, right, names = ["left", "right"]) {
   if (left.key !== right.key) return { stage: "draw", side: null, sentence: "The seeds differ, so the noise does." };
   const forced = [left, right].findIndex((record) => record.origin === "forced");
   if (forced >= 0) return { stage: "draw", side: forced, sentence: `In ${names[forced]} the token was forced.` };
-  for (const [side, record, other] of [[0, left, b], [1, right, a]]) {
+  for (const [side, record, other] of [
+    [0, left, b],
+    [1, right, a],
+  ]) {
     const by = at(record, other) < 0 ? "" : record.removed_by[at(record, other)];
-    if (by) return { stage: by, side, sentence: `In ${names[side]} ${removal(record, other, by)}, which ${names[1 - side]} drew.` };
+    if (by)
+      return {
+        stage: by,
+        side,
+        sentence: `In ${names[side]} ${removal(record, other, by)}, which ${names[1 - side]} drew.`,
+      };
   }
   const greedy = [left, right].findIndex((record) => record.origin === "greedy");
   if (greedy >= 0 && left.origin !== right.origin) {
-    return { stage: "draw", side: greedy, sentence: `${capital(names[greedy])} takes the likeliest; ${names[1 - greedy]} draws, and the noise decided.` };
+    return {
+      stage: "draw",
+      side: greedy,
+      sentence: `${capital(names[greedy])} takes the likeliest; ${names[1 - greedy]} draws, and the noise decided.`,
+    };
   }
   const moved = firstMove(stages(left, a, b), stages(right, a, b));
   if (moved) return { ...moved, sentence: moves(moved, left, right, names, [a, b]) };
-  return { stage: "draw", side: null, sentence: "The ladders are the same for both tokens: what was drafted, or another computation of the model, made the difference." };
+  return {
+    stage: "draw",
+    side: null,
+    sentence:
+      "The ladders are the same for both tokens: what was drafted, or another computation of the model, made the " +
+      "difference.",
+  };
 }
 
 const capital = (text) => text[0].toUpperCase() + text.slice(1);
 
 function removal(record, id, by) {
   const place = at(record, id);
+  if (by === "model") return `the model itself gave ${quoted(record, id)} no chance`;
   const step = record.refinements.find((each) => each.method === by);
-  if (!step) return `${named(by, record.edits.find((each) => each.method === by)?.fields)} took out ${quoted(record, id)}`;
-  const before = record.refinements[record.refinements.indexOf(step) - 1]?.probabilities ?? record.model.probabilities;
+  if (!step)
+    return `${named(by, record.edits.find((each) => each.method === by)?.fields)} took out ${quoted(record, id)}`;
+  const { probabilities } = record.edits.at(-1) ?? record.model;
+  const before = record.refinements[record.refinements.indexOf(step) - 1]?.probabilities ?? probabilities;
   return `${named(by, step.fields)} cut ${quoted(record, id)} (it had ${percent(before[place])})`;
 }
 
@@ -73,7 +87,9 @@ export function named(method, fields = {}) {
   const values = Object.entries(fields ?? {});
   const name = method.replaceAll("_", "-");
   if (values.length === 1 && typeof values[0][1] !== "object") return `${name} ${values[0][1]}`;
-  return values.length ? `${name} (${values.map(([field, value]) => `${field} ${JSON.stringify(value)}`).join(", ")})` : name;
+  return values.length
+    ? `${name} (${values.map(([field, value]) => `${field} ${JSON.stringify(value)}`).join(", ")})`
+    : name;
 }
 
 /** The first stage that stands on one side only, or does something else on the other, and moved the two tokens. */
@@ -100,8 +116,10 @@ function firstMove(left, right) {
 function moves({ stage, side, fields }, left, right, names, [a, b]) {
   if (stage === "model") return "The model's own logits differ already: another model, adapter, prompt or guidance.";
   const odds = `${quoted(left, a)} against ${quoted(left, b)}`;
-  if (side !== null) return `${capital(named(stage, fields[0]))}, which only ${names[side]} has, moved ${odds}${margin(left, right)}.`;
-  return `${named(stage, fields[0])} in ${names[0]} and ${named(stage, fields[1])} in ${names[1]} weigh ${odds} differently${margin(left, right)}.`;
+  if (side !== null)
+    return `${capital(named(stage, fields[0]))}, which only ${names[side]} has, moved ${odds}${margin(left, right)}.`;
+  const both = [0, 1].map((side) => `${named(stage, fields[side])} in ${names[side]}`).join(" and ");
+  return `${both} weigh ${odds} differently${margin(left, right)}.`;
 }
 
 function margin(left, right) {

@@ -1,6 +1,6 @@
-// Plots over an answer: surprise and entropy, survivors, speed, and what became of guesses. A click selects the token; the
-// selected token is marked in all of them. While an answer streams, one plot a frame is renewed, a few times a second: each
-// takes a few milliseconds at 4,000 tokens.
+// Plots over an answer: surprise and entropy, survivors, speed, and what became of guesses. A click selects the token;
+// the selected token is marked in all of them. While an answer streams, one plot a frame is renewed, a few times a
+// second: each takes a few milliseconds at 4,000 tokens.
 import { html, uPlot, useEffect, useRef } from "./lib.js";
 import { surprise } from "./colour.js";
 import * as state from "./state.js";
@@ -14,6 +14,8 @@ const SHOWN_MOST = 20; // nats: a token that the model gave nothing is drawn the
 /** How many tokens could be drawn in the end; null where the record does not say. */
 export const survivors = (record) => record.refinements.at(-1)?.kept ?? record.edits.at(-1)?.left ?? null;
 
+const COLUMNS = ["index", "surprise", "entropy", "survivors", "gap", "speed", "accepted", "refused", "share"];
+
 /** The columns that the plots show; grows with a run's list of tokens. */
 export class Series {
   constructor() {
@@ -22,15 +24,7 @@ export class Series {
   }
 
   reset() {
-    this.index = [];
-    this.surprise = [];
-    this.entropy = [];
-    this.survivors = [];
-    this.gap = [];
-    this.speed = [];
-    this.accepted = [];
-    this.refused = [];
-    this.share = [];
+    for (const name of COLUMNS) this[name] = [];
     this.stood = 0;
     this.guessed = 0;
   }
@@ -63,19 +57,56 @@ export class Series {
   }
 }
 
-const line = (label, colour, more = {}) => ({ label, stroke: () => hue(colour), width: 1.5, points: { show: false }, spanGaps: true, ...more });
-const dots = (label, colour) => ({ label, stroke: () => hue(colour), paths: () => null, points: { show: true, size: 5, fill: () => hue(colour) } });
+const line = (label, colour, more = {}) => ({
+  label,
+  stroke: () => hue(colour),
+  width: 1.5,
+  points: { show: false },
+  spanGaps: true,
+  ...more,
+});
+const dots = (label, colour) => ({
+  label,
+  stroke: () => hue(colour),
+  paths: () => null,
+  points: { show: true, size: 5, fill: () => hue(colour) },
+});
 
 // title; unit; which columns; series; whether the scale is logarithmic; whether there is anything to show
 const PLOTS = [
-  { name: "surprise", title: "Surprise and entropy", unit: "nats", columns: ["surprise", "entropy"],
-    series: () => [line("surprise", "--plot-1"), line("entropy", "--plot-2")] },
-  { name: "survivors", title: "Survivors", unit: "tokens that could come", columns: ["survivors"], log: true,
-    series: () => [line("survivors", "--plot-3")], only: (series) => series.survivors.some((count) => count !== null) },
-  { name: "speed", title: "Speed", unit: "tokens per second", columns: ["speed"], series: () => [line("tokens/s", "--plot-1")] },
+  {
+    name: "surprise",
+    title: "Surprise and entropy",
+    unit: "nats",
+    columns: ["surprise", "entropy"],
+    series: () => [line("surprise", "--plot-1"), line("entropy", "--plot-2")],
+  },
+  {
+    name: "survivors",
+    title: "Survivors",
+    unit: "tokens that could come",
+    columns: ["survivors"],
+    log: true,
+    series: () => [line("survivors", "--plot-3")],
+    only: (series) => series.survivors.some((count) => count !== null),
+  },
+  {
+    name: "speed",
+    title: "Speed",
+    unit: "tokens per second",
+    columns: ["speed"],
+    series: () => [line("tokens/s", "--plot-1")],
+  },
   { name: "gap", title: "Time between tokens", unit: "ms", columns: ["gap"], series: () => [line("ms", "--plot-4")] },
-  { name: "guesses", title: "Guesses", unit: "accepted 1, refused 0, and the share so far", columns: ["accepted", "refused", "share"],
-    series: () => [dots("accepted", "--plot-3"), dots("refused", "--plot-4"), line("share", "--plot-2")], range: [-0.1, 1.1], only: (series) => series.guessed > 0 },
+  {
+    name: "guesses",
+    title: "Guesses",
+    unit: "accepted 1, refused 0, and the share so far",
+    columns: ["accepted", "refused", "share"],
+    series: () => [dots("accepted", "--plot-3"), dots("refused", "--plot-4"), line("share", "--plot-2")],
+    range: [-0.1, 1.1],
+    only: (series) => series.guessed > 0,
+  },
 ];
 
 const hue = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim() || "#888";
@@ -90,14 +121,21 @@ export function Plots({ run, selected = ofPage.selected, onSelect = ofPage.onSel
   if (!series.index.length) return html`<p class="empty">Plots come with the first tokens of an answer.</p>`;
   const shown = PLOTS.filter((plot) => !plot.only || plot.only(series));
   return html`<div class="plots">
-    ${shown.map((plot) => html`<${Plot} key=${plot.name} plot=${plot} series=${series} run=${run} selected=${selected} onSelect=${onSelect} />`)}
+    ${shown.map((plot) => html`<${Plot} key=${plot.name} plot=${plot} series=${series} run=${run}
+      selected=${selected} onSelect=${onSelect} />`)}
     <p class="quiet">Click a point to select its token; the arrow keys walk them.</p>
   </div>`;
 }
 
 // The page's own selection, where nobody gives another.
 const ofPage = {
-  selected: { get value() { return state.selection.value && state.selection.value.node === state.current.value?.id ? state.selection.value.index : null; } },
+  selected: {
+    get value() {
+      return state.selection.value && state.selection.value.node === state.current.value?.id
+        ? state.selection.value.index
+        : null;
+    },
+  },
   onSelect: (index) => state.current.value && state.select(state.current.value.id, index),
 };
 
@@ -135,26 +173,41 @@ function Plot({ plot, series, run, selected, onSelect }) {
 
   const walk = (event) => {
     const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-    const to = event.key === "Home" ? 0 : event.key === "End" ? count - 1 : step ? Math.max(0, Math.min(count - 1, (place ?? -step) + step)) : null;
+    const to =
+      event.key === "Home"
+        ? 0
+        : event.key === "End"
+          ? count - 1
+          : step
+            ? Math.max(0, Math.min(count - 1, (place ?? -step) + step))
+            : null;
     if (to === null) return;
     event.preventDefault();
     onSelect(to);
   };
   return html`<figure class="plot" data-plot=${plot.name}>
-    <figcaption>${plot.title} <span class="unit">${plot.unit}</span> <output>${reading(plot, series, place)}</output></figcaption>
-    <div ref=${box} class="plot-box" role="slider" tabindex="0" aria-label=${`${plot.title}, ${plot.unit}`} aria-valuemin="1" aria-valuemax=${count}
-      aria-valuenow=${(place ?? 0) + 1} aria-valuetext=${place === null ? "no token selected" : `token ${place + 1}: ${reading(plot, series, place)}`} onKeyDown=${walk}></div>
+    <figcaption>${plot.title} <span class="unit">${plot.unit}</span>${" "}
+      <output>${reading(plot, series, place)}</output></figcaption>
+    <div ref=${box} class="plot-box" role="slider" tabindex="0" aria-label=${`${plot.title}, ${plot.unit}`}
+      aria-valuemin="1" aria-valuemax=${count} aria-valuenow=${(place ?? 0) + 1}
+      aria-valuetext=${place === null ? "no token selected" : `token ${place + 1}: ${reading(plot, series, place)}`}
+      onKeyDown=${walk}></div>
   </figure>`;
 }
 
 /** What stands at a place, or the mean over all. */
 function reading(plot, series, place) {
-  return plot.columns.filter((name) => !["accepted", "refused"].includes(name)).map((name) => {
-    const column = series[name];
-    const value = place === null ? mean(column) : column[place];
-    const digits = name === "survivors" || name === "speed" ? 0 : 2;
-    return value === null || value === undefined ? "–" : `${plot.columns.length > 1 ? `${name} ` : ""}${fixed(value, digits)}${place === null ? " on average" : ""}`;
-  }).join(", ");
+  return plot.columns
+    .filter((name) => !["accepted", "refused"].includes(name))
+    .map((name) => {
+      const column = series[name];
+      const value = place === null ? mean(column) : column[place];
+      const digits = name === "survivors" || name === "speed" ? 0 : 2;
+      return value === null || value === undefined
+        ? "–"
+        : `${plot.columns.length > 1 ? `${name} ` : ""}${fixed(value, digits)}${place === null ? " on average" : ""}`;
+    })
+    .join(", ");
 }
 
 function mean(column) {
@@ -165,10 +218,11 @@ function mean(column) {
 
 let queue = Promise.resolve(); // plots that are to be renewed, one in a frame
 
-const nextFrame = () => new Promise((done) => {
-  const timer = setTimeout(done, EVERY_MS); // in a hidden tab no frame comes
-  requestAnimationFrame(() => (clearTimeout(timer), done()));
-});
+const nextFrame = () =>
+  new Promise((done) => {
+    const timer = setTimeout(done, EVERY_MS); // in a hidden tab no frame comes
+    requestAnimationFrame(() => (clearTimeout(timer), done()));
+  });
 
 /** Gives a chart its data: at once where the run has ended, else a few times a second, and one chart a frame. */
 function renew(chart, columns, done) {
@@ -189,21 +243,33 @@ function renew(chart, columns, done) {
 }
 
 function made(plot, box, data, onSelect) {
-  const axis = { stroke: () => hue("--plot-text"), grid: { stroke: () => hue("--plot-grid"), width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif" };
+  const axis = {
+    stroke: () => hue("--plot-text"),
+    grid: { stroke: () => hue("--plot-grid"), width: 1 },
+    ticks: { show: false },
+    font: "11px system-ui, sans-serif",
+  };
   const scale = plot.log
     ? { distr: 3, range: (u, low, high) => [1, Math.max(10, high || 10)] }
     : { range: plot.range ?? ((u, low, high) => [0, (high || 1) * 1.08]) };
-  const chart = new uPlot({
-    width: box.clientWidth || 300,
-    height: HEIGHT,
-    padding: [8, 8, 0, 0],
-    legend: { show: false },
-    cursor: { y: false, drag: { x: true, y: false }, points: { size: 6 } },
-    scales: { x: { time: false }, y: scale },
-    axes: [{ ...axis, size: 22, values: (u, all) => all.map((i) => (Number.isInteger(i) ? i + 1 : "")) }, { ...axis, size: 44 }],
-    series: [{}, ...plot.series()],
-    hooks: { draw: [drawMark], destroy: [(u) => ((u.gone = true), clearTimeout(u.waiting))] },
-  }, data, box);
+  const chart = new uPlot(
+    {
+      width: box.clientWidth || 300,
+      height: HEIGHT,
+      padding: [8, 8, 0, 0],
+      legend: { show: false },
+      cursor: { y: false, drag: { x: true, y: false }, points: { size: 6 } },
+      scales: { x: { time: false }, y: scale },
+      axes: [
+        { ...axis, size: 22, values: (u, all) => all.map((i) => (Number.isInteger(i) ? i + 1 : "")) },
+        { ...axis, size: 44 },
+      ],
+      series: [{}, ...plot.series()],
+      hooks: { draw: [drawMark], destroy: [(u) => ((u.gone = true), clearTimeout(u.waiting))] },
+    },
+    data,
+    box,
+  );
   let down = null;
   chart.over.addEventListener("pointerdown", (event) => (down = event.clientX));
   chart.over.addEventListener("click", (event) => {

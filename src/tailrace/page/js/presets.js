@@ -29,12 +29,15 @@ const OWN = {
   untouched: { temperature: 1 },
 };
 
+const REPLACES = "A preset replaces what bends, cuts and biases; length, stops and seed stay.";
 const REPLACED = new Set(["reshape", "truncation", "edit"]); // kinds that a preset replaces altogether
 
 function readKept() {
   try {
     const kept = JSON.parse(localStorage.getItem(KEPT)) ?? {};
-    return Object.fromEntries(Object.entries(kept).filter(([, fields]) => fields && typeof fields === "object" && !Array.isArray(fields)));
+    return Object.fromEntries(
+      Object.entries(kept).filter(([, fields]) => fields && typeof fields === "object" && !Array.isArray(fields)),
+    );
   } catch {
     return {};
   }
@@ -62,8 +65,18 @@ export function forgetPreset(name) {
 /** All presets: {name, fields, sentence, mine}. */
 export function presets(declared) {
   const given = { ...declared.presets, ...OWN };
-  const all = Object.entries(given).map(([name, fields]) => ({ name, fields, sentence: SENTENCES[name] ?? "", mine: false }));
-  const mine = Object.entries(kept.value).map(([name, fields]) => ({ name, fields, sentence: "Yours, kept in this browser.", mine: true }));
+  const all = Object.entries(given).map(([name, fields]) => ({
+    name,
+    fields,
+    sentence: SENTENCES[name] ?? "",
+    mine: false,
+  }));
+  const mine = Object.entries(kept.value).map(([name, fields]) => ({
+    name,
+    fields,
+    sentence: "Yours, kept in this browser.",
+    mine: true,
+  }));
   return [...all, ...mine];
 }
 
@@ -75,7 +88,9 @@ export function applied(params, preset, declared, model) {
   const replaced = (name) => REPLACED.has(kinds.get(name)?.kind) || name === "sampler_order";
   const rest = Object.fromEntries(Object.entries(params).filter(([name]) => !replaced(name)));
   const voided = preset.fields.mirostat ? (field) => field.voided_by?.includes("mirostat") : () => false;
-  const off = Object.keys(defaults).filter((name) => replaced(name) && !(name in preset.fields) && !voided(kinds.get(name)));
+  const off = Object.keys(defaults).filter(
+    (name) => replaced(name) && !(name in preset.fields) && !voided(kinds.get(name)),
+  );
   const neutral = off.map((name) => [name, kinds.get(name).neutral]);
   const wanted = Object.entries(preset.fields).filter(([name, value]) => {
     const start = name in defaults ? defaults[name] : kinds.get(name)?.neutral;
@@ -108,11 +123,14 @@ export function Presets({ params, declared, model, label = "Preset" }) {
         ${all.map((preset) => html`<option key=${preset.name} value=${preset.name}>${preset.name}</option>`)}
       </select>
     </label>
-    ${chosen?.mine
-      ? html`<button type="button" class="quiet" onClick=${() => forgetPreset(name)}>Forget</button>`
-      : html`<button type="button" class="quiet" aria-expanded=${naming} onClick=${() => setNaming(!naming)}>Keep…</button>`}
+    ${
+      chosen?.mine
+        ? html`<button type="button" class="quiet" onClick=${() => forgetPreset(name)}>Forget</button>`
+        : html`<button type="button" class="quiet" aria-expanded=${naming}
+          onClick=${() => setNaming(!naming)}>Keep…</button>`
+    }
     ${naming && html`<${KeepAs} params=${params} done=${() => setNaming(false)} />`}
-    <p class="preset-sentence">${chosen?.sentence ?? "A preset replaces what bends, cuts and biases; length, stops and seed stay."}</p>
+    <p class="preset-sentence">${chosen?.sentence ?? REPLACES}</p>
   </div>`;
 }
 
@@ -125,7 +143,8 @@ function KeepAs({ params, done }) {
     done();
   };
   return html`<form class="preset-keep" onSubmit=${save}>
-    <input value=${name} onInput=${(event) => setName(event.target.value)} placeholder="name" aria-label="Name of the preset" maxlength="60" />
+    <input value=${name} onInput=${(event) => setName(event.target.value)} placeholder="name"
+      aria-label="Name of the preset" maxlength="60" />
     <button type="submit">Keep</button>
   </form>`;
 }

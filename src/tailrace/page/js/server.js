@@ -62,11 +62,19 @@ export function ServerView() {
   return html`<section class="server" aria-label="The server">
     <${Health} status=${status.value} />
     ${problem.value && html`<p class="knob-error" role="alert">${problem.value}</p>`}
-    ${models.value.length > 1 && html`<label class="server-model">model
+    ${
+      models.value.length > 1 &&
+      html`<label class="server-model">model
       <select value=${model.value} onChange=${(event) => ((model.value = event.target.value), (history.value = []))}>
-        <option value="">all</option>${models.value.map((name) => html`<option key=${name} value=${name}>${name}</option>`)}
-      </select></label>`}
-    ${last ? html`<${Tiles} last=${last} /><${StepParts} rate=${last.rate} />` : html`<p class="empty">Reading the metrics …</p>`}
+        <option value="">all</option>
+        ${models.value.map((name) => html`<option key=${name} value=${name}>${name}</option>`)}
+      </select></label>`
+    }
+    ${
+      last
+        ? html`<${Tiles} last=${last} /><${StepParts} rate=${last.rate} />`
+        : html`<p class="empty">Reading the metrics …</p>`
+    }
   </section>`;
 }
 
@@ -75,10 +83,12 @@ export function Health({ status: said }) {
   if (!said) return null;
   const { status: condition, error, part, seconds } = said.health;
   const which = said.models.length === 1 ? said.models[0] : `${said.models.length} models`;
+  const since = part ? `: ${fixed(seconds, 1)} s in ${part}` : "";
   return html`<div class=${`health ${condition}`} role="status">
-    <p><i class="lamp"></i> <strong>${which}</strong> ${WORDS[condition] ?? condition}${part ? `: ${fixed(seconds, 1)} s in ${part}` : ""}.
+    <p><i class="lamp"></i> <strong>${which}</strong> ${WORDS[condition] ?? condition}${since}.
       <span class="quiet"> tailrace ${said.version}</span></p>
-    ${Object.entries(said.loading ?? {}).map(([name, stage]) => html`<${Loading} key=${name} name=${name} stage=${stage} />`)}
+    ${Object.entries(said.loading ?? {}).map(([name, stage]) => html`<${Loading} key=${name} name=${name}
+      stage=${stage} />`)}
     ${error && html`<p class="knob-error">${error}</p>`}
   </div>`;
 }
@@ -95,8 +105,10 @@ const STAGES = {
 function Loading({ name, stage }) {
   const at = Object.keys(STAGES).indexOf(stage);
   return html`<ol class="loading" aria-label=${`${name} is loading`}>
-    ${Object.entries(STAGES).map(([part, words], i) => html`<li key=${part} class=${i < at ? "over" : i === at ? "now" : ""}
-      aria-current=${i === at ? "step" : undefined}>${words}</li>`)}
+    ${Object.entries(STAGES).map(
+      ([part, words], i) => html`<li key=${part} class=${i < at ? "over" : i === at ? "now" : ""}
+      aria-current=${i === at ? "step" : undefined}>${words}</li>`,
+    )}
   </ol>`;
 }
 
@@ -117,26 +129,62 @@ export function Starting() {
 }
 
 const column = (of) => history.value.map(of);
-const whole = (value) => (value === null || value === undefined ? "–" : value < 10 && value % 1 ? fixed(value, 1) : String(Math.round(value)));
-const percentage = (value) => (value === null || value === undefined ? "–" : `${value > 0 && value < 0.0005 ? "< 0.1" : fixed(100 * value, value > 0 && value < 0.1 ? 1 : 0)} %`);
-const duration = (seconds) => (seconds === null || seconds === undefined ? "–" : seconds < 1 ? `${fixed(seconds * 1000, seconds < 0.01 ? 1 : 0)} ms` : `${fixed(seconds, 1)} s`);
+const whole = (value) =>
+  value === null || value === undefined ? "–" : value < 10 && value % 1 ? fixed(value, 1) : String(Math.round(value));
+const percentage = (value) =>
+  value === null || value === undefined
+    ? "–"
+    : `${value > 0 && value < 0.0005 ? "< 0.1" : fixed(100 * value, value > 0 && value < 0.1 ? 1 : 0)} %`;
+const duration = (seconds) =>
+  seconds === null || seconds === undefined
+    ? "–"
+    : seconds < 1
+      ? `${fixed(seconds * 1000, seconds < 0.01 ? 1 : 0)} ms`
+      : `${fixed(seconds, 1)} s`;
 
 function Tiles({ last: { now, rate } }) {
   const tiles = [
     ["Tokens per second", whole(rate?.generated), "generated", column(({ rate: r }) => r?.generated)],
-    ["Running", whole(now.running), now.slots === null ? "" : `of ${now.slots} slots`, column(({ now: n }) => n.running), now.slots],
+    [
+      "Running",
+      whole(now.running),
+      now.slots === null ? "" : `of ${now.slots} slots`,
+      column(({ now: n }) => n.running),
+      now.slots,
+    ],
     ["Waiting", whole(now.waiting), "for a slot", column(({ now: n }) => n.waiting)],
     ["KV cache", percentage(now.cache), "of its blocks in use", column(({ now: n }) => n.cache), 1],
-    ["Prompt tokens per second", whole(rate?.prompt), now.counters.prompt ? `${percentage(now.counters.cached / now.counters.prompt)} from the prefix cache so far` : "", column(({ rate: r }) => r?.prompt)],
-    ["A step", duration(rate?.step_ms === null || !rate ? null : rate.step_ms / 1000), rate?.steps ? `${whole(rate.steps)} steps per second` : "", column(({ rate: r }) => r?.step_ms)],
+    [
+      "Prompt tokens per second",
+      whole(rate?.prompt),
+      now.counters.prompt
+        ? `${percentage(now.counters.cached / now.counters.prompt)} from the prefix cache so far`
+        : "",
+      column(({ rate: r }) => r?.prompt),
+    ],
+    [
+      "A step",
+      duration(rate?.step_ms === null || !rate ? null : rate.step_ms / 1000),
+      rate?.steps ? `${whole(rate.steps)} steps per second` : "",
+      column(({ rate: r }) => r?.step_ms),
+    ],
     ["First token", duration(rate?.first_s), "median of the last seconds", column(({ rate: r }) => r?.first_s)],
     ["Between tokens", duration(rate?.between_s), "median of the last seconds", column(({ rate: r }) => r?.between_s)],
   ];
-  if (now.counters.drafted) tiles.push(["Guesses accepted", percentage(rate?.accepted ?? now.counters.accepted / now.counters.drafted), rate?.accepted === null ? "so far" : "of the last seconds", column(({ rate: r }) => r?.accepted), 1]);
-  return html`<dl class="tiles">${tiles.map(([name, value, note, values, top]) => html`<div class="tile" key=${name}>
+  if (now.counters.drafted)
+    tiles.push([
+      "Guesses accepted",
+      percentage(rate?.accepted ?? now.counters.accepted / now.counters.drafted),
+      rate?.accepted === null ? "so far" : "of the last seconds",
+      column(({ rate: r }) => r?.accepted),
+      1,
+    ]);
+  return html`<dl class="tiles">${tiles.map(
+    ([name, value, note, values, top]) => html`<div class="tile" key=${name}>
     <dt>${name}</dt><dd><span class="figure">${value}</span> <span class="quiet">${note}</span></dd>
     <${Spark} values=${values} top=${top} />
-  </div>`)}</dl>`;
+  </div>`,
+  )}</dl>`;
 }
 
 const WIDTH = 120;
@@ -153,12 +201,20 @@ export function Spark({ values, top = null }) {
     if (value === null || value === undefined) pen = "M";
     else [drawn, pen] = [`${drawn}${pen}${x(i).toFixed(1)} ${y(value).toFixed(1)}`, "L"];
   });
-  return html`<svg class="spark" viewBox=${`0 0 ${WIDTH} ${HEIGHT}`} preserveAspectRatio="none" aria-hidden="true"><path d=${drawn} /></svg>`;
+  return html`<svg class="spark" viewBox=${`0 0 ${WIDTH} ${HEIGHT}`} preserveAspectRatio="none" aria-hidden="true">
+    <path d=${drawn} /></svg>`;
 }
 
 const PART_WORDS = {
-  plan: "plan", draft: "guess", forward: "the model", wait: "wait for the device", mask: "grammar masks", sample: "sample",
-  verify: "verify guesses", commit: "commit", observe: "drafter looks on",
+  plan: "plan",
+  draft: "guess",
+  forward: "the model",
+  wait: "wait for the device",
+  mask: "grammar masks",
+  sample: "sample",
+  verify: "verify guesses",
+  commit: "commit",
+  observe: "drafter looks on",
 };
 
 /** Where the time of the last steps went. */
@@ -175,8 +231,10 @@ function StepParts({ rate }) {
   return html`<section class="step-parts">
     <h3>Where a step's time goes</h3>
     <svg viewBox="0 0 100 6" preserveAspectRatio="none" aria-hidden="true">
-      ${placed.map(({ part, share, from, i }) => html`<rect key=${part} class=${`part-${i % 6}`} x=${100 * from} width=${100 * share} y="0" height="6" />`)}
+      ${placed.map(({ part, share, from, i }) => html`<rect key=${part} class=${`part-${i % 6}`}
+        x=${100 * from} width=${100 * share} y="0" height="6" />`)}
     </svg>
-    <ul>${placed.map(({ part, share, i }) => html`<li key=${part}><i class=${`part-${i % 6}`}></i> ${PART_WORDS[part] ?? part} <span class="figure">${percentage(share)}</span></li>`)}</ul>
+    <ul>${placed.map(({ part, share, i }) => html`<li key=${part}><i class=${`part-${i % 6}`}></i>${" "}
+      ${PART_WORDS[part] ?? part} <span class="figure">${percentage(share)}</span></li>`)}</ul>
   </section>`;
 }

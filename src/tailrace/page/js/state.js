@@ -64,6 +64,7 @@ export const newRun = (request, fork = null) => ({
   error: null,
   content: "",
   calls: [],
+  params: null, // what the server computes it with, as it says
   request,
   fork,
 });
@@ -115,8 +116,7 @@ export function partings(node) {
   for (const id of branches.siblings(tree.value, node.id)) {
     if (id === node.id || nodes[id].kind !== "answer") continue;
     const at = branches.firstDifference(node.run.value.tokens, nodes[id].run.value.tokens);
-    const bothThere = at !== null && at < node.run.value.tokens.length && at < nodes[id].run.value.tokens.length;
-    if (bothThere) found.set(at, "parts");
+    if (at !== null) found.set(at, "parts");
   }
   return found;
 }
@@ -130,8 +130,8 @@ export function select(node, index) {
 }
 
 /** Looks at a token of an answer that is not in the tree. */
-export function visit({ request, tokens }, index) {
-  const run = signal({ ...newRun(request), tokens, done: true });
+export function visit({ request, tokens, params }, index) {
+  const run = signal({ ...newRun(request), tokens, params, done: true });
   batch(() => {
     visitor.value = { id: freshId("visitor"), kind: "answer", run };
     select(visitor.value.id, index);

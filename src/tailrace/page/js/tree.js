@@ -81,17 +81,18 @@ function Comparison() {
       you would have liked better.</p>`;
   const [left, right] = two.map((node) => node.run.value.tokens);
   const at = firstDifference(left, right);
-  const [a, b] = [left[at], right[at]];
-  const marks = at === null ? new Map() : new Map([[at, "parts"]]);
+  const end = Math.min(left.length, right.length);
+  const same = at === null && left.length === right.length;
+  const marks = same ? new Map() : new Map([[at ?? end, "parts"]]);
   return html`<section class="comparison" aria-label="Two answers compared">
     <p role="status">${
-      at === null
+      same
         ? "They are the same, token for token."
-        : a && b
-          ? html`They part at token ${at + 1}: <${Token}
-            text=${a.record.token} /> (${percent(modelProbability(a.record))} to the model) and <${Token}
-            text=${b.record.token} /> (${percent(modelProbability(b.record))}).`
-          : `They are the same up to token ${at}, where one ends.`
+        : at === null
+          ? `They are the same up to token ${end}, where one ends.`
+          : html`They part at token ${at + 1}: <${Token}
+            text=${left[at].record.token} /> (${percent(modelProbability(left[at].record))} to the model) and <${Token}
+            text=${right[at].record.token} /> (${percent(modelProbability(right[at].record))}).`
     }</p>
     <${Side} node=${two[0]} marks=${marks} title="First" /><${Side} node=${two[1]} marks=${marks} title="Second" />
   </section>`;

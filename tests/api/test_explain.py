@@ -11,7 +11,9 @@ import torch
 from api.harness import CONTEXT, VOCAB, Front, LocalClient, events, front_of, saying
 from tailrace.api import sampling
 from tailrace.config import ServerConfig
+from tailrace.params import SamplingParams
 from tailrace.sentences import Sentences
+from tailrace.wire.messages import Submit
 
 HI = [{"role": "user", "content": "hi"}]
 THINKING = ServerConfig(reasoning_parser="think", tool_parser="hermes")
@@ -231,6 +233,19 @@ async def test_an_answer_is_explained_afterwards(babbling, kind):
             assert found["usage"]["completion_tokens"] == 0
             some = await post(babbling, "/v1/explain", **body | output | {"positions": [7, 2]})
             assert some["explanations"] == [records[2], records[7]]
+
+
+async def test_what_is_reported_of_drawn_tokens_is_not_asked_of_the_engine(babbling, monkeypatch):
+    """Nothing is drawn."""
+    sent, real = [], babbling.client.send
+    monkeypatch.setattr(babbling.client, "send", lambda message: (sent.append(message), real(message))[1])
+    reports = {"logprobs": 0, "prompt_logprobs": 2, "return_sampling_mask": True, "logprob_token_ids": [65]}
+    body = {"prompt": "x=", "seed": 1, "top_k": 9, "output_token_ids": [65], "explain": True} | reports
+    await post(babbling, "/v1/explain", **body)
+    [params] = [message.params for message in sent if isinstance(message, Submit)]
+    plain = SamplingParams(seed=1, top_k=9)
+    for name in (*reports, "explain", "report_entropy"):
+        assert getattr(params, name) == getattr(plain, name), name
 
 
 async def test_a_stored_response_is_explained_by_its_id(babbling):

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from tailrace.errors import ParameterError
-from tailrace.fields import Range
+from tailrace.fields import Range, TokenId
 
 MAX_SHOWN = 100
 TOP = Range(1, MAX_SHOWN)
@@ -27,7 +27,7 @@ class ExplainOptions(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
     """
 
     top: int = 10
-    ids: tuple[int, ...] = ()
+    ids: tuple[TokenId, ...] = ()
 
     def __post_init__(self) -> None:
         TOP.check("explain.top", self.top)

@@ -47,6 +47,19 @@ def check_phrases(name: str, phrases: Iterable[Phrase]) -> None:
             raise ParameterError(f"{name} must hold sequences of at most {MAX_PHRASE} token ids", name)
 
 
+def check_integers(name: str, value: object) -> None:
+    """Raise ParameterError for an integer of more than 64 bits, at any depth: it can't cross between processes."""
+    waiting = [value]
+    while waiting:
+        match waiting.pop():
+            case int(number) if not -(2**63) <= number < 2**63:
+                raise ParameterError(f"{name} must hold integers of 64 bits, got {number}"[:200], name)
+            case Mapping() as inner:
+                waiting.extend((*inner, *inner.values()))
+            case list() | tuple() as inner:
+                waiting.extend(inner)
+
+
 def check_biases(name: str, biases: Mapping[int, float]) -> None:
     """Token id → value added to its logit."""
     check_finite(name, biases.items())

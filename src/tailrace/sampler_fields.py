@@ -18,6 +18,7 @@ from tailrace.field_checks import (
     check_biased_phrases,
     check_biases,
     check_decay,
+    check_integers,
     check_phrases,
     check_some,
 )
@@ -312,6 +313,7 @@ class SamplerFields(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
             None,
             "processors",
             entries=16,
+            check=check_integers,
             excludes=True,
         ),
     ] = {}

@@ -16,6 +16,7 @@ from tailrace.engine.sequence import Phase, Request, Sequence, StopCheck
 from tailrace.engine.token_bytes import TokenBytes, TokenText
 from tailrace.engine.validation import negative_prompt
 from tailrace.engine.wanted_rows import MAX_REPLAYED, MAX_SCORED, WantedRows
+from tailrace.engine_fields import MAX_SEQUENCES
 from tailrace.errors import ParameterError, TailraceError
 from tailrace.grammar.service import Grammars
 from tailrace.params import STATEFUL, SamplingParams
@@ -45,7 +46,11 @@ def add_sequences(request: Request, message: Submit, token_bytes: TokenBytes, ho
 
 def add_replay(request: Request, message: Submit, replay: Replay, token_bytes: TokenBytes) -> None:
     """Give the request its one sequence, which computes prompt and output as a prompt, and the walker along them."""
-    key = request_key(message.params.seed, replay.index) if replay.key is None else replay.key
+    seed, key = message.params.seed, replay.key
+    if key is None:
+        key = request_key(seed, replay.index)
+    elif seed is not None and key not in (request_key(seed, index) for index in range(MAX_SEQUENCES)):
+        raise ParameterError(f"key must be one that seed {seed} makes, or left out", "key")
     places = looked_at(message.params, replay.positions)
     said = replay.output[: places[-1]]
 

@@ -262,7 +262,8 @@ def only_echo(ask: CompletionRequest) -> bool:
 
 def check_only_echo(ask: CompletionRequest) -> None:
     """Raise ParameterError for fields that need an output."""
-    for name in ("min_tokens", "best_of", "use_beam_search", "logprob_token_ids", "explain", "return_sampling_mask"):
+    of_an_output = ("logprob_token_ids", "explain", "return_sampling_mask", "forced_token_ids")
+    for name in ("min_tokens", "best_of", "use_beam_search", *of_an_output):
         if getattr(ask, name):
             raise ParameterError(f"{name} can't be had with max_tokens 0", name)
 

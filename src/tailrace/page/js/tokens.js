@@ -104,14 +104,17 @@ function useSteady(marks) {
   return kept.current;
 }
 
-/** The token in the line above (−1) or below (1) that lies closest to this one. */
-function beside(root, index, direction) {
+/**
+ * The token in the line above (−1) or below (1) that lies closest to the column of this one. column: {index, x} of the
+ * step before, so that a walk up and down keeps its column; null at its beginning.
+ */
+function beside(root, index, direction, column) {
   // the last of its boxes: the space that it begins with may have stayed in the line before
   const box = (span) => [...span.getClientRects()].at(-1) ?? span.getBoundingClientRect();
   const here = root.querySelector(`[data-i="${index}"]`);
-  if (!here) return index;
+  if (!here) return { index, x: null };
   const from = box(here);
-  const x = from.left + from.width / 2;
+  const x = column?.index === index ? column.x : from.left + from.width / 2;
   let best = null;
   for (let i = index + direction; ; i += direction) {
     const span = root.querySelector(`[data-i="${i}"]`);
@@ -122,7 +125,7 @@ function beside(root, index, direction) {
     const far = left <= x && x <= right ? 0 : Math.min(Math.abs(left - x), Math.abs(right - x));
     if (!best || far < best.far) best = { i, far, top };
   }
-  return best?.i ?? index;
+  return { index: best?.i ?? index, x };
 }
 
 /**
@@ -143,6 +146,11 @@ export function TokenSpans({ run, selected, onSelect, marks, title = "Answer" })
     if (sel >= 0) root.current.querySelector(`[data-i="${sel}"]`)?.scrollIntoView({ block: "nearest" });
   }, [sel]);
 
+  const column = useRef(null);
+  const vertical = (from, direction) => {
+    column.current = beside(root.current, from, direction, column.current);
+    go(column.current.index, false);
+  };
   const go = (index, open) => {
     const to = Math.max(0, Math.min(index, tokens.length - 1));
     heard.value = describe(tokens[to], to, tokens.length);
@@ -154,8 +162,8 @@ export function TokenSpans({ run, selected, onSelect, marks, title = "Answer" })
     const moves = {
       ArrowRight: () => go(sel + 1, false),
       ArrowLeft: () => go(here - 1, false),
-      ArrowUp: () => go(beside(root.current, here, -1), false),
-      ArrowDown: () => go(beside(root.current, here, 1), false),
+      ArrowUp: () => vertical(here, -1),
+      ArrowDown: () => vertical(here, 1),
       Home: () => go(0, false),
       End: () => go(tokens.length - 1, false),
       Enter: () => go(here, true),
@@ -163,6 +171,7 @@ export function TokenSpans({ run, selected, onSelect, marks, title = "Answer" })
     };
     if (!moves[event.key]) return;
     event.preventDefault();
+    if (event.key !== "ArrowUp" && event.key !== "ArrowDown") column.current = null;
     moves[event.key]();
   };
   const indexAt = (event) => Number(event.target.closest?.("[data-i]")?.dataset.i ?? -1);

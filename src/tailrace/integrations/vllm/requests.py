@@ -44,8 +44,9 @@ class FollowedRequest:
 
 @dataclass(slots=True)
 class FollowedBatch:
-    """The batch since its last change, in the order of vLLM's rows. served, slots, lengths: of the requests that
-    tailrace serves, their rows, slots and prompts' lengths. refusals: why vLLM serves the others."""
+    """The batch since its last change, in the order of vLLM's rows. served, slots, requests: those that tailrace
+    serves, by row, by slot and themselves. readers: those among them whose slots must be told of their tokens.
+    refusals: why vLLM serves the others."""
 
     served: list[int] = field(default_factory=list)
     slots: list[int] = field(default_factory=list)
@@ -64,7 +65,7 @@ class BatchFollower(LogitsProcessor):
         self.rows: list[FollowedRequest | None] = []
         self.slots: Slots | None = None  # made at the first draw, which says how wide the logits are
         self.sampler: Sampler | None = None
-        self.free: list[int] = list(range(self.num_slots))
+        self.free: list[int] = []  # slots, once there are some
         self.batch: FollowedBatch | None = None
 
     # ---- as vLLM's logits processor

@@ -82,8 +82,9 @@ class BatchFollower(LogitsProcessor):
             return
         self.batch = None
         rows = self.rows
-        last = max([batch_update.batch_size, *(row + 1 for row, *_ in batch_update.added), *rows_of(batch_update)])
-        rows.extend([None] * (last - len(rows)))
+        moved_rows = [row for source, target, _ in batch_update.moved for row in (source, target)]
+        named = [*batch_update.removed, *(row for row, *_ in batch_update.added), *moved_rows]
+        rows.extend([None] * (max([batch_update.batch_size - 1, *named]) + 1 - len(rows)))
         for row in batch_update.removed:
             self._put(row, None)
         for row, params, prompt, output in batch_update.added:
@@ -192,12 +193,6 @@ class BatchFollower(LogitsProcessor):
     def plain_rows(self, batch: FollowedBatch) -> Rows:
         """One row for each request that is served."""
         return Rows.plain(batch.slots, batch.served, self.positions(batch))
-
-
-def rows_of(update: BatchUpdate) -> list[int]:
-    """One more than each row that the update names, but those of requests that join."""
-    moved = [row + 1 for source, target, _ in update.moved for row in (source, target)]
-    return [row + 1 for row in update.removed] + moved
 
 
 def default_seed(vllm_config: Any) -> int:

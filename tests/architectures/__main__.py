@@ -1,9 +1,9 @@
 """Judge every causal architecture of the installed transformers and write docs/models.md.
 
-    PYTHONPATH=tests python -m architectures [MODEL_TYPE …] [--part 1/4] [--missing] [--new 40]
+    PYTHONPATH=tests python -m architectures [MODEL_TYPE …] [--part 1/4] [--missing] [--new 40] [--device cuda]
 
 Each one runs in a process of its own, so that a crash or an endless loop is an outcome too. Outcomes are kept in
-outcomes.json by version of transformers, and the page is made of them.
+outcomes.json by version of transformers, and the page is made of them; those of other devices are printed alone.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--part", default="1/1", help="K/N: every N-th, from the K-th on")
     parser.add_argument("--new", type=int, default=judging.NEW, help="tokens that each prompt is answered with")
     parser.add_argument("--missing", action="store_true", help="only those whose outcome is not known yet")
+    parser.add_argument("--device", default="cpu", help="where tailrace runs them: cpu, cuda")
     return parser.parse_args(argv)
 
 
@@ -57,15 +59,20 @@ def judged(model_type: str, own: dict[str, Any], made: Callable[[], None] = lamb
         return judge(folder, made)
 
 
+def work(theirs: Connection, model_type: str, own: dict[str, Any], new: int, device: str) -> None:
+    """A child's: judge one."""
+    judging.NEW, judging.DEVICE = new, device
+    torch.set_num_threads(1)
+    quiet()
+    theirs.send(judged(model_type, own, lambda: theirs.send("made")))
+
+
 def outcome(model_type: str, own: dict[str, Any]) -> Outcome:
-    """What the child says, or how it ended."""
-    context = multiprocessing.get_context("fork")
+    """What the child says, or how it ended. A fork has imported what it needs; but no fork can use CUDA once its parent
+    has asked the driver for anything."""
+    context = multiprocessing.get_context("fork" if judging.DEVICE == "cpu" else "spawn")
     ours, theirs = context.Pipe()
-
-    def work() -> None:
-        theirs.send(judged(model_type, own, lambda: theirs.send("made")))
-
-    child = context.Process(target=work)
+    child = context.Process(target=work, args=(theirs, model_type, own, judging.NEW, judging.DEVICE))
     child.start()
     theirs.close()
     late = "unmade"
@@ -90,7 +97,9 @@ def main(argv: list[str] | None = None) -> int:
     version = transformers.__version__
     torch.set_num_threads(1)
     quiet()
-    judged("llama", {})  # imports what every child needs
+    if args.device == "cpu":
+        judged("llama", {})  # imports what every fork needs
+    judging.DEVICE = args.device
     part, parts = map(int, args.part.split("/"))
     known = kept().get(version, {}) if args.missing else {}
     asked = variants(tuple(args.types))[part - 1 :: parts]
@@ -100,7 +109,8 @@ def main(argv: list[str] | None = None) -> int:
         begun = time.monotonic()
         found = outcome(model_type, own)
         print(f"{model_type:28} {variant:22} {found.kind:8} {time.monotonic() - begun:4.0f}s {found.why}", flush=True)
-        keep(version, f"{model_type}|{variant}", found)
+        if args.device == "cpu":
+            keep(version, f"{model_type}|{variant}", found)
     return 0
 
 

@@ -54,12 +54,13 @@ def argmax(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
-    """Weights [N, K] (bf16 or f32; bias [N]) in the order `linear` streams them; the original may be freed."""
+    """Weights [N, K] (bf16 or f32, on a GPU f16 too; bias [N]) in the order `linear` streams them; the original may be
+    freed."""
     return choose("pack_linear", weight.device.type, weight.dtype)(weight, bias)
 
 
 def linear(x: torch.Tensor, packed: Any) -> torch.Tensor:
-    """x Wᵀ + b for x [..., K] → [..., N] in x's dtype; fp32 accumulation, rounded once. Row-invariant on the CPU."""
+    """x Wᵀ + b for x [..., K] → [..., N] in x's dtype; fp32 accumulation, rounded once. Row-invariant."""
     return choose("linear", x.device.type, x.dtype)(x, packed)
 
 

@@ -23,8 +23,8 @@ BACKENDS = ("reference", "cpu", "gpu")
 # operation → the module that holds it, of the same name in the folder of every backend that has it
 OPERATIONS: dict[str, tuple[str, frozenset[str]]] = {
     "argmax": ("argmax", ALL),
-    "pack_linear": ("linear", ON_CPU),
-    "linear": ("linear", ON_CPU),
+    "pack_linear": ("linear", ALL),
+    "linear": ("linear", ALL),
     "make_cache": ("attention", ALL),
     "store_kv": ("attention", ALL),
     "paged_attention": ("attention", ALL),

@@ -182,18 +182,9 @@ FUSED = (
     "edits",
     "linear_kernels",
 )  # rooms whose launches leave the compiler its own way
-EVEN = (
-    "stride",
-    "vocab",
-    "padded",
-    "plane",
-    "hidden_stride",
-    "weight_stride",
-    "width",
-    "x_stride",
-    "w_n",
-    "out_stride",
-)  # multiples of 16, in life
+EVEN = frozenset(  # multiples of 16, in life
+    "stride vocab padded plane hidden_stride weight_stride width x_stride w_n out_stride depth".split()
+)
 
 
 def options(kernel: Any, constants: dict[str, int]) -> dict[str, Any]:

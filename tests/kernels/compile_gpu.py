@@ -182,9 +182,10 @@ FUSED = (
     "edits",
     "linear_kernels",
 )  # rooms whose launches leave the compiler its own way
-EVEN = frozenset(  # multiples of 16, in life
-    "stride vocab padded plane hidden_stride weight_stride width x_stride w_n out_stride depth".split()
-)
+EVEN = {  # multiples of 16, in life
+    *("stride", "vocab", "padded", "plane", "hidden_stride", "weight_stride", "width"),
+    *("x_stride", "w_n", "out_stride", "depth"),
+}
 
 
 def options(kernel: Any, constants: dict[str, int]) -> dict[str, Any]:

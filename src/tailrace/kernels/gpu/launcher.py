@@ -20,3 +20,8 @@ class Launcher:
             made[*grid, 1](*args)
         else:  # nothing is made in Triton's interpreter
             self.made[key] = self.kernel[grid](*args, **self.options)
+
+
+def special(number: int) -> int:
+    """What of a number, or of an address, Triton compiles anew for: that it is 1, or a multiple of 16."""
+    return 1 if number == 1 else number % 16 == 0 and 16

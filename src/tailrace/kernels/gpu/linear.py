@@ -29,7 +29,7 @@ from typing import NamedTuple
 import torch
 import triton
 
-from tailrace.kernels.gpu.launcher import Launcher
+from tailrace.kernels.gpu.launcher import Launcher, special
 from tailrace.kernels.gpu.linear_kernels import UNIT, add_splits, multiply
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -94,11 +94,6 @@ def tile_of(tokens: int, single: bool) -> Tile:
     """For so many rows; single: of float32."""
     tiles = SINGLE if single else HALF
     return next((tile for most, tile in tiles if tokens <= most), tiles[-1][1])
-
-
-def special(number: int) -> int:
-    """What of a number Triton compiles anew for: that it is 1, or a multiple of 16."""
-    return 1 if number == 1 else number % 16 == 0 and 16
 
 
 MULTIPLY = {tile: Launcher(multiply, num_warps=tile.warps, num_stages=tile.stages) for _, tile in (*HALF, *SINGLE)}

@@ -16,6 +16,7 @@ from tailrace.kernels.gpu import (
     edits,
     guidance,
     head,
+    linear,
     logprobs,
     noise,
     propose,
@@ -81,6 +82,18 @@ def paged(kind: str, dim: int, value_dim: int, capped: bool) -> list[tuple[Any, 
         (attention.attend_tiles, whole | {"ROWS": attention.ROW_BYTES // size, "SINKS": capped}),
     ]
     return [(kernel, {k: types[k] for k in kernel.arg_names if k in types}, constants) for kernel, constants in found]
+
+
+def linears(
+    kind: str, tile: linear.Tile, partial: bool, even: bool = True
+) -> tuple[Any, dict[str, str], dict[str, int]]:
+    """A tile of a linear layer whose depth is cut into parts."""
+    types = dict.fromkeys(("x", "weight", "bias", "out"), kind) | {"work": F32 if partial else kind}
+    types |= dict.fromkeys(
+        ("tokens", "features", "depth", "units", "splits", "x_stride", "w_n", "out_stride", "depth"), "i32"
+    )
+    sizes = {"BN": tile.features, "BT": tile.tokens, "BK": tile.depth, "GROUP": 8, "w_k": 1}
+    return linear.multiply, types, sizes | {"BIAS": not partial, "PARTIAL": partial, "WHOLE": False, "EVEN": even}
 
 
 # kernel, types of its arguments, its constants
@@ -151,13 +164,30 @@ KERNELS: list[tuple[Any, dict[str, str], dict[str, int]]] = [
     *paged("*bf16", 128, 128, False),
     *paged("*bf16", 192, 128, True),
     *paged("*fp32", 20, 20, True),
+    *(linears("*bf16", tile, tile.tokens < 128) for _, tile in linear.HALF),
+    linears("*fp16", linear.HALF[0][1], True, even=False),
+    *(linears("*fp32", tile, False) for _, tile in linear.SINGLE),
+    (
+        linear.add_splits,
+        dict.fromkeys(("work", "bias", "out"), F32)
+        | dict.fromkeys(("tokens", "features", "splits", "out_stride"), "i32"),
+        {"BIAS": True, "BLOCK": linear.JOINED},
+    ),
     (argmax.best_of_parts, {"best": "*i64", "parts": "i32", "ids": "*i64", "status": "*i32"}, {"PARTS": 32}),
 ]
 
 
 WIDE = (sample.sample_rows, verify.verify_rows, logprobs.logprobs_of_rows)  # a program per row
-FUSED = ("attention_kernels", "argmax", "edits")  # rooms whose launches leave the compiler its own way
-EVEN = ("stride", "vocab", "padded", "plane", "hidden_stride", "weight_stride", "width")  # multiples of 16, in life
+FUSED = (
+    "attention_kernels",
+    "argmax",
+    "edits",
+    "linear_kernels",
+)  # rooms whose launches leave the compiler its own way
+EVEN = {  # multiples of 16, in life
+    *("stride", "vocab", "padded", "plane", "hidden_stride", "weight_stride", "width"),
+    *("x_stride", "w_n", "out_stride", "depth"),
+}
 
 
 def options(kernel: Any, constants: dict[str, int]) -> dict[str, Any]:
@@ -165,6 +195,11 @@ def options(kernel: Any, constants: dict[str, int]) -> dict[str, Any]:
     found: dict[str, Any] = {} if kernel.__module__.rpartition(".")[2] in FUSED else dict(UNFUSED)
     if kernel is scan.scan_rows:
         found["num_warps"] = SCANS[bool(constants["MORE"])][1]
+    elif kernel is linear.multiply:
+        tile = next(
+            tile for tile in linear.MULTIPLY if tile[:3] == tuple(constants[name] for name in ("BN", "BT", "BK"))
+        )
+        found |= linear.MULTIPLY[tile].options
     elif kernel in (*WIDE, survivors.survivors_of_rows, propose.fill_proposals, propose.propose_rows):
         found["num_warps"] = WARPS
     return found

@@ -23,6 +23,8 @@ __all__ = [
     "KVCache",
     "add_rms_norm",
     "argmax",
+    "bmm",
+    "grouped_linear",
     "gumbel",
     "linear",
     "make_cache",
@@ -35,6 +37,7 @@ __all__ = [
     "set_num_threads",
     "silu_mul",
     "store_kv",
+    "sum_rows",
     "uniform",
     "words",
 ]
@@ -54,13 +57,49 @@ def argmax(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
-    """Weights [N, K] (bf16 or f32; bias [N]) in the order `linear` streams them; the original may be freed."""
+    """Weights [N, K] (bf16 or f32, on a GPU f16 too; bias [N]) in the order `linear` streams them; the original may be
+    freed."""
     return choose("pack_linear", weight.device.type, weight.dtype)(weight, bias)
 
 
 def linear(x: torch.Tensor, packed: Any) -> torch.Tensor:
-    """x Wᵀ + b for x [..., K] → [..., N] in x's dtype; fp32 accumulation, rounded once. Row-invariant on the CPU."""
+    """x Wᵀ + b for x [..., K] → [..., N] in x's dtype; fp32 accumulation, rounded once. Row-invariant."""
     return choose("linear", x.device.type, x.dtype)(x, packed)
+
+
+def bmm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Products of pairs: a [B, M, K] · b [B, K, N] → [B, M, N]; fp32 accumulation, rounded once. Row-invariant on a
+    GPU: in M and in B.
+
+    Raises:
+        ValueError: on a GPU, dtypes differ or are none of bf16, f16 and f32; shapes do not fit.
+    """
+    return choose("bmm", a.device.type, a.dtype)(a, b)
+
+
+def grouped_linear(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, starts: torch.Tensor
+) -> torch.Tensor:
+    """A linear layer per group of rows, such as an expert's; fp32 accumulation, rounded once. Row-invariant on a GPU,
+    where the host does not wait for `starts`.
+
+    Args:
+        x: [S, K], sorted by group. weight: [E, N, K], bias: [E, N] or None, of the same dtype.
+        starts: int64 [E + 1], ascending: group g has the rows starts[g] … starts[g + 1] − 1.
+
+    Returns:
+        [S, N]; 0 in rows of no group.
+
+    Raises:
+        ValueError: on a GPU, dtypes differ or are none of bf16, f16 and f32; shapes do not fit.
+    """
+    return choose("grouped_linear", x.device.type, x.dtype)(x, weight, bias, starts)
+
+
+def sum_rows(x: torch.Tensor, divisor: float = 1.0, squared: bool = False) -> torch.Tensor:
+    """Σ x / divisor over the last dimension, or Σ x² / divisor: [..., dim] → [...] in x's dtype (a float's), fp32
+    inside. Row-invariant on a GPU."""
+    return choose("sum_rows", x.device.type, x.dtype)(x, divisor, squared)
 
 
 def make_cache(
@@ -135,7 +174,7 @@ def paged_attention(
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, plus_one: bool = False) -> torch.Tensor:
     """x / √(mean(x²) + eps) · weight over the last dimension; fp32 inside. The normalised x is rounded before the
     product, as in Llama; `plus_one` multiplies by 1 + weight in fp32 and rounds once, as in Gemma (arXiv 1910.07467).
-    Row-invariant on the CPU."""
+    Row-invariant."""
     return choose("rms_norm", x.device.type, x.dtype)(x, weight, eps, plus_one)
 
 
@@ -146,12 +185,12 @@ def add_rms_norm(residual: torch.Tensor, delta: torch.Tensor, weight: torch.Tens
 
 def rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
     """Rotary position embedding in place: x [T, H, D] (tokens may be strided), cos and sin [T, rotary ≤ D] in x's
-    dtype, the "rotate half" convention (arXiv 2104.09864). Row-invariant on the CPU."""
+    dtype, the "rotate half" convention (arXiv 2104.09864). Row-invariant."""
     choose("rotary", x.device.type, x.dtype)(x, cos, sin)
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """silu(gate) · up for [..., 2·dim] holding gate then up → [..., dim]. Row-invariant on the CPU."""
+    """silu(gate) · up for [..., 2·dim] holding gate then up → [..., dim]. Row-invariant."""
     return choose("silu_mul", gate_up.device.type, gate_up.dtype)(gate_up)
 
 

@@ -5,11 +5,12 @@ alone."""
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
 
+from tailrace.kernels.gpu.launcher import Launcher
 from tailrace.kernels.gpu.logprobs import logprobs_of_rows
 from tailrace.kernels.gpu.noise import UNFUSED
 from tailrace.kernels.gpu.order import splits
@@ -133,25 +134,9 @@ class Workspace:
         return self.work
 
 
-class Launcher:
-    """A kernel whose machine code is found again by what it depends on: to look at each argument anew takes the host
-    longer than all else that a launch needs."""
-
-    def __init__(self, kernel: Any, warps: int) -> None:
-        self.kernel, self.warps = kernel, warps
-        self.made: dict[tuple[Hashable, ...], Any] = {}
-
-    def launch(self, grid: tuple[int, int], key: tuple[Hashable, ...], *args: Any) -> None:
-        """key: whatever of the arguments its code depends on and may differ."""
-        if (made := self.made.get(key)) is not None:
-            made[*grid, 1](*args)
-        else:  # nothing is made in Triton's interpreter
-            self.made[key] = self.kernel[grid](*args, num_warps=self.warps, **UNFUSED)
-
-
-SCAN = {more: Launcher(scan_rows, warps) for more, (_, warps) in SCANS.items()}
+SCAN = {more: Launcher(scan_rows, num_warps=warps, **UNFUSED) for more, (_, warps) in SCANS.items()}
 SAMPLE, VERIFY, SURVIVORS, LOGPROBS, FILL, PROPOSE = (
-    Launcher(kernel, WARPS)
+    Launcher(kernel, num_warps=WARPS, **UNFUSED)
     for kernel in (sample_rows, verify_rows, survivors_of_rows, logprobs_of_rows, fill_proposals, propose_rows)
 )
 

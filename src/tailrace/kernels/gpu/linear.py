@@ -1,0 +1,159 @@
+"""Linear layers in Triton whose rows have the same bits whatever stands beside them, and however many they are.
+
+cuBLAS chooses a kernel by the number of rows, and kernels add in different orders. Here an element's order of additions
+follows from the layer's shape (N, K) alone:
+
+- K is cut into `splits_of(N, K)` parts. A part's products are added by tensor cores from its first entry to its last,
+  in float32 from 0 on. (Float32 inputs: by fused multiply-adds, one entry after the other.)
+- The parts' sums are added in their order, then the bias; the result is rounded once.
+
+With few rows a program computes one part, and `add_splits` adds them up; with many, a program computes all parts of its
+tile one after the other. Tiles differ with the number of rows, which is relied on not to change bits for these reasons:
+
+- The tensor cores' instruction has the same depth for every tile (16 entries of bf16 and f16) and goes on from the sum
+  so far. BLOCK_K says how many instructions a turn of the loop has, and not what they add. A part is a multiple of
+  every BLOCK_K.
+- The weights are the left operand, so that every tile has a multiple of 64 rows (features), as Hopper's wgmma and
+  Blackwell's tcgen05 need: no tile falls back to another instruction. Tokens are its columns, a multiple of 16. An
+  element of the product does not depend on how many columns the instruction has. (Ampere: m16n8k16 for all.)
+- What is masked is 0; a product with 0 does not change a sum.
+
+tests/kernels/test_gpu_linear.py compares the bits on hardware.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import NamedTuple
+
+import torch
+import triton
+
+from tailrace.kernels.gpu.launcher import Launcher, special
+from tailrace.kernels.gpu.linear_kernels import UNIT, add_splits, multiply
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+FEATURES, FILL, MOST_SPLITS = 64, 192, 8  # a split is worth it while there are fewer than FILL tiles of FEATURES
+ENOUGH = 132  # programs that keep a GPU busy
+JOINED = 1024  # features that a program of add_splits has
+
+
+class Tile(NamedTuple):
+    """Of `features` × `tokens`; `depth` entries of K in a turn of the loop."""
+
+    features: int
+    tokens: int
+    depth: int
+    warps: int
+    stages: int
+
+
+# the tiles of up to so many rows; the last one is for more, too
+HALF = (
+    (16, Tile(64, 16, 128, 4, 4)),
+    (32, Tile(64, 32, 128, 4, 4)),
+    (64, Tile(64, 64, 64, 4, 5)),
+    (128, Tile(64, 128, 64, 4, 4)),
+    (512, Tile(128, 128, 64, 8, 3)),
+)
+SINGLE = ((16, Tile(64, 16, 32, 4, 3)), (64, Tile(64, 64, 32, 4, 3)))  # float32
+
+
+class Weight(NamedTuple):
+    """weight: [N, K], one of its strides 1; bias: [N] or None."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+
+
+def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Weight:
+    """Nothing is packed: the kernel reads the rows, or the columns, as they are."""
+    if weight.dim() != 2 or weight.dtype not in DTYPES:
+        raise ValueError(f"weight must be [N, K] of bf16, f16 or f32, got {weight.dtype} {tuple(weight.shape)}")
+    if bias is not None and (bias.shape != weight.shape[:1] or bias.dtype != weight.dtype):
+        raise ValueError(f"bias must be [{weight.shape[0]}] of {weight.dtype}, got {bias.dtype} {tuple(bias.shape)}")
+    weight = weight.detach()
+    if 1 not in weight.stride():
+        weight = weight.contiguous()
+    return Weight(weight, None if bias is None else bias.detach().contiguous())
+
+
+@cache
+def splits_of(features: int, depth: int) -> tuple[int, int]:
+    """(parts of K, UNITs in each but the last)."""
+    tiles, units = triton.cdiv(features, FEATURES), triton.cdiv(depth, UNIT.value)
+    splits = 1
+    while tiles * splits < FILL and splits < MOST_SPLITS and units >= 4 * splits:
+        splits *= 2
+    share = triton.cdiv(units, splits)
+    return triton.cdiv(units, share), share
+
+
+@cache
+def tile_of(tokens: int, single: bool) -> Tile:
+    """For so many rows; single: of float32."""
+    tiles = SINGLE if single else HALF
+    return next((tile for most, tile in tiles if tokens <= most), tiles[-1][1])
+
+
+MULTIPLY = {tile: Launcher(multiply, num_warps=tile.warps, num_stages=tile.stages) for _, tile in (*HALF, *SINGLE)}
+ADD = Launcher(add_splits)
+
+
+def linear(x: torch.Tensor, packed: Weight) -> torch.Tensor:
+    weight, bias = packed
+    features, depth = weight.shape
+    if x.shape[-1] != depth or x.dtype != weight.dtype:
+        raise ValueError(f"x must be [..., {depth}] of {weight.dtype}, got {x.dtype} {tuple(x.shape)}")
+    rows = x.reshape(-1, depth)
+    if rows.stride(1) != 1 or rows.data_ptr() % 16:
+        rows = rows.clone(memory_format=torch.contiguous_format)
+    tokens = rows.shape[0]
+    out = torch.empty((*x.shape[:-1], features), dtype=x.dtype, device=x.device)
+    if tokens == 0 or features == 0:
+        return out
+    tile = tile_of(tokens, x.dtype == torch.float32)
+    splits, share = splits_of(features, depth)
+    tiles = triton.cdiv(tokens, tile.tokens) * triton.cdiv(features, tile.features)
+    partial = splits > 1 and tiles < ENOUGH
+    work = torch.empty((splits, tokens, features), dtype=torch.float32, device=x.device) if partial else out
+    has_bias, even, stride = bias is not None, depth % tile.depth == 0, rows.stride(0)
+    key = (
+        x.device,
+        x.dtype,
+        *map(special, (stride, depth, features, *weight.stride(), weight.data_ptr())),
+        has_bias and special(bias.data_ptr()),
+        has_bias,
+        partial,
+        splits == 1,
+        even,
+    )
+    given = weight if bias is None else bias  # not read without a bias
+    with torch.cuda.device_of(x):
+        MULTIPLY[tile].launch(
+            (tiles, splits if partial else 1),
+            key,
+            rows,
+            weight,
+            given,
+            out,
+            work,
+            tokens,
+            features,
+            depth,
+            share,
+            splits,
+            stride,
+            *weight.stride(),
+            features,
+            has_bias and not partial,
+            partial,
+            splits == 1,
+            even,
+            *tile[:3],
+            8,
+        )
+        if partial:
+            grid = (tokens, triton.cdiv(features, JOINED))
+            ADD.launch(grid, key, work, given, out, tokens, features, splits, features, has_bias, JOINED)
+    return out

@@ -69,8 +69,8 @@ def work(theirs: Connection, model_type: str, own: dict[str, Any], new: int, dev
 
 def outcome(model_type: str, own: dict[str, Any]) -> Outcome:
     """What the child says, or how it ended. A fork has imported what it needs; but no fork can use CUDA once its parent
-    has asked the driver for anything."""
-    context = multiprocessing.get_context("fork" if judging.DEVICE == "cpu" else "spawn")
+    has asked the driver for anything: then the forks are those of a process that has done nothing but import."""
+    context = multiprocessing.get_context("fork" if judging.DEVICE == "cpu" else "forkserver")
     ours, theirs = context.Pipe()
     child = context.Process(target=work, args=(theirs, model_type, own, judging.NEW, judging.DEVICE))
     child.start()
@@ -99,6 +99,8 @@ def main(argv: list[str] | None = None) -> int:
     quiet()
     if args.device == "cpu":
         judged("llama", {})  # imports what every fork needs
+    else:
+        multiprocessing.get_context("forkserver").set_forkserver_preload(["architectures.judge", "architectures.tiny"])
     judging.DEVICE = args.device
     part, parts = map(int, args.part.split("/"))
     known = kept().get(version, {}) if args.missing else {}

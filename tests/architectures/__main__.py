@@ -12,24 +12,18 @@ import argparse
 import json
 import multiprocessing
 import sys
-import tempfile
 import time
-from collections.abc import Callable
-from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 from filelock import FileLock
-from transformers import CONFIG_MAPPING
 
 from architectures import judge as judging
-from architectures.judge import Outcome, judge, line, quiet
+from architectures.child import judged, work
+from architectures.judge import Outcome, quiet
 from architectures.page import OUTCOMES, PAGE, kept, page
-from architectures.tiny import write
-from architectures.variants import UNMADE, variants
-from tailrace.runners.load_checks import NOT_CAUSAL
+from architectures.variants import variants
 
 LIMIT_S = 300.0
 
@@ -42,29 +36,6 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--missing", action="store_true", help="only those whose outcome is not known yet")
     parser.add_argument("--device", default="cpu", help="where tailrace runs them: cpu, cuda")
     return parser.parse_args(argv)
-
-
-def judged(model_type: str, own: dict[str, Any], made: Callable[[], None] = lambda: None) -> Outcome:
-    """Build the checkpoint and judge it. made: called in between."""
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place) / "checkpoint"
-        try:
-            write(model_type, own, folder)
-        except Exception as error:
-            if model_type in UNMADE:
-                return Outcome("unmade", UNMADE[model_type])
-            if CONFIG_MAPPING[model_type]().is_encoder_decoder:
-                return Outcome("refused", f"{model_type} {NOT_CAUSAL}")
-            return Outcome("unmade", line(error))
-        return judge(folder, made)
-
-
-def work(theirs: Connection, model_type: str, own: dict[str, Any], new: int, device: str) -> None:
-    """A child's: judge one."""
-    judging.NEW, judging.DEVICE = new, device
-    torch.set_num_threads(1)
-    quiet()
-    theirs.send(judged(model_type, own, lambda: theirs.send("made")))
 
 
 def outcome(model_type: str, own: dict[str, Any]) -> Outcome:
@@ -100,7 +71,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.device == "cpu":
         judged("llama", {})  # imports what every fork needs
     else:
-        multiprocessing.get_context("forkserver").set_forkserver_preload(["architectures.judge", "architectures.tiny"])
+        multiprocessing.get_context("forkserver").set_forkserver_preload(["architectures.child"])
     judging.DEVICE = args.device
     part, parts = map(int, args.part.split("/"))
     known = kept().get(version, {}) if args.missing else {}

@@ -78,7 +78,8 @@ def paged(kind: str, dim: int, value_dim: int, capped: bool) -> list[tuple[Any, 
         (attention.store_rows, shape | {"HEADS_PAD": 8}),
         (attention.attend_chunks, whole | {"ROWS": attention.FEW_ROWS}),
         (attention.join, values | {"SINKS": capped}),
-        (attention.attend_tiles, whole | {"ROWS": attention.ROW_BYTES // size, "SINKS": capped}),
+        (attention.attend_tiles, whole | {"ROWS": attention.ROW_BYTES // size, "SINKS": capped, "CHUNKED": False}),
+        (attention.attend_tiles, whole | {"ROWS": attention.FEW_ROWS, "SINKS": capped, "CHUNKED": True}),
     ]
     return [(kernel, {k: types[k] for k in kernel.arg_names if k in types}, constants) for kernel, constants in found]
 

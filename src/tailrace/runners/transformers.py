@@ -2,8 +2,9 @@
 cache.
 
 The model's own code runs unchanged, except for its attention function (transformers' attention interface), its scans
-(runners/recurrent.py) and, on the CPU, for modules that runners/fuse.py replaces by faster ones. Models that can't be
-served correctly are refused at load: a trial run compares our logits with those of the model's own eager attention.
+(runners/recurrent.py) and, on the CPU or where it must be batch-invariant, for modules that runners/fuse.py replaces.
+Models that can't be served correctly are refused at load: a trial run compares our logits with those of the model's own
+eager attention.
 
 (More than 300 lines: one class with three protocols, and how it is loaded.)
 """
@@ -30,7 +31,8 @@ from tailrace.runners.base import Batch
 from tailrace.runners.fuse import difference, fuse
 from tailrace.runners.graphs import GraphRecorder, Graphs, Launch
 from tailrace.runners.inputs import moved
-from tailrace.runners.invariant import needed
+from tailrace.runners.invariant import PlaceIndependent, needed
+from tailrace.runners.invariant_gpu import RowsIndependent
 from tailrace.runners.load_checks import (
     TRIAL_TOKENS,
     decode_trial,
@@ -89,7 +91,8 @@ class TransformersRunner:
     def load(
         cls, config: ModelConfig, folder: Path, *, block_size: int, max_num_seqs: int = 0, max_model_len: int = 0
     ) -> TransformersRunner:
-        """Load the model in `folder`, attach its layers to the cache, and swap in faster modules on the CPU.
+        """Load the model in `folder`, attach its layers to the cache, and swap in modules of our kernels on the CPU,
+        and where it must be batch-invariant.
         max_num_seqs, max_model_len: see load_runner.
 
         Raises:
@@ -112,10 +115,11 @@ class TransformersRunner:
             runner.check()
         adapters = Adapters({name: Path(path).expanduser() for name, path in config.adapters.items()}, model)
         runner.make_trial_memory()
-        if device.type == "cpu":
+        runner.layers.batch_invariant = config.batch_invariant
+        if device.type == "cpu" or config.batch_invariant:
             with explained(type(model).__name__):
                 log.info("fused %s", ", ".join(fuse(model, runner.trial, adapters.owners(model))) or "nothing")
-                runner.invariant = needed(runner.trial)
+                runner.invariant = needed(PlaceIndependent if device.type == "cpu" else RowsIndependent, runner.trial)
         if adapters.names:
             runner.lora = adapters
             adapters.attach(

@@ -15,6 +15,7 @@ import inspect
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,7 @@ from tailrace.runners.stack import Stack
 from tailrace.runners.states import RecurrentLayer, RecurrentState, Walk
 
 log = logging.getLogger(__name__)
+TILED_ROWS = (1, 17, 33, 65, 129, 1024)  # every tile of kernels/gpu/linear.py, compiled before any request
 
 
 class TransformersRunner:
@@ -157,8 +159,10 @@ class TransformersRunner:
             raise ConfigError(f"{type(self.model).__name__} keeps a state per sequence, so it can't be a draft model")
         self.layers.caches = self.make_caches(num_blocks)
         self.trial()  # the first pass is slow, so it runs before any request
-        if self.device.type == "cuda":  # on a GPU decode steps use other kernels
-            self.forward(decode_trial(self.vocab_size, self.block_size, 1))
+        if self.device.type == "cuda":  # on a GPU decode steps use other kernels, and the rows' number chooses some
+            for rows in TILED_ROWS if self.layers.batch_invariant else (1,):
+                batch = decode_trial(self.vocab_size, self.block_size, rows)
+                self.forward(replace(batch, wanted=batch.wanted[:1]))
         if self.max_num_seqs:
             self.graphs = self.record(num_blocks, GraphRecorder(self.device))
 

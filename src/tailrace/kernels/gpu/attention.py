@@ -121,23 +121,27 @@ def paged_attention(
         if sequences > 1 or tokens <= SHORT:
             attend_short(where, (*numbers, *shape), sinks, out, min(SHORT, longest), tile)
         if longest > SHORT:
-            rows_of_tile = FEW_ROWS if options.batch_invariant else ROW_BYTES // query.element_size()
-            many = max(rows_of_tile, triton.next_power_of_2(group))
-            read = query if sinks is None else sinks  # not read without sinks
-            attend_tiles[(tokens // (many // group) + sequences, cache.heads)](
-                *where,
-                read,
-                out,
-                sequences,
-                SHORT,
-                *numbers,
-                sinks is not None,
-                options.batch_invariant,
-                *shape,
-                many,
-                *tile,
-            )
+            attend_long(where, (*numbers, *shape), sinks, out, options.batch_invariant, tile)
     return out
+
+
+def attend_long(
+    where: tuple[Any, ...],
+    how: tuple[Any, ...],
+    sinks: torch.Tensor | None,
+    out: torch.Tensor,
+    batch_invariant: bool,
+    tile: tuple[int, int, int],
+) -> None:
+    """Launch what computes the sequences of more than SHORT tokens. where, how, tile: arguments of attend_tiles."""
+    query, kv_len = where[0], where[-1]
+    group, kv_heads = how[5:7]
+    least = FEW_ROWS if batch_invariant else ROW_BYTES // query.element_size()
+    rows = max(least, triton.next_power_of_2(group))
+    grid = (out.shape[0] // (rows // group) + kv_len.shape[0], kv_heads)
+    read = query if sinks is None else sinks  # not read without sinks
+    chunked = (sinks is not None, batch_invariant)
+    attend_tiles[grid](*where, read, out, kv_len.shape[0], SHORT, *how[:4], *chunked, *how[4:], rows, *tile)
 
 
 def attend_short(

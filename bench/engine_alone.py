@@ -25,7 +25,7 @@ from tailrace.wire.messages import Submit
 def main() -> None:
     """Answer questions until stdin closes."""
     first = json.loads(sys.stdin.readline())
-    model = ModelConfig(**{name: first[name] for name in ("model", "dtype", "device", "threads")})
+    model = ModelConfig(**{name: first[name] for name in ("model", "dtype", "device", "threads", "batch_invariant")})
     streams = first["streams"]
     at_once = max(SchedulerConfig().max_num_batched_tokens, streams * first["prompt_tokens"])  # all prompts in one step
     scheduler = SchedulerConfig(max_num_seqs=streams, max_num_batched_tokens=at_once, overlap=first["overlap"])

@@ -53,6 +53,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--output-tokens", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", choices=("http", "engine"), help="one half")
+    parser.add_argument("--batch-invariant", action="store_true", help="as for tailrace serve")
     add_server_flags(parser)
     return parser.parse_args(argv)
 
@@ -91,7 +92,8 @@ def over_http(args: argparse.Namespace, local: LocalModel) -> Iterator[dict[str,
         client = stack.enter_context(Worker("bench.load", threads=1))
         asks: dict[str, Ask] = {}
         for overlap in OVERLAPS:
-            more = f"{args.server_args} --device {args.device} --max-num-seqs {max(args.streams)} --overlap {overlap}"
+            given = f"{args.server_args} {'--batch-invariant' if args.batch_invariant else ''}"
+            more = f"{given} --device {args.device} --max-num-seqs {max(args.streams)} --overlap {overlap}"
             server = stack.enter_context(serving(argparse.Namespace(**vars(args) | {"server_args": more}), local))
             where = {"host": HOST, "port": server["port"]}
             asks[overlap] = lambda question, where=where: client.ask(question | where)
@@ -105,7 +107,9 @@ def in_engine(args: argparse.Namespace, local: LocalModel) -> Iterator[dict[str,
         asks: dict[str, Ask] = {}
         for overlap in OVERLAPS:
             worker = stack.enter_context(Worker("bench.engine_alone", threads=args.threads))
-            about = {name: getattr(args, name) for name in ("dtype", "device", "threads", "prompt_tokens")}
+            about = {
+                name: getattr(args, name) for name in ("dtype", "device", "threads", "prompt_tokens", "batch_invariant")
+            }
             worker.ask(about | {"model": str(local.folder), "overlap": overlap, "streams": max(args.streams)})
             asks[overlap] = worker.ask
         yield asks

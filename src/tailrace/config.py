@@ -42,6 +42,8 @@ class ModelConfig(Section, frozen=True):
     lora: LoRA adapters by the names that requests use: "name=folder", separated by commas.
     dtype: of weights and KV cache. device: "auto" takes a CUDA GPU if there is one. threads: 0 is one per core.
     cuda_graphs: on a GPU, launch decode steps as CUDA graphs.
+    batch_invariant: on a GPU, compute a token's logits to the same bits whatever else is in its batch; on a CPU they
+    are, always.
     """
 
     model: str | None = None
@@ -50,6 +52,7 @@ class ModelConfig(Section, frozen=True):
     device: str = "auto"
     threads: Natural = 0
     cuda_graphs: bool = True
+    batch_invariant: bool = False
     cache_dir: str = msgspec.field(default_factory=default_cache_dir)
     trust_remote_code: bool = False
     processors: str = ""

@@ -11,6 +11,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from tailrace.kernels.gpu import (
+    activation,
     argmax,
     attention,
     edits,
@@ -19,7 +20,11 @@ from tailrace.kernels.gpu import (
     linear,
     logprobs,
     noise,
+    norm,
+    products,
     propose,
+    reduced,
+    rotary,
     sample,
     scan,
     survivors,
@@ -79,7 +84,8 @@ def paged(kind: str, dim: int, value_dim: int, capped: bool) -> list[tuple[Any, 
         (attention.store_rows, shape | {"HEADS_PAD": 8}),
         (attention.attend_chunks, whole | {"ROWS": attention.FEW_ROWS}),
         (attention.join, values | {"SINKS": capped}),
-        (attention.attend_tiles, whole | {"ROWS": attention.ROW_BYTES // size, "SINKS": capped}),
+        (attention.attend_tiles, whole | {"ROWS": attention.ROW_BYTES // size, "SINKS": capped, "CHUNKED": False}),
+        (attention.attend_tiles, whole | {"ROWS": attention.FEW_ROWS, "SINKS": capped, "CHUNKED": True}),
     ]
     return [(kernel, {k: types[k] for k in kernel.arg_names if k in types}, constants) for kernel, constants in found]
 
@@ -94,6 +100,36 @@ def linears(
     )
     sizes = {"BN": tile.features, "BT": tile.tokens, "BK": tile.depth, "GROUP": 8, "w_k": 1}
     return linear.multiply, types, sizes | {"BIAS": not partial, "PARTIAL": partial, "WHOLE": False, "EVEN": even}
+
+
+def of_rows(kind: str) -> list[tuple[Any, dict[str, str], dict[str, int]]]:
+    """Norms, sums, rotary embedding and gates: rows of 2048, heads of 128."""
+    types = dict.fromkeys(("x", "delta", "weight", "out", "gate_up", "cos", "sin"), kind) | {"eps": "fp32"}
+    numbers = ("rows", "inner", "dim", "outer_stride", "inner_stride", "stride")
+    types |= dict.fromkeys((*numbers, "token_stride", "head_stride", "cos_stride"), I32) | {"divisor": "fp32"}
+    found: list[tuple[Any, dict[str, int]]] = [
+        (norm.rows_normed, {"PLUS_ONE": plus_one, "ADD": not plus_one, "ROWS": 1, "BLOCK": 2048})
+        for plus_one in (False, True)
+    ]
+    found += [
+        (reduced.rows_summed, {"SQUARED": True, "ROWS": 1, "BLOCK": 2048}),
+        (rotary.turn, {"HEADS": 40, "HALF": 64, "HEADS_PAD": 64, "HALF_PAD": 64}),
+        (activation.gated, {"BLOCK": activation.BLOCK}),
+    ]
+    return [(kernel, {k: types[k] for k in kernel.arg_names if k in types}, constants) for kernel, constants in found]
+
+
+def of_many(kind: str, tile: linear.Tile) -> list[tuple[Any, dict[str, str], dict[str, int]]]:
+    """Products of pairs and of groups."""
+    sizes = {"BN": tile.features, "BT": tile.tokens, "BK": tile.depth, "EVEN": True}
+    types = dict.fromkeys(("a", "b", "x", "weight", "bias", "out"), kind) | {"starts": I64}
+    strides = ("a_batch", "a_m", "b_batch", "b_n", "x_stride", "w_group", "w_n", "out_stride")
+    types |= dict.fromkeys(("m", "n", "depth", "groups", "features", *strides), I32)
+    found = [
+        (products.multiply_pairs, sizes | {"b_k": 1}),
+        (products.multiply_groups, sizes | {"w_k": 1, "BIAS": True, "GROUPS": 128}),
+    ]
+    return [(kernel, {k: types[k] for k in kernel.arg_names if k in types}, constants) for kernel, constants in found]
 
 
 # kernel, types of its arguments, its constants
@@ -173,20 +209,22 @@ KERNELS: list[tuple[Any, dict[str, str], dict[str, int]]] = [
         | dict.fromkeys(("tokens", "features", "splits", "out_stride"), "i32"),
         {"BIAS": True, "BLOCK": linear.JOINED},
     ),
+    *of_rows("*bf16"),
+    *of_many("*bf16", linear.HALF[0][1]),
     (argmax.best_of_parts, {"best": "*i64", "parts": "i32", "ids": "*i64", "status": "*i32"}, {"PARTS": 32}),
 ]
 
 
 WIDE = (sample.sample_rows, verify.verify_rows, logprobs.logprobs_of_rows)  # a program per row
-FUSED = (
-    "attention_kernels",
-    "argmax",
-    "edits",
-    "linear_kernels",
-)  # rooms whose launches leave the compiler its own way
+FUSED = {  # rooms whose launches leave the compiler its own way
+    *("attention_kernels", "argmax", "edits", "linear_kernels"),
+    *("norm", "products", "reduced", "rotary", "activation"),
+}
 EVEN = {  # multiples of 16, in life
     *("stride", "vocab", "padded", "plane", "hidden_stride", "weight_stride", "width"),
     *("x_stride", "w_n", "out_stride", "depth"),
+    *("dim", "outer_stride", "inner_stride", "token_stride", "head_stride", "cos_stride"),
+    *("a_batch", "a_m", "b_batch", "b_n", "w_group"),
 }
 
 
@@ -195,10 +233,9 @@ def options(kernel: Any, constants: dict[str, int]) -> dict[str, Any]:
     found: dict[str, Any] = {} if kernel.__module__.rpartition(".")[2] in FUSED else dict(UNFUSED)
     if kernel is scan.scan_rows:
         found["num_warps"] = SCANS[bool(constants["MORE"])][1]
-    elif kernel is linear.multiply:
-        tile = next(
-            tile for tile in linear.MULTIPLY if tile[:3] == tuple(constants[name] for name in ("BN", "BT", "BK"))
-        )
+    elif "BK" in constants:
+        sizes = tuple(constants[name] for name in ("BN", "BT", "BK"))
+        tile = next(tile for tile in linear.MULTIPLY if tile[:3] == sizes)
         found |= linear.MULTIPLY[tile].options
     elif kernel in (*WIDE, survivors.survivors_of_rows, propose.fill_proposals, propose.propose_rows):
         found["num_warps"] = WARPS

@@ -46,7 +46,7 @@ class Scene:
             self.query, self.cache, self.tables, self.starts, self.lengths, AttentionOptions(**(PLAIN | options))
         )
 
-    def row(self, i: int, start: int = 0, end: int | None = None) -> torch.Tensor:
+    def row(self, i: int, start: int = 0, end: int | None = None, **options) -> torch.Tensor:
         """What sequence i alone gets when its tokens start … end − 1 are the step's."""
         count = self.contexts[i][1]
         end = count if end is None else end
@@ -57,7 +57,7 @@ class Scene:
             self.tables[i : i + 1],
             torch.tensor([0, end - start], dtype=torch.int32, device=DEVICE),
             self.lengths[i : i + 1] - (count - end),
-            AttentionOptions(**PLAIN),
+            AttentionOptions(**(PLAIN | options)),
         )
 
 
@@ -79,6 +79,8 @@ OPTIONS = (
     {"chunk": 33},
     {"chunk": 256, "window": 40},
     {"sinks": torch.tensor([0.5, -3.0, 90.0, -90.0], device=DEVICE), "window": 20},
+    {"batch_invariant": True},
+    {"batch_invariant": True, "sinks": torch.tensor([0.5, -3.0, 90.0, -90.0], device=DEVICE), "window": 300},
 )
 
 
@@ -180,6 +182,31 @@ def test_a_short_sequence_does_not_depend_on_the_batch(monkeypatch):
     more = torch.zeros(len(scene.contexts), 300, dtype=torch.int32, device=DEVICE)
     scene.tables = torch.cat([scene.tables, more], 1)
     assert torch.equal(scene.run(), whole)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"window": 100, "sinks": torch.tensor([0.5, -3.0, 9.0, -9.0], device=DEVICE)}], ids=str
+)
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_a_prompt_may_be_cut_anywhere(dtype, options):
+    """Where it must be batch-invariant: on hardware bit for bit; numpy's products depend on the place in a tile."""
+    scene = Scene([(600, 40), (30, 30), (2, 1)], dtype=dtype)
+    whole = scene.run(batch_invariant=True, **options)
+    cuts = ((0, 0, 9), (0, 9, 10), (0, 10, 17), (0, 17, 40), (1, 0, 8), (1, 8, 30))
+    for i, start, end in cuts:
+        mine = whole[int(scene.starts[i]) + start : int(scene.starts[i]) + end]
+        part = scene.row(i, start, end, batch_invariant=True, **options)
+        bound = 0 if DEVICE.type == "cuda" else TOLERANCE[dtype]
+        torch.testing.assert_close(part, mine, rtol=0, atol=bound)
+
+
+@pytest.mark.skipif(DEVICE.type != "cuda", reason="bits are the GPU's")
+def test_other_prompts_may_not():
+    """The comparison above sees the tiles of plain prefills."""
+    scene = Scene([(600, 40)], dtype=torch.bfloat16)
+    assert not torch.equal(scene.row(0, 0, 9), scene.run()[:9]) or not torch.equal(
+        scene.row(0, 9, 10), scene.run()[9:10]
+    )
 
 
 def test_strides_do_not_matter():

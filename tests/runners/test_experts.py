@@ -17,8 +17,10 @@ from transformers.models.llama4.modeling_llama4 import Llama4TextExperts
 from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHExperts
 
+from tailrace.runners import experts
 from tailrace.runners.experts import (
     DbrxExperts,
+    DeviceGroupedLinear,
     GroupedLinear,
     JetMoeExperts,
     Llama4Experts,
@@ -94,6 +96,20 @@ def test_the_same_as_transformers(kind, dtype):
     )
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@torch.inference_mode()
+def test_the_same_on_a_gpu(kind, monkeypatch):
+    """With what knows no counts on the host; an index behind the last expert is none there too."""
+    states, index, weights = routed()
+    index[0, 0] = EXPERTS
+    expected = PackedExperts(made(kind))(states, index, weights)
+    monkeypatch.setattr(experts, "grouped_linear", DeviceGroupedLinear)
+    monkeypatch.setattr(
+        experts, "sizes_of", lambda numbers, count: torch.searchsorted(numbers, torch.arange(count + 1))
+    )
+    torch.testing.assert_close(PackedExperts(made(kind))(states, index, weights), expected, atol=1e-4, rtol=1e-5)
+
+
 def depends_on_neighbours(layer: Any) -> bool:
     """Whether a token has other bits alone, or in the second half, than among all."""
     states, index, weights = routed()
@@ -162,6 +178,7 @@ def test_each_expert_has_its_own_rows():
     got = GroupedLinear(weight, bias)(rows, [2, 0, 4, 0, 1])
     expected = [F.linear(rows[:2], weight[0], bias[0]), F.linear(rows[2:6], weight[2], bias[2]), torch.zeros(1, 5)]
     torch.testing.assert_close(got, torch.cat(expected))
+    torch.testing.assert_close(DeviceGroupedLinear(weight, bias)(rows, [2, 0, 4]), torch.cat(expected))
 
 
 def test_sums_have_one_order():

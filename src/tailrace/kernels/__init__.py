@@ -141,6 +141,7 @@ def paged_attention(
     softcap: float = 0.0,
     chunk: int = 0,
     sinks: torch.Tensor | None = None,
+    batch_invariant: bool = False,
 ) -> torch.Tensor:
     """Causal attention of a flat bag of query tokens over the paged cache; decodes and prefill chunks in one call.
     (More than six parameters: five tensors, and what models differ in.)
@@ -156,16 +157,17 @@ def paged_attention(
         softcap: scores become softcap · tanh(score / softcap); 0 is off.
         chunk: a token at position p sees the positions from p − p mod chunk on (Llama 4); 0 is all.
         sinks: float32 [Hq]: a score per head that has a share of the softmax and no value (gpt-oss, arXiv 2309.17453).
+        batch_invariant: on a GPU, as on the CPU; slower for more than 8 tokens a sequence.
 
     Returns:
-        [T, Hq, Dv] in query's dtype. Row-invariant on the CPU, also under any chunking of a prefill; on a GPU for up to
-        8 tokens a sequence.
+        [T, Hq, Dv] in query's dtype. Row-invariant on the CPU, also under any chunking of a prefill; on a GPU if asked,
+        and otherwise for up to 8 tokens a sequence.
 
     Raises:
         ValueError: on the CPU, a table names a block outside the cache, kv_len does not fit its table, query_start does
             not run from 0 to T; or shapes and dtypes do not fit.
     """
-    options = AttentionOptions(scale, window, softcap, chunk, sinks)
+    options = AttentionOptions(scale, window, softcap, chunk, sinks, batch_invariant)
     return choose("paged_attention", query.device.type, query.dtype)(
         query, cache, block_tables, query_start, kv_len, options
     )

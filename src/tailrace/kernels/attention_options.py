@@ -20,6 +20,7 @@ class AttentionOptions:
     softcap: float = 0.0
     chunk: int = 0
     sinks: torch.Tensor | None = None
+    batch_invariant: bool = False
 
     def __post_init__(self) -> None:
         for name in ("window", "chunk"):

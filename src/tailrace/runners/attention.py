@@ -35,13 +35,14 @@ class AttentionState:
     """The one mutable state of paged attention: the step being computed, and every layer's cache.
 
     positions: of the pass's tokens, int64 [T]. own_keys: during the pass that finds the layers' shapes, the layers with
-    keys of their own, and these keys.
+    keys of their own, and these keys. batch_invariant: see kernels.paged_attention.
     """
 
     step: AttentionStep | None = None
     positions: torch.Tensor | None = None
     caches: list[kernels.KVCache] = field(default_factory=list)
     own_keys: list[tuple[int, torch.Tensor]] = field(default_factory=list)
+    batch_invariant: bool = False
 
 
 @dataclass(slots=True)
@@ -97,6 +98,7 @@ class AttentionLayer:
             softcap=self.softcap,
             chunk=self.chunk,
             sinks=sinks,
+            batch_invariant=self.shared.batch_invariant,
         )
 
 

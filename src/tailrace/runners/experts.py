@@ -1,41 +1,68 @@
-"""Mixtures of experts for the CPU: the projections of every expert packed, and a token's result the same bits however
-many tokens have chosen its experts.
+"""Mixtures of experts in which a token's result is the same bits however many tokens have chosen its experts.
 
 transformers gives an expert's rows to one matrix product, whose way of adding depends on how many rows there are. The
-packed linear kernel adds every row's products in one order (csrc/linear.cpp).
+kernels of linear layers add every row's products in one order (csrc/linear.cpp, kernels/gpu/products.py). On a CPU the
+projections of every expert are packed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from copy import copy
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import nn
 
 from tailrace import kernels
+from tailrace.kernels.transfer import there
 
 # of the modules that transformers' use_experts_implementation decorates
 DECORATED = ("has_gate", "has_bias", "is_transposed", "has_post_expert_norm")
 
 
+Sizes = list[int] | torch.Tensor  # see sizes_of
+
+
 class GroupedLinear:
-    """One linear layer per expert, packed. weight: [E, N, K]; bias: [E, N] or None."""
+    """One linear layer per expert, packed for the CPU. weight: [E, N, K]; bias: [E, N] or None."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         biases = [None] * len(weight) if bias is None else list(bias.detach())
         pairs = zip(weight.detach(), biases, strict=True)
         self.packed = [kernels.pack_linear(own, own_bias) for own, own_bias in pairs]
-        self.width = weight.shape[1]
+        self.experts, self.width = weight.shape[:2]
 
-    def __call__(self, rows: torch.Tensor, counts: list[int]) -> torch.Tensor:
+    def __call__(self, rows: torch.Tensor, counts: Sizes) -> torch.Tensor:
         """rows [S, K], sorted by expert; counts: how many rows each one has, to the last that has any. Rows of numbers
         that are no expert's become 0. → [S, N]"""
+        assert isinstance(counts, list)
         pairs = zip(rows.split(counts), self.packed, strict=False)
         done = [kernels.linear(part, packed) for part, packed in pairs if len(part)]
         none = sum(counts[len(self.packed) :])
         return torch.cat([*done, rows.new_zeros(none, self.width)])
+
+
+class DeviceGroupedLinear:
+    """One linear layer per expert on a GPU, where the host does not know how many rows each one has. weight: [E, N, K];
+    bias: [E, N] or None."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        self.weight, self.bias = weight.detach(), None if bias is None else bias.detach()
+        self.experts = len(weight)
+
+    def __call__(self, rows: torch.Tensor, starts: Sizes) -> torch.Tensor:
+        """rows [S, K], sorted by expert; starts: as sizes_of has them, or how many rows each expert has. Rows of
+        numbers that are no expert's become 0. → [S, N]"""
+        if isinstance(starts, list):
+            starts = there(torch.tensor([0, *accumulate(starts)]), rows.device)
+        return kernels.grouped_linear(rows, self.weight, self.bias, starts)
+
+
+def grouped_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> GroupedLinear | DeviceGroupedLinear:
+    """The layers for the weight's device."""
+    return (GroupedLinear if weight.device.type == "cpu" else DeviceGroupedLinear)(weight, bias)
 
 
 class PackedExperts(nn.Module):
@@ -57,9 +84,9 @@ class PackedExperts(nn.Module):
         self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
     ) -> torch.Tensor:
         """hidden_states [T, H], top_k_index and top_k_weights [T, k] → [T, H]. An index of num_experts is no expert."""
-        return mixed(hidden_states, top_k_index, top_k_weights, self.each)
+        return mixed(hidden_states, top_k_index, top_k_weights, self.each, self.up.experts)
 
-    def each(self, rows: torch.Tensor, counts: list[int]) -> torch.Tensor:
+    def each(self, rows: torch.Tensor, counts: Sizes) -> torch.Tensor:
         """What every expert makes of its rows."""
         own = self.own
         rows = self.up(rows.to(self.dtype), counts)
@@ -77,8 +104,8 @@ class DbrxExperts(nn.Module):
             weight.unflatten(0, (original.num_experts, original.ffn_hidden_size)) for weight in (mlp.w1, mlp.v1, mlp.w2)
         )
         self.up, self.down, self.act_fn = (
-            GroupedLinear(torch.cat([gate, up], 1)),
-            GroupedLinear(down.mT),
+            grouped_linear(torch.cat([gate, up], 1)),
+            grouped_linear(down.mT),
             mlp.activation_fn,
         )
 
@@ -87,9 +114,9 @@ class DbrxExperts(nn.Module):
     ) -> torch.Tensor:
         """As PackedExperts, but hidden_states [B, T, H] → [B, T, H]."""
         flat = hidden_states.flatten(0, -2)
-        return mixed(flat, top_k_index, top_k_weights, self.each).view_as(hidden_states)
+        return mixed(flat, top_k_index, top_k_weights, self.each, self.up.experts).view_as(hidden_states)
 
-    def each(self, rows: torch.Tensor, counts: list[int]) -> torch.Tensor:
+    def each(self, rows: torch.Tensor, counts: Sizes) -> torch.Tensor:
         """What every expert makes of its rows."""
         gate, up = self.up(rows, counts).chunk(2, -1)
         return self.down(self.act_fn(gate) * up, counts)
@@ -100,12 +127,12 @@ class Llama4Experts(nn.Module):
 
     def __init__(self, original: Any) -> None:
         super().__init__()
-        self.up = GroupedLinear(original.gate_up_proj.mT)
-        self.down = GroupedLinear(original.down_proj.mT)
+        self.up = grouped_linear(original.gate_up_proj.mT)
+        self.down = grouped_linear(original.down_proj.mT)
         self.act_fn = original.act_fn
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        counts = [len(hidden_states) // len(self.up.packed)] * len(self.up.packed)
+        counts = [len(hidden_states) // self.up.experts] * self.up.experts
         gate, up = self.up(hidden_states, counts).chunk(2, -1)
         return self.down(up * self.act_fn(gate), counts)
 
@@ -115,16 +142,16 @@ class JetMoeExperts(nn.Module):
 
     def __init__(self, original: Any) -> None:
         super().__init__()
-        self.linear = GroupedLinear(original.weight)
+        self.linear = grouped_linear(original.weight)
 
     def forward(self, inputs: torch.Tensor, expert_size: list[int]) -> torch.Tensor:
         return self.linear(inputs, list(expert_size))
 
 
-def grouped(original: Any, name: str) -> GroupedLinear:
+def grouped(original: Any, name: str) -> GroupedLinear | DeviceGroupedLinear:
     """A projection of decorated experts."""
     weight = getattr(original, name)
-    return GroupedLinear(
+    return grouped_linear(
         weight.mT if original.is_transposed else weight,
         getattr(original, f"{name}_bias") if original.has_bias else None,
     )
@@ -134,19 +161,28 @@ def mixed(
     states: torch.Tensor,
     index: torch.Tensor,
     weights: torch.Tensor,
-    each: Callable[[torch.Tensor, list[int]], torch.Tensor],
+    each: Callable[[torch.Tensor, Sizes], torch.Tensor],
+    number: int,
 ) -> torch.Tensor:
     """The weighted sum over the experts that each token chose: states [T, H], index and weights [T, k] → [T, H].
 
-    each: rows sorted by expert, and how many each expert has → what the experts make of them.
+    each: rows sorted by expert, and their sizes_of → what the experts make of them. number: of experts.
     """
     chosen = index.shape[-1]
     experts, order = index.reshape(-1).sort(stable=True)
-    rows = each(states[order // chosen], torch.bincount(experts).tolist())
+    rows = each(states[order // chosen], sizes_of(experts, number))
     rows = rows * weights.reshape(-1)[order, None]
     back = torch.empty_like(rows)
     back[order] = rows
     return added(back.unflatten(0, (-1, chosen))).to(states.dtype)
+
+
+def sizes_of(experts: torch.Tensor, number: int) -> Sizes:
+    """How many rows each expert has, of the sorted numbers of the rows' experts; on a GPU, where the host must not wait
+    for that, where each expert's begin: int64 [number + 1]."""
+    if experts.device.type == "cpu":
+        return torch.bincount(experts).tolist()
+    return torch.searchsorted(experts, torch.arange(number + 1, device=experts.device))
 
 
 def added(parts: torch.Tensor) -> torch.Tensor:

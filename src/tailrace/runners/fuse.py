@@ -1,9 +1,11 @@
-"""Faster modules for the CPU, swapped in at load: packed linear layers for every model; for modules of the Llama family
-merged projections, fused norms, rotary embedding and gate; packed experts (runners/experts.py).
+"""Modules of our own kernels, swapped in at load: linear layers for every model; for modules of the Llama family merged
+projections, fused norms, rotary embedding and gate; experts (runners/experts.py). They are faster on a CPU, and
+row-invariant there and on a GPU.
 
 A table from class name to builder. The first replacement of each kind and place is tested by a trial pass; if the
 logits differ, the modules stay as they are and the log says so. Weights are packed once and the originals are freed, so
-memory is not doubled. A tied output projection is packed as a copy, because the embedding still needs its rows.
+memory is not doubled. On a CPU a tied output projection is packed as a copy, because the embedding still needs its
+rows; on a GPU nothing is packed.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ torch computes sigmoid, SiLU, softplus and GELU in vectors, and the last element
 it, which fill no vector, by another routine. A matrix product adds in an order that depends on the number of rows. So a
 token's bits would depend on how many tokens stand beside it. exp, log1p, erf, tanh and plain arithmetic go one way for
 all elements: what is made of them is the same everywhere (tests/runners/test_invariant.py). So is a packed linear
-layer. Modules that runners/fuse.py replaces need none of this.
+layer. Modules that runners/fuse.py replaces need none of this. runners/invariant_gpu.py has the same for a GPU.
 """
 
 from __future__ import annotations
@@ -100,23 +100,37 @@ REPLACED: Mapping[Any, Callable[..., torch.Tensor]] = {
 }
 
 
-class PlaceIndependent(TorchFunctionMode):
-    """While it is on, a model's code calls the functions above in place of torch's. used: it did."""
+class Replacing(TorchFunctionMode):
+    """While it is on, a model's code calls the functions of `replaced` in place of torch's. used: it did."""
 
+    replaced: Mapping[Any, Callable[..., Any]] = {}
     used = False
 
+    def takes(self, func: Any, args: Any) -> bool:
+        """Whether this call is replaced, too."""
+        return True
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        ours = REPLACED.get(func)
-        if ours is None or (func in PRODUCTS and not any(isinstance(each, nn.Parameter) for each in args)):
+        ours = self.replaced.get(func)
+        if ours is None or not self.takes(func, args):
             return func(*args, **(kwargs or {}))
         self.used = True
         return ours(*args, **(kwargs or {}))
 
 
-def needed(run: Callable[[], object]) -> Callable[[], AbstractContextManager[Any]]:
+class PlaceIndependent(Replacing):
+    """For the CPU."""
+
+    replaced = REPLACED
+
+    def takes(self, func: Any, args: Any) -> bool:
+        """Products of a parameter alone."""
+        return func not in PRODUCTS or any(isinstance(each, nn.Parameter) for each in args)
+
+
+def needed(mode: type[Replacing], run: Callable[[], object]) -> Callable[[], AbstractContextManager[Any]]:
     """What a pass must run in: the replacement, if `run`, a pass, calls one of these functions. Otherwise nothing: a
     replacement costs a microsecond per call of torch."""
-    mode = PlaceIndependent()
-    with mode:
+    with mode() as tried:
         run()
-    return PlaceIndependent if mode.used else nullcontext
+    return mode if tried.used else nullcontext

@@ -2,8 +2,9 @@
 cache.
 
 The model's own code runs unchanged, except for its attention function (transformers' attention interface), its scans
-(runners/recurrent.py) and, on the CPU, for modules that runners/fuse.py replaces by faster ones. Models that can't be
-served correctly are refused at load: a trial run compares our logits with those of the model's own eager attention.
+(runners/recurrent.py) and, on the CPU or where it must be batch-invariant, for modules that runners/fuse.py replaces.
+Models that can't be served correctly are refused at load: a trial run compares our logits with those of the model's own
+eager attention.
 
 (More than 300 lines: one class with three protocols, and how it is loaded.)
 """
@@ -14,6 +15,7 @@ import inspect
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,8 @@ from tailrace.runners.base import Batch
 from tailrace.runners.fuse import difference, fuse
 from tailrace.runners.graphs import GraphRecorder, Graphs, Launch
 from tailrace.runners.inputs import moved
-from tailrace.runners.invariant import needed
+from tailrace.runners.invariant import PlaceIndependent, needed
+from tailrace.runners.invariant_gpu import RowsIndependent
 from tailrace.runners.load_checks import (
     TRIAL_TOKENS,
     decode_trial,
@@ -52,6 +55,7 @@ from tailrace.runners.stack import Stack
 from tailrace.runners.states import RecurrentLayer, RecurrentState, Walk
 
 log = logging.getLogger(__name__)
+TILED_ROWS = (1, 17, 33, 65, 129, 1024)  # every tile of kernels/gpu/linear.py, compiled before any request
 
 
 class TransformersRunner:
@@ -89,7 +93,8 @@ class TransformersRunner:
     def load(
         cls, config: ModelConfig, folder: Path, *, block_size: int, max_num_seqs: int = 0, max_model_len: int = 0
     ) -> TransformersRunner:
-        """Load the model in `folder`, attach its layers to the cache, and swap in faster modules on the CPU.
+        """Load the model in `folder`, attach its layers to the cache, and swap in modules of our kernels on the CPU,
+        and where it must be batch-invariant.
         max_num_seqs, max_model_len: see load_runner.
 
         Raises:
@@ -112,10 +117,11 @@ class TransformersRunner:
             runner.check()
         adapters = Adapters({name: Path(path).expanduser() for name, path in config.adapters.items()}, model)
         runner.make_trial_memory()
-        if device.type == "cpu":
+        runner.layers.batch_invariant = config.batch_invariant
+        if device.type == "cpu" or config.batch_invariant:
             with explained(type(model).__name__):
                 log.info("fused %s", ", ".join(fuse(model, runner.trial, adapters.owners(model))) or "nothing")
-                runner.invariant = needed(runner.trial)
+                runner.invariant = needed(PlaceIndependent if device.type == "cpu" else RowsIndependent, runner.trial)
         if adapters.names:
             runner.lora = adapters
             adapters.attach(
@@ -153,8 +159,10 @@ class TransformersRunner:
             raise ConfigError(f"{type(self.model).__name__} keeps a state per sequence, so it can't be a draft model")
         self.layers.caches = self.make_caches(num_blocks)
         self.trial()  # the first pass is slow, so it runs before any request
-        if self.device.type == "cuda":  # on a GPU decode steps use other kernels
-            self.forward(decode_trial(self.vocab_size, self.block_size, 1))
+        if self.device.type == "cuda":  # on a GPU decode steps use other kernels, and the rows' number chooses some
+            for rows in TILED_ROWS if self.layers.batch_invariant else (1,):
+                batch = decode_trial(self.vocab_size, self.block_size, rows)
+                self.forward(replace(batch, wanted=batch.wanted[:1]))
         if self.max_num_seqs:
             self.graphs = self.record(num_blocks, GraphRecorder(self.device))
 

@@ -6,7 +6,8 @@ query_start.
   long ones leave few partial results. `join` adds the chunks' partial softmaxes in their order: a token's result
   depends neither on the other sequences, nor on how many programs there are, nor on whether it was a draft.
 - More tokens (prefills): one program per tile of rows (tokens × the query heads of one KV head), which goes over all
-  positions.
+  positions. Where it must be batch-invariant, it goes by the same chunks in tiles as small as those of decodes: a
+  token's bits are then the same however its prompt is cut.
 
 Both are launched wherever both may be needed; a program whose sequence goes the other way ends at once.
 """
@@ -21,7 +22,8 @@ import triton
 
 from tailrace.kernels.attention_options import AttentionOptions
 from tailrace.kernels.cache import KVCache, check_attention
-from tailrace.kernels.gpu.attention_kernels import MOST, attend_chunks, attend_tiles, join, start_of, store_rows
+from tailrace.kernels.gpu.attention_kernels import attend_chunks, attend_tiles, join, store_rows
+from tailrace.kernels.gpu.online_softmax import MOST, start_of
 
 SHORT = 8  # tokens of a sequence
 FEW_ROWS = 16  # of a tile of a short sequence; the least that tensor cores take
@@ -119,12 +121,27 @@ def paged_attention(
         if sequences > 1 or tokens <= SHORT:
             attend_short(where, (*numbers, *shape), sinks, out, min(SHORT, longest), tile)
         if longest > SHORT:
-            many = max(ROW_BYTES // query.element_size(), triton.next_power_of_2(group))
-            read = query if sinks is None else sinks  # not read without sinks
-            attend_tiles[(tokens // (many // group) + sequences, cache.heads)](
-                *where, read, out, sequences, SHORT, *numbers, sinks is not None, *shape, many, *tile
-            )
+            attend_long(where, (*numbers, *shape), sinks, out, options.batch_invariant, tile)
     return out
+
+
+def attend_long(
+    where: tuple[Any, ...],
+    how: tuple[Any, ...],
+    sinks: torch.Tensor | None,
+    out: torch.Tensor,
+    batch_invariant: bool,
+    tile: tuple[int, int, int],
+) -> None:
+    """Launch what computes the sequences of more than SHORT tokens. where, how, tile: arguments of attend_tiles."""
+    query, kv_len = where[0], where[-1]
+    group, kv_heads = how[5:7]
+    least = FEW_ROWS if batch_invariant else ROW_BYTES // query.element_size()
+    rows = max(least, triton.next_power_of_2(group))
+    grid = (out.shape[0] // (rows // group) + kv_len.shape[0], kv_heads)
+    read = query if sinks is None else sinks  # not read without sinks
+    chunked = (sinks is not None, batch_invariant)
+    attend_tiles[grid](*where, read, out, kv_len.shape[0], SHORT, *how[:4], *chunked, *how[4:], rows, *tile)
 
 
 def attend_short(

@@ -5,10 +5,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tailrace.kernels.gpu.online_softmax import LOG2E, over, tile_of
+from tailrace.kernels.gpu.online_softmax import (
+    LOG2E,
+    chunks_up_to,
+    over,
+    over_chunks,
+    power_of_two,
+    start_of,
+    tile_of,
+)
 
 OCTAVE = tl.constexpr(16)  # of start_of
-MOST = tl.constexpr(256)  # chunks: 2^28 positions
+AT_ONCE = tl.constexpr(8)  # chunks whose partial results join fetches
 
 
 @triton.jit
@@ -43,18 +51,6 @@ def store_rows(
     inside = (h < HEADS) & (e < VALUE_DIM)
     v = tl.load(value + t * value_t + h.to(tl.int64) * value_h + e, mask=inside)
     tl.store(values + place * VALUE_DIM + e, v.to(values.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def start_of(chunk):
-    """The first position of a chunk; for the host too, as start_of.fn: hence no constexpr in it."""
-    return (((chunk % 16 + 16) << (chunk // 16)) - 16) * 256
-
-
-@triton.jit
-def chunks_up_to(position):
-    """How many chunks begin at or before it."""
-    return tl.sum((start_of(tl.arange(0, MOST)) <= position).to(tl.int32), 0)
 
 
 @triton.jit(do_not_specialize=["table_stride", "tiles", "most", "place_stride", "chunks", "window", "reach"])
@@ -169,21 +165,20 @@ def join(
     top = tl.full((), float("-inf"), tl.float32)
     for first in range(0, used, OCTAVE):
         top = tl.maximum(top, tl.max(tl.load(tops + row + first + c, mask=first + c < used, other=float("-inf")), 0))
-    top = tl.where(top == float("-inf"), 0.0, top)
     mass = tl.full((), 0.0, tl.float32)
     if SINKS:
         sink = tl.load(sinks + head) * LOG2E
-        top = tl.maximum(top, sink)
-        mass = tl.exp2(sink - top)
+        top = tl.maximum(top, tl.ceil(sink))
+        mass = tl.exp2(sink - tl.ceil(sink)) * power_of_two(tl.ceil(sink) - top)
+    top = tl.where(top == float("-inf"), 0.0, top)
     mixed = tl.zeros((VALUE_PAD,), tl.float32)
-    for first in range(0, used, OCTAVE):
-        at = row + first + c
-        mine = tl.load(tops + at, mask=first + c < used, other=float("-inf"))
-        weight = tl.exp2(mine - top)
-        mass += tl.sum(weight * tl.load(masses + at, mask=first + c < used, other=0.0), 0)
-        some = (mine > float("-inf"))[:, None] & (d < VALUE_DIM)[None, :]
-        each = tl.load(mixtures + at[:, None] * VALUE_DIM + d[None, :], mask=some, other=0.0)
-        mixed += tl.sum(weight[:, None] * each, 0)
+    for first in range(0, used, AT_ONCE):
+        for i in tl.static_range(AT_ONCE):  # their order is that of over_chunks
+            at = row + tl.minimum(first + i, used - 1)
+            weight = tl.where(first + i < used, power_of_two(tl.load(tops + at) - top), 0.0)
+            each = tl.load(mixtures + at * VALUE_DIM + d, mask=d < VALUE_DIM, other=0.0)
+            mass += weight * tl.load(masses + at)
+            mixed += weight * tl.where(weight == 0.0, 0.0, each)  # without a weight nothing has been stored
     mixed = mixed / tl.where(mass == 0.0, 1.0, mass)
     to = out + ((begin + token).to(tl.int64) * heads + head) * VALUE_DIM + d
     tl.store(to, mixed.to(out.dtype.element_ty), mask=d < VALUE_DIM)
@@ -209,6 +204,7 @@ def attend_tiles(
     reach,
     softcap,
     SINKS: tl.constexpr,
+    CHUNKED: tl.constexpr,
     CAPPED: tl.constexpr,
     GROUP: tl.constexpr,
     HEADS: tl.constexpr,
@@ -221,7 +217,8 @@ def attend_tiles(
     BLOCK: tl.constexpr,
 ):
     """One tile of a sequence of more than `few` tokens. The tiles of sequence i begin at query_start[i] // TOKENS + i:
-    so their number is bounded without a look at query_start."""
+    so their number is bounded without a look at query_start. CHUNKED: with the bits of attend_chunks and join, given a
+    tile of as many rows."""
     number, head = tl.program_id(0), tl.program_id(1)
     TOKENS: tl.constexpr = ROWS // GROUP
     low = tl.full((), 0, tl.int32)
@@ -240,34 +237,62 @@ def attend_tiles(
     token, mine, inside, q, oldest, newest = tile_of(
         query, query_t, query_h, begin, count, tile, head, before, window, reach, GROUP, DIM, ROWS, DIM_PAD, BLOCK
     )
-    top, mass, mixed = over(
-        q,
-        before + token,
-        oldest,
-        newest + 1,
-        tables + low.to(tl.int64) * table_stride,
-        keys,
-        values,
-        head,
-        scale,
-        window,
-        reach,
-        softcap,
-        CAPPED,
-        HEADS,
-        SIZE,
-        DIM,
-        VALUE_DIM,
-        ROWS,
-        DIM_PAD,
-        VALUE_PAD,
-        BLOCK,
-    )
+    sink = tl.full((ROWS,), float("-inf"), tl.float32)
     if SINKS:
         sink = tl.load(sinks + mine, mask=inside, other=0.0) * LOG2E
-        higher = tl.maximum(top, sink)
-        mixed = mixed * tl.exp2(top - higher)[:, None]
-        mass = mass * tl.exp2(top - higher) + tl.exp2(sink - higher)
+    if CHUNKED:
+        top, mass, mixed = over_chunks(
+            q,
+            before + token,
+            oldest,
+            newest,
+            sink,
+            tables + low.to(tl.int64) * table_stride,
+            keys,
+            values,
+            head,
+            scale,
+            window,
+            reach,
+            softcap,
+            CAPPED,
+            HEADS,
+            SIZE,
+            DIM,
+            VALUE_DIM,
+            ROWS,
+            DIM_PAD,
+            VALUE_PAD,
+            BLOCK,
+        )
+    else:
+        top, mass, mixed = over(
+            q,
+            before + token,
+            oldest,
+            newest + 1,
+            tables + low.to(tl.int64) * table_stride,
+            keys,
+            values,
+            head,
+            scale,
+            window,
+            reach,
+            softcap,
+            CAPPED,
+            HEADS,
+            SIZE,
+            DIM,
+            VALUE_DIM,
+            ROWS,
+            DIM_PAD,
+            VALUE_PAD,
+            BLOCK,
+        )
+        if SINKS:
+            higher = tl.maximum(top, sink)
+            mixed = mixed * tl.exp2(top - higher)[:, None]
+            mass = mass * tl.exp2(top - higher) + tl.exp2(sink - higher)
     mixed = mixed / tl.where(mass == 0.0, 1.0, mass)[:, None]
     e = tl.arange(0, VALUE_PAD)
     to = out + ((begin + token).to(tl.int64) * (HEADS * GROUP) + mine)[:, None] * VALUE_DIM + e[None, :]

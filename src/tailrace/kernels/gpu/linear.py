@@ -23,6 +23,7 @@ tests/kernels/test_gpu_linear.py compares the bits on hardware.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from functools import cache
 from typing import NamedTuple
 
@@ -36,6 +37,7 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 FEATURES, FILL, MOST_SPLITS = 64, 192, 8  # a split is worth it while there are fewer than FILL tiles of FEATURES
 ENOUGH = 132  # programs that keep a GPU busy
 JOINED = 1024  # features that a program of add_splits has
+GROUP = 8  # tiles of tokens that are neighbours, so that they find the weights in the cache
 
 
 class Tile(NamedTuple):
@@ -60,10 +62,11 @@ SINGLE = ((16, Tile(64, 16, 32, 4, 3)), (64, Tile(64, 64, 32, 4, 3)))  # float32
 
 
 class Weight(NamedTuple):
-    """weight: [N, K], one of its strides 1; bias: [N] or None."""
+    """weight: [N, K], one of its strides 1; bias: [N] or None. key: what kernels are compiled for."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None
+    key: tuple[Hashable, ...]
 
 
 def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Weight:
@@ -72,10 +75,11 @@ def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Weigh
         raise ValueError(f"weight must be [N, K] of bf16, f16 or f32, got {weight.dtype} {tuple(weight.shape)}")
     if bias is not None and (bias.shape != weight.shape[:1] or bias.dtype != weight.dtype):
         raise ValueError(f"bias must be [{weight.shape[0]}] of {weight.dtype}, got {bias.dtype} {tuple(bias.shape)}")
-    weight = weight.detach()
+    weight, bias = weight.detach(), None if bias is None else bias.detach().contiguous()
     if 1 not in weight.stride():
         weight = weight.contiguous()
-    return Weight(weight, None if bias is None else bias.detach().contiguous())
+    numbers = (*weight.shape, *weight.stride(), weight.data_ptr(), *(() if bias is None else (bias.data_ptr(),)))
+    return Weight(weight, bias, (weight.device, weight.dtype, *map(special, numbers)))
 
 
 @cache
@@ -101,59 +105,33 @@ ADD = Launcher(add_splits)
 
 
 def linear(x: torch.Tensor, packed: Weight) -> torch.Tensor:
-    weight, bias = packed
-    features, depth = weight.shape
-    if x.shape[-1] != depth or x.dtype != weight.dtype:
-        raise ValueError(f"x must be [..., {depth}] of {weight.dtype}, got {x.dtype} {tuple(x.shape)}")
+    features, depth = packed.weight.shape
+    if x.shape[-1] != depth or x.dtype != packed.weight.dtype:
+        raise ValueError(f"x must be [..., {depth}] of {packed.weight.dtype}, got {x.dtype} {tuple(x.shape)}")
     rows = x.reshape(-1, depth)
     if rows.stride(1) != 1 or rows.data_ptr() % 16:
         rows = rows.clone(memory_format=torch.contiguous_format)
-    tokens = rows.shape[0]
     out = torch.empty((*x.shape[:-1], features), dtype=x.dtype, device=x.device)
-    if tokens == 0 or features == 0:
-        return out
-    tile = tile_of(tokens, x.dtype == torch.float32)
-    splits, share = splits_of(features, depth)
-    tiles = triton.cdiv(tokens, tile.tokens) * triton.cdiv(features, tile.features)
-    partial = splits > 1 and tiles < ENOUGH
-    work = torch.empty((splits, tokens, features), dtype=torch.float32, device=x.device) if partial else out
-    has_bias, even, stride = bias is not None, depth % tile.depth == 0, rows.stride(0)
-    key = (
-        x.device,
-        x.dtype,
-        *map(special, (stride, depth, features, *weight.stride(), weight.data_ptr())),
-        has_bias and special(bias.data_ptr()),
-        has_bias,
-        partial,
-        splits == 1,
-        even,
-    )
-    given = weight if bias is None else bias  # not read without a bias
-    with torch.cuda.device_of(x):
-        MULTIPLY[tile].launch(
-            (tiles, splits if partial else 1),
-            key,
-            rows,
-            weight,
-            given,
-            out,
-            work,
-            tokens,
-            features,
-            depth,
-            share,
-            splits,
-            stride,
-            *weight.stride(),
-            features,
-            has_bias and not partial,
-            partial,
-            splits == 1,
-            even,
-            *tile[:3],
-            8,
-        )
-        if partial:
-            grid = (tokens, triton.cdiv(features, JOINED))
-            ADD.launch(grid, key, work, given, out, tokens, features, splits, features, has_bias, JOINED)
+    if out.numel():
+        with torch.cuda.device_of(x):
+            launch(rows, packed, out)
     return out
+
+
+def launch(rows: torch.Tensor, packed: Weight, out: torch.Tensor) -> None:
+    """out [T, N] = rows [T, K] by the weight."""
+    (weight, bias, fixed), tokens = packed, rows.shape[0]
+    features, depth = weight.shape
+    tile = tile_of(tokens, weight.dtype == torch.float32)
+    splits, units = splits_of(features, depth)
+    tiles = triton.cdiv(tokens, tile.tokens) * triton.cdiv(features, tile.features)
+    partial, whole, even = splits > 1 and tiles < ENOUGH, splits == 1, depth % tile.depth == 0
+    work = torch.empty((splits, tokens, features), dtype=torch.float32, device=out.device) if partial else out
+    key = (*fixed, special(rows.stride(0)), bias is None, partial, whole, even)
+    given = weight if bias is None else bias  # not read without a bias
+    sizes = (tokens, features, depth, units, splits, rows.stride(0), *weight.stride(), features)
+    how = (bias is not None and not partial, partial, whole, even, *tile[:3], GROUP)
+    MULTIPLY[tile].launch((tiles, splits if partial else 1), key, rows, weight, given, out, work, *sizes, *how)
+    if partial:
+        grid = (tokens, triton.cdiv(features, JOINED))
+        ADD.launch(grid, key, work, given, out, tokens, features, splits, features, bias is not None, JOINED)

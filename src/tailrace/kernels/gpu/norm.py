@@ -76,34 +76,15 @@ def normed(
             f"{tuple(weight.shape)} with strides {weight.stride()}"
         )
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    if x.numel() == 0:
-        return out
     rows = x.flatten(0, -3) if x.dim() > 3 else x.view((1,) * (3 - x.dim()) + x.shape)
     count, block = sharing(dim, LONGEST)
-    strides = rows.stride()[:2]
-    with torch.cuda.device_of(x):
-        NORM.launch(
-            (triton.cdiv(rows.shape[0] * rows.shape[1], count), 1),
-            (
-                x.device,
-                x.dtype,
-                dim,
-                *map(special, (*strides, x.data_ptr(), weight.data_ptr())),
-                plus_one,
-                delta is None,
-            ),
-            rows,
-            rows if delta is None else delta,  # not read
-            weight,
-            out,
-            rows.shape[0] * rows.shape[1],
-            rows.shape[1],
-            dim,
-            *strides,
-            eps,
-            plus_one,
-            delta is not None,
-            count,
-            block,
-        )
+    strides, number = rows.stride()[:2], rows.shape[0] * rows.shape[1]
+    addresses = (x.data_ptr(), weight.data_ptr())
+    key = (x.device, x.dtype, dim, *map(special, (*strides, *addresses)), plus_one, delta is None)
+    sizes = (number, rows.shape[1], dim, *strides, eps)
+    given = rows if delta is None else delta  # not read
+    if x.numel():
+        with torch.cuda.device_of(x):
+            how = (plus_one, delta is not None, count, block)
+            NORM.launch((triton.cdiv(number, count), 1), key, rows, given, weight, out, *sizes, *how)
     return out

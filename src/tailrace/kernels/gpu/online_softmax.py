@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
+MOST = tl.constexpr(256)  # chunks: 2^28 positions
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
@@ -16,6 +17,25 @@ def product(a, b, start):
     if INTERPRETED:  # it would multiply the bits of bf16
         a, b = a.to(tl.float32), b.to(tl.float32)
     return tl.dot(a, b, start, input_precision="ieee")
+
+
+@triton.jit
+def start_of(chunk):
+    """The first position of a chunk; for the host too, as start_of.fn: hence no constexpr in it."""
+    return (((chunk % 16 + 16) << (chunk // 16)) - 16) * 256
+
+
+@triton.jit
+def chunks_up_to(position):
+    """How many chunks begin at or before it."""
+    return tl.sum((start_of(tl.arange(0, MOST)) <= position).to(tl.int32), 0)
+
+
+@triton.jit
+def power_of_two(exponent):
+    """2 to the power of whole numbers of at most 0 (or −inf): exact, and 0 below 2^−126. NaN stays NaN."""
+    power = ((tl.maximum(exponent, -127.0).to(tl.int32) + 127) << 23).to(tl.float32, bitcast=True)
+    return tl.where(exponent == exponent, power, exponent)
 
 
 @triton.jit
@@ -80,7 +100,9 @@ def over(
     BLOCK: tl.constexpr,
 ):
     """Online softmax of q [ROWS, DIM_PAD], of tokens at positions `at`, over the positions first … last − 1; first is a
-    multiple of BLOCK. Returns the largest score in units of log 2, Σ weight, Σ weight · value."""
+    multiple of BLOCK. Returns a whole number that is not less than the largest score in units of log 2, Σ weight,
+    Σ weight · value. A whole number, because sums are multiplied by powers of two then: exactly, so that it does not
+    matter when."""
     top = tl.full((ROWS,), float("-inf"), tl.float32)
     mass = tl.zeros((ROWS,), tl.float32)
     mixed = tl.zeros((ROWS, VALUE_PAD), tl.float32)
@@ -100,11 +122,75 @@ def over(
             score = tl.where(score < 0.0, -softcap, softcap) * ((1.0 - small) / (1.0 + small))
         seen = there[None, :] & (n[None, :] <= at[:, None]) & (n[None, :] >= oldest[:, None])
         score = tl.where(seen, score * LOG2E, float("-inf"))
-        higher = tl.maximum(top, tl.max(score, 1))
+        higher = tl.maximum(top, tl.ceil(tl.max(score, 1)))
         base = tl.where(higher == float("-inf"), 0.0, higher)  # of a row that sees nothing yet
         weight = tl.exp2(score - base[:, None])
-        shrink = tl.exp2(top - base)
+        shrink = power_of_two(top - base)
         mass = mass * shrink + tl.sum(weight, 1)
         mixed = product(weight.to(v.dtype), v, mixed * shrink[:, None])
+        top = higher
+    return top, mass, mixed
+
+
+@triton.jit
+def over_chunks(
+    q,
+    at,
+    oldest,
+    newest,
+    sink,
+    table,
+    keys,
+    values,
+    head,
+    scale,
+    window,
+    reach,
+    softcap,
+    CAPPED: tl.constexpr,
+    HEADS: tl.constexpr,
+    SIZE: tl.constexpr,
+    DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    ROWS: tl.constexpr,
+    DIM_PAD: tl.constexpr,
+    VALUE_PAD: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """`over` of the positions oldest … newest, chunk by chunk: each chunk's sums are added in their order. sink: scores
+    in units of log 2 that have a share of the mass, or −inf."""
+    top = tl.ceil(sink)
+    mass = tl.exp2(sink - tl.where(top == float("-inf"), 0.0, top))
+    mixed = tl.zeros((ROWS, VALUE_PAD), tl.float32)
+    for chunk in range(chunks_up_to(oldest) - 1, chunks_up_to(newest)):
+        first, last = tl.maximum(start_of(chunk), oldest), tl.minimum(start_of(chunk + 1), newest + 1)
+        own_top, own_mass, own_mixed = over(
+            q,
+            at,
+            first,
+            last,
+            table,
+            keys,
+            values,
+            head,
+            scale,
+            window,
+            reach,
+            softcap,
+            CAPPED,
+            HEADS,
+            SIZE,
+            DIM,
+            VALUE_DIM,
+            ROWS,
+            DIM_PAD,
+            VALUE_PAD,
+            BLOCK,
+        )
+        higher = tl.maximum(top, own_top)
+        base = tl.where(higher == float("-inf"), 0.0, higher)
+        before, now = power_of_two(top - base), power_of_two(own_top - base)
+        mass = mass * before + own_mass * now
+        mixed = mixed * before[:, None] + own_mixed * now[:, None]
         top = higher
     return top, mass, mixed

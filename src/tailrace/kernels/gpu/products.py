@@ -109,25 +109,14 @@ def bmm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     pairs, m, depth = a.shape
     n = b.shape[2]
     out = torch.empty((pairs, m, n), dtype=a.dtype, device=a.device)
-    if out.numel() == 0:
-        return out
     tile = tile_of(m, a.dtype == torch.float32)
     even = depth % tile.depth == 0
     strides = (*a.stride()[:2], b.stride(0), b.stride(2), b.stride(1))
-    with torch.cuda.device_of(a):
-        PAIRS[tile].launch(
-            (triton.cdiv(n, tile.features) * triton.cdiv(m, tile.tokens), pairs),
-            (a.device, a.dtype, *map(special, (depth, *strides, b.data_ptr())), even),
-            a,
-            b,
-            out,
-            m,
-            n,
-            depth,
-            *strides,
-            even,
-            *tile[:3],
-        )
+    key = (a.device, a.dtype, *map(special, (depth, *strides, b.data_ptr())), even)
+    tiles = triton.cdiv(n, tile.features) * triton.cdiv(m, tile.tokens)
+    if out.numel():
+        with torch.cuda.device_of(a):
+            PAIRS[tile].launch((tiles, pairs), key, a, b, out, m, n, depth, *strides, even, *tile[:3])
     return out
 
 
@@ -144,31 +133,15 @@ def grouped_linear(
         x = x.clone(memory_format=torch.contiguous_format)
     rows = x.shape[0]
     out = torch.zeros((rows, features), dtype=x.dtype, device=x.device)
-    if out.numel() == 0:
-        return out
     tile = tile_of(triton.cdiv(rows, groups), x.dtype == torch.float32)
     even, strides = depth % tile.depth == 0, (x.stride(0), *weight.stride())
     given = weight if bias is None else bias.contiguous()  # not read without a bias
-    with torch.cuda.device_of(x):
-        GROUPS[tile].launch(
-            (triton.cdiv(features, tile.features), min(rows, rows // tile.tokens + groups)),
-            (
-                *(x.device, x.dtype, starts.dtype, groups, bias is None, even),
-                *map(special, (depth, features, *strides, weight.data_ptr(), given.data_ptr(), starts.data_ptr())),
-            ),
-            x,
-            weight,
-            given,
-            starts,
-            out,
-            groups,
-            features,
-            depth,
-            *strides,
-            features,
-            bias is not None,
-            even,
-            *tile[:3],
-            triton.next_power_of_2(groups),
-        )
+    numbers = (depth, features, *strides, weight.data_ptr(), given.data_ptr(), starts.data_ptr())
+    key = (x.device, x.dtype, starts.dtype, groups, bias is None, even, *map(special, numbers))
+    sizes = (groups, features, depth, *strides, features)
+    how = (bias is not None, even, *tile[:3], triton.next_power_of_2(groups))
+    if out.numel():
+        with torch.cuda.device_of(x):
+            grid = (triton.cdiv(features, tile.features), min(rows, rows // tile.tokens + groups))
+            GROUPS[tile].launch(grid, key, x, weight, given, starts, out, *sizes, *how)
     return out

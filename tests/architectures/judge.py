@@ -71,7 +71,9 @@ def judge(folder: Path, made: Callable[[], None]) -> Outcome:
     apart = 0.0
     for dtype in ("float32", "bfloat16"):
         try:
-            runner = load_runner(ModelConfig(dtype=dtype, threads=1, device=DEVICE), folder, block_size=BLOCK)
+            runner = load_runner(
+                ModelConfig(dtype=dtype, threads=1, device=DEVICE, batch_invariant=True), folder, block_size=BLOCK
+            )
         except (ModelLoadError, ConfigError) as error:
             return Outcome("refused", f"{'' if dtype == 'float32' else dtype + ': '}{line(error)}")
         except Exception as error:

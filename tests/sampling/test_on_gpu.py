@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kernels.backends import DEVICES, QUIET
-from tailrace.kernels.gpu.step import StepReports
+from tailrace.kernels.gpu.step import Launch, StepReports
 from tailrace.params import SamplingParams
 from tailrace.sampling import Rows, Sampler, Slots
 from tailrace.sampling.backends import backend_of
@@ -170,11 +170,15 @@ def test_a_vocabulary_that_is_too_large_is_refused():
 
 @QUIET
 def test_warming_up_runs_every_kernel(monkeypatch):
-    ran: list[tuple[tuple[int, int], StepReports]] = []
-    monkeypatch.setattr("tailrace.sampling.backends.gpu.run", lambda launch: ran.append((launch.shape, launch.reports)))
+    ran: list[tuple[tuple[int, int], StepReports, bool]] = []
+
+    def run(launch: Launch) -> None:
+        ran.append((launch.shape, launch.reports, launch.masses is not None))
+
+    monkeypatch.setattr("tailrace.sampling.backends.gpu.run", run)
     Sampler(Slots(1, V), "gpu").warm_up({torch.float32}, torch.device(DEVICES["gpu"]))
     reports = StepReports(1, -(-V // 32))
-    assert ran == [((2, 1), reports), ((2, 2), reports)]
+    assert ran == [((2, 1), reports, False), ((2, 2), reports, False), ((1, 1), StepReports(), True)]
 
 
 def both(row: torch.Tensor, fields: dict, *, prompt=(1, 2), eos=(0,), backend="reference"):

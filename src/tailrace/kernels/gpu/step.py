@@ -91,10 +91,10 @@ class Out(NamedTuple):
     @staticmethod
     def over(all: torch.Tensor, shape: tuple[int, int], reports: StepReports) -> Out:
         """Views of a buffer, here or on the host."""
-        parts, at = [], 0
-        for size in sizes(shape, reports):
-            parts.append(all[at : at + size])
-            at += even(size)
+        due = sizes(shape, reports)
+        # in one call: a slice each takes three times as long
+        lying = all.split_with_sizes([even(size) for size in due])
+        parts = [part if size % 2 == 0 else part[:size] for part, size in zip(lying, due, strict=True)]
         return Out(all, *parts[:4], parts[4].view(torch.float64), parts[5].view(torch.int32))
 
 

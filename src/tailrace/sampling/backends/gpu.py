@@ -4,7 +4,6 @@ Nothing waits for the device until the tokens are asked for.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -40,7 +39,6 @@ class GPUBackend:
         self.needs = SlotNeeds.of(len(slots.slots))
         self.there = DeviceSlots(slots, device)
         self.space = Workspace(slots.vocab_size, device)
-        self.copies = HostCopies(device)
 
     def add(self, slot: int) -> None:
         program = self.slots.programs[slot]
@@ -80,7 +78,7 @@ class GPUBackend:
             again = unfilled(rows)
             fall_back(self.slots, logits, rows, falling, again)
             ids[falling] = again.token_ids[falling].to(logits.device)
-        arriving = self.copies.fetch(launch)
+        arriving = fetch(launch)
 
         def finish() -> Sampled:
             output = arriving()
@@ -115,7 +113,7 @@ class GPUBackend:
         check_rows(logits, rows, self.needs)
         launch = self.prepare(logits, rows, StepReports(), drafts=(noise, [place.address(row) for place, row in to]))
         self.draw(launch)
-        out = self.copies.fetch(launch)()
+        out = fetch(launch)()
         return Proposed(out.token_ids[:, 0], out.status)
 
     def falling_back(self, rows: Rows, *, reports: bool = False) -> list[int]:
@@ -242,41 +240,28 @@ def replace_requests(sampled: Sampled, again: Sampled, requests: list[int]) -> N
         )
 
 
-class HostCopies:
-    """What comes out of steps, on its way to the host by a stream of its own."""
+def fetch(launch: Launch) -> Callable[[], KernelOutput]:
+    """Begin to copy what came out of a step to the host; what is returned waits for it.
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        # copies under way, and what they read
-        self.leaving: deque[tuple[torch.Event | torch.cuda.Event, torch.Tensor]] = deque()
+    The copy goes behind the draws on their own stream: a stream of its own would cost the host more than the copy costs
+    the device.
+    """
+    out, (requests, width), reports = launch.out, launch.shape, launch.reports
+    if out.all.is_cuda:
+        arrived = torch.empty(out.all.shape, dtype=torch.int64, pin_memory=True).copy_(out.all, non_blocking=True)
+        done = torch.cuda.current_stream(out.all.device).record_event()
+    else:
+        arrived, done = out.all.clone(), None
 
-    def fetch(self, launch: Launch) -> Callable[[], KernelOutput]:
-        """Begin to copy what came out of a step; what is returned waits for it."""
-        out, (requests, width), reports = launch.out, launch.shape, launch.reports
-        if self.stream is None:
-            arrived, done = out.all.clone(), None
-        else:
-            arrived = torch.empty(out.all.shape, dtype=torch.int64, pin_memory=True)
-            drawn = torch.cuda.current_stream(self.device).record_event()
-            with torch.cuda.stream(self.stream):
-                self.stream.wait_event(drawn)
-                arrived.copy_(out.all, non_blocking=True)
-                done = self.stream.record_event()
-            # memory that another stream reads is held until it is through
-            self.leaving.append((done, out.all))
-            while self.leaving[0][0].query() and len(self.leaving) > 1:
-                self.leaving.popleft()
+    def finish() -> KernelOutput:
+        if done is not None:
+            done.synchronize()
+        here, shape = Out.over(arrived, launch.shape, reports), (requests, width, -1)
+        made = None if reports.top is None else LogprobArrays(here.numbers.view(shape), here.ranks.view(shape))
+        output = KernelOutput(here.token_ids.view(requests, width), here.num_tokens, here.status.int(), made)
+        return output._replace(sampling_mask=read_bits(here.survivors, requests * width, reports.words))
 
-        def finish() -> KernelOutput:
-            if done is not None:
-                done.synchronize()
-            here, shape = Out.over(arrived, launch.shape, reports), (requests, width, -1)
-            made = None if reports.top is None else LogprobArrays(here.numbers.view(shape), here.ranks.view(shape))
-            output = KernelOutput(here.token_ids.view(requests, width), here.num_tokens, here.status.int(), made)
-            return output._replace(sampling_mask=read_bits(here.survivors, requests * width, reports.words))
-
-        return finish
+    return finish
 
 
 def read_bits(bits: torch.Tensor, tokens: int, words: int) -> SamplingMask | None:
@@ -302,7 +287,7 @@ def compile_all(vocab: int, dtype: torch.dtype, device: torch.device) -> None:
     for rows in (Rows.plain([0, 1], [0, 1], [1, 1]), Rows.drafted([0, 1], [1, 1], [[0], []])):
         launch = gpu.prepare(logits, rows, StepReports(1, -(-vocab // 32)))
         gpu.draw(launch)
-        gpu.copies.fetch(launch)()
+        fetch(launch)()
     memory = gpu.proposal_memory(1)
     gpu.propose(logits, Rows.plain([0], [0], [1]), [(1, 0)], [(memory, 0)])
     guide_rows(logits, torch.tensor([0]), torch.tensor([1]), torch.tensor([2.0]), kernel=True)

@@ -44,13 +44,14 @@ MIXED: tuple[Asked, ...] = (
 @dataclass(frozen=True)
 class GpuCase:
     """asked: row r uses asked[r % n]. past: tokens of history. rule: how drafts are verified; None: no drafts. masked:
-    grammars on all rows, or on every third. rows: the kind of logits."""
+    grammars on all rows, or on every third. rows: the kind of logits. proposed: a draft is drawn of each row, and q."""
 
     asked: tuple[Asked, ...]
     past: int = 1
     rule: Rule | None = None
     masked: int = 0
     rows: str = "peaked"
+    proposed: bool = False
 
 
 CASES: dict[str, GpuCase] = {
@@ -68,6 +69,8 @@ CASES: dict[str, GpuCase] = {
     "typical 0.9": GpuCase(({"typical_p": 0.9},)),
     "drafts, exact": GpuCase((SEEDED,), rule="exact"),
     "drafts, rejection": GpuCase((SEEDED,), rule="rejection"),
+    "a draft and q, temperature 0.8": GpuCase(({"temperature": 0.8},), proposed=True),
+    "a draft and q, joint": GpuCase((SEEDED,), proposed=True),
     "mixed": GpuCase(MIXED, past=HISTORY, masked=3),
     "flat: temperature 0.8": GpuCase(({"temperature": 0.8},), rows="flat"),
     "flat: top-p 0.9": GpuCase(({"temperature": 0.8, "top_p": 0.9},), rows="flat"),
@@ -83,6 +86,7 @@ class GpuWork:
     slots: Slots
     rows: Rows
     logits: torch.Tensor
+    proposed: bool = False
 
     @property
     def top(self) -> int | None:
@@ -98,7 +102,9 @@ def work(case: GpuCase, logits: torch.Tensor, rows: int) -> GpuWork:
     """The step of a case on `rows` rows of the logits. With drafts each request has DRAFTS + 1 rows, and there is at
     least one request."""
     if case.rule is None:
-        return GpuWork(joined(case, rows, logits.shape[1]), plain(case, rows, logits.shape[1]), logits[:rows])
+        return GpuWork(
+            joined(case, rows, logits.shape[1]), plain(case, rows, logits.shape[1]), logits[:rows], case.proposed
+        )
     requests = max(1, rows // (DRAFTS + 1))
     used = logits[: requests * (DRAFTS + 1)]
     likely = used.argmax(-1).view(requests, -1)[:, :DRAFTS].tolist()

@@ -105,8 +105,13 @@ def drawing(step: GpuWork) -> Run:
     """
     gpu: Any = backend_of(step.slots, "gpu", step.logits.device)
     assert not gpu.falling_back(step.rows)
-    prepared = gpu.prepare(step.logits, step.rows, StepReports(step.top))
-    return lambda: gpu.draw(prepared)
+    drafts, reports, memory = None, StepReports(step.top), None
+    if step.proposed:
+        count = step.rows.num_rows
+        memory = gpu.proposal_memory(count)
+        drafts, reports = ([(1, 16)] * count, [memory.address(row) for row in range(count)]), StepReports()
+    prepared = gpu.prepare(step.logits, step.rows, reports, drafts)
+    return lambda memory=memory: gpu.draw(prepared)  # which must outlive the launches
 
 
 def measured(

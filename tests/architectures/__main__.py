@@ -1,9 +1,9 @@
 """Judge every causal architecture of the installed transformers and write docs/models.md.
 
-    PYTHONPATH=tests python -m architectures [MODEL_TYPE …] [--part 1/4] [--missing] [--new 40]
+    PYTHONPATH=tests python -m architectures [MODEL_TYPE …] [--part 1/4] [--missing] [--new 40] [--device cuda]
 
 Each one runs in a process of its own, so that a crash or an endless loop is an outcome too. Outcomes are kept in
-outcomes.json by version of transformers, and the page is made of them.
+outcomes.json by version of transformers, and the page is made of them; those of other devices are printed alone.
 """
 
 from __future__ import annotations
@@ -12,23 +12,18 @@ import argparse
 import json
 import multiprocessing
 import sys
-import tempfile
 import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 from filelock import FileLock
-from transformers import CONFIG_MAPPING
 
 from architectures import judge as judging
-from architectures.judge import Outcome, judge, line, quiet
+from architectures.child import judged, work
+from architectures.judge import Outcome, quiet
 from architectures.page import OUTCOMES, PAGE, kept, page
-from architectures.tiny import write
-from architectures.variants import UNMADE, variants
-from tailrace.runners.load_checks import NOT_CAUSAL
+from architectures.variants import variants
 
 LIMIT_S = 300.0
 
@@ -39,33 +34,16 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--part", default="1/1", help="K/N: every N-th, from the K-th on")
     parser.add_argument("--new", type=int, default=judging.NEW, help="tokens that each prompt is answered with")
     parser.add_argument("--missing", action="store_true", help="only those whose outcome is not known yet")
+    parser.add_argument("--device", default="cpu", help="where tailrace runs them: cpu, cuda")
     return parser.parse_args(argv)
 
 
-def judged(model_type: str, own: dict[str, Any], made: Callable[[], None] = lambda: None) -> Outcome:
-    """Build the checkpoint and judge it. made: called in between."""
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place) / "checkpoint"
-        try:
-            write(model_type, own, folder)
-        except Exception as error:
-            if model_type in UNMADE:
-                return Outcome("unmade", UNMADE[model_type])
-            if CONFIG_MAPPING[model_type]().is_encoder_decoder:
-                return Outcome("refused", f"{model_type} {NOT_CAUSAL}")
-            return Outcome("unmade", line(error))
-        return judge(folder, made)
-
-
 def outcome(model_type: str, own: dict[str, Any]) -> Outcome:
-    """What the child says, or how it ended."""
-    context = multiprocessing.get_context("fork")
+    """What the child says, or how it ended. A fork has imported what it needs; but no fork can use CUDA once its parent
+    has asked the driver for anything: then the forks are those of a process that has done nothing but import."""
+    context = multiprocessing.get_context("fork" if judging.DEVICE == "cpu" else "forkserver")
     ours, theirs = context.Pipe()
-
-    def work() -> None:
-        theirs.send(judged(model_type, own, lambda: theirs.send("made")))
-
-    child = context.Process(target=work)
+    child = context.Process(target=work, args=(theirs, model_type, own, judging.NEW, judging.DEVICE))
     child.start()
     theirs.close()
     late = "unmade"
@@ -90,7 +68,11 @@ def main(argv: list[str] | None = None) -> int:
     version = transformers.__version__
     torch.set_num_threads(1)
     quiet()
-    judged("llama", {})  # imports what every child needs
+    if args.device == "cpu":
+        judged("llama", {})  # imports what every fork needs
+    else:
+        multiprocessing.get_context("forkserver").set_forkserver_preload(["architectures.child"])
+    judging.DEVICE = args.device
     part, parts = map(int, args.part.split("/"))
     known = kept().get(version, {}) if args.missing else {}
     asked = variants(tuple(args.types))[part - 1 :: parts]
@@ -100,7 +82,8 @@ def main(argv: list[str] | None = None) -> int:
         begun = time.monotonic()
         found = outcome(model_type, own)
         print(f"{model_type:28} {variant:22} {found.kind:8} {time.monotonic() - begun:4.0f}s {found.why}", flush=True)
-        keep(version, f"{model_type}|{variant}", found)
+        if args.device == "cpu":
+            keep(version, f"{model_type}|{variant}", found)
     return 0
 
 

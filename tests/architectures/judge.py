@@ -29,6 +29,7 @@ from tailrace.wire.messages import Failed, ModelInfo, Submit, Tokens
 BLOCK = 16
 LENGTHS = (5, 37, 70)  # of the prompts: the longer ones cross the window, the chunk and the rope's boundary
 NEW = 40
+DEVICE = "cpu"  # where ours runs; transformers runs on the CPU
 TIE = 2e-3  # two logits nearer than that, in standard deviations of the row, are a tie in float32
 FACTOR = 2.0  # what our bfloat16 may err more than transformers' own
 FLOOR = 1e-3  # relative error that is never judged
@@ -70,7 +71,9 @@ def judge(folder: Path, made: Callable[[], None]) -> Outcome:
     apart = 0.0
     for dtype in ("float32", "bfloat16"):
         try:
-            runner = load_runner(ModelConfig(dtype=dtype, threads=1, device="cpu"), folder, block_size=BLOCK)
+            runner = load_runner(
+                ModelConfig(dtype=dtype, threads=1, device=DEVICE, batch_invariant=True), folder, block_size=BLOCK
+            )
         except (ModelLoadError, ConfigError) as error:
             return Outcome("refused", f"{'' if dtype == 'float32' else dtype + ': '}{line(error)}")
         except Exception as error:
@@ -89,7 +92,7 @@ def judge(folder: Path, made: Callable[[], None]) -> Outcome:
 def refused(folder: Path) -> Outcome | None:
     """The outcome where transformers itself can't run the checkpoint, and the server says why it doesn't."""
     try:
-        load_runner(ModelConfig(dtype="float32", threads=1, device="cpu"), folder, block_size=BLOCK)
+        load_runner(ModelConfig(dtype="float32", threads=1, device=DEVICE), folder, block_size=BLOCK)
     except ModelLoadError as error:
         return Outcome("refused", line(error))
     except Exception:
@@ -188,7 +191,7 @@ def logits(runner: ModelRunner, texts: list[list[int]], passes: int = 3) -> list
             first, end = (len(ids) * each // passes, len(ids) * (each + 1) // passes)
             flat.add(ids[first:end], end)
         flat.wanted = list(range(len(flat.token_ids)))
-        rows = runner.forward(flat.batch(tables, BLOCK)).float()
+        rows = runner.forward(flat.batch(tables, BLOCK)).float().cpu()
         for i in range(len(texts)):
             parts[i].append(rows[flat.query_start[i] : flat.query_start[i + 1]].clone())
     return [torch.cat(part) for part in parts]

@@ -22,6 +22,7 @@ from tailrace.kernels.gpu import (
     noise,
     norm,
     products,
+    propose,
     reduced,
     rotary,
     sample,
@@ -44,7 +45,7 @@ OUT = Out(I64, I64, I64, I64, I64, "*fp64", "*i32")
 
 def step_of(kind: str) -> GPUStep:
     """With logits of this type."""
-    return GPUStep(kind, "i64", I32, I64, I32, "*i32", F32)
+    return GPUStep(kind, "i64", I32, I64, I32, "*i32")
 
 
 STEP = {"step": step_of("*bf16"), "tables": TABLES, "work": WORK, "blocks": I32}
@@ -164,6 +165,7 @@ KERNELS: list[tuple[Any, dict[str, str], dict[str, int]]] = [
     ),
     (sample.sample_rows, STEP, {}),
     (verify.verify_rows, {**STEP, "out": OUT, "width": I32}, {}),
+    *((kernel, {**STEP, "masses": I64}, {}) for kernel in (propose.fill_proposals, propose.propose_rows)),
     (survivors.survivors_of_rows, {**STEP, "out": OUT, "width": I32}, {}),
     (logprobs.logprobs_of_rows, {**STEP, "out": OUT, "width": I32, "top": I32}, {}),
     (
@@ -235,7 +237,7 @@ def options(kernel: Any, constants: dict[str, int]) -> dict[str, Any]:
         sizes = tuple(constants[name] for name in ("BN", "BT", "BK"))
         tile = next(tile for tile in linear.MULTIPLY if tile[:3] == sizes)
         found |= linear.MULTIPLY[tile].options
-    elif kernel in WIDE or kernel is survivors.survivors_of_rows:
+    elif kernel in (*WIDE, survivors.survivors_of_rows, propose.fill_proposals, propose.propose_rows):
         found["num_warps"] = WARPS
     return found
 

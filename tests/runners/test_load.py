@@ -25,7 +25,7 @@ from tailrace.config import ModelConfig
 from tailrace.errors import ModelLoadError
 from tailrace.runners import load_runner, probe
 from tailrace.runners.attention import AttentionLayer
-from tailrace.runners.load_checks import TRIAL_TOKENS, trial_ids
+from tailrace.runners.load_checks import TRIAL_TOKENS, dequantise_at_load, trial_ids
 from tailrace.runners.masks import AttentionMask, describe, made_mask, mask_of
 from tailrace.runners.reproduction import short_windows
 from tailrace.runners.transformers import TransformersRunner
@@ -213,6 +213,13 @@ def test_what_a_model_raises_becomes_a_sentence(plain, monkeypatch):
 
 
 # ---- float8 checkpoints
+
+
+@pytest.mark.parametrize("method", ["fp8", "mxfp4"])
+def test_no_kernels_of_a_hub_are_needed_where_transformers_sees_a_gpu(method):
+    config = transformers.LlamaConfig(quantization_config={"quant_method": method})
+    dequantise_at_load(config)
+    assert config.quantization_config == {"quant_method": method, "dequantize": True}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

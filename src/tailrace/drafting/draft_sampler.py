@@ -13,8 +13,8 @@ j of a step has a noise stream of its own, at the position where the step begins
 position. Only XTC's coin is shared with verification: it chooses no token, and given the coin both distributions are
 right.
 
-The CPU kernels sample both kinds, all rows of a call at once. Torch samples the second kind where the kernels can't:
-rows that fall back (`RequestSlot.unsupported`), and logits on a GPU.
+Kernels sample both kinds, all rows of a call at once, and q stays where the logits are. Torch samples the second kind,
+row by row, of requests that ask for what the kernels don't have.
 
 While a step drafts, each request's slot includes the drafts so far, so that penalties, forced tokens and mirostat see
 them. Afterwards the slot is as it was. Grammar masks are not applied here: drafts that a grammar forbids are cut off
@@ -26,18 +26,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from typing import Any, cast
 
 import torch
 from torch.nn import functional as F
 
 from tailrace import kernels
 from tailrace.drafting.base import Draft, DraftRequest
-from tailrace.kernels.cpu.proposal_buffers import ProposalBuffer, ProposalBuffers
+from tailrace.kernels.proposals import ProposalMemory, ProposalTensor
 from tailrace.kernels.rows import Rows
 from tailrace.kernels.status import OK
 from tailrace.params import SamplingParams
 from tailrace.sampling import Sampler
-from tailrace.sampling.backends.cpu import CPUBackend
+from tailrace.sampling.backends.base import DraftingBackend
+from tailrace.sampling.backends.reference import ReferenceBackend
 from tailrace.sampling.reference import BadRowError, edited
 from tailrace.sampling.request_slot import RequestSlot
 
@@ -50,7 +52,7 @@ class DraftSampler:
     """Samples drafts for the requests in the sampler's slots."""
 
     def __init__(self, sampler: Sampler) -> None:
-        self.sampler, self.buffers = sampler, ProposalBuffers(sampler.slots.vocab_size)
+        self.sampler = sampler
 
     @contextmanager
     def start(self, requests: Sequence[DraftRequest]) -> Iterator[DraftBatch]:
@@ -59,7 +61,7 @@ class DraftSampler:
         Raises:
             ValueError: a slot is empty.
         """
-        draft_batch = DraftBatch(self.sampler, requests, self.buffers)
+        draft_batch = DraftBatch(self.sampler, requests)
         try:
             yield draft_batch
         finally:
@@ -69,13 +71,12 @@ class DraftSampler:
 class DraftBatch:
     """The drafts of one step. They grow side by side. tokens: the drafts of each request so far."""
 
-    def __init__(self, sampler: Sampler, requests: Sequence[DraftRequest], buffers: ProposalBuffers) -> None:
+    def __init__(self, sampler: Sampler, requests: Sequence[DraftRequest]) -> None:
         self.sampler, self.requests, self.vocab_size = sampler, requests, sampler.slots.vocab_size
         self.slots = [sampler.slots[request.slot] for request in requests]
-        self.buffers = buffers
         self.before = [(dict(slot.state), list(slot.updates)) for slot in self.slots]
         self.tokens: list[list[int]] = [[] for _ in requests]
-        self.q: dict[int, ProposalBuffer] = {}  # the distributions, where drafts have one
+        self.q: dict[int, ProposalMemory] = {}  # the distributions, where drafts have one
 
     def sample(self, logits: torch.Tensor, indices: Sequence[int]) -> list[int]:
         """One more draft for each of these requests, unless its logits are unusable (NaN, +inf, all masked).
@@ -91,9 +92,10 @@ class DraftBatch:
         if not indices:
             return []
         logits = fitted(logits, self.vocab_size)
+        backend = self._drafting_backend(logits.device)
         methods: dict[SampleRows, list[int]] = {}
         for row, i in enumerate(indices):
-            methods.setdefault(self._method(i, logits.is_cpu), []).append(row)
+            methods.setdefault(self._method(i, backend), []).append(row)
         found: dict[int, int | None] = {}
         for sample_rows, rows in methods.items():
             found |= sample_rows(logits, indices, rows)
@@ -135,11 +137,17 @@ class DraftBatch:
         """The request's slot has other tokens than before."""
         self.sampler.slots.advance(self.requests[i].slot, self.slots[i].moves)
 
-    def _method(self, i: int, on_cpu: bool) -> SampleRows:
+    def _drafting_backend(self, device: torch.device) -> DraftingBackend[Any] | None:
+        """What draws drafts from logits of this device; None: the sampler is the reference, which draws none."""
+        backend = self.sampler.backend_for(device)
+        return None if isinstance(backend, ReferenceBackend) else cast("DraftingBackend[Any]", backend)
+
+    def _method(self, i: int, backend: DraftingBackend[Any] | None) -> SampleRows:
         """How the request's drafts are sampled."""
-        if self.requests[i].rule == "exact" or self.slots[i].params.greedy:
+        request = self.requests[i]
+        if request.rule == "exact" or self.slots[i].params.greedy:
             return self._sample_coupled
-        served = on_cpu and self.sampler.backend in (None, "cpu") and not self.slots[i].unsupported
+        served = backend is not None and backend.serves_drafts(request.slot)
         return self._sample_from_q if served else self._sample_from_q_in_torch
 
     def _rows(self, indices: Sequence[int], rows: list[int]) -> Rows:
@@ -157,8 +165,10 @@ class DraftBatch:
 
     def _sample_from_q(self, logits: torch.Tensor, indices: Sequence[int], rows: list[int]) -> dict[int, int | None]:
         """A token of each row's distribution q. The distributions are kept."""
-        backend = self.sampler.slots.observer("cpu", CPUBackend)
-        noise, to = [self._noise(indices[row]) for row in rows], [self._q_place(indices[row]) for row in rows]
+        backend = self._drafting_backend(logits.device)
+        assert backend is not None
+        noise = [self._noise(indices[row]) for row in rows]
+        to = [self._q_place(indices[row], logits.device) for row in rows]
         out = backend.propose(logits, self._rows(indices, rows), noise, to)
         return tokens_of(rows, out.token_ids, out.status)
 
@@ -171,15 +181,18 @@ class DraftBatch:
             i = indices[row]
             with suppress(BadRowError):
                 q = proposal(logits[row], self.slots[i])
-                place, at = self._q_place(i)
+                place, at = self._q_place(i, logits.device)
                 place.write(at, q)
                 found[row] = draw(q, kernels.uniform(self.slots[i].key, *self._noise(i)))
         return found
 
-    def _q_place(self, i: int) -> tuple[ProposalBuffer, int]:
-        """The buffer and the row that hold the q of the request's next draft."""
+    def _q_place(self, i: int, device: torch.device) -> tuple[ProposalMemory, int]:
+        """The memory and the row there that hold the q of the request's next draft."""
         if i not in self.q:
-            self.q[i] = self.buffers.acquire(self.requests[i].count)
+            backend, count = self._drafting_backend(device), self.requests[i].count
+            self.q[i] = (
+                ProposalTensor(count, self.vocab_size, device) if backend is None else backend.proposal_memory(count)
+            )
         return self.q[i], len(self.tokens[i])
 
     def _noise(self, i: int) -> tuple[int, int]:

@@ -1,28 +1,61 @@
 """The distributions q that a step's drafts were drawn from, as `Rows` holds them: one tensor for all rows, or one for
 each request.
 
-The CPU's kernels read each row where it lies; a GPU gets them side by side.
+Kernels read each row where it lies. What lies on the CPU is copied to a GPU that needs it.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
-import numpy as np
 import torch
 
 from tailrace.errors import ParameterError
+from tailrace.kernels.transfer import there
 
 # float32 [R, V], those of bonus rows not looked at; or of each request float32 [k, V], of its k drafts, None: they are
 # one-hot
 Proposals = torch.Tensor | tuple[torch.Tensor | None, ...]
 
+CPU = torch.device("cpu")
 TOLERANCE = (
     1e-3  # by which one may miss 1: softmax in float32 is within 1e-5, in bfloat16 it is not and must be normalised
 )
+
+
+class Proposed(NamedTuple):
+    """Drafts of R rows. token_ids int64 [R], −1 where there is none; status int32 [R], as in KernelOutput."""
+
+    token_ids: torch.Tensor
+    status: torch.Tensor
+
+
+class ProposalMemory(Protocol):
+    """Room for the q of some drafts. q: float32 [count, V], contiguous; a row is anything until it is written."""
+
+    q: torch.Tensor
+
+    def write(self, row: int, q: torch.Tensor) -> None:
+        """The row becomes q [V]."""
+        ...
+
+
+class ProposalTensor:
+    """A `ProposalMemory` on any device."""
+
+    def __init__(self, count: int, vocab: int, device: torch.device) -> None:
+        self.q = torch.empty((count, vocab), dtype=torch.float32, device=device)
+
+    def address(self, row: int) -> int:
+        """Where the row lies."""
+        return self.q.data_ptr() + row * self.q.shape[1] * 4
+
+    def write(self, row: int, q: torch.Tensor) -> None:
+        """The row becomes q [V]."""
+        self.q[row] = q
 
 
 def given(proposals: torch.Tensor | Sequence[torch.Tensor | None] | Any) -> Proposals:
@@ -62,51 +95,43 @@ def each(proposals: Proposals, start: Sequence[int]) -> list[tuple[int, torch.Te
     return [(first, q) for first, q in zip(start, proposals, strict=False) if q is not None]
 
 
-def checked(proposals: Proposals, start: Sequence[int], vocab: int) -> list[tuple[int, torch.Tensor]]:
+def checked(
+    proposals: Proposals, start: Sequence[int], vocab: int, devices: Collection[str] = ("cpu",)
+) -> list[tuple[int, torch.Tensor]]:
     """As `each`.
 
     Raises:
-        ParameterError: one is not contiguous float32 on the CPU, or of another shape.
+        ParameterError: one is not contiguous float32 on one of these devices, or of another shape.
     """
     found = each(proposals, start)
     rows = {first: after - first - 1 for first, after in pairwise(start)}
     for first, q in found:
         count = start[-1] if isinstance(proposals, torch.Tensor) else rows[first]
-        if q.shape != (count, vocab) or q.dtype != torch.float32 or not q.is_contiguous() or not q.is_cpu:
+        fits = q.shape == (count, vocab) and q.dtype == torch.float32 and q.is_contiguous()
+        if not fits or q.device.type not in devices:
             raise ParameterError(
-                f"proposals must be contiguous float32 [{count}, {vocab}] on the CPU, got {shown(q)}", "proposals"
+                f"proposals must be contiguous float32 [{count}, {vocab}] on {' or '.join(devices)}, got {shown(q)}",
+                "proposals",
             )
     return found
 
 
-def addresses(proposals: Proposals, start: Sequence[int], vocab: int) -> array[int]:
-    """int64 [R]: where each row's lies, 0: nowhere. `proposals` must outlive it.
+def addresses(
+    proposals: Proposals, start: Sequence[int], vocab: int, device: torch.device = CPU
+) -> tuple[array[int], list[torch.Tensor]]:
+    """int64 [R]: where each row's lies, 0: nowhere; and what must outlive them: those that lay elsewhere are copied to
+    the device.
 
     Raises:
         ParameterError: see `checked`.
     """
-    found = array("q", bytes(8 * start[-1]))
-    for first, q in checked(proposals, start, vocab):
-        at, step = q.data_ptr(), 4 * vocab
+    found, held = array("q", bytes(8 * start[-1])), []
+    for first, q in checked(proposals, start, vocab, sorted({"cpu", device.type})):
+        held.append(here := there(q, device))
+        at, step = here.data_ptr(), 4 * vocab
         for row in range(q.shape[0]):
             found[first + row] = at + row * step
-    return found
-
-
-def side_by_side(proposals: Proposals, start: torch.Tensor, vocab: int) -> tuple[torch.Tensor, np.ndarray]:
-    """float32 [R, V], and int64 [R], 1 where a row has one and 0 where what is in its place is not looked at.
-
-    Raises:
-        ParameterError: see `checked`.
-    """
-    starts = start.tolist()
-    if isinstance(proposals, torch.Tensor):
-        return proposals, np.ones(starts[-1], np.int64)
-    rows, has = torch.empty((starts[-1], vocab)), np.zeros(starts[-1], np.int64)
-    for first, q in checked(proposals, starts, vocab):
-        rows[first : first + q.shape[0]] = q
-        has[first : first + q.shape[0]] = 1
-    return rows, has
+    return found, held
 
 
 def check_distributions(proposals: Proposals, draft: torch.Tensor, start: Sequence[int]) -> None:
@@ -114,10 +139,10 @@ def check_distributions(proposals: Proposals, draft: torch.Tensor, start: Sequen
     would take six times as long as `amin`, because it looks for the place too."""
     for first, q in each(proposals, start):
         count = draft.numel() if isinstance(proposals, torch.Tensor) else start[start.index(first) + 1] - first - 1
-        if q.dim() != 2 or q.shape[0] != count or q.dtype is not torch.float32 or not q.is_cpu:
-            raise ParameterError(f"proposals must be float32 [{count}, V] on the CPU, got {shown(q)}", "proposals")
+        if q.dim() != 2 or q.shape[0] != count or q.dtype is not torch.float32:
+            raise ParameterError(f"proposals must be float32 [{count}, V], got {shown(q)}", "proposals")
         sums, least = q.sum(1), q.amin(1) if q.shape[1] else q.sum(1)
-        good = (draft[first : first + count] < 0) | (((sums - 1.0).abs() <= TOLERANCE) & (least >= 0.0))
+        good = (draft[first : first + count] < 0).to(q.device) | (((sums - 1.0).abs() <= TOLERANCE) & (least >= 0.0))
         if not bool(good.all()):
             row = int((~good).nonzero()[0])
             raise ParameterError(

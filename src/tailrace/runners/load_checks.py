@@ -121,11 +121,14 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-def unpack_mxfp4(config: Any) -> None:
-    """Have a checkpoint in MXFP4 (gpt-oss) turned into the model's dtype: its own kernels are no part of transformers,
-    and come from a hub."""
+DEQUANTISED = frozenset({"mxfp4", "fp8"})  # transformers reads them with a GPU's kernels, which come from a hub
+
+
+def dequantise_at_load(config: Any) -> None:
+    """Have a checkpoint in MXFP4 (gpt-oss) or float8 turned into the model's dtype, also where transformers sees a
+    GPU."""
     settings = getattr(config, "quantization_config", None)
-    if isinstance(settings, dict) and settings.get("quant_method") == "mxfp4":
+    if isinstance(settings, dict) and settings.get("quant_method") in DEQUANTISED:
         settings["dequantize"] = True
 
 

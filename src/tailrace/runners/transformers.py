@@ -37,13 +37,13 @@ from tailrace.runners.invariant_gpu import RowsIndependent
 from tailrace.runners.load_checks import (
     TRIAL_TOKENS,
     decode_trial,
+    dequantise_at_load,
     explained,
     pick_device,
     refuse_encoder_decoder,
     settle_dtypes,
     trial_batch,
     trial_steps,
-    unpack_mxfp4,
     usable_cores,
 )
 from tailrace.runners.lora import Adapters
@@ -321,7 +321,7 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device, trust_rem
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
         refuse_encoder_decoder(config)
-        unpack_mxfp4(config)
+        dequantise_at_load(config)
         quantized = getattr(config, "quantization_config", None) is not None  # transformers may delete it
         model = AutoModelForCausalLM.from_pretrained(
             folder, config=config, dtype=dtype, attn_implementation=NAME, trust_remote_code=trust_remote_code

@@ -16,16 +16,9 @@ from tailrace.kernels.cpu.program import StepRecord
 from tailrace.kernels.cpu.proposal_buffers import ProposalBuffer
 from tailrace.kernels.needs import COSTLY, REPORTED, STATEFUL, SURVIVORS, SlotNeeds, filled
 from tailrace.kernels.output import KernelOutput, LogprobArrays, SamplingMask
-from tailrace.kernels.proposals import addresses
+from tailrace.kernels.proposals import Proposed, addresses
 from tailrace.kernels.rows import Rows, tensor
 from tailrace.kernels.types import CODES, readable
-
-
-class Proposed(NamedTuple):
-    """Of R rows. token_ids int64 [R], −1 where there is none; status int32 [R], FALLS_BACK as in KernelOutput."""
-
-    token_ids: torch.Tensor
-    status: torch.Tensor
 
 
 class ProgramTable(Protocol):
@@ -63,7 +56,7 @@ class CPUStep:
         if rows.mask is not None and rows.masks is not None:
             record.masks = rows.masks.data_ptr()
         if rows.proposals is not None:  # now that the rows are known to be some
-            q = tensor(addresses(rows.proposals, rows.start.tolist(), logits.shape[1]))
+            q = tensor(addresses(rows.proposals, rows.start.tolist(), logits.shape[1])[0])
             self.alive, record.proposals = (*self.alive, q), q.data_ptr()
 
     def use_row_programs(self, program: torch.Tensor, programs: ProgramTable) -> None:

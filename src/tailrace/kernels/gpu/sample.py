@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from tailrace.kernels.gpu.candidates import LOWEST, collect
-from tailrace.kernels.gpu.columns import DRAFT, FORCED, POSITION, RULE, SLOT, column
+from tailrace.kernels.gpu.columns import DRAFT, FORCED, POSITION, PROPOSED, RULE, SLOT, column
 from tailrace.kernels.gpu.draw import DRAW, first_of, winner, winner_of_all
 from tailrace.kernels.gpu.edits import row_at
 from tailrace.kernels.gpu.order import STATUSES, id_of, status_of, value_of
@@ -67,21 +67,24 @@ def sample_rows(step, tables, work, blocks):
         top = value_of(largest)
         greedy = (flags & GREEDY) != 0
         # a draft may be let stand, or what is left without it be drawn from: then all that survives must be there
-        settled = (greedy == 0) & ((rule == BLOCKWISE) | ((rule != EXACT) & (draft >= 0)))
+        proposed = rule == PROPOSED
+        settled = (greedy == 0) & (
+            (rule == BLOCKWISE) | ((rule != EXACT) & (draft >= 0)) | (proposed & ((flags & PLAIN) == 0))
+        )
         told = ((flags & SURVIVORS) != 0) & (greedy == 0) & (forced < 0)
-        listed = settled | told | (reported & ((flags & PROCESSED) != 0))
+        listed = settled | ((told | (reported & ((flags & PROCESSED) != 0))) & (rule != PROPOSED))
         if greedy:
             stages = stages * 0
-        # what is not listed: the likeliest, or the winner of the whole row
+        # what is not listed: the likeliest, the winner of the whole row, or what propose.py draws
         if listed | ((flags & (GREEDY | PLAIN)) == 0):
             nucleus = (listed == 0) & ((flags & NUCLEUS) != 0)
             n = candidates(record, stages, here, position, keys, sums, plane, blocks, top, nucleus, x, ids, found)
         if greedy:
             token = first_of(here, blocks, keys, largest).to(tl.int64)
         elif n > 0:
-            if (settled == 0) | (rule == TYPICAL_RULE) | ((flags & PLAIN) == 0):
+            if (proposed == 0) & ((settled == 0) | (rule == TYPICAL_RULE) | ((flags & PLAIN) == 0)):
                 token = id_of(winner(x, ids, n, seed, position, DRAW, -1))
-        elif forced < 0:
+        elif (forced < 0) & (proposed == 0):
             likeliest = first_of(here, blocks, keys, largest)
             temperature, target = tl.full((), 1.0, tl.float64), tl.full((), float("inf"), tl.float64)
             for s in range(stages):

@@ -14,6 +14,7 @@ from tailrace.kernels.gpu.launcher import Launcher
 from tailrace.kernels.gpu.logprobs import logprobs_of_rows
 from tailrace.kernels.gpu.noise import UNFUSED
 from tailrace.kernels.gpu.order import splits
+from tailrace.kernels.gpu.propose import PARTS, fill_proposals, propose_rows
 from tailrace.kernels.gpu.sample import sample_rows
 from tailrace.kernels.gpu.scan import BLOCK, CHUNK, PLANES, scan_rows
 from tailrace.kernels.gpu.state import Tables
@@ -26,7 +27,7 @@ SCANS = {False: (16, 8), True: (4, 2)}  # MORE → blocks that a program reads a
 
 class GPUStep(NamedTuple):
     """As kernels take it: logits [L, V] of bf16, f16 or f32, entries of a row contiguous; numbers int64, as columns.py
-    has them, `padded` entries in a column; masks int32 [M, ⌈V / 32⌉]; proposals float32 [R, V].
+    has them, `padded` entries in a column; masks int32 [M, ⌈V / 32⌉].
 
     What a kernel is compiled for are types, which numbers are 1 and which numbers and addresses are multiples of 16: so
     whatever may differ from step to step is a multiple of 16, or lies behind an address that is.
@@ -38,13 +39,11 @@ class GPUStep(NamedTuple):
     numbers: torch.Tensor
     padded: int
     masks: torch.Tensor
-    proposals: torch.Tensor
 
     @property
     def compiled_for(self) -> tuple[Hashable, ...]:
         """What of it kernels are compiled for, and may differ."""
-        aligned = all(x.data_ptr() % 16 == 0 for x in (self.masks, self.proposals))
-        return self.logits.dtype, self.logits.device, self.stride % 16 == 0, self.vocab, aligned
+        return self.logits.dtype, self.logits.device, self.stride % 16 == 0, self.vocab, self.masks.data_ptr() % 16 == 0
 
 
 class Work(NamedTuple):
@@ -136,16 +135,17 @@ class Workspace:
 
 
 SCAN = {more: Launcher(scan_rows, num_warps=warps, **UNFUSED) for more, (_, warps) in SCANS.items()}
-SAMPLE, VERIFY, SURVIVORS, LOGPROBS = (
+SAMPLE, VERIFY, SURVIVORS, LOGPROBS, FILL, PROPOSE = (
     Launcher(kernel, num_warps=WARPS, **UNFUSED)
-    for kernel in (sample_rows, verify_rows, survivors_of_rows, logprobs_of_rows)
+    for kernel in (sample_rows, verify_rows, survivors_of_rows, logprobs_of_rows, fill_proposals, propose_rows)
 )
 
 
 class Launch(NamedTuple):
     """A step whose numbers are on the device, and all that its kernels write to.
 
-    rows: how many. shape: requests, and tokens of each at most. scans: which of SCANS have rows to do.
+    rows: how many. shape: requests, and tokens of each at most. scans: which of SCANS have rows to do. held: memory
+    whose addresses are among the numbers. masses: int64 [rows, PARTS], where drafts are to be drawn; else None.
     """
 
     step: GPUStep
@@ -156,11 +156,13 @@ class Launch(NamedTuple):
     shape: tuple[int, int]
     scans: frozenset[bool]
     reports: StepReports
+    held: tuple[torch.Tensor, ...] = ()
+    masses: torch.Tensor | None = None
 
 
 def run(launch: Launch) -> None:
     """Launch the step's kernels."""
-    step, tables, work, out, rows, (requests, width), scans, (top, words) = launch
+    step, tables, work, out, rows, (requests, width), scans, (top, words), _, masses = launch
     blocks, key = work.keys.shape[1], step.compiled_for
     if width == 1:
         work = work._replace(token=out.token_ids, drawn=out.num_tokens, status=out.status)
@@ -169,6 +171,9 @@ def run(launch: Launch) -> None:
         grid = (rows, splits(rows, triton.cdiv(blocks, tile)))
         SCAN[more].launch(grid, key, step, tables, work, blocks, more, tile)
     SAMPLE.launch((rows, 1), key, step, tables, work, blocks)
+    if masses is not None:
+        FILL.launch((rows, PARTS.value), key, step, tables, work, masses, blocks)
+        PROPOSE.launch((rows, PARTS.value), key, step, tables, work, masses, blocks)
     if width > 1:
         VERIFY.launch((requests, 1), key, step, tables, work, out, width)
     if words:

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from tailrace.kernels.gpu.candidates import entropy, load, load_ids, total, weight, within
-from tailrace.kernels.gpu.columns import DENSE, DRAFT, POSITION, RULE, SLOT, START, column
+from tailrace.kernels.gpu.columns import DRAFT, POSITION, PROPOSAL, RULE, SLOT, START, column, proposal_of
 from tailrace.kernels.gpu.draw import ACCEPT, BY_BLOCK, RESIDUAL, scored, winner
 from tailrace.kernels.gpu.noise import uniform_of
 from tailrace.kernels.gpu.order import NOBODY, STATUSES, id_of
@@ -66,9 +66,9 @@ def settled(step, record, work, row, rule, draft, token):
         h, _ = entropy(x, n, whole)
         token = tl.where(p > tl.minimum(tl.exp(-h) * DELTA, tl.full((), EPSILON, tl.float64)), draft, token)
     else:
-        mine, dense = tl.full((), 1.0, tl.float64), column(step, DENSE, row) == 1
+        mine, dense = tl.full((), 1.0, tl.float64), column(step, PROPOSAL, row) != 0
         if dense:
-            mine = tl.load(step.proposals + row * step.vocab + draft).to(tl.float64)
+            mine = tl.load(proposal_of(step, row) + draft).to(tl.float64)
         if uniform_of(key, position, ACCEPT) * mine < p:
             token = draft
         else:
@@ -109,7 +109,7 @@ def by_block(step, record, work, tokens, out, i, first, last):
                     best = winner_of_rest(step, x, ids, n, row, p / whole, key, position)
                     follower = id_of(or_of_all(best, x, ids, n, key, position))
             if draft >= 0:
-                mine = tl.load(step.proposals + row * step.vocab + draft).to(tl.float64)
+                mine = tl.load(proposal_of(step, row) + draft).to(tl.float64)
                 following = share_of(x, ids, n, draft) / whole
                 grown = tl.minimum(p * following / tl.maximum(mine, 1e-300), 1.0)
                 certain = tl.where(following > 0.0, 1.0, 0.0).to(tl.float64)
@@ -145,7 +145,7 @@ def share_of(x, ids, n, token):
 def rest_of(step, x, ids, n, row, scale, first):
     """A chunk of max(0, scale · e^x − q)."""
     token, inside = load_ids(ids, n, first), within(n, first)
-    q = tl.load(step.proposals + row * step.vocab + token, mask=inside, other=0.0).to(tl.float64)
+    q = tl.load(proposal_of(step, row) + token, mask=inside, other=0.0).to(tl.float64)
     rest = scale * weight(load(x, n, first)).to(tl.float64) - q
     return tl.where(inside & (rest >= LEAST), rest, 0.0), token
 

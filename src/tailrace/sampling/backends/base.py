@@ -7,18 +7,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 
 from tailrace.errors import ParameterError
 from tailrace.kernels.output import LogprobArrays, SamplingMask
+from tailrace.kernels.proposals import ProposalMemory, Proposed
 from tailrace.kernels.rows import Rows
 from tailrace.logprobs import TokenLogprobs
 from tailrace.sampling.request_slot import RequestSlot
 from tailrace.sampling.slot_store import SlotObserver
 from tailrace.sampling.slots import Slots
 
+Memory = TypeVar("Memory", bound=ProposalMemory)
 RequestLogprobs = list[list[TokenLogprobs] | None]
 
 
@@ -87,6 +89,37 @@ class Backend(SlotObserver, Protocol):
 
     def warm_up(self, dtypes: set[torch.dtype]) -> None:
         """Be ready for logits of these dtypes."""
+        ...
+
+
+class DraftingBackend(Backend, Protocol[Memory]):
+    """A backend that draws drafts too, and keeps what each was drawn from."""
+
+    def serves_drafts(self, slot: int) -> bool:
+        """Whether the slot's drafts can be drawn."""
+        ...
+
+    def proposal_memory(self, count: int) -> Memory:
+        """Room for so many q."""
+        ...
+
+    def propose(
+        self,
+        logits: torch.Tensor,
+        rows: Rows,
+        noise: Sequence[tuple[int, int]],
+        to: Sequence[tuple[Memory, int]],
+    ) -> Proposed:
+        """A draft of each row, on the host, and its q.
+
+        Args:
+            noise: of each row, its position and stream; with its slot's key. The row's own position is what its methods
+                see.
+            to: of each row, the memory and the row there that its q goes to.
+
+        Raises:
+            ParameterError: see `sample`.
+        """
         ...
 
 

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 import torch
 
 from tailrace.kernels.cpu.program import Programs
-from tailrace.kernels.cpu.proposal_buffers import ProposalBuffer
-from tailrace.kernels.cpu.sample import CPUStep, Proposed
+from tailrace.kernels.cpu.proposal_buffers import ProposalBuffer, ProposalBuffers
+from tailrace.kernels.cpu.sample import CPUStep
 from tailrace.kernels.needs import COSTLY, REPORTED, STATEFUL, UNSUPPORTED
 from tailrace.kernels.output import FALLS_BACK, KernelOutput
+from tailrace.kernels.proposals import Proposed
 from tailrace.kernels.rows import Rows
 from tailrace.sampling.backends.base import Pending, Sampled, drafted_requests
 from tailrace.sampling.backends.draft_programs import write_draft_programs
@@ -27,6 +28,7 @@ class CPUBackend:
 
     def __init__(self, slots: Slots) -> None:
         self.slots, self.programs = slots, Programs(len(slots.slots))
+        self.buffers = ProposalBuffers(slots.vocab_size)
 
     def add(self, slot: int) -> None:
         program = self.slots.programs[slot]
@@ -69,6 +71,12 @@ class CPUBackend:
             fall_back(self.slots, logits, rows, requests, sampled)
         return Pending(sampled.token_ids, lambda: sampled)
 
+    def serves_drafts(self, slot: int) -> bool:
+        return not self.slots[slot].unsupported
+
+    def proposal_memory(self, count: int) -> ProposalBuffer:
+        return self.buffers.acquire(count)
+
     def propose(
         self,
         logits: torch.Tensor,
@@ -76,7 +84,6 @@ class CPUBackend:
         noise: Sequence[tuple[int, int]],
         to: Sequence[tuple[ProposalBuffer, int]],
     ) -> Proposed:
-        """A draft of each row, and what it was drawn from: see `CPUStep.propose`."""
         return CPUStep(logits, rows, self.programs).propose(noise, to)
 
     def _keep_updates(self, output: KernelOutput, rows: Rows) -> None:

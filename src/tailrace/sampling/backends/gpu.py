@@ -5,16 +5,18 @@ Nothing waits for the device until the tokens are asked for.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 
 from tailrace import _cpu
+from tailrace.kernels.gpu.propose import PARTS
 from tailrace.kernels.gpu.state import Tables
 from tailrace.kernels.gpu.step import GPUStep, Launch, Out, StepReports, Workspace, run
 from tailrace.kernels.needs import REPORTED, SURVIVORS, SlotNeeds, check_rows
 from tailrace.kernels.output import KernelOutput, LogprobArrays, SamplingMask
-from tailrace.kernels.proposals import side_by_side
+from tailrace.kernels.proposals import ProposalTensor, Proposed, addresses
 from tailrace.kernels.rows import Rows
 from tailrace.kernels.transfer import there
 from tailrace.kernels.types import readable
@@ -96,6 +98,26 @@ class GPUBackend:
 
         return Pending(ids, finish)
 
+    def serves_drafts(self, slot: int) -> bool:
+        return not self.there.falling_back(Rows.plain([slot], [0], [0]))
+
+    def proposal_memory(self, count: int) -> ProposalTensor:
+        return ProposalTensor(count, self.slots.vocab_size, self.device)
+
+    def propose(
+        self,
+        logits: torch.Tensor,
+        rows: Rows,
+        noise: Sequence[tuple[int, int]],
+        to: Sequence[tuple[ProposalTensor, int]],
+    ) -> Proposed:
+        logits = readable(logits)
+        check_rows(logits, rows, self.needs)
+        launch = self.prepare(logits, rows, StepReports(), drafts=(noise, [place.address(row) for place, row in to]))
+        self.draw(launch)
+        out = self.copies.fetch(launch)()
+        return Proposed(out.token_ids[:, 0], out.status)
+
     def falling_back(self, rows: Rows, *, reports: bool = False) -> list[int]:
         """The requests that ask for what the kernels don't have. reports: some ask for logprobs, and may name tokens of
         theirs."""
@@ -105,18 +127,35 @@ class GPUBackend:
         owners = rows.owners.tolist()
         return sorted({*found, *(i for i, owner in enumerate(owners) if self.slots[owner].params.logprob_token_ids)})
 
-    def prepare(self, logits: torch.Tensor, rows: Rows, reports: StepReports) -> Launch:
-        """Bring the step's numbers to the device, and what has changed of its slots. Nothing is checked."""
+    def prepare(
+        self,
+        logits: torch.Tensor,
+        rows: Rows,
+        reports: StepReports,
+        drafts: tuple[Sequence[tuple[int, int]], list[int]] | None = None,
+    ) -> Launch:
+        """Bring the step's numbers to the device, and what has changed of its slots. Nothing is checked.
+
+        Args:
+            drafts: drafts are to be drawn: of each row the position and the stream of its noise, and where its q goes.
+        """
         logits, stride = aligned(logits)
         owners = rows.slot.tolist()
         elsewhere = {owners[int(rows.start[i])] for i in self.there.falling_back(rows)}
         with torch.cuda.device_of(logits):
             amendments = self.there.follow(owners, elsewhere)
-        q, dense = (None, 0) if rows.proposals is None else side_by_side(rows.proposals, rows.start, logits.shape[1])
+        places: np.ndarray | int = 0
+        held: list[torch.Tensor] = []
+        if drafts is not None:
+            places = np.array(drafts[1])
+        elif rows.proposals is not None:
+            found, held = addresses(rows.proposals, rows.start.tolist(), logits.shape[1], self.device)
+            places = np.array(found)
         numbers = step_numbers(
             rows,
             self.device,
-            dense=dense,
+            proposals=places,
+            noise=None if drafts is None else drafts[0],
             forced=self.there.forced(owners),
             greedy=[] if rows.width == 1 else [self.slots[owner].params.greedy for owner in owners],
             append=amendments,
@@ -127,16 +166,19 @@ class GPUBackend:
         rich = [not self.there.is_lean(owner) for owner in owners]
         if rows.mask is not None:
             rich = [place >= 0 or wants for place, wants in zip(rows.mask.tolist(), rich, strict=True)]
-        return launch_of(
+        launch = launch_of(
             (logits, stride),
             rows,
             numbers,
             self.space,
             tables=self.there.state.tables,
-            q=q,
             scans=frozenset(rich),
             reports=reports,
         )
+        if drafts is not None:
+            masses = torch.empty((rows.num_rows, PARTS.value), dtype=torch.int64, device=self.device)
+            launch = launch._replace(masses=masses)
+        return launch._replace(held=tuple(held))
 
     def draw(self, launch: Launch) -> None:
         """Launch the kernels; as often as one likes, while no slot changes, and the same each time: also out of a CUDA
@@ -163,19 +205,17 @@ def launch_of(
     tables: Tables,
     scans: frozenset[bool],
     reports: StepReports,
-    q: torch.Tensor | None = None,
 ) -> Launch:
     """A step of these rows, whose numbers are there. (More than six parameters: two callers make these parts
     differently.)
 
     Args:
-        logits: as `aligned` has them. q: float32 [R, V], what drafts were drawn from.
+        logits: as `aligned` has them.
     """
     device, work = space.device, space.reserve(rows.num_rows)
     # an address where none is read
     masks = tables.touched if rows.masks is None else there(rows.masks, device)
-    proposals = work.x if q is None else there(q, device)
-    step = GPUStep(logits[0], logits[1], logits[0].shape[1], numbers.words, numbers.padded, masks, proposals)
+    step = GPUStep(logits[0], logits[1], logits[0].shape[1], numbers.words, numbers.padded, masks)
     shape = (rows.num_requests, rows.width)
     return Launch(step, tables, work, Out.empty(shape, reports, device), rows.num_rows, shape, scans, reports)
 
@@ -263,4 +303,6 @@ def compile_all(vocab: int, dtype: torch.dtype, device: torch.device) -> None:
         launch = gpu.prepare(logits, rows, StepReports(1, -(-vocab // 32)))
         gpu.draw(launch)
         gpu.copies.fetch(launch)()
+    memory = gpu.proposal_memory(1)
+    gpu.propose(logits, Rows.plain([0], [0], [1]), [(1, 0)], [(memory, 0)])
     guide_rows(logits, torch.tensor([0]), torch.tensor([1]), torch.tensor([2.0]), kernel=True)

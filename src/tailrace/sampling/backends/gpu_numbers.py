@@ -9,7 +9,21 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from tailrace.kernels.gpu.columns import BEFORE, COLUMNS, DENSE, DRAFT, FORCED, MASK, POSITION, RULE, SLOT, SOURCE
+from tailrace.kernels.gpu.columns import (
+    BEFORE,
+    COLUMNS,
+    DRAFT,
+    FORCED,
+    MASK,
+    NOISE_POSITION,
+    NOISE_STREAM,
+    POSITION,
+    PROPOSAL,
+    PROPOSED,
+    RULE,
+    SLOT,
+    SOURCE,
+)
 from tailrace.kernels.gpu.step import even
 from tailrace.kernels.rows import RULES, Rows
 from tailrace.kernels.transfer import there
@@ -30,7 +44,8 @@ def step_numbers(
     rows: Rows,
     device: torch.device,
     *,
-    dense: np.ndarray | int = 0,
+    proposals: np.ndarray | int = 0,
+    noise: Sequence[tuple[int, int]] | None = None,
     forced: Mapping[int, int] | None = None,
     greedy: Sequence[bool] = (),
     append: Sequence[int] | np.ndarray = (),
@@ -38,8 +53,10 @@ def step_numbers(
     """The numbers of these rows.
 
     Args:
-        dense: int64 [R], 1 where a row has proposals. forced: of rows whose token must come, that token. greedy: of
-            each row, where there are drafts. append: int64 [n], anything else that this copy should bring.
+        proposals: int64 [R], where each row's q lies, 0: nowhere. noise: of each row, the position and the stream of
+            what a draft is drawn with, whose q goes there; None: no drafts are to be drawn. forced: of rows whose token
+            must come, that token. greedy: of each row, where there are drafts. append: int64 [n], anything else that
+            this copy should bring.
     """
     n, starts = rows.num_rows, rows.num_requests + 1
     padded = -(-n // 16) * 16  # kernels are compiled for a multiple of 16
@@ -52,9 +69,12 @@ def step_numbers(
     columns[POSITION.value], columns[DRAFT.value] = rows.position.numpy(), rows.draft.numpy()
     columns[RULE.value], columns[FORCED.value], columns[BEFORE.value] = EXACT, -1, 0
     columns[MASK.value] = -1 if rows.mask is None else rows.mask.numpy()
-    columns[DENSE.value] = dense
+    columns[PROPOSAL.value] = proposals
     for row, token in (forced or {}).items():
         columns[FORCED.value, row] = token
+    if noise is not None:
+        columns[RULE.value] = PROPOSED.value
+        columns[NOISE_POSITION.value], columns[NOISE_STREAM.value] = zip(*noise, strict=True)
     start = host[first : first + starts]
     start[:] = rows.start.numpy()
     host[behind:] = append
@@ -70,6 +90,6 @@ def write_drafts(columns: np.ndarray, rows: Rows, start: np.ndarray, greedy: Seq
     if rows.rule is not None:
         rule = np.repeat(rows.rule.numpy().astype(np.int64), counts)
         # of one-hot drafts block verification is rejection, row by row
-        rule[(rule == BLOCK) & (np.repeat(columns[DENSE.value, start[:-1]], counts) == 0)] = REJECTION
+        rule[(rule == BLOCK) & (np.repeat(columns[PROPOSAL.value, start[:-1]], counts) == 0)] = REJECTION
         rule[np.array(greedy) | (columns[FORCED.value] >= 0) | (np.repeat(counts, counts) == 1)] = EXACT
         columns[RULE.value] = rule

@@ -162,7 +162,8 @@ class TransformersRunner:
         if self.device.type == "cuda":  # on a GPU decode steps use other kernels, and the rows' number chooses some
             for rows in TILED_ROWS if self.layers.batch_invariant else (1,):
                 batch = decode_trial(self.vocab_size, self.block_size, rows)
-                self.forward(replace(batch, wanted=batch.wanted[:1]))
+                anybody = torch.zeros(rows, dtype=torch.int64)  # states may be of fewer slots; all begin with zeros
+                self.forward(replace(batch, wanted=batch.wanted[:1], slots=anybody))
         if self.max_num_seqs:
             self.graphs = self.record(num_blocks, GraphRecorder(self.device))
 

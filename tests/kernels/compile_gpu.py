@@ -99,7 +99,8 @@ def linears(
         ("tokens", "features", "depth", "units", "splits", "x_stride", "w_n", "out_stride", "depth"), "i32"
     )
     sizes = {"BN": tile.features, "BT": tile.tokens, "BK": tile.depth, "GROUP": 8, "w_k": 1}
-    return linear.multiply, types, sizes | {"BIAS": not partial, "PARTIAL": partial, "WHOLE": False, "EVEN": even}
+    whole = tile.features * tile.tokens > linear.TOTALS
+    return linear.multiply, types, sizes | {"BIAS": not partial, "PARTIAL": partial, "WHOLE": whole, "EVEN": even}
 
 
 def of_rows(kind: str) -> list[tuple[Any, dict[str, str], dict[str, int]]]:
@@ -200,9 +201,9 @@ KERNELS: list[tuple[Any, dict[str, str], dict[str, int]]] = [
     *paged("*bf16", 128, 128, False),
     *paged("*bf16", 192, 128, True),
     *paged("*fp32", 20, 20, True),
-    *(linears("*bf16", tile, tile.tokens < 128) for _, tile in linear.HALF),
-    linears("*fp16", linear.HALF[0][1], True, even=False),
-    *(linears("*fp32", tile, False) for _, tile in linear.SINGLE),
+    *(linears("*bf16", tile, tile.tokens < 128) for tile in linear.HALF),
+    linears("*fp16", linear.HALF[-1], True, even=False),
+    *(linears("*fp32", tile, False) for tile in linear.SINGLE),
     (
         linear.add_splits,
         dict.fromkeys(("work", "bias", "out"), F32)
@@ -210,7 +211,7 @@ KERNELS: list[tuple[Any, dict[str, str], dict[str, int]]] = [
         {"BIAS": True, "BLOCK": linear.JOINED},
     ),
     *of_rows("*bf16"),
-    *of_many("*bf16", linear.HALF[0][1]),
+    *of_many("*bf16", linear.HALF[-1]),
     (argmax.best_of_parts, {"best": "*i64", "parts": "i32", "ids": "*i64", "status": "*i32"}, {"PARTS": 32}),
 ]
 

@@ -34,8 +34,8 @@ from tailrace.kernels.gpu.launcher import Launcher, special
 from tailrace.kernels.gpu.linear_kernels import UNIT, add_splits, multiply
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-FEATURES, FILL, MOST_SPLITS = 64, 192, 8  # a split is worth it while there are fewer than FILL tiles of FEATURES
-ENOUGH = 132  # programs that keep a GPU busy
+FEATURES, ENOUGH = 64, 132  # of the smallest tile; programs that keep a GPU busy
+WORTH = 4096  # a part of K has no less: below that to add up parts takes longer than what it saves
 JOINED = 1024  # features that a program of add_splits has
 GROUP = 8  # tiles of tokens that are neighbours, so that they find the weights in the cache
 
@@ -49,16 +49,30 @@ class Tile(NamedTuple):
     warps: int
     stages: int
 
+    def fits(self, device: torch.device, itemsize: int) -> bool:
+        """Whether the device's shared memory holds its stages."""
+        return (self.features + self.tokens) * self.depth * self.stages * itemsize <= shared_memory(device)
 
-# the tiles of up to so many rows; the last one is for more, too
+
+@cache
+def shared_memory(device: torch.device) -> int:
+    """Bytes that a program may have: 227 KiB on an H100, 99 KiB on an RTX 4090."""
+    if device.type != "cuda":
+        return 2**20
+    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+
+
+# from the largest to the smallest
 HALF = (
-    (16, Tile(64, 16, 128, 4, 4)),
-    (32, Tile(64, 32, 128, 4, 4)),
-    (64, Tile(64, 64, 64, 4, 5)),
-    (128, Tile(64, 128, 64, 4, 4)),
-    (512, Tile(128, 128, 64, 8, 3)),
+    Tile(128, 256, 64, 8, 3),
+    Tile(128, 128, 64, 8, 3),
+    Tile(64, 128, 64, 4, 4),
+    Tile(64, 64, 64, 4, 5),
+    Tile(64, 32, 64, 4, 6),
+    Tile(64, 16, 64, 4, 8),
 )
-SINGLE = ((16, Tile(64, 16, 32, 4, 3)), (64, Tile(64, 64, 32, 4, 3)))  # float32
+SINGLE = (Tile(64, 64, 32, 4, 3), Tile(64, 16, 32, 4, 3))  # float32
+TOTALS = 128 * 128  # entries of the largest tile that has registers for the sum of a part and of all parts
 
 
 class Weight(NamedTuple):
@@ -87,20 +101,34 @@ def splits_of(features: int, depth: int) -> tuple[int, int]:
     """(parts of K, UNITs in each but the last)."""
     tiles, units = triton.cdiv(features, FEATURES), triton.cdiv(depth, UNIT.value)
     splits = 1
-    while tiles * splits < FILL and splits < MOST_SPLITS and units >= 4 * splits:
+    while tiles * splits < ENOUGH and depth >= 2 * splits * WORTH:
         splits *= 2
     share = triton.cdiv(units, splits)
     return triton.cdiv(units, share), share
 
 
 @cache
-def tile_of(tokens: int, single: bool) -> Tile:
-    """For so many rows; single: of float32."""
-    tiles = SINGLE if single else HALF
-    return next((tile for most, tile in tiles if tokens <= most), tiles[-1][1])
+def tile_of(tokens: int, features: int, dtype: torch.dtype, device: torch.device, whole: bool = True) -> Tile:
+    """For so many rows and features: the largest tile of which there are enough, or one that reads the weights few
+    times. whole: K has one part."""
+    tiles, width = SINGLE if dtype == torch.float32 else HALF, max(16, triton.next_power_of_2(tokens))
+    fitting = [
+        tile
+        for tile in tiles
+        if min(64, width) <= tile.tokens <= max(width, tiles[-1].tokens)
+        and (whole or tile.features * tile.tokens <= TOTALS)
+        and tile.fits(device, dtype.itemsize)
+    ] or [tiles[0]]
+    enough = (tile for tile in fitting if programs(tokens, features, tile) >= ENOUGH)
+    return next(enough, fitting[-1])
 
 
-MULTIPLY = {tile: Launcher(multiply, num_warps=tile.warps, num_stages=tile.stages) for _, tile in (*HALF, *SINGLE)}
+def programs(tokens: int, features: int, tile: Tile) -> int:
+    """Tiles of a product."""
+    return triton.cdiv(tokens, tile.tokens) * triton.cdiv(features, tile.features)
+
+
+MULTIPLY = {tile: Launcher(multiply, num_warps=tile.warps, num_stages=tile.stages) for tile in (*HALF, *SINGLE)}
 ADD = Launcher(add_splits)
 
 
@@ -122,9 +150,9 @@ def launch(rows: torch.Tensor, packed: Weight, out: torch.Tensor) -> None:
     """out [T, N] = rows [T, K] by the weight."""
     (weight, bias, fixed), tokens = packed, rows.shape[0]
     features, depth = weight.shape
-    tile = tile_of(tokens, weight.dtype == torch.float32)
     splits, units = splits_of(features, depth)
-    tiles = triton.cdiv(tokens, tile.tokens) * triton.cdiv(features, tile.features)
+    tile = tile_of(tokens, features, out.dtype, out.device, splits == 1)
+    tiles = programs(tokens, features, tile)
     partial, whole, even = splits > 1 and tiles < ENOUGH, splits == 1, depth % tile.depth == 0
     work = torch.empty((splits, tokens, features), dtype=torch.float32, device=out.device) if partial else out
     key = (*fixed, special(rows.stride(0)), bias is None, partial, whole, even)

@@ -109,7 +109,7 @@ def bmm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     pairs, m, depth = a.shape
     n = b.shape[2]
     out = torch.empty((pairs, m, n), dtype=a.dtype, device=a.device)
-    tile = tile_of(m, a.dtype == torch.float32)
+    tile = tile_of(m, n, a.dtype, a.device)
     even = depth % tile.depth == 0
     strides = (*a.stride()[:2], b.stride(0), b.stride(2), b.stride(1))
     key = (a.device, a.dtype, *map(special, (depth, *strides, b.data_ptr())), even)
@@ -133,7 +133,7 @@ def grouped_linear(
         x = x.clone(memory_format=torch.contiguous_format)
     rows = x.shape[0]
     out = torch.zeros((rows, features), dtype=x.dtype, device=x.device)
-    tile = tile_of(triton.cdiv(rows, groups), x.dtype == torch.float32)
+    tile = tile_of(triton.cdiv(rows, groups), features, x.dtype, x.device)
     even, strides = depth % tile.depth == 0, (x.stride(0), *weight.stride())
     given = weight if bias is None else bias.contiguous()  # not read without a bias
     numbers = (depth, features, *strides, weight.data_ptr(), given.data_ptr(), starts.data_ptr())

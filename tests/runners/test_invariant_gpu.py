@@ -24,6 +24,9 @@ CASES = {
     "broadcast": lambda: x[:, None] @ y[:1, None].mT,
     "vector": lambda: x @ y[0, 0],
     "named": lambda: torch.matmul(input=x, other=y.mT),
+    "mm": lambda: torch.mm(x[0], y[0].T),
+    "addmm": lambda: torch.addmm(torch.ones(5), x[0], y[0].T),
+    "addmm of a matrix": lambda: torch.addmm(torch.ones(5, 5), x[0], y[0].T, beta=0.5),
     "bmm": lambda: torch.bmm(x, y.mT),
     "float64": lambda: x.double() @ y.double().mT,
     "sum": lambda: x.sum(-1),
@@ -51,6 +54,14 @@ def test_the_same_as_torch(case):
         got = CASES[case]()
     assert (got.dtype, got.shape) == (expected.dtype, expected.shape)
     torch.testing.assert_close(got, expected)
+
+
+def test_a_router_in_float32():
+    """torch.mm's out_dtype, which torch itself has on CUDA alone."""
+    a, b = x[0].bfloat16(), y[0].T.bfloat16()
+    with RowsIndependent():
+        got = torch.mm(a, b, out_dtype=torch.float32)
+    torch.testing.assert_close(got, a.float() @ b.float())
 
 
 def test_products_of_one_term_need_nothing():

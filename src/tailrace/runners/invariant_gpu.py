@@ -52,6 +52,21 @@ def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return kernels.bmm(*pairs).unflatten(0, batch)
 
 
+def mm(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
+    """torch.mm. Routers ask for float32 of bfloat16."""
+    if not alike(a, b) or out_dtype not in (None, a.dtype, torch.float32):
+        return torch.mm(a, b) if out_dtype is None else torch.mm(a, b, out_dtype=out_dtype)
+    dtype = out_dtype or a.dtype
+    return linear(a.to(dtype), b.to(dtype).mT)
+
+
+def addmm(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, **options: Any) -> torch.Tensor:
+    """torch.addmm of a bias."""
+    if options or x.shape != b.shape[1:] or not alike(x, a, b):
+        return torch.addmm(x, a, b, **options)
+    return linear(a, b.mT, x)
+
+
 def bmm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """torch.bmm."""
     return kernels.bmm(a, b) if alike(a, b) else torch.bmm(a, b)
@@ -100,6 +115,8 @@ class RowsIndependent(Replacing):
         F.linear: linear,
         **dict.fromkeys(PRODUCTS, matmul),
         **dict.fromkeys(BATCHED, bmm),
+        **dict.fromkeys((torch.mm, torch.Tensor.mm), mm),
+        torch.addmm: addmm,
         **dict.fromkeys((torch.sum, torch.Tensor.sum), total),
         **dict.fromkeys((torch.mean, torch.Tensor.mean), mean),
         **dict.fromkeys((torch.norm, torch.Tensor.norm), norm),

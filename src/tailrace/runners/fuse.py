@@ -19,6 +19,7 @@ from torch import nn
 from tailrace import kernels
 from tailrace.runners.attention import ATTRIBUTE, AttentionLayer
 from tailrace.runners.experts import DbrxExperts, JetMoeExperts, Llama4Experts, PackedExperts, are_experts
+from tailrace.runners.quantized import QuantizedLinear
 
 log = logging.getLogger(__name__)
 DECORATED = "experts"  # of any class that transformers' use_experts_implementation decorates
@@ -59,7 +60,7 @@ class FusedMLP(nn.Module):
         self.down = pack(original.down_proj)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return kernels.linear(kernels.silu_mul(kernels.linear(x, self.gate_up)), self.down)
+        return project(kernels.silu_mul(project(x, self.gate_up)), self.down)
 
 
 class FusedAttention(nn.Module):
@@ -79,7 +80,7 @@ class FusedAttention(nn.Module):
     def forward(
         self, hidden_states: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor], **_: Any
     ) -> tuple[torch.Tensor, None]:
-        projected = kernels.linear(hidden_states[0], self.qkv)
+        projected = project(hidden_states[0], self.qkv)
         query, key, value = (
             part.unflatten(-1, (-1, self.head_dim)) for part in projected.split_with_sizes(self.widths, -1)
         )
@@ -89,24 +90,35 @@ class FusedAttention(nn.Module):
         kernels.rotary(query, cos[0], sin[0])
         kernels.rotary(key, cos[0], sin[0])
         mixed = self.layer.attend(query, key, value)
-        return kernels.linear(mixed.flatten(1), self.out)[None], None
+        return project(mixed.flatten(1), self.out)[None], None
 
 
 def _detached(tensor: torch.Tensor | None) -> torch.Tensor | None:
     return None if tensor is None else tensor.detach()
 
 
-def pack(linear: nn.Linear) -> Any:
+def pack(linear: nn.Linear) -> list[Any]:
     """One projection, packed."""
-    return kernels.pack_linear(linear.weight.detach(), _detached(linear.bias))
+    return merge(linear)
 
 
-def merge(*linears: nn.Linear) -> Any:
-    """Several projections of one input as one, packed."""
+def merge(*linears: nn.Linear) -> list[Any]:
+    """Several projections of one input as one, packed; of quantised ones, as few as their types allow."""
+    quantized = [part for part in linears if isinstance(part, QuantizedLinear)]
+    if len(quantized) == len(linears):
+        return kernels.joined([part.packed for part in quantized])
+    if quantized:
+        return [packed for part in linears for packed in merge(part)]
     bias = None
     if linears[0].bias is not None:
         bias = torch.cat([part.bias.detach() for part in linears])
-    return kernels.pack_linear(torch.cat([part.weight.detach() for part in linears]), bias)
+    return [kernels.pack_linear(torch.cat([part.weight.detach() for part in linears]), bias)]
+
+
+def project(x: torch.Tensor, packed: list[Any]) -> torch.Tensor:
+    """The outputs of packed projections of x, side by side."""
+    outputs = [kernels.linear(x, one) for one in packed]
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
 
 
 def _norm(original: Any) -> nn.Module:

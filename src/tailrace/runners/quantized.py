@@ -1,0 +1,181 @@
+"""Models whose weights stay in the blocks of their GGUF file: modules that hold them, and how transformers fills them.
+
+models/convert_quantized.py writes such a folder. Its config.json has a `quantization_config` whose method is `tailrace`
+and whose types say which parameters are blocks; transformers hands these to the quantizer below.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from typing import Any
+
+import torch
+from torch import nn
+
+from tailrace import kernels
+from tailrace.errors import ConfigError, ModelLoadError
+from tailrace.extras import needs
+
+log = logging.getLogger(__name__)
+METHOD = "tailrace"
+
+
+class Blocks:
+    """What both modules have. weight: at first the raw blocks, uint8 [N, bytes of a row]; once packed it has the
+    model's dtype, which a model's code may ask for, and no entries."""
+
+    weight: nn.Parameter
+    packed: Any = None
+
+    def hold(self, shape: tuple[int, int], dtype: torch.dtype) -> None:
+        """Make room for the raw blocks."""
+        self.dtype = dtype
+        self.weight = nn.Parameter(torch.empty(shape, dtype=torch.uint8, device="meta"), requires_grad=False)
+
+    def pack(self, packed: Any) -> None:
+        """Take the packed weights in place of the raw ones."""
+        self.packed = packed
+        self.weight = nn.Parameter(torch.empty((0, packed.k), dtype=self.dtype), requires_grad=False)
+
+
+class QuantizedLinear(Blocks, nn.Linear):
+    """nn.Linear of blocks."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return kernels.linear(input, self.packed)
+
+
+class QuantizedEmbedding(Blocks, nn.Embedding):
+    """nn.Embedding of blocks; rows are widened as they are read."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return kernels.quantized_rows(self.packed, input, self.dtype)
+
+
+MODULES: dict[type[nn.Module], type[Any]] = {nn.Linear: QuantizedLinear, nn.Embedding: QuantizedEmbedding}
+
+
+def swap(model: nn.Module, shapes: dict[str, tuple[int, int]], dtype: torch.dtype) -> dict[str, Any]:
+    """Put modules that hold blocks in place of those whose weights `shapes` names. → name of the weight → module.
+
+    Raises:
+        ModelLoadError: there is no such module, or it is of another kind.
+    """
+    found = {}
+    for name, shape in shapes.items():
+        path = name.removesuffix(".weight")
+        try:
+            module = model.get_submodule(path)
+        except AttributeError as error:
+            raise ModelLoadError(f"the model has no module {path}, whose weights are quantised") from error
+        made = MODULES.get(type(module))
+        if made is None:
+            raise ModelLoadError(f"{path} is a {type(module).__name__}, whose weights can't be quantised")
+        module.__class__ = made
+        module.hold(shape, dtype)  # type: ignore[attr-defined]
+        found[name] = module
+    return found
+
+
+def pack_all(modules: dict[str, Any], types: dict[str, int]) -> None:
+    """Pack every module's blocks, and those that several modules share once. The raw blocks are freed one by one.
+
+    Raises:
+        ModelLoadError: the blocks of a module are damaged.
+    """
+    done: dict[int, Any] = {}
+    raws = {name: module.weight for name, module in modules.items()}
+    for name, module in modules.items():
+        raw = raws.pop(name)
+        bias = getattr(module, "bias", None)
+        width = module.in_features if isinstance(module, nn.Linear) else module.embedding_dim
+        if id(raw) not in done or bias is not None:
+            try:
+                done[id(raw)] = kernels.pack_quantized(raw.data, types[name], width, bias)
+            except ValueError as error:
+                raise ModelLoadError(f"{name}: {error}") from error
+        module.pack(done[id(raw)])
+        if not any(other is raw for other in raws.values()):
+            raw.data = torch.empty(0, dtype=torch.uint8)
+
+
+def register() -> None:
+    """Tell transformers of this method, once."""
+    with needs("serve"):
+        from transformers.quantizers import HfQuantizer
+        from transformers.quantizers.auto import (
+            AUTO_QUANTIZER_MAPPING,
+            register_quantization_config,
+            register_quantizer,
+        )
+        from transformers.utils.quantization_config import QuantizationConfigMixin
+
+    if METHOD in AUTO_QUANTIZER_MAPPING:
+        return
+
+    @register_quantization_config(METHOD)
+    class BlocksConfig(QuantizationConfigMixin):  # pyright: ignore[reportUnusedClass]
+        """types: name of a weight → GGUF's number of its blocks' type. shapes: → shape of the raw blocks. left: why
+        how many other matrices were not kept."""
+
+        def __init__(
+            self, types: dict[str, int], shapes: dict[str, list[int]], left: dict[str, int] | None = None, **_: Any
+        ) -> None:
+            self.quant_method = METHOD
+            self.types, self.shapes, self.left = types, shapes, left or {}
+
+    @register_quantizer(METHOD)
+    class BlocksQuantizer(HfQuantizer):  # pyright: ignore[reportUnusedClass]
+        """Fills the modules with blocks."""
+
+        requires_calibration = False
+        is_trainable = False
+
+        def is_serializable(self, safe_serialization: Any = None) -> bool:
+            return False
+
+        def param_needs_quantization(self, model: Any, param_name: str, **_: Any) -> bool:
+            return False
+
+        def _process_model_before_weight_loading(self, model: Any, **_: Any) -> None:
+            config = self.quantization_config
+            names = dict(config.types)
+            if model.config.get_text_config().tie_word_embeddings:
+                tied = model._tied_weights_keys or {}
+                names |= {target: names[source] for target, source in tied.items() if source in names}
+                config.shapes |= {target: config.shapes[source] for target, source in tied.items() if source in names}
+            self.types = names
+            self.modules = swap(model, {name: tuple(config.shapes[name]) for name in names}, model.dtype)
+
+        def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
+            pack_all(self.modules, self.types)
+            return model
+
+
+def settings_of(config: Any) -> dict[str, Any] | None:
+    """The `quantization_config` of a model's config, if it is of this method."""
+    settings = getattr(config, "quantization_config", None)
+    return settings if isinstance(settings, dict) and settings.get("quant_method") == METHOD else None
+
+
+def admit(config: Any, device: torch.device) -> None:
+    """Let transformers load such a model, and say what it holds. Nothing for other models.
+
+    Raises:
+        ConfigError: the device has no kernels for blocks.
+    """
+    settings = settings_of(config)
+    if settings is None:
+        return
+    if device.type != "cpu":
+        raise ConfigError("model.weights quantized has kernels on the CPU only; use dequantized here")
+    register()
+    log.info("%s", summary(settings))
+
+
+def summary(settings: dict[str, Any]) -> str:
+    """How many tensors are kept in which type, and what became of the others."""
+    kept = Counter(settings.get("names", {}).get(str(number), str(number)) for number in settings["types"].values())
+    parts = [f"{count} tensors stay {name}" for name, count in sorted(kept.items())]
+    return "; ".join([*parts, *(f"{count} {why}" for why, count in settings.get("left", {}).items())])

@@ -57,20 +57,20 @@ def dequantized(file: Path, cache: Path) -> Served:
 
 
 def test_logits_are_near_those_of_the_dequantised_file(quantized: Served, dequantized: Served):
-    """A row of queries or keys in a wrong place, or a matrix in another's, would be far off; so is one step of a scale:
-    the negative control below."""
+    """Random matrices suffer more from rounded activations than trained ones. A row of queries or keys in a wrong place
+    would be far off: the negative control turns the first matrix of the first layer around."""
     ours, theirs = (served.runner.trial() for served in (quantized, dequantized))
     error = (ours - theirs).norm() / theirs.norm()
-    assert 0 < error < 0.02, error
-    embedding = quantized.runner.model.get_input_embeddings()
-    scales = embedding.packed.data.view(torch.float16)[: 64]  # of the first panel's first block
-    kept = scales.clone()
-    scales[:] = kept * 3
+    assert 0 < error < 0.05, error
+    first = packs_of(quantized.runner.model.model.layers[0].self_attn)[0]
+    panels = first.data.view(-1, 64 * len(first.data) // first.n)
+    kept = panels.clone()
+    panels[:] = kept.flip(0)
     try:
         wrong = quantized.runner.trial()
     finally:
-        scales[:] = kept
-    assert (wrong - theirs).norm() / theirs.norm() > 0.02
+        panels[:] = kept
+    assert (wrong - theirs).norm() / theirs.norm() > 0.1
 
 
 def test_matrices_stay_in_their_blocks(quantized: Served, file: Path):

@@ -19,9 +19,11 @@ from torch import nn
 from tailrace import kernels
 from tailrace.runners.attention import ATTRIBUTE, AttentionLayer
 from tailrace.runners.experts import DbrxExperts, JetMoeExperts, Llama4Experts, PackedExperts, are_experts
-from tailrace.runners.quantized import QuantizedLinear
+from tailrace.runners.quantized import QuantizedLinear, rounds_activations
 
 log = logging.getLogger(__name__)
+BOUNDS = {torch.float32: 1e-4}  # of the change of logits, relative to their norm; of other dtypes COARSE
+COARSE = 3e-2
 DECORATED = "experts"  # of any class that transformers' use_experts_implementation decorates
 
 
@@ -178,9 +180,10 @@ def fuse(model: nn.Module, run: Callable[[], torch.Tensor], keep: Collection[str
     """
     replaced = []
     before = run()
+    bound = COARSE if rounds_activations(model) else bound_of(before)
     for name, build in MODULES.items():
         groups = {} if name in keep else places(model, name)
-        problems, before = swap_first(groups, build, run, before)
+        problems, before = swap_first(groups, build, run, (before, bound))
         for where, problem in problems.items():
             log.warning("%s is not replaced at %s: %s", name, where, problem)
         for where in groups.keys() - problems.keys():  # one is replaced; the others run the same code on other weights
@@ -204,16 +207,21 @@ def places(model: nn.Module, name: str) -> dict[str, Places]:
 
 
 def swap_first(
-    groups: dict[str, Places], build: Callable[[Any], nn.Module], run: Callable[[], torch.Tensor], before: torch.Tensor
+    groups: dict[str, Places],
+    build: Callable[[Any], nn.Module],
+    run: Callable[[], torch.Tensor],
+    usual: tuple[torch.Tensor, float],
 ) -> tuple[dict[str, str], torch.Tensor]:
     """Replace the first module of each group: of all groups at once, and if that changes the logits, of one group after
-    the other. → (group → why it is not replaced, logits as they are now)"""
+    the other. usual: the logits, and by how much they may change. → (group → why it is not replaced, logits as they are
+    now)"""
+    before, bound = usual
     originals = {where: getattr(*members[0]) for where, members in groups.items()}
     try:
         for where, original in originals.items():
             setattr(*groups[where][0], build(original))
         after = run() if groups else before
-        problem = difference(before, after)
+        problem = difference(before, after, bound)
     except (AttributeError, TypeError, ValueError, RuntimeError) as error:
         after, problem = before, str(error)
     if problem is None:
@@ -224,16 +232,20 @@ def swap_first(
         return {next(iter(groups)): problem}, before
     problems: dict[str, str] = {}
     for where, members in groups.items():
-        found, before = swap_first({where: members}, build, run, before)
+        found, before = swap_first({where: members}, build, run, (before, bound))
         problems |= found
     return problems, before
 
 
-def difference(expected: torch.Tensor, got: torch.Tensor) -> str | None:
-    """How `got` differs from `expected`, or None. The bound allows for the rounding of one module, not for a wrong
-    formula."""
+def bound_of(logits: torch.Tensor) -> float:
+    """What allows for the rounding of one module, and not for a wrong formula."""
+    return BOUNDS.get(logits.dtype, COARSE)
+
+
+def difference(expected: torch.Tensor, got: torch.Tensor, bound: float | None = None) -> str | None:
+    """How `got` differs from `expected`, or None. bound: of the error; None: the dtype's."""
     error = (expected.float() - got.float()).norm() / expected.float().norm()
-    bound = 1e-4 if expected.dtype == torch.float32 else 3e-2
+    bound = bound_of(expected) if bound is None else bound
     return (
         None if error <= bound else f"its replacement changes the logits by {error:.1e} of their norm (bound {bound})"
     )

@@ -153,6 +153,12 @@ def register() -> None:
             return model
 
 
+def rounds_activations(model: nn.Module) -> bool:
+    """True if linear layers round their inputs to integers: a last bit that differs before may then be a step of 1/254,
+    so two ways to compute the same agree as well as in bfloat16, whatever the dtype is."""
+    return any(isinstance(module, QuantizedLinear) for module in model.modules())
+
+
 def settings_of(config: Any) -> dict[str, Any] | None:
     """The `quantization_config` of a model's config, if it is of this method."""
     settings = getattr(config, "quantization_config", None)

@@ -5,13 +5,16 @@
 The forward pass alone, with the same prompts and number of threads: decode at 1, 8 and 32 streams, and a prompt of 512
 tokens. --llama: a Python that has llama-cpp-python, built for this machine (`CMAKE_ARGS` as its own documentation says;
 the default build is native). Without it tailrace is compared with itself. A figure is the median of the rounds; ratios
-are medians of the rounds' ratios, as each round asks everybody once.
+are medians of the rounds' ratios, as each round asks everybody once. --perplexity: of the .md files below a folder,
+in windows of 512 tokens.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import random
+import sys
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
@@ -26,6 +29,7 @@ from tailrace.text.tokenizer import Tokenizer
 
 STREAMS = (1, 8, 32)
 PROMPT, WINDOW = 64, 512
+AT_ONCE = 4  # windows of the text
 
 
 def arguments(argv: list[str]) -> argparse.Namespace:
@@ -36,7 +40,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=32, help="decode steps per round")
     parser.add_argument("--threads", type=int, default=cores())
-    parser.add_argument("--perplexity", type=Path, help="a folder whose .md files are the text; nothing is timed then")
+    parser.add_argument("--perplexity", type=Path, help="a folder with the text, in .md files; nothing is timed then")
     parser.add_argument("--tokens", type=int, default=20_000, help="of the text")
     parser.add_argument("--json", type=Path)
     return parser.parse_args(argv)
@@ -111,15 +115,22 @@ def windows(folder: Path, tokens: int, file: str) -> list[list[int]]:
 
 
 def perplexities(workers: dict[str, Worker], text: list[list[int]]) -> list[dict[str, Any]]:
-    """One row per worker: e to the mean loss, and how far it is from bfloat16's."""
-    count = sum(len(ids) - 1 for ids in text)
-    means = {name: worker.ask({"do": "losses", "windows": text}) / count for name, worker in workers.items()}
+    """One row per worker: e to the mean loss, and how far it is from bfloat16's. A few windows at a time, in turns."""
+    losses, count = dict.fromkeys(workers, 0.0), 0
+    for start in range(0, len(text), AT_ONCE):
+        part = text[start : start + AT_ONCE]
+        for name, worker in workers.items():
+            losses[name] += worker.ask({"do": "losses", "windows": part})
+        count += sum(len(ids) - 1 for ids in part)
+        sofar = ", ".join(f"{name} {math.exp(loss / count):.4f}" for name, loss in losses.items())
+        print(f"after {count} tokens: {sofar}", file=sys.stderr, flush=True)
+    means = {name: loss / count for name, loss in losses.items()}
     return [
         {
             "weights": name,
             "tokens": count,
-            "perplexity": f"{2.718281828459045**mean:.4f}",
-            "against bfloat16, %": f"{100 * (2.718281828459045 ** (mean - means['dequantized']) - 1):+.3f}",
+            "perplexity": f"{math.exp(mean):.4f}",
+            "against bfloat16, %": f"{100 * (math.exp(mean - means['dequantized']) - 1):+.3f}",
         }
         for name, mean in means.items()
     ]

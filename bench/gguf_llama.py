@@ -1,5 +1,5 @@
-"""The same questions as bench/gguf_ours.py, answered by llama.cpp: a worker in the environment of llama-cpp-python, which
-has no tailrace. Weights as in the file, its own choice of kernels, KV cache in float16."""
+"""The same questions as bench/gguf_ours.py, answered by llama.cpp: a worker in an environment of its own, which has
+llama-cpp-python and no tailrace. Weights as in the file, its own choice of kernels, KV cache in float16."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""How many blocks the KV cache gets when the operator does not say, and whether weights fit. Imports torch only where a GPU is asked."""
+"""How many blocks the KV cache gets when the operator does not say, and whether weights fit.
+
+Imports torch only where a GPU is asked.
+"""
 
 from __future__ import annotations
 

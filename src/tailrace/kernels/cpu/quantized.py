@@ -45,8 +45,10 @@ def joined(parts: list[Quantized]) -> list[Quantized]:
     done: list[Quantized] = []
     for part in parts:
         last = done[-1] if done else None
-        if last is None or last.n % PANEL or (last.k, last.ggml_type, last.bias is None) != (
-            (part.k, part.ggml_type, part.bias is None)
+        if (
+            last is None
+            or last.n % PANEL
+            or (last.k, last.ggml_type, last.bias is None) != ((part.k, part.ggml_type, part.bias is None))
         ):
             done.append(part)
             continue

@@ -7,6 +7,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Type
@@ -140,6 +141,28 @@ def forward(runner: TransformersRunner, parts: list[tuple[list[int], int]]) -> t
     flat.wanted = list(range(len(flat.token_ids)))
     tables = np.arange(len(parts) * 8, dtype=np.int32).reshape(len(parts), 8)
     return runner.forward(flat.batch(tables, 16)).clone()
+
+
+def test_an_adapter_on_blocks(quantized: Served, tmp_path: Path):
+    """Rows with an adapter change, rows without it have the bits that they have alone."""
+    from safetensors.torch import save_file
+
+    module, generator = "model.layers.0.self_attn.q_proj", torch.Generator().manual_seed(0)
+    parts = {"A": torch.randn(4, WIDTH, generator=generator), "B": torch.randn(WIDTH, 4, generator=generator)}
+    save_file(
+        {f"base_model.model.{module}.lora_{part}.weight": tensor for part, tensor in parts.items()},
+        tmp_path / "adapter_model.safetensors",
+    )
+    settings = {"peft_type": "LORA", "r": 4, "lora_alpha": 4, "target_modules": ["q_proj"]}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(settings))
+    config = msgspec.structs.replace(quantized.config, lora=f"a={tmp_path}")
+    runner = TransformersRunner.load(config, quantized.folder, block_size=16)
+    runner.allocate(64)
+    usual = runner.trial()
+    assert torch.equal(usual, runner.forward(trial_batch(VOCAB, 16)))
+    adapted = runner.forward(trial_batch(VOCAB, 16, ((1, torch.arange(10, 20)),)))
+    assert torch.equal(adapted[:10], usual[:10])
+    assert not torch.isclose(adapted[10:], usual[10:], atol=1e-3).all(-1).any()
 
 
 def test_rows_are_found_in_any_order_and_never_by_hash_alone(file: Path):

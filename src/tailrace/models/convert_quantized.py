@@ -28,46 +28,53 @@ FLOATS = ("F32", "F16", "BF16", "F64")
 def keep_blocks(model: Any, source: Path, say: Callable[[str, str], None]) -> None:
     """Replace every weight of a linear layer or an embedding that is made of one tensor's blocks by these, as uint8
     [N, bytes of a row], and note them in the model's config (runners/quantized.py)."""
-    reader = GGUFReader(source)
-    modules = owners(model)
-    wanted = {tuple(parameter.shape) for _, parameter, _ in modules}
-    dtype = model.dtype
-    tensors: dict[tuple[tuple[int, int], int], Any] = {}
-    left: Counter[str] = Counter()
-    for tensor in reader.tensors:
-        shape = tuple(int(size) for size in reversed(tensor.shape.tolist()))
-        kind = tensor.tensor_type
-        if kind.name in FLOATS or len(shape) < 2:
-            continue
-        if int(kind) not in TYPES or shape not in wanted:
-            left[f"of {kind.name} became {str(dtype).removeprefix('torch.')}"] += 1
-            continue
-        tensors[shape, key_of(row_hashes(values_of(tensor, dtype)))] = tensor
+    modules, dtype = owners(model), model.dtype
+    became = f"became {str(dtype).removeprefix('torch.')}"
+    tensors, left = candidates(GGUFReader(source), {tuple(parameter.shape) for _, parameter, _ in modules}, dtype)
     types: dict[str, int] = {}
-    packed_bytes = 0
+    shapes: dict[str, list[int]] = {}
+    packed_bytes, used = 0, set()
     for name, parameter, sharing in modules:
-        tensor = tensors.pop((tuple(parameter.shape), key_of(row_hashes(parameter.detach()))), None)
-        raw = None if tensor is None else blocks_of(tensor, parameter.detach())
-        if tensor is None or raw is None:
+        key = tuple(parameter.shape), key_of(row_hashes(parameter.detach()))
+        raw = blocks_of(tensors[key], parameter.detach()) if key in tensors else None
+        if raw is None:
             continue
+        used.add(key)
+        types[name], shapes[name] = int(tensors[key].tensor_type), list(raw.shape)
+        packed_bytes += _cpu.quantized_bytes(types[name], *parameter.shape)
         blocks = nn.Parameter(raw, requires_grad=False)
         for module in sharing:
             module.weight = blocks
-        types[name] = int(tensor.tensor_type)
-        packed_bytes += _cpu.quantized_bytes(types[name], *parameter.shape)
         say("stage", f"keeping blocks: {len(types)}")
-    for tensor in tensors.values():  # of modules of other kinds, or changed on the way
-        left[f"of {tensor.tensor_type.name} became {str(dtype).removeprefix('torch.')}"] += 1
-    parameters = dict(model.named_parameters())
+    # of other modules, or changed on the way
+    left.update(tensor.tensor_type.name for key, tensor in tensors.items() if key not in used)
     model.config.quantization_config = {
         "quant_method": METHOD,
         "types": types,
-        "shapes": {name: list(parameters[name].shape) for name in types},
+        "shapes": shapes,
         "names": {str(number): GGMLQuantizationType(number).name for number in set(types.values())},
-        "left": dict(left),
-        "raw_bytes": sum(parameters[name].numel() for name in types),
+        "left": {f"of {kind} {became}": count for kind, count in left.items()},
+        "raw_bytes": sum(rows * size for rows, size in shapes.values()),
         "packed_bytes": packed_bytes,
     }
+
+
+Key = tuple[tuple[int, ...], int]  # shape, and key_of its rows
+
+
+def candidates(reader: Any, wanted: set[tuple[int, ...]], dtype: torch.dtype) -> tuple[dict[Key, Any], Counter[str]]:
+    """The file's tensors of blocks that have a wanted shape and a kernel; how many others there are of each type."""
+    tensors: dict[Key, Any] = {}
+    left: Counter[str] = Counter()
+    for tensor in reader.tensors:
+        shape = tuple(int(size) for size in reversed(tensor.shape.tolist()))
+        if tensor.tensor_type.name in FLOATS or len(shape) < 2:
+            continue
+        if int(tensor.tensor_type) in TYPES and shape in wanted:
+            tensors[shape, key_of(row_hashes(values_of(tensor, dtype)))] = tensor
+        else:
+            left[tensor.tensor_type.name] += 1
+    return tensors, left
 
 
 def owners(model: nn.Module) -> list[tuple[str, nn.Parameter, list[Any]]]:

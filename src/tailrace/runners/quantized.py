@@ -1,13 +1,14 @@
-"""Models whose weights stay in the blocks of their GGUF file: modules that hold them, and how transformers fills them.
+"""Models whose weights stay in the blocks of their GGUF file: the modules that hold them.
 
 models/convert_quantized.py writes such a folder. Its config.json has a `quantization_config` whose method is `tailrace`
-and whose types say which parameters are blocks; transformers hands these to the quantizer below.
+and whose types say which parameters are blocks; transformers hands these to runners/quantizer.py.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -15,7 +16,6 @@ from torch import nn
 
 from tailrace import kernels
 from tailrace.errors import ConfigError, ModelLoadError
-from tailrace.extras import needs
 
 log = logging.getLogger(__name__)
 METHOD = "tailrace"
@@ -100,59 +100,6 @@ def pack_all(modules: dict[str, Any], types: dict[str, int]) -> None:
             raw.data = torch.empty(0, dtype=torch.uint8)
 
 
-def register() -> None:
-    """Tell transformers of this method, once."""
-    with needs("serve"):
-        from transformers.quantizers import HfQuantizer
-        from transformers.quantizers.auto import (
-            AUTO_QUANTIZER_MAPPING,
-            register_quantization_config,
-            register_quantizer,
-        )
-        from transformers.utils.quantization_config import QuantizationConfigMixin
-
-    if METHOD in AUTO_QUANTIZER_MAPPING:
-        return
-
-    @register_quantization_config(METHOD)
-    class BlocksConfig(QuantizationConfigMixin):  # pyright: ignore[reportUnusedClass]
-        """types: name of a weight → GGUF's number of its blocks' type. shapes: → shape of the raw blocks. left: why
-        how many other matrices were not kept."""
-
-        def __init__(
-            self, types: dict[str, int], shapes: dict[str, list[int]], left: dict[str, int] | None = None, **_: Any
-        ) -> None:
-            self.quant_method = METHOD
-            self.types, self.shapes, self.left = types, shapes, left or {}
-
-    @register_quantizer(METHOD)
-    class BlocksQuantizer(HfQuantizer):  # pyright: ignore[reportUnusedClass]
-        """Fills the modules with blocks."""
-
-        requires_calibration = False
-        is_trainable = False
-
-        def is_serializable(self, safe_serialization: Any = None) -> bool:
-            return False
-
-        def param_needs_quantization(self, model: Any, param_name: str, **_: Any) -> bool:
-            return False
-
-        def _process_model_before_weight_loading(self, model: Any, **_: Any) -> None:
-            config = self.quantization_config
-            names = dict(config.types)
-            if model.config.get_text_config().tie_word_embeddings:
-                tied = model._tied_weights_keys or {}
-                names |= {target: names[source] for target, source in tied.items() if source in names}
-                config.shapes |= {target: config.shapes[source] for target, source in tied.items() if source in names}
-            self.types = names
-            self.modules = swap(model, {name: tuple(config.shapes[name]) for name in names}, model.dtype)
-
-        def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
-            pack_all(self.modules, self.types)
-            return model
-
-
 def rounds_activations(model: nn.Module) -> bool:
     """True if linear layers round their inputs to integers: a last bit that differs before may then be a step of 1/254,
     so two ways to compute the same agree as well as in bfloat16, whatever the dtype is."""
@@ -176,7 +123,7 @@ def admit(config: Any, device: torch.device) -> None:
         return
     if device.type != "cpu":
         raise ConfigError("model.weights quantized has kernels on the CPU only; use dequantized here")
-    register()
+    import_module("tailrace.runners.quantizer")
     log.info("%s", summary(settings))
 
 

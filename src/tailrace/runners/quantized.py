@@ -21,11 +21,10 @@ log = logging.getLogger(__name__)
 METHOD = "tailrace"
 
 
-class Blocks:
+class Blocks(nn.Module):
     """What both modules have. weight: at first the raw blocks, uint8 [N, bytes of a row]; once packed it has the
     model's dtype, which a model's code may ask for, and no entries."""
 
-    weight: nn.Parameter
     packed: Any = None
 
     def hold(self, shape: tuple[int, int], dtype: torch.dtype) -> None:
@@ -62,7 +61,7 @@ def swap(model: nn.Module, shapes: dict[str, tuple[int, int]], dtype: torch.dtyp
     Raises:
         ModelLoadError: there is no such module, or it is of another kind.
     """
-    found = {}
+    found: dict[str, Any] = {}
     for name, shape in shapes.items():
         path = name.removesuffix(".weight")
         try:
@@ -73,8 +72,8 @@ def swap(model: nn.Module, shapes: dict[str, tuple[int, int]], dtype: torch.dtyp
         if made is None:
             raise ModelLoadError(f"{path} is a {type(module).__name__}, whose weights can't be quantised")
         module.__class__ = made
-        module.hold(shape, dtype)  # type: ignore[attr-defined]
         found[name] = module
+        found[name].hold(shape, dtype)
     return found
 
 
@@ -89,7 +88,7 @@ def pack_all(modules: dict[str, Any], types: dict[str, int]) -> None:
     for name, module in modules.items():
         raw = raws.pop(name)
         bias = getattr(module, "bias", None)
-        width = module.in_features if isinstance(module, nn.Linear) else module.embedding_dim
+        width = module.in_features if hasattr(module, "in_features") else module.embedding_dim
         if id(raw) not in done or bias is not None:
             try:
                 done[id(raw)] = kernels.pack_quantized(raw.data, types[name], width, bias)

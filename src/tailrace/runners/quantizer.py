@@ -8,8 +8,8 @@ from tailrace.extras import needs
 from tailrace.runners.quantized import METHOD, pack_all, swap
 
 with needs("serve"):
-    from transformers.quantizers import HfQuantizer
     from transformers.quantizers.auto import register_quantization_config, register_quantizer
+    from transformers.quantizers.base import HfQuantizer
     from transformers.utils.quantization_config import QuantizationConfigMixin
 
 
@@ -18,7 +18,7 @@ class BlocksConfig(QuantizationConfigMixin):
     """types: name of a weight → GGUF's number of its blocks' type. shapes: name → shape of the raw blocks."""
 
     def __init__(self, types: dict[str, int], shapes: dict[str, list[int]], **_: Any) -> None:
-        self.quant_method = METHOD
+        self.quant_method: Any = METHOD
         self.types, self.shapes = types, shapes
 
 
@@ -27,9 +27,13 @@ class BlocksQuantizer(HfQuantizer):
     """Fills the modules with blocks."""
 
     requires_calibration = False
-    is_trainable = False
+    quantization_config: Any
 
-    def is_serializable(self, safe_serialization: Any = None) -> bool:
+    @property
+    def is_trainable(self) -> Any:
+        return False
+
+    def is_serializable(self) -> Any:
         return False
 
     def param_needs_quantization(self, model: Any, param_name: str, **_: Any) -> bool:

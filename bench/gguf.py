@@ -83,7 +83,8 @@ def speeds(workers: dict[str, Worker], args: argparse.Namespace, vocab: int) -> 
     }
     questions[f"prefill {WINDOW}"] = {"do": "prefill", "ids": prompts(chance, 1, WINDOW, vocab)[0]}, WINDOW
     rates: dict[str, dict[str, list[float]]] = {what: {name: [] for name in workers} for what in questions}
-    for _ in range(args.rounds):
+    for number in range(args.rounds):
+        print(f"round {number + 1} of {args.rounds}", file=sys.stderr, flush=True)
         for what, (question, tokens) in questions.items():
             for name, worker in workers.items():
                 rates[what][name].append(tokens / worker.ask(question))

@@ -11,7 +11,11 @@ from engine.harness import Fickle, Harness
 from runners.quantized_file import VOCAB, write
 from tailrace.config import ModelConfig
 from tailrace.drafting.ngram import NGram
+from tailrace.engine import cache_size
+from tailrace.engine.cache_size import check_weights
+from tailrace.errors import ModelLoadError
 from tailrace.models import resolve
+from tailrace.models.footprint import weights_bytes
 from tailrace.runners import load_runner
 from tailrace.runners.base import ModelRunner
 
@@ -20,12 +24,17 @@ PROMPTS = [[5, 9, 33, 7, 100, 2] * 5, [(7 * i * i + 3) % VOCAB for i in range(70
 
 
 @pytest.fixture(scope="module")
-def runner(tmp_path_factory: pytest.TempPathFactory) -> ModelRunner:
+def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[ModelConfig, Path]:
     folder: Path = tmp_path_factory.mktemp("model")
     config = ModelConfig(
         model=str(write(folder / "tiny.gguf")), cache_dir=str(folder), weights="quantized", threads=1, device="cpu"
     )
-    return load_runner(config, resolve(config, progress=False).folder, block_size=16)
+    return config, resolve(config, progress=False).folder
+
+
+@pytest.fixture(scope="module")
+def runner(model: tuple[ModelConfig, Path]) -> ModelRunner:
+    return load_runner(*model, block_size=16)
 
 
 @pytest.fixture(scope="module")
@@ -65,3 +74,17 @@ def test_every_schedule_gives_the_same_tokens(runner: ModelRunner, alone: list[l
 def test_drafts_that_are_rejected(runner: ModelRunner, alone: list[list[int]]):
     fickle = Fickle([prompt + tokens for prompt, tokens in zip(PROMPTS, alone, strict=True)], 0.6)
     assert said(runner, PROMPTS, drafter=lambda _: fickle) == alone
+
+
+def test_too_little_memory_is_a_sentence(
+    model: tuple[ModelConfig, Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    config, folder = model
+    need = weights_bytes(folder, 2, packed=True)
+    monkeypatch.setattr(cache_size, "available", lambda: need)
+    with caplog.at_level("INFO"):
+        check_weights(folder, config)
+    assert "weights will take" in caplog.text
+    monkeypatch.setattr(cache_size, "available", lambda: need - 1)
+    with pytest.raises(ModelLoadError, match=r"of memory for its weights, and .* available: end other programs"):
+        check_weights(folder, config)

@@ -83,11 +83,10 @@ struct Product {
     bool twice, min;            // two halves per block; minimums
 };
 void product_portable(const Product &p, int rows, float *acc);
-#if defined(__x86_64__)
+// Those of x86 are defined there alone.
 void product_avx2(const Product &p, int rows, float *acc);    // codes unsigned
 void product_vnni(const Product &p, int rows, float *acc);    // at most 4 rows of one tile
 void product_amx(const Product &p, int rows, float *acc);     // codes with a sign; a tile of rows
-#endif
 // Tile registers of this thread: set up before product_amx, given back after it.
 bool has_amx();
 void begin_amx();

@@ -95,7 +95,7 @@ template <typename T> void quantise_rows(const Call &c) {
 }
 
 // Adds the products of the widened blocks to the sums of `count` rows from p.row on, where a tile begins.
-void products(Product p, int64_t count, Set set, float *acc) {
+void products(Product p, int64_t count, [[maybe_unused]] Set set, float *acc) {
     for (int64_t r = 0; r < count;) {
         const int64_t left = count - r;
         int rows = static_cast<int>(std::min<int64_t>(left, kFewRows));

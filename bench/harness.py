@@ -89,12 +89,19 @@ def write_json(path: Path, record: dict[str, Any]) -> None:
 
 
 class Worker:
-    """A child process running `python -m bench.NAME`: a line of JSON in, a line of JSON out. It ends with the block."""
+    """A child process running `python -m bench.NAME`: a line of JSON in, a line of JSON out. It ends with the block.
 
-    def __init__(self, module: str, *, threads: int | None = None) -> None:
+    python: of another environment; None: this one's."""
+
+    def __init__(self, module: str, *, threads: int | None = None, python: str | None = None) -> None:
         env = {**os.environ, **({"OMP_NUM_THREADS": str(threads)} if threads else {})}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", module], cwd=ROOT, env=env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [python or sys.executable, "-m", module],
+            cwd=ROOT,
+            env=env,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
         )
 
     def ask(self, question: dict[str, Any]) -> Any:

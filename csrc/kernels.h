@@ -2,6 +2,8 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <tuple>
+#include <vector>
 
 namespace tailrace {
 
@@ -19,6 +21,20 @@ int64_t packed_elements(Type type, int64_t n, int64_t k);
 void pack_linear(const void *weight, Type type, int64_t n, int64_t k, void *packed);
 void linear(const void *x, Type type, int64_t m, int64_t k, int64_t x_stride, const void *packed, const void *bias,
             int64_t n, void *y);
+
+// Weights quantised in blocks (docs/quantized.md). type: GGUF's number of the blocks' type.
+bool is_quantized(int type);
+// Of all types: (number, weights of a block, bytes of a block).
+std::vector<std::tuple<int, int64_t, int64_t>> quantized_types();
+int64_t quantized_bytes(int type, int64_t n, int64_t k);
+// False where a scale is not finite; then the packed weights are of no use.
+bool pack_quantized(const void *raw, int type, int64_t n, int64_t k, void *packed);
+void quantized_rows(const void *packed, int type, int64_t k, const int64_t *ids, int64_t count, Type to, void *out);
+void quantized_linear(const void *x, Type type, int64_t m, int64_t k, int64_t x_stride, const void *packed, int format,
+                      const void *bias, int64_t n, void *y);
+// The widest instruction set in use: 0 portable, 1 AVX2, 2 AVX-512 VNNI, 3 AMX. Lowered only while tests compare.
+void use_at_most(int set);
+int best_quantized_set();
 
 struct Attention {
     const void *query;  // [T, Hq, D]

@@ -41,6 +41,21 @@ NB_MODULE(_cpu, m) {
                        int64_t n, Address y) {
         linear(at(x), Type(type), rows, k, stride, at(packed), at(bias), n, at(y));
     }, Free());
+    m.def("is_quantized", [](int type) { return is_quantized(type); });
+    m.def("quantized_types", [] { return quantized_types(); });
+    m.def("quantized_bytes", [](int type, int64_t n, int64_t k) { return quantized_bytes(type, n, k); });
+    m.def("pack_quantized", [](Address raw, int type, int64_t n, int64_t k, Address packed) {
+        return pack_quantized(at(raw), type, n, k, at(packed));
+    }, Free());
+    m.def("quantized_rows", [](Address packed, int type, int64_t k, Address ids, int64_t count, int to, Address out) {
+        quantized_rows(at(packed), type, k, at<int64_t>(ids), count, Type(to), at(out));
+    }, Free());
+    m.def("quantized_linear", [](Address x, int type, int64_t rows, int64_t k, int64_t stride, Address packed, int format,
+                                 Address bias, int64_t n, Address y) {
+        quantized_linear(at(x), Type(type), rows, k, stride, at(packed), format, at(bias), n, at(y));
+    }, Free());
+    m.def("use_at_most", [](int set) { use_at_most(set); });
+    m.def("best_quantized_set", [] { return best_quantized_set(); });
     m.def("store_kv", [](Address key, Address value, int type, Address keys, Address values, Address slots,
                          int64_t tokens, int64_t heads, int64_t dim, int64_t value_dim, int64_t block_size, int64_t blocks,
                          int64_t key_stride, int64_t value_stride) {

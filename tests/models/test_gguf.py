@@ -108,23 +108,24 @@ def test_an_older_transformers_is_refused(monkeypatch: pytest.MonkeyPatch):
         check_transformers()
 
 
-def test_the_key_follows_content_time_and_dtype(tmp_path: Path):
+def test_the_key_follows_content_time_and_precision(tmp_path: Path):
     file = tmp_path / "a.gguf"
     file.write_bytes(b"GGUF" + b"x" * 100)
     check_gguf(file)
 
-    def key(dtype: str = "bfloat16") -> Path:
-        return converted_folder(file, tmp_path, dtype, "a")
+    def key(dtype: str = "bfloat16", weights: str = "dequantized") -> Path:
+        return converted_folder(file, tmp_path, (dtype, weights), "a")
 
     first = key()
     assert key() == first != key("float32")
+    assert len({first, key(weights="quantized"), key("float32"), key("float32", "quantized")}) == 4
     stat = file.stat()
     file.write_bytes(b"GGUF" + b"y" * 100)
     os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     assert key() != first
     moved = tmp_path / "elsewhere.gguf"
     shutil.copy2(file, moved)
-    assert converted_folder(moved, tmp_path, "bfloat16", "a") == key()
+    assert converted_folder(moved, tmp_path, ("bfloat16", "dequantized"), "a") == key()
 
 
 @pytest.mark.long

@@ -22,6 +22,7 @@ BENCHES: dict[str, str] = {
     "grammar": "grammars compiled and masks filled, on real-world schemas",
     "lanes": "where the time of a step goes, as lanes of the engine and of the device",
     "abuse": "what the worst known requests cost other streams, in ms of the engine's step and of the event loop",
+    "gguf": "the forward pass on a GGUF file's own weights, against bfloat16 and against llama.cpp",
     "kernels": "each kernel against torch doing the same work",
 }
 

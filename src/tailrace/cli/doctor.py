@@ -152,7 +152,7 @@ def cache_folder(cache: Path, dtype: str) -> Section:
     parent = next(path for path in (cache, *cache.parents) if path.exists())
     writable = os.access(parent, os.W_OK)
     file = default_gguf_path(cache)
-    converted = file.is_file() and is_whole(converted_folder(file, cache, dtype, DEFAULT_NAME))
+    converted = file.is_file() and is_whole(converted_folder(file, cache, (dtype, "dequantized"), DEFAULT_NAME))
     found: dict[str, Any] = {
         "folder": str(cache) if writable else f"{cache} (can't be written)",
         "default model": "ready" if converted else "downloaded" if file.is_file() else "fetched at first use",

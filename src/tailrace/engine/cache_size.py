@@ -1,16 +1,24 @@
-"""How many blocks the KV cache gets when the operator does not say. Imports torch only where a GPU is asked."""
+"""How many blocks the KV cache gets when the operator does not say, and whether weights fit.
+
+Imports torch only where a GPU is asked.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tailrace.config import CacheConfig
+from tailrace.config import CacheConfig, ModelConfig
 from tailrace.engine import cgroup
-from tailrace.errors import ConfigError
+from tailrace.errors import ConfigError, ModelLoadError
+from tailrace.models.footprint import weights_bytes
 
 if TYPE_CHECKING:
     import torch
+
+log = logging.getLogger(__name__)
 
 SHARE = 0.3  # of the memory that is available now
 DEVICE_SHARE = 0.7  # of a GPU's: drafters, sampling, attention and graphs take theirs later
@@ -45,6 +53,22 @@ def num_blocks(
     if fitting < 1:
         raise ConfigError(f"cache.memory_gib: {budget / 2**30:.2f} GiB do not hold a block of {block_bytes} bytes")
     return min(wanted, fitting)
+
+
+def check_weights(folder: Path, config: ModelConfig) -> None:
+    """Say what the weights will take, before they are loaded into the machine's memory.
+
+    Raises:
+        ModelLoadError: they don't fit.
+    """
+    itemsize = 4 if config.dtype == "float32" else 2
+    need, left = weights_bytes(folder, itemsize, packed=True), available()
+    log.info("weights will take %.2f GiB of %.2f GiB that are available", need / 2**30, left / 2**30)
+    if need > left:
+        raise ModelLoadError(
+            f"{folder.name} needs {need / 2**30:.2f} GiB of memory for its weights, and {left / 2**30:.2f} GiB are "
+            "available: end other programs, or take a smaller or more strongly quantised model"
+        )
 
 
 def cache_budget(device: torch.device | None) -> float:

@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 
 from tailrace.config import EngineConfig
+from tailrace.engine.cache_size import check_weights
 from tailrace.engine.engine import Engine
 from tailrace.engine.token_bytes import TokenBytes
 from tailrace.engine.watchdog import Watchdog
@@ -74,6 +75,7 @@ def build(config: EngineConfig, enter: Callable[[str], object] = lambda part: No
     from tailrace.drafting import load_drafter
     from tailrace.models import describe
     from tailrace.runners import load_runner
+    from tailrace.runners.load_checks import pick_device
 
     processors.load(config.model.processors)
     enter("weights")
@@ -89,6 +91,8 @@ def build(config: EngineConfig, enter: Callable[[str], object] = lambda part: No
             token_bytes = token_bytes_of(folder, config.model.trust_remote_code, info.vocab_size)
     else:
         folder = Path(name)
+        if pick_device(config.model.device).type == "cpu":
+            check_weights(folder, config.model)
         runner = load_runner(
             config.model,
             folder,

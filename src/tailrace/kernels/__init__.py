@@ -26,11 +26,14 @@ __all__ = [
     "bmm",
     "grouped_linear",
     "gumbel",
+    "joined",
     "linear",
     "make_cache",
     "pack_linear",
+    "pack_quantized",
     "paged_attention",
     "philox",
+    "quantized_rows",
     "rms_norm",
     "rotary",
     "sample_head",
@@ -62,8 +65,39 @@ def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
     return choose("pack_linear", weight.device.type, weight.dtype)(weight, bias)
 
 
+def pack_quantized(raw: torch.Tensor, ggml_type: int, k: int, bias: torch.Tensor | None = None) -> Any:
+    """Weights [N, K] in the blocks of a GGUF file, in the order `linear` streams them; the original may be freed.
+
+    Args:
+        raw: the file's bytes, uint8 [N, bytes of a row]. ggml_type: GGUF's number of the blocks' type: Q8_0, Q4_0,
+            Q4_1, Q5_0, Q5_1, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS or MXFP4.
+        k: inputs. bias: [N], in the dtype of x.
+
+    Raises:
+        ValueError: there is no kernel for the type, a shape does not fit, or a scale is not finite.
+    """
+    return choose("pack_quantized", raw.device.type, torch.bfloat16)(raw, ggml_type, k, bias)
+
+
+def joined(parts: list[Any]) -> list[Any]:
+    """Packed quantised weights whose outputs stand side by side, as fewer of them where their type is the same."""
+    return choose("joined", "cpu", torch.bfloat16)(parts)
+
+
+def quantized_rows(packed: Any, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Rows `ids` [...] of packed quantised weights, widened → [..., K]: the float32 of gguf.dequantize, rounded once.
+
+    Raises:
+        ValueError: an id is not in [0, N), or dtype is not bf16 or f32.
+    """
+    return choose("quantized_rows", ids.device.type, torch.bfloat16)(packed, ids, dtype)
+
+
 def linear(x: torch.Tensor, packed: Any) -> torch.Tensor:
-    """x Wᵀ + b for x [..., K] → [..., N] in x's dtype; fp32 accumulation, rounded once. Row-invariant."""
+    """x Wᵀ + b for x [..., K] → [..., N] in x's dtype; fp32 accumulation, rounded once. Row-invariant.
+
+    With quantised weights, x is rounded first: per row and 32 inputs to integers of at most 127 (docs/quantized.md).
+    """
     return choose("linear", x.device.type, x.dtype)(x, packed)
 
 

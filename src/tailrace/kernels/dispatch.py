@@ -15,9 +15,10 @@ import torch
 
 from tailrace.errors import ConfigError
 
-REFERENCE = frozenset({"reference"})  # which has every operation
+REFERENCE = frozenset({"reference"})  # which has every operation on tensors
 ON_CPU, ON_GPU = REFERENCE | {"cpu"}, REFERENCE | {"gpu"}
 ALL = ON_CPU | ON_GPU
+ONLY_CPU = frozenset({"cpu"})  # formats of files: their reference is the package gguf, in the tests
 BACKENDS = ("reference", "cpu", "gpu")
 
 # operation → the module that holds it, of the same name in the folder of every backend that has it
@@ -25,6 +26,9 @@ OPERATIONS: dict[str, tuple[str, frozenset[str]]] = {
     "argmax": ("argmax", ALL),
     "pack_linear": ("linear", ALL),
     "linear": ("linear", ALL),
+    "pack_quantized": ("quantized", ONLY_CPU),
+    "joined": ("quantized", ONLY_CPU),
+    "quantized_rows": ("quantized", ONLY_CPU),
     "make_cache": ("attention", ALL),
     "store_kv": ("attention", ALL),
     "paged_attention": ("attention", ALL),

@@ -1,4 +1,5 @@
-"""The conversion of a GGUF file, run as a program: `python -m tailrace.models.convert FILE.gguf FOLDER DTYPE`.
+"""The conversion of a GGUF file, run as a program: `python -m tailrace.models.convert FILE.gguf FOLDER DTYPE
+WEIGHTS`. WEIGHTS: dequantized, or quantized: matrices stay in their blocks (convert_quantized.py).
 
 Imports torch and transformers, so no module of tailrace imports it. Reports on stderr: "stage: …", "warning: …", tqdm's
 lines, and "error: …" before exit code 1. Ends when its stdin closes, because its parent is gone then.
@@ -69,8 +70,8 @@ def convert_tokenizer(source: Path, folder: Path, metadata: dict[str, Any]) -> N
     tokenizer.save_pretrained(folder)
 
 
-def convert_weights(source: Path, folder: Path, dtype: str, metadata: dict[str, Any]) -> None:
-    """Write the dequantised weights, config.json, and generation_config.json with every id that ends a text."""
+def convert_weights(source: Path, folder: Path, dtype: str, metadata: dict[str, Any], keep: bool) -> None:
+    """Write the weights, config.json, and generation_config.json with every id that ends a text. keep: blocks."""
     import torch
     from transformers import AutoModelForCausalLM, GgufConfig
 
@@ -83,13 +84,17 @@ def convert_weights(source: Path, folder: Path, dtype: str, metadata: dict[str, 
     ends = sorted({metadata[key] for key in END_KEYS if key in metadata})
     if len(ends) > 1 and model.generation_config is not None:
         model.generation_config.eos_token_id = ends
+    if keep:
+        from tailrace.models.convert_quantized import keep_blocks
+
+        keep_blocks(model, source, say)
     say("stage", "writing")
     model.save_pretrained(folder)
 
 
 def main(arguments: list[str]) -> int:
     """Exit code 0, or 1 after a line "error: …"."""
-    source, folder, dtype = Path(arguments[0]), Path(arguments[1]), arguments[2]
+    source, folder, dtype, weights = Path(arguments[0]), Path(arguments[1]), arguments[2], arguments[3]
     end_with_parent()
     try:
         check_transformers()
@@ -97,7 +102,7 @@ def main(arguments: list[str]) -> int:
         metadata = read_metadata(source)
         convert_tokenizer(source, folder, metadata)
         say("stage", f"dequantising to {dtype}")
-        convert_weights(source, folder, dtype, metadata)
+        convert_weights(source, folder, dtype, metadata, weights == "quantized")
     except Exception as error:  # the parent must be able to quote any error
         first = (str(error).strip().splitlines() or ["no reason given"])[0]
         say("error", f"{type(error).__name__}: {first}")

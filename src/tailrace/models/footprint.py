@@ -29,8 +29,13 @@ def weights_bytes(folder: Path, itemsize: int, packed: bool) -> int:
     files = list(folder.glob("model*.safetensors")) or list(folder.glob("*.safetensors"))
     total = sum(tensors_bytes(path, itemsize) for path in files)
     total = total or sum(path.stat().st_size for path in folder.glob("pytorch_model*.bin"))
-    config = language_config(read_json(folder, "config.json", required=True))
+    whole = read_json(folder, "config.json", required=True)
+    config = language_config(whole)
     tied = bool(config.get("tie_word_embeddings", True)) and packed
+    blocks = whole.get("quantization_config") or {}
+    if blocks.get("quant_method") == "tailrace":  # convert_quantized.py: blocks that are shared are packed once
+        total += blocks["packed_bytes"] - blocks["raw_bytes"]
+        tied = tied and not any(rows == config.get("vocab_size") for rows, _ in blocks["shapes"].values())
     return total + (tied * itemsize * config.get("vocab_size", 0) * first(config, WIDTH))
 
 

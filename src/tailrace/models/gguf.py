@@ -1,4 +1,4 @@
-"""A GGUF file → a folder in Hugging Face's layout, dequantised once and kept in the cache.
+"""A GGUF file → a folder in Hugging Face's layout, converted once and kept in the cache.
 
 `python -m tailrace.models.convert` does the work in a process of its own, so that this process never imports torch.
 This file recognises GGUF files but does not read them.
@@ -22,20 +22,21 @@ FORMAT = 1  # of converted folders; raising it makes older ones unused
 MAGIC = b"GGUF"
 SHARD = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 SAMPLE_BYTES = 1 << 20  # read at both ends for the key: headers and metadata are at the front
+Precision = tuple[str, str]  # the dtype, and what becomes of matrices: "dequantized" or "quantized"
 BAR = re.compile(r"(\d+)/(\d+) \[")  # the counts in a tqdm line
 
 
-def convert(path: Path, cache_dir: Path, dtype: str, progress: Progress, label: str) -> Path:
+def convert(path: Path, cache_dir: Path, precision: Precision, progress: Progress, label: str) -> Path:
     """The converted folder of a GGUF file, made the first time. Later calls take milliseconds.
 
     Raises:
         ModelLoadError: the file is not GGUF, is one part of several, or transformers can't convert it.
     """
     check_gguf(path)
-    target = converted_folder(path, cache_dir, dtype, label)
+    target = converted_folder(path, cache_dir, precision, label)
     return make_once(
         target,
-        lambda folder: run_converter(path, folder, dtype, progress, label),
+        lambda folder: run_converter(path, folder, precision, progress, label),
         on_wait=lambda: progress.stage(f"waiting for another process that converts {label}"),
     )
 
@@ -55,8 +56,9 @@ def check_gguf(path: Path) -> None:
         raise ModelLoadError(f"{path} is a file but not a GGUF file; a model is a GGUF file, a folder or a hub id")
 
 
-def converted_folder(path: Path, cache_dir: Path, dtype: str, label: str) -> Path:
-    """The folder of the conversion. Its name depends on the file's size, time and both ends, the dtype and FORMAT."""
+def converted_folder(path: Path, cache_dir: Path, precision: Precision, label: str) -> Path:
+    """The folder of the conversion. Its name depends on the file's size, time and both ends, precision and FORMAT."""
+    dtype = precision[0] if precision[1] == "dequantized" else "-".join(precision)
     stat = path.stat()
     digest = hashlib.blake2b(f"{FORMAT} {dtype} {stat.st_size} {stat.st_mtime_ns}".encode(), digest_size=8)
     with path.open("rb") as file:
@@ -67,10 +69,10 @@ def converted_folder(path: Path, cache_dir: Path, dtype: str, label: str) -> Pat
     return cache_dir / "models" / f"{readable}-{dtype}-{digest.hexdigest()}"
 
 
-def run_converter(path: Path, folder: Path, dtype: str, progress: Progress, label: str) -> dict[str, Any]:
+def run_converter(path: Path, folder: Path, precision: Precision, progress: Progress, label: str) -> dict[str, Any]:
     """Convert in a child process, show its progress, raise what it reports. The child ends when this process does."""
-    progress.stage(f"converting {label} to {dtype} (once)")
-    command = [sys.executable, "-m", "tailrace.models.convert", str(path), str(folder), dtype]
+    progress.stage(f"converting {label} to {' '.join(precision)} (once)")
+    command = [sys.executable, "-m", "tailrace.models.convert", str(path), str(folder), *precision]
     messages: list[str] = []
     child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     try:
@@ -94,7 +96,7 @@ def run_converter(path: Path, folder: Path, dtype: str, progress: Progress, labe
     if child.returncode != 0:
         how = messages[-1] if messages else f"its process ended with {child.returncode}"
         raise ModelLoadError(f"{path} can't be converted: {how.removeprefix('error: ')}")
-    return {"source": str(path), "dtype": dtype, "format": FORMAT}
+    return {"source": str(path), "dtype": precision[0], "weights": precision[1], "format": FORMAT}
 
 
 def follow(line: str, progress: Progress, label: str, messages: list[str]) -> None:

@@ -22,17 +22,19 @@ def resolve(config: ModelConfig, progress: bool = True) -> LocalModel:
     Raises:
         ModelLoadError: the message says what was looked for, what is missing and what to do.
     """
-    cache_dir = Path(config.cache_dir).expanduser()
+    cache_dir, precision = Path(config.cache_dir).expanduser(), (config.dtype, config.weights)
     with Progress(progress) as bar:
         if config.model is None:
             file = fetch_default(cache_dir, bar)
-            folder = convert(file, cache_dir, config.dtype, bar, DEFAULT_NAME)
+            folder = convert(file, cache_dir, precision, bar, DEFAULT_NAME)
             return LocalModel(folder, config.name or DEFAULT_NAME)
         path = Path(config.model).expanduser()
+        if config.weights == "quantized" and (path.is_dir() or not looks_like_path(config.model)):
+            raise ModelLoadError(f"model.weights quantized is for GGUF files, and {config.model} is none")
         if path.is_dir():
             return LocalModel(check_folder(path.resolve()), config.name or path.resolve().name)
         if path.is_file():
-            folder = convert(path.resolve(), cache_dir, config.dtype, bar, path.stem)
+            folder = convert(path.resolve(), cache_dir, precision, bar, path.stem)
             return LocalModel(folder, config.name or path.stem)
         if looks_like_path(config.model):
             raise ModelLoadError(f"there is no file or folder {config.model}")

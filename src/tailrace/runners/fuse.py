@@ -21,8 +21,11 @@ from torch import nn
 from tailrace import kernels
 from tailrace.runners.attention import ATTRIBUTE, AttentionLayer
 from tailrace.runners.experts import DbrxExperts, JetMoeExperts, Llama4Experts, PackedExperts, are_experts
+from tailrace.runners.quantized import QuantizedLinear, rounds_activations
 
 log = logging.getLogger(__name__)
+BOUNDS = {torch.float32: 1e-4}  # of the change of logits, relative to their norm; of other dtypes COARSE
+COARSE = 3e-2
 DECORATED = "experts"  # of any class that transformers' use_experts_implementation decorates
 
 
@@ -61,7 +64,7 @@ class FusedMLP(nn.Module):
         self.down = pack(original.down_proj)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return kernels.linear(kernels.silu_mul(kernels.linear(x, self.gate_up)), self.down)
+        return project(kernels.silu_mul(project(x, self.gate_up)), self.down)
 
 
 class FusedAttention(nn.Module):
@@ -81,7 +84,7 @@ class FusedAttention(nn.Module):
     def forward(
         self, hidden_states: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor], **_: Any
     ) -> tuple[torch.Tensor, None]:
-        projected = kernels.linear(hidden_states[0], self.qkv)
+        projected = project(hidden_states[0], self.qkv)
         query, key, value = (
             part.unflatten(-1, (-1, self.head_dim)) for part in projected.split_with_sizes(self.widths, -1)
         )
@@ -91,24 +94,35 @@ class FusedAttention(nn.Module):
         kernels.rotary(query, cos[0], sin[0])
         kernels.rotary(key, cos[0], sin[0])
         mixed = self.layer.attend(query, key, value)
-        return kernels.linear(mixed.flatten(1), self.out)[None], None
+        return project(mixed.flatten(1), self.out)[None], None
 
 
 def _detached(tensor: torch.Tensor | None) -> torch.Tensor | None:
     return None if tensor is None else tensor.detach()
 
 
-def pack(linear: nn.Linear) -> Any:
+def pack(linear: nn.Linear) -> list[Any]:
     """One projection, packed."""
-    return kernels.pack_linear(linear.weight.detach(), _detached(linear.bias))
+    return merge(linear)
 
 
-def merge(*linears: nn.Linear) -> Any:
-    """Several projections of one input as one, packed."""
+def merge(*linears: nn.Linear) -> list[Any]:
+    """Several projections of one input as one, packed; of quantised ones, as few as their types allow."""
+    quantized = [part for part in linears if isinstance(part, QuantizedLinear)]
+    if len(quantized) == len(linears):
+        return kernels.joined([part.packed for part in quantized])
+    if quantized:
+        return [packed for part in linears for packed in merge(part)]
     bias = None
     if linears[0].bias is not None:
         bias = torch.cat([part.bias.detach() for part in linears])
-    return kernels.pack_linear(torch.cat([part.weight.detach() for part in linears]), bias)
+    return [kernels.pack_linear(torch.cat([part.weight.detach() for part in linears]), bias)]
+
+
+def project(x: torch.Tensor, packed: list[Any]) -> torch.Tensor:
+    """The outputs of packed projections of x, side by side."""
+    outputs = [kernels.linear(x, one) for one in packed]
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
 
 
 def _norm(original: Any) -> nn.Module:
@@ -168,9 +182,10 @@ def fuse(model: nn.Module, run: Callable[[], torch.Tensor], keep: Collection[str
     """
     replaced = []
     before = run()
+    bound = COARSE if rounds_activations(model) else bound_of(before)
     for name, build in MODULES.items():
         groups = {} if name in keep else places(model, name)
-        problems, before = swap_first(groups, build, run, before)
+        problems, before = swap_first(groups, build, run, (before, bound))
         for where, problem in problems.items():
             log.warning("%s is not replaced at %s: %s", name, where, problem)
         for where in groups.keys() - problems.keys():  # one is replaced; the others run the same code on other weights
@@ -194,16 +209,21 @@ def places(model: nn.Module, name: str) -> dict[str, Places]:
 
 
 def swap_first(
-    groups: dict[str, Places], build: Callable[[Any], nn.Module], run: Callable[[], torch.Tensor], before: torch.Tensor
+    groups: dict[str, Places],
+    build: Callable[[Any], nn.Module],
+    run: Callable[[], torch.Tensor],
+    usual: tuple[torch.Tensor, float],
 ) -> tuple[dict[str, str], torch.Tensor]:
     """Replace the first module of each group: of all groups at once, and if that changes the logits, of one group after
-    the other. → (group → why it is not replaced, logits as they are now)"""
+    the other. usual: the logits, and by how much they may change. → (group → why it is not replaced, logits as they are
+    now)"""
+    before, bound = usual
     originals = {where: getattr(*members[0]) for where, members in groups.items()}
     try:
         for where, original in originals.items():
             setattr(*groups[where][0], build(original))
         after = run() if groups else before
-        problem = difference(before, after)
+        problem = difference(before, after, bound)
     except (AttributeError, TypeError, ValueError, RuntimeError) as error:
         after, problem = before, str(error)
     if problem is None:
@@ -214,16 +234,20 @@ def swap_first(
         return {next(iter(groups)): problem}, before
     problems: dict[str, str] = {}
     for where, members in groups.items():
-        found, before = swap_first({where: members}, build, run, before)
+        found, before = swap_first({where: members}, build, run, (before, bound))
         problems |= found
     return problems, before
 
 
-def difference(expected: torch.Tensor, got: torch.Tensor) -> str | None:
-    """How `got` differs from `expected`, or None. The bound allows for the rounding of one module, not for a wrong
-    formula."""
+def bound_of(logits: torch.Tensor) -> float:
+    """What allows for the rounding of one module, and not for a wrong formula."""
+    return BOUNDS.get(logits.dtype, COARSE)
+
+
+def difference(expected: torch.Tensor, got: torch.Tensor, bound: float | None = None) -> str | None:
+    """How `got` differs from `expected`, or None. bound: of the error; None: the dtype's."""
     error = (expected.float() - got.float()).norm() / expected.float().norm()
-    bound = 1e-4 if expected.dtype == torch.float32 else 3e-2
+    bound = bound_of(expected) if bound is None else bound
     return (
         None if error <= bound else f"its replacement changes the logits by {error:.1e} of their norm (bound {bound})"
     )

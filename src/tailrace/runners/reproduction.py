@@ -15,6 +15,7 @@ import torch
 from tailrace.errors import ModelLoadError
 from tailrace.runners import probe
 from tailrace.runners.attention import NAME, AttentionLayer
+from tailrace.runners.quantized import rounds_activations
 
 SHORT = 7  # windows and chunks during the trial
 WINDOWS = ("sliding_window", "sliding_window_size", "window_size", "local_window", "attention_chunk_size")
@@ -48,7 +49,8 @@ def reproduce(
         (third, torch.stack([beyond[-1], near[-1]])),
     ]
     error = max(spread(ours, theirs) for ours, theirs in pieces)
-    allowed = max(FLOORS[model.dtype], ROUNDING * spread(exact, near))
+    floor = FLOORS[torch.bfloat16 if rounds_activations(model) else model.dtype]
+    allowed = max(floor, ROUNDING * spread(exact, near))
     if not error <= allowed:
         raise ModelLoadError(
             f"{type(model).__name__}: paged attention does not reproduce the model (error {error:.1e}, {allowed:.1e} "

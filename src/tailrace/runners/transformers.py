@@ -48,6 +48,7 @@ from tailrace.runners.load_checks import (
 )
 from tailrace.runners.lora import Adapters
 from tailrace.runners.masks import made_mask
+from tailrace.runners.quantized import QuantizedEmbedding, admit
 from tailrace.runners.recurrent import attach_recurrent
 from tailrace.runners.reproduction import WITHOUT_INTERFACE, reproduce, takes_positions
 from tailrace.runners.rope import settle_long_rope
@@ -212,7 +213,10 @@ class TransformersRunner:
 
     @torch.inference_mode()
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.embedding(there(token_ids, self.device), self.model.get_input_embeddings().weight)
+        embedding, ids = self.model.get_input_embeddings(), there(token_ids, self.device)
+        if isinstance(embedding, QuantizedEmbedding):
+            return embedding(ids)
+        return torch.nn.functional.embedding(ids, embedding.weight)
 
     @torch.inference_mode()
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -323,6 +327,7 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device, trust_rem
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
         refuse_encoder_decoder(config)
         dequantise_at_load(config)
+        admit(config, device)
         quantized = getattr(config, "quantization_config", None) is not None  # transformers may delete it
         model = AutoModelForCausalLM.from_pretrained(
             folder, config=config, dtype=dtype, attn_implementation=NAME, trust_remote_code=trust_remote_code

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 
 from tailrace import _cpu
+from tailrace.kernels.cpu.quantized import Quantized, product
 from tailrace.kernels.types import CODES
 
 
@@ -34,7 +35,9 @@ def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Packe
     return Packed(data, None if bias is None else bias.detach().clone(), n, k)
 
 
-def linear(x: torch.Tensor, packed: Packed) -> torch.Tensor:
+def linear(x: torch.Tensor, packed: Packed | Quantized) -> torch.Tensor:
+    if isinstance(packed, Quantized):
+        return product(x, packed)
     if x.shape[-1] != packed.k or x.dtype != packed.data.dtype:
         raise ValueError(f"x must be [..., {packed.k}] of {packed.data.dtype}, got {x.dtype} {tuple(x.shape)}")
     k = packed.k

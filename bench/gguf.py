@@ -1,0 +1,137 @@
+"""Weights as they lie in a GGUF file, against the same file in bfloat16 and against llama.cpp, in turns in one run.
+
+    tailrace bench gguf --llama .venv-llama/bin/python [--perplexity docs] [FILE.gguf]
+
+The forward pass alone, with the same prompts and number of threads: decode at 1, 8 and 32 streams, and a prompt of 512
+tokens. --llama: a Python that has llama-cpp-python, built for this machine (`CMAKE_ARGS` as its own documentation says;
+the default build is native). Without it tailrace is compared with itself. A figure is the median of the rounds; ratios
+are medians of the rounds' ratios, as each round asks everybody once. --perplexity: of the .md files below a folder,
+in windows of 512 tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from bench.harness import Worker, cores, machine, table, write_json
+
+from tailrace.config import ModelConfig
+from tailrace.models import resolve
+from tailrace.models.default import default_gguf_path
+from tailrace.text.tokenizer import Tokenizer
+
+STREAMS = (1, 8, 32)
+PROMPT, WINDOW = 64, 512
+AT_ONCE = 4  # windows of the text
+
+
+def arguments(argv: list[str]) -> argparse.Namespace:
+    """Flags."""
+    parser = argparse.ArgumentParser(prog="tailrace bench gguf", description=__doc__)
+    parser.add_argument("file", nargs="?", help="GGUF file; none: the default model's")
+    parser.add_argument("--llama", help="a Python with llama-cpp-python")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=32, help="decode steps per round")
+    parser.add_argument("--threads", type=int, default=cores())
+    parser.add_argument("--perplexity", type=Path, help="a folder with the text, in .md files; nothing is timed then")
+    parser.add_argument("--tokens", type=int, default=20_000, help="of the text")
+    parser.add_argument("--json", type=Path)
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str]) -> int:
+    """Measure, print, write."""
+    args = arguments(argv)
+    resolve(ModelConfig())
+    file = args.file or str(default_gguf_path(Path(ModelConfig().cache_dir)))
+    first = {"file": file, "threads": args.threads, "streams": max(STREAMS), "window": WINDOW}
+    with ExitStack() as stack:
+        workers = {
+            weights: stack.enter_context(Worker("bench.gguf_ours", threads=args.threads))
+            for weights in ("quantized", "dequantized")
+        }
+        vocabs = [worker.ask({**first, "weights": weights})["vocab"] for weights, worker in workers.items()]
+        if args.llama:
+            workers["llama.cpp"] = stack.enter_context(Worker("bench.gguf_llama", python=args.llama))
+            vocabs.append(workers["llama.cpp"].ask(first)["vocab"])
+        if args.perplexity:
+            rows = perplexities(workers, windows(args.perplexity, args.tokens, file))
+        else:
+            rows = speeds(workers, args, min(vocabs))
+    print(table(rows))
+    if args.json:
+        write_json(args.json, {"machine": machine(), "file": file, "threads": args.threads, "rows": rows})
+    return 0
+
+
+def speeds(workers: dict[str, Worker], args: argparse.Namespace, vocab: int) -> list[dict[str, Any]]:
+    """A row per question: tokens per second of each, and the ratios of the quantised weights to the others."""
+    chance = random.Random(0)
+    questions: dict[str, tuple[dict[str, Any], int]] = {
+        f"decode, {n} streams": (
+            {"do": "decode", "prompts": prompts(chance, n, PROMPT, vocab), "steps": args.steps},
+            n * args.steps,
+        )
+        for n in STREAMS
+    }
+    questions[f"prefill {WINDOW}"] = {"do": "prefill", "ids": prompts(chance, 1, WINDOW, vocab)[0]}, WINDOW
+    rates: dict[str, dict[str, list[float]]] = {what: {name: [] for name in workers} for what in questions}
+    for number in range(args.rounds):
+        print(f"round {number + 1} of {args.rounds}", file=sys.stderr, flush=True)
+        for what, (question, tokens) in questions.items():
+            for name, worker in workers.items():
+                rates[what][name].append(tokens / worker.ask(question))
+    return [row(what, found) for what, found in rates.items()]
+
+
+def row(what: str, found: dict[str, list[float]]) -> dict[str, Any]:
+    """Tokens per second, then ratios."""
+    ours = found["quantized"]
+    ratios = {
+        f"× {name}": median(a / b for a, b in zip(ours, others, strict=True))
+        for name, others in found.items()
+        if name != "quantized"
+    }
+    return {"tokens/s": what, **{name: median(rates) for name, rates in found.items()}, **ratios}
+
+
+def prompts(chance: random.Random, count: int, length: int, vocab: int) -> list[list[int]]:
+    """Random ids."""
+    return [[chance.randrange(100, vocab) for _ in range(length)] for _ in range(count)]
+
+
+def windows(folder: Path, tokens: int, file: str) -> list[list[int]]:
+    """The text's first tokens in windows."""
+    text = "\n\n".join(path.read_text() for path in sorted(folder.rglob("*.md")))
+    tokenizer = Tokenizer.load(resolve(ModelConfig(model=file), progress=False).folder)
+    ids = tokenizer.encode(text[: tokens * 8])[:tokens]
+    return [ids[start : start + WINDOW] for start in range(0, len(ids) - 1, WINDOW)]
+
+
+def perplexities(workers: dict[str, Worker], text: list[list[int]]) -> list[dict[str, Any]]:
+    """One row per worker: e to the mean loss, and how far it is from bfloat16's. A few windows at a time, in turns."""
+    losses, count = dict.fromkeys(workers, 0.0), 0
+    for start in range(0, len(text), AT_ONCE):
+        part = text[start : start + AT_ONCE]
+        for name, worker in workers.items():
+            losses[name] += worker.ask({"do": "losses", "windows": part})
+        count += sum(len(ids) - 1 for ids in part)
+        sofar = ", ".join(f"{name} {math.exp(loss / count):.4f}" for name, loss in losses.items())
+        print(f"after {count} tokens: {sofar}", file=sys.stderr, flush=True)
+    means = {name: loss / count for name, loss in losses.items()}
+    return [
+        {
+            "weights": name,
+            "tokens": count,
+            "perplexity": f"{math.exp(mean):.4f}",
+            "against bfloat16, %": f"{100 * (math.exp(mean - means['dequantized']) - 1):+.3f}",
+        }
+        for name, mean in means.items()
+    ]

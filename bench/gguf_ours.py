@@ -1,0 +1,98 @@
+"""The forward pass of tailrace's runner on a GGUF file, without server and sampler: a worker of bench/gguf.py.
+
+The first line says which file, how its weights are kept and how many threads there are. Then, per line: `prefill` of so
+many tokens; `decode` of so many streams; `losses` of windows of ids. Answers are seconds, or nats.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Any
+
+import numpy as np
+import torch
+
+from tailrace.config import ModelConfig
+from tailrace.models import resolve
+from tailrace.runners.flat_batch import FlatTokens
+from tailrace.runners.transformers import TransformersRunner
+
+BLOCK = 16
+
+
+class Ours:
+    """The runner, with memory for so many streams of a window each."""
+
+    def __init__(self, config: ModelConfig, streams: int, window: int) -> None:
+        folder = resolve(config, progress=False).folder
+        self.runner = TransformersRunner.load(config, folder, block_size=BLOCK, max_num_seqs=streams)
+        each = -(-window // BLOCK)
+        self.runner.allocate(streams * each)
+        self.tables = np.arange(streams * each, dtype=np.int32).reshape(streams, each)
+
+    def forward(self, parts: list[list[int]], ends: list[int], wanted: list[int]) -> tuple[torch.Tensor, float]:
+        """Logits of the wanted tokens, and the seconds of the pass."""
+        flat = FlatTokens()
+        for tokens, end in zip(parts, ends, strict=True):
+            flat.add(tokens, end)
+        flat.wanted = wanted
+        batch = flat.batch(self.tables[: len(parts)], BLOCK)
+        start = time.perf_counter()
+        logits = self.runner.forward(batch)
+        return logits, time.perf_counter() - start
+
+    def prefill(self, ids: list[int]) -> float:
+        """Seconds for a prompt's first token."""
+        return self.forward([ids], [len(ids)], [len(ids) - 1])[1]
+
+    def decode(self, prompts: list[list[int]], steps: int) -> float:
+        """Seconds of `steps` steps, in each of which every stream gets its best token."""
+        logits = torch.cat([self.one(i, prompt) for i, prompt in enumerate(prompts)])
+        seconds = 0.0
+        for step in range(steps):
+            tokens = [[int(best)] for best in logits.argmax(-1)]
+            ends = [len(prompt) + step + 1 for prompt in prompts]
+            logits, taken = self.forward(tokens, ends, list(range(len(prompts))))
+            seconds += taken
+        return seconds
+
+    def one(self, stream: int, prompt: list[int]) -> torch.Tensor:
+        """The logits after a stream's prompt."""
+        tables = self.tables
+        self.tables = tables[stream : stream + 1]
+        logits = self.forward([prompt], [len(prompt)], [len(prompt) - 1])[0].clone()
+        self.tables = tables
+        return logits
+
+    def losses(self, windows: list[list[int]]) -> float:
+        """Σ −log p of every token but the first of each window."""
+        total = 0.0
+        for ids in windows:
+            logits = self.forward([ids], [len(ids)], list(range(len(ids) - 1)))[0]
+            for start in range(0, len(ids) - 1, 64):
+                part = logits[start : start + 64].double()
+                targets = torch.tensor(ids[start + 1 : start + 1 + len(part)])
+                total += float(torch.nn.functional.cross_entropy(part, targets, reduction="sum"))
+        return total
+
+
+def main() -> None:
+    """Answer questions until stdin closes."""
+    first = json.loads(sys.stdin.readline())
+    config = ModelConfig(model=first["file"], weights=first["weights"], threads=first["threads"])
+    ours = Ours(config, first["streams"], first["window"])
+    print(json.dumps({"vocab": ours.runner.vocab_size}), flush=True)
+    for line in sys.stdin:
+        print(json.dumps(answer(ours, json.loads(line))), flush=True)
+
+
+def answer(model: Any, question: dict[str, Any]) -> float:
+    """Call the method that the question names."""
+    name = question.pop("do")
+    return getattr(model, name)(**question)
+
+
+if __name__ == "__main__":
+    main()

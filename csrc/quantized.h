@@ -1,0 +1,95 @@
+// Weights in blocks of few bits, as GGUF files hold them, in an order of their own: docs/quantized.md.
+//
+// A panel is 64 outputs, a block 32 inputs of them. Of a panel all blocks follow each other, so that a call reads one
+// stream. A block is its scales, then its codes in planes of bits; formats whose scales are products of two numbers
+// (GGUF's K types) have a head per 8 blocks with the factor that these share. Nothing is rounded: a weight is
+// (code − offset) · scale + minimum in float32, with the scale and the minimum that gguf.dequantize makes.
+#pragma once
+#include "kernels.h"
+
+namespace tailrace {
+
+constexpr int64_t kBlock = 32;              // inputs that share a scale (or two, of 16 each)
+constexpr int64_t kSuper = 8;               // blocks that share a head
+constexpr int64_t kCell = kPack * kBlock;   // weights of a block of a panel
+constexpr int64_t kTile = 16;               // rows of activations that lie together
+
+enum class Codes : int { four, five, six, eight, iq4, mxfp4 };
+// half: float16. half_min: scale and minimum as float16. nested_min: 8 bits each, times float16 of the head.
+// nested: 8 bits with a sign for 16 inputs, times float16 of the head. power: the upper half of a float32.
+enum class Scales : int { half, half_min, nested_min, nested, power };
+
+// What a GGUF type becomes.
+struct Format {
+    int type;  // GGUF's number
+    Codes codes;
+    Scales scales;
+    int offset;  // what a code stands above its value
+    int64_t block, bytes;  // of the file: weights and bytes of one of its blocks
+};
+
+// The format of a GGUF type, or null where there is none.
+const Format *format_of(int type);
+
+constexpr int kSixteen = 16;
+inline int halves(const Format &f) { return f.scales == Scales::nested ? 2 : 1; }
+inline bool has_min(const Format &f) { return f.scales == Scales::half_min || f.scales == Scales::nested_min; }
+inline int64_t head_bytes(const Format &f) {
+    return f.scales == Scales::nested_min ? 4 * kPack : f.scales == Scales::nested ? 2 * kPack : 0;
+}
+inline int64_t scale_bytes(const Format &f) {
+    return f.scales == Scales::half_min ? 4 * kPack : 2 * kPack;
+}
+inline int64_t code_bytes(const Format &f) {
+    const int bits = f.codes == Codes::five ? 5 : f.codes == Codes::six ? 6 : f.codes == Codes::eight ? 8 : 4;
+    return kCell / 8 * bits;
+}
+inline int64_t panel_bytes(const Format &f, int64_t k) {
+    const int64_t blocks = k / kBlock;
+    return blocks * (scale_bytes(f) + code_bytes(f)) + (blocks + kSuper - 1) / kSuper * head_bytes(f);
+}
+// Where a block of a panel begins: its scales. Its head is head(f, panel, block).
+inline int64_t block_at(const Format &f, int64_t block) {
+    return block * (scale_bytes(f) + code_bytes(f)) + (block / kSuper + 1) * head_bytes(f);
+}
+inline int64_t head_at(const Format &f, int64_t block) { return block_at(f, block / kSuper * kSuper) - head_bytes(f); }
+
+// A few blocks of a panel, widened. codes: [block][k/4][64][4], as vpdpbusd and AMX take them: unsigned, or with
+// their sign. scales: [block][halves][64]; mins: [block][64].
+struct Widened {
+    alignas(64) uint8_t codes[kSuper * kCell];
+    alignas(64) float scales[kSuper * 2 * kPack];
+    alignas(64) float mins[kSuper * kPack];
+};
+// Widens `count` blocks, which share a head. less: taken from every code (0, or the offset).
+void widen(const Format &f, const uint8_t *panel, int64_t first, int64_t count, int less, Widened &out);
+
+// Rows of activations as int8, in tiles of 16 rows. Of a row and a block: x ≈ scale · q with |q| ≤ 127.
+struct Activations {
+    int8_t *q;       // [tile][block][16][32]
+    float *scale;    // [tile][block][16]
+    float *total;    // [tile][block][16]: scale · Σ q, which minimums are multiplied by
+    int32_t *start;  // [tile][block][2][16]: −offset · Σ q of a half; where there is one half, [0] is of both
+    int64_t blocks;
+};
+
+// Adds the products of some rows with some blocks to acc [rows][64], which is float32. All of them compute
+//   acc = fma(float(Σ q · code) · scale_w, scale_x, acc), then acc = fma(min, total, acc) where there are minimums,
+// block after block: the sums of integers are exact, so the result is the same bits everywhere.
+struct Product {
+    const Widened *w;
+    const Activations *x;
+    int64_t row, first, count;  // the first row, the first block, the number of blocks
+    bool twice, min;            // two halves per block; minimums
+};
+void product_portable(const Product &p, int rows, float *acc);
+// Those of x86 are defined there alone.
+void product_avx2(const Product &p, int rows, float *acc);    // codes unsigned
+void product_vnni(const Product &p, int rows, float *acc);    // at most 4 rows of one tile
+void product_amx(const Product &p, int rows, float *acc);     // codes with a sign; a tile of rows
+// Tile registers of this thread: set up before product_amx, given back after it.
+bool has_amx();
+void begin_amx();
+void end_amx();
+
+}  // namespace tailrace

@@ -1,0 +1,179 @@
+// y = x Wᵀ + b of quantised weights. Activations become int8 per row and 32 inputs, whatever the number of rows, and a
+// row's products are added block after block: its result does not depend on its neighbours, bit for bit, nor on the
+// instruction set (quantized.h). Only the blocking differs: a panel's blocks are widened once per call, eight at a
+// time, and stay in the first cache while the rows pass by.
+#include "pool.h"
+#include "quantized.h"
+#include "simd.h"
+
+#include <algorithm>
+#include <atomic>
+#include <vector>
+
+namespace tailrace {
+
+namespace {
+
+std::atomic<int> widest_set{3};
+
+constexpr int64_t kRowsAtOnce = 256;  // their sums, [256][64] of float32, stay in the second cache
+constexpr int kFewRows = 4;           // of product_vnni
+constexpr int64_t kManyRows = 32;     // from here on a tile of 16 rows is faster than product_vnni
+
+struct Call {
+    const void *x;
+    int64_t m, k, x_stride;
+    const uint8_t *packed;
+    const void *bias;
+    int64_t n;
+    void *y;
+    const Format *f;
+    Activations rows;
+};
+
+enum Set : int { kPortable = 0, kAvx2 = 1, kVnni = 2, kAmx = 3 };
+
+Set best_set() {
+    Set best = kPortable;
+#if TAILRACE_X86
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) best = kAvx2;
+    if (best == kAvx2 && supports_avx512() && __builtin_cpu_supports("avx512vnni")) best = has_amx() ? kAmx : kVnni;
+#endif
+    return best;
+}
+
+// One row of up to 32 inputs per block → q, scale, total and start. NaN and infinity make scale NaN or infinite, so
+// that the row's results are no numbers either. A block below 1e-30 counts as zeros.
+template <typename T> void quantise_block(const T *x, const Format &f, const Activations &to, int64_t row, int64_t b) {
+    const int64_t tile = row / kTile, lane = row % kTile, place = (tile * to.blocks + b) * kTile + lane;
+    int8_t *q = to.q + place * kBlock;
+    float values[kBlock];
+    uint32_t most = 0;
+    for (int i = 0; i < kBlock; ++i) {
+        values[i] = to_float(x[i]);
+        uint32_t bits;
+        std::memcpy(&bits, &values[i], 4);
+        most = std::max(most, bits & 0x7fffffffu);  // NaN is above infinity here
+    }
+    float largest;
+    std::memcpy(&largest, &most, 4);
+    const float inverse = largest < 1e-30f ? 0.0f : 127.0f / largest;
+    int32_t sums[2] = {0, 0};
+    for (int i = 0; i < kBlock; ++i) {
+        const float shifted = values[i] * inverse + 12582912.0f;  // 1.5 · 2^23: rounds to the nearest, ties to even
+        int32_t bits;
+        std::memcpy(&bits, &shifted, 4);
+        q[i] = static_cast<int8_t>(bits - 0x4b400000);
+    }
+    for (int i = 0; i < kBlock; ++i) sums[i / kSixteen] += q[i];
+    const float scale = largest < 1e-30f ? 0.0f : largest / 127.0f;
+    const bool two = halves(f) == 2;
+    to.scale[place] = scale;
+    to.total[place] = scale * static_cast<float>(sums[0] + sums[1]);
+    int32_t *start = to.start + (tile * to.blocks + b) * 2 * kTile + lane;
+    start[0] = -f.offset * (two ? sums[0] : sums[0] + sums[1]);
+    start[kTile] = -f.offset * sums[1];
+}
+
+TAILRACE_CLONES void quantise_bf16(const bf16 *x, const Format &f, const Activations &to, int64_t row) {
+    for (int64_t b = 0; b < to.blocks; ++b) quantise_block(x + b * kBlock, f, to, row, b);
+}
+TAILRACE_CLONES void quantise_f32(const float *x, const Format &f, const Activations &to, int64_t row) {
+    for (int64_t b = 0; b < to.blocks; ++b) quantise_block(x + b * kBlock, f, to, row, b);
+}
+
+template <typename T> void quantise_rows(const Call &c) {
+    const auto one = [&](int64_t r) {
+        if constexpr (sizeof(T) == 4) quantise_f32(static_cast<const float *>(c.x) + r * c.x_stride, *c.f, c.rows, r);
+        else quantise_bf16(static_cast<const bf16 *>(c.x) + r * c.x_stride, *c.f, c.rows, r);
+    };
+    if (c.m < 8)
+        for (int64_t r = 0; r < c.m; ++r) one(r);
+    else Pool::instance().run((c.m + 7) / 8, [&](int64_t part) {
+            for (int64_t r = part * 8; r < std::min(c.m, part * 8 + 8); ++r) one(r);
+        });
+}
+
+// Adds the products of the widened blocks to the sums of `count` rows from p.row on, where a tile begins.
+void products(Product p, int64_t count, [[maybe_unused]] Set set, float *acc) {
+    for (int64_t r = 0; r < count;) {
+        const int64_t left = count - r;
+        int rows = static_cast<int>(std::min<int64_t>(left, kFewRows));
+#if TAILRACE_X86
+        if (set == kAmx) product_amx(p, rows = kTile, acc + r * kPack);
+        else if (set == kVnni) product_vnni(p, rows, acc + r * kPack);
+        else if (set == kAvx2) product_avx2(p, rows, acc + r * kPack);
+        else
+#endif
+            product_portable(p, rows, acc + r * kPack);
+        r += rows;
+        p.row += rows;
+    }
+}
+
+// One panel of 64 outputs for rows [from, from + count).
+template <typename T> void panel(const Call &c, int64_t at, int64_t from, int64_t count, Set set) {
+    thread_local std::vector<float> sums;
+    thread_local Widened w;
+    const uint8_t *weights = c.packed + at * panel_bytes(*c.f, c.k);
+    const int64_t width = std::min(kPack, c.n - at * kPack), blocks = c.k / kBlock;
+    float bias[kPack] = {};
+    if (c.bias)
+        for (int64_t j = 0; j < width; ++j) bias[j] = to_float(static_cast<const T *>(c.bias)[at * kPack + j]);
+    const int64_t rows = (count + kTile - 1) / kTile * kTile;
+    sums.resize(static_cast<size_t>(rows * kPack));
+    for (int64_t r = 0; r < rows; ++r) std::copy(bias, bias + kPack, sums.data() + r * kPack);
+    for (int64_t first = 0; first < blocks; first += kSuper) {
+        const int64_t n = std::min(kSuper, blocks - first);
+        widen(*c.f, weights, first, n, set == kAmx ? c.f->offset : 0, w);
+        products({&w, &c.rows, from, first, n, halves(*c.f) == 2, has_min(*c.f)}, count, set, sums.data());
+    }
+    T *y = static_cast<T *>(c.y) + from * c.n + at * kPack;
+    for (int64_t r = 0; r < count; ++r)
+        for (int64_t j = 0; j < width; ++j) y[r * c.n + j] = from_float<T>(sums[r * kPack + j]);
+}
+
+// The instruction set for so many rows. Tiles are padded to 16 rows, and two short sums per block don't pay there.
+Set set_for(const Format &f, int64_t m) {
+    const Set best = std::min(best_set(), static_cast<Set>(widest_set.load()));
+    const int64_t padded = (m + kTile - 1) / kTile * kTile;
+    const bool tiles = m >= kManyRows && padded * 5 <= m * 6 && halves(f) == 1;
+    return best == kAmx && !tiles ? kVnni : best;
+}
+
+template <typename T> void run(const Call &c) {
+    quantise_rows<T>(c);
+    const Set set = set_for(*c.f, c.m);
+    for (int64_t from = 0; from < c.m; from += kRowsAtOnce) {
+        const int64_t count = std::min(kRowsAtOnce, c.m - from);
+        Pool::instance().sweep((c.n + kPack - 1) / kPack, [&](int64_t at, int64_t) {
+            if (set == kAmx) begin_amx();
+            panel<T>(c, at, from, count, set);
+            if (set == kAmx) end_amx();
+        });
+    }
+}
+
+}  // namespace
+
+void use_at_most(int set) { widest_set = set; }
+int best_quantized_set() { return best_set(); }
+
+void quantized_linear(const void *x, Type type, int64_t m, int64_t k, int64_t x_stride, const void *packed, int format,
+                      const void *bias, int64_t n, void *y) {
+    if (m == 0) return;
+    thread_local std::vector<int8_t> q;
+    thread_local std::vector<float> floats;
+    thread_local std::vector<int32_t> starts;
+    const int64_t blocks = k / kBlock, places = (m + kTile - 1) / kTile * kTile * blocks;
+    if (static_cast<int64_t>(q.size()) < places * kBlock) {
+        q.resize(static_cast<size_t>(places * kBlock));
+        floats.resize(static_cast<size_t>(places * 2));
+        starts.resize(static_cast<size_t>(places * 2));
+    }
+    const Activations rows{q.data(), floats.data(), floats.data() + places, starts.data(), blocks};
+    const Call call{x, m, k, x_stride, static_cast<const uint8_t *>(packed), bias, n, y, format_of(format), rows};
+    type == Type::f32 ? run<float>(call) : run<bf16>(call);
+}
+
+}  // namespace tailrace

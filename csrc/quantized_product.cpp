@@ -1,0 +1,292 @@
+// The products of widened blocks with rows of int8, one function per instruction set. All give the same bits: sums of
+// integers are exact, and the float part is the same fused multiply-adds in the same order (quantized.h).
+#include "quantized.h"
+#include "simd.h"
+
+#include <cmath>
+
+#if TAILRACE_X86 && defined(__linux__) && (defined(__clang__) || __GNUC__ >= 11)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#define TAILRACE_AMX 1
+#else
+#define TAILRACE_AMX 0
+#endif
+
+namespace tailrace {
+namespace {
+
+// Where the data of a row and a block lie.
+struct At {
+    const Activations &x;
+    int64_t tile, lane;
+    At(const Activations &all, int64_t row) : x(all), tile(row / kTile), lane(row % kTile) {}
+    const int8_t *q(int64_t block) const { return x.q + ((tile * x.blocks + block) * kTile + lane) * kBlock; }
+    int64_t place(int64_t block) const { return (tile * x.blocks + block) * kTile + lane; }
+    float scale(int64_t block) const { return x.scale[place(block)]; }
+    float total(int64_t block) const { return x.total[place(block)]; }
+    const int32_t *start(int64_t block, int half) const {
+        return x.start + ((tile * x.blocks + block) * 2 + half) * kTile + lane;
+    }
+};
+
+// Sums of k4 groups of four codes with q, over 64 outputs.
+TAILRACE_CLONES void sums_portable(const uint8_t *codes, const int8_t *q, int groups, int32_t *sums) {
+    for (int g = 0; g < groups; ++g, codes += 4 * kPack, q += 4)
+        for (int j = 0; j < kPack; ++j)
+            sums[j] += codes[4 * j] * q[0] + codes[4 * j + 1] * q[1] + codes[4 * j + 2] * q[2] + codes[4 * j + 3] * q[3];
+}
+
+#if TAILRACE_X86
+__attribute__((target("avx2,fma"))) void sums_avx2(const uint8_t *codes, const int8_t *q, int groups, int32_t *sums) {
+    // Two products of 8 bits and 7 bits fit into the 16 bits that vpmaddubsw adds them in, so the eighth bit of a code
+    // goes by itself.
+    const __m256i seven = _mm256_set1_epi8(127), one = _mm256_set1_epi8(1);
+    const __m256i ones = _mm256_set1_epi16(1), eighth = _mm256_set1_epi16(128);
+    for (int j = 0; j < kPack; j += 8) {
+        __m256i *to = reinterpret_cast<__m256i *>(sums + j);
+        __m256i sum = _mm256_load_si256(to);
+        for (int g = 0; g < groups; ++g) {
+            int32_t four;
+            std::memcpy(&four, q + 4 * g, 4);
+            const __m256i x = _mm256_set1_epi32(four);
+            const __m256i w = _mm256_load_si256(reinterpret_cast<const __m256i *>(codes + (g * kPack + j) * 4));
+            const __m256i low = _mm256_maddubs_epi16(_mm256_and_si256(w, seven), x);
+            const __m256i top = _mm256_maddubs_epi16(_mm256_and_si256(_mm256_srli_epi16(w, 7), one), x);
+            sum = _mm256_add_epi32(sum, _mm256_madd_epi16(low, ones));
+            sum = _mm256_add_epi32(sum, _mm256_madd_epi16(top, eighth));
+        }
+        _mm256_store_si256(to, sum);
+    }
+}
+
+__attribute__((target("avx2,fma"))) void add_avx2(const int32_t *sums, const float *scales, float by, float *acc) {
+    const __m256 x = _mm256_set1_ps(by);
+    for (int j = 0; j < kPack; j += 8) {
+        const __m256 sum = _mm256_cvtepi32_ps(_mm256_load_si256(reinterpret_cast<const __m256i *>(sums + j)));
+        const __m256 part = _mm256_mul_ps(sum, _mm256_load_ps(scales + j));
+        _mm256_storeu_ps(acc + j, _mm256_fmadd_ps(part, x, _mm256_loadu_ps(acc + j)));
+    }
+}
+
+__attribute__((target("avx2,fma"))) void add_min_avx2(const float *mins, float by, float *acc) {
+    const __m256 x = _mm256_set1_ps(by);
+    for (int j = 0; j < kPack; j += 8)
+        _mm256_storeu_ps(acc + j, _mm256_fmadd_ps(_mm256_load_ps(mins + j), x, _mm256_loadu_ps(acc + j)));
+}
+#endif
+
+void add_portable(const int32_t *sums, const float *scales, float by, float *acc) {
+    for (int j = 0; j < kPack; ++j) acc[j] = std::fma(static_cast<float>(sums[j]) * scales[j], by, acc[j]);
+}
+void add_min_portable(const float *mins, float by, float *acc) {
+    for (int j = 0; j < kPack; ++j) acc[j] = std::fma(mins[j], by, acc[j]);
+}
+
+using Sums = void (*)(const uint8_t *, const int8_t *, int, int32_t *);
+using Add = void (*)(const int32_t *, const float *, float, float *);
+using AddMin = void (*)(const float *, float, float *);
+
+inline void each_row(const Product &p, int rows, float *acc, Sums sums_of, Add add, AddMin add_min) {
+    const int parts = p.twice ? 2 : 1, groups = kBlock / 4 / parts;
+    alignas(64) int32_t sums[kPack];
+    for (int r = 0; r < rows; ++r, acc += kPack) {
+        const At at(*p.x, p.row + r);
+        for (int64_t b = 0; b < p.count; ++b) {
+            const int64_t block = p.first + b;
+            for (int half = 0; half < parts; ++half) {
+                const int32_t start = *at.start(block, half);
+                for (int32_t &sum : sums) sum = start;
+                sums_of(p.w->codes + b * kCell + half * groups * 4 * kPack, at.q(block) + half * kSixteen, groups, sums);
+                add(sums, p.w->scales + (b * parts + half) * kPack, at.scale(block), acc);
+            }
+            if (p.min) add_min(p.w->mins + b * kPack, at.total(block), acc);
+        }
+    }
+}
+
+#if TAILRACE_X86
+#define TAILRACE_VNNI __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")))
+
+template <int R, bool Twice, bool Min> TAILRACE_VNNI void rows_vnni(const Product &p, float *acc) {
+    constexpr int parts = Twice ? 2 : 1, groups = kBlock / 4 / parts;
+    const At at(*p.x, p.row);
+    for (int64_t b = 0; b < p.count; ++b) {
+        const int8_t *q = at.q(p.first + b);
+        const float *scale = p.x->scale + at.place(p.first + b), *total = p.x->total + at.place(p.first + b);
+        for (int half = 0; half < parts; ++half) {
+            const int32_t *start = at.start(p.first + b, half);
+            const uint8_t *codes = p.w->codes + b * kCell + half * groups * 4 * kPack;
+            __m512i sums[R][4];
+#pragma GCC unroll 4
+            for (int r = 0; r < R; ++r)
+                for (int j = 0; j < 4; ++j) sums[r][j] = _mm512_set1_epi32(start[r]);
+#pragma GCC unroll 8
+            for (int g = 0; g < groups; ++g) {
+                const __m512i w0 = _mm512_load_si512(codes + g * 256), w1 = _mm512_load_si512(codes + g * 256 + 64);
+                const __m512i w2 = _mm512_load_si512(codes + g * 256 + 128), w3 = _mm512_load_si512(codes + g * 256 + 192);
+#pragma GCC unroll 4
+                for (int r = 0; r < R; ++r) {
+                    int32_t four;
+                    std::memcpy(&four, q + r * kBlock + half * kSixteen + 4 * g, 4);
+                    const __m512i x = _mm512_set1_epi32(four);
+                    sums[r][0] = _mm512_dpbusd_epi32(sums[r][0], w0, x);
+                    sums[r][1] = _mm512_dpbusd_epi32(sums[r][1], w1, x);
+                    sums[r][2] = _mm512_dpbusd_epi32(sums[r][2], w2, x);
+                    sums[r][3] = _mm512_dpbusd_epi32(sums[r][3], w3, x);
+                }
+            }
+            const float *scales = p.w->scales + (b * parts + half) * kPack;
+#pragma GCC unroll 4
+            for (int j = 0; j < 4; ++j) {
+                const __m512 w = _mm512_load_ps(scales + 16 * j);
+#pragma GCC unroll 4
+                for (int r = 0; r < R; ++r) {
+                    float *to = acc + r * kPack + 16 * j;
+                    const __m512 part = _mm512_mul_ps(_mm512_cvtepi32_ps(sums[r][j]), w);
+                    __m512 sum = _mm512_fmadd_ps(part, _mm512_set1_ps(scale[r]), _mm512_loadu_ps(to));
+                    if (Min)
+                        sum = _mm512_fmadd_ps(_mm512_load_ps(p.w->mins + b * kPack + 16 * j), _mm512_set1_ps(total[r]), sum);
+                    _mm512_storeu_ps(to, sum);
+                }
+            }
+        }
+    }
+}
+
+template <bool Twice, bool Min> void some_vnni(const Product &p, int rows, float *acc) {
+    switch (rows) {
+        case 1: return rows_vnni<1, Twice, Min>(p, acc);
+        case 2: return rows_vnni<2, Twice, Min>(p, acc);
+        case 3: return rows_vnni<3, Twice, Min>(p, acc);
+        default: return rows_vnni<4, Twice, Min>(p, acc);
+    }
+}
+#endif
+
+#if TAILRACE_AMX
+constexpr int kPermission = 0x1023, kTileData = 18;  // arch_prctl's ARCH_REQ_XCOMP_PERM, for the tiles' data
+
+struct alignas(64) TileConfig {
+    uint8_t palette = 1, start = 0, reserved[14] = {};
+    uint16_t bytes[16] = {};
+    uint8_t rows[16] = {};
+};
+
+#define TAILRACE_TILES __attribute__((target("amx-tile,amx-int8,avx512f,avx512bw,avx512vl,avx512dq")))
+
+// The sums of one tile of rows with 16 outputs, of a block or of its halves. Tiles: 0 and 1 sums, 2 and 3 the rows' and
+// the codes' 32 inputs, 4 and 5 their 16.
+template <bool Twice> TAILRACE_TILES inline void sums_amx(const int8_t *q, const uint8_t *codes, int32_t *sums) {
+    if constexpr (Twice) {
+        _tile_loadd(4, q, kBlock);
+        _tile_loadd(5, codes, 4 * kPack);
+        _tile_zero(0);
+        _tile_dpbssd(0, 4, 5);
+        _tile_loadd(4, q + kSixteen, kBlock);
+        _tile_loadd(5, codes + 4 * 4 * kPack, 4 * kPack);
+        _tile_zero(1);
+        _tile_dpbssd(1, 4, 5);
+        _tile_stored(0, sums, 64);
+        _tile_stored(1, sums + kTile * 16, 64);
+    } else {
+        _tile_loadd(2, q, kBlock);
+        _tile_loadd(3, codes, 4 * kPack);
+        _tile_zero(0);
+        _tile_dpbssd(0, 2, 3);
+        _tile_stored(0, sums, 64);
+    }
+}
+
+// The sums of the next block are on their way while those of this one are added.
+template <bool Twice, bool Min> TAILRACE_TILES void tile_amx(const Product &p, int j, float *acc) {
+    constexpr int parts = Twice ? 2 : 1;
+    const At at(*p.x, p.row);
+    alignas(64) int32_t sums[2][parts * kTile * 16];
+    __m512 all[kTile];
+#pragma GCC unroll 16
+    for (int r = 0; r < kTile; ++r) all[r] = _mm512_loadu_ps(acc + r * kPack + 16 * j);
+    sums_amx<Twice>(at.q(p.first), p.w->codes + 64 * j, sums[0]);
+    for (int64_t b = 0; b < p.count; ++b) {
+        if (b + 1 < p.count) sums_amx<Twice>(at.q(p.first + b + 1), p.w->codes + (b + 1) * kCell + 64 * j, sums[(b + 1) % 2]);
+        const float *scale = p.x->scale + at.place(p.first + b), *total = p.x->total + at.place(p.first + b);
+        for (int half = 0; half < parts; ++half) {
+            const __m512 w = _mm512_load_ps(p.w->scales + (b * parts + half) * kPack + 16 * j);
+            const int32_t *from = sums[b % 2] + half * kTile * 16;
+#pragma GCC unroll 16
+            for (int r = 0; r < kTile; ++r) {
+                const __m512 part = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_load_si512(from + 16 * r)), w);
+                all[r] = _mm512_fmadd_ps(part, _mm512_set1_ps(scale[r]), all[r]);
+            }
+        }
+        if constexpr (Min) {
+            const __m512 min = _mm512_load_ps(p.w->mins + b * kPack + 16 * j);
+#pragma GCC unroll 16
+            for (int r = 0; r < kTile; ++r) all[r] = _mm512_fmadd_ps(min, _mm512_set1_ps(total[r]), all[r]);
+        }
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < kTile; ++r) _mm512_storeu_ps(acc + r * kPack + 16 * j, all[r]);
+}
+
+bool find_amx() {
+    unsigned a, b, c, d;
+    if (!supports_avx512() || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
+    const bool there = (d >> 24 & 1) && (d >> 25 & 1);  // AMX-TILE, AMX-INT8
+    return there && syscall(SYS_arch_prctl, kPermission, kTileData) == 0;
+}
+#endif
+
+}  // namespace
+
+void product_portable(const Product &p, int rows, float *acc) {
+    each_row(p, rows, acc, sums_portable, add_portable, add_min_portable);
+}
+
+#if TAILRACE_X86
+void product_avx2(const Product &p, int rows, float *acc) {
+    each_row(p, rows, acc, sums_avx2, add_avx2, add_min_avx2);
+}
+
+void product_vnni(const Product &p, int rows, float *acc) {
+    if (p.twice) return some_vnni<true, false>(p, rows, acc);
+    p.min ? some_vnni<false, true>(p, rows, acc) : some_vnni<false, false>(p, rows, acc);
+}
+#endif
+
+#if TAILRACE_AMX
+bool has_amx() {
+    static const bool yes = find_amx();
+    return yes;
+}
+
+TAILRACE_TILES void begin_amx() {
+    // in memory before the instruction, of whose reads the compiler is told only the first ones
+    static const TileConfig config = [] {
+        TileConfig made;
+        made.rows[0] = made.rows[1] = kTile;
+        made.bytes[0] = made.bytes[1] = 64;
+        made.rows[2] = made.rows[4] = kTile;
+        made.bytes[2] = kBlock, made.bytes[4] = kSixteen;
+        made.rows[3] = kBlock / 4, made.rows[5] = kSixteen / 4;
+        made.bytes[3] = made.bytes[5] = 64;
+        return made;
+    }();
+    _tile_loadconfig(&config);
+}
+
+TAILRACE_TILES void end_amx() { _tile_release(); }
+
+void product_amx(const Product &p, int, float *acc) {
+    for (int j = 0; j < 4; ++j)
+        p.twice ? tile_amx<true, false>(p, j, acc) : p.min ? tile_amx<false, true>(p, j, acc) : tile_amx<false, false>(p, j, acc);
+}
+#else
+bool has_amx() { return false; }
+void begin_amx() {}
+void end_amx() {}
+void product_amx(const Product &, int, float *) {}
+#endif
+
+}  // namespace tailrace

@@ -1,0 +1,98 @@
+"""Linear layers of weights quantised in blocks, by csrc/quantized_linear.cpp."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from tailrace import _cpu
+from tailrace.kernels.types import CODES
+
+PANEL = 64  # outputs that are packed together
+
+
+class Quantized(NamedTuple):
+    """data: the packed blocks of an [N, K] matrix, uint8. bias: [N] or None. ggml_type: GGUF's number of their type."""
+
+    data: torch.Tensor
+    bias: torch.Tensor | None
+    n: int
+    k: int
+    ggml_type: int
+
+
+def pack_quantized(raw: torch.Tensor, ggml_type: int, k: int, bias: torch.Tensor | None = None) -> Quantized:
+    if not _cpu.is_quantized(ggml_type):
+        raise ValueError(f"there is no kernel for blocks of GGUF's type {ggml_type}")
+    block, size = BLOCKS[ggml_type]
+    if raw.dtype != torch.uint8 or raw.dim() != 2 or k % block or raw.shape[1] != k // block * size:
+        wanted = f"[N, {k // block * size}], of blocks of {block} weights in {size} bytes"
+        raise ValueError(f"blocks of [N, {k}] weights must be uint8 {wanted}, got {raw.dtype} {tuple(raw.shape)}")
+    n = raw.shape[0]
+    if bias is not None and bias.shape != (n,):
+        raise ValueError(f"bias must be [{n}], got {tuple(bias.shape)}")
+    raw = raw.detach().contiguous()
+    data = torch.empty(_cpu.quantized_bytes(ggml_type, n, k), dtype=torch.uint8)
+    if not _cpu.pack_quantized(raw.data_ptr(), ggml_type, n, k, data.data_ptr()):
+        raise ValueError("a block has a scale that is not finite")
+    return Quantized(data, None if bias is None else bias.detach().clone(), n, k, ggml_type)
+
+
+def joined(parts: list[Quantized]) -> list[Quantized]:
+    """The same outputs side by side, from fewer matrices: neighbours of one type whose outputs fill their panels become
+    one."""
+    done: list[Quantized] = []
+    for part in parts:
+        last = done[-1] if done else None
+        if (
+            last is None
+            or last.n % PANEL
+            or (last.k, last.ggml_type, last.bias is None) != ((part.k, part.ggml_type, part.bias is None))
+        ):
+            done.append(part)
+            continue
+        bias = None if last.bias is None or part.bias is None else torch.cat([last.bias, part.bias])
+        done[-1] = Quantized(torch.cat([last.data, part.data]), bias, last.n + part.n, part.k, part.ggml_type)
+    return done
+
+
+def quantized_rows(packed: Quantized, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    if dtype not in (torch.bfloat16, torch.float32):
+        raise ValueError(f"dtype must be bf16 or f32, got {dtype}")
+    flat = ids.reshape(-1).to(torch.int64).contiguous()
+    if len(flat) and not 0 <= int(flat.min()) <= int(flat.max()) < packed.n:
+        raise ValueError(f"ids must be in [0, {packed.n}), got {int(flat.min())} … {int(flat.max())}")
+    out = torch.empty((*ids.shape, packed.k), dtype=dtype)
+    _cpu.quantized_rows(
+        packed.data.data_ptr(), packed.ggml_type, packed.k, flat.data_ptr(), len(flat), CODES[dtype], out.data_ptr()
+    )
+    return out
+
+
+def product(x: torch.Tensor, packed: Quantized) -> torch.Tensor:
+    """`kernels.linear` for such weights."""
+    bias = packed.bias
+    if x.shape[-1] != packed.k or (bias is not None and bias.dtype != x.dtype):
+        raise ValueError(f"x must be [..., {packed.k}] with the bias's dtype, got {x.dtype} {tuple(x.shape)}")
+    rows = x.reshape(-1, packed.k)
+    if rows.stride(1) != 1:
+        rows = rows.contiguous()
+    y = torch.empty((*x.shape[:-1], packed.n), dtype=x.dtype)
+    _cpu.quantized_linear(
+        rows.data_ptr(),
+        CODES[x.dtype],
+        rows.shape[0],
+        packed.k,
+        rows.stride(0),
+        packed.data.data_ptr(),
+        packed.ggml_type,
+        0 if bias is None else bias.data_ptr(),
+        packed.n,
+        y.data_ptr(),
+    )
+    return y
+
+
+# GGUF's number of a type → weights and bytes of one of its blocks
+BLOCKS: dict[int, tuple[int, int]] = {number: (block, size) for number, block, size in _cpu.quantized_types()}

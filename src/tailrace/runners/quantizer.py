@@ -1,0 +1,52 @@
+"""transformers' side of runners/quantized.py: importing this module tells transformers of the method."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tailrace.extras import needs
+from tailrace.runners.quantized import METHOD, pack_all, swap
+
+with needs("serve"):
+    from transformers.quantizers.auto import register_quantization_config, register_quantizer
+    from transformers.quantizers.base import HfQuantizer
+    from transformers.utils.quantization_config import QuantizationConfigMixin
+
+
+@register_quantization_config(METHOD)
+class BlocksConfig(QuantizationConfigMixin):
+    """types: name of a weight → GGUF's number of its blocks' type. shapes: name → shape of the raw blocks."""
+
+    def __init__(self, types: dict[str, int], shapes: dict[str, list[int]], **_: Any) -> None:
+        self.quant_method: Any = METHOD
+        self.types, self.shapes = types, shapes
+
+
+@register_quantizer(METHOD)
+class BlocksQuantizer(HfQuantizer):
+    """Fills the modules with blocks."""
+
+    requires_calibration = False
+    quantization_config: Any
+
+    @property
+    def is_trainable(self) -> Any:
+        return False
+
+    def is_serializable(self) -> Any:
+        return False
+
+    def param_needs_quantization(self, model: Any, param_name: str, **_: Any) -> bool:
+        return False
+
+    def _process_model_before_weight_loading(self, model: Any, **_: Any) -> None:
+        self.types, shapes = dict(self.quantization_config.types), dict(self.quantization_config.shapes)
+        if model.config.get_text_config().tie_word_embeddings:
+            for target, source in (model._tied_weights_keys or {}).items():
+                if source in self.types:
+                    self.types[target], shapes[target] = self.types[source], shapes[source]
+        self.modules = swap(model, {name: (shape[0], shape[1]) for name, shape in shapes.items()}, model.dtype)
+
+    def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
+        pack_all(self.modules, self.types)
+        return model

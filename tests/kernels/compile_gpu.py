@@ -99,8 +99,7 @@ def linears(
         ("tokens", "features", "depth", "units", "splits", "x_stride", "w_n", "out_stride", "depth"), "i32"
     )
     sizes = {"BN": tile.features, "BT": tile.tokens, "BK": tile.depth, "GROUP": 8, "w_k": 1}
-    whole = tile.features * tile.tokens > linear.TOTALS
-    return linear.multiply, types, sizes | {"BIAS": not partial, "PARTIAL": partial, "WHOLE": whole, "EVEN": even}
+    return linear.multiply, types, sizes | {"BIAS": not partial, "PARTIAL": partial, "WHOLE": False, "EVEN": even}
 
 
 def of_rows(kind: str) -> list[tuple[Any, dict[str, str], dict[str, int]]]:

@@ -9,6 +9,8 @@ from torch.nn import functional as F
 
 from runners.tiny_models import MODELS, VOCAB, save
 from tailrace.config import ModelConfig
+from tailrace.errors import ModelLoadError
+from tailrace.kernels.gpu import linear as gpu
 from tailrace.runners import load_runner
 from tailrace.runners.flat_batch import FlatTokens
 from tailrace.runners.invariant import needed
@@ -115,9 +117,20 @@ class Sequences:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", MODELS)
 def test_neighbours_and_cuts_do_not_matter(kind, dtype, tmp_path):
-    assert Sequences(save(kind, tmp_path), dtype, True).apart() == 0
+    try:
+        sequences = Sequences(save(kind, tmp_path), dtype, True)
+    except ModelLoadError as error:  # another transformers there may have another mask
+        pytest.skip(str(error))
+    assert sequences.apart() == 0
 
 
 @HARDWARE
-def test_without_the_option_they_do(tmp_path):
-    assert Sequences(save(next(iter(MODELS)), tmp_path), "bfloat16", False).apart() > 0
+def test_a_linear_layer_that_depends_on_the_rows_is_seen(tmp_path, monkeypatch):
+    sequences, right = Sequences(save("llama, dynamic rope", tmp_path), "bfloat16", True), gpu.launch
+
+    def planted(rows: torch.Tensor, packed: gpu.Weight, out: torch.Tensor) -> None:
+        right(rows, packed, out)
+        out.mul_(1.01 if len(rows) > 60 else 1.0)
+
+    monkeypatch.setattr(gpu, "launch", planted)
+    assert sequences.apart() > 0

@@ -34,7 +34,7 @@ from tailrace.kernels.gpu.launcher import Launcher, special
 from tailrace.kernels.gpu.linear_kernels import UNIT, add_splits, multiply
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-FEATURES, ENOUGH = 64, 132  # of the smallest tile; programs that keep a GPU busy
+FEATURES, ENOUGH = 64, 128  # of the smallest tile; programs that keep a GPU busy
 WORTH = 4096  # a part of K has no less: below that to add up parts takes longer than what it saves
 JOINED = 1024  # features that a program of add_splits has
 GROUP = 8  # tiles of tokens that are neighbours, so that they find the weights in the cache
@@ -64,7 +64,6 @@ def shared_memory(device: torch.device) -> int:
 
 # from the largest to the smallest
 HALF = (
-    Tile(128, 256, 64, 8, 3),
     Tile(128, 128, 64, 8, 3),
     Tile(64, 128, 64, 4, 4),
     Tile(64, 64, 64, 4, 5),
@@ -72,7 +71,6 @@ HALF = (
     Tile(64, 16, 64, 4, 8),
 )
 SINGLE = (Tile(64, 64, 32, 4, 3), Tile(64, 16, 32, 4, 3))  # float32
-TOTALS = 128 * 128  # entries of the largest tile that has registers for the sum of a part and of all parts
 
 
 class Weight(NamedTuple):
@@ -108,16 +106,12 @@ def splits_of(features: int, depth: int) -> tuple[int, int]:
 
 
 @cache
-def tile_of(tokens: int, features: int, dtype: torch.dtype, device: torch.device, whole: bool = True) -> Tile:
-    """For so many rows and features: the largest tile of which there are enough, or one that reads the weights few
-    times. whole: K has one part."""
+def tile_of(tokens: int, features: int, dtype: torch.dtype, device: torch.device) -> Tile:
+    """For so many rows and features: the largest tile of which there are enough, or the smallest that reads the weights
+    few times."""
     tiles, width = SINGLE if dtype == torch.float32 else HALF, max(16, triton.next_power_of_2(tokens))
     fitting = [
-        tile
-        for tile in tiles
-        if min(64, width) <= tile.tokens <= max(width, tiles[-1].tokens)
-        and (whole or tile.features * tile.tokens <= TOTALS)
-        and tile.fits(device, dtype.itemsize)
+        tile for tile in tiles if min(32, width) <= tile.tokens <= width and tile.fits(device, dtype.itemsize)
     ] or [tiles[0]]
     enough = (tile for tile in fitting if programs(tokens, features, tile) >= ENOUGH)
     return next(enough, fitting[-1])
@@ -151,7 +145,7 @@ def launch(rows: torch.Tensor, packed: Weight, out: torch.Tensor) -> None:
     (weight, bias, fixed), tokens = packed, rows.shape[0]
     features, depth = weight.shape
     splits, units = splits_of(features, depth)
-    tile = tile_of(tokens, features, out.dtype, out.device, splits == 1)
+    tile = tile_of(tokens, features, out.dtype, out.device)
     tiles = programs(tokens, features, tile)
     partial, whole, even = splits > 1 and tiles < ENOUGH, splits == 1, depth % tile.depth == 0
     work = torch.empty((splits, tokens, features), dtype=torch.float32, device=out.device) if partial else out

@@ -53,7 +53,9 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--output-tokens", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", choices=("http", "engine"), help="one half")
-    parser.add_argument("--batch-invariant", action="store_true", help="as for tailrace serve")
+    parser.add_argument(
+        "--batch-invariant", action=argparse.BooleanOptionalAction, default=True, help="as for tailrace serve"
+    )
     add_server_flags(parser)
     return parser.parse_args(argv)
 
@@ -92,7 +94,7 @@ def over_http(args: argparse.Namespace, local: LocalModel) -> Iterator[dict[str,
         client = stack.enter_context(Worker("bench.load", threads=1))
         asks: dict[str, Ask] = {}
         for overlap in OVERLAPS:
-            given = f"{args.server_args} {'--batch-invariant' if args.batch_invariant else ''}"
+            given = f"{args.server_args} {'' if args.batch_invariant else '--no-batch-invariant'}"
             more = f"{given} --device {args.device} --max-num-seqs {max(args.streams)} --overlap {overlap}"
             server = stack.enter_context(serving(argparse.Namespace(**vars(args) | {"server_args": more}), local))
             where = {"host": HOST, "port": server["port"]}

@@ -1,0 +1,3 @@
+"""Laws of errors, a file each, in the order in which they are tested."""
+
+NAMES: tuple[str, ...] = ()

@@ -235,3 +235,10 @@ def box(law: Sequence[float], tolerance: float) -> tuple[Probabilities, Probabil
     of what is reported."""
     factor = math.exp(tolerance)
     return tuple(p / factor for p in law), tuple(min(1.0, p * factor) for p in law)
+
+
+# ---- the run's error, split
+
+# Each of at most so many statistical laws may spend an equal share; a law with several tests divides its own.
+STATISTICAL_LAWS = 20
+SHARE = ALPHA / STATISTICAL_LAWS

@@ -50,6 +50,8 @@ class Plan:
     @property
     def stops(self) -> list[str]:
         given = self.params.get("stop", [])
+        if self.fault == "stop-text-as-characters" and isinstance(given, str):
+            return list(given)
         return [given] if isinstance(given, str) else given
 
 
@@ -64,6 +66,8 @@ def bound_text(params: dict[str, Any], rng: random.Random, fault: str) -> str | 
         if not isinstance(schema, dict) or not isinstance(schema.get("type", "object"), str):
             raise BadRequest("response_format.json_schema.schema must be a JSON schema", "response_format")
         return spoiled(json_text(schema, rng), fault)
+    if kind == "json_object" and fault == "json-mode-ignored":
+        return None
     if kind == "json_object":
         return spoiled(json.dumps({"a": rng.randrange(10)}), fault)
     if kind != "text":

@@ -15,7 +15,7 @@ from typing import Any
 from conform.fields import CONTEXT, BadRequest, check
 from conform.generation import Part, Plan, bound_text, choice_parts
 from conform.http_frame import Asked, Events, HttpFrame, Plain
-from conform.script import EOS, VOCABULARY, Drawn, encode
+from conform.script import encode
 from conform.shapes import Shape
 
 MODEL = "scripted"
@@ -28,7 +28,7 @@ class HonestServer:
 
     def __init__(self, fault: str = "", metrics: bool = True, thinking: bool = False) -> None:
         self.fault, self.metrics, self.thinking = fault, metrics, thinking
-        self.num_running, self.num_made = 0, 0
+        self.num_running, self.num_made, self.num_refused = 0, 0, 0
         self._places = asyncio.Semaphore(PLACES)
         self._frame = HttpFrame(self.handle)
         self._random = random.Random(1)
@@ -58,6 +58,9 @@ class HonestServer:
                 raise BadRequest("use POST", status=405)
             return await self._generate(asked, routes[asked.path])
         except BadRequest as error:
+            self.num_refused += 1
+            if self.fault == "refusals-in-stream" and b'"stream": true' in asked.body:
+                return Events(refused_late(error))
             return self._refusal(error)
 
     def _refusal(self, error: BadRequest) -> Plain:
@@ -77,6 +80,8 @@ class HonestServer:
         except (ValueError, RecursionError):
             if self.fault == "bad-json-hangs":
                 await asyncio.sleep(3600)
+            if self.fault == "crashes-at-nesting" and len(asked.body) > 100_000:
+                return Plain("deep", 500)
             raise BadRequest("the body is no valid JSON", "body") from None
         params = check(body, chat, self.fault)
         if params["model"] != MODEL and self.fault != "any-model":
@@ -84,6 +89,8 @@ class HonestServer:
         plan = self._plan(params, chat)
         shape = Shape(params, chat, f"request-{self.num_made}", self.fault)
         self.num_made += 1
+        if self.fault == "fails-at-times" and self.num_made % 23 == 0:
+            return Plain({"error": {"message": "something failed", "type": "server_error"}}, 500)
         if params.get("stream") and self.fault != "stream-ignored":
             return Events(self._events(plan, shape, asked), self.fault == "hangs-up")
         return await self._whole(plan, shape, asked)
@@ -205,7 +212,10 @@ class HonestServer:
                     yield index, Part(text, None, channel)
                 yield index, Part("", None, finish=parts[-1].finish)
             return
+        refused = self.num_refused
         async for index, part in self._parts(plan, asked):
+            if self.fault == "neighbours-harmed" and self.num_refused > refused:
+                part = Part(part.text.upper(), part.drawn, part.channel, part.finish, part.stop_reason)
             if self.fault == "last-text-lost" and part.finish == "length":
                 part = Part("", part.drawn, part.channel, part.finish)
             if self.fault == "text-stripped":
@@ -229,8 +239,10 @@ class HonestServer:
         return made
 
 
+async def refused_late(error: BadRequest) -> AsyncIterator[bytes]:
+    """A refusal as an event, after a 200."""
+    yield event({"error": {"message": str(error), "param": error.param}})
+
+
 def event(chunk: dict[str, Any]) -> bytes:
     return b"data: " + json.dumps(chunk, ensure_ascii=False).encode(errors="surrogatepass") + b"\n\n"
-
-
-__all__ = ["EOS", "MODEL", "VOCABULARY", "Drawn", "HonestServer"]

@@ -66,8 +66,8 @@ def encode(text: str) -> list[int]:
 class Step:
     """One token to draw. ids: prompt and output so far. params: the request's body as sent (temperature, top_p, top_k,
     min_p, penalties, logit_bias, min_tokens, bad_words, allowed_token_ids, …). seed: the request's, or a random one.
-    index: which of n. num_running: requests at once, for faults under load. allowed: ids that structure leaves, or
-    None. fault: a name of faults.py, or ""."""
+    index: which of n. num_running: requests at once; longest_prompt: tokens of the longest of their prompts; both for
+    faults under load. allowed: ids that structure leaves, or None. fault: a name of faults.py, or ""."""
 
     ids: Sequence[int]
     num_prompt: int
@@ -77,6 +77,7 @@ class Step:
     num_running: int = 1
     allowed: frozenset[int] | None = None
     fault: str = ""
+    longest_prompt: int = 0
 
 
 @dataclass(frozen=True)

@@ -39,12 +39,14 @@ BUDGETS = {
 
 @dataclass
 class LawContext:
-    """A run as a law sees it. rng: the law's own, seeded by the run's seed and the law's id."""
+    """A run as a law sees it. rng: the law's own, seeded by the run's seed and the law's id. shared: what laws of one
+    run find out once (spread.py)."""
 
     server: TargetServer
     capabilities: Capabilities
     budget: RunBudget = BUDGETS["normal"]
     rng: random.Random = field(default_factory=lambda: random.Random(0))
+    shared: dict[str, Any] = field(default_factory=dict)
 
     async def complete(self, crowded: bool = False, **fields: Any) -> Exchange:
         """A completion; model, a prompt and max_tokens 16 are filled in. A field that is None is left out."""

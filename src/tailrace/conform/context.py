@@ -91,8 +91,11 @@ class LawContext:
 
     async def together(self, calls: Iterable[Any]) -> list[Exchange]:
         """Await calls of the helpers at once; the first that raises ends all."""
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(call) for call in calls]
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(call) for call in calls]
+        except* (Refused, NoAnswer) as failed:
+            raise failed.exceptions[0] from None
         return [task.result() for task in tasks]
 
     async def replies(self, calls: Iterable[Any]) -> list[Reply]:

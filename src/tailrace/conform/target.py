@@ -40,23 +40,39 @@ class TargetServer:
     async def close(self) -> None:
         await self.http.aclose()
 
-    async def request(self, path: str, body: Any = None, method: str = "", crowded: bool = False) -> Exchange:
+    async def request(
+        self, path: str, body: Any = None, method: str = "", crowded: bool = False, root: str = ""
+    ) -> Exchange:
         """Send a request and read its answer, as a stream where the body asks for one.
 
         body: sent as JSON; a text is sent as it is; None: a GET, unless method says otherwise. crowded: not counted
-        among those at once, where a law wants more than the user's limit (still bounded by the law).
+        among those at once, where a law wants more than the user's limit (still bounded by the law). root: in
+        place of base_url.
         """
         streamed = isinstance(body, dict) and body.get("stream") is True
         made = Exchange(method or ("GET" if body is None else "POST"), path, body, streamed, self._has_key)
         if crowded:
-            await self._send(made)
+            await self._send(made, root)
         else:
             async with self._places:
-                await self._send(made)
+                await self._send(made, root)
         self._count(made)
         return made
 
-    async def _send(self, made: Exchange) -> None:
+    async def hold(self, path: str, body: dict[str, Any], leave: asyncio.Event) -> Exchange:
+        """Open a stream, read on until `leave` is set, and close the connection."""
+        made = Exchange("POST", path, body, True, self._has_key)
+        reading = asyncio.create_task(self._send(made, ""))
+        leaving = asyncio.create_task(leave.wait())
+        await asyncio.wait({reading, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (reading, leaving):
+            task.cancel()
+        await asyncio.gather(reading, leaving, return_exceptions=True)
+        self.num_requests += 1
+        self.on_request()
+        return made
+
+    async def _send(self, made: Exchange, root: str) -> None:
         """Fill an exchange in. What goes wrong below HTTP becomes its `failure`."""
         begun = time.monotonic()
         content = made.body if isinstance(made.body, str) else json.dumps(made.body)
@@ -65,7 +81,7 @@ class TargetServer:
         try:
             async with (
                 asyncio.timeout(4 * self.timeout_s),
-                self.http.stream(made.method, self.base_url + made.path, headers=headers, **kwargs) as answer,
+                self.http.stream(made.method, (root or self.base_url) + made.path, headers=headers, **kwargs) as answer,
             ):
                 made.status, made.headers = answer.status_code, dict(answer.headers)
                 await read(answer, made, begun)

@@ -1,0 +1,70 @@
+"""Greedy answers that laws of stops cut: a stop is chosen from the text that comes without it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tailrace.conform.cases import Case, Finding, cases, check_repeatable, sent
+from tailrace.conform.context import LawContext
+from tailrace.conform.exchange import Exchange
+
+LENGTH = 40  # tokens
+LEAST = 8  # characters; a shorter text has no place for a stop
+PROMPTS = ("story", "characters", "numbers")
+
+
+async def with_stops(ctx: LawContext, num_stops: int = 1, prompts: Sequence[str] = PROMPTS) -> list[Case]:
+    """Greedy requests, each with so many stops from the text that is answered without them."""
+    found = []
+    for case in cases(ctx, prompts, {"temperature": 0.0, "max_tokens": LENGTH}):
+        text = (await sent(ctx, case))[1].text
+        parts = pieces(ctx, text, num_stops * ctx.budget.cases) if len(text) >= LEAST else []
+        stops = [parts[at : at + num_stops] for at in range(0, len(parts) - num_stops + 1, num_stops)]
+        found += [case.having(stop=some) for some in stops]
+    return found
+
+
+def pieces(ctx: LawContext, text: str, count: int) -> list[str]:
+    """Parts of a text that can be stops: of several lengths, from its middle, without spaces at their ends. A wide
+    character first, if there is any."""
+    found = [character for character in text[1:] if ord(character) > 0x7F and character != "\ufffd"][:1]
+    for round in range(4 * count):
+        length = (1, 3, 6, 10)[round % 4]
+        places = [at for at in range(2, len(text) - length) if fits(text[at : at + length])]
+        if places:
+            at = ctx.rng.choice(places)
+            found.append(text[at : at + length])
+    return list(dict.fromkeys(found))[:count]
+
+
+def fits(part: str) -> bool:
+    return part == part.strip() and "\ufffd" not in part and part.isprintable()
+
+
+def stops_of(case: Case) -> list[str]:
+    given = case.body.get("stop", [])
+    return [given] if isinstance(given, str) else list(given)
+
+
+def cut_before(text: str, stops: Sequence[str]) -> str:
+    """The text up to the earliest match."""
+    places = [at for stop in stops if (at := text.find(stop)) >= 0]
+    return text[: min(places)] if places else text
+
+
+async def uncut(ctx: LawContext, case: Case) -> str:
+    """The text that is answered without the case's stops."""
+    return (await sent(ctx, case, stop=None, stream=None))[1].text
+
+
+async def compared(ctx: LawContext, case: Case, made: Exchange, text: str) -> Finding | None:
+    """The text against the uncut one up to the earliest match."""
+    whole = await uncut(ctx, case)
+    wanted = cut_before(whole, stops_of(case))
+    if text == wanted:
+        return None
+    await check_repeatable(ctx, case.having(stop=None, stream=None), whole)
+    stops = " or ".join(map(repr, stops_of(case)))
+    if text == whole:
+        return Finding(f"the text goes on after {stops}: {text!r}", (made,), effect=False)
+    return Finding(f"{text[-40:]!r} is said before {stops}; it should be {wanted[-40:]!r}", (made,))

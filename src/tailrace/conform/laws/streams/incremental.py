@@ -1,0 +1,35 @@
+"""streams.incremental: a stream comes in parts."""
+
+from __future__ import annotations
+
+from tailrace.conform.cases import Case, Finding, cases, judged, sent
+from tailrace.conform.context import LawContext
+from tailrace.conform.law import Law
+from tailrace.conform.verdict import Verdict
+
+WORDS = 12  # fewer may fit into one event
+
+
+async def judge(ctx: LawContext, case: Case) -> Finding | None:
+    made, said = await sent(ctx, case)
+    choice = said.choice()
+    if len(choice.pieces) == 1 and len(choice.text.split()) >= WORDS:
+        return Finding(f"all {len(choice.text)} characters came in one event", (made,), effect=False)
+    return None
+
+
+async def check(ctx: LawContext) -> Verdict:
+    fields = {"stream": True, "temperature": 1.0, "max_tokens": 48}
+    return await judged(ctx, cases(ctx, ["story", "numbers"], fields), judge)
+
+
+LAW = Law(
+    "streams.incremental",
+    "With stream: true the text comes in more than one event.",
+    "A chat that shows nothing until the end is why streams exist.",
+    "Answers of 48 tokens are streamed and their events with text are counted. No time is measured.",
+    "One event holds the whole answer.",
+    check,
+    needs=("stream",),
+    cost=6,
+)

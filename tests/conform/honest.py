@@ -98,7 +98,7 @@ class HonestServer:
     def _plan(self, params: dict[str, Any], chat: bool) -> Plan:
         """Checks that take more than one field, and what the request is bound to."""
         text = params["prompt"] if not chat else "\n".join(one["content"] for one in params["messages"]) + "\n"
-        prompt = encode(text)
+        prompt = encode(text[-8 * CONTEXT :])  # more can't fit: no piece has as many bytes
         seed = params.get("seed", self._random.getrandbits(60))
         plan = Plan(params, prompt, seed, self.fault, num_running=lambda: self.num_running)
         if len(prompt) + plan.max_tokens > CONTEXT:

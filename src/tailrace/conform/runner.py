@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import Any
 
 from tailrace.conform.capabilities import Capabilities, probe
 from tailrace.conform.context import LawContext, RunBudget
@@ -115,6 +116,7 @@ class Runner:
         self.found = ConformRun(server.base_url, server.model, budget.name, seed)
         self._begun = time.monotonic()
         self._law = "what the server offers"
+        self._shared: dict[str, Any] = {}
 
     async def run(self) -> ConformRun:
         """Test the laws one after the other."""
@@ -137,7 +139,7 @@ class Runner:
         self._report()
         begun, before = time.monotonic(), self.server.num_requests
         rng = random.Random(f"{self.found.seed} {law.id}")
-        ctx = LawContext(self.server, self.found.capabilities, self.budget, rng)
+        ctx = LawContext(self.server, self.found.capabilities, self.budget, rng, self._shared)
         verdict = await verdict_of(law, ctx)
         one = JudgedLaw(law, verdict, self.server.num_requests - before, time.monotonic() - begun)
         self.found.judged.append(one)

@@ -7,6 +7,7 @@ from tailrace.conform.verdict import KINDS
 
 SIGNS = {"holds": "✓", "broken": "✗", "not_offered": "·", "ignored": "!", "inconclusive": "?"}
 SAID = 100  # characters of what is said, in a line
+SHOWN = 1_000  # characters of a command
 
 
 def line(one: JudgedLaw) -> str:
@@ -21,7 +22,7 @@ def finding(one: JudgedLaw, url: str) -> str:
     """A finding with its sentence, what was seen, and the request to see it again."""
     lines = [f"{one.law.id}: {KINDS[one.verdict.kind]}", f"  {one.law.sentence}", f"  Seen: {one.verdict.said}"]
     if command := one.verdict.curl(url):
-        shown = command if len(command) < 2_000 else command[:2_000] + "… (whole in the JSON report)"
+        shown = command if len(command) < SHOWN else command[:SHOWN] + "… (whole in the JSON report)"
         lines.append(f"  {shown}")
     return "\n".join(lines)
 

@@ -11,9 +11,11 @@ from tailrace.conform.runner import ConformRun, Runner, chosen
 from tailrace.conform.target import TargetServer
 
 
-async def judge(server: HonestServer, only: Sequence[str] = (), seed: int = 0, budget: str = "quick") -> ConformRun:
+async def judge(
+    server: HonestServer, only: Sequence[str] = (), seed: int = 0, budget: str = "quick", timeout_s: float = 30.0
+) -> ConformRun:
     """A run of these laws, or of all."""
-    target = TargetServer(server.url, timeout_s=30.0)
+    target = TargetServer(server.url, timeout_s=timeout_s)
     try:
         return await Runner(target, chosen(all_laws(), only), BUDGETS[budget], seed).run()
     finally:

@@ -86,7 +86,9 @@ async def paths(ctx: LawContext, found: Source, fields: Mapping[str, Any], count
     return [path_of(choice, None, one) for one in made for choice in reply(one).choices.values()]
 
 
-def one_draw(place: Place, law: Probabilities, stated: Mapping[str, Probabilities], tolerance: float = SAME_STEP) -> Cell:
+def one_draw(
+    place: Place, law: Probabilities, stated: Mapping[str, Probabilities], tolerance: float = SAME_STEP
+) -> Cell:
     """A place as a cell. The count is of one draw."""
     counts = tuple(int(at == place.at) for at in range(len(law)))
     return Cell(counts, law, *box(law, tolerance), stated)

@@ -124,7 +124,6 @@ class Runner:
         try:
             self.server.model = self.found.model = self.server.model or await find_model(self.server)
             self.found.capabilities = await probe(self.server)
-            self.server.unanswered.clear()  # a field that is not offered may be refused in any way
             for law in self.laws:
                 await self._judge(law)
         except asyncio.CancelledError:

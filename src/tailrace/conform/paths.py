@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tailrace.conform.context import LawContext
 from tailrace.conform.exchange import Exchange
 from tailrace.conform.reply import ReplyChoice, reply
-from tailrace.conform.sequential import Cell, Evidence, Finding, Probabilities, add, box, judge, weigh
+from tailrace.conform.sequential import Cell, Evidence, Finding, Probabilities, add, box, judge, log_e, remaining, weigh
 from tailrace.conform.spread import SAME_STEP, Key, Source, key_of, names_one_token, seeded, top_of
+from tailrace.conform.verdict import Verdict, broken, holds, inconclusive
 
 LENGTH = 32  # tokens of a path
 TOP = 20
@@ -46,7 +47,17 @@ class Path:
     exchange: Exchange
 
 
-Bets = Callable[[Path, int, Place], tuple[Probabilities, Mapping[str, Probabilities]] | None]
+@dataclass(frozen=True)
+class Bet:
+    """What a law expects of a place (None: what is reported), and the deviations; see sequential.Cell."""
+
+    law: Probabilities | None = None
+    stated: Mapping[str, Probabilities] = field(default_factory=dict)
+    others: Mapping[str, Probabilities] = field(default_factory=dict)
+
+
+# Of a path and a place in it: the bet; None where it says nothing. It may look at what came before the place only.
+Bets = Callable[[Path, int, Place], Bet | None]
 
 
 @dataclass(frozen=True)
@@ -86,12 +97,11 @@ async def paths(ctx: LawContext, found: Source, fields: Mapping[str, Any], count
     return [path_of(choice, None, one) for one in made for choice in reply(one).choices.values()]
 
 
-def one_draw(
-    place: Place, law: Probabilities, stated: Mapping[str, Probabilities], tolerance: float = SAME_STEP
-) -> Cell:
+def one_draw(place: Place, bet: Bet) -> Cell:
     """A place as a cell. The count is of one draw."""
+    law = bet.law or place.law
     counts = tuple(int(at == place.at) for at in range(len(law)))
-    return Cell(counts, law, *box(law, tolerance), stated)
+    return Cell(counts, law, *box(law, SAME_STEP), bet.stated, bet.others)
 
 
 def weigh_paths(made: Iterable[Path], bets: Bets) -> tuple[Evidence, int]:
@@ -100,14 +110,13 @@ def weigh_paths(made: Iterable[Path], bets: Bets) -> tuple[Evidence, int]:
     for path in made:
         for at, place in enumerate(path.places):
             if place is not None and (bet := bets(path, at, place)) is not None:
-                evidence = add(evidence, weigh(one_draw(place, *bet)))
+                evidence = add(evidence, weigh(one_draw(place, bet)))
                 draws += 1
     return evidence, draws
 
 
 async def follow(ctx: LawContext, found: Source, fields: Mapping[str, Any], bets: Bets, alpha: float) -> PathOutcome:
-    """Draw paths until a test decides or the budget ends. bets: of a place, what the law expects there and what the
-    deviations would; None where it says nothing. It may look at the path before the place only."""
+    """Draw paths until a test decides or the budget ends."""
     evidence, draws, drawn = Evidence(), 0, 0
     while True:
         made = await paths(ctx, found, fields, 8)
@@ -124,3 +133,29 @@ def softmax(values: Sequence[float]) -> Probabilities:
     scaled = [math.exp(value - top) for value in values]
     total = sum(scaled)
     return tuple(one / total for one in scaled)
+
+
+def figures_of(outcome: PathOutcome) -> dict[str, Any]:
+    """The numbers behind a verdict; see counting.figures_of."""
+    value = log_e(outcome.evidence)
+    return {"draws": outcome.draws, "log_e": round(value, 2) if math.isfinite(value) else None}
+
+
+def likeliest(evidence: Evidence) -> str:
+    """The deviation that fits the draws best."""
+    found = {name: score.mixed for name, score in evidence.stated.items()} | dict(evidence.others)
+    return max(found, key=lambda name: found[name], default="")
+
+
+def path_verdict(outcome: PathOutcome) -> Verdict:
+    """What is said of the outcome."""
+    if outcome.finding == "broken":
+        said = f"{outcome.draws} draws look like this instead: {likeliest(outcome.evidence)}"
+        return broken(said, outcome.exchange, **figures_of(outcome))
+    left = remaining(outcome.evidence)
+    excluded = [name for name in outcome.evidence.stated if name not in left]
+    said = f"{outcome.draws} draws exclude: {'; '.join(excluded) or 'nothing'}"
+    if outcome.finding == "holds":
+        return holds(said, **figures_of(outcome))
+    said += f"; not yet: {'; '.join(left)}" if left else ""
+    return inconclusive(said, outcome.exchange, **figures_of(outcome))

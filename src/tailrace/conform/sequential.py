@@ -52,7 +52,7 @@ class Cell:
     """Draws that have one distribution by the law.
 
     counts: per category. law: the distribution; low, high: per category, what the law allows (they hold `law`).
-    stated: deviation → its distribution. A deviation that a cell doesn't have is `law` there.
+    stated, others: deviation → its distribution, as in Evidence. A deviation that a cell doesn't have is `law` there.
     """
 
     counts: tuple[int, ...]
@@ -60,6 +60,7 @@ class Cell:
     low: Probabilities
     high: Probabilities
     stated: Mapping[str, Probabilities] = field(default_factory=dict)
+    others: Mapping[str, Probabilities] = field(default_factory=dict)
 
 
 def loglik(counts: Sequence[int], probabilities: Sequence[float]) -> float:
@@ -116,10 +117,13 @@ def weigh(cell: Cell) -> Evidence:
     """A cell's evidence."""
     centre = loglik(cell.counts, cell.law)
     points = {name: loglik(cell.counts, other) for name, other in cell.stated.items()}
+    others = {name: loglik(cell.counts, other) for name, other in cell.others.items()}
+    if sum(cell.counts) > 1:  # of a single draw the Dirichlets' middle says no more than the law
+        others |= {f"anything/{c:g}": dirichlet_loglik(cell.counts, cell.law, c) for c in CONCENTRATIONS}
     return Evidence(
         Score(largest_loglik(cell.counts, cell.low, cell.high), centre),
         {name: Score(value, value) for name, value in points.items()},
-        {f"anything/{c:g}": dirichlet_loglik(cell.counts, cell.law, c) for c in CONCENTRATIONS},
+        others,
     )
 
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from tailrace.conform.context import LawContext
 from tailrace.conform.counting import NO_LOGPROBS
 from tailrace.conform.law import Law
-from tailrace.conform.paths import Path, Place, follow
-from tailrace.conform.path_verdicts import verdict_of
-from tailrace.conform.sequential import SHARE, Probabilities, tempered
+from tailrace.conform.paths import Bet, Bets, Path, Place, follow, path_verdict
+from tailrace.conform.sequential import SHARE, tempered
 from tailrace.conform.spread import source
 from tailrace.conform.verdict import Verdict
 
@@ -21,18 +18,19 @@ async def check(ctx: LawContext) -> Verdict:
     found = await source(ctx)
     if found.spread is None:
         return NO_LOGPROBS
-    outcome = await follow(ctx, found, {}, bets_for(ctx.budget.draws), SHARE)
-    return verdict_of(outcome)
+    return path_verdict(await follow(ctx, found, {}, bets_for(ctx.budget.draws), SHARE))
 
 
-def bets_for(draws: int):  # noqa: ANN201
+def bets_for(draws: int) -> Bets:
     exponent = next(size for most, size in EXPONENTS if draws < most)
 
-    def bets(path: Path, at: int, place: Place) -> tuple[Probabilities, Mapping[str, Probabilities]]:
-        return place.law, {
-            f"drawn at temperature 1/{exponent}": tempered(place.law, exponent),
-            f"drawn at temperature {exponent}": tempered(place.law, 1 / exponent),
-        }
+    def bets(path: Path, at: int, place: Place) -> Bet:
+        return Bet(
+            stated={
+                f"drawn at temperature 1/{exponent}": tempered(place.law, exponent),
+                f"drawn at temperature {exponent}": tempered(place.law, 1 / exponent),
+            }
+        )
 
     return bets
 

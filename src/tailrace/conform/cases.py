@@ -5,6 +5,7 @@ A case is a request. A judge sends it, in as many ways as it wants, and returns 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -86,26 +87,32 @@ async def check_repeatable(ctx: LawContext, case: Case, text: str) -> None:
 
 
 async def judged(ctx: LawContext, tried: Sequence[Case], judge: Judge) -> Verdict:
-    """The verdict on a law with these cases.
+    """The verdict on a law with these cases. They are tried side by side; a finding counts if the case shows it alone
+    too.
 
     Raises:
         Refused: every case was refused.
     """
+    ended = await asyncio.gather(*(judge(ctx, case) for case in tried), return_exceptions=True)
     num_held = num_unrepeatable = 0
     refused: Refused | None = None
-    for case in tried:
-        try:
-            finding = await judge(ctx, case)
-        except Unrepeatable:
+    for case, end in zip(tried, ended, strict=True):
+        if isinstance(end, Finding):
+            try:
+                end = await judge(ctx, case) or Unrepeatable()
+            except Unrepeatable as error:
+                end = error
+        if isinstance(end, Finding):
+            found = await smallest(ctx, case, end, judge)
+            return (broken if found.effect else ignored)(found.said, *found.exchanges)
+        if isinstance(end, Refused):
+            refused = end
+        elif isinstance(end, Unrepeatable):
             num_unrepeatable += 1
-            continue
-        except Refused as error:
-            refused = error
-            continue
-        if finding is not None:
-            finding = await smallest(ctx, case, finding, judge)
-            return (broken if finding.effect else ignored)(finding.said, *finding.exchanges)
-        num_held += 1
+        elif isinstance(end, BaseException):
+            raise end
+        else:
+            num_held += 1
     if num_held:
         left = f", {num_unrepeatable} unrepeatable" if num_unrepeatable else ""
         return holds(f"{num_held} cases{left}")

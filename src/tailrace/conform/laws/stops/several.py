@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from tailrace.conform.answers import LENGTH, PROMPTS, compared
-from tailrace.conform.cases import Case, Finding, cases, judged, sent
+from tailrace.conform.answers import compared, in_turns, texts
+from tailrace.conform.cases import Case, Finding, judged, sent
 from tailrace.conform.context import LawContext
 from tailrace.conform.law import Law
 from tailrace.conform.verdict import Verdict
@@ -30,11 +30,8 @@ def sets_of_stops(ctx: LawContext, text: str) -> list[list[str]]:
 
 
 async def check(ctx: LawContext) -> Verdict:
-    tried = []
-    for case in cases(ctx, PROMPTS, {"temperature": 0.0, "max_tokens": LENGTH}):
-        text = (await sent(ctx, case))[1].text
-        tried += [case.having(stop=stops) for stops in sets_of_stops(ctx, text)]
-    return await judged(ctx, tried, judge)
+    found = [[case.having(stop=stops) for stops in sets_of_stops(ctx, text)] for case, text in await texts(ctx)]
+    return await judged(ctx, in_turns(found)[: 6 * ctx.budget.cases], judge)
 
 
 LAW = Law(

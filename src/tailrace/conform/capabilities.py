@@ -1,7 +1,8 @@
 """What a server offers, asked once at the start of a run.
 
 A capability is "offered" (accepted, or answered with a 5xx, which is a finding of errors.no-5xx), "refused" (a clear
-4xx), or "ignored" (accepted, but what it should bring into the answer is not there). Whether a field has its effect on the tokens is what the laws find out, not this.
+4xx), or "ignored" (accepted, but what it should bring into the answer is not there). Whether a field has its effect on
+the tokens is what the laws find out, not this.
 """
 
 from __future__ import annotations

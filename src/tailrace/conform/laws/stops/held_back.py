@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tailrace.conform.cases import Case, Finding, cases, judged, sent
+from tailrace.conform.cases import Case, Finding, SaysNothing, cases, judged, sent
 from tailrace.conform.context import LawContext
 from tailrace.conform.law import Law
 from tailrace.conform.verdict import Verdict
@@ -17,7 +17,9 @@ async def judge(ctx: LawContext, case: Case) -> Finding | None:
         made, said = await sent(ctx, case)
         usual = max(map(len, without.pieces), default=0)
         last = len(said.choice().pieces[-1]) if said.choice().pieces else 0
-        if len(without.text) < 2 * len(NEVER) or last < usual + len(NEVER) // 2:
+        if len(without.text) < 2 * len(NEVER):
+            raise SaysNothing
+        if last < usual + len(NEVER) // 2:
             return None
     tokens = last * len(without.pieces) / len(without.text) - 1
     return Finding(f"the last {last} characters came at once, about {tokens:.0f} tokens late", (made,))

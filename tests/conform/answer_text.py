@@ -12,8 +12,8 @@ from collections.abc import Sequence
 class AnswerText:
     """`feed` takes a token's bytes and returns the text that may be sent; `ended` says that a stop was found."""
 
-    def __init__(self, stops: Sequence[str], include: bool = False, fault: str = "") -> None:
-        self.stops, self.include, self.fault = stops, include, fault
+    def __init__(self, stops: Sequence[str], include: bool = False, fault: str = "", streamed: bool = False) -> None:
+        self.stops, self.include, self.fault, self.streamed = stops, include, fault, streamed
         self.text, self.sent = "", 0
         self.stop_reason: str | None = None
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -24,7 +24,7 @@ class AnswerText:
 
     def feed(self, data: bytes, last: bool = False, may_stop: bool = True) -> str:
         """last: nothing follows; a character that is not whole is left out."""
-        if self.fault == "characters-split":
+        if self.fault == "characters-split" and self.streamed:
             self.text += data.decode(errors="replace")
         else:
             self.text += self._decoder.decode(data)

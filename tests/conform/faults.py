@@ -11,11 +11,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Fault:
-    """law: what must find it. also: laws, or whole families, that it breaks as well. alone: the law sends the
-    requests that show it only where it is the fault's own server (metrics, thoughts)."""
+    """law: what must find it. also: laws, or whole families, that it breaks as well. beside: what must be judged
+    before, where the law itself sends nothing."""
 
     law: str
     also: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
 
 
 CUTS = ("stops.cut", "stops.several", "stops.nothing-sent", "stops.not-in-prompt", "stops.include")
@@ -70,7 +71,7 @@ FRAME_FAULTS: dict[str, Fault] = {
     "call-index-jumps": Fault("structure.streamed-call"),
     "thoughts-in-content": Fault("structure.thinking", ("streams.deltas-join",)),
     # errors
-    "fails-at-times": Fault("errors.no-5xx", ("streams.ends-or-says-why", "errors.neighbours")),
+    "fails-at-times": Fault("errors.no-5xx", ("streams.ends-or-says-why", "errors.neighbours"), ("stops.cut",)),
     "range-unchecked": Fault("errors.out-of-range"),
     "types-unchecked": Fault("errors.wrong-types"),
     "errors-unnamed": Fault("errors.named-field"),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from conform.script import VOCABULARY
+
 CONTEXT = 4096
 
 
@@ -44,7 +46,16 @@ def is_stop(value: Any) -> bool:
 
 def is_bias(value: Any) -> bool:
     return isinstance(value, dict) and all(
-        key.isdigit() and type(bias) in (int, float) and -100 <= bias <= 100 for key, bias in value.items()
+        key.isdigit() and int(key) < len(VOCABULARY) and type(bias) in (int, float) and -100 <= bias <= 100
+        for key, bias in value.items()
+    )
+
+
+def is_ids(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(type(one) is int and 0 <= one < len(VOCABULARY) for one in value)
     )
 
 
@@ -79,7 +90,7 @@ SHARED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "repetition_penalty": number(0, 10, above=True),
     "min_tokens": integer(0),
     "bad_words": list_of(str),
-    "allowed_token_ids": list_of(int, 1),
+    "allowed_token_ids": (is_ids, f"a list of token ids below {len(VOCABULARY)}"),
     "ignore_eos": of_type(bool),
     "include_stop_str_in_output": of_type(bool),
     "response_format": of_type(dict),

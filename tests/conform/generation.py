@@ -91,7 +91,8 @@ def spoiled(text: str, fault: str) -> str:
 async def choice_parts(plan: Plan, index: int) -> AsyncIterator[Part]:
     """Draw tokens until a stop, the end of the text, or the length."""
     ids, written = list(plan.prompt), 0
-    side = AnswerText(plan.stops, plan.params.get("include_stop_str_in_output", False), plan.fault)
+    include, streamed = (plan.params.get(name, False) for name in ("include_stop_str_in_output", "stream"))
+    side = AnswerText(plan.stops, include, plan.fault, streamed)
     forced = encode(plan.forced) if plan.forced is not None else None
     if plan.fault == "stops-in-prompt":
         side.text = b"".join(VOCABULARY[one] for one in plan.prompt).decode(errors="replace")

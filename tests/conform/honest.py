@@ -92,13 +92,13 @@ class HonestServer:
         if self.fault == "fails-at-times" and self.num_made % 23 == 0:
             return Plain({"error": {"message": "something failed", "type": "server_error"}}, 500)
         if params.get("stream") and self.fault != "stream-ignored":
-            return Events(self._events(plan, shape, asked), self.fault == "hangs-up")
+            return Events(self._events(plan, shape, asked))
         return await self._whole(plan, shape, asked)
 
     def _plan(self, params: dict[str, Any], chat: bool) -> Plan:
         """Checks that take more than one field, and what the request is bound to."""
         text = params["prompt"] if not chat else "\n".join(one["content"] for one in params["messages"]) + "\n"
-        prompt = encode(text)
+        prompt = encode(text[-8 * CONTEXT :])  # more can't fit: no piece has as many bytes
         seed = params.get("seed", self._random.getrandbits(60))
         plan = Plan(params, prompt, seed, self.fault, num_running=lambda: self.num_running)
         if len(prompt) + plan.max_tokens > CONTEXT:
@@ -156,10 +156,11 @@ class HonestServer:
                         else:
                             yield index, part
                         await asyncio.sleep(0)
-                    if asked.gone() and self.fault != "gone-goes-on":
+                    if asked.gone():
                         return
             finally:
-                self.num_running -= 1
+                if not (self.fault == "gone-goes-on" and asked.gone()):
+                    self.num_running -= 1
 
     async def _whole(self, plan: Plan, shape: Shape, asked: Asked) -> Plain:
         choices: dict[int, list[Part]] = {}
@@ -194,7 +195,7 @@ class HonestServer:
             for line in self._lines(chunk, part):
                 yield line
             if self.fault == "hangs-up" and count == 5:
-                return
+                raise ConnectionError
         if usage:
             choices = [shape.delta(0, Part("", None), False, None)] if self.fault == "usage-with-choice" else []
             yield event(shape.head(True) | {"choices": choices, "usage": self._usage(plan, count, streamed=True)})

@@ -35,10 +35,9 @@ class Plain:
 
 @dataclass(frozen=True)
 class Events:
-    """An event stream: its lines as bytes. hung_up: the connection is cut where the lines end."""
+    """An event stream: its lines as bytes. Where they raise a ConnectionError the connection is cut."""
 
     lines: AsyncIterator[bytes]
-    hung_up: bool = False
 
 
 Handle = Callable[[Asked], Awaitable[Plain | Events]]
@@ -84,11 +83,12 @@ class HttpFrame:
         method, path, _ = head[0].split(" ", 2)
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:])}
         body = await reader.readexactly(int(headers.get("content-length", 0)))
-        answer = await self.handle(Asked(method, path, body, reader.at_eof))
+        answer = await self.handle(Asked(method, path, body, lambda: reader.at_eof() or bool(reader.exception())))
         if isinstance(answer, Plain):
             await write_plain(writer, answer)
-            return True
-        return await write_events(writer, answer)
+        else:
+            await write_events(writer, answer)
+        return True
 
 
 async def write_plain(writer: asyncio.StreamWriter, answer: Plain) -> None:
@@ -101,14 +101,11 @@ async def write_plain(writer: asyncio.StreamWriter, answer: Plain) -> None:
     await writer.drain()
 
 
-async def write_events(writer: asyncio.StreamWriter, answer: Events) -> bool:
+async def write_events(writer: asyncio.StreamWriter, answer: Events) -> None:
     writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
     async with contextlib.aclosing(answer.lines) as lines:
         async for data in lines:
             writer.write(b"%x\r\n%s\r\n" % (len(data), data))
             await writer.drain()
-    if answer.hung_up:
-        return False
     writer.write(b"0\r\n\r\n")
     await writer.drain()
-    return True

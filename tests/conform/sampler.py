@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conform.script import EOS, TAILS, VOCABULARY, WORDS, Drawn, Step, allowed_after, encode
+from conform.script import EOS, FOLLOWS, TAILS, VOCABULARY, WORDS, Drawn, Step, allowed_after, encode
 
 Floats = NDArray[np.float64]
 V = len(VOCABULARY)
@@ -49,6 +49,9 @@ def habits() -> Floats:
 def context_logits(last: tuple[int, ...]) -> Floats:
     """Logits after these ids, the last few of a context."""
     found = 1.3 * (habits() + generator("context", last).normal(0.0, 0.9, V)) + 4.0
+    if last and VOCABULARY[last[-1]][-1:] >= b"\x80":  # wide characters come in rows
+        found[[VOCABULARY.index(lead) for lead in FOLLOWS]] += 5.0
+        found[VOCABULARY.index(b"\xf0\x9f")] += 3.0
     banned = np.ones(V, bool)
     banned[list(allowed_after(last))] = False
     found[banned] = -np.inf

@@ -32,6 +32,7 @@ WORDS = [
 WIDE = ["é".encode(), "ü".encode(), "漢".encode(), "字".encode()]  # whole characters
 PARTS = [b"\xf0\x9f", b"\x98\x80", b"\x8e\x89", b"\xe6\xbc", b"\xa2", b"\xc3", b"\xa9"]  # 😀 🎉 漢 é in pieces
 VOCABULARY: list[bytes] = [b"", *LETTERS, *WORDS, *WIDE, *PARTS]
+LONGEST = max(map(len, VOCABULARY))
 ID_OF = {piece: at for at, piece in enumerate(VOCABULARY) if at != EOS}
 # what may follow bytes that are not a whole character yet; nothing else may
 FOLLOWS: dict[bytes, tuple[bytes, ...]] = {
@@ -53,7 +54,7 @@ def allowed_after(ids: Sequence[int]) -> frozenset[int]:
 def encode(text: str) -> list[int]:
     """Greedy longest match, over bytes; a byte that no piece has becomes "?"."""
     data, ids = text.encode(errors="replace"), []
-    longest = max(map(len, VOCABULARY))
+    longest = LONGEST
     at = 0
     while at < len(data):
         size = next((n for n in range(longest, 0, -1) if data[at : at + n] in ID_OF), 0)

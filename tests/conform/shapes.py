@@ -26,7 +26,7 @@ def chat_logprobs(drawn: list[Drawn], count: int) -> dict[str, Any]:
             for one in drawn
         ],
         "refusal": None,
-    }  # noqa: E501
+    }
 
 
 def entry(at: int, logprob: float) -> dict[str, Any]:

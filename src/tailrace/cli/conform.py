@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import os
+import signal
 import sys
 from pathlib import Path
 
 from tailrace.conform.context import BUDGETS
+from tailrace.conform.law import Law
 from tailrace.conform.laws import FAMILIES, all_laws
 from tailrace.conform.report import WRITERS, as_text, write
 from tailrace.conform.report.text import line
@@ -61,11 +64,16 @@ def names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-async def judge(args: argparse.Namespace, laws: list) -> ConformRun:
+async def judge(args: argparse.Namespace, laws: list[Law]) -> ConformRun:
+    """The run, or what there is of it when SIGINT or SIGTERM ends it."""
     key = args.api_key or os.environ.get("OPENAI_API_KEY", "")
     server = TargetServer(args.url, args.model, key, args.concurrency, args.timeout)
     runner = Runner(server, laws, BUDGETS[args.budget], args.seed)
     runner.on_progress = ProgressLine()
+    task = asyncio.current_task()
+    assert task is not None
+    with contextlib.suppress(NotImplementedError):  # on Windows; Ctrl-C works there too
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     try:
         return await runner.run()
     finally:

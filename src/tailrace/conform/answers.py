@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 from collections.abc import Sequence
 
 from tailrace.conform.cases import Case, Finding, cases, check_repeatable, sent
 from tailrace.conform.context import LawContext
 from tailrace.conform.exchange import Exchange
 
-LENGTH = 40  # tokens
+LENGTH = 24  # tokens
 LEAST = 8  # characters; a shorter text has no place for a stop
 PROMPTS = ("story", "characters", "numbers")
 
 
-async def with_stops(ctx: LawContext, num_stops: int = 1, prompts: Sequence[str] = PROMPTS) -> list[Case]:
-    """Greedy requests, each with so many stops from the text that is answered without them."""
+async def texts(ctx: LawContext, prompts: Sequence[str] = PROMPTS) -> list[tuple[Case, str]]:
+    """Greedy requests and what is answered to them without stops."""
+    tried = cases(ctx, prompts, {"temperature": 0.0, "max_tokens": LENGTH})
+    return list(zip(tried, await asyncio.gather(*(uncut(ctx, case) for case in tried)), strict=True))
+
+
+async def with_stops(ctx: LawContext) -> list[Case]:
+    """Greedy requests, each with a stop from the text that is answered without it; endpoints and prompts in turn."""
     found = []
-    for case in cases(ctx, prompts, {"temperature": 0.0, "max_tokens": LENGTH}):
-        text = (await sent(ctx, case))[1].text
-        parts = pieces(ctx, text, num_stops * ctx.budget.cases) if len(text) >= LEAST else []
-        stops = [parts[at : at + num_stops] for at in range(0, len(parts) - num_stops + 1, num_stops)]
-        found += [case.having(stop=some) for some in stops]
-    return found
+    for case, text in await texts(ctx):
+        parts = pieces(ctx, text, ctx.budget.cases) if len(text) >= LEAST else []
+        found.append([case.having(stop=[part]) for part in parts])
+    return in_turns(found)
+
+
+def in_turns(found: Sequence[Sequence[Case]]) -> list[Case]:
+    """The first of each, then the second of each, …"""
+    return [case for turn in itertools.zip_longest(*found) for case in turn if case is not None]
 
 
 def pieces(ctx: LawContext, text: str, count: int) -> list[str]:
@@ -53,8 +64,13 @@ def cut_before(text: str, stops: Sequence[str]) -> str:
 
 
 async def uncut(ctx: LawContext, case: Case) -> str:
-    """The text that is answered without the case's stops."""
-    return (await sent(ctx, case, stop=None, stream=None))[1].text
+    """The text that is answered without the case's stops; asked for once in a run. Who finds another text asks again
+    (check_repeatable)."""
+    plain = case.having(stop=None, stream=None)
+    known: dict[str, str] = ctx.shared.setdefault("uncut", {})
+    if str(plain) not in known:
+        known[str(plain)] = (await sent(ctx, plain))[1].text
+    return known[str(plain)]
 
 
 async def compared(ctx: LawContext, case: Case, made: Exchange, text: str) -> Finding | None:

@@ -1,7 +1,8 @@
 """What a server offers, asked once at the start of a run.
 
-A capability is "offered" (accepted), "refused" (a clear 4xx), or "ignored" (accepted, but what it should bring into the
-answer is not there). Whether a field has its effect on the tokens is what the laws find out, not this.
+A capability is "offered" (accepted, or answered with a 5xx, which is a finding of errors.no-5xx), "refused" (a clear
+4xx), or "ignored" (accepted, but what it should bring into the answer is not there). Whether a field has its effect on
+the tokens is what the laws find out, not this.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ async def probe(server: TargetServer) -> Capabilities:
         body = {"model": server.model, **fields_of("seed", name)}
         body.pop("seed")
         made.exchanges[name] = await server.request(path, body)
-        made.found[name] = "offered" if made.exchanges[name].ok else "refused"
+        made.found[name] = "refused" if made.exchanges[name].refused else "offered"
 
     async def ask(name: str) -> None:
         chat = PROBES[name].chat or not made.offers("completions")
@@ -122,10 +123,10 @@ async def probe(server: TargetServer) -> Capabilities:
         answer = await server.request(ENDPOINTS[endpoint], {"model": server.model, **fields_of(name, endpoint)})
         made.exchanges[name] = answer
         shows = PROBES[name].shows
-        if not answer.ok:
+        if answer.refused:
             made.found[name] = "refused"
         else:
-            made.found[name] = "offered" if shows is None or shows(answer) else "ignored"
+            made.found[name] = "offered" if not answer.ok or shows is None or shows(answer) else "ignored"
 
     await asyncio.gather(*(ask(name) for name in PROBES))
     return made

@@ -5,6 +5,7 @@ A case is a request. A judge sends it, in as many ways as it wants, and returns 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -46,8 +47,12 @@ class Finding:
     effect: bool = True
 
 
-class Unrepeatable(Exception):  # noqa: N818
-    """The same request was answered differently twice, so this case says nothing."""
+class SaysNothing(Exception):  # noqa: N818
+    """This case says nothing about the law: what it is about did not occur."""
+
+
+class Unrepeatable(SaysNothing):
+    """The same request was answered differently twice."""
 
 
 Judge = Callable[[LawContext, Case], Awaitable[Finding | None]]
@@ -86,32 +91,41 @@ async def check_repeatable(ctx: LawContext, case: Case, text: str) -> None:
 
 
 async def judged(ctx: LawContext, tried: Sequence[Case], judge: Judge) -> Verdict:
-    """The verdict on a law with these cases.
+    """The verdict on a law with these cases. They are tried side by side; a finding counts if the case shows it alone
+    too.
 
     Raises:
         Refused: every case was refused.
     """
-    num_held = num_unrepeatable = 0
+    ended = await asyncio.gather(*(judge(ctx, case) for case in tried), return_exceptions=True)
+    num_held = num_silent = num_unrepeatable = 0
     refused: Refused | None = None
-    for case in tried:
-        try:
-            finding = await judge(ctx, case)
-        except Unrepeatable:
-            num_unrepeatable += 1
-            continue
-        except Refused as error:
-            refused = error
-            continue
-        if finding is not None:
-            finding = await smallest(ctx, case, finding, judge)
-            return (broken if finding.effect else ignored)(finding.said, *finding.exchanges)
-        num_held += 1
+    for case, end in zip(tried, ended, strict=True):
+        if isinstance(end, Finding):
+            try:
+                end = await judge(ctx, case) or Unrepeatable()
+            except SaysNothing as error:
+                end = error
+        if isinstance(end, Finding):
+            found = await smallest(ctx, case, end, judge)
+            return (broken if found.effect else ignored)(found.said, *found.exchanges)
+        if isinstance(end, Refused):
+            refused = end
+        elif isinstance(end, SaysNothing):
+            num_silent += 1
+            num_unrepeatable += isinstance(end, Unrepeatable)
+        elif isinstance(end, BaseException):
+            raise end
+        else:
+            num_held += 1
     if num_held:
-        left = f", {num_unrepeatable} unrepeatable" if num_unrepeatable else ""
+        left = f", {num_silent} that say nothing" if num_silent else ""
         return holds(f"{num_held} cases{left}")
     if refused is not None:
         raise refused
-    return inconclusive("the same request is answered differently each time" if num_unrepeatable else "no case applies")
+    return inconclusive(
+        "the same request is answered differently each time" if num_unrepeatable else "no case says anything"
+    )
 
 
 async def smallest(ctx: LawContext, case: Case, finding: Finding, judge: Judge) -> Finding:
@@ -125,7 +139,7 @@ async def smallest(ctx: LawContext, case: Case, finding: Finding, judge: Judge) 
             left -= 1
             try:
                 found = await judge(ctx, smaller)
-            except (Unrepeatable, Refused, NoAnswer):
+            except (SaysNothing, Refused, NoAnswer):
                 continue
             if found is not None and found.effect == finding.effect:
                 case, finding, goes_on = smaller, found, True

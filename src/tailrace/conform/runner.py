@@ -120,13 +120,10 @@ class Runner:
 
     async def run(self) -> ConformRun:
         """Test the laws one after the other."""
-        self.server.on_request = self._report
         try:
-            self.server.model = self.found.model = self.server.model or await find_model(self.server)
-            self.found.capabilities = await probe(self.server)
-            self.server.unanswered.clear()  # a field that is not offered may be refused in any way
+            await self.prepare()
             for law in self.laws:
-                await self._judge(law)
+                await self.judge(law)
         except asyncio.CancelledError:
             done = {one.law.id for one in self.found.judged}
             self.found.unjudged = [law for law in self.laws if law.id not in done]
@@ -134,7 +131,14 @@ class Runner:
         self.found.seconds = time.monotonic() - self._begun
         return self.found
 
-    async def _judge(self, law: Law) -> None:
+    async def prepare(self) -> None:
+        """Find out which model is there and what the server offers."""
+        self.server.on_request = self._report
+        self.server.model = self.found.model = self.server.model or await find_model(self.server)
+        self.found.capabilities = await probe(self.server)
+
+    async def judge(self, law: Law) -> JudgedLaw:
+        """Test one law, and add what was found to the run."""
         self._law = law.id
         self._report()
         begun, before = time.monotonic(), self.server.num_requests
@@ -144,6 +148,7 @@ class Runner:
         one = JudgedLaw(law, verdict, self.server.num_requests - before, time.monotonic() - begun)
         self.found.judged.append(one)
         self._report(one)
+        return one
 
     def _report(self, judged: JudgedLaw | None = None) -> None:
         done = len(self.found.judged)

@@ -59,10 +59,14 @@ class TargetServer:
         self._count(made)
         return made
 
-    async def hold(self, path: str, body: dict[str, Any], leave: asyncio.Event) -> Exchange:
-        """Open a stream, read on until `leave` is set, and close the connection."""
+    async def hold(self, path: str, body: dict[str, Any], leave: asyncio.Event, held: list[Exchange]) -> Exchange:
+        """Open a stream, read on until `leave` is set, and close the connection. The exchange joins `held` when the
+        first event is there."""
         made = Exchange("POST", path, body, True, self._has_key)
         reading = asyncio.create_task(self._send(made, ""))
+        while not made.events and not reading.done() and not leave.is_set():
+            await asyncio.sleep(0.02)
+        held.append(made)
         leaving = asyncio.create_task(leave.wait())
         await asyncio.wait({reading, leaving}, return_when=asyncio.FIRST_COMPLETED)
         for task in (reading, leaving):

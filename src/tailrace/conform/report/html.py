@@ -10,7 +10,7 @@ import json
 from html import escape
 
 from tailrace.conform.exchange import Exchange
-from tailrace.conform.report.text import summary
+from tailrace.conform.report.text import printable, summary
 from tailrace.conform.runner import ConformRun, JudgedLaw
 from tailrace.conform.verdict import KINDS
 
@@ -35,12 +35,10 @@ details details { margin-left: 1rem; } dt { font-size: .85rem; } dd { margin: 0 
 """
 
 
-def printable(text: str) -> str:
-    """The text with what can't be printed as escapes; shortened."""
-    shown = "".join(
-        one if one.isprintable() or one in "\n\t" else one.encode("unicode_escape").decode() for one in text[:SHOWN]
-    )
-    return escape(shown + (f"\n… {len(text) - SHOWN:,} more characters" if len(text) > SHOWN else ""))
+def shown(text: str) -> str:
+    """The text, printable, shortened and escaped."""
+    more = f"\n… {len(text) - SHOWN:,} more characters" if len(text) > SHOWN else ""
+    return escape(printable(text[:SHOWN]) + more)
 
 
 def evidence(made: Exchange) -> str:
@@ -49,8 +47,8 @@ def evidence(made: Exchange) -> str:
     ended = made.failure or f"status {made.status}"
     return (
         f"<details><summary><code>{escape(made.method)} {escape(made.path)}</code> "
-        f"<span class=soft>{escape(ended)}, {made.elapsed_s:.2f} s</span></summary>"
-        f"<pre>{printable('' if made.body is None else body)}</pre><pre>{printable(made.text)}</pre></details>"
+        f"<span class=soft>{shown(ended)}, {made.elapsed_s:.2f} s</span></summary>"
+        f"<pre>{shown('' if made.body is None else body)}</pre><pre>{shown(made.text)}</pre></details>"
     )
 
 
@@ -66,14 +64,14 @@ def law(one: JudgedLaw, url: str) -> str:
     rate = f"at most {one.law.error_rate:.2g} for a false “broken”" if one.law.error_rate else "exact"
     rows += [("Error rate", rate), ("Seen", found.said)]
     rows += [(name, str(value)) for name, value in found.figures.items()]
-    listed = "".join(f"<dt>{escape(name)}</dt><dd>{printable(text)}</dd>" for name, text in rows)
+    listed = "".join(f"<dt>{escape(name)}</dt><dd>{shown(text)}</dd>" for name, text in rows)
     command = found.curl(url)
-    shown = f"<pre>{printable(command)}</pre>" if command else ""
+    repeated = f"<pre>{shown(command)}</pre>" if command else ""
     opened = " open" if kind in ("broken", "ignored") else ""
     return (
         f"<details{opened} id='{escape(one.law.id)}'><summary><span class='kind {kind}'>{KINDS[kind]}</span> "
-        f"<code>{escape(one.law.id)}</code> <span class=soft>{printable(found.said[:140])}</span></summary>"
-        f"<dl>{listed}</dl>{shown}{''.join(evidence(made) for made in found.evidence)}</details>"
+        f"<code>{escape(one.law.id)}</code> <span class=soft>{shown(found.said[:140])}</span></summary>"
+        f"<dl>{listed}</dl>{repeated}{''.join(evidence(made) for made in found.evidence)}</details>"
     )
 
 
@@ -83,7 +81,7 @@ def as_html(run: ConformRun) -> str:
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>tailrace conform</title>',
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<style>{STYLE}</style></head><body><h1>{escape(run.model)} at {escape(run.url)}</h1>",
+        f"<style>{STYLE}</style></head><body><h1>{shown(run.model)} at {shown(run.url)}</h1>",
         f"<p>{escape(summary(run))}</p>",
         f"<p class=soft>{escape(run.begun)}, budget {escape(run.budget)}, seed {run.seed}</p>",
     ]

@@ -7,22 +7,32 @@ from tailrace.conform.verdict import KINDS
 
 SIGNS = {"holds": "✓", "broken": "✗", "not_offered": "·", "ignored": "!", "inconclusive": "?"}
 SAID = 100  # characters of what is said, in a line
+SHOWN = 1_000  # characters of a command
+
+
+def printable(text: str) -> str:
+    """The text with what can't be printed as escapes: what a server says must not reach the terminal as it is."""
+    return "".join(one if one.isprintable() or one in "\n\t" else ascii(one)[1:-1] for one in text)
 
 
 def line(one: JudgedLaw) -> str:
     """A law's line."""
     kind = one.verdict.kind
-    said = " ".join(one.verdict.said.split())
+    said = printable(" ".join(one.verdict.said.split()))
     said = said if len(said) <= SAID else said[: SAID - 1] + "…"
     return f"{SIGNS[kind]} {one.law.id:<28} {KINDS[kind]:<16} {said}".rstrip()
 
 
 def finding(one: JudgedLaw, url: str) -> str:
     """A finding with its sentence, what was seen, and the request to see it again."""
-    lines = [f"{one.law.id}: {KINDS[one.verdict.kind]}", f"  {one.law.sentence}", f"  Seen: {one.verdict.said}"]
+    lines = [
+        f"{one.law.id}: {KINDS[one.verdict.kind]}",
+        f"  {one.law.sentence}",
+        f"  Seen: {printable(one.verdict.said)}",
+    ]
     if command := one.verdict.curl(url):
-        shown = command if len(command) < 2_000 else command[:2_000] + "… (whole in the JSON report)"
-        lines.append(f"  {shown}")
+        shown = command if len(command) < SHOWN else command[:SHOWN] + "… (whole in the JSON report)"
+        lines.append(f"  {printable(shown)}")
     return "\n".join(lines)
 
 
@@ -34,7 +44,7 @@ def summary(run: ConformRun) -> str:
 
 def as_text(run: ConformRun) -> str:
     """The whole report."""
-    parts = [f"{run.model} at {run.url}, budget {run.budget}, seed {run.seed}", ""]
+    parts = [f"{printable(run.model)} at {run.url}, budget {run.budget}, seed {run.seed}", ""]
     parts += [line(one) for one in run.judged]
     parts += ["", *(finding(one, run.url) + "\n" for one in run.findings), summary(run)]
     return "\n".join(parts) + "\n"

@@ -15,7 +15,7 @@ async def judge(ctx: LawContext, case: Case) -> Finding | None:
 
 
 async def check(ctx: LawContext) -> Verdict:
-    return await judged(ctx, await with_stops(ctx), judge)
+    return await judged(ctx, (await with_stops(ctx))[: 4 * ctx.budget.cases], judge)
 
 
 LAW = Law(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tailrace.conform.answers import cut_before, stops_of, with_stops
-from tailrace.conform.cases import Case, Finding, check_repeatable, judged, sent
+from tailrace.conform.cases import Case, Finding, SaysNothing, check_repeatable, judged, sent
 from tailrace.conform.context import LawContext
 from tailrace.conform.law import Law
 from tailrace.conform.verdict import Verdict
@@ -15,7 +15,7 @@ async def judge(ctx: LawContext, case: Case) -> Finding | None:
     made, said = await sent(ctx, case)
     count = said.usage.get("completion_tokens") if said.usage else None
     if not isinstance(count, int) or count <= SPARE + 1:
-        return None
+        raise SaysNothing
     before, shorter = await sent(ctx, case, stop=None, max_tokens=count - SPARE - 1)
     if cut_before(shorter.text, stops_of(case)) == shorter.text or said.text not in shorter.text:
         return None

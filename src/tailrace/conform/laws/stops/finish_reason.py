@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tailrace.conform.answers import cut_before, stops_of, uncut, with_stops
-from tailrace.conform.cases import Case, Finding, check_repeatable, judged, sent
+from tailrace.conform.cases import Case, Finding, SaysNothing, check_repeatable, judged, sent
 from tailrace.conform.context import LawContext
 from tailrace.conform.law import Law
 from tailrace.conform.verdict import Verdict
@@ -13,7 +13,7 @@ async def judge(ctx: LawContext, case: Case) -> Finding | None:
     whole = await uncut(ctx, case)
     made, said = await sent(ctx, case)
     if said.text != cut_before(whole, stops_of(case)) or said.text == whole:
-        return None  # stops.cut judges that
+        raise SaysNothing  # stops.cut judges that
     reason = said.choice().finish_reason
     if reason != "stop":
         return Finding(f"finish_reason is {reason!r} where a stop ended the text", (made,))

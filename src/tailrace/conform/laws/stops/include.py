@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tailrace.conform.answers import cut_before, stops_of, uncut, with_stops
-from tailrace.conform.cases import Case, Finding, check_repeatable, judged, sent
+from tailrace.conform.cases import Case, Finding, SaysNothing, check_repeatable, judged, sent
 from tailrace.conform.context import LawContext
 from tailrace.conform.law import Law
 from tailrace.conform.verdict import Verdict
@@ -11,13 +11,13 @@ from tailrace.conform.verdict import Verdict
 
 async def judge(ctx: LawContext, case: Case) -> Finding | None:
     if "include_stop_str_in_output" not in case.body:
-        return None
+        raise SaysNothing
     stops = stops_of(case)
     plain = case.having(include_stop_str_in_output=None)
     whole = await uncut(ctx, plain)
     cut = cut_before(whole, stops)
     if len(stops) != 1 or cut == whole:
-        return None
+        raise SaysNothing
     wanted = cut + stops[0]
     for stream in (None, True):
         made, said = await sent(ctx, case, stream=stream)

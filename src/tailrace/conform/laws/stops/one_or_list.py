@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tailrace.conform.answers import stops_of, with_stops
-from tailrace.conform.cases import Case, Finding, check_repeatable, judged, sent
+from tailrace.conform.cases import Case, Finding, SaysNothing, check_repeatable, judged, sent
 from tailrace.conform.context import LawContext
 from tailrace.conform.law import Law
 from tailrace.conform.verdict import Verdict
@@ -11,7 +11,7 @@ from tailrace.conform.verdict import Verdict
 
 async def judge(ctx: LawContext, case: Case) -> Finding | None:
     if len(stops_of(case)) != 1:
-        return None
+        raise SaysNothing
     listed = (await sent(ctx, case))[1].text
     made, said = await sent(ctx, case, stop=stops_of(case)[0])
     if said.text == listed:

@@ -50,11 +50,14 @@ async def check(ctx: LawContext) -> Verdict:
     body = {"model": ctx.server.model, **case.body}
     before, alone = await num_running(ctx), await short(ctx)
     leave = asyncio.Event()
-    held = [asyncio.create_task(ctx.server.hold(case.path, body, leave)) for _ in range(ABANDONED)]
-    await asyncio.sleep(1.0)
+    held: list[Exchange] = []
+    opened = [asyncio.create_task(ctx.server.hold(case.path, body, leave, held)) for _ in range(ABANDONED)]
+    end = time.monotonic() + PATIENCE_S
+    while len(held) < ABANDONED and time.monotonic() < end:
+        await asyncio.sleep(0.05)
     beside, crowded = await num_running(ctx), await short(ctx)
     leave.set()
-    exchanges = await asyncio.gather(*held)
+    exchanges = await asyncio.gather(*opened)
     if before is not None and beside is not None:
         if beside < before + 1:
             return inconclusive(f"{ABANDONED} answers of {LONG} tokens were over before their clients left")

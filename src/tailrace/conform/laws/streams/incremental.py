@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from tailrace.conform.cases import Case, Finding, cases, judged, sent
+from tailrace.conform.cases import Case, Finding, SaysNothing, cases, judged, sent
 from tailrace.conform.context import LawContext
 from tailrace.conform.law import Law
 from tailrace.conform.verdict import Verdict
 
-WORDS = 12  # fewer may fit into one event
+LEAST = 40  # characters; fewer may be a token or two
 
 
 async def judge(ctx: LawContext, case: Case) -> Finding | None:
     made, said = await sent(ctx, case)
     choice = said.choice()
-    if len(choice.pieces) == 1 and len(choice.text.split()) >= WORDS:
+    if len(choice.text) < LEAST:
+        raise SaysNothing
+    if len(choice.pieces) == 1:
         return Finding(f"all {len(choice.text)} characters came in one event", (made,), effect=False)
     return None
 

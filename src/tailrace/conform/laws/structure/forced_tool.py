@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tailrace.conform.cases import Case, Finding, asking, judged, sent
+from tailrace.conform.cases import Case, Finding, SaysNothing, asking, judged, sent
 from tailrace.conform.context import LawContext
 from tailrace.conform.law import Law
 from tailrace.conform.tools import QUESTION, TOOLS, call_problem, forced
@@ -11,12 +11,12 @@ from tailrace.conform.verdict import Verdict
 
 async def judge(ctx: LawContext, case: Case) -> Finding | None:
     if "tools" not in case.body or "tool_choice" not in case.body:
-        return None
+        raise SaysNothing
     made, said = await sent(ctx, case)
     choice = said.choice()
     wanted = case.body["tool_choice"]["function"]["name"]
     if choice.finish_reason == "length":
-        return None
+        raise SaysNothing
     if not choice.tool_calls:
         return Finding(f"no call, but {choice.text[:80]!r}", (made,), effect=False)
     seen = call_problem(choice, (wanted,))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from tailrace.conform.cases import Case, Finding, asking, judged, sent
+from tailrace.conform.cases import Case, Finding, SaysNothing, asking, judged, sent
 from tailrace.conform.context import LawContext
 from tailrace.conform.law import Law
 from tailrace.conform.verdict import Verdict
@@ -15,7 +15,7 @@ async def judge(ctx: LawContext, case: Case) -> Finding | None:
     choice = said.choice()
     begun = choice.text.lstrip()[:1] == "{"
     if choice.finish_reason == "length" and begun:
-        return None
+        raise SaysNothing
     try:
         value = json.loads(choice.text)
     except ValueError:

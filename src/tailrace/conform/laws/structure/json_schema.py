@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tailrace.conform.cases import Case, Finding, asking, judged, sent
+from tailrace.conform.cases import Case, Finding, SaysNothing, asking, judged, sent
 from tailrace.conform.context import LawContext
 from tailrace.conform.law import Law
 from tailrace.conform.schema_check import misfit
@@ -41,7 +41,7 @@ async def judge(ctx: LawContext, case: Case) -> Finding | None:
     made, said = await sent(ctx, case)
     choice = said.choice()
     if choice.finish_reason == "length" or not schema_of(case):
-        return None
+        raise SaysNothing
     try:
         value = json.loads(choice.text)
     except ValueError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tailrace.conform.cases import Case, Finding, asking, judged, sent
+from tailrace.conform.cases import Case, Finding, SaysNothing, asking, judged, sent
 from tailrace.conform.context import LawContext
 from tailrace.conform.exchange import Exchange
 from tailrace.conform.law import Law
@@ -24,11 +24,11 @@ def index_problem(made: Exchange) -> str | None:
 
 async def judge(ctx: LawContext, case: Case) -> Finding | None:
     if "tools" not in case.body or "tool_choice" not in case.body:
-        return None
+        raise SaysNothing
     made, said = await sent(ctx, case, stream=True)
     choice = said.choice()
     if choice.finish_reason == "length" or not choice.tool_calls:
-        return None
+        raise SaysNothing
     seen = index_problem(made) or call_problem(choice, (case.body["tool_choice"]["function"]["name"],))
     if not seen and choice.finish_reason not in ("tool_calls", "stop"):
         seen = f"finish_reason is {choice.finish_reason!r} after a call"

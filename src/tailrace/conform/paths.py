@@ -20,6 +20,7 @@ from tailrace.conform.spread import SAME_STEP, Key, Source, key_of, names_one_to
 from tailrace.conform.verdict import Verdict, broken, holds, inconclusive
 
 LENGTH = 32  # tokens of a path
+TOKENS = 4  # of paths, for each draw of the budget: they come many to a request
 TOP = 20
 
 
@@ -124,7 +125,7 @@ async def follow(ctx: LawContext, found: Source, fields: Mapping[str, Any], bets
         evidence, draws = add(evidence, more), draws + places
         drawn += sum(len(path.tokens) for path in made)
         finding = judge(evidence, alpha)
-        if finding != "open" or drawn >= 2 * ctx.budget.draws or not drawn:
+        if finding != "open" or drawn >= TOKENS * ctx.budget.draws or not drawn:
             return PathOutcome(finding, evidence, draws, made[0].exchange)
 
 
@@ -147,15 +148,15 @@ def likeliest(evidence: Evidence) -> str:
     return max(found, key=lambda name: found[name], default="")
 
 
-def path_verdict(outcome: PathOutcome) -> Verdict:
-    """What is said of the outcome."""
+def path_verdict(outcome: PathOutcome, required: Sequence[str] | None = None) -> Verdict:
+    """What is said of the outcome. required: deviations whose exclusion suffices at the budget's end; None: all."""
     if outcome.finding == "broken":
         said = f"{outcome.draws} draws look like this instead: {likeliest(outcome.evidence)}"
         return broken(said, outcome.exchange, **figures_of(outcome))
     left = remaining(outcome.evidence)
     excluded = [name for name in outcome.evidence.stated if name not in left]
     said = f"{outcome.draws} draws exclude: {'; '.join(excluded) or 'nothing'}"
-    if outcome.finding == "holds":
-        return holds(said, **figures_of(outcome))
     said += f"; not yet: {'; '.join(left)}" if left else ""
+    if outcome.finding == "holds" or (required and not set(required) & set(left)):
+        return holds(said, **figures_of(outcome))
     return inconclusive(said, outcome.exchange, **figures_of(outcome))

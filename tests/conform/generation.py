@@ -99,8 +99,8 @@ async def choice_parts(plan: Plan, index: int) -> AsyncIterator[Part]:
         side.sent = len(side.text)
     while True:
         allowed = None
-        if forced is not None:
-            allowed = frozenset([forced[written]] if written < len(forced) else [EOS])
+        if forced is not None and (at := written - plan.thoughts) >= 0:
+            allowed = frozenset([forced[at]] if at < len(forced) else [EOS])
         drawn = draw(
             Step(ids, len(plan.prompt), plan.params, plan.seed, index, plan.num_running(), allowed, plan.fault)
         )

@@ -181,12 +181,15 @@ class HonestServer:
     async def _events(self, plan: Plan, shape: Shape, asked: Asked) -> AsyncIterator[bytes]:
         """The event stream: one event per part, usage where it is asked for, [DONE]."""
         seen: set[int] = set()
+        called: set[int] = set()
         options = plan.params.get("stream_options", {})
         usage = bool(options.get("include_usage"))
         count = 0
         async for index, part in self._stream_parts(plan, asked):
             count += part.drawn is not None
-            chunk = shape.head(True) | {"choices": [shape.delta(index, part, index not in seen, plan.call)]}
+            call = plan.call if part.channel == "arguments" and index not in called else None
+            called |= {index} if call else set()
+            chunk = shape.head(True) | {"choices": [shape.delta(index, part, index not in seen, call)]}
             if usage:
                 chunk["usage"] = None
             if self.fault == "ids-change":

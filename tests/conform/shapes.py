@@ -69,7 +69,7 @@ class Shape:
         return chat_logprobs(drawn, self.top) if self.chat else completion_logprobs(drawn, self.top, 0)
 
     def delta(self, index: int, part: Part, first: bool, call: str | None) -> dict[str, Any]:
-        """One event's choice."""
+        """One event's choice. call: the function's name, with the first of its arguments."""
         made: dict[str, Any] = {"index": index, "finish_reason": part.finish}
         made["logprobs"] = self.logprobs([part.drawn] if part.drawn else []) if part.text or part.drawn else None
         if not self.chat:
@@ -78,16 +78,16 @@ class Shape:
         if part.channel == "reasoning" and self.fault != "thoughts-in-content":
             delta["reasoning_content"] = part.text
         elif part.channel == "arguments":
-            index_of = 1 if self.fault == "call-index-jumps" and not first else 0
+            index_of = 1 if self.fault == "call-index-jumps" and not call else 0
             delta["tool_calls"] = [{"index": index_of, "function": {"arguments": part.text}}]
+            if call:
+                head = {"index": 0, "id": f"call_{self.name}", "type": "function"}
+                delta["tool_calls"] = [head | {"function": {"name": call, "arguments": part.text}}]
         elif part.text or not part.finish:
             delta["content"] = part.text
         if first:
             if self.fault != "role-missing":
                 delta["role"] = "assistant"
-            if call:
-                head = {"index": 0, "id": f"call_{self.name}", "type": "function"}
-                delta["tool_calls"] = [head | {"function": {"name": call, "arguments": part.text}}]
         elif self.fault == "role-in-each":
             delta["role"] = "assistant"
         return made | {"delta": delta, "stop_reason": part.stop_reason}

@@ -11,6 +11,7 @@ from tailrace.conform.context import LawContext
 from tailrace.conform.exchange import Exchange
 
 LENGTH = 24  # tokens
+LENGTHS = (1, 3, 6, 10)  # of stops, in characters
 LEAST = 8  # characters; a shorter text has no place for a stop
 PROMPTS = ("story", "characters", "numbers")
 
@@ -39,8 +40,9 @@ def pieces(ctx: LawContext, text: str, count: int) -> list[str]:
     """Parts of a text that can be stops: of several lengths, from its middle, without spaces at their ends. A wide
     character first, if there is any."""
     found = [character for character in text[1:] if ord(character) > 0x7F and character != "\ufffd"][:1]
+    lengths = ctx.rng.sample(LENGTHS, len(LENGTHS))
     for round in range(4 * count):
-        length = (1, 3, 6, 10)[round % 4]
+        length = lengths[round % len(lengths)]
         places = [at for at in range(2, len(text) - length) if fits(text[at : at + length])]
         if places:
             at = ctx.rng.choice(places)

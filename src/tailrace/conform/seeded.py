@@ -16,7 +16,9 @@ from tailrace.conform.verdict import Verdict, broken, inconclusive
 LENGTH = 24
 TOP = 5
 NOT_REPEATED = inconclusive("a seed does not give the same answer twice even alone (seeds.same)")
-ALL_ALIKE = inconclusive("different seeds give the same answers: one token has nearly all of the probability everywhere")
+ALL_ALIKE = inconclusive(
+    "different seeds give the same answers: one token has nearly all of the probability everywhere"
+)
 
 
 @dataclass(frozen=True)

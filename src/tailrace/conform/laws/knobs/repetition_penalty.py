@@ -18,10 +18,11 @@ from tailrace.conform.sequential import Evidence, Finding, Probabilities, judge,
 from tailrace.conform.spread import Key, Source, Spread, draw, neutral_fields, source, spread_of, with_tolerance
 from tailrace.conform.verdict import Verdict, broken, holds, ignored, inconclusive
 
-PENALTIES = (1.1, 8.0)  # the small one tells how often it is applied, the large one that it is
+PENALTIES = (1.06, 8.0)  # the small one tells how often it is applied, the large one that it is
+# Words that come as often as not: what is applied for each occurrence moves them by other amounts.
 WORDS = (
-    "the sea the stone the sea the sea the stone the sea the sea the",
-    "was and was of was and was and was of was to was",
+    "the the the sea the the the the stone the the the the sea the the",
+    "was was was and was was was was to was was was was of was was",
 )
 ENDS = 4  # so many words less at the prompt's end are tried
 ENOUGH = 0.15  # of the words that stand in it, and of others

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from tailrace.conform.context import LawContext
 from tailrace.conform.counting import NO_LOGPROBS
 from tailrace.conform.law import Law
-from tailrace.conform.paths import Bet, Path, PathOutcome, Place, path_of, path_verdict, weigh_paths
-from tailrace.conform.penalties import misreported_paths
+from tailrace.conform.laws.logprobs.greedy import look
+from tailrace.conform.paths import Bet, Path, PathOutcome, Place, likeliest, path_of, path_verdict, weigh_paths
 from tailrace.conform.reply import reply
-from tailrace.conform.sequential import SHARE, Evidence, Probabilities, add, judge
+from tailrace.conform.sequential import SHARE, Evidence, Probabilities, add, judge, tempered
 from tailrace.conform.spread import Source, source
 from tailrace.conform.verdict import Verdict, inconclusive
 
@@ -21,6 +21,7 @@ OFFSETS = ((0, -1), (0, -2), (0, -3), (1, 0), (1, 1), (1, -1), (2, 0), (2, 2))
 # How often a draw repeats the earlier one, in the stated deviations, by the draws that the budget has.
 WEIGHTS = ((1_000, 0.5), (10_000, 0.25), (1 << 62, 0.12))
 AT_ONCE = 8
+POWERS = (0.5, 0.7, 1.5, 2.0)  # of what logprobs.paths looks for: where it fits better, that law has the finding
 
 
 def same_token(place: Place, earlier: Place, weight: float) -> Probabilities:
@@ -50,7 +51,11 @@ def bet_on(place: Place, earlier: Iterator[tuple[str, Place]], weight: float) ->
     for name, one in earlier:
         stated[f"the same token as {name}"] = same_token(place, one, weight)
         stated[f"the same random number as {name}"] = same_quantile(place, one, weight)
-    return Bet(stated=stated) if stated else None
+    return (
+        Bet(None, stated, {f"wrong logprobs/{power:g}": tempered(place.law, power) for power in POWERS})
+        if stated
+        else None
+    )
 
 
 def named(back: int, on: int) -> str:
@@ -64,9 +69,7 @@ async def paths_of(ctx: LawContext, found: Source, seeds: list[int]) -> list[Pat
     assert found.spread is not None
     body = {**found.neutral, "max_tokens": LENGTH}
     top = len(found.spread.keys)
-    made = await ctx.together(
-        ctx.generate(found.spread.prompt, logprobs=top, seed=seed, **body) for seed in seeds
-    )
+    made = await ctx.together(ctx.generate(found.spread.prompt, logprobs=top, seed=seed, **body) for seed in seeds)
     return [path_of(reply(one).choice(), seed, one) for seed, one in zip(seeds, made, strict=True)]
 
 
@@ -87,14 +90,17 @@ async def check(ctx: LawContext) -> Verdict:
         if finding != "open" or tokens >= 4 * ctx.budget.draws or not tokens:
             break
     outcome = PathOutcome(finding, evidence, draws, made[0].exchange)
-    if finding == "broken" and not by_itself(evidence) and await misreported_paths(ctx, found):
-        return inconclusive("the draws do not follow the reported logprobs (logprobs.paths)", made[0].exchange)
+    if finding == "broken" and (likeliest(evidence) in evidence.others or await misplaced(ctx, found)):
+        return inconclusive("the reported logprobs are not those that tokens are drawn by", made[0].exchange)
     return path_verdict(outcome)
 
 
-def by_itself(evidence: Evidence) -> bool:
-    """Whether the best bet is on the draw of another seed: wrong logprobs can't explain that."""
-    return "seed" in max(evidence.stated, key=lambda name: evidence.stated[name].mixed)
+async def misplaced(ctx: LawContext, found: Source) -> bool:
+    """Whether the reports are not even those of a greedy answer (logprobs.greedy)."""
+    assert found.spread is not None
+    fields = {**found.neutral, "temperature": 0.0, "max_tokens": LENGTH}
+    made = await ctx.generate(found.spread.prompt, logprobs=len(found.spread.keys), **fields)
+    return look(reply(made).choice()) is not None
 
 
 def before(by_seed: Mapping[int, Path], path: Path, at: int) -> Iterator[tuple[str, Place]]:
@@ -104,8 +110,6 @@ def before(by_seed: Mapping[int, Path], path: Path, at: int) -> Iterator[tuple[s
         other = by_seed.get(path.seed - back)
         if other is not None and 0 <= at + on < len(other.places) and (place := other.places[at + on]) is not None:
             yield named(back, on), place
-
-
 
 
 LAW = Law(

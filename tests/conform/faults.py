@@ -89,7 +89,7 @@ FRAME_FAULTS: dict[str, Fault] = {
 REPORTED = ("logprobs.frequencies", "logprobs.paths")  # draws and reports disagree
 SAMPLER_FAULTS: dict[str, Fault] = {
     # logprobs
-    "report-last-lost": Fault("logprobs.bytes-join", ("logprobs.stream-same",)),
+    "report-last-lost": Fault("logprobs.bytes-join", ("logprobs.stream-same", "streams.usage")),
     "chosen-lower": Fault("logprobs.chosen-in-top", ("logprobs.greedy",)),
     "report-too-large": Fault("logprobs.sums", REPORTED),
     "report-late": Fault("logprobs.greedy", REPORTED),

@@ -23,8 +23,8 @@ Floats = NDArray[np.float64]
 V = len(VOCABULARY)
 STYLES = {
     "processed": "reports the logprobs of what is drawn from, as vLLM does with logprobs_mode processed_logprobs",
-    "temperature-last": "divides by the temperature behind the truncations, as llama.cpp does; a fault where the server "
-    "doesn't say so",
+    "temperature-last": "divides by the temperature behind the truncations, as llama.cpp does; a fault where the "
+    "server doesn't say so",
     "jitter": "logits differ from run to run by the rounding of bfloat16",
 }
 COPIES = [VOCABULARY.index(word) for word in WORDS]  # words that stood there lately come again

@@ -13,7 +13,7 @@ from tailrace.conform.context import LawContext
 from tailrace.conform.exchange import Exchange
 from tailrace.conform.expected import Expectation, weigh_counts
 from tailrace.conform.sequential import Evidence, Finding, judge, log_e, remaining
-from tailrace.conform.spread import Key, Source, draw
+from tailrace.conform.spread import SAME_STEP, Key, Source, draw
 from tailrace.conform.verdict import Verdict, broken, holds, ignored, inconclusive, not_offered
 
 ROUND = 64  # draws between two looks
@@ -81,6 +81,8 @@ async def misreported(ctx: LawContext, found: Source) -> bool:
     """Whether draws without any knob disagree with the reported logprobs; found once in a run."""
     if "misreported" not in ctx.shared:
         assert found.spread is not None
+        if sum(found.spread.probabilities) > math.exp(SAME_STEP):
+            return True
         outcome = await until_decided(ctx, found, {}, expected.neutral(found.spread), CONFIRM)
         ctx.shared["misreported"] = outcome.finding == "broken"
     return ctx.shared["misreported"]
@@ -111,7 +113,8 @@ def explained(law: Expectation, outcome: Outcome) -> str:
     if law.rest[1] == 0 and counts.get(None):
         never.append("a token that is not among the likeliest")
     if never:
-        return f"of {counts.total()} draws {sum(counts[k] for k in never if k in counts) or counts[None]} were outside the set: {never[:5]}"
+        outside = sum(counts[key] for key in never if key in counts) or counts[None]
+        return f"of {counts.total()} draws {outside} were outside the set: {never[:5]}"
     best = max(outcome.evidence.stated.items(), key=lambda one: one[1].mixed, default=None)
     if best and best[1].mixed > max(outcome.evidence.others.values(), default=-math.inf):
         return f"{counts.total()} draws look like this instead: {best[0]}"

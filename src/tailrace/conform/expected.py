@@ -68,16 +68,11 @@ def cells(expected: Expectation, counts: Mapping[Key | None, int], draws: int, s
         name: (*(p * (1 - law[-1]) for p in other), law[-1]) for name, other in shifts(conditional(law), size).items()
     }
     deviations = {name: other for name, other in deviations.items() if draws_to_reject(law, other) * SEEN_BY <= draws}
-    whether = Cell(
-        (sum(drawn), counts.get(None, 0)), split(law), (1 - high, low), (1 - low, high), {n: split(v) for n, v in deviations.items()}
-    )  # fmt: skip
+    either = {name: split(other) for name, other in deviations.items()}
+    whether = Cell((sum(drawn), counts.get(None, 0)), split(law), (1 - high, low), (1 - low, high), either)
     inside = conditional(law)
-    return [
-        whether,
-        Cell(
-            tuple(drawn), inside, *box(inside, expected.tolerance), {n: conditional(v) for n, v in deviations.items()}
-        ),
-    ]
+    which = {name: conditional(other) for name, other in deviations.items()}
+    return [whether, Cell(tuple(drawn), inside, *box(inside, expected.tolerance), which)]
 
 
 def weigh_counts(expected: Expectation, counts: Mapping[Key | None, int], draws: int, size: float) -> Evidence:

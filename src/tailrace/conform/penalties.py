@@ -103,8 +103,8 @@ async def check_draws(ctx: LawContext, found: Source, penalty: Penalty) -> Verdi
     if outcome.finding == "broken":
         if await misreported_paths(ctx, found):
             return inconclusive(
-                "without any penalty the draws do not follow the reported logprobs either (logprobs.paths), so it can't "
-                "be judged by them",
+                "without any penalty the draws do not follow the reported logprobs either (logprobs.paths), so it "
+                "can't be judged by them",
                 outcome.exchange,
             )
         if likeliest(outcome.evidence) == "no effect":

@@ -36,7 +36,8 @@ class Answer:
 
 async def answer(ctx: LawContext, seed: int | None, crowded: bool = False, **fields: Any) -> Answer:
     """An answer at temperature 1, of tokens that are reported where logprobs are offered."""
-    body = {**neutral_fields(ctx), "max_tokens": LENGTH, **fields} | ({} if seed is None else {"seed": seed})
+    body: dict[str, Any] = {**neutral_fields(ctx), "max_tokens": LENGTH, **fields}
+    body |= {} if seed is None else {"seed": seed}
     top = TOP if ctx.capabilities.offers("logprobs") else None
     prompt = body.pop("prompt", PROMPTS["story"])
     made = await ctx.generate(prompt, logprobs=top, crowded=crowded, **body)
@@ -83,7 +84,9 @@ def cause(one: ReplyChoice, other: ReplyChoice) -> str:
         moved = max([moved, *(abs(value - second[text]) for text, _, value in a.top if text in second)])
     if moved == 0.0:
         return f"; they part at token {at}, where the reported logprobs are the same: the noise is another"
-    return f"; they part at token {at}, up to where the reported logprobs differ by at most {moved:.2g}: the model's numbers changed"
+    return (
+        f"; they part at token {at}, and the reported logprobs differ by up to {moved:.2g}: the model's numbers moved"
+    )
 
 
 def compared(pairs: Sequence[tuple[Answer, Answer]], how: str) -> Verdict | None:

@@ -37,12 +37,15 @@ class Score(NamedTuple):
     mixed: float
 
 
+NOTHING = Score(0.0, 0.0)  # of no draws
+
+
 @dataclass(frozen=True)
 class Evidence:
     """law: its score. stated: those of the deviations whose absence "holds" states. others: log-likelihoods of what
     only the mixture against the law looks for."""
 
-    law: Score = Score(0.0, 0.0)
+    law: Score = NOTHING
     stated: Mapping[str, Score] = field(default_factory=dict)
     others: Mapping[str, float] = field(default_factory=dict)
 

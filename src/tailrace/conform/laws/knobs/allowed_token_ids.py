@@ -56,8 +56,8 @@ LAW = Law(
     id="knobs.allowed-token-ids",
     sentence="With allowed_token_ids nothing else is drawn.",
     why="Classifiers and labels are read from the first token: any other token is a wrong label.",
-    method="Each of a few ids is allowed alone, which must always give the same text; then some of them together, which "
-    "must give no other text.",
+    method="Each of a few ids is allowed alone, which must always give the same text; then some of them together, "
+    "which must give no other text.",
     violation="Another token comes.",
     check=check,
     needs=("allowed_token_ids",),

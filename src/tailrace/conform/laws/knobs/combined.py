@@ -50,8 +50,8 @@ LAW = Law(
     id="knobs.top-k-and-top-p",
     sentence="With top_k and top_p, top_p is the mass of what top_k has left.",
     why="Without renormalising, top_p means less the smaller top_k is, or nothing at all.",
-    method="Both are set so that top_p of the renormalised tokens keeps fewer than top_p of all would. First tokens are "
-    "drawn with many seeds.",
+    method="Both are set so that top_p of the renormalised tokens keeps fewer than top_p of all would. First tokens "
+    "are drawn with many seeds.",
     violation="Tokens come that top_p of the renormalised probabilities removes.",
     check=check,
     needs=("logprobs", "top_k", "top_p"),

@@ -9,7 +9,7 @@ from tailrace.conform.exchange import Exchange, Refused
 from tailrace.conform.families import logistic, steps, weigh_families
 from tailrace.conform.law import Law
 from tailrace.conform.reply import reply
-from tailrace.conform.sequential import BETA, SHARE, judge, log_e
+from tailrace.conform.sequential import SHARE, judge, log_e, remaining
 from tailrace.conform.spread import Source, seeded, source
 from tailrace.conform.verdict import Verdict, broken, holds, ignored, inconclusive
 
@@ -59,9 +59,9 @@ async def balance(ctx: LawContext, found: Source, token: Forced) -> float | None
     low, high = -5.0, 40.0
     for _ in range(9):
         middle = (low + high) / 2
-        texts, _ = await drawn(ctx, found, token.id, middle, 16)
+        texts, _ = await drawn(ctx, found, token.id, middle, 32)
         share = texts.count(token.text) / len(texts)
-        if 0.25 <= share <= 0.75:
+        if 0.3 <= share <= 0.7:
             return middle
         low, high = (middle, high) if share < 0.5 else (low, middle)
     return None
@@ -96,16 +96,19 @@ async def compare(ctx: LawContext, found: Source, token: Forced, middle: float) 
             counts[group][0] += texts.count(token.text)
             counts[group][1] += len(texts) - texts.count(token.text)
         evidence = weigh_families(counts, moved(1.0), stated, GRID, lambda at: (TOLERANCE, TOLERANCE))
-        finding, total = judge(evidence, SHARE, BETA), sum(map(sum, counts))
+        finding, total = judge(evidence, SHARE), sum(map(sum, counts))
         if finding != "open" or total >= 2 * ctx.budget.draws:
             break
     said = (
         f"{token.text!r} came {counts[0][0]} times in {sum(counts[0])} draws with a bias of {middle - HALF:.3f}, and "
         f"{counts[1][0]} times in {sum(counts[1])} with {middle + HALF:.3f}"
     )
-    verdicts = {"broken": broken, "holds": holds, "open": inconclusive}
-    shown = (exchange,) if finding != "holds" else ()
-    return verdicts[finding](said, *shown, draws=total, log_e=round(log_e(evidence), 2))
+    figures = {"draws": total, "log_e": round(log_e(evidence), 2)}
+    left = remaining(evidence)
+    if finding == "broken":
+        return broken(said, exchange, **figures)
+    said += f"; not yet excluded: {'; '.join(left)}" if left else ""
+    return inconclusive(said, exchange, **figures) if "no effect" in left else holds(said, **figures)
 
 
 LAW = Law(

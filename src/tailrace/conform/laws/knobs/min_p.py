@@ -40,8 +40,8 @@ LAW = Law(
     id="knobs.min-p",
     sentence="min_p draws from the tokens with p ≥ min_p · (the likeliest token's p), in proportion.",
     why="It is the truncation that is recommended for high temperatures; a wrong bound undoes it.",
-    method="min_p is set between two tokens. First tokens are drawn with many seeds: none may lie outside, and inside a "
-    "sequential test compares counts with the renormalised reported probabilities.",
+    method="min_p is set between two tokens. First tokens are drawn with many seeds: none may lie outside, and inside "
+    "a sequential test compares counts with the renormalised reported probabilities.",
     violation="A token below the bound is drawn, or one above it never comes.",
     check=check,
     needs=("logprobs", "min_p"),

@@ -62,8 +62,8 @@ def penalised(spread: Spread, counts: Mapping[Key, int], power: str) -> Member:
 
 
 def unknowns(spread: Spread, counts: Mapping[Key, int]) -> tuple[list[float], Tolerances]:
-    """The grid of how far raw logits lie above their logprobs, and what half a step moves of a penalised logit: where it
-    is negative, half a step times penalty − 1."""
+    """The grid of how far raw logits lie above their logprobs, and how far half a step moves a penalised logit: where
+    that is negative, half a step times penalty − 1."""
     seen = [-math.log(p) for key, p in zip(spread.keys, spread.probabilities, strict=True) if counts.get(key)]
     low, high = min(seen) - NEAR, max(seen) + NEAR
     grid = steps(LOWEST, low, COARSE) + steps(low, high, FINE) + steps(high, HIGHEST, COARSE)
@@ -177,7 +177,7 @@ async def follow_counts(
 
 LAW = Law(
     id="knobs.repetition-penalty",
-    sentence="repetition_penalty divides positive logits of tokens that were there, and multiplies negative ones, once.",
+    sentence="repetition_penalty divides positive logits of tokens that were there, and multiplies negative ones.",
     why="Applied for each occurrence, or to tokens that were not there, it wrecks lists, code and names.",
     method="The prompt repeats some words, each another number of times. First tokens are drawn with it and compared "
     "with the reported raw odds after the penalty. Logits are not reported, only logprobs: what lies between them is "

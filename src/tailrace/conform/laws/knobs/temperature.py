@@ -39,8 +39,8 @@ LAW = Law(
     id="knobs.temperature",
     sentence="At temperature T the odds of two tokens are their odds at temperature 1 to the power of 1/T.",
     why="A temperature that is applied twice, or not at all, makes every recommended setting wrong.",
-    method="First tokens are drawn with many seeds at T = 0.6 and T = 1.5. A sequential test compares the counts of the "
-    "reported tokens with p^(1/T); of all other tokens only bounds are known.",
+    method="First tokens are drawn with many seeds at T = 0.6 and T = 1.5. A sequential test compares the counts of "
+    "the reported tokens with p^(1/T); of all other tokens only bounds are known.",
     violation="The likeliest token comes too often or too rarely.",
     check=check,
     needs=("logprobs", "temperature"),

@@ -56,8 +56,8 @@ LAW = Law(
     id="knobs.temperature-zero",
     sentence="At temperature 0 the answer is the same with every seed.",
     why="Everybody takes temperature 0 for deterministic: tests, caches and evaluations are built on it.",
-    method="The same prompts are asked at temperature 0 with several seeds, at once. Answers may part only where the two "
-    "likeliest tokens are as close as the rounding of logits between batches.",
+    method="The same prompts are asked at temperature 0 with several seeds, at once. Answers may part only where the "
+    "two likeliest tokens are as close as the rounding of logits between batches.",
     violation="Two answers differ where one token was clearly the likeliest.",
     check=check,
     needs=("temperature",),

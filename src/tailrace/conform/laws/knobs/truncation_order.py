@@ -76,7 +76,7 @@ def pairs(size: int) -> Iterator[tuple[int, int]]:
 
 LAW = Law(
     id="knobs.truncation-order",
-    sentence="Truncations look at the tempered probabilities, unless the server documents that its temperature is last.",
+    sentence="Truncations look at the tempered probabilities, unless the server documents the other order.",
     why="The same top_p keeps other tokens in the other order; settings can't be carried from one server to another.",
     method="At temperature 0.6, top_p is set so that the two orders keep different sets, each clear of rounding. First "
     "tokens are drawn with many seeds and compared with the order that the server claims.",

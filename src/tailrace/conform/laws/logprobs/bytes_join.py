@@ -38,8 +38,8 @@ LAW = Law(
     id="logprobs.bytes-join",
     sentence="The bytes of the reported tokens join to the text.",
     why="Scores are mapped to parts of the text by them; one token more or fewer shifts all that follow.",
-    method="Answers with characters of several bytes are asked with logprobs; the tokens' bytes are joined and compared "
-    "with the text. A reported end token, and a character that the length has cut, are allowed for.",
+    method="Answers with characters of several bytes are asked with logprobs; the tokens' bytes are joined and "
+    "compared with the text. A reported end token, and a character that the length has cut, are allowed for.",
     violation="A token is missing, reported twice, or its bytes are not those of the text.",
     check=check_law,
     needs=("logprobs",),

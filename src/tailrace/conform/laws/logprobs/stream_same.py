@@ -55,8 +55,8 @@ LAW = Law(
     id="logprobs.stream-same",
     sentence="A stream reports the logprobs that the plain answer reports.",
     why="Streaming must not lose tokens, nor report them beside the wrong text.",
-    method="The same seeded request is sent with and without stream; tokens, logprobs and likeliest tokens are compared "
-    "one by one. Logprobs may differ by what the batch does to a bfloat16 model.",
+    method="The same seeded request is sent with and without stream; tokens, logprobs and likeliest tokens are "
+    "compared one by one. Logprobs may differ by what the batch does to a bfloat16 model.",
     violation="A token's report is missing, comes twice or has other numbers.",
     check=check,
     needs=("logprobs", "stream"),

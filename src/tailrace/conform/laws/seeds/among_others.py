@@ -51,8 +51,8 @@ LAW = Law(
     id="seeds.among-others",
     sentence="A request with a seed has the same answer alone and among other requests.",
     why="On a busy server there are always others. A seed that holds only on an idle one can't be used.",
-    method="Requests at temperature 1 are sent alone, then again while others run: seeded and not, greedy and not, short "
-    "and long. Where answers differ, the reported logprobs tell whether the noise changed or the model's numbers.",
+    method="Requests at temperature 1 are sent alone, then again while others run: seeded and not, greedy and not, "
+    "short and long. Where answers differ, reported logprobs tell whether the noise or the model's numbers changed.",
     violation="The answer is another one under load.",
     check=check,
     needs=("seed",),

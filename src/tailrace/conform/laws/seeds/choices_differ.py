@@ -39,8 +39,8 @@ LAW = Law(
     id="seeds.choices-differ",
     sentence="The choices of one request with a seed and n are drawn independently.",
     why="n equal answers cost n times as much as one and are worth as much.",
-    method="Requests with a seed and n = 4 at temperature 1. The chance that independent choices are all alike is known "
-    "from the reported logprobs of the answer.",
+    method="Requests with a seed and n = 4 at temperature 1. The chance that independent choices are all alike is "
+    "known from the reported logprobs of the answer.",
     violation="All choices are the same answer, though it is an unlikely one.",
     check=check,
     needs=("seed", "n", "logprobs"),

@@ -79,11 +79,15 @@ async def check(ctx: LawContext) -> Verdict:
         return NO_LOGPROBS
     weight = next(size for most, size in WEIGHTS if ctx.budget.draws < most)
     by_seed: dict[int, Path] = {}
+
+    def bets(path: Path, at: int, place: Place) -> Bet | None:
+        return bet_on(place, before(by_seed, path, at), weight)
+
     evidence, draws, seed, tokens = Evidence(), 0, ctx.rng.randrange(2**30), 0
     while True:
         made = await paths_of(ctx, found, list(range(seed, seed + AT_ONCE)))
-        by_seed |= {path.seed: path for path in made if path.seed is not None}
-        more, places = weigh_paths(made, lambda path, at, place: bet_on(place, before(by_seed, path, at), weight))
+        by_seed.update({path.seed: path for path in made if path.seed is not None})
+        more, places = weigh_paths(made, bets)
         evidence, draws, seed = add(evidence, more), draws + places, seed + AT_ONCE
         tokens += sum(len(path.tokens) for path in made)
         finding = judge(evidence, SHARE)
@@ -116,9 +120,9 @@ LAW = Law(
     id="seeds.independent",
     sentence="Draws with different seeds are independent of each other, and so are draws at different places.",
     why="Noise that comes again one place or one seed later makes text repeat itself and averages lie.",
-    method="Answers are drawn with consecutive seeds. At each place a sequential test bets that the draw repeats an "
-    "earlier one: of the places before it, or of lower seeds at the same and at neighbouring places; as the same token, "
-    "or as the same uniform number.",
+    method="Answers are drawn with consecutive seeds. At each place a sequential test bets that the draw repeats "
+    "an earlier one: of the places before it, or of lower seeds at the same and at neighbouring places; as the same "
+    "token, or as the same uniform number.",
     violation="A draw repeats an earlier one more often than its probability says.",
     check=check,
     needs=("seed", "logprobs", "temperature"),

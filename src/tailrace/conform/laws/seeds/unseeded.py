@@ -32,8 +32,8 @@ LAW = Law(
     id="seeds.unseeded-differ",
     sentence="Requests without a seed are drawn independently, one after the other and at once.",
     why="A fixed hidden seed makes every retry the same failure, and data that is made full of copies.",
-    method="The same request is sent without a seed, alone and twice at once. The chance of equal answers is known from "
-    "the reported logprobs.",
+    method="The same request is sent without a seed, alone and twice at once. The chance of equal answers is known "
+    "from the reported logprobs.",
     violation="Two answers are the same, though unlikely.",
     check=check,
     needs=("logprobs", "temperature"),

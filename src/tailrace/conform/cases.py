@@ -13,7 +13,7 @@ from typing import Any
 from tailrace.conform.context import LawContext
 from tailrace.conform.exchange import Exchange, NoAnswer, Refused
 from tailrace.conform.prompts import PROMPTS
-from tailrace.conform.reply import Reply, reply
+from tailrace.conform.reply import FoldedReply, reply
 from tailrace.conform.verdict import Verdict, broken, holds, ignored, inconclusive
 
 PATHS = {"completions": "/completions", "chat": "/chat/completions"}
@@ -78,7 +78,7 @@ async def send(ctx: LawContext, case: Case, **fields: Any) -> Exchange:
     return await ctx.ask(case.path, dict(case.having(**fields).body))
 
 
-async def sent(ctx: LawContext, case: Case, **fields: Any) -> tuple[Exchange, Reply]:
+async def sent(ctx: LawContext, case: Case, **fields: Any) -> tuple[Exchange, FoldedReply]:
     """The same, with the fold of the answer."""
     made = await send(ctx, case, **fields)
     return made, reply(made)

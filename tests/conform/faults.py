@@ -12,11 +12,12 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Fault:
     """law: what must find it. also: laws, or whole families, that it breaks as well. beside: what must be judged
-    before, where the law itself sends nothing."""
+    before, where the law itself sends nothing. budget: what it takes to find it."""
 
     law: str
     also: tuple[str, ...] = ()
     beside: tuple[str, ...] = ()
+    budget: str = "quick"
 
 
 CUTS = ("stops.cut", "stops.several", "stops.nothing-sent", "stops.not-in-prompt", "stops.include")
@@ -85,4 +86,61 @@ FRAME_FAULTS: dict[str, Fault] = {
     "prompt-truncated": Fault("errors.too-long"),
     "neighbours-harmed": Fault("errors.neighbours"),
 }
-SAMPLER_FAULTS: dict[str, Fault] = {}
+REPORTED = ("logprobs.frequencies", "logprobs.paths")  # draws and reports disagree
+SAMPLER_FAULTS: dict[str, Fault] = {
+    # logprobs
+    "report-last-lost": Fault("logprobs.bytes-join", ("logprobs.stream-same",)),
+    "chosen-lower": Fault("logprobs.chosen-in-top", ("logprobs.greedy",)),
+    "report-too-large": Fault("logprobs.sums", REPORTED),
+    "report-late": Fault("logprobs.greedy", REPORTED),
+    "stream-report-late": Fault("logprobs.stream-same", ("logprobs", "streams")),
+    "cold-noise": Fault("logprobs.frequencies", REPORTED),
+    "few-seeds": Fault("logprobs.frequencies", (*REPORTED, "seeds.high-bits", "seeds.independent")),
+    "report-tempered": Fault("logprobs.frequencies", REPORTED, budget="normal"),
+    "cold-later": Fault("logprobs.paths"),
+    # knobs
+    "zero-is-small": Fault("knobs.temperature-zero", ("logprobs.greedy", "stops", "streams")),
+    "temperature-squared": Fault("knobs.temperature", ("knobs.truncation-order",), budget="normal"),
+    "ignores-temperature": Fault(
+        "knobs.temperature", ("knobs.temperature-zero", "knobs.truncation-order", "logprobs.greedy", "stops", "streams")
+    ),
+    "top-k-one-more": Fault("knobs.top-k"),
+    "ignores-top_k": Fault("knobs.top-k", ("knobs.top-k-and-top-p",)),
+    "top-p-one-more": Fault("knobs.top-p", ("knobs.top-k-and-top-p", "knobs.truncation-order")),
+    "top-p-one-fewer": Fault("knobs.top-p", ("knobs.top-k-and-top-p", "knobs.truncation-order")),
+    "ignores-top_p": Fault("knobs.top-p", ("knobs.top-k-and-top-p", "knobs.truncation-order")),
+    "truncation-flattens": Fault("knobs.top-p", ("knobs",), budget="normal"),
+    "min-p-absolute": Fault("knobs.min-p"),
+    "ignores-min_p": Fault("knobs.min-p"),
+    "top-p-before-renormalising": Fault("knobs.top-k-and-top-p"),
+    "temperature-last": Fault("knobs.truncation-order"),
+    "presence-per-count": Fault("knobs.presence-penalty", budget="normal"),
+    "penalties-prompt": Fault("knobs.presence-penalty", ("knobs.frequency-penalty",), budget="normal"),
+    "ignores-presence_penalty": Fault("knobs.presence-penalty"),
+    "frequency-one-more": Fault("knobs.frequency-penalty", budget="normal"),
+    "frequency-once": Fault("knobs.frequency-penalty", budget="normal"),
+    "penalties-late": Fault("knobs.frequency-penalty", ("knobs.presence-penalty",), budget="normal"),
+    "ignores-frequency_penalty": Fault("knobs.frequency-penalty"),
+    "repetition-per-count": Fault("knobs.repetition-penalty", budget="normal"),
+    "repetition-inverted": Fault("knobs.repetition-penalty"),
+    "ignores-repetition_penalty": Fault("knobs.repetition-penalty", budget="normal"),
+    "bias-halved": Fault("knobs.logit-bias", budget="normal"),
+    "ignores-logit_bias": Fault("knobs.logit-bias"),
+    "bad-words-first-spelling": Fault("knobs.bad-words"),
+    "ignores-bad_words": Fault("knobs.bad-words"),
+    "allowed-one-more": Fault("knobs.allowed-token-ids"),
+    "ignores-allowed_token_ids": Fault("knobs.allowed-token-ids"),
+    "min-tokens-one-less": Fault("knobs.min-tokens", budget="normal"),
+    "ignores-min_tokens": Fault("knobs.min-tokens"),
+    # seeds
+    "ignores-seed": Fault("seeds.same", ("seeds", "streams", "logprobs.stream-same")),
+    "seed-of-stream": Fault("seeds.stream", ("streams",)),
+    "children-shuffled": Fault("seeds.choices"),
+    "children-alike": Fault("seeds.choices-differ"),
+    "seed-under-load": Fault("seeds.among-others", ("seeds.long-prompt",)),
+    "seed-by-prompts": Fault("seeds.long-prompt", ("seeds.among-others",)),
+    "unseeded-alike": Fault("seeds.unseeded-differ"),
+    "seed-cut": Fault("seeds.high-bits"),
+    "noise-frozen": Fault("seeds.independent", REPORTED),
+    "noise-by-sum": Fault("seeds.independent"),
+}

@@ -42,6 +42,7 @@ class Plan:
     call: str | None = None
     thoughts: int = 0
     num_running: Callable[[], int] = field(default=lambda: 1)
+    longest_prompt: Callable[[], int] = field(default=lambda: 0)
 
     @property
     def max_tokens(self) -> int:
@@ -102,7 +103,17 @@ async def choice_parts(plan: Plan, index: int) -> AsyncIterator[Part]:
         if forced is not None and (at := written - plan.thoughts) >= 0:
             allowed = frozenset([forced[at]] if at < len(forced) else [EOS])
         drawn = draw(
-            Step(ids, len(plan.prompt), plan.params, plan.seed, index, plan.num_running(), allowed, plan.fault)
+            Step(
+                ids,
+                len(plan.prompt),
+                plan.params,
+                plan.seed,
+                index,
+                plan.num_running(),
+                allowed,
+                plan.fault,
+                plan.longest_prompt(),
+            )
         )
         ids.append(drawn.id)
         written += 1

@@ -29,6 +29,7 @@ class HonestServer:
     def __init__(self, fault: str = "", metrics: bool = True, thinking: bool = False) -> None:
         self.fault, self.metrics, self.thinking = fault, metrics, thinking
         self.num_running, self.num_made, self.num_refused = 0, 0, 0
+        self.prompts: list[int] = []  # tokens of the prompts that run
         self._places = asyncio.Semaphore(PLACES)
         self._frame = HttpFrame(self.handle)
         self._random = random.Random(1)
@@ -100,7 +101,14 @@ class HonestServer:
         text = params["prompt"] if not chat else "\n".join(one["content"] for one in params["messages"]) + "\n"
         prompt = encode(text[-8 * CONTEXT :])  # more can't fit: no piece has as many bytes
         seed = params.get("seed", self._random.getrandbits(60))
-        plan = Plan(params, prompt, seed, self.fault, num_running=lambda: self.num_running)
+        plan = Plan(
+            params,
+            prompt,
+            seed,
+            self.fault,
+            num_running=lambda: self.num_running,
+            longest_prompt=lambda: max(self.prompts, default=0),
+        )
         if len(prompt) + plan.max_tokens > CONTEXT:
             if self.fault != "prompt-truncated":
                 named = "messages" if chat else "prompt"
@@ -143,6 +151,7 @@ class HonestServer:
         """The parts of all choices in turn; ends where the client has left."""
         async with self._places:
             self.num_running += 1
+            self.prompts.append(len(plan.prompt))
             try:
                 count = plan.params.get("n", 1)
                 if self.fault == "n-one-less" and count > 1:
@@ -161,6 +170,7 @@ class HonestServer:
             finally:
                 if not (self.fault == "gone-goes-on" and asked.gone()):
                     self.num_running -= 1
+                self.prompts.remove(len(plan.prompt))
 
     async def _whole(self, plan: Plan, shape: Shape, asked: Asked) -> Plain:
         choices: dict[int, list[Part]] = {}

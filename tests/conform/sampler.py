@@ -1,7 +1,7 @@
 """The honest server's sampler: the logits of a context, what the knobs make of them, and a draw by seed. All in
 float64, all as the definitions say, written without a look at tailrace's own sampler.
 
-A fault changes one definition (see FAULTS in sampler_faults.py for what each must break). STYLES are no faults: what
+A fault changes one definition (faults.py says what each must break). STYLES are no faults: what
 honest servers do differently. It does not know of requests over HTTP: script.py has what it is asked.
 """
 
@@ -178,6 +178,8 @@ def noise(step: Step, params: Mapping[str, Any]) -> Floats:
     fault = step.fault
     if fault == "children-alike":
         index = 0
+    elif fault == "children-shuffled" and step.params.get("n", 1) > 1:
+        index = (index + int(os.urandom(1)[0])) % step.params["n"]
     elif fault == "noise-frozen":
         position = 0
     elif fault == "noise-by-sum":

@@ -54,6 +54,7 @@ class Shape:
 
     def __init__(self, params: dict[str, Any], chat: bool, name: str, fault: str) -> None:
         self.params, self.chat, self.name, self.fault = params, chat, name, fault
+        self.before: list[Drawn] = []  # what the last event has reported
         self.wants = bool(params.get("logprobs")) if chat else "logprobs" in params
         self.top = params.get("top_logprobs", 0) if chat else params.get("logprobs", 0)
 
@@ -66,7 +67,17 @@ class Shape:
     def logprobs(self, drawn: list[Drawn]) -> dict[str, Any] | None:
         if not self.wants:
             return None
-        return chat_logprobs(drawn, self.top) if self.chat else completion_logprobs(drawn, self.top, 0)
+        if self.fault == "report-last-lost" and len(drawn) > 1:
+            drawn = drawn[:-1]
+        if self.fault == "stream-report-late" and self.params.get("stream"):
+            drawn, self.before = self.before or drawn, drawn
+        made = chat_logprobs(drawn, self.top) if self.chat else completion_logprobs(drawn, self.top, 0)
+        if self.fault == "chosen-lower":
+            for one in made.get("content", ()):
+                one["logprob"] -= 0.1
+            if "token_logprobs" in made:
+                made["token_logprobs"] = [value - 0.1 for value in made["token_logprobs"]]
+        return made
 
     def delta(self, index: int, part: Part, first: bool, call: str | None) -> dict[str, Any]:
         """One event's choice. call: the function's name, with the first of its arguments."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from conform.faults import FRAME_FAULTS, SAMPLER_FAULTS, Fault
@@ -13,10 +15,14 @@ FAULTS = FRAME_FAULTS | SAMPLER_FAULTS
 PATIENCE_S = {"bad-json-hangs": 2.0}  # found when the client's patience ends
 
 
+def options(name: str) -> dict[str, Any]:
+    return {"budget": FAULTS[name].budget, "timeout_s": PATIENCE_S.get(name, 30.0)}
+
+
 @pytest.mark.parametrize("name", FAULTS)
 async def test_a_fault_is_found_by_its_law(name: str):
     async with HonestServer(name) as server:
-        run = await judge(server, [FAULTS[name].law, *FAULTS[name].beside], timeout_s=PATIENCE_S.get(name, 30.0))
+        run = await judge(server, [FAULTS[name].law, *FAULTS[name].beside], **options(name))
     assert [one.law.id for one in run.findings] == [FAULTS[name].law], said(run)
     finding = run.findings[0].verdict
     assert finding.evidence
@@ -31,7 +37,7 @@ def allowed(fault: Fault, law: str) -> bool:
 @pytest.mark.parametrize("name", FAULTS)
 async def test_no_other_law_accuses_it_wrongly(name: str):
     async with HonestServer(name) as server:
-        run = await judge(server, timeout_s=PATIENCE_S.get(name, 30.0))
+        run = await judge(server, **options(name))
     wrong = [one.law.id for one in run.findings if not allowed(FAULTS[name], one.law.id)]
     assert not wrong, said(run)
     assert FAULTS[name].law in [one.law.id for one in run.findings]

@@ -39,7 +39,9 @@ def effect(draws: int) -> float:
     return math.log(next(ratio for most, ratio in RATIOS if draws < most))
 
 
-async def until_decided(ctx: LawContext, found: Source, fields: Mapping[str, Any], law: Expectation, alpha: float) -> Outcome:
+async def until_decided(
+    ctx: LawContext, found: Source, fields: Mapping[str, Any], law: Expectation, alpha: float
+) -> Outcome:
     """Draw with the fields and look after each round."""
     budget = ctx.budget.draws
     counts: Counter[Key | None] = Counter()
@@ -96,7 +98,9 @@ def listed(outcome: Outcome) -> str:
     excluded = [name for name in outcome.evidence.stated if name not in left]
     said = f"{outcome.counts.total()} draws exclude: {'; '.join(excluded) or 'nothing'}"
     if not outcome.evidence.stated:
-        return said + "; the draws of this budget can show no deviation, for one token has nearly all of the probability"
+        return (
+            said + "; the draws of this budget can show no deviation, for one token has nearly all of the probability"
+        )
     return said + (f"; not yet: {'; '.join(left)}" if left else "")
 
 
@@ -113,4 +117,6 @@ def explained(law: Expectation, outcome: Outcome) -> str:
         return f"{counts.total()} draws look like this instead: {best[0]}"
     worst = max(law.probabilities, key=lambda key: abs(counts.get(key, 0) / counts.total() - law.probabilities[key]))
     share = law.vector()[list(law.probabilities).index(worst)]
-    return f"{worst!r} came {counts.get(worst, 0)} times in {counts.total()} draws, expected {share * counts.total():.1f}"
+    return (
+        f"{worst!r} came {counts.get(worst, 0)} times in {counts.total()} draws, expected {share * counts.total():.1f}"
+    )

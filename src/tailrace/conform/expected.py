@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tailrace.conform.sequential import BETA, Cell, Evidence, box, combine, loglik, shifts
+from tailrace.conform.sequential import BETA, Cell, Evidence, box, combine, shifts
 from tailrace.conform.spread import Key, Spread
 
 LARGEST_VOCABULARY = 1 << 21  # bounds what tokens that are not reported may weigh at a high temperature
@@ -64,13 +64,20 @@ def cells(expected: Expectation, counts: Mapping[Key | None, int], draws: int, s
     factor = math.exp(expected.tolerance)
     low, high = low / factor, min(1.0, high * factor)
     deviations = {name: other.vector() for name, other in expected.stated.items()}
-    deviations |= {name: (*(p * (1 - law[-1]) for p in other), law[-1]) for name, other in shifts(conditional(law), size).items()}
+    deviations |= {
+        name: (*(p * (1 - law[-1]) for p in other), law[-1]) for name, other in shifts(conditional(law), size).items()
+    }
     deviations = {name: other for name, other in deviations.items() if draws_to_reject(law, other) * SEEN_BY <= draws}
     whether = Cell(
         (sum(drawn), counts.get(None, 0)), split(law), (1 - high, low), (1 - low, high), {n: split(v) for n, v in deviations.items()}
     )  # fmt: skip
     inside = conditional(law)
-    return [whether, Cell(tuple(drawn), inside, *box(inside, expected.tolerance), {n: conditional(v) for n, v in deviations.items()})]
+    return [
+        whether,
+        Cell(
+            tuple(drawn), inside, *box(inside, expected.tolerance), {n: conditional(v) for n, v in deviations.items()}
+        ),
+    ]
 
 
 def weigh_counts(expected: Expectation, counts: Mapping[Key | None, int], draws: int, size: float) -> Evidence:
@@ -112,7 +119,11 @@ def at_temperature(spread: Spread, temperature: float) -> Expectation:
     known = usable(spread, scaled)
     total = sum(known.values())
     scale = math.exp(spread.tolerance * abs(power - 1.0))  # rounding is multiplied by 1/T
-    return Expectation(known, (low / (low + total) / scale, min(1.0, high / (high + total) * scale)), spread.tolerance * max(1.0, power))
+    return Expectation(
+        known,
+        (low / (low + total) / scale, min(1.0, high / (high + total) * scale)),
+        spread.tolerance * max(1.0, power),
+    )
 
 
 def kept(spread: Spread, size: int, power: float = 1.0) -> Expectation:
@@ -120,7 +131,9 @@ def kept(spread: Spread, size: int, power: float = 1.0) -> Expectation:
     scaled = [p**power if at < size else 0.0 for at, p in enumerate(spread.probabilities)]
     total = sum(scaled)
     outside = sum(s for s, one in zip(scaled, spread.usable, strict=True) if not one) / total
-    return Expectation(usable(spread, [s / total for s in scaled]), (outside, outside), spread.tolerance * max(1.0, power))
+    return Expectation(
+        usable(spread, [s / total for s in scaled]), (outside, outside), spread.tolerance * max(1.0, power)
+    )
 
 
 def nucleus_size(probabilities: Sequence[float], top_p: float) -> int:
@@ -138,7 +151,11 @@ def clear_size(spread: Spread, width: Callable[[Spread, int], float]) -> int | N
     on both sides of it. width: how far the bound may move, in units of the tolerance. None: there is no such size."""
     given = spread.probabilities
     fit = [size for size in range(2, len(given)) if width(spread, size) > 2 * spread.tolerance]
-    return max((size for size in fit if size > 2), key=lambda size: min(given[size - 1 : size + 1]), default=fit[0] if fit else None)
+    return max(
+        (size for size in fit if size > 2),
+        key=lambda size: min(given[size - 1 : size + 1]),
+        default=fit[0] if fit else None,
+    )
 
 
 def rank_width(spread: Spread, size: int) -> float:

@@ -9,7 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from tailrace.conform.sequential import Evidence, Probabilities, Score, box, dirichlet_loglik, largest_loglik, log_mean_exp, loglik
+from tailrace.conform.sequential import (
+    Evidence,
+    Probabilities,
+    Score,
+    box,
+    dirichlet_loglik,
+    largest_loglik,
+    log_mean_exp,
+    loglik,
+)
 
 Counts = Sequence[int]
 # Of a value of the unknown: the distribution of each of the groups of draws.
@@ -53,7 +62,9 @@ def weigh_families(
         for c in (1.0, 8.0)
     }
     return Evidence(
-        score(groups, law, grid, tolerances), {name: score(groups, one, grid, lambda at: [0.0] * len(groups)) for name, one in stated.items()}, others
+        score(groups, law, grid, tolerances),
+        {name: score(groups, one, grid, lambda at: [0.0] * len(groups)) for name, one in stated.items()},
+        others,
     )
 
 

@@ -42,7 +42,7 @@ class Penalty:
 
 
 async def reports(ctx: LawContext, found: Source) -> str:
-    """"raw" or "processed" logprobs; "unclear" where neither fits. Found once in a run."""
+    """ "raw" or "processed" logprobs; "unclear" where neither fits. Found once in a run."""
     if "reports" not in ctx.shared:
         ctx.shared["reports"] = await find_reports(ctx, found)
     return ctx.shared["reports"]
@@ -179,7 +179,9 @@ async def check_reports(ctx: LawContext, found: Source, penalty: Penalty) -> Ver
         one = wrong[0]
         said = f"{one.key!r} was there {one.count} times: its log-odds moved by {one.seen:.3f}, not by {one.law:.3f}"
         if all(abs(other.seen) <= max(0.05, 3 * other.noise) for other in shifts):
-            return ignored(f"the reported logprobs of {len(shifts)} tokens that were there did not move", one.exchange, **figures)
+            return ignored(
+                f"the reported logprobs of {len(shifts)} tokens that were there did not move", one.exchange, **figures
+            )
         return broken(said, one.exchange, **figures)
     if min(figures.values()) < CASES:
         return inconclusive("too few tokens came again in equal contexts", **figures)
@@ -199,7 +201,9 @@ def shifts_of(plain: Exchange, moved: Exchange, penalty: Penalty) -> list[Shift]
     return made
 
 
-def shifts_at(one: ReplyToken, other: ReplyToken, history: Counter[Key], penalty: Penalty, moved: Exchange) -> list[Shift]:
+def shifts_at(
+    one: ReplyToken, other: ReplyToken, history: Counter[Key], penalty: Penalty, moved: Exchange
+) -> list[Shift]:
     first, second = top_of(one), top_of(other)
     differences = {key: second[key] - first[key] for key in first if key in second and names_one_token(key)}
     fresh = [value for key, value in differences.items() if not history[key]]

@@ -173,7 +173,9 @@ def seeded(ctx: LawContext, fields: dict[str, Any]) -> dict[str, Any]:
     return fields | {"seed": ctx.rng.randrange(2**31)} if ctx.capabilities.offers("seed") else fields
 
 
-async def draw(ctx: LawContext, found: Source, fields: Mapping[str, Any], count: int) -> tuple[Counter[Key | None], Exchange]:
+async def draw(
+    ctx: LawContext, found: Source, fields: Mapping[str, Any], count: int
+) -> tuple[Counter[Key | None], Exchange]:
     """About `count` first tokens drawn with the fields, counted by key, and one of the requests. None: a token without
     a name of its own, or none at all (the end)."""
     assert found.spread is not None

@@ -35,7 +35,9 @@ async def check(ctx: LawContext) -> Verdict:
             refused = error
             continue
         if len(set(drawn)) > 1:
-            said = f"only id {id} is allowed, and {len(set(drawn))} different first tokens came: {sorted(set(drawn))[:5]}"
+            said = (
+                f"only id {id} is allowed, and {len(set(drawn))} different first tokens came: {sorted(set(drawn))[:5]}"
+            )
             return (ignored if set(drawn) >= set(plain) or len(set(drawn) & set(plain)) > 2 else broken)(said, exchange)
         named[id] = drawn[0]
         if len(named) == TOGETHER:

@@ -32,7 +32,11 @@ async def check(ctx: LawContext) -> Verdict:
     if (spread := found.spread) is None:
         return NO_LOGPROBS
     words = [text_of(key).strip() for key, one in zip(spread.keys, spread.usable, strict=True) if one]
-    likely = {word: neutral(spread).rest[0] + sum(without(spread, word).probabilities.values()) for word in words if word.isalnum()}
+    likely = {
+        word: neutral(spread).rest[0] + sum(without(spread, word).probabilities.values())
+        for word in words
+        if word.isalnum()
+    }
     if not likely:
         return inconclusive("no likely token is a word")
     word = min(likely, key=lambda one: likely[one])

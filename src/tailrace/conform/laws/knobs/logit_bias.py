@@ -85,7 +85,7 @@ async def check(ctx: LawContext) -> Verdict:
 async def compare(ctx: LawContext, found: Source, token: Forced, middle: float) -> Verdict:
     """Draw with two biases: the log-odds must differ by what the biases do. The log-odds without a bias are unknown."""
 
-    def moved(factor: float, more: float = 0.0):  # noqa: ANN202
+    def moved(factor: float, more: float = 0.0):
         return lambda at: (logistic(at - factor * HALF), logistic(at + factor * HALF + more))
 
     stated = {"half of it is added": moved(0.5), "twice of it is added": moved(2.0), "no effect": moved(0.0)}

@@ -13,13 +13,17 @@ from tailrace.conform.exchange import Exchange, Refused
 from tailrace.conform.families import Member, Tolerances, steps, weigh_families
 from tailrace.conform.law import Law
 from tailrace.conform.paths import softmax
-from tailrace.conform.sequential import Evidence, Finding, Probabilities, judge, log_e, remaining
 from tailrace.conform.sequential import SHARE as ALL
+from tailrace.conform.sequential import Evidence, Finding, Probabilities, judge, log_e, remaining
 from tailrace.conform.spread import Key, Source, Spread, draw, neutral_fields, source, spread_of, with_tolerance
 from tailrace.conform.verdict import Verdict, broken, holds, ignored, inconclusive
 
-PENALTIES = (1.1, 8.0)  # the small one tells how often it is applied, the large one that it is
-WORDS = ("the sea the stone the sea the sea the stone the sea the sea the", "was and was of was and was and was of was to was")
+PENALTIES = (1.06, 8.0)  # the small one tells how often it is applied, the large one that it is
+# Words that come as often as not: what is applied for each occurrence moves them by other amounts.
+WORDS = (
+    "the the the sea the the the the stone the the the the sea the the",
+    "was was was and was was was was to was was was was of was was",
+)
 ENDS = 4  # so many words less at the prompt's end are tried
 ENOUGH = 0.15  # of the words that stand in it, and of others
 SHARE = ALL / 2  # tried under two names
@@ -115,21 +119,29 @@ async def check(ctx: LawContext) -> Verdict:
         other = await check_name(ctx, found, here, NAMES[1])
     except Refused:
         return verdict
-    return Verdict(other.kind, f"under the name {NAMES[1]}: {other.said}", other.evidence, other.figures) if other.kind == "holds" else verdict
+    return (
+        Verdict(other.kind, f"under the name {NAMES[1]}: {other.said}", other.evidence, other.figures)
+        if other.kind == "holds"
+        else verdict
+    )
 
 
 async def check_name(ctx: LawContext, found: Source, here: Source, name: str) -> Verdict:
     assert here.spread is not None
     counts = occurrences(here.spread)
     if balance(here.spread) < ENOUGH / 3:
-        return inconclusive("the model does not go on with the prompt's words, or with nothing else", here.spread.exchange)
+        return inconclusive(
+            "the model does not go on with the prompt's words, or with nothing else", here.spread.exchange
+        )
     finding, evidence, total, exchange = await follow_counts(ctx, here, name, counts)
     figures = {"draws": total, "log_e": round(log_e(evidence), 2) if math.isfinite(log_e(evidence)) else None}
     left = remaining(evidence)
     said = f"{total} draws exclude: {'; '.join(one for one in evidence.stated if one not in left) or 'nothing'}"
     if finding == "broken":
         if await misreported(ctx, found):
-            return inconclusive("without any knob the draws do not follow the reported logprobs either", exchange, **figures)
+            return inconclusive(
+                "without any knob the draws do not follow the reported logprobs either", exchange, **figures
+            )
         best = max(evidence.stated, key=lambda one: evidence.stated[one].mixed)
         made = ignored if best == "no effect" else broken
         return made(f"{total} draws look like this instead: {best}", exchange, here.spread.exchange, **figures)

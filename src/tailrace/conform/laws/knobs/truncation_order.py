@@ -64,10 +64,7 @@ def clear_bound(spread: Spread) -> Bound | None:
         top_p, mass = (low + high) / 2, sum(tempered[first:last])
         if low >= high or mass <= most:
             continue
-        if (
-            edge(tempered, first, top_p) > unsure
-            and edge(spread.probabilities, last, top_p) > 2 * spread.tolerance
-        ):
+        if edge(tempered, first, top_p) > unsure and edge(spread.probabilities, last, top_p) > 2 * spread.tolerance:
             best, most = Bound(top_p, first, last), mass
     return best
 

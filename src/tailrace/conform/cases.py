@@ -13,7 +13,7 @@ from typing import Any
 from tailrace.conform.context import LawContext
 from tailrace.conform.exchange import Exchange, NoAnswer, Refused
 from tailrace.conform.prompts import PROMPTS
-from tailrace.conform.reply import Reply, reply
+from tailrace.conform.reply import FoldedReply, reply
 from tailrace.conform.verdict import Verdict, broken, holds, ignored, inconclusive
 
 PATHS = {"completions": "/completions", "chat": "/chat/completions"}
@@ -78,7 +78,7 @@ async def send(ctx: LawContext, case: Case, **fields: Any) -> Exchange:
     return await ctx.ask(case.path, dict(case.having(**fields).body))
 
 
-async def sent(ctx: LawContext, case: Case, **fields: Any) -> tuple[Exchange, Reply]:
+async def sent(ctx: LawContext, case: Case, **fields: Any) -> tuple[Exchange, FoldedReply]:
     """The same, with the fold of the answer."""
     made = await send(ctx, case, **fields)
     return made, reply(made)
@@ -90,9 +90,9 @@ async def check_repeatable(ctx: LawContext, case: Case, text: str) -> None:
         raise Unrepeatable
 
 
-async def judged(ctx: LawContext, tried: Sequence[Case], judge: Judge) -> Verdict:
+async def judged(ctx: LawContext, tried: Sequence[Case], judge: Judge, alone: bool = True) -> Verdict:
     """The verdict on a law with these cases. They are tried side by side; a finding counts if the case shows it alone
-    too.
+    too, unless the law says that neighbours are no excuse (alone=False).
 
     Raises:
         Refused: every case was refused.
@@ -101,6 +101,7 @@ async def judged(ctx: LawContext, tried: Sequence[Case], judge: Judge) -> Verdic
     num_held = num_silent = num_unrepeatable = 0
     refused: Refused | None = None
     for case, end in zip(tried, ended, strict=True):
+        beside = end
         if isinstance(end, Finding):
             try:
                 end = await judge(ctx, case) or Unrepeatable()
@@ -109,6 +110,8 @@ async def judged(ctx: LawContext, tried: Sequence[Case], judge: Judge) -> Verdic
         if isinstance(end, Finding):
             found = await smallest(ctx, case, end, judge)
             return (broken if found.effect else ignored)(found.said, *found.exchanges)
+        if isinstance(beside, Finding) and not alone:
+            return broken(f"{beside.said}, beside {len(tried) - 1} other requests", *beside.exchanges)
         if isinstance(end, Refused):
             refused = end
         elif isinstance(end, SaysNothing):

@@ -15,7 +15,7 @@ from typing import Any
 from tailrace.conform.capabilities import Capabilities
 from tailrace.conform.exchange import Exchange, NoAnswer, Refused
 from tailrace.conform.prompts import PROMPTS
-from tailrace.conform.reply import Reply, reply
+from tailrace.conform.reply import FoldedReply, reply
 from tailrace.conform.target import TargetServer
 
 
@@ -98,6 +98,6 @@ class LawContext:
             raise failed.exceptions[0] from None
         return [task.result() for task in tasks]
 
-    async def replies(self, calls: Iterable[Any]) -> list[Reply]:
+    async def replies(self, calls: Iterable[Any]) -> list[FoldedReply]:
         """The same, folded."""
         return [reply(made) for made in await self.together(calls)]

@@ -43,7 +43,7 @@ class ReplyChoice:
 
 
 @dataclass
-class Reply:
+class FoldedReply:
     """choices by index; usage as it was reported, or None."""
 
     choices: dict[int, ReplyChoice] = field(default_factory=dict)
@@ -58,9 +58,9 @@ class Reply:
         return self.choice().text
 
 
-def reply(exchange: Exchange) -> Reply:
+def reply(exchange: Exchange) -> FoldedReply:
     """The fold of an exchange."""
-    made = Reply()
+    made = FoldedReply()
     bodies = [event.parsed for event in exchange.events] if exchange.streamed else [exchange.parsed]
     for body in bodies:
         if not isinstance(body, dict):

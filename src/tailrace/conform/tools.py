@@ -18,7 +18,7 @@ PARAMETERS: dict[str, Any] = {
     "additionalProperties": False,
 }
 TOOLS = [
-    {"type": "function", "function": {"name": name, "description": text, "parameters": PARAMETERS}}
+    {"type": "function", "function": {"name": name, "description": text, "strict": True, "parameters": PARAMETERS}}
     for name, text in (("find_depth", "How deep it is somewhere."), ("find_age", "How old something is."))
 ]
 QUESTION = "How deep is the sea? Use a function."

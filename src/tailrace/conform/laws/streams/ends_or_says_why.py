@@ -34,7 +34,7 @@ async def judge(ctx: LawContext, case: Case) -> Finding | None:
 
 async def check(ctx: LawContext) -> Verdict:
     sets = [{"stream": True, "temperature": 1.0, "max_tokens": count} for count in (16, 1, 40)]
-    return await judged(ctx, cases(ctx, ["plain", "long"], *sets), judge)
+    return await judged(ctx, cases(ctx, ["plain", "long"], *sets), judge, alone=False)
 
 
 LAW = Law(

@@ -7,13 +7,13 @@ from typing import Any
 from tailrace.conform.cases import Case, Finding, cases, check_repeatable, judged, sent
 from tailrace.conform.context import LawContext
 from tailrace.conform.law import Law
-from tailrace.conform.reply import Reply
+from tailrace.conform.reply import FoldedReply
 from tailrace.conform.verdict import Verdict
 
 COUNTS = ("prompt_tokens", "completion_tokens", "total_tokens")
 
 
-def problem(said: Reply, case: Case) -> str | None:
+def problem(said: FoldedReply, case: Case) -> str | None:
     """What is wrong with one answer's usage."""
     usage, choice = said.usage, said.choice()
     if usage is None or not all(type(usage.get(name)) is int for name in COUNTS):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tailrace.conform.context import LawContext
 from tailrace.conform.exchange import Exchange, Refused
-from tailrace.conform.families import logistic, steps, weigh_families
+from tailrace.conform.families import Member, logistic, steps, weigh_families
 from tailrace.conform.law import Law
 from tailrace.conform.reply import reply
 from tailrace.conform.sequential import SHARE, judge, log_e, remaining
@@ -85,11 +85,11 @@ async def check(ctx: LawContext) -> Verdict:
 async def compare(ctx: LawContext, found: Source, token: Forced, middle: float) -> Verdict:
     """Draw with two biases: the log-odds must differ by what the biases do. The log-odds without a bias are unknown."""
 
-    def moved(factor: float, more: float = 0.0):
-        return lambda at: (logistic(at - factor * HALF), logistic(at + factor * HALF + more))
+    def moved(factor: float) -> Member:
+        return lambda at: (logistic(at - factor * HALF), logistic(at + factor * HALF))
 
     stated = {"half of it is added": moved(0.5), "twice of it is added": moved(2.0), "no effect": moved(0.0)}
-    counts = [[0, 0], [0, 0]]
+    counts, exchange = [[0, 0], [0, 0]], token.exchange
     while True:
         for group, bias in enumerate((middle - HALF, middle + HALF)):
             texts, exchange = await drawn(ctx, found, token.id, round(bias, 6), 64)

@@ -159,7 +159,7 @@ async def follow_counts(
     families = {power: penalised(here.spread, counts, power) for power in STATED}
     grid, tolerances = unknowns(here.spread, counts)
     drawn: list[Counter[Key | None]] = [Counter() for _ in PENALTIES]
-    looked = 0
+    looked, exchange = 0, here.spread.exchange
     while True:
         for group, penalty in zip(drawn, PENALTIES, strict=True):
             more, exchange = await draw(ctx, here, {name: penalty}, min(ROUND, ctx.budget.draws))

@@ -44,7 +44,11 @@ def completion_logprobs(drawn: list[Drawn], count: int, offset: int) -> dict[str
     return {
         "tokens": texts,
         "token_logprobs": [finite(one.logprobs[one.id]) for one in drawn],
-        "top_logprobs": [{label(at): finite(value) for at, value in reversed(top_of(one, count))} for one in drawn],
+        # the drawn token beside the likeliest, as OpenAI has it
+        "top_logprobs": [
+            {label(at): finite(value) for at, value in [(one.id, one.logprobs[one.id]), *reversed(top_of(one, count))]}
+            for one in drawn
+        ],
         "text_offset": offsets,
     }
 

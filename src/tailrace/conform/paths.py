@@ -71,10 +71,12 @@ class PathOutcome:
     exchange: Exchange
 
 
-def path_of(choice: ReplyChoice, seed: int | None, exchange: Exchange) -> Path:
+def path_of(choice: ReplyChoice, seed: int | None, exchange: Exchange, top: int) -> Path:
+    """The path of a choice. top: so many of the likeliest were asked for. Some servers report the drawn token beside
+    them, as one more; such a draw does not count: which tokens are reported must not depend on the draw."""
     places = []
     for token in choice.tokens:
-        usable = {key: value for key, value in top_of(token).items() if names_one_token(key)}
+        usable = {key: value for key, value in list(top_of(token).items())[:top] if names_one_token(key)}
         key = key_of(token)
         if key not in usable or len(usable) < 2:
             places.append(None)
@@ -95,7 +97,7 @@ async def paths(ctx: LawContext, found: Source, fields: Mapping[str, Any], count
     made = await ctx.together(
         ctx.generate(found.spread.prompt, logprobs=top, **seeded(ctx, body)) for _ in range(max(1, count // size))
     )
-    return [path_of(choice, None, one) for one in made for choice in reply(one).choices.values()]
+    return [path_of(choice, None, one, top) for one in made for choice in reply(one).choices.values()]
 
 
 def one_draw(place: Place, bet: Bet) -> Cell:

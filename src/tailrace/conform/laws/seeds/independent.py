@@ -70,7 +70,7 @@ async def paths_of(ctx: LawContext, found: Source, seeds: list[int]) -> list[Pat
     body = {**found.neutral, "max_tokens": LENGTH}
     top = len(found.spread.keys)
     made = await ctx.together(ctx.generate(found.spread.prompt, logprobs=top, seed=seed, **body) for seed in seeds)
-    return [path_of(reply(one).choice(), seed, one) for seed, one in zip(seeds, made, strict=True)]
+    return [path_of(reply(one).choice(), seed, one, top) for seed, one in zip(seeds, made, strict=True)]
 
 
 async def check(ctx: LawContext) -> Verdict:

@@ -8,11 +8,15 @@ from tailrace.conform.law import Law
 
 FAMILIES = ("streams", "stops", "logprobs", "knobs", "seeds", "structure", "errors")
 
+LAST = "streams.gone-client"
+
 
 def all_laws() -> list[Law]:
-    """Every law, in order. A family's package has NAMES: its files, each of which has LAW."""
+    """Every law, in order. A family's package has NAMES: its files, each of which has LAW. LAST comes last: a server
+    that
+    keeps places for clients that have left is busy afterwards."""
     found = []
     for family in FAMILIES:
         package = f"{__name__}.{family}"
         found += [import_module(f"{package}.{name}").LAW for name in import_module(package).NAMES]
-    return found
+    return sorted(found, key=lambda law: law.id == LAST)

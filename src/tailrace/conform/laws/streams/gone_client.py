@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import time
 from urllib.parse import urlsplit
 
 from tailrace.conform.cases import PATHS, asking
 from tailrace.conform.context import LawContext
-from tailrace.conform.exchange import Exchange
+from tailrace.conform.exchange import Exchange, NoAnswer
 from tailrace.conform.law import Law
 from tailrace.conform.verdict import Verdict, broken, holds, inconclusive
 
@@ -19,7 +20,7 @@ GAUGES = re.compile(
     r"|tailrace_num_requests_(?:running|waiting)|llamacpp:requests_(?:processing|deferred))(?:\{[^}]*\})? (\S+)$",
     re.MULTILINE,
 )
-LONG = 2_000  # tokens of the answers that are left
+LONG = 1_000  # tokens of the answers that are left
 PATIENCE_S = 10.0  # until the places must be free
 SLOWER = 3.0  # times as long as alone: so much longer a short request takes where the places are taken
 ABANDONED = 8
@@ -34,11 +35,14 @@ async def num_running(ctx: LawContext) -> float | None:
 
 
 async def short(ctx: LawContext) -> float:
-    """Seconds that a short answer takes: the median of three."""
+    """Seconds that a short answer takes: the median of three; infinite where none comes."""
     times = []
     for _ in range(3):
         begun = time.monotonic()
-        await ctx.generate(max_tokens=4)
+        try:
+            await ctx.generate(max_tokens=4)
+        except NoAnswer:
+            return math.inf
         times.append(time.monotonic() - begun)
     return sorted(times)[1]
 

@@ -12,9 +12,8 @@ LAST = "streams.gone-client"
 
 
 def all_laws() -> list[Law]:
-    """Every law, in order. A family's package has NAMES: its files, each of which has LAW. LAST comes last: a server
-    that
-    keeps places for clients that have left is busy afterwards."""
+    """Every law, in order. A family's package has NAMES: its files, each of which has LAW. LAST comes last: a
+    server that keeps places for clients that have left is busy afterwards."""
     found = []
     for family in FAMILIES:
         package = f"{__name__}.{family}"

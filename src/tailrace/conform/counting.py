@@ -25,7 +25,7 @@ NO_CLEAR_BOUND = inconclusive("no bound between two of the reported tokens is cl
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CountOutcome:
     """What a test found, from which counts, and one of the requests."""
 
     finding: Finding
@@ -41,7 +41,7 @@ def effect(draws: int) -> float:
 
 async def until_decided(
     ctx: LawContext, found: Source, fields: Mapping[str, Any], law: Expectation, alpha: float
-) -> Outcome:
+) -> CountOutcome:
     """Draw with the fields and look after each round."""
     budget = ctx.budget.draws
     counts: Counter[Key | None] = Counter()
@@ -51,7 +51,7 @@ async def until_decided(
         evidence = weigh_counts(law, counts, budget, effect(budget))
         finding = judge(evidence, alpha)
         if finding != "open" or counts.total() >= budget:
-            return Outcome(finding, counts, evidence, exchange)
+            return CountOutcome(finding, counts, evidence, exchange)
 
 
 async def judged(ctx: LawContext, found: Source, fields: Mapping[str, Any], law: Expectation, alpha: float) -> Verdict:
@@ -88,13 +88,13 @@ async def misreported(ctx: LawContext, found: Source) -> bool:
     return ctx.shared["misreported"]
 
 
-def figures_of(outcome: Outcome) -> dict[str, Any]:
+def figures_of(outcome: CountOutcome) -> dict[str, Any]:
     """The numbers behind a verdict. log_e: natural logarithm of the evidence against the law; null: infinite."""
     value = log_e(outcome.evidence)
     return {"draws": outcome.counts.total(), "log_e": round(value, 2) if math.isfinite(value) else None}
 
 
-def listed(outcome: Outcome) -> str:
+def listed(outcome: CountOutcome) -> str:
     """What a test that did not end in "broken" excludes, and what it does not."""
     left = remaining(outcome.evidence)
     excluded = [name for name in outcome.evidence.stated if name not in left]
@@ -106,7 +106,7 @@ def listed(outcome: Outcome) -> str:
     return said + (f"; not yet: {'; '.join(left)}" if left else "")
 
 
-def explained(law: Expectation, outcome: Outcome) -> str:
+def explained(law: Expectation, outcome: CountOutcome) -> str:
     """What was drawn that should not have been, or the deviation that fits best."""
     counts = outcome.counts
     never = [key for key, p in law.probabilities.items() if p == 0 and counts.get(key)]

@@ -30,7 +30,7 @@ Moved = Callable[[int], float]  # how far the logit of a token moves down that w
 
 
 @dataclass(frozen=True)
-class Penalty:
+class PenaltyLaw:
     """field: its name. size: what is asked for. moved: the law; mistakes: what known mistakes do instead. required:
     the mistakes that "holds" excludes at least, where the budget ends before all are."""
 
@@ -66,7 +66,7 @@ async def find_reports(ctx: LawContext, found: Source) -> str:
     return "processed" if all(abs(one) <= slack / COLD for one in moved) else "unclear"
 
 
-async def check(ctx: LawContext, penalty: Penalty) -> Verdict:
+async def check(ctx: LawContext, penalty: PenaltyLaw) -> Verdict:
     """The law of a penalty on the output."""
     found = await source(ctx)
     if found.spread is None:
@@ -82,7 +82,7 @@ async def check(ctx: LawContext, penalty: Penalty) -> Verdict:
 # ---- by draws
 
 
-async def check_draws(ctx: LawContext, found: Source, penalty: Penalty) -> Verdict:
+async def check_draws(ctx: LawContext, found: Source, penalty: PenaltyLaw) -> Verdict:
     assert found.spread is not None
     prompt = found.spread.prompt
 
@@ -162,7 +162,7 @@ class Shift:
     exchange: Exchange
 
 
-async def check_reports(ctx: LawContext, found: Source, penalty: Penalty) -> Verdict:
+async def check_reports(ctx: LawContext, found: Source, penalty: PenaltyLaw) -> Verdict:
     """Compare reports of equal contexts: exact, but for the rounding that tokens without a penalty show."""
     assert found.spread is not None
     top, shifts = len(found.spread.keys), []
@@ -188,7 +188,7 @@ async def check_reports(ctx: LawContext, found: Source, penalty: Penalty) -> Ver
     return holds(f"the log-odds of {len(shifts)} tokens that were there moved by what was asked", **figures)
 
 
-def shifts_of(plain: Exchange, moved: Exchange, penalty: Penalty) -> list[Shift]:
+def shifts_of(plain: Exchange, moved: Exchange, penalty: PenaltyLaw) -> list[Shift]:
     """Of the places up to the first that was drawn otherwise."""
     before, after = reply(plain).choice().tokens, reply(moved).choice().tokens
     history: Counter[Key] = Counter()
@@ -202,7 +202,7 @@ def shifts_of(plain: Exchange, moved: Exchange, penalty: Penalty) -> list[Shift]
 
 
 def shifts_at(
-    one: ReplyToken, other: ReplyToken, history: Counter[Key], penalty: Penalty, moved: Exchange
+    one: ReplyToken, other: ReplyToken, history: Counter[Key], penalty: PenaltyLaw, moved: Exchange
 ) -> list[Shift]:
     first, second = top_of(one), top_of(other)
     differences = {key: second[key] - first[key] for key in first if key in second and names_one_token(key)}

@@ -22,7 +22,7 @@ ALL_ALIKE = inconclusive(
 
 
 @dataclass(frozen=True)
-class Answer:
+class SeededAnswer:
     """An exchange and one of its choices."""
 
     exchange: Exchange
@@ -34,17 +34,17 @@ class Answer:
         return self.choice.reasoning + "\0" + self.choice.text
 
 
-async def answer(ctx: LawContext, seed: int | None, crowded: bool = False, **fields: Any) -> Answer:
+async def answer(ctx: LawContext, seed: int | None, crowded: bool = False, **fields: Any) -> SeededAnswer:
     """An answer at temperature 1, of tokens that are reported where logprobs are offered."""
     body: dict[str, Any] = {**neutral_fields(ctx), "max_tokens": LENGTH, **fields}
     body |= {} if seed is None else {"seed": seed}
     top = TOP if ctx.capabilities.offers("logprobs") else None
     prompt = body.pop("prompt", PROMPTS["story"])
     made = await ctx.generate(prompt, logprobs=top, crowded=crowded, **body)
-    return Answer(made, reply(made).choice())
+    return SeededAnswer(made, reply(made).choice())
 
 
-async def alone(ctx: LawContext, seeds: Sequence[int]) -> list[Answer]:
+async def alone(ctx: LawContext, seeds: Sequence[int]) -> list[SeededAnswer]:
     """An answer per seed, one after the other."""
     return [await answer(ctx, seed) for seed in seeds]
 
@@ -89,7 +89,7 @@ def cause(one: ReplyChoice, other: ReplyChoice) -> str:
     )
 
 
-def compared(pairs: Sequence[tuple[Answer, Answer]], how: str) -> Verdict | None:
+def compared(pairs: Sequence[tuple[SeededAnswer, SeededAnswer]], how: str) -> Verdict | None:
     """broken, where the second of a pair is not the first; how: "alone and among others"."""
     for one, other in pairs:
         if one.said != other.said:
@@ -99,6 +99,6 @@ def compared(pairs: Sequence[tuple[Answer, Answer]], how: str) -> Verdict | None
     return None
 
 
-def differ(answers: Sequence[Answer]) -> bool:
+def differ(answers: Sequence[SeededAnswer]) -> bool:
     """Whether different seeds give different answers, so that equal ones mean something."""
     return len({one.said for one in answers}) > 1

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from tailrace.conform.context import LawContext
 from tailrace.conform.law import Law
-from tailrace.conform.penalties import Penalty
+from tailrace.conform.penalties import PenaltyLaw
 from tailrace.conform.penalties import check as check_penalty
 from tailrace.conform.sequential import SHARE
 from tailrace.conform.verdict import Verdict
 
 SIZE = 1.2
-PENALTY = Penalty(
+PENALTY = PenaltyLaw(
     "presence_penalty",
     SIZE,
     moved=lambda count: SIZE,

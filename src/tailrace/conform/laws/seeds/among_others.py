@@ -10,7 +10,7 @@ from tailrace.conform.prompts import PROMPTS
 from tailrace.conform.seeded import (
     ALL_ALIKE,
     NOT_REPEATED,
-    Answer,
+    SeededAnswer,
     alone,
     answer,
     compared,
@@ -21,7 +21,7 @@ from tailrace.conform.seeded import (
 from tailrace.conform.verdict import Verdict, holds
 
 
-async def among(ctx: LawContext, seed: int) -> Answer:
+async def among(ctx: LawContext, seed: int) -> SeededAnswer:
     """Its answer while others run: with seeds and without, with other prompts, lengths and temperatures."""
     others = []
     for at in range(ctx.budget.crowd - 1):

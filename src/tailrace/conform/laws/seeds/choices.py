@@ -5,15 +5,15 @@ from __future__ import annotations
 from tailrace.conform.context import LawContext
 from tailrace.conform.law import Law
 from tailrace.conform.reply import reply
-from tailrace.conform.seeded import NOT_REPEATED, Answer, answer, compared, repeatable, seeds_of
+from tailrace.conform.seeded import NOT_REPEATED, SeededAnswer, answer, compared, repeatable, seeds_of
 from tailrace.conform.verdict import Verdict, holds
 
 COUNT = 4
 
 
-async def choices(ctx: LawContext, seed: int) -> list[Answer]:
+async def choices(ctx: LawContext, seed: int) -> list[SeededAnswer]:
     made = (await answer(ctx, seed, n=COUNT)).exchange
-    return [Answer(made, choice) for _, choice in sorted(reply(made).choices.items())]
+    return [SeededAnswer(made, choice) for _, choice in sorted(reply(made).choices.items())]
 
 
 async def check(ctx: LawContext) -> Verdict:

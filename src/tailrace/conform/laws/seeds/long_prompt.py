@@ -10,7 +10,7 @@ from tailrace.conform.prompts import PROMPTS
 from tailrace.conform.seeded import (
     ALL_ALIKE,
     NOT_REPEATED,
-    Answer,
+    SeededAnswer,
     alone,
     answer,
     compared,
@@ -23,7 +23,7 @@ from tailrace.conform.verdict import Verdict, holds
 LATER_S = 0.05  # the long prompt joins while the answer is written
 
 
-async def joined(ctx: LawContext, seed: int) -> Answer:
+async def joined(ctx: LawContext, seed: int) -> SeededAnswer:
     """Its answer, with long prompts that come at the same time and a little later."""
 
     async def long(after_s: float) -> None:

@@ -50,7 +50,7 @@ async def until_decided(
         counts += more
         evidence = weigh_counts(law, counts, budget, effect(budget))
         finding = judge(evidence, alpha)
-        if finding != "open" or counts.total() >= budget:
+        if finding != "open" or counts.total() >= 2 * budget:  # stated is what half of it sees
             return CountOutcome(finding, counts, evidence, exchange)
 
 

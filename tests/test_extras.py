@@ -154,12 +154,13 @@ def test_the_core_is_as_large_as_it_is_said_to_be(bare):
     )
     kernels = [name for name in rooms(modules(), "kernels") if not name.startswith("tailrace.kernels.gpu")]
     commands = ("chat", "chat_backends", "explain", "explain_html", "explain_table", "generate", "local", "memory_fit")
-    of_the_server = {f"tailrace.cli.{name}" for name in (*commands, "serve")}
+    of_the_server = {f"tailrace.cli.{name}" for name in (*commands, "serve", "conform")}
     assert {*library, *kernels, "tailrace.wire.messages"} - gpu - of_the_server <= core
 
 
 def test_every_other_module_names_its_extra(bare):
-    of_an_engine = [name for name in bare if re.match(r"tailrace\.integrations\.\w+\.", name)]  # which is there already
+    # imported by an engine, or by pytest, which is there already
+    of_an_engine = [name for name in bare if re.match(r"tailrace\.(integrations\.\w+\.|conform\.pytest_plugin)", name)]
     others = {name: how for name, how in bare.items() if how != "imported" and name not in of_an_engine}
     assert "tailrace.api.app" in others
     for name, how in others.items():
@@ -167,14 +168,17 @@ def test_every_other_module_names_its_extra(bare):
         assert "pip install 'tailrace[" in how, (name, how)
 
 
-@pytest.mark.parametrize("command", ["serve", "chat", "generate", "explain"])
-def test_a_command_that_lacks_its_extra_says_so_in_a_line(command):
+@pytest.mark.parametrize(
+    ("command", "extra"),
+    [("serve", "serve"), ("chat", "serve"), ("generate", "serve"), ("explain", "serve"), ("conform", "conform")],
+)
+def test_a_command_that_lacks_its_extra_says_so_in_a_line(command, extra):
     code = PROBE.partition("import torch")[0] + f"from tailrace.cli import main; sys.exit(main([{command!r}]))"
     allowed = json.dumps([core_modules(), []])
     done = subprocess.run([sys.executable, "-c", code], input=allowed, capture_output=True, text=True, check=False)
     assert done.returncode == 2, done.stderr
     assert done.stderr.startswith("tailrace: ")
-    assert "pip install 'tailrace[serve]'" in done.stderr
+    assert f"pip install 'tailrace[{extra}]'" in done.stderr
     assert done.stderr.count("\n") == 1
 
 
@@ -247,8 +251,8 @@ def gate(path: Path) -> str | None:
 def test_every_import_of_others_is_guarded_by_the_extra_that_brings_it():
     seen = 0
     for path in sorted(SOURCE.rglob("*.py")):
-        if path.is_relative_to(SOURCE / "integrations"):  # each is imported by the engine that it imports
-            continue
+        if path.is_relative_to(SOURCE / "integrations") or path == SOURCE / "conform" / "pytest_plugin.py":
+            continue  # each is imported by the engine, or by pytest, that it imports
         for module, extra in third_party_imports(path.read_text()):
             extra = extra or gate(path)
             assert extra is not None, f"{path}: import {module} stands outside of `with needs(…)`"

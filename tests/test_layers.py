@@ -90,7 +90,20 @@ MAY_IMPORT: dict[str, set[str]] = {
     "api": {"text", "wire"},
     # parts for engines that people already run: the library, and nothing of our own engine
     "integrations": {"kernels", "sampling"},
-    "cli": {"kernels", "sampling", "runners", "drafting", "grammar", "models", "engine", "wire", "text", "api"},
+    "conform": set(),  # judges servers from outside, whatever they run
+    "cli": {
+        "kernels",
+        "sampling",
+        "runners",
+        "drafting",
+        "grammar",
+        "models",
+        "engine",
+        "wire",
+        "text",
+        "api",
+        "conform",
+    },
 }
 LIGHT = (
     "errors",

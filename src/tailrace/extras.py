@@ -32,6 +32,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
         "prometheus_client",
         "pythonjsonlogger",
     ),
+    "conform": ("httpx",),
     "otel": ("opentelemetry.sdk",),
     "gpu": ("triton",),
 }

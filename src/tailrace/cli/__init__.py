@@ -18,6 +18,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "chat": ("tailrace.cli.chat", "talk to a model in the terminal"),
     "generate": ("tailrace.cli.generate", "complete prompts without a server"),
     "explain": ("tailrace.cli.explain", "complete a prompt and say why each token came"),
+    "conform": ("tailrace.cli.conform", "judge an OpenAI-compatible server by laws of samplers and streams"),
     "doctor": ("tailrace.cli.doctor", "say what is installed, what is present and what is missing"),
     "bench": ("tailrace.cli.bench", "run a benchmark of the repository"),
 }

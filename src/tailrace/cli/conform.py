@@ -1,0 +1,98 @@
+"""`tailrace conform URL`: judges an OpenAI-compatible server by laws of samplers and streams. Needs no model, no GPU
+and no torch; exit code 1 where a law is broken or a field silently ignored."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from pathlib import Path
+
+from tailrace.conform.context import BUDGETS
+from tailrace.conform.law import Law
+from tailrace.conform.laws import FAMILIES, all_laws
+from tailrace.conform.report import WRITERS, as_text, write
+from tailrace.conform.report.text import line
+from tailrace.conform.runner import ConformRun, Runner, RunState, chosen
+from tailrace.conform.target import TargetServer
+from tailrace.errors import ConfigError
+
+HOLDS, FOUND, INTERRUPTED = 0, 1, 130
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The server, which laws, how much, and the reports."""
+    parser.add_argument("url", nargs="?", help="the server's base, as http://host:8000/v1")
+    parser.add_argument("--model", default="", help="the model to ask; the first that is listed unless given")
+    parser.add_argument("--api-key", default="", help="or the environment's OPENAI_API_KEY; never in a report")
+    parser.add_argument(
+        "--only", default="", metavar="LAWS", help=f"ids or families ({', '.join(FAMILIES)}), by commas"
+    )
+    parser.add_argument("--skip", default="", metavar="LAWS", help="ids or families to leave out, by commas")
+    parser.add_argument("--budget", choices=BUDGETS, default="normal", help="how many requests a law may send")
+    parser.add_argument("--concurrency", type=int, default=8, help="requests at once, at most; laws of load use more")
+    parser.add_argument("--timeout", type=float, default=60.0, help="seconds without a byte that count as a hang")
+    parser.add_argument("--seed", type=int, default=0, help="of the run's own choices")
+    parser.add_argument("--list", action="store_true", help="list the laws and end")
+    for kind in WRITERS:
+        parser.add_argument(f"--{kind}", type=Path, metavar="FILE", help=f"write the report as {kind} too")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Judge, print, write the reports. An interruption ends the run, not the report."""
+    laws = chosen(all_laws(), names(args.only), names(args.skip))
+    if args.list:
+        for law in laws:
+            print(f"{law.id:<28} {law.sentence}")
+        return HOLDS
+    if not args.url or not args.url.startswith(("http://", "https://")):
+        raise ConfigError("the server's base URL is missing: tailrace conform http://host:8000/v1")
+    if args.concurrency < 1 or args.timeout <= 0:
+        raise ConfigError("concurrency must be at least 1, and timeout more than 0")
+    found = asyncio.run(judge(args, laws))
+    print(as_text(found), end="")
+    write(found, {kind: getattr(args, kind) for kind in WRITERS})
+    if found.interrupted:
+        return INTERRUPTED
+    return FOUND if found.findings else HOLDS
+
+
+def names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+async def judge(args: argparse.Namespace, laws: list[Law]) -> ConformRun:
+    """The run, or what there is of it when SIGINT or SIGTERM ends it."""
+    key = args.api_key or os.environ.get("OPENAI_API_KEY", "")
+    server = TargetServer(args.url, args.model, key, args.concurrency, args.timeout)
+    runner = Runner(server, laws, BUDGETS[args.budget], args.seed)
+    runner.on_progress = ProgressLine()
+    task = asyncio.current_task()
+    assert task is not None
+    with contextlib.suppress(NotImplementedError):  # on Windows; Ctrl-C works there too
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    try:
+        return await runner.run()
+    finally:
+        await server.close()
+
+
+class ProgressLine:
+    """Progress on stderr: on a terminal one line that is written anew, elsewhere a line per law."""
+
+    def __init__(self) -> None:
+        self.tty = sys.stderr.isatty()
+
+    def __call__(self, state: RunState) -> None:
+        if not self.tty:
+            if state.judged:
+                print(line(state.judged), file=sys.stderr, flush=True)
+            return
+        if state.judged:
+            print(f"\r\x1b[K{line(state.judged)}", file=sys.stderr)
+        left = "" if state.left_s is None else f", about {state.left_s:.0f} s left"
+        text = f"{state.num_done}/{state.num_laws} laws, {state.num_requests} requests{left}: {state.law}"
+        print(f"\r\x1b[K{text}", end="" if state.num_done < state.num_laws else "\r\x1b[K", file=sys.stderr, flush=True)

@@ -1,0 +1,67 @@
+"""The types of streamed chunks, as the official client declares them (ChatCompletionChunk and Completion of openai's
+Python package). Fields beyond them are allowed. tests/conform/test_chunk_types.py holds this against the package.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+FINISH = {
+    True: (None, "stop", "length", "tool_calls", "content_filter", "function_call"),
+    False: (None, "", "stop", "length", "content_filter"),
+}
+ROLES = (None, "developer", "system", "user", "assistant", "tool")
+OBJECTS = {True: "chat.completion.chunk", False: "text_completion"}
+
+
+def chunk_problem(chunk: Any, chat: bool) -> str | None:
+    """What is wrong with a chunk, or None. An error object is no chunk, and is not judged here."""
+    if not isinstance(chunk, dict):
+        return "the chunk is no object"
+    if "error" in chunk:
+        return None
+    for name, kind in (("id", str), ("created", int), ("model", str), ("choices", list)):
+        if not isinstance(chunk.get(name), kind) or isinstance(chunk.get(name), bool):
+            return f"{name} is {shown(chunk, name)}, not {kind.__name__}"
+    if chunk.get("object") != OBJECTS[chat]:
+        return f"object is {shown(chunk, 'object')}, not {OBJECTS[chat]!r}"
+    if chunk.get("usage") is not None and (said := usage_problem(chunk["usage"])):
+        return said
+    return next((said for one in chunk["choices"] if (said := choice_problem(one, chat))), None)
+
+
+def shown(found: dict[str, Any], name: str) -> str:
+    return repr(found[name])[:80] if name in found else "missing"
+
+
+def usage_problem(usage: Any) -> str | None:
+    names = ("prompt_tokens", "completion_tokens", "total_tokens")
+    if isinstance(usage, dict) and all(type(usage.get(name)) is int for name in names):
+        return None
+    return f"usage lacks one of {', '.join(names)}"
+
+
+def choice_problem(one: Any, chat: bool) -> str | None:
+    if not isinstance(one, dict) or type(one.get("index")) is not int:
+        return "a choice has no integer as index"
+    if one.get("finish_reason") not in FINISH[chat]:
+        return f"finish_reason is {shown(one, 'finish_reason')}"
+    if not chat:
+        return None if isinstance(one.get("text"), str) else f"text is {shown(one, 'text')}, not str"
+    if not isinstance(one.get("delta"), dict):
+        return f"delta is {shown(one, 'delta')}, not an object"
+    return delta_problem(one["delta"])
+
+
+def delta_problem(delta: dict[str, Any]) -> str | None:
+    if not isinstance(delta.get("content"), str | None):
+        return f"content is {shown(delta, 'content')}, not str"
+    if delta.get("role") not in ROLES:
+        return f"role is {shown(delta, 'role')}"
+    for call in delta.get("tool_calls") or ():
+        if not isinstance(call, dict) or type(call.get("index")) is not int:
+            return "a tool call's delta has no integer as index"
+        function = call.get("function")
+        if function is not None and not all(isinstance(function.get(n), str | None) for n in ("name", "arguments")):
+            return "a tool call's name and arguments must be texts"
+    return None

@@ -1,0 +1,65 @@
+"""temperature 0 is greedy: the same answer with every seed, each token the likeliest."""
+
+from __future__ import annotations
+
+import asyncio
+
+from tailrace.conform.context import LawContext
+from tailrace.conform.exchange import Exchange
+from tailrace.conform.law import Law
+from tailrace.conform.prompts import PROMPTS
+from tailrace.conform.reply import ReplyChoice, reply
+from tailrace.conform.spread import LARGEST_JITTER, seeded, top_of
+from tailrace.conform.verdict import Verdict, broken, holds
+
+CASES = ("plain", "story", "numbers")
+
+
+def near_tie(choice: ReplyChoice, at: int) -> bool:
+    """Whether the two likeliest tokens of a place are closer than the rounding of bfloat16 between batches."""
+    if at >= len(choice.tokens):
+        return False
+    values = list(top_of(choice.tokens[at]).values())
+    return len(values) > 1 and values[0] - values[1] <= LARGEST_JITTER
+
+
+def differing(one: ReplyChoice, other: ReplyChoice) -> int:
+    """The first token at which two answers differ."""
+    pairs = zip(one.tokens, other.tokens, strict=False)
+    same = min(len(one.tokens), len(other.tokens))
+    return next((at for at, (a, b) in enumerate(pairs) if a.text != b.text), same)
+
+
+async def check(ctx: LawContext) -> Verdict:
+    top = 2 if ctx.capabilities.offers("logprobs") else None
+    ties = 0
+    for name in CASES:
+        fields = {"temperature": 0.0, "max_tokens": 32}
+        made: list[Exchange] = await asyncio.gather(
+            *(ctx.generate(PROMPTS[name], logprobs=top, **seeded(ctx, dict(fields))) for _ in range(ctx.budget.cases))
+        )
+        choices = [reply(one).choice() for one in made]
+        for exchange, choice in zip(made[1:], choices[1:], strict=True):
+            if choice.text == choices[0].text:
+                continue
+            at = differing(choices[0], choice)
+            if near_tie(choices[0], at):
+                ties += 1
+                continue
+            said = f"two answers at temperature 0 differ from token {at} on, where no two tokens are equally likely"
+            return broken(said, exchange, made[0])
+    total = len(CASES) * ctx.budget.cases
+    return holds(f"{total} answers, {ties} of them parted at a near tie" if ties else f"{total} answers")
+
+
+LAW = Law(
+    id="knobs.temperature-zero",
+    sentence="At temperature 0 the answer is the same with every seed.",
+    why="Everybody takes temperature 0 for deterministic: tests, caches and evaluations are built on it.",
+    method="The same prompts are asked at temperature 0 with several seeds, at once. Answers may part only where the "
+    "two likeliest tokens are as close as the rounding of logits between batches.",
+    violation="Two answers differ where one token was clearly the likeliest.",
+    check=check,
+    needs=("temperature",),
+    cost=9,
+)

@@ -1,0 +1,43 @@
+"""top_k keeps the k likeliest tokens, and nothing else changes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tailrace.conform.context import LawContext
+from tailrace.conform.counting import NO_CLEAR_BOUND, NO_LOGPROBS, judged
+from tailrace.conform.expected import clear_size, kept, neutral, rank_width
+from tailrace.conform.law import Law
+from tailrace.conform.sequential import SHARE
+from tailrace.conform.spread import source
+from tailrace.conform.verdict import Verdict
+
+
+async def check(ctx: LawContext) -> Verdict:
+    found = await source(ctx)
+    if (spread := found.spread) is None:
+        return NO_LOGPROBS
+    if (size := clear_size(spread, rank_width)) is None:
+        return NO_CLEAR_BOUND
+    law = replace(
+        kept(spread, size),
+        stated={
+            "one token fewer": kept(spread, size - 1),
+            "one token more": kept(spread, size + 1),
+            "no effect": neutral(spread),
+        },
+    )
+    return await judged(ctx, found, {"top_k": size}, law, SHARE)
+
+
+LAW = Law(
+    id="knobs.top-k",
+    sentence="top_k draws from the k likeliest tokens, in proportion.",
+    why="Users rely on it to keep unlikely tokens out.",
+    method="k is set where the k-th token is clearly likelier than the next. First tokens are drawn with many seeds: "
+    "none may lie outside, and inside a sequential test compares counts with the renormalised reported probabilities.",
+    violation="The k+1-th token is drawn, or the k-th never comes.",
+    check=check,
+    needs=("logprobs", "top_k"),
+    error_rate=SHARE,
+)

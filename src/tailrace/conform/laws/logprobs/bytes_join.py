@@ -1,0 +1,46 @@
+"""The tokens' bytes join to the text."""
+
+from __future__ import annotations
+
+from tailrace.conform.context import LawContext
+from tailrace.conform.law import Law
+from tailrace.conform.reply import ReplyChoice
+from tailrace.conform.reported import check
+from tailrace.conform.spread import names_one_token
+from tailrace.conform.verdict import Verdict
+
+
+def look(choice: ReplyChoice) -> str | None:
+    """An end token may be reported without being in the text; a character that the length limit has cut may be missing,
+    or stand there as U+FFFD. Texts of tokens (legacy completions) can't tell pieces of characters: such answers are
+    left out."""
+    tokens = list(choice.tokens)
+    if any(token.raw is None and ("\ufffd" in token.text or token.text.startswith("bytes:")) for token in tokens):
+        return None
+    spellings = []
+    for kept in (tokens, tokens[:-1]):
+        data = b"".join(token.text.encode(errors="replace") if token.raw is None else token.raw for token in kept)
+        spellings += [data.decode(errors="replace"), data.decode(errors="ignore")]
+        if not tokens or (choice.finish_reason != "stop" and names_one_token(tokens[-1].text)):
+            break
+    if not tokens or choice.text in spellings or choice.reasoning or choice.tool_calls:
+        return None
+    if choice.text.rstrip("\ufffd") in spellings:
+        return None
+    return f"the tokens spell {spellings[0][-60:]!r}, the text is {choice.text[-60:]!r}"
+
+
+async def check_law(ctx: LawContext) -> Verdict:
+    return await check(ctx, look)
+
+
+LAW = Law(
+    id="logprobs.bytes-join",
+    sentence="The bytes of the reported tokens join to the text.",
+    why="Scores are mapped to parts of the text by them; one token more or fewer shifts all that follow.",
+    method="Answers with characters of several bytes are asked with logprobs; the tokens' bytes are joined and "
+    "compared with the text. A reported end token, and a character that the length has cut, are allowed for.",
+    violation="A token is missing, reported twice, or its bytes are not those of the text.",
+    check=check_law,
+    needs=("logprobs",),
+)

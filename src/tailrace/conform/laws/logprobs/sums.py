@@ -1,0 +1,38 @@
+"""Reported probabilities add up to 1 at most."""
+
+from __future__ import annotations
+
+import math
+
+from tailrace.conform.context import LawContext
+from tailrace.conform.law import Law
+from tailrace.conform.reply import ReplyChoice
+from tailrace.conform.reported import check
+from tailrace.conform.spread import SAME_STEP, top_of
+from tailrace.conform.verdict import Verdict
+
+
+def look(choice: ReplyChoice) -> str | None:
+    for at, token in enumerate(choice.tokens):
+        if token.logprob is not None and not -math.inf <= token.logprob <= SAME_STEP:
+            return f"token {at} ({token.text!r}) has logprob {token.logprob}"
+        total = sum(math.exp(value) for value in top_of(token).values())
+        if not total <= math.exp(SAME_STEP):
+            return f"the {len(token.top)} likeliest of token {at} have {total:.4f} of the probability"
+    return None
+
+
+async def check_law(ctx: LawContext) -> Verdict:
+    return await check(ctx, look)
+
+
+LAW = Law(
+    id="logprobs.sums",
+    sentence="No logprob is above 0, and the probabilities of the reported tokens add up to 1 at most.",
+    why="Else they are logits, or normalised over something else, and perplexities made of them are wrong.",
+    method="Answers are drawn with logprobs; the probabilities of each place's likeliest tokens are added up. A factor "
+    "of e^0.005 is allowed for rounding.",
+    violation="A sum above 1.",
+    check=check_law,
+    needs=("logprobs",),
+)

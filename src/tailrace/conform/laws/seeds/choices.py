@@ -1,0 +1,37 @@
+"""A seed with n: the same choices again, in the same order."""
+
+from __future__ import annotations
+
+from tailrace.conform.context import LawContext
+from tailrace.conform.law import Law
+from tailrace.conform.reply import reply
+from tailrace.conform.seeded import NOT_REPEATED, SeededAnswer, answer, compared, repeatable, seeds_of
+from tailrace.conform.verdict import Verdict, holds
+
+COUNT = 4
+
+
+async def choices(ctx: LawContext, seed: int) -> list[SeededAnswer]:
+    made = (await answer(ctx, seed, n=COUNT)).exchange
+    return [SeededAnswer(made, choice) for _, choice in sorted(reply(made).choices.items())]
+
+
+async def check(ctx: LawContext) -> Verdict:
+    if not await repeatable(ctx):
+        return NOT_REPEATED
+    pairs = []
+    for seed in seeds_of(ctx):
+        pairs += list(zip(await choices(ctx, seed), await choices(ctx, seed), strict=True))
+    return compared(pairs, f"with n {COUNT}") or holds(f"{len(pairs)} choices of {len(pairs) // COUNT} seeds")
+
+
+LAW = Law(
+    id="seeds.choices",
+    sentence="A request with a seed and n has the same choices, in the same order, when it is sent again.",
+    why="Best-of-n and self-consistency are repeated only if all choices are.",
+    method="Requests with n = 4 at temperature 1 are sent twice; the choices are compared by index.",
+    violation="A choice is another one.",
+    check=check,
+    needs=("seed", "n"),
+    cost=10,
+)

@@ -1,0 +1,53 @@
+"""streams.chunk-shape: every chunk is what the official client's types say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tailrace.conform.cases import Case, Finding, cases, judged, send
+from tailrace.conform.chunk_types import chunk_problem
+from tailrace.conform.context import LawContext
+from tailrace.conform.law import Law
+from tailrace.conform.verdict import Verdict
+
+
+async def judge(ctx: LawContext, case: Case) -> Finding | None:
+    made = await send(ctx, case)
+    ids = set()
+    for event in made.events:
+        if event.parsed is None:
+            continue
+        if said := chunk_problem(event.parsed, case.chat):
+            return Finding(f"{said} in {event.data[:200]}", (made,))
+        ids.add(event.parsed["id"])
+    if len(ids) > 1:
+        return Finding(f"the chunks of one answer have {len(ids)} ids", (made,))
+    return None
+
+
+async def check(ctx: LawContext) -> Verdict:
+    sets: list[dict[str, Any]] = [{"stream": True}]
+    if ctx.capabilities.offers("stream_usage"):
+        sets.append({"stream": True, "stream_options": {"include_usage": True}})
+    if ctx.capabilities.offers("n"):
+        sets.append({"stream": True, "n": 2, "temperature": 1.0})
+    tried = cases(ctx, ["plain"], *sets)
+    if ctx.capabilities.offers("logprobs"):
+        tried += [case.having(**logprobs_of(case)) for case in cases(ctx, ["plain"], {"stream": True})]
+    return await judged(ctx, tried, judge)
+
+
+def logprobs_of(case: Case) -> dict[str, Any]:
+    return {"logprobs": True, "top_logprobs": 2} if case.chat else {"logprobs": 2}
+
+
+LAW = Law(
+    "streams.chunk-shape",
+    "Every chunk is valid against the official client's types, and all chunks of an answer have one id.",
+    "Typed clients read these fields unchecked: a missing one is an exception deep inside an application.",
+    "Streams plain, with usage, with n, with logprobs; every field's presence and type is checked, exactly.",
+    "A missing created, an object of another name, an index that is no integer, an id that changes.",
+    check,
+    needs=("stream",),
+    cost=8,
+)

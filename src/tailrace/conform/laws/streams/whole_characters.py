@@ -1,0 +1,61 @@
+"""streams.whole-characters: no delta and no answer holds a part of a character."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from tailrace.conform.cases import Case, Finding, cases, check_repeatable, judged, sent
+from tailrace.conform.context import LawContext
+from tailrace.conform.law import Law
+from tailrace.conform.verdict import Verdict
+
+HALF = re.compile("[\ud800-\udfff]")
+UNKNOWN = "\ufffd"
+
+
+async def judge(ctx: LawContext, case: Case) -> Finding | None:
+    streamed, also = await sent(ctx, case, stream=True)
+    choice = also.choice()
+    for piece in choice.pieces:
+        if HALF.search(piece):
+            return Finding(f"half of a character in a delta: {piece!r}", (streamed,))
+    plain, said = await sent(ctx, case)
+    if HALF.search(said.text):
+        return Finding(f"half of a character: {said.text!r}", (plain,))
+    if choice.text.count(UNKNOWN) != said.text.count(UNKNOWN):
+        await check_repeatable(ctx, case, said.text)
+        return Finding(f"U+FFFD where a character was split: {choice.text[-60:]!r}", (streamed, plain))
+    return await judge_cut(ctx, case, said.text)
+
+
+async def judge_cut(ctx: LawContext, case: Case, whole: str) -> Finding | None:
+    """The answer to a smaller max_tokens begins the longer one, but for a U+FFFD where its last character is cut."""
+    length = case.body["max_tokens"] // 2
+    cut, said = await sent(ctx, case, max_tokens=length)
+    if whole.startswith(said.text.rstrip(UNKNOWN)) and said.text.count(UNKNOWN) <= whole.count(UNKNOWN) + 3:
+        return None
+    await check_repeatable(ctx, case, whole)
+    return Finding(f"max_tokens {length} gives {said.text[-40:]!r}, which does not begin {whole[:80]!r}", (cut,))
+
+
+async def check(ctx: LawContext) -> Verdict:
+    sets: list[dict[str, Any]] = [{"temperature": 0.0, "max_tokens": count} for count in (24, 25)]
+    if ctx.capabilities.offers("seed"):
+        sets += [{"temperature": 1.0, "seed": ctx.rng.randrange(1 << 31), "max_tokens": 40} for _ in range(3)]
+    return await judged(ctx, cases(ctx, ["characters", "plain"], *sets), judge)
+
+
+LAW = Law(
+    "streams.whole-characters",
+    "No delta and no answer holds half of a character that the model wrote whole.",
+    "An emoji is four bytes in up to four tokens: sent one by one it arrives as �, or as half a surrogate pair that "
+    "breaks the client's JSON.",
+    "Prompts with emoji and many scripts, greedy and seeded. Surrogates are never allowed. U+FFFD must occur as often "
+    "streamed as plain. A shorter answer must begin the longer one; U+FFFD at its very end, where max_tokens cuts a "
+    "character, is allowed.",
+    "U+FFFD in the middle of a stream, a lone surrogate, a character lost at a limit.",
+    check,
+    needs=("stream",),
+    cost=30,
+)

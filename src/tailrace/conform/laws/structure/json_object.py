@@ -1,0 +1,41 @@
+"""structure.json-object: JSON mode writes an object."""
+
+from __future__ import annotations
+
+import json
+
+from tailrace.conform.cases import Case, Finding, SaysNothing, asking, judged, sent
+from tailrace.conform.context import LawContext
+from tailrace.conform.law import Law
+from tailrace.conform.verdict import Verdict
+
+
+async def judge(ctx: LawContext, case: Case) -> Finding | None:
+    made, said = await sent(ctx, case)
+    choice = said.choice()
+    begun = choice.text.lstrip()[:1] == "{"
+    if choice.finish_reason == "length" and begun:
+        raise SaysNothing
+    try:
+        value = json.loads(choice.text)
+    except ValueError:
+        return Finding(f"no JSON: {choice.text[:80]!r}", (made,), effect=begun)
+    return None if isinstance(value, dict) else Finding(f"no object: {choice.text[:80]!r}", (made,))
+
+
+async def check(ctx: LawContext) -> Verdict:
+    ask = "Give me a JSON object with a single short field."
+    fields = {"temperature": 1.2, "max_tokens": 100, "response_format": {"type": "json_object"}}
+    return await judged(ctx, [asking("chat", ask, **fields) for _ in range(ctx.budget.cases)], judge)
+
+
+LAW = Law(
+    "structure.json-object",
+    "With response_format json_object the answer is a JSON object.",
+    "It is the most used way to ask for structure.",
+    "Answers at temperature 1.2; finished ones must parse as an object, cut ones must begin as one.",
+    "Prose, a fenced block around the JSON, an array.",
+    check,
+    needs=("json_object", "chat"),
+    cost=4,
+)

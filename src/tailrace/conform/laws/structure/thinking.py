@@ -1,0 +1,55 @@
+"""structure.thinking: thoughts come in their own field, in both ways of answering."""
+
+from __future__ import annotations
+
+import re
+
+from tailrace.conform.cases import Case, Finding, asking, sent
+from tailrace.conform.context import LawContext
+from tailrace.conform.exchange import Refused
+from tailrace.conform.law import Law
+from tailrace.conform.verdict import Verdict, broken, holds, not_offered
+
+MARKERS = re.compile(r"</?think(?:ing)?>|<\|channel\|>|\[/?THINK\]")
+
+
+async def judge(ctx: LawContext, case: Case) -> tuple[bool, Finding | None]:
+    """Whether there were thoughts, and what is wrong with them."""
+    plain, said = await sent(ctx, case)
+    streamed, also = await sent(ctx, case, stream=True)
+    one, other = said.choice(), also.choice()
+    thought = bool(one.reasoning or other.reasoning)
+    for made, choice in ((plain, one), (streamed, other)):
+        if thought and (found := MARKERS.search(choice.text)):
+            return True, Finding(f"{found[0]} in the content, beside a field of thoughts", (made,))
+    if bool(one.reasoning) != bool(other.reasoning):
+        made, how = (streamed, "plain but not streamed") if one.reasoning else (plain, "streamed but not plain")
+        return True, Finding(f"thoughts in their own field {how}", (made,))
+    return thought, None
+
+
+async def check(ctx: LawContext) -> Verdict:
+    seen = 0
+    for fields in ({"reasoning_effort": "low"}, {}):
+        case = asking("chat", "What is 2 + 3?", temperature=0.0, max_tokens=200, **fields)
+        try:
+            thought, finding = await judge(ctx, case)
+        except Refused:
+            continue
+        if finding:
+            return broken(finding.said, *finding.exchanges)
+        seen += thought
+    return holds(f"{seen} answers with thoughts") if seen else not_offered("no thoughts came in a field of their own")
+
+
+LAW = Law(
+    "structure.thinking",
+    "Thoughts come in a field of their own, streamed and plain, and no marker of theirs is in the content.",
+    "Thoughts in the content are shown to users and sent back as history.",
+    "A short question, with and without reasoning_effort, plain and streamed. Where a field of thoughts is used at "
+    "all, it must be used in both, and the content must be free of markers.",
+    "</think> in the content, or thoughts that are separated only without stream.",
+    check,
+    needs=("chat", "stream"),
+    cost=4,
+)

@@ -1,0 +1,69 @@
+"""Answers with logprobs for the exact laws of logprobs: some prompts, with and without temperature."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tailrace.conform.context import LawContext
+from tailrace.conform.exchange import Exchange, Refused
+from tailrace.conform.prompts import PROMPTS
+from tailrace.conform.reply import ReplyChoice, reply
+from tailrace.conform.spread import TOP, seeded
+from tailrace.conform.verdict import Verdict, broken, holds, inconclusive
+
+NAMES = ("characters", "plain", "numbers", "story")
+LENGTH = 40
+# Of a choice: what is wrong with it, or None.
+Look = Callable[[ReplyChoice], str | None]
+
+
+async def answers(ctx: LawContext, path: str, fields: Mapping[str, Any]) -> list[tuple[Exchange, ReplyChoice]]:
+    """Answers at one endpoint ("completions", "chat"), with as many logprobs as it reports.
+
+    Raises:
+        Refused: it reports none.
+    """
+    made: list[tuple[Exchange, ReplyChoice]] = []
+    for at in range(max(2, min(ctx.budget.cases, 12))):
+        text = PROMPTS[NAMES[at % len(NAMES)]]
+        exchange = await asked(ctx, path, text, seeded(ctx, {"max_tokens": LENGTH, **fields}))
+        made += [(exchange, choice) for choice in reply(exchange).choices.values()]
+    return made
+
+
+async def asked(ctx: LawContext, path: str, text: str, fields: Mapping[str, Any]) -> Exchange:
+    refused: Refused | None = None
+    for top in TOP:
+        try:
+            if path == "completions":
+                return await ctx.complete(prompt=text, logprobs=top, **fields)
+            messages = [{"role": "user", "content": text}]
+            return await ctx.chat(messages=messages, logprobs=True, top_logprobs=top, **fields)
+        except Refused as error:
+            refused = error
+    assert refused is not None
+    raise refused
+
+
+async def check(ctx: LawContext, look: Look, temperature: float = 1.0) -> Verdict:
+    """An exact law about each answer by itself, at both endpoints."""
+    tokens = num = 0
+    refused: Refused | None = None
+    for path in ("chat", "completions"):
+        if not ctx.capabilities.offers(path):
+            continue
+        try:
+            made = await answers(ctx, path, {"temperature": temperature})
+        except Refused as error:
+            refused = error
+            continue
+        for exchange, choice in made:
+            if (said := look(choice)) is not None:
+                return broken(f"{path}: {said}", exchange)
+            tokens, num = tokens + len(choice.tokens), num + 1
+    if refused and not num:
+        raise refused
+    return (
+        holds(f"{tokens} tokens of {num} answers") if tokens else inconclusive("no answer has logprobs of its tokens")
+    )

@@ -1,0 +1,143 @@
+"""The server that is judged: sends requests, reads answers to their end, counts both. No answer is judged here.
+
+A request never hangs: `timeout_s` bounds the wait for the next bytes, and four times it the whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+from tailrace.conform.exchange import Exchange, StreamEvent
+from tailrace.extras import needs
+
+with needs("conform"):
+    import httpx
+
+KEPT = 32  # exchanges without a proper answer that are kept
+
+
+class TargetServer:
+    """base_url: with its version ("http://host:8000/v1"). concurrency: requests at once, at most. timeout_s: seconds
+    without a byte until a request counts as hanging."""
+
+    def __init__(
+        self, base_url: str, model: str = "", api_key: str = "", concurrency: int = 8, timeout_s: float = 60.0
+    ) -> None:
+        self.base_url, self.model, self.timeout_s = base_url.rstrip("/"), model, timeout_s
+        self.num_requests, self.num_tokens = 0, 0
+        self.unanswered: list[Exchange] = []  # 5xx, broken connections, timeouts: the first KEPT
+        self.on_request: Callable[[], None] = lambda: None
+        self._has_key = bool(api_key)
+        self._places = asyncio.Semaphore(concurrency)
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=concurrency)
+        self.http = httpx.AsyncClient(headers=headers, timeout=timeout_s, limits=limits, trust_env=False)
+
+    async def close(self) -> None:
+        await self.http.aclose()
+
+    async def request(
+        self, path: str, body: Any = None, method: str = "", crowded: bool = False, root: str = ""
+    ) -> Exchange:
+        """Send a request and read its answer, as a stream where the body asks for one.
+
+        body: sent as JSON; a text is sent as it is; None: a GET, unless method says otherwise. crowded: not counted
+        among those at once, where a law wants more than the user's limit (still bounded by the law). root: in
+        place of base_url.
+        """
+        streamed = isinstance(body, dict) and body.get("stream") is True
+        made = Exchange(method or ("GET" if body is None else "POST"), path, body, streamed, self._has_key)
+        if crowded:
+            await self._send(made, root)
+        else:
+            async with self._places:
+                await self._send(made, root)
+        self._count(made)
+        return made
+
+    async def hold(self, path: str, body: dict[str, Any], leave: asyncio.Event, held: list[Exchange]) -> Exchange:
+        """Open a stream, read on until `leave` is set, and close the connection. The exchange joins `held` when the
+        first event is there."""
+        made = Exchange("POST", path, body, True, self._has_key)
+        reading = asyncio.create_task(self._send(made, ""))
+        while not made.events and not reading.done() and not leave.is_set():
+            await asyncio.sleep(0.02)
+        held.append(made)
+        leaving = asyncio.create_task(leave.wait())
+        await asyncio.wait({reading, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (reading, leaving):
+            task.cancel()
+        await asyncio.gather(reading, leaving, return_exceptions=True)
+        self.num_requests += 1
+        self.on_request()
+        return made
+
+    async def _send(self, made: Exchange, root: str) -> None:
+        """Fill an exchange in. What goes wrong below HTTP becomes its `failure`."""
+        begun = time.monotonic()
+        content = made.body if isinstance(made.body, str) else json.dumps(made.body)
+        kwargs: dict[str, Any] = {"content": content.encode(errors="surrogatepass")} if made.method == "POST" else {}
+        headers = {"Content-Type": "application/json"} if made.method == "POST" else {}
+        try:
+            async with (
+                asyncio.timeout(4 * self.timeout_s),
+                self.http.stream(made.method, (root or self.base_url) + made.path, headers=headers, **kwargs) as answer,
+            ):
+                made.status, made.headers = answer.status_code, dict(answer.headers)
+                await read(answer, made, begun)
+        except (TimeoutError, httpx.TimeoutException):
+            made.failure = f"nothing came for {self.timeout_s:g} s"
+        except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+            made.failure = f"{type(error).__name__}: {error}".rstrip(": ")
+        made.elapsed_s = time.monotonic() - begun
+        made.parsed = parse(made.text)
+
+    def _count(self, made: Exchange) -> None:
+        self.num_requests += 1
+        if (made.failure or made.status >= 500) and made.status != 501 and len(self.unanswered) < KEPT:
+            self.unanswered.append(made)
+        bodies = [event.parsed for event in made.events] or [made.parsed]
+        for body in bodies:
+            if isinstance(body, dict) and isinstance(body.get("usage"), dict):
+                count = body["usage"].get("completion_tokens")
+                self.num_tokens += count if isinstance(count, int) else 0
+                break
+        self.on_request()
+
+
+async def read(answer: httpx.Response, made: Exchange, begun: float) -> None:
+    """Take in the body; of an event stream each event with the time of its arrival."""
+    if "text/event-stream" not in answer.headers.get("content-type", ""):
+        made.raw = await answer.aread()
+        return
+    rest = b""
+    data: list[str] = []
+    async for part in answer.aiter_raw():
+        made.raw += part
+        *lines, rest = (rest + part).replace(b"\r\n", b"\n").split(b"\n")
+        for line in lines:
+            take_line(line, data, made, time.monotonic() - begun)
+
+
+def take_line(line: bytes, data: list[str], made: Exchange, after_s: float) -> None:
+    """One line of an event stream: a field, a comment, or the empty line that ends an event."""
+    if line.startswith(b":"):
+        made.comments += 1
+    elif line.startswith(b"data:"):
+        data.append(line[5:].decode(errors="replace").removeprefix(" "))
+    elif not line and data:
+        text = "\n".join(data)
+        made.events.append(StreamEvent(text, after_s, parse(text)))
+        data.clear()
+
+
+def parse(text: str) -> Any:
+    """The JSON of a text, or None."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None

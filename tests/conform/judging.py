@@ -1,0 +1,27 @@
+"""Runs of the conformance laws against the scripted server, inside the test's own loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from conform.honest import HonestServer
+from tailrace.conform.context import BUDGETS
+from tailrace.conform.laws import all_laws
+from tailrace.conform.runner import ConformRun, Runner, chosen
+from tailrace.conform.target import TargetServer
+
+
+async def judge(
+    server: HonestServer, only: Sequence[str] = (), seed: int = 0, budget: str = "quick", timeout_s: float = 30.0
+) -> ConformRun:
+    """A run of these laws, or of all."""
+    target = TargetServer(server.url, timeout_s=timeout_s)
+    try:
+        return await Runner(target, chosen(all_laws(), only), BUDGETS[budget], seed).run()
+    finally:
+        await target.close()
+
+
+def said(run: ConformRun) -> dict[str, str]:
+    """Law → verdict and sentence, of those that do not hold."""
+    return {one.law.id: f"{one.verdict.kind}: {one.verdict.said}" for one in run.judged if one.verdict.kind != "holds"}

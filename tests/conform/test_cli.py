@@ -1,0 +1,136 @@
+"""The command, the pytest plug-in, an interrupted run; and that none of it needs torch or tailrace's other rooms."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from conform.honest import HonestServer
+from tailrace.conform.laws import FAMILIES, all_laws
+from tailrace.conform.runner import chosen
+from tailrace.errors import ConfigError
+
+COMMAND = [sys.executable, "-m", "tailrace.cli", "conform"]
+# refuses what the tool may not need, then runs it
+BLOCKED = """
+import sys
+refused = {"torch", "numpy", "transformers", "starlette", "openai"}
+rooms = {"engine", "kernels", "api", "sampling", "runners", "drafting", "grammar", "models", "text", "wire"}
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        parts = name.split(".")
+        if parts[0] in refused or (parts[0] == "tailrace" and len(parts) > 1 and parts[1] in rooms):
+            raise ModuleNotFoundError(f"{name} is refused")
+sys.meta_path.insert(0, Refuse())
+from tailrace.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+async def called(command: Sequence[str], **kwargs: object) -> subprocess.CompletedProcess[str]:
+    """Run beside the server, which is in this process."""
+    return await asyncio.to_thread(
+        subprocess.run, command, capture_output=True, text=True, timeout=300, check=False, **kwargs
+    )
+
+
+async def test_a_run_without_torch_and_without_the_other_rooms(tmp_path: Path):
+    files = {kind: tmp_path / f"report.{kind}" for kind in ("html", "json", "junit")}
+    flags = [word for kind, file in files.items() for word in (f"--{kind}", str(file))]
+    only = "streams.done-last,errors.unknown-model"
+    async with HonestServer() as server:
+        done = await called([sys.executable, "-c", BLOCKED, "conform", server.url, "--only", only, *flags])
+    assert done.returncode == 0, done.stderr
+    assert "2 holds" in done.stdout
+    assert [one["id"] for one in json.loads(files["json"].read_text())["laws"]] == only.split(",")
+    assert all(file.stat().st_size > 100 for file in files.values())
+
+
+async def test_a_finding_is_the_exit_code():
+    async with HonestServer("any-model") as server:
+        done = await called([*COMMAND, server.url, "--only", "errors.unknown-model"])
+        left_out = await called(
+            [*COMMAND, server.url, "--only", "errors.unknown-model,streams.done-last", "--skip", "errors"]
+        )
+    assert done.returncode == 1
+    assert "errors.unknown-model: silently ignored" in done.stdout
+    assert left_out.returncode == 0
+
+
+async def test_an_interrupted_run_has_a_report(tmp_path: Path):
+    file = tmp_path / "report.json"
+    async with HonestServer("bad-json-hangs") as server:  # so that the run waits there
+        command = [*COMMAND, server.url, "--only", "streams.done-last,errors.bad-json", "--json", str(file)]
+        process = await asyncio.create_subprocess_exec(
+            *command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ | {"PYTHONUNBUFFERED": "1"}
+        )
+        assert process.stderr is not None
+        assert b"streams.done-last" in await process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        out, err = await process.communicate()
+    assert process.returncode == 130, err
+    assert b"interrupted, 1 laws left out" in out
+    assert json.loads(file.read_text())["left_out"] == ["errors.bad-json"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "base URL is missing"),
+        (["http://127.0.0.1:9/v1"], "lists no model"),
+        (["http://x/v1", "--only", "sampling.nothing"], "no law and no family is called 'sampling.nothing'"),
+        (["http://x/v1", "--concurrency", "0"], "concurrency must be at least 1"),
+    ],
+)
+async def test_misuse_is_said_in_a_line(arguments: list[str], said: str):
+    done = await called([*COMMAND, *arguments])
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_laws_have_ids_that_are_their_files():
+    laws = all_laws()
+    assert len({law.id for law in laws}) == len(laws) > 40
+    assert {law.family for law in laws} <= set(FAMILIES)
+    for law in laws:
+        family, _, name = law.id.partition(".")
+        assert law.check.__module__ == f"tailrace.conform.laws.{family}.{name.replace('-', '_')}"
+        assert all(text.strip() for text in (law.sentence, law.why, law.method, law.violation))
+
+
+def test_laws_are_chosen_by_id_and_family():
+    ids = [law.id for law in chosen(all_laws(), ["errors", "stops.cut"], ["errors.no-5xx"])]
+    assert "stops.cut" in ids
+    assert "errors.bad-json" in ids
+    assert "errors.no-5xx" not in ids
+    assert "stops.several" not in ids
+    with pytest.raises(ConfigError, match="no law"):
+        chosen(all_laws(), skip=["errors.nothing"])
+
+
+async def test_the_plug_in_adds_a_test_per_law(tmp_path: Path):
+    (tmp_path / "test_own.py").write_text("def test_own(): pass\n")
+    flags = [
+        "--conform-only",
+        "errors.unknown-model,errors.unknown-path,streams.done-last",
+        "--conform-budget",
+        "quick",
+    ]
+    command = [sys.executable, "-m", "pytest", "-p", "tailrace.conform.pytest_plugin", "-p", "no:cacheprovider", "-v"]
+    environment = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    async with HonestServer("any-model") as server:
+        done = await called([*command, "--conform-url", server.url, *flags], cwd=tmp_path, env=environment)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "1 failed, 3 passed" in done.stdout
+    assert "errors.unknown-model: silently ignored" in done.stdout
+    without = await called(command, cwd=tmp_path, env=environment)
+    assert "1 passed" in without.stdout

@@ -1,0 +1,52 @@
+"""Every fault is found by its law, and no other law accuses a server wrongly."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from conform.faults import FRAME_FAULTS, SAMPLER_FAULTS, Fault
+from conform.honest import HonestServer
+from conform.judging import judge, said
+from tailrace.conform.laws import all_laws
+
+FAULTS = FRAME_FAULTS | SAMPLER_FAULTS
+PATIENCE_S = {"bad-json-hangs": 2.0}  # found when the client's patience ends
+
+
+def options(name: str) -> dict[str, Any]:
+    return {"budget": FAULTS[name].budget, "timeout_s": PATIENCE_S.get(name, 30.0)}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+async def test_a_fault_is_found_by_its_law(name: str):
+    async with HonestServer(name) as server:
+        run = await judge(server, [FAULTS[name].law, *FAULTS[name].beside], **options(name))
+    assert [one.law.id for one in run.findings] == [FAULTS[name].law], said(run)
+    finding = run.findings[0].verdict
+    assert finding.evidence
+    assert str(finding.curl(run.url)).startswith("curl ")
+
+
+def allowed(fault: Fault, law: str) -> bool:
+    return law in (fault.law, *fault.also) or law.partition(".")[0] in fault.also
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", FAULTS)
+async def test_no_other_law_accuses_it_wrongly(name: str):
+    async with HonestServer(name) as server:
+        run = await judge(server, **options(name))
+    wrong = [one.law.id for one in run.findings if not allowed(FAULTS[name], one.law.id)]
+    assert not wrong, said(run)
+    assert FAULTS[name].law in [one.law.id for one in run.findings]
+
+
+def test_every_law_has_a_fault():
+    assert {law.id for law in all_laws()} <= {fault.law for fault in FAULTS.values()}
+
+
+def test_every_fault_names_laws():
+    known = {law.id for law in all_laws()} | {law.family for law in all_laws()} | {"logprobs", "seeds", "knobs"}
+    assert not {name for fault in FAULTS.values() for name in (fault.law, *fault.also) if name not in known}

@@ -1,0 +1,36 @@
+"""No false alarm: the honest server keeps every law, whatever the run's seed, and in whatever way it is honest."""
+
+from __future__ import annotations
+
+import pytest
+
+from conform.honest import HonestServer
+from conform.judging import judge, said
+
+UNSURE = ("not_offered", "inconclusive")
+RUNS = 10
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("seed", range(RUNS))
+async def test_the_honest_server_keeps_every_law(seed: int):
+    async with HonestServer() as server:
+        run = await judge(server, seed=seed)
+    assert not run.findings, said(run)
+    assert not [one.law.id for one in run.judged if one.verdict.kind in UNSURE], said(run)
+
+
+@pytest.mark.parametrize(
+    ("server", "family"),
+    [
+        (HonestServer("keep-alive"), "streams"),  # comments in the stream
+        (HonestServer(thinking=True), "structure"),
+        (HonestServer(thinking=True), "stops"),
+        (HonestServer(metrics=False), "streams.gone-client"),
+    ],
+    ids=["comments", "thoughts and structure", "thoughts and stops", "no metrics"],
+)
+async def test_other_honest_servers_are_not_accused(server: HonestServer, family: str):
+    async with server:
+        run = await judge(server, [family])
+    assert not run.findings, said(run)

@@ -89,7 +89,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "text": {"wire.messages", "grammar.check", "grammar.ecma", "grammar.formats"},
     "api": {"text", "wire"},
     # parts for engines that people already run: the library, and nothing of our own engine
-    "integrations": {"kernels", "sampling"},
+    "integrations": {"kernels", "sampling", "text"},
     "cli": {"kernels", "sampling", "runners", "drafting", "grammar", "models", "engine", "wire", "text", "api"},
 }
 LIGHT = (

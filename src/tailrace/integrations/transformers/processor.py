@@ -81,7 +81,8 @@ class TailraceLogitsProcessor(LogitsProcessor):
         seen, width = self._seen, self._prompt_width
         count, length = input_ids.shape
         same = self._slots is not None and self._slots.vocab_size == vocab_size and len(seen) == count
-        if not same or length <= width or not torch.equal(input_ids[:, :width], seen[:, :width]):
+        longer = length > seen.shape[1] + 1  # than by one token: the next turn of a chat, for one
+        if not same or longer or length <= width or not torch.equal(input_ids[:, :width], seen[:, :width]):
             self._begin(input_ids, vocab_size)
         elif length == seen.shape[1] + 1 and torch.equal(input_ids[:, :-1], seen):
             self._commit(input_ids[:, -1].tolist())

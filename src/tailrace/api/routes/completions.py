@@ -30,6 +30,7 @@ from tailrace.api.service import Service, service_of
 from tailrace.api.streaming import respond
 from tailrace.api.structured import check_no_options, constraint_of, to_grammar
 from tailrace.errors import ParameterError
+from tailrace.params import NEUTRAL
 from tailrace.text.output import Delta
 
 READER = BodyReader(CompletionRequest, COMPLETION_REFUSED)
@@ -84,9 +85,9 @@ def additions(ask: CompletionRequest) -> Additions:
     if only_echo(ask):
         check_only_echo(ask)
     if ask.echo and ask.logprobs is not None:
-        if ask.prompt_logprob_start or ask.prompt_logprobs_temperature not in (None, 1.0):
-            name = "prompt_logprob_start" if ask.prompt_logprob_start else "prompt_logprobs_temperature"
-            raise ParameterError(f"{name} can't be had with echo and logprobs, which are the whole prompt's", name)
+        for name in ("prompt_logprob_start", "prompt_logprobs_temperature"):
+            if (value := getattr(ask, name)) is not None and value != NEUTRAL[name]:
+                raise ParameterError(f"{name} can't be had with echo and logprobs, which are the whole prompt's", name)
         fields["prompt_logprobs"] = max(ask.logprobs, ask.prompt_logprobs or 0)
     constraint = constraint_of(ask)
     if constraint is None:
